@@ -1,0 +1,39 @@
+"""GELU, in the tanh approximation that GPT-2 was trained with.
+
+forward     u = s (x + 0.044715 x^3),  s = sqrt(2/pi)
+            out = x/2 (1 + tanh u)
+
+backward    product rule, with tanh' u = 1 - tanh^2 u and du/dx = s (1 + 3 * 0.044715 x^2):
+                d out / dx = (1 + tanh u)/2 + x/2 (1 - tanh^2 u) du/dx
+                dx = dout * d out / dx
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+_S = math.sqrt(2.0 / math.pi)
+_CUBIC = 0.044715
+
+
+def gelu_forward(x: jax.Array) -> jax.Array:
+    """GELU of x, any shape, computed in at least float32 and returned in x's dtype.
+
+    Source: Hendrycks, Gimpel, Gaussian Error Linear Units (2016); llm.c train_gpt2.c, `gelu_forward`.
+    """
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    tanh = jnp.tanh(_S * (wide + _CUBIC * wide * wide * wide))
+    return (0.5 * wide * (1.0 + tanh)).astype(x.dtype)
+
+
+def gelu_backward(dout: jax.Array, x: jax.Array) -> jax.Array:
+    """Gradient of GELU at x: dx, of the shape and dtype of x.
+
+    Source: the derivation above; llm.c train_gpt2.c, `gelu_backward`.
+    """
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    tanh = jnp.tanh(_S * (wide + _CUBIC * wide * wide * wide))
+    du = _S * (1.0 + 3.0 * _CUBIC * wide * wide)
+    slope = 0.5 * (1.0 + tanh) + 0.5 * wide * (1.0 - tanh * tanh) * du
+    return (dout * slope).astype(x.dtype)

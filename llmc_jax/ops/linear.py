@@ -1,0 +1,45 @@
+"""A fully connected layer: a matrix product and, unless it is the output head, a bias.
+
+forward     out[n,o] = sum_i x[n,i] w[o,i] + b[o]           out = x w^T + b
+
+backward    x[n,i] reaches every out[n,o], with weight w[o,i]:
+                dx[n,i] = sum_o dout[n,o] w[o,i]            dx = dout w
+            w[o,i] reaches out[n,o] of every row n, with weight x[n,i]:
+                dw[o,i] = sum_n dout[n,o] x[n,i]            dw = dout^T x
+            b[o] is added to every row:
+                db[o] = sum_n dout[n,o]
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def linear_forward(x: jax.Array, w: jax.Array, b: jax.Array | None) -> jax.Array:
+    """x (..., I) times w (O, I) transposed, plus b (O,) if given; returns (..., O) in x's dtype.
+
+    Products are accumulated in at least float32. Source: llm.c train_gpt2.c, `matmul_forward`.
+    """
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    out = jnp.einsum("...i,oi->...o", x, w, preferred_element_type=wide)  # (..., O)
+    if b is not None:
+        out = out + b
+    return out.astype(x.dtype)
+
+
+def linear_backward(dout: jax.Array, x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Gradients of the product: dx (..., I) and dw (O, I), from dout (..., O), x (..., I) and w (O, I).
+
+    Source: llm.c train_gpt2.c, `matmul_backward`.
+    """
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    dx = jnp.einsum("...o,oi->...i", dout, w, preferred_element_type=wide)  # (..., I)
+    rows_out = dout.reshape(-1, dout.shape[-1])  # (n, O)
+    rows_in = x.reshape(-1, x.shape[-1])  # (n, I)
+    dw = jnp.einsum("no,ni->oi", rows_out, rows_in, preferred_element_type=wide)  # (O, I)
+    return dx.astype(x.dtype), dw.astype(w.dtype)
+
+
+def bias_backward(dout: jax.Array) -> jax.Array:
+    """Gradient of a bias (O,): the sum of dout (..., O) over all rows, in at least float32."""
+    wide = jnp.promote_types(dout.dtype, jnp.float32)
+    return jnp.sum(dout, axis=tuple(range(dout.ndim - 1)), dtype=wide).astype(dout.dtype)
