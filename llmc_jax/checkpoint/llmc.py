@@ -1,0 +1,408 @@
+"""llm.c's model files (magic 20240326): reads versions 1 to 5, writes versions 3 (fp32) and 5 (bf16).
+
+A file is 256 little-endian int32 (the header) and the 16 tensors, nothing between and nothing after them. bfloat16 is
+handled as the upper 16 bits of a float32, so no bit of a weight is lost on the way in or out, be it a NaN's payload.
+Leaves out training states, debug states and Llama 3 files, and needs no JAX until the body of a file is read.
+
+    C channels, L layers, NH heads, V vocabulary, Vp padded vocabulary, N parameters
+"""
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from llmc_jax.config import ModelConfig, pad_vocab
+from llmc_jax.errors import FormatError, InputError
+
+MAGIC = 20240326
+HEADER_INTS = 256
+HEADER_BYTES = 4 * HEADER_INTS
+SHAPE_FIELDS = ("max_seq_len", "vocab_size", "num_layers", "num_heads", "channels")  # header ints 2..6
+CHUNK = 1 << 22  # elements handled at a time: 16 MiB as fp32, so that the working copies stay small beside the model
+INT32_MAX = 2**31 - 1
+
+LAYERNORMS = ("ln1w", "ln1b", "ln2w", "ln2b", "lnfw", "lnfb")
+V2_ORDERS = ("auto", "in-place", "end")
+
+OTHER_MAGICS = {
+    20240327: "a debug state",
+    20240328: "a tokenizer",
+    20240520: "a file of GPT-2 tokens (-i and -j take those)",
+    20240522: "an evaluation file (HellaSwag)",
+    20240527: "a training state",
+    20240801: "a file of Llama 3 tokens (-i and -j take those)",
+    20240803: "a Llama 3 model",
+}
+
+
+class Storage(NamedTuple):
+    """What a version number means: bytes per layernorm value and per other value, and whether wte holds Vp rows."""
+
+    layernorm_bytes: int
+    other_bytes: int
+    padded: bool
+    words: str
+
+
+STORAGE = {
+    1: Storage(4, 4, False, "fp32, vocabulary not padded"),
+    2: Storage(4, 2, False, "bf16 with fp32 layernorms, vocabulary not padded"),
+    3: Storage(4, 4, True, "fp32"),
+    4: Storage(4, 2, True, "bf16 with fp32 layernorms"),
+    5: Storage(2, 2, True, "bf16"),
+}
+WRITABLE = (3, 5)
+
+
+class Header(NamedTuple):
+    """A checked header. ints: the 256 int32 as they stand in the file."""
+
+    version: int
+    config: ModelConfig
+    ints: np.ndarray  # (256,) int32
+
+
+class Piece(NamedTuple):
+    """One tensor of a file: its shape there, bytes per value, byte offset in the file, element offset in the buffer."""
+
+    name: str
+    shape: tuple[int, ...]
+    itemsize: int
+    file_offset: int
+    flat_offset: int
+    size: int
+
+
+class ModelFile(NamedTuple):
+    """A model as read. order: where the layernorms stood ("end" only in version 2); warnings: one line each."""
+
+    config: ModelConfig
+    header: np.ndarray  # (256,) int32, as in the file
+    version: int
+    flat: np.ndarray  # (N,) float32, in the order of params.Params, wte padded to Vp rows
+    order: str
+    warnings: tuple[str, ...]
+
+
+def bf16_to_fp32(bits: np.ndarray) -> np.ndarray:
+    """float32 values of bfloat16 bit patterns (uint16, any shape). Exact: a bfloat16 is a float32's upper half."""
+    return (np.asarray(bits, np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def fp32_to_bf16(values: np.ndarray) -> np.ndarray:
+    """bfloat16 bit patterns (uint16) of float32 values, rounded to nearest, ties to even.
+
+    Values beyond the largest bfloat16 become infinite, as IEEE 754 rounds. A NaN stays a NaN and keeps the upper 7 bits
+    of its payload (PyTorch would write 0x7FC0 for each); where those are all zero the quiet bit is set, since the
+    pattern would otherwise mean infinity.
+    """
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    upper = bits >> np.uint32(16)
+    # Adding 0x7FFF, or 0x8000 where the last kept bit is odd, carries into the upper half exactly when that is nearest.
+    rounded = (bits + (np.uint32(0x7FFF) + (upper & np.uint32(1)))) >> np.uint32(16)
+    is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    payload_lost = (upper & np.uint32(0x7F)) == 0
+    nan = np.where(payload_lost, upper | np.uint32(0x40), upper)
+    return np.where(is_nan, nan, rounded).astype(np.uint16)
+
+
+def body_bytes(config: ModelConfig, version: int) -> int:
+    """Bytes of the 16 tensors in a file of this version, in Python integers, which no header can overflow."""
+    storage = STORAGE[version]
+    L, C = config.num_layers, config.channels
+    rows = config.padded_vocab_size if storage.padded else config.vocab_size
+    layernorms = 4 * L * C + 2 * C
+    matrices = (rows + config.max_seq_len) * C + L * 12 * C * C
+    biases = L * 9 * C  # qkvb 3C, attprojb C, fcb 4C, fcprojb C
+    return storage.layernorm_bytes * layernorms + storage.other_bytes * (matrices + biases)
+
+
+def file_layout(config: ModelConfig, version: int, order: str = "in-place") -> tuple[Piece, ...]:
+    """The 16 tensors in the order of the file. order: "in-place", or "end" where the layernorms follow all others."""
+    from llmc_jax.params import tensor_specs  # brings in JAX, which reading a header can do without
+
+    storage = STORAGE[version]
+    specs = list(tensor_specs(config))
+    if order == "end":
+        specs.sort(key=lambda spec: spec.name in LAYERNORMS)  # stable: both halves keep their own order
+    pieces = []
+    file_offset = HEADER_BYTES
+    for spec in specs:
+        shape = (config.vocab_size, config.channels) if spec.name == "wte" and not storage.padded else spec.shape
+        size = shape[0] * (spec.size // spec.shape[0])
+        itemsize = storage.layernorm_bytes if spec.name in LAYERNORMS else storage.other_bytes
+        pieces.append(Piece(spec.name, shape, itemsize, file_offset, spec.offset, size))
+        file_offset += size * itemsize
+    return tuple(pieces)
+
+
+def _check_magic(path: Path, raw: bytes) -> None:
+    magic = int.from_bytes(raw[:4], "little", signed=True)
+    if magic == MAGIC:
+        return
+    if int.from_bytes(raw[:4], "big") == MAGIC:
+        raise FormatError(f"{path}: a big-endian llm.c model file; write it again on a little-endian machine")
+    if magic in OTHER_MAGICS:
+        raise FormatError(
+            f"{path}: this is {OTHER_MAGICS[magic]} (magic {magic}), not an llm.c model file (magic {MAGIC})"
+        )
+    raise FormatError(f"{path}: not an llm.c model file: it starts with {magic}, expected magic {MAGIC}")
+
+
+def _parse_config(path: Path, ints: list[int], version: int) -> ModelConfig:
+    shape = dict(zip(SHAPE_FIELDS, ints[2:7], strict=True))
+    for index, (name, value) in enumerate(shape.items(), start=2):
+        if value < 1:
+            raise FormatError(f"{path}: header int {index} ({name}) is {value}; it must be at least 1")
+    if shape["channels"] % shape["num_heads"]:
+        raise FormatError(
+            f"{path}: channels C={shape['channels']} (header int 6) is not a multiple of NH={shape['num_heads']} heads "
+            "(int 5)"
+        )
+    padded = ints[7] if STORAGE[version].padded else pad_vocab(shape["vocab_size"])
+    if padded < shape["vocab_size"]:
+        raise FormatError(
+            f"{path}: padded vocabulary Vp={padded} (header int 7) is smaller than V={shape['vocab_size']}; "
+            f"version {version} stores Vp, usually V rounded up to a multiple of 128"
+        )
+    return ModelConfig(padded_vocab_size=padded, **shape)
+
+
+def _check_size(path: Path, found: int, config: ModelConfig, version: int) -> None:
+    expected = HEADER_BYTES + body_bytes(config, version)
+    if found == expected:
+        return
+    fits = [v for v in STORAGE if HEADER_BYTES + body_bytes(config, v) == found]
+    if fits:
+        cause = f"that is the size of version {' or '.join(map(str, fits))}, so the version (header int 1) is wrong"
+    elif found < expected:
+        cause = "the file is cut off (an interrupted copy, a full disk?), or its header is wrong"
+    else:
+        cause = f"{found - expected:,} bytes follow the last tensor, or its header is wrong"
+    c = config
+    raise FormatError(
+        f"{path}: {found:,} bytes, but a version {version} model with L={c.num_layers} C={c.channels} V={c.vocab_size} "
+        f"Vp={c.padded_vocab_size} T={c.max_seq_len} takes {expected:,}: {cause}"
+    )
+
+
+def _read_header(file: BinaryIO, path: Path) -> Header:
+    size = os.fstat(file.fileno()).st_size
+    raw = file.read(HEADER_BYTES)
+    if not raw:
+        raise FormatError(f"{path}: the file is empty")
+    if len(raw) >= 4:
+        _check_magic(path, raw)
+    if len(raw) < HEADER_BYTES:
+        raise FormatError(f"{path}: {len(raw)} bytes; an llm.c model file begins with a header of {HEADER_BYTES}")
+    ints = np.frombuffer(raw, "<i4").astype(np.int32)
+    values = ints.tolist()
+    version = values[1]
+    if version not in STORAGE:
+        raise FormatError(f"{path}: version {version} (header int 1) is unknown; llm.c's model files have 1 to 5")
+    config = _parse_config(path, values, version)
+    _check_size(path, size, config, version)
+    return Header(version, config, ints)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):  # a folder, or something like a pipe that could block or never end
+            raise FormatError(f"{path}: {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}; expected a file")
+        file = path.open("rb")
+    except FileNotFoundError:
+        raise FormatError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        if isinstance(error, InputError):
+            raise
+        raise FormatError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    with file:
+        yield file
+
+
+def read_header(path: str | Path) -> Header:
+    """The header of an llm.c model file, checked, and the file's size against it. Reads 1024 bytes.
+
+    Raises FormatError if the file is missing, no llm.c model file, of an unknown version, or not as long as it says.
+    Source: llm.c train_gpt2.py, `write_model`.
+    """
+    path = Path(path)
+    with _opened(path) as file:
+        return _read_header(file, path)
+
+
+def _read_values(file: BinaryIO, path: Path, offset: int, itemsize: int, out: np.ndarray) -> None:
+    """Fill out (float32, 1-D) from the values stored at a byte offset of the file."""
+    file.seek(offset)
+    bits = out.view(np.uint32)  # integers: a move through floats may quieten a signalling NaN
+    for start in range(0, out.size, CHUNK):
+        part = bits[start : start + CHUNK]
+        raw = file.read(part.size * itemsize)
+        if len(raw) != part.size * itemsize:
+            raise FormatError(f"{path}: ended at byte {file.tell():,} while being read; is something writing to it?")
+        part[...] = np.frombuffer(raw, f"<u{itemsize}")
+        if itemsize == 2:
+            part <<= np.uint32(16)
+
+
+def _plausible_share(file: BinaryIO, path: Path, config: ModelConfig, order: str) -> float:
+    """The share of ln1w and ln2w, read by a version 2 order, that could be layernorm weights: from 0.001 to 100."""
+    good = total = 0
+    for piece in file_layout(config, 2, order):
+        if piece.name in ("ln1w", "ln2w"):
+            values = np.empty(piece.size, np.float32)
+            _read_values(file, path, piece.file_offset, piece.itemsize, values)
+            good += int(np.count_nonzero((values >= 1e-3) & (values <= 100)))
+            total += piece.size
+    return good / total
+
+
+def _guess_v2_order(file: BinaryIO, path: Path, config: ModelConfig) -> str:
+    """Which of its two orders a version 2 file has.
+
+    Layernorm weights start at 1, and hardly any turns negative in training. Read by the wrong order they come from the
+    bf16 matrices, where half of the values are negative, so at most about half look right.
+    """
+    share = {order: _plausible_share(file, path, config, order) for order in ("in-place", "end")}
+    for order, other in (("in-place", "end"), ("end", "in-place")):
+        if share[order] >= 0.9 and share[other] <= 0.75:
+            return order
+    raise FormatError(
+        f"{path}: version 2 has two tensor orders, and the layernorm weights do not tell which this is (plausible: "
+        f'{share["in-place"]:.0%} in place, {share["end"]:.0%} at the end); say it: v2_order="in-place" or "end" '
+        "(--v2-order)"
+    )
+
+
+def _warnings(flat: np.ndarray, config: ModelConfig) -> tuple[str, ...]:
+    """What is allowed in a file, but never there in a sound one."""
+    from llmc_jax.params import tensor_specs
+
+    found = []
+    for spec in tensor_specs(config):
+        bad = sum(
+            int(np.count_nonzero(~np.isfinite(flat[start : min(start + CHUNK, spec.offset + spec.size)])))
+            for start in range(spec.offset, spec.offset + spec.size, CHUNK)
+        )
+        if bad:
+            found.append(f"{spec.name}: {bad:,} of {spec.size:,} values are NaN or infinite")
+    V, Vp, C = config.vocab_size, config.padded_vocab_size, config.channels
+    rows_at_once = max(1, CHUNK // C)
+    dirty = sum(
+        int(np.count_nonzero((flat[row * C : min(row + rows_at_once, Vp) * C].reshape(-1, C) != 0).any(axis=1)))
+        for row in range(V, Vp, rows_at_once)
+    )
+    if dirty:
+        found.append(f"wte: {dirty:,} of the {Vp - V:,} padding rows (V={V} to Vp-1={Vp - 1}) are not zero")
+    return tuple(found)
+
+
+def read_model(path: str | Path, *, v2_order: str = "auto") -> ModelFile:
+    """Read an llm.c model file of version 1 to 5 into one flat float32 buffer of N elements.
+
+    Versions 1 and 2 hold V rows of wte; they are padded with zero rows to the next multiple of 128. v2_order matters
+    for version 2 alone: "in-place" or "end" says where its layernorms stand, "auto" finds out from their values.
+    Takes the memory of the buffer and a few chunks. NaN, infinities and padding rows that are not zero are kept and
+    reported in `warnings`.
+
+    Raises FormatError if the file is missing, cut off, too long or otherwise not what its header says, or if a version
+    2 file's order is unclear; InputError if v2_order is none of the three.
+    Source: llm.c train_gpt2.py, `write_model`, and its history of April 2024 for versions 1, 2 and 4.
+    """
+    if v2_order not in V2_ORDERS:
+        raise InputError(f"v2_order {v2_order!r}: expected one of {', '.join(V2_ORDERS)}")
+    path = Path(path)
+    with _opened(path) as file:
+        version, config, ints = _read_header(file, path)
+        order = "in-place"
+        if version == 2:
+            order = _guess_v2_order(file, path, config) if v2_order == "auto" else v2_order
+        pieces = file_layout(config, version, order)
+        last = max(pieces, key=lambda piece: piece.flat_offset)
+        flat = np.zeros(last.flat_offset + last.size, np.float32)  # (N,)
+        for piece in pieces:
+            out = flat[piece.flat_offset : piece.flat_offset + piece.size]
+            _read_values(file, path, piece.file_offset, piece.itemsize, out)
+    return ModelFile(config, ints, version, flat, order, _warnings(flat, config))
+
+
+@contextmanager
+def complete_file(path: str | Path) -> Iterator[Path]:
+    """A temporary name beside `path`, which takes its place, synced to disk, if the block ends without an error.
+
+    On an error the temporary file is removed and whatever stood at `path` is untouched. An OSError becomes an
+    InputError that names `path`.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        if path.is_dir():
+            raise InputError(f"{path}: cannot be written: it is a folder; give a file name")
+        if not path.parent.is_dir():
+            raise InputError(f"{path}: cannot be written: there is no folder {path.parent}; make it first")
+        yield temporary
+        _sync(temporary)
+        os.replace(temporary, path)
+        _sync(path.parent)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file's bytes, or a folder's names, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_header(config: ModelConfig, version: int, header: np.ndarray | None = None) -> np.ndarray:
+    """The 256 int32 of a header: ints 0..7 from the arguments, the others from `header` (zero without one)."""
+    if version not in WRITABLE:
+        raise InputError(f"llm.c model file version {version}: can write 3 (fp32) and 5 (bf16)")
+    fields = [MAGIC, version, *(getattr(config, name) for name in SHAPE_FIELDS), config.padded_vocab_size]
+    if max(fields) > INT32_MAX:
+        raise InputError(f"{config}: the header of an llm.c model file holds numbers up to {INT32_MAX:,}")
+    ints = np.zeros(HEADER_INTS, np.int32) if header is None else np.array(header, np.int32)
+    assert ints.shape == (HEADER_INTS,)
+    ints[:8] = fields
+    return ints
+
+
+def dump_model(file: BinaryIO, config: ModelConfig, flat: np.ndarray, version: int, header: np.ndarray | None) -> None:
+    """Write a model to an open file; the arguments are write_model's."""
+    ints = make_header(config, version, header)
+    N = body_bytes(config, version) // STORAGE[version].other_bytes
+    flat = np.asarray(flat)
+    assert flat.ndim == 1 and flat.size >= N and flat.dtype == np.float32, (flat.shape, flat.dtype, N)
+    file.write(ints.astype("<i4").tobytes())
+    for start in range(0, N, CHUNK):
+        part = np.ascontiguousarray(flat[start : min(start + CHUNK, N)])
+        file.write((part.view(np.uint32).astype("<u4") if version == 3 else fp32_to_bf16(part).astype("<u2")).data)
+
+
+def write_model(
+    path: str | Path, config: ModelConfig, flat: np.ndarray, *, version: int = 3, header: np.ndarray | None = None
+) -> None:
+    """Write a model as an llm.c model file, version 3 (fp32) or 5 (bf16, rounded to nearest even).
+
+    flat: float32, the N parameters in the order of params.Params; what lies beyond N (the buffer's padding) is not
+    written. header: 256 int32 of a file read before, whose ints from 8 on are kept. The file appears under its name
+    only when it is complete and on the disk.
+
+    Raises InputError if it cannot be written (folder missing, no permission, disk full) or version is neither.
+    Source: llm.c train_gpt2.cu, `gpt2_write_to_checkpoint`.
+    """
+    with complete_file(path) as temporary, temporary.open("xb") as file:
+        dump_model(file, config, flat, version, header)
