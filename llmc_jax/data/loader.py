@@ -1,0 +1,345 @@
+"""The loader: batches of B x T tokens and their targets, in llm.c's order, from memory-mapped shards.
+
+Leaves out tokenizers, and how many batches make a step (the trainer's).
+
+    B batch, T sequence length, V vocabulary. A sample is num_processes * B * T consecutive tokens of one shard; the
+    process of rank r reads its tokens r*B*T to (r+1)*B*T, and one more for the last target.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from llmc_jax.data.tokenfile import TokenFile, expand_pattern, open_token_file
+from llmc_jax.errors import FormatError, InputError
+from llmc_jax.rng import Mt19937, is_int_below
+
+Batch = tuple[np.ndarray, np.ndarray]
+
+
+class Position(NamedTuple):
+    """Where a loader stands; never changed in place, so that keeping one is keeping a reference.
+
+    shard: place in this epoch's order of shards; sample: samples already read of it; shard_order, (shards,) int32, and
+    sample_order, (samples of the current shard,) int32: the orders, empty without shuffling; rng: the state of the
+    random stream after they were drawn, None without shuffling.
+    """
+
+    shard: int
+    sample: int
+    shard_order: np.ndarray
+    sample_order: np.ndarray
+    rng: dict[str, Any] | None
+
+
+class TokenLoader:
+    """Batches from the shards that a glob pattern (or a list of paths) names. llm.c's DataLoader (llmc/dataloader.h).
+
+    batch_size: B, sequence_length: T, of this process; vocab_size: V, which every id read must stay below; shuffle:
+    both the shards and the samples of a shard in a random order per epoch, each sample once (llm.c: training), else
+    first to last (validation); flag: the option that named the files, for messages; seed: of the order, to which the
+    rank is added, as llm.c adds it to 42.
+
+    Attributes: paths; num_tokens (of all shards); samples_per_shard, in the order of paths; batches_per_epoch.
+    One sample is one batch. What is left of a shard after its last whole sample is never read. Every rank goes through
+    shards and samples in an order of its own; together they read each sample once per epoch if the shards are equal.
+
+    Raises InputError for shards too small for one batch or of different formats, FormatError for broken files.
+    """
+
+    def __init__(
+        self,
+        pattern_or_paths: str | Path | Sequence[str | Path],
+        batch_size: int,
+        sequence_length: int,
+        *,
+        vocab_size: int,
+        shuffle: bool,
+        flag: str,
+        process_rank: int = 0,
+        num_processes: int = 1,
+        seed: int = 42,
+    ) -> None:
+        assert batch_size >= 1 and sequence_length >= 1 and vocab_size >= 1
+        assert 0 <= process_rank < num_processes
+        self.batch_size, self.sequence_length, self.vocab_size = batch_size, sequence_length, vocab_size
+        self.process_rank, self.num_processes = process_rank, num_processes
+        self.flag = flag
+        self.shuffle = shuffle
+        if isinstance(pattern_or_paths, str | Path):
+            self.paths = expand_pattern(pattern_or_paths, flag)
+        else:
+            self.paths = [Path(path) for path in pattern_or_paths]
+        if not self.paths:
+            raise InputError(f"{flag}: no token file given")
+        self._shard_tokens, self._kind = self._inspect_shards()
+        self.num_tokens = sum(self._shard_tokens)
+        # the last token of a shard can only be a target
+        self.samples_per_shard = [(tokens - 1) // self._sample_tokens for tokens in self._shard_tokens]
+        self.batches_per_epoch = sum(self.samples_per_shard)
+        self._rng = Mt19937(seed + process_rank) if shuffle else None
+        self._file: TokenFile | None = None
+        self._file_index = -1
+        identity = np.arange(len(self.paths) if shuffle else 0, dtype=np.int32)
+        self._position = Position(0, 0, identity, identity[:0], None)
+        self.reset()
+
+    @property
+    def _sample_tokens(self) -> int:
+        return self.num_processes * self.batch_size * self.sequence_length
+
+    def _inspect_shards(self) -> tuple[list[int], str]:
+        """Open each shard once, so that a bad one ends the run before it begins; none stays open."""
+        needed = self._sample_tokens + 1
+        counts: list[int] = []
+        first: TokenFile | None = None
+        for path in self.paths:
+            file = open_token_file(path)
+            first = first or file
+            if file.kind != first.kind:
+                raise InputError(
+                    f"{self.flag}: {first.path} is {first.kind} and {path} is {file.kind}; all shards must agree: "
+                    "narrow the pattern"
+                )
+            if file.num_tokens < needed:
+                processes = f" * {self.num_processes} processes" if self.num_processes > 1 else ""
+                raise InputError(
+                    f"{self.flag} {path}: holds {file.num_tokens} tokens; one batch takes {needed} (B={self.batch_size}"
+                    f" * T={self.sequence_length}{processes} + 1 for the last target): lower -b or -t, or give a "
+                    "larger file"
+                )
+            counts.append(file.num_tokens)
+        assert first is not None
+        return counts, first.kind
+
+    def reset(self) -> None:
+        """Begin a new epoch at its first sample. Shuffled, the list of shards is permuted anew from its last order."""
+        shard_order = self._position.shard_order.copy()
+        if self._rng is not None:
+            self._rng.permute(shard_order)
+        self._begin_shard(0, shard_order)
+
+    def _begin_shard(self, shard: int, shard_order: np.ndarray) -> None:
+        sample_order, rng = shard_order[:0], None
+        if self._rng is not None:
+            sample_order = self._rng.permutation(self.samples_per_shard[int(shard_order[shard])])
+            rng = self._rng.state()
+        self._position = Position(shard, 0, shard_order, sample_order, rng)
+
+    def _path_index(self) -> int:
+        return int(self._position.shard_order[self._position.shard]) if self.shuffle else self._position.shard
+
+    def next_batch(self, micro_batches: int = 1) -> Batch:
+        """The next micro_batches batches of llm.c: (inputs, targets), both (micro_batches, B, T) int32, newly made.
+
+        targets[a, b, t] is the token after inputs[a, b, t]. After the last sample the next epoch begins.
+        Raises FormatError for a token that is no id below V.
+        """
+        B, T = self.batch_size, self.sequence_length
+        inputs = np.empty((micro_batches, B, T), np.int32)
+        targets = np.empty((micro_batches, B, T), np.int32)
+        for a in range(micro_batches):
+            tokens = self._next_tokens()  # (B*T + 1,)
+            inputs[a] = tokens[:-1].reshape(B, T)
+            targets[a] = tokens[1:].reshape(B, T)
+        return inputs, targets
+
+    def _next_tokens(self) -> np.ndarray:
+        if self._position.sample >= self.samples_per_shard[self._path_index()]:
+            if self._position.shard + 1 < len(self.paths):
+                self._begin_shard(self._position.shard + 1, self._position.shard_order)
+            else:
+                self.reset()
+        file = self._open_shard(self._path_index())
+        sample = self._position.sample
+        if self.shuffle:
+            sample = int(self._position.sample_order[sample])
+        local = self.batch_size * self.sequence_length
+        start = sample * self._sample_tokens + self.process_rank * local
+        tokens = file.tokens[start : start + local + 1].view(np.ndarray)  # (B*T + 1,) still in the file
+        self._check_ids(file, start, tokens)
+        self._position = self._position._replace(sample=self._position.sample + 1)
+        return tokens
+
+    def _open_shard(self, index: int) -> TokenFile:
+        if self._file is None or self._file_index != index:
+            file = open_token_file(self.paths[index])
+            if (file.num_tokens, file.kind) != (self._shard_tokens[index], self._kind):
+                raise FormatError(
+                    f"{self.flag} {file.path}: changed during the run: {file.num_tokens} tokens, {file.kind}; it held "
+                    f"{self._shard_tokens[index]}, {self._kind}; leave the files alone while they are read"
+                )
+            self._file, self._file_index = file, index
+        return self._file
+
+    def _check_ids(self, file: TokenFile, start: int, tokens: np.ndarray) -> None:
+        # as unsigned, a negative id of an int32 file is above any V
+        unsigned = tokens.view(f"<u{tokens.dtype.itemsize}")
+        if int(unsigned.max()) < self.vocab_size:
+            return
+        at = int(np.flatnonzero(unsigned >= self.vocab_size)[0])
+        place = start + at
+        byte = file.header_bytes + place * tokens.dtype.itemsize
+        raise FormatError(
+            f"{self.flag} {file.path}: token {place} (byte {byte}) is id {tokens[at]}, but the model knows 0 to "
+            f"{self.vocab_size - 1} (V={self.vocab_size}); the file was probably made with another tokenizer: give the "
+            "model a larger V, or make the file with the tokenizer that fits"
+        )
+
+    @property
+    def position(self) -> Position:
+        """Where the loader stands: cheap to keep, unlike `state`, which turns it into plain data."""
+        return self._position
+
+    def state(self, position: Position | None = None) -> dict[str, Any]:
+        """What `restore` needs to continue from here (or from an earlier `position`): JSON-able.
+
+        The names are those of llm.c's training state: current_shard_idx, current_sample_idx, shard_indices and
+        intra_shard_indices (empty lists without shuffling), shuffle_rng (None without); the rest says what it fits.
+        """
+        place = self._position if position is None else position
+        return {
+            **self._fit(),
+            "current_shard_idx": place.shard,
+            "current_sample_idx": place.sample,
+            "shard_indices": place.shard_order.tolist(),
+            "intra_shard_indices": place.sample_order.tolist(),
+            "shuffle_rng": place.rng,
+        }
+
+    def _fit(self) -> dict[str, Any]:
+        return {
+            "batch_size": self.batch_size,
+            "sequence_length": self.sequence_length,
+            "process_rank": self.process_rank,
+            "num_processes": self.num_processes,
+            "shuffle": self.shuffle,
+            "shard_tokens": list(self._shard_tokens),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state`: the next batches are those that followed it.
+
+        Raises InputError if it is not one, or was taken with other files, another B, T, rank, number of processes or
+        way of shuffling; the loader then stands where it stood.
+        """
+        if not isinstance(state, Mapping):
+            raise self._broken("no table of names and values")
+        for name, ours in self._fit().items():
+            if name not in state or state[name] != ours:
+                raise InputError(
+                    f"{self.flag}: the saved loader position does not fit: {name} is {_short(state.get(name))}, here "
+                    f"it is {_short(ours)}; continue with the files and settings it was saved with"
+                )
+        shard, sample, rng = state.get("current_shard_idx"), state.get("current_sample_idx"), None
+        shard_order = _permutation(state.get("shard_indices"), len(self.paths) if self.shuffle else 0)
+        if shard_order is None or not is_int_below(shard, len(self.paths)):
+            raise self._broken("current_shard_idx or shard_indices")
+        samples = self.samples_per_shard[int(shard_order[shard]) if self.shuffle else shard]
+        sample_order = _permutation(state.get("intra_shard_indices"), samples if self.shuffle else 0)
+        if sample_order is None or not is_int_below(sample, samples + 1):
+            raise self._broken("current_sample_idx or intra_shard_indices")
+        if self._rng is not None:
+            saved = state.get("shuffle_rng")
+            if not isinstance(saved, Mapping):
+                raise self._broken("shuffle_rng")
+            self._rng.restore(saved)
+            rng = self._rng.state()
+        self._position = Position(shard, sample, shard_order, sample_order, rng)
+
+    def _broken(self, what: str) -> InputError:
+        return InputError(f"{self.flag}: the saved loader position is damaged ({what}); continue from another one")
+
+
+def _permutation(values: Any, n: int) -> np.ndarray | None:
+    """`values` as (n,) int32 if it is a list of 0 … n-1 in any order, else None."""
+    if not isinstance(values, list) or len(values) != n or not all(is_int_below(value, n) for value in values):
+        return None
+    order = np.array(values, np.int32)
+    return order if np.array_equal(np.sort(order), np.arange(n)) else None
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+class Prefetcher:
+    """Reads a loader's batches ahead in a thread while the step runs: at most `depth` of them wait.
+
+    `next()` gives what `loader.next_batch(micro_batches)` would, in the same order; an error of the thread is raised
+    there, behind the batches read before it. Nobody else may use the loader until `close()`, after which it stands
+    ahead of the batches given out: continue from `state()`. A context manager, and an iterator that `close()` ends.
+    """
+
+    def __init__(self, loader: TokenLoader, micro_batches: int = 1, depth: int = 2) -> None:
+        assert micro_batches >= 1 and depth >= 1
+        self._loader = loader
+        self._consumed = loader.position
+        self._ready: deque[tuple[Batch, Position]] = deque()
+        self._error: BaseException | None = None
+        self._closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(
+            target=self._read_ahead, args=(micro_batches, depth), name="llmc_jax loader", daemon=True
+        )
+        self._thread.start()
+
+    def _read_ahead(self, micro_batches: int, depth: int) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed or len(self._ready) < depth)
+                    if self._closed:
+                        return
+                item = self._loader.next_batch(micro_batches), self._loader.position
+                with self._changed:
+                    self._ready.append(item)
+                    self._changed.notify_all()
+        except BaseException as error:  # whatever it is, it belongs to the thread that waits for the batch
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def next(self) -> Batch:
+        """The next batch, (inputs, targets) both (micro_batches, B, T) int32; waits until it is read."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready or self._error is not None or self._closed)
+            if self._closed:
+                raise RuntimeError("the prefetcher is closed")
+            if not self._ready:
+                assert self._error is not None
+                raise self._error
+            batch, self._consumed = self._ready.popleft()
+            self._changed.notify_all()
+            return batch
+
+    def state(self) -> dict[str, Any]:
+        """The loader's state after the batches that `next` has given out, for `TokenLoader.restore`."""
+        return self._loader.state(self._consumed)
+
+    def close(self) -> None:
+        """Stop reading, drop what waits and join the thread. May be called again."""
+        with self._changed:
+            self._closed = True
+            self._ready.clear()
+            self._changed.notify_all()
+        self._thread.join()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._closed:
+            raise StopIteration
+        return self.next()
+
+    def __enter__(self) -> "Prefetcher":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

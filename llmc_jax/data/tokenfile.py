@@ -1,0 +1,246 @@
+"""Token files: read and write the three formats llm.c's trainers read, told apart by their content.
+
+    gpt2-uint16    256 int32 of header (magic 20240520, version 1, number of tokens), then uint16 tokens
+    llama3-uint32  the same header with magic 20240801, version 7, then uint32 tokens
+    raw-int32      no header, int32 tokens: the files of train_gpt2_fp32.cu, before May 2024
+
+All little-endian. Leaves out how text becomes tokens, and in which order a run reads them (loader.py).
+"""
+
+import glob
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from llmc_jax.errors import FormatError, InputError
+
+HEADER_BYTES = 1024
+MAX_TOKENS = (1 << 31) - 1  # the header counts in an int32
+MAX_RAW_ID = (1 << 24) - 1  # far above any tokenizer; text, floats or uint16 pairs read as int32 soon exceed it
+READ_BYTES = 1 << 22  # of a headerless file's check, at a time
+
+
+class Kind(NamedTuple):
+    """One format: magic and version (None: no header), the tokens' dtype, the largest id it takes."""
+
+    magic: int | None
+    version: int | None
+    dtype: np.dtype[Any]
+    max_id: int
+
+
+KINDS = {
+    "gpt2-uint16": Kind(20240520, 1, np.dtype("<u2"), (1 << 16) - 1),
+    "llama3-uint32": Kind(20240801, 7, np.dtype("<u4"), (1 << 32) - 1),
+    "raw-int32": Kind(None, None, np.dtype("<i4"), MAX_RAW_ID),
+}
+OTHER_MAGICS = {
+    20240326: "a GPT-2 checkpoint of llm.c (give it to -e)",
+    20240327: "a debug state of llm.c",
+    20240328: "a tokenizer file of llm.c",
+    20240522: "an evaluation file of llm.c (HellaSwag)",
+    20240527: "an optimizer state of llm.c",
+    20240803: "a Llama-3 checkpoint of llm.c",
+}
+MAKE_ONE = "make token files from text with `python -m llmc_jax.data`"
+
+
+class TokenFile(NamedTuple):
+    """An open token file. `tokens` is a read-only memory map, (num_tokens,) of the kind's dtype."""
+
+    path: Path
+    kind: str
+    tokens: np.ndarray
+    num_tokens: int
+
+    @property
+    def header_bytes(self) -> int:
+        """Where the first token lies in the file."""
+        return 0 if self.kind == "raw-int32" else HEADER_BYTES
+
+
+def open_token_file(path: str | Path) -> TokenFile:
+    """Open a token file of any of the three formats; nothing but the header of a file with a header is read.
+
+    A file that begins with no magic number is taken for raw int32 if every id in it is from 0 to 2^24 - 1, which one
+    pass over the file checks. The ids of the other formats are checked by who knows the vocabulary (the loader).
+
+    Raises InputError if there is no readable file, FormatError if it is not a token file or its size is not exactly
+    what its header promises. Source: `dataloader_load_shard_` of llm.c's llmc/dataloader.h.
+    """
+    path = Path(path)
+    try:
+        mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode):
+            raise InputError(f"{path}: is a folder; name a token file in it, or a pattern such as '{path}/*.bin'")
+        if not stat.S_ISREG(mode):  # opening a pipe would wait for its writer
+            raise InputError(f"{path}: is not a regular file; a token file is mapped into memory and must be one")
+        with open(path, "rb") as file:
+            return _map_tokens(path, file)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({_reason(error)}); check the path and its permissions") from error
+
+
+def _map_tokens(path: Path, file: IO[bytes]) -> TokenFile:
+    size = os.fstat(file.fileno()).st_size
+    header = file.read(HEADER_BYTES)
+    kind = _kind_of(path, header)
+    if kind == "raw-int32":
+        _check_raw(path, file, size)
+        offset, count = 0, size // 4
+    else:
+        offset, count = HEADER_BYTES, _count_in_header(path, kind, header, size)
+    dtype = KINDS[kind].dtype
+    if count == 0:  # no byte to map
+        return TokenFile(path, kind, np.frombuffer(b"", dtype), 0)
+    return TokenFile(path, kind, np.memmap(file, dtype, "r", offset, (count,)), count)
+
+
+def _kind_of(path: Path, header: bytes) -> str:
+    if not header:
+        raise FormatError(f"{path}: is empty; {MAKE_ONE}")
+    if len(header) < 4:
+        raise FormatError(f"{path}: has {len(header)} bytes, not even one token or a header; {MAKE_ONE}")
+    (magic,) = struct.unpack_from("<i", header)
+    (swapped,) = struct.unpack_from(">i", header)
+    if magic in OTHER_MAGICS:
+        raise FormatError(f"{path}: is {OTHER_MAGICS[magic]}, magic {magic}; expected a token file; {MAKE_ONE}")
+    magics = {kind.magic: name for name, kind in KINDS.items()}
+    if swapped in magics or swapped in OTHER_MAGICS:
+        raise FormatError(
+            f"{path}: bytes 0-3 are the magic number {swapped} in big-endian order; llm.c's files are little-endian: "
+            "write it again on a little-endian machine"
+        )
+    return magics.get(magic, "raw-int32")
+
+
+def _count_in_header(path: Path, name: str, header: bytes, size: int) -> int:
+    kind = KINDS[name]
+    if len(header) < HEADER_BYTES:
+        raise FormatError(f"{path}: truncated: {size} bytes, but the header alone has {HEADER_BYTES}; make it again")
+    _, version, count = struct.unpack_from("<3i", header)
+    if version != kind.version:
+        raise FormatError(
+            f"{path}: byte 4: version {version} of the format with magic {kind.magic}; expected version "
+            f"{kind.version}; write the file again with llm.c's or this project's data tools"
+        )
+    if count < 0:
+        raise FormatError(
+            f"{path}: byte 8: the header counts {count} tokens; expected 0 to {MAX_TOKENS}; make the file again, in "
+            "shards if it holds more"
+        )
+    expected = HEADER_BYTES + count * kind.dtype.itemsize
+    if size != expected:
+        found = "truncated" if size < expected else "oversized"
+        raise FormatError(
+            f"{path}: {found}: {size} bytes, but {count} tokens of {kind.dtype.itemsize} bytes after a header of "
+            f"{HEADER_BYTES} make {expected}; copy or make the file again"
+        )
+    return count
+
+
+def _check_raw(path: Path, file: IO[bytes], size: int) -> None:
+    if size % 4:
+        raise FormatError(
+            f"{path}: begins with no magic number of a token file, and its {size} bytes are not whole int32 tokens "
+            f"either; {MAKE_ONE}"
+        )
+    file.seek(0)
+    offset = 0
+    while block := file.read(READ_BYTES):
+        # read as unsigned, a negative id is a huge one
+        ids = np.frombuffer(block[: len(block) // 4 * 4], "<u4")
+        bad = np.flatnonzero(ids > MAX_RAW_ID)
+        if bad.size:
+            at = offset + 4 * int(bad[0])
+            (value,) = struct.unpack_from("<i", block, at - offset)
+            raise FormatError(
+                f"{path}: begins with no magic number of a token file, and read as raw int32 tokens it holds {value} "
+                f"at byte {at}, which is no token id (0 to {MAX_RAW_ID}); {MAKE_ONE}"
+            )
+        offset += len(block)
+
+
+def write_token_file(path: str | Path, tokens: Any, kind: str = "gpt2-uint16") -> None:
+    """Write a token file that appears under its name only when complete (a file of that name is replaced).
+
+    tokens: 1-D integers, array or sequence, any integer dtype. Raises InputError if an id does not fit the kind, there
+    are too many for its header, or the file cannot be written.
+    Source: `write_datafile` of llm.c's dev/data/data_common.py.
+    """
+    assert kind in KINDS
+    path = Path(path)
+    array = np.asarray(tokens)
+    if array.size == 0:
+        array = np.zeros(0, KINDS[kind].dtype)
+    _check_writable(path, array, kind)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            with open(temporary, "wb") as file:
+                for block in _file_blocks(array, kind):
+                    file.write(block)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be written ({_reason(error)}); choose another folder or free space"
+        ) from error
+
+
+def _check_writable(path: Path, array: np.ndarray, kind: str) -> None:
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InputError(f"{path}: tokens must be 1-D integers; found shape {array.shape}, dtype {array.dtype}")
+    if array.size > MAX_TOKENS:
+        raise InputError(f"{path}: {array.size} tokens; one file takes {MAX_TOKENS}; write several shards")
+    if kind == "raw-int32" and array.size == 0:
+        raise InputError(f"{path}: no tokens; a file without header cannot be empty")
+    if array.size and (array.min() < 0 or array.max() > KINDS[kind].max_id):
+        where = int(np.flatnonzero((array < 0) | (array > KINDS[kind].max_id))[0])
+        raise InputError(
+            f"{path}: token {where} has id {array[where]}; {kind} takes 0 to {KINDS[kind].max_id}; "
+            "take llama3-uint32 for larger vocabularies"
+        )
+
+
+def _file_blocks(array: np.ndarray, kind: str) -> Iterator[bytes]:
+    magic, version, dtype, _ = KINDS[kind]
+    if magic is not None:
+        yield struct.pack("<256i", magic, version, array.size, *[0] * 253)
+    step = READ_BYTES // dtype.itemsize
+    for start in range(0, array.size, step):  # so that another dtype does not copy the whole array
+        yield array[start : start + step].astype(dtype).tobytes()
+
+
+def expand_pattern(pattern: str | Path, flag: str) -> list[Path]:
+    """The files that a glob pattern names, sorted byte by byte as C's glob() sorts; a path is its own pattern.
+
+    A name with brackets in it that matches nothing as a pattern, but exists, is that file.
+    Raises InputError that names the flag if there is none.
+    """
+    pattern = str(pattern)
+    names = sorted(glob.glob(pattern), key=os.fsencode)
+    if not names and os.path.lexists(pattern):
+        names = [pattern]
+    if names:
+        return [Path(name) for name in names]
+    folder = os.path.dirname(pattern)
+    if "shakespeare" in pattern.lower():
+        advice = "get tinyshakespeare with `python -m llmc_jax.data tinyshakespeare`"
+    elif folder and not glob.has_magic(folder) and not os.path.isdir(folder):
+        advice = f"there is no folder {folder!r}; check the path, or {MAKE_ONE}"
+    else:
+        advice = f"check the path, or {MAKE_ONE}"
+    raise InputError(f"{flag} {pattern}: no such file; {advice}")
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)

@@ -1,0 +1,442 @@
+"""The loader against llm.c's printed orders, against a plain reading of the files, and its prefetching thread."""
+
+import json
+import random
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llmc_jax.data import loader as loader_module
+from llmc_jax.data.loader import Prefetcher, TokenLoader
+from llmc_jax.data.tokenfile import write_token_file
+from llmc_jax.errors import FormatError, InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+# llm.c's loader (f1e2ace) over tiny_shakespeare_train.bin, B=4, T=64, 1192 samples: seeds 42 (rank 0) and 43 (rank 1)
+ORDER_42 = [408, 791, 914, 1057, 81, 450, 299, 907, 582, 321, 670, 134]
+ORDER_43 = [688, 340, 306, 518, 397, 795, 267, 512, 1089, 741, 552, 1001]
+
+
+def counting_file(path: Path, count: int, first: int = 0, kind: str = "gpt2-uint16") -> Path:
+    """Tokens first, first + 1, …: a token's value says where it lies."""
+    write_token_file(path, np.arange(first, first + count), kind)
+    return path
+
+
+def open_loader(source: Any, B: int, T: int, *, shuffle: bool = False, **rest: Any) -> TokenLoader:
+    return TokenLoader(source, B, T, **{"vocab_size": 1 << 16, "shuffle": shuffle, "flag": "-i", **rest})
+
+
+class Words:
+    """llm.c's `randint32` from CPython's own Mersenne twister, seeded by the published recurrence."""
+
+    def __init__(self, seed: int) -> None:
+        words = [seed]
+        for j in range(1, 624):
+            words.append((1812433253 * (words[-1] ^ words[-1] >> 30) + j) % 2**32)
+        self.source = random.Random()
+        self.source.setstate((3, (*words, 624), None))
+
+    def shuffle(self, items: list[int]) -> list[int]:
+        for i in range(len(items) - 1, 0, -1):
+            j = self.source.getrandbits(32) % (i + 1)
+            items[i], items[j] = items[j], items[i]
+        return items
+
+
+def expected_starts(tokens: list[int], sample: int, epochs: int, seed: int | None) -> list[tuple[int, int]]:
+    """(shard, first token) of every sample over some epochs, by the description of llm.c's DataLoader."""
+    words = None if seed is None else Words(seed)
+    shards, result = list(range(len(tokens))), []
+    for _ in range(epochs):
+        if words:
+            words.shuffle(shards)
+        for shard in shards:
+            samples = list(range((tokens[shard] - 1) // sample))
+            if words:
+                words.shuffle(samples)
+            result += [(shard, index * sample) for index in samples]
+    return result
+
+
+def make_shards(folder: Path, tokens: list[int], kind: str = "gpt2-uint16") -> str:
+    for i, count in enumerate(tokens):
+        counting_file(folder / f"train_{i:06d}.bin", count, 1000 * i, kind)
+    return f"{folder}/train_*.bin"
+
+
+def test_first_orders_are_llmc_s(tmp_path: Path) -> None:
+    """A file as long as tiny_shakespeare_train.bin; a sample's first token says which one it is."""
+    write_token_file(tmp_path / "a.bin", np.arange(305260) // 256)
+    for rank, order in ((0, ORDER_42), (1, ORDER_43)):
+        # llm.c's figures are for one process with the seed of a rank
+        loader = open_loader(tmp_path / "a.bin", 4, 64, shuffle=True, seed=42 + rank)
+        assert loader.num_tokens == 305260
+        assert loader.samples_per_shard == [1192]
+        assert loader.batches_per_epoch == 1192
+        assert [int(loader.next_batch()[0][0, 0, 0]) for _ in range(12)] == order
+
+
+def test_unshuffled_batches_stand_in_the_file_one_after_the_other(tmp_path: Path) -> None:
+    loader = open_loader(counting_file(tmp_path / "a.bin", 25), 2, 4)
+    for start in (0, 8, 16, 0, 8):  # three batches, then the next epoch
+        inputs, targets = loader.next_batch()
+        assert inputs.shape == targets.shape == (1, 2, 4)
+        assert inputs.dtype == targets.dtype == np.int32
+        assert inputs.ravel().tolist() == list(range(start, start + 8))
+        assert targets.ravel().tolist() == list(range(start + 1, start + 9))
+    loader.reset()
+    assert loader.next_batch()[0][0, 0, 0] == 0
+
+
+@pytest.mark.parametrize(("count", "samples"), [(9, 1), (16, 1), (17, 2), (24, 2), (25, 3)])
+def test_the_last_token_is_only_a_target(tmp_path: Path, count: int, samples: int) -> None:
+    loader = open_loader(counting_file(tmp_path / "a.bin", count), 2, 4)
+    assert loader.samples_per_shard == [samples]
+
+
+@pytest.mark.parametrize("kind", ["gpt2-uint16", "llama3-uint32", "raw-int32"])
+@pytest.mark.parametrize("seed", [None, 42, 1234])
+def test_order_over_shards_and_epochs(tmp_path: Path, kind: str, seed: int | None) -> None:
+    """Unequal shards, three epochs: each permutes the shards as the last one left them."""
+    tokens = [33, 17, 26, 40]
+    pattern = make_shards(tmp_path, tokens, kind)
+    loader = open_loader(pattern, 2, 4, shuffle=seed is not None, **({} if seed is None else {"seed": seed}))
+    starts = expected_starts(tokens, 8, 3, seed)
+    assert loader.batches_per_epoch == 4 + 2 + 3 + 4 == len(starts) // 3
+    for shard, start in starts:
+        inputs, targets = loader.next_batch()
+        first = 1000 * shard + start
+        assert inputs.ravel().tolist() == list(range(first, first + 8))
+        assert targets.ravel().tolist() == list(range(first + 1, first + 9))
+    epoch = len(starts) // 3
+    assert sorted(starts[:epoch]) == sorted(starts[epoch : 2 * epoch])
+    assert seed is None or starts[:epoch] != starts[epoch : 2 * epoch]
+
+
+def test_ranks_share_every_sample(tmp_path: Path) -> None:
+    """Rank r reads the r-th slice of each sample, in the order of seed 42 + r; all together read everything once."""
+    tokens = [49, 49]
+    pattern = make_shards(tmp_path, tokens)
+    seen: list[int] = []
+    for rank in range(3):
+        loader = open_loader(pattern, 2, 4, shuffle=True, process_rank=rank, num_processes=3)
+        assert loader.samples_per_shard == [2, 2]
+        starts = expected_starts(tokens, 24, 2, 42 + rank)
+        for number, (shard, start) in enumerate(starts):
+            inputs, targets = loader.next_batch()
+            first = 1000 * shard + start + 8 * rank
+            assert inputs.ravel().tolist() == list(range(first, first + 8))
+            assert targets.ravel().tolist() == list(range(first + 1, first + 9))
+            if number < len(starts) // 2:
+                seen += inputs.ravel().tolist()
+    assert sorted(seen) == [*range(48), *range(1000, 1048)]
+
+
+def test_micro_batches_are_the_next_batches(tmp_path: Path) -> None:
+    """Also where a step crosses from one shard to the next and from one epoch to the next."""
+    pattern = make_shards(tmp_path, [33, 17, 26])
+    single, several = (open_loader(pattern, 2, 4, shuffle=True) for _ in range(2))
+    for _ in range(6):
+        inputs, targets = several.next_batch(5)
+        assert inputs.shape == targets.shape == (5, 2, 4)
+        for a in range(5):
+            expected = single.next_batch()
+            np.testing.assert_array_equal(inputs[a], expected[0][0])
+            np.testing.assert_array_equal(targets[a], expected[1][0])
+
+
+def test_batches_are_the_caller_s(tmp_path: Path) -> None:
+    """Writing into one batch changes neither the file nor a later batch."""
+    loader = open_loader(counting_file(tmp_path / "a.bin", 9), 2, 4)
+    inputs, targets = loader.next_batch()
+    inputs[:] = -1
+    assert targets.ravel().tolist() == list(range(1, 9))
+    assert loader.next_batch()[0].ravel().tolist() == list(range(8))
+
+
+@given(before=st.integers(0, 40), after=st.integers(1, 40), shuffle=st.booleans(), reset=st.booleans())
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_restored_loader_continues(tmp_path: Path, before: int, after: int, shuffle: bool, reset: bool) -> None:
+    pattern = make_shards(tmp_path, [33, 17, 26, 40])
+    original = open_loader(pattern, 2, 4, shuffle=shuffle)
+    for _ in range(before):
+        original.next_batch()
+    if reset:
+        original.reset()
+    state = json.loads(json.dumps(original.state()))
+    other = open_loader(pattern, 2, 4, shuffle=shuffle, seed=5)
+    other.next_batch()
+    other.restore(state)
+    assert other.state() == original.state()
+    for _ in range(after):
+        expected, found = original.next_batch(), other.next_batch()
+        np.testing.assert_array_equal(expected, found)
+    assert other.state() == original.state()
+
+
+def test_an_earlier_position_can_be_saved_later(tmp_path: Path) -> None:
+    pattern = make_shards(tmp_path, [33, 17, 26])
+    loader = open_loader(pattern, 2, 4, shuffle=True)
+    loader.next_batch(3)
+    position, state = loader.position, loader.state()
+    following = [loader.next_batch() for _ in range(20)]
+    assert loader.state(position) == state != loader.state()
+    loader.restore(loader.state(position))
+    np.testing.assert_array_equal([loader.next_batch() for _ in range(20)], following)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_size": 4}, "batch_size is 4, here it is 2"),
+        ({"sequence_length": 8}, "sequence_length is 8, here it is 4"),
+        ({"process_rank": 1}, "process_rank is 1, here it is 0"),
+        ({"num_processes": 2}, "num_processes is 2, here it is 1"),
+        ({"shuffle": False}, "shuffle is False, here it is True"),
+        ({"shard_tokens": [33, 18, 26]}, re.escape("shard_tokens is [33, 18, 26], here it is [33, 17, 26]")),
+        ({"shard_tokens": [33] * 1000}, "shard_tokens is .{57}[.]{3}, here"),
+        ({"current_shard_idx": 3}, "damaged .current_shard_idx"),
+        ({"current_shard_idx": -1}, "damaged .current_shard_idx"),
+        ({"current_shard_idx": None}, "damaged .current_shard_idx"),
+        ({"current_sample_idx": 5}, "damaged .current_sample_idx"),
+        ({"current_sample_idx": 1.5}, "damaged .current_sample_idx"),
+        ({"shard_indices": [0, 1]}, "damaged .current_shard_idx or shard_indices"),
+        ({"shard_indices": [0, 1, 1]}, "damaged .current_shard_idx or shard_indices"),
+        ({"shard_indices": [0, 1, 3]}, "damaged .current_shard_idx or shard_indices"),
+        ({"shard_indices": 7}, "damaged .current_shard_idx or shard_indices"),
+        ({"intra_shard_indices": []}, "damaged .current_sample_idx or intra_shard_indices"),
+        ({"intra_shard_indices": ["a", 0, 1, 2]}, "damaged .current_sample_idx or intra_shard_indices"),
+        ({"shuffle_rng": None}, "damaged .shuffle_rng"),
+        ({"shuffle_rng": {}}, "random state: 'key'"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    pattern = make_shards(tmp_path, [33, 17, 26])
+    loader, same = (open_loader(pattern, 2, 4, shuffle=True) for _ in range(2))
+    with pytest.raises(InputError, match=message):
+        loader.restore({**loader.state(), **change})
+    for missing in change:
+        with pytest.raises(InputError):
+            loader.restore({name: value for name, value in loader.state().items() if name != missing})
+    # and the loader goes on as if nothing had been
+    np.testing.assert_array_equal(loader.next_batch(12), same.next_batch(12))
+
+
+def test_a_state_of_another_kind_is_refused(tmp_path: Path) -> None:
+    loader = open_loader(counting_file(tmp_path / "a.bin", 9), 2, 4)
+    with pytest.raises(InputError, match="damaged"):
+        loader.restore([1, 2])  # type: ignore[arg-type]
+
+
+def test_a_shard_too_small_for_one_batch(tmp_path: Path) -> None:
+    counting_file(tmp_path / "a.bin", 100)
+    small = counting_file(tmp_path / "b.bin", 32)
+    with pytest.raises(InputError, match=r"holds 32 tokens; one batch takes 33 \(B=4 \* T=8 \+ 1 for") as error:
+        open_loader(f"{tmp_path}/*.bin", 4, 8)
+    assert str(error.value).startswith(f"-i {small}: ")
+    assert open_loader(f"{tmp_path}/a.bin", 4, 8).samples_per_shard == [3]
+    with pytest.raises(InputError, match=r"takes 129 \(B=4 \* T=8 \* 4 processes \+ 1"):
+        open_loader(f"{tmp_path}/a.bin", 4, 8, num_processes=4)
+
+
+def test_shards_of_different_formats(tmp_path: Path) -> None:
+    counting_file(tmp_path / "a.bin", 100)
+    counting_file(tmp_path / "b.bin", 100, kind="llama3-uint32")
+    with pytest.raises(InputError, match=r"a\.bin is gpt2-uint16 and .*b\.bin is llama3-uint32; all shards must agree"):
+        open_loader(f"{tmp_path}/*.bin", 4, 8)
+
+
+def test_no_files(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"-j .*no such file"):
+        open_loader(f"{tmp_path}/*.bin", 4, 8, flag="-j")
+    with pytest.raises(InputError, match="-j: no token file given"):
+        open_loader([], 4, 8, flag="-j")
+    with pytest.raises(InputError, match="cannot be read"):
+        open_loader([tmp_path / "a.bin"], 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "bad", "start"), [("gpt2-uint16", 300, 1024), ("llama3-uint32", 2**32 - 1, 1024), ("raw-int32", 257, 0)]
+)
+@pytest.mark.parametrize("at", [8, 15, 16])
+def test_ids_of_another_tokenizer(tmp_path: Path, kind: str, bad: int, start: int, at: int) -> None:
+    """As the first input, as an input and a target, and as nothing but the last target of the second batch."""
+    tokens = np.arange(25)
+    tokens[at] = bad
+    write_token_file(tmp_path / "a.bin", tokens, kind)
+    loader = open_loader(tmp_path / "a.bin", 2, 4, vocab_size=257)
+    if at != 8:  # token 8 is also the first batch's last target
+        loader.next_batch()
+    size = 2 if kind == "gpt2-uint16" else 4
+    message = rf"a\.bin: token {at} \(byte {start + size * at}\) is id {bad}, but the model knows 0 to 256 \(V=257\)"
+    with pytest.raises(FormatError, match=message):
+        loader.next_batch()
+
+
+def test_a_negative_id_that_came_after_the_check(tmp_path: Path) -> None:
+    path = counting_file(tmp_path / "a.bin", 25, kind="raw-int32")
+    loader = open_loader(path, 2, 4)
+    loader.next_batch()
+    with path.open("r+b") as file:
+        file.seek(4 * 10)
+        file.write(np.array([-7], "<i4").tobytes())
+    with pytest.raises(FormatError, match=r"token 10 \(byte 40\) is id -7"):
+        loader.next_batch()
+
+
+def test_the_largest_id_is_fine(tmp_path: Path) -> None:
+    loader = open_loader(counting_file(tmp_path / "a.bin", 9), 2, 4, vocab_size=9)
+    assert loader.next_batch()[1].max() == 8
+
+
+def test_a_shard_that_changes_is_noticed(tmp_path: Path) -> None:
+    pattern = make_shards(tmp_path, [9, 9])
+    loader = open_loader(pattern, 2, 4)
+    loader.next_batch()
+    counting_file(tmp_path / "train_000001.bin", 10)
+    with pytest.raises(FormatError, match=r"train_000001\.bin: changed during the run"):
+        loader.next_batch()
+
+
+def test_prefetching_gives_the_same_batches(tmp_path: Path) -> None:
+    pattern = make_shards(tmp_path, [33, 17, 26])
+    plain = open_loader(pattern, 2, 4, shuffle=True)
+    with Prefetcher(open_loader(pattern, 2, 4, shuffle=True), 3, depth=2) as prefetcher:
+        for _ in range(20):
+            np.testing.assert_array_equal(prefetcher.next(), plain.next_batch(3))
+            # of the batches given out, not of those read ahead
+            assert prefetcher.state() == plain.state()
+
+
+def test_prefetching_before_the_first_batch_is_no_progress(tmp_path: Path) -> None:
+    loader = open_loader(make_shards(tmp_path, [33, 17]), 2, 4, shuffle=True)
+    state = loader.state()
+    prefetcher = Prefetcher(loader)
+    assert prefetcher.state() == state
+    prefetcher.close()
+    assert prefetcher.state() == state
+
+
+class Slow(TokenLoader):
+    """Counts its batches, and lets a test say when each may be read."""
+
+    def gate(self) -> None:
+        self.permits = threading.Semaphore(0)
+        self.started = threading.Semaphore(0)
+        self.reads = 0
+
+    def next_batch(self, micro_batches: int = 1) -> loader_module.Batch:
+        self.reads += 1
+        self.started.release()
+        assert self.permits.acquire(timeout=30)
+        return super().next_batch(micro_batches)
+
+
+def slow_loader(path: Path) -> Slow:
+    loader = Slow(counting_file(path, 100), 2, 4, vocab_size=100, shuffle=False, flag="-i")
+    loader.gate()
+    return loader
+
+
+def test_prefetching_reads_depth_batches_ahead_and_no_more(tmp_path: Path) -> None:
+    loader = slow_loader(tmp_path / "a.bin")
+    loader.permits.release(100)
+    prefetcher = Prefetcher(loader, depth=3)
+    for _ in range(3):
+        assert loader.started.acquire(timeout=30)
+    assert not loader.started.acquire(timeout=0.1)  # waits for a place
+    prefetcher.next()
+    assert loader.started.acquire(timeout=30)
+    assert not loader.started.acquire(timeout=0.1)
+    prefetcher.close()
+    assert loader.reads == 4
+
+
+def test_errors_come_out_of_next_behind_the_good_batches(tmp_path: Path) -> None:
+    tokens = np.arange(33)
+    tokens[20] = 300
+    write_token_file(tmp_path / "a.bin", tokens)
+    loader = open_loader(tmp_path / "a.bin", 2, 4, vocab_size=257)
+    with Prefetcher(loader, depth=8) as prefetcher:
+        assert prefetcher.next()[0][0, 0, 0] == 0
+        assert prefetcher.next()[0][0, 0, 0] == 8
+        state = prefetcher.state()
+        for _ in range(2):  # and again
+            with pytest.raises(FormatError, match=r"token 20 .* is id 300"):
+                prefetcher.next()
+        assert prefetcher.state() == state
+    assert state["current_sample_idx"] == 2
+
+
+def test_closing_while_everything_waits(tmp_path: Path) -> None:
+    """The reader for its file, a consumer for the reader: both end."""
+    loader = slow_loader(tmp_path / "a.bin")
+    prefetcher = Prefetcher(loader)
+    assert loader.started.acquire(timeout=30)
+    raised: list[BaseException] = []
+
+    def consume() -> None:
+        try:
+            prefetcher.next()
+        except RuntimeError as error:
+            raised.append(error)
+
+    consumer = threading.Thread(target=consume, daemon=True)
+    closer = threading.Thread(target=prefetcher.close, daemon=True)
+    consumer.start()
+    closer.start()
+    consumer.join(10)
+    assert not consumer.is_alive()  # though the reader still hangs
+    loader.permits.release()
+    closer.join(30)
+    assert not closer.is_alive()
+    assert "closed" in str(raised[0])
+    prefetcher.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        prefetcher.next()
+
+
+def test_iterating_ends_when_closed(tmp_path: Path) -> None:
+    prefetcher = Prefetcher(open_loader(counting_file(tmp_path / "a.bin", 25), 2, 4))
+    firsts = []
+    for inputs, _ in prefetcher:
+        firsts.append(int(inputs[0, 0, 0]))
+        if len(firsts) == 5:
+            prefetcher.close()
+    assert firsts == [0, 8, 16, 0, 8]
+
+
+def test_a_program_that_forgets_to_close_ends(tmp_path: Path) -> None:
+    path = counting_file(tmp_path / "a.bin", 100)
+    code = f"""
+        from llmc_jax.data.loader import Prefetcher, TokenLoader
+        p = Prefetcher(TokenLoader({str(path)!r}, 2, 4, vocab_size=100, shuffle=True, flag="-i"))
+        p.next()
+        raise KeyboardInterrupt
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, timeout=60, capture_output=True, check=False
+    )
+    assert result.stderr.rstrip().endswith(b"KeyboardInterrupt")
+
+
+def test_real_file(shared: Path) -> None:
+    """The oracle's file: batch k of the shuffled loader lies where llm.c's order says."""
+    path = shared / "data" / "tiny_shakespeare_train.bin"
+    tokens = np.frombuffer(path.read_bytes(), "<u2", offset=1024)
+    for rank, order in ((0, ORDER_42), (1, ORDER_43)):
+        loader = open_loader(path, 4, 64, shuffle=True, vocab_size=50257, seed=42 + rank)
+        for index in order:
+            inputs, targets = loader.next_batch()
+            np.testing.assert_array_equal(inputs.ravel(), tokens[256 * index : 256 * index + 256])
+            np.testing.assert_array_equal(targets.ravel(), tokens[256 * index + 1 : 256 * index + 257])

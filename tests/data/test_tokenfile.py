@@ -1,0 +1,296 @@
+"""Token files: round trips, every kind of bad file, and mutated files against a decoder written from the format."""
+
+import os
+import struct
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from llmc_jax.data import tokenfile
+from llmc_jax.data.tokenfile import KINDS, MAX_RAW_ID, expand_pattern, open_token_file, write_token_file
+from llmc_jax.errors import FormatError, InputError
+
+FOREIGN = [20240326, 20240327, 20240328, 20240522, 20240527, 20240803]
+
+
+def header(magic: int, version: int, count: int) -> bytes:
+    return struct.pack("<3i", magic, version, count) + bytes(1012)
+
+
+def decode(data: bytes) -> tuple[str, list[int]] | None:
+    """What a token file's bytes mean, by the written description of the formats; None if they are no token file."""
+    if len(data) < 4:
+        return None
+    magic = int.from_bytes(data[:4], "little", signed=True)
+    formats = {20240520: ("gpt2-uint16", 1, "H"), 20240801: ("llama3-uint32", 7, "I")}
+    if magic in formats:
+        name, version, code = formats[magic]
+        if len(data) < 1024:
+            return None
+        found_version, count = struct.unpack("<ii", data[4:12])
+        body = data[1024:]
+        if found_version != version or count < 0 or len(body) != count * struct.calcsize("<" + code):
+            return None
+        return name, list(struct.unpack(f"<{count}{code}", body))
+    if magic in FOREIGN or len(data) % 4:
+        return None
+    ids = list(struct.unpack(f"<{len(data) // 4}i", data))
+    return ("raw-int32", ids) if all(0 <= i < 2**24 for i in ids) else None
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens"),
+    [
+        ("gpt2-uint16", [0, 1, 50256, 65535]),
+        ("llama3-uint32", [0, 128255, 2**32 - 1]),
+        ("raw-int32", [0, 7, 50256, 2**24 - 1]),
+        ("gpt2-uint16", []),
+        ("llama3-uint32", []),
+    ],
+)
+def test_round_trip(tmp_path: Path, kind: str, tokens: list[int]) -> None:
+    path = tmp_path / "a.bin"
+    write_token_file(path, tokens, kind)
+    assert decode(path.read_bytes()) == (kind, tokens)
+    file = open_token_file(path)
+    assert (file.path, file.kind, file.num_tokens) == (path, kind, len(tokens))
+    assert file.tokens.tolist() == tokens
+    assert file.tokens.dtype == KINDS[kind].dtype
+    assert not file.tokens.flags.writeable
+    assert os.listdir(tmp_path) == ["a.bin"]
+    start = file.header_bytes
+    assert path.read_bytes()[start:] == np.array(tokens, file.tokens.dtype).tobytes()
+
+
+def test_the_map_is_a_map(tmp_path: Path) -> None:
+    write_token_file(tmp_path / "a.bin", range(100))
+    assert isinstance(open_token_file(str(tmp_path / "a.bin")).tokens, np.memmap)
+
+
+def test_writing_in_blocks_and_any_integer_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenfile, "READ_BYTES", 16)
+    for dtype in (np.uint8, np.int16, np.int64, np.uint64):
+        tokens = np.arange(101, dtype=dtype)
+        write_token_file(tmp_path / "a.bin", tokens[::-1])
+        assert open_token_file(tmp_path / "a.bin").tokens.tolist() == list(range(100, -1, -1))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kind", "message"),
+    [
+        ([1, 65536], "gpt2-uint16", "token 1 has id 65536; gpt2-uint16 takes 0 to 65535"),
+        ([1, 2, -1], "gpt2-uint16", "token 2 has id -1"),
+        ([2**32], "llama3-uint32", "token 0 has id 4294967296"),
+        ([2**24], "raw-int32", "token 0 has id 16777216"),
+        ([], "raw-int32", "no tokens"),
+        ([0.5], "gpt2-uint16", "1-D integers; found shape"),
+        ([[1, 2]], "gpt2-uint16", "1-D integers; found shape"),
+    ],
+)
+def test_what_does_not_fit_is_not_written(tmp_path: Path, tokens: list[int], kind: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        write_token_file(tmp_path / "a.bin", tokens, kind)
+    assert "\n" not in str(error.value)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.bin"
+    write_token_file(path, [1, 2, 3])
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match=r"a\.bin: cannot be written \(No space left on device\)"):
+        write_token_file(path, [4, 5])
+    monkeypatch.undo()
+    assert open_token_file(path).tokens.tolist() == [1, 2, 3]
+    assert os.listdir(tmp_path) == ["a.bin"]
+
+
+def test_an_unwritable_place(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"a\.bin: cannot be written"):
+        write_token_file(tmp_path / "nowhere" / "a.bin", [1])
+
+
+GOOD = header(20240520, 1, 3) + bytes(6)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "is empty"),
+        (b"abc", "has 3 bytes"),
+        (GOOD[:500], "truncated: 500 bytes, but the header alone has 1024"),
+        (GOOD[:-1], "truncated: 1029 bytes, but 3 tokens of 2 bytes after a header of 1024 make 1030"),
+        (GOOD + b"\0", "oversized: 1031 bytes"),
+        (header(20240520, 2, 0), "byte 4: version 2 of the format with magic 20240520; expected version 1"),
+        (header(20240801, 1, 0), "byte 4: version 1 of the format with magic 20240801; expected version 7"),
+        (header(20240520, 1, -1), "byte 8: the header counts -1 tokens"),
+        (header(20240801, 7, 2**31 - 1), "truncated: 1024 bytes"),
+        (header(20240326, 3, 1024), "is a GPT-2 checkpoint of llm.c"),
+        (header(20240327, 2, 4), "is a debug state of llm.c"),
+        (header(20240328, 2, 50257), "is a tokenizer file of llm.c"),
+        (header(20240522, 1, 10), "is an evaluation file of llm.c"),
+        (header(20240527, 1, 1), "is an optimizer state of llm.c"),
+        (header(20240803, 3, 8192), "is a Llama-3 checkpoint of llm.c"),
+        (struct.pack(">256i", 20240520, 1, 0, *[0] * 253), "20240520 in big-endian order"),
+        (struct.pack(">256i", 20240326, 3, *[0] * 254), "20240326 in big-endian order"),
+        (b"First Citizen:\nBefore we proceed", "no magic number of a token file.*holds 1936877894 at byte 0"),
+        (b"First Citizen:\nBefore we proceed\n", "its 33 bytes are not whole int32 tokens"),
+        (struct.pack("<5i", 1, 2, 3, -4, 5), "holds -4 at byte 12, which is no token id"),
+        (struct.pack("<2i", 1, 2**24), "holds 16777216 at byte 4"),
+    ],
+)
+def test_bad_files(tmp_path: Path, data: bytes, message: str) -> None:
+    path = tmp_path / "bad.bin"
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match=message) as error:
+        open_token_file(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert "\n" not in str(error.value)
+    assert decode(data) is None
+
+
+def test_a_bad_id_far_into_a_headerless_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenfile, "READ_BYTES", 64)
+    path = tmp_path / "raw.bin"
+    ids = np.full(1000, MAX_RAW_ID, "<i4")
+    path.write_bytes(ids.tobytes())
+    assert open_token_file(path).num_tokens == 1000
+    ids[777] = -1
+    path.write_bytes(ids.tobytes())
+    with pytest.raises(FormatError, match=f"holds -1 at byte {4 * 777}"):
+        open_token_file(path)
+
+
+@pytest.mark.parametrize("kind", ["gpt2-uint16", "raw-int32"])
+def test_opening_a_large_file_takes_little_memory(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "large.bin"
+    count = 1 << 24
+    path.write_bytes(b"" if kind == "raw-int32" else header(20240520, 1, count))
+    os.truncate(path, path.stat().st_size + count * KINDS[kind].dtype.itemsize)  # a hole: 32 or 64 MiB of zeros
+    tracemalloc.start()
+    try:
+        assert open_token_file(path).num_tokens == count
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * tokenfile.READ_BYTES
+
+
+def test_no_readable_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be read \\(No such file or directory\\)"):
+        open_token_file(tmp_path / "missing.bin")
+    with pytest.raises(InputError, match="is a folder"):
+        open_token_file(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="is not a regular file"):
+        open_token_file(tmp_path / "pipe")
+    locked = tmp_path / "locked.bin"
+    write_token_file(locked, [1])
+    locked.chmod(0)
+    if not os.access(locked, os.R_OK):  # root reads everything
+        with pytest.raises(InputError, match="cannot be read \\(Permission denied\\)"):
+            open_token_file(locked)
+
+
+def whole_files() -> st.SearchStrategy[bytes]:
+    """Valid files of the three formats, small."""
+
+    def build(kind: str, tokens: list[int]) -> bytes:
+        magic, version, dtype, max_id = KINDS[kind]
+        body = np.array([token % (max_id + 1) for token in tokens], np.int64).astype(dtype).tobytes()
+        return body if magic is None else header(magic, version or 0, len(tokens)) + body
+
+    return st.builds(build, st.sampled_from(list(KINDS)), st.lists(st.integers(0, 2**33), max_size=12))
+
+
+@st.composite
+def mutated_files(draw: st.DrawFn) -> bytes:
+    data = bytearray(draw(whole_files()))
+    for _ in range(draw(st.integers(0, 3))):
+        how = draw(st.sampled_from(["flip", "cut", "add", "word", "swap"]))
+        # where the meaning sits: the first 16 bytes and what follows the header
+        at = draw(st.one_of(st.integers(0, 15), st.integers(0, max(len(data) - 1, 0))))
+        if how == "flip" and at < len(data):
+            data[at] ^= 1 << draw(st.integers(0, 7))
+        elif how == "cut":
+            del data[len(data) - draw(st.integers(0, len(data))) :]
+        elif how == "add":
+            data += draw(st.binary(max_size=8))
+        elif how == "word" and len(data) >= 12:
+            words = [0, 1, 2, 7, -1, 2**31 - 1, -(2**31), 20240520, 20240801, *FOREIGN]
+            struct.pack_into("<i", data, 4 * draw(st.integers(0, 2)), draw(st.sampled_from(words)))
+        elif how == "swap":
+            data[:4] = data[:4][::-1]
+    return bytes(data)
+
+
+@given(data=st.one_of(mutated_files(), st.binary(max_size=64)))
+@example(data=GOOD)
+@example(data=header(20240801, 7, 2) + struct.pack("<2I", 5, 2**32 - 1))
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_mutated_files_read_as_their_bytes_say_or_are_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "mutated.bin"
+    path.write_bytes(data)
+    expected = decode(data)
+    try:
+        file = open_token_file(path)
+    except FormatError as error:
+        assert expected is None, f"refused a valid file: {error}"
+        assert "\n" not in str(error)
+        assert len(str(error)) < 1000
+    else:
+        assert (file.kind, file.tokens.tolist()) == expected
+        assert file.num_tokens == len(file.tokens)
+
+
+def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["b.bin", "a.bin", "B.bin", "a10.bin", "a9.bin", "é.bin", ".hidden.bin", "c.txt"]
+    for name in names:
+        (tmp_path / name).touch()
+    # as C's glob() in the C locale: bytes, so capitals first and accents last
+    expected = ["B.bin", "a.bin", "a10.bin", "a9.bin", "b.bin", "é.bin"]
+    assert [p.name for p in expand_pattern(f"{tmp_path}/*.bin", "-i")] == expected
+    assert [p.name for p in expand_pattern(f"{tmp_path}/a?.bin", "-i")] == ["a9.bin"]
+    assert [p.name for p in expand_pattern(f"{tmp_path}/[ab].bin", "-i")] == ["a.bin", "b.bin"]
+    assert expand_pattern(tmp_path / "c.txt", "-i") == [tmp_path / "c.txt"]
+    (tmp_path / "run[1].bin").touch()
+    assert expand_pattern(tmp_path / "run[1].bin", "-i") == [tmp_path / "run[1].bin"]
+    monkeypatch.chdir(tmp_path)
+    assert expand_pattern("a.*", "-i") == [Path("a.bin")]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "advice"),
+    [
+        ("dev/data/tinyshakespeare/tiny_shakespeare_train.bin", "python -m llmc_jax.data tinyshakespeare"),
+        ("nowhere/fineweb_train_*.bin", "there is no folder 'nowhere'"),
+        ("train_*.bin", "check the path, or make token files"),
+        ("", "check the path"),
+    ],
+)
+def test_a_pattern_without_files_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str, advice: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError) as error:
+        expand_pattern(pattern, "-j")
+    assert str(error.value).startswith(f"-j {pattern}: no such file; ")
+    assert advice in str(error.value)
+
+
+def test_real_files(shared: Path) -> None:
+    for name, count in (("train", 305260), ("val", 32768)):
+        path = shared / "data" / f"tiny_shakespeare_{name}.bin"
+        file = open_token_file(path)
+        assert (file.kind, file.num_tokens) == ("gpt2-uint16", count)
+        assert file.tokens.tolist() == list(struct.unpack_from(f"<{count}H", path.read_bytes(), 1024))
+    with pytest.raises(FormatError, match="is a tokenizer file"):
+        open_token_file(shared / "data" / "gpt2_tokenizer.bin")
