@@ -6,11 +6,8 @@ llm.c's (`fill_in_parameter_sizes` in train_gpt2.c), so files agree byte for byt
     B batch, T sequence length, C channels, L layers, NH heads, V vocabulary, Vp padded vocabulary, N parameters
 """
 
+import math
 from typing import Any, NamedTuple
-
-import jax
-import jax.numpy as jnp
-import numpy as np
 
 from llmc_jax.config import ModelConfig
 
@@ -64,7 +61,7 @@ def tensor_specs(config: ModelConfig) -> tuple[TensorSpec, ...]:
     specs = []
     offset = 0
     for name, shape in zip(Params._fields, shapes, strict=True):
-        size = int(np.prod(shape, dtype=np.int64))
+        size = math.prod(shape)
         specs.append(TensorSpec(name, shape, offset, size))
         offset += size
     return tuple(specs)
@@ -86,8 +83,10 @@ def views(flat: Any, config: ModelConfig) -> Params:
     return Params(*(flat[s.offset : s.offset + s.size].reshape(s.shape) for s in tensor_specs(config)))
 
 
-def flatten(params: Params, config: ModelConfig) -> jax.Array:
-    """The flat buffer (flat_size elements, zeros at its end) that holds 16 tensors: the inverse of `views`."""
-    pieces = [jnp.ravel(tensor) for tensor in params]
-    padding = flat_size(config) - num_parameters(config)
-    return jnp.concatenate([*pieces, jnp.zeros(padding, pieces[0].dtype)])
+def padded(values: Any, config: ModelConfig) -> Any:
+    """A flat buffer (flat_size,) on the host, from the N values of a file (NumPy, float32)."""
+    import numpy as np
+
+    buffer = np.zeros(flat_size(config), np.float32)
+    buffer[: num_parameters(config)] = values
+    return buffer
