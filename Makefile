@@ -1,0 +1,41 @@
+# The two commands are `make train` and `make test`; `make help` lists the rest. Needs make, a POSIX shell and a
+# Python 3.12 or newer; everything else goes into .venv (scripts/setup.sh).
+#
+#   ARGS="…"     flags for train.py or pytest:  make train ARGS="--preset tinyshakespeare",  make test ARGS="-k loader"
+#   PYTHON=…     the Python to make .venv with, if not the one scripts/find_python.sh finds
+#   JAX=…        cpu, cuda12 or cuda13, if not the one that scripts/find_accelerator.sh chooses
+
+python := .venv/bin/python
+
+unexport PYTHONPATH PYTHONHOME # what runs is .venv alone
+export PIP_USER := 0
+
+.PHONY: help train test test-slow lint setup setup-dev clean
+.NOTPARALLEL:
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 } /^#   [A-Z]/ { print substr($$0, 5) }' Makefile
+
+train: setup ## set up, then train (without ARGS: the demo, about two minutes)
+	@$(python) train.py $(ARGS)
+
+test: setup-dev ## set up, then run the tests but the slow ones
+	JAX_PLATFORMS=cpu $(python) -m pytest -m "not slow" $(ARGS)
+
+test-slow: setup-dev ## the tests that take minutes
+	JAX_PLATFORMS=cpu $(python) -m pytest -m slow $(ARGS) || [ $$? -eq 5 ] # 5: there are none
+
+lint: setup-dev ## ruff and mypy
+	$(python) -m ruff check .
+	$(python) -m ruff format --check .
+	$(python) -m mypy
+
+setup: ## only make .venv, to train
+	@scripts/setup.sh
+
+setup-dev: ## only make .venv, to develop
+	@scripts/setup.sh dev
+
+clean: ## delete .venv and what was built, never runs or data
+	rm -rf .venv .venv-* build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,53 @@
+#!/bin/sh
+# Make .venv ready to train (`scripts/setup.sh`), or to test as well (`scripts/setup.sh dev`), and keep it so: a stamp
+# inside says what it was made from, and while that holds there is nothing to do. `make` calls this.
+set -eu
+cd "$(dirname "$0")/.."
+
+stamp=.venv/.ready${1:+-$1}
+wanted="$PWD PYTHON=${PYTHON:-} JAX=${JAX:-} $(cat pyproject.toml constraints.txt | cksum)"
+
+# A venv made on a machine without a GPU must not hide the GPU of the next one (shared home directories).
+gpu_appeared() {
+    grep -q ' cpu$' .venv/.made && [ -z "${JAX:-}" ] && command -v nvidia-smi >/dev/null &&
+        [ "$(scripts/find_accelerator.sh 2>/dev/null)" != cpu ]
+}
+if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && .venv/bin/python -c '' 2>/dev/null && ! gpu_appeared; then
+    exit
+fi
+
+python=$(scripts/find_python.sh)
+accelerator=$(scripts/find_accelerator.sh)
+made="$PWD $python $accelerator" # a venv cannot be moved, nor change its Python; nor should two CUDAs share one
+
+fail() {
+    tail -n 25 "$log" >&2
+    echo "$1" >&2
+    exit 1
+}
+log=.venv/install.log
+
+if [ -e .venv ] && [ ! -e .venv/.made ]; then
+    echo ".venv is not one that make made: move it away or delete it, then run make again" >&2
+    exit 1
+fi
+if [ "$(cat .venv/.made 2>/dev/null)" != "$made" ] || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+    rm -rf .venv
+    mkdir .venv
+    echo unfinished >.venv/.made
+    "$python" -m venv .venv >$log 2>&1 || fail "$python could not make .venv (see above)"
+    echo "$made" >.venv/.made
+fi
+
+rm -f .venv/.ready*
+case $accelerator in
+cpu) size='200 MB' extras=${1:-} ;;
+*) size='3 GB' extras=$accelerator${1:+,$1} ;;
+esac
+echo "Installing into .venv with $("$python" --version): JAX for $accelerator${1:+, tools for tests} (about $size the first" \
+    "time; to watch: tail -f $log)"
+.venv/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".${extras:+[$extras]}" >$log 2>&1 ||
+    fail "Installing failed: pip's last lines are above, all of them in $log. No network? Check the connection, the \
+proxy (HTTPS_PROXY) or the package index (PIP_INDEX_URL), then run make again."
+echo "$wanted" >"$stamp"
+[ -z "${1:-}" ] || echo "$wanted" >.venv/.ready # what can test can train
