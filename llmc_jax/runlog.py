@@ -1,0 +1,313 @@
+"""The run folder: main.log in llm.c's format, metrics.jsonl, samples.txt and config.json.
+
+Every line is one unbuffered write, so the files are complete up to the last event whatever ends the run.
+Leaves out what is shown on the screen (console.py), the picture (curves.py) and the checkpoints.
+"""
+
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from llmc_jax.errors import FormatError, InputError
+
+MAIN_LOG = "main.log"
+METRICS = "metrics.jsonl"
+SAMPLES = "samples.txt"
+CONFIG = "config.json"
+
+# JSON has no number for these; they are written as strings and read back as floats, in the fields that hold numbers
+NON_FINITE = ("nan", "inf", "-inf")
+NUMBER_FIELDS = frozenset({"loss", "norm", "lr", "ms", "tokens_per_second"})
+
+
+def create_run_folder(output_dir: str, name: str, reuse: bool) -> Path:
+    """The folder of a run, made if need be.
+
+    output_dir: as given with -o; empty for a new runs/<date>-<time>-<name>, which no other run has.
+    name: a few words on the run (the model's descriptor); reuse: -y 1, an existing folder may hold a run already.
+    Raises InputError if the folder holds files and reuse is off, if a file is in the way, or if it cannot be written.
+    """
+    try:
+        folder = Path(output_dir) if output_dir else _new_folder(name)
+        if output_dir:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not reuse and any(folder.iterdir()):
+                raise InputError(
+                    f"-o {output_dir}: the folder is not empty; choose another -o, or -y 1 to continue in it"
+                )
+        with tempfile.TemporaryFile(dir=folder):
+            pass  # the only portable way to learn whether files can be made here
+    except (FileExistsError, NotADirectoryError) as error:
+        raise InputError(f"-o {output_dir or 'runs'}: a file is in the way of the folder; choose another -o") from error
+    except OSError as error:
+        raise InputError(
+            f"-o {output_dir or 'runs'}: cannot write to the folder ({error.strerror}); choose another -o"
+        ) from error
+    return folder
+
+
+def _new_folder(name: str) -> Path:
+    """A new folder runs/<date>-<time>-<name>; a number is appended while another run of the same second has it."""
+    words = re.sub(r"[^A-Za-z0-9._]+", "-", name)[:60].strip("-.") or "run"
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{words}"
+    parent = Path("runs")
+    parent.mkdir(exist_ok=True)
+    attempt = 1
+    while True:
+        folder = parent / (stem if attempt == 1 else f"{stem}-{attempt}")
+        try:
+            folder.mkdir()  # atomic: of two runs one succeeds
+            return folder
+        except FileExistsError:
+            attempt += 1
+
+
+class RunLog:
+    """The open files of one run. Steps are counted from 0, as llm.c counts them in its main.log.
+
+    Every method writes at once and raises InputError, naming the file, when that fails (a full disk).
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        options: Mapping[str, Any],
+        model: Mapping[str, Any],
+        *,
+        reuse: bool = False,
+        device: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Open the folder's files, emptied unless reuse, and write config.json.
+
+        options: every setting of the run; model: the model's shape; device: what it runs on (`Device._asdict()`).
+        """
+        self.folder = folder
+        _write_config(folder, options, model, device, keep_earlier=reuse)
+        self._main = _LineFile(folder / MAIN_LOG, reuse)
+        self._metrics = _LineFile(folder / METRICS, reuse)
+        self._samples = _LineFile(folder / SAMPLES, reuse)
+
+    def train(
+        self,
+        step: int,
+        *,
+        loss: float,
+        norm: float,
+        lr: float,
+        ms: float,
+        tokens_per_second: float,
+        tokens: int,
+        skipped: bool = False,
+    ) -> None:
+        """One training step. loss in nats per token; norm before clipping; ms of the step; tokens seen so far."""
+        self._main.write(f"s:{step} trl:{float(loss):.4f} lr:{float(lr):.6f} norm:{float(norm):.2f}\n")
+        self.event(
+            "train",
+            step=step,
+            loss=loss,
+            norm=norm,
+            lr=lr,
+            ms=ms,
+            tokens_per_second=tokens_per_second,
+            skipped=skipped,
+            tokens=tokens,
+        )
+
+    def val(self, step: int, *, loss: float, batches: int) -> None:
+        """The mean validation loss before step `step`, over a number of batches."""
+        self._main.write(f"s:{step} tel:{float(loss):.4f}\n")
+        self.event("val", step=step, loss=loss, batches=batches)
+
+    def sample(self, step: int, text: str, tokens: int) -> None:
+        """A sample drawn before step `step`: its text and how many tokens it has."""
+        self._samples.write(f"step {step}, {tokens} tokens\n---\n{text}\n---\n")
+        self.event("sample", step=step, tokens=tokens, text=text)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Any other event (start, end, checkpoint, stop …) as one line of metrics.jsonl."""
+        self._metrics.write(_json_line({"event": kind, **fields}))
+
+    def close(self) -> None:
+        for file in (self._main, self._metrics, self._samples):
+            file.close()
+
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _LineFile:
+    """A file that grows by whole lines, unbuffered: what `write` returned from has left this process."""
+
+    def __init__(self, path: Path, append: bool) -> None:
+        self.path = path
+        try:
+            if append and path.is_file():
+                _cut_torn_line(path)
+            self._file = path.open("ab" if append else "wb", buffering=0)
+        except OSError as error:
+            raise InputError(f"{path}: cannot open it for writing: {error.strerror}") from error
+
+    def write(self, text: str) -> None:
+        data = memoryview(text.encode(errors="replace"))
+        try:
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot write to it: {error.strerror}") from error
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Drop what follows the last newline: the part of a line that a killed run left."""
+    size = path.stat().st_size
+    with path.open("rb+") as file:
+        end = size
+        while end > 0:
+            start = max(0, end - 65536)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        if end < size:
+            file.truncate(end)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can hold it: NumPy's and JAX's scalars as Python's, non-finite numbers as strings."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        value = value.item()  # a float32 becomes the double of the same value: nothing is rounded
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+def _json_line(event: Mapping[str, Any]) -> str:
+    return json.dumps(_plain(event), allow_nan=False) + "\n"
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The events of a metrics.jsonl, in order; non-finite losses and norms come back as floats.
+
+    A last line without its newline is dropped: the run was killed while it wrote.
+    Raises FormatError for any other line that is not a JSON object, InputError if the file cannot be read.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot read it: {error.strerror}") from error
+    *lines, _torn = data.split(b"\n")
+    return [_parse_event(path, number, line) for number, line in enumerate(lines, start=1)]
+
+
+def _parse_event(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: line {number} is not JSON; expected one event a line") from error
+    if not isinstance(event, dict):
+        raise FormatError(f"{path}: line {number} is not a JSON object; expected one event a line")
+    for key in NUMBER_FIELDS & event.keys():
+        if event[key] in NON_FINITE:
+            event[key] = float(event[key])
+    return event
+
+
+def _write_config(
+    folder: Path,
+    options: Mapping[str, Any],
+    model: Mapping[str, Any],
+    device: Mapping[str, Any] | None,
+    *,
+    keep_earlier: bool,
+) -> None:
+    """Write config.json. With keep_earlier that of the run before stays as config-1.json, config-2.json, …"""
+    path = folder / CONFIG
+    if keep_earlier and path.exists():
+        number = 1
+        while (folder / f"config-{number}.json").exists():
+            number += 1
+        path.rename(folder / f"config-{number}.json")
+    record = {
+        "options": options,
+        "model": model,
+        "device": device,
+        "versions": versions(),
+        "git": git_state(),
+        "platform": platform.platform(),
+        "command_line": shlex.join([sys.executable, *sys.argv]),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+    write_atomic(path, (json.dumps(_plain(record), indent=2, allow_nan=False) + "\n").encode())
+
+
+def versions() -> dict[str, str]:
+    """The versions that a result may depend on. Imports none of the packages."""
+    found = {"python": platform.python_version()}
+    for package in ("jax", "jaxlib", "numpy", "llmc-jax"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def git_state(root: Path | None = None) -> dict[str, Any] | None:
+    """The commit of the source and whether files differ from it; None where the source is not a git checkout."""
+    root = Path(__file__).resolve().parents[1] if root is None else root
+    if not (root / ".git").exists():
+        return None
+    commit = _git(root, "rev-parse", "HEAD")
+    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
+    return None if commit is None else {"commit": commit, "modified": bool(changes)}
+
+
+def _git(root: Path, *command: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file so that its name shows either the old content or all of the new. InputError if that fails."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise InputError(f"{path}: cannot write it: {error.strerror}") from error
