@@ -11,6 +11,7 @@ PyTorch runs in its own interpreter (benchmarks/torch_peer.py), before and after
 
 import argparse
 import json
+import os
 import platform
 import resource
 import statistics
@@ -32,6 +33,7 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
+from llmc_jax import hardware  # noqa: E402
 from llmc_jax.config import ModelConfig, parse_descriptor  # noqa: E402
 from llmc_jax.optimizer import AdamWNumbers  # noqa: E402
 from llmc_jax.params import flat_size, num_parameters  # noqa: E402
@@ -55,7 +57,7 @@ def products(config: ModelConfig, B: int, T: int) -> list[tuple[str, tuple[int, 
     return found
 
 
-def product_runner(config: ModelConfig, B: int, T: int):  # noqa: ANN201 - a closure () -> seconds
+def product_runner(config: ModelConfig, B: int, T: int):
     """A function that runs all products once and returns the seconds."""
     rng = np.random.default_rng(0)
     jobs = []
@@ -63,7 +65,10 @@ def product_runner(config: ModelConfig, B: int, T: int):  # noqa: ANN201 - a clo
         run = jax.jit(lambda a, b, einsum=einsum: jnp.einsum(einsum, a, b))
         # Its own weights for each layer, as in the step: twelve layers do not fit in any cache.
         pairs = [
-            (jnp.asarray(rng.standard_normal(shape_a, np.float32)), jnp.asarray(rng.standard_normal(shape_b, np.float32)))
+            (
+                jnp.asarray(rng.standard_normal(shape_a, np.float32)),
+                jnp.asarray(rng.standard_normal(shape_b, np.float32)),
+            )
             for _ in range(min(count, config.num_layers))
         ]
         jobs.append((run, pairs, count))
@@ -79,7 +84,7 @@ def product_runner(config: ModelConfig, B: int, T: int):  # noqa: ANN201 - a clo
     return once
 
 
-def step_runner(config: ModelConfig, B: int, T: int, recompute: int):  # noqa: ANN201
+def step_runner(config: ModelConfig, B: int, T: int, recompute: int):
     """A function that takes one training step and returns the seconds."""
     rng = np.random.default_rng(0)
     flat = np.zeros(flat_size(config), np.float32)
@@ -105,7 +110,7 @@ def measure(config: ModelConfig, B: int, T: int, rounds: int, recompute: int) ->
     step = step_runner(config, B, T, recompute)
     first = step()
     step()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 if sys.platform == "darwin" else 1024) / 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 2**20
     multiply = product_runner(config, B, T)
     multiply()
     steps, alone = [], []
@@ -143,7 +148,7 @@ def main() -> None:
         B, T = map(int, args.child.split("x"))
         print(json.dumps(measure(parse_descriptor(args.model), B, T, args.rounds, args.recompute)))
         return
-    print(f"{platform.machine()}, {llmc_platform.cpu_name()}, {llmc_platform.cpu_count()} cores; ", end="")
+    print(f"{platform.machine()}, {hardware.cpu_name()}, {os.cpu_count()} cores; ", end="")
     print(f"Python {platform.python_version()}, jax {jax.__version__}; {args.model} fp32, -r {args.recompute}\n")
     print("| B x T | step ms | products ms | products/step | peak MiB | PyTorch eager ms | compiled ms |")
     print("|---|---|---|---|---|---|---|")

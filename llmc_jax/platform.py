@@ -4,9 +4,10 @@ Nothing here is needed for correct results; each setting is here because a measu
 """
 
 import os
-import platform
 import sys
 from pathlib import Path
+
+from llmc_jax.data.files import cache_folder
 
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
@@ -29,31 +30,17 @@ def restart_with_huge_pages() -> None:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def cache_folder() -> Path:
-    """Where compiled programs and the built-in corpus are kept: LLMC_JAX_CACHE, or the user's cache folder."""
-    if chosen := os.environ.get("LLMC_JAX_CACHE"):
-        return Path(chosen)
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "llmc-jax"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llmc-jax"
+def configure(*, tf32: bool = True) -> None:
+    """Sets up JAX: call before its first computation. What the user has set in the environment stays.
 
-
-def configure() -> None:
-    """Sets what JAX reads once: call before the first use of JAX. What the user has set in the environment stays."""
+    tf32: whether float32 products may use TF32 on NVIDIA GPUs that have it; the CPU always computes in float32.
+    """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's informational lines on stderr
+    import jax
 
-
-def cpu_count() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def cpu_name() -> str:
-    """The processor's name as the system gives it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    if not tf32:
+        jax.config.update("jax_default_matmul_precision", "highest")
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
+    # JAX caches only what took a second to compile; the demo's programs are smaller, and a cached one starts at once.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
