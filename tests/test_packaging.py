@@ -177,7 +177,9 @@ def test_accelerator_can_be_chosen(bare: dict[str, str]) -> None:
 # --- setup.sh, with a Python whose venvs hold a pip that only writes down how it was called
 
 FAKE_PYTHON = """case "$*" in
-"-m venv "*) mkdir -p "$3/bin" && cat "$0" >"$3/bin/python" && chmod +x "$3/bin/python" ;;
+"-m venv "*)
+    [ ! -e full ] || { echo 'no space left'; exit 1; }
+    mkdir -p "$3/bin" && cat "$0" >"$3/bin/python" && chmod +x "$3/bin/python" ;;
 "-m pip install "*) echo "$*" >>calls && [ ! -e offline ] || { echo 'pip: no route to host'; exit 1; } ;;
 --version) echo Python 3.12.0 ;;
 -c*sys.version_info*) echo "$0" ;;
@@ -250,8 +252,10 @@ def test_setup_remakes_a_moved_broken_or_half_made_environment(clone: Path, bare
     setup(moved, env=bare)
     assert len(calls(moved)) == 3 and (moved / ".venv/bin/python").exists()
     shutil.rmtree(moved / ".venv")
-    (moved / ".venv").mkdir()
-    (moved / ".venv/.made").write_text("unfinished\n")  # stopped while the environment was being made
+    (moved / "full").touch()
+    failed = setup(moved, env=bare)
+    assert failed.returncode != 0 and "no space left" in failed.stderr
+    (moved / "full").unlink()
     assert setup(moved, env=bare).returncode == 0
     assert len(calls(moved)) == 4 and (moved / ".venv/bin/python").exists()
 
