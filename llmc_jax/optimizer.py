@@ -93,18 +93,21 @@ def adamw_update(
 
 
 def _in_ranges(size: int, ranges: tuple[tuple[int, int], ...]) -> jax.Array:
-    """Boolean (size,): which positions of a flat buffer lie in one of the ranges.
-
-    Positions are compared as (row, column): large models have more elements than 32-bit numbers count.
-    """
-    row = jax.lax.broadcasted_iota(jnp.int32, (size // FLAT_MULTIPLE, FLAT_MULTIPLE), 0)
-    column = jax.lax.broadcasted_iota(jnp.int32, (size // FLAT_MULTIPLE, FLAT_MULTIPLE), 1)
+    """Boolean (size,): which positions of a flat buffer lie in one of the ranges."""
+    inside = jnp.zeros(size, bool)
+    if size <= 2**32:
+        position = jax.lax.iota(jnp.uint32, size)
+        for start, stop in ranges:  # unsigned, positions before the range wrap round to large numbers: one comparison
+            inside |= position - jnp.uint32(start) < jnp.uint32(stop - start)
+        return inside
+    # More elements than 32 bits count: compare (row, column). Right for any size, but twice as slow on a CPU.
+    row = jax.lax.broadcasted_iota(jnp.int32, (size // FLAT_MULTIPLE, FLAT_MULTIPLE), 0).reshape(size)
+    column = jax.lax.broadcasted_iota(jnp.int32, (size // FLAT_MULTIPLE, FLAT_MULTIPLE), 1).reshape(size)
 
     def at_or_after(position: int) -> jax.Array:
         r, c = divmod(position, FLAT_MULTIPLE)
         return (row > r) | ((row == r) & (column >= c))
 
-    inside = jnp.zeros(row.shape, bool)
     for start, stop in ranges:
         inside |= at_or_after(start) & ~at_or_after(stop)
-    return inside.reshape(size)
+    return inside
