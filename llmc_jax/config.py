@@ -1,10 +1,16 @@
 """Every option once: the model's shape (`ModelConfig`) and the run's settings (`TrainConfig`).
 
-Leaves out how options are spelled on the command line (cli.py).
+The command line, `--help`, the checks, docs/flags.md and config.json are all made from the fields of `TrainConfig`.
+Leaves out how words become values (cli.py) and named sets of values (presets.py). Imports nothing heavy: `--help` is
+instant.
 """
 
+import math
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from enum import IntEnum
+from typing import Any, NamedTuple, Self
 
 from llmc_jax.errors import InputError
 
@@ -129,3 +135,522 @@ def parse_descriptor(descriptor: str) -> ModelConfig:
         f"-e {descriptor}: no such model. Known: {depths} (or gpt2:dN), {channels}, "
         "a custom shape such as L4-NH4-C256-V257-T128, or the path of a .bin checkpoint"
     )
+
+
+class ExitCode(IntEnum):
+    """The exit status of train.py. 1 is Python's own, for an exception that nobody caught."""
+
+    DONE = 0
+    BAD_INPUT = 2
+    DIVERGED = 3
+    STOPPED = 130  # 128 + SIGINT, as shells have it
+
+
+EXIT_MEANINGS: dict[int, str] = {
+    ExitCode.DONE: "the run is complete",
+    1: "a mistake in this program, with a traceback",
+    ExitCode.BAD_INPUT: "a flag, a file or the machine cannot be used as it stands; one line says why",
+    ExitCode.DIVERGED: "the loss or the gradient was not finite --max-nonfinite times in a row",
+    ExitCode.STOPPED: "stopped by the user (Ctrl-C or SIGTERM) after a whole step, with everything written",
+}
+
+
+class Check(NamedTuple):
+    """What a value must be beyond its type."""
+
+    holds: Callable[[Any], bool]
+    words: str  # completes "must be ..."
+
+
+def at_least(low: float, words: str = "") -> Check:
+    return Check(lambda value: value >= low, words or f"at least {low:g}")
+
+
+def minus_one_or_at_least(low: int, minus_one: str) -> Check:
+    return Check(lambda value: value == -1 or value >= low, f"at least {low}, or -1 ({minus_one})")
+
+
+ZERO_IS_OFF = at_least(0, "at least 0 (0 = off)")
+FRACTION = Check(lambda value: 0 <= value <= 1, "between 0 and 1")
+BELOW_ONE = Check(lambda value: 0 <= value < 1, "at least 0 and below 1")
+ABOVE_ZERO = Check(lambda value: value > 0, "above 0")
+NOT_EMPTY = Check(lambda value: value != "", "given, not empty")
+INT_MAX = 2**31 - 1  # llm.c's options are C ints, and the step number is an int32 on the device
+
+
+class Option(NamedTuple):
+    """All there is to know about one field of TrainConfig."""
+
+    name: str
+    type: type  # int, float, str, or bool (0 or 1 on the command line)
+    default: Any
+    flags: tuple[str, ...]  # spellings, llm.c's first; the readable one begins with two dashes
+    group: str
+    meaning: str
+    unit: str
+    value: str  # how a value is called in --help
+    choices: tuple[Any, ...]
+    check: Check | None
+
+    @property
+    def long_flag(self) -> str:
+        return next(flag for flag in self.flags if flag.startswith("--"))
+
+    @property
+    def noun(self) -> str:
+        return self.long_flag.removeprefix("--").replace("-", " ")
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether the flag stands alone, without a value: `--no-save`."""
+        return self.long_flag.startswith("--no-")
+
+
+def option(
+    default: Any,
+    flags: str,
+    group: str,
+    meaning: str,
+    *,
+    unit: str = "",
+    value: str = "",
+    choices: tuple[Any, ...] = (),
+    check: Check | None = None,
+) -> Any:
+    """A field of TrainConfig that carries its own documentation and checks."""
+    about = {
+        "flags": tuple(flags.split()),
+        "group": group,
+        "meaning": meaning,
+        "unit": unit,
+        "value": value,
+        "choices": choices,
+        "check": check,
+    }
+    return field(default=default, metadata=about)
+
+
+DATA = "Data"
+MODEL = "Model"
+OUTPUT = "Output"
+BATCH = "Batch and length"
+OPTIMIZER = "Optimizer"
+EVALUATION = "Evaluation"
+PRECISION = "Precision and memory"
+DEVICES = "Several devices"
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The settings of a run. Defaults are llm.c's (train_gpt2.cu, `main`); a 0 for an 'every' field means off.
+
+    Constructing one checks nothing; `validate` does.
+    """
+
+    # fmt: off
+    preset: str = option(
+        "", "--preset", "Start", "a named set of values, listed below; other flags override it", value="NAME"
+    )
+
+    train_data: str = option(
+        "dev/data/tinyshakespeare/tiny_shakespeare_train.bin", "-i --train-data", DATA,
+        "token files to train on, a path or a glob pattern; stdlib = the source of Python's own library, in bytes",
+        value="PATTERN", check=NOT_EMPTY,
+    )
+    val_data: str = option(
+        "dev/data/tinyshakespeare/tiny_shakespeare_val.bin", "-j --val-data", DATA,
+        "token files to validate on, given likewise", value="PATTERN", check=NOT_EMPTY,
+    )
+    tokenizer: str = option(
+        "auto", "--tokenizer", DATA,
+        "turns samples into text: auto (by the vocabulary size), bytes, gpt2, none (prints token ids), "
+        "or the path of a tokenizer file",
+        value="NAME", check=NOT_EMPTY,
+    )
+    shuffle: str = option(
+        "llmc", "--shuffle", DATA,
+        "order of the training batches: llmc = train_gpt2.cu's shuffled order, none = as they stand in the files",
+        choices=("llmc", "none"),
+    )
+    seed: int = option(
+        42, "--seed", DATA, "random seed of the data order and of initial weights (llm.c: always 42)", check=at_least(0)
+    )
+    overfit: bool = option(
+        False, "-a --overfit-single-batch", DATA, "1 = train on the first validation batch again and again"
+    )
+
+    model: str = option(
+        "gpt2_124M_bf16.bin", "-e --model", MODEL,
+        "a .bin checkpoint to start from, or a shape for random weights: d12, gpt3:c768, L4-NH4-C256-V257-T128",
+        check=NOT_EMPTY,
+    )
+    v2_order: str = option(
+        "auto", "--v2-order", MODEL,
+        "where a version 2 checkpoint keeps its layernorm tensors: in place or all at the end; auto = by their values",
+        choices=("auto", "in-place", "end"),
+    )
+
+    output_dir: str = option(
+        "", "-o --output-dir", OUTPUT,
+        "folder for logs, samples, picture and checkpoints; empty = a new runs/<date>-<name>", value="DIR",
+    )
+    reuse: bool = option(
+        False, "-y --resume", OUTPUT, "1 = go on in a folder that holds a run already, its log kept"
+    )
+    save: bool = option(True, "--no-save", OUTPUT, "do not write the final model")
+    checkpoint_every: int = option(
+        0, "-n --checkpoint-every", OUTPUT, "write model_%08d.bin every N steps; 0 = off", unit="steps",
+        check=ZERO_IS_OFF,
+    )
+    keep_checkpoints: int = option(
+        0, "-nk --keep-checkpoints", OUTPUT, "keep only the latest N checkpoints; 0 = all", unit="files",
+        check=at_least(0, "at least 0 (0 = keep all)"),
+    )
+    major_every: int = option(
+        0, "-nm --major-every", OUTPUT, "checkpoints of every N-th step are never deleted; 0 = off", unit="steps",
+        check=ZERO_IS_OFF,
+    )
+    gpu_info_every: int = option(
+        -1, "-lg --gpu-info-every", OUTPUT, "show the GPU's clocks, power and temperature every N steps; 0, -1 = off",
+        unit="steps", check=minus_one_or_at_least(0, "off"),
+    )
+    print_every: int = option(
+        1, "--print-every", OUTPUT, "a line on the screen every N steps; 0 = off (the log files have every step)",
+        unit="steps", check=ZERO_IS_OFF,
+    )
+
+    batch_size: int = option(
+        4, "-b --batch-size", BATCH, "micro-batch B: rows that one forward and backward pass takes at once",
+        unit="sequences", check=at_least(1),
+    )
+    sequence_length: int = option(
+        1024, "-t --sequence-length", BATCH, "T: tokens in a row", unit="tokens", check=at_least(1)
+    )
+    total_batch_size: int = option(
+        -1, "-d --total-batch-size", BATCH,
+        "tokens of one update, a multiple of B*T (gradient accumulation); -1 = B*T", unit="tokens",
+        check=minus_one_or_at_least(1, "one micro-batch"),
+    )
+    max_steps: int = option(
+        -1, "-x --max-steps", BATCH, "updates to make; 0 = evaluate only, -1 = one pass over the training data",
+        unit="steps", check=minus_one_or_at_least(0, "one epoch"),
+    )
+
+    schedule: str = option(
+        "cosine", "-k --schedule", OPTIMIZER, "course of the learning rate: cosine, linear, constant, wsd, step",
+        value="NAME", choices=("cosine", "linear", "constant", "wsd", "step"),
+    )
+    learning_rate: float = option(3e-4, "-l --learning-rate", OPTIMIZER, "highest learning rate", check=at_least(0))
+    warmup_steps: int = option(
+        0, "-u --warmup-steps", OPTIMIZER, "steps of linear rise to it (all schedules but constant)", unit="steps",
+        check=at_least(0),
+    )
+    final_lr_fraction: float = option(
+        1.0, "-q --final-lr-fraction", OPTIMIZER,
+        "the last rate as a part of the highest (cosine, linear, wsd); 1 = no decay", check=FRACTION,
+    )
+    step_every: int = option(
+        1000, "--step-every", OPTIMIZER, "with -k step: lower the rate every N steps", unit="steps", check=ZERO_IS_OFF
+    )
+    step_factor: float = option(
+        0.1, "--step-factor", OPTIMIZER, "with -k step: multiply it by X",
+        check=Check(lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    )
+    weight_decay: float = option(0.0, "-c --weight-decay", OPTIMIZER, "AdamW's decoupled decay", check=at_least(0))
+    decay: str = option(
+        "matrices", "--decay", OPTIMIZER,
+        "what decays: matrices = wte, wpe and the linear weights (train_gpt2.cu), all = layernorms and biases too "
+        "(train_gpt2.c)",
+        choices=("matrices", "all"),
+    )
+    beta1: float = option(0.9, "--beta1", OPTIMIZER, "decay of AdamW's mean of gradients", check=BELOW_ONE)
+    beta2: float = option(
+        0.95, "--beta2", OPTIMIZER, "decay of its mean of squares (train_gpt2.c and train_gpt2_fp32.cu: 0.999)",
+        check=BELOW_ONE,
+    )
+    eps: float = option(1e-8, "--eps", OPTIMIZER, "added to the root of that mean", check=ABOVE_ZERO)
+    grad_clip: float = option(
+        1.0, "--grad-clip", OPTIMIZER, "scale the gradient down to this norm where it is larger; 0 = off",
+        check=ZERO_IS_OFF,
+    )
+    max_nonfinite: int = option(
+        10, "--max-nonfinite", OPTIMIZER,
+        "stop after N steps in a row whose loss or gradient is not finite (they update nothing); 0 = never",
+        unit="steps", check=ZERO_IS_OFF,
+    )
+    skip_loss_z: float = option(
+        0.0, "-sl --skip-loss-z", OPTIMIZER, "skip updates whose loss is an outlier above this z-score; 0 = off",
+        unit="standard deviations", check=ZERO_IS_OFF,
+    )
+    skip_norm_z: float = option(
+        0.0, "-sg --skip-norm-z", OPTIMIZER, "likewise for the norm of the gradient; 0 = off",
+        unit="standard deviations", check=ZERO_IS_OFF,
+    )
+
+    val_every: int = option(
+        20, "-v --val-every", EVALUATION, "validation loss every N steps and at the end; 0 = off", unit="steps",
+        check=ZERO_IS_OFF,
+    )
+    val_batches: int = option(
+        20, "-m --val-batches", EVALUATION, "batches of B*T tokens in one validation; -1 = all there are",
+        unit="batches", check=minus_one_or_at_least(1, "all"),
+    )
+    sample_every: int = option(
+        20, "-s --sample-every", EVALUATION, "write a sample every N steps and at the end; 0 = off", unit="steps",
+        check=ZERO_IS_OFF,
+    )
+    sample_tokens: int = option(
+        64, "-g --sample-tokens", EVALUATION, "length of a sample, its first end-of-text token included",
+        unit="tokens", check=at_least(1),
+    )
+    hellaswag: bool = option(False, "-h --hellaswag", EVALUATION, "1 = HellaSwag accuracy at every validation")
+
+    tf32: bool = option(True, "-f --tf32", PRECISION, "1 = fp32 matrix products may use TF32 (NVIDIA GPUs)")
+    master_weights: bool = option(
+        True, "-w --master-weights", PRECISION, "1 = keep the weights in fp32 (they always are here)"
+    )
+    gelu_fusion: int = option(
+        -1, "-ge --gelu-fusion", PRECISION, "GELU inside the matrix product; XLA decides, results are the same",
+        choices=(-1, 0, 1, 2),
+    )
+    recompute: int = option(
+        1, "-r --recompute", PRECISION,
+        "computed again in the backward pass to save memory: 0 = nothing, 1 = GELU, 2 = GELU and layernorms",
+        choices=(0, 1, 2),
+    )
+
+    zero_stage: int = option(
+        0, "-z --zero-stage", DEVICES, "ZeRO: what is split over the processes: 0 = nothing, 1 = optimizer state",
+        choices=(0, 1, 2, 3),
+    )
+    num_processes: int = option(1, "-pn --num-processes", DEVICES, "processes that train together", check=at_least(1))
+    process_rank: int = option(0, "-pr --process-rank", DEVICES, "number of this one, from 0", check=at_least(0))
+    gpus_per_node: int = option(8, "-pg --gpus-per-node", DEVICES, "GPUs of one machine", check=at_least(1))
+    init_method: str = option(
+        "mpi", "-pi -pm --init-method", DEVICES, "how processes find each other", choices=("mpi", "tcp", "fs")
+    )
+    server_ip: str = option("", "-ps --server-ip", DEVICES, "with -pi tcp: address of process 0", value="ADDRESS")
+    fs_path: str = option("", "-pf -pp --fs-path", DEVICES, "with -pi fs: a folder that all see", value="DIR")
+    # fmt: on
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one update, over all micro-batches and processes."""
+        return self._tokens_at_once if self.total_batch_size == -1 else self.total_batch_size
+
+    @property
+    def grad_accumulation(self) -> int:
+        """Micro-batches of B*T tokens that one process takes per update."""
+        return self.tokens_per_step // self._tokens_at_once
+
+    @property
+    def _tokens_at_once(self) -> int:
+        return self.batch_size * self.sequence_length * self.num_processes
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as plain values that JSON can hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """The configuration that `to_json` gave. Fields that are not there have their defaults.
+
+        Raises InputError with every unknown name and every value that its field cannot have.
+        """
+        known = {about.name: about for about in OPTIONS}
+        problems = [f"configuration: there is no option {name!r}" for name in values if name not in known]
+        for name, value in values.items():
+            words = value_problem(known[name], value) if name in known else None
+            if words:
+                problems.append(f"configuration: {name} is {value!r}; it {words}")
+        raise_problems(problems)
+        fit: dict[str, Any] = {name: known[name].type(value) for name, value in values.items()}  # 1 stands for 1.0
+        return cls(**fit)
+
+
+OPTIONS: tuple[Option, ...] = tuple(
+    Option(name=each.name, type=each.type, default=each.default, **each.metadata)  # type: ignore[arg-type]
+    for each in fields(TrainConfig)
+)
+
+
+def raise_problems(problems: Iterable[str]) -> None:
+    """Raise one InputError that lists all problems, one a line; return if there are none."""
+    lines = list(dict.fromkeys(problems))
+    if len(lines) == 1:
+        raise InputError(lines[0])
+    if lines:
+        raise InputError("\n  ".join([f"{len(lines)} problems:", *lines]))
+
+
+TYPE_WORDS = {int: "a whole number", float: "a number", bool: "0 or 1", str: "text"}
+
+
+def value_problem(about: Option, value: object) -> str | None:
+    """Why an option cannot have this value ("must be …"), or None if it can."""
+    expected = (int, float) if about.type is float else about.type
+    if not isinstance(value, expected) or (isinstance(value, bool) and about.type is not bool):
+        return f"must be {TYPE_WORDS[about.type]}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "must be finite"
+    if isinstance(value, int) and value > INT_MAX:
+        return f"must be at most {INT_MAX}"
+    if about.choices and value not in about.choices:
+        return f"must be one of {', '.join(map(str, about.choices))}"
+    if about.check and not about.check.holds(value):
+        return f"must be {about.check.words}"
+    return None
+
+
+def show_value(value: object) -> str:
+    """A value as it is written on the command line; quoted where it would not be visible."""
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+    text = str(value)
+    return text if text and text.isprintable() and " " not in text else repr(text)
+
+
+def _given(config: TrainConfig, name: str) -> str:
+    """A flag and its value as one would type them: `-b 4`."""
+    about = next(each for each in OPTIONS if each.name == name)
+    return f"{about.flags[0]} {show_value(getattr(config, name))}"
+
+
+class NotBuilt(NamedTuple):
+    """A value of llm.c's that this program understands but cannot do yet."""
+
+    name: str
+    asked: Callable[[TrainConfig], bool]
+    would: str
+    without: str
+
+
+NOT_BUILT = (
+    NotBuilt(
+        "hellaswag",
+        lambda config: config.hellaswag,
+        "measure HellaSwag accuracy at every validation",
+        "leave -h out: the validation loss is measured all the same",
+    ),
+    NotBuilt(
+        "num_processes",
+        lambda config: config.num_processes > 1,
+        "split every batch over several processes, one device each",
+        "leave out -pn and -pr: one process makes the same updates, with more gradient accumulation for the same -d",
+    ),
+    NotBuilt(
+        "zero_stage",
+        lambda config: config.zero_stage > 1 or (config.zero_stage == 1 and config.num_processes > 1),
+        "split the optimizer's state over the processes",
+        "write -z 0: the results are the same, with more memory per device",
+    ),
+    NotBuilt(
+        "skip_loss_z",
+        lambda config: config.skip_loss_z > 0,
+        "skip updates whose loss is an outlier among the last 128",
+        "leave -sl out: steps that are not finite are skipped all the same",
+    ),
+    NotBuilt(
+        "skip_norm_z",
+        lambda config: config.skip_norm_z > 0,
+        "skip updates whose gradient norm is an outlier among the last 128",
+        "leave -sg out: --grad-clip bounds the gradient all the same",
+    ),
+    NotBuilt(
+        "gpu_info_every",
+        lambda config: config.gpu_info_every > 0,
+        "show the GPU's clocks, power and temperature",
+        "leave -lg out and watch nvidia-smi",
+    ),
+    NotBuilt(
+        "keep_checkpoints",
+        lambda config: config.keep_checkpoints > 0,
+        "delete all but the latest checkpoints",
+        "leave -nk out: every checkpoint is kept",
+    ),
+    NotBuilt(
+        "major_every",
+        lambda config: config.major_every > 0,
+        "exempt checkpoints from being deleted",
+        "leave -nm out: every checkpoint is kept",
+    ),
+)
+
+
+def validate(config: TrainConfig) -> list[str]:
+    """Check a configuration as far as that is possible without its files and devices.
+
+    Returns notes for the user: what has no effect, or another one than in llm.c.
+    Raises one InputError that lists every value out of range, every contradiction, and every value that asks for
+    something not built yet.
+    """
+    problems = []
+    for about in OPTIONS:
+        words = value_problem(about, getattr(config, about.name))
+        if words:
+            problems.append(f"{_given(config, about.name)}: {about.noun} {words}")
+    raise_problems(problems)  # what follows counts on sane values
+    raise_problems([*_contradictions(config), *_not_built(config)])
+    return _notes(config)
+
+
+def _contradictions(config: TrainConfig) -> list[str]:
+    problems = []
+    unit = config._tokens_at_once
+    if config.tokens_per_step % unit:
+        below, above = config.tokens_per_step // unit * unit, -(-config.tokens_per_step // unit) * unit
+        choice = f"-d {below} or -d {above}" if below else f"-d {above}, or a smaller -b or -t"
+        product = f"{_given(config, 'batch_size')} times {_given(config, 'sequence_length')}"
+        if config.num_processes > 1:
+            product += f" times {_given(config, 'num_processes')}"
+        problems.append(
+            f"{_given(config, 'total_batch_size')}: an update's tokens must be a multiple of {unit} ({product}); "
+            f"take {choice}"
+        )
+    if config.process_rank >= config.num_processes:
+        problems.append(
+            f"{_given(config, 'process_rank')}: process rank must be below the number of processes "
+            f"({_given(config, 'num_processes')}); ranks count from 0"
+        )
+    if config.schedule == "step" and config.step_every == 0:
+        problems.append("--step-every 0: -k step needs at least 1; for a rate that never falls write -k constant")
+    return problems
+
+
+def _not_built(config: TrainConfig) -> list[str]:
+    return [
+        f"{_given(config, missing.name)}: not built yet; it would {missing.would}. To go on, {missing.without}"
+        for missing in NOT_BUILT
+        if missing.asked(config)
+    ]
+
+
+def _notes(config: TrainConfig) -> list[str]:
+    notes = []
+    if config.gelu_fusion > 0:
+        notes.append(f"{_given(config, 'gelu_fusion')}: XLA fuses GELU by itself; results are the same")
+    if config.reuse and not config.output_dir:
+        notes.append("-y 1 without -o: this run gets a new folder of its own; name one with -o to go on in it")
+    return notes
+
+
+def check_model_fit(config: TrainConfig, model: ModelConfig) -> list[str]:
+    """Check the settings that depend on the model's shape, once it is known. Returns notes for the user.
+
+    Raises InputError if rows (-t) or samples (-g) are longer than the positions that the model knows.
+    """
+    known = f"the model knows {model.max_seq_len} positions"
+    problems = []
+    if config.sequence_length > model.max_seq_len:
+        problems.append(f"{_given(config, 'sequence_length')}: {known}; take -t {model.max_seq_len} or less")
+    if config.sample_every and config.sample_tokens > model.max_seq_len:
+        problems.append(
+            f"{_given(config, 'sample_tokens')}: {known}; take -g {model.max_seq_len} or less, or -s 0 for no samples"
+        )
+    raise_problems(problems)
+    if config.sequence_length < model.max_seq_len:
+        return [f"{_given(config, 'sequence_length')}: {known}; those from {config.sequence_length} on do not train"]
+    return []

@@ -1,0 +1,357 @@
+"""The command line: words to a checked TrainConfig, `--help` and docs/flags.md, and the exit status of a run.
+
+Options are defined in config.py, presets in presets.py. What a run does is in trainer.py, which is imported only when
+the options are sound.
+"""
+
+import argparse
+import re
+import shlex
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llmc_jax.config import (
+    EXIT_MEANINGS,
+    NOT_BUILT,
+    OPTIONS,
+    ExitCode,
+    Option,
+    TrainConfig,
+    raise_problems,
+    show_value,
+    validate,
+    value_problem,
+)
+from llmc_jax.errors import InputError
+from llmc_jax.presets import DEFAULT_PRESET, PRESETS, preset_config
+
+WIDTH = 100  # columns of --help
+FLAG_COLUMN = 36
+NO_BREAK = "\u00a0"
+
+SHOW_ALONE = {
+    "--help": "this text",
+    "--help-markdown": "this text as Markdown, as in docs/flags.md",
+    "--version": "the versions of this program, Python and JAX",
+}
+
+# What llm.c's train_gpt2.py and common habit call an option, where the likeness of the words does not lead here.
+ELSEWHERE = {
+    "--input-bin": "--train-data",
+    "--input-val-bin": "--val-data",
+    "--num-iterations": "--max-steps",
+    "--steps": "--max-steps",
+    "--warmup-iters": "--warmup-steps",
+    "--lr": "--learning-rate",
+    "--learning-rate-decay-frac": "--final-lr-fraction",
+    "--val-loss-every": "--val-every",
+    "--val-max-steps": "--val-batches",
+}
+
+EXAMPLES = (
+    ("python train.py", "the demo: a small model learns Python's own source"),
+    ("python train.py --preset llmc-cpu -x 100 -o runs/tuned", "a preset, with flags over it"),
+    ('python train.py -e d12 -i "data/train_*.bin" -j "data/val_*.bin" -b 8 -d 65536', "your own token files"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line (without the program's name; sys.argv's by default). Returns the exit status."""
+    words = sys.argv[1:] if argv is None else argv
+    shown = next((word for word in words if word in SHOW_ALONE), None)
+    if shown:
+        print({"--help": help_text, "--help-markdown": flags_markdown, "--version": _versions}[shown]())
+        return ExitCode.DONE
+    try:
+        config = parse_args(words)
+        notes = validate(config)
+        from llmc_jax.trainer import run  # here, because it imports JAX, which takes a second
+
+        return run(config, notes)
+    except InputError as error:
+        return _complain(str(error))
+    except OSError as error:
+        if error.filename is not None:
+            return _complain(f"{error.filename}: {error.strerror}")
+        if isinstance(error, FileNotFoundError | PermissionError):
+            return _complain(str(error))
+        raise
+    except KeyboardInterrupt:  # before or after the training itself, which ends after a whole step
+        print(f"{_program()}: stopped", file=sys.stderr)
+        return ExitCode.STOPPED
+
+
+def _complain(problem: str) -> int:
+    print(f"{_program()}: {problem}", file=sys.stderr)
+    return ExitCode.BAD_INPUT
+
+
+def _program() -> str:
+    return "llmc-jax" if Path(sys.argv[0]).stem == "llmc-jax" else "train.py"
+
+
+def parse_args(argv: Sequence[str]) -> TrainConfig:
+    """The configuration that a command line (without the program's name) describes.
+
+    No words at all are the preset `demo`. Otherwise llm.c's defaults hold, a preset changes them, and flags have the
+    last word; of a flag that stands twice the later one counts.
+    Raises one InputError with all flags that do not exist and all values that their flags cannot have.
+    """
+    if not argv:
+        return preset_config(DEFAULT_PRESET)
+    pairs, problems = _split(argv)
+    parser = _parser()
+    given: dict[str, Any] = {}
+    for flag, about, value in pairs:
+        word = about.long_flag if value is None else f"{about.long_flag}={value}"
+        try:
+            given |= vars(parser.parse_args([word]))
+        except argparse.ArgumentError as error:
+            problems.append(f"{flag} {show_value(value)}: {error.message}")
+    base = TrainConfig()
+    try:
+        if "preset" in given:
+            base = preset_config(given["preset"])
+    except InputError as error:
+        problems.append(str(error))
+    raise_problems(problems)
+    return replace(base, **given)
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Takes one long flag with its value; a field that is not given does not appear in the result."""
+    parser = argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS
+    )
+    for about in OPTIONS:
+        if about.is_switch:
+            parser.add_argument(*about.flags, dest=about.name, action="store_false")
+        else:
+            parser.add_argument(*about.flags, dest=about.name, type=_reader(about))
+    return parser
+
+
+def _split(argv: Sequence[str]) -> tuple[list[tuple[str, Option, str | None]], list[str]]:
+    """Words to (flag as typed, its option, its value), and problems.
+
+    Done by hand because argparse reads `-ge1` and `-ix foo` as `-g e1` and `-i x`, takes some negative values for
+    flags, and reports one problem at a time. Here a flag is its exact spelling, and the word after it, or after the
+    equals sign, is its value.
+    """
+    by_flag = {flag: about for about in OPTIONS for flag in about.flags}
+    pairs: list[tuple[str, Option, str | None]] = []
+    problems: list[str] = []
+    position = 0
+    while position < len(argv):
+        flag, equals, value = argv[position].partition("=")
+        following = argv[position + 1] if position + 1 < len(argv) else None
+        position += 1
+        about = by_flag.get(flag)
+        if about is None:
+            problems.append(_unknown(argv[position - 1]))
+            if flag.startswith("-") and not equals and following is not None and not following.startswith("-"):
+                position += 1  # most likely the value of what is not a flag
+        elif about.is_switch:
+            pairs.append((flag, about, None))
+            if equals:
+                problems.append(f"{flag}={value}: {flag} takes no value; write {flag} alone")
+        elif equals:
+            pairs.append((flag, about, value))
+        elif following is None or following in by_flag:
+            problems.append(_without_value(flag, about, following))
+        else:
+            pairs.append((flag, about, following))
+            position += 1
+    return pairs, problems
+
+
+def _unknown(word: str) -> str:
+    if not word.startswith("-"):
+        return f"{show_value(word)}: a value without a flag; write every value after its flag, as in -b 4"
+    flag = word.partition("=")[0]
+    near = _nearest_flag(flag)
+    advice = f"did you mean {near}? " if near else ""
+    return f"{show_value(flag)}: there is no such flag; {advice}--help lists all"
+
+
+def _nearest_flag(flag: str) -> str | None:
+    """A clear likeness first (-batch-size), then what a short flag begins with (-b8, -ge1), then any likeness."""
+    import difflib  # here, because only mistakes need it
+
+    if flag.replace("_", "-") in ELSEWHERE:
+        return ELSEWHERE[flag.replace("_", "-")]
+    known = [*(flag for about in OPTIONS for flag in about.flags), *SHOW_ALONE]
+    likely = difflib.get_close_matches(flag, known, n=1, cutoff=0.9)
+    begins = sorted((short for short in known if short[1] != "-" and flag.startswith(short)), key=len, reverse=True)
+    return next(iter([*likely, *begins, *difflib.get_close_matches(flag, known, n=1)]), None)
+
+
+def _without_value(flag: str, about: Option, following: str | None) -> str:
+    found = "nothing does" if following is None else f"{following} does"
+    advice = ", or --help for help" if flag == "-h" else ""
+    return f"{flag}: its value must follow, but {found}; write {flag} {_value_name(about)}{advice}"
+
+
+def _reader(about: Option) -> Callable[[str], Any]:
+    """The function that turns a word into the option's value, or says what it must be."""
+
+    def read(text: str) -> Any:
+        value = _READERS[about.type](text)
+        problem = value_problem(about, value)
+        if problem is None:
+            return value
+        raise argparse.ArgumentTypeError(f"{about.noun} {problem}{_advice(about, text)}")
+
+    return read
+
+
+def _read_int(text: str) -> int | str:
+    return int(text) if re.fullmatch(r"[+-]?[0-9]{1,20}", text) else text
+
+
+def _read_float(text: str) -> float | str:
+    return float(text) if re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text) else text
+
+
+def _read_bool(text: str) -> bool | str:
+    return {"0": False, "1": True}.get(text, text)
+
+
+# What is no such value stays text, which value_problem then refuses.
+_READERS: dict[type, Callable[[str], Any]] = {int: _read_int, float: _read_float, bool: _read_bool, str: str}
+
+
+def _advice(about: Option, text: str) -> str:
+    """What to write instead, where that can be guessed."""
+    if about.type is int and isinstance(_read_int(text), str):  # 1e4 or 4.0
+        number = _read_float(text)
+        whole = isinstance(number, float) and number.is_integer() and value_problem(about, int(number)) is None
+        return f"; write {int(number)}" if whole else ""
+    if about.type is float and re.fullmatch(r"[eE][+-]?[0-9]+", text):  # 0 to C's atof
+        return f"; write 1{text}"
+    if about.type is str and about.choices:
+        import difflib
+
+        near = difflib.get_close_matches(text, about.choices, n=1)
+        return f"; did you mean {near[0]}?" if near else ""
+    return ""
+
+
+def _value_name(about: Option) -> str:
+    if about.value or about.is_switch:
+        return about.value
+    if about.choices:
+        return "|".join(map(str, about.choices))
+    return {int: "N", float: "X", bool: "0|1", str: about.name.upper()}[about.type]
+
+
+def _default(about: Option) -> str:
+    return "" if about.is_switch or about.default == "" else show_value(about.default)
+
+
+def _meaning(about: Option) -> str:
+    later = any(about.name == missing.name for missing in NOT_BUILT)
+    return about.meaning + (" (not built yet)" if later else "")
+
+
+def _groups() -> dict[str, list[Option]]:
+    groups: dict[str, list[Option]] = {}
+    for about in OPTIONS:
+        groups.setdefault(about.group, []).append(about)
+    return groups
+
+
+def help_text() -> str:
+    """What `--help` prints: every option in its group, the presets, the exit statuses and examples."""
+    lines = ["usage: python train.py [flag value ...]", ""]
+    lines += textwrap.wrap(
+        "Trains a GPT-2. Without any flag it runs the demo; with flags, llm.c's defaults hold unless --preset names "
+        "other ones. Flags are those of llm.c's train_gpt2cu, each with a long name beside it.",
+        WIDTH,
+    )
+    for group, members in _groups().items():
+        lines += ["", f"{group}:"]
+        for about in members:
+            flags = f"{', '.join(about.flags)} {_value_name(about)}".rstrip()
+            facts = [fact for fact in (about.unit, _default(about) and f"default {_default(about)}") if fact]
+            bracket = f" [{'; '.join(facts)}]".replace(" ", NO_BREAK).replace(NO_BREAK, " ", 1) if facts else ""
+            lines += _two_columns(flags, _meaning(about) + bracket)
+        if group == "Start":
+            for flag, meaning in SHOW_ALONE.items():
+                lines += _two_columns(flag, meaning)
+    lines += ["", "Presets:"]
+    for name, preset in PRESETS.items():
+        lines += _two_columns(name, preset.description)
+    lines += ["", "Exit status:"]
+    for code, meaning in EXIT_MEANINGS.items():
+        lines += _two_columns(str(int(code)), meaning)
+    lines += ["", "Examples:"]
+    for command, meaning in EXAMPLES:
+        lines += [f"  {command}", f"      {meaning}"]
+    return "\n".join(lines)
+
+
+def _two_columns(left: str, right: str) -> list[str]:
+    gap = " " * FLAG_COLUMN
+    lines = textwrap.wrap(right, WIDTH, initial_indent=gap, subsequent_indent=gap, break_on_hyphens=False)
+    lines = [line.replace(NO_BREAK, " ") for line in lines]
+    left = f"  {left}"
+    if len(left) + 2 > FLAG_COLUMN:
+        return [left, *lines]
+    return [left + lines[0][len(left) :], *lines[1:]]
+
+
+def flags_markdown() -> str:
+    """docs/flags.md, made from the same facts as `--help`."""
+    lines = [
+        "# Flags of train.py",
+        "",
+        "Made from `llmc_jax/config.py` by `python train.py --help-markdown > docs/flags.md`; a test compares the two.",
+        "",
+        "A flag is followed by its value: `-b 8`, `--batch-size 8` or `--batch-size=8`. One- and two-letter names are",
+        "those of llm.c's train_gpt2cu. Without any flag the preset `demo` runs; with flags, the defaults below hold",
+        "unless `--preset` names other ones.",
+    ]
+    for group, members in _groups().items():
+        lines += ["", f"## {group}", "", "| flag | value | unit | default | meaning |", "|---|---|---|---|---|"]
+        lines += [_row(about) for about in members]
+        if group == "Start":
+            lines += [f"| `{flag}` | | | | {meaning} |" for flag, meaning in SHOW_ALONE.items()]
+    lines += ["", "## Presets", "", "| name | what it is | options |", "|---|---|---|"]
+    for name, preset in PRESETS.items():
+        lines.append(f"| `{name}` | {preset.description} | `{_as_flags(name)}` |")
+    lines += ["", "## Exit status", "", "| status | meaning |", "|---|---|"]
+    lines += [f"| {int(code)} | {meaning} |" for code, meaning in EXIT_MEANINGS.items()]
+    return "\n".join(lines)
+
+
+def _row(about: Option) -> str:
+    def code(text: str) -> str:
+        return f"`{text}`" if text else ""
+
+    flags = ", ".join(f"`{flag}`" for flag in about.flags)
+    value = code(_value_name(about)).replace("|", "\\|")
+    row = f"| {flags} | {value} | {about.unit} | {code(_default(about))} | {_meaning(about)} |"
+    return row.replace("|  |", "| |")
+
+
+def _as_flags(preset: str) -> str:
+    """What a preset stands for, as flags."""
+    options = PRESETS[preset].options
+    given = {about.flags[0]: show_value(options[about.name]) for about in OPTIONS if about.name in options}
+    return " ".join(f"{flag} {shlex.quote(value)}" for flag, value in given.items())
+
+
+def _versions() -> str:
+    from llmc_jax.runlog import versions
+
+    found = versions()
+    return ", ".join(f"{name} {found[name]}" for name in ("llmc-jax", "python", "jax", "jaxlib", "numpy"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,12 @@
+"""Trains a GPT-2 from llm.c's files, with llm.c's flags: python train.py --help."""
+
+import sys
+
+if sys.version_info < (3, 12):  # noqa: UP036  whoever types `python3 train.py` may have any version
+    print("train.py: Python 3.12 or newer is needed; `make train` finds one", file=sys.stderr)
+    sys.exit(2)
+
+from llmc_jax.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
