@@ -1,0 +1,317 @@
+"""Corpora known by name: `stdlib`, the source of Python's standard library (nothing to download), and tinyshakespeare.
+
+Leaves out your own text (prepare.py) and the reading of token files during a run (loader.py).
+"""
+
+import hashlib
+import json
+import os
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from llmc_jax.data.files import cache_folder, reason, write_bytes
+from llmc_jax.data.tokenfile import open_token_file, write_token_file
+from llmc_jax.data.tokenizers import Tokenizer, bytes_tokenizer
+from llmc_jax.errors import InputError
+
+# Not text to learn a language from (tables, generated files), or not installed everywhere (Tk, IDLE, other packages)
+STDLIB_WITHOUT_FOLDERS = frozenset({
+    "__pycache__", "dist-packages", "encodings", "idle_test", "idlelib", "lib2to3", "pydoc_data", "site-packages",
+    "test", "tests", "tkinter",
+})  # fmt: skip
+STDLIB_WITHOUT_FILES = frozenset({"sitecustomize.py", "usercustomize.py"})  # the machine's, not Python's
+STDLIB_VAL_ONE_IN = 20
+STDLIB_RULES = "1"  # count up when the files chosen, their order or the split change: old caches are then left alone
+
+TINYSHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+TINYSHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+TINYSHAKESPEARE_FOLDER = Path("dev/data/tinyshakespeare")
+TINYSHAKESPEARE_VAL_TOKENS = 32768
+
+BIGRAM_PRIOR = 10.0  # tokens that the unigram model is worth; 1 to 100 change the figure of stdlib by 0.001 nats
+ENTROPY_MAX_TOKENS = 1 << 24  # of the training tokens, so that a yardstick stays cheap
+DENSE_VOCAB = 4096  # up to here all V*V pairs fit a table
+
+
+class Corpus(NamedTuple):
+    """A corpus on disk: two token files and what is known about them.
+
+    tokenizer: what `load_tokenizer` takes. fingerprint: of the text, in hexadecimal. unigram_nats, bigram_nats: the
+    loss per validation token, in nats, of models that know how frequent each token is, and how frequent after the
+    token before it (`unigram_entropy`, `bigram_entropy`): what a language model has to beat.
+    """
+
+    name: str
+    train: Path
+    val: Path
+    vocab_size: int
+    tokenizer: str
+    fingerprint: str
+    description: str
+    train_tokens: int
+    val_tokens: int
+    train_documents: int
+    val_documents: int
+    unigram_nats: float
+    bigram_nats: float
+
+
+# ----- stdlib -------------------------------------------------------------------------------------------------------
+
+
+class _Source(NamedTuple):
+    """A file of the standard library: its path within it, and what tells an edited one from the one we read."""
+
+    name: str
+    size: int
+    modified_ns: int
+
+
+def stdlib_corpus(cache: Path | None = None) -> Corpus:
+    """The built-in corpus: the *.py files of the running Python's standard library, in bytes (V=257, eot 256).
+
+    Files in the order of their names, an end-of-text token before each; one file in twenty, chosen by a hash of its
+    name, is validation. The two token files (uint16) are kept in `cache` (None: the user's cache folder, or, if that
+    cannot be written and $LLMC_JAX_CACHE does not demand it, a folder among the temporary files), named with the
+    fingerprint, so that the corpora of several Pythons stand beside each other. As long as names, sizes and times of
+    the sources stay the same, they are not read again.
+
+    Raises InputError if there are no sources, or no folder can be written.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    sources = _stdlib_sources(root)
+    index = f"stdlib-{_listing_key(root, sources)}.json"
+    folders = [cache] if cache else _cache_folders()
+    for folder in folders:
+        if (corpus := _read_corpus(folder / index)) is not None:
+            return corpus
+    train, val, fingerprint = _read_stdlib(root, sources)
+    version = sys.version.split()[0]
+    description = f"source of the standard library of Python {version}, {len(sources)} files, in bytes"
+    failures = []
+    for folder in folders:
+        try:
+            _make_private(folder)
+            stem = f"stdlib-{version}-{fingerprint}"
+            corpus = _save(folder, stem, "stdlib", bytes_tokenizer(), fingerprint, description, train, val)
+            plain = corpus._asdict() | {"train": corpus.train.name, "val": corpus.val.name}
+            write_bytes(folder / index, (json.dumps(plain, indent=1) + "\n").encode())
+            return corpus
+        except (OSError, InputError) as error:
+            failures.append(f"{folder} ({reason(error)})")
+    raise InputError(
+        f"the built-in corpus needs a folder to keep its token files in; cannot write {' nor '.join(failures)}; "
+        "set LLMC_JAX_CACHE to one that can be written"
+    )
+
+
+def _stdlib_sources(root: Path) -> list[_Source]:
+    found = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [n for n in subfolders if n not in STDLIB_WITHOUT_FOLDERS and not n.startswith("config-")]
+        for name in names:
+            if name.endswith(".py") and not name.startswith("_sysconfigdata") and name not in STDLIB_WITHOUT_FILES:
+                path = Path(folder, name)
+                if not path.is_file():  # a link that leads nowhere
+                    continue
+                state = path.stat()
+                found.append(_Source(path.relative_to(root).as_posix(), state.st_size, state.st_mtime_ns))
+    if not found:
+        raise InputError(
+            f"the built-in corpus is Python's own source, but {root} holds no .py files; train on token files of your "
+            "own (-i, -j), or use a Python that comes with its source"
+        )
+    return sorted(found)
+
+
+def _listing_key(root: Path, sources: list[_Source]) -> str:
+    listing = json.dumps([STDLIB_RULES, sys.version, str(root), sources])
+    return hashlib.sha256(listing.encode()).hexdigest()[:16]
+
+
+def _cache_folders() -> list[Path]:
+    if os.environ.get("LLMC_JAX_CACHE"):
+        return [cache_folder()]
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    return [cache_folder(), Path(tempfile.gettempdir()) / f"llmc-jax-{user}"]
+
+
+def _make_private(folder: Path) -> None:
+    """Make the folder if it is missing; among the temporary files, another user may have made it before us."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.parent == Path(tempfile.gettempdir()) and hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
+        raise PermissionError(1, "belongs to another user")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(13, "Permission denied")
+
+
+def _read_corpus(index: Path) -> Corpus | None:
+    """The corpus that an index file describes, if its token files are there, whole; None otherwise."""
+    try:
+        found = json.loads(index.read_bytes())
+        corpus = Corpus(**{**found, "train": index.parent / found["train"], "val": index.parent / found["val"]})
+        counts = (open_token_file(corpus.train).num_tokens, open_token_file(corpus.val).num_tokens)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return corpus if counts == (corpus.train_tokens, corpus.val_tokens) else None
+
+
+def _is_validation(name: str) -> bool:
+    return int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) % STDLIB_VAL_ONE_IN == 0
+
+
+def _read_stdlib(root: Path, sources: list[_Source]) -> tuple[np.ndarray, np.ndarray, str]:
+    """The tokens for training, those for validation, and the fingerprint of names and contents."""
+    tokenizer = bytes_tokenizer()
+    digest = hashlib.sha256(STDLIB_RULES.encode())
+    documents: dict[bool, list[np.ndarray]] = {False: [], True: []}
+    for source in sources:
+        try:
+            data = (root / source.name).read_bytes()
+        except OSError as error:
+            raise InputError(
+                f"{root / source.name}: cannot be read ({reason(error)}) for the built-in corpus"
+            ) from error
+        digest.update(f"{source.name}\0{len(data)}\0".encode() + data)
+        documents[_is_validation(source.name)].append(tokenizer.encode_document(data))
+    if not documents[False] or not documents[True]:
+        raise InputError(f"{root} holds only {len(sources)} .py files, too few to train on and to validate with")
+    return np.concatenate(documents[False]), np.concatenate(documents[True]), digest.hexdigest()[:12]
+
+
+def _save(
+    folder: Path,
+    stem: str,
+    name: str,
+    tokenizer: Tokenizer,
+    fingerprint: str,
+    description: str,
+    train: np.ndarray,
+    val: np.ndarray,
+) -> Corpus:
+    """Write the two token files, and say what they are."""
+    corpus = Corpus(
+        name=name,
+        train=folder / f"{stem}_train.bin",
+        val=folder / f"{stem}_val.bin",
+        vocab_size=tokenizer.vocab_size,
+        tokenizer=tokenizer.spec,
+        fingerprint=fingerprint,
+        description=description,
+        train_tokens=train.size,
+        val_tokens=val.size,
+        train_documents=int(np.count_nonzero(train == tokenizer.eot)),
+        val_documents=int(np.count_nonzero(val == tokenizer.eot)),
+        unigram_nats=unigram_entropy(train, val, tokenizer.vocab_size),
+        bigram_nats=bigram_entropy(train, val, tokenizer.vocab_size),
+    )
+    write_token_file(corpus.val, val, tokenizer.kind)
+    write_token_file(corpus.train, train, tokenizer.kind)
+    return corpus
+
+
+# ----- yardsticks ---------------------------------------------------------------------------------------------------
+
+
+def unigram_entropy(train: np.ndarray, val: np.ndarray, vocab_size: int) -> float:
+    """Nats per token of val, (n,) ids below V, under the token frequencies of train (m,), each count one higher."""
+    return float(-np.log(_unigram(train, vocab_size)[val]).mean())
+
+
+def bigram_entropy(train: np.ndarray, val: np.ndarray, vocab_size: int) -> float:
+    """Nats per token of val, (n,) ids below V, n >= 2, under the frequencies of train of each token after another.
+
+    The unigram model q counts as BIGRAM_PRIOR more tokens after each, so that nothing has probability 0:
+    p(b|a) = (count(a,b) + prior q(b)) / (count(a) + prior), count(a) = sum_b count(a,b).
+    Of train, the first ENTROPY_MAX_TOKENS tokens are counted.
+    """
+    unigram = _unigram(train, vocab_size)
+    train = np.asarray(train[:ENTROPY_MAX_TOKENS], np.int64)
+    val = np.asarray(val, np.int64)
+    pairs = _pair_counts(train, val, vocab_size)  # (n-1,)
+    before = np.bincount(train[:-1], minlength=vocab_size)[val[:-1]]  # (n-1,)
+    probability = (pairs + BIGRAM_PRIOR * unigram[val[1:]]) / (before + BIGRAM_PRIOR)
+    return float(-np.log(probability).mean())
+
+
+def _unigram(train: np.ndarray, vocab_size: int) -> np.ndarray:
+    counts = np.bincount(train[:ENTROPY_MAX_TOKENS], minlength=vocab_size) + 1.0  # (V,)
+    return counts / counts.sum()
+
+
+def _pair_counts(train: np.ndarray, val: np.ndarray, vocab_size: int) -> np.ndarray:
+    """How often each pair of neighbours in val occurs in train: (n-1,)."""
+    codes = train[:-1] * vocab_size + train[1:]  # (m-1,)
+    wanted = val[:-1] * vocab_size + val[1:]  # (n-1,)
+    if vocab_size <= DENSE_VOCAB:
+        return np.bincount(codes, minlength=vocab_size * vocab_size)[wanted]
+    known, counts = np.unique(codes, return_counts=True)
+    place = np.searchsorted(known, wanted).clip(max=known.size - 1)
+    return np.where(known[place] == wanted, counts[place], 0)
+
+
+# ----- tinyshakespeare ----------------------------------------------------------------------------------------------
+
+
+def tinyshakespeare_corpus(tokenizer: Tokenizer, folder: Path | None = None, source: Path | None = None) -> Corpus:
+    """tinyshakespeare (1.1 MB) as token files in `folder` (None: dev/data/tinyshakespeare, as llm.c).
+
+    source: a local copy of input.txt; without one the text is taken from the folder's tiny_shakespeare.txt, or
+    downloaded to there. With GPT-2's tokenizer the files are those of llm.c's script byte for byte: the text is cut
+    after each empty line, an end-of-text token stands before each section, and the first 32,768 tokens are validation.
+    Files of another tokenizer carry its name. Existing files are replaced.
+
+    Raises InputError if the text is not the known one or cannot be had, or the folder cannot be written.
+    Source: llm.c's dev/data/tinyshakespeare.py.
+    """
+    folder = TINYSHAKESPEARE_FOLDER if folder is None else folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be made ({reason(error)}); choose another folder") from error
+    text = _tinyshakespeare_text(folder, source)
+    sections = text.split("\n\n")
+    padded = [section + "\n\n" for section in sections[:-1]] + sections[-1:]
+    tokens = np.concatenate([tokenizer.encode_document(section) for section in padded])
+    train, val = tokens[TINYSHAKESPEARE_VAL_TOKENS:], tokens[:TINYSHAKESPEARE_VAL_TOKENS]
+    stem = "tiny_shakespeare" if tokenizer.name == "gpt2" else f"tiny_shakespeare_{tokenizer.name.removesuffix('.bin')}"
+    description = f"40,000 lines of Shakespeare, in {'bytes' if tokenizer.name == 'bytes' else 'BPE tokens'}"
+    return _save(folder, stem, "tinyshakespeare", tokenizer, TINYSHAKESPEARE_SHA256[:12], description, train, val)
+
+
+def _tinyshakespeare_text(folder: Path, source: Path | None) -> str:
+    kept = folder / "tiny_shakespeare.txt"
+    try:
+        data = (source or kept).read_bytes()
+    except OSError as error:
+        if source:
+            raise InputError(f"{source}: cannot be read ({reason(error)}); check the path") from error
+        data = b""
+    found = hashlib.sha256(data).hexdigest()
+    if source and found != TINYSHAKESPEARE_SHA256:
+        raise InputError(
+            f"{source}: is not tinyshakespeare: {len(data)} bytes, sha256 {found[:16]}…; expected 1115394 bytes, "
+            f"{TINYSHAKESPEARE_SHA256[:16]}…; for other text: python -m llmc_jax.data prepare"
+        )
+    if found != TINYSHAKESPEARE_SHA256:
+        data = _download_tinyshakespeare(kept)
+    return data.decode()
+
+
+def _download_tinyshakespeare(kept: Path) -> bytes:
+    from llmc_jax.data.download import download
+
+    try:
+        data = download(TINYSHAKESPEARE_URL, TINYSHAKESPEARE_SHA256)
+    except InputError as error:
+        raise InputError(f"tinyshakespeare: {error}; give a local copy of input.txt with --from PATH") from error
+    try:
+        write_bytes(kept, data)
+    except OSError as error:
+        raise InputError(f"{kept}: cannot be written ({reason(error)}); choose another folder") from error
+    return data

@@ -1,0 +1,242 @@
+"""Documents out of text, jsonl and parquet files, read as streams: a long document comes in parts.
+
+Leaves out what becomes of them (prepare.py), and compressed text.
+"""
+
+import codecs
+import glob
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from llmc_jax.data.files import reason
+from llmc_jax.errors import InputError
+
+READ_BYTES = 1 << 20
+PIECE_CHARS = 1 << 20  # longer documents are cut
+LONGEST_LINE = 1 << 28
+FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}  # all else is text
+
+
+class Reading(NamedTuple):
+    """How files are read.
+
+    format: auto (by the file's ending), text, jsonl or parquet. field: of jsonl and parquet, what holds the text.
+    split_on: what ends a document in a text file; None: one document per file. errors: strict, or replace bytes that
+    are no UTF-8 by U+FFFD.
+    """
+
+    format: str = "auto"
+    field: str = "text"
+    split_on: str | None = None
+    errors: str = "strict"
+
+
+def find_inputs(inputs: list[str]) -> list[Path]:
+    """The files that the inputs name, each once: in the order given, those of a folder or pattern sorted.
+
+    Raises InputError if an input names no file.
+    """
+    found: dict[Path, None] = {}
+    for item in inputs:
+        if os.path.isdir(item):
+            files = _files_in(Path(item))
+        elif os.path.lexists(item):
+            files = [Path(item)]
+        else:
+            files = sorted(Path(match) for match in glob.glob(item, recursive=True) if os.path.isfile(match))
+        if not files:
+            what = "is a folder without files" if os.path.isdir(item) else "no such file"
+            raise InputError(f"{item}: {what}; name text, jsonl or parquet files, folders of them, or a pattern")
+        found.update(dict.fromkeys(files))
+    return list(found)
+
+
+def _files_in(folder: Path) -> list[Path]:
+    found: list[Path] = []
+    for current, subfolders, names in os.walk(folder):
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        found.extend(Path(current, name) for name in names if not name.startswith("."))
+    return sorted(path for path in found if path.is_file())
+
+
+def size_of(path: Path) -> int:
+    """The size of an input in bytes; 0 if it is not known, which reading it will explain."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+class Piece(NamedTuple):
+    """A document, or a part of a long one. begins: it is the document's first part. read: bytes of input it took."""
+
+    begins: bool
+    text: str
+    read: int
+
+
+def read_pieces(path: Path, reading: Reading) -> Iterator[Piece]:
+    """The documents of one file, long ones in parts whose tokens, one after the other, are those of the whole.
+
+    Raises InputError naming file and place for what cannot be read, decoded or understood.
+    """
+    kind = FORMATS.get(path.suffix.lower(), "text") if reading.format == "auto" else reading.format
+    try:
+        if kind == "parquet":
+            yield from _parquet_pieces(path, reading.field)
+        elif kind == "jsonl":
+            with open(path, "rb") as file:
+                yield from _jsonl_pieces(path, file, reading)
+        else:
+            with open(path, "rb") as file:
+                yield from cut_documents(_decoded(path, file, reading.errors), reading.split_on)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({reason(error)}); check the path and its permissions") from error
+
+
+def _decoded(path: Path, file: IO[bytes], errors: str) -> Iterator[tuple[str, int]]:
+    """The text of a file in blocks, and how many bytes each took. A byte order mark at the start is left out."""
+    decoder = codecs.getincrementaldecoder("utf-8")(errors)
+    offset = 0
+    while True:
+        block = file.read(READ_BYTES)
+        pending = len(decoder.getstate()[0])  # bytes of a character that the last block began
+        try:
+            text = decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            raise _not_utf8(path, offset - pending, error) from error
+        yield text.removeprefix("\ufeff") if offset == 0 else text, len(block)
+        if not block:
+            return
+        offset += len(block)
+
+
+def _not_utf8(path: Path, offset: int, error: UnicodeDecodeError) -> InputError:
+    at = offset + error.start
+    return InputError(
+        f"{path}: byte {at}: {error.object[error.start]:#04x} is not UTF-8 ({error.reason}); leave the file out if it "
+        "is not text, convert it, or replace such bytes with --errors replace"
+    )
+
+
+def cut_documents(
+    blocks: Iterable[tuple[str, int]], separator: str | None, longest: int = PIECE_CHARS
+) -> Iterator[Piece]:
+    """Blocks of text and their bytes become pieces of documents; a separator stays at the end of its document.
+
+    With a separator the documents are those of llm.c's dev/data/tinyshakespeare.py; without one there is one document.
+    Of parts, none is much longer than `longest` characters unless it has no space or newline to cut before.
+    """
+    held = ""
+    begins = first = True
+    read = 0
+    for text, count in blocks:
+        new_from = len(held)
+        held += text
+        read += count
+        if separator is not None and separator in held[max(0, new_from - len(separator) + 1) :]:
+            *complete, held = held.split(separator)
+            for part in complete:
+                yield Piece(begins, part + separator, read)
+                begins, first, read = True, False, 0
+            new_from = 0
+        if len(held) > longest:
+            end = len(held) - (len(separator) - 1 if separator else 0)  # the rest may begin a separator
+            cut = _last_boundary(held, max(0, new_from - 1), end)
+            if cut:
+                yield Piece(begins, held[:cut], read)
+                begins, first, read, held = False, False, 0, held[cut:]
+    if held or first:
+        yield Piece(begins, held, read)
+
+
+_BOUNDARY = re.compile(r"\S[ \n]")
+
+
+def _last_boundary(text: str, start: int, end: int) -> int:
+    """Where a text may be cut without changing its tokens: after the last character in [start, end) that is no space
+    and has a space or newline behind it; 0 if there is none.
+
+    Why there: no word of GPT-2's pattern goes on from another character to a space, so a word ends here in any case;
+    and only white space looks at what follows it, so no word before the cut can tell that the rest is missing.
+    """
+    for width in (1 << 10, 1 << 15, end - start):  # almost always the first is enough
+        last = None
+        for match in _BOUNDARY.finditer(text, max(start, end - width), end):
+            last = match
+        if last is not None:
+            return last.start() + 1
+    return 0
+
+
+def _jsonl_pieces(path: Path, file: IO[bytes], reading: Reading) -> Iterator[Piece]:
+    offset = 0
+    for number in itertools.count(1):
+        line = file.readline(LONGEST_LINE)
+        if not line:
+            return
+        if len(line) == LONGEST_LINE:
+            raise InputError(f"{path}:{number}: more than {LONGEST_LINE} bytes without an end of line; is it jsonl?")
+        try:
+            text = line.decode("utf-8", reading.errors)
+        except UnicodeDecodeError as error:
+            raise _not_utf8(path, offset, error) from error
+        if offset == 0:
+            text = text.removeprefix("\ufeff")
+        if text.strip():
+            yield Piece(True, _field_of_line(path, number, text, reading.field), len(line))
+        offset += len(line)
+
+
+def _field_of_line(path: Path, number: int, line: str, field: str) -> str:
+    try:
+        item = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        said = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise InputError(f"{path}:{number}: is not JSON ({said}); expected one object per line") from error
+    if not isinstance(item, dict):
+        raise InputError(f"{path}:{number}: is a JSON {type(item).__name__}; expected an object with a text in it")
+    if field not in item:
+        raise InputError(f"{path}:{number}: {_no_field(field, list(item))}")
+    return _text_or_empty(item[field], f"{path}:{number}: field {field!r}")
+
+
+def _no_field(field: str, there: list[str]) -> str:
+    names = ", ".join(repr(name) for name in there[:8]) + (", …" if len(there) > 8 else "")
+    return f"has no field {field!r}; it has {names or 'none'}; choose one with --field"
+
+
+def _text_or_empty(value: object, where: str) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise InputError(f"{where} holds a {type(value).__name__}; expected text; choose another with --field")
+    return value
+
+
+def _parquet_pieces(path: Path, field: str) -> Iterator[Piece]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise InputError(f"{path}: reading parquet needs pyarrow: pip install 'llmc-jax[data]'") from error
+    try:
+        with parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if field not in names:
+                raise InputError(f"{path}: {_no_field(field, names)}")
+            share = path.stat().st_size / max(1, file.metadata.num_rows)
+            row = 0
+            for batch in file.iter_batches(batch_size=256, columns=[field]):
+                for value in batch.column(0).to_pylist():
+                    row += 1
+                    read = int(row * share) - int((row - 1) * share)
+                    yield Piece(True, _text_or_empty(value, f"{path}: row {row}: field {field!r}"), read)
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        said = str(error).splitlines()[0]
+        raise InputError(f"{path}: cannot be read as parquet ({said})") from error

@@ -1,0 +1,156 @@
+"""`inspect`: what is in a token file: format, tokens, documents, range of ids, and how it begins.
+
+Leaves out changing the file.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from llmc_jax.data.tokenfile import TokenFile, open_token_file
+from llmc_jax.data.tokenizers import (
+    BYTES_EOT,
+    BYTES_VOCAB,
+    GPT2_EOT,
+    GPT2_VOCAB,
+    Choice,
+    load_tokenizer,
+    sample_text,
+)
+from llmc_jax.errors import FormatError, InputError
+
+CHUNK_TOKENS = 1 << 22  # read at a time
+LLAMA3_EOT = 128000  # <|begin_of_text|>, which llm.c's scripts put before each document
+LLAMA3_VOCAB = 128256
+SHOWN_TOKENS = 64
+
+
+class TokenStats(NamedTuple):
+    """What one pass over the tokens finds: their number, the smallest and the largest id (-1 if there is none), and how
+    often each of the ids that were asked for occurs."""
+
+    tokens: int
+    lowest: int
+    highest: int
+    counts: dict[int, int]
+
+
+def token_stats(tokens: np.ndarray, counted: Sequence[int]) -> TokenStats:
+    """One pass over tokens, (n,), a memory map for example, of which a few megabytes are read at a time."""
+    lows, highs = [], []
+    counts = dict.fromkeys(counted, 0)
+    for start in range(0, tokens.size, CHUNK_TOKENS):
+        chunk = np.asarray(tokens[start : start + CHUNK_TOKENS])
+        lows.append(int(chunk.min()))
+        highs.append(int(chunk.max()))
+        for token in counts:
+            counts[token] += int(np.count_nonzero(chunk == token))
+    return TokenStats(tokens.size, min(lows, default=-1), max(highs, default=-1), counts)
+
+
+class Inspection(NamedTuple):
+    """What is in a token file. size: in bytes. vocab: the V that the ids were checked against, or that they suggest.
+
+    documents: how often the end-of-text id `eot` occurs. first: the first ids; text: what they stand for (the ids
+    themselves without a tokenizer); note: where the tokenizer comes from, or why there is none.
+    """
+
+    path: Path
+    kind: str
+    size: int
+    tokens: int
+    lowest: int
+    highest: int
+    vocab: int
+    eot: int
+    documents: int
+    first: list[int]
+    text: str
+    note: str
+
+
+def inspect_token_file(
+    path: str | Path,
+    tokenizer: str = "auto",
+    vocab_size: int | None = None,
+    eot: int | None = None,
+    show: int = SHOWN_TOKENS,
+) -> Inspection:
+    """Read a token file of any format once, whatever its size, in bounded memory.
+
+    tokenizer: as for `load_tokenizer`; `auto` takes the one that the ids fit, if its table is at hand. vocab_size: V,
+    against which the ids are checked; None: the smallest of bytes' (257), GPT-2's and Llama 3's that the ids fit.
+    eot: the id before each document; None: the tokenizer's, or the vocabulary's. show: how many tokens are decoded.
+
+    Raises FormatError if it is no token file or holds an id that V or the tokenizer does not have, InputError if the
+    file or the tokenizer cannot be had.
+    """
+    file = open_token_file(path)
+    named = None if tokenizer in ("auto", "none") else load_tokenizer(tokenizer, vocab_size)
+    candidates = {BYTES_VOCAB: BYTES_EOT, GPT2_VOCAB: GPT2_EOT, LLAMA3_VOCAB: LLAMA3_EOT}
+    if named is not None and named.tokenizer is not None:
+        candidates = {named.tokenizer.vocab_size: named.tokenizer.eot}
+        vocab_size = named.tokenizer.vocab_size
+    stats = token_stats(file.tokens, sorted({*candidates.values()} if eot is None else {eot}))
+    if vocab_size is None:
+        vocab_size = next((vocab for vocab in candidates if stats.highest < vocab), stats.highest + 1)
+    if stats.highest >= vocab_size:
+        raise _beyond(file, stats, vocab_size)
+    choice = named or load_tokenizer(tokenizer, vocab_size)
+    if eot is None:
+        eot = choice.tokenizer.eot if choice.tokenizer else candidates.get(vocab_size, vocab_size - 1)
+        if eot not in stats.counts:  # of an unusual vocabulary, known only now
+            stats = token_stats(file.tokens, [eot])
+    return _report(file, stats, choice, vocab_size, eot, show)
+
+
+def _report(file: TokenFile, stats: TokenStats, choice: Choice, vocab: int, eot: int, show: int) -> Inspection:
+    first = [int(token) for token in file.tokens[: max(0, show)]]
+    return Inspection(
+        path=file.path,
+        kind=file.kind,
+        size=file.header_bytes + file.tokens.nbytes,
+        tokens=stats.tokens,
+        lowest=stats.lowest,
+        highest=stats.highest,
+        vocab=vocab,
+        eot=eot,
+        documents=stats.counts[eot],
+        first=first,
+        text=sample_text(choice.tokenizer, first),
+        note=choice.note,
+    )
+
+
+def _beyond(file: TokenFile, stats: TokenStats, vocab_size: int) -> InputError:
+    """The error that says where the first id lies that the vocabulary does not have."""
+    for start in range(0, stats.tokens, CHUNK_TOKENS):
+        bad = np.flatnonzero(file.tokens[start : start + CHUNK_TOKENS] >= vocab_size)
+        if bad.size:
+            break
+    at = start + int(bad[0])
+    byte = file.header_bytes + at * file.tokens.itemsize
+    return FormatError(
+        f"{file.path}: token {at} (byte {byte}) has id {int(file.tokens[at])}; with V={vocab_size} ids end at "
+        f"{vocab_size - 1} (the largest here is {stats.highest}); was the file made with another tokenizer?"
+    )
+
+
+def describe(found: Inspection) -> str:
+    """An inspection as lines of text."""
+    rows = [
+        ("format", f"{found.kind}, {found.size:,} bytes"),
+        ("tokens", f"{found.tokens:,}"),
+        ("documents", f"{found.documents:,} (end-of-text id {found.eot})"),
+        ("ids", f"{found.lowest} to {found.highest} (V={found.vocab})" if found.tokens else "none"),
+        ("tokenizer", found.note),
+        ("first ids", " ".join(map(str, found.first))),
+        ("first text", found.text),
+    ]
+    return "\n".join([str(found.path), *(f"  {name:<10}  {_indented(value)}" for name, value in rows)])
+
+
+def _indented(value: str) -> str:
+    return value.replace("\n", "\n" + " " * 14)

@@ -1,0 +1,454 @@
+"""Tokenizers: bytes, GPT-2's byte-pair encoding, and llm.c's `gpt2_tokenizer.bin`, read and written by hand.
+
+The merging itself is tiktoken's; what is here is where the table comes from. Leaves out training a table, and special
+tokens other than the end-of-text token.
+"""
+
+import codecs
+import functools
+import hashlib
+import os
+import struct
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from llmc_jax.data.files import reason, write_bytes
+from llmc_jax.errors import FormatError, InputError
+
+END_OF_TEXT = b"<|endoftext|>"
+BYTES_VOCAB, BYTES_EOT = 257, 256
+GPT2_VOCAB, GPT2_EOT = 50257, 50256
+DEFAULT_BIN = "gpt2_tokenizer.bin"  # where llm.c's trainers look for it
+
+MAGIC = 20240328
+HEADER_BYTES = 1024
+LONGEST_PIECE = 255  # its length is one byte
+MAX_VOCAB = 1 << 24
+
+# GPT-2's rule for cutting text into words, within which pairs are merged (encoder.py of openai/gpt-2), with possessive
+# quantifiers where nothing can be gained by giving characters back
+GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+# tiktoken's source of the merges; its cache names a file by the sha1 of its address
+MERGES_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"
+MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
+GPT2_PIECES_SHA256 = "a622700e3255b4a6186e052c4c715c1d05634cb6041c12ab6c95c9ee0a2c9772"  # of the file format's payload
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """What turns text into token ids and back.
+
+    name: `bytes`, `gpt2`, or the name of a table's file. pieces: the bytes that each id stands for, V of them; the
+    end-of-text token's are shown in samples and never come out of `encode`. eot: the id before every document.
+    spec: what `load_tokenizer` takes to make the same tokenizer, in another process for example.
+    """
+
+    name: str
+    pieces: tuple[bytes, ...] = field(repr=False)
+    eot: int
+    spec: str
+    encode_text: Callable[[str], np.ndarray] = field(repr=False, compare=False)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.pieces)
+
+    @property
+    def kind(self) -> str:
+        """The token file format whose ids have room for this vocabulary."""
+        return "gpt2-uint16" if self.vocab_size <= 1 << 16 else "llama3-uint32"
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger]:
+        return np.dtype(np.uint16) if self.vocab_size <= 1 << 16 else np.dtype(np.uint32)
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        """The ids of a text, (n,) of `dtype`; text that spells a special token is text like any other.
+
+        bytes must be UTF-8 (any bytes, for the bytes tokenizer): InputError otherwise. Half a surrogate pair in a str,
+        which no UTF-8 can hold, becomes U+FFFD.
+        """
+        if isinstance(text, bytes):
+            if self.name == "bytes":
+                return np.frombuffer(text, np.uint8).astype(np.uint16)
+            try:
+                text = text.decode()
+            except UnicodeDecodeError as error:
+                raise InputError(f"the text is not UTF-8: byte {error.start} is {text[error.start]:#04x}") from error
+        return self.encode_text(text).astype(self.dtype, copy=False)
+
+    def encode_document(self, text: str | bytes) -> np.ndarray:
+        """The ids of a document, the end-of-text token first as llm.c's data scripts put it: (1 + n,) of `dtype`."""
+        ids = self.encode(text)
+        return np.concatenate([np.array([self.eot], self.dtype), ids])
+
+    def decode(self, ids: Iterable[int]) -> bytes:
+        """The bytes that the ids stand for. Raises InputError if there is an id that the tokenizer does not have."""
+        return b"".join(self.pieces_of(ids))
+
+    def pieces_of(self, ids: Iterable[int]) -> Iterator[bytes]:
+        """The bytes of each id, one after the other."""
+        for position, token in enumerate(ids):
+            if not 0 <= token < len(self.pieces):
+                raise InputError(
+                    f"token {position} has id {token}; the {self.name} tokenizer has ids 0 to {len(self.pieces) - 1}"
+                )
+            yield self.pieces[token]
+
+
+def bytes_tokenizer() -> Tokenizer:
+    """Every byte is its own id, 0 to 255; the end-of-text token is 256: V=257."""
+    pieces = (*(bytes([value]) for value in range(256)), END_OF_TEXT)
+    return Tokenizer(
+        "bytes", pieces, BYTES_EOT, "bytes", lambda text: np.frombuffer(_utf8(text), np.uint8).astype(np.uint16)
+    )
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return _without_surrogates(text).encode()
+
+
+def _without_surrogates(text: str) -> str:
+    """Halves of surrogate pairs that meet are joined, the others replaced by U+FFFD, as tiktoken does."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+# ----- GPT-2's table ------------------------------------------------------------------------------------------------
+
+
+def gpt2_tokenizer(allow_network: bool = True) -> Tokenizer:
+    """GPT-2's tokenizer, V=50257, its table from the first of these that has it:
+
+    1. tiktoken's cache: $TIKTOKEN_CACHE_DIR, else $DATA_GYM_CACHE_DIR, else data-gym-cache in the temporary folder
+    2. `gpt2_tokenizer.bin` in the current folder, if it holds GPT-2's table
+    3. if `allow_network`: the address that tiktoken downloads it from (kept in tiktoken's cache)
+
+    Raises InputError that says how to get the table if none has it. See `bin_tokenizer` for a file anywhere else.
+    """
+    merges = _cached_merges()
+    if merges is None and (found := _gpt2_in_current_folder()) is not None:
+        return found
+    if merges is None and allow_network:
+        merges = _downloaded_merges()
+    if merges is None:
+        raise InputError(
+            f"GPT-2's tokenizer table is neither in tiktoken's cache ({_tiktoken_cache() or 'switched off'}) nor in "
+            f"./{DEFAULT_BIN}; {_HOW_TO_GET_TABLE}"
+        )
+    return _bpe_tokenizer("gpt2", _pieces_of_merges(merges), GPT2_EOT, "gpt2")
+
+
+_HOW_TO_GET_TABLE = (
+    f"give a {DEFAULT_BIN} with --tokenizer PATH, or set TIKTOKEN_CACHE_DIR to a folder where tiktoken has cached it "
+    f"(on a machine with network: python -m llmc_jax.data tokenizer write {DEFAULT_BIN})"
+)
+
+
+def _tiktoken_cache() -> Path | None:
+    """The folder that tiktoken.load.read_file_cached uses; None if the user has switched it off with an empty name."""
+    for variable in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
+        if variable in os.environ:
+            return Path(os.environ[variable]) if os.environ[variable] else None
+    return Path(tempfile.gettempdir()) / "data-gym-cache"
+
+
+def _merges_path() -> Path | None:
+    folder = _tiktoken_cache()
+    return folder / hashlib.sha1(MERGES_URL.encode(), usedforsecurity=False).hexdigest() if folder else None
+
+
+def _cached_merges() -> bytes | None:
+    path = _merges_path()
+    try:
+        data = path.read_bytes() if path else b""
+    except OSError:
+        return None
+    return data if hashlib.sha256(data).hexdigest() == MERGES_SHA256 else None
+
+
+def _gpt2_in_current_folder() -> Tokenizer | None:
+    if not os.path.exists(DEFAULT_BIN):
+        return None
+    try:
+        table = read_tokenizer_bin(DEFAULT_BIN)
+    except InputError:
+        return None
+    if hashlib.sha256(_payload(table.pieces)).hexdigest() != GPT2_PIECES_SHA256:
+        return None
+    return _bpe_tokenizer("gpt2", table.pieces, table.eot, "gpt2")
+
+
+def _downloaded_merges() -> bytes:
+    from llmc_jax.data.download import download
+
+    try:
+        data = download(MERGES_URL, MERGES_SHA256)
+    except InputError as error:
+        raise InputError(f"GPT-2's tokenizer table: {error}; {_HOW_TO_GET_TABLE}") from error
+    path = _merges_path()
+    try:
+        if path:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(path, data)
+    except OSError:
+        pass  # a cache that cannot be written costs the next run a download, no more
+    return data
+
+
+def _pieces_of_merges(merges: bytes) -> tuple[bytes, ...]:
+    """GPT-2's pieces in the order of their ids: the 256 bytes, then what each merge makes, then the end of text.
+
+    The merges are written in characters that stand for bytes: bytes that Latin-1 prints stand for themselves; the 68
+    others, in ascending order, are U+0100 and on. The ids of single bytes follow the same order: first the
+    printable ones. Source: bytes_to_unicode in encoder.py of openai/gpt-2.
+    """
+    printable_bytes = [value for value in range(256) if chr(value).isprintable() and chr(value) != " "]
+    others = [value for value in range(256) if value not in printable_bytes]
+    order = printable_bytes + others
+    characters = [chr(value) for value in printable_bytes] + [chr(256 + index) for index in range(len(others))]
+    byte_of = dict(zip(characters, order, strict=True))
+    pieces = [bytes([value]) for value in order]
+    for line in merges.decode().split("\n")[1:-1]:  # the first line is a version, the last is empty
+        pieces.append(bytes(byte_of[character] for character in line if character != " "))
+    return (*pieces, END_OF_TEXT)
+
+
+def _bpe_tokenizer(name: str, pieces: tuple[bytes, ...], eot: int, spec: str) -> Tokenizer:
+    @functools.cache  # decoding needs no tiktoken; a run that only prints samples never imports it
+    def encoding() -> Callable[[str], np.ndarray]:
+        return _bpe_encoder(name, pieces, eot)
+
+    return Tokenizer(name, pieces, eot, spec, lambda text: encoding()(text))
+
+
+def _bpe_encoder(name: str, pieces: tuple[bytes, ...], eot: int) -> Callable[[str], np.ndarray]:
+    """tiktoken's encoder over a table: a pair is merged before another if what it makes has the smaller id."""
+    ranks = {piece: token for token, piece in enumerate(pieces) if token != eot}
+    if len(ranks) != len(pieces) - 1:
+        raise InputError(f"tokenizer {name}: two ids stand for the same bytes; such a table can decode, not encode")
+    missing = [value for value in range(256) if bytes([value]) not in ranks]
+    if missing:
+        raise InputError(
+            f"tokenizer {name}: {len(missing)} of the 256 single bytes, {missing[0]:#04x} first, have no id; such a "
+            "table can decode, not encode"
+        )
+    import tiktoken
+
+    encoding = tiktoken.Encoding(name, pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
+
+    def encode(text: str) -> np.ndarray:
+        try:
+            return encoding.encode_to_numpy(text, disallowed_special=())  # nothing in a text is special
+        except UnicodeEncodeError:
+            return encoding.encode_to_numpy(_without_surrogates(text), disallowed_special=())
+
+    return encode
+
+
+# ----- gpt2_tokenizer.bin -------------------------------------------------------------------------------------------
+
+
+class TokenizerTable(NamedTuple):
+    """What a `gpt2_tokenizer.bin` holds: its version (1 or 2), the end-of-text id, the bytes of each of the V ids."""
+
+    version: int
+    eot: int
+    pieces: tuple[bytes, ...]
+
+
+def read_tokenizer_bin(path: str | Path) -> TokenizerTable:
+    """Read llm.c's tokenizer file: 256 uint32 (magic 20240328, version, V, eot), then per id a length byte and bytes.
+
+    Version 1 has no eot: it is GPT-2's, 50256, and V must be 50257. Ids, V and eot may be anything in version 2.
+    Raises InputError if there is no readable file, FormatError for a wrong magic number or version, an impossible V or
+    eot, an empty piece, a file too short or too long. Source: tokenizer_init of llm.c's llmc/tokenizer.h.
+    """
+    try:
+        with open(path, "rb") as file:
+            header = file.read(HEADER_BYTES)
+            version, vocab, eot = _check_header(path, header, os.fstat(file.fileno()).st_size)
+            payload = file.read(vocab * (1 + LONGEST_PIECE) + 1)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({reason(error)}); check the path") from error
+    return TokenizerTable(version, eot, _split_pieces(path, payload, vocab))
+
+
+def _check_header(path: str | Path, header: bytes, size: int) -> tuple[int, int, int]:
+    if len(header) >= 4 and struct.unpack_from("<I", header)[0] != MAGIC:
+        found = struct.unpack_from("<I", header)[0]
+        raise FormatError(f"{path}: is no tokenizer file: magic number {found}; expected {MAGIC}")
+    if len(header) < HEADER_BYTES:
+        raise FormatError(f"{path}: truncated: {size} bytes, but the header alone has {HEADER_BYTES}; copy it again")
+    _, version, vocab, eot = struct.unpack_from("<4I", header)
+    if version not in (1, 2):
+        raise FormatError(f"{path}: byte 4: tokenizer version {version}; expected 1 or 2")
+    if version == 1:
+        eot = GPT2_EOT
+        if vocab != GPT2_VOCAB:
+            raise FormatError(f"{path}: byte 8: {vocab} ids in a version 1 file; expected {GPT2_VOCAB}")
+    if not 1 <= vocab <= MAX_VOCAB or 2 * vocab > size - HEADER_BYTES:  # an id takes at least two bytes
+        raise FormatError(
+            f"{path}: byte 8: the header promises {vocab} ids, but {size - HEADER_BYTES} bytes follow it; expected 1 "
+            f"to {MAX_VOCAB} ids of at least 2 bytes each; copy the file again"
+        )
+    if eot >= vocab:
+        raise FormatError(f"{path}: byte 12: end-of-text id {eot}, but there are {vocab} ids")
+    return version, vocab, eot
+
+
+def _split_pieces(path: str | Path, payload: bytes, vocab: int) -> tuple[bytes, ...]:
+    pieces = []
+    at = 0
+    for token in range(vocab):
+        length = payload[at] if at < len(payload) else 0
+        if at >= len(payload) or at + 1 + length > len(payload):
+            end = HEADER_BYTES + len(payload)
+            raise FormatError(f"{path}: truncated: ends at byte {end}, in id {token} of {vocab}; copy it again")
+        if length == 0:
+            raise FormatError(f"{path}: byte {HEADER_BYTES + at}: id {token} has length 0; expected 1 to 255")
+        pieces.append(payload[at + 1 : at + 1 + length])
+        at += 1 + length
+    if at != len(payload):
+        raise FormatError(f"{path}: oversized: {vocab} ids end at byte {HEADER_BYTES + at}, but bytes follow")
+    return tuple(pieces)
+
+
+def write_tokenizer_bin(path: str | Path, pieces: tuple[bytes, ...], eot: int, version: int = 2) -> None:
+    """Write llm.c's tokenizer file (see `read_tokenizer_bin`); it appears under its name only when complete.
+
+    Raises InputError if the pieces do not fit the format, or the file cannot be written.
+    Source: write_tokenizer of llm.c's train_gpt2.py.
+    """
+    if version not in (1, 2):
+        raise InputError(f"tokenizer version {version}; expected 1 or 2")
+    if version == 1 and (len(pieces), eot) != (GPT2_VOCAB, GPT2_EOT):
+        raise InputError(
+            f"{path}: a version 1 file holds {GPT2_VOCAB} ids with end-of-text {GPT2_EOT}; found {len(pieces)} and "
+            f"{eot}; write version 2"
+        )
+    if not 1 <= len(pieces) <= MAX_VOCAB or not 0 <= eot < len(pieces):
+        raise InputError(f"{path}: {len(pieces)} ids with end-of-text id {eot} make no tokenizer file")
+    for token, piece in enumerate(pieces):
+        if not 1 <= len(piece) <= LONGEST_PIECE:
+            raise InputError(f"{path}: id {token} has {len(piece)} bytes; the format takes 1 to {LONGEST_PIECE}")
+    header = [MAGIC, version, len(pieces), eot if version == 2 else 0, *[0] * 252]
+    try:
+        write_bytes(Path(path), struct.pack("<256I", *header) + _payload(pieces))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({reason(error)}); choose another folder") from error
+
+
+def _payload(pieces: tuple[bytes, ...]) -> bytes:
+    return b"".join(bytes([len(piece)]) + piece for piece in pieces)
+
+
+def bin_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer of a `gpt2_tokenizer.bin`: decodes with any table, and encodes with nothing but the table.
+
+    Ids are the ranks of the merges, and text is cut into words by GPT-2's pattern. `encode` raises InputError if the
+    table lacks a single byte or has one piece twice.
+    """
+    table = read_tokenizer_bin(path)
+    name = "gpt2" if len(table.pieces) == GPT2_VOCAB else Path(path).name
+    return _bpe_tokenizer(name, table.pieces, table.eot, str(path))
+
+
+# ----- choosing one -------------------------------------------------------------------------------------------------
+
+
+class Choice(NamedTuple):
+    """A tokenizer, or None; `note` says in one line where it comes from, or why there is none."""
+
+    tokenizer: Tokenizer | None
+    note: str
+
+
+def load_tokenizer(spec: str, vocab_size: int | None = None) -> Choice:
+    """The tokenizer that --tokenizer asks for.
+
+    spec: `bytes`; `gpt2` (see `gpt2_tokenizer`; may use the network); the path of a gpt2_tokenizer.bin; `none`; or
+    `auto`, which never uses the network: bytes for V=257; for V=50257 ./gpt2_tokenizer.bin, else GPT-2's table from
+    tiktoken's cache; otherwise none. vocab_size: the model's V; None if any will do (`auto` then means GPT-2).
+
+    Raises InputError if the tokenizer's vocabulary is not V, or the table cannot be had; FormatError for a bad file.
+    """
+    if spec == "none":
+        return Choice(None, "no tokenizer was asked for")
+    if spec == "auto":
+        choice = _choose_by_vocab(GPT2_VOCAB if vocab_size is None else vocab_size)
+    elif spec == "bytes":
+        choice = Choice(bytes_tokenizer(), "bytes")
+    elif spec == "gpt2":
+        choice = Choice(gpt2_tokenizer(), "GPT-2's")
+    elif os.path.exists(spec) or os.sep in spec or spec.endswith(".bin"):
+        choice = Choice(bin_tokenizer(spec), spec)
+    else:
+        raise InputError(
+            f"--tokenizer {spec}: expected auto, bytes, gpt2, none or the path of a {DEFAULT_BIN} (no such file)"
+        )
+    if choice.tokenizer is not None and vocab_size not in (None, choice.tokenizer.vocab_size):
+        raise InputError(
+            f"tokenizer {choice.note} has {choice.tokenizer.vocab_size} ids, but the model's vocabulary is "
+            f"V={vocab_size}; give the tokenizer that its data was made with by --tokenizer, or none"
+        )
+    return choice
+
+
+def _choose_by_vocab(vocab_size: int) -> Choice:
+    if vocab_size == BYTES_VOCAB:
+        return Choice(bytes_tokenizer(), "bytes")
+    if vocab_size != GPT2_VOCAB:
+        return Choice(None, f"no tokenizer is known for V={vocab_size}; give its file with --tokenizer PATH")
+    if os.path.exists(DEFAULT_BIN):
+        return Choice(bin_tokenizer(DEFAULT_BIN), DEFAULT_BIN)
+    try:
+        return Choice(gpt2_tokenizer(allow_network=False), "GPT-2's, from tiktoken's cache")
+    except InputError as error:
+        return Choice(None, str(error))
+
+
+# ----- showing text -------------------------------------------------------------------------------------------------
+
+
+def printable(piece: bytes) -> str:
+    """One token's bytes for display, as llm.c shows them: a single byte that neither prints nor is space is dropped.
+
+    Longer pieces are shown whole, with U+FFFD for what is no UTF-8 on its own.
+    Source: safe_printf of llm.c's llmc/tokenizer.h.
+    """
+    if len(piece) == 1 and not (0x20 <= piece[0] < 0x7F or piece[0] in b"\t\n\v\f\r"):
+        return ""
+    return piece.decode(errors="replace")
+
+
+def stream_text(pieces: Iterable[bytes]) -> Iterator[str]:
+    """The text of a stream of pieces, for display as they come: one str per piece, and one more for the rest.
+
+    A character whose bytes are spread over pieces comes out with its last one; bytes that are no UTF-8 become U+FFFD;
+    control characters that could move a terminal's cursor or change its colours are dropped.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    for piece in pieces:
+        yield _without_controls(decoder.decode(piece))
+    yield _without_controls(decoder.decode(b"", final=True))
+
+
+def _without_controls(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c for c in text if c in "\t\n" or not (c < " " or "\x7f" <= c < "\xa0"))
+
+
+def sample_text(tokenizer: Tokenizer | None, ids: Iterable[int]) -> str:
+    """Sampled ids as text for display; without a tokenizer the ids themselves, as llm.c's trainers print them."""
+    if tokenizer is None:
+        return "".join(f"{token} " for token in ids)
+    return "".join(stream_text(tokenizer.pieces_of(ids)))

@@ -1,0 +1,281 @@
+"""The built-in corpus from a small library made here, the yardsticks against plain loops, tinyshakespeare."""
+
+import hashlib
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmc_jax.data import corpora
+from llmc_jax.data.corpora import bigram_entropy, stdlib_corpus, tinyshakespeare_corpus, unigram_entropy
+from llmc_jax.data.files import cache_folder, write_bytes
+from llmc_jax.data.tokenfile import open_token_file
+from llmc_jax.data.tokenizers import bin_tokenizer, bytes_tokenizer
+from llmc_jax.errors import InputError
+
+LEFT_OUT = [
+    "test/test_a.py", "json/tests/x.py", "idlelib/a.py", "idlelib/idle_test/b.py", "encodings/utf_8.py",
+    "pydoc_data/topics.py", "tkinter/__init__.py", "lib2to3/main.py", "site-packages/pip/a.py", "dist-packages/b.py",
+    "_sysconfigdata__linux_.py", "__pycache__/os.py", "config-3.12-x86_64-linux-gnu/python-config.py",
+    "sitecustomize.py", "LICENSE.txt", "os.pyc",
+]  # fmt: skip
+
+
+@pytest.fixture()
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    """A standard library of 60 small files and some that must be left out; what belongs in, by name."""
+    root = tmp_path / "lib"
+    inside = {f"{folder}m{number}.py": f"# {folder}{number}\nx = {number} ** 2\n".encode() for number in range(20)
+              for folder in ("", "json/", "email/mime/")}  # fmt: skip
+    for name, data in {**inside, **dict.fromkeys(LEFT_OUT, b"\xff left out")}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    (root / "broken_link.py").symlink_to(tmp_path / "nowhere")
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(root)})
+    return inside
+
+
+def expected_tokens(files: dict[str, bytes], validation: bool) -> list[int]:
+    tokens: list[int] = []
+    for name in sorted(files):
+        chosen = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % 20 == 0
+        if chosen == validation:
+            tokens += [256, *files[name]]
+    return tokens
+
+
+def test_the_corpus_is_the_files_in_order(library: dict[str, bytes]) -> None:
+    corpus = stdlib_corpus()
+    train, val = open_token_file(corpus.train), open_token_file(corpus.val)
+    assert (train.kind, val.kind) == ("gpt2-uint16", "gpt2-uint16")
+    assert train.tokens.tolist() == expected_tokens(library, validation=False)
+    assert val.tokens.tolist() == expected_tokens(library, validation=True)
+    assert (corpus.train_tokens, corpus.val_tokens) == (train.num_tokens, val.num_tokens)
+    assert corpus.train_documents + corpus.val_documents == 60
+    assert (corpus.vocab_size, corpus.tokenizer, corpus.train.parent) == (257, "bytes", cache_folder())
+    assert corpus.fingerprint in corpus.train.name
+    assert corpus.bigram_nats == bigram_entropy(train.tokens, val.tokens, 257)
+
+
+def test_sources_are_not_read_again_while_they_stay_the_same(
+    library: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = stdlib_corpus()
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("read again")
+
+    monkeypatch.setattr(corpora, "_read_stdlib", refuse)
+    assert stdlib_corpus() == corpus
+
+
+def test_other_sources_make_another_corpus_beside_the_first(library: dict[str, bytes], tmp_path: Path) -> None:
+    first = stdlib_corpus()
+    before = first.train.read_bytes()
+    (tmp_path / "lib" / "m0.py").write_bytes(b"changed")
+    second = stdlib_corpus()
+    assert second.fingerprint != first.fingerprint
+    assert first.train.read_bytes() == before
+    (tmp_path / "lib" / "m0.py").write_bytes(library["m0.py"])
+    assert stdlib_corpus().fingerprint == first.fingerprint
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing", "index"])
+def test_a_damaged_cache_is_made_again(library: dict[str, bytes], damage: str) -> None:
+    corpus = stdlib_corpus()
+    good = corpus.val.read_bytes()
+    if damage == "truncated":
+        corpus.val.write_bytes(good[:-2])
+    elif damage == "missing":
+        corpus.val.unlink()
+    else:
+        next(cache_folder().glob("*.json")).write_text(json.dumps({"name": "stdlib", "train": "a", "val": "b"}))
+    assert stdlib_corpus() == corpus
+    assert corpus.val.read_bytes() == good
+
+
+def test_a_cache_that_cannot_be_written(
+    library: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path / "file"))  # asked for by name: no way around it
+    with pytest.raises(InputError, match="set LLMC_JAX_CACHE to one that can be written"):
+        stdlib_corpus()
+    monkeypatch.delenv("LLMC_JAX_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    corpus = stdlib_corpus()
+    assert corpus.train.parent.parent == tmp_path / "temporary"
+    assert stdlib_corpus() == corpus
+
+
+def test_a_folder_of_another_user_is_not_used(
+    library: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.delenv("LLMC_JAX_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    user = os.getuid()
+    (tmp_path / f"llmc-jax-{user + 1}").mkdir()
+    monkeypatch.setattr("os.getuid", lambda: user + 1)
+    with pytest.raises(InputError, match="belongs to another user"):
+        stdlib_corpus()
+
+
+def test_a_python_without_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path / "python312.zip")})
+    with pytest.raises(InputError, match=r"holds no \.py files"):
+        stdlib_corpus()
+    (tmp_path / "a.py").write_text("x")
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path)})
+    with pytest.raises(InputError, match="too few"):
+        stdlib_corpus()
+
+
+def test_two_processes_at_once_make_the_real_corpus(tmp_path: Path) -> None:
+    code = "from llmc_jax.data.corpora import stdlib_corpus as s; c = s(); print(c.fingerprint, c.train, c.val)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(corpora.__file__).parents[2])}
+    runs = [
+        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    outputs = [run.communicate()[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0]
+    assert outputs[0] == outputs[1]
+    corpus = stdlib_corpus()
+    assert outputs[0].split() == [corpus.fingerprint, str(corpus.train), str(corpus.val)]
+    assert len(list(cache_folder().iterdir())) == 3  # two token files and their index, nothing half-written
+    train, val = open_token_file(corpus.train).tokens, open_token_file(corpus.val).tokens
+    assert train.size > 5_000_000 and 0.02 < val.size / train.size < 0.12
+    assert 2.0 < corpus.bigram_nats < 2.8 < corpus.unigram_nats < 3.4  # text like any Python source
+    assert b"import os" in train[:1_000_000].astype(np.uint8).tobytes()
+
+
+# ----- yardsticks ---------------------------------------------------------------------------------------------------
+
+
+def plain_entropies(train: list[int], val: list[int], vocab: int) -> tuple[float, float]:
+    """The same figures by loops over a dictionary."""
+    single, pair, before = Counter(train), Counter(itertools.pairwise(train)), Counter(train[:-1])
+    q = [(single[token] + 1) / (len(train) + vocab) for token in range(vocab)]
+    unigram = -sum(math.log(q[b]) for b in val) / len(val)
+    following = list(itertools.pairwise(val))
+    bigram = -sum(math.log((pair[a, b] + 10 * q[b]) / (before[a] + 10)) for a, b in following) / len(following)
+    return unigram, bigram
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_entropies(data: st.DataObject) -> None:
+    vocab = data.draw(st.integers(1, 7))
+    tokens = st.lists(st.integers(0, vocab - 1), min_size=2, max_size=50)
+    train, val = data.draw(tokens), data.draw(tokens)
+    expected = plain_entropies(train, val, vocab)
+    arrays = np.array(train, np.uint16), np.array(val, np.uint16)
+    assert math.isclose(unigram_entropy(*arrays, vocab), expected[0], rel_tol=1e-12, abs_tol=1e-12)
+    assert math.isclose(bigram_entropy(*arrays, vocab), expected[1], rel_tol=1e-12, abs_tol=1e-12)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(corpora, "DENSE_VOCAB", 0)  # the way of large vocabularies
+        assert math.isclose(bigram_entropy(*arrays, vocab), expected[1], rel_tol=1e-12, abs_tol=1e-12)
+
+
+# ----- tinyshakespeare ----------------------------------------------------------------------------------------------
+
+TEXT = "First Citizen:\nBefore we proceed\n\nAll:\nSpeak\n\n\nHear me.\n"
+
+
+@pytest.fixture()
+def small_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Another text in the place of tinyshakespeare, and a network that has neither."""
+    monkeypatch.setattr(corpora, "TINYSHAKESPEARE_SHA256", hashlib.sha256(TEXT.encode()).hexdigest())
+    monkeypatch.setattr(corpora, "TINYSHAKESPEARE_VAL_TOKENS", 20)
+
+    def refuse(url: str, sha256: str) -> bytes:
+        raise InputError(f"{url}: cannot be downloaded (no network)")
+
+    monkeypatch.setattr("llmc_jax.data.download.download", refuse)
+    (tmp_path / "input.txt").write_text(TEXT)
+    return tmp_path / "input.txt"
+
+
+def test_sections_and_split(small_text: Path, tmp_path: Path) -> None:
+    corpus = tinyshakespeare_corpus(bytes_tokenizer(), tmp_path / "out", small_text)
+    sections = [b"First Citizen:\nBefore we proceed\n\n", b"All:\nSpeak\n\n", b"\nHear me.\n"]
+    tokens = [token for section in sections for token in (256, *section)]
+    assert open_token_file(corpus.val).tokens.tolist() == tokens[:20]
+    assert open_token_file(corpus.train).tokens.tolist() == tokens[20:]
+    assert corpus.train == tmp_path / "out" / "tiny_shakespeare_bytes_train.bin"
+    assert (corpus.train_documents, corpus.val_documents) == (2, 1)
+
+
+def test_the_text_comes_from_the_folder_or_the_network(
+    small_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(InputError, match=r"no network.*--from PATH"):
+        tinyshakespeare_corpus(bytes_tokenizer(), out)
+    assert list(out.iterdir()) == []
+    with monkeypatch.context() as patch:
+        patch.setattr("llmc_jax.data.download.download", lambda url, sha256: TEXT.encode())
+        first = tinyshakespeare_corpus(bytes_tokenizer(), out)
+    assert (out / "tiny_shakespeare.txt").read_text() == TEXT
+    assert tinyshakespeare_corpus(bytes_tokenizer(), out) == first
+
+
+def test_another_text_is_refused(small_text: Path, tmp_path: Path) -> None:
+    small_text.write_text(TEXT.replace("\n", "\r\n"))
+    with pytest.raises(InputError, match=r"is not tinyshakespeare.*data prepare"):
+        tinyshakespeare_corpus(bytes_tokenizer(), tmp_path / "out", small_text)
+    with pytest.raises(InputError, match="No such file"):
+        tinyshakespeare_corpus(bytes_tokenizer(), tmp_path / "out", tmp_path / "none.txt")
+    with pytest.raises(InputError, match="cannot be made"):
+        tinyshakespeare_corpus(bytes_tokenizer(), small_text / "out", small_text)
+
+
+def test_the_files_are_llmc_s(shared: Path, tmp_path: Path) -> None:
+    tokenizer = bin_tokenizer(shared / "data" / "gpt2_tokenizer.bin")
+    corpus = tinyshakespeare_corpus(tokenizer, tmp_path, shared / "data" / "tinyshakespeare_input.txt")
+    assert corpus.train.read_bytes() == (shared / "data" / "tiny_shakespeare_train.bin").read_bytes()
+    assert corpus.val.read_bytes() == (shared / "data" / "tiny_shakespeare_val.bin").read_bytes()
+    assert (corpus.train.name, corpus.val_tokens) == ("tiny_shakespeare_train.bin", 32768)
+
+
+# ----- files --------------------------------------------------------------------------------------------------------
+
+
+def test_cache_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMC_JAX_CACHE", "/a")
+    assert cache_folder() == Path("/a")
+    monkeypatch.delenv("LLMC_JAX_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/b")
+    assert cache_folder() == Path("/b/llmc-jax")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/c")
+    monkeypatch.setattr("sys.platform", "linux")
+    assert cache_folder() == Path("/c/.cache/llmc-jax")
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert cache_folder() == Path("/c/Library/Caches/llmc-jax")
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_bytes(tmp_path / "a", b"old")
+
+    def full(number: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_bytes(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -1,0 +1,433 @@
+"""Tokenizers against a naive byte-pair encoder, tiktoken's own table, and an independent decoder of tokenizer files."""
+
+import hashlib
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import regex
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from llmc_jax.data import tokenizers
+from llmc_jax.data.tokenizers import (
+    bin_tokenizer,
+    bytes_tokenizer,
+    gpt2_tokenizer,
+    load_tokenizer,
+    printable,
+    read_tokenizer_bin,
+    sample_text,
+    stream_text,
+    write_tokenizer_bin,
+)
+from llmc_jax.errors import FormatError, InputError
+
+# As published with GPT-2 (encoder.py of openai/gpt-2), without possessive quantifiers
+PUBLISHED_PATTERN = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
+SHA256_V1 = "72c44782644dccc955e1b775d0d7552a594bbb54bfc6141e31373324d486956d"
+SHA256_V2 = "6f3abc21e444e4e8300e225f4e03da48ea121cf17e30f67009b8dad7a66c2f13"
+
+LIKELY = "  \n\n\t\r'strevmld abcthe012.,!?-é漢🙂\u00a0\u2003\u0085\u3000\u200b\x1c"
+texts = st.text(st.one_of(st.sampled_from(LIKELY), st.characters()), max_size=80)
+
+
+def naive_encode(text: str, pieces: tuple[bytes, ...]) -> list[int]:
+    """GPT-2's algorithm as published: within each word, join the pair of the lowest rank until no pair has one."""
+    ranks = {piece: token for token, piece in enumerate(pieces[:-1])}
+    ids = []
+    for word in PUBLISHED_PATTERN.findall(text):
+        parts = [bytes([value]) for value in word.encode()]
+        while True:
+            pairs = [(ranks.get(parts[i] + parts[i + 1], 1 << 30), i) for i in range(len(parts) - 1)]
+            rank, at = min(pairs, default=(1 << 30, 0))
+            if rank == 1 << 30:
+                break
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        ids += [ranks[part] for part in parts]
+    return ids
+
+
+@given(texts.filter(lambda text: text.isprintable() or text < "\ud800"))
+@example("they'll the\n\n\n  dog's   ")
+@example("\n \n")
+@settings(max_examples=300, deadline=None)
+def test_a_table_alone_encodes_as_the_published_algorithm(
+    small_bin: Path, small_pieces: tuple[bytes, ...], text: str
+) -> None:
+    text = text.encode("utf-8", "replace").decode()  # no halves of surrogate pairs
+    tokenizer = bin_tokenizer(small_bin)
+    ids = tokenizer.encode(text)
+    assert ids.tolist() == naive_encode(text, small_pieces)
+    assert ids.dtype == np.uint16
+    assert tokenizer.decode(ids).decode() == text
+
+
+def test_the_small_table_merges(small_bin: Path) -> None:
+    tokenizer = bin_tokenizer(small_bin)
+    assert len(tokenizer.encode(" the cat on the mat")) < 10
+    assert tokenizer.encode("<|end|>").max() < tokenizer.eot  # in a text nothing is special
+    assert tokenizer.encode_document("a").tolist() == [tokenizer.eot, *tokenizer.encode("a").tolist()]
+    assert (tokenizer.vocab_size, tokenizer.eot, tokenizer.name) == (297, 296, "small.bin")
+
+
+@given(st.binary(max_size=100))
+def test_bytes_are_their_own_ids(data: bytes) -> None:
+    tokenizer = bytes_tokenizer()
+    assert tokenizer.encode(data).tolist() == list(data)
+    assert tokenizer.decode(tokenizer.encode(data)) == data
+    assert (tokenizer.vocab_size, tokenizer.eot) == (257, 256)
+
+
+@pytest.mark.parametrize("text", ["a\ud800b", "\udc00", "\ud83d\ude42"])
+def test_surrogates(small_bin: Path, text: str) -> None:
+    expected = "🙂" if len(text) == 2 else text.replace("\ud800", "\ufffd").replace("\udc00", "\ufffd")
+    for tokenizer in (bytes_tokenizer(), bin_tokenizer(small_bin)):
+        assert tokenizer.decode(tokenizer.encode(text)).decode() == expected
+
+
+def test_text_that_is_no_utf8(small_bin: Path) -> None:
+    with pytest.raises(InputError, match="byte 2 is 0xff"):
+        bin_tokenizer(small_bin).encode(b"ab\xff")
+    assert bin_tokenizer(small_bin).encode("é".encode()).tolist() == bin_tokenizer(small_bin).encode("é").tolist()
+
+
+@pytest.mark.parametrize("ids", [[0, 257], [-1]])
+def test_an_unknown_id(ids: list[int]) -> None:
+    with pytest.raises(InputError, match=rf"id {ids[-1]}; the bytes tokenizer has ids 0 to 256"):
+        bytes_tokenizer().decode(ids)
+
+
+def test_tables_that_only_decode(tmp_path: Path) -> None:
+    singles = tuple(bytes([value]) for value in range(256))
+    write_tokenizer_bin(tmp_path / "few.bin", (b"a", b"b", b"ab", b"<e>"), 3)
+    write_tokenizer_bin(tmp_path / "twice.bin", (*singles, b"ab", b"ab", b"<e>"), 258)
+    few = bin_tokenizer(tmp_path / "few.bin")
+    assert few.decode([2, 0]) == b"aba"
+    with pytest.raises(InputError, match="254 of the 256 single bytes, 0x00 first"):
+        few.encode("ab")
+    with pytest.raises(InputError, match="two ids stand for the same bytes"):
+        bin_tokenizer(tmp_path / "twice.bin").encode("ab")
+
+
+def test_a_large_table_takes_uint32(tmp_path: Path) -> None:
+    singles = [bytes([value]) for value in range(256)]
+    more = [b"x" + value.to_bytes(3, "little") for value in range(70000)]
+    write_tokenizer_bin(tmp_path / "large.bin", (*singles, *more, b"<e>"), 70256)
+    tokenizer = bin_tokenizer(tmp_path / "large.bin")
+    assert (tokenizer.kind, tokenizer.dtype, tokenizer.encode("ab").dtype) == ("llama3-uint32", np.uint32, np.uint32)
+
+
+# ----- gpt2_tokenizer.bin -------------------------------------------------------------------------------------------
+
+
+def decode_table(data: bytes) -> tuple[int, int, list[bytes]] | None:
+    """An independent reader of the format; None where the bytes are not a tokenizer file."""
+    if len(data) < 1024:
+        return None
+    magic, version, vocab, eot = struct.unpack("<4I", data[:16])
+    if magic != 20240328 or version not in (1, 2):
+        return None
+    if version == 1:
+        eot = 50256
+    rest, pieces = data[1024:], []
+    while rest:
+        length, rest = rest[0], rest[1:]
+        if length == 0 or length > len(rest):
+            return None
+        pieces.append(rest[:length])
+        rest = rest[length:]
+    if len(pieces) != vocab or eot >= vocab or (version == 1 and vocab != 50257):
+        return None
+    return version, eot, pieces
+
+
+@st.composite
+def mutated_tables(draw: st.DrawFn) -> bytes:
+    pieces = draw(st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=8))
+    eot = draw(st.integers(0, len(pieces) - 1))
+    version = draw(st.sampled_from([2, 2, 2, 1, 0, 3]))
+    header = struct.pack("<256I", 20240328, version, len(pieces), eot, *[0] * 252)
+    data = bytearray(header + b"".join(bytes([len(piece)]) + piece for piece in pieces))
+    for _ in range(draw(st.integers(0, 2))):
+        place = st.one_of(st.integers(0, 16), st.integers(1020, len(data) - 1))
+        data[min(draw(place), len(data) - 1)] = draw(st.sampled_from([0, 1, 2, 3, 255]))
+    end = draw(st.one_of(st.just(len(data)), st.integers(0, len(data))))
+    return bytes(data[:end]) + draw(st.sampled_from([b"", b"", b"\x00", b"\x01a", b"\x05"]))
+
+
+@given(mutated_tables())
+@settings(max_examples=500, deadline=None)
+def test_mutated_tables_are_read_exactly_or_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "mutated.bin"
+    path.write_bytes(data)
+    expected = decode_table(data)
+    if expected is None:
+        with pytest.raises(FormatError):
+            read_tokenizer_bin(path)
+    else:
+        version, eot, pieces = read_tokenizer_bin(path)
+        assert (version, eot, list(pieces)) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: b"", "truncated: 0 bytes"),
+        (lambda d: d[:3], "truncated: 3 bytes"),
+        (lambda d: struct.pack("<I", 20240326) + d[4:], "magic number 20240326; expected 20240328"),
+        (lambda d: d[:4] + struct.pack("<I", 3) + d[8:], "version 3; expected 1 or 2"),
+        (lambda d: d[:4] + struct.pack("<I", 1) + d[8:], "297 ids in a version 1 file; expected 50257"),
+        (lambda d: d[:8] + struct.pack("<I", 2**32 - 1) + d[12:], "promises 4294967295 ids"),
+        (lambda d: d[:8] + struct.pack("<I", 0) + d[12:], "promises 0 ids"),
+        (lambda d: d[:8] + struct.pack("<I", 298) + d[12:], "truncated: ends at byte .*in id 297 of 298"),
+        (lambda d: d[:8] + struct.pack("<I", 296) + d[12:], "end-of-text id 296, but there are 296"),
+        (lambda d: d[:12] + struct.pack("<I", 5) + d[16:-1], "truncated"),
+        (lambda d: d + b"a", "oversized: 297 ids end at byte"),
+        (lambda d: d[:1024] + b"\x00" + d[1025:], "byte 1024: id 0 has length 0"),
+    ],
+)
+def test_bad_tables_are_refused_in_one_clear_line(small_bin: Path, tmp_path: Path, change, message: str) -> None:
+    path = tmp_path / "bad.bin"
+    path.write_bytes(change(small_bin.read_bytes()))
+    with pytest.raises(FormatError, match=message) as caught:
+        read_tokenizer_bin(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_table_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        read_tokenizer_bin(tmp_path / "none.bin")
+    with pytest.raises(InputError, match="Is a directory"):
+        read_tokenizer_bin(tmp_path)
+
+
+def test_a_written_table_is_the_file_it_was_read_from(small_bin: Path, tmp_path: Path) -> None:
+    table = read_tokenizer_bin(small_bin)
+    write_tokenizer_bin(tmp_path / "again.bin", table.pieces, table.eot)
+    assert (tmp_path / "again.bin").read_bytes() == small_bin.read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["again.bin"]
+
+
+def test_version_1_holds_gpt2_sized_tables_only(small_pieces: tuple[bytes, ...], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="write version 2"):
+        write_tokenizer_bin(tmp_path / "v1.bin", small_pieces, 296, version=1)
+    pieces = tuple(struct.pack("<H", token) for token in range(50257))
+    write_tokenizer_bin(tmp_path / "v1.bin", pieces, 50256, version=1)
+    data = (tmp_path / "v1.bin").read_bytes()
+    assert struct.unpack("<5I", data[:20]) == (20240328, 1, 50257, 0, 0)
+    assert read_tokenizer_bin(tmp_path / "v1.bin") == (1, 50256, pieces)
+
+
+@pytest.mark.parametrize("pieces", [(), (b"",), (b"a" * 256,)])
+def test_what_the_format_cannot_hold_is_not_written(pieces: tuple[bytes, ...], tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        write_tokenizer_bin(tmp_path / "t.bin", pieces, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_that_cannot_be_written(small_pieces: tuple[bytes, ...], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot be written"):
+        write_tokenizer_bin(tmp_path / "no" / "t.bin", small_pieces, 296)
+
+
+# ----- GPT-2's table ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture()
+def no_network(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replaces downloads by a failure; the list holds what was asked for."""
+    asked: list[str] = []
+
+    def refuse(url: str, sha256: str) -> bytes:
+        asked.append(url)
+        raise InputError(f"{url}: cannot be downloaded (no network)")
+
+    monkeypatch.setattr("llmc_jax.data.download.download", refuse)
+    return asked
+
+
+def test_without_table_and_network_one_line_says_how_to_get_it(
+    no_network: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"no network.*--tokenizer PATH.*TIKTOKEN_CACHE_DIR") as caught:
+        load_tokenizer("gpt2")
+    assert "\n" not in str(caught.value)
+    assert len(no_network) == 1
+
+
+def test_auto_never_asks_the_network(no_network: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    choice = load_tokenizer("auto", 50257)
+    assert choice.tokenizer is None
+    assert "neither in tiktoken's cache" in choice.note
+    assert no_network == []
+
+
+MERGES = "#version: 0.2\nt h\nĠ th\nÃ ©\n".encode()
+
+
+def put_merges_in_cache(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """A cache as tiktoken fills it, with a small list of merges in the place of GPT-2's."""
+    folder.mkdir()
+    name = hashlib.sha1(tokenizers.MERGES_URL.encode()).hexdigest()
+    assert name == "6d1cbeee0f20b3d9449abfede4726ed8212e3aee"  # what tiktoken calls it
+    (folder / name).write_bytes(MERGES)
+    monkeypatch.setattr(tokenizers, "MERGES_SHA256", hashlib.sha256(MERGES).hexdigest())
+
+
+def test_merges_become_pieces(no_network: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    put_merges_in_cache(monkeypatch, tmp_path / "tiktoken")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "tiktoken"))
+    pieces = gpt2_tokenizer(allow_network=False).pieces
+    assert pieces[256:] == (b"th", b" th", "é".encode(), b"<|endoftext|>")
+    assert pieces[:3] == (b"!", b'"', b"#")
+    assert (pieces[187], pieces[188], pieces[220], pieces[255]) == (b"\xff", b"\x00", b" ", b"\xad")
+    assert sorted(pieces[:256]) == [bytes([value]) for value in range(256)]
+
+
+@pytest.mark.parametrize("data", [b"", MERGES[:-1]])
+def test_a_damaged_cache_is_no_cache(
+    no_network: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data: bytes
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    put_merges_in_cache(monkeypatch, tmp_path / "tiktoken")
+    monkeypatch.delenv("TIKTOKEN_CACHE_DIR")
+    monkeypatch.setenv("DATA_GYM_CACHE_DIR", str(tmp_path / "tiktoken"))
+    assert gpt2_tokenizer(allow_network=False).vocab_size == 260
+    next((tmp_path / "tiktoken").iterdir()).write_bytes(data)
+    with pytest.raises(InputError, match="--tokenizer PATH"):
+        gpt2_tokenizer(allow_network=False)
+
+
+def test_a_download_is_kept_for_the_next_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tokenizers, "MERGES_SHA256", hashlib.sha256(MERGES).hexdigest())
+    monkeypatch.setattr("llmc_jax.data.download.download", lambda url, sha256: MERGES)
+    assert gpt2_tokenizer().vocab_size == 260
+    assert gpt2_tokenizer(allow_network=False).vocab_size == 260
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")  # switched off: works, but is not kept
+    assert gpt2_tokenizer().vocab_size == 260
+    with pytest.raises(InputError, match="switched off"):
+        gpt2_tokenizer(allow_network=False)
+
+
+# ----- choosing ------------------------------------------------------------------------------------------------------
+
+
+def test_choices(small_bin: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_tokenizer("auto", 257).tokenizer == bytes_tokenizer()
+    assert load_tokenizer("bytes", 257).tokenizer == bytes_tokenizer()
+    assert load_tokenizer("none", 5) == (None, "no tokenizer was asked for")
+    found = load_tokenizer(str(small_bin), 297).tokenizer
+    assert found is not None and found.pieces == read_tokenizer_bin(small_bin).pieces
+    assert load_tokenizer(found.spec).tokenizer == found
+    unknown = load_tokenizer("auto", 1000)
+    assert unknown.tokenizer is None and "V=1000" in unknown.note
+
+
+def test_auto_takes_the_table_in_the_current_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    pieces = tuple(struct.pack("<H", token) for token in range(50257))
+    write_tokenizer_bin("gpt2_tokenizer.bin", pieces, 50256)
+    choice = load_tokenizer("auto", 50257)
+    assert choice.tokenizer is not None and choice.tokenizer.pieces == pieces
+    with pytest.raises(InputError, match=r"nor in \./gpt2_tokenizer\.bin"):
+        gpt2_tokenizer(allow_network=False)
+
+
+@pytest.mark.parametrize("spec", ["bytes", "small"])
+def test_a_tokenizer_that_does_not_fit_the_model(small_bin: Path, spec: str) -> None:
+    spec, has = (str(small_bin), 297) if spec == "small" else (spec, 257)
+    with pytest.raises(InputError, match=rf"has {has} ids.*V=50257"):
+        load_tokenizer(spec, 50257)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"), [("gpt3", "expected auto, bytes, gpt2"), ("no/such.bin", "cannot be read")]
+)
+def test_a_tokenizer_that_is_not_known(spec: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_tokenizer(spec)
+
+
+# ----- showing -------------------------------------------------------------------------------------------------------
+
+
+def test_printable_drops_what_safe_printf_drops() -> None:
+    kept = [value for value in range(256) if printable(bytes([value]))]
+    assert kept == [9, 10, 11, 12, 13, *range(32, 127)]
+    assert printable(" é".encode()) == " é"
+    assert printable(b"\x00\x01") == "\x00\x01"
+    assert printable(b"a\xe6") == "a\ufffd"
+    assert printable(b"") == ""
+
+
+@given(texts, st.lists(st.integers(1, 4), max_size=100))
+def test_streamed_text_is_the_text(text: str, lengths: list[int]) -> None:
+    text = text.encode("utf-8", "replace").decode()
+    data, pieces = text.encode(), []
+    for length in lengths:
+        pieces.append(data[:length])
+        data = data[length:]
+    shown = list(stream_text([*pieces, data]))
+    assert len(shown) == len(pieces) + 2
+    assert "".join(shown) == "".join(c for c in text if c in "\n\t" or not (c < " " or "\x7f" <= c < "\xa0"))
+
+
+def test_a_broken_character_is_shown_and_an_escape_is_not() -> None:
+    assert list(stream_text([b"a\xc3", b"\xa9", b"\x1b[31m", b"\xe6\xbc"])) == ["a", "é", "[31m", "", "\ufffd"]
+
+
+def test_samples() -> None:
+    assert sample_text(None, [256, 72]) == "256 72 "
+    assert sample_text(bytes_tokenizer(), [256, *"né".encode()]) == "<|endoftext|>né"
+
+
+# ----- the real table ------------------------------------------------------------------------------------------------
+
+
+def test_written_tables_are_llmc_s(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared / "data" / "tiktoken"))
+    tokenizer = gpt2_tokenizer(allow_network=False)
+    assert bin_tokenizer(shared / "data" / "gpt2_tokenizer.bin").pieces == tokenizer.pieces
+    for version, expected in ((1, SHA256_V1), (2, SHA256_V2)):
+        write_tokenizer_bin(tmp_path / "t.bin", tokenizer.pieces, tokenizer.eot, version)
+        assert hashlib.sha256((tmp_path / "t.bin").read_bytes()).hexdigest() == expected
+        assert read_tokenizer_bin(tmp_path / "t.bin") == (version, 50256, tokenizer.pieces)
+
+
+def test_the_table_in_the_current_folder_is_enough(
+    shared: Path, no_network: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(shared / "data")
+    assert gpt2_tokenizer().encode("Hello world").tolist() == [15496, 995]
+    assert no_network == []
+
+
+def test_the_file_encodes_real_text_as_tiktoken(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared / "data" / "tiktoken"))
+    import tiktoken
+
+    oracle = tiktoken.get_encoding("gpt2")
+    tokenizer = bin_tokenizer(shared / "data" / "gpt2_tokenizer.bin")
+    text = (shared / "data" / "tinyshakespeare_input.txt").read_text()
+    hard = (
+        "  \n\n \t x 🙂👩‍👩‍👧 漢字かな Ünï'll 'LL 's 123456 \u00a0\u2003 \r\n <|endoftext|> \ufeff ÃÂÃÂ \x00\x1c"
+        + " " * 50
+    )
+    hard += " " * 50
+    for sample in (text, hard, (shared / "data" / "hellaswag_val_sample1000.jsonl").read_text()):
+        assert np.array_equal(tokenizer.encode(sample), oracle.encode_ordinary(sample))
+        assert tokenizer.decode(tokenizer.encode(sample)).decode() == sample
+
+    @given(texts)
+    @settings(max_examples=300, deadline=None)
+    def check(sample: str) -> None:
+        assert tokenizer.encode(sample).tolist() == oracle.encode_ordinary(sample)
+
+    check()
