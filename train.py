@@ -6,7 +6,7 @@ if sys.version_info < (3, 12):  # noqa: UP036  whoever types `python3 train.py` 
     print("train.py: Python 3.12 or newer is needed; `make train` finds one", file=sys.stderr)
     sys.exit(2)
 
-from llmc_jax.cli import main
+from llmc_jax.cli import program
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

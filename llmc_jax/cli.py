@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from llmc_jax.config import (
     EXIT_MEANINGS,
@@ -27,6 +27,7 @@ from llmc_jax.config import (
     value_problem,
 )
 from llmc_jax.errors import InputError
+from llmc_jax.platform import restart_with_huge_pages
 from llmc_jax.presets import DEFAULT_PRESET, PRESETS, preset_config
 
 WIDTH = 100  # columns of --help
@@ -57,6 +58,12 @@ EXAMPLES = (
     ("python train.py --preset llmc-cpu -x 100 -o runs/tuned", "a preset, with flags over it"),
     ('python train.py -e d12 -i "data/train_*.bin" -j "data/val_*.bin" -b 8 -d 65536', "your own token files"),
 )
+
+
+def program() -> NoReturn:
+    """The program: `python train.py` and the command `llmc-jax`. May start the process again; see platform.py."""
+    restart_with_huge_pages()
+    sys.exit(main())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,4 +11,4 @@ class InputError(ValueError):
 
 
 class FormatError(InputError):
-    """A file's bytes are not what its format demands: wrong magic or version, truncated, oversized, ids out of range."""
+    """A file's bytes are not what its format demands: wrong magic or version, truncated, oversized, bad ids."""
