@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 SMALL_TEXT = "the cat sat on the mat, the dog's on the log; they'll see 12 more in the 12th hour.\n\n  And then?\n" * 2
-SMALL_MERGES = 40
+SMALL_MERGES = 37
+SMALL_SPACES = (b"  ", b"\n\n", b"    ")  # as GPT-2's table, so that where a run of spaces is cut shows
 
 
 def learn_pieces(text: str, merges: int) -> list[bytes]:
@@ -36,7 +37,7 @@ def merge(word: list[bytes], pair: tuple[bytes, bytes]) -> None:
 @pytest.fixture(scope="session")
 def small_pieces() -> tuple[bytes, ...]:
     """297 pieces; the last is the end-of-text token."""
-    return (*learn_pieces(SMALL_TEXT, SMALL_MERGES), b"<|end|>")
+    return (*learn_pieces(SMALL_TEXT, SMALL_MERGES), *SMALL_SPACES, b"<|end|>")
 
 
 @pytest.fixture(scope="session")

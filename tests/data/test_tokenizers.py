@@ -2,6 +2,7 @@
 
 import hashlib
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -188,7 +189,9 @@ def test_mutated_tables_are_read_exactly_or_refused(tmp_path_factory: pytest.Tem
         (lambda d: d[:1024] + b"\x00" + d[1025:], "byte 1024: id 0 has length 0"),
     ],
 )
-def test_bad_tables_are_refused_in_one_clear_line(small_bin: Path, tmp_path: Path, change, message: str) -> None:
+def test_bad_tables_are_refused_in_one_clear_line(
+    small_bin: Path, tmp_path: Path, change: Callable[[bytes], bytes], message: str
+) -> None:
     path = tmp_path / "bad.bin"
     path.write_bytes(change(small_bin.read_bytes()))
     with pytest.raises(FormatError, match=message) as caught:

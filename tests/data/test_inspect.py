@@ -1,0 +1,170 @@
+"""What `inspect` says of token files, and the commands that show and convert."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmc_jax.data import inspect as module
+from llmc_jax.data.__main__ import main
+from llmc_jax.data.inspect import describe, inspect_token_file, token_stats
+from llmc_jax.data.tokenfile import write_token_file
+from llmc_jax.errors import FormatError, InputError
+
+KINDS = ["gpt2-uint16", "llama3-uint32", "raw-int32"]
+
+
+@given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 12))
+@settings(deadline=None)
+def test_stats_are_those_of_the_whole(tokens: list[int], chunk: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "CHUNK_TOKENS", chunk)
+        stats = token_stats(np.array(tokens, np.uint16), [3, 7])
+    assert (stats.tokens, stats.lowest, stats.highest) == (
+        len(tokens),
+        min(tokens, default=-1),
+        max(tokens, default=-1),
+    )
+    assert stats.counts == {3: tokens.count(3), 7: tokens.count(7)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_inspection(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a.bin"
+    tokens = [256, *"née\n".encode(), 256, *b"x\x1b[0m"]
+    write_token_file(path, tokens, kind)
+    found = inspect_token_file(path, show=7)
+    assert (found.kind, found.size, found.tokens) == (kind, path.stat().st_size, 12)
+    assert (found.lowest, found.highest, found.documents, found.eot, found.vocab) == (10, 256, 2, 256, 257)
+    assert found.first == tokens[:7]
+    assert found.text == "<|endoftext|>née\n<|endoftext|>"
+    assert "née\n              <|endoftext|>" in describe(found)
+    assert inspect_token_file(path, tokenizer="none", show=3).text == "256 110 195 "
+    assert "\x1b" not in inspect_token_file(path).text
+
+
+@pytest.mark.parametrize(
+    ("highest", "vocab", "eot"), [(256, 257, 256), (257, 50257, 50256), (50256, 50257, 50256), (50257, 128256, 128000)]
+)
+def test_the_ids_suggest_a_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, highest: int, vocab: int, eot: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_token_file("a.bin", [eot, 5, eot, highest] if eot <= highest else [5, highest], "llama3-uint32")
+    found = inspect_token_file("a.bin")
+    assert (found.vocab, found.eot) == (vocab, eot)
+    if vocab != 257:  # no table here: ids, and why
+        assert found.text == "".join(f"{token} " for token in found.first)
+        assert "tokenizer" in found.note
+
+
+def test_an_unusual_vocabulary(tmp_path: Path) -> None:
+    write_token_file(tmp_path / "a.bin", [99, 1, 2, 99, 3], "gpt2-uint16")
+    found = inspect_token_file(tmp_path / "a.bin", vocab_size=100)
+    assert (found.eot, found.documents) == (99, 2)
+    assert inspect_token_file(tmp_path / "a.bin", eot=1).documents == 1
+    write_token_file(tmp_path / "a.bin", [2**31, 5], "llama3-uint32")
+    assert inspect_token_file(tmp_path / "a.bin").vocab == 2**31 + 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_beyond_the_vocabulary(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK_TOKENS", 4)
+    path = tmp_path / "a.bin"
+    write_token_file(path, [1] * 9 + [300, 299], kind)
+    byte = {"gpt2-uint16": 1024 + 18, "llama3-uint32": 1024 + 36, "raw-int32": 36}[kind]
+    with pytest.raises(FormatError, match=rf"token 9 \(byte {byte}\) has id 300; with V=257 ids end at 256"):
+        inspect_token_file(path, vocab_size=257)
+    with pytest.raises(FormatError, match="has id 300"):
+        inspect_token_file(path, tokenizer="bytes")
+    assert inspect_token_file(path, vocab_size=301).tokens == 11
+    with pytest.raises(InputError, match="has 257 ids"):
+        inspect_token_file(path, tokenizer="bytes", vocab_size=301)
+
+
+def test_a_file_without_tokens(tmp_path: Path) -> None:
+    write_token_file(tmp_path / "a.bin", [], "gpt2-uint16")
+    found = inspect_token_file(tmp_path / "a.bin")
+    assert (found.tokens, found.lowest, found.documents, found.first) == (0, -1, 0, [])
+    assert "none" in describe(found)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_token_file(tmp_path / "a.bin", [256, *b"hello"])
+    write_token_file(tmp_path / "b.bin", [256, *b"world"])
+    assert main(["inspect", str(tmp_path / "*.bin"), "--first", "4"]) == 0
+    shown = capsys.readouterr().out
+    assert "<|endoftext|>hel\n" in shown and "<|endoftext|>wor\n" in shown
+    assert main(["inspect", str(tmp_path / "a.bin"), "--vocab-size", "100"]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"error: {tmp_path / 'a.bin'}: token 0") and shown.count("\n") == 1
+    assert main(["inspect", str(tmp_path / "c.bin")]) == 2
+    (tmp_path / "c.bin").write_bytes(b"abc")
+    assert main(["inspect", str(tmp_path / "c.bin")]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_tokenizer_commands(
+    tmp_path: Path, small_bin: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["tokenizer", "write", "t.bin", "--tokenizer", str(small_bin)]) == 0
+    assert Path("t.bin").read_bytes() == small_bin.read_bytes()
+    assert main(["tokenizer", "write", "t.bin", "--tokenizer", str(small_bin)]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert main(["tokenizer", "write", "v1.bin", "--version", "1", "--tokenizer", "t.bin"]) == 2
+    assert not Path("v1.bin").exists()
+    assert main(["tokenizer", "inspect", "t.bin"]) == 0
+    assert "version 2, 297 ids" in capsys.readouterr().out
+    assert main(["tokenizer", "encode", "the cat é", "--tokenizer", "t.bin"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    ids = first.split()
+    assert second.startswith(f"{len(ids)} tokens: ")
+    assert main(["tokenizer", "decode", *ids, "--tokenizer", "t.bin"]) == 0
+    assert capsys.readouterr().out == "the cat é\n"
+    assert main(["tokenizer", "decode", "300", "--tokenizer", "t.bin"]) == 2
+    assert main(["tokenizer", "encode", "a", "--tokenizer", "none"]) == 2
+    assert main(["tokenizer", "inspect"]) == 2
+    assert "gpt2_tokenizer.bin: cannot be read" in capsys.readouterr().err
+
+
+def test_bytes_as_a_tokenizer_file(tmp_path: Path) -> None:
+    assert main(["tokenizer", "write", str(tmp_path / "b.bin"), "--tokenizer", "bytes"]) == 0
+    data = (tmp_path / "b.bin").read_bytes()
+    assert struct.unpack("<4I", data[:16]) == (20240328, 2, 257, 256)
+    assert data[1024:1028] == b"\x01\x00\x01\x01" and data.endswith(b"\x0d<|endoftext|>")
+
+
+def test_stdlib_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stdlib"]) == 0
+    shown = capsys.readouterr().out
+    assert "fingerprint" in shown and "to beat on validation" in shown
+    for arguments in ([], ["prepare"], ["stdlib"], ["inspect"], ["tinyshakespeare"], ["tokenizer", "write"]):
+        with pytest.raises(SystemExit) as caught:
+            main([*arguments, "--help"])
+        assert caught.value.code == 0
+    for arguments in ([], ["no"], ["inspect"], ["stdlib", "--no-such-flag"]):
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        assert caught.value.code == 2
+
+
+def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("llmc_jax.data.__main__.stdlib_corpus", interrupt)
+    assert main(["stdlib"]) == 130
+    assert capsys.readouterr().err == "stopped\n"
+
+
+def test_nothing_of_the_data_tools_needs_jax() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, llmc_jax.data.__main__; sys.exit('jax' in sys.modules or 'tiktoken' in sys.modules)"
+    root = Path(module.__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
