@@ -369,7 +369,8 @@ class Console:
         if self._live is not None:
             self._live.console.print(Text(text, style), soft_wrap=True)
         else:
-            print(text, file=self._file, flush=True)
+            self._file.write(f"{text}\n")  # one write: lines of two threads do not mix
+            self._file.flush()
 
     def __enter__(self) -> "Console":
         self.start()

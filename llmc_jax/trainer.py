@@ -5,16 +5,16 @@
 Leaves out what each of these is (step.py, data/, checkpoint/, runlog.py, console.py) and how options are spelled.
 """
 
-import signal
+import itertools
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from llmc_jax.config import ExitCode, ModelConfig, TrainConfig, check_model_fit,
 from llmc_jax.console import Console, Speed, smooth_speed, utilization_text
 from llmc_jax.curves import draw_curves
 from llmc_jax.data.corpora import Corpus, stdlib_corpus
-from llmc_jax.data.loader import Prefetcher, TokenLoader
+from llmc_jax.data.loader import Batch, Prefetcher, TokenLoader
 from llmc_jax.data.tokenizers import Choice, load_tokenizer, sample_text
 from llmc_jax.errors import InputError
 from llmc_jax.init import random_parameters
@@ -36,12 +36,14 @@ from llmc_jax.runlog import METRICS, RunLog, create_run_folder, read_metrics
 from llmc_jax.sampler import generate
 from llmc_jax.schedule import ScheduleNumbers
 from llmc_jax.step import StepNumbers, StepOptions, TrainState, evaluate_loss, initial_state, train_step
+from llmc_jax.stopping import Output, stop_on_signals
 
 CURVES = "curves.png"
-REDRAW_SECONDS = 20.0  # between two pictures; drawing one takes a fraction of a second of one core
+REDRAW_SECONDS = 20.0  # between two pictures, and at least
+REDRAW_SHARE = 0.03  # of one core's time, which long runs, whose metrics are large, would exceed
 
 
-# ----- setting up ---------------------------------------------------------------------------------------------------
+# ----- setting up: everything is checked, nothing is written --------------------------------------------------------
 
 
 class Model(NamedTuple):
@@ -52,47 +54,104 @@ class Model(NamedTuple):
 
 
 class Data(NamedTuple):
-    """What `-i` and `-j` name."""
+    """What `-i` and `-j` name; None where the run does not read it (no steps, no validation)."""
 
-    train: TokenLoader
-    val: TokenLoader
+    train: TokenLoader | None
+    val: TokenLoader | None
     corpus: Corpus | None  # the built-in one, if it is that
 
 
+class Setup(NamedTuple):
+    """A run that can begin."""
+
+    config: TrainConfig
+    name: str
+    model: Model
+    data: Data
+    steps: int
+    val_batches: int  # of one validation
+    tokenizer: Choice
+    device: hardware.Device
+    notes: list[str]
+    warnings: list[str]
+
+
 def resolve_model(config: TrainConfig) -> Model:
-    """The model's shape, from the header of a checkpoint or from a descriptor; reads no weights."""
+    """The model's shape, from a descriptor or from the header of a checkpoint; reads no weights."""
     name = config.model
     path = Path(name)
-    if path.is_file():
-        return Model(read_header(path).config, path)
-    if name.endswith(".bin") or "/" in name:
+    if not name.endswith(".bin") and "/" not in name:
+        try:
+            return Model(parse_descriptor(name), None)
+        except InputError:
+            if not path.is_file():
+                raise
+    if not path.exists():
         raise InputError(
             f"-e {name}: no such file; give the path of an llm.c checkpoint, or a shape such as d12 for random weights "
             "(without any flag, a small demo model is trained)"
         )
-    return Model(parse_descriptor(name), None)
+    return Model(read_header(path).config, path)
 
 
 def open_data(config: TrainConfig, model: ModelConfig) -> Data:
-    """The two loaders. With -a both read the validation data, unshuffled, as llm.c has it."""
-    corpus = stdlib_corpus() if "stdlib" in (config.train_data, config.val_data) else None
-    train_name = config.val_data if config.overfit else config.train_data
+    """The loaders that the run needs. With -a both read the validation data, unshuffled, as llm.c has it."""
+    train_name, train_flag = (config.val_data, "-j") if config.overfit else (config.train_data, "-i")
+    needs_train, needs_val = config.max_steps != 0, config.val_every > 0
+    named = [name for name, needed in ((train_name, needs_train), (config.val_data, needs_val)) if needed]
+    corpus = stdlib_corpus() if "stdlib" in named else None
 
-    def loader(name: str, flag: str, shuffle: bool, split: str) -> TokenLoader:
-        paths = [getattr(corpus, split)] if corpus is not None and name == "stdlib" else name
-        return TokenLoader(
-            paths,
-            config.batch_size,
-            config.sequence_length,
-            vocab_size=model.vocab_size,
-            shuffle=shuffle,
-            flag=flag,
-            seed=config.seed,
-        )
+    def loader(name: str, flag: str, shuffle: bool) -> TokenLoader:
+        if name == "stdlib":
+            assert corpus is not None
+            paths: Any = [corpus.train if flag == "-i" else corpus.val]
+        else:
+            paths = name
+        B, T = config.batch_size, config.sequence_length
+        opened = TokenLoader(paths, B, T, vocab_size=model.vocab_size, shuffle=shuffle, flag=flag, seed=config.seed)
+        check_first_batch(opened)
+        return opened
 
     shuffle = config.shuffle == "llmc" and not config.overfit
-    train = loader(train_name, "-j" if config.overfit else "-i", shuffle, "val" if config.overfit else "train")
-    return Data(train, loader(config.val_data, "-j", False, "val"), corpus)
+    return Data(
+        train=loader(train_name, train_flag, shuffle) if needs_train else None,
+        val=loader(config.val_data, "-j", False) if needs_val else None,
+        corpus=corpus,
+    )
+
+
+def check_first_batch(loader: TokenLoader) -> None:
+    """Reads one batch and goes back. Tokens of a larger vocabulary than the model's show here, not in the run."""
+    start = loader.state()
+    loader.next_batch()
+    loader.restore(start)
+
+
+def total_steps(config: TrainConfig, train: TokenLoader | None) -> int:
+    """Steps of the run: as asked, or one epoch, as llm.c counts it."""
+    if train is None or config.max_steps >= 0:
+        return config.max_steps
+    steps = train.num_tokens // config.tokens_per_step
+    if steps == 0:
+        raise InputError(
+            f"-d {config.tokens_per_step}: one update takes more tokens than the training data holds "
+            f"({train.num_tokens}); lower -d, give more data, or say how many steps to make with -x"
+        )
+    return steps
+
+
+def validation_batches(config: TrainConfig, val: TokenLoader | None) -> int:
+    """Batches of one validation: as asked, but each at most once (llm.c would begin again at the first)."""
+    if val is None:
+        return 0
+    return val.batches_per_epoch if config.val_batches == -1 else min(config.val_batches, val.batches_per_epoch)
+
+
+def choose_tokenizer(config: TrainConfig, model: ModelConfig) -> Choice:
+    """The tokenizer of the samples. Without samples only one that was asked for is looked at."""
+    if config.sample_every == 0 and config.tokenizer == "auto":
+        return Choice(None, "no samples were asked for")
+    return load_tokenizer(config.tokenizer, model.vocab_size)
 
 
 def initial_parameters(config: TrainConfig, model: Model) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -100,265 +159,158 @@ def initial_parameters(config: TrainConfig, model: Model) -> tuple[np.ndarray, t
     if model.path is None:
         return padded(random_parameters(model.config, config.seed), model.config), ()
     file = read_model(model.path, v2_order=config.v2_order)
-    return padded(file.flat, file.config), file.warnings
+    return padded(file.flat, file.config), tuple(f"-e {model.path}: {warning}" for warning in file.warnings)
 
 
-def total_steps(config: TrainConfig, loader: TokenLoader) -> int:
-    """Steps of the run: as asked, or one epoch, as llm.c counts it."""
-    if config.max_steps >= 0:
-        return config.max_steps
-    steps = loader.num_tokens // config.tokens_per_step
-    if steps == 0:
-        raise InputError(
-            f"-d {config.tokens_per_step}: one update takes more tokens than the training data holds "
-            f"({loader.num_tokens}); lower -d, give more data, or say how many steps to make with -x"
-        )
-    return steps
+def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
+    """Checks everything that can be known before the run; puts the parameters on the device.
 
-
-def step_numbers(config: TrainConfig, steps: int) -> StepNumbers:
-    """The traced numbers of the step."""
-    schedule = ScheduleNumbers(
-        learning_rate=float(config.learning_rate),
-        warmup_steps=config.warmup_steps,
-        total_steps=steps,
-        final_fraction=float(config.final_lr_fraction),
-        step_every=config.step_every,
-        step_factor=float(config.step_factor),
-    )
-    adamw = AdamWNumbers(float(config.beta1), float(config.beta2), float(config.eps), float(config.weight_decay))
-    return StepNumbers(schedule, adamw, float(config.grad_clip))
-
-
-def step_options(config: TrainConfig) -> StepOptions:
-    """The static choices of the step."""
-    return StepOptions(config.schedule, config.decay if config.weight_decay else "none", config.recompute)
-
-
-# ----- stopping -----------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def stop_requests() -> Iterator[threading.Event]:
-    """An event that the first Ctrl-C or SIGTERM sets; the second one ends the program at once.
-
-    Outside the main thread, where Python allows no handlers, the event is never set.
+    Raises InputError for whatever cannot be used.
     """
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked
-        return
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in signals}
+    check_no_earlier_run(config)
+    model = resolve_model(config)
+    notes = [*notes, *check_model_fit(config, model.config)]
+    hardware.check_fits(model.config, config.batch_size, config.sequence_length)
+    data = open_data(config, model.config)
+    steps = total_steps(config, data.train)
+    tokenizer = choose_tokenizer(config, model.config)
+    parameters, found = initial_parameters(config, model)
+    warnings = list(found)
+    if tokenizer.tokenizer is None and config.sample_every:
+        warnings.append(f"samples are printed as token ids: {tokenizer.note}")
+    setup = Setup(
+        config=config,
+        name=config.preset or (model.path.stem if model.path else config.model),
+        model=model,
+        data=data,
+        steps=steps,
+        val_batches=validation_batches(config, data.val),
+        tokenizer=tokenizer,
+        device=hardware.describe_device(),
+        notes=notes,
+        warnings=warnings,
+    )
+    return setup, jax.jit(initial_state, donate_argnums=0)(jnp.array(parameters))
 
-    def ask(number: int, frame: Any) -> None:
-        asked.set()
-        for each in signals:
-            signal.signal(each, before[each])
 
-    for number in signals:
-        signal.signal(number, ask)
-    try:
-        yield asked
-    finally:
-        for number in signals:
-            signal.signal(number, before[number])
+def check_no_earlier_run(config: TrainConfig) -> None:
+    """Refuses to go on in a folder that holds checkpoints: this run would not start from them, and overwrite some."""
+    earlier = sorted(Path(config.output_dir).glob("model_*.bin")) if config.output_dir and config.reuse else []
+    if earlier:
+        raise InputError(
+            f"-y 1: {config.output_dir} holds the checkpoints of an earlier run, and continuing its training state is "
+            f"not built yet; to start from its weights give -e {earlier[-1]} and another -o"
+        )
 
 
 # ----- the picture --------------------------------------------------------------------------------------------------
 
 
 class CurveDrawer:
-    """Redraws the picture of the curves in a thread of its own, so that the training step does not wait for it."""
+    """Redraws the picture of the curves in a thread of its own, so that the training step does not wait for it.
 
-    def __init__(self, folder: Path, title: str, yardsticks: dict[str, float]) -> None:
-        self._folder, self._title, self._yardsticks = folder, title, yardsticks
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="curves")
-        self._drawing: Future[None] | None = None
-        self._last = time.monotonic()
+    A picture that cannot be drawn is worth one warning, not the run.
+    """
 
-    def _draw(self) -> None:
-        draw_curves(read_metrics(self._folder / METRICS), self._folder / CURVES, self._title, self._yardsticks)
+    def __init__(self, folder: Path, title: str, yardsticks: dict[str, float], warn: Callable[[str], None]) -> None:
+        self.path = folder / CURVES
+        self._metrics, self._title, self._yardsticks = folder / METRICS, title, yardsticks
+        self._warn, self._warned = warn, False
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llmc_jax curves")
+        self._drawing: Future[float] | None = None
+        self._next = time.monotonic() + REDRAW_SECONDS
+
+    def _draw(self) -> float:
+        start = time.monotonic()
+        draw_curves(read_metrics(self._metrics), self.path, self._title, self._yardsticks)
+        return time.monotonic() - start
 
     def refresh(self) -> None:
-        """Begins a new picture if the last one is old enough and finished."""
-        idle = self._drawing is None or self._drawing.done()
-        if idle and time.monotonic() - self._last > REDRAW_SECONDS:
-            self._last = time.monotonic()
+        """Begins a new picture if the last one is old enough."""
+        if self._drawing is None and time.monotonic() >= self._next:
             self._drawing = self._pool.submit(self._draw)
+        elif self._drawing is not None and self._drawing.done():
+            self._collect()
+
+    def _collect(self) -> None:
+        """Waits for the picture in work, and says when the next one may begin."""
+        if self._drawing is not None:
+            error = self._drawing.exception()
+            seconds = 0.0 if error else self._drawing.result()
+            self._drawing = None
+            self._next = time.monotonic() + max(REDRAW_SECONDS, seconds / REDRAW_SHARE)
+            if error and not self._warned:
+                self._warned = True
+                self._warn(f"{self.path}: cannot be drawn, training goes on: {type(error).__name__}: {error}")
 
     def finish(self) -> None:
-        """Draws the last picture and waits for it."""
-        try:
-            self._pool.submit(self._draw).result()
-        finally:
-            self._pool.shutdown()
+        """Draws the last picture."""
+        self._collect()
+        self._drawing = self._pool.submit(self._draw)
+        self._collect()
+
+    def __enter__(self) -> "CurveDrawer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
 
 
-# ----- the loop -----------------------------------------------------------------------------------------------------
+# ----- the run's folder and screen ----------------------------------------------------------------------------------
 
 
 class Run(NamedTuple):
     """What stays the same while the loop runs."""
 
-    config: TrainConfig
-    model: ModelConfig
-    data: Data
-    steps: int
-    numbers: StepNumbers
-    options: StepOptions
-    tokenizer: Choice
+    setup: Setup
     folder: Path
     log: RunLog
     console: Console
     drawer: CurveDrawer
-    device: hardware.Device
-    stop: threading.Event
+    stop: threading.Event  # set: the user wants the run to end
 
 
-class Outcome(NamedTuple):
-    """How the loop ended."""
-
-    code: ExitCode
-    state: TrainState
-    val_loss: float | None
-    skipped: int
-    step_seconds: list[float]
-
-
-def validate_model(run: Run, params: jax.Array) -> tuple[float, int]:
-    """Mean validation loss in nats per token and the number of batches it was taken over, from the first batch on."""
-    available = run.data.val.batches_per_epoch
-    wanted = run.config.val_batches
-    batches = available if wanted == -1 else min(wanted, available)
-    run.data.val.reset()
-    total = 0.0
-    for _ in range(batches):
-        inputs, targets = run.data.val.next_batch()
-        total += float(evaluate_loss(params, inputs[0], targets[0], run.model))
-    return total / batches, batches
+@contextmanager
+def opened(setup: Setup, output: Output, stop: threading.Event) -> Iterator[Run]:
+    """Makes the run folder, opens what is written there and the screen, and says how the run begins."""
+    config, corpus = setup.config, setup.data.corpus
+    folder = create_run_folder(config.output_dir, setup.name, config.reuse)
+    yardsticks = {} if corpus is None else {"bigram entropy": corpus.bigram_nats}
+    shape, device = asdict(setup.model.config), setup.device._asdict()
+    with (
+        RunLog(folder, config.to_json(), shape, reuse=config.reuse, device=device) as log,
+        Console(setup.steps, config.print_every or setup.steps + 1, cast(Any, output)) as console,
+        CurveDrawer(folder, setup.name, yardsticks, console.warning) as drawer,
+        stop_on_signals(stop, console.note),
+    ):
+        log.event("start", step=0, steps=setup.steps, parameters=num_parameters(setup.model.config))
+        announce(setup, folder, console)
+        yield Run(setup, folder, log, console, drawer, stop)
 
 
-def draw_sample(run: Run, params: jax.Array, step: int) -> None:
-    """Samples from the model, shows and keeps the text."""
-    tokenizer = run.tokenizer.tokenizer
-    end_of_text = run.model.vocab_size - 1 if tokenizer is None else tokenizer.eot
-    ids = list(generate(params, run.model, run.config.sample_tokens, run.config.sequence_length, end_of_text))
-    text = sample_text(tokenizer, ids)
-    run.console.sample(text)
-    run.log.sample(step, text, len(ids))
+def announce(setup: Setup, folder: Path, console: Console) -> None:
+    """The start-up table, and what the user should know about this run."""
+    console.table(table(setup, folder))
+    for note in setup.notes:
+        console.note(note)
+    for warning in setup.warnings:
+        console.warning(warning)
+    if setup.data.corpus is not None:
+        corpus = setup.data.corpus
+        console.note(f"{corpus.description}; fingerprint {corpus.fingerprint}")
+        console.note(f"yardstick: guessing from the byte before gives a loss of {corpus.bigram_nats:.3f} nats")
 
 
-def save_model(run: Run, params: jax.Array, step: int) -> Path:
-    """Writes model_<step>.bin, complete under its name or not there."""
-    path = run.folder / f"model_{step:08d}.bin"
-    write_model(path, run.model, np.asarray(params)[: num_parameters(run.model)])
-    run.log.event("checkpoint", step=step, path=path.name)
-    return path
-
-
-def is_due(step: int, every: int, last: bool) -> bool:
-    """Whether something that happens every so many steps, and at the end, happens now. 0: never."""
-    return every > 0 and (step % every == 0 or last)
-
-
-def training_batches(run: Run) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Batches (A, B, T) without end: read ahead in the background, or with -a the same one each time."""
-    loader, micro_batches = run.data.train, run.config.grad_accumulation
-    if run.config.overfit:
-        while True:
-            loader.reset()
-            yield loader.next_batch(micro_batches)
-    with Prefetcher(loader, micro_batches) as prefetcher:
-        while True:
-            yield prefetcher.next()
-
-
-def compile_step(run: Run, state: TrainState) -> Any:
-    """The compiled step, for arguments of the run's shapes."""
-    config = run.config
-    tokens = jax.ShapeDtypeStruct((config.grad_accumulation, config.batch_size, config.sequence_length), jnp.int32)
-    return train_step.lower(state, tokens, tokens, run.numbers, run.model, run.options).compile()
-
-
-def loop(run: Run, state: TrainState) -> Outcome:
-    """Runs all steps, or as many as are made before the user stops it or it diverges. Source: llm.c `main`."""
-    config = run.config
-    val_loss: float | None = None
-    speed, skipped, in_a_row = Speed(), 0, 0
-    seconds: list[float] = []
-    flops = hardware.flops_per_token(run.model, config.sequence_length)
-    peak = None
-    if run.device.platform != "cpu":
-        peak = hardware.peak_flops(run.device.kind, "tf32" if config.tf32 else "fp32")
-    batches = training_batches(run)
-    # XLA compiles the step while the main thread validates (and compiles what that needs).
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        compiling = pool.submit(compile_step, run, state) if run.steps else None
-        for step in range(run.steps + 1):
-            last = step == run.steps
-            if is_due(step, config.val_every, last):
-                val_loss, val_batches = validate_model(run, state.params)
-                run.console.val(step, val_loss)
-                run.log.val(step, loss=val_loss, batches=val_batches)
-            if step > 0 and is_due(step, config.sample_every, last):
-                draw_sample(run, state.params, step)
-            if step > 0 and not last and is_due(step, config.checkpoint_every, last):
-                save_model(run, state.params, step)
-            if last:
-                return Outcome(ExitCode.DONE, state, val_loss, skipped, seconds)
-            if run.stop.is_set():
-                return Outcome(ExitCode.STOPPED, state, val_loss, skipped, seconds)
-
-            assert compiling is not None
-            compiled = compiling.result()
-            start = time.perf_counter()
-            inputs, targets = next(batches)
-            state, metrics = compiled(state, inputs, targets, run.numbers)
-            loss, norm, rate, finite = (x.item() for x in jax.device_get(metrics))
-            elapsed = time.perf_counter() - start
-            seconds.append(elapsed)
-
-            per_second = config.tokens_per_step / elapsed
-            speed, shown = smooth_speed(speed, per_second)
-            run.log.train(
-                step,
-                loss=loss,
-                norm=norm,
-                lr=rate,
-                ms=1e3 * elapsed,
-                tokens_per_second=per_second,
-                tokens=(step + 1) * config.tokens_per_step,
-                skipped=not finite,
-            )
-            run.console.step(
-                step,
-                loss=loss,
-                norm=norm,
-                lr=rate,
-                ms=1e3 * elapsed,
-                tokens_per_second=shown,
-                utilization=utilization_text(flops * per_second, peak, "tf32" if config.tf32 else "fp32"),
-                skipped=not finite,
-            )
-            run.drawer.refresh()
-            skipped += not finite
-            in_a_row = 0 if finite else in_a_row + 1
-            if config.max_nonfinite and in_a_row >= config.max_nonfinite:
-                return Outcome(ExitCode.DIVERGED, state, val_loss, skipped, seconds)
-    raise AssertionError("the loop returns at its last step")
-
-
-# ----- beginning and end --------------------------------------------------------------------------------------------
-
-
-def table(config: TrainConfig, model: Model, data: Data, steps: int, device: hardware.Device, folder: Path) -> Any:
-    """The sections of the start-up table."""
+def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
+    """The sections of the start-up table, its rows named as llm.c names them."""
+    config, model, data = setup.config, setup.model, setup.data
     shape = model.config
-    val = config.val_batches if config.val_batches >= 0 else data.val.batches_per_epoch
     settings = [
-        ("train data pattern", config.val_data if config.overfit else config.train_data),
-        ("val data pattern", config.val_data),
+        (
+            "train data pattern",
+            (config.val_data if config.overfit else config.train_data) if data.train else "not read",
+        ),
+        ("val data pattern", config.val_data if data.val else "not read"),
         ("output log dir", folder),
         ("checkpoint_every", config.checkpoint_every),
         ("micro batch size B", config.batch_size),
@@ -379,6 +331,10 @@ def table(config: TrainConfig, model: Model, data: Data, steps: int, device: har
         ("overfit_single_batch", int(config.overfit)),
         ("recompute", config.recompute),
     ]
+    machine = [
+        ("device", hardware.device_label(setup.device)),
+        ("precision", "fp32, products in TF32" if product_precision(setup) == "tf32" else "fp32"),
+    ]
     shapes = [
         ("weights", model.path or f"random, seed {config.seed}"),
         ("max_sequence_length T", shape.max_seq_len),
@@ -390,106 +346,302 @@ def table(config: TrainConfig, model: Model, data: Data, steps: int, device: har
         ("num_parameters", num_parameters(shape)),
     ]
     counts = [
-        ("train tokens", data.train.num_tokens),
-        ("train_num_batches", steps),
-        ("val_num_batches", min(val, data.val.batches_per_epoch)),
+        ("train tokens", data.train.num_tokens if data.train else "not read"),
+        ("train_num_batches", setup.steps),
+        ("val_num_batches", setup.val_batches),
     ]
-    device_rows = [("device", hardware.device_label(device)), ("precision", "fp32")]
-    return [settings, device_rows, shapes, counts]
+    return [settings, machine, shapes, counts]
 
 
-def advice(config: TrainConfig, outcome: Outcome, folder: Path, saved: Path | None) -> list[str]:
-    """What to look at and to try next, for the end of the run."""
-    lines = [f"run folder:   {folder}", f"picture:      {folder / CURVES}"]
-    if saved is not None:
-        lines.append(f"model:        {saved}")
-    if outcome.code == ExitCode.DIVERGED:
-        lines.append(
-            f"The loss or gradient was not finite {config.max_nonfinite} times in a row; the parameters are those of "
-            f"the last good step. Try a lower -l (it was {config.learning_rate:g}), a longer warm-up -u, or a smaller "
-            "--grad-clip; look for the step where the norm began to grow in main.log."
-        )
-    elif config.preset == "demo" and outcome.code == ExitCode.DONE:
-        lines += [
-            "try next:     python train.py --preset demo -x 5000                  (the same, longer)",
-            "              python train.py --help                                 (every option)",
-            "              python -m llmc_jax.data tinyshakespeare                (then --preset shakespeare)",
-        ]
-    return lines
+def product_precision(setup: Setup) -> hardware.Precision:
+    """In what the matrix products are computed."""
+    on_gpu = setup.device.platform != "cpu"
+    return "tf32" if on_gpu and setup.config.tf32 else "fp32"
 
 
-def start(config: TrainConfig, notes: list[str], stop: threading.Event) -> tuple[Run, TrainState]:
-    """Checks everything that can go wrong, makes the run folder, and puts the run together."""
-    model = resolve_model(config)
-    notes = [*notes, *check_model_fit(config, model.config)]
-    hardware.check_fits(model.config, config.batch_size, config.sequence_length)
-    data = open_data(config, model.config)
-    steps = total_steps(config, data.train)
-    tokenizer = load_tokenizer(config.tokenizer, model.config.vocab_size)
-    device = hardware.describe_device()
-    parameters, warnings = initial_parameters(config, model)
-    state = initial_state(jnp.array(parameters))
-    del parameters
+# ----- the loop -----------------------------------------------------------------------------------------------------
 
-    name = config.preset or (model.path.stem if model.path else config.model)
-    folder = create_run_folder(config.output_dir, name, config.reuse)
-    earlier = sorted(folder.glob("model_*.bin"))
-    if earlier:
-        raise InputError(
-            f"-y 1: {folder} holds the checkpoints of an earlier run, and continuing its training state is not built "
-            f"yet; to start from its weights give -e {earlier[-1]} and another -o"
-        )
-    log = RunLog(folder, config.to_json(), asdict(model.config), reuse=config.reuse, device=device._asdict())
-    console = Console(steps, config.print_every or steps + 1)
-    console.table(table(config, model, data, steps, device, folder))
-    for note in notes:
-        console.note(note)
-    for warning in warnings:
-        console.warning(warning)
-    if tokenizer.tokenizer is None and config.sample_every:
-        console.warning(f"samples are printed as token ids: {tokenizer.note}")
-    yardsticks = {}
-    if data.corpus is not None:
-        console.note(f"{data.corpus.description}; fingerprint {data.corpus.fingerprint}")
-        console.note(f"yardstick: guessing from the byte before gives a loss of {data.corpus.bigram_nats:.3f} nats")
-        yardsticks["bigram entropy"] = data.corpus.bigram_nats
-    drawer = CurveDrawer(folder, name, yardsticks)
-    numbers, options = step_numbers(config, steps), step_options(config)
-    run = Run(
-        config, model.config, data, steps, numbers, options, tokenizer, folder, log, console, drawer, device, stop
+
+class Progress(NamedTuple):
+    """How far the run has come. A new one after each step."""
+
+    state: TrainState
+    step: int = 0  # steps made, those without an update included
+    val_loss: float | None = None  # the last one, nats per token
+    saved: Path | None = None  # the last checkpoint
+    skipped: int = 0  # steps whose loss or gradient was not finite, which updated nothing
+    skipped_in_a_row: int = 0
+    speed: Speed = Speed()
+    seconds: float = 0.0  # in all steps but the first, which llm.c leaves out of its mean too
+
+
+class StepResult(NamedTuple):
+    """What one step gave."""
+
+    loss: float  # nats per token
+    norm: float  # of the gradient, before clipping
+    rate: float
+    finite: bool
+    seconds: float
+
+
+class Outcome(NamedTuple):
+    """How the loop ended; problem: what broke, where something did."""
+
+    code: ExitCode
+    progress: Progress
+    problem: InputError | None = None
+
+
+def step_numbers(config: TrainConfig, steps: int) -> StepNumbers:
+    """The traced numbers of the step."""
+    schedule = ScheduleNumbers(
+        learning_rate=float(config.learning_rate),
+        warmup_steps=config.warmup_steps,
+        total_steps=steps,
+        final_fraction=float(config.final_lr_fraction),
+        step_every=config.step_every,
+        step_factor=float(config.step_factor),
     )
-    return run, state
+    adamw = AdamWNumbers(float(config.beta1), float(config.beta2), float(config.eps), float(config.weight_decay))
+    return StepNumbers(schedule, adamw, float(config.grad_clip))
 
 
-def finish(run: Run, outcome: Outcome) -> None:
+def compile_step(setup: Setup, state: TrainState) -> Callable[..., Any]:
+    """The step as a function of (state, inputs, targets), compiled for the run's shapes."""
+    config = setup.config
+    options = StepOptions(config.schedule, config.decay if config.weight_decay else "none", config.recompute)
+    numbers = jax.device_put(step_numbers(config, setup.steps))
+    shape = (config.grad_accumulation, config.batch_size, config.sequence_length)  # (A, B, T)
+    tokens = jax.ShapeDtypeStruct(shape, jnp.int32)
+    compiled = train_step.lower(state, tokens, tokens, numbers, setup.model.config, options).compile()
+    return lambda state, inputs, targets: compiled(state, inputs, targets, numbers)
+
+
+@contextmanager
+def training_batches(setup: Setup) -> Iterator[Iterator[Batch]]:
+    """Batches (A, B, T) without end: read ahead in the background, or with -a the same one each time."""
+    loader, micro_batches = setup.data.train, setup.config.grad_accumulation
+    if loader is None:
+        yield iter(())
+    elif setup.config.overfit:
+        loader.reset()
+        batch = loader.next_batch(micro_batches)
+        yield itertools.repeat(batch)
+    else:
+        with Prefetcher(loader, micro_batches) as prefetcher:
+            yield prefetcher
+
+
+def validate(run: Run, progress: Progress) -> Progress:
+    """Mean loss over the first batches of the validation data; nothing if the user stops the run meanwhile."""
+    setup, loader = run.setup, run.setup.data.val
+    assert loader is not None
+    loader.reset()
+    total = 0.0
+    for _ in range(setup.val_batches):
+        inputs, targets = loader.next_batch()
+        total += float(evaluate_loss(progress.state.params, inputs[0], targets[0], setup.model.config))
+        if run.stop.is_set():
+            return progress
+    loss = total / setup.val_batches
+    run.log.val(progress.step, loss=loss, batches=setup.val_batches)
+    run.console.val(progress.step, loss)
+    return progress._replace(val_loss=loss)
+
+
+def draw_sample(run: Run, progress: Progress) -> None:
+    """Samples from the model, keeps and shows the text; nothing if the user stops the run meanwhile."""
+    setup, model, tokenizer = run.setup, run.setup.model.config, run.setup.tokenizer.tokenizer
+    end_of_text = model.vocab_size - 1 if tokenizer is None else tokenizer.eot
+    ids: list[int] = []
+    for token in generate(
+        progress.state.params, model, setup.config.sample_tokens, setup.config.sequence_length, end_of_text
+    ):
+        if run.stop.is_set():
+            return
+        ids.append(token)
+    text = sample_text(tokenizer, ids)
+    run.log.sample(progress.step, text, len(ids))
+    run.console.sample(text)
+
+
+def save_model(run: Run, progress: Progress) -> Progress:
+    """Writes model_<steps>.bin, complete under its name or not there."""
+    path = run.folder / f"model_{progress.step:08d}.bin"
+    if path != progress.saved:
+        model = run.setup.model.config
+        write_model(path, model, np.asarray(progress.state.params)[: num_parameters(model)])
+        run.log.event("checkpoint", step=progress.step, path=path.name)
+    return progress._replace(saved=path)
+
+
+def look(run: Run, progress: Progress) -> Progress:
+    """What comes before a step and after the last one, where it is due: validation, sample, checkpoint."""
+    config, step = run.setup.config, progress.step
+    last = step == run.setup.steps
+
+    def due(every: int) -> bool:
+        return every > 0 and (step % every == 0 or last) and not run.stop.is_set()
+
+    if due(config.val_every):
+        progress = validate(run, progress)
+    if due(config.sample_every) and (step > 0 or last):
+        draw_sample(run, progress)
+    if due(config.checkpoint_every) and step > 0 and step % config.checkpoint_every == 0:
+        progress = save_model(run, progress)
+    return progress
+
+
+def make_step(step: Callable[..., Any], batches: Iterator[Batch], progress: Progress) -> tuple[Progress, StepResult]:
+    """One training step; its time includes that of waiting for the data, as llm.c's does."""
+    start = time.perf_counter()
+    inputs, targets = next(batches)
+    state, metrics = step(progress.state, inputs, targets)
+    loss, norm, rate, finite = (value.item() for value in jax.device_get(metrics))  # waits for the device
+    seconds = time.perf_counter() - start
+    progress = progress._replace(
+        state=state,
+        step=progress.step + 1,
+        skipped=progress.skipped + (not finite),
+        skipped_in_a_row=0 if finite else progress.skipped_in_a_row + 1,
+        seconds=progress.seconds + (seconds if progress.step > 0 else 0.0),
+    )
+    return progress, StepResult(loss, norm, rate, finite, seconds)
+
+
+def report_step(run: Run, progress: Progress, result: StepResult) -> Progress:
+    """Logs and shows the step that was just made."""
+    setup, index = run.setup, progress.step - 1  # llm.c counts steps from 0
+    tokens = setup.config.tokens_per_step
+    per_second = tokens / result.seconds
+    precision = product_precision(setup)
+    peak = None if setup.device.platform == "cpu" else hardware.peak_flops(setup.device.kind, precision)
+    flops = hardware.flops_per_token(setup.model.config, setup.config.sequence_length) * per_second
+    common: dict[str, Any] = {
+        "loss": result.loss,
+        "norm": result.norm,
+        "lr": result.rate,
+        "ms": 1e3 * result.seconds,
+        "skipped": not result.finite,
+    }
+    run.log.train(index, tokens_per_second=per_second, tokens=progress.step * tokens, **common)
+    speed, shown = smooth_speed(progress.speed, per_second)
+    utilization = utilization_text(flops, peak, precision)
+    run.console.step(index, tokens_per_second=shown, utilization=utilization, **common)
+    return progress._replace(speed=speed)
+
+
+def loop(run: Run, state: TrainState) -> Outcome:
+    """Makes all steps, or as many as can be made before the user stops the run, it diverges, or something breaks.
+
+    Source: llm.c train_gpt2.cu, `main`.
+    """
+    setup, stop = run.setup, run.stop
+    limit = setup.config.max_nonfinite
+    progress = Progress(state)
+    try:
+        # XLA compiles the step while the main thread validates, which needs a compilation of its own.
+        with ThreadPoolExecutor(max_workers=1) as pool, training_batches(setup) as batches:
+            compiling = pool.submit(compile_step, setup, state) if setup.steps else None
+            progress = look(run, progress)
+            step = compiling.result() if compiling else None
+            while progress.step < setup.steps and not stop.is_set():
+                assert step is not None
+                progress, result = make_step(step, batches, progress)
+                progress = report_step(run, progress, result)
+                run.drawer.refresh()
+                if 0 < limit <= progress.skipped_in_a_row:
+                    return Outcome(ExitCode.DIVERGED, progress)
+                progress = look(run, progress)
+        return Outcome(ExitCode.STOPPED if stop.is_set() else ExitCode.DONE, progress)
+    except InputError as problem:  # a full disk, a damaged data file: what has been learned so far is still good
+        return Outcome(ExitCode.BAD_INPUT, progress, problem)
+
+
+# ----- the end ------------------------------------------------------------------------------------------------------
+
+
+def finish(run: Run, outcome: Outcome) -> Outcome:
     """Writes the model and the last picture, and says where everything is."""
-    step = int(outcome.state.step)
-    saved = save_model(run, outcome.state.params, step) if run.config.save and step > 0 else None
-    run.log.event("end", step=step, outcome=outcome.code.name.lower(), skipped=outcome.skipped)
+    outcome = write_rest(run, outcome)
     run.drawer.finish()
     run.console.close()
-    if len(outcome.step_seconds) > 1:  # llm.c leaves out the first step
-        mean = 1e3 * sum(outcome.step_seconds[1:]) / (len(outcome.step_seconds) - 1)
-        run.console.note(f"total average iteration time: {mean:.6f} ms")
-    if outcome.skipped:
-        run.console.warning(f"{outcome.skipped} steps had a loss or gradient that was not finite and updated nothing")
-    if outcome.code == ExitCode.STOPPED:
-        run.console.note(f"stopped after {step} of {run.steps} steps, everything written")
-    for line in advice(run.config, outcome, run.folder, saved):
+    for line in summary(run, outcome):
         run.console.note(line)
+    return outcome
+
+
+def write_rest(run: Run, outcome: Outcome) -> Outcome:
+    """The final model and the last event; where they cannot be written either, the first problem counts."""
+    progress, code = outcome.progress, outcome.code
+    try:
+        if run.setup.config.save and progress.step > 0:
+            progress = save_model(run, progress)
+        run.log.event("end", step=progress.step, outcome=code.name.lower(), skipped=progress.skipped)
+    except InputError as problem:
+        return Outcome(ExitCode.BAD_INPUT, progress, outcome.problem or problem)
+    return outcome._replace(progress=progress)
+
+
+def summary(run: Run, outcome: Outcome) -> Iterator[str]:
+    """The last lines on the screen: how it went, where everything is, what to try next."""
+    config, (code, progress, _) = run.setup.config, outcome
+    if progress.step > 1:
+        yield f"total average iteration time: {1e3 * progress.seconds / (progress.step - 1):.6f} ms"
+    if progress.skipped:
+        yield f"skipped:      {progress.skipped} steps, whose loss or gradient was not finite; they updated nothing"
+    if progress.step < run.setup.steps:
+        yield f"stopped:      after {progress.step} of {run.setup.steps} steps"
+    if code == ExitCode.DIVERGED:
+        yield from divergence_advice(config, progress)
+    yield f"run folder:   {run.folder}"
+    if run.drawer.path.exists():
+        yield f"picture:      {run.drawer.path}"
+    if progress.saved is not None:
+        yield f"model:        {progress.saved}"
+    if config.preset == "demo" and code == ExitCode.DONE:
+        yield "try next:     python train.py --preset demo -x 5000                  (the same, longer)"
+        yield "              python train.py --help                                 (every option)"
+        yield "              python -m llmc_jax.data tinyshakespeare                (then --preset shakespeare)"
+
+
+def divergence_advice(config: TrainConfig, progress: Progress) -> Iterator[str]:
+    """What to try after a run that diverged."""
+    yield f"diverged:     the loss or the gradient was not finite {progress.skipped_in_a_row} times in a row"
+    if progress.skipped == progress.step:
+        yield f"              no step was finite: are the weights that it started from sound (-e {config.model})?"
+    else:
+        yield "              the model is as the last finite step left it, so probably no good either"
+        yield f"try:          a lower -l (it was {config.learning_rate:g}), a longer warm-up -u, a smaller --grad-clip,"
+        yield "              or an earlier checkpoint (-n); main.log shows where the norm began to grow"
 
 
 def run(config: TrainConfig, notes: list[str]) -> ExitCode:
     """Trains as configured and returns the exit code. notes: lines to show once the table has been printed.
 
-    Raises InputError, before anything is written, for whatever cannot be used.
+    Raises InputError: before anything is written for what cannot be used, and after what was learned has been saved
+    for what breaks during the run.
     """
     platform.configure(tf32=config.tf32)
-    with stop_requests() as stop:
-        session, state = start(config, notes, stop)
-        with session.log, session.console:
-            outcome = loop(session, state)
-            del state
-            finish(session, outcome)
-    sys.stdout.flush()
+    stop = threading.Event()
+    output = Output(sys.stdout, stop)
+    try:
+        setup, state = prepare(config, notes)
+        with opened(setup, output, stop) as session:
+            outcome = finish(session, loop(session, state))
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise InputError(
+            f"the device's memory is full: {str(error).splitlines()[0]}; lower -b (and keep -d for the same updates), "
+            "or -t, or take a smaller model"
+        ) from error
+    finally:
+        output.discard_rest()
+    if output.error is not None:
+        name = Path(sys.argv[0]).name
+        print(f"{name}: stopped, since standard output is gone ({output.error.strerror})", file=sys.stderr)
+    if outcome.problem is not None:
+        raise outcome.problem
     return outcome.code
