@@ -26,7 +26,6 @@ from llmc_jax.data.inspect import SHOWN_TOKENS, describe, inspect_token_file
 from llmc_jax.data.prepare import SHARD_TOKENS, VAL_SHARE, VAL_TOKENS, Prepared, Report, Settings, Shard, prepare
 from llmc_jax.data.tokenfile import expand_pattern
 from llmc_jax.data.tokenizers import (
-    BYTES_VOCAB,
     DEFAULT_BIN,
     Tokenizer,
     load_tokenizer,
@@ -283,7 +282,8 @@ def _print_summary(made: Prepared, total: int, seconds: float) -> None:
 
 
 def _print_next(train: Path, val: Path | None, spec: str, tokenizer: Tokenizer) -> None:
-    model = "d12" if tokenizer.vocab_size != BYTES_VOCAB else f"L4-NH4-C256-V{BYTES_VOCAB}-T256 -t 256"
+    """The command that trains on the files: a size for a first look, on a CPU too."""
+    model = f"L4-NH4-C128-V{tokenizer.vocab_size}-T128 -t 128"
     validation = f"-j {shlex.quote(str(val))}" if val else "-v 0"
     own_table = f" --tokenizer {shlex.quote(spec)}" if spec not in ("bytes", "gpt2") else ""
     print(f"Next: python train.py -i {shlex.quote(str(train))} {validation} -e {model}{own_table}")
@@ -306,7 +306,10 @@ def _tinyshakespeare(options: argparse.Namespace) -> None:
     tokenizer = _load(options.tokenizer)
     corpus = tinyshakespeare_corpus(tokenizer, options.out, options.source)
     _print_corpus(corpus)
-    _print_next(corpus.train, corpus.val, options.tokenizer, tokenizer)
+    if corpus.train == TINYSHAKESPEARE_FOLDER / "tiny_shakespeare_train.bin" and options.tokenizer == "gpt2":
+        print("Next: python train.py --preset shakespeare")
+    else:
+        _print_next(corpus.train, corpus.val, options.tokenizer, tokenizer)
 
 
 def _stdlib(options: argparse.Namespace) -> None:
