@@ -14,21 +14,21 @@ from llmc_jax.step import next_token_logits
 
 SEED = 1337  # llm.c begins every sample with it
 CHUNK = 256  # llm.c runs the model on a multiple of this many positions, or of T where T is smaller
+LARGE = 70.0  # exp(70) times any vocabulary is still a float32, and exp(-70) still one with all its digits
 
 
 def sample_softmax(logits: np.ndarray, coin: float) -> int:
-    """The id that a coin in [0, 1) picks from softmax(logits), logits (V,) float32.
+    """The id that a coin in [0, 1) picks from softmax(logits), logits (V,) float32: the first whose cdf exceeds it.
 
-    Source: llm.c llmc/sampler.h, `sample_softmax`, in its own arithmetic: sums in float64, the running sum that the
-    coin is compared with in float32. llm.c takes exp of the logits as they are, which overflows beyond 88; here the
-    largest is subtracted first where that would happen, and nowhere else, so that the picks agree.
+    Source: llm.c llmc/sampler.h, `sample_softmax`, in its own arithmetic: the sum in float64, the running sum that the
+    coin is compared with in float32. llm.c takes exp of the logits as they are, which leaves the range of float32
+    where they are large; there, and nowhere else, the largest is subtracted first, so that the picks agree.
     """
-    largest = float(np.max(logits))
-    shifted = logits - np.float32(largest) if largest > 80.0 else logits
-    weights = np.exp(shifted, dtype=np.float32)  # (V,)
-    threshold = np.float32(coin * float(np.sum(weights, dtype=np.float64)))
-    running = np.cumsum(weights, dtype=np.float32)  # (V,)
-    return min(int(np.searchsorted(running, threshold, side="right")), logits.size - 1)
+    largest = np.max(logits)
+    weights = np.exp(logits - largest if abs(largest) > LARGE else logits, dtype=np.float32)  # (V,)
+    threshold = np.float32(coin * float(np.cumsum(weights, dtype=np.float64)[-1]))
+    cdf = np.cumsum(weights, dtype=np.float32)  # (V,) not yet divided by the sum, which the threshold contains
+    return min(int(np.searchsorted(cdf, threshold, side="right")), logits.size - 1)
 
 
 def generate(
@@ -36,15 +36,17 @@ def generate(
 ) -> Iterator[int]:
     """Yields num_tokens - 1 ids, each drawn after the ones before it, the first after end_of_text.
 
-    params (flat_size,); num_tokens at most maxT; sequence_length: the run's T, for the number of positions computed.
+    params (flat_size,); num_tokens at most maxT; sequence_length: the run's T. The model runs on whole chunks, filled
+    up with end_of_text, so that few lengths are compiled: what stands after a position does not change its logits.
     Source: llm.c train_gpt2.cu, `main`, "generating".
     """
+    assert num_tokens <= config.max_seq_len
     chunk = min(sequence_length, CHUNK)
     tokens = np.full((1, config.max_seq_len), end_of_text, np.int32)
     state = seed
     for position in range(1, num_tokens):
         length = min(-(-position // chunk) * chunk, config.max_seq_len)
-        logits = next_token_logits(params, tokens[:, :length], np.int32(position - 1), config)
+        logits = next_token_logits(params, tokens[:, :length], np.int32(position - 1), config)  # (V,)
         coin, state = random_f32(state)
         tokens[0, position] = sample_softmax(np.asarray(logits), coin)
         yield int(tokens[0, position])
