@@ -639,9 +639,10 @@ def run(config: TrainConfig, notes: list[str]) -> ExitCode:
         ) from error
     finally:
         output.discard_rest()
-    if output.error is not None:
-        name = Path(sys.argv[0]).name
-        print(f"{name}: stopped, since standard output is gone ({output.error.strerror})", file=sys.stderr)
     if outcome.problem is not None:
         raise outcome.problem
+    if outcome.code == ExitCode.STOPPED and isinstance(output.error, BrokenPipeError):
+        print(f"{Path(sys.argv[0]).name}: stopped, since nobody reads the output any more", file=sys.stderr)
+    elif outcome.code == ExitCode.STOPPED and output.error is not None:
+        raise InputError(f"standard output: cannot be written ({output.error.strerror}); the run was stopped")
     return outcome.code

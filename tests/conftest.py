@@ -1,5 +1,6 @@
 """Fixtures that every test may use."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,3 +14,11 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("the reference files (../shared) are not beside this clone")
     return SHARED
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or fills this machine's caches (compiled programs, the built-in corpus); they share a new one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LLMC_JAX_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -1,0 +1,155 @@
+"""Asking a run to stop: what the first and the second signal do, also while the main thread is busy in C."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmc_jax import stopping
+from llmc_jax.stopping import Output, stop_on_signals
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Python's own handlers do not run during one long call of C code; an hour of hashing stands for a step of training.
+BUSY = """
+import hashlib, sys, threading
+from llmc_jax.stopping import stop_on_signals
+stop = threading.Event()
+with stop_on_signals(stop, lambda text: print(text, flush=True)):
+    print("ready", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+"""
+
+
+@pytest.fixture
+def main_thread() -> None:
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("Python lets only the main thread handle signals")
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def test_a_second_signal_ends_a_busy_program_at_once() -> None:
+    with subprocess.Popen([sys.executable, "-c", BUSY], cwd=ROOT, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "ready\n"
+        program.send_signal(signal.SIGINT)
+        assert program.stdout.readline().startswith("stopping after this step")
+        time.sleep(2 * stopping.ONE_REQUEST)
+        assert program.poll() is None  # the first one ends nothing
+        program.send_signal(signal.SIGTERM)
+        assert program.wait(timeout=60) == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_sets_the_event_and_says_so(
+    number: signal.Signals, main_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopping, "ONE_REQUEST", 3600.0)
+    stop, said = threading.Event(), list[str]()
+    before = [signal.getsignal(n) for n in stopping.SIGNALS]
+    threads = threading.active_count()
+    with stop_on_signals(stop, said.append):
+        assert not stop.is_set()
+        os.kill(os.getpid(), number)
+        wait_until(lambda: said)
+        assert stop.is_set()
+        os.kill(os.getpid(), number)  # counts as one with the first
+    assert len(said) == 1
+    assert [signal.getsignal(n) for n in stopping.SIGNALS] == before
+    wait_until(lambda: threading.active_count() == threads)
+
+
+def test_other_signals_do_not_stop(main_thread: None) -> None:
+    stop, said, heard = threading.Event(), list[str](), list[int]()
+    before = signal.signal(signal.SIGUSR1, lambda number, _: heard.append(number))
+    try:
+        with stop_on_signals(stop, said.append):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            wait_until(lambda: heard)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not stop.is_set() and not said
+
+
+def test_a_signal_that_is_switched_off_stays_so(main_thread: None) -> None:
+    stop = threading.Event()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with stop_on_signals(stop, print):
+            os.kill(os.getpid(), signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not stop.is_set()
+
+
+def test_outside_the_main_thread_nothing_is_handled() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    seen = []
+
+    def work() -> None:
+        with stop_on_signals(threading.Event(), print):
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+
+
+# ---- output that may go away
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, io.TextIOWrapper]]:
+    reader, writer = os.pipe()
+    with open(writer, "w", encoding="utf-8") as file:
+        yield reader, file
+
+
+def test_output_passes_text_on(pipe: tuple[int, io.TextIOWrapper]) -> None:
+    stop = threading.Event()
+    output = Output(pipe[1], stop)
+    assert output.write("loss\n") == 5
+    output.flush()
+    assert os.read(pipe[0], 100) == b"loss\n"
+    assert output.encoding == "utf-8" and not output.isatty()
+    assert not stop.is_set() and output.error is None
+    os.close(pipe[0])
+
+
+def test_output_that_nobody_reads_asks_to_stop_and_is_silent(pipe: tuple[int, io.TextIOWrapper]) -> None:
+    stop = threading.Event()
+    output = Output(pipe[1], stop)
+    os.close(pipe[0])
+    output.write("one\n")
+    output.flush()
+    assert stop.is_set() and isinstance(output.error, BrokenPipeError)
+    output.write("two\n")
+    output.flush()
+    output.discard_rest()  # or closing the file would raise what it still holds
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_a_full_disk_under_the_output() -> None:
+    stop = threading.Event()
+    with open("/dev/full", "w", encoding="utf-8") as file:
+        output = Output(file, stop)
+        output.write("x")
+        output.flush()
+        assert stop.is_set() and output.error is not None and output.error.errno == 28
+        output.discard_rest()
