@@ -2,8 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import pytest
+
+from llmc_jax.data.tokenfile import write_token_file
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -22,3 +26,23 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LLMC_JAX_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+class TokenPair(NamedTuple):
+    """A small corpus in bytes, V=257."""
+
+    train: Path  # 20,000 tokens
+    val: Path  # 2,000 tokens
+
+
+@pytest.fixture(scope="session")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> TokenPair:
+    """Token files of made-up sentences, in which there is something to learn; read-only by agreement."""
+    folder = tmp_path_factory.mktemp("tokens")
+    rng = np.random.default_rng(1)
+    words = ["".join(rng.choice(list("aeilmnorst"), size)) for size in rng.integers(2, 8, 40)]
+    text = " ".join(rng.choice(words, 6000)).encode()
+    pair = TokenPair(folder / "train.bin", folder / "val.bin")
+    write_token_file(pair.train, np.frombuffer(text[:20000], np.uint8))
+    write_token_file(pair.val, np.frombuffer(text[20000:22000], np.uint8))
+    return pair

@@ -1,0 +1,675 @@
+"""Whole runs of the command line on tiny models: what they compute, what they leave behind, and how they end."""
+
+import json
+import math
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from llmc_jax import cli, trainer
+from llmc_jax.checkpoint.llmc import read_model, write_model
+from llmc_jax.config import ModelConfig, TrainConfig, parse_descriptor
+from llmc_jax.data.loader import TokenLoader
+from llmc_jax.errors import InputError
+from llmc_jax.init import random_parameters
+from llmc_jax.params import tensor_specs
+from llmc_jax.runlog import read_metrics
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = "L1-NH1-C16-V257-T16"
+STEP_TOKENS = 64  # 4 x 16
+VAL_BATCHES = 31  # (2000 - 1) // 64
+
+
+class Result(NamedTuple):
+    """What a run left."""
+
+    code: int
+    folder: Path
+    events: list[dict[str, Any]]
+    out: str
+    err: str
+
+    def values(self, event: str, field: str) -> list[Any]:
+        return [each[field] for each in self.events if each["event"] == event]
+
+    @property
+    def losses(self) -> list[float]:
+        return self.values("train", "loss")
+
+    @property
+    def models(self) -> list[str]:
+        return sorted(path.name for path in self.folder.glob("model_*.bin"))
+
+    def model(self, step: int) -> np.ndarray:
+        return read_model(self.folder / f"model_{step:08d}.bin").flat
+
+
+Train = Callable[..., Result]
+
+
+@pytest.fixture
+def train(tmp_path: Path, tokens: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Train:
+    """Runs the command line in this process: a tiny model, quiet, without the picture; flags given here count."""
+
+    def run(*flags: Any, folder: str = "run", picture: bool = False) -> Result:
+        if not picture:
+            monkeypatch.setattr(trainer, "draw_curves", lambda *_: None)
+        output = tmp_path / folder
+        defaults = [*tiny_flags(tokens), "-o", output]
+        code = cli.main([str(word) for word in (*defaults, *flags)])
+        out, err = capsys.readouterr()
+        metrics = output / "metrics.jsonl"
+        return Result(code, output, read_metrics(metrics) if metrics.exists() else [], out, err)
+
+    return run
+
+
+def tiny_flags(tokens: Any) -> list[Any]:
+    return [
+        *("-e", TINY, "-i", tokens.train, "-j", tokens.val, "-b", 4, "-t", 16, "-l", "1e-2"),
+        *("-v", 0, "-s", 0, "-x", 3),
+    ]
+
+
+def initial() -> np.ndarray:
+    return random_parameters(parse_descriptor(TINY))
+
+
+def no_leftovers(folder: Path) -> None:
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+
+
+# ---- what llm.c computed
+
+
+def test_golden_run_of_llmc(shared: Path, tmp_path: Path) -> None:
+    golden = shared / "golden"
+    files = ["-e", f"{golden}/model.bin", "-i", f"{golden}/train.bin", "-j", f"{golden}/val.bin"]
+    flags = shlex.split("-b 4 -t 64 -l 1e-3 --beta2 0.999 --grad-clip 0 -v 10 -m 5 -x 41 -s 0 -o run")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), *files, *flags],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+    events = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    ours = {(each["event"], each["step"]): each["loss"] for each in events if each["event"] in ("train", "val")}
+    names = {"trl": "train", "tel": "val"}
+    lines = [
+        re.fullmatch(r"s:(\d+) (trl|tel):(\S+)", line) for line in (golden / "losses.log").read_text().splitlines()
+    ]
+    theirs = {(names[line[2]], int(line[1])): float(line[3]) for line in lines if line}
+    assert sorted(step for name, step in theirs if name == "train") == list(range(41))
+    assert sorted(step for name, step in theirs if name == "val") == [0, 10, 20, 30, 40]
+    train = max(abs(ours[key] - theirs[key]) for key in theirs if key[0] == "train")
+    val = max(abs(ours[key] - theirs[key]) for key in theirs if key[0] == "val")
+
+    expected = np.fromfile(golden / "final_params.f32", np.float32)
+    found = read_model(tmp_path / "run" / "model_00000041.bin").flat
+    params = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+    print(f"golden: training losses within {train:.1e}, validation {val:.1e}, final parameters {params:.1e} relative")
+    assert train <= 3e-5
+    assert val <= 3e-5
+    assert params <= 1e-4
+
+
+# ---- the run folder
+
+
+@pytest.fixture(scope="module")
+def full_run(tokens: Any, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """A run in which everything happens: validation, samples, checkpoints, a picture."""
+    folder = tmp_path_factory.mktemp("full") / "new" / "run"
+    flags = ["-x", 6, "-v", 2, "-m", 3, "-s", 3, "-g", 8, "-n", 4, "-k", "linear", "-u", 2, "-q", 0.1, "-o", folder]
+    argv = [str(word) for word in (*tiny_flags(tokens), *flags)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["train.py", *argv])
+        done = cli.main(argv)
+    return Result(done, folder, read_metrics(folder / "metrics.jsonl"), "", "")
+
+
+def test_the_folder_holds_everything_and_nothing_else(full_run: Result) -> None:
+    assert full_run.code == 0
+    assert sorted(path.name for path in full_run.folder.iterdir()) == [
+        *("config.json", "curves.png", "main.log", "metrics.jsonl"),
+        *("model_00000004.bin", "model_00000006.bin", "samples.txt"),
+    ]
+
+
+def test_main_log_is_that_of_llmc(full_run: Result) -> None:
+    lines = (full_run.folder / "main.log").read_text().splitlines()
+    assert [re.sub(r":-?\d+\.\d+", ":", line) for line in lines] == [
+        "s:0 tel:", "s:0 trl: lr: norm:", "s:1 trl: lr: norm:",
+        "s:2 tel:", "s:2 trl: lr: norm:", "s:3 trl: lr: norm:",
+        "s:4 tel:", "s:4 trl: lr: norm:", "s:5 trl: lr: norm:",
+        "s:6 tel:",
+    ]  # fmt: skip
+    first = next(each for each in full_run.events if each["event"] == "train")
+    assert lines[1] == f"s:0 trl:{first['loss']:.4f} lr:{first['lr']:.6f} norm:{first['norm']:.2f}"
+
+
+def test_metrics_are_complete(full_run: Result) -> None:
+    assert [(each["event"], each["step"]) for each in full_run.events] == [
+        ("start", 0),
+        *(("val", 0), ("train", 0), ("train", 1)),
+        *(("val", 2), ("train", 2)),
+        *(("sample", 3), ("train", 3)),
+        *(("val", 4), ("checkpoint", 4), ("train", 4), ("train", 5)),
+        *(("val", 6), ("sample", 6)),
+        *(("checkpoint", 6), ("end", 6)),
+    ]
+    for each in full_run.events:
+        if each["event"] == "train":
+            assert each["tokens"] == (each["step"] + 1) * STEP_TOKENS
+            assert each["ms"] > 0 and math.isclose(each["tokens_per_second"], STEP_TOKENS / each["ms"] * 1e3)
+            assert each["norm"] > 0 and each["skipped"] is False
+    assert full_run.values("val", "batches") == [3, 3, 3, 3]
+    assert abs(full_run.values("val", "loss")[0] - math.log(257)) < 0.1  # nothing learned yet
+    assert full_run.events[-1] == {"event": "end", "step": 6, "outcome": "done", "skipped": 0}
+
+
+def test_the_schedule_is_that_of_the_flags(full_run: Result) -> None:
+    # llm.c's linear schedule: peak 0.01, 2 steps of warm-up, 6 steps in all, down to a tenth
+    expected = [0.005, 0.01, *(0.01 - done / 4 * 0.009 for done in range(4))]
+    np.testing.assert_allclose(full_run.values("train", "lr"), expected, rtol=1e-6)
+
+
+def test_samples_and_models_are_those_of_their_step(full_run: Result) -> None:
+    assert full_run.values("sample", "tokens") == [7, 7]  # -g counts the end-of-text token too
+    text = (full_run.folder / "samples.txt").read_text()
+    assert text == "".join(
+        f"step {each['step']}, 7 tokens\n---\n{each['text']}\n---\n"
+        for each in full_run.events
+        if each["event"] == "sample"
+    )
+    assert full_run.values("checkpoint", "path") == full_run.models
+    four, six = full_run.model(4), full_run.model(6)
+    assert np.isfinite(six).all()
+    assert 0 < np.linalg.norm(six - four) < np.linalg.norm(six - initial())
+    assert read_model(full_run.folder / "model_00000006.bin").config == parse_descriptor(TINY)
+
+
+def test_configuration_and_picture(full_run: Result, tokens: Any) -> None:
+    record = json.loads((full_run.folder / "config.json").read_text())
+    config = TrainConfig.from_json(record["options"])
+    assert (config.train_data, config.schedule, config.max_steps) == (str(tokens.train), "linear", 6)
+    assert ModelConfig(**record["model"]) == parse_descriptor(TINY)
+    assert record["versions"]["jax"] == jax.__version__
+    assert "train.py" in record["command_line"] and "linear" in record["command_line"]
+    picture = (full_run.folder / "curves.png").read_bytes()
+    assert picture.startswith(b"\x89PNG\r\n\x1a\n") and picture.endswith(b"IEND\xaeB\x60\x82")
+
+
+def test_the_screen_shows_table_steps_and_where_everything_is(train: Train) -> None:
+    run = train("-v", 3, "-m", 2, "-s", 3, "-g", 4, "--print-every", 2, picture=True)
+    assert run.code == 0 and run.err == ""
+    lines = run.out.splitlines()
+    assert f"| train_num_batches     | {3:<50} |" in lines
+    assert f"| num_parameters        | {initial().size:<50} |" in lines
+    assert [line.split("|")[0].strip() for line in lines if line.startswith("step ")] == [
+        f"step{n:5d}/3" for n in (1, 2, 3)
+    ]
+    pattern = (
+        r"step    1/3 \| loss \d\.\d{6} \| norm \d+\.\d{4} \| lr 1\.00e-02 \| \d+\.\d\d ms \| .*FLOP/s \| \d+ tok/s"
+    )
+    assert any(re.fullmatch(pattern, line) for line in lines)
+    assert f"val loss {run.values('val', 'loss')[-1]:.6f}" in lines
+    assert "generating:" in lines
+    assert f"run folder:   {run.folder}" in lines
+    assert f"picture:      {run.folder / 'curves.png'}" in lines
+    assert f"model:        {run.folder / 'model_00000003.bin'}" in lines
+    mean = next(line for line in lines if line.startswith("total average iteration time: "))
+    assert math.isclose(float(mean.split()[-2]), np.mean(run.values("train", "ms")[1:]), abs_tol=1e-5)
+
+
+def test_without_an_output_folder_a_run_gets_a_new_one(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert train("-o", "", "-x", 1).code == 0
+    names = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert len(names) == 2
+    assert all(re.fullmatch(rf"\d{{8}}-\d{{6}}-{TINY}(-2)?", name) for name in names)
+
+
+# ---- what the flags mean
+
+
+def test_off_means_off(train: Train, tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere.bin"
+    run = train("-v", 0, "-s", 0, "-n", 0, "--no-save", "-j", nowhere)  # what is not used need not be there
+    assert run.code == 0
+    assert [each["event"] for each in run.events] == ["start", "train", "train", "train", "end"]
+    assert run.models == []
+    assert (run.folder / "samples.txt").read_text() == ""
+
+
+def test_no_save_leaves_the_checkpoints_that_were_asked_for(train: Train) -> None:
+    assert train("-n", 2, "-x", 5, "--no-save").models == ["model_00000002.bin", "model_00000004.bin"]
+
+
+def test_a_checkpoint_on_the_way_changes_nothing(train: Train) -> None:
+    plain = train("-x", 4, folder="plain")
+    saving = train("-x", 4, "-n", 1, "-v", 1, "-m", 1, "-s", 2, "-g", 4, folder="saving")
+    assert saving.losses == plain.losses
+    assert saving.model(4).tobytes() == plain.model(4).tobytes()
+    assert saving.values("checkpoint", "step") == [1, 2, 3, 4]  # the last one not twice
+
+
+def test_zero_steps_evaluate_only(train: Train, tmp_path: Path) -> None:
+    run = train("-x", 0, "-v", 5, "-m", -1, "-s", 5, "-g", 4, "-i", tmp_path / "nowhere.bin")
+    assert run.code == 0
+    assert [each["event"] for each in run.events] == ["start", "val", "sample", "end"]
+    assert run.models == []
+
+
+def test_a_checkpoint_continues_from_its_weights(train: Train) -> None:
+    first = train("-x", 3, "-v", 3, "-m", 5, folder="first")
+    checkpoint = first.folder / "model_00000003.bin"
+    second = train("-e", checkpoint, "-x", 0, "-v", 1, "-m", 5, folder="second")
+    assert second.values("val", "loss") == first.values("val", "loss")[-1:]
+
+
+def test_one_epoch_is_the_default(train: Train, tokens: Any) -> None:
+    run = train("-x", -1, "-i", tokens.val)
+    assert len(run.losses) == 2000 // STEP_TOKENS
+    assert run.losses[-1] < 3.2 < run.losses[0]  # ln 257 is 5.5, the ten letters and the space have 2.4
+
+
+@pytest.mark.parametrize("asked", [1000, -1])
+def test_validation_uses_each_batch_at_most_once(train: Train, tokens: Any, asked: int) -> None:
+    run = train("-x", 0, "-v", 1, "-m", asked)
+    assert run.values("val", "batches") == [VAL_BATCHES]
+
+
+def test_validation_is_the_mean_over_the_first_batches(train: Train) -> None:
+    means = [train("-x", 0, "-v", 1, "-m", count, folder=f"{count}").values("val", "loss")[0] for count in (1, 2)]
+    single = means[0], 2 * means[1] - means[0]
+    third = train("-x", 0, "-v", 1, "-m", 3, folder="3").values("val", "loss")[0]
+    assert single[0] != single[1]
+    assert abs(third - np.mean(single)) < 0.1
+
+
+def test_overfitting_one_batch(train: Train) -> None:
+    run = train("-a", 1, "-x", 250, "-l", 3e-2, "-q", 0.1, "-v", 1, "-m", 1)
+    # the batch trained on is the first of the validation: its loss before each step is the step's own
+    np.testing.assert_allclose(run.values("val", "loss")[:-1], run.losses, rtol=1e-5)
+    assert run.losses[-1] < 0.05
+
+
+def test_accumulated_micro_batches_are_one_large_batch(train: Train) -> None:
+    shape = ["-d", 8 * 16, "-x", 8, "--shuffle", "none", "-v", 0]
+    runs = [train("-b", B, *shape, folder=f"b{B}") for B in (8, 4, 1)]
+    for run in runs:
+        assert run.values("train", "tokens") == [128 * step for step in range(1, 9)]
+        np.testing.assert_allclose(run.losses, runs[0].losses, rtol=0, atol=1e-5)
+
+
+def test_the_same_seed_gives_the_same_bits(train: Train) -> None:
+    first, second, other = (train("--seed", seed, folder=f"{i}") for i, seed in enumerate((5, 5, 6)))
+    assert first.losses == second.losses
+    assert first.model(3).tobytes() == second.model(3).tobytes()
+    assert first.losses != other.losses
+
+
+def test_weight_decay_pulls_at_what_the_rule_names(train: Train) -> None:
+    plain = train("-x", 1, folder="plain").model(1)
+    start, rate, decay = initial(), 1e-2, 0.5
+    for rule in ("matrices", "all"):
+        pulled = train("-x", 1, "-c", decay, "--decay", rule, folder=rule).model(1) - plain
+        for spec in tensor_specs(parse_descriptor(TINY)):
+            matrix = spec.name in ("wte", "wpe", "qkvw", "attprojw", "fcw", "fcprojw")
+            part = slice(spec.offset, spec.offset + spec.size)
+            expected = -rate * decay * start[part] if matrix or rule == "all" else 0 * start[part]
+            np.testing.assert_allclose(pulled[part], expected, atol=2e-7)
+
+
+def test_the_order_of_the_data_is_the_loaders(train: Train, tokens: Any) -> None:
+    shuffled, plain = train(folder="shuffled"), train("--shuffle", "none", folder="plain")
+    assert shuffled.losses != plain.losses
+    loader = TokenLoader(tokens.train, 4, 16, vocab_size=257, shuffle=True, flag="-i")
+    position = loader.state()
+    trainer.check_first_batch(loader)
+    assert loader.state() == position
+
+
+def test_samples_without_a_tokenizer_are_ids(train: Train) -> None:
+    run = train("-e", "L1-NH1-C16-V300-T16", "-x", 0, "-s", 1, "-g", 5)
+    assert "warning: samples are printed as token ids: no tokenizer is known for V=300" in run.out
+    ids = run.values("sample", "text")[0].split()
+    assert len(ids) == 4 and all(0 <= int(token) < 300 for token in ids)
+
+
+def test_a_sample_of_one_token_is_empty(train: Train) -> None:
+    assert train("-x", 1, "-s", 1, "-g", 1).values("sample", "text") == [""]
+
+
+# ---- the folder again
+
+
+def test_an_empty_folder_is_taken_and_a_full_one_is_not(train: Train, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    assert train("-x", 1).code == 0
+    again = train("-x", 1)
+    assert again.code == 2
+    assert "the folder is not empty" in again.err
+    assert [each["event"] for each in again.events] == ["start", "train", "checkpoint", "end"]
+
+
+def test_resuming_in_an_empty_or_new_folder_starts_afresh(train: Train, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert train("-y", 1, "-x", 1, folder="empty").code == 0
+    assert train("-y", 1, "-x", 1, folder="new").code == 0
+
+
+def test_resuming_over_checkpoints_is_refused(train: Train) -> None:
+    first = train("-x", 1, folder="first")
+    before = {path: path.stat() for path in first.folder.iterdir()}
+    refused = train("-x", 1, "-y", 1, folder="first")
+    assert refused.code == 2
+    assert f"-e {first.folder / 'model_00000001.bin'}" in refused.err
+    assert {path: path.stat() for path in first.folder.iterdir()} == before
+
+
+def test_a_reused_folder_keeps_its_log(train: Train) -> None:
+    train("-x", 2, "--no-save")
+    run = train("-x", 1, "-y", 1)
+    assert run.code == 0
+    assert [line.split()[0] for line in (run.folder / "main.log").read_text().splitlines()] == ["s:0", "s:1", "s:0"]
+    assert run.values("end", "step") == [2, 1]
+    assert (run.folder / "config-1.json").exists()
+
+
+# ---- the picture
+
+
+def test_the_picture_is_refreshed_in_another_thread(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[tuple[str, int]] = []
+
+    def draw(metrics: list[dict[str, Any]], path: Path, title: str, yardsticks: dict[str, float]) -> None:
+        assert path.name == "curves.png" and title == TINY and yardsticks == {}
+        drawn.append((threading.current_thread().name, sum(each["event"] == "train" for each in metrics)))
+
+    monkeypatch.setattr(trainer, "REDRAW_SECONDS", 0.0)
+    monkeypatch.setattr(trainer, "REDRAW_SHARE", 1e9)
+    monkeypatch.setattr(trainer, "draw_curves", draw)
+    run = train("-x", 200, picture=True)
+    assert run.code == 0
+    assert all(name.startswith("llmc_jax curves") for name, _ in drawn)
+    counts = [count for _, count in drawn]
+    assert len(counts) > 2 and counts == sorted(counts)
+    assert counts[0] < 200 and counts[-1] == 200
+
+
+def test_a_picture_that_cannot_be_drawn_is_one_warning(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no fonts")
+
+    monkeypatch.setattr(trainer, "REDRAW_SECONDS", 0.0)
+    monkeypatch.setattr(trainer, "draw_curves", broken)
+    run = train("-x", 50, picture=True)
+    assert run.code == 0 and run.models == ["model_00000050.bin"]
+    assert run.out.count("no fonts") == 1
+    assert "picture:" not in run.out
+
+
+# ---- stopping
+
+
+@pytest.fixture
+def main_thread() -> None:
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("Python lets only the main thread handle signals")
+
+
+@pytest.fixture
+def program(tokens: Any, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts train.py on the tiny model in a process of its own; whatever still runs is killed at the end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*flags: Any) -> subprocess.Popen[str]:
+        words = [str(word) for word in (*tiny_flags(tokens), "-o", tmp_path / "run", *flags)]
+        pipe = subprocess.PIPE
+        command = [sys.executable, str(ROOT / "train.py"), *words]
+        started.append(subprocess.Popen(command, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    metrics = folder / "metrics.jsonl"
+    while not (metrics.exists() and f'"event": "train", "step": {step},' in metrics.read_text()):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def check_stopped(folder: Path) -> int:
+    """Everything a stopped run must leave; returns the steps it made."""
+    events = read_metrics(folder / "metrics.jsonl")
+    steps = sum(each["event"] == "train" for each in events)
+    assert events[-1] == {"event": "end", "step": steps, "outcome": "stopped", "skipped": 0}
+    assert read_model(folder / f"model_{steps:08d}.bin").config == parse_descriptor(TINY)
+    assert len((folder / "main.log").read_text().splitlines()) == steps
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    no_leftovers(folder)
+    return steps
+
+
+def test_ctrl_c_ends_the_run_after_a_whole_step(program: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    process = program("-x", 10**9, "--print-every", 10**6)
+    wait_for_step(tmp_path / "run", 5, process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert err == ""
+    steps = check_stopped(tmp_path / "run")
+    assert "stopping after this step; once more ends at once" in out
+    assert f"stopped:      after {steps} of 1000000000 steps" in out
+
+
+def test_a_reader_that_goes_away_ends_the_run_cleanly(
+    program: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = program("-x", 10**9)
+    assert process.stdout is not None and process.stderr is not None
+    while not process.stdout.readline().startswith("step    3/"):
+        assert process.poll() is None
+    process.stdout.close()  # as `train.py | head` does
+    assert process.wait(timeout=120) == 130
+    assert process.stderr.read() == "train.py: stopped, since nobody reads the output any more\n"
+    assert check_stopped(tmp_path / "run") >= 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_validation_ends_it_there(
+    train: Train, main_thread: None, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    real, calls = trainer.evaluate_loss, []
+
+    def evaluate(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 5 + 3:  # the third batch of the second validation
+            os.kill(os.getpid(), number)
+        return real(*arguments)
+
+    monkeypatch.setattr(trainer, "evaluate_loss", evaluate)
+    run = train("-v", 2, "-m", 5, "-s", 2, "-g", 4, "-n", 2, "-x", 10)
+    assert run.code == 130
+    assert len(calls) == 5 + 3
+    assert run.values("val", "step") == [0]  # no half validation is logged
+    assert [each["event"] for each in run.events] == ["start", "val", "train", "train", "checkpoint", "end"]
+    assert run.models == ["model_00000002.bin"]
+
+
+def test_a_signal_while_sampling_ends_it_there(
+    train: Train, main_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+
+    def generate(*_: Any) -> Iterator[int]:
+        for token in range(100):
+            if token == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+            drawn.append(token)
+            yield token
+
+    monkeypatch.setattr(trainer, "generate", generate)
+    run = train("-s", 2, "-g", 16, "-x", 10)
+    assert run.code == 130
+    assert drawn == [0, 1, 2, 3]
+    assert run.values("sample", "text") == []
+    assert run.models == ["model_00000002.bin"]
+
+
+def test_a_signal_before_the_first_step_leaves_no_model(
+    train: Train, main_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "announce", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    run = train("-v", 1)
+    assert run.code == 130
+    assert [each["event"] for each in run.events] == ["start", "end"]
+    assert run.models == []
+
+
+# ---- divergence
+
+
+def broken_checkpoint(folder: Path) -> Path:
+    path = folder / "broken.bin"
+    flat = initial()
+    flat[-1] = np.nan  # lnfb: reaches every logit
+    write_model(path, parse_descriptor(TINY), flat)
+    return path
+
+
+def test_steps_that_are_not_finite_change_nothing_and_end_the_run(train: Train, tmp_path: Path) -> None:
+    checkpoint = broken_checkpoint(tmp_path)
+    run = train("-e", checkpoint, "--max-nonfinite", 3, "-x", 10, "-v", 5, "-m", 1)
+    assert run.code == 3
+    assert f"warning: -e {checkpoint}: lnfb: 1 of 16 values are NaN or infinite" in run.out
+    assert run.values("train", "skipped") == [True] * 3
+    assert all(math.isnan(loss) for loss in run.losses)
+    assert run.out.count("| skipped") == 3
+    assert "3 times in a row" in run.out and "are the weights that it started from sound" in run.out
+    assert run.events[-1] == {"event": "end", "step": 3, "outcome": "diverged", "skipped": 3}
+    assert (run.folder / "model_00000003.bin").read_bytes() == checkpoint.read_bytes()
+
+
+def test_an_absurd_learning_rate_keeps_what_the_last_finite_step_left(train: Train) -> None:
+    run = train("-l", 1e25, "--grad-clip", 0, "--max-nonfinite", 4, "-x", 100, folder="diverged")
+    assert run.code == 3
+    assert "a lower -l (it was 1e+25)" in run.out
+    skipped = run.values("train", "skipped")
+    finite = skipped.index(True)
+    assert finite > 0 and skipped == [False] * finite + [True] * 4
+    until_then = train("-l", 1e25, "--grad-clip", 0, "-x", finite, folder="finite")
+    assert until_then.code == 0
+    assert run.model(finite + 4).tobytes() == until_then.model(finite).tobytes()
+
+
+def test_zero_never_stops(train: Train, tmp_path: Path) -> None:
+    run = train("-e", broken_checkpoint(tmp_path), "--max-nonfinite", 0, "-x", 15)
+    assert run.code == 0
+    assert run.values("train", "skipped") == [True] * 15
+    assert "skipped:      15 steps" in run.out
+
+
+def test_only_steps_in_a_row_count() -> None:
+    pattern = [True, False, False, True, False]
+
+    def step(state: int, *_: Any) -> tuple[int, tuple[Any, ...]]:
+        return state + 1, (np.float32(1), np.float32(2), np.float32(3), np.bool_(pattern[state]))
+
+    progress = trainer.Progress(0)  # type: ignore[arg-type]
+    counts = []
+    for _ in pattern:
+        progress, result = trainer.make_step(step, iter([(np.zeros(1), np.zeros(1))]), progress)
+        counts.append((progress.skipped, progress.skipped_in_a_row, result.finite))
+    assert counts == [(0, 0, True), (1, 1, False), (2, 2, False), (2, 0, True), (3, 1, False)]
+    assert progress.step == progress.state == len(pattern)
+
+
+# ---- two runs in one process
+
+
+def test_a_second_run_compiles_nothing_and_nothing_is_left_behind(train: Train) -> None:
+    everything = ["-v", 2, "-m", 1, "-s", 2, "-g", 4, "-n", 2]
+    train(*everything, folder="first")
+    compiled: list[str] = []
+    listening = True
+
+    def listen(event: str, *_: Any, **__: Any) -> None:
+        if listening and "backend_compile" in event:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    threads = threading.active_count()
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    train(*everything, "-l", 5e-3, "-x", 4, "--seed", 3, folder="second")
+    listening = False
+    assert compiled == []
+    assert threading.active_count() == threads
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+# ---- small functions
+
+
+def test_a_descriptor_is_not_mistaken_for_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("d12").mkdir()  # as `-o d12` leaves it
+    Path(TINY).write_text("")
+    assert trainer.resolve_model(TrainConfig(model="d12")).config == parse_descriptor("d12")
+    assert trainer.resolve_model(TrainConfig(model=TINY)).path is None
+    write_model("weights", parse_descriptor(TINY), initial())
+    assert trainer.resolve_model(TrainConfig(model="weights")) == (parse_descriptor(TINY), Path("weights"))
+
+
+def test_an_epoch_of_less_than_one_update_is_refused(tokens: Any) -> None:
+    config = TrainConfig(batch_size=4, sequence_length=16, total_batch_size=2048)
+    loader = TokenLoader(tokens.val, 4, 16, vocab_size=257, shuffle=False, flag="-i")
+    with pytest.raises(InputError, match=r"-d 2048: .*\(2000\); lower -d"):
+        trainer.total_steps(config, loader)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_a_full_disk_under_the_screen_is_one_line(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as screen:
+        monkeypatch.setattr(sys, "stdout", screen)
+        run = train()
+        assert run.code == 2
+        assert (
+            run.err == "train.py: standard output: cannot be written (No space left on device); the run was stopped\n"
+        )
+
+
+def test_memory_that_is_not_enough_is_one_line(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.\nmore")
+
+    monkeypatch.setattr(trainer, "compile_step", full)
+    run = train()
+    assert run.code == 2
+    assert run.err.count("\n") == 1 and "Out of memory allocating 123 bytes.; lower -b" in run.err
