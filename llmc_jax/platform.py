@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from llmc_jax.data.files import cache_folder
+from llmc_jax.files import cache_folder
 
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 

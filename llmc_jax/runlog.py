@@ -7,7 +7,6 @@ Leaves out what is shown on the screen (console.py), the picture (curves.py) and
 import importlib.metadata
 import json
 import math
-import os
 import platform
 import re
 import shlex
@@ -21,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from llmc_jax.errors import FormatError, InputError
+from llmc_jax.files import reason, write_bytes
 
 MAIN_LOG = "main.log"
 METRICS = "metrics.jsonl"
@@ -298,16 +298,7 @@ def _git(root: Path, *command: str) -> str | None:
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Write a file so that its name shows either the old content or all of the new. InputError if that fails."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        write_bytes(path, data)
     except OSError as error:
-        raise InputError(f"{path}: cannot write it: {error.strerror}") from error
+        raise InputError(f"{path}: cannot write it: {reason(error)}") from error

@@ -254,7 +254,7 @@ def test_an_atomic_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypa
     def fail(_: int) -> NoReturn:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(runlog.os, "fsync", fail)
+    monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(InputError, match=r"out\.bin: cannot write it: No space left"):
         runlog.write_atomic(path, b"new")
     assert path.read_bytes() == b"old"

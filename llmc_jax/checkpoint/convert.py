@@ -18,10 +18,10 @@ from llmc_jax.checkpoint.llmc import (
     WRITABLE,
     ModelFile,
     Piece,
-    complete_file,
     dump_model,
     file_layout,
     make_header,
+    new_model_file,
     read_model,
 )
 from llmc_jax.errors import InputError
@@ -159,7 +159,7 @@ def convert(source: Path, out: Path, version: int, v2_order: str, force: bool) -
     model = read_model(source, v2_order=v2_order)
     print(f"read    {_headline(source, model)}")
     _print_warnings(model, sys.stderr)
-    with complete_file(out) as temporary:
+    with new_model_file(out) as temporary:
         with temporary.open("xb") as file:
             dump_model(file, model.config, model.flat, version, model.header)
         checked = _check_written(temporary, out, model, version)

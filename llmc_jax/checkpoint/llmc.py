@@ -8,7 +8,6 @@ Leaves out training states, debug states and Llama 3 files, and needs no JAX unt
 """
 
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ import numpy as np
 
 from llmc_jax.config import ModelConfig, pad_vocab
 from llmc_jax.errors import FormatError, InputError
+from llmc_jax.files import complete_file, reason
 
 MAGIC = 20240326
 HEADER_INTS = 256
@@ -335,36 +335,18 @@ def read_model(path: str | Path, *, v2_order: str = "auto") -> ModelFile:
 
 
 @contextmanager
-def complete_file(path: str | Path) -> Iterator[Path]:
-    """A temporary name beside `path`, which takes its place, synced to disk, if the block ends without an error.
-
-    On an error the temporary file is removed and whatever stood at `path` is untouched. An OSError becomes an
-    InputError that names `path`.
-    """
+def new_model_file(path: str | Path) -> Iterator[Path]:
+    """`files.complete_file` for a model: what cannot be written becomes an InputError that names `path`."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    if path.is_dir():
+        raise InputError(f"{path}: cannot be written: it is a folder; give a file name")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: cannot be written: there is no folder {path.parent}; make it first")
     try:
-        if path.is_dir():
-            raise InputError(f"{path}: cannot be written: it is a folder; give a file name")
-        if not path.parent.is_dir():
-            raise InputError(f"{path}: cannot be written: there is no folder {path.parent}; make it first")
-        yield temporary
-        _sync(temporary)
-        os.replace(temporary, path)
-        _sync(path.parent)
+        with complete_file(path) as temporary:
+            yield temporary
     except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's names, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        raise InputError(f"{path}: cannot be written: {reason(error)}") from error
 
 
 def make_header(config: ModelConfig, version: int, header: np.ndarray | None = None) -> np.ndarray:
@@ -404,5 +386,5 @@ def write_model(
     Raises InputError if it cannot be written (folder missing, no permission, disk full) or version is neither.
     Source: llm.c train_gpt2.cu, `gpt2_write_to_checkpoint`.
     """
-    with complete_file(path) as temporary, temporary.open("xb") as file:
+    with new_model_file(path) as temporary, temporary.open("xb") as file:
         dump_model(file, config, flat, version, header)

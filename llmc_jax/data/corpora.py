@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llmc_jax.data.files import cache_folder, reason, write_bytes
 from llmc_jax.data.tokenfile import open_token_file, write_token_file
 from llmc_jax.data.tokenizers import Tokenizer, bytes_tokenizer
 from llmc_jax.errors import InputError
+from llmc_jax.files import cache_folder, reason, write_bytes
 
 # Not text to learn a language from (tables, generated files), or not installed everywhere (Tk, IDLE, other packages)
 STDLIB_WITHOUT_FOLDERS = frozenset({

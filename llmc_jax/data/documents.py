@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from llmc_jax.data.files import reason
 from llmc_jax.errors import InputError
+from llmc_jax.files import reason
 
 READ_BYTES = 1 << 20
 PIECE_CHARS = 1 << 20  # longer documents are cut

@@ -10,8 +10,8 @@ import time
 import urllib.error
 import urllib.request
 
-from llmc_jax.data.files import reason
 from llmc_jax.errors import InputError
+from llmc_jax.files import reason
 
 ANSWER_SECONDS = 10.0  # to connect, and between two pieces of the answer
 DOWNLOAD_SECONDS = 120.0  # for the whole file

@@ -26,10 +26,10 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from llmc_jax.data.documents import PIECE_CHARS, Reading, find_inputs, read_pieces, size_of
-from llmc_jax.data.files import reason
 from llmc_jax.data.tokenfile import HEADER_BYTES, KINDS, MAX_TOKENS
 from llmc_jax.data.tokenizers import Tokenizer, load_tokenizer
 from llmc_jax.errors import InputError
+from llmc_jax.files import reason
 
 SHARD_TOKENS = 10**8  # llm.c's scripts for FineWeb
 VAL_TOKENS = 1 << 20  # unless asked for otherwise: at most so many,

@@ -18,6 +18,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from llmc_jax.errors import FormatError, InputError
+from llmc_jax.files import complete_file, reason
 
 HEADER_BYTES = 1024
 MAX_TOKENS = (1 << 31) - 1  # the header counts in an int32
@@ -83,7 +84,7 @@ def open_token_file(path: str | Path) -> TokenFile:
         with open(path, "rb") as file:
             return _map_tokens(path, file)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({_reason(error)}); check the path and its permissions") from error
+        raise InputError(f"{path}: cannot be read ({reason(error)}); check the path and its permissions") from error
 
 
 def _map_tokens(path: Path, file: IO[bytes]) -> TokenFile:
@@ -179,21 +180,12 @@ def write_token_file(path: str | Path, tokens: Any, kind: str = "gpt2-uint16") -
     if array.size == 0:
         array = np.zeros(0, KINDS[kind].dtype)
     _check_writable(path, array, kind)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        try:
-            with open(temporary, "wb") as file:
-                for block in _file_blocks(array, kind):
-                    file.write(block)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with complete_file(path) as temporary, open(temporary, "xb") as file:
+            for block in _file_blocks(array, kind):
+                file.write(block)
     except OSError as error:
-        raise InputError(
-            f"{path}: cannot be written ({_reason(error)}); choose another folder or free space"
-        ) from error
+        raise InputError(f"{path}: cannot be written ({reason(error)}); choose another folder or free space") from error
 
 
 def _check_writable(path: Path, array: np.ndarray, kind: str) -> None:
@@ -240,7 +232,3 @@ def expand_pattern(pattern: str | Path, flag: str) -> list[Path]:
     else:
         advice = f"check the path, or {MAKE_ONE}"
     raise InputError(f"{flag} {pattern}: no such file; {advice}")
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llmc_jax.data.files import reason, write_bytes
 from llmc_jax.errors import FormatError, InputError
+from llmc_jax.files import reason, write_bytes
 
 END_OF_TEXT = b"<|endoftext|>"
 BYTES_VOCAB, BYTES_EOT = 257, 256

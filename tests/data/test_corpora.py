@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from llmc_jax.data import corpora
 from llmc_jax.data.corpora import bigram_entropy, stdlib_corpus, tinyshakespeare_corpus, unigram_entropy
-from llmc_jax.data.files import cache_folder, write_bytes
 from llmc_jax.data.tokenfile import open_token_file
 from llmc_jax.data.tokenizers import bin_tokenizer, bytes_tokenizer
 from llmc_jax.errors import InputError
+from llmc_jax.files import cache_folder, write_bytes
 
 LEFT_OUT = [
     "test/test_a.py", "json/tests/x.py", "idlelib/a.py", "idlelib/idle_test/b.py", "encodings/utf_8.py",

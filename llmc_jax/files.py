@@ -1,0 +1,55 @@
+"""How every file of ours is written, so that it is never half there; and where caches live."""
+
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    """Where this user's caches live: $LLMC_JAX_CACHE, else llmc-jax in $XDG_CACHE_HOME or the system's usual place."""
+    if own := os.environ.get("LLMC_JAX_CACHE"):
+        return Path(own).expanduser()
+    if xdg := os.environ.get("XDG_CACHE_HOME"):
+        return Path(xdg).expanduser() / "llmc-jax"
+    usual = "Library/Caches" if sys.platform == "darwin" else ".cache"
+    return Path(os.path.expanduser("~")) / usual / "llmc-jax"
+
+
+@contextmanager
+def complete_file(path: str | Path) -> Iterator[Path]:
+    """A temporary name beside `path`; what the block writes there takes its place if the block ends without an error.
+
+    The new content is on the disk before its name shows it. On an error the temporary file is removed and whatever
+    stood at `path` is untouched. Raises OSError.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")  # two processes never share a name
+    try:
+        yield temporary
+        _sync(temporary)
+        os.replace(temporary, path)
+        _sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Write a file that appears under its name only when complete. Raises OSError."""
+    with complete_file(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def reason(error: BaseException) -> str:
+    """An OSError's cause in words, without its number and path."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
