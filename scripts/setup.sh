@@ -3,40 +3,40 @@
 # inside says what it was made from, and while that holds there is nothing to do. `make` calls this.
 set -eu
 cd "$(dirname "$0")/.."
-
-stamp=.venv/.ready${1:+-$1}
-wanted="$PWD PYTHON=${PYTHON:-} JAX=${JAX:-} $(cat pyproject.toml constraints.txt | cksum)"
-
-# A venv made on a machine without a GPU must not hide the GPU of the next one (shared home directories).
-gpu_appeared() {
-    grep -q ' cpu$' .venv/.made && [ -z "${JAX:-}" ] && command -v nvidia-smi >/dev/null &&
-        [ "$(scripts/find_accelerator.sh 2>/dev/null)" != cpu ]
-}
-if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && .venv/bin/python -c '' 2>/dev/null && ! gpu_appeared; then
-    exit
-fi
-
-python=$(scripts/find_python.sh)
-accelerator=$(scripts/find_accelerator.sh)
-made="$PWD $python $accelerator" # a venv cannot be moved, nor change its Python; nor should two CUDAs share one
+log=.venv/install.log
 
 fail() {
-    tail -n 25 "$log" >&2
+    [ ! -e "$log" ] || tail -n 25 "$log" >&2
     echo "$1" >&2
     exit 1
 }
-log=.venv/install.log
 
+# .venv/.made has three lines: where the venv was made (it cannot be moved), with which Python, for which accelerator.
+made() { sed -n "$1p" .venv/.made 2>/dev/null; }
+works() { [ "$(made 1)" = "$PWD" ] && .venv/bin/python -c '' 2>/dev/null; }
+
+if [ -z "${PYTHON:-}" ] && works; then python=$(made 2); else python=$(scripts/find_python.sh); fi
+wanted="$PWD $python JAX=${JAX:-} $(cat pyproject.toml constraints.txt | cksum)"
+
+# A venv made on a machine without a GPU must not hide the GPU of the next one (shared home directories).
+gpu_appeared() {
+    [ "$(made 3)" = cpu ] && [ -z "${JAX:-}" ] && command -v nvidia-smi >/dev/null &&
+        [ "$(scripts/find_accelerator.sh 2>/dev/null)" != cpu ]
+}
+stamp=.venv/.ready${1:+-$1}
+[ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && works && ! gpu_appeared && exit
+
+accelerator=$(scripts/find_accelerator.sh)
+wanted_made=$(printf '%s\n' "$PWD" "$python" "$accelerator") # nor should two CUDAs share one
 if [ -e .venv ] && [ ! -e .venv/.made ]; then
-    echo ".venv is not one that make made: move it away or delete it, then run make again" >&2
-    exit 1
+    fail ".venv is not one that make made: move it away or delete it, then run make again"
 fi
-if [ "$(cat .venv/.made 2>/dev/null)" != "$made" ] || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+if [ "$(made 1,3)" != "$wanted_made" ] || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
     rm -rf .venv
     mkdir .venv
     echo unfinished >.venv/.made
     "$python" -m venv .venv >$log 2>&1 || fail "$python could not make .venv (see above)"
-    echo "$made" >.venv/.made
+    echo "$wanted_made" >.venv/.made
 fi
 
 rm -f .venv/.ready*

@@ -47,7 +47,7 @@ def bare(tmp_path: Path) -> dict[str, str]:
     """The environment of a machine without any Python: a home, and a PATH with the tools that scripts need."""
     tools = tmp_path / "tools"
     tools.mkdir()
-    for tool in ("sh", "uname", "cat", "awk", "cksum", "dirname", "grep", "head", "mkdir", "rm", "tail", "touch"):
+    for tool in ("sh", "uname", "cat", "awk", "cksum", "dirname", "mkdir", "rm", "sed", "tail"):
         found = shutil.which(tool)
         assert found, f"this machine has no {tool}"
         (tools / tool).symlink_to(found)
@@ -258,6 +258,16 @@ def test_setup_remakes_a_moved_broken_or_half_made_environment(clone: Path, bare
     (moved / "full").unlink()
     assert setup(moved, env=bare).returncode == 0
     assert len(calls(moved)) == 4 and (moved / ".venv/bin/python").exists()
+
+
+def test_setup_keeps_the_python_it_was_given(clone: Path, bare: dict[str, str], tmp_path: Path) -> None:
+    chosen = write_script(tmp_path / "chosen/python3", FAKE_PYTHON)
+    setup(clone, env=bare)
+    setup(clone, env=bare | {"PYTHON": str(chosen)})
+    assert len(calls(clone)) == 2 and str(chosen) in (clone / ".venv/.made").read_text()
+    (tmp_path / "bin/python3").unlink()  # no other Python is needed any more
+    assert setup(clone, env=bare).stdout == setup(clone, env=bare | {"PYTHON": str(chosen)}).stdout == ""
+    assert len(calls(clone)) == 2
 
 
 def test_setup_shows_why_it_failed_and_tries_again(clone: Path, bare: dict[str, str]) -> None:
