@@ -39,6 +39,7 @@ from llmc_jax.step import StepNumbers, StepOptions, TrainState, evaluate_loss, i
 from llmc_jax.stopping import Output, stop_on_signals
 
 CURVES = "curves.png"
+CHECKED_TOKENS = 1 << 20  # of each data set, before the run begins: takes a tenth of a second
 REDRAW_SECONDS = 20.0  # between two pictures, and at least
 REDRAW_SHARE = 0.03  # of one core's time, which long runs, whose metrics are large, would exceed
 
@@ -109,7 +110,7 @@ def open_data(config: TrainConfig, model: ModelConfig) -> Data:
             paths = name
         B, T = config.batch_size, config.sequence_length
         opened = TokenLoader(paths, B, T, vocab_size=model.vocab_size, shuffle=shuffle, flag=flag, seed=config.seed)
-        check_first_batch(opened)
+        check_tokens(opened)
         return opened
 
     shuffle = config.shuffle == "llmc" and not config.overfit
@@ -120,10 +121,14 @@ def open_data(config: TrainConfig, model: ModelConfig) -> Data:
     )
 
 
-def check_first_batch(loader: TokenLoader) -> None:
-    """Reads one batch and goes back. Tokens of a larger vocabulary than the model's show here, not in the run."""
+def check_tokens(loader: TokenLoader) -> None:
+    """Reads some batches and goes back: ids that the model does not know end the run before it begins, if they are
+    many, or the data is small. The loader checks the rest as it is read.
+    """
     start = loader.state()
-    loader.next_batch()
+    batch_tokens = loader.batch_size * loader.sequence_length
+    for _ in range(min(loader.batches_per_epoch, max(1, CHECKED_TOKENS // batch_tokens))):
+        loader.next_batch()
     loader.restore(start)
 
 

@@ -346,7 +346,7 @@ def test_the_order_of_the_data_is_the_loaders(train: Train, tokens: Any) -> None
     assert shuffled.losses != plain.losses
     loader = TokenLoader(tokens.train, 4, 16, vocab_size=257, shuffle=True, flag="-i")
     position = loader.state()
-    trainer.check_first_batch(loader)
+    trainer.check_tokens(loader)
     assert loader.state() == position
 
 

@@ -1,0 +1,381 @@
+"""Bad input through the command line: one clear line, exit status 2, no traceback, and nothing new on the disk.
+
+What breaks before a run begins leaves no trace; what breaks while it runs leaves what was good.
+"""
+
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from llmc_jax import cli, trainer
+from llmc_jax.checkpoint.llmc import read_model, write_model
+from llmc_jax.config import ModelConfig, parse_descriptor
+from llmc_jax.data.tokenfile import write_token_file
+from llmc_jax.data.tokenizers import bytes_tokenizer, write_tokenizer_bin
+from llmc_jax.init import random_parameters
+from llmc_jax.runlog import read_metrics
+
+TINY = "L1-NH1-C16-V257-T16"
+
+
+class Bench(NamedTuple):
+    """A folder with sound files (train.bin, val.bin, model.bin, table.bin) in which the command line is run."""
+
+    folder: Path
+    run: Callable[..., "Done"]
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="module")
+def model_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("model") / "model.bin"
+    write_model(path, parse_descriptor(TINY), random_parameters(parse_descriptor(TINY)))
+    return path.read_bytes()
+
+
+@pytest.fixture
+def bench(
+    tmp_path: Path,
+    tokens: Any,
+    model_bytes: bytes,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Bench:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(trainer, "draw_curves", lambda *_: None)
+    Path("train.bin").write_bytes(tokens.train.read_bytes())
+    Path("val.bin").write_bytes(tokens.val.read_bytes())
+    Path("model.bin").write_bytes(model_bytes)
+    table = bytes_tokenizer()
+    write_tokenizer_bin("table.bin", table.pieces, table.eot)
+    sound = ["-e", TINY, "-i", "train.bin", "-j", "val.bin", "-b", 4, "-t", 16, "-x", 3, "-v", 2, "-m", 2, "-s", 0]
+
+    def run(*flags: Any) -> Done:
+        code = cli.main([str(word) for word in (*sound, *flags)])
+        return Done(code, *capsys.readouterr())
+
+    return Bench(tmp_path, run)
+
+
+def listing(folder: Path) -> dict[str, tuple[int, int]]:
+    """Everything in a folder, with sizes and times."""
+    return {
+        str(path.relative_to(folder)): (path.lstat().st_size, path.lstat().st_mtime_ns)
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def refused(bench: Bench, *flags: Any, problems: int = 1) -> str:
+    """Checks that a run with these flags is refused without a trace; returns the message."""
+    before = listing(bench.folder)
+    done = bench.run(*flags)
+    assert done.code == 2
+    assert done.out == ""
+    assert listing(bench.folder) == before
+    lines = done.err.splitlines()
+    assert len(lines) == (1 if problems == 1 else problems + 1), done.err
+    assert lines[0].startswith("train.py: ")
+    assert "Traceback" not in done.err
+    return done.err
+
+
+def header(*ints: int) -> bytes:
+    return struct.pack("<256i", *ints, *[0] * (256 - len(ints)))
+
+
+def test_the_bench_is_sound(bench: Bench) -> None:
+    done = bench.run("-e", "model.bin", "--tokenizer", "table.bin", "-s", 3, "-g", 4)
+    assert (done.code, done.err) == (0, "")
+
+
+# ---- token files
+
+TOKENS = np.arange(3000) % 256
+
+TOKEN_FILES = {
+    "empty": (b"", "is empty"),
+    "three bytes": (b"abc", "3 bytes"),
+    "a header cut short": (header(20240520, 1, 3000)[:500], "truncated"),
+    "truncated": (header(20240520, 1, 3000) + TOKENS[:-1].astype("<u2").tobytes(), "truncated"),
+    "oversized": (header(20240520, 1, 3000) + TOKENS.astype("<u2").tobytes() + b"\0", "oversized"),
+    "a wrong magic number": (header(20240521, 1, 3000) + TOKENS.astype("<u2").tobytes(), "no magic number"),
+    "another file of llm.c": (header(20240326, 3, 16), "is a GPT-2 checkpoint of llm.c"),
+    "a wrong version": (header(20240520, 2, 3000) + TOKENS.astype("<u2").tobytes(), "version 2"),
+    "a negative count": (header(20240520, 1, -5), "-5 tokens"),
+    "text": (b"To be, or not to be, that is the question" * 40, "no magic number"),
+    "too small for one batch": (header(20240520, 1, 64) + TOKENS[:64].astype("<u2").tobytes(), "one batch takes 65"),
+    "one id above V": (header(20240520, 1, 3000) + (TOKENS + 2).astype("<u2").tobytes(), "is id 257, but the model"),
+    "negative ids": (np.full(3000, -3, "<i4").tobytes(), "-3"),
+    "llama-3 ids above V": (header(20240801, 7, 300) + np.full(300, 100000, "<u4").tobytes(), "id 100000"),
+}
+
+
+@pytest.mark.parametrize("flag", ["-i", "-j"])
+@pytest.mark.parametrize("name", TOKEN_FILES)
+def test_token_files(bench: Bench, name: str, flag: str) -> None:
+    content, words = TOKEN_FILES[name]
+    Path("bad.bin").write_bytes(content)
+    message = refused(bench, flag, "bad.bin")
+    assert "bad.bin" in message and words in message
+
+
+@pytest.mark.parametrize("flag", ["-i", "-j"])
+def test_token_files_that_are_not_there(bench: Bench, flag: str) -> None:
+    Path("folder").mkdir()
+    assert f"{flag} nothing_*.bin: no such file" in refused(bench, flag, "nothing_*.bin")
+    assert f"{flag} nowhere/train.bin: no such file; there is no folder 'nowhere'" in refused(
+        bench, flag, "nowhere/train.bin"
+    )
+    assert "folder: is a folder" in refused(bench, flag, "folder")
+    os.mkfifo("pipe")  # must not wait for a writer
+    assert "not a regular file" in refused(bench, flag, "pipe")
+    assert f"{flag} ''" in refused(bench, flag, "")
+
+
+def test_shards_of_different_formats(bench: Bench) -> None:
+    write_token_file("shard_0.bin", TOKENS)
+    write_token_file("shard_1.bin", TOKENS, "llama3-uint32")
+    assert "all shards must agree" in refused(bench, "-i", "shard_*.bin")
+
+
+def test_overfitting_names_the_validation_data(bench: Bench) -> None:
+    Path("bad.bin").write_bytes(b"")
+    assert "bad.bin" in refused(bench, "-a", 1, "-j", "bad.bin", "-v", 0)
+
+
+# ---- checkpoints
+
+
+def with_int(data: bytes, index: int, value: int) -> bytes:
+    return data[: 4 * index] + struct.pack("<i", value) + data[4 * index + 4 :]
+
+
+CHECKPOINTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "empty": (lambda data: b"", "the file is empty"),
+    "a header cut short": (lambda data: data[:1000], "1000 bytes"),
+    "truncated": (lambda data: data[:-4], "cut off"),
+    "oversized": (lambda data: data + b"\0", "1 bytes follow the last tensor"),
+    "a wrong magic number": (lambda data: with_int(data, 0, 1), "expected magic 20240326"),
+    "a wrong version": (lambda data: with_int(data, 1, 6), "version 6"),
+    "the size of another version": (lambda data: with_int(data, 1, 5), "so the version (header int 1) is wrong"),
+    "no layers": (lambda data: with_int(data, 4, 0), "num_layers"),
+    "heads that do not divide": (lambda data: with_int(data, 5, 3), "is not a multiple of NH=3"),
+    "a shape beyond any disk": (lambda data: with_int(data, 6, 2**31 - 1), "C=2147483647"),
+    "tokens": (lambda data: header(20240520, 1, 0), "a file of GPT-2 tokens"),
+}
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_checkpoints(bench: Bench, name: str, model_bytes: bytes) -> None:
+    change, words = CHECKPOINTS[name]
+    Path("bad.bin").write_bytes(change(model_bytes))
+    message = refused(bench, "-e", "bad.bin")
+    assert "bad.bin: " in message and words in message
+
+
+def test_checkpoints_that_are_not_there(bench: Bench) -> None:
+    Path("folder").mkdir()
+    assert "-e nowhere.bin: no such file" in refused(bench, "-e", "nowhere.bin")
+    assert "-e folder/nowhere: no such file" in refused(bench, "-e", "folder/nowhere")
+    assert "a folder; expected a file" in refused(bench, "-e", "./folder")
+    assert "-e folder: no such model" in refused(bench, "-e", "folder")
+    os.mkfifo("pipe")
+    assert "not a regular file" in refused(bench, "-e", "./pipe")
+
+
+def test_an_unclear_version_2(bench: Bench) -> None:
+    config = parse_descriptor(TINY)
+    values = sum(spec.size * (4 if spec.name.startswith("ln") else 2) for spec in _unpadded(config))
+    Path("old.bin").write_bytes(header(20240326, 2, 16, 257, 1, 1, 16) + bytes(values))
+    assert "--v2-order" in refused(bench, "-e", "old.bin")
+    assert bench.run("-e", "old.bin", "--v2-order", "end").code == 0
+
+
+def _unpadded(config: ModelConfig) -> list[Any]:
+    from llmc_jax.params import tensor_specs
+
+    specs = list(tensor_specs(config))
+    return [specs[0]._replace(size=config.vocab_size * config.channels), *specs[1:]]
+
+
+# ---- tokenizers
+
+
+def test_tokenizers(bench: Bench) -> None:
+    sound = Path("table.bin").read_bytes()
+    samples = ["-s", 1, "-g", 4]
+    cases = {
+        "empty": (b"", "truncated: 0 bytes"),
+        "truncated": (sound[:-1], "truncated"),
+        "oversized": (sound + b"\1a", "oversized"),
+        "magic": (header(20240520) + sound[1024:], "magic number 20240520"),
+        "version": (with_int(sound, 1, 3), "version 3"),
+        "count": (with_int(sound, 2, 10**6), "1000000 ids"),
+    }
+    for content, words in cases.values():
+        Path("bad.bin").write_bytes(content)
+        message = refused(bench, *samples, "--tokenizer", "bad.bin")
+        assert "bad.bin" in message and words in message
+    assert "nowhere.bin" in refused(bench, *samples, "--tokenizer", "nowhere.bin")
+    Path("folder").mkdir()
+    assert "folder" in refused(bench, *samples, "--tokenizer", "folder")
+    assert "expected auto, bytes, gpt2, none" in refused(bench, *samples, "--tokenizer", "byte")
+
+
+def test_a_tokenizer_that_does_not_fit_the_model(bench: Bench) -> None:
+    for shape in (TINY, "L1-NH1-C16-V300-T16"):
+        tokenizer = "small.bin" if shape == TINY else "bytes"
+        write_tokenizer_bin("small.bin", (b"a", b"b", b"<|end|>"), 2)
+        message = refused(bench, "-e", shape, "--tokenizer", tokenizer, "-s", 1, "-g", 4)
+        assert "ids, but the model's vocabulary is V=" in message
+
+
+# ---- flags, shapes and sizes
+
+FLAGS: dict[str, tuple[list[Any], str]] = {
+    "T above maxT": (["-t", 17], "-t 17: the model knows 16 positions; take -t 16 or less"),
+    "samples above maxT": (["-s", 5, "-g", 17], "-g 17: the model knows 16 positions"),
+    "total batch not divisible": (["-d", 100], "-d 100: an update's tokens must be a multiple of 64"),
+    "an epoch of no update": (["-x", -1, "-d", 64 * 1000], "lower -d, give more data"),
+    "unknown descriptor": (["-e", "d13"], "-e d13: no such model. Known: d6, d12"),
+    "unknown gpt3 descriptor": (["-e", "gpt3:c769"], "no such model"),
+    "gpt3:c5140": (["-e", "gpt3:c5140"], "cannot be split into heads of 128"),
+    "no heads": (["-e", "L1-NH0-C16"], "num_heads is 0"),
+    "heads that do not divide": (["-e", "L1-NH3-C16"], "not a multiple"),
+    "an incomplete shape": (["-e", "L1-C16"], "NH missing"),
+    "too large for any memory": (["-e", "gpt3:c12288", "-t", 1024], "needs at least 2,"),
+    "a batch too large for any memory": (["-b", 10**9], "lower -b or -t"),
+    "unknown flag": (["--lerning-rate", "1"], "did you mean --learning-rate?"),
+    "unknown short flag": (["-zz", 1], "there is no such flag"),
+    "no value": (["-b"], "its value must follow"),
+    "not a number": (["-b", "four"], "must be a whole number"),
+    "nan": (["-l", "nan"], "-l nan"),
+    "negative": (["-b", -1], "must be at least 1"),
+    "unknown schedule": (["-k", "cosin"], "did you mean cosine?"),
+    "unknown preset": (["--preset", "demon"], "there is no such preset"),
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_flags(bench: Bench, name: str) -> None:
+    flags, words = FLAGS[name]
+    assert words in refused(bench, *flags)
+
+
+def test_all_problems_of_one_kind_come_at_once(bench: Bench) -> None:
+    message = refused(bench, "-b", 0, "-l", -1, "--foo", 1, problems=3)
+    assert message.startswith("train.py: 3 problems:\n")
+    assert "-b 0" in message and "-l -1" in message and "--foo" in message
+    assert "2 problems" in refused(bench, "-t", 17, "-s", 1, "-g", 17, problems=2)
+
+
+# ---- the output
+
+
+def test_output_that_cannot_be_written(bench: Bench) -> None:
+    Path("file").write_text("x")
+    for name in ("file", "file/below", "file/far/below"):
+        assert f"-o {name}: a file is in the way of the folder" in refused(bench, "-o", name)
+    Path("runs").write_text("x")
+    assert "-o runs: a file is in the way" in refused(bench)
+
+
+def test_output_that_is_in_use(bench: Bench) -> None:
+    Path("full").mkdir()
+    Path("full/notes.txt").write_text("keep me")
+    assert "the folder is not empty; choose another -o" in refused(bench, "-o", "full")
+
+
+def test_a_missing_file_is_found_before_the_folder_is_made(bench: Bench) -> None:
+    Path("bad.bin").write_bytes(b"")
+    for flags in ("-i bad.bin", "-j bad.bin", "-e ./bad.bin", "-s 1 --tokenizer ./bad.bin", "-s 1 -g 99", "-d 3"):
+        refused(bench, *flags.split(), "-o", "new")
+        refused(bench, *flags.split(), "-o", "new/below", "-y", 1)
+
+
+# ---- what breaks while the run goes on
+
+
+def broke(bench: Bench, *flags: Any) -> tuple[Done, list[dict[str, Any]]]:
+    """Runs with -o run and checks that it ended with one line; returns its end and its events."""
+    done = bench.run("-o", "run", "-v", 0, "--shuffle", "none", *flags)
+    assert done.code == 2
+    assert done.err.startswith("train.py: ") and done.err.count("\n") == 1
+    assert [path.name for path in Path("run").iterdir() if path.name.startswith(".")] == []  # no half-written file
+    return done, read_metrics(Path("run/metrics.jsonl"))
+
+
+def test_a_bad_id_in_the_middle_keeps_what_was_learned(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "CHECKED_TOKENS", 0)  # stands for data of more than a million tokens
+    ids = np.arange(3000) % 256
+    ids[700] = 400  # in the 11th batch of 64
+    write_token_file("later.bin", ids)
+    done, events = broke(bench, "-i", "later.bin", "-x", 40)
+    assert "-i later.bin: token 700 (byte 2424) is id 400" in done.err
+    steps = [each["step"] for each in events if each["event"] == "train"]
+    assert steps == list(range(10))
+    assert events[-1] == {"event": "end", "step": 10, "outcome": "bad_input", "skipped": 0}
+    assert np.isfinite(read_model("run/model_00000010.bin").flat).all()
+    assert "model:        run/model_00000010.bin" in done.out
+
+
+def test_a_bad_id_in_the_validation_data(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "CHECKED_TOKENS", 0)
+    ids = np.arange(3000) % 256
+    ids[100] = 300
+    write_token_file("later.bin", ids)
+    done, events = broke(bench, "-j", "later.bin", "-v", 2, "-m", 4)
+    assert "-j later.bin: token 100" in done.err
+    assert [each["event"] for each in events] == ["start", "end"]
+
+
+def test_a_data_file_that_vanishes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    for shard in range(2):
+        write_token_file(f"shard_{shard}.bin", TOKENS[:200])
+    monkeypatch.setattr(trainer, "CHECKED_TOKENS", 0)
+    monkeypatch.setattr(trainer, "announce", lambda *_: os.remove("shard_1.bin"))
+    done, events = broke(bench, "-i", "shard_*.bin", "-x", 10)
+    assert "shard_1.bin: cannot be read (No such file or directory)" in done.err
+    assert events[-1]["step"] == 3  # 200 tokens make 3 batches
+    assert Path("run/model_00000003.bin").exists()
+
+
+def test_a_data_file_that_changes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    for shard in range(2):
+        write_token_file(f"shard_{shard}.bin", TOKENS[:200])
+    monkeypatch.setattr(trainer, "CHECKED_TOKENS", 0)
+    monkeypatch.setattr(trainer, "announce", lambda *_: write_token_file("shard_1.bin", TOKENS[:100]))
+    done, _ = broke(bench, "-i", "shard_*.bin", "-x", 10)
+    assert "changed during the run" in done.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_a_full_disk_under_the_log(bench: Bench) -> None:
+    Path("run").mkdir()
+    Path("run/main.log").symlink_to("/dev/full")
+    done, events = broke(bench, "-y", 1, "-x", 10)
+    assert "main.log: cannot write to it: No space left on device" in done.err
+    assert [each["event"] for each in events] == ["start", "checkpoint", "end"]
+    assert np.isfinite(read_model("run/model_00000001.bin").flat).all()  # the step was made, only not logged
+
+
+@pytest.mark.parametrize("every", [0, 2])
+def test_a_full_disk_under_the_model(bench: Bench, monkeypatch: pytest.MonkeyPatch, every: int) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(trainer, "announce", lambda *_: monkeypatch.setattr(os, "fsync", full))
+    done, events = broke(bench, "-x", 4, "-n", every)
+    assert "cannot be written: No space left on device" in done.err
+    assert list(Path("run").glob("model_*")) == []
+    assert sum(each["event"] == "train" for each in events) == (every or 4)
