@@ -1,0 +1,339 @@
+"""The documentation is true: examples run, calculations hold, links, excerpts and tables agree with the code.
+
+What is checked in docs/*.md and docs/derivations/*.md:
+
+    ```python blocks with >>>                   run, and print what stands there
+    ```python blocks that begin with a path     are lines of that file
+    `2 * (3 + 4) = 14` in inline code           is right to the digits shown (`x = 2 * 7 = 14`: x is a name)
+    $formulas$                                  parse, and Markdown leaves them as they are
+    [text](link), `some/path.py`                exist; [`name`](file.py) is defined in that file
+"""
+
+import ast
+import doctest
+import math
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+DERIVATIONS = [path for path in DOCS if path.parent.name == "derivations"]
+HAND_WRITTEN = [path for path in DOCS if path.name != "flags.md"]  # that one is made from the code, and tested so
+
+PARTS = ["Cost and memory", "Numerical pitfalls", "In the code", "Worked example", "How it is tested", "Exercises"]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE_CODE = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def prose(path: Path) -> str:
+    """The text without its code blocks."""
+    return FENCE.sub("", text_of(path))
+
+
+every_page = pytest.mark.parametrize("path", DOCS, ids=name_of)
+every_written_page = pytest.mark.parametrize("path", HAND_WRITTEN, ids=name_of)
+
+
+# ----- examples and excerpts ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [path for path in DOCS if ">>>" in text_of(path)], ids=name_of)
+def test_examples_print_what_stands_there(path: Path) -> None:
+    without_fences = re.sub(r"^```.*$", "", text_of(path), flags=re.MULTILINE)  # they would count as output
+    example = doctest.DocTestParser().get_doctest(without_fences, {}, name_of(path), str(path), 0)
+    report: list[str] = []
+    with np.printoptions():  # the examples set some
+        result = doctest.DocTestRunner(verbose=False).run(example, out=report.append)
+    assert result.attempted > 0
+    assert not result.failed, "".join(report)
+
+
+@every_written_page
+def test_python_blocks_are_examples_or_lines_of_a_file(path: Path) -> None:
+    for language, body in FENCE.findall(text_of(path)):
+        if language != "python" or ">>>" in body:
+            continue
+        first, _, excerpt = body.partition("\n")
+        assert first.startswith("# "), f"neither an example nor an excerpt with its file's name: {first}"
+        source = ROOT / first.removeprefix("# ")
+        assert excerpt in text_of(source), f"not in {name_of(source)}:\n{excerpt}"
+
+
+@pytest.mark.parametrize("path", DERIVATIONS, ids=name_of)
+def test_derivations_have_all_parts_and_an_example(path: Path) -> None:
+    headings = re.findall(r"^## (.*)$", text_of(path), re.MULTILINE)
+    assert headings[0] == "Forward"
+    assert headings[-len(PARTS) :] == PARTS
+    assert ">>>" in text_of(path)
+
+
+# ----- calculations -------------------------------------------------------------------------------------------------
+
+FUNCTIONS = {name: getattr(math, name) for name in ("exp", "log", "log2", "sqrt", "tanh", "pi")}
+NUMBER = re.compile(r"-?[0-9][0-9,]*(\.([0-9]+))?")
+
+
+def calculations(path: Path) -> list[list[str]]:
+    """The parts of each `a = b = c` in inline code that ends in a number and is not a plain setting such as `x = 3`."""
+    found = []
+    for span in INLINE_CODE.findall(prose(path)):
+        parts = span.split(" = ")
+        if len(parts) < 2 or not NUMBER.fullmatch(parts[-1]):
+            continue
+        if len(parts) > 2:
+            parts = parts[1:] if not re.search(r"\d", parts[0]) or parts[0].isidentifier() else parts
+        if not parts[0].isidentifier():
+            found.append(parts)
+    return found
+
+
+@pytest.mark.parametrize("path", [path for path in HAND_WRITTEN if calculations(path)], ids=name_of)
+def test_calculations_hold_to_the_digits_shown(path: Path) -> None:
+    for *expressions, shown in calculations(path):
+        match = NUMBER.fullmatch(shown)
+        assert match
+        half_a_digit = 0.5 * 10.0 ** -len(match[2] or "")
+        for expression in expressions:
+            plain = re.sub(r"(?<=\d),(?=\d{3})", "", expression)
+            value = eval(plain, {"__builtins__": {}}, dict(FUNCTIONS))
+            assert abs(value - float(shown.replace(",", ""))) <= half_a_digit * (1 + 1e-9), f"{expression} is {value}"
+
+
+def test_calculations_are_found_and_wrong_ones_refused(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("`1 + 1 = 2`, `y = 3 * 4 = 13`, `n = 3`, `vhat = v`, `12 * 1,000 = 12,000`")
+    assert calculations(page) == [["1 + 1", "2"], ["3 * 4", "13"], ["12 * 1,000", "12,000"]]
+    with pytest.raises(AssertionError, match="3 \\* 4 is 12"):
+        test_calculations_hold_to_the_digits_shown(page)
+
+
+# ----- formulas -----------------------------------------------------------------------------------------------------
+
+
+def formulas(path: Path) -> list[str]:
+    without_code = re.sub(r"^    .*$", "", INLINE_CODE.sub("", prose(path)), flags=re.MULTILINE)
+    displayed = re.findall(r"^\$\$\n(.*?)\n\$\$$", without_code, re.MULTILINE | re.DOTALL)
+    without_displayed = re.sub(r"^\$\$\n.*?\n\$\$$", "", without_code, flags=re.MULTILINE | re.DOTALL)
+    return displayed + re.findall(r"\$([^$]+)\$", without_displayed)
+
+
+def markdown_text(path: Path) -> str:
+    """What is left of a page's text after Markdown has taken its own signs out of it."""
+    from markdown_it import MarkdownIt  # comes with rich
+
+    tokens = MarkdownIt("commonmark").enable("table").parse(text_of(path))
+    children = [child for token in tokens for child in token.children or []]
+    return " ".join("".join("\n" if child.type == "softbreak" else child.content for child in children).split())
+
+
+with_formulas = pytest.mark.parametrize("path", [path for path in HAND_WRITTEN if formulas(path)], ids=name_of)
+
+
+@with_formulas
+def test_formulas_survive_markdown(path: Path) -> None:
+    text = markdown_text(path)
+    for formula in formulas(path):
+        assert " ".join(formula.split()) in text, f"Markdown changes {formula}"
+        assert formula.count("\n") == 0, f"write it on one line: {formula}"
+
+
+@with_formulas
+def test_formulas_parse(path: Path) -> None:
+    from matplotlib.mathtext import MathTextParser
+
+    parser = MathTextParser("path")
+    for formula in formulas(path):
+        assert "\\\\" not in formula
+        plain = formula.replace(r"\lt", "<").replace(r"\gt", ">")  # MathJax knows both names, matplotlib the signs
+        parser.parse(f"${plain}$")
+
+
+@with_formulas
+def test_dollar_signs_stand_where_github_takes_them_for_formulas(path: Path) -> None:
+    text = re.sub(r"^\$\$$|^    .*$", "", INLINE_CODE.sub("`", prose(path)), flags=re.MULTILINE)
+    for line in text.splitlines():
+        assert line.count("$") % 2 == 0, line
+        for before, formula, after in re.findall(r"(.|^)\$([^$]+)\$(.|$)", line):
+            assert before in ("", " ", "(", "|"), line
+            assert after in ("", " ", ",", ".", ";", ":", ")", "|", "?"), line
+            assert formula.strip() == formula, line
+
+
+# ----- links and names ----------------------------------------------------------------------------------------------
+
+
+@cache
+def anchors(path: Path) -> set[str]:
+    """GitHub's names for a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", text_of(path)), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@cache
+def defined_names(path: Path) -> set[str]:
+    """What a Python file defines at its top level."""
+    names: set[str] = set()
+    for node in ast.parse(text_of(path)).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names.update(target.id for target in targets if isinstance(target, ast.Name))
+    return names
+
+
+@every_page
+def test_links_lead_somewhere(path: Path) -> None:
+    for text, target in LINK.findall(prose(path)):
+        if target.startswith("https://"):
+            continue
+        file, _, anchor = target.partition("#")
+        there = (path.parent / file).resolve() if file else path
+        assert there.exists(), f"[{text}]({target})"
+        assert not anchor or anchor in anchors(there), f"[{text}]({target})"
+        name = re.fullmatch(r"`(\w+)`", text)
+        if name and there.suffix == ".py":
+            assert name[1] in defined_names(there), f"{name[1]} is not defined in {name_of(there)}"
+
+
+@every_page
+def test_named_files_exist(path: Path) -> None:
+    for span in INLINE_CODE.findall(prose(path)):
+        for named in re.findall(r"(?<![\w./*])(?:[\w.-]+/)+[\w.-]+\.(?:py|md)\b", span):
+            assert (ROOT / named).is_file(), named
+
+
+def test_index_names_every_page() -> None:
+    linked = {target for _, target in LINK.findall(text_of(ROOT / "docs/README.md"))}
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in DOCS} - {"README.md"}
+    assert pages <= linked, pages - linked
+
+
+# ----- tables -------------------------------------------------------------------------------------------------------
+
+
+def table_rows(path: Path, first_column: str) -> list[list[str]]:
+    """The cells of the table whose first column has this heading, without its heading."""
+    lines = iter(text_of(path).splitlines())
+    rows: list[list[str]] = []
+    for line in lines:
+        if line.startswith(f"| {first_column} |"):
+            next(lines)
+            for row in lines:
+                if not row.startswith("|"):
+                    return rows
+                rows.append([cell.strip() for cell in row.strip("|").split("|")])
+    raise AssertionError(f"no table that begins with {first_column}")
+
+
+def test_table_of_tensors_is_the_layout_of_d12() -> None:
+    from llmc_jax.config import parse_descriptor
+    from llmc_jax.params import MATRICES, tensor_specs
+
+    config = parse_descriptor("d12")
+    rows = table_rows(ROOT / "docs/derivations/whole_model.md", "tensor")
+    letters = {
+        "L": config.num_layers, "C": config.channels, "Vp": config.padded_vocab_size, "maxT": config.max_seq_len,
+        "3C": 3 * config.channels, "4C": 4 * config.channels,
+    }  # fmt: skip
+    for spec, (name, shape, numbers, offset, size, decays) in zip(tensor_specs(config), rows, strict=True):
+        assert name == f"`{spec.name}`"
+        assert tuple(letters[word] for word in shape.strip("()").split(", ")) == spec.shape
+        assert tuple(map(int, numbers.split(" × "))) == spec.shape
+        assert (int(offset.replace(",", "")), int(size.replace(",", ""))) == (spec.offset, spec.size)
+        assert decays == ("yes" if spec.name in MATRICES else "no")
+
+
+# ----- architecture.md: rooms and imports ---------------------------------------------------------------------------
+
+ARCHITECTURE = ROOT / "docs/architecture.md"
+PACKAGE = ROOT / "llmc_jax"
+
+
+def source_files() -> list[Path]:
+    """The package's files that hold code or say something."""
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if path.name != "__init__.py"]
+
+
+def test_every_file_has_its_room() -> None:
+    named = [INLINE_CODE.findall(row[0])[0] for row in table_rows(ARCHITECTURE, "file")]
+    assert len(named) == len(set(named))
+    there = {name_of(path) for path in source_files()} | {"train.py", "convert_checkpoint.py"}
+    assert there - set(named) == set(), "add these files to the table of rooms in docs/architecture.md"
+    assert set(named) - there == set(), "the table of rooms in docs/architecture.md names files that are not there"
+
+
+def layer_of(path: Path, layers: list[list[str]]) -> int:
+    inside = path.relative_to(PACKAGE)
+    name = f"{inside.parts[0]}/" if len(inside.parts) > 1 else inside.name
+    places = [place for place, row in enumerate(layers) if name in INLINE_CODE.findall(row[0])]
+    assert len(places) == 1, f"name {name} once in the table of imports in docs/architecture.md"
+    return places[0]
+
+
+def imported(path: Path) -> list[tuple[str, bool]]:
+    """The modules that a file imports, and whether it does when it is imported itself, rather than in a function."""
+    tree = ast.parse(text_of(path))
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        found += [(name, node in tree.body) for name in names]
+    return found
+
+
+def file_of(module: str) -> Path | None:
+    """The file of a module of ours, or of the one that a name is imported from."""
+    parts = module.split(".")
+    while parts[0] == PACKAGE.name and len(parts) > 1:
+        path = ROOT.joinpath(*parts).with_suffix(".py")
+        if path.is_file():
+            return path
+        parts.pop()
+    return None
+
+
+@pytest.mark.parametrize("path", source_files(), ids=name_of)
+def test_imports_point_one_way(path: Path) -> None:
+    layers = table_rows(ARCHITECTURE, "room")
+    own = layer_of(path, layers)
+    at_import, when_called = False, False
+    for module, at_top in imported(path):
+        there = file_of(module)
+        if there is not None:
+            assert layer_of(there, layers) <= own, f"{name_of(path)} imports {name_of(there)}, which stands below it"
+        elif module.split(".")[0] == "jax":
+            at_import, when_called = at_import or at_top, when_called or not at_top
+    said = layers[own][1]
+    assert said in ("never", "when called", "at once")
+    if said != "at once":
+        assert not at_import, f"{name_of(path)} imports JAX"
+    if said == "never":
+        assert not when_called, f"{name_of(path)} imports JAX when called"
+
+
+def test_what_needs_no_jax_does_not_bring_it_in() -> None:
+    layers = table_rows(ARCHITECTURE, "room")
+    without = [path for path in source_files() if layers[layer_of(path, layers)][1] != "at once"]
+    modules = [name_of(path).removesuffix(".py").replace("/", ".") for path in without]
+    code = f"import sys, {', '.join(modules)}; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
