@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 from llmc_jax.config import GPT3_CHANNELS_TO_SHAPE, LLMC_DEPTH_TO_CHANNELS, ModelConfig, parse_descriptor
 from llmc_jax.errors import InputError
+from llmc_jax.params import flat_size, num_parameters
 
 Precision = Literal["fp16", "bf16", "tf32", "fp32"]
 
@@ -145,8 +146,6 @@ def flops_per_token(
     attention's products, 6LCT with "llm.c", which halves them as causality allows, or 12LCT with "palm".
     Sources: llm.c train_gpt2.cu, `gpt2_estimate_mfu`; Chowdhery et al., PaLM (2022), appendix B.
     """
-    from llmc_jax.params import num_parameters
-
     attention = {"llm.c": 6, "palm": 12}[definition] * config.num_layers * config.channels * sequence_length
     return 6 * num_parameters(config) + attention
 
@@ -298,8 +297,6 @@ def required_memory_bytes(
     gradients, the compiler's copies) could be recomputed or reused, so the sum is a lower bound: what exceeds it
     cannot run, what stays below it may still not.
     """
-    from llmc_jax.params import flat_size
-
     row = 10 * config.channels + (config.num_heads * sequence_length if attention_weights else 0)
     per_token = config.num_layers * row + config.padded_vocab_size
     return Memory(state=16 * flat_size(config), activations=4 * batch_size * sequence_length * per_token)
@@ -321,8 +318,6 @@ def check_fits(
     need = required_memory_bytes(config, batch_size, sequence_length, attention_weights=attention_weights)
     if available is None or need.total <= available:
         return
-    from llmc_jax.params import num_parameters
-
     shape = f"L={config.num_layers} NH={config.num_heads} C={config.channels}"
     raise InputError(
         f"-e: this model ({shape}, {num_parameters(config):,} parameters) needs at least {gib(need.total)} of memory "

@@ -6,6 +6,7 @@ Leaves out llm.c's rounding to bfloat16: the numbers here are the float32 ones b
 import numpy as np
 
 from llmc_jax.config import ModelConfig
+from llmc_jax.params import num_parameters, tensor_specs
 from llmc_jax.rng import Mt19937
 
 WEIGHT_STD = 0.02
@@ -24,8 +25,6 @@ def random_parameters(config: ModelConfig, seed: int = 42) -> np.ndarray:
     the last bits of the machine's logarithm and sine.
     Source: llm.c train_gpt2.cu, `gpt2_build_from_descriptor`.
     """
-    from llmc_jax.params import num_parameters, tensor_specs  # here, because it imports JAX and this file needs none
-
     specs = {spec.name: spec for spec in tensor_specs(config)}
     flat = np.zeros(num_parameters(config), np.float32)  # (N,)
     for name in ("ln1w", "ln2w", "lnfw"):

@@ -9,6 +9,8 @@ llm.c's (`fill_in_parameter_sizes` in train_gpt2.c), so files agree byte for byt
 import math
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from llmc_jax.config import ModelConfig
 
 # Buffers are padded at the end to a multiple of this, so that every kernel's tile (at most 1024) and every shard
@@ -85,8 +87,6 @@ def views(flat: Any, config: ModelConfig) -> Params:
 
 def padded(values: Any, config: ModelConfig) -> Any:
     """A flat buffer (flat_size,) on the host, from the N values of a file (NumPy, float32)."""
-    import numpy as np
-
     buffer = np.zeros(flat_size(config), np.float32)
     buffer[: num_parameters(config)] = values
     return buffer

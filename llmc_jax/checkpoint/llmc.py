@@ -19,6 +19,7 @@ import numpy as np
 from llmc_jax.config import ModelConfig, pad_vocab
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import complete_file, reason
+from llmc_jax.params import tensor_specs
 
 MAGIC = 20240326
 HEADER_INTS = 256
@@ -125,8 +126,6 @@ def body_bytes(config: ModelConfig, version: int) -> int:
 
 def file_layout(config: ModelConfig, version: int, order: str = "in-place") -> tuple[Piece, ...]:
     """The 16 tensors in the order of the file. order: "in-place", or "end" where the layernorms follow all others."""
-    from llmc_jax.params import tensor_specs  # brings in JAX, which reading a header can do without
-
     storage = STORAGE[version]
     specs = list(tensor_specs(config))
     if order == "end":
@@ -284,8 +283,6 @@ def _guess_v2_order(file: BinaryIO, path: Path, config: ModelConfig) -> str:
 
 def _warnings(flat: np.ndarray, config: ModelConfig) -> tuple[str, ...]:
     """What is allowed in a file, but never there in a sound one."""
-    from llmc_jax.params import tensor_specs
-
     found = []
     for spec in tensor_specs(config):
         bad = sum(
