@@ -43,7 +43,8 @@ def wait_until(condition: Callable[[], Any]) -> None:
 
 
 def test_a_second_signal_ends_a_busy_program_at_once() -> None:
-    with subprocess.Popen([sys.executable, "-c", BUSY], cwd=ROOT, stdout=subprocess.PIPE, text=True) as program:
+    program = subprocess.Popen([sys.executable, "-c", BUSY], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
         assert program.stdout is not None
         assert program.stdout.readline() == "ready\n"
         program.send_signal(signal.SIGINT)
@@ -52,6 +53,9 @@ def test_a_second_signal_ends_a_busy_program_at_once() -> None:
         assert program.poll() is None  # the first one ends nothing
         program.send_signal(signal.SIGTERM)
         assert program.wait(timeout=60) == 130
+    finally:
+        program.kill()
+        program.communicate()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

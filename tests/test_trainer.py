@@ -22,10 +22,12 @@ from llmc_jax import cli, trainer
 from llmc_jax.checkpoint.llmc import read_model, write_model
 from llmc_jax.config import ModelConfig, TrainConfig, parse_descriptor
 from llmc_jax.data.loader import TokenLoader
+from llmc_jax.data.tokenizers import bytes_tokenizer, sample_text
 from llmc_jax.errors import InputError
 from llmc_jax.init import random_parameters
-from llmc_jax.params import tensor_specs
+from llmc_jax.params import padded, tensor_specs
 from llmc_jax.runlog import read_metrics
+from llmc_jax.sampler import generate
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = "L1-NH1-C16-V257-T16"
@@ -199,6 +201,9 @@ def test_samples_and_models_are_those_of_their_step(full_run: Result) -> None:
         if each["event"] == "sample"
     )
     assert full_run.values("checkpoint", "path") == full_run.models
+    params = jax.numpy.array(padded(full_run.model(6), parse_descriptor(TINY)))
+    ids = list(generate(params, parse_descriptor(TINY), 8, 16, end_of_text=256))
+    assert full_run.values("sample", "text")[-1] == sample_text(bytes_tokenizer(), ids)
     four, six = full_run.model(4), full_run.model(6)
     assert np.isfinite(six).all()
     assert 0 < np.linalg.norm(six - four) < np.linalg.norm(six - initial())
@@ -609,6 +614,19 @@ def test_only_steps_in_a_row_count() -> None:
         counts.append((progress.skipped, progress.skipped_in_a_row, result.finite))
     assert counts == [(0, 0, True), (1, 1, False), (2, 2, False), (2, 0, True), (3, 1, False)]
     assert progress.step == progress.state == len(pattern)
+
+
+def test_waiting_for_data_is_part_of_a_step() -> None:
+    def slow_batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        time.sleep(0.05)
+        yield np.zeros(1), np.zeros(1)
+
+    def step(*_: Any) -> tuple[int, tuple[Any, ...]]:
+        return 1, (np.float32(1), np.float32(2), np.float32(3), np.bool_(True))
+
+    progress, result = trainer.make_step(step, slow_batches(), trainer.Progress(0, step=1))  # type: ignore[arg-type]
+    assert result.seconds >= 0.05
+    assert progress.seconds == result.seconds
 
 
 # ---- two runs in one process
