@@ -9,6 +9,7 @@ import re
 import shlex
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from llmc_jax.config import (
 from llmc_jax.errors import InputError
 from llmc_jax.platform import restart_with_huge_pages
 from llmc_jax.presets import DEFAULT_PRESET, PRESETS, preset_config
+from llmc_jax.stopping import Output
 
 WIDTH = 100  # columns of --help
 FLAG_COLUMN = 36
@@ -71,8 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     shown = next((word for word in words if word in SHOW_ALONE), None)
     if shown:
-        print({"--help": help_text, "--help-markdown": flags_markdown, "--version": _versions}[shown]())
-        return ExitCode.DONE
+        return _show({"--help": help_text, "--help-markdown": flags_markdown, "--version": _versions}[shown]())
     try:
         config = parse_args(words)
         notes = validate(config)
@@ -90,6 +91,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # before or after the training itself, which ends after a whole step
         print(f"{_program()}: stopped", file=sys.stderr)
         return ExitCode.STOPPED
+
+
+def _show(text: str) -> int:
+    output = Output(sys.stdout, threading.Event())  # no traceback where the reader leaves early: --help | head
+    output.write(f"{text}\n")
+    output.flush()
+    output.discard_rest()
+    return ExitCode.DONE
 
 
 def _complain(problem: str) -> int:

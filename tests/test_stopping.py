@@ -157,3 +157,12 @@ def test_a_full_disk_under_the_output() -> None:
         output.flush()
         assert stop.is_set() and output.error is not None and output.error.errno == 28
         output.discard_rest()
+
+
+def test_help_whose_reader_leaves_early() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, str(ROOT / "train.py"), "--help"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
