@@ -639,7 +639,7 @@ def run(config: TrainConfig, notes: list[str]) -> ExitCode:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise InputError(
-            f"the device's memory is full: {str(error).splitlines()[0]}; lower -b (and keep -d for the same updates), "
+            f"the device's memory is full: {str(error).splitlines()[0].rstrip('.')}; lower -b (and keep -d for the same updates), "
             "or -t, or take a smaller model"
         ) from error
     finally:

@@ -690,4 +690,4 @@ def test_memory_that_is_not_enough_is_one_line(train: Train, monkeypatch: pytest
     monkeypatch.setattr(trainer, "compile_step", full)
     run = train()
     assert run.code == 2
-    assert run.err.count("\n") == 1 and "Out of memory allocating 123 bytes.; lower -b" in run.err
+    assert run.err.count("\n") == 1 and "Out of memory allocating 123 bytes; lower -b" in run.err
