@@ -638,9 +638,10 @@ def run(config: TrainConfig, notes: list[str]) -> ExitCode:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
+        words = str(error).splitlines()[0].rstrip(".")
         raise InputError(
-            f"the device's memory is full: {str(error).splitlines()[0].rstrip('.')}; lower -b (and keep -d for the same updates), "
-            "or -t, or take a smaller model"
+            f"the device's memory is full: {words}; lower -b (and keep -d for the same updates), or -t, or take a "
+            "smaller model"
         ) from error
     finally:
         output.discard_rest()
