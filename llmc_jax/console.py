@@ -254,7 +254,8 @@ def is_live(file: TextIO) -> bool:
 class Console:
     """The screen of one run. On a terminal lines scroll above a live bar; elsewhere they are simply printed.
 
-    Every `print_every`-th step prints its line (the first, the last and skipped ones too); the bar shows each.
+    Every `print_every`-th step prints its line, the first and the last too; with 0 none does. Skipped ones always do.
+    The bar shows each.
     Use it in a `with` block or call `close`, which takes the bar away and leaves the terminal as it was.
     """
 
@@ -268,7 +269,7 @@ class Console:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """first_step: the step (from 0) that a resumed run begins with; file: where to show (None: standard output)."""
-        assert print_every > 0
+        assert print_every >= 0
         self._file = sys.stdout if file is None else file
         self._print_every = print_every
         self._first_step = first_step
@@ -333,7 +334,8 @@ class Console:
         self._pace = advance(self._pace, ms / 1000, self._clock())
         total = self._state.total
         self._state = self._state._replace(done=step + 1, loss=float(loss), tokens_per_second=tokens_per_second)
-        due = step == self._first_step or (step + 1) % self._print_every == 0 or step + 1 == total
+        every = self._print_every
+        due = every > 0 and (step == self._first_step or (step + 1) % every == 0 or step + 1 == total)
         if due or skipped:
             line = step_line(
                 step,

@@ -284,7 +284,7 @@ def opened(setup: Setup, output: Output, stop: threading.Event) -> Iterator[Run]
     shape, device = asdict(setup.model.config), setup.device._asdict()
     with (
         RunLog(folder, config.to_json(), shape, reuse=config.reuse, device=device) as log,
-        Console(setup.steps, config.print_every or setup.steps + 1, cast(Any, output)) as console,
+        Console(setup.steps, config.print_every, cast(Any, output)) as console,
         CurveDrawer(folder, setup.name, yardsticks, console.warning) as drawer,
         stop_on_signals(stop, console.note),
     ):

@@ -138,7 +138,7 @@ def test_a_picture_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, mon
     def fail(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(runlog.os, "fsync", fail)
+    monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(InputError, match=r"a\.png"):
         draw_curves(_metrics(10), target)
     assert target.read_bytes() == before
