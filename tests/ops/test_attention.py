@@ -1,0 +1,99 @@
+"""Causal attention against loops over heads and positions, and against jax.vjp of another formulation."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmc_jax.ops.attention import attention_backward, attention_forward
+
+SHAPES = [  # B, T, NH, HS
+    (2, 5, 3, 4),
+    (1, 1, 2, 3),  # a single token: attention is v
+    (1, 7, 1, 5),  # one head
+    (2, 4, 4, 1),  # heads of one channel
+]
+forward = jax.jit(attention_forward, static_argnums=1)
+backward = jax.jit(attention_backward)
+
+
+def loops(qkv: np.ndarray, num_heads: int) -> tuple[np.ndarray, np.ndarray]:
+    """Attention as one would do it by hand: out (B, T, C) and weights (B, NH, T, T)."""
+    B, T, C3 = qkv.shape
+    C, HS = C3 // 3, C3 // 3 // num_heads
+    out, att = np.zeros((B, T, C)), np.zeros((B, num_heads, T, T))
+    for b, h, t in np.ndindex(B, num_heads, T):
+        q, k, v = (qkv[b, :, i * C + h * HS : i * C + (h + 1) * HS] for i in range(3))
+        scores = [float(q[t] @ k[u]) / math.sqrt(HS) for u in range(t + 1)]
+        weights = [math.exp(score - max(scores)) for score in scores]
+        att[b, h, t, : t + 1] = np.array(weights) / sum(weights)
+        out[b, t, h * HS : (h + 1) * HS] = att[b, h, t] @ v
+    return out, att
+
+
+def reference(qkv: jax.Array, num_heads: int) -> jax.Array:
+    """out (B, T, C), head by head; jax.nn.dot_product_attention itself softmaxes in float32."""
+    heads = []
+    for q, k, v in zip(*(jnp.split(z, num_heads, axis=-1) for z in jnp.split(qkv, 3, axis=-1)), strict=True):
+        future = np.triu(np.ones((q.shape[1],) * 2, bool), 1)
+        scores = q @ k.mT / np.sqrt(q.shape[-1])  # (B, T, T)
+        heads.append(jax.nn.softmax(scores, axis=-1, where=~future) @ v)
+    return jnp.concatenate(heads, axis=-1)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize(("B", "T", "NH", "HS"), SHAPES)
+def test_forward(B: int, T: int, NH: int, HS: int, rng: np.random.Generator) -> None:
+    qkv = 2 * rng.normal(size=(B, T, 3 * NH * HS))
+    for found, expected in zip(forward(qkv, NH), loops(qkv, NH), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize(("B", "T", "NH", "HS"), SHAPES)
+def test_backward(B: int, T: int, NH: int, HS: int, rng: np.random.Generator) -> None:
+    qkv, dout = 2 * rng.normal(size=(B, T, 3 * NH * HS)), rng.normal(size=(B, T, NH * HS))
+    (expected,) = jax.jit(lambda qkv, dout: jax.vjp(lambda qkv: reference(qkv, NH), qkv)[1](dout))(qkv, dout)
+    found = backward(dout, qkv, forward(qkv, NH)[1])
+    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-13)
+
+
+def test_weights_are_a_causal_distribution(rng: np.random.Generator) -> None:
+    att = forward(rng.normal(size=(2, 6, 24)).astype(np.float32), 2)[1]
+    np.testing.assert_allclose(np.sum(att, -1), 1, rtol=1e-6)
+    assert (np.asarray(att) >= 0).all()
+    assert (np.asarray(att)[..., np.triu(np.ones((6, 6), bool), 1)] == 0).all()
+
+
+def test_the_future_reaches_neither_outputs_nor_gradients(rng: np.random.Generator) -> None:
+    """To the bit: other tokens after t leave out[:t] as it is; no gradient at t comes from outputs before t."""
+    qkv = rng.normal(size=(1, 6, 24)).astype(np.float32)
+    changed = qkv.copy()
+    changed[:, 4:] = 7 * rng.normal(size=(1, 2, 24))
+    np.testing.assert_array_equal(forward(qkv, 2)[0][:, :4], forward(changed, 2)[0][:, :4])
+    dout = rng.normal(size=(1, 6, 8)).astype(np.float32)
+    dout[:, 4:] = 0
+    assert (np.asarray(backward(dout, qkv, forward(qkv, 2)[1]))[:, 4:] == 0).all()
+
+
+def test_large_scores_do_not_overflow() -> None:
+    """Scores of 10^8: the largest takes all, and the gradient of q and k vanishes."""
+    qkv = np.zeros((1, 3, 6), np.float32)
+    qkv[0, :, :2] = qkv[0, :, 2:4] = [[1e4, 0], [0, 1e4], [1e4, 1.0]]
+    qkv[0, :, 4:] = [[1, 2], [3, 4], [5, 6]]
+    out, att = forward(qkv, 1)
+    np.testing.assert_allclose(out[0], [[1, 2], [3, 4], [3, 4]], atol=3)  # finite, a mean of earlier values
+    np.testing.assert_array_equal(out[0, :2], [[1, 2], [3, 4]])
+    assert np.isfinite(backward(np.ones((1, 3, 2), np.float32), qkv, att)).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_dtypes(dtype: jnp.dtype, rng: np.random.Generator) -> None:
+    qkv, dout = (jnp.asarray(rng.normal(size=(2, 5, width)), dtype) for width in (24, 8))
+    out, att = forward(qkv, 2)
+    assert out.dtype == att.dtype == backward(dout, qkv, att).dtype == dtype
+    wide = forward(qkv.astype(jnp.float32), 2)
+    np.testing.assert_array_equal(att, wide[1].astype(dtype))  # the softmax is taken in float32 and rounded once
+    np.testing.assert_allclose(out.astype(np.float32), wide[0], atol=2e-2)

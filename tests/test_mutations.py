@@ -1,0 +1,191 @@
+"""Proof that the comparisons with independent programs can fail: each mistake below makes one exceed its tolerance.
+
+A mistake is put into the operations by monkeypatching and the comparison of test_gpt2.py, test_optimizer.py or
+test_golden.py is run again, compiled anew. Without a mistake the same comparisons hold; that is tested too.
+"""
+
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmc_jax import gpt2, optimizer, step
+from llmc_jax.config import ModelConfig
+from llmc_jax.ops import attention, layernorm
+from tests.comparisons import (
+    ADAMW_TOLERANCE,
+    GRADIENT_TOLERANCE,
+    GradientCase,
+    adamw_errors,
+    expected_gradient,
+    fresh_step,
+    gradient_errors,
+    loss_fn_gradient,
+)
+from tests.test_golden import GOLDEN, load_torch, repeat_recorded, repeat_torch
+
+CASE = GradientCase(ModelConfig(9, 13, 16, 1, 2, 8), 1, 2, 6)
+Patch = pytest.MonkeyPatch
+Mistake = Callable[[Patch], None]
+
+
+def replaced(module: Any, **names: Any) -> SimpleNamespace:
+    """A stand-in for a module, some of whose names are others."""
+    return SimpleNamespace(**(vars(module) | names))
+
+
+def no_attention_scale(patch: Patch) -> None:
+    patch.setattr(attention, "math", SimpleNamespace(sqrt=lambda _: 1.0))
+
+
+def no_mask(patch: Patch) -> None:
+    patch.setattr(attention, "jnp", replaced(jnp, where=lambda _mask, score, _infinity: score))
+
+
+def no_scale_in_the_backward(patch: Patch) -> None:
+    """The forward is right: only a gradient shows it."""
+    right, HS = attention.attention_backward, CASE.config.head_size
+
+    def wrong(dout: jax.Array, qkv: jax.Array, att: jax.Array) -> jax.Array:
+        dqk, dv = jnp.split(right(dout, qkv, att), [2 * dout.shape[-1]], axis=-1)
+        return jnp.concatenate([dqk * HS**0.5, dv], axis=-1)
+
+    patch.setattr(gpt2, "attention_backward", wrong)
+
+
+def exact_gelu(patch: Patch) -> None:
+    def gelu(x: jax.Array) -> jax.Array:
+        return jax.nn.gelu(x, approximate=False)
+
+    patch.setattr(gpt2, "gelu_forward", gelu)
+    patch.setattr(gpt2, "gelu_backward", lambda dout, x: jax.vjp(gelu, x)[1](dout)[0])
+
+
+def large_eps(patch: Patch) -> None:
+    patch.setattr(layernorm, "EPS", 1e-3)
+
+
+def no_path_through_the_mean(patch: Patch) -> None:
+    """layernorm_backward without its second term, which is the mean of dnorm times rstd."""
+    right = layernorm.layernorm_backward
+
+    def wrong(dout: Any, x: Any, w: Any, mean: Any, rstd: Any) -> Any:
+        dx, dw, db = right(dout, x, w, mean, rstd)
+        return dx + rstd[..., None] * jnp.mean(dout * w, axis=-1, keepdims=True), dw, db
+
+    patch.setattr(gpt2, "layernorm_backward", wrong)
+
+
+def head_alone_in_dwte(patch: Patch) -> None:
+    right = gpt2.embedding_backward
+    patch.setattr(gpt2, "embedding_backward", lambda dout, tokens, dwte: (dwte, right(dout, tokens, dwte)[1]))
+
+
+def embedding_alone_in_dwte(patch: Patch) -> None:
+    right = gpt2.embedding_backward
+    patch.setattr(gpt2, "embedding_backward", lambda dout, tokens, dwte: right(dout, tokens, 0 * dwte))
+
+
+def padded_logits_count(patch: Patch) -> None:
+    forward, backward = gpt2.classifier_forward, gpt2.classifier_backward
+    patch.setattr(gpt2, "classifier_forward", lambda logits, y, _V: forward(logits, y, logits.shape[-1]))
+    patch.setattr(
+        gpt2, "classifier_backward", lambda d, logits, y, lse, _V: backward(d, logits, y, lse, logits.shape[-1])
+    )
+
+
+def no_bias_correction(patch: Patch) -> None:
+    """After 10^6 updates the corrections are 1."""
+    right = optimizer.adamw_update
+
+    def wrong(*args: Any, update: Any, **rest: Any) -> Any:
+        return right(*args, update=update + 1_000_000, **rest)
+
+    patch.setattr(optimizer, "adamw_update", wrong)
+    patch.setattr(step, "adamw_update", wrong)
+
+
+def no_clipping(patch: Patch) -> None:
+    patch.setattr(step, "clip_scale", lambda norm, _limit: jnp.ones_like(norm))
+
+
+def everything_decays(patch: Patch) -> None:
+    right = optimizer.decay_ranges
+    patch.setattr(optimizer, "decay_ranges", lambda config, _rule: right(config, "all"))
+
+
+WRONG_GRADIENTS: list[Mistake] = [
+    no_attention_scale, no_mask, no_scale_in_the_backward, exact_gelu, large_eps, no_path_through_the_mean,
+    head_alone_in_dwte, embedding_alone_in_dwte, padded_logits_count,
+]  # fmt: skip
+ONLY_THE_BACKWARD = {no_scale_in_the_backward, no_path_through_the_mean, head_alone_in_dwte, embedding_alone_in_dwte}
+WRONG_RUNS: list[Mistake] = [no_attention_scale, no_mask, no_bias_correction, no_clipping]
+
+
+def name_of(mistake: Mistake) -> str:
+    return mistake.__name__
+
+
+@pytest.fixture(scope="module")
+def expected() -> tuple[float, np.ndarray]:
+    return expected_gradient(CASE)
+
+
+# --- the gradients of the plain model ---
+
+
+def test_without_a_mistake_the_gradients_agree(expected: tuple[float, np.ndarray]) -> None:
+    errors = gradient_errors(loss_fn_gradient(CASE), expected, CASE.config)
+    assert max(errors.values()) <= GRADIENT_TOLERANCE
+
+
+@pytest.mark.parametrize("mistake", WRONG_GRADIENTS, ids=name_of)
+def test_the_gradients_of_the_plain_model_show_it(
+    mistake: Mistake, expected: tuple[float, np.ndarray], monkeypatch: Patch
+) -> None:
+    mistake(monkeypatch)
+    errors = gradient_errors(loss_fn_gradient(CASE), expected, CASE.config)
+    assert max(errors.values()) > 1000 * GRADIENT_TOLERANCE
+    assert (errors["loss"] <= GRADIENT_TOLERANCE) == (mistake in ONLY_THE_BACKWARD)
+
+
+# --- the plain AdamW ---
+
+
+@pytest.mark.parametrize("mistake", [no_bias_correction, everything_decays], ids=name_of)
+def test_the_plain_adamw_shows_it(mistake: Mistake, monkeypatch: Patch) -> None:
+    assert max(adamw_errors("matrices", CASE.config, np.float64, updates=3).values()) <= ADAMW_TOLERANCE
+    mistake(monkeypatch)
+    assert max(adamw_errors("matrices", CASE.config, np.float64, updates=3).values()) > 1000 * ADAMW_TOLERANCE
+
+
+# --- runs: losses of the first steps, float32, against the tolerance of test_golden.py ---
+
+
+def recorded_difference() -> float:
+    recorded = json.loads((GOLDEN / "run_small.json").read_text())
+    losses = repeat_recorded(recorded["settings"], np.float32, step_function=fresh_step()).losses
+    return float(np.abs(losses - recorded["losses"]).max())
+
+
+def torch_difference() -> float:
+    torch = load_torch("fp32")
+    losses = repeat_torch(torch, step_function=fresh_step()).losses
+    return float(np.abs(losses - torch["losses"]).max())
+
+
+@pytest.mark.parametrize("difference", [recorded_difference, torch_difference])
+def test_without_a_mistake_the_runs_agree(difference: Callable[[], float]) -> None:
+    assert difference() <= 1e-5
+
+
+@pytest.mark.parametrize("mistake", WRONG_RUNS, ids=name_of)
+@pytest.mark.parametrize("difference", [recorded_difference, torch_difference])
+def test_the_runs_show_it(difference: Callable[[], float], mistake: Mistake, monkeypatch: Patch) -> None:
+    mistake(monkeypatch)
+    assert difference() > 2e-5

@@ -1,0 +1,246 @@
+"""The training step: micro-batches, determinism, steps that are not finite, donation, and no second compilation."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmc_jax.config import parse_descriptor
+from llmc_jax.init import random_parameters
+from llmc_jax.params import flat_size, num_parameters, padded, tensor_specs, views
+from llmc_jax.step import (
+    Metrics,
+    StepNumbers,
+    StepOptions,
+    TrainState,
+    batch_gradient,
+    initial_state,
+    train_step,
+)
+from tests import plain_model
+from tests.comparisons import Batch, Run, random_batch, skewed_tokens, step_numbers, train
+
+CONFIG = parse_descriptor("L1-NH2-C32-V97-T20")
+OPTIONS = StepOptions("cosine", "matrices", recompute=0)
+T, STEPS = 12, 20
+
+
+def start() -> np.ndarray:
+    return padded(random_parameters(CONFIG), CONFIG)
+
+
+def batches(micro_batches: int, rows: int, steps: int = STEPS) -> list[Batch]:
+    """The same tokens, however they are cut into micro-batches."""
+    tokens = skewed_tokens(3, CONFIG.vocab_size, (steps, micro_batches, rows, T + 1))
+    return [Batch(step[..., :-1], step[..., 1:]) for step in tokens]
+
+
+def usual_numbers(**changed: float) -> StepNumbers:
+    given: dict[str, Any] = {
+        "lr": 3e-3, "warmup": 3, "total": STEPS, "final": 0.1, "weight_decay": 0.1, "grad_clip": 1.0,
+    }  # fmt: skip
+    return step_numbers(**(given | changed))
+
+
+def constant(lr: float) -> StepNumbers:
+    """The same rate throughout, by the same program as the cosine."""
+    return usual_numbers(lr=lr, warmup=0, total=1, final=1.0, weight_decay=0.0)
+
+
+def same_bits(found: Any, expected: Any) -> bool:
+    return np.array_equal(np.asarray(found).view(np.uint32), np.asarray(expected).view(np.uint32))
+
+
+@pytest.fixture(scope="module")
+def whole() -> Run:
+    """The run whose every update is one batch of 8 rows."""
+    return train(start(), batches(1, 8), usual_numbers(), CONFIG, OPTIONS)
+
+
+@pytest.mark.parametrize(("micro_batches", "rows"), [(2, 4), (4, 2), (8, 1)])
+def test_micro_batches_change_nothing(micro_batches: int, rows: int, whole: Run) -> None:
+    run = train(start(), batches(micro_batches, rows), usual_numbers(), CONFIG, OPTIONS)
+    np.testing.assert_allclose(run.losses, whole.losses, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(run.norms, whole.norms, rtol=1e-4)
+    np.testing.assert_array_equal(run.rates, whole.rates)
+    assert whole.losses[-1] < whole.losses[0] - 0.3  # and it is not a run in which nothing happens
+
+
+@pytest.mark.parametrize(("micro_batches", "rows"), [(1, 8), (2, 4)])
+def test_two_runs_give_the_same_bits(micro_batches: int, rows: int) -> None:
+    first, second = (train(start(), batches(micro_batches, rows), usual_numbers(), CONFIG, OPTIONS) for _ in range(2))
+    np.testing.assert_array_equal(first.losses, second.losses)
+    np.testing.assert_array_equal(first.norms, second.norms)
+    for name in ("params", "m", "v"):
+        assert same_bits(getattr(first.state, name), getattr(second.state, name)), name
+    assert not same_bits(first.state.params, start())
+
+
+def test_a_batch_learned_by_heart() -> None:
+    batch = batches(1, 8, steps=1)
+    run = train(start(), batch * 150, constant(1e-2), CONFIG, OPTIONS)
+    assert run.losses[0] > 4 and run.losses[-1] < 0.05
+
+
+def test_padding_stays_zero(whole: Run) -> None:
+    """wte's rows beyond V and what follows the 16 tensors: no gradient, no momentum, no decay."""
+    for name in ("params", "m", "v"):
+        flat = np.asarray(getattr(whole.state, name))
+        assert not views(flat, CONFIG).wte[CONFIG.vocab_size :].any(), name
+        assert not flat[num_parameters(CONFIG) :].any(), name
+    assert np.asarray(views(whole.state.params, CONFIG).wte)[: CONFIG.vocab_size].any(axis=1).all()
+
+
+def test_unused_positions_only_decay(whole: Run) -> None:
+    """wpe's rows from T on get no gradient; they shrink by 1 - lr * decay at each step."""
+    shrink = np.prod(1 - 0.1 * whole.rates)
+    before, after = (np.asarray(views(flat, CONFIG).wpe)[T:] for flat in (start(), whole.state.params))
+    np.testing.assert_allclose(after, before * shrink, rtol=1e-5)
+
+
+# --- steps that are not finite ---
+
+
+def position(name: str, index: int = 0) -> int:
+    return next(spec.offset for spec in tensor_specs(CONFIG) if spec.name == name) + index
+
+
+def finite_loss_infinite_gradient(flat: np.ndarray) -> None:
+    """GELU gives 1e20, whose weights are zero: no trace in the loss, but the gradient's square overflows."""
+    tensors = views(flat, CONFIG)
+    tensors.fcb[:] = 1e20
+    tensors.fcw[:] = 0
+    tensors.fcprojw[:] = 0
+
+
+def put(name: str, value: float) -> Any:
+    def spoil(flat: np.ndarray) -> None:
+        flat[position(name)] = value
+
+    return spoil
+
+
+SPOILT = {
+    "NaN in a weight": put("qkvw", np.nan),
+    "NaN in a layernorm": put("lnfw", np.nan),
+    "infinity in a bias": put("fcprojb", np.inf),
+    "a weight so large that a gradient overflows": put("lnfw", 3e38),
+    "a finite loss with an infinite gradient": finite_loss_infinite_gradient,
+}
+
+
+@pytest.mark.parametrize("why", SPOILT)
+def test_a_step_that_is_not_finite_updates_nothing(why: str) -> None:
+    """Every bit of parameters, m and v stays; the step counts for the schedule, not for the bias correction."""
+    flat = start()
+    SPOILT[why](flat)
+    rng = np.random.default_rng(0)
+    m, v = rng.normal(size=(2, flat.size)).astype(np.float32)
+    v = np.abs(v)
+    state = TrainState(jnp.asarray(flat), jnp.asarray(m), jnp.asarray(v), jnp.int32(7), jnp.int32(5))
+    state, metrics = train_step(state, *batches(1, 8)[0], usual_numbers(), CONFIG, OPTIONS)
+    assert not bool(metrics.finite)
+    assert not (np.isfinite(metrics.loss) and np.isfinite(metrics.norm))
+    if why == "a finite loss with an infinite gradient":
+        assert np.isfinite(metrics.loss)
+    assert same_bits(state.params, flat) and same_bits(state.m, m) and same_bits(state.v, v)
+    assert (int(state.step), int(state.updates)) == (8, 5)
+
+
+def test_a_huge_rate_ends_in_steps_that_update_nothing() -> None:
+    state = initial_state(jnp.asarray(start()))
+    state, metrics = train_step(state, *batches(1, 8)[0], constant(1e38), CONFIG, OPTIONS)
+    assert bool(metrics.finite)  # this step still had a gradient; what it made is too large for the next
+    before = [np.asarray(array).copy() for array in state]
+    state, metrics = train_step(state, *batches(1, 8)[1], constant(1e38), CONFIG, OPTIONS)
+    assert not bool(metrics.finite)
+    assert all(same_bits(found, expected) for found, expected in zip(state[:3], before[:3], strict=True))
+    assert (int(state.step), int(state.updates)) == (2, 1)
+
+
+def on_device(arrays: list[np.ndarray]) -> TrainState:
+    return TrainState(*(jnp.asarray(array) for array in arrays))
+
+
+def test_after_a_lost_step_training_goes_on_as_if_it_had_not_been() -> None:
+    """Good, lost, good gives the parameters of good, good (at a constant rate): the bias corrections count updates."""
+    good, numbers = batches(1, 8), constant(1e-3)
+    state, _ = train_step(initial_state(jnp.asarray(start())), *good[0], numbers, CONFIG, OPTIONS)
+    kept = [np.asarray(array).copy() for array in state]
+    spoilt = kept[0].copy()
+    spoilt[position("wpe")] = np.nan
+    lost, metrics = train_step(on_device([spoilt, *kept[1:]]), *good[1], numbers, CONFIG, OPTIONS)
+    assert not bool(metrics.finite)
+    found, _ = train_step(lost._replace(params=jnp.asarray(kept[0])), *good[2], numbers, CONFIG, OPTIONS)
+    expected, _ = train_step(on_device(kept), *good[2], numbers, CONFIG, OPTIONS)
+    assert same_bits(found.params, expected.params)
+    assert (int(found.updates), int(found.step)) == (int(expected.updates), int(expected.step) + 1) == (2, 3)
+
+
+# --- what a step reports and how it is compiled ---
+
+
+def test_nothing_recompiles_when_numbers_change() -> None:
+    train(start(), batches(1, 8, steps=2), usual_numbers(), CONFIG, OPTIONS)
+    before = train_step._cache_size()
+    for changed in (
+        {"lr": 1e-4}, {"warmup": 0}, {"total": 7}, {"final": 1.0}, {"beta1": 0.5}, {"beta2": 0.5},
+        {"eps": 1e-3}, {"weight_decay": 0.0}, {"grad_clip": 0.0}, {"step_every": 3}, {"step_factor": 0.1},
+    ):  # fmt: skip
+        train(start(), batches(1, 8, steps=3), usual_numbers(**changed), CONFIG, OPTIONS)
+    assert train_step._cache_size() == before
+
+
+def test_the_state_is_donated() -> None:
+    state = initial_state(jnp.asarray(start()))
+    after, _ = train_step(state, *batches(1, 8)[0], usual_numbers(), CONFIG, OPTIONS)
+    assert [array.is_deleted() for array in state[:3]] == [True] * 3
+    assert [array.is_deleted() for array in after] == [False] * 5
+    assert [array.dtype for array in after] == [jnp.float32] * 3 + [jnp.int32] * 2
+
+
+def one_step(options: StepOptions, numbers: StepNumbers, flat: np.ndarray, batch: Batch) -> tuple[np.ndarray, Metrics]:
+    state, metrics = train_step(initial_state(jnp.asarray(flat)), *batch, numbers, CONFIG, options)
+    return np.asarray(state.params), metrics
+
+
+def test_the_norm_is_the_one_before_clipping_and_clipping_bounds_it() -> None:
+    """From the same gradient: m = (1 - beta1) * what remains of it after clipping."""
+    batch = batches(1, 8)[0]
+    loss, gradient = jax.jit(batch_gradient, static_argnums=(3, 4))(start(), *batch, CONFIG, 0)
+    norm = np.linalg.norm(np.asarray(gradient, np.float64))
+    for limit in (0.0, norm / 3, norm * 3):
+        state, metrics = train_step(
+            initial_state(jnp.asarray(start())), *batch, usual_numbers(grad_clip=limit), CONFIG, OPTIONS
+        )
+        np.testing.assert_allclose(metrics.loss, loss, rtol=1e-6)
+        np.testing.assert_allclose(metrics.norm, norm, rtol=1e-6)
+        expected = norm if limit == 0 else min(norm, limit)
+        np.testing.assert_allclose(np.linalg.norm(np.asarray(state.m, np.float64)), 0.1 * expected, rtol=1e-5)
+
+
+def test_the_rate_reported_is_the_schedule_s(whole: Run) -> None:
+    expected = [plain_model.learning_rate("cosine", step, 3e-3, 3, STEPS, 0.1, 1, 1.0) for step in range(STEPS)]
+    np.testing.assert_allclose(whole.rates, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "rate"),
+    [
+        (StepOptions("constant", "all", 1), 1e-3),
+        (StepOptions("step", "none", 2), 1e-3 / 3),  # step 0 of a warm-up of 3
+    ],
+)
+def test_options_reach_the_schedule_and_the_decay(options: StepOptions, rate: float) -> None:
+    """One update with and without weight decay differs by lr * decay * p where the rule says so, else not at all."""
+    batch = random_batch(CONFIG.vocab_size, 1, 1, 2)
+    flat = plain_model.random_flat(CONFIG, flat_size(CONFIG), seed=2).astype(np.float32)
+    numbers = {"lr": 1e-3, "warmup": 3, "total": 10, "final": 0.0}
+    decayed, metrics = one_step(options, step_numbers(**numbers, weight_decay=0.5), flat, batch)
+    plain, _ = one_step(options, step_numbers(**numbers), flat, batch)
+    np.testing.assert_allclose(metrics.learning_rate, rate, rtol=1e-6)
+    mask = plain_model.decay_mask(CONFIG, options.decay)
+    expected = -rate * 0.5 * mask * flat[: mask.size]
+    np.testing.assert_allclose((decayed - plain)[: mask.size], expected, rtol=0, atol=1e-6)
