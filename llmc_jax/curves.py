@@ -1,18 +1,23 @@
 """The picture of a run: loss, learning rate and gradient norm over the steps, as a PNG.
 
-Leaves out comparing runs with each other. matplotlib is imported when a picture is drawn, and used without pyplot, so
-that no global state and no display is touched.
+`draw_curves` draws one, `CurveDrawer` keeps it fresh while a run goes on. Leaves out comparing runs with each other.
+matplotlib is imported when a picture is drawn, and used without pyplot, so that no global state and no display is touched.
 """
 
 import io
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmc_jax.runlog import read_metrics, write_atomic
+from llmc_jax.runlog import METRICS, read_metrics, write_atomic
 
+CURVES = "curves.png"
+REDRAW_SECONDS = 20.0  # between two pictures, and at least
+REDRAW_SHARE = 0.03  # of one core's time, which long runs, whose metrics are large, would exceed
 BINS = 1000  # longer curves are drawn as this many bins with their mean, least and greatest: about one per pixel
 SMOOTHING = 50  # the smooth curve averages over one part in this many of the run
 
@@ -253,3 +258,53 @@ def _draw_rate_and_norm(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     right.set_ylabel("gradient norm", color=NORM)
     right.tick_params(axis="y", colors=NORM, which="both")
     right.spines["top"].set_visible(False)
+
+
+class CurveDrawer:
+    """Redraws the picture of the curves in a thread of its own, so that the training step does not wait for it.
+
+    A picture that cannot be drawn is worth one warning, not the run.
+    """
+
+    def __init__(self, folder: Path, title: str, yardsticks: dict[str, float], warn: Callable[[str], None]) -> None:
+        self.path = folder / CURVES
+        self._metrics, self._title, self._yardsticks = folder / METRICS, title, yardsticks
+        self._warn, self._warned = warn, False
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llmc_jax curves")
+        self._drawing: Future[float] | None = None
+        self._next = time.monotonic() + REDRAW_SECONDS
+
+    def _draw(self) -> float:
+        start = time.monotonic()
+        draw_curves(read_metrics(self._metrics), self.path, self._title, self._yardsticks)
+        return time.monotonic() - start
+
+    def refresh(self) -> None:
+        """Begins a new picture if the last one is old enough."""
+        if self._drawing is None and time.monotonic() >= self._next:
+            self._drawing = self._pool.submit(self._draw)
+        elif self._drawing is not None and self._drawing.done():
+            self._collect()
+
+    def _collect(self) -> None:
+        """Waits for the picture in work, and says when the next one may begin."""
+        if self._drawing is not None:
+            error = self._drawing.exception()
+            seconds = 0.0 if error else self._drawing.result()
+            self._drawing = None
+            self._next = time.monotonic() + max(REDRAW_SECONDS, seconds / REDRAW_SHARE)
+            if error and not self._warned:
+                self._warned = True
+                self._warn(f"{self.path}: cannot be drawn, training goes on: {type(error).__name__}: {error}")
+
+    def finish(self) -> None:
+        """Draws the last picture."""
+        self._collect()
+        self._drawing = self._pool.submit(self._draw)
+        self._collect()
+
+    def __enter__(self) -> "CurveDrawer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()

@@ -113,6 +113,9 @@ def block_forward(x: jax.Array, p: BlockParams, num_heads: int, recompute: int) 
 
 def block_backward(dresidual3: jax.Array, p: BlockParams, a: BlockActivations) -> tuple[jax.Array, BlockParams]:
     """One block backwards: from the gradient of its output to that of its input, and its parameters' gradients."""
+    if a.fch_gelu is None:
+        # Without the barrier XLA sees that the forward computed the same values, and keeps those instead.
+        a, dresidual3 = jax.lax.optimization_barrier((a, dresidual3))
     fch_gelu = a.fch_gelu if a.fch_gelu is not None else gelu_forward(a.fch)
     ln1 = a.ln1 if a.ln1 is not None else layernorm_forward(a.residual1, p.ln1w, p.ln1b)[0]
     ln2 = a.ln2 if a.ln2 is not None else layernorm_forward(a.residual2, p.ln2w, p.ln2b)[0]
@@ -149,7 +152,7 @@ def forward_stream(
     """Everything before the output head: lnf (B, T, C) of tokens (B, T) int32, T <= maxT, and the activations.
 
     recompute: 0 keeps every activation, 1 drops GELU's outputs, 2 the layernorms' too (llm.c's -r); the backward
-    computes them again, with the same result.
+    computes them again, with the same result up to rounding.
     """
     x = embedding_forward(tokens, params.wte, params.wpe)  # (B, T, C)
     blocks = []

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -21,245 +21,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax import hardware, platform
-from llmc_jax.checkpoint.llmc import read_header, read_model, write_model
-from llmc_jax.config import ExitCode, ModelConfig, TrainConfig, check_model_fit, parse_descriptor
+from llmc_jax.checkpoint.llmc import write_model
+from llmc_jax.config import ExitCode, TrainConfig
 from llmc_jax.console import Console, Speed, smooth_speed, utilization_text
-from llmc_jax.curves import draw_curves
-from llmc_jax.data.corpora import Corpus, stdlib_corpus
-from llmc_jax.data.loader import Batch, Prefetcher, TokenLoader
-from llmc_jax.data.tokenizers import Choice, load_tokenizer, sample_text
+from llmc_jax.curves import CurveDrawer
+from llmc_jax.data.loader import Batch, Prefetcher
+from llmc_jax.data.tokenizers import sample_text
 from llmc_jax.errors import InputError
-from llmc_jax.init import random_parameters
 from llmc_jax.optimizer import AdamWNumbers
-from llmc_jax.params import num_parameters, padded
-from llmc_jax.runlog import METRICS, RunLog, create_run_folder, read_metrics
+from llmc_jax.params import num_parameters
+from llmc_jax.runlog import RunLog, create_run_folder
 from llmc_jax.sampler import generate
 from llmc_jax.schedule import ScheduleNumbers
-from llmc_jax.step import StepNumbers, StepOptions, TrainState, evaluate_loss, initial_state, train_step
+from llmc_jax.setup import Setup, prepare, product_precision, table
+from llmc_jax.step import StepNumbers, StepOptions, TrainState, evaluate_loss, train_step
 from llmc_jax.stopping import Output, stop_on_signals
-
-CURVES = "curves.png"
-CHECKED_TOKENS = 1 << 20  # of each data set, before the run begins: takes a tenth of a second
-REDRAW_SECONDS = 20.0  # between two pictures, and at least
-REDRAW_SHARE = 0.03  # of one core's time, which long runs, whose metrics are large, would exceed
-
-
-# ----- setting up: everything is checked, nothing is written --------------------------------------------------------
-
-
-class Model(NamedTuple):
-    """What `-e` names."""
-
-    config: ModelConfig
-    path: Path | None  # of the checkpoint; None: random weights
-
-
-class Data(NamedTuple):
-    """What `-i` and `-j` name; None where the run does not read it (no steps, no validation)."""
-
-    train: TokenLoader | None
-    val: TokenLoader | None
-    corpus: Corpus | None  # the built-in one, if it is that
-
-
-class Setup(NamedTuple):
-    """A run that can begin."""
-
-    config: TrainConfig
-    name: str
-    model: Model
-    data: Data
-    steps: int
-    val_batches: int  # of one validation
-    tokenizer: Choice
-    device: hardware.Device
-    notes: list[str]
-    warnings: list[str]
-
-
-def resolve_model(config: TrainConfig) -> Model:
-    """The model's shape, from a descriptor or from the header of a checkpoint; reads no weights."""
-    name = config.model
-    path = Path(name)
-    if not name.endswith(".bin") and "/" not in name:
-        try:
-            return Model(parse_descriptor(name), None)
-        except InputError:
-            if not path.is_file():
-                raise
-    if not path.exists():
-        raise InputError(
-            f"-e {name}: no such file; give the path of an llm.c checkpoint, or a shape such as d12 for random weights "
-            "(without any flag, a small demo model is trained)"
-        )
-    return Model(read_header(path).config, path)
-
-
-def open_data(config: TrainConfig, model: ModelConfig) -> Data:
-    """The loaders that the run needs. With -a both read the validation data, unshuffled, as llm.c has it."""
-    train_name, train_flag = (config.val_data, "-j") if config.overfit else (config.train_data, "-i")
-    needs_train, needs_val = config.max_steps != 0, config.val_every > 0
-    named = [name for name, needed in ((train_name, needs_train), (config.val_data, needs_val)) if needed]
-    corpus = stdlib_corpus() if "stdlib" in named else None
-
-    def loader(name: str, flag: str, shuffle: bool) -> TokenLoader:
-        if name == "stdlib":
-            assert corpus is not None
-            paths: Any = [corpus.train if flag == "-i" else corpus.val]
-        else:
-            paths = name
-        B, T = config.batch_size, config.sequence_length
-        opened = TokenLoader(paths, B, T, vocab_size=model.vocab_size, shuffle=shuffle, flag=flag, seed=config.seed)
-        check_tokens(opened)
-        return opened
-
-    shuffle = config.shuffle == "llmc" and not config.overfit
-    return Data(
-        train=loader(train_name, train_flag, shuffle) if needs_train else None,
-        val=loader(config.val_data, "-j", False) if needs_val else None,
-        corpus=corpus,
-    )
-
-
-def check_tokens(loader: TokenLoader) -> None:
-    """Reads some batches and goes back: ids that the model does not know end the run before it begins, if they are
-    many, or the data is small. The loader checks the rest as it is read.
-    """
-    start = loader.state()
-    batch_tokens = loader.batch_size * loader.sequence_length
-    for _ in range(min(loader.batches_per_epoch, max(1, CHECKED_TOKENS // batch_tokens))):
-        loader.next_batch()
-    loader.restore(start)
-
-
-def total_steps(config: TrainConfig, train: TokenLoader | None) -> int:
-    """Steps of the run: as asked, or one epoch, as llm.c counts it."""
-    if train is None or config.max_steps >= 0:
-        return config.max_steps
-    steps = train.num_tokens // config.tokens_per_step
-    if steps == 0:
-        raise InputError(
-            f"-d {config.tokens_per_step}: one update takes more tokens than the training data holds "
-            f"({train.num_tokens}); lower -d, give more data, or say how many steps to make with -x"
-        )
-    return steps
-
-
-def validation_batches(config: TrainConfig, val: TokenLoader | None) -> int:
-    """Batches of one validation: as asked, but each at most once (llm.c would begin again at the first)."""
-    if val is None:
-        return 0
-    return val.batches_per_epoch if config.val_batches == -1 else min(config.val_batches, val.batches_per_epoch)
-
-
-def choose_tokenizer(config: TrainConfig, model: ModelConfig) -> Choice:
-    """The tokenizer of the samples. Without samples only one that was asked for is looked at."""
-    if config.sample_every == 0 and config.tokenizer == "auto":
-        return Choice(None, "no samples were asked for")
-    return load_tokenizer(config.tokenizer, model.vocab_size)
-
-
-def initial_parameters(config: TrainConfig, model: Model) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The flat buffer to start from (flat_size,), and warnings about the checkpoint's content."""
-    if model.path is None:
-        return padded(random_parameters(model.config, config.seed), model.config), ()
-    file = read_model(model.path, v2_order=config.v2_order)
-    return padded(file.flat, file.config), tuple(f"-e {model.path}: {warning}" for warning in file.warnings)
-
-
-def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
-    """Checks everything that can be known before the run; puts the parameters on the device.
-
-    Raises InputError for whatever cannot be used.
-    """
-    check_no_earlier_run(config)
-    model = resolve_model(config)
-    notes = [*notes, *check_model_fit(config, model.config)]
-    hardware.check_fits(model.config, config.batch_size, config.sequence_length)
-    data = open_data(config, model.config)
-    steps = total_steps(config, data.train)
-    tokenizer = choose_tokenizer(config, model.config)
-    parameters, found = initial_parameters(config, model)
-    warnings = list(found)
-    if tokenizer.tokenizer is None and config.sample_every:
-        warnings.append(f"samples are printed as token ids: {tokenizer.note}")
-    setup = Setup(
-        config=config,
-        name=config.preset or (model.path.stem if model.path else config.model),
-        model=model,
-        data=data,
-        steps=steps,
-        val_batches=validation_batches(config, data.val),
-        tokenizer=tokenizer,
-        device=hardware.describe_device(),
-        notes=notes,
-        warnings=warnings,
-    )
-    return setup, jax.jit(initial_state, donate_argnums=0)(jnp.array(parameters))
-
-
-def check_no_earlier_run(config: TrainConfig) -> None:
-    """Refuses to go on in a folder that holds checkpoints: this run would not start from them, and overwrite some."""
-    earlier = sorted(Path(config.output_dir).glob("model_*.bin")) if config.output_dir and config.reuse else []
-    if earlier:
-        raise InputError(
-            f"-y 1: {config.output_dir} holds the checkpoints of an earlier run, and continuing its training state is "
-            f"not built yet; to start from its weights give -e {earlier[-1]} and another -o"
-        )
-
-
-# ----- the picture --------------------------------------------------------------------------------------------------
-
-
-class CurveDrawer:
-    """Redraws the picture of the curves in a thread of its own, so that the training step does not wait for it.
-
-    A picture that cannot be drawn is worth one warning, not the run.
-    """
-
-    def __init__(self, folder: Path, title: str, yardsticks: dict[str, float], warn: Callable[[str], None]) -> None:
-        self.path = folder / CURVES
-        self._metrics, self._title, self._yardsticks = folder / METRICS, title, yardsticks
-        self._warn, self._warned = warn, False
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llmc_jax curves")
-        self._drawing: Future[float] | None = None
-        self._next = time.monotonic() + REDRAW_SECONDS
-
-    def _draw(self) -> float:
-        start = time.monotonic()
-        draw_curves(read_metrics(self._metrics), self.path, self._title, self._yardsticks)
-        return time.monotonic() - start
-
-    def refresh(self) -> None:
-        """Begins a new picture if the last one is old enough."""
-        if self._drawing is None and time.monotonic() >= self._next:
-            self._drawing = self._pool.submit(self._draw)
-        elif self._drawing is not None and self._drawing.done():
-            self._collect()
-
-    def _collect(self) -> None:
-        """Waits for the picture in work, and says when the next one may begin."""
-        if self._drawing is not None:
-            error = self._drawing.exception()
-            seconds = 0.0 if error else self._drawing.result()
-            self._drawing = None
-            self._next = time.monotonic() + max(REDRAW_SECONDS, seconds / REDRAW_SHARE)
-            if error and not self._warned:
-                self._warned = True
-                self._warn(f"{self.path}: cannot be drawn, training goes on: {type(error).__name__}: {error}")
-
-    def finish(self) -> None:
-        """Draws the last picture."""
-        self._collect()
-        self._drawing = self._pool.submit(self._draw)
-        self._collect()
-
-    def __enter__(self) -> "CurveDrawer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown()
-
 
 # ----- the run's folder and screen ----------------------------------------------------------------------------------
 
@@ -304,64 +80,6 @@ def announce(setup: Setup, folder: Path, console: Console) -> None:
         corpus = setup.data.corpus
         console.note(f"{corpus.description}; fingerprint {corpus.fingerprint}")
         console.note(f"yardstick: guessing from the byte before gives a loss of {corpus.bigram_nats:.3f} nats")
-
-
-def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
-    """The sections of the start-up table, its rows named as llm.c names them."""
-    config, model, data = setup.config, setup.model, setup.data
-    shape = model.config
-    settings = [
-        (
-            "train data pattern",
-            (config.val_data if config.overfit else config.train_data) if data.train else "not read",
-        ),
-        ("val data pattern", config.val_data if data.val else "not read"),
-        ("output log dir", folder),
-        ("checkpoint_every", config.checkpoint_every),
-        ("micro batch size B", config.batch_size),
-        ("sequence length T", config.sequence_length),
-        ("total batch size", config.tokens_per_step),
-        ("grad_accum_steps", config.grad_accumulation),
-        ("LR scheduler", config.schedule),
-        ("learning rate (LR)", f"{config.learning_rate:e}"),
-        ("warmup iterations", config.warmup_steps),
-        ("final LR fraction", f"{config.final_lr_fraction:e}"),
-        ("weight decay", f"{config.weight_decay:e}"),
-        ("grad_clip", config.grad_clip),
-        ("max_steps", config.max_steps),
-        ("val_loss_every", config.val_every),
-        ("val_max_steps", config.val_batches),
-        ("sample_every", config.sample_every),
-        ("genT", config.sample_tokens),
-        ("overfit_single_batch", int(config.overfit)),
-        ("recompute", config.recompute),
-    ]
-    machine = [
-        ("device", hardware.device_label(setup.device)),
-        ("precision", "fp32, products in TF32" if product_precision(setup) == "tf32" else "fp32"),
-    ]
-    shapes = [
-        ("weights", model.path or f"random, seed {config.seed}"),
-        ("max_sequence_length T", shape.max_seq_len),
-        ("vocab_size V", shape.vocab_size),
-        ("padded_vocab_size Vp", shape.padded_vocab_size),
-        ("num_layers L", shape.num_layers),
-        ("num_heads NH", shape.num_heads),
-        ("channels C", shape.channels),
-        ("num_parameters", num_parameters(shape)),
-    ]
-    counts = [
-        ("train tokens", data.train.num_tokens if data.train else "not read"),
-        ("train_num_batches", setup.steps),
-        ("val_num_batches", setup.val_batches),
-    ]
-    return [settings, machine, shapes, counts]
-
-
-def product_precision(setup: Setup) -> hardware.Precision:
-    """In what the matrix products are computed."""
-    on_gpu = setup.device.platform != "cpu"
-    return "tf32" if on_gpu and setup.config.tf32 else "fp32"
 
 
 # ----- the loop -----------------------------------------------------------------------------------------------------

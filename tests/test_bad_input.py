@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from llmc_jax import cli, trainer
+from llmc_jax import cli, curves, trainer
+from llmc_jax import setup as beforehand
 from llmc_jax.checkpoint.llmc import read_model, write_model
 from llmc_jax.config import ModelConfig, parse_descriptor
 from llmc_jax.data.tokenfile import write_token_file
@@ -52,7 +53,7 @@ def bench(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Bench:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(trainer, "draw_curves", lambda *_: None)
+    monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
     Path("train.bin").write_bytes(tokens.train.read_bytes())
     Path("val.bin").write_bytes(tokens.val.read_bytes())
     Path("model.bin").write_bytes(model_bytes)
@@ -316,7 +317,7 @@ def broke(bench: Bench, *flags: Any) -> tuple[Done, list[dict[str, Any]]]:
 
 
 def test_a_bad_id_in_the_middle_keeps_what_was_learned(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "CHECKED_TOKENS", 0)  # stands for data of more than a million tokens
+    monkeypatch.setattr(beforehand, "CHECKED_TOKENS", 0)  # stands for data of more than a million tokens
     ids = np.arange(3000) % 256
     ids[700] = 400  # in the 11th batch of 64
     write_token_file("later.bin", ids)
@@ -330,7 +331,7 @@ def test_a_bad_id_in_the_middle_keeps_what_was_learned(bench: Bench, monkeypatch
 
 
 def test_a_bad_id_in_the_validation_data(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "CHECKED_TOKENS", 0)
+    monkeypatch.setattr(beforehand, "CHECKED_TOKENS", 0)
     ids = np.arange(3000) % 256
     ids[100] = 300
     write_token_file("later.bin", ids)
@@ -342,7 +343,7 @@ def test_a_bad_id_in_the_validation_data(bench: Bench, monkeypatch: pytest.Monke
 def test_a_data_file_that_vanishes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     for shard in range(2):
         write_token_file(f"shard_{shard}.bin", TOKENS[:200])
-    monkeypatch.setattr(trainer, "CHECKED_TOKENS", 0)
+    monkeypatch.setattr(beforehand, "CHECKED_TOKENS", 0)
     monkeypatch.setattr(trainer, "announce", lambda *_: os.remove("shard_1.bin"))
     done, events = broke(bench, "-i", "shard_*.bin", "-x", 10)
     assert "shard_1.bin: cannot be read (No such file or directory)" in done.err
@@ -353,7 +354,7 @@ def test_a_data_file_that_vanishes(bench: Bench, monkeypatch: pytest.MonkeyPatch
 def test_a_data_file_that_changes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     for shard in range(2):
         write_token_file(f"shard_{shard}.bin", TOKENS[:200])
-    monkeypatch.setattr(trainer, "CHECKED_TOKENS", 0)
+    monkeypatch.setattr(beforehand, "CHECKED_TOKENS", 0)
     monkeypatch.setattr(trainer, "announce", lambda *_: write_token_file("shard_1.bin", TOKENS[:100]))
     done, _ = broke(bench, "-i", "shard_*.bin", "-x", 10)
     assert "changed during the run" in done.err

@@ -72,7 +72,6 @@ def test_logits_are_the_plain_model_s() -> None:
         np.testing.assert_allclose(found[..., : SMALL.vocab_size], expected, rtol=0, atol=2e-5)
 
 
-@pytest.mark.xfail(strict=True, reason="XLA finds the forward's values again and keeps them: nothing is recomputed")
 def test_recomputing_saves_memory() -> None:
     """What the compiled program allocates beside its inputs and outputs."""
     config = parse_descriptor("L2-NH2-C64-V97-T64")

@@ -18,7 +18,8 @@ import jax
 import numpy as np
 import pytest
 
-from llmc_jax import cli, trainer
+from llmc_jax import cli, curves, trainer
+from llmc_jax import setup as beforehand
 from llmc_jax.checkpoint.llmc import read_model, write_model
 from llmc_jax.config import ModelConfig, TrainConfig, parse_descriptor
 from llmc_jax.data.loader import TokenLoader
@@ -68,7 +69,7 @@ def train(tmp_path: Path, tokens: Any, capsys: pytest.CaptureFixture[str], monke
 
     def run(*flags: Any, folder: str = "run", picture: bool = False) -> Result:
         if not picture:
-            monkeypatch.setattr(trainer, "draw_curves", lambda *_: None)
+            monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
         output = tmp_path / folder
         defaults = [*tiny_flags(tokens), "-o", output]
         code = cli.main([str(word) for word in (*defaults, *flags)])
@@ -351,7 +352,7 @@ def test_the_order_of_the_data_is_the_loaders(train: Train, tokens: Any) -> None
     assert shuffled.losses != plain.losses
     loader = TokenLoader(tokens.train, 4, 16, vocab_size=257, shuffle=True, flag="-i")
     position = loader.state()
-    trainer.check_tokens(loader)
+    beforehand.check_tokens(loader)
     assert loader.state() == position
 
 
@@ -412,9 +413,9 @@ def test_the_picture_is_refreshed_in_another_thread(train: Train, monkeypatch: p
         assert path.name == "curves.png" and title == TINY and yardsticks == {}
         drawn.append((threading.current_thread().name, sum(each["event"] == "train" for each in metrics)))
 
-    monkeypatch.setattr(trainer, "REDRAW_SECONDS", 0.0)
-    monkeypatch.setattr(trainer, "REDRAW_SHARE", 1e9)
-    monkeypatch.setattr(trainer, "draw_curves", draw)
+    monkeypatch.setattr(curves, "REDRAW_SECONDS", 0.0)
+    monkeypatch.setattr(curves, "REDRAW_SHARE", 1e9)
+    monkeypatch.setattr(curves, "draw_curves", draw)
     run = train("-x", 200, picture=True)
     assert run.code == 0
     assert all(name.startswith("llmc_jax curves") for name, _ in drawn)
@@ -427,8 +428,8 @@ def test_a_picture_that_cannot_be_drawn_is_one_warning(train: Train, monkeypatch
     def broken(*_: Any) -> None:
         raise RuntimeError("no fonts")
 
-    monkeypatch.setattr(trainer, "REDRAW_SECONDS", 0.0)
-    monkeypatch.setattr(trainer, "draw_curves", broken)
+    monkeypatch.setattr(curves, "REDRAW_SECONDS", 0.0)
+    monkeypatch.setattr(curves, "draw_curves", broken)
     run = train("-x", 50, picture=True)
     assert run.code == 0 and run.models == ["model_00000050.bin"]
     assert run.out.count("no fonts") == 1
@@ -659,17 +660,17 @@ def test_a_descriptor_is_not_mistaken_for_a_path(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     Path("d12").mkdir()  # as `-o d12` leaves it
     Path(TINY).write_text("")
-    assert trainer.resolve_model(TrainConfig(model="d12")).config == parse_descriptor("d12")
-    assert trainer.resolve_model(TrainConfig(model=TINY)).path is None
+    assert beforehand.resolve_model(TrainConfig(model="d12")).config == parse_descriptor("d12")
+    assert beforehand.resolve_model(TrainConfig(model=TINY)).path is None
     write_model("weights", parse_descriptor(TINY), initial())
-    assert trainer.resolve_model(TrainConfig(model="weights")) == (parse_descriptor(TINY), Path("weights"))
+    assert beforehand.resolve_model(TrainConfig(model="weights")) == (parse_descriptor(TINY), Path("weights"))
 
 
 def test_an_epoch_of_less_than_one_update_is_refused(tokens: Any) -> None:
     config = TrainConfig(batch_size=4, sequence_length=16, total_batch_size=2048)
     loader = TokenLoader(tokens.val, 4, 16, vocab_size=257, shuffle=False, flag="-i")
     with pytest.raises(InputError, match=r"-d 2048: .*\(2000\); lower -d"):
-        trainer.total_steps(config, loader)
+        beforehand.total_steps(config, loader)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")

@@ -28,8 +28,9 @@ def embedding_backward(dout: jax.Array, tokens: jax.Array, dwte: jax.Array) -> t
     same input gives the same bits on every device. Source of the idea: llm.c `encoder_backward` (llmc/encoder.cuh).
     """
     padded_vocab, C = dwte.shape
-    order = jnp.argsort(tokens.ravel(), stable=True)  # (B*T,) equal tokens become neighbours
-    ids = tokens.ravel()[order]  # (B*T,)
+    ids = jnp.ravel(tokens)  # (B*T,)
+    order = jnp.argsort(ids, stable=True)  # (B*T,) equal tokens become neighbours
+    ids = ids[order]  # (B*T,)
     rows = _sum_runs(dout.reshape(-1, C)[order], ids)  # (B*T, C) the last row of a run holds the sum of the run
     last = jnp.concatenate([ids[1:] != ids[:-1], jnp.array([True])])  # (B*T,)
     # Rows that are not the last of their run go to distinct places beyond the table, where the scatter drops them.
