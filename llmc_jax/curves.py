@@ -1,7 +1,8 @@
 """The picture of a run: loss, learning rate and gradient norm over the steps, as a PNG.
 
 `draw_curves` draws one, `CurveDrawer` keeps it fresh while a run goes on. Leaves out comparing runs with each other.
-matplotlib is imported when a picture is drawn, and used without pyplot, so that no global state and no display is touched.
+matplotlib is imported when a picture is drawn, and used without pyplot, so that no global state and no display is
+touched.
 """
 
 import io

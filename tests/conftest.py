@@ -1,5 +1,6 @@
 """Fixtures that every test may use."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +27,19 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LLMC_JAX_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _heard_signals() -> Iterator[None]:
+    """Ctrl-C works in the tests and the programs they start, even where a shell that put them in the background has
+    switched it off.
+    """
+    switched_off = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    if switched_off:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    if switched_off:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class TokenPair(NamedTuple):

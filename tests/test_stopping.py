@@ -43,19 +43,21 @@ def wait_until(condition: Callable[[], Any]) -> None:
 
 
 def test_a_second_signal_ends_a_busy_program_at_once() -> None:
-    program = subprocess.Popen([sys.executable, "-c", BUSY], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    try:
-        assert program.stdout is not None
-        assert program.stdout.readline() == "ready\n"
-        program.send_signal(signal.SIGINT)
-        assert program.stdout.readline().startswith("stopping after this step")
-        time.sleep(2 * stopping.ONE_REQUEST)
-        assert program.poll() is None  # the first one ends nothing
-        program.send_signal(signal.SIGTERM)
-        assert program.wait(timeout=60) == 130
-    finally:
-        program.kill()
-        program.communicate()
+    with subprocess.Popen([sys.executable, "-c", BUSY], cwd=ROOT, stdout=subprocess.PIPE, text=True) as program:
+        too_late = threading.Timer(120, program.kill)  # so that a mistake fails the test instead of holding it for ever
+        too_late.start()
+        try:
+            assert program.stdout is not None
+            assert program.stdout.readline() == "ready\n"
+            program.send_signal(signal.SIGINT)
+            assert program.stdout.readline().startswith("stopping after this step")
+            time.sleep(2 * stopping.ONE_REQUEST)
+            assert program.poll() is None  # the first one ends nothing
+            program.send_signal(signal.SIGTERM)
+            assert program.wait(timeout=60) == 130
+        finally:
+            too_late.cancel()
+            program.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
