@@ -16,21 +16,14 @@ from pathlib import Path
 
 import numpy as np
 
+from llmc_jax import hardware
+from llmc_jax.config import GPT2_VOCAB
 from llmc_jax.data.loader import Prefetcher, TokenLoader
 from llmc_jax.data.tokenfile import write_token_file
 
 FILE_TOKENS = 100_000_000
 PASS_TOKENS = 40_000_000
 PASSES = 5
-VOCAB = 50257
-
-
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def best_rate(next_batch: Callable[[], object], tokens_per_batch: int) -> float:
@@ -46,7 +39,7 @@ def best_rate(next_batch: Callable[[], object], tokens_per_batch: int) -> float:
 
 
 def measure(path: Path, B: int, T: int, micro_batches: int, shuffle: bool, prefetch: bool) -> float:
-    loader = TokenLoader(path, B, T, vocab_size=VOCAB, shuffle=shuffle, flag="-i")
+    loader = TokenLoader(path, B, T, vocab_size=GPT2_VOCAB, shuffle=shuffle, flag="-i")
     if not prefetch:
         return best_rate(lambda: loader.next_batch(micro_batches), B * T * micro_batches)
     with Prefetcher(loader, micro_batches) as prefetcher:
@@ -66,13 +59,13 @@ def main() -> None:
         ("raw-int32", 4, 1024, 1, True, False),
     ]
     print("# Speed of the loader\n\n`python benchmarks/loader_speed.py`\n")
-    print(f"{cpu_name()}, {os.cpu_count()} cores, {platform.system()};")
+    print(f"{hardware.cpu_name()}, {os.cpu_count()} cores, {platform.system()};")
     print(
         f"Python {platform.python_version()}, NumPy {np.__version__}; from the page cache, best of {PASSES} passes of"
     )
     print(f"{PASS_TOKENS // 10**6} million tokens over one file of {FILE_TOKENS // 10**6} million.\n")
     print("| file | B | T | micro-batches | shuffled | prefetched | million tokens/s |\n|---|---|---|---|---|---|---|")
-    tokens = np.random.default_rng(0).integers(0, VOCAB, FILE_TOKENS, np.uint16)
+    tokens = np.random.default_rng(0).integers(0, GPT2_VOCAB, FILE_TOKENS, np.uint16)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "train.bin"
         written = None

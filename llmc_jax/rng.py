@@ -73,10 +73,6 @@ class Mt19937:
         """The next n 32-bit words, (n,) uint32: what n calls of `randint32` give."""
         return self._bits.random_raw(n).astype(np.uint32)
 
-    def random_float32(self) -> float:
-        """Uniform in [0, 1) from the low 24 bits of one word: every value is a float32."""
-        return (self.randint32() & 0xFFFFFF) / (1 << 24)
-
     def random_float64(self) -> float:
         """Uniform in [0, 1) from the low 53 bits of two words, the high one drawn first."""
         high = self.randint32()

@@ -16,12 +16,13 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
+from llmc_jax import magics
 from llmc_jax.config import ModelConfig, pad_vocab
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import complete_file, reason
 from llmc_jax.params import tensor_specs
 
-MAGIC = 20240326
+MAGIC = magics.MODEL
 HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS
 SHAPE_FIELDS = ("max_seq_len", "vocab_size", "num_layers", "num_heads", "channels")  # header ints 2..6
@@ -30,16 +31,6 @@ INT32_MAX = 2**31 - 1
 
 LAYERNORMS = ("ln1w", "ln1b", "ln2w", "ln2b", "lnfw", "lnfb")
 V2_ORDERS = ("auto", "in-place", "end")
-
-OTHER_MAGICS = {
-    20240327: "a debug state",
-    20240328: "a tokenizer",
-    20240520: "a file of GPT-2 tokens (-i and -j take those)",
-    20240522: "an evaluation file (HellaSwag)",
-    20240527: "a training state",
-    20240801: "a file of Llama 3 tokens (-i and -j take those)",
-    20240803: "a Llama 3 model",
-}
 
 
 class Storage(NamedTuple):
@@ -147,9 +138,9 @@ def _check_magic(path: Path, raw: bytes) -> None:
         return
     if int.from_bytes(raw[:4], "big") == MAGIC:
         raise FormatError(f"{path}: a big-endian llm.c model file; write it again on a little-endian machine")
-    if magic in OTHER_MAGICS:
+    if magic in magics.MEANINGS:
         raise FormatError(
-            f"{path}: this is {OTHER_MAGICS[magic]} (magic {magic}), not an llm.c model file (magic {MAGIC})"
+            f"{path}: this is {magics.MEANINGS[magic]}, magic {magic}, not an llm.c model file, magic {MAGIC}"
         )
     raise FormatError(f"{path}: not an llm.c model file: it starts with {magic}, expected magic {MAGIC}")
 

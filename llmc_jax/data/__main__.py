@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from llmc_jax.config import ExitCode
 from llmc_jax.data.corpora import (
     TINYSHAKESPEARE_FOLDER,
     Corpus,
@@ -35,7 +36,6 @@ from llmc_jax.data.tokenizers import (
 )
 from llmc_jax.errors import InputError
 
-DONE, BAD_INPUT, STOPPED = 0, 2, 130
 SMALL_SHARD = 64 * 1024 + 1  # B*T+1 of llm.c's run of GPT-2 124M
 PROGRESS_SECONDS = 10.0
 MEGABYTE = 1e6
@@ -54,11 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (InputError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return BAD_INPUT
+        return ExitCode.BAD_INPUT
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
-        return STOPPED
-    return DONE
+        return ExitCode.STOPPED
+    return ExitCode.DONE
 
 
 # ----- options ------------------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ def _tinyshakespeare(options: argparse.Namespace) -> None:
     corpus = tinyshakespeare_corpus(tokenizer, options.out, options.source)
     _print_corpus(corpus)
     if corpus.train == TINYSHAKESPEARE_FOLDER / "tiny_shakespeare_train.bin" and options.tokenizer == "gpt2":
-        print("Next: python train.py --preset shakespeare")
+        print("Next: python train.py --preset tinyshakespeare")
     else:
         _print_next(corpus.train, corpus.val, options.tokenizer, tokenizer)
 

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from llmc_jax.config import GPT2_VOCAB
 from llmc_jax.data.tokenfile import TokenFile, open_token_file
 from llmc_jax.data.tokenizers import (
     BYTES_EOT,
     BYTES_VOCAB,
     GPT2_EOT,
-    GPT2_VOCAB,
     Choice,
     load_tokenizer,
     sample_text,

@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import signal
-import struct
 import tempfile
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -26,7 +25,7 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from llmc_jax.data.documents import PIECE_CHARS, Reading, find_inputs, read_pieces, size_of
-from llmc_jax.data.tokenfile import HEADER_BYTES, KINDS, MAX_TOKENS
+from llmc_jax.data.tokenfile import HEADER_BYTES, KINDS, MAX_TOKENS, make_header
 from llmc_jax.data.tokenizers import Tokenizer, load_tokenizer
 from llmc_jax.errors import InputError
 from llmc_jax.files import reason
@@ -288,7 +287,7 @@ class ShardWriter:
 
     def __init__(self, folder: Path, name: str, split: str, first: int, size: int, kind: str) -> None:
         self.folder, self.name, self.split, self.first, self.size = folder, name, split, first, size
-        self.kind = KINDS[kind]
+        self.kind, self.dtype = kind, KINDS[kind].dtype
         self.shards: list[Shard] = []
         self.file: IO[bytes] | None = None
         self.count = 0  # tokens in the open file
@@ -298,7 +297,7 @@ class ShardWriter:
         while tokens.size:
             file = self.file or self._open()
             fits = tokens[: self.size - self.count]
-            file.write(fits.astype(self.kind.dtype, copy=False).tobytes())
+            file.write(fits.astype(self.dtype, copy=False).tobytes())
             self.count += fits.size
             tokens = tokens[fits.size :]
             if self.count == self.size:
@@ -318,7 +317,7 @@ class ShardWriter:
             return
         with self.file as file:
             file.seek(0)
-            file.write(struct.pack("<256i", self.kind.magic, self.kind.version, self.count, *[0] * 253))
+            file.write(make_header(self.kind, self.count))
             file.flush()
             os.fsync(file.fileno())
         self.shards[-1] = self.shards[-1]._replace(tokens=self.count)

@@ -17,6 +17,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+from llmc_jax import magics
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import complete_file, reason
 
@@ -36,17 +37,9 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "gpt2-uint16": Kind(20240520, 1, np.dtype("<u2"), (1 << 16) - 1),
-    "llama3-uint32": Kind(20240801, 7, np.dtype("<u4"), (1 << 32) - 1),
+    "gpt2-uint16": Kind(magics.GPT2_TOKENS, 1, np.dtype("<u2"), (1 << 16) - 1),
+    "llama3-uint32": Kind(magics.LLAMA3_TOKENS, 7, np.dtype("<u4"), (1 << 32) - 1),
     "raw-int32": Kind(None, None, np.dtype("<i4"), MAX_RAW_ID),
-}
-OTHER_MAGICS = {
-    20240326: "a GPT-2 checkpoint of llm.c (give it to -e)",
-    20240327: "a debug state of llm.c",
-    20240328: "a tokenizer file of llm.c",
-    20240522: "an evaluation file of llm.c (HellaSwag)",
-    20240527: "an optimizer state of llm.c",
-    20240803: "a Llama-3 checkpoint of llm.c",
 }
 MAKE_ONE = "make token files from text with `python -m llmc_jax.data`"
 
@@ -109,15 +102,15 @@ def _kind_of(path: Path, header: bytes) -> str:
         raise FormatError(f"{path}: has {len(header)} bytes, not even one token or a header; {MAKE_ONE}")
     (magic,) = struct.unpack_from("<i", header)
     (swapped,) = struct.unpack_from(">i", header)
-    if magic in OTHER_MAGICS:
-        raise FormatError(f"{path}: is {OTHER_MAGICS[magic]}, magic {magic}; expected a token file; {MAKE_ONE}")
-    magics = {kind.magic: name for name, kind in KINDS.items()}
-    if swapped in magics or swapped in OTHER_MAGICS:
+    kinds = {kind.magic: name for name, kind in KINDS.items()}
+    if magic in magics.MEANINGS and magic not in kinds:
+        raise FormatError(f"{path}: is {magics.MEANINGS[magic]}, magic {magic}; expected a token file; {MAKE_ONE}")
+    if swapped in magics.MEANINGS:
         raise FormatError(
             f"{path}: bytes 0-3 are the magic number {swapped} in big-endian order; llm.c's files are little-endian: "
             "write it again on a little-endian machine"
         )
-    return magics.get(magic, "raw-int32")
+    return kinds.get(magic, "raw-int32")
 
 
 def _count_in_header(path: Path, name: str, header: bytes, size: int) -> int:
@@ -203,10 +196,15 @@ def _check_writable(path: Path, array: np.ndarray, kind: str) -> None:
         )
 
 
+def make_header(kind: str, count: int) -> bytes:
+    """The header of a file of `count` tokens; empty for the kind that has none."""
+    magic, version, _, _ = KINDS[kind]
+    return b"" if magic is None else struct.pack("<256i", magic, version, count, *[0] * 253)
+
+
 def _file_blocks(array: np.ndarray, kind: str) -> Iterator[bytes]:
-    magic, version, dtype, _ = KINDS[kind]
-    if magic is not None:
-        yield struct.pack("<256i", magic, version, array.size, *[0] * 253)
+    dtype = KINDS[kind].dtype
+    yield make_header(kind, array.size)
     step = READ_BYTES // dtype.itemsize
     for start in range(0, array.size, step):  # so that another dtype does not copy the whole array
         yield array[start : start + step].astype(dtype).tobytes()

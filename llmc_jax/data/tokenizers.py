@@ -17,15 +17,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from llmc_jax import magics
+from llmc_jax.config import GPT2_VOCAB
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason, write_bytes
 
 END_OF_TEXT = b"<|endoftext|>"
 BYTES_VOCAB, BYTES_EOT = 257, 256
-GPT2_VOCAB, GPT2_EOT = 50257, 50256
+GPT2_EOT = GPT2_VOCAB - 1
 DEFAULT_BIN = "gpt2_tokenizer.bin"  # where llm.c's trainers look for it
 
-MAGIC = 20240328
+MAGIC = magics.TOKENIZER
 HEADER_BYTES = 1024
 LONGEST_PIECE = 255  # its length is one byte
 MAX_VOCAB = 1 << 24
@@ -148,7 +150,8 @@ def gpt2_tokenizer(allow_network: bool = True) -> Tokenizer:
 
 _HOW_TO_GET_TABLE = (
     f"give a {DEFAULT_BIN} with --tokenizer PATH, or set TIKTOKEN_CACHE_DIR to a folder where tiktoken has cached it "
-    f"(on a machine with network: python -m llmc_jax.data tokenizer write {DEFAULT_BIN})"
+    f"(on a machine with network: python -m llmc_jax.data tokenizer write {DEFAULT_BIN}); "
+    "data made with --tokenizer bytes needs no table"
 )
 
 
@@ -416,17 +419,6 @@ def _choose_by_vocab(vocab_size: int) -> Choice:
 
 
 # ----- showing text -------------------------------------------------------------------------------------------------
-
-
-def printable(piece: bytes) -> str:
-    """One token's bytes for display, as llm.c shows them: a single byte that neither prints nor is space is dropped.
-
-    Longer pieces are shown whole, with U+FFFD for what is no UTF-8 on its own.
-    Source: safe_printf of llm.c's llmc/tokenizer.h.
-    """
-    if len(piece) == 1 and not (0x20 <= piece[0] < 0x7F or piece[0] in b"\t\n\v\f\r"):
-        return ""
-    return piece.decode(errors="replace")
 
 
 def stream_text(pieces: Iterable[bytes]) -> Iterator[str]:
