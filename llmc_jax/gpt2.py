@@ -134,7 +134,7 @@ def block_backward(dresidual3: jax.Array, p: BlockParams, a: BlockActivations) -
     dresidual1, dattproj = residual_backward(dresidual2)
     datty, dattprojw = linear_backward(dattproj, a.atty, p.attprojw)
     dattprojb = bias_backward(dattproj)
-    dqkv = attention_backward(datty, a.qkv, a.att)
+    dqkv = attention_backward(datty, a.qkv, a.atty, a.att)
     dln1, dqkvw = linear_backward(dqkv, ln1, p.qkvw)
     dqkvb = bias_backward(dqkv)
     dx, dln1w, dln1b = layernorm_backward(dln1, a.residual1, p.ln1w, a.ln1_mean, a.ln1_rstd)

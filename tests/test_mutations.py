@@ -51,8 +51,8 @@ def no_scale_in_the_backward(patch: Patch) -> None:
     """The forward is right: only a gradient shows it."""
     right, HS = attention.attention_backward, CASE.config.head_size
 
-    def wrong(dout: jax.Array, qkv: jax.Array, att: jax.Array) -> jax.Array:
-        dqk, dv = jnp.split(right(dout, qkv, att), [2 * dout.shape[-1]], axis=-1)
+    def wrong(dout: jax.Array, qkv: jax.Array, out: jax.Array, att: jax.Array) -> jax.Array:
+        dqk, dv = jnp.split(right(dout, qkv, out, att), [2 * dout.shape[-1]], axis=-1)
         return jnp.concatenate([dqk * HS**0.5, dv], axis=-1)
 
     patch.setattr(gpt2, "attention_backward", wrong)

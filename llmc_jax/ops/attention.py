@@ -11,7 +11,8 @@ Per head, with q, k, v of shape (T, HS) and scale = 1/sqrt(HS):
                     dv[u,h]   = sum_t att[t,u] dout[t,h]          dv = att^T dout
                 softmax: d att[t,u] / d score[t,w] = att[t,u] (delta_uw - att[t,w]), hence
                     dscore[t,w] = att[t,w] (datt[t,w] - sum_u att[t,u] datt[t,u])
-                where att = 0, beyond the diagonal, dscore = 0 as it must be.
+                where att = 0, beyond the diagonal, dscore = 0 as it must be. The sum need not be taken over T columns:
+                    sum_u att[t,u] datt[t,u] = sum_h dout[t,h] sum_u att[t,u] v[u,h] = sum_h dout[t,h] out[t,h]
                 score is linear in q and in k:
                     dq[t,h] = scale * sum_u dscore[t,u] k[u,h]    dq = scale dscore k
                     dk[u,h] = scale * sum_t dscore[t,u] q[t,h]    dk = scale dscore^T q
@@ -42,22 +43,25 @@ def attention_forward(qkv: jax.Array, num_heads: int) -> tuple[jax.Array, jax.Ar
     return _merge_heads(out.astype(qkv.dtype)), att
 
 
-def attention_backward(dout: jax.Array, qkv: jax.Array, att: jax.Array) -> jax.Array:
+def attention_backward(dout: jax.Array, qkv: jax.Array, out: jax.Array, att: jax.Array) -> jax.Array:
     """Gradient of attention with respect to packed qkv: (B, T, 3C).
 
-    dout (B, T, C); qkv (B, T, 3C); att (B, NH, T, T) as the forward returned it.
-    Source: the derivation above; llm.c train_gpt2.c, `attention_backward`.
+    dout (B, T, C); qkv (B, T, 3C); out (B, T, C) and att (B, NH, T, T) as the forward returned them.
+    Source: the derivation above; llm.c train_gpt2.c, `attention_backward`; the sum over HS instead of T from Dao et
+    al., FlashAttention (2022), appendix B.
     """
     B, T, C = dout.shape
     num_heads = att.shape[1]
     wide = jnp.promote_types(qkv.dtype, jnp.float32)
     q, k, v = _split_heads(qkv, num_heads)  # (B, NH, T, HS) each
-    dout = dout.reshape(B, T, num_heads, C // num_heads).transpose(0, 2, 1, 3)  # (B, NH, T, HS)
+    by_head = (B, T, num_heads, C // num_heads)
+    row_sum = jnp.sum((dout.astype(wide) * out).reshape(by_head), axis=-1)  # (B, T, NH)
+    row_sum = row_sum.transpose(0, 2, 1)[..., None]  # (B, NH, T, 1)
+    dout = dout.reshape(by_head).transpose(0, 2, 1, 3)  # (B, NH, T, HS)
     scale = 1.0 / math.sqrt(C // num_heads)
 
     dv = jnp.einsum("bntu,bnth->bnuh", att, dout, preferred_element_type=wide)  # (B, NH, T, HS)
     datt = jnp.einsum("bnth,bnuh->bntu", dout, v, preferred_element_type=wide)  # (B, NH, T, T)
-    row_sum = jnp.sum(att * datt, axis=-1, keepdims=True)  # (B, NH, T, 1)
     dscore = (att * (datt - row_sum) * scale).astype(qkv.dtype)  # (B, NH, T, T) with the scale of dq and dk
     dq = jnp.einsum("bntu,bnuh->bnth", dscore, k, preferred_element_type=wide)  # (B, NH, T, HS)
     dk = jnp.einsum("bntu,bnth->bnuh", dscore, q, preferred_element_type=wide)  # (B, NH, T, HS)

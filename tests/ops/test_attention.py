@@ -56,7 +56,7 @@ def test_forward(B: int, T: int, NH: int, HS: int, rng: np.random.Generator) -> 
 def test_backward(B: int, T: int, NH: int, HS: int, rng: np.random.Generator) -> None:
     qkv, dout = 2 * rng.normal(size=(B, T, 3 * NH * HS)), rng.normal(size=(B, T, NH * HS))
     (expected,) = jax.jit(lambda qkv, dout: jax.vjp(lambda qkv: reference(qkv, NH), qkv)[1](dout))(qkv, dout)
-    found = backward(dout, qkv, forward(qkv, NH)[1])
+    found = backward(dout, qkv, *forward(qkv, NH))
     np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-13)
 
 
@@ -75,7 +75,7 @@ def test_the_future_reaches_neither_outputs_nor_gradients(rng: np.random.Generat
     np.testing.assert_array_equal(forward(qkv, 2)[0][:, :4], forward(changed, 2)[0][:, :4])
     dout = rng.normal(size=(1, 6, 8)).astype(np.float32)
     dout[:, 4:] = 0
-    assert (np.asarray(backward(dout, qkv, forward(qkv, 2)[1]))[:, 4:] == 0).all()
+    assert (np.asarray(backward(dout, qkv, *forward(qkv, 2)))[:, 4:] == 0).all()
 
 
 def test_large_scores_do_not_overflow() -> None:
@@ -86,14 +86,14 @@ def test_large_scores_do_not_overflow() -> None:
     out, att = forward(qkv, 1)
     np.testing.assert_allclose(out[0], [[1, 2], [3, 4], [3, 4]], atol=3)  # finite, a mean of earlier values
     np.testing.assert_array_equal(out[0, :2], [[1, 2], [3, 4]])
-    assert np.isfinite(backward(np.ones((1, 3, 2), np.float32), qkv, att)).all()
+    assert np.isfinite(backward(np.ones((1, 3, 2), np.float32), qkv, out, att)).all()
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_dtypes(dtype: jnp.dtype, rng: np.random.Generator) -> None:
     qkv, dout = (jnp.asarray(rng.normal(size=(2, 5, width)), dtype) for width in (24, 8))
     out, att = forward(qkv, 2)
-    assert out.dtype == att.dtype == backward(dout, qkv, att).dtype == dtype
+    assert out.dtype == att.dtype == backward(dout, qkv, out, att).dtype == dtype
     wide = forward(qkv.astype(jnp.float32), 2)
     np.testing.assert_array_equal(att, wide[1].astype(dtype))  # the softmax is taken in float32 and rounded once
     np.testing.assert_allclose(out.astype(np.float32), wide[0], atol=2e-2)
