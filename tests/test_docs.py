@@ -1,29 +1,37 @@
 """The documentation is true: examples run, calculations hold, links, excerpts and tables agree with the code.
 
-What is checked in docs/*.md and docs/derivations/*.md:
+What is checked in docs/*.md and docs/derivations/*.md (and the last two in README.md and benchmarks/README.md):
 
     ```python blocks with >>>                   run, and print what stands there
     ```python blocks that begin with a path     are lines of that file
     `2 * (3 + 4) = 14` in inline code           is right to the digits shown (`x = 2 * 7 = 14`: x is a name)
     $formulas$                                  parse, and Markdown leaves them as they are
     [text](link), `some/path.py`                exist; [`name`](file.py) is defined in that file
+    python train.py …, make …                   are commands that the programs take; --preset names one there is
 """
 
 import ast
 import doctest
 import math
 import re
+import shlex
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from llmc_jax.config import TrainConfig
+from llmc_jax.errors import InputError
+from llmc_jax.presets import PRESETS
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 DERIVATIONS = [path for path in DOCS if path.parent.name == "derivations"]
+FRONT = [ROOT / "README.md", ROOT / "benchmarks/README.md"]
 HAND_WRITTEN = [path for path in DOCS if path.name != "flags.md"]  # that one is made from the code, and tested so
 
 PARTS = ["Cost and memory", "Numerical pitfalls", "In the code", "Worked example", "How it is tested", "Exercises"]
@@ -45,7 +53,7 @@ def prose(path: Path) -> str:
     return FENCE.sub("", text_of(path))
 
 
-every_page = pytest.mark.parametrize("path", DOCS, ids=name_of)
+every_page = pytest.mark.parametrize("path", [*DOCS, *FRONT], ids=name_of)
 every_written_page = pytest.mark.parametrize("path", HAND_WRITTEN, ids=name_of)
 
 
@@ -218,10 +226,98 @@ def test_named_files_exist(path: Path) -> None:
             assert (ROOT / named).is_file(), named
 
 
+@pytest.mark.parametrize("path", FRONT, ids=name_of)
+def test_short_names_and_folders_exist(path: Path) -> None:
+    ours = ("llmc_jax", "tests", "benchmarks", "scripts")
+    files = {file.name for folder in ours for file in (ROOT / folder).rglob("*")} | {
+        file.name for file in ROOT.iterdir()
+    }
+    for span in INLINE_CODE.findall(prose(path)):
+        if re.fullmatch(r"\w+\.py", span):
+            assert span in files, span
+        if re.fullmatch(r"([\w.-]+/)+", span) and span.split("/")[0] in (*ours, "docs"):
+            assert (ROOT / span).is_dir(), span
+
+
 def test_index_names_every_page() -> None:
     linked = {target for _, target in LINK.findall(text_of(ROOT / "docs/README.md"))}
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in DOCS} - {"README.md"}
     assert pages <= linked, pages - linked
+
+
+# ----- commands -----------------------------------------------------------------------------------------------------
+
+
+def commands(path: Path) -> list[list[str]]:
+    """The words of the commands in indented lines and inline code: without redirections, comments and synopses."""
+    text = text_of(path).replace("\\\n", " ")
+    lines = re.findall(r"^    (?:\$ )?(.*)$", text, re.MULTILINE) + INLINE_CODE.findall(text)
+    starts = ("python ", "llmc-jax ", "make ")
+    plain = [re.sub(r" > .*", "", line) for line in lines if line.startswith(starts) and not re.search(r"[\[|]", line)]
+    return [shlex.split(line, comments=True) for line in plain]
+
+
+def parsed(words: list[str]) -> Any:
+    """A command's options, or None where it has none. Raises what the program does where it would refuse them."""
+    from llmc_jax import cli
+    from llmc_jax.checkpoint import convert
+    from llmc_jax.data import __main__ as data
+
+    for start, parse in (
+        (["python", "train.py"], cli.parse_args),
+        (["llmc-jax"], cli.parse_args),
+        (["python", "-m", "llmc_jax.data"], data._parser().parse_args),
+        (["python", "convert_checkpoint.py"], convert._parser().parse_args),
+    ):
+        flags = words[len(start) :]
+        if words[: len(start)] == start:
+            return parse(flags) if flags and flags[-1] not in cli.SHOW_ALONE else None
+    if words[:2] == ["python", "-m"]:
+        assert words[2] == "pytest", words
+        assert all((ROOT / word).is_file() for word in words[3:] if word.endswith(".py")), words
+    elif words[0] == "python":
+        assert (ROOT / words[1]).is_file(), words
+    else:
+        targets = re.findall(r"^([a-z-]+):", text_of(ROOT / "Makefile"), re.MULTILINE)
+        assert words[1] in targets, words
+    return None
+
+
+@every_page
+def test_commands_are_understood(path: Path) -> None:
+    for words in commands(path):
+        try:
+            parsed(words)
+        except SystemExit:
+            pytest.fail(f"refused: {shlex.join(words)}")
+
+
+def test_commands_are_found_and_wrong_ones_refused(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "text\n\n    python train.py -x \\\n      5 # why\n    $ make no\n\n`python train.py --no 1 > a` `make [x]`"
+    )
+    found = commands(page)
+    assert found == [["python", "train.py", "-x", "5"], ["make", "no"], ["python", "train.py", "--no", "1"]]
+    assert parsed(found[0]).max_steps == 5
+    with pytest.raises(AssertionError):
+        parsed(found[1])
+    with pytest.raises(InputError):
+        parsed(found[2])
+
+
+def test_readme_trains_on_what_it_prepares() -> None:
+    found = [parsed(words) for words in commands(ROOT / "README.md")]
+    names = [each.name for each in found if getattr(each, "name", None)]
+    assert names
+    for name in names:
+        files = (f"dev/data/{name}/{name}_train_*.bin", f"dev/data/{name}/{name}_val_*.bin")
+        assert files in [(each.train_data, each.val_data) for each in found if isinstance(each, TrainConfig)]
+
+
+@pytest.mark.parametrize("path", [*DOCS, *FRONT, ROOT / "Makefile"], ids=name_of)
+def test_presets_exist(path: Path) -> None:
+    assert set(re.findall(r"--preset[ =]([\w.-]+)", text_of(path))) <= set(PRESETS)
 
 
 # ----- tables -------------------------------------------------------------------------------------------------------
