@@ -3,6 +3,7 @@
 Leaves out measuring (benchmarks/) and compiling a step to learn its exact memory. Importing it does not import JAX.
 """
 
+import math
 import os
 import platform
 import subprocess
@@ -183,12 +184,12 @@ def describe_device() -> Device:
 
 
 def device_label(device: Device) -> str:
-    """One line for the start-up table: `8 x NVIDIA H200, 105.0 GiB` or `CPU: AMD EPYC 7B13, 2 cores, 23.5 GiB`."""
+    """One line for the start-up table: `1 of 8 x NVIDIA H200, 105.0 GiB` or `CPU: AMD EPYC 7B13, 2 cores, 23.5 GiB`."""
     memory = "" if device.memory_bytes is None else f", {gib(device.memory_bytes)}"
     if device.platform == "cpu":
         cores = "1 core" if device.cpu_cores == 1 else f"{device.cpu_cores} cores"
         return f"CPU: {device.kind}, {cores}{memory}"
-    count = "" if device.num_devices == 1 else f"{device.num_devices} x "
+    count = "" if device.num_devices == 1 else f"1 of {device.num_devices} x "
     return f"{count}{device.kind}{memory}"
 
 
@@ -277,7 +278,7 @@ def _cgroup_limit_files(root: Path) -> Iterator[Path]:
 class Memory(NamedTuple):
     """Bytes that one training step in fp32 needs at least."""
 
-    state: int  # parameters, gradient, m and v
+    state: int  # parameters, m, v, gradient and the step's copies of the weights
     activations: int  # what the backward of one micro-batch reads
 
     @property
@@ -286,20 +287,28 @@ class Memory(NamedTuple):
 
 
 def required_memory_bytes(
-    config: ModelConfig, batch_size: int, sequence_length: int, *, attention_weights: bool = True
+    config: ModelConfig,
+    batch_size: int,
+    sequence_length: int,
+    *,
+    accumulation: int = 1,
+    attention_weights: bool = True,
 ) -> Memory:
     """Bytes that training in fp32 with a micro-batch of B x T tokens needs at least. Allocates nothing.
 
-    State: four flat buffers (parameters, gradient, m, v) of 4 bytes an element: 16 bytes a parameter.
+    State: flat buffers of 4 bytes an element. The parameters, m and v stay; during a step there are also the gradient
+    and the slices of the weights that the compiled step makes, and with several micro-batches in an update
+    (`accumulation`) their sum beside the gradient of the current one: five buffers, or six.
     Activations, per token: in each of L layers the block's input C, qkv 3C, attention's output C, the second
     residual C, the MLP's hidden layer 4C and, unless a kernel recomputes them (attention_weights=False), one row of
     T weights for each of NH heads; then the logits, Vp. Everything else (layernorm's and GELU's outputs, temporary
-    gradients, the compiler's copies) could be recomputed or reused, so the sum is a lower bound: what exceeds it
-    cannot run, what stays below it may still not.
+    gradients) could be recomputed or reused, so the sum is a lower bound: what exceeds it cannot run, what stays
+    below it may still not.
     """
     row = 10 * config.channels + (config.num_heads * sequence_length if attention_weights else 0)
     per_token = config.num_layers * row + config.padded_vocab_size
-    return Memory(state=16 * flat_size(config), activations=4 * batch_size * sequence_length * per_token)
+    buffers = 5 if accumulation == 1 else 6
+    return Memory(4 * buffers * flat_size(config), 4 * batch_size * sequence_length * per_token)
 
 
 def check_fits(
@@ -307,34 +316,59 @@ def check_fits(
     batch_size: int,
     sequence_length: int,
     *,
+    accumulation: int = 1,
     available: int | None = None,
     attention_weights: bool = True,
 ) -> None:
     """Refuse a model that cannot be trained on this machine: InputError with what it needs, what there is, what fits.
 
-    available: bytes; this machine's where it is None. Passes where the machine's memory is not known.
+    accumulation: micro-batches of one update. available: bytes; this machine's where it is None. Passes where the
+    machine's memory is not known.
     """
     available = available_memory_bytes() if available is None else available
-    need = required_memory_bytes(config, batch_size, sequence_length, attention_weights=attention_weights)
+
+    def need_of(model: ModelConfig, B: int, T: int, micro_batches: int) -> Memory:
+        return required_memory_bytes(model, B, T, accumulation=micro_batches, attention_weights=attention_weights)
+
+    need = need_of(config, batch_size, sequence_length, accumulation)
     if available is None or need.total <= available:
         return
+    rows = batch_size * accumulation  # of one update: a smaller -b that divides them leaves it unchanged
+    smaller = (B for B in divisors(rows) if B < batch_size)
+    batch = next((B for B in smaller if need_of(config, B, sequence_length, rows // B).total <= available), None)
+    model = largest_that_fits(
+        batch_size, sequence_length, available, accumulation=accumulation, attention_weights=attention_weights
+    )
     shape = f"L={config.num_layers} NH={config.num_heads} C={config.channels}"
     raise InputError(
         f"-e: this model ({shape}, {num_parameters(config):,} parameters) needs at least {gib(need.total)} of memory "
-        f"with -b {batch_size} -t {sequence_length}: {gib(need.state)} for parameters, gradient and AdamW's m and v, "
-        f"{gib(need.activations)} for activations; this machine has {gib(available)}; "
-        + _advice(batch_size, sequence_length, need, available, attention_weights)
+        f"with -b {batch_size} -t {sequence_length}: {gib(need.state)} for parameters, gradient, AdamW's m and v and "
+        f"the step's copies, {gib(need.activations)} for activations; this machine has {gib(available)}; "
+        + _advice(need, available, batch, rows * sequence_length, model)
     )
 
 
-def _advice(batch_size: int, sequence_length: int, need: Memory, available: int, attention_weights: bool) -> str:
-    fitting = largest_that_fits(batch_size, sequence_length, available, attention_weights=attention_weights)
-    model = f"take -e {fitting}, the largest known model that fits" if fitting else "take a smaller model than d6"
-    return f"lower -b or -t, or {model}" if need.state < available else model
+def divisors(number: int) -> list[int]:
+    """All divisors of a positive number, the largest first."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)}, reverse=True)
+
+
+def _advice(need: Memory, available: int, batch: int | None, total: int, model: str | None) -> str:
+    smaller = f"take -e {model}, the largest known model that fits" if model else "take a smaller model than d6"
+    if batch is not None:
+        same = f"take -b {batch}: with -d {total} the updates stay the same"
+        return f"{same}; or {smaller}" if model else same
+    return f"lower -b or -t, or {smaller}" if need.state < available else smaller
 
 
 def largest_that_fits(
-    batch_size: int, sequence_length: int, available: int, *, attention_weights: bool = True
+    batch_size: int,
+    sequence_length: int,
+    available: int,
+    *,
+    accumulation: int = 1,
+    attention_weights: bool = True,
 ) -> str | None:
     """The descriptor of the known model with most parameters whose training fits into `available` bytes, or None."""
     names = [f"d{depth}" for depth in LLMC_DEPTH_TO_CHANNELS]
@@ -343,7 +377,9 @@ def largest_that_fits(
     for name in names:
         config = parse_descriptor(name)
         T = min(sequence_length, config.max_seq_len)
-        need = required_memory_bytes(config, batch_size, T, attention_weights=attention_weights)
+        need = required_memory_bytes(
+            config, batch_size, T, accumulation=accumulation, attention_weights=attention_weights
+        )
         if need.total <= available:
             fitting.append((need.state, name))
     return max(fitting)[1] if fitting else None

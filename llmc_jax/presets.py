@@ -72,7 +72,7 @@ PRESETS: dict[str, Preset] = {
             "print_every": 20,
         },
     ),
-    "shakespeare": Preset(
+    "tinyshakespeare": Preset(
         "a small GPT-2 on tinyshakespeare, in GPT-2's tokens; for a CPU",
         {
             "model": "L4-NH4-C128-T128",

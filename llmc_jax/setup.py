@@ -152,7 +152,9 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     check_no_earlier_run(config)
     model = resolve_model(config)
     notes = [*notes, *check_model_fit(config, model.config)]
-    hardware.check_fits(model.config, config.batch_size, config.sequence_length)
+    hardware.check_fits(
+        model.config, config.batch_size, config.sequence_length, accumulation=config.grad_accumulation
+    )
     data = open_data(config, model.config)
     steps = total_steps(config, data.train)
     tokenizer = choose_tokenizer(config, model.config)

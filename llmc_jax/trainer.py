@@ -326,7 +326,7 @@ def summary(run: Run, outcome: Outcome) -> Iterator[str]:
     if config.preset == "demo" and code == ExitCode.DONE:
         yield "try next:     python train.py --preset demo -x 5000                  (the same, longer)"
         yield "              python train.py --help                                 (every option)"
-        yield "              python -m llmc_jax.data tinyshakespeare                (then --preset shakespeare)"
+        yield "              python -m llmc_jax.data tinyshakespeare                (then --preset tinyshakespeare)"
 
 
 def divergence_advice(config: TrainConfig, progress: Progress) -> Iterator[str]:

@@ -159,7 +159,9 @@ def test_required_memory_is_the_sum_of_its_tensors() -> None:
     floats = 3 * sum(math.prod(shape) for shape in layer) + math.prod(logits)
     without = required_memory_bytes(config, B, T, attention_weights=False)
     assert without.activations == 4 * floats
-    assert without.state == 4 * 4 * flat_size(config)
+    assert without.state == 5 * 4 * flat_size(config)
+    summed = required_memory_bytes(config, B, T, accumulation=2)
+    assert summed.state == 6 * 4 * flat_size(config)  # the sum of the micro-batches' gradients
     assert without.total == without.state + without.activations
     with_weights = required_memory_bytes(config, B, T)
     assert with_weights.activations - without.activations == 4 * 3 * math.prod((B, 4, T, T))
@@ -170,16 +172,34 @@ def test_what_does_not_fit_is_refused_with_what_it_needs() -> None:
         check_fits(parse_descriptor("gpt3:c12288"), 4, 64, available=24 * GIB)
     message = str(caught.value)
     assert "\n" not in message
-    needed = 16 * 174_604_836_864 / GIB
-    assert f"{needed:,.1f} GiB" in message  # the state alone: 2,601.8 GiB
+    needed = 20 * 174_604_836_864 / GIB
+    assert f"{needed:,.1f} GiB" in message  # the state alone: 3,252.3 GiB
     assert "this machine has 24.0 GiB" in message
     assert "174,604,836,864 parameters" in message
-    assert "take -e gpt3:c2048" in message and "lower -b" not in message
+    assert "; take -e d36, the largest known model that fits" in message and "-b 1" not in message
 
 
 def test_a_large_batch_is_refused_with_that_advice() -> None:
-    with pytest.raises(InputError, match=r"lower -b or -t"):
-        check_fits(parse_descriptor("d12"), 512, 1024, available=24 * GIB)
+    config = parse_descriptor("d12")
+    with pytest.raises(InputError) as caught:
+        check_fits(config, 512, 1024, available=24 * GIB)
+    fitting = [
+        B
+        for B in (256, 128, 64, 32, 16, 8, 4, 2, 1)
+        if required_memory_bytes(config, B, 1024, accumulation=512 // B).total <= 24 * GIB
+    ]
+    assert f"; take -b {fitting[0]}: with -d 524288 the updates stay the same" in str(caught.value)
+    check_fits(config, fitting[0], 1024, accumulation=512 // fitting[0], available=24 * GIB)
+
+
+@given(st.integers(1, 3000))
+def test_divisors(number: int) -> None:
+    assert hardware.divisors(number) == [n for n in range(number, 0, -1) if number % n == 0]
+
+
+def test_where_not_even_one_row_fits_the_length_is_to_blame() -> None:
+    with pytest.raises(InputError, match="lower -b or -t, or take"):
+        check_fits(ModelConfig(2**17, 257, 384, 4, 4, 64), 1, 2**17, available=24 * GIB)
 
 
 def test_where_no_known_model_fits_it_says_so() -> None:
@@ -188,7 +208,7 @@ def test_where_no_known_model_fits_it_says_so() -> None:
 
 
 def test_what_fits_passes() -> None:
-    check_fits(parse_descriptor("d12"), 4, 256, available=int(3.5 * GIB))
+    check_fits(parse_descriptor("d12"), 4, 256, available=int(4.5 * GIB))
     config = parse_descriptor("d12")
     need = required_memory_bytes(config, 4, 64).total
     check_fits(config, 4, 64, available=need)
@@ -259,7 +279,7 @@ def test_this_machine_is_described() -> None:
 
 def test_labels() -> None:
     gpu = hardware.Device("gpu", "NVIDIA H200", 8, 105 * GIB, 16, "Linux")
-    assert hardware.device_label(gpu) == "8 x NVIDIA H200, 105.0 GiB"
+    assert hardware.device_label(gpu) == "1 of 8 x NVIDIA H200, 105.0 GiB"
     cpu = hardware.Device("cpu", "AMD EPYC 7B13", 1, None, 1, "Linux")
     assert hardware.device_label(cpu) == "CPU: AMD EPYC 7B13, 1 core"
 

@@ -61,5 +61,5 @@ def test_llmcs_early_trainers() -> None:
 
 
 def test_an_unknown_preset_lists_the_known_ones() -> None:
-    with pytest.raises(InputError, match=r"--preset dem: .*demo, shakespeare, "):
+    with pytest.raises(InputError, match=r"--preset dem: .*demo, tinyshakespeare, "):
         preset_config("dem")
