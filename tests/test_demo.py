@@ -1,0 +1,52 @@
+"""The demo, `python train.py` without any flag: it ends well, beats its yardstick, and leaves what README.md says."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmc_jax.checkpoint.llmc import read_model
+from llmc_jax.data.corpora import stdlib_corpus
+from llmc_jax.presets import PRESETS
+from llmc_jax.runlog import read_metrics
+
+ROOT = Path(__file__).resolve().parents[1]
+STEPS = PRESETS["demo"].options["max_steps"]
+
+
+def readable_share(text: str) -> float:
+    """The share of characters that are printable ASCII or a line's end."""
+    return sum(" " <= c <= "~" or c == "\n" for c in text) / len(text)
+
+
+@pytest.mark.slow
+def test_the_demo(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "train.py")], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    (folder,) = (tmp_path / "runs").iterdir()
+
+    events = read_metrics(folder / "metrics.jsonl")
+    steps = [each for each in events if each["event"] == "train"]
+    assert [each["step"] for each in steps] == list(range(STEPS))
+    final = [each for each in events if each["event"] == "val"][-1]
+    seconds = sum(each["ms"] for each in steps) / 1e3
+    bigram = stdlib_corpus().bigram_nats
+    print(f"demo: {seconds:.0f} s of steps; validation {final['loss']:.3f}, frequencies of pairs {bigram:.3f} nats")
+    assert final["step"] == STEPS
+    assert final["loss"] <= 0.85 * bigram
+
+    # of random bytes two in five are printable ASCII, and hardly ever is one a line's end with two spaces after it
+    samples = [each["text"] for each in events if each["event"] == "sample"]
+    assert readable_share("".join(samples)) >= 0.99
+    assert "\n  " in "".join(samples), "Python without an indented line"
+    written = (folder / "samples.txt").read_text(encoding="utf-8")
+    assert all(text in written for text in samples)
+
+    log = (folder / "main.log").read_text().splitlines()
+    assert len(log) == len(steps) + sum(each["event"] == "val" for each in events)
+    assert log[-1] == f"s:{STEPS} tel:{final['loss']:.4f}"
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG\r\n")
+    assert read_model(folder / f"model_{STEPS:08d}.bin").warnings == ()
