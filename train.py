@@ -7,6 +7,8 @@ if sys.version_info < (3, 12):  # noqa: UP036  whoever types `python3 train.py` 
     sys.exit(2)
 
 from llmc_jax.cli import program
+from llmc_jax.platform import packages_for
 
 if __name__ == "__main__":
-    program()
+    with packages_for("train.py", "make train"):
+        program()

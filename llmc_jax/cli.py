@@ -4,7 +4,6 @@ Options are defined in config.py, presets in presets.py. What a run does is in t
 the options are sound.
 """
 
-import argparse
 import re
 import shlex
 import sys
@@ -28,9 +27,9 @@ from llmc_jax.config import (
     value_problem,
 )
 from llmc_jax.errors import InputError
-from llmc_jax.platform import restart_with_huge_pages
+from llmc_jax.platform import restart_with_huge_pages, train_command
 from llmc_jax.presets import DEFAULT_PRESET, PRESETS, preset_config
-from llmc_jax.stopping import Output
+from llmc_jax.stopping import Output, open_missing_streams, print_error
 
 WIDTH = 100  # columns of --help
 FLAG_COLUMN = 36
@@ -70,6 +69,7 @@ def program() -> NoReturn:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line (without the program's name; sys.argv's by default). Returns the exit status."""
+    open_missing_streams()
     words = sys.argv[1:] if argv is None else argv
     shown = next((word for word in words if word in SHOW_ALONE), None)
     if shown:
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _complain(str(error))
         raise
     except KeyboardInterrupt:  # before or after the training itself, which ends after a whole step
-        print(f"{_program()}: stopped", file=sys.stderr)
+        print_error(f"{_program()}: stopped")
         return ExitCode.STOPPED
 
 
@@ -102,7 +102,7 @@ def _show(text: str) -> int:
 
 
 def _complain(problem: str) -> int:
-    print(f"{_program()}: {problem}", file=sys.stderr)
+    print_error(f"{_program()}: {problem}")
     return ExitCode.BAD_INPUT
 
 
@@ -120,14 +120,12 @@ def parse_args(argv: Sequence[str]) -> TrainConfig:
     if not argv:
         return preset_config(DEFAULT_PRESET)
     pairs, problems = _split(argv)
-    parser = _parser()
     given: dict[str, Any] = {}
     for flag, about, value in pairs:
-        word = about.long_flag if value is None else f"{about.long_flag}={value}"
         try:
-            given |= vars(parser.parse_args([word]))
-        except argparse.ArgumentError as error:
-            problems.append(f"{flag} {show_value(value)}: {error.message}")
+            given[about.name] = False if value is None else _read(about, value)
+        except InputError as error:
+            problems.append(f"{flag} {show_value(value)}: {error}")
     base = TrainConfig()
     try:
         if "preset" in given:
@@ -138,24 +136,11 @@ def parse_args(argv: Sequence[str]) -> TrainConfig:
     return replace(base, **given)
 
 
-def _parser() -> argparse.ArgumentParser:
-    """Takes one long flag with its value; a field that is not given does not appear in the result."""
-    parser = argparse.ArgumentParser(
-        add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS
-    )
-    for about in OPTIONS:
-        if about.is_switch:
-            parser.add_argument(*about.flags, dest=about.name, action="store_false")
-        else:
-            parser.add_argument(*about.flags, dest=about.name, type=_reader(about))
-    return parser
-
-
 def _split(argv: Sequence[str]) -> tuple[list[tuple[str, Option, str | None]], list[str]]:
     """Words to (flag as typed, its option, its value), and problems.
 
     Done by hand because argparse reads `-ge1` and `-ix foo` as `-g e1` and `-i x`, takes some negative values for
-    flags, and reports one problem at a time. Here a flag is its exact spelling, and the word after it, or after the
+    flags, swallows the value `--`, and reports one problem at a time. Here a flag is its exact spelling, and the word after it, or after the
     equals sign, is its value.
     """
     by_flag = {flag: about for about in OPTIONS for flag in about.flags}
@@ -212,17 +197,13 @@ def _without_value(flag: str, about: Option, following: str | None) -> str:
     return f"{flag}: its value must follow, but {found}; write {flag} {_value_name(about)}{advice}"
 
 
-def _reader(about: Option) -> Callable[[str], Any]:
-    """The function that turns a word into the option's value, or says what it must be."""
-
-    def read(text: str) -> Any:
-        value = _READERS[about.type](text)
-        problem = value_problem(about, value)
-        if problem is None:
-            return value
-        raise argparse.ArgumentTypeError(f"{about.noun} {problem}{_advice(about, text)}")
-
-    return read
+def _read(about: Option, text: str) -> Any:
+    """The option's value that a word stands for. Raises InputError, saying what it must be."""
+    value = _READERS[about.type](text)
+    problem = value_problem(about, value)
+    if problem is None:
+        return value
+    raise InputError(f"{about.noun} {problem}{_advice(about, text)}")
 
 
 def _read_int(text: str) -> int | str:
@@ -283,7 +264,8 @@ def _groups() -> dict[str, list[Option]]:
 
 def help_text() -> str:
     """What `--help` prints: every option in its group, the presets, the exit statuses and examples."""
-    lines = ["usage: python train.py [flag value ...]", ""]
+    program = train_command()
+    lines = [f"usage: {program} [flag value ...]", ""]
     lines += textwrap.wrap(
         "Trains a GPT-2. Without any flag it runs the demo; with flags, llm.c's defaults hold unless --preset names "
         "other ones. Flags are those of llm.c's train_gpt2cu, each with a long name beside it.",
@@ -307,7 +289,7 @@ def help_text() -> str:
         lines += _two_columns(str(int(code)), meaning)
     lines += ["", "Examples:"]
     for command, meaning in EXAMPLES:
-        lines += [f"  {command}", f"      {meaning}"]
+        lines += [f"  {command.replace('python train.py', program)}", f"      {meaning}"]
     return "\n".join(lines)
 
 

@@ -247,8 +247,8 @@ def _bar(state: BarState, cells: int, ascii_only: bool) -> list[tuple[str, str]]
 
 
 def is_live(file: TextIO) -> bool:
-    """Whether the bar can live there: a terminal that takes control sequences, and a user who did not refuse them."""
-    return file.isatty() and os.environ.get("TERM", "") != "dumb" and not os.environ.get("NO_COLOR")
+    """Whether the bar can live there: a terminal that takes control sequences."""
+    return file.isatty() and os.environ.get("TERM", "") != "dumb"
 
 
 class Console:
@@ -281,7 +281,8 @@ class Console:
         self._live = self._new_live() if is_live(self._file) else None
 
     def _new_live(self) -> Live:
-        screen = RichConsole(file=self._file, force_terminal=True, highlight=False, soft_wrap=True)
+        colorless = bool(os.environ.get("NO_COLOR"))  # no-color.org: takes the colours away, not the bar
+        screen = RichConsole(file=self._file, force_terminal=True, no_color=colorless, highlight=False, soft_wrap=True)
         return Live(
             get_renderable=lambda: self._render(screen.width),
             console=screen,

@@ -334,8 +334,9 @@ def check_fits(
     if available is None or need.total <= available:
         return
     rows = batch_size * accumulation  # of one update: a smaller -b that divides them leaves it unchanged
-    smaller = (B for B in divisors(rows) if B < batch_size)
-    batch = next((B for B in smaller if need_of(config, B, sequence_length, rows // B).total <= available), None)
+    smaller = [size for size in divisors(rows) if size < batch_size]
+    fitting = (size for size in smaller if need_of(config, size, sequence_length, rows // size).total <= available)
+    batch = next(fitting, None)
     model = largest_that_fits(
         batch_size, sequence_length, available, accumulation=accumulation, attention_weights=attention_weights
     )

@@ -1,15 +1,54 @@
-"""What has to be set before JAX starts: the compile cache, the CPU's memory pages. The one place that does it.
+"""How the program stands in its surroundings: its packages and its command, and what is set before JAX starts.
 
-Nothing here is needed for correct results; each setting is here because a measurement says so (benchmarks/README.md).
+The settings (compile cache, memory pages) are not needed for correct results; each is here because a measurement says
+so (benchmarks/README.md). Leaves out what the machine can do (hardware.py).
 """
 
 import os
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from llmc_jax.files import cache_folder
+from llmc_jax.files import cache_folder, reason
 
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
+
+
+@contextmanager
+def packages_for(script: str, setup: str) -> Iterator[None]:
+    """Within the block a package that is not installed ends the script with one line and status 2, not a traceback.
+
+    setup: the command that installs all packages. A module of ours that is missing is a mistake and raises.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "llmc_jax"):
+            raise
+        print(
+            f"{script}: needs the package {package}: run `{setup}`, or `.venv/bin/python {script}`, or `pip install .`",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+
+
+def python_command() -> str:
+    """How one types the Python that runs: `.venv/bin/python` where it is the repository's and not activated."""
+    own = Path(".venv")
+    if "VIRTUAL_ENV" not in os.environ and own.is_dir() and own.resolve() == Path(sys.prefix).resolve():
+        return ".venv/bin/python"
+    return "python"
+
+
+def train_command() -> str:
+    """How one types the training program here: `llmc-jax` where it is installed, else train.py with its Python."""
+    in_repository = Path(__file__).resolve().parents[1].joinpath("train.py").exists()
+    if Path(sys.argv[0]).stem == "llmc-jax" or not in_repository:
+        return "llmc-jax"
+    return f"{python_command()} train.py"
 
 
 def restart_with_huge_pages() -> None:
@@ -30,17 +69,34 @@ def restart_with_huge_pages() -> None:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def configure(*, tf32: bool = True) -> None:
+def configure(*, tf32: bool = True) -> list[str]:
     """Sets up JAX: call before its first computation. What the user has set in the environment stays.
 
     tf32: whether float32 products may use TF32 on NVIDIA GPUs that have it; the CPU always computes in float32.
+    Returns notes for the user: the compile cache stays off where its folder cannot be written.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's informational lines on stderr
     import jax
 
     if not tf32:
         jax.config.update("jax_default_matmul_precision", "highest")
+    notes = []
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
+        folder = cache_folder() / "xla"
+        problem = _write_problem(folder)
+        jax.config.update("jax_compilation_cache_dir", None if problem else str(folder))
+        if problem:
+            notes.append(f"{folder}: cannot be written ({problem}), so nothing compiled is kept; see LLMC_JAX_CACHE")
     # JAX caches only what took a second to compile; the demo's programs are smaller, and a cached one starts at once.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    return notes
+
+
+def _write_problem(folder: Path) -> str | None:
+    """Why no file can be made in a folder, which is made if need be; None if one can."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return reason(error)

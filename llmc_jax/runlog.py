@@ -44,9 +44,7 @@ def create_run_folder(output_dir: str, name: str, reuse: bool) -> Path:
         if output_dir:
             folder.mkdir(parents=True, exist_ok=True)
             if not reuse and any(folder.iterdir()):
-                raise InputError(
-                    f"-o {output_dir}: the folder is not empty; choose another -o, or -y 1 to continue in it"
-                )
+                raise InputError(f"-o {output_dir}: the folder is not empty; choose another -o, or {_instead(folder)}")
         with tempfile.TemporaryFile(dir=folder):
             pass  # the only portable way to learn whether files can be made here
     except (FileExistsError, NotADirectoryError) as error:
@@ -56,6 +54,12 @@ def create_run_folder(output_dir: str, name: str, reuse: bool) -> Path:
             f"-o {output_dir or 'runs'}: cannot write to the folder ({error.strerror}); choose another -o"
         ) from error
     return folder
+
+
+def _instead(folder: Path) -> str:
+    """What can be done with a folder that holds a run: -y 1 does not take one with checkpoints."""
+    models = sorted(folder.glob("model_*.bin"))
+    return f"start from its weights with -e {models[-1]}" if models else "-y 1 to continue in it"
 
 
 def _new_folder(name: str) -> Path:

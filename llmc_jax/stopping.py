@@ -70,6 +70,21 @@ def _leave() -> None:
     os._exit(ExitCode.STOPPED)
 
 
+def open_missing_streams() -> None:
+    """Standard output and error that the caller's shell has closed (`>&-`) go nowhere; Python has None for them."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  as long as the program
+
+
+def print_error(line: str) -> None:
+    """A line on standard error; nothing where nobody reads that any more (`2>&1 | head`)."""
+    output = Output(sys.stderr, threading.Event())
+    output.write(f"{line}\n")
+    output.flush()
+    output.discard_rest()
+
+
 class Output:
     """A text stream whose loss (`train.py | head`, a full disk) sets `stop` instead of raising; then it is silent."""
 

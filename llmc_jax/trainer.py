@@ -35,7 +35,7 @@ from llmc_jax.sampler import generate
 from llmc_jax.schedule import ScheduleNumbers
 from llmc_jax.setup import Setup, prepare, product_precision, table
 from llmc_jax.step import StepNumbers, StepOptions, TrainState, evaluate_loss, train_step
-from llmc_jax.stopping import Output, stop_on_signals
+from llmc_jax.stopping import Output, print_error, stop_on_signals
 
 # ----- the run's folder and screen ----------------------------------------------------------------------------------
 
@@ -56,7 +56,8 @@ def opened(setup: Setup, output: Output, stop: threading.Event) -> Iterator[Run]
     """Makes the run folder, opens what is written there and the screen, and says how the run begins."""
     config, corpus = setup.config, setup.data.corpus
     folder = create_run_folder(config.output_dir, setup.name, config.reuse)
-    yardsticks = {} if corpus is None else {"bigram entropy": corpus.bigram_nats}
+    validates_on_it = corpus is not None and config.val_data == "stdlib"
+    yardsticks = {"bigram entropy": corpus.bigram_nats} if corpus is not None and validates_on_it else {}
     shape, device = asdict(setup.model.config), setup.device._asdict()
     with (
         RunLog(folder, config.to_json(), shape, reuse=config.reuse, device=device) as log,
@@ -79,7 +80,8 @@ def announce(setup: Setup, folder: Path, console: Console) -> None:
     if setup.data.corpus is not None:
         corpus = setup.data.corpus
         console.note(f"{corpus.description}; fingerprint {corpus.fingerprint}")
-        console.note(f"yardstick: guessing from the byte before gives a loss of {corpus.bigram_nats:.3f} nats")
+        if setup.config.val_data == "stdlib":
+            console.note(f"yardstick: guessing from the byte before gives a loss of {corpus.bigram_nats:.3f} nats")
 
 
 # ----- the loop -----------------------------------------------------------------------------------------------------
@@ -324,9 +326,13 @@ def summary(run: Run, outcome: Outcome) -> Iterator[str]:
     if progress.saved is not None:
         yield f"model:        {progress.saved}"
     if config.preset == "demo" and code == ExitCode.DONE:
-        yield "try next:     python train.py --preset demo -x 5000                  (the same, longer)"
-        yield "              python train.py --help                                 (every option)"
-        yield "              python -m llmc_jax.data tinyshakespeare                (then --preset tinyshakespeare)"
+        train, python = platform.train_command(), platform.python_command()
+        for words, command, meaning in (
+            ("try next:", f"{train} --preset demo -x 5000", "the same, longer"),
+            ("", f"{train} --help", "every option"),
+            ("", f"{python} -m llmc_jax.data tinyshakespeare", "then --preset tinyshakespeare"),
+        ):
+            yield f"{words:<13} {command:<54} ({meaning})"
 
 
 def divergence_advice(config: TrainConfig, progress: Progress) -> Iterator[str]:
@@ -346,7 +352,7 @@ def run(config: TrainConfig, notes: list[str]) -> ExitCode:
     Raises InputError: before anything is written for what cannot be used, and after what was learned has been saved
     for what breaks during the run.
     """
-    platform.configure(tf32=config.tf32)
+    notes = [*notes, *platform.configure(tf32=config.tf32)]
     stop = threading.Event()
     output = Output(sys.stdout, stop)
     try:
@@ -366,7 +372,7 @@ def run(config: TrainConfig, notes: list[str]) -> ExitCode:
     if outcome.problem is not None:
         raise outcome.problem
     if outcome.code == ExitCode.STOPPED and isinstance(output.error, BrokenPipeError):
-        print(f"{Path(sys.argv[0]).name}: stopped, since nobody reads the output any more", file=sys.stderr)
+        print_error(f"{Path(sys.argv[0]).name}: stopped, since nobody reads the output any more")
     elif outcome.code == ExitCode.STOPPED and output.error is not None:
         raise InputError(f"standard output: cannot be written ({output.error.strerror}); the run was stopped")
     return outcome.code

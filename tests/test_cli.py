@@ -15,6 +15,7 @@ from llmc_jax import cli
 from llmc_jax.cli import EXAMPLES, flags_markdown, help_text, main, parse_args
 from llmc_jax.config import OPTIONS, ExitCode, Option, TrainConfig, validate, value_problem
 from llmc_jax.errors import FormatError, InputError
+from llmc_jax.platform import train_command
 from llmc_jax.presets import PRESETS, preset_config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -120,6 +121,7 @@ def test_a_flag_at_its_default_still_overrides_a_preset() -> None:
         ("-o=-n", "output_dir", "-n"),
         ("-o 'a b=c'", "output_dir", "a b=c"),
         ("-o ''", "output_dir", ""),
+        ("-o --", "output_dir", "--"),
         ("-pm tcp", "init_method", "tcp"),
         ("-pp /tmp", "fs_path", "/tmp"),
         ("--no-save", "save", False),
@@ -386,7 +388,7 @@ def test_ctrl_c_outside_the_training_is_status_130(
 
 @pytest.mark.parametrize(
     ("word", "text"),
-    [("--help", "usage: python train.py"), ("--help-markdown", "# Flags of train.py"), ("--version", "llmc-jax ")],
+    [("--help", f"usage: {train_command()}"), ("--help-markdown", "# Flags of train.py"), ("--version", "llmc-jax ")],
 )
 def test_texts_are_printed_and_nothing_runs(
     word: str, text: str, trainer: SimpleNamespace, capsys: pytest.CaptureFixture[str]

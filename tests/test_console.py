@@ -302,13 +302,24 @@ def test_a_narrow_terminal_does_not_break_it(terminal: Terminal, monkeypatch: py
     assert all(line in text for line in EXPECTED)
 
 
-@pytest.mark.parametrize(("name", "value"), [("TERM", "dumb"), ("NO_COLOR", "1")])
-def test_a_user_can_refuse_control_sequences(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, name: str, value: str
-) -> None:
-    monkeypatch.setenv(name, value)
+def test_a_dumb_terminal_gets_no_control_sequences(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
     _run(terminal)
     assert terminal.getvalue().splitlines() == EXPECTED
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_no_color_takes_the_colours_and_leaves_the_bar(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    if refused:
+        monkeypatch.setenv("NO_COLOR", "1")
+    _run(terminal)
+    written = terminal.getvalue()
+    assert [line for line in _screen(written) if line] == EXPECTED
+    assert "\x1b[?25l" in written  # the bar hides the cursor
+    colours = re.findall(r"\x1b\[(?:\d+;)*[349]\dm", written)
+    assert bool(colours) == (not refused)
 
 
 def test_an_encoding_without_the_characters_does_not_stop_the_run() -> None:

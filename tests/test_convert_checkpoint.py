@@ -121,7 +121,7 @@ def test_convert_version_2(model: Path, tmp_path: Path, capsys: pytest.CaptureFi
 def test_never_overwrites_without_force(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = model.read_bytes()
     assert main(["convert", str(model), str(model), "--version", "5"]) == 2
-    assert capsys.readouterr().err == f"error: {model}: exists already; --force replaces it\n"
+    assert capsys.readouterr().err == f"convert_checkpoint.py: {model}: exists already; --force replaces it\n"
     assert model.read_bytes() == before
     assert main(["convert", str(model), str(model), "--version", "5", "--force"]) == 0
     assert read_model(model).version == 5
@@ -140,7 +140,7 @@ def test_bad_input_is_one_line(model: Path, tmp_path: Path, capsys: pytest.Captu
     ):
         assert main(argv) == 2
         err = capsys.readouterr().err
-        assert err.startswith("error: ") and err.count("\n") == 1 and "Traceback" not in err
+        assert err.startswith("convert_checkpoint.py: ") and err.count("\n") == 1 and "Traceback" not in err
     assert sorted(tmp_path.iterdir()) == [model, short]
 
 
@@ -187,4 +187,4 @@ def test_as_a_program(model: Path, tmp_path: Path) -> None:
     assert "Reads versions 1 to 5, writes 3 (fp32) and 5 (bf16)." in run("--help").stdout
     assert run("convert", "model.bin", "out.bin", "--version", "5").returncode == 0
     bad = run("inspect", "nothing.bin")
-    assert (bad.returncode, bad.stdout, bad.stderr) == (2, "", "error: nothing.bin: no such file\n")
+    assert (bad.returncode, bad.stdout, bad.stderr) == (2, "", "convert_checkpoint.py: nothing.bin: no such file\n")

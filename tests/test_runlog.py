@@ -58,6 +58,10 @@ def test_a_folder_with_files_is_refused_unless_reused(tmp_path: Path) -> None:
     (empty / "main.log").write_text("s:0 tel:1.0000\n")
     with pytest.raises(InputError, match=r"choose another -o, or -y 1"):
         create_run_folder(str(empty), "d12", reuse=False)
+    (empty / "model_00000002.bin").write_bytes(b"")
+    (empty / "model_00000010.bin").write_bytes(b"")
+    with pytest.raises(InputError, match=r"start from its weights with -e \S+model_00000010\.bin$"):
+        create_run_folder(str(empty), "d12", reuse=False)
     assert create_run_folder(str(empty), "d12", reuse=True) == empty
     assert create_run_folder(str(tmp_path / "a/b/c"), "d12", reuse=False).is_dir()
     assert list((tmp_path / "a/b/c").iterdir()) == []  # the trial of writing left nothing

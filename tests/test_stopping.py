@@ -168,3 +168,22 @@ def test_help_whose_reader_leaves_early() -> None:
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_errors_that_nobody_reads_leave_the_status_alone(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    for flags, status in (["-b", "0"], 2), (["--help"], 0):
+        command = [sys.executable, str(ROOT / "train.py"), *flags]
+        assert subprocess.run(command, stdout=writer, stderr=writer, check=False).returncode == status
+    os.close(writer)
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams_do_not_matter(closed: str) -> None:
+    for flags, status in ("--help", 0), ("-b 0", 2):
+        command = f'"{sys.executable}" "{ROOT / "train.py"}" {flags} {closed}'
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+        assert done.returncode == status
+        assert "Traceback" not in done.stderr
+        assert "batch size" not in done.stdout  # print(file=None) would go there

@@ -25,6 +25,7 @@ from llmc_jax.checkpoint.llmc import (
     read_model,
 )
 from llmc_jax.errors import InputError
+from llmc_jax.stopping import open_missing_streams, print_error
 
 DESCRIPTION = """\
 Look into llm.c's model files (model_*.bin, gpt2_124M.bin) and convert between their versions.
@@ -194,6 +195,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status: 0 done, 2 bad input (one line on stderr)."""
+    open_missing_streams()
     args = _parser().parse_args(argv)
     try:
         if args.command == "inspect":
@@ -201,6 +203,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             convert(args.source, args.out, args.version, args.v2_order, args.force)
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(f"convert_checkpoint.py: {error}")
         return 2
     return 0

@@ -35,6 +35,8 @@ from llmc_jax.data.tokenizers import (
     write_tokenizer_bin,
 )
 from llmc_jax.errors import InputError
+from llmc_jax.platform import train_command
+from llmc_jax.stopping import open_missing_streams, print_error
 
 SMALL_SHARD = 64 * 1024 + 1  # B*T+1 of llm.c's run of GPT-2 124M
 PROGRESS_SECONDS = 10.0
@@ -46,6 +48,7 @@ TOKENIZER_HELP = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status. Bad input is one line on standard error."""
+    open_missing_streams()
     options = _parser().parse_args(arguments)
     try:
         options.run(options)
@@ -53,10 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, `head` for example, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (InputError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(f"llmc_jax.data: {error}")
         return ExitCode.BAD_INPUT
     except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
+        print_error("llmc_jax.data: stopped")
         return ExitCode.STOPPED
     return ExitCode.DONE
 
@@ -286,7 +289,7 @@ def _print_next(train: Path, val: Path | None, spec: str, tokenizer: Tokenizer) 
     model = f"L4-NH4-C128-V{tokenizer.vocab_size}-T128 -t 128"
     validation = f"-j {shlex.quote(str(val))}" if val else "-v 0"
     own_table = f" --tokenizer {shlex.quote(spec)}" if spec not in ("bytes", "gpt2") else ""
-    print(f"Next: python train.py -i {shlex.quote(str(train))} {validation} -e {model}{own_table}")
+    print(f"Next: {train_command()} -i {shlex.quote(str(train))} {validation} -e {model}{own_table}")
 
 
 def _print_corpus(corpus: Corpus) -> None:
@@ -307,14 +310,14 @@ def _tinyshakespeare(options: argparse.Namespace) -> None:
     corpus = tinyshakespeare_corpus(tokenizer, options.out, options.source)
     _print_corpus(corpus)
     if corpus.train == TINYSHAKESPEARE_FOLDER / "tiny_shakespeare_train.bin" and options.tokenizer == "gpt2":
-        print("Next: python train.py --preset tinyshakespeare")
+        print(f"Next: {train_command()} --preset tinyshakespeare")
     else:
         _print_next(corpus.train, corpus.val, options.tokenizer, tokenizer)
 
 
 def _stdlib(options: argparse.Namespace) -> None:
     _print_corpus(stdlib_corpus())
-    print("Next: python train.py")
+    print(f"Next: {train_command()}")
 
 
 def _inspect(options: argparse.Namespace) -> None:

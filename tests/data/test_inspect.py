@@ -100,7 +100,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "<|endoftext|>hel\n" in shown and "<|endoftext|>wor\n" in shown
     assert main(["inspect", str(tmp_path / "a.bin"), "--vocab-size", "100"]) == 2
     shown = capsys.readouterr().err
-    assert shown.startswith(f"error: {tmp_path / 'a.bin'}: token 0") and shown.count("\n") == 1
+    assert shown.startswith(f"llmc_jax.data: {tmp_path / 'a.bin'}: token 0") and shown.count("\n") == 1
     assert main(["inspect", str(tmp_path / "c.bin")]) == 2
     (tmp_path / "c.bin").write_bytes(b"abc")
     assert main(["inspect", str(tmp_path / "c.bin")]) == 2
@@ -158,7 +158,7 @@ def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
 
     monkeypatch.setattr("llmc_jax.data.__main__.stdlib_corpus", interrupt)
     assert main(["stdlib"]) == 130
-    assert capsys.readouterr().err == "stopped\n"
+    assert capsys.readouterr().err == "llmc_jax.data: stopped\n"
 
 
 def test_nothing_of_the_data_tools_needs_jax() -> None:

@@ -409,7 +409,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert "-i 'dev/data/my_book/my_book_train_*.bin' -j 'dev/data/my_book/my_book_val_*.bin'" in shown
     assert main(arguments) == 2
     shown = capsys.readouterr().err
-    assert shown.startswith("error: ") and "--force" in shown and shown.count("\n") == 1
+    assert shown.startswith("llmc_jax.data: ") and "--force" in shown and shown.count("\n") == 1
     assert main([*arguments, "--force", "--split-on", "blank-line", "--shard-size", "0.01k"]) == 0
     assert tokens_of(folder / "my_book_train_000001.bin") == tokens[6:16]
     assert "my_book_train_000002.bin holds 5 tokens" in capsys.readouterr().err
