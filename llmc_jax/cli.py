@@ -140,8 +140,8 @@ def _split(argv: Sequence[str]) -> tuple[list[tuple[str, Option, str | None]], l
     """Words to (flag as typed, its option, its value), and problems.
 
     Done by hand because argparse reads `-ge1` and `-ix foo` as `-g e1` and `-i x`, takes some negative values for
-    flags, swallows the value `--`, and reports one problem at a time. Here a flag is its exact spelling, and the word after it, or after the
-    equals sign, is its value.
+    flags, swallows the value `--`, and reports one problem at a time. Here a flag is its exact spelling, and the word
+    after it, or after the equals sign, is its value.
     """
     by_flag = {flag: about for about in OPTIONS for flag in about.flags}
     pairs: list[tuple[str, Option, str | None]] = []

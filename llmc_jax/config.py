@@ -103,6 +103,15 @@ def _from_custom(descriptor: str) -> ModelConfig:
     missing = [name for name in ("L", "NH", "C") if name not in fields]
     if missing:
         raise InputError(f"-e {descriptor}: {', '.join(missing)} missing; write for example L4-NH4-C256")
+    zeros = [name for name, value in fields.items() if value == 0]
+    if zeros:
+        raise InputError(f"-e {descriptor}: {' and '.join(zeros)} must be at least 1, as in L4-NH4-C256-V257-T128")
+    channels, heads = fields["C"], fields["NH"]
+    if channels % heads:
+        raise InputError(
+            f"-e {descriptor}: C={channels} channels cannot be split into NH={heads} heads; C must be a multiple of "
+            f"NH: write C{-(-channels // heads) * heads}, or another NH"
+        )
     vocab = fields.get("V", GPT2_VOCAB)
     return ModelConfig(
         max_seq_len=fields.get("T", 1024),
@@ -634,6 +643,20 @@ def _notes(config: TrainConfig) -> list[str]:
         notes.append(f"{_given(config, 'gelu_fusion')}: XLA fuses GELU by itself; results are the same")
     if config.reuse and not config.output_dir:
         notes.append("-y 1 without -o: this run gets a new folder of its own; name one with -o to go on in it")
+    if config.warmup_steps and config.schedule == "constant":
+        notes.append(f"{_given(config, 'warmup_steps')}: has no effect with -k constant, which does not warm up")
+    elif 0 < config.max_steps <= config.warmup_steps:
+        notes.append(
+            f"{_given(config, 'warmup_steps')}: the run of {_given(config, 'max_steps')} ends before the learning rate "
+            "reaches -l"
+        )
+    defaults = TrainConfig()
+    for name in ("step_every", "step_factor"):
+        if config.schedule != "step" and getattr(config, name) != getattr(defaults, name):
+            notes.append(f"{_given(config, name)}: has no effect without -k step")
+    # a preset names the rule of its trainer for whoever adds -c
+    if config.decay != defaults.decay and config.weight_decay == 0 and not config.preset:
+        notes.append(f"{_given(config, 'decay')}: has no effect with -c 0, where nothing decays")
     return notes
 
 

@@ -3,6 +3,8 @@
 Writes nothing, so that a run that cannot begin leaves nothing behind. Leaves out the run itself (trainer.py).
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,6 +56,17 @@ class Setup(NamedTuple):
     warnings: list[str]
 
 
+@contextmanager
+def naming(flag: str) -> Iterator[None]:
+    """Within the block an error about a file says which flag gave it, unless it begins with a flag already."""
+    try:
+        yield
+    except InputError as error:
+        if str(error).startswith("-"):
+            raise
+        raise type(error)(f"{flag} {error}") from error
+
+
 def resolve_model(config: TrainConfig) -> Model:
     """The model's shape, from a descriptor or from the header of a checkpoint; reads no weights."""
     name = config.model
@@ -62,14 +75,17 @@ def resolve_model(config: TrainConfig) -> Model:
         try:
             return Model(parse_descriptor(name), None)
         except InputError:
-            if not path.is_file():
+            if not path.exists():
                 raise
+    if path.is_dir():
+        raise InputError(f"-e {name}: is a folder; name the checkpoint in it, such as {path / 'model_00000100.bin'}")
     if not path.exists():
         raise InputError(
             f"-e {name}: no such file; give the path of an llm.c checkpoint, or a shape such as d12 for random weights "
             "(without any flag, a small demo model is trained)"
         )
-    return Model(read_header(path).config, path)
+    with naming("-e"):
+        return Model(read_header(path).config, path)
 
 
 def open_data(config: TrainConfig, model: ModelConfig) -> Data:
@@ -86,8 +102,9 @@ def open_data(config: TrainConfig, model: ModelConfig) -> Data:
         else:
             paths = name
         B, T = config.batch_size, config.sequence_length
-        opened = TokenLoader(paths, B, T, vocab_size=model.vocab_size, shuffle=shuffle, flag=flag, seed=config.seed)
-        check_tokens(opened)
+        with naming(flag):
+            opened = TokenLoader(paths, B, T, vocab_size=model.vocab_size, shuffle=shuffle, flag=flag, seed=config.seed)
+            check_tokens(opened)
         return opened
 
     shuffle = config.shuffle == "llmc" and not config.overfit
@@ -129,10 +146,17 @@ def validation_batches(config: TrainConfig, val: TokenLoader | None) -> int:
     return val.batches_per_epoch if config.val_batches == -1 else min(config.val_batches, val.batches_per_epoch)
 
 
-def choose_tokenizer(config: TrainConfig, model: ModelConfig) -> Choice:
-    """The tokenizer of the samples. Without samples only one that was asked for is looked at."""
+def choose_tokenizer(config: TrainConfig, model: ModelConfig, train_vocab: int | None = None) -> Choice:
+    """The tokenizer of the samples. Without samples only one that was asked for is looked at.
+
+    train_vocab: V of the built-in corpus where the run trains on it. A model of another V then has no tokenizer by
+    itself: what V suggests is not what the corpus was made with.
+    """
     if config.sample_every == 0 and config.tokenizer == "auto":
         return Choice(None, "no samples were asked for")
+    if config.tokenizer == "auto" and train_vocab not in (None, model.vocab_size):
+        flag = "-j" if config.overfit else "-i"
+        return Choice(None, f"{flag} stdlib has V={train_vocab}, the model V={model.vocab_size}; take one of that V")
     return load_tokenizer(config.tokenizer, model.vocab_size)
 
 
@@ -140,7 +164,8 @@ def initial_parameters(config: TrainConfig, model: Model) -> tuple[np.ndarray, t
     """The flat buffer to start from (flat_size,), and warnings about the checkpoint's content."""
     if model.path is None:
         return padded(random_parameters(model.config, config.seed), model.config), ()
-    file = read_model(model.path, v2_order=config.v2_order)
+    with naming("-e"):
+        file = read_model(model.path, v2_order=config.v2_order)
     return padded(file.flat, file.config), tuple(f"-e {model.path}: {warning}" for warning in file.warnings)
 
 
@@ -152,13 +177,17 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     check_no_earlier_run(config)
     model = resolve_model(config)
     notes = [*notes, *check_model_fit(config, model.config)]
-    hardware.check_fits(
-        model.config, config.batch_size, config.sequence_length, accumulation=config.grad_accumulation
-    )
+    hardware.check_fits(model.config, config.batch_size, config.sequence_length, accumulation=config.grad_accumulation)
     data = open_data(config, model.config)
     steps = total_steps(config, data.train)
-    tokenizer = choose_tokenizer(config, model.config)
+    trains_on_corpus = data.corpus and (config.val_data if config.overfit else config.train_data) == "stdlib"
+    tokenizer = choose_tokenizer(
+        config, model.config, data.corpus.vocab_size if data.corpus and trains_on_corpus else None
+    )
     parameters, found = initial_parameters(config, model)
+    device = hardware.describe_device()
+    if device.platform != "cpu" and device.num_devices > 1:
+        notes.append(f"one of the {device.num_devices} devices is used; training on several is not built yet")
     warnings = list(found)
     if tokenizer.tokenizer is None and config.sample_every:
         warnings.append(f"samples are printed as token ids: {tokenizer.note}")
@@ -170,7 +199,7 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
         steps=steps,
         val_batches=validation_batches(config, data.val),
         tokenizer=tokenizer,
-        device=hardware.describe_device(),
+        device=device,
         notes=notes,
         warnings=warnings,
     )
@@ -191,6 +220,7 @@ def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
     """The sections of the start-up table, its rows named as llm.c names them."""
     config, model, data = setup.config, setup.model, setup.data
     shape = model.config
+    steps_down = config.schedule == "step"
     settings = [
         (
             "train data pattern",
@@ -207,7 +237,12 @@ def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
         ("learning rate (LR)", f"{config.learning_rate:e}"),
         ("warmup iterations", config.warmup_steps),
         ("final LR fraction", f"{config.final_lr_fraction:e}"),
+        *([("step_every", config.step_every), ("step_factor", config.step_factor)] if steps_down else []),
         ("weight decay", f"{config.weight_decay:e}"),
+        ("decay", config.decay),
+        ("beta1", config.beta1),
+        ("beta2", config.beta2),
+        ("eps", f"{config.eps:e}"),
         ("grad_clip", config.grad_clip),
         ("max_steps", config.max_steps),
         ("val_loss_every", config.val_every),
@@ -216,6 +251,8 @@ def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
         ("genT", config.sample_tokens),
         ("overfit_single_batch", int(config.overfit)),
         ("recompute", config.recompute),
+        ("seed", config.seed),
+        ("shuffle", config.shuffle),
     ]
     machine = [
         ("device", hardware.device_label(setup.device)),

@@ -127,7 +127,7 @@ def test_token_files(bench: Bench, name: str, flag: str) -> None:
     content, words = TOKEN_FILES[name]
     Path("bad.bin").write_bytes(content)
     message = refused(bench, flag, "bad.bin")
-    assert "bad.bin" in message and words in message
+    assert message.startswith(f"train.py: {flag} bad.bin: ") and words in message
 
 
 @pytest.mark.parametrize("flag", ["-i", "-j"])
@@ -137,7 +137,7 @@ def test_token_files_that_are_not_there(bench: Bench, flag: str) -> None:
     assert f"{flag} nowhere/train.bin: no such file; there is no folder 'nowhere'" in refused(
         bench, flag, "nowhere/train.bin"
     )
-    assert "folder: is a folder" in refused(bench, flag, "folder")
+    assert f"{flag} folder: is a folder" in refused(bench, flag, "folder")
     os.mkfifo("pipe")  # must not wait for a writer
     assert "not a regular file" in refused(bench, flag, "pipe")
     assert f"{flag} ''" in refused(bench, flag, "")
@@ -181,15 +181,15 @@ def test_checkpoints(bench: Bench, name: str, model_bytes: bytes) -> None:
     change, words = CHECKPOINTS[name]
     Path("bad.bin").write_bytes(change(model_bytes))
     message = refused(bench, "-e", "bad.bin")
-    assert "bad.bin: " in message and words in message
+    assert message.startswith("train.py: -e bad.bin: ") and words in message
 
 
 def test_checkpoints_that_are_not_there(bench: Bench) -> None:
     Path("folder").mkdir()
     assert "-e nowhere.bin: no such file" in refused(bench, "-e", "nowhere.bin")
     assert "-e folder/nowhere: no such file" in refused(bench, "-e", "folder/nowhere")
-    assert "a folder; expected a file" in refused(bench, "-e", "./folder")
-    assert "-e folder: no such model" in refused(bench, "-e", "folder")
+    for name in ("folder", "./folder"):
+        assert f"-e {name}: is a folder; name the checkpoint in it" in refused(bench, "-e", name)
     os.mkfifo("pipe")
     assert "not a regular file" in refused(bench, "-e", "./pipe")
 
@@ -251,8 +251,13 @@ FLAGS: dict[str, tuple[list[Any], str]] = {
     "unknown descriptor": (["-e", "d13"], "-e d13: no such model. Known: d6, d12"),
     "unknown gpt3 descriptor": (["-e", "gpt3:c769"], "no such model"),
     "gpt3:c5140": (["-e", "gpt3:c5140"], "cannot be split into heads of 128"),
-    "no heads": (["-e", "L1-NH0-C16"], "num_heads is 0"),
-    "heads that do not divide": (["-e", "L1-NH3-C16"], "not a multiple"),
+    "no heads": (["-e", "L1-NH0-C16"], "-e L1-NH0-C16: NH must be at least 1, as in L4-"),
+    "no layers": (["-e", "L0-NH1-C16-T0"], "-e L0-NH1-C16-T0: L and T must be at least 1, as in L4-"),
+    "heads that do not divide": (
+        ["-e", "L1-NH3-C16"],
+        "-e L1-NH3-C16: C=16 channels cannot be split into NH=3 heads; "
+        "C must be a multiple of NH: write C18, or another NH",
+    ),
     "an incomplete shape": (["-e", "L1-C16"], "NH missing"),
     "too large for any memory": (["-e", "gpt3:c12288", "-t", 1024], "needs at least 3,"),
     "a batch too large for any memory": (["-b", 10**9], "; take -b "),

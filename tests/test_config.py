@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -199,7 +200,7 @@ def test_a_rank_without_processes_and_a_step_schedule_without_steps_are_refused(
         validate(TrainConfig(process_rank=3))
     with pytest.raises(InputError, match=r"^--step-every 0: "):
         validate(TrainConfig(schedule="step", step_every=0))
-    assert validate(TrainConfig(schedule="cosine", step_every=0)) == []
+    validate(TrainConfig(schedule="cosine", step_every=0))
 
 
 @pytest.mark.parametrize(
@@ -306,3 +307,35 @@ def test_any_configuration_is_accepted_or_refused_with_an_input_error(config: Tr
         return
     assert all(isinstance(note, str) for note in notes)
     assert config.tokens_per_step == config.grad_accumulation * config.batch_size * config.sequence_length
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({"schedule": "constant", "warmup_steps": 5}, "-u 5: has no effect with -k constant, which does not warm up"),
+        (
+            {"warmup_steps": 5, "max_steps": 5},
+            "-u 5: the run of -x 5 ends before the learning rate reaches -l",
+        ),
+        ({"step_every": 7}, "--step-every 7: has no effect without -k step"),
+        ({"step_factor": 0.5}, "--step-factor 0.5: has no effect without -k step"),
+        ({"decay": "all"}, "--decay all: has no effect with -c 0, where nothing decays"),
+    ],
+)
+def test_what_has_no_effect_is_noted(changes: dict[str, Any], note: str) -> None:
+    assert validate(replace(TrainConfig(), **changes)) == [note]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schedule": "constant"},
+        {"warmup_steps": 5},
+        {"warmup_steps": 5, "max_steps": 6},
+        {"warmup_steps": 5, "max_steps": 0},
+        {"schedule": "step", "step_every": 7, "step_factor": 0.5},
+        {"decay": "all", "weight_decay": 0.1},
+    ],
+)
+def test_what_has_an_effect_is_not(changes: dict[str, Any]) -> None:
+    assert validate(replace(TrainConfig(), **changes)) == []

@@ -18,10 +18,11 @@ import jax
 import numpy as np
 import pytest
 
-from llmc_jax import cli, curves, trainer
+from llmc_jax import cli, curves, hardware, trainer
 from llmc_jax import setup as beforehand
 from llmc_jax.checkpoint.llmc import read_model, write_model
 from llmc_jax.config import ModelConfig, TrainConfig, parse_descriptor
+from llmc_jax.data.corpora import Corpus
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.data.tokenfile import open_token_file
 from llmc_jax.data.tokenizers import bytes_tokenizer, sample_text
@@ -373,6 +374,43 @@ def test_a_sample_of_one_token_is_empty(train: Train) -> None:
     assert train("-x", 1, "-s", 1, "-g", 1).values("sample", "text") == [""]
 
 
+def test_the_table_has_the_optimizers_numbers(train: Train) -> None:
+    out = train("-x", 1, "-k", "step", "--step-every", 9, "--beta2", 0.75, "--seed", 7, "--shuffle", "none").out
+    rows = {line.split("|")[1].strip(): line.split("|")[2].strip() for line in out.splitlines() if line[:2] == "| "}
+    expected = {"decay": "matrices", "beta1": "0.9", "beta2": "0.75", "eps": "1.000000e-08", "seed": "7"}
+    expected |= {"shuffle": "none", "step_every": "9", "step_factor": "0.1"}
+    assert {name: rows[name] for name in expected} == expected
+    assert "| step_every" not in train("-x", 1, folder="other").out
+
+
+def test_several_gpus_are_named_and_one_is_used(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = hardware.describe_device()._replace(platform="gpu", kind="Some GPU", num_devices=8, memory_bytes=None)
+    monkeypatch.setattr(hardware, "describe_device", lambda: device)
+    out = train("-x", 1).out
+    assert "1 of 8 x Some GPU" in out
+    assert "one of the 8 devices is used; training on several is not built yet" in out.splitlines()
+
+
+@pytest.mark.parametrize("vocab", [257, 50257])
+@pytest.mark.parametrize("val", ["stdlib", "file"])
+def test_the_built_in_corpus_with_any_model_and_validation(
+    train: Train, tokens: Any, monkeypatch: pytest.MonkeyPatch, vocab: int, val: str
+) -> None:
+    corpus = Corpus(
+        *("stdlib", Path(tokens.train), Path(tokens.val), 257, "bytes", "f00d", "the corpus"),
+        *(3000, 2000, 1, 1, 5.0, 2.5),
+    )
+    monkeypatch.setattr(beforehand, "stdlib_corpus", lambda: corpus)
+    flags = ["-e", f"L1-NH1-C16-V{vocab}-T16", "-i", "stdlib", "-j", "stdlib" if val == "stdlib" else tokens.val]
+    run = train(*flags, "-x", 1, "-v", 1, "-m", 1, "-s", 1, "-g", 3)
+    assert run.code == 0, run.err
+    assert ("guessing from the byte before gives a loss of 2.500 nats" in run.out) == (val == "stdlib")
+    warning = "-i stdlib has V=257, the model V=50257; take one of that V"
+    assert ([warning in line for line in run.out.splitlines() if line.startswith("warning: ")] == [True]) == (
+        vocab != 257
+    )
+
+
 # ---- the folder again
 
 
@@ -512,6 +550,14 @@ def test_a_reader_that_goes_away_ends_the_run_cleanly(
     assert process.wait(timeout=120) == 130
     assert process.stderr.read() == "train.py: stopped, since nobody reads the output any more\n"
     assert check_stopped(tmp_path / "run") >= 3
+
+
+def test_a_reader_of_both_streams_that_goes_away(tokens: Any, tmp_path: Path) -> None:
+    words = shlex.join(map(str, [sys.executable, ROOT / "train.py", *tiny_flags(tokens), "-x", 10**9, "-o", "run"]))
+    command = f"({words} 2>&1; echo $? > status) | head -3"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.stdout.count("\n"), done.stderr) == (3, "")
+    assert (tmp_path / "status").read_text() == "130\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
