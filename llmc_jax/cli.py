@@ -4,6 +4,7 @@ Options are defined in config.py, presets in presets.py. What a run does is in t
 the options are sound.
 """
 
+import argparse
 import re
 import shlex
 import sys
@@ -120,11 +121,18 @@ def parse_args(argv: Sequence[str]) -> TrainConfig:
     if not argv:
         return preset_config(DEFAULT_PRESET)
     pairs, problems = _split(argv)
+    parser = _parser()
     given: dict[str, Any] = {}
     for flag, about, value in pairs:
+        word = about.long_flag if value is None else f"{about.long_flag}={value}"
         try:
-            given[about.name] = False if value is None else _read(about, value)
-        except InputError as error:
+            if value == "--":  # argparse drops it, as the end of the flags
+                given[about.name] = _reader(about)(value)
+            else:
+                given |= vars(parser.parse_args([word]))
+        except argparse.ArgumentError as error:
+            problems.append(f"{flag} {show_value(value)}: {error.message}")
+        except argparse.ArgumentTypeError as error:
             problems.append(f"{flag} {show_value(value)}: {error}")
     base = TrainConfig()
     try:
@@ -136,12 +144,25 @@ def parse_args(argv: Sequence[str]) -> TrainConfig:
     return replace(base, **given)
 
 
+def _parser() -> argparse.ArgumentParser:
+    """Takes one long flag with its value; a field that is not given does not appear in the result."""
+    parser = argparse.ArgumentParser(
+        add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS
+    )
+    for about in OPTIONS:
+        if about.is_switch:
+            parser.add_argument(*about.flags, dest=about.name, action="store_false")
+        else:
+            parser.add_argument(*about.flags, dest=about.name, type=_reader(about))
+    return parser
+
+
 def _split(argv: Sequence[str]) -> tuple[list[tuple[str, Option, str | None]], list[str]]:
     """Words to (flag as typed, its option, its value), and problems.
 
     Done by hand because argparse reads `-ge1` and `-ix foo` as `-g e1` and `-i x`, takes some negative values for
-    flags, swallows the value `--`, and reports one problem at a time. Here a flag is its exact spelling, and the word
-    after it, or after the equals sign, is its value.
+    flags, and reports one problem at a time. Here a flag is its exact spelling, and the word after it, or after the
+    equals sign, is its value.
     """
     by_flag = {flag: about for about in OPTIONS for flag in about.flags}
     pairs: list[tuple[str, Option, str | None]] = []
@@ -197,13 +218,17 @@ def _without_value(flag: str, about: Option, following: str | None) -> str:
     return f"{flag}: its value must follow, but {found}; write {flag} {_value_name(about)}{advice}"
 
 
-def _read(about: Option, text: str) -> Any:
-    """The option's value that a word stands for. Raises InputError, saying what it must be."""
-    value = _READERS[about.type](text)
-    problem = value_problem(about, value)
-    if problem is None:
-        return value
-    raise InputError(f"{about.noun} {problem}{_advice(about, text)}")
+def _reader(about: Option) -> Callable[[str], Any]:
+    """The function that turns a word into the option's value, or says what it must be."""
+
+    def read(text: str) -> Any:
+        value = _READERS[about.type](text)
+        problem = value_problem(about, value)
+        if problem is None:
+            return value
+        raise argparse.ArgumentTypeError(f"{about.noun} {problem}{_advice(about, text)}")
+
+    return read
 
 
 def _read_int(text: str) -> int | str:

@@ -66,7 +66,7 @@ PRESETS: dict[str, Preset] = {
             "weight_decay": 0.1,
             "val_every": 100,
             "val_batches": 80,
-            "sample_every": 425,
+            "sample_every": 170,
             "sample_tokens": 128,
             "recompute": 0,
             "print_every": 20,
