@@ -167,10 +167,11 @@ def test_evaluate_loss_is_the_loss_that_training_sees() -> None:
 def test_next_token_logits_are_those_of_the_position_whatever_follows_it() -> None:
     tokens = random_batch(SMALL.vocab_size, 1, 1, T).inputs[0]
     expected = np.asarray(logits_of(small_flat(), SMALL, tokens))[0, :, : SMALL.vocab_size]
+    before = next_token_logits._cache_size()  # other tests may have compiled it already
     for position in (0, 4, T - 1):
         filled = tokens.copy()
         filled[:, position + 1 :] = 0  # what a sampler has not written yet
         found = next_token_logits(small_flat(), filled, np.int32(position), SMALL)
         assert found.shape == (SMALL.vocab_size,)
         np.testing.assert_allclose(found, expected[position], rtol=1e-5, atol=1e-5)
-    assert next_token_logits._cache_size() == 1  # the position is traced
+    assert next_token_logits._cache_size() <= before + 1  # the position is traced

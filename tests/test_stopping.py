@@ -57,6 +57,7 @@ def test_a_second_signal_ends_a_busy_program_at_once() -> None:
             assert program.wait(timeout=60) == 130
         finally:
             too_late.cancel()
+            too_late.join()
             program.kill()
 
 
@@ -76,7 +77,7 @@ def test_the_first_signal_sets_the_event_and_says_so(
         os.kill(os.getpid(), number)  # counts as one with the first
     assert len(said) == 1
     assert [signal.getsignal(n) for n in stopping.SIGNALS] == before
-    wait_until(lambda: threading.active_count() == threads)
+    wait_until(lambda: threading.active_count() <= threads)  # an earlier test's may end meanwhile
 
 
 def test_other_signals_do_not_stop(main_thread: None) -> None:
