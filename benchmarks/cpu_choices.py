@@ -62,19 +62,19 @@ def compare(variants: dict[str, Timed], rounds: int) -> dict[str, tuple[float, f
 # ----- AdamW --------------------------------------------------------------------------------------------------------
 
 
-def adamw_in_one_expression(p, m, v, g, decay):
+def adamw_in_one_expression(p, m, v, g, finite, decay):
     """adamw_update without the barrier."""
-    finite, rate, t = jnp.asarray(True), 3e-4, 1
+    rate, t = 3e-4, 1
     new_m = jnp.where(finite, 0.9 * m + 0.1 * g, m)
     new_v = jnp.where(finite, 0.95 * v + 0.05 * g * g, v)
     change = (new_m / (1 - 0.9**t)) / (jnp.sqrt(new_v / (1 - 0.95**t)) + 1e-8)
     return jnp.where(finite, p - rate * change, p), new_m, new_v
 
 
-def adamw_with(p, m, v, g, decay):
+def adamw_with(p, m, v, g, finite, decay):
     numbers = AdamWNumbers(0.9, 0.95, 1e-8, 0.1)
     common = {"scale": jnp.float32(1), "learning_rate": jnp.float32(3e-4), "update": jnp.int32(1)}
-    return adamw_update(p, m, v, g, **common, apply=jnp.asarray(True), numbers=numbers, decay=decay)
+    return adamw_update(p, m, v, g, **common, apply=finite, numbers=numbers, decay=decay)
 
 
 def adamw_variants(config: ModelConfig) -> dict[str, Timed]:
@@ -83,11 +83,11 @@ def adamw_variants(config: ModelConfig) -> dict[str, Timed]:
     state = [jnp.zeros(size), jnp.zeros(size), jnp.zeros(size)]
 
     def timed(function: Callable, decay: tuple[tuple[int, int], ...]) -> Timed:
-        jitted = jax.jit(lambda p, m, v, g: function(p, m, v, g, decay), donate_argnums=(0, 1, 2))
+        jitted = jax.jit(lambda p, m, v, g, finite: function(p, m, v, g, finite, decay), donate_argnums=(0, 1, 2))
 
         def once() -> float:
             start = time.perf_counter()
-            state[:] = jitted(*state, gradient)
+            state[:] = jitted(*state, gradient, True)
             jax.block_until_ready(state)
             return time.perf_counter() - start
 

@@ -3,7 +3,7 @@
     python benchmarks/cpu_step.py [--torch-python PATH] [--model d12] [--shapes 4x64,4x256] [--rounds 5]
 
 Steps and products alternate in one process, in blocks, so that both see the same machine; the figure is the median of
-the ratios of their blocks. The first of a block, which finds caches and memory as the other kind left them, is not counted:
+the ratios of their blocks. The first of a block, which finds caches and memory as the other left them, is not counted:
 a training run never meets that. The products are those of the step, each with its own operands: per layer four forward,
 twice as many backward, the head's three, attention's six, 6 x parameters x tokens operations in all and a little more.
 What the ratio leaves is everything that is not a product: layernorm, softmax, GELU, classifier, AdamW, and moving data.

@@ -81,8 +81,8 @@ def adamw_update(
     g = gradient * scale
     m = jnp.where(apply, beta1 * m + (1.0 - beta1) * g, m)
     v = jnp.where(apply, beta2 * v + (1.0 - beta2) * g * g, v)
-    # The barrier makes the parameters' update read the new m and v. Without it XLA computes them a second time from the
-    # old ones, which it then has to keep: two copies of the buffers and twice the time (benchmarks/README.md).
+    # The barrier makes the parameters' update read the new m and v. Without it XLA may compute them a second time from
+    # the old ones, which it then has to keep: two copies of the buffers.
     m, v = jax.lax.optimization_barrier((m, v))
     mhat = m / (1.0 - beta1**update)
     vhat = v / (1.0 - beta2**update)
