@@ -54,8 +54,8 @@ def train_command() -> str:
 def restart_with_huge_pages() -> None:
     """On Linux, starts this Python process again with 2 MiB pages for large allocations, unless it has them already.
 
-    XLA allocates a step's temporaries anew each step, 1 GB for GPT-2 124M at B=4 T=64; with 4 KiB pages the kernel
-    spends a quarter of the step mapping them. glibc reads this setting only when a process starts, hence the
+    XLA allocates a step's temporaries anew each step, about 1 GB for GPT-2 124M at B=4 T=64; with 4 KiB pages it
+    spends a sixth of the step mapping them. glibc reads this setting only when a process starts, hence the
     restart. Call it first thing in a script, before anything is imported that takes time.
     """
     if sys.platform != "linux" or "GLIBC_TUNABLES" in os.environ or os.environ.get("LLMC_JAX_NO_RESTART"):
