@@ -74,7 +74,7 @@ def adamw_in_one_expression(p, m, v, g, finite, decay):
 def adamw_with(p, m, v, g, finite, decay):
     numbers = AdamWNumbers(0.9, 0.95, 1e-8, 0.1)
     common = {"scale": jnp.float32(1), "learning_rate": jnp.float32(3e-4), "update": jnp.int32(1)}
-    return adamw_update(p, m, v, g, **common, apply=finite, numbers=numbers, decay=decay)
+    return adamw_update(p, m, v, g, **common, apply=finite, numbers=numbers, decay=decay)[:3]
 
 
 def adamw_variants(config: ModelConfig) -> dict[str, Timed]:

@@ -94,7 +94,7 @@ def step_fn(
     norm = global_norm(gradient)
     finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     rate = learning_rate(options.schedule, state.step, numbers.schedule)
-    params, m, v = adamw_update(
+    params, m, v, _ = adamw_update(
         state.params,
         state.m,
         state.v,

@@ -123,7 +123,7 @@ def adamw_errors(decay_rule: str, config: ModelConfig, dtype: Any, updates: int 
         return adamw_update(
             *ours, gradient, scale=jnp.asarray(0.5, dtype), learning_rate=rate, update=update,
             apply=jnp.array(True), numbers=numbers, decay=ranges,
-        )  # fmt: skip
+        )[:3]  # fmt: skip
 
     with jax.enable_x64(dtype == np.float64):
         ours = tuple(jnp.asarray(array, dtype) for array in plain)

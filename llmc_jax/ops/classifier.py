@@ -7,6 +7,9 @@
                     dlogit[v] = dloss * (prob[v] - [v = target])    for v < V
                     dlogit[v] = 0                                   for the padding V <= v < Vp
 
+The gradient of a mean is known before its losses are, so `classifier` does both at one place: on a GPU in one kernel
+that writes dlogits over the logits (pallas_kernels/classifier.py).
+
 Only the V real columns take part: the padded ones get no probability and no gradient, so wte's padded rows stay zero.
 """
 
@@ -44,6 +47,19 @@ def classifier_backward(
     prob = jnp.exp(wide - logsumexp[..., None])  # (B, T, Vp)
     dlogits = dlosses[..., None] * (prob - (column == targets[..., None]))  # (B, T, Vp)
     return dlogits.astype(logits.dtype)
+
+
+def classifier(
+    logits: jax.Array, targets: jax.Array, dlosses: jax.Array, vocab_size: int
+) -> tuple[jax.Array, jax.Array]:
+    """Losses and the gradient of the logits at once, for training: the logits are not needed after it.
+
+    logits (n, Vp); targets (n,) int32; dlosses (n,) the gradient that will reach each row's loss, known beforehand:
+    1/n for their mean. Returns losses (n,) in nats, in at least float32, and dlogits (n, Vp) in logits' dtype, zero in
+    the padded columns. Source: llm.c llmc/fused_classifier.cuh, `fused_classifier`.
+    """
+    losses, logsumexp = classifier_forward(logits, targets, vocab_size)
+    return losses, classifier_backward(dlosses, logits, targets, logsumexp, vocab_size)
 
 
 def _without_padding(logits: jax.Array, vocab_size: int) -> jax.Array:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmc_jax.ops.classifier import classifier_backward, classifier_forward
+from llmc_jax.ops.classifier import classifier, classifier_backward, classifier_forward
 
 V, Vp = 11, 16
 forward = jax.jit(classifier_forward, static_argnums=2)
@@ -87,3 +87,27 @@ def test_dtypes(dtype: jnp.dtype, rng: np.random.Generator) -> None:
     assert losses.dtype == logsumexp.dtype == jnp.float32
     np.testing.assert_allclose(losses, reference(logits.astype(jnp.float32), targets), rtol=1e-5)
     assert backward(dlosses, logits, targets, logsumexp, V).dtype == dtype
+
+
+@pytest.mark.usefixtures("double")
+def test_both_at_once(rng: np.random.Generator) -> None:
+    """`classifier` of rows (n, Vp) against jax.vjp; a row whose loss gets no gradient among them."""
+    logits, targets, dlosses = (a.reshape(6, *a.shape[2:]) for a in arrays(rng))
+    dlosses[4] = 0
+    losses, dlogits = jax.jit(classifier, static_argnums=3)(logits, targets, dlosses, V)
+    expected, pull = jax.vjp(lambda logits: reference(logits, targets), logits)
+    np.testing.assert_allclose(losses, expected, rtol=1e-12)
+    np.testing.assert_allclose(dlogits, pull(dlosses)[0], rtol=1e-11, atol=1e-14)
+    assert (dlogits[:, V:] == 0).all() and (dlogits[4] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_both_at_once_in_narrow_dtypes(dtype: jnp.dtype, rng: np.random.Generator) -> None:
+    logits, targets, dlosses = (a.reshape(6, *a.shape[2:]) for a in arrays(rng))
+    logits = jnp.asarray(logits, dtype)
+    losses, dlogits = jax.jit(classifier, static_argnums=3)(logits, targets, dlosses.astype(np.float32), V)
+    assert losses.dtype == jnp.float32 and dlogits.dtype == dtype
+    wide = classifier(logits.astype(jnp.float32), targets, dlosses.astype(np.float32), V)
+    np.testing.assert_allclose(losses, wide[0], rtol=1e-6)
+    half = float(jnp.finfo(dtype).eps) / 2
+    np.testing.assert_allclose(dlogits.astype(jnp.float32), wide[1], rtol=1.01 * half, atol=1e-7)
