@@ -1,0 +1,46 @@
+"""Some operations once more as Triton kernels, called through jax-triton: `pip install "llmc-jax[triton]"`.
+
+Layernorm, causal softmax and the classifier, with the names and signatures of pallas_kernels. Importing this package
+imports neither triton nor jax-triton; its modules (layernorm, softmax, classifier) import triton, and a call without
+`interpret` imports jax-triton. Leaves out attention and the rest, and AMD's GPUs.
+"""
+
+import importlib.metadata
+import re
+
+# jax-triton 0.4.1 is the first that compiles without a GPU beside jax 0.11; its rule for dead code takes three
+# arguments, of which jax 0.12 passes two others. Triton 3.6 lacks a class that it imports.
+NEEDED = {"jax-triton": (0, 4, 1), "triton": (3, 7)}
+LAST_WITHOUT_JAX_12 = (0, 4, 1)  # of jax-triton
+INSTALL = 'pip install "jax-triton>=0.4.1" "triton>=3.7,<3.8" "jax>=0.11.2,<0.12"'
+
+
+def availability() -> str | None:
+    """Why these kernels cannot be used here, in one line with what to do; None if the packages fit together.
+
+    Reads the versions that are installed and imports none of them. Whether there is an NVIDIA GPU it does not ask.
+    """
+    found = {name: _installed(name) for name in (*NEEDED, "jax")}
+    missing = [name for name in NEEDED if found[name] is None]
+    if missing:
+        return f"not installed: {' and '.join(missing)}; run {INSTALL}"
+    for name, needed in NEEDED.items():
+        if _numbers(found[name]) < needed:
+            return f"{name} {found[name]} is installed; needed is {'.'.join(map(str, needed))} or later: run {INSTALL}"
+    if _numbers(found["jax"]) >= (0, 12) and _numbers(found["jax-triton"]) <= LAST_WITHOUT_JAX_12:
+        versions = f"jax-triton {found['jax-triton']} does not work with jax {found['jax']}"
+        return f"{versions}; take a newer jax-triton or jax 0.11: run {INSTALL}"
+    return None
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(version: str | None) -> tuple[int, ...]:
+    """The numbers that a version begins with: (0, 12, 0, 1) of 0.12.0.1, (3, 7, 1) of 3.7.1+git. Empty for None."""
+    begin = re.match(r"\d+(\.\d+)*", version or "")
+    return tuple(int(number) for number in begin[0].split(".")) if begin else ()
