@@ -1,0 +1,247 @@
+"""What a compiled program consists of, from XLA's text of it: products, and to which operation each instruction belongs.
+
+The model's named scopes stand in each instruction's `op_name`: `jit(step_fn)/jvp(forward)/layer_03/qkv/...`. XLA joins
+instructions into fusions, which may mix operations; such a fusion belongs to the operation that does most in it. Leaves
+out time (trace.py).
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+from llmc_jax.profile.calculators import OPERATIONS, PHASES
+
+
+class Place(NamedTuple):
+    """Where in the model an instruction belongs."""
+
+    phase: str  # one of PHASES
+    operation: str  # one of OPERATIONS, 'weights' (a slice copied out of the flat buffer), or 'other'
+    layer: int | None = None
+
+
+class Instruction(NamedTuple):
+    """One line of a computation."""
+
+    name: str
+    shape: str  # XLA's text: f32[4,64]{1,0}, or a tuple of such
+    opcode: str
+    operands: tuple[str, ...]
+    rest: str  # what stands behind the operands
+    op_name: str
+    called: tuple[str, ...]  # computations
+
+
+class Owner(NamedTuple):
+    """The operation that an instruction belongs to, and how much of the instruction's work is another's."""
+
+    place: Place
+    mixed: float  # share of the work that belongs to other places, 0 where it is all one operation's
+
+
+# Shapes, then names: `  ROOT %dot.3 = f32[2,3]{1,0} dot(%a, %b), lhs_contracting_dims={1}, ...`
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (\((?:[^()]|\([^()]*\))*\)|\S+) ([\w-]+)\((.*)$")
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) (?:\(.*\) -> .*)?\{$")
+_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+_CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_ARRAY = re.compile(r"([a-z]+[0-9]*(?:e\dm\d\w*)?)\[([0-9,]*)\]")
+_LAYER = re.compile(r"layer_([0-9]+)")
+_WORD = re.compile(r"[A-Za-z_][\w.]*")
+_BITS = {"pred": 8, "bf16": 16, "token": 0}
+CONTAINERS = frozenset({"while", "call", "conditional"})  # their time is that of the instructions that they call
+FREE = frozenset({"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "opt-barrier"})
+
+
+def place_of(op_name: str) -> Place | None:
+    """The operation that an instruction's op_name says, or None where no named scope of the model stands in it.
+
+    The innermost phase counts: the head goes backwards in the middle of the forward pass. Outside all scopes JAX's own
+    marks of differentiation tell the phase.
+    """
+    first = op_name.split(";")[0]
+    parts = first.split("/")
+    words = [found[-1] if (found := _WORD.findall(part)) else "" for part in parts]
+    phases = [index for index, word in enumerate(words) if word in PHASES]
+    if not phases and "jvp" not in first:
+        return None
+    phase = words[phases[-1]] if phases else "backward" if "transpose(" in first else "forward"
+    layer = next((int(match[1]) for word in words if (match := _LAYER.fullmatch(word))), None)
+    operation = next((word for word in reversed(words[:-1]) if word in OPERATIONS), None)
+    if operation is None:
+        operation = "weights" if words[-1] in ("slice", "dynamic_slice") else "other"
+    return Place(phase, operation, layer)
+
+
+def elements(shape: str) -> int:
+    """Elements of an array, or of all arrays of a tuple."""
+    return sum(math.prod(int(size) for size in dims.split(",") if size) for _, dims in _ARRAY.findall(shape))
+
+
+def shape_bytes(shape: str) -> int:
+    """Bytes of an array, or of all arrays of a tuple."""
+    total = 0
+    for dtype, dims in _ARRAY.findall(shape):
+        bits = _BITS.get(dtype) if dtype in _BITS else int(re.findall(r"\d+", dtype)[0])
+        assert bits is not None
+        total += math.prod(int(size) for size in dims.split(",") if size) * bits // 8
+    return total
+
+
+class Program:
+    """A parsed program. Names of instructions are unique in it, so that a trace's names lead here."""
+
+    def __init__(self, text: str) -> None:
+        """text: as `compiled.as_text()` gives it, or `lowered.as_text(dialect='hlo')`."""
+        self.name = text.partition("\n")[0].partition(" ")[2].partition(",")[0]
+        self.computations: dict[str, list[Instruction]] = {}
+        self.entry = ""
+        current: list[Instruction] = []
+        for line in text.splitlines():
+            if line[:1] not in (" ", "}", "") and (match := _COMPUTATION.match(line)):
+                current = self.computations.setdefault(match[2], [])
+                self.entry = match[2] if match[1] else self.entry
+            elif instruction := _parse(line):
+                current.append(instruction)
+        self.by_name = {each.name: each for found in self.computations.values() for each in found}
+
+    # ----- products -----
+
+    def products_flops(self) -> dict[Place | None, int]:
+        """Operations of the matrix products by place, loops' bodies as often as they run.
+
+        Counts `dot` and the library calls that stand for one; a handwritten kernel's products are not seen.
+        """
+        counted: Counter[Place | None] = Counter()
+        for computation, times in self._times().items():
+            for instruction in self.computations[computation]:
+                if flops := self._product_flops(instruction):
+                    owner = self.owners.get(instruction.name)
+                    place = place_of(instruction.op_name) or (owner.place if owner else None)
+                    counted[place] += times * flops
+        return dict(counted)
+
+    def _times(self) -> Counter[str]:
+        """How often each computation runs in one execution of the program."""
+        times: Counter[str] = Counter()
+
+        def visit(computation: str, count: int) -> None:
+            times[computation] += count
+            for instruction in self.computations[computation]:
+                if instruction.opcode in ("fusion", "call", "conditional", "while", "async-start"):
+                    trips = self.trip_count(instruction) if instruction.opcode == "while" else 1
+                    for called in instruction.called:
+                        visit(called, count * trips)
+
+        visit(self.entry, 1)
+        return times
+
+    def trip_count(self, loop: Instruction) -> int:
+        """How often a while loop's body runs: as XLA says, or what its condition compares the counter with."""
+        if match := re.search(r'known_trip_count":\{"n":"(\d+)"', loop.rest):
+            return int(match[1])
+        condition = re.search(r"condition=%?([\w.-]+)", loop.rest)
+        assert condition is not None
+        numbers = [
+            int(match[1])
+            for instruction in self.computations[condition[1]]
+            if instruction.opcode == "constant" and (match := re.match(r"(\d+)\)", instruction.rest))
+        ]
+        return max(numbers, default=1)
+
+    def _product_flops(self, instruction: Instruction) -> int:
+        if instruction.opcode == "dot":
+            match = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.rest)
+            contracted = [int(each) for each in match[1].split(",") if each] if match else []
+        elif instruction.opcode == "custom-call" and "gemm" in instruction.rest.partition("custom_call_target=")[2][:40]:
+            match = re.search(r'"lhs_contracting_dimensions":(\[[^\]]*\])', instruction.rest)
+            contracted = [int(each) for each in json.loads(match[1])] if match else []
+        else:
+            return 0
+        left = self.by_name[instruction.operands[0]].shape
+        sizes = [int(size) for size in _ARRAY.findall(left)[0][1].split(",") if size]
+        output = _ARRAY.findall(instruction.shape)[0]  # a library call's tuple ends with its workspace
+        results = math.prod(int(size) for size in output[1].split(",") if size)
+        return 2 * results * math.prod(sizes[axis] for axis in contracted)
+
+    # ----- owners -----
+
+    @cached_property
+    def owners(self) -> Mapping[str, Owner]:
+        """The owner of every instruction that can be found one for, by its name."""
+        owners: dict[str, Owner] = {}
+        for instructions in self.computations.values():
+            for instruction in instructions:
+                if owner := self._owner(instruction):
+                    owners[instruction.name] = owner
+        for instructions in self.computations.values():
+            self._inherit(instructions, owners)
+        return owners
+
+    def _owner(self, instruction: Instruction) -> Owner | None:
+        own = place_of(instruction.op_name)
+        if instruction.opcode != "fusion":
+            return Owner(own, 0.0) if own else None
+        votes: Counter[Place] = Counter()
+        for member in self._members(instruction):
+            if member.opcode not in FREE and member.opcode != "broadcast" and (place := place_of(member.op_name)):
+                votes[place] += max(elements(member.shape), self._product_flops(member))
+        if own:
+            votes[own] += 1  # decides where all are equal
+        if not votes:
+            return None
+        named = [place for place in votes if place.operation not in ("weights", "other")]
+        winner = max(named or votes, key=lambda place: votes[place])
+        total = sum(votes[place] for place in named or votes)
+        return Owner(winner, 1 - votes[winner] / total)
+
+    def _members(self, fusion: Instruction) -> Iterator[Instruction]:
+        for called in fusion.called:
+            for member in self.computations.get(called, []):
+                yield member
+                if member.opcode == "fusion":
+                    yield from self._members(member)
+
+    def _inherit(self, instructions: list[Instruction], owners: dict[str, Owner]) -> None:
+        """An instruction without a scope belongs to who made its operands, or else to who uses it."""
+        for instruction in instructions:
+            if instruction.name not in owners and instruction.opcode not in FREE:
+                found = [owners[name] for name in instruction.operands if name in owners]
+                if found:
+                    owners[instruction.name] = found[-1]
+        for instruction in reversed(instructions):
+            if instruction.name in owners:
+                for name in instruction.operands:
+                    if name in self.by_name and self.by_name[name].opcode != "parameter":
+                        owners.setdefault(name, owners[instruction.name])
+
+
+def _parse(line: str) -> Instruction | None:
+    match = _INSTRUCTION.match(line)
+    if match is None:
+        return None
+    name, shape, opcode, rest = match.groups()
+    inside, behind = _split_operands(rest)
+    op_name = _OP_NAME.search(rest)
+    called = _CALLED.findall(behind)
+    if branches := _BRANCHES.search(behind):
+        called += [each.strip().removeprefix("%") for each in branches[1].split(",")]
+    operands = tuple(re.findall(r"%([\w.-]+)", inside)) or tuple(
+        each.strip().split(" ")[-1] for each in inside.split(",") if each.strip()
+    )
+    kept = rest if opcode == "constant" else behind
+    return Instruction(name, shape, opcode, operands, kept, op_name[1] if op_name else "", tuple(called))
+
+
+def _split_operands(text: str) -> tuple[str, str]:
+    """What stands before the bracket that closes the operands, and what behind it."""
+    depth = 1
+    for index, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0:
+            return text[:index], text[index + 1 :]
+    return text, ""
