@@ -1,4 +1,6 @@
-"""Causal self-attention of several heads, with the T x T matrix of weights written out.
+"""Causal self-attention of several heads, by softmax or by relu, with the T x T matrix of weights written out.
+
+Leaves out the forms without that matrix (pallas_kernels/attention.py).
 
 Per head, with q, k, v of shape (T, HS) and scale = 1/sqrt(HS):
 
@@ -16,9 +18,15 @@ Per head, with q, k, v of shape (T, HS) and scale = 1/sqrt(HS):
                 score is linear in q and in k:
                     dq[t,h] = scale * sum_u dscore[t,u] k[u,h]    dq = scale dscore k
                     dk[u,h] = scale * sum_t dscore[t,u] q[t,h]    dk = scale dscore^T q
+
+    relu        att[t,u]   = max(score[t,u], 0)                   for u <= t; 0 beyond; the row is not normalised
+                dscore[t,w] = datt[t,w] if score[t,w] > 0 else 0
+                Each weight depends on its own score alone: nothing is subtracted, no other weight takes part. out, dv,
+                datt, dq and dk are as above. At score = 0, where relu has no derivative, 0 is taken as in jax.nn.relu.
 """
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -32,18 +40,14 @@ def attention_forward(qkv: jax.Array, num_heads: int) -> tuple[jax.Array, jax.Ar
     llm.c train_gpt2.c, `attention_forward`.
     """
     q, k, v = _split_heads(qkv, num_heads)  # (B, NH, T, HS) each
-    T, HS = q.shape[-2:]
-    wide = jnp.promote_types(qkv.dtype, jnp.float32)
-    score = jnp.einsum("bnth,bnuh->bntu", q, k, preferred_element_type=wide) * (1.0 / math.sqrt(HS))
-    mask = jnp.arange(T)[:, None] >= jnp.arange(T)  # (T, T) row t sees columns u <= t
+    score, mask = _scores(q, k)
     score = jnp.where(mask, score, -jnp.inf)  # (B, NH, T, T)
     weight = jnp.exp(score - jnp.max(score, axis=-1, keepdims=True))  # the largest exponent is 0: no overflow
     att = (weight / jnp.sum(weight, axis=-1, keepdims=True)).astype(qkv.dtype)  # (B, NH, T, T)
-    out = jnp.einsum("bntu,bnuh->bnth", att, v, preferred_element_type=wide)  # (B, NH, T, HS)
-    return _merge_heads(out.astype(qkv.dtype)), att
+    return _weighted_sum(att, v), att
 
 
-def attention_backward(dout: jax.Array, qkv: jax.Array, out: jax.Array, att: jax.Array) -> jax.Array:
+def attention_backward(dout: jax.Array, qkv: jax.Array, out: jax.Array, att: jax.Array, num_heads: int) -> jax.Array:
     """Gradient of attention with respect to packed qkv: (B, T, 3C).
 
     dout (B, T, C); qkv (B, T, 3C); out (B, T, C) and att (B, NH, T, T) as the forward returned them.
@@ -51,18 +55,67 @@ def attention_backward(dout: jax.Array, qkv: jax.Array, out: jax.Array, att: jax
     al., FlashAttention (2022), appendix B.
     """
     B, T, C = dout.shape
-    num_heads = att.shape[1]
+    wide = jnp.promote_types(qkv.dtype, jnp.float32)
+    row_sum = jnp.sum((dout.astype(wide) * out).reshape(B, T, num_heads, C // num_heads), axis=-1)  # (B, T, NH)
+    row_sum = row_sum.transpose(0, 2, 1)[..., None]  # (B, NH, T, 1)
+    return _backward(dout, qkv, att, lambda datt: att * (datt - row_sum), num_heads)
+
+
+def relu_attention_forward(qkv: jax.Array, num_heads: int) -> tuple[jax.Array, tuple[()]]:
+    """Causal attention from packed qkv (B, T, 3C) whose weights are relu(score), not normalised.
+
+    Returns out (B, T, C), and () because the backward needs nothing but qkv: it computes the weights again. Weights are
+    rounded to qkv's dtype. out[t] grows with t, since nothing divides by the number of positions seen.
+    Source: docs/relu_attention.md.
+    """
+    q, k, v = _split_heads(qkv, num_heads)  # (B, NH, T, HS) each
+    score, mask = _scores(q, k)
+    att = jnp.where(mask, jax.nn.relu(score), 0).astype(qkv.dtype)  # (B, NH, T, T)
+    return _weighted_sum(att, v), ()
+
+
+def relu_attention_backward(
+    dout: jax.Array, qkv: jax.Array, out: jax.Array, saved: tuple[()], num_heads: int
+) -> jax.Array:
+    """Gradient of relu attention with respect to packed qkv: (B, T, 3C).
+
+    dout (B, T, C); qkv (B, T, 3C); out and saved as the forward returned them, which stand here only because softmax
+    attention needs them. Source: the derivation above.
+    """
+    q, k, _ = _split_heads(qkv, num_heads)  # (B, NH, T, HS) each
+    score, mask = _scores(q, k)
+    att = jnp.where(mask, jax.nn.relu(score), 0).astype(qkv.dtype)  # (B, NH, T, T)
+    return _backward(dout, qkv, att, lambda datt: jnp.where(mask & (score > 0), datt, 0), num_heads)
+
+
+def _scores(q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Scores (B, NH, T, T) in at least float32, and the mask (T, T): row t sees columns u <= t."""
+    T, HS = q.shape[-2:]
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    score = jnp.einsum("bnth,bnuh->bntu", q, k, preferred_element_type=wide) * (1.0 / math.sqrt(HS))
+    return score, jnp.arange(T)[:, None] >= jnp.arange(T)
+
+
+def _weighted_sum(att: jax.Array, v: jax.Array) -> jax.Array:
+    """out (B, T, C) of weights (B, NH, T, T) and v (B, NH, T, HS)."""
+    wide = jnp.promote_types(v.dtype, jnp.float32)
+    out = jnp.einsum("bntu,bnuh->bnth", att, v, preferred_element_type=wide)  # (B, NH, T, HS)
+    return _merge_heads(out.astype(v.dtype))
+
+
+def _backward(
+    dout: jax.Array, qkv: jax.Array, att: jax.Array, weights_backward: Callable[[jax.Array], jax.Array], num_heads: int
+) -> jax.Array:
+    """dqkv (B, T, 3C) of any weights att (B, NH, T, T), of which weights_backward(datt) is the dscore."""
+    B, T, C = dout.shape
     wide = jnp.promote_types(qkv.dtype, jnp.float32)
     q, k, v = _split_heads(qkv, num_heads)  # (B, NH, T, HS) each
-    by_head = (B, T, num_heads, C // num_heads)
-    row_sum = jnp.sum((dout.astype(wide) * out).reshape(by_head), axis=-1)  # (B, T, NH)
-    row_sum = row_sum.transpose(0, 2, 1)[..., None]  # (B, NH, T, 1)
-    dout = dout.reshape(by_head).transpose(0, 2, 1, 3)  # (B, NH, T, HS)
+    dout = dout.reshape(B, T, num_heads, C // num_heads).transpose(0, 2, 1, 3)  # (B, NH, T, HS)
     scale = 1.0 / math.sqrt(C // num_heads)
 
     dv = jnp.einsum("bntu,bnth->bnuh", att, dout, preferred_element_type=wide)  # (B, NH, T, HS)
     datt = jnp.einsum("bnth,bnuh->bntu", dout, v, preferred_element_type=wide)  # (B, NH, T, T)
-    dscore = (att * (datt - row_sum) * scale).astype(qkv.dtype)  # (B, NH, T, T) with the scale of dq and dk
+    dscore = (weights_backward(datt) * scale).astype(qkv.dtype)  # (B, NH, T, T) with the scale of dq and dk
     dq = jnp.einsum("bntu,bnuh->bnth", dscore, k, preferred_element_type=wide)  # (B, NH, T, HS)
     dk = jnp.einsum("bntu,bnth->bnuh", dscore, q, preferred_element_type=wide)  # (B, NH, T, HS)
     return jnp.concatenate([_merge_heads(d.astype(qkv.dtype)) for d in (dq, dk, dv)], axis=-1)  # (B, T, 3C)

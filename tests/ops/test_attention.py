@@ -1,4 +1,4 @@
-"""Causal attention against loops over heads and positions, and against jax.vjp of another formulation."""
+"""Causal attention, softmax and relu, against loops over heads and positions and jax.vjp of another formulation."""
 
 import math
 
@@ -7,7 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmc_jax.ops.attention import attention_backward, attention_forward
+from llmc_jax.ops.attention import (
+    attention_backward,
+    attention_forward,
+    relu_attention_backward,
+    relu_attention_forward,
+)
 
 SHAPES = [  # B, T, NH, HS
     (2, 5, 3, 4),
@@ -16,7 +21,9 @@ SHAPES = [  # B, T, NH, HS
     (2, 4, 4, 1),  # heads of one channel
 ]
 forward = jax.jit(attention_forward, static_argnums=1)
-backward = jax.jit(attention_backward)
+backward = jax.jit(attention_backward, static_argnums=4)
+relu_forward = jax.jit(relu_attention_forward, static_argnums=1)
+relu_backward = jax.jit(relu_attention_backward, static_argnums=4)
 
 
 def loops(qkv: np.ndarray, num_heads: int) -> tuple[np.ndarray, np.ndarray]:
@@ -56,7 +63,7 @@ def test_forward(B: int, T: int, NH: int, HS: int, rng: np.random.Generator) -> 
 def test_backward(B: int, T: int, NH: int, HS: int, rng: np.random.Generator) -> None:
     qkv, dout = 2 * rng.normal(size=(B, T, 3 * NH * HS)), rng.normal(size=(B, T, NH * HS))
     (expected,) = jax.jit(lambda qkv, dout: jax.vjp(lambda qkv: reference(qkv, NH), qkv)[1](dout))(qkv, dout)
-    found = backward(dout, qkv, *forward(qkv, NH))
+    found = backward(dout, qkv, *forward(qkv, NH), NH)
     np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-13)
 
 
@@ -75,7 +82,7 @@ def test_the_future_reaches_neither_outputs_nor_gradients(rng: np.random.Generat
     np.testing.assert_array_equal(forward(qkv, 2)[0][:, :4], forward(changed, 2)[0][:, :4])
     dout = rng.normal(size=(1, 6, 8)).astype(np.float32)
     dout[:, 4:] = 0
-    assert (np.asarray(backward(dout, qkv, *forward(qkv, 2)))[:, 4:] == 0).all()
+    assert (np.asarray(backward(dout, qkv, *forward(qkv, 2), 2))[:, 4:] == 0).all()
 
 
 def test_large_scores_do_not_overflow() -> None:
@@ -86,14 +93,83 @@ def test_large_scores_do_not_overflow() -> None:
     out, att = forward(qkv, 1)
     np.testing.assert_allclose(out[0], [[1, 2], [3, 4], [3, 4]], atol=3)  # finite, a mean of earlier values
     np.testing.assert_array_equal(out[0, :2], [[1, 2], [3, 4]])
-    assert np.isfinite(backward(np.ones((1, 3, 2), np.float32), qkv, out, att)).all()
+    assert np.isfinite(backward(np.ones((1, 3, 2), np.float32), qkv, out, att, 1)).all()
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_dtypes(dtype: jnp.dtype, rng: np.random.Generator) -> None:
     qkv, dout = (jnp.asarray(rng.normal(size=(2, 5, width)), dtype) for width in (24, 8))
     out, att = forward(qkv, 2)
-    assert out.dtype == att.dtype == backward(dout, qkv, out, att).dtype == dtype
+    assert out.dtype == att.dtype == backward(dout, qkv, out, att, 2).dtype == dtype
     wide = forward(qkv.astype(jnp.float32), 2)
     np.testing.assert_array_equal(att, wide[1].astype(dtype))  # the softmax is taken in float32 and rounded once
     np.testing.assert_allclose(out.astype(np.float32), wide[0], atol=2e-2)
+
+
+def relu_loops(qkv: np.ndarray, num_heads: int) -> np.ndarray:
+    """relu attention as one would do it by hand: out (B, T, C)."""
+    B, T, C3 = qkv.shape
+    C, HS = C3 // 3, C3 // 3 // num_heads
+    out = np.zeros((B, T, C))
+    for b, h, t in np.ndindex(B, num_heads, T):
+        q, k, v = (qkv[b, :, i * C + h * HS : i * C + (h + 1) * HS] for i in range(3))
+        for u in range(t + 1):
+            out[b, t, h * HS : (h + 1) * HS] += max(float(q[t] @ k[u]) / math.sqrt(HS), 0.0) * v[u]
+    return out
+
+
+def relu_reference(qkv: jax.Array, num_heads: int) -> jax.Array:
+    """out (B, T, C), head by head, for jax.vjp."""
+    heads = []
+    for q, k, v in zip(*(jnp.split(z, num_heads, axis=-1) for z in jnp.split(qkv, 3, axis=-1)), strict=True):
+        heads.append(jnp.tril(jax.nn.relu(q @ k.mT / np.sqrt(q.shape[-1]))) @ v)
+    return jnp.concatenate(heads, axis=-1)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize(("B", "T", "NH", "HS"), SHAPES)
+def test_relu_forward(B: int, T: int, NH: int, HS: int, rng: np.random.Generator) -> None:
+    qkv = 2 * rng.normal(size=(B, T, 3 * NH * HS))
+    out, saved = relu_forward(qkv, NH)
+    assert saved == ()
+    np.testing.assert_allclose(out, relu_loops(qkv, NH), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize(("B", "T", "NH", "HS"), SHAPES)
+def test_relu_backward(B: int, T: int, NH: int, HS: int, rng: np.random.Generator) -> None:
+    qkv, dout = 2 * rng.normal(size=(B, T, 3 * NH * HS)), rng.normal(size=(B, T, NH * HS))
+    (expected,) = jax.jit(lambda qkv, dout: jax.vjp(lambda qkv: relu_reference(qkv, NH), qkv)[1](dout))(qkv, dout)
+    found = relu_backward(dout, qkv, *relu_forward(qkv, NH), NH)
+    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.usefixtures("double")
+def test_relu_backward_by_finite_differences(rng: np.random.Generator) -> None:
+    """Along random directions. Between its kinks relu attention is cubic in qkv: a small step sees its derivative."""
+    qkv, dout = rng.normal(size=(1, 6, 24)), rng.normal(size=(1, 6, 8))
+    dqkv = np.asarray(relu_backward(dout, qkv, *relu_forward(qkv, 2), 2))
+    for _ in range(5):
+        step = 1e-5 * rng.normal(size=qkv.shape)
+        difference = np.sum(dout * (relu_forward(qkv + step, 2)[0] - relu_forward(qkv - step, 2)[0])) / 2
+        np.testing.assert_allclose(difference, np.sum(dqkv * step), rtol=1e-6)
+
+
+def test_relu_future_reaches_neither_outputs_nor_gradients(rng: np.random.Generator) -> None:
+    qkv = rng.normal(size=(1, 6, 24)).astype(np.float32)
+    changed = qkv.copy()
+    changed[:, 4:] = 7 * rng.normal(size=(1, 2, 24))
+    np.testing.assert_array_equal(relu_forward(qkv, 2)[0][:, :4], relu_forward(changed, 2)[0][:, :4])
+    dout = rng.normal(size=(1, 6, 8)).astype(np.float32)
+    dout[:, 4:] = 0
+    dqkv = np.asarray(relu_backward(dout, qkv, *relu_forward(qkv, 2), 2))
+    assert (dqkv[:, 4:] == 0).all() and (dqkv[:, :4] != 0).any()
+
+
+def test_relu_score_of_zero_has_no_gradient() -> None:
+    """q = 0: all scores are 0, relu's kink; jax.nn.relu's derivative there is 0 too."""
+    qkv = np.ones((1, 3, 12), np.float32)
+    qkv[..., :4] = 0
+    out, saved = relu_forward(qkv, 1)
+    assert (np.asarray(out) == 0).all()
+    assert (np.asarray(relu_backward(np.ones((1, 3, 4), np.float32), qkv, out, saved, 1)) == 0).all()
