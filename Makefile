@@ -6,11 +6,12 @@
 #   JAX=…        cpu, cuda12 or cuda13, if not the one that scripts/find_accelerator.sh chooses
 
 python := .venv/bin/python
+aot_jax := 0.12.0.1 0.11.2# whose compilers tests/aot/table.json knows
 
 unexport PYTHONPATH PYTHONHOME # what runs is .venv alone
 export PIP_USER := 0
 
-.PHONY: help train test test-slow lint setup setup-dev clean
+.PHONY: help train test test-slow test-aot lint setup setup-dev clean
 .NOTPARALLEL:
 
 help: ## list these targets
@@ -24,6 +25,12 @@ test: setup-dev ## set up, then run the tests but the slow ones
 
 test-slow: setup-dev ## the tests that take minutes
 	JAX_PLATFORMS=cpu $(python) -m pytest -m slow $(ARGS)
+
+test-aot: ## compile the kernels for GPUs that are not there, with each supported JAX (Linux; 2 GB of packages)
+	@for jax in $(aot_jax); do scripts/setup_aot.sh $$jax || exit 1; done
+	@for jax in $(aot_jax); do \
+	    echo "JAX $$jax" && JAX_PLATFORMS=cpu .venv-aot-$$jax/bin/python -m pytest -q -m slow tests/aot $(ARGS) || exit 1; \
+	done
 
 lint: setup-dev ## ruff and mypy
 	$(python) -m ruff check .

@@ -11,6 +11,7 @@ Start Python with JAX_PLATFORMS=cpu: without it JAX looks for a GPU first and co
 import ctypes
 import dataclasses
 import importlib.util
+import math
 import os
 import re
 import sys
@@ -88,6 +89,10 @@ class Program(NamedTuple):
     def hlo(self) -> str:
         """XLA's program after all optimisations, as text."""
         return self.compiled.as_text() or ""
+
+    def copies(self, least: int = 0) -> list[str]:
+        """The arrays of at least so many bytes that the program copies whole, such as `f32[124518400]`."""
+        return [shape for shape, size in copied_arrays(self.hlo) if size >= least]
 
 
 class KernelResources(NamedTuple):
@@ -167,11 +172,8 @@ def gpu_mesh(name: str, shape: Sequence[int] = (1,), axis_names: Sequence[str] =
             f"jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version} (no driver and no CUDA libraries)"
         )
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # the plugin would ask for cuDNN, cuBLAS and others
-    count = 1
-    for size in shape:
-        count *= size
     topology = topologies.get_topology_desc(
-        platform="cuda", topology_name="", target_config=_target_config(target), topology=f"1x1x{count}"
+        platform="cuda", topology_name="", target_config=_target_config(target), topology=f"1x1x{math.prod(shape)}"
     )
     return topologies.make_mesh(topology, tuple(shape), tuple(axis_names))
 
@@ -281,7 +283,20 @@ device_description_str: "{target.device_kind}"
 """
 
 
-# ----- what the assembler says --------------------------------------------------------------------------------------
+# ----- what XLA and the assembler say -------------------------------------------------------------------------------
+
+_COPY = re.compile(r"= \(?([a-z]+(\d+)\w*\[([\d,]*)\])[^=]* copy(?:-start)?\(")
+
+
+def copied_arrays(hlo: str) -> list[tuple[str, int]]:
+    """Shape and bytes of every array that a program's text copies whole. Booleans (`pred`) are left out."""
+    found = []
+    for line in hlo.splitlines():
+        if match := _COPY.search(line):
+            elements = math.prod(int(size) for size in match[3].split(",") if size)
+            found.append((match[1], elements * int(match[2]) // 8))
+    return found
+
 
 _FUNCTION = re.compile(r"Compiling entry function '(\w+?)(?:_mosaic_gpu_kernel)?' for")
 _SPILLED = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads$")

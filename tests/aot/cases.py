@@ -1,0 +1,164 @@
+"""What is lowered and compiled for GPUs that are not there: every kernel over its dtypes and shapes, and whole steps.
+
+Shared by tests/test_deviceless.py (lowering), tests/aot/test_aot.py (compiling) and benchmarks/aot.py (the table).
+"""
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import pallas_kernels
+from llmc_jax import deviceless
+
+DTYPES: dict[str, Any] = {"bf16": jnp.bfloat16, "fp16": jnp.float16, "fp32": jnp.float32, "int32": jnp.int32}
+EVERY_DTYPE = ("bf16", "fp16", "fp32")
+LARGE = 1_000_000  # bytes: copies below are not worth a look
+
+ROWS = 4096  # B=4 T=1024
+V, Vp = 50257, 50304
+FLAT = 124_518_400  # parameters of GPT-2 124M, padded
+
+
+class Case(NamedTuple):
+    """One kernel function with the shapes and dtypes of its arguments."""
+
+    function: str  # module.function of pallas_kernels
+    dtype: str
+    shape: str  # what tells it from the others of this function and dtype
+    arguments: dict[str, Any]  # "0", "1", …: positional; else by name. Arrays are jax.ShapeDtypeStruct, the rest static
+    donated: tuple[str, ...]  # those whose memory the kernel must reuse
+
+    @property
+    def name(self) -> str:
+        return f"{self.function} {self.dtype} {self.shape}"
+
+    @property
+    def donated_bytes(self) -> int:
+        return num_bytes([self.arguments[key] for key in self.donated])
+
+    def lower(self, gpu: str) -> Any:
+        return deviceless.lower_for(*self._call(gpu), gpu, donate_argnums=0)
+
+    def compile(self, gpu: str) -> deviceless.Program:
+        return deviceless.compile_for(*self._call(gpu), gpu, donate_argnums=0)
+
+    def _call(self, gpu: str) -> tuple[Callable[..., Any], tuple[dict[str, Any], dict[str, Any]]]:
+        """A function of the donated arrays and of the others, and both."""
+        arrays = {key: value for key, value in self.arguments.items() if has_arrays(value)}
+        donated = {key: arrays.pop(key) for key in self.donated}
+        function, target = kernel_function(self.function), deviceless.known_target(gpu).architecture
+
+        def call(donated: dict[str, Any], kept: dict[str, Any]) -> Any:
+            given = {**self.arguments, **donated, **kept}
+            positional = [value for key, value in given.items() if key.isdigit()]
+            named = {key: value for key, value in given.items() if not key.isdigit()}
+            return function(*positional, **named, target=target)
+
+        return call, (donated, arrays)
+
+
+def num_bytes(tree: Any) -> int:
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def has_arrays(value: Any) -> bool:
+    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(value))
+
+
+def kernel_function(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(".")
+    return getattr(importlib.import_module(f"pallas_kernels.{module}"), function)
+
+
+def public_kernels() -> set[str]:
+    """Every function of pallas_kernels that a case must exist for: public, and made for a target."""
+    found = set()
+    for info in pkgutil.iter_modules(pallas_kernels.__path__):
+        module = importlib.import_module(f"pallas_kernels.{info.name}")
+        for name, value in vars(module).items():
+            own = callable(value) and getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
+            if own and "target" in inspect.signature(value).parameters and info.name not in ("mosaic", "tuning"):
+                found.add(f"{info.name}.{name}")
+    return found
+
+
+def array(dtype: str, *shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, DTYPES[dtype])
+
+
+def case(function: str, dtype: str, shape: str, *arguments: Any, donated: tuple[str, ...] = (), **named: Any) -> Case:
+    return Case(function, dtype, shape, {str(i): each for i, each in enumerate(arguments)} | named, donated)
+
+
+# ----- the kernels --------------------------------------------------------------------------------------------------
+
+
+def layernorm(dtype: str, C: int, weights: str, rows: int = ROWS) -> Iterator[Case]:
+    x, w, mean = array(dtype, rows, C), array(weights, C), array("fp32", rows)
+    shape = f"rows={rows} C={C}" if weights == dtype else f"rows={rows} C={C} w:{weights}"
+    yield case("layernorm.layernorm_forward", dtype, shape, x, w, w)
+    yield case("layernorm.layernorm_backward", dtype, shape, x, x, w, mean, mean)
+    yield case("layernorm.residual_layernorm_forward", dtype, shape, x, x, w, w)
+    yield case("layernorm.residual_layernorm_backward", dtype, shape, x, x, x, w, mean, mean)
+
+
+def gelu(dtype: str, *shape: int) -> Iterator[Case]:
+    x = array(dtype, *shape)
+    yield case("gelu.gelu_forward", dtype, str(shape), x)
+    yield case("gelu.gelu_backward", dtype, str(shape), x, x)
+
+
+def softmax(dtype: str, T: int) -> Iterator[Case]:
+    scores = array(dtype, 4, 12, T, T)
+    yield case("softmax.softmax_forward", dtype, f"T={T}", scores, scale=0.125)
+    yield case("softmax.softmax_backward", dtype, f"T={T}", scores, scores, scale=0.125)
+
+
+def classifier(dtype: str, rows: int, vocab_size: int, padded: int) -> Iterator[Case]:
+    shape = f"rows={rows} V={vocab_size} Vp={padded}"
+    arguments = array(dtype, rows, padded), array("int32", rows), array("fp32", rows), vocab_size
+    yield case("classifier.classifier", dtype, shape, *arguments, donated=("0",))
+
+
+def embedding(dtype: str, B: int, T: int, C: int) -> Iterator[Case]:
+    arguments = array(dtype, B, T, C), array("int32", B, T), array(dtype, Vp, C)
+    yield case("embedding.embedding_backward", dtype, f"B={B} T={T} C={C}", *arguments, donated=("2",))
+
+
+def cases() -> list[Case]:
+    """Every case, for every GPU."""
+    found: list[Case] = []
+    for C in (768, 1024, 1280, 1600, 2560, 12288):
+        found += layernorm("bf16", C, "bf16")
+    for dtype, weights in (("bf16", "fp32"), ("fp16", "fp16"), ("fp32", "fp32")):
+        found += layernorm(dtype, 768, weights)
+    found += layernorm("bf16", 768, "bf16", rows=4095)
+    for dtype in EVERY_DTYPE:
+        found += gelu(dtype, ROWS, 4 * 768)
+        found += softmax(dtype, 1024)
+        found += classifier(dtype, ROWS, V, Vp)
+        found += embedding(dtype, 4, 1024, 768)
+    found += gelu("bf16", 4095, 6400)
+    found += softmax("bf16", 1000)
+    found += classifier("bf16", 4095, 65, 128)
+    found += embedding("bf16", 4, 1000, 1600)
+    return [each for each in found if find_spec(f"pallas_kernels.{each.function.partition('.')[0]}")]
+
+
+def compiled_for(gpu: str) -> list[Case]:
+    """What is compiled for a GPU."""
+    return cases()
+
+
+def lowered_for(gpu: str) -> list[Case]:
+    """What is lowered for a GPU: the first case of every function."""
+    first: dict[str, Case] = {}
+    for each in compiled_for(gpu):
+        first.setdefault(each.function, each)
+    return list(first.values())
