@@ -62,7 +62,6 @@ def call(
     import jax_triton
 
     capability = int(target.removeprefix("sm_"))
-
     refs = [jax.new_ref(each) for each in changed]
     new = jax_triton.triton_call(
         *inputs,
