@@ -15,14 +15,29 @@ import jax.numpy as jnp
 
 import pallas_kernels
 from llmc_jax import deviceless
+from llmc_jax.config import parse_descriptor
+from llmc_jax.gpt2 import Execution
+from llmc_jax.kernels import pallas_operations
+from llmc_jax.optimizer import AdamWNumbers, decay_ranges
+from llmc_jax.params import flat_size
+from llmc_jax.schedule import ScheduleNumbers
+from llmc_jax.step import StepNumbers, StepOptions, TrainState, train_step
 
-DTYPES: dict[str, Any] = {"bf16": jnp.bfloat16, "fp16": jnp.float16, "fp32": jnp.float32, "int32": jnp.int32}
+DTYPES: dict[str, Any] = {
+    "bf16": jnp.bfloat16,
+    "fp16": jnp.float16,
+    "fp32": jnp.float32,
+    "int32": jnp.int32,
+    "uint32": jnp.uint32,
+    "bool": jnp.bool_,
+}
 EVERY_DTYPE = ("bf16", "fp16", "fp32")
 LARGE = 1_000_000  # bytes: copies below are not worth a look
 
 ROWS = 4096  # B=4 T=1024
 V, Vp = 50257, 50304
-FLAT = 124_518_400  # parameters of GPT-2 124M, padded
+D12 = parse_descriptor("d12")
+FLAT = flat_size(D12)
 
 
 class Case(NamedTuple):
@@ -131,8 +146,31 @@ def embedding(dtype: str, B: int, T: int, C: int) -> Iterator[Case]:
     yield case("embedding.embedding_backward", dtype, f"B={B} T={T} C={C}", *arguments, donated=("2",))
 
 
+def attention(dtype: str, T: int, num_heads: int, head_size: int, kinds: tuple[str, ...] = ("",)) -> Iterator[Case]:
+    B, C = 4, num_heads * head_size
+    qkv, out, lse = array(dtype, B, T, 3 * C), array(dtype, B, T, C), array("fp32", B, num_heads, T)
+    shape = f"T={T} NH={num_heads} HS={head_size}"
+    for kind in kinds:
+        saved = () if kind else lse
+        yield case(f"attention.{kind}attention_forward", dtype, shape, qkv, num_heads)
+        yield case(f"attention.{kind}attention_backward", dtype, shape, out, qkv, out, saved, num_heads)
+
+
+def adamw(dtype: str, rounding: str, gradient: str | None = None, masters: bool = True) -> Iterator[Case]:
+    wide, low, scalar = array("fp32", FLAT), array(dtype, FLAT), array("fp32")
+    params, copy = (wide, None if dtype == "fp32" else low) if masters else (low, None)
+    shape = f"{rounding}, {'fp32 params' if masters else 'no master weights'}"
+    yield case(
+        "adamw.adamw_update", dtype, shape, params, wide, wide, array(gradient or dtype, FLAT),
+        scale=scalar, learning_rate=scalar, update=array("int32"), apply=array("bool"),
+        numbers=AdamWNumbers(scalar, scalar, scalar, scalar), decay=decay_ranges(D12, "matrices"), copy=copy,
+        rounding=rounding, seed=array("uint32") if rounding == "stochastic" else None,
+        donated=("0", "1", "2", "copy") if copy else ("0", "1", "2"),
+    )  # fmt: skip
+
+
 def cases() -> list[Case]:
-    """Every case, for every GPU."""
+    """Every case of a kernel, for every GPU."""
     found: list[Case] = []
     for C in (768, 1024, 1280, 1600, 2560, 12288):
         found += layernorm("bf16", C, "bf16")
@@ -144,21 +182,76 @@ def cases() -> list[Case]:
         found += softmax(dtype, 1024)
         found += classifier(dtype, ROWS, V, Vp)
         found += embedding(dtype, 4, 1024, 768)
+        found += adamw(dtype, "nearest")
+        found.append(case("adamw.global_norm", dtype, "d12", array(dtype, FLAT)))
     found += gelu("bf16", 4095, 6400)
     found += softmax("bf16", 1000)
     found += classifier("bf16", 4095, 65, 128)
     found += embedding("bf16", 4, 1000, 1600)
+    found += adamw("bf16", "stochastic")
+    found += adamw("bf16", "stochastic", masters=False)
+    for head_size in (32, 64, 80, 96, 128):
+        found += attention("bf16", 1024, 12, head_size, ("", "relu_") if head_size == 64 else ("",))
+    found += attention("fp16", 1024, 12, 64)
+    found += attention("bf16", 1000, 25, 64)
     return [each for each in found if find_spec(f"pallas_kernels.{each.function.partition('.')[0]}")]
 
 
-def compiled_for(gpu: str) -> list[Case]:
+# ----- training steps -----------------------------------------------------------------------------------------------
+
+
+class StepCase(NamedTuple):
+    """A whole training step with our kernels: one micro-batch of B x T tokens, or several, and the update."""
+
+    model: str  # descriptor
+    dtype: str
+    B: int
+    A: int  # micro-batches
+    function: str = "step"
+
+    @property
+    def name(self) -> str:
+        return f"step {self.model} {self.dtype} B={self.B}" + (f" A={self.A}" if self.A > 1 else "")
+
+    @property
+    def donated_bytes(self) -> int:
+        return num_bytes(self._arguments("h200")[0])
+
+    def lower(self, gpu: str) -> Any:
+        return deviceless.lower_for(train_step, self._arguments(gpu), gpu)
+
+    def compile(self, gpu: str) -> deviceless.Program:
+        return deviceless.compile_for(train_step, self._arguments(gpu), gpu)
+
+    def _arguments(self, gpu: str) -> tuple[Any, ...]:
+        config = parse_descriptor(self.model)
+        flat, integer, real = array("fp32", flat_size(config)), array("int32"), array("fp32")
+        copy = None if self.dtype == "fp32" else array(self.dtype, flat_size(config))
+        state = TrainState(flat, flat, flat, integer, integer, copy)
+        schedule = ScheduleNumbers(real, integer, integer, real, integer, real)
+        numbers = StepNumbers(schedule, AdamWNumbers(real, real, real, real), real)
+        tokens = array("int32", self.A, self.B, config.max_seq_len)
+        op = pallas_operations(deviceless.known_target(gpu).architecture)
+        return state, tokens, tokens, numbers, config, StepOptions("cosine", "matrices", Execution(op))
+
+
+def steps() -> list[StepCase]:
+    """Every training step, for every GPU."""
+    return [
+        StepCase("d12", "bf16", B=4, A=1),
+        StepCase("d12", "bf16", B=16, A=1),
+        StepCase("d12", "bf16", B=4, A=4),
+    ]
+
+
+def compiled_for(gpu: str) -> list[Case | StepCase]:
     """What is compiled for a GPU."""
-    return cases()
+    return [*cases(), *steps()]
 
 
-def lowered_for(gpu: str) -> list[Case]:
-    """What is lowered for a GPU: the first case of every function."""
-    first: dict[str, Case] = {}
+def lowered_for(gpu: str) -> list[Case | StepCase]:
+    """What is lowered for a GPU: the first case of every function, and one step."""
+    first: dict[str, Case | StepCase] = {}
     for each in compiled_for(gpu):
         first.setdefault(each.function, each)
     return list(first.values())

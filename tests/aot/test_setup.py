@@ -1,0 +1,82 @@
+"""scripts/setup_aot.sh, run with a Python whose environments hold a pip that only writes down how it was called."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+FAKE_PYTHON = """#!/bin/sh
+case "$*" in
+"-m venv "*) mkdir -p "$3/bin" && cat "$0" >"$3/bin/python" && chmod +x "$3/bin/python" ;;
+"-m pip install "*) echo "$*" >>calls && [ ! -e offline ] || { echo 'pip: no route to host'; exit 1; } ;;
+-c*sys.version_info*) echo "$0" ;;
+esac
+"""
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the CUDA plugin exists for Linux only")
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A clone with the script's files, and the fake Python beside it."""
+    clone = tmp_path / "a clone"
+    shutil.copytree(ROOT / "scripts", clone / "scripts")
+    shutil.copy(ROOT / "constraints.txt", clone)
+    (tmp_path / "python").write_text(FAKE_PYTHON)
+    (tmp_path / "python").chmod(0o755)
+    return clone
+
+
+def setup(clone: Path, *versions: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [clone / "scripts/setup_aot.sh", *versions], env={**os.environ, "PYTHON": str(clone.parent / "python")},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def calls(clone: Path) -> list[str]:
+    log = clone / "calls"
+    return log.read_text().splitlines() if log.exists() else []
+
+
+def test_plugin_is_installed_once_and_without_cuda(clone: Path) -> None:
+    first = setup(clone, "0.11.2")
+    assert (first.returncode, first.stderr, first.stdout.count("\n")) == (0, "", 1)
+    plugin, others = calls(clone)
+    assert "--no-deps jax==0.11.2 jaxlib==0.11.2 jax-cuda12-plugin==0.11.2 jax-cuda12-pjrt==0.11.2" in plugin
+    assert "-c constraints.txt" in others and "jax" not in others
+    second = setup(clone, "0.11.2")
+    assert (second.returncode, second.stdout, second.stderr, len(calls(clone))) == (0, "", "", 2)
+    setup(clone, "0.12.0")
+    assert len(calls(clone)) == 4 and (clone / ".venv-aot-0.12.0/.ready").exists()
+
+
+def test_environment_is_made_anew_when_it_was_moved_or_its_packages_change(clone: Path) -> None:
+    setup(clone, "0.11.2")
+    with (clone / "constraints.txt").open("a") as file:
+        file.write("# changed\n")
+    setup(clone, "0.11.2")
+    assert len(calls(clone)) == 4
+    moved = clone.rename(clone.with_name("moved"))
+    setup(moved, "0.11.2")
+    assert len(calls(moved)) == 6
+
+
+def test_failure_is_shown_and_tried_again(clone: Path) -> None:
+    (clone / "offline").touch()
+    failed = setup(clone, "0.11.2")
+    assert failed.returncode == 1
+    assert "no route to host" in failed.stderr and "PIP_INDEX_URL" in failed.stderr
+    (clone / "offline").unlink()
+    assert setup(clone, "0.11.2").returncode == 0
+    assert setup(clone, "0.11.2").stdout == ""
+
+
+def test_version_must_be_named(clone: Path) -> None:
+    failed = setup(clone)
+    assert failed.returncode != 0 and "usage: scripts/setup_aot.sh JAX-VERSION" in failed.stderr
