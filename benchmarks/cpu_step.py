@@ -37,6 +37,7 @@ import numpy as np  # noqa: E402
 
 from llmc_jax import hardware  # noqa: E402
 from llmc_jax.config import ModelConfig, parse_descriptor  # noqa: E402
+from llmc_jax.gpt2 import Execution  # noqa: E402
 from llmc_jax.optimizer import AdamWNumbers  # noqa: E402
 from llmc_jax.params import flat_size, num_parameters  # noqa: E402
 from llmc_jax.schedule import ScheduleNumbers  # noqa: E402
@@ -96,7 +97,7 @@ def step_runner(config: ModelConfig, B: int, T: int, recompute: int):
     inputs = rng.integers(0, config.vocab_size, (1, B, T)).astype(np.int32)
     targets = rng.integers(0, config.vocab_size, (1, B, T)).astype(np.int32)
     numbers = StepNumbers(ScheduleNumbers(3e-4, 0, 1000, 1.0, 0, 1.0), AdamWNumbers(0.9, 0.95, 1e-8, 0.1), 1.0)
-    options = StepOptions("cosine", "matrices", recompute)
+    options = StepOptions("cosine", "matrices", Execution(recompute=recompute))
 
     def once() -> float:
         nonlocal state

@@ -150,8 +150,8 @@ def _parser() -> argparse.ArgumentParser:
         add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS
     )
     for about in OPTIONS:
-        if about.is_switch:
-            parser.add_argument(*about.flags, dest=about.name, action="store_false")
+        if about.switch:
+            parser.add_argument(*about.flags, dest=about.name, action="store_false" if about.default else "store_true")
         else:
             parser.add_argument(*about.flags, dest=about.name, type=_reader(about))
     return parser
@@ -177,7 +177,7 @@ def _split(argv: Sequence[str]) -> tuple[list[tuple[str, Option, str | None]], l
             problems.append(_unknown(argv[position - 1]))
             if flag.startswith("-") and not equals and following is not None and not following.startswith("-"):
                 position += 1  # most likely the value of what is not a flag
-        elif about.is_switch:
+        elif about.switch:
             pairs.append((flag, about, None))
             if equals:
                 problems.append(f"{flag}={value}: {flag} takes no value; write {flag} alone")
@@ -264,7 +264,7 @@ def _advice(about: Option, text: str) -> str:
 
 
 def _value_name(about: Option) -> str:
-    if about.value or about.is_switch:
+    if about.value or about.switch:
         return about.value
     if about.choices:
         return "|".join(map(str, about.choices))
@@ -272,7 +272,7 @@ def _value_name(about: Option) -> str:
 
 
 def _default(about: Option) -> str:
-    return "" if about.is_switch or about.default == "" else show_value(about.default)
+    return "" if about.switch or about.default == "" else show_value(about.default)
 
 
 def _meaning(about: Option) -> str:

@@ -179,11 +179,20 @@ def minus_one_or_at_least(low: int, minus_one: str) -> Check:
     return Check(lambda value: value == -1 or value >= low, f"at least {low}, or -1 ({minus_one})")
 
 
+def is_slice(text: str) -> bool:
+    """Whether a text is START:STOP with START < STOP."""
+    match = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", text)
+    return match is not None and int(match[1]) < int(match[2])
+
+
 ZERO_IS_OFF = at_least(0, "at least 0 (0 = off)")
 FRACTION = Check(lambda value: 0 <= value <= 1, "between 0 and 1")
 BELOW_ONE = Check(lambda value: 0 <= value < 1, "at least 0 and below 1")
 ABOVE_ZERO = Check(lambda value: value > 0, "above 0")
 NOT_EMPTY = Check(lambda value: value != "", "given, not empty")
+SLICE = Check(
+    lambda value: not value or is_slice(value), "two step numbers with a colon between, the first the lower: 10:15"
+)
 INT_MAX = 2**31 - 1  # llm.c's options are C ints, and the step number is an int32 on the device
 
 
@@ -200,6 +209,7 @@ class Option(NamedTuple):
     value: str  # how a value is called in --help
     choices: tuple[Any, ...]
     check: Check | None
+    switch: bool  # stands alone, without a value
 
     @property
     def long_flag(self) -> str:
@@ -208,11 +218,6 @@ class Option(NamedTuple):
     @property
     def noun(self) -> str:
         return self.long_flag.removeprefix("--").replace("-", " ")
-
-    @property
-    def is_switch(self) -> bool:
-        """Whether the flag stands alone, without a value: `--no-save`."""
-        return self.long_flag.startswith("--no-")
 
 
 def option(
@@ -225,6 +230,7 @@ def option(
     value: str = "",
     choices: tuple[Any, ...] = (),
     check: Check | None = None,
+    switch: bool = False,
 ) -> Any:
     """A field of TrainConfig that carries its own documentation and checks."""
     about = {
@@ -235,6 +241,7 @@ def option(
         "value": value,
         "choices": choices,
         "check": check,
+        "switch": switch,
     }
     return field(default=default, metadata=about)
 
@@ -246,6 +253,7 @@ BATCH = "Batch and length"
 OPTIMIZER = "Optimizer"
 EVALUATION = "Evaluation"
 PRECISION = "Precision and memory"
+KERNELS = "Kernels"
 DEVICES = "Several devices"
 
 
@@ -306,7 +314,7 @@ class TrainConfig:
     reuse: bool = option(
         False, "-y --resume", OUTPUT, "1 = go on in a folder that holds a run already, its log kept"
     )
-    save: bool = option(True, "--no-save", OUTPUT, "do not write the final model")
+    save: bool = option(True, "--no-save", OUTPUT, "do not write the final model", switch=True)
     checkpoint_every: int = option(
         0, "-n --checkpoint-every", OUTPUT, "write model_%08d.bin every N steps; 0 = off", unit="steps",
         check=ZERO_IS_OFF,
@@ -320,8 +328,14 @@ class TrainConfig:
         check=ZERO_IS_OFF,
     )
     gpu_info_every: int = option(
-        -1, "-lg --gpu-info-every", OUTPUT, "show the GPU's clocks, power and temperature every N steps; 0, -1 = off",
+        -1, "-lg --gpu-info-every", OUTPUT,
+        "show the GPU's memory, clocks, power and temperature every N steps; 0, -1 = off",
         unit="steps", check=minus_one_or_at_least(0, "off"),
+    )
+    profile: str = option(
+        "", "--profile", OUTPUT,
+        "record what the device does from step START up to, but not including, step STOP (docs/profiling.md)",
+        value="START:STOP", check=SLICE,
     )
     print_every: int = option(
         1, "--print-every", OUTPUT, "a line on the screen every N steps; 0 = off (the log files have every step)",
@@ -414,18 +428,71 @@ class TrainConfig:
     )
     hellaswag: bool = option(False, "-h --hellaswag", EVALUATION, "1 = HellaSwag accuracy at every validation")
 
+    dtype: str = option(
+        "auto", "--dtype", PRECISION,
+        "what the model computes in: fp32, bf16, fp16; auto = bf16 on GPUs that have it, else fp32. Statistics, sums, "
+        "the loss and AdamW are fp32 always",
+        choices=("auto", "fp32", "bf16", "fp16"),
+    )
     tf32: bool = option(True, "-f --tf32", PRECISION, "1 = fp32 matrix products may use TF32 (NVIDIA GPUs)")
     master_weights: bool = option(
-        True, "-w --master-weights", PRECISION, "1 = keep the weights in fp32 (they always are here)"
+        True, "-w --master-weights", PRECISION, "with bf16 or fp16: 1 = keep the weights in fp32 too, 0 = do not"
+    )
+    rounding: str = option(
+        "auto", "--rounding", PRECISION,
+        "how updated weights become bf16: nearest, or stochastic as in llm.c; auto = nearest with -w 1, stochastic "
+        "with -w 0",
+        choices=("auto", "nearest", "stochastic"),
+    )
+    loss_scale: float = option(
+        128.0, "--loss-scale", PRECISION, "fp16: what the loss is multiplied by at first", check=ABOVE_ZERO
+    )
+    loss_scale_steps: int = option(
+        100, "--loss-scale-steps", PRECISION, "fp16: after N steps without overflow the loss scale grows", unit="steps",
+        check=at_least(1),
+    )
+    loss_scale_factor: float = option(
+        2.0, "--loss-scale-factor", PRECISION, "fp16: by this it grows, and after an overflow is divided",
+        check=Check(lambda value: value >= 1, "at least 1 (1 = the scale stays)"),
     )
     gelu_fusion: int = option(
-        -1, "-ge --gelu-fusion", PRECISION, "GELU inside the matrix product; XLA decides, results are the same",
+        -1, "-ge --gelu-fusion", PRECISION,
+        "where XLA may put GELU into the matrix product beside it: 0 = nowhere, 1 = forward, 2 = backward too, "
+        "-1 = where it is fastest",
         choices=(-1, 0, 1, 2),
     )
     recompute: int = option(
         1, "-r --recompute", PRECISION,
         "computed again in the backward pass to save memory: 0 = nothing, 1 = GELU, 2 = GELU and layernorms",
         choices=(0, 1, 2),
+    )
+    recompute_blocks: int = option(
+        0, "--recompute-blocks", PRECISION,
+        "keep only the input of every N-th layer and compute all else again: a third more work, far less memory; "
+        "0 = off",
+        unit="layers", check=ZERO_IS_OFF,
+    )
+    logit_rows: int = option(
+        -1, "--logit-rows", PRECISION,
+        "make the logits of so many tokens at a time, never those of the whole batch; 0 = of all, -1 = 8192 on a GPU, "
+        "all on a CPU", unit="tokens", check=minus_one_or_at_least(0, "auto"),
+    )
+
+    kernels: str = option(
+        "auto", "--kernels", KERNELS,
+        "what computes the operations on a GPU: xla, pallas (handwritten kernels), triton; auto = the fastest for "
+        "each; the start-up table says which",
+        choices=("auto", "xla", "pallas", "triton"),
+    )
+    strict_kernels: bool = option(
+        False, "--strict-kernels", KERNELS, "an operation that cannot run as --kernels or --attention say is an error",
+        switch=True,
+    )
+    attention: str = option(
+        "auto", "--attention", KERNELS,
+        "naive = with the T x T matrix, flash = without, by our kernels, cudnn = without, by NVIDIA's; relu = "
+        "max(score, 0) in place of the softmax: another model; auto = the fastest of the first three",
+        choices=("auto", "naive", "flash", "cudnn", "relu"),
     )
 
     zero_stage: int = option(
@@ -569,12 +636,6 @@ NOT_BUILT = (
         "leave -sg out: --grad-clip bounds the gradient all the same",
     ),
     NotBuilt(
-        "gpu_info_every",
-        lambda config: config.gpu_info_every > 0,
-        "show the GPU's clocks, power and temperature",
-        "leave -lg out and watch nvidia-smi",
-    ),
-    NotBuilt(
         "keep_checkpoints",
         lambda config: config.keep_checkpoints > 0,
         "delete all but the latest checkpoints",
@@ -619,6 +680,8 @@ def _contradictions(config: TrainConfig) -> list[str]:
             f"{_given(config, 'total_batch_size')}: an update's tokens must be a multiple of {unit} ({product}); "
             f"take {choice}"
         )
+    if config.dtype == "fp16" and config.rounding == "stochastic":
+        problems.append("--rounding stochastic: is for bf16 only; with --dtype fp16 weights are rounded to nearest")
     if config.process_rank >= config.num_processes:
         problems.append(
             f"{_given(config, 'process_rank')}: process rank must be below the number of processes "
@@ -639,8 +702,7 @@ def _not_built(config: TrainConfig) -> list[str]:
 
 def _notes(config: TrainConfig) -> list[str]:
     notes = []
-    if config.gelu_fusion > 0:
-        notes.append(f"{_given(config, 'gelu_fusion')}: XLA fuses GELU by itself; results are the same")
+    notes += _precision_notes(config)
     if config.reuse and not config.output_dir:
         notes.append("-y 1 without -o: this run gets a new folder of its own; name one with -o to go on in it")
     if config.warmup_steps and config.schedule == "constant":
@@ -657,6 +719,25 @@ def _notes(config: TrainConfig) -> list[str]:
     # a preset names the rule of its trainer for whoever adds -c
     if config.decay != defaults.decay and config.weight_decay == 0 and not config.preset:
         notes.append(f"{_given(config, 'decay')}: has no effect with -c 0, where nothing decays")
+    return notes
+
+
+def _precision_notes(config: TrainConfig) -> list[str]:
+    """Settings of precision that have no effect. What -e or the device decides is not known here."""
+    notes = []
+    defaults = TrainConfig()
+    if config.dtype != "fp16":
+        for name in ("loss_scale", "loss_scale_steps", "loss_scale_factor"):
+            if getattr(config, name) != getattr(defaults, name):
+                notes.append(f"{_given(config, name)}: has no effect without --dtype fp16")
+    if config.dtype == "fp32" and not config.master_weights:
+        notes.append("-w 0: has no effect with --dtype fp32, where the weights are in fp32 anyway")
+    if config.dtype == "fp32" and config.rounding == "stochastic":
+        notes.append("--rounding stochastic: has no effect with --dtype fp32, where nothing is rounded")
+    if config.dtype == "fp16" and not config.master_weights:
+        notes.append("-w 0: with --dtype fp16 small updates round to nothing and training may stall")
+    if config.recompute_blocks and config.recompute != defaults.recompute:
+        notes.append(f"{_given(config, 'recompute')}: has no effect with --recompute-blocks, which computes all again")
     return notes
 
 

@@ -7,9 +7,11 @@
                   └─────────────────────────────────────────────┘
     x ─ layernorm ─ head (wte again) ─► logits ─ classifier ─► loss
 
-`forward` keeps what `backward` needs; `backward` walks the same operations in reverse order and adds up the gradients
-where a value was used twice. Each operation's own derivation stands in ops/. The layers are unrolled rather than
-scanned: on the CPU a scan costs a copy of every layer's weights, activations and gradients (benchmarks/README.md).
+`forward_stream` keeps what `backward_stream` needs; that walks the same operations in reverse order and adds up the
+gradients where a value was used twice. Each operation's own derivation stands in ops/; which implementation of it runs
+is `Execution.op`'s affair. An addition to the stream (+) is made together with the layernorm that follows it, which
+spares a GPU one reading of the stream. The layers are unrolled rather than scanned: on the CPU a scan costs a copy of
+every layer's weights, activations and gradients (benchmarks/README.md).
 
     B batch, T sequence length, C channels, L layers, NH heads, HS head size, V vocabulary, Vp padded vocabulary
 """
@@ -22,14 +24,31 @@ import jax.numpy as jnp
 
 from llmc_jax import params as flat_params
 from llmc_jax.config import ModelConfig
-from llmc_jax.ops.attention import attention_backward, attention_forward
-from llmc_jax.ops.classifier import classifier_backward, classifier_forward
-from llmc_jax.ops.embedding import embedding_backward, embedding_forward
-from llmc_jax.ops.gelu import gelu_backward, gelu_forward
-from llmc_jax.ops.layernorm import layernorm_backward, layernorm_forward
+from llmc_jax.kernels import XLA, Operations
+from llmc_jax.ops.embedding import embedding_forward
+from llmc_jax.ops.head import head_gradients, head_losses
 from llmc_jax.ops.linear import bias_backward, linear_backward, linear_forward
-from llmc_jax.ops.residual import residual_backward, residual_forward
 from llmc_jax.params import Params
+
+# A value that XLA must compute as such. What lies between two of these is compiled alike wherever it stands, so that
+# what the backward recomputes has the bits of what the forward computed: without them XLA fuses each place differently.
+pinned: Any = jax.lax.optimization_barrier
+scope = jax.named_scope
+
+
+class Execution(NamedTuple):
+    """How the model is computed. Static, and of no influence on the results but for their rounding."""
+
+    op: Operations = XLA  # which implementation of each operation
+    recompute: int = 0  # llm.c's -r: the backward computes again 0 nothing, 1 GELU, 2 GELU and layernorms
+    recompute_blocks: int = 0  # N > 0: only the stream before every N-th block is kept, all else computed again
+    logit_rows: int = 0  # rows of logits that exist at a time; 0: all B T of them
+    gelu_fusion: int = (
+        0  # llm.c's -ge: XLA may put GELU into the product beside it 0 nowhere, 1 forward, 2 backward too
+    )
+
+
+PLAIN = Execution()  # every operation as ops/ has it, everything kept
 
 
 class BlockParams(NamedTuple):
@@ -57,7 +76,7 @@ class BlockActivations(NamedTuple):
     ln1_mean: jax.Array  # (B, T)
     ln1_rstd: jax.Array  # (B, T)
     qkv: jax.Array  # (B, T, 3C)
-    att: jax.Array  # (B, NH, T, T)
+    att: Any  # what the implementation of attention keeps: its weights (B, NH, T, T), or a sum for each row
     atty: jax.Array  # (B, T, C)
     residual2: jax.Array  # (B, T, C)  after attention
     ln2: jax.Array | None  # (B, T, C)  None from recompute level 2
@@ -70,9 +89,10 @@ class BlockActivations(NamedTuple):
 class Activations(NamedTuple):
     """What the model's backward needs of its forward."""
 
-    blocks: tuple[BlockActivations, ...]  # L of them; a tuple, because stacking them would copy them
+    # L of them, a tuple, because stacking them would copy them. Where whole blocks are recomputed, the stream (B, T, C)
+    # before every N-th block stands there instead, and None for the others.
+    blocks: tuple[BlockActivations | jax.Array | None, ...]
     residual: jax.Array  # (B, T, C)  the last block's output
-    lnf: jax.Array  # (B, T, C)
     lnf_mean: jax.Array  # (B, T)
     lnf_rstd: jax.Array  # (B, T)
 
@@ -82,63 +102,105 @@ def block_params(params: Params, layer: int) -> BlockParams:
     return BlockParams(*(getattr(params, name)[layer] for name in BlockParams._fields))
 
 
-def block_forward(x: jax.Array, p: BlockParams, num_heads: int, recompute: int) -> tuple[jax.Array, BlockActivations]:
-    """One transformer block: x (B, T, C) to its output (B, T, C), and what the backward needs."""
-    ln1, ln1_mean, ln1_rstd = layernorm_forward(x, p.ln1w, p.ln1b)
-    qkv = linear_forward(ln1, p.qkvw, p.qkvb)  # (B, T, 3C)
-    atty, att = attention_forward(qkv, num_heads)  # (B, T, C), (B, NH, T, T)
-    residual2 = residual_forward(x, linear_forward(atty, p.attprojw, p.attprojb))  # (B, T, C)
+def block_forward(
+    x: jax.Array, pending: jax.Array | None, p: BlockParams, num_heads: int, execution: Execution
+) -> tuple[jax.Array, jax.Array, BlockActivations]:
+    """One transformer block, from the stream x (B, T, C) and what is still to be added to it, pending (B, T, C).
 
-    ln2, ln2_mean, ln2_rstd = layernorm_forward(residual2, p.ln2w, p.ln2b)
-    fch = linear_forward(ln2, p.fcw, p.fcb)  # (B, T, 4C)
-    fch_gelu = gelu_forward(fch)
-    residual3 = residual_forward(residual2, linear_forward(fch_gelu, p.fcprojw, p.fcprojb))  # (B, T, C)
+    Returns the same two for the next block, and every activation.
+    """
+    op = execution.op
+    with scope("ln1"):
+        if pending is None:  # the first block: the embedding has made the whole stream
+            residual1, ln1, ln1_mean, ln1_rstd = x, *pinned(op.layernorm_forward(x, p.ln1w, p.ln1b))
+        else:
+            residual1, ln1, ln1_mean, ln1_rstd = pinned(op.residual_layernorm_forward(x, pending, p.ln1w, p.ln1b))
+    with scope("qkv"):
+        qkv = pinned(linear_forward(ln1, p.qkvw, p.qkvb))  # (B, T, 3C)
+    with scope("attention"):
+        atty, att = pinned(op.attention_forward(qkv, num_heads))  # (B, T, C)
+    with scope("attproj"):
+        attproj = pinned(linear_forward(atty, p.attprojw, p.attprojb))  # (B, T, C)
+    with scope("ln2"):
+        residual2, ln2, ln2_mean, ln2_rstd = pinned(op.residual_layernorm_forward(residual1, attproj, p.ln2w, p.ln2b))
+    with scope("fc"):
+        fch = linear_forward(ln2, p.fcw, p.fcb)  # (B, T, 4C)
+        fch = pinned(fch) if execution.gelu_fusion < 1 else fch
+    with scope("gelu"):
+        fch, fch_gelu = pinned((fch, op.gelu_forward(fch)))  # (B, T, 4C) each
+    with scope("fcproj"):
+        fcproj = pinned(linear_forward(fch_gelu, p.fcprojw, p.fcprojb))  # (B, T, C)
+    return residual2, fcproj, BlockActivations(
+        residual1=residual1, ln1=ln1, ln1_mean=ln1_mean, ln1_rstd=ln1_rstd, qkv=qkv, att=att, atty=atty,
+        residual2=residual2, ln2=ln2, ln2_mean=ln2_mean, ln2_rstd=ln2_rstd, fch=fch, fch_gelu=fch_gelu,
+    )  # fmt: skip
 
-    return residual3, BlockActivations(
-        residual1=x,
-        ln1=ln1 if recompute < 2 else None,
-        ln1_mean=ln1_mean,
-        ln1_rstd=ln1_rstd,
-        qkv=qkv,
-        att=att,
-        atty=atty,
-        residual2=residual2,
-        ln2=ln2 if recompute < 2 else None,
-        ln2_mean=ln2_mean,
-        ln2_rstd=ln2_rstd,
-        fch=fch,
-        fch_gelu=fch_gelu if recompute < 1 else None,
-    )
+
+def kept(a: BlockActivations, layer: int, execution: Execution) -> BlockActivations | jax.Array | None:
+    """What is kept of a block's activations for the backward."""
+    if execution.recompute_blocks:
+        return a.residual1 if layer % execution.recompute_blocks == 0 else None
+    if execution.recompute >= 1:
+        a = a._replace(fch_gelu=None)
+    if execution.recompute >= 2:
+        a = a._replace(ln1=None, ln2=None)
+    return a
 
 
-def block_backward(dresidual3: jax.Array, p: BlockParams, a: BlockActivations) -> tuple[jax.Array, BlockParams]:
-    """One block backwards: from the gradient of its output to that of its input, and its parameters' gradients."""
+def recomputed(a: BlockActivations, p: BlockParams, op: Operations) -> BlockActivations:
+    """The activations with what was dropped computed again."""
     if a.fch_gelu is None:
-        # Without the barrier XLA sees that the forward computed the same values, and keeps those instead.
-        a, dresidual3 = jax.lax.optimization_barrier((a, dresidual3))
-    fch_gelu = a.fch_gelu if a.fch_gelu is not None else gelu_forward(a.fch)
-    ln1 = a.ln1 if a.ln1 is not None else layernorm_forward(a.residual1, p.ln1w, p.ln1b)[0]
-    ln2 = a.ln2 if a.ln2 is not None else layernorm_forward(a.residual2, p.ln2w, p.ln2b)[0]
+        with scope("gelu"):
+            a = a._replace(fch_gelu=pinned(op.gelu_forward(a.fch)))
+    if a.ln1 is None:
+        with scope("ln1"):
+            a = a._replace(ln1=pinned(op.layernorm_forward(a.residual1, p.ln1w, p.ln1b))[0])
+    if a.ln2 is None:
+        with scope("ln2"):
+            a = a._replace(ln2=pinned(op.layernorm_forward(a.residual2, p.ln2w, p.ln2b))[0])
+    return a
 
-    # The MLP. The stream's gradient goes down both sides of the residual and comes together before layernorm 2.
-    dresidual2, dfcproj = residual_backward(dresidual3)
-    dfch_gelu, dfcprojw = linear_backward(dfcproj, fch_gelu, p.fcprojw)
-    dfcprojb = bias_backward(dfcproj)
-    dfch = gelu_backward(dfch_gelu, a.fch)
-    dln2, dfcw = linear_backward(dfch, ln2, p.fcw)
-    dfcb = bias_backward(dfch)
-    dx, dln2w, dln2b = layernorm_backward(dln2, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd)
-    dresidual2 = dresidual2 + dx
+
+def block_backward(
+    dresidual3: jax.Array, p: BlockParams, a: BlockActivations, num_heads: int, execution: Execution
+) -> tuple[jax.Array, BlockParams]:
+    """One block backwards: from the gradient of its output to that of its input, and its parameters' gradients."""
+    op = execution.op
+    # The barrier ties what is recomputed to the gradient that asks for it: otherwise XLA sees that the forward computed
+    # the same values, and keeps those.
+    a, dresidual3 = pinned((a, dresidual3))
+    a = recomputed(a, p, op)
+    assert a.ln1 is not None and a.ln2 is not None and a.fch_gelu is not None
+
+    # The MLP. The stream's gradient goes down both sides of the residual: through the block's half as dfcproj, and
+    # straight on, to be added to what comes out of layernorm 2.
+    with scope("fcproj"):
+        dfch_gelu, dfcprojw = linear_backward(dresidual3, a.fch_gelu, p.fcprojw)
+        dfch_gelu = pinned(dfch_gelu) if execution.gelu_fusion < 2 else dfch_gelu
+        dfcprojb = bias_backward(dresidual3)
+    with scope("gelu"):
+        dfch = op.gelu_backward(dfch_gelu, a.fch)
+    with scope("fc"):
+        dln2, dfcw = linear_backward(dfch, a.ln2, p.fcw)
+        dfcb = bias_backward(dfch)
+    with scope("ln2"):
+        dresidual2, dln2w, dln2b = op.residual_layernorm_backward(
+            dresidual3, dln2, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd
+        )
 
     # Attention, the same way.
-    dresidual1, dattproj = residual_backward(dresidual2)
-    datty, dattprojw = linear_backward(dattproj, a.atty, p.attprojw)
-    dattprojb = bias_backward(dattproj)
-    dqkv = attention_backward(datty, a.qkv, a.atty, a.att)
-    dln1, dqkvw = linear_backward(dqkv, ln1, p.qkvw)
-    dqkvb = bias_backward(dqkv)
-    dx, dln1w, dln1b = layernorm_backward(dln1, a.residual1, p.ln1w, a.ln1_mean, a.ln1_rstd)
-    dresidual1 = dresidual1 + dx
+    with scope("attproj"):
+        datty, dattprojw = linear_backward(dresidual2, a.atty, p.attprojw)
+        dattprojb = bias_backward(dresidual2)
+    with scope("attention"):
+        dqkv = op.attention_backward(datty, a.qkv, a.atty, a.att, num_heads)
+    with scope("qkv"):
+        dln1, dqkvw = linear_backward(dqkv, a.ln1, p.qkvw)
+        dqkvb = bias_backward(dqkv)
+    with scope("ln1"):
+        dresidual1, dln1w, dln1b = op.residual_layernorm_backward(
+            dresidual2, dln1, a.residual1, p.ln1w, a.ln1_mean, a.ln1_rstd
+        )
 
     return dresidual1, BlockParams(
         ln1w=dln1w, ln1b=dln1b, qkvw=dqkvw, qkvb=dqkvb, attprojw=dattprojw, attprojb=dattprojb,
@@ -146,94 +208,174 @@ def block_backward(dresidual3: jax.Array, p: BlockParams, a: BlockActivations) -
     )  # fmt: skip
 
 
-def forward_stream(
-    params: Params, tokens: jax.Array, config: ModelConfig, recompute: int = 0
-) -> tuple[jax.Array, Activations]:
-    """Everything before the output head: lnf (B, T, C) of tokens (B, T) int32, T <= maxT, and the activations.
+def layer_scope(layer: int) -> Any:
+    """The named scope of one layer, by which profiles tell them apart."""
+    return scope(f"layer_{layer:02d}")
 
-    recompute: 0 keeps every activation, 1 drops GELU's outputs, 2 the layernorms' too (llm.c's -r); the backward
-    computes them again, with the same result up to rounding.
-    """
-    x = embedding_forward(tokens, params.wte, params.wpe)  # (B, T, C)
-    blocks = []
-    for layer in range(config.num_layers):
-        x, activations = block_forward(x, block_params(params, layer), config.num_heads, recompute)
-        blocks.append(activations)
-    lnf, lnf_mean, lnf_rstd = layernorm_forward(x, params.lnfw, params.lnfb)
-    return lnf, Activations(tuple(blocks), x, lnf, lnf_mean, lnf_rstd)
+
+def forward_stream(
+    params: Params, tokens: jax.Array, config: ModelConfig, execution: Execution = PLAIN
+) -> tuple[jax.Array, Activations]:
+    """Everything before the output head: lnf (B, T, C) of tokens (B, T) int32, T <= maxT, and the activations."""
+    op = execution.op
+    with scope("forward"):
+        with scope("embedding"):
+            x = pinned(embedding_forward(tokens, params.wte, params.wpe))  # (B, T, C)
+        pending, blocks = None, []
+        for layer in range(config.num_layers):
+            with layer_scope(layer):
+                x, pending, a = block_forward(x, pending, block_params(params, layer), config.num_heads, execution)
+                blocks.append(kept(a, layer, execution))
+        with scope("lnf"):
+            assert pending is not None  # there is at least one layer
+            x, lnf, mean, rstd = pinned(op.residual_layernorm_forward(x, pending, params.lnfw, params.lnfb))
+    return lnf, Activations(tuple(blocks), x, mean, rstd)
 
 
 def forward(
-    params: Params, tokens: jax.Array, config: ModelConfig, recompute: int = 0
+    params: Params, tokens: jax.Array, config: ModelConfig, execution: Execution = PLAIN
 ) -> tuple[jax.Array, Activations]:
-    """Logits (B, T, Vp) of tokens (B, T) int32, T <= maxT, and what `backward` needs.
+    """Logits (B, T, Vp) of tokens (B, T) int32, T <= maxT, and what `backward_stream` needs.
 
-    Columns V..Vp-1 of the logits are padding and mean nothing. recompute as in `forward_stream`.
-    Source: llm.c train_gpt2.c, `gpt2_forward`.
+    Columns V..Vp-1 of the logits are padding and mean nothing. Source: llm.c train_gpt2.c, `gpt2_forward`.
     """
-    lnf, activations = forward_stream(params, tokens, config, recompute)
-    return linear_forward(lnf, params.wte, None), activations  # (B, T, Vp)
+    lnf, activations = forward_stream(params, tokens, config, execution)
+    with scope("forward"), scope("head"):
+        return linear_forward(lnf, params.wte, None), activations  # (B, T, Vp)
 
 
-def backward(
-    dlogits: jax.Array, params: Params, tokens: jax.Array, activations: Activations, config: ModelConfig
+def block_activations(
+    activations: Activations, layers: range, params: Params, config: ModelConfig, execution: Execution, dx: jax.Array
+) -> tuple[list[BlockActivations], jax.Array]:
+    """The activations of some blocks: as kept, or computed again from the stream before the first of them.
+
+    Also returns dx, tied to the recomputation so that it does not begin before its turn.
+    """
+    blocks = [activations.blocks[layer] for layer in layers]
+    if not execution.recompute_blocks:
+        return blocks, dx  # type: ignore[return-value]
+    x, dx = pinned((blocks[0], dx))
+    assert isinstance(x, jax.Array)
+    pending, found = None, []
+    for layer in layers:
+        with layer_scope(layer):
+            p = block_params(params, layer)
+            x, pending, a = block_forward(x, pending, p, config.num_heads, execution)
+            found.append(a)
+    return found, dx
+
+
+def backward_stream(
+    dlnf: jax.Array,
+    dwte: jax.Array,
+    params: Params,
+    tokens: jax.Array,
+    activations: Activations,
+    config: ModelConfig,
+    execution: Execution = PLAIN,
 ) -> Params:
-    """Gradients of the 16 tensors from the gradient of the logits (B, T, Vp).
+    """Gradients of the 16 tensors from dlnf (B, T, C), and from dwte (Vp, C), the output head's share of wte's.
 
     The tensors with a layer axis come as tuples of L arrays, ready for `flatten_gradients`.
     Source: llm.c train_gpt2.c, `gpt2_backward`.
     """
-    dlnf, dwte = linear_backward(dlogits, activations.lnf, params.wte)  # (B, T, C), (Vp, C)
-    dx, dlnfw, dlnfb = layernorm_backward(
-        dlnf, activations.residual, params.lnfw, activations.lnf_mean, activations.lnf_rstd
-    )
-    layers: list[BlockParams] = []
-    for layer in reversed(range(config.num_layers)):
-        dx, gradients = block_backward(dx, block_params(params, layer), activations.blocks[layer])
-        layers.append(gradients)
-    dwte, dwpe = embedding_backward(dx, tokens, dwte)  # wte is used twice: the head's gradient and the embedding's
+    op = execution.op
+    stretch = execution.recompute_blocks or 1
+    with scope("backward"):
+        with scope("lnf"):
+            dx, dlnfw, dlnfb = op.layernorm_backward(
+                dlnf, activations.residual, params.lnfw, activations.lnf_mean, activations.lnf_rstd
+            )
+        gradients: list[BlockParams] = []
+        for start in reversed(range(0, config.num_layers, stretch)):
+            layers = range(start, min(start + stretch, config.num_layers))
+            blocks, dx = block_activations(activations, layers, params, config, execution, dx)
+            for layer, a in reversed(list(zip(layers, blocks, strict=True))):
+                with layer_scope(layer):
+                    dx, found = block_backward(dx, block_params(params, layer), a, config.num_heads, execution)
+                    gradients.append(found)
+        with scope("embedding"):  # wte is used twice: the head's gradient and the embedding's
+            dwte, dwpe = op.embedding_backward(dx, tokens, dwte)
     unused_positions = jnp.zeros((config.max_seq_len - dwpe.shape[0], config.channels), dwpe.dtype)
-    by_tensor = BlockParams(*zip(*reversed(layers), strict=True))
+    by_tensor = BlockParams(*zip(*reversed(gradients), strict=True))
     return Params(wte=dwte, wpe=(dwpe, unused_positions), lnfw=dlnfw, lnfb=dlnfb, **by_tensor._asdict())
 
 
-def flatten_gradients(gradients: Params, config: ModelConfig) -> jax.Array:
-    """The flat gradient (flat_size,) of what `backward` returned: one concatenation, in the order of the file."""
-    pieces = [jnp.ravel(piece) for piece in jax.tree.leaves(gradients)]
-    padding = flat_params.flat_size(config) - flat_params.num_parameters(config)
-    return jnp.concatenate([*pieces, jnp.zeros(padding, pieces[0].dtype)])
+def flatten_gradients(gradients: Params, config: ModelConfig, dtype: Any) -> jax.Array:
+    """The flat gradient (flat_size,) of what `backward_stream` returned: one concatenation, in the file's order."""
+    with scope("backward"), scope("gradient"):
+        pieces = [jnp.ravel(piece).astype(dtype) for piece in jax.tree.leaves(gradients)]
+        padding = flat_params.flat_size(config) - flat_params.num_parameters(config)
+        return jnp.concatenate([*pieces, jnp.zeros(padding, dtype)])
+
+
+def mean_loss(
+    flat: jax.Array, tokens: jax.Array, targets: jax.Array, config: ModelConfig, execution: Execution = PLAIN
+) -> jax.Array:
+    """Mean cross-entropy in nats of targets (B, T) given tokens (B, T), without the means for a gradient."""
+    params = flat_params.views(flat, config)
+    lnf, _ = forward_stream(params, tokens, config, execution)
+    rows = lnf.reshape(-1, config.channels)  # (B T, C)
+    with scope("forward"):
+        return jnp.mean(
+            head_losses(
+                rows,
+                params.wte,
+                targets.reshape(-1),
+                config.vocab_size,
+                execution.op.classifier_forward,
+                execution.logit_rows,
+            )
+        )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def loss_fn(
-    flat: jax.Array, tokens: jax.Array, targets: jax.Array, config: ModelConfig, recompute: int = 0
+    flat: jax.Array,
+    tokens: jax.Array,
+    targets: jax.Array,
+    config: ModelConfig,
+    execution: Execution = PLAIN,
+    weight: jax.Array | float = 1.0,
 ) -> jax.Array:
-    """Mean cross-entropy in nats of targets (B, T) given tokens (B, T); flat (flat_size,) holds the parameters.
+    """weight times the mean cross-entropy in nats of targets (B, T) given tokens (B, T), in at least float32.
 
-    `jax.grad(loss_fn)` runs the backward written here, not JAX's own.
+    flat (flat_size,) holds the parameters, in the dtype that the model computes in. `jax.grad(loss_fn)` runs the
+    backward written here, not JAX's own, and gives the gradient (flat_size,) in flat's dtype. The weight goes in where
+    the gradient begins, so that a large one keeps small 16-bit gradients from vanishing; it is not differentiated.
     """
-    logits, _ = forward(flat_params.views(flat, config), tokens, config, recompute)
-    losses, _ = classifier_forward(logits, targets, config.vocab_size)  # (B, T)
-    return jnp.mean(losses)
+    return weight * mean_loss(flat, tokens, targets, config, execution)
 
 
 def _loss_forward(
-    flat: jax.Array, tokens: jax.Array, targets: jax.Array, config: ModelConfig, recompute: int
+    flat: jax.Array,
+    tokens: jax.Array,
+    targets: jax.Array,
+    config: ModelConfig,
+    execution: Execution,
+    weight: jax.Array | float,
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     params = flat_params.views(flat, config)
-    logits, activations = forward(params, tokens, config, recompute)
-    losses, logsumexp = classifier_forward(logits, targets, config.vocab_size)  # (B, T) each
-    return jnp.mean(losses), (params, tokens, targets, activations, logits, logsumexp)
+    lnf, activations = forward_stream(params, tokens, config, execution)
+    wide = jnp.promote_types(lnf.dtype, jnp.float32)
+    dlosses = jnp.full((targets.size,), weight / targets.size, wide)  # (B T,) each counts alike in the mean
+    # The classifier makes the logits' gradient of the logits, one over the other, so the head goes backwards at once.
+    with scope("forward"):
+        losses, dlnf, dwte = head_gradients(
+            lnf.reshape(-1, config.channels), params.wte, targets.reshape(-1), dlosses, config.vocab_size,
+            execution.op.classifier, execution.logit_rows,
+        )  # fmt: skip
+    return weight * jnp.mean(losses), (params, tokens, activations, dlnf.reshape(lnf.shape), dwte)
 
 
 def _loss_backward(
-    config: ModelConfig, recompute: int, saved: tuple[Any, ...], dloss: jax.Array
-) -> tuple[jax.Array, None, None]:
-    params, tokens, targets, activations, logits, logsumexp = saved
-    dlosses = jnp.full(targets.shape, dloss / targets.size, logsumexp.dtype)  # (B, T) each counts alike in the mean
-    dlogits = classifier_backward(dlosses, logits, targets, logsumexp, config.vocab_size)  # (B, T, Vp)
-    gradients = backward(dlogits, params, tokens, activations, config)
-    return flatten_gradients(gradients, config), None, None
+    config: ModelConfig, execution: Execution, saved: tuple[Any, ...], dloss: jax.Array
+) -> tuple[jax.Array, None, None, None]:
+    params, tokens, activations, dlnf, dwte = saved
+    # dloss is 1 where loss_fn itself is differentiated, and XLA drops the products with it.
+    dlnf, dwte = (dlnf * dloss).astype(dlnf.dtype), (dwte * dloss).astype(dwte.dtype)
+    gradients = backward_stream(dlnf, dwte, params, tokens, activations, config, execution)
+    return flatten_gradients(gradients, config, params.wte.dtype), None, None, None
 
 
 loss_fn.defvjp(_loss_forward, _loss_backward)

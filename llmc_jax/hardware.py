@@ -276,7 +276,7 @@ def _cgroup_limit_files(root: Path) -> Iterator[Path]:
 
 
 class Memory(NamedTuple):
-    """Bytes that one training step in fp32 needs at least."""
+    """Bytes that one training step needs at least."""
 
     state: int  # parameters, m, v, gradient and the step's copies of the weights
     activations: int  # what the backward of one micro-batch reads
@@ -286,60 +286,72 @@ class Memory(NamedTuple):
         return self.state + self.activations
 
 
-def required_memory_bytes(
-    config: ModelConfig,
-    batch_size: int,
-    sequence_length: int,
-    *,
-    accumulation: int = 1,
-    attention_weights: bool = True,
-) -> Memory:
-    """Bytes that training in fp32 with a micro-batch of B x T tokens needs at least. Allocates nothing.
+class Storage(NamedTuple):
+    """What decides how many bytes a training step keeps, beside the model and the batch."""
 
-    State: flat buffers of 4 bytes an element. The parameters, m and v stay; during a step there are also the gradient
-    and the slices of the weights that the compiled step makes, and with several micro-batches in an update
-    (`accumulation`) their sum beside the gradient of the current one: five buffers, or six.
+    bytes_per_value: int = 4  # of weights, activations and gradients: 4 in fp32, 2 in bf16 and fp16
+    master_weights: bool = True  # fp32 weights beside 16-bit ones
+    accumulation: int = 1  # micro-batches of an update
+    attention_weights: bool = True  # the T x T matrix is kept for the backward
+    recompute_blocks: int = 0  # N: only every N-th block's input is kept
+    logit_rows: int = 0  # rows of logits that exist at a time; 0: all
+
+
+FP32 = Storage()
+
+
+def required_memory_bytes(
+    config: ModelConfig, batch_size: int, sequence_length: int, storage: Storage = FP32
+) -> Memory:
+    """Bytes that training with a micro-batch of B x T tokens needs at least. Allocates nothing.
+
+    State: flat buffers. m and v have 4 bytes an element, the parameters 4, or 2, or both, as storage says. During a
+    step there are also the gradient and the slices of the weights that the compiled step makes, and with several
+    micro-batches in an update their sum in fp32.
     Activations, per token: in each of L layers the block's input C, qkv 3C, attention's output C, the second
-    residual C, the MLP's hidden layer 4C and, unless a kernel recomputes them (attention_weights=False), one row of
-    T weights for each of NH heads; then the logits, Vp. Everything else (layernorm's and GELU's outputs, temporary
-    gradients) could be recomputed or reused, so the sum is a lower bound: what exceeds it cannot run, what stays
-    below it may still not.
+    residual C, the MLP's hidden layer 4C and, where the T x T matrix is kept, one row of T weights for each of NH
+    heads; then the logits, Vp, of the rows that exist at a time. Everything else (layernorm's and GELU's outputs,
+    temporary gradients) could be recomputed or reused, so the sum is a lower bound: what exceeds it cannot run, what
+    stays below it may still not.
     """
-    row = 10 * config.channels + (config.num_heads * sequence_length if attention_weights else 0)
-    per_token = config.num_layers * row + config.padded_vocab_size
-    buffers = 5 if accumulation == 1 else 6
-    return Memory(4 * buffers * flat_size(config), 4 * batch_size * sequence_length * per_token)
+    size = storage.bytes_per_value
+    params = 4 if size == 4 else size + 4 * storage.master_weights
+    gradient = size + 4 * (storage.accumulation > 1)
+    state = (params + 8 + gradient + size) * flat_size(config)
+    tokens = batch_size * sequence_length
+    row = 10 * config.channels + (config.num_heads * sequence_length if storage.attention_weights else 0)
+    per_token = config.num_layers * row
+    if storage.recompute_blocks:  # the kept inputs, and all activations of one stretch
+        stretch = min(storage.recompute_blocks, config.num_layers)
+        per_token = -(-config.num_layers // stretch) * config.channels + stretch * row
+    logits = min(storage.logit_rows or tokens, tokens) * config.padded_vocab_size
+    return Memory(state, size * (tokens * per_token + logits))
 
 
 def check_fits(
     config: ModelConfig,
     batch_size: int,
     sequence_length: int,
+    storage: Storage = FP32,
     *,
-    accumulation: int = 1,
     available: int | None = None,
-    attention_weights: bool = True,
 ) -> None:
     """Refuse a model that cannot be trained on this machine: InputError with what it needs, what there is, what fits.
 
-    accumulation: micro-batches of one update. available: bytes; this machine's where it is None. Passes where the
-    machine's memory is not known.
+    available: bytes; this machine's where it is None. Passes where the machine's memory is not known.
     """
     available = available_memory_bytes() if available is None else available
-
-    def need_of(model: ModelConfig, B: int, T: int, micro_batches: int) -> Memory:
-        return required_memory_bytes(model, B, T, accumulation=micro_batches, attention_weights=attention_weights)
-
-    need = need_of(config, batch_size, sequence_length, accumulation)
+    need = required_memory_bytes(config, batch_size, sequence_length, storage)
     if available is None or need.total <= available:
         return
-    rows = batch_size * accumulation  # of one update: a smaller -b that divides them leaves it unchanged
+    rows = batch_size * storage.accumulation  # of one update: a smaller -b that divides them leaves it unchanged
     smaller = [size for size in divisors(rows) if size < batch_size]
-    fitting = (size for size in smaller if need_of(config, size, sequence_length, rows // size).total <= available)
-    batch = next(fitting, None)
-    model = largest_that_fits(
-        batch_size, sequence_length, available, accumulation=accumulation, attention_weights=attention_weights
+    needs = (
+        (size, required_memory_bytes(config, size, sequence_length, storage._replace(accumulation=rows // size)))
+        for size in smaller
     )
+    batch = next((size for size, need in needs if need.total <= available), None)
+    model = largest_that_fits(batch_size, sequence_length, available, storage)
     shape = f"L={config.num_layers} NH={config.num_heads} C={config.channels}"
     raise InputError(
         f"-e: this model ({shape}, {num_parameters(config):,} parameters) needs at least {gib(need.total)} of memory "
@@ -363,24 +375,14 @@ def _advice(need: Memory, available: int, batch: int | None, total: int, model: 
     return f"lower -b or -t, or {smaller}" if need.state < available else smaller
 
 
-def largest_that_fits(
-    batch_size: int,
-    sequence_length: int,
-    available: int,
-    *,
-    accumulation: int = 1,
-    attention_weights: bool = True,
-) -> str | None:
+def largest_that_fits(batch_size: int, sequence_length: int, available: int, storage: Storage = FP32) -> str | None:
     """The descriptor of the known model with most parameters whose training fits into `available` bytes, or None."""
     names = [f"d{depth}" for depth in LLMC_DEPTH_TO_CHANNELS]
     names += [f"gpt3:c{channels}" for channels, (_, size) in GPT3_CHANNELS_TO_SHAPE.items() if channels % size == 0]
     fitting = []
     for name in names:
         config = parse_descriptor(name)
-        T = min(sequence_length, config.max_seq_len)
-        need = required_memory_bytes(
-            config, batch_size, T, accumulation=accumulation, attention_weights=attention_weights
-        )
+        need = required_memory_bytes(config, batch_size, min(sequence_length, config.max_seq_len), storage)
         if need.total <= available:
             fitting.append((need.state, name))
     return max(fitting)[1] if fitting else None

@@ -114,8 +114,12 @@ class RunLog:
         tokens_per_second: float,
         tokens: int,
         skipped: bool = False,
+        **more: float,
     ) -> None:
-        """One training step. loss in nats per token; norm before clipping; ms of the step; tokens seen so far."""
+        """One training step. loss in nats per token; norm before clipping; ms of the step; tokens seen so far.
+
+        more: figures that only some runs have; they go into metrics.jsonl.
+        """
         self._main.write(f"s:{step} trl:{float(loss):.4f} lr:{float(lr):.6f} norm:{float(norm):.2f}\n")
         self.event(
             "train",
@@ -127,6 +131,7 @@ class RunLog:
             tokens_per_second=tokens_per_second,
             skipped=skipped,
             tokens=tokens,
+            **more,
         )
 
     def val(self, step: int, *, loss: float, batches: int) -> None:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from llmc_jax.config import ModelConfig
+from llmc_jax.gpt2 import PLAIN, Execution
 from llmc_jax.rng import random_f32
 from llmc_jax.step import next_token_logits
 
@@ -32,12 +33,19 @@ def sample_softmax(logits: np.ndarray, coin: float) -> int:
 
 
 def generate(
-    params: jax.Array, config: ModelConfig, num_tokens: int, sequence_length: int, end_of_text: int, seed: int = SEED
+    weights: jax.Array,
+    config: ModelConfig,
+    num_tokens: int,
+    sequence_length: int,
+    end_of_text: int,
+    execution: Execution = PLAIN,
+    seed: int = SEED,
 ) -> Iterator[int]:
     """Yields num_tokens - 1 ids, each drawn after the ones before it, the first after end_of_text.
 
-    params (flat_size,); num_tokens at most maxT; sequence_length: the run's T. The model runs on whole chunks, filled
-    up with end_of_text, so that few lengths are compiled: what stands after a position does not change its logits.
+    weights (flat_size,) in the compute dtype; num_tokens at most maxT; sequence_length: the run's T. The model runs on
+    whole chunks, filled up with end_of_text, so that few lengths are compiled: what stands after a position does not
+    change its logits.
     Source: llm.c train_gpt2.cu, `main`, "generating".
     """
     assert num_tokens <= config.max_seq_len
@@ -46,7 +54,7 @@ def generate(
     state = seed
     for position in range(1, num_tokens):
         length = min(-(-position // chunk) * chunk, config.max_seq_len)
-        logits = next_token_logits(params, tokens[:, :length], np.int32(position - 1), config)  # (V,)
+        logits = next_token_logits(weights, tokens[:, :length], np.int32(position - 1), config, execution)  # (V,)
         coin, state = random_f32(state)
         tokens[0, position] = sample_softmax(np.asarray(logits), coin)
         yield int(tokens[0, position])

@@ -6,19 +6,20 @@ Writes nothing, so that a run that cannot begin leaves nothing behind. Leaves ou
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmc_jax import hardware
+from llmc_jax import hardware, kernels
 from llmc_jax.checkpoint.llmc import read_header, read_model
 from llmc_jax.config import ModelConfig, TrainConfig, check_model_fit, parse_descriptor
 from llmc_jax.data.corpora import Corpus, stdlib_corpus
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.data.tokenizers import Choice, load_tokenizer
 from llmc_jax.errors import InputError
+from llmc_jax.gpt2 import Execution
 from llmc_jax.init import random_parameters
 from llmc_jax.params import num_parameters, padded
 from llmc_jax.step import TrainState, initial_state
@@ -52,6 +53,9 @@ class Setup(NamedTuple):
     val_batches: int  # of one validation
     tokenizer: Choice
     device: hardware.Device
+    dtype: str  # what the model computes in: fp32, bf16 or fp16
+    execution: Execution
+    choices: tuple[kernels.Choice, ...]  # what runs each operation
     notes: list[str]
     warnings: list[str]
 
@@ -169,6 +173,58 @@ def initial_parameters(config: TrainConfig, model: Model) -> tuple[np.ndarray, t
     return padded(file.flat, file.config), tuple(f"-e {model.path}: {warning}" for warning in file.warnings)
 
 
+DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
+GPU_LOGIT_ROWS = 8192  # of -1: a chunk of the head's product that keeps a GPU busy, 0.8 GB of bf16 logits for GPT-2
+
+
+def resolve_dtype(config: TrainConfig, machine: kernels.Machine) -> str:
+    """What --dtype comes to on a machine: fp32, bf16 or fp16."""
+    if config.dtype != "auto":
+        return config.dtype
+    return "bf16" if machine.target is not None else "fp32"
+
+
+def resolve_rounding(config: TrainConfig, dtype: str) -> str:
+    """How updated weights become 16-bit: nearest or stochastic."""
+    if dtype != "bf16":
+        return "nearest"
+    if config.rounding == "auto":
+        return "nearest" if config.master_weights else "stochastic"
+    return config.rounding
+
+
+def choose_execution(
+    config: TrainConfig, model: ModelConfig, machine: kernels.Machine, dtype: str
+) -> tuple[Execution, tuple[kernels.Choice, ...]]:
+    """How the model will be computed, and what runs each operation. Raises InputError as --strict-kernels has it."""
+    wish = kernels.Wish(config.kernels, config.attention, config.strict_kernels, config.gelu_fusion)
+    selection = kernels.choose(wish, machine, dtype, model.head_size)
+    rows = config.logit_rows if config.logit_rows >= 0 else GPU_LOGIT_ROWS * (machine.platform == "gpu")
+    execution = Execution(selection.op, config.recompute, config.recompute_blocks, rows, selection.gelu_fusion)
+    return execution, selection.choices
+
+
+def storage_of(config: TrainConfig, dtype: str, execution: Execution, choices: tuple[kernels.Choice, ...]) -> Any:
+    """What decides how much memory the run needs."""
+    attention = next(choice.implementation for choice in choices if choice.operation == "attention")
+    return hardware.Storage(
+        bytes_per_value=4 if dtype == "fp32" else 2,
+        master_weights=config.master_weights,
+        accumulation=config.grad_accumulation,
+        attention_weights=attention.startswith("naive") or attention == "relu, xla",
+        recompute_blocks=config.recompute_blocks,
+        logit_rows=execution.logit_rows,
+    )
+
+
+def first_state(parameters: np.ndarray, config: TrainConfig, dtype: str) -> TrainState:
+    """The state before the first step, on the device."""
+    start = jax.jit(initial_state, static_argnames=("dtype", "master_weights"), donate_argnums=0)
+    scale = float(config.loss_scale) if dtype == "fp16" else None
+    master = config.master_weights or dtype == "fp32"
+    return start(jnp.array(parameters), DTYPES[dtype], master_weights=master, loss_scale=scale)
+
+
 def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     """Checks everything that can be known before the run; puts the parameters on the device.
 
@@ -177,7 +233,11 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     check_no_earlier_run(config)
     model = resolve_model(config)
     notes = [*notes, *check_model_fit(config, model.config)]
-    hardware.check_fits(model.config, config.batch_size, config.sequence_length, accumulation=config.grad_accumulation)
+    machine = kernels.this_machine()
+    dtype = resolve_dtype(config, machine)
+    execution, choices = choose_execution(config, model.config, machine, dtype)
+    storage = storage_of(config, dtype, execution, choices)
+    hardware.check_fits(model.config, config.batch_size, config.sequence_length, storage)
     data = open_data(config, model.config)
     steps = total_steps(config, data.train)
     trains_on_corpus = data.corpus and (config.val_data if config.overfit else config.train_data) == "stdlib"
@@ -200,10 +260,13 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
         val_batches=validation_batches(config, data.val),
         tokenizer=tokenizer,
         device=device,
+        dtype=dtype,
+        execution=execution,
+        choices=choices,
         notes=notes,
         warnings=warnings,
     )
-    return setup, jax.jit(initial_state, donate_argnums=0)(jnp.array(parameters))
+    return setup, first_state(parameters, config, dtype)
 
 
 def check_no_earlier_run(config: TrainConfig) -> None:
@@ -256,7 +319,8 @@ def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
     ]
     machine = [
         ("device", hardware.device_label(setup.device)),
-        ("precision", "fp32, products in TF32" if product_precision(setup) == "tf32" else "fp32"),
+        ("precision", precision_text(setup)),
+        *kernel_rows(setup.choices),
     ]
     shapes = [
         ("weights", model.path or f"random, seed {config.seed}"),
@@ -276,7 +340,29 @@ def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
     return [settings, machine, shapes, counts]
 
 
+def kernel_rows(choices: tuple[kernels.Choice, ...]) -> list[tuple[str, str]]:
+    """What runs where, for the table: one row where the same runs everything."""
+    told = {(choice.implementation.removeprefix("naive, "), choice.why) for choice in choices}
+    if len(told) == 1:
+        ((implementation, why),) = told
+        return [("kernels", f"{implementation} ({why})")]
+    return [(choice.operation, f"{choice.implementation} ({choice.why})") for choice in choices]
+
+
+def precision_text(setup: Setup) -> str:
+    """The precision in words: of the products, of the weights, and how these are rounded."""
+    config = setup.config
+    if setup.dtype == "fp32":
+        return "fp32, products in TF32" if product_precision(setup) == "tf32" else "fp32"
+    weights = "fp32 master weights" if config.master_weights else "no master weights"
+    rounded = f"rounded {'stochastically' if resolve_rounding(config, setup.dtype) == 'stochastic' else 'to nearest'}"
+    scaled = f", loss scale {config.loss_scale:g}" if setup.dtype == "fp16" else ""
+    return f"{setup.dtype}, {weights}, {rounded}{scaled}"
+
+
 def product_precision(setup: Setup) -> hardware.Precision:
     """In what the matrix products are computed."""
+    if setup.dtype != "fp32":
+        return cast(hardware.Precision, setup.dtype)
     on_gpu = setup.device.platform != "cpu"
     return "tf32" if on_gpu and setup.config.tf32 else "fp32"

@@ -8,20 +8,42 @@ import jax.numpy as jnp
 
 from llmc_jax import gpt2
 from llmc_jax.config import ModelConfig
+from llmc_jax.gpt2 import PLAIN, Execution
 from llmc_jax.ops.linear import linear_forward
-from llmc_jax.optimizer import AdamWNumbers, adamw_update, clip_scale, decay_ranges, global_norm
+from llmc_jax.optimizer import AdamWNumbers, clip_scale, decay_ranges, squirrel_noise5
 from llmc_jax.params import views
 from llmc_jax.schedule import ScheduleNumbers, learning_rate
+
+
+class LossScale(NamedTuple):
+    """fp16's dynamic loss scaling: small gradients are multiplied up to where fp16 can hold them."""
+
+    scale: jax.Array  # () float32, what the loss is multiplied by
+    clean: jax.Array  # () int32, steps without overflow since it last changed
 
 
 class TrainState(NamedTuple):
     """Everything that a step changes."""
 
-    params: jax.Array  # (flat_size,) float32
+    params: jax.Array  # (flat_size,) float32; in the compute dtype where there are no master weights
     m: jax.Array  # (flat_size,) float32, running mean of the gradient
     v: jax.Array  # (flat_size,) float32, running mean of its square
     step: jax.Array  # () int32, steps taken, which the schedule counts
     updates: jax.Array  # () int32, steps that changed the parameters, which AdamW's bias correction counts
+    copy: jax.Array | None = None  # (flat_size,) the parameters rounded to the compute dtype; None: they are in it
+    loss_scale: LossScale | None = None  # None: the loss is not scaled
+
+    @property
+    def weights(self) -> jax.Array:
+        """The parameters that the model computes with."""
+        return self.params if self.copy is None else self.copy
+
+
+class LossScaleNumbers(NamedTuple):
+    """How the loss scale moves."""
+
+    growth_steps: Any  # after so many steps without overflow it grows
+    factor: Any  # by this; an overflow divides it by the same
 
 
 class StepNumbers(NamedTuple):
@@ -30,6 +52,8 @@ class StepNumbers(NamedTuple):
     schedule: ScheduleNumbers
     adamw: AdamWNumbers
     grad_clip: Any  # largest global norm; 0: no clipping
+    loss_scale: LossScaleNumbers = LossScaleNumbers(100, 2.0)
+    seed: Any = 0  # of stochastic rounding, uint32
 
 
 class StepOptions(NamedTuple):
@@ -37,7 +61,8 @@ class StepOptions(NamedTuple):
 
     schedule: str
     decay: str  # 'matrices' or 'all'; 'none' where the weight decay is 0
-    recompute: int
+    execution: Execution = PLAIN
+    rounding: str = "nearest"  # to the compute dtype; or 'stochastic'
 
 
 class Metrics(NamedTuple):
@@ -47,34 +72,70 @@ class Metrics(NamedTuple):
     norm: jax.Array  # global norm of the gradient before clipping
     learning_rate: jax.Array
     finite: jax.Array  # False: loss or gradient was not finite, and nothing was updated
+    loss_scale: jax.Array  # with which this step was made; 1 where the loss is not scaled
 
 
-def initial_state(params: jax.Array) -> TrainState:
-    """The state before the first step, from a flat buffer (flat_size,)."""
-    return TrainState(
-        params, jnp.zeros_like(params), jnp.zeros_like(params), jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)
-    )
+def initial_state(
+    params: jax.Array, dtype: Any = None, *, master_weights: bool = True, loss_scale: float | None = None
+) -> TrainState:
+    """The state before the first step, from a flat buffer (flat_size,) in float32.
+
+    dtype: what the model computes in (None: params' own). Where it is another, the parameters stay in float32 beside a
+    copy in dtype, or without master_weights are in dtype alone. loss_scale: the first one; None: no scaling.
+    """
+    wide = jnp.promote_types(params.dtype, jnp.float32)
+    m, v = jnp.zeros(params.shape, wide), jnp.zeros(params.shape, wide)
+    low = params.astype(dtype or params.dtype)
+    copy = low if master_weights and low.dtype != params.dtype else None
+    start = params if master_weights else low
+    scale = None if loss_scale is None else LossScale(jnp.asarray(loss_scale, jnp.float32), _zero())
+    return TrainState(start, m, v, _zero(), _zero(), copy, scale)
+
+
+def _zero() -> jax.Array:
+    """A count that begins; an array of its own each time, because a buffer can be donated only once."""
+    return jnp.zeros((), jnp.int32)
 
 
 def batch_gradient(
-    params: jax.Array, inputs: jax.Array, targets: jax.Array, config: ModelConfig, recompute: int
+    weights: jax.Array,
+    inputs: jax.Array,
+    targets: jax.Array,
+    config: ModelConfig,
+    execution: Execution = PLAIN,
+    weight: jax.Array | float = 1.0,
 ) -> tuple[jax.Array, jax.Array]:
-    """Mean loss and flat gradient over the micro-batches of inputs and targets (A, B, T)."""
+    """Mean loss and flat gradient over the micro-batches of inputs and targets (A, B, T), both times `weight`.
+
+    weights (flat_size,): the parameters in the compute dtype. The gradient of one micro-batch has that dtype too; over
+    several it is summed in at least float32, since 16 bits would lose what the later ones add.
+    """
     micro_batches = inputs.shape[0]
 
-    def share_of_loss(params: jax.Array, inputs: jax.Array, targets: jax.Array) -> jax.Array:
-        return gpt2.loss_fn(params, inputs, targets, config, recompute) / micro_batches
+    def share_of_loss(weights: jax.Array, inputs: jax.Array, targets: jax.Array) -> jax.Array:
+        return gpt2.loss_fn(weights, inputs, targets, config, execution, weight / micro_batches)
 
     value_and_grad = jax.value_and_grad(share_of_loss)
     if micro_batches == 1:
-        return value_and_grad(params, inputs[0], targets[0])
+        return value_and_grad(weights, inputs[0], targets[0])
+
+    wide = jnp.promote_types(weights.dtype, jnp.float32)
 
     def add(total: tuple[jax.Array, jax.Array], batch: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
-        loss, gradient = value_and_grad(params, *batch)
-        return (total[0] + loss, total[1] + gradient), None
+        loss, gradient = value_and_grad(weights, *batch)
+        with jax.named_scope("gradient"):
+            return (total[0] + loss, total[1] + gradient.astype(wide)), None
 
-    zero = (jnp.zeros((), jnp.promote_types(params.dtype, jnp.float32)), jnp.zeros_like(params))
+    zero = (jnp.zeros((), wide), jnp.zeros(weights.shape, wide))
     return jax.lax.scan(add, zero, (inputs, targets))[0]
+
+
+def next_loss_scale(state: LossScale, finite: jax.Array, numbers: LossScaleNumbers) -> LossScale:
+    """The loss scale after a step: smaller after an overflow, larger after growth_steps without one."""
+    clean = jnp.where(finite, state.clean + 1, 0)
+    grows = clean >= numbers.growth_steps
+    factor = jnp.where(finite, jnp.where(grows, numbers.factor, 1.0), 1.0 / numbers.factor)
+    return LossScale((state.scale * factor).astype(jnp.float32), jnp.where(grows, 0, clean))
 
 
 def step_fn(
@@ -88,40 +149,72 @@ def step_fn(
     """One step on inputs and targets (A, B, T) int32: A micro-batches, one update.
 
     A loss or gradient that is not finite updates nothing; the step still counts for the schedule.
-    Source: llm.c train_gpt2.cu, `gpt2_update` and the loop in `main`.
+    Source: llm.c train_gpt2.cu, `gpt2_update` and the loop in `main`; the loss scale: Micikevicius et al., Mixed
+    Precision Training (2018).
     """
-    loss, gradient = batch_gradient(state.params, inputs, targets, config, options.recompute)
-    norm = global_norm(gradient)
-    finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-    rate = learning_rate(options.schedule, state.step, numbers.schedule)
-    params, m, v, _ = adamw_update(
-        state.params,
-        state.m,
-        state.v,
-        gradient,
-        scale=clip_scale(norm, numbers.grad_clip),
-        learning_rate=rate,
-        update=state.updates + 1,
-        apply=finite,
-        numbers=numbers.adamw,
-        decay=() if options.decay == "none" else decay_ranges(config, options.decay),
-    )
-    new_state = TrainState(params, m, v, state.step + 1, state.updates + finite.astype(jnp.int32))
-    return new_state, Metrics(loss, norm, rate, finite)
+    op = options.execution.op
+    wide = jnp.promote_types(state.params.dtype, jnp.float32)
+    scale = jnp.ones((), wide) if state.loss_scale is None else state.loss_scale.scale
+    loss, gradient = batch_gradient(state.weights, inputs, targets, config, options.execution, scale)
+    loss = loss / scale
+    with jax.named_scope("update"):
+        with jax.named_scope("norm"):
+            norm = op.global_norm(gradient) / scale
+        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        rate = learning_rate(options.schedule, state.step, numbers.schedule)
+        with jax.named_scope("adamw"):
+            params, m, v, copy = op.adamw_update(
+                state.params,
+                state.m,
+                state.v,
+                gradient,
+                scale=clip_scale(norm, numbers.grad_clip) / scale,
+                learning_rate=rate,
+                update=state.updates + 1,
+                apply=finite,
+                numbers=numbers.adamw,
+                decay=() if options.decay == "none" else decay_ranges(config, options.decay),
+                copy=state.copy,
+                rounding=options.rounding,
+                seed=None if options.rounding == "nearest" else rounding_seed(numbers.seed, state.step),
+            )
+    moved = None if state.loss_scale is None else next_loss_scale(state.loss_scale, finite, numbers.loss_scale)
+    new_state = TrainState(params, m, v, state.step + 1, state.updates + finite.astype(jnp.int32), copy, moved)
+    return new_state, Metrics(loss, norm, rate, finite, scale)
+
+
+def rounding_seed(seed: jax.Array, step: jax.Array) -> jax.Array:
+    """The seed of one step's stochastic rounding, uint32: a function of the run's seed and the step alone."""
+    return squirrel_noise5(step.astype(jnp.uint32), jnp.asarray(seed, jnp.uint32))
 
 
 train_step = partial(jax.jit, static_argnames=("config", "options"), donate_argnames=("state",))(step_fn)
 
 
-@partial(jax.jit, static_argnames=("config",))
-def evaluate_loss(params: jax.Array, inputs: jax.Array, targets: jax.Array, config: ModelConfig) -> jax.Array:
-    """Mean loss of one batch (B, T) without a gradient, nats per token."""
-    return gpt2.loss_fn(params, inputs, targets, config)
+@partial(jax.jit, static_argnames=("config", "execution"))
+def evaluate_loss(
+    weights: jax.Array,
+    inputs: jax.Array,
+    targets: jax.Array,
+    config: ModelConfig,
+    execution: Execution = PLAIN,
+) -> jax.Array:
+    """Mean loss of one batch (B, T) without a gradient, nats per token; weights (flat_size,) in the compute dtype."""
+    return gpt2.mean_loss(weights, inputs, targets, config, execution)
 
 
-@partial(jax.jit, static_argnames=("config",))
-def next_token_logits(params: jax.Array, tokens: jax.Array, position: jax.Array, config: ModelConfig) -> jax.Array:
-    """Logits (V,) of the token after `position` in the only row of tokens (1, T). The head sees that position alone."""
-    tensors = views(params, config)
-    lnf, _ = gpt2.forward_stream(tensors, tokens, config)  # (1, T, C)
-    return linear_forward(lnf[0, position], tensors.wte, None)[: config.vocab_size]
+@partial(jax.jit, static_argnames=("config", "execution"))
+def next_token_logits(
+    weights: jax.Array,
+    tokens: jax.Array,
+    position: jax.Array,
+    config: ModelConfig,
+    execution: Execution = PLAIN,
+) -> jax.Array:
+    """Logits (V,) in float32 of the token after `position` in the only row of tokens (1, T).
+
+    weights (flat_size,) in the compute dtype. The head sees that position alone.
+    """
+    tensors = views(weights, config)
+    lnf, _ = gpt2.forward_stream(tensors, tokens, config, execution)  # (1, T, C)
+    return linear_forward(lnf[0, position], tensors.wte, None)[: config.vocab_size].astype(jnp.float32)

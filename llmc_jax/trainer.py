@@ -33,8 +33,8 @@ from llmc_jax.params import num_parameters
 from llmc_jax.runlog import RunLog, create_run_folder
 from llmc_jax.sampler import generate
 from llmc_jax.schedule import ScheduleNumbers
-from llmc_jax.setup import Setup, prepare, product_precision, table
-from llmc_jax.step import StepNumbers, StepOptions, TrainState, evaluate_loss, train_step
+from llmc_jax.setup import Setup, prepare, product_precision, resolve_rounding, table
+from llmc_jax.step import LossScaleNumbers, StepNumbers, StepOptions, TrainState, evaluate_loss, train_step
 from llmc_jax.stopping import Output, print_error, stop_on_signals
 
 # ----- the run's folder and screen ----------------------------------------------------------------------------------
@@ -108,6 +108,7 @@ class StepResult(NamedTuple):
     rate: float
     finite: bool
     seconds: float
+    loss_scale: float  # 1 where the loss is not scaled
 
 
 class Outcome(NamedTuple):
@@ -129,13 +130,15 @@ def step_numbers(config: TrainConfig, steps: int) -> StepNumbers:
         step_factor=float(config.step_factor),
     )
     adamw = AdamWNumbers(float(config.beta1), float(config.beta2), float(config.eps), float(config.weight_decay))
-    return StepNumbers(schedule, adamw, float(config.grad_clip))
+    moves = LossScaleNumbers(config.loss_scale_steps, float(config.loss_scale_factor))
+    return StepNumbers(schedule, adamw, float(config.grad_clip), moves, np.uint32(config.seed))
 
 
 def compile_step(setup: Setup, state: TrainState) -> Callable[..., Any]:
     """The step as a function of (state, inputs, targets), compiled for the run's shapes."""
     config = setup.config
-    options = StepOptions(config.schedule, config.decay if config.weight_decay else "none", config.recompute)
+    decay = config.decay if config.weight_decay else "none"
+    options = StepOptions(config.schedule, decay, setup.execution, resolve_rounding(config, setup.dtype))
     numbers = jax.device_put(step_numbers(config, setup.steps))
     shape = (config.grad_accumulation, config.batch_size, config.sequence_length)  # (A, B, T)
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32)
@@ -166,23 +169,23 @@ def validate(run: Run, progress: Progress) -> Progress:
     total = 0.0
     for _ in range(setup.val_batches):
         inputs, targets = loader.next_batch()
-        total += float(evaluate_loss(progress.state.params, inputs[0], targets[0], setup.model.config))
+        loss = evaluate_loss(progress.state.weights, inputs[0], targets[0], setup.model.config, setup.execution)
+        total += float(loss)
         if run.stop.is_set():
             return progress
-    loss = total / setup.val_batches
-    run.log.val(progress.step, loss=loss, batches=setup.val_batches)
-    run.console.val(progress.step, loss)
-    return progress._replace(val_loss=loss)
+    mean = total / setup.val_batches
+    run.log.val(progress.step, loss=mean, batches=setup.val_batches)
+    run.console.val(progress.step, mean)
+    return progress._replace(val_loss=mean)
 
 
 def draw_sample(run: Run, progress: Progress) -> None:
     """Samples from the model, keeps and shows the text; nothing if the user stops the run meanwhile."""
     setup, model, tokenizer = run.setup, run.setup.model.config, run.setup.tokenizer.tokenizer
+    weights, length = progress.state.weights, setup.config.sequence_length
     end_of_text = model.vocab_size - 1 if tokenizer is None else tokenizer.eot
     ids: list[int] = []
-    for token in generate(
-        progress.state.params, model, setup.config.sample_tokens, setup.config.sequence_length, end_of_text
-    ):
+    for token in generate(weights, model, setup.config.sample_tokens, length, end_of_text, setup.execution):
         if run.stop.is_set():
             return
         ids.append(token)
@@ -192,11 +195,14 @@ def draw_sample(run: Run, progress: Progress) -> None:
 
 
 def save_model(run: Run, progress: Progress) -> Progress:
-    """Writes model_<steps>.bin, complete under its name or not there."""
+    """Writes model_<steps>.bin, complete under its name or not there: of bf16 weights version 5, else version 3."""
     path = run.folder / f"model_{progress.step:08d}.bin"
     if path != progress.saved:
         model = run.setup.model.config
-        write_model(path, model, np.asarray(progress.state.params)[: num_parameters(model)])
+        bf16 = run.setup.dtype == "bf16"
+        weights = progress.state.weights if bf16 else progress.state.params
+        values = np.asarray(weights)[: num_parameters(model)].astype(np.float32)
+        write_model(path, model, values, version=5 if bf16 else 3)
         run.log.event("checkpoint", step=progress.step, path=path.name)
     return progress._replace(saved=path)
 
@@ -223,16 +229,17 @@ def make_step(step: Callable[..., Any], batches: Iterator[Batch], progress: Prog
     start = time.perf_counter()
     inputs, targets = next(batches)
     state, metrics = step(progress.state, inputs, targets)
-    loss, norm, rate, finite = (value.item() for value in jax.device_get(metrics))  # waits for the device
+    loss, norm, rate, finite, scale = (value.item() for value in jax.device_get(metrics))  # waits for the device
     seconds = time.perf_counter() - start
     progress = progress._replace(
         state=state,
         step=progress.step + 1,
         skipped=progress.skipped + (not finite),
-        skipped_in_a_row=0 if finite else progress.skipped_in_a_row + 1,
+        # An overflow under a loss scale is no divergence: the scale gives way first.
+        skipped_in_a_row=0 if finite or scale > 1 else progress.skipped_in_a_row + 1,
         seconds=progress.seconds + (seconds if progress.step > 0 else 0.0),
     )
-    return progress, StepResult(loss, norm, rate, finite, seconds)
+    return progress, StepResult(loss, norm, rate, finite, seconds, scale)
 
 
 def report_step(run: Run, progress: Progress, result: StepResult) -> Progress:
@@ -250,7 +257,8 @@ def report_step(run: Run, progress: Progress, result: StepResult) -> Progress:
         "ms": 1e3 * result.seconds,
         "skipped": not result.finite,
     }
-    run.log.train(index, tokens_per_second=per_second, tokens=progress.step * tokens, **common)
+    scaled: dict[str, Any] = {"loss_scale": result.loss_scale} if setup.dtype == "fp16" else {}
+    run.log.train(index, tokens_per_second=per_second, tokens=progress.step * tokens, **common, **scaled)
     speed, shown = smooth_speed(progress.speed, per_second)
     utilization = utilization_text(flops, peak, precision)
     run.console.step(index, tokens_per_second=shown, utilization=utilization, **common)

@@ -13,6 +13,7 @@ import numpy as np
 
 from llmc_jax import gpt2, optimizer, step
 from llmc_jax.config import ModelConfig
+from llmc_jax.gpt2 import PLAIN, Execution
 from llmc_jax.optimizer import AdamWNumbers
 from llmc_jax.params import flat_size
 from llmc_jax.schedule import ScheduleNumbers
@@ -38,7 +39,7 @@ class GradientCase(NamedTuple):
     A: int
     B: int
     T: int
-    recompute: int = 0
+    execution: Execution = PLAIN
 
 
 def random_batch(vocab_size: int, A: int, B: int, T: int, seed: int = 0) -> Batch:
@@ -74,7 +75,7 @@ def loss_fn_gradient(case: GradientCase) -> tuple[float, np.ndarray]:
     rows = (batch.inputs.reshape(-1, case.T), batch.targets.reshape(-1, case.T))
 
     def loss(flat: jax.Array, tokens: jax.Array, targets: jax.Array) -> jax.Array:
-        return gpt2.loss_fn(flat, tokens, targets, case.config, case.recompute)
+        return gpt2.loss_fn(flat, tokens, targets, case.config, case.execution)
 
     with jax.enable_x64(True):
         value, gradient = jax.jit(jax.value_and_grad(loss), compiler_options=QUICK)(flat, *rows)
@@ -86,7 +87,7 @@ def batch_gradient(case: GradientCase) -> tuple[float, np.ndarray]:
     flat, batch = case_inputs(case)
     with jax.enable_x64(True):
         compiled = jax.jit(step.batch_gradient, static_argnums=(3, 4), compiler_options=QUICK)
-        value, gradient = compiled(flat, *batch, case.config, case.recompute)
+        value, gradient = compiled(flat, *batch, case.config, case.execution)
         return float(value), np.asarray(gradient)
 
 

@@ -16,6 +16,7 @@ import pytest
 from llmc_jax import gpt2
 from llmc_jax.checkpoint.llmc import read_model
 from llmc_jax.config import ModelConfig, parse_descriptor
+from llmc_jax.gpt2 import Execution
 from llmc_jax.init import random_parameters
 from llmc_jax.params import flat_size, views
 from llmc_jax.step import StepNumbers, StepOptions
@@ -55,7 +56,7 @@ def repeat_recorded(settings: dict[str, Any], dtype: Any, steps: int | None = No
         final=settings["final_fraction"], beta1=settings["beta1"], beta2=settings["beta2"], eps=settings["eps"],
         weight_decay=settings["weight_decay"], grad_clip=settings["grad_clip"],
     )  # fmt: skip
-    options = StepOptions(settings["schedule"], settings["decay"], recompute=0)
+    options = StepOptions(settings["schedule"], settings["decay"])
     flat = np.pad(flat, (0, flat_size(config) - flat.size))
     return train(flat, make_run.batches(settings)[:steps], numbers, config, options, step_function)
 
@@ -141,7 +142,7 @@ def torch_numbers(torch: Torch) -> StepNumbers:
 def repeat_torch(torch: Torch, steps: int | None = None, step_function: Any = None) -> Run:
     """The first steps of PyTorch's run, by train_step."""
     batches = [torch_batch(torch, step) for step in range(torch.meta["S"])][:steps]
-    options = StepOptions(torch.meta["schedule"], "matrices", recompute=1)
+    options = StepOptions(torch.meta["schedule"], "matrices", Execution(recompute=1))
     return train(torch_start(torch), batches, torch_numbers(torch), torch.config, options, step_function)
 
 

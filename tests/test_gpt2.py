@@ -11,6 +11,7 @@ import pytest
 
 from llmc_jax import gpt2
 from llmc_jax.config import ModelConfig, parse_descriptor
+from llmc_jax.gpt2 import PLAIN, Execution
 from llmc_jax.init import random_parameters
 from llmc_jax.params import flat_size, padded, views
 from llmc_jax.step import evaluate_loss, next_token_logits
@@ -25,13 +26,18 @@ from tests.comparisons import (
     random_batch,
 )
 
+GELU_AGAIN, BOTH_AGAIN = Execution(recompute=1), Execution(recompute=2)
 CASES = {  # config: maxT, V, Vp, L, NH, C; then A, B, T
     "T=7 is no power of two, below maxT; V < Vp; two layers": GradientCase(ModelConfig(16, 61, 64, 2, 3, 12), 2, 2, 7),
-    "25 heads of 64, as GPT-2 1558M": GradientCase(ModelConfig(5, 23, 128, 1, 25, 1600), 1, 1, 3, recompute=1),
-    "B=1, T=maxT, three layers": GradientCase(ModelConfig(8, 32, 128, 3, 2, 8), 2, 1, 8, recompute=2),
+    "25 heads of 64, as GPT-2 1558M": GradientCase(ModelConfig(5, 23, 128, 1, 25, 1600), 1, 1, 3, GELU_AGAIN),
+    "B=1, T=maxT, three layers": GradientCase(ModelConfig(8, 32, 128, 3, 2, 8), 2, 1, 8, BOTH_AGAIN),
     "T=1: every token sees itself alone": GradientCase(ModelConfig(4, 19, 32, 1, 2, 8), 1, 3, 1),
-    "V=Vp: no padding; one head of 5": GradientCase(ModelConfig(12, 16, 16, 1, 1, 5), 3, 1, 6, recompute=1),
-    "V=3 in 39 positions: every token many times": GradientCase(ModelConfig(13, 3, 4, 1, 2, 6), 1, 3, 13, recompute=2),
+    "blocks of two out of three layers again; logits of 4 tokens at a time": GradientCase(
+        ModelConfig(8, 32, 128, 3, 2, 8), 2, 1, 8, Execution(recompute_blocks=2, logit_rows=4)
+    ),
+    "GELU within the products": GradientCase(ModelConfig(8, 32, 128, 2, 2, 8), 1, 2, 8, Execution(gelu_fusion=2)),
+    "V=Vp: no padding; one head of 5": GradientCase(ModelConfig(12, 16, 16, 1, 1, 5), 3, 1, 6, GELU_AGAIN),
+    "V=3 in 39 positions: every token many times": GradientCase(ModelConfig(13, 3, 4, 1, 2, 6), 1, 3, 13, BOTH_AGAIN),
 }
 SMALL = ModelConfig(max_seq_len=12, vocab_size=29, padded_vocab_size=128, num_layers=1, num_heads=2, channels=16)
 B, T = 2, 10
@@ -58,8 +64,8 @@ def logits_of(flat: jax.Array, config: ModelConfig, tokens: jax.Array) -> jax.Ar
 
 
 @partial(jax.jit, static_argnums=(3, 4))
-def loss_and_gradient(flat: Any, tokens: Any, targets: Any, config: ModelConfig, recompute: int = 0) -> Any:
-    return jax.value_and_grad(gpt2.loss_fn)(flat, tokens, targets, config, recompute)
+def loss_and_gradient(flat: Any, tokens: Any, targets: Any, config: ModelConfig, execution: Execution = PLAIN) -> Any:
+    return jax.value_and_grad(gpt2.loss_fn)(flat, tokens, targets, config, execution)
 
 
 def test_logits_are_the_plain_model_s() -> None:
@@ -72,16 +78,41 @@ def test_logits_are_the_plain_model_s() -> None:
         np.testing.assert_allclose(found[..., : SMALL.vocab_size], expected, rtol=0, atol=2e-5)
 
 
+RECOMPUTING = {
+    "GELU": GELU_AGAIN,
+    "GELU and layernorms": BOTH_AGAIN,
+    "every block": Execution(recompute_blocks=1),
+    "two blocks": Execution(recompute_blocks=2),
+    "four blocks, of five": Execution(recompute_blocks=4),
+}
+
+
 def test_recomputing_saves_memory() -> None:
     """What the compiled program allocates beside its inputs and outputs."""
-    config = parse_descriptor("L2-NH2-C64-V97-T64")
+    config = parse_descriptor("L6-NH2-C64-V97-T64")
     flat = jax.ShapeDtypeStruct((flat_size(config),), np.float32)
     tokens = jax.ShapeDtypeStruct((8, 64), np.int32)
-    needed = [
-        loss_and_gradient.lower(flat, tokens, tokens, config, level).compile().memory_analysis().temp_size_in_bytes
-        for level in (0, 1, 2)
-    ]
-    assert needed[1] < 0.85 * needed[0] and needed[2] < 0.97 * needed[1], needed
+
+    def needed(execution: Execution) -> int:
+        compiled = loss_and_gradient.lower(flat, tokens, tokens, config, execution).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    everything, gelu, both = (needed(execution) for execution in (PLAIN, GELU_AGAIN, BOTH_AGAIN))
+    assert gelu < 0.9 * everything and both < 0.93 * gelu
+    assert needed(Execution(recompute_blocks=1)) < 0.6 * both
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["fp32", "bf16"])
+def test_recomputing_changes_no_bit(dtype: Any) -> None:
+    config = parse_descriptor("L5-NH2-C64-V97-T64")
+    flat = jnp.asarray(plain_model.random_flat(config, flat_size(config), seed=1), dtype)
+    batch = random_batch(config.vocab_size, 1, 4, 48)
+    rows = (batch.inputs[0], batch.targets[0])
+    loss, gradient = loss_and_gradient(flat, *rows, config)
+    for what, execution in RECOMPUTING.items():
+        found_loss, found = loss_and_gradient(flat, *rows, config, execution)
+        assert float(found_loss) == float(loss), what
+        np.testing.assert_array_equal(found, gradient, err_msg=what)
 
 
 def test_recomputing_drops_the_activations_it_names() -> None:
@@ -89,7 +120,7 @@ def test_recomputing_drops_the_activations_it_names() -> None:
 
     def dropped(level: int) -> set[str]:
         activations = jax.eval_shape(
-            lambda flat: gpt2.forward(views(flat, SMALL), tokens, SMALL, level)[1], small_flat()
+            lambda flat: gpt2.forward(views(flat, SMALL), tokens, SMALL, Execution(recompute=level))[1], small_flat()
         )
         return {name for name, value in activations.blocks[0]._asdict().items() if value is None}
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmc_jax import gpt2, optimizer, step
+from llmc_jax import gpt2, kernels, optimizer, step
 from llmc_jax.config import ModelConfig
 from llmc_jax.ops import attention, layernorm
 from tests.comparisons import (
@@ -39,6 +39,17 @@ def replaced(module: Any, **names: Any) -> SimpleNamespace:
     return SimpleNamespace(**(vars(module) | names))
 
 
+def with_operations(patch: Patch, **wrong: Any) -> None:
+    """XLA's operations, some of them wrong, in every Execution that the comparisons use."""
+    op = kernels.XLA._replace(**wrong)
+    right = gpt2.loss_fn
+    patch.setattr(
+        gpt2,
+        "loss_fn",
+        lambda flat, x, y, config, execution, *weight: right(flat, x, y, config, execution._replace(op=op), *weight),
+    )
+
+
 def no_attention_scale(patch: Patch) -> None:
     patch.setattr(attention, "math", SimpleNamespace(sqrt=lambda _: 1.0))
 
@@ -51,19 +62,18 @@ def no_scale_in_the_backward(patch: Patch) -> None:
     """The forward is right: only a gradient shows it."""
     right, HS = attention.attention_backward, CASE.config.head_size
 
-    def wrong(dout: jax.Array, qkv: jax.Array, out: jax.Array, att: jax.Array) -> jax.Array:
-        dqk, dv = jnp.split(right(dout, qkv, out, att), [2 * dout.shape[-1]], axis=-1)
+    def wrong(dout: jax.Array, *saved: Any) -> jax.Array:
+        dqk, dv = jnp.split(right(dout, *saved), [2 * dout.shape[-1]], axis=-1)
         return jnp.concatenate([dqk * HS**0.5, dv], axis=-1)
 
-    patch.setattr(gpt2, "attention_backward", wrong)
+    with_operations(patch, attention_backward=wrong)
 
 
 def exact_gelu(patch: Patch) -> None:
     def gelu(x: jax.Array) -> jax.Array:
         return jax.nn.gelu(x, approximate=False)
 
-    patch.setattr(gpt2, "gelu_forward", gelu)
-    patch.setattr(gpt2, "gelu_backward", lambda dout, x: jax.vjp(gelu, x)[1](dout)[0])
+    with_operations(patch, gelu_forward=gelu, gelu_backward=lambda dout, x: jax.vjp(gelu, x)[1](dout)[0])
 
 
 def large_eps(patch: Patch) -> None:
@@ -71,32 +81,35 @@ def large_eps(patch: Patch) -> None:
 
 
 def no_path_through_the_mean(patch: Patch) -> None:
-    """layernorm_backward without its second term, which is the mean of dnorm times rstd."""
+    """The last layernorm's backward without its second term, which is the mean of dnorm times rstd."""
     right = layernorm.layernorm_backward
 
     def wrong(dout: Any, x: Any, w: Any, mean: Any, rstd: Any) -> Any:
         dx, dw, db = right(dout, x, w, mean, rstd)
         return dx + rstd[..., None] * jnp.mean(dout * w, axis=-1, keepdims=True), dw, db
 
-    patch.setattr(gpt2, "layernorm_backward", wrong)
+    with_operations(patch, layernorm_backward=wrong)
+
+
+def stream_ends_at_the_layernorm(patch: Patch) -> None:
+    """The gradient that goes straight down the residual stream is forgotten."""
+    right = layernorm.residual_layernorm_backward
+    with_operations(patch, residual_layernorm_backward=lambda dresidual, *rest: right(0 * dresidual, *rest))
 
 
 def head_alone_in_dwte(patch: Patch) -> None:
-    right = gpt2.embedding_backward
-    patch.setattr(gpt2, "embedding_backward", lambda dout, tokens, dwte: (dwte, right(dout, tokens, dwte)[1]))
+    right = kernels.XLA.embedding_backward
+    with_operations(patch, embedding_backward=lambda dout, tokens, dwte: (dwte, right(dout, tokens, dwte)[1]))
 
 
 def embedding_alone_in_dwte(patch: Patch) -> None:
-    right = gpt2.embedding_backward
-    patch.setattr(gpt2, "embedding_backward", lambda dout, tokens, dwte: right(dout, tokens, 0 * dwte))
+    right = kernels.XLA.embedding_backward
+    with_operations(patch, embedding_backward=lambda dout, tokens, dwte: right(dout, tokens, 0 * dwte))
 
 
 def padded_logits_count(patch: Patch) -> None:
-    forward, backward = gpt2.classifier_forward, gpt2.classifier_backward
-    patch.setattr(gpt2, "classifier_forward", lambda logits, y, _V: forward(logits, y, logits.shape[-1]))
-    patch.setattr(
-        gpt2, "classifier_backward", lambda d, logits, y, lse, _V: backward(d, logits, y, lse, logits.shape[-1])
-    )
+    right = kernels.XLA.classifier
+    with_operations(patch, classifier=lambda logits, y, dlosses, _V: right(logits, y, dlosses, logits.shape[-1]))
 
 
 def no_bias_correction(patch: Patch) -> None:
@@ -107,7 +120,13 @@ def no_bias_correction(patch: Patch) -> None:
         return right(*args, update=update + 1_000_000, **rest)
 
     patch.setattr(optimizer, "adamw_update", wrong)
-    patch.setattr(step, "adamw_update", wrong)
+    op = kernels.XLA._replace(adamw_update=wrong)
+    step_fn = step.step_fn
+
+    def wrong_step(*args: Any) -> Any:
+        return step_fn(*args[:-1], args[-1]._replace(execution=gpt2.PLAIN._replace(op=op)))
+
+    patch.setattr(step, "step_fn", wrong_step)
 
 
 def no_clipping(patch: Patch) -> None:
@@ -121,9 +140,12 @@ def everything_decays(patch: Patch) -> None:
 
 WRONG_GRADIENTS: list[Mistake] = [
     no_attention_scale, no_mask, no_scale_in_the_backward, exact_gelu, large_eps, no_path_through_the_mean,
-    head_alone_in_dwte, embedding_alone_in_dwte, padded_logits_count,
+    stream_ends_at_the_layernorm, head_alone_in_dwte, embedding_alone_in_dwte, padded_logits_count,
 ]  # fmt: skip
-ONLY_THE_BACKWARD = {no_scale_in_the_backward, no_path_through_the_mean, head_alone_in_dwte, embedding_alone_in_dwte}
+ONLY_THE_BACKWARD = {
+    no_scale_in_the_backward, no_path_through_the_mean, stream_ends_at_the_layernorm, head_alone_in_dwte,
+    embedding_alone_in_dwte,
+}  # fmt: skip
 WRONG_RUNS: list[Mistake] = [no_attention_scale, no_mask, no_bias_correction, no_clipping]
 
 

@@ -23,7 +23,7 @@ from tests import plain_model
 from tests.comparisons import Batch, Run, random_batch, skewed_tokens, step_numbers, train
 
 CONFIG = parse_descriptor("L1-NH2-C32-V97-T20")
-OPTIONS = StepOptions("cosine", "matrices", recompute=0)
+OPTIONS = StepOptions("cosine", "matrices")
 T, STEPS = 12, 20
 
 

@@ -24,6 +24,8 @@ backward    out is linear in w and b:
 import jax
 import jax.numpy as jnp
 
+from llmc_jax.ops.residual import residual_backward, residual_forward
+
 EPS = 1e-5  # llm.c's and PyTorch's
 
 
@@ -49,6 +51,39 @@ def layernorm_backward(
     dout and x (..., C), w (C,), mean and rstd (...) as the forward returned them.
     Source: the derivation above; llm.c train_gpt2.c, `layernorm_backward`.
     """
+    dx, dw, db = _backward_in_wide(dout, x, w, mean, rstd)
+    return dx.astype(x.dtype), dw.astype(w.dtype), db.astype(w.dtype)
+
+
+def residual_layernorm_forward(
+    x: jax.Array, f: jax.Array, w: jax.Array, b: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Adds f to the stream x, both (..., C), and normalises the sum: residual, out (..., C), mean and rstd (...).
+
+    The sum is rounded to x's dtype before it is normalised, so that `layernorm_forward(residual, w, b)` gives the same.
+    One function because a kernel does both in one reading. Source: llm.c llmc/layernorm.cuh, `fused_residual_forward5`.
+    """
+    # The barrier makes the sum take its dtype's rounding: XLA would otherwise normalise the sum before rounding.
+    residual = jax.lax.optimization_barrier(residual_forward(x, f))  # (..., C)
+    return residual, *layernorm_forward(residual, w, b)
+
+
+def residual_layernorm_backward(
+    dresidual: jax.Array, dout: jax.Array, residual: jax.Array, w: jax.Array, mean: jax.Array, rstd: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Gradients of `residual_layernorm_forward`: dx (..., C), which is df too, dw (C,), db (C,).
+
+    dresidual (..., C) reaches the sum from further down the stream, dout (..., C) its layernorm; the two meet in at
+    least float32 and are rounded once.
+    """
+    through_norm, dw, db = _backward_in_wide(dout, residual, w, mean, rstd)
+    dx, _ = residual_backward(dresidual + through_norm)
+    return dx.astype(residual.dtype), dw.astype(w.dtype), db.astype(w.dtype)
+
+
+def _backward_in_wide(
+    dout: jax.Array, x: jax.Array, w: jax.Array, mean: jax.Array, rstd: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     wide = mean.dtype
     rows = tuple(range(x.ndim - 1))
     norm = (x.astype(wide) - mean[..., None]) * rstd[..., None]  # (..., C)
@@ -59,5 +94,4 @@ def layernorm_backward(
     dnorm_mean = jnp.mean(dnorm, axis=-1, keepdims=True)  # (..., 1)
     dnorm_norm_mean = jnp.mean(dnorm * norm, axis=-1, keepdims=True)  # (..., 1)
     dx = dnorm - dnorm_mean - norm * dnorm_norm_mean  # (..., C)
-    dx = dx * rstd[..., None]
-    return dx.astype(x.dtype), dw.astype(w.dtype), db.astype(w.dtype)
+    return dx * rstd[..., None], dw, db

@@ -10,6 +10,8 @@ backward    x[n,i] reaches every out[n,o], with weight w[o,i]:
                 db[o] = sum_n dout[n,o]
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -17,26 +19,27 @@ import jax.numpy as jnp
 def linear_forward(x: jax.Array, w: jax.Array, b: jax.Array | None) -> jax.Array:
     """x (..., I) times w (O, I) transposed, plus b (O,) if given; returns (..., O) in x's dtype.
 
-    Products are accumulated in at least float32. Source: llm.c train_gpt2.c, `matmul_forward`.
+    Products are accumulated in at least float32 and rounded once to x's dtype, before the bias is added: asking for
+    16-bit results in float32 would let a GPU's matrix library write twice the bytes.
+    Source: llm.c train_gpt2.c, `matmul_forward`.
     """
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    out = jnp.einsum("...i,oi->...o", x, w, preferred_element_type=wide)  # (..., O)
-    if b is not None:
-        out = out + b
-    return out.astype(x.dtype)
+    out = jnp.einsum("...i,oi->...o", x, w, preferred_element_type=x.dtype)  # (..., O)
+    return out if b is None else out + b
 
 
-def linear_backward(dout: jax.Array, x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+def linear_backward(
+    dout: jax.Array, x: jax.Array, w: jax.Array, *, dw_dtype: Any = None
+) -> tuple[jax.Array, jax.Array]:
     """Gradients of the product: dx (..., I) and dw (O, I), from dout (..., O), x (..., I) and w (O, I).
 
-    Source: llm.c train_gpt2.c, `matmul_backward`.
+    dw has dw_dtype, w's own by default: where more is added to it, rounding waits. Source: llm.c train_gpt2.c,
+    `matmul_backward`.
     """
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    dx = jnp.einsum("...o,oi->...i", dout, w, preferred_element_type=wide)  # (..., I)
+    dx = jnp.einsum("...o,oi->...i", dout, w, preferred_element_type=x.dtype)  # (..., I)
     rows_out = dout.reshape(-1, dout.shape[-1])  # (n, O)
     rows_in = x.reshape(-1, x.shape[-1])  # (n, I)
-    dw = jnp.einsum("no,ni->oi", rows_out, rows_in, preferred_element_type=wide)  # (O, I)
-    return dx.astype(x.dtype), dw.astype(w.dtype)
+    dw = jnp.einsum("no,ni->oi", rows_out, rows_in, preferred_element_type=dw_dtype or w.dtype)  # (O, I)
+    return dx, dw
 
 
 def bias_backward(dout: jax.Array) -> jax.Array:
