@@ -9,11 +9,13 @@ not know has a stand-in here, each with a note; docs/kernels/proof.md lists how 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 f32 = jnp.float32
@@ -74,6 +76,47 @@ def row_layout(columns: int, widest: int = 8) -> Any:
     return plgpu.Layout.TILED(tiling, warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1)
 
 
+class Part(NamedTuple):
+    """Neighbouring columns of rows, all of one vector width."""
+
+    columns: slice  # of the row
+    layout: Any  # of (rows, size): WARPS / team rows at a time
+    size: int
+
+    @property
+    def start(self) -> int:
+        """The part's first column."""
+        return self.columns.start
+
+
+def row_parts(columns: int, team: int = 1, widest: int = 8) -> list[Part]:
+    """A row cut into few parts that `team` warps, 1, 2 or 4, hold together; WARPS / team rows at a time.
+
+    A lane takes vectors of `widest` neighbouring elements as far as they go round evenly, then of half as many, and so
+    on: 1600 columns are 1536 in vectors of 8 and 64 in vectors of 2, where one width for all would be 2. Sums over a
+    row are 5 shuffles, and for a larger team an exchange through shared memory. columns must divide by 32 team.
+    """
+    lanes = LANES * team
+    if columns % lanes:
+        raise ValueError(f"a row of {columns} elements does not divide over {lanes} lanes; pad it to a multiple")
+    parts, start, vector = [], 0, widest
+    while start < columns:
+        if size := (columns - start) // (lanes * vector) * lanes * vector:
+            parts.append(Part(slice(start, start + size), _team_layout(team, vector), size))
+            start += size
+        vector //= 2
+    return parts
+
+
+def _team_layout(team: int, vector: int) -> Any:
+    """Tiles of tiles: which rows and columns the warps take at a time, then the lanes of a warp, then the vector."""
+    tiles: tuple[tuple[int, ...], ...] = (WARPS // team, team * LANES * vector), (LANES * vector,), (vector,)
+    warps = {1: (-3,), 2: (-4, -3), 4: (-3,)}[team]
+    if team == 1:  # all columns of a tile are one warp's
+        tiles = tiles[0], tiles[2]
+    return plgpu.Layout.TILED(plgpu.Tiling(tiles), warp_dims=warps, lane_dims=(-2,), vector_dim=-1)
+
+
 def flat_layout(elements: int, vector: int = 8) -> Any:
     """Layout of a 1-D array spread over the 128 threads of a warpgroup in vectors; 128 * vector divides `elements`."""
     return plgpu.Layout.WG_STRIDED((elements,), vec_size=vector)
@@ -111,6 +154,195 @@ def zeros(shape: Sequence[int], layout: Any, dtype: Any = f32) -> jax.Array:
 def full(shape: Sequence[int], value: float, layout: Any, dtype: Any = f32) -> jax.Array:
     """Registers of one value in a layout."""
     return plgpu.layout_cast(jnp.full(tuple(shape), value, dtype), layout)
+
+
+def opaque(values: jax.Array) -> jax.Array:
+    """The same registers, of which the compiler no longer knows what they hold: it recomputes instead of keeping.
+
+    Of elements below 32 bits a thread must hold an even number.
+    """
+    return lax.optimization_barrier(values)
+
+
+# ----- shared memory ------------------------------------------------------------------------------------------------
+
+
+def shared(shape: Sequence[int], dtype: Any = f32) -> Any:
+    """Scratch in SMEM, for `scratch=`."""
+    return plgpu.SMEM(tuple(shape), dtype)
+
+
+def barrier() -> Any:
+    """A barrier of the whole warpgroup, for `scratch=`."""
+    return plgpu.Barrier()
+
+
+def meet(barrier: Any) -> None:
+    """Each thread of the warpgroup waits for all: what they wrote to SMEM before, all can read afterwards."""
+    plgpu.barrier_arrive(barrier)
+    plgpu.barrier_wait(barrier)
+
+
+# ----- tiles in shared memory ---------------------------------------------------------------------------------------
+
+
+def tile_spec(shape: Sequence[int], dtype: Any) -> Any:
+    """SMEM for tiles (..., rows, columns) of 16-bit elements, rows a multiple of 8, columns of 8.
+
+    Stored swizzled: the 16-byte pieces of each 8 x 8 block lie in different banks, so that rows as well as columns of
+    it are read in one go. The widest swizzle that divides the columns is taken: 128 bytes for 64, 64 for 96, 32 for 80.
+    """
+    swizzle = plgpu.find_swizzle(shape[-1] * 16)
+    return plgpu.SMEM(
+        tuple(shape), dtype, transforms=(plgpu.TilingTransform((8, swizzle // 2)), plgpu.SwizzleTransform(swizzle))
+    )
+
+
+def store_tile(values: jax.Array, tile: Any, destination: Any) -> None:
+    """Registers of a matrix product's layout to GMEM, by way of a tile in SMEM, which makes whole rows of them."""
+    tile[...] = values
+    layout = plgpu.Layout.SMEM_GMEM_COPY(tile.shape, tile.dtype, plgpu.find_swizzle(tile.shape[-1] * 16))
+    store(destination, plgpu.load(tile, layout=layout))
+
+
+class Copies(NamedTuple):
+    """Asynchronous copies of tiles from GMEM to SMEM.
+
+    From Hopper on one thread starts the tensor memory accelerator (TMA), which reports at a barrier. Before that every
+    thread starts cp.async of its own share; `wait` then waits for all copies under way, whatever barrier it is given.
+    Interpret mode knows the first kind alone.
+    """
+
+    target: str
+    interpret: bool
+
+    @property
+    def by_thread(self) -> bool:
+        return self.target in ("sm_80", "sm_86", "sm_89") and not self.interpret
+
+    def barriers(self, *counts: int, copies: int) -> list[Any]:
+        """Scratch: an array of barriers for each count, each completed by so many copies. None where none is needed."""
+        return [] if self.by_thread else [plgpu.Barrier(num_arrivals=copies, num_barriers=n) for n in counts]
+
+    def start(self, source: Any, tile: Any, barriers: Sequence[Any], kind: int, slot: Any = 0) -> None:
+        """Starts copying; barriers[kind], of those that `barriers` made, reports at its slot."""
+        if self.by_thread:
+            plgpu.copy_gmem_to_smem(source, tile, oob_mode=plgpu.OOBFillMode.PROMISE_IN_BOUNDS)
+        else:
+            plgpu.copy_gmem_to_smem(source, tile, barriers[kind].at[slot])
+
+    def wait(self, barriers: Sequence[Any], kind: int, slot: Any = 0) -> None:
+        """Waits until the copies are there, for all threads to see."""
+        if self.by_thread:
+            plgpu.wait_gmem_to_smem(0)
+        else:
+            plgpu.barrier_wait(barriers[kind].at[slot])
+
+
+when = pl.when
+ds = pl.ds
+
+
+# ----- matrix products ----------------------------------------------------------------------------------------------
+
+
+class MmaProducts(NamedTuple):
+    """Products of 64-row tiles by mma.sync, every GPU from Ampere on: all operands in registers, float32 sums.
+
+    Interpret mode has neither mma nor inline_mgpu: jnp.dot and the identity stand in.
+    """
+
+    dtype: Any
+    interpret: bool
+
+    @property
+    def layout(self) -> Any:
+        """Of sums (64, columns)."""
+        return plgpu.Layout.MMA_ACC(self.dtype)
+
+    def left(self, tile: Any) -> Any:
+        """A tile as left operand: read into registers once, for many products."""
+        return plgpu.load(tile, layout=plgpu.Layout.MMA_LHS(self.dtype))
+
+    def add(self, sums: jax.Array, a: Any, b: Any) -> jax.Array:
+        """sums + a b, where a is registers or a tile in SMEM and b is a tile in SMEM, maybe transposed."""
+        if not isinstance(a, jax.Array):
+            a = self.left(a)
+        b = plgpu.load(b, layout=plgpu.Layout.MMA_RHS(self.dtype))
+        if self.interpret:
+            return sums + jnp.dot(a, b, preferred_element_type=f32)
+        return plgpu.mma(sums, a, b)
+
+    def product(self, a: Any, b: Any) -> jax.Array:
+        """a b."""
+        return self.add(zeros((a.shape[0], b.shape[1]), self.layout), a, b)
+
+    def add_weighted(self, sums: jax.Array, weights: jax.Array, b: Any) -> jax.Array:
+        """sums + weights b, where weights are registers in the layout of sums, rounded here to the operands' dtype."""
+        return self.add(sums, self.relabelled(weights.astype(self.dtype)), b)
+
+    def relabelled(self, weights: jax.Array) -> jax.Array:
+        """Registers in the layout of sums as a left operand.
+
+        Each thread holds in the one layout just the elements that it must hold in the other, in the same order
+        (tests/pallas_kernels/test_attention_layout.py); Mosaic has no conversion for it, so the registers get the other
+        layout's name. The barrier keeps its canonicalisation from folding that away.
+        """
+        if self.interpret:
+            return weights
+        lhs = plgpu.Layout.MMA_LHS(self.dtype)
+
+        @plgpu.inline_mgpu(
+            arg_types=(self.layout,), return_type=plgpu.ShapeDtypeStruct(weights.shape, self.dtype, layout=lhs)
+        )
+        def relabel(_: Any, weights: Any) -> Any:
+            layout = lhs.to_mgpu()
+            registers = mgpu.optimization_barrier(weights).registers.reshape(layout.registers_shape(weights.shape))
+            return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
+
+        return relabel(weights)
+
+
+class WgmmaProducts(NamedTuple):
+    """Products of 64-row tiles by wgmma, Hopper alone: operands are read from SMEM, the left one maybe from registers.
+
+    Interpret mode has neither accumulators that begin with a value nor a left operand in registers: that operand is
+    put into SMEM and the sum is taken apart.
+    """
+
+    dtype: Any
+    interpret: bool
+
+    @property
+    def layout(self) -> Any:
+        """Of sums (64, columns)."""
+        return plgpu.Layout.WGMMA
+
+    def left(self, tile: Any) -> Any:
+        """A tile as left operand: it stays where it is."""
+        return tile
+
+    def product(self, a: Any, b: Any) -> jax.Array:
+        """a b of two tiles in SMEM, the second maybe transposed."""
+
+        def multiply(sums: Any) -> jax.Array:
+            plgpu.wgmma(sums, a, b)
+            return sums[...]
+
+        return pl.run_scoped(multiply, plgpu.ACC((a.shape[0], b.shape[1]), f32))
+
+    def add_weighted(self, sums: jax.Array, weights: jax.Array, b: Any) -> jax.Array:
+        """sums + weights b, where weights are registers in the layout of sums, rounded here to the operands' dtype."""
+        weights = weights.astype(self.dtype)
+        if not self.interpret:
+            return pl.run_state(lambda sums: plgpu.wgmma(sums, weights, b))(plgpu.ACC.init(sums))
+
+        def staged(tile: Any) -> jax.Array:
+            tile[...] = weights
+            plgpu.commit_smem()
+            return self.product(tile, b)
+
+        return sums + pl.run_scoped(staged, tile_spec(weights.shape, self.dtype))
 
 
 # ----- buffers that a kernel changes in place -----------------------------------------------------------------------

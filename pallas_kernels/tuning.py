@@ -13,6 +13,15 @@ class Sizes(NamedTuple):
 
     sms: int  # multiprocessors of the largest common part: grids that go round in a loop have a multiple of it
     smem: int  # bytes of shared memory that one block may use
+    adamw_vector: int = 4  # neighbouring elements per access: 16 bytes of float32; unmeasured
+    embedding_rows: int = 32  # sorted tokens that one program sums; unmeasured
+    classifier_held: int = 42  # vectors of 16 bytes of a row of logits that a thread keeps in registers; unmeasured
+    # longest rows that one, two and four warps hold in registers, bounded by spilling; unmeasured otherwise
+    layernorm_forward: tuple[int, int, int] = (1600, 2048, 8192)
+    layernorm_backward: tuple[int, int, int] = (1024, 2048, 4096)
+    layernorm_blocks: int = 2  # of the backward's on a multiprocessor; unmeasured
+    softmax_block: int = 512  # columns that a row is read by; a power of two; unmeasured
+    gelu_block: int = 2048  # elements of a warpgroup; a power of two from 1024 on; unmeasured
 
 
 SIZES = {
