@@ -1,4 +1,4 @@
-"""Some operations once more as Triton kernels, called through jax-triton: `pip install "llmc-jax[triton]"`.
+"""Some operations once more as Triton kernels, called through jax-triton: the extra `[triton]`.
 
 Layernorm, causal softmax and the classifier, with the names and signatures of pallas_kernels. Importing this package
 imports neither triton nor jax-triton; its modules (layernorm, softmax, classifier) import triton, and a call without
@@ -8,11 +8,11 @@ imports neither triton nor jax-triton; its modules (layernorm, softmax, classifi
 import importlib.metadata
 import re
 
-# jax-triton 0.4.1 is the first that compiles without a GPU beside jax 0.11; its rule for dead code takes three
-# arguments, of which jax 0.12 passes two others. Triton 3.6 lacks a class that it imports.
+# jax-triton before 0.4.1 needs a GPU to lower, and 0.4.1 needs a class that Triton 3.6 lacks. Its rule for dead code
+# takes two arguments, where jax 0.12 gives three.
 NEEDED = {"jax-triton": (0, 4, 1), "triton": (3, 7)}
 LAST_WITHOUT_JAX_12 = (0, 4, 1)  # of jax-triton
-INSTALL = 'pip install "jax-triton>=0.4.1" "triton>=3.7,<3.8" "jax>=0.11.2,<0.12"'
+INSTALL = 'python -m pip install -e ".[cuda13,triton]" (or cuda12) in the repository'
 
 
 def availability() -> str | None:
@@ -29,7 +29,7 @@ def availability() -> str | None:
             return f"{name} {found[name]} is installed; needed is {'.'.join(map(str, needed))} or later: run {INSTALL}"
     if _numbers(found["jax"]) >= (0, 12) and _numbers(found["jax-triton"]) <= LAST_WITHOUT_JAX_12:
         versions = f"jax-triton {found['jax-triton']} does not work with jax {found['jax']}"
-        return f"{versions}; take a newer jax-triton or jax 0.11: run {INSTALL}"
+        return f"{versions}; take jax 0.11: run {INSTALL}"
     return None
 
 

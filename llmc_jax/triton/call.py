@@ -15,8 +15,8 @@ import triton
 from pallas_kernels.tuning import sizes
 
 DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
-# For Blackwell, Triton 3.7 would write PTX 9.1, which the assemblers of CUDA 13.0 and before do not read. 8.7, which it
-# writes for every other GPU, knows Blackwell too.
+# Triton writes PTX for the assembler in its own package, which for Blackwell and in later versions is newer than JAX's
+# may be. 8.7, of CUDA 12.8, is the first that knows all our targets.
 PTX_VERSION = 87
 
 
@@ -61,7 +61,6 @@ def call(
 
     import jax_triton
 
-    capability = int(target.removeprefix("sm_"))
     refs = [jax.new_ref(each) for each in changed]
     new = jax_triton.triton_call(
         *inputs,
@@ -71,8 +70,8 @@ def call(
         grid=(programs,),
         name=kernel.__name__,
         num_warps=warps,
-        compute_capability=capability,
-        backend_options={"ptx_version": PTX_VERSION} if capability >= 100 else None,
+        compute_capability=int(target.removeprefix("sm_")),
+        backend_options={"ptx_version": PTX_VERSION},
         **constants,
     )
     return Result(list(new), [jax.freeze(ref) for ref in refs])

@@ -1,7 +1,8 @@
 """Causal softmax over rows of attention scores, in place, as Triton kernels.
 
 Mathematics: llmc_jax/ops/attention.py. One program takes a row in registers and reads only the columns up to the
-diagonal; it writes the whole row, zeros beyond. Any T; 16-byte accesses where T is a multiple of 8 (bf16).
+diagonal, eight by eight; it writes the whole row, zeros beyond. Any T; 16-byte accesses where T is a multiple of 8
+(bf16).
 """
 
 # mypy: disable-error-code="no-untyped-def"
