@@ -112,7 +112,8 @@ def block_forward(
     op = execution.op
     with scope("ln1"):
         if pending is None:  # the first block: the embedding has made the whole stream
-            residual1, ln1, ln1_mean, ln1_rstd = x, *pinned(op.layernorm_forward(x, p.ln1w, p.ln1b))
+            residual1 = x
+            ln1, ln1_mean, ln1_rstd = pinned(op.layernorm_forward(x, p.ln1w, p.ln1b))
         else:
             residual1, ln1, ln1_mean, ln1_rstd = pinned(op.residual_layernorm_forward(x, pending, p.ln1w, p.ln1b))
     with scope("qkv"):

@@ -5,7 +5,7 @@ come from pallas_kernels/, from cuDNN or from Triton. `choose` picks by GPU, pre
 out the kernels themselves and their tile sizes (pallas_kernels/).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -164,7 +164,7 @@ def choose(wish: Wish, machine: Machine, dtype: str, head_size: int) -> Selectio
     return Selection(XLA._replace(**functions), tuple(choice for choice, _ in chosen.values()), fusion)
 
 
-Chosen = tuple[Choice, Iterable[Function]]
+Chosen = tuple[Choice, Sequence[Function]]
 
 
 def _functions(op: Operations, operation: str) -> list[Function]:
@@ -257,8 +257,8 @@ def _naive(wish: Wish, machine: Machine, why: str) -> Chosen:
     if wish.kernels == "pallas" and machine.target is not None:
         from pallas_kernels import softmax
 
-        forward = partial(softmax.softmax_forward, target=machine.target)
-        backward = partial(softmax.softmax_backward, target=machine.target)
+        forward: Function = partial(softmax.softmax_forward, target=machine.target)
+        backward: Function = partial(softmax.softmax_backward, target=machine.target)
     elif wish.kernels == "triton" and not _triton_problem(machine):
         from llmc_jax.triton import softmax as triton_softmax
 
@@ -266,8 +266,8 @@ def _naive(wish: Wish, machine: Machine, why: str) -> Chosen:
     else:
         return Choice("attention", "naive, xla", why), _functions(XLA, "attention")
     return Choice("attention", f"naive, softmax {wish.kernels}", why), [
-        partial(attention.attention_forward, softmax=forward),
-        partial(attention.attention_backward, softmax=backward),
+        partial(attention.attention_by_softmax_forward, softmax=forward),
+        partial(attention.attention_by_softmax_backward, softmax=backward),
     ]
 
 

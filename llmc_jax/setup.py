@@ -56,6 +56,7 @@ class Setup(NamedTuple):
     dtype: str  # what the model computes in: fp32, bf16 or fp16
     execution: Execution
     choices: tuple[kernels.Choice, ...]  # what runs each operation
+    run_ahead: bool  # whether a step is begun before the one before it has been read: so a GPU never waits
     notes: list[str]
     warnings: list[str]
 
@@ -263,6 +264,7 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
         dtype=dtype,
         execution=execution,
         choices=choices,
+        run_ahead=device.platform != "cpu",
         notes=notes,
         warnings=warnings,
     )

@@ -30,6 +30,7 @@ from llmc_jax.data.tokenizers import sample_text
 from llmc_jax.errors import InputError
 from llmc_jax.optimizer import AdamWNumbers
 from llmc_jax.params import num_parameters
+from llmc_jax.profile.trace import parse_slice, slice_trace
 from llmc_jax.runlog import RunLog, create_run_folder
 from llmc_jax.sampler import generate
 from llmc_jax.schedule import ScheduleNumbers
@@ -91,7 +92,9 @@ class Progress(NamedTuple):
     """How far the run has come. A new one after each step."""
 
     state: TrainState
-    step: int = 0  # steps made, those without an update included
+    step: int = 0  # steps given to the device, those without an update included
+    read: int = 0  # of these, those whose figures have been read: all but one, where the loop runs ahead
+    read_at: float = 0.0  # when the last of them was
     val_loss: float | None = None  # the last one, nats per token
     saved: Path | None = None  # the last checkpoint
     skipped: int = 0  # steps whose loss or gradient was not finite, which updated nothing
@@ -224,27 +227,43 @@ def look(run: Run, progress: Progress) -> Progress:
     return progress
 
 
-def make_step(step: Callable[..., Any], batches: Iterator[Batch], progress: Progress) -> tuple[Progress, StepResult]:
-    """One training step; its time includes that of waiting for the data, as llm.c's does."""
+class InFlight(NamedTuple):
+    """A step that the device has been given and whose figures have not been read yet."""
+
+    metrics: Any  # step.Metrics, on the device
+    start: float  # when the host began it
+
+
+def begin_step(step: Callable[..., Any], batches: Iterator[Batch], progress: Progress) -> tuple[Progress, InFlight]:
+    """Hands the device one training step and returns at once."""
     start = time.perf_counter()
     inputs, targets = next(batches)
     state, metrics = step(progress.state, inputs, targets)
-    loss, norm, rate, finite, scale = (value.item() for value in jax.device_get(metrics))  # waits for the device
-    seconds = time.perf_counter() - start
+    return progress._replace(state=state, step=progress.step + 1), InFlight(metrics, start)
+
+
+def end_step(progress: Progress, flight: InFlight) -> tuple[Progress, StepResult]:
+    """Waits for the oldest step in flight and reads its figures.
+
+    Its time includes that of waiting for the data, as llm.c's does, and begins where the step before it ended.
+    """
+    loss, norm, rate, finite, scale = (value.item() for value in jax.device_get(flight.metrics))  # waits for the device
+    now = time.perf_counter()
+    seconds = now - max(flight.start, progress.read_at)
     progress = progress._replace(
-        state=state,
-        step=progress.step + 1,
+        read=progress.read + 1,
+        read_at=now,
         skipped=progress.skipped + (not finite),
         # An overflow under a loss scale is no divergence: the scale gives way first.
         skipped_in_a_row=0 if finite or scale > 1 else progress.skipped_in_a_row + 1,
-        seconds=progress.seconds + (seconds if progress.step > 0 else 0.0),
+        seconds=progress.seconds + (seconds if progress.read > 0 else 0.0),
     )
     return progress, StepResult(loss, norm, rate, finite, seconds, scale)
 
 
 def report_step(run: Run, progress: Progress, result: StepResult) -> Progress:
     """Logs and shows the step that was just made."""
-    setup, index = run.setup, progress.step - 1  # llm.c counts steps from 0
+    setup, index = run.setup, progress.read - 1  # llm.c counts steps from 0
     tokens = setup.config.tokens_per_step
     per_second = tokens / result.seconds
     precision = product_precision(setup)
@@ -258,7 +277,7 @@ def report_step(run: Run, progress: Progress, result: StepResult) -> Progress:
         "skipped": not result.finite,
     }
     scaled: dict[str, Any] = {"loss_scale": result.loss_scale} if setup.dtype == "fp16" else {}
-    run.log.train(index, tokens_per_second=per_second, tokens=progress.step * tokens, **common, **scaled)
+    run.log.train(index, tokens_per_second=per_second, tokens=progress.read * tokens, **common, **scaled)
     speed, shown = smooth_speed(progress.speed, per_second)
     utilization = utilization_text(flops, peak, precision)
     run.console.step(index, tokens_per_second=shown, utilization=utilization, **common)
@@ -271,25 +290,71 @@ def loop(run: Run, state: TrainState) -> Outcome:
     Source: llm.c train_gpt2.cu, `main`.
     """
     setup, stop = run.setup, run.stop
-    limit = setup.config.max_nonfinite
     progress = Progress(state)
     try:
         # XLA compiles the step while the main thread validates, which needs a compilation of its own.
-        with ThreadPoolExecutor(max_workers=1) as pool, training_batches(setup) as batches:
+        with ThreadPoolExecutor(max_workers=1) as pool, training_batches(setup) as batches, traced(run) as tick:
             compiling = pool.submit(compile_step, setup, state) if setup.steps else None
             progress = look(run, progress)
             step = compiling.result() if compiling else None
-            while progress.step < setup.steps and not stop.is_set():
+            flight: InFlight | None = None
+            while progress.step < setup.steps and not stop.is_set() and not diverged(setup, progress):
                 assert step is not None
-                progress, result = make_step(step, batches, progress)
-                progress = report_step(run, progress, result)
-                run.drawer.refresh()
-                if 0 < limit <= progress.skipped_in_a_row:
-                    return Outcome(ExitCode.DIVERGED, progress)
-                progress = look(run, progress)
+                tick(progress.step)
+                before, progress, flight = flight, *begin_step(step, batches, progress)
+                if before is not None:  # while the device works on the step just begun
+                    progress = settle(run, progress, before)
+                if not setup.run_ahead or pauses_after(run, progress.step):
+                    progress, flight = settle(run, progress, flight), None
+                    progress = look(run, progress)
+            if flight is not None:
+                progress = settle(run, progress, flight)
+        if diverged(setup, progress):
+            return Outcome(ExitCode.DIVERGED, progress)
         return Outcome(ExitCode.STOPPED if stop.is_set() else ExitCode.DONE, progress)
     except InputError as problem:  # a full disk, a damaged data file: what has been learned so far is still good
         return Outcome(ExitCode.BAD_INPUT, progress, problem)
+
+
+def settle(run: Run, progress: Progress, flight: InFlight) -> Progress:
+    """Reads, logs and shows the oldest step in flight."""
+    progress, result = end_step(progress, flight)
+    progress = report_step(run, progress, result)
+    run.drawer.refresh()
+    return progress
+
+
+def diverged(setup: Setup, progress: Progress) -> bool:
+    """Whether so many steps in a row were not finite that the run ends."""
+    return 0 < setup.config.max_nonfinite <= progress.skipped_in_a_row
+
+
+def pauses_after(run: Run, step: int) -> bool:
+    """Whether something is due after `step` steps that needs the state or an idle device."""
+    config = run.setup.config
+    every = (config.val_every, config.sample_every, config.checkpoint_every)
+    start, stop = profile_slice(config)
+    return step == run.setup.steps or start <= step <= stop or any(n > 0 and step % n == 0 for n in every)
+
+
+def profile_slice(config: TrainConfig) -> tuple[int, int]:
+    """The steps that --profile names; an empty slice without it."""
+    return parse_slice(config.profile) if config.profile else (-1, -1)
+
+
+@contextmanager
+def traced(run: Run) -> Iterator[Callable[[int], None]]:
+    """Gives the function to call before each step: it records those that --profile names into the run's folder."""
+    if not run.setup.config.profile:
+        yield lambda step: None
+        return
+    folder = run.folder / "profile"
+
+    def done() -> None:
+        run.console.note(f"profile:      {folder} (docs/profiling.md says how to open it)")
+
+    with slice_trace(folder, *profile_slice(run.setup.config), done) as tick:
+        yield tick
 
 
 # ----- the end ------------------------------------------------------------------------------------------------------

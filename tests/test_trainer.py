@@ -31,7 +31,7 @@ from llmc_jax.init import random_parameters
 from llmc_jax.params import padded, tensor_specs
 from llmc_jax.runlog import read_metrics
 from llmc_jax.sampler import generate
-from llmc_jax.step import evaluate_loss
+from llmc_jax.step import Metrics, evaluate_loss
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = "L1-NH1-C16-V257-T16"
@@ -658,12 +658,13 @@ def test_only_steps_in_a_row_count() -> None:
     pattern = [True, False, False, True, False]
 
     def step(state: int, *_: Any) -> tuple[int, tuple[Any, ...]]:
-        return state + 1, (np.float32(1), np.float32(2), np.float32(3), np.bool_(pattern[state]))
+        return state + 1, Metrics(*map(np.float32, (1, 2, 3)), np.bool_(pattern[state]), np.float32(1))  # type: ignore
 
     progress = trainer.Progress(0)  # type: ignore[arg-type]
     counts = []
     for _ in pattern:
-        progress, result = trainer.make_step(step, iter([(np.zeros(1), np.zeros(1))]), progress)
+        progress, flight = trainer.begin_step(step, iter([(np.zeros(1), np.zeros(1))]), progress)
+        progress, result = trainer.end_step(progress, flight)
         counts.append((progress.skipped, progress.skipped_in_a_row, result.finite))
     assert counts == [(0, 0, True), (1, 1, False), (2, 2, False), (2, 0, True), (3, 1, False)]
     assert progress.step == progress.state == len(pattern)
@@ -675,9 +676,10 @@ def test_waiting_for_data_is_part_of_a_step() -> None:
         yield np.zeros(1), np.zeros(1)
 
     def step(*_: Any) -> tuple[int, tuple[Any, ...]]:
-        return 1, (np.float32(1), np.float32(2), np.float32(3), np.bool_(True))
+        return 1, Metrics(*map(np.float32, (1, 2, 3)), np.bool_(True), np.float32(1))  # type: ignore
 
-    progress, result = trainer.make_step(step, slow_batches(), trainer.Progress(0, step=1))  # type: ignore[arg-type]
+    start = trainer.Progress(0, step=1, read=1)  # type: ignore[arg-type]
+    progress, result = trainer.end_step(*trainer.begin_step(step, slow_batches(), start))
     assert result.seconds >= 0.05
     assert progress.seconds == result.seconds
 

@@ -61,6 +61,31 @@ def attention_backward(dout: jax.Array, qkv: jax.Array, out: jax.Array, att: jax
     return _backward(dout, qkv, att, lambda datt: att * (datt - row_sum), num_heads)
 
 
+def attention_by_softmax_forward(
+    qkv: jax.Array, num_heads: int, softmax: Callable[[jax.Array, float], jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """`attention_forward` with another softmax, such as a kernel: softmax(scores (B, NH, T, T), scale) masks them too.
+
+    The scores are rounded to qkv's dtype on their way to it.
+    """
+    q, k, v = _split_heads(qkv, num_heads)  # (B, NH, T, HS) each
+    score = jnp.einsum("bnth,bnuh->bntu", q, k, preferred_element_type=qkv.dtype)  # (B, NH, T, T) not yet scaled
+    att = softmax(score, 1.0 / math.sqrt(q.shape[-1]))
+    return _weighted_sum(att, v), att
+
+
+def attention_by_softmax_backward(
+    dout: jax.Array,
+    qkv: jax.Array,
+    out: jax.Array,
+    att: jax.Array,
+    num_heads: int,
+    softmax: Callable[[jax.Array, jax.Array, float], jax.Array],
+) -> jax.Array:
+    """`attention_backward` with another softmax's backward: softmax(datt, att, scale) gives dscores."""
+    return _backward(dout, qkv, att, lambda datt: softmax(datt.astype(qkv.dtype), att, 1.0), num_heads)
+
+
 def relu_attention_forward(qkv: jax.Array, num_heads: int) -> tuple[jax.Array, tuple[()]]:
     """Causal attention from packed qkv (B, T, 3C) whose weights are relu(score), not normalised.
 
