@@ -1,12 +1,12 @@
 """Where a training step's time, memory and operations go: `python -m llmc_jax.profile --help`.
 
-    calculators.py   FLOPs, bytes and memory from the shape alone
-    program.py       what a compiled program consists of, and which operation of the model each instruction belongs to
-    trace.py         recording steps with jax.profiler, and reading back when each instruction ran
-    measure.py       the step itself: compiled, timed, beside the machine's own rates
-    table.py         all of these put together: the table, as text and JSON
-    picture.py       one layer's timeline as a picture
-    compare.py       another implementation, precision, thread count or commit, in turns with this one
+calculators.py   FLOPs, bytes and memory from the shape alone
+program.py       what a compiled program consists of, and which operation of the model each instruction belongs to
+trace.py         recording steps with jax.profiler, and reading back when each instruction ran
+measure.py       the step itself: compiled, timed, beside the machine's own rates
+table.py         all of these put together: the table, as text and JSON
+picture.py       one layer's timeline as a picture
+compare.py       another implementation, precision, thread count or commit, in turns with this one
 """
 
 from llmc_jax.profile.trace import parse_slice, slice_trace

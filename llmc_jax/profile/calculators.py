@@ -46,15 +46,15 @@ class Shape(NamedTuple):
         return COMPUTE_BYTES[self.dtype]
 
 
-def shape_of(config: TrainConfig, *, dtype: str, flash: bool, on_gpu: bool) -> Shape:
-    """The shape of a run's step. dtype and flash: what its `auto` came to."""
+def shape_of(config: TrainConfig, *, dtype: str, flash: bool, logit_rows: int) -> Shape:
+    """The shape of a run's step. dtype, flash, logit_rows: what its `auto` came to."""
     return Shape(
         batch=config.batch_size,
         sequence=config.sequence_length,
         micro_batches=config.grad_accumulation,
         recompute=config.recompute,
         recompute_blocks=config.recompute_blocks,
-        logit_rows=config.logit_rows if config.logit_rows >= 0 else 8192 if on_gpu else 0,
+        logit_rows=logit_rows,
         dtype=dtype,
         master_weights=config.master_weights,
         flash=flash,

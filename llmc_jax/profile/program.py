@@ -1,4 +1,4 @@
-"""What a compiled program consists of, from XLA's text of it: products, and to which operation each instruction belongs.
+"""What a compiled program consists of, from XLA's text of it: its products, and whose each instruction is.
 
 The model's named scopes stand in each instruction's `op_name`: `jit(step_fn)/jvp(forward)/layer_03/qkv/...`. XLA joins
 instructions into fusions, which may mix operations; such a fusion belongs to the operation that does most in it. Leaves
@@ -109,6 +109,11 @@ class Program:
                 current.append(instruction)
         self.by_name = {each.name: each for found in self.computations.values() for each in found}
 
+    @property
+    def whole(self) -> frozenset[str]:
+        """Instructions of XLA's CPU library YNN: they wait for the threads that help them."""
+        return frozenset(name for name, each in self.by_name.items() if "__ynn_fusion" in each.rest)
+
     # ----- products -----
 
     def products_flops(self) -> dict[Place | None, int]:
@@ -157,7 +162,7 @@ class Program:
         if instruction.opcode == "dot":
             match = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.rest)
             contracted = [int(each) for each in match[1].split(",") if each] if match else []
-        elif instruction.opcode == "custom-call" and "gemm" in instruction.rest.partition("custom_call_target=")[2][:40]:
+        elif instruction.opcode == "custom-call" and re.search(r'custom_call_target="[^"]*gemm', instruction.rest):
             match = re.search(r'"lhs_contracting_dimensions":(\[[^\]]*\])', instruction.rest)
             contracted = [int(each) for each in json.loads(match[1])] if match else []
         else:

@@ -8,7 +8,7 @@ Leaves out what the instructions mean (program.py).
 import contextlib
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,12 +20,13 @@ STEP = "train"  # the name of a step's annotation, which TensorBoard's profiler 
 
 
 class Span(NamedTuple):
-    """One run of one instruction, in nanoseconds of the trace's clock."""
+    """A stretch of time in which one thread or stream worked on one instruction; nanoseconds of the trace's clock."""
 
     name: str  # the instruction's, in the program
     start: float
     end: float
     lane: str  # the thread or the stream
+    begins: bool = True  # the instruction's first: a CPU's threads share the work of one
 
 
 class Trace(NamedTuple):
@@ -131,21 +132,25 @@ def newest_trace(folder: Path) -> Path:
     """The latest .xplane.pb below a trace folder; raises InputError if there is none."""
     found = sorted(folder.glob("plugins/profile/*/*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     if not found:
-        raise InputError(f"{folder}: there is no trace (plugins/profile/*/*.xplane.pb); record one with --trace {folder}")
+        raise InputError(
+            f"{folder}: there is no trace (plugins/profile/*/*.xplane.pb); record one with --trace {folder}"
+        )
     return found[-1]
 
 
-def read_trace(path: Path, program: str) -> Trace:
-    """The runs of a program's instructions in an .xplane.pb file. program: its name, such as `jit_step_fn`."""
+def read_trace(path: Path, program: str, whole: Container[str] = ()) -> Trace:
+    """What a trace in an .xplane.pb file says about a program. Arguments as in `trace_of`."""
     import jax
 
-    return trace_of(jax.profiler.ProfileData.from_serialized_xspace(path.read_bytes()), program)
+    return trace_of(jax.profiler.ProfileData.from_serialized_xspace(path.read_bytes()), program, whole)
 
 
-def trace_of(data: Any, program: str) -> Trace:
-    """The runs of a program's instructions in what jax.profiler.ProfileData has read.
+def trace_of(data: Any, program: str, whole: Container[str] = ()) -> Trace:
+    """What jax.profiler.ProfileData has read about a program. A GPU's kernels count where there are any, since the host
+    then only launches them.
 
-    A GPU's kernels count where there are any, since the host then only launches them.
+    program: its name, such as `jit_step_fn`. whole: the instructions (of a CPU) whose events last until all their work
+    is done; the threads that help with it go on to help others under the same number, so they do not count.
     """
     host: list[Span] = []
     device: list[Span] = []
@@ -156,7 +161,7 @@ def trace_of(data: Any, program: str) -> Trace:
                 if line.name.startswith("Stream"):  # other lines repeat these in summary
                     device += _spans(line, program)
         elif plane.name.startswith("/host:CPU"):
-            found, marked = _host_events(plane, program)
+            found, marked = _host_events(plane, program, whole)
             host += found
             steps += marked
     spans = device or host
@@ -170,35 +175,93 @@ def _spans(line: Any, program: str) -> Iterator[Span]:
             yield Span(str(stats["hlo_op"]), event.start_ns, event.start_ns + event.duration_ns, line.name)
 
 
-def _host_events(plane: Any, program: str) -> tuple[list[Span], list[tuple[float, float]]]:
-    """Instructions that XLA ran on the CPU, and the steps.
+# What XLA's thread pool writes into a trace: a task handed in, and its begin and end on the thread that takes it.
+HANDED_IN = "ThreadpoolListener::Record"
+TASK, TASK_DONE = "ThreadpoolListener::StartRegion", "ThreadpoolListener::StopRegion"
+SCHEDULER = "ThunkExecutor::Execute"
+OTHERS = ("end: ", "Threadpool", "Thunk", "SlinkyThreadPool")
 
-    An instruction may go on after its event ends, on other threads; its end is then an event `end: name` of its own,
-    which the same number marks.
+Owner = tuple[str, Any]  # ("instruction", its name), ("task", its number), or ("", None): nobody
+
+
+def _host_events(plane: Any, program: str, whole: Container[str]) -> tuple[list[Span], list[tuple[float, float]]]:
+    """What XLA's threads worked on, and the steps.
+
+    Most instructions' events are over when their work has been handed to the threads. Some of these may get to their
+    part much later, so the parts are found by the number that each carries from where it was handed in.
     """
-    open_spans: dict[int, Span] = {}
-    ends: dict[int, float] = {}
-    found: list[Span] = []
+    posted_by: dict[int, Owner] = {}
+    pieces: list[tuple[Owner, float, float, str, bool]] = []
     steps: list[tuple[float, float]] = []
     for line in plane.lines:
-        for event in line.events:
-            name = event.name
-            if name == STEP:
-                steps.append((event.start_ns, event.start_ns + event.duration_ns))
-            elif name.startswith("end: "):
-                number = dict(event.stats).get("_c")
-                if number is not None:
-                    ends[number] = event.start_ns
-            elif not name.startswith(("Threadpool", "Thunk")):
-                stats = dict(event.stats)
-                if stats.get("hlo_op") and stats.get("hlo_module", program) == program:
-                    span = Span(str(stats["hlo_op"]), event.start_ns, event.start_ns + event.duration_ns, line.name)
-                    if stats.get("_p") is None:
-                        found.append(span)
-                    else:
-                        open_spans[stats["_p"]] = span
-    found += [span._replace(end=max(span.end, ends.get(number, 0.0))) for number, span in open_spans.items()]
-    return found, steps
+        pieces += _lane(line, program, posted_by, steps)
+
+    def instruction(owner: Owner) -> str | None:
+        seen = 0
+        while owner[0] == "task" and seen < 1000:
+            owner, seen = posted_by.get(owner[1], ("", None)), seen + 1
+        return owner[1] if owner[0] == "instruction" else None
+
+    spans = [
+        Span(name, start, end, lane, begins)
+        for owner, start, end, lane, begins in pieces
+        if (name := instruction(owner)) is not None and not (owner[0] == "task" and name in whole)
+    ]
+    return spans, steps
+
+
+def _lane(
+    line: Any, program: str, posted_by: dict[int, Owner], steps: list[tuple[float, float]]
+) -> list[tuple[Owner, float, float, str, bool]]:
+    """One thread's time, cut where the innermost of what it is doing changes; notes who handed in which task."""
+    pieces: list[tuple[Owner, float, float, str, bool]] = []
+    open_events: list[tuple[float, Owner, bool]] = []  # (end, whose, not cut yet), the innermost last
+    task: Owner = ("", None)
+    now = 0.0
+
+    def advance(to: float) -> None:
+        """Accounts for the time up to `to`."""
+        nonlocal now
+        while open_events and open_events[-1][0] <= to:
+            end, owner, fresh = open_events.pop()
+            keep(owner, now, end, fresh)
+            now = max(now, end)
+        if open_events:
+            end, owner, fresh = open_events[-1]
+            if to > now:
+                keep(owner, now, to, fresh)
+                open_events[-1] = (end, owner, False)
+        else:
+            keep(task, now, to, False)
+        now = to
+
+    def keep(owner: Owner, start: float, end: float, begins: bool) -> None:
+        if owner[0] and (end > start or begins):
+            pieces.append((owner, start, end, line.name, begins))
+
+    for event in sorted(line.events, key=lambda event: (event.start_ns, -event.duration_ns)):
+        name, start, end = event.name, event.start_ns, event.start_ns + event.duration_ns
+        if name == STEP:
+            steps.append((start, end))
+        elif name == HANDED_IN:
+            advance(start)
+            posted_by[dict(event.stats)["_p"]] = open_events[-1][1] if open_events else task
+        elif name == TASK:
+            advance(start)
+            task = ("task", dict(event.stats)["_c"])
+        elif name == TASK_DONE:
+            advance(start)
+            task = ("", None)
+        elif name == SCHEDULER:
+            advance(start)
+            open_events.append((end, ("", None), False))
+        elif not name.startswith(OTHERS):
+            stats = dict(event.stats)
+            if stats.get("hlo_op") and stats.get("hlo_module", program) == program:
+                advance(start)
+                open_events.append((end, ("instruction", str(stats["hlo_op"])), True))
+    advance(max((end for end, *_ in open_events), default=now))
+    return pieces
 
 
 # ----- whose time it was --------------------------------------------------------------------------------------------
@@ -207,22 +270,24 @@ def _host_events(plane: Any, program: str) -> tuple[list[Span], list[tuple[float
 class Use(NamedTuple):
     """One instruction's part in the time of a trace."""
 
-    seconds: float  # each moment counted once: several instructions at once share it
+    seconds: float  # each moment counted once: what runs at once shares it
     calls: int
 
 
 def shared_time(spans: Sequence[Span], containers: Iterable[str] = ()) -> dict[str, Use]:
     """How long each instruction ran, such that the sum is the time in which anything ran.
 
-    Instructions that ran at the same moment, on several threads or streams, get equal parts of it. Containers (loops)
-    get what none of the instructions inside them takes.
+    What ran at the same moment, on several threads or streams, gets equal parts of it. Containers (loops) get what none
+    of the instructions inside them takes.
     """
     outer = frozenset(containers)
     moments: list[tuple[float, int, int]] = []
-    for index, span in enumerate(spans):
-        moments += [(span.start, 1, index), (span.end, 0, index)]
-    seconds: dict[str, float] = defaultdict(float)
     calls: dict[str, int] = defaultdict(int)
+    for index, span in enumerate(spans):
+        calls[span.name] += span.begins
+        if span.end > span.start:
+            moments += [(span.start, 1, index), (span.end, 0, index)]
+    seconds: dict[str, float] = defaultdict(float)
     inner_active: set[int] = set()
     outer_active: set[int] = set()
     last = 0.0
@@ -234,7 +299,6 @@ def shared_time(spans: Sequence[Span], containers: Iterable[str] = ()) -> dict[s
         group = outer_active if spans[index].name in outer else inner_active
         if starts:
             group.add(index)
-            calls[spans[index].name] += 1
         else:
             group.discard(index)
     return {name: Use(seconds[name] * 1e-9, count) for name, count in calls.items()}

@@ -1,0 +1,442 @@
+"""The profiler's command line: python -m llmc_jax.profile --help."""
+
+import json
+import sys
+import tempfile
+import textwrap
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llmc_jax.cli import parse_args
+from llmc_jax.config import (
+    DATA,
+    DEVICES,
+    EVALUATION,
+    OPTIONS,
+    OUTPUT,
+    ExitCode,
+    ModelConfig,
+    TrainConfig,
+    parse_descriptor,
+    validate,
+)
+from llmc_jax.errors import InputError
+from llmc_jax.hardware import GPUS, flops_per_token, gib, peak_flops
+from llmc_jax.params import num_parameters
+from llmc_jax.platform import python_command, restart_with_huge_pages
+from llmc_jax.profile import calculators
+from llmc_jax.profile.calculators import Shape, shape_of, step_work
+from llmc_jax.runlog import write_atomic
+from llmc_jax.stopping import print_error
+
+PROGRAM = "llmc_jax.profile"
+WIDTH = 100
+
+
+class Own(NamedTuple):
+    """A flag that train.py does not have."""
+
+    flag: str
+    value: str  # how its value is called; empty: it takes none
+    default: Any
+    meaning: str
+
+
+OWN = (
+    Own("--steps", "N", 10, "steps to time, after two that are not counted"),
+    Own("--traced", "N", 3, "steps to record for the table"),
+    Own("--layers", "", False, "a line for each layer"),
+    Own("--differences", "", False, "no trace: time programs that leave parts out, and subtract"),
+    Own("--trace", "DIR", None, "keep the trace there, for Perfetto and TensorBoard"),
+    Own("--json", "FILE", None, "write everything there as JSON"),
+    Own("--picture", "FILE", None, "draw the timeline of one layer there, as PNG"),
+    Own("--layer", "N", None, "which layer to draw; by itself the middle one"),
+    Own("--calculate", "", False, "only FLOPs, bytes and memory, from the shape: needs no device, compiles nothing"),
+    Own("--device", "NAME", None, "with --calculate: the GPU whose peaks set the floors, such as 'NVIDIA H200'"),
+    Own("--vs", "NAME=VALUE", [], "run another version in turns with this one, given any number of times: a flag of "
+        "train.py (kernels=xla, dtype=bf16), threads=1, or commit=HEAD~1"),
+    Own("--threads", "LIST", None, "run with so many threads each, in turns, such as 1,2,4 (CPU)"),
+    Own("--rounds", "N", 5, "with --vs and --threads: turns"),
+)  # fmt: skip
+NOT_HERE = {DATA: "reads no data", OUTPUT: "writes no run", EVALUATION: "evaluates nothing", DEVICES: "uses one device"}
+
+
+def help_text() -> str:
+    """What --help prints."""
+    lines = [f"usage: {python_command()} -m {PROGRAM} [flags of train.py] [flags below]", ""]
+    lines += textwrap.wrap(
+        "Where a training step's time, memory and operations go. Takes train.py's flags for the model, the batch, the "
+        "optimizer, precision and kernels (-e -b -t -d -r --dtype --kernels --attention and so on; without -e: d12), "
+        "and trains on random tokens. docs/profiling.md explains the table.", WIDTH)  # fmt: skip
+    lines.append("")
+    for own in OWN:
+        default = f" [default {own.default}]" if own.value == "N" and own.default is not None else ""
+        indent = " " * 24
+        text = textwrap.wrap(own.meaning + default, WIDTH, initial_indent=indent, subsequent_indent=indent)
+        left = f"  {own.flag} {own.value}".rstrip()
+        lines += [left + text[0][len(left) :], *text[1:]]
+    lines += ["", "Examples:"]
+    for words, meaning in (
+        ("-e d12 -b 4 -t 64", "the table of GPT-2 124M's step"),
+        ("-e d12 -b 4 -t 64 --layers --picture layer.png --trace traces", "by layer, with a picture and the trace"),
+        ("-e d12 -b 4 -t 64 --vs dtype=bf16 --vs recompute=0", "against two other versions"),
+        ("-e d12 -b 64 --dtype bf16 --attention flash --calculate --device 'NVIDIA H200'", "what a GPU would need"),
+    ):
+        lines += [f"  {python_command()} -m {PROGRAM} {words}", f"      {meaning}"]
+    return "\n".join(lines)
+
+
+def split(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The values of the profiler's own flags, and the words that are left for train.py's.
+
+    Raises InputError for values that its own flags cannot have.
+    """
+    known = {own.flag: own for own in OWN}
+    values: dict[str, Any] = {
+        own.flag: list(own.default) if isinstance(own.default, list) else own.default for own in OWN
+    }
+    rest: list[str] = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        flag, equals, value = word.partition("=")
+        own = known.get(flag)
+        if own is None:
+            rest.append(word)
+            continue
+        if not own.value:
+            if equals:
+                raise InputError(f"{word}: {flag} takes no value; write {flag} alone")
+            values[flag] = True
+            continue
+        if not equals:
+            if not words:
+                raise InputError(f"{flag}: its value must follow; write {flag} {own.value}")
+            value = words.pop(0)
+        if own.value == "N":
+            value = _number(flag, value)  # type: ignore[assignment]
+        if isinstance(own.default, list):
+            values[flag].append(value)
+        else:
+            values[flag] = value
+    return values, rest
+
+
+def _number(flag: str, text: str) -> int:
+    least = 0 if flag == "--layer" else 1
+    if not (text.isascii() and text.isdigit() and int(text) >= least):
+        raise InputError(f"{flag} {text}: must be a whole number, at least {least}")
+    return int(text)
+
+
+def run_config(words: Sequence[str]) -> tuple[TrainConfig, list[str]]:
+    """The configuration that train.py's flags describe, and the words that describe it. Raises InputError."""
+    groups = {flag: (about.long_flag, about.group) for about in OPTIONS for flag in about.flags}
+    for word in words:
+        long_flag, group = groups.get(word.partition("=")[0], ("", ""))
+        if group in NOT_HERE and long_flag != "--seed":
+            raise InputError(f"{word.partition('=')[0]}: a profile {NOT_HERE[group]}; leave it out")
+    whole = ["-e", "d12", *words]
+    config = parse_args(whole)
+    validate(config)
+    return config, whole
+
+
+# ----- what is printed ----------------------------------------------------------------------------------------------
+
+
+def shape_rows(config: TrainConfig, model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
+    """The model and the batch, for the table at the top."""
+    return [
+        ("model", config.model),
+        ("num_parameters", f"{num_parameters(model):,}"),
+        ("B x T", f"{shape.batch} x {shape.sequence}"),
+        ("micro-batches", shape.micro_batches),
+        ("tokens of a step", f"{shape.rows * shape.micro_batches:,}"),
+        ("computed in", shape.dtype),
+        ("recompute", f"every {shape.recompute_blocks} blocks" if shape.recompute_blocks else shape.recompute),
+    ]
+
+
+def memory_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
+    """Memory by kind, from the shape."""
+    memory = calculators.memory(model, shape)
+    return [
+        ("parameters", gib(memory.parameters)),
+        ("optimizer m and v", gib(memory.optimizer)),
+        ("gradient", gib(memory.gradient)),
+        ("activations", f"{gib(memory.activations)}, kept for the backward"),
+        ("logits", f"{gib(memory.head)}, at a time"),
+    ]
+
+
+def flops_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
+    """FLOPs by the definitions in use."""
+    tokens = shape.rows * shape.micro_batches
+    exact = calculators.products_flops(model, shape)
+    llmc = flops_per_token(model, shape.sequence)
+    palm = flops_per_token(model, shape.sequence, definition="palm")
+    return [
+        ("FLOPs of the products", f"{exact / tokens:,.0f} per token, {exact:,} per step"),
+        ("FLOPs as llm.c counts", f"{llmc:,} per token (6N + 6LCT)"),
+        ("FLOPs as PaLM counts", f"{palm:,} per token (6N + 12LCT)"),
+    ]
+
+
+def llmc_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
+    """What llm.c's own programs allocate for the same model and batch."""
+    B, T = shape.batch, shape.sequence
+    kept, gradients = calculators.llmc_fp32_bytes(model, B, T)
+    mixed = [calculators.llmc_mixed_bytes(model, B, T, min(shape.recompute, 2), cudnn=cudnn) for cudnn in (False, True)]
+
+    def mib(num_bytes: int) -> str:
+        return f"{num_bytes >> 20} MiB"
+
+    return [
+        ("train_gpt2.c", f"num_activations: {calculators.llmc_activations(model, B, T)}"),
+        ("train_gpt2_fp32.cu", f"{mib(4 * num_parameters(model))} for parameters, gradients, m and v each"),
+        ("", f"{mib(kept)} for activations, {mib(gradients)} for their gradients"),
+        ("train_gpt2.cu, bf16", f"{mib(mixed[0])} for activations, {mib(mixed[1])} with cuDNN (-r {shape.recompute})"),
+    ]
+
+
+def calculate(config: TrainConfig, own: dict[str, Any]) -> int:
+    """`--calculate`: everything that the shape alone says."""
+    from llmc_jax.console import format_table
+    from llmc_jax.profile.table import calculated_text, summed_work
+
+    model = parse_descriptor(config.model) if not config.model.endswith(".bin") else _checkpoint_model(config)
+    device = own["--device"]
+    if device is not None and device not in GPUS:
+        import difflib
+
+        near = difflib.get_close_matches(device, GPUS, n=1, cutoff=0.3)
+        advice = f"did you mean {near[0]!r}?" if near else "the names are JAX's, such as 'NVIDIA H200'"
+        raise InputError(f"--device {device}: not in the table of GPUs; {advice}")
+    dtype = config.dtype if config.dtype != "auto" else "bf16" if device and GPUS[device].bf16 else "fp32"
+    flash = config.attention in ("flash", "cudnn") or (config.attention == "auto" and dtype != "fp32" and bool(device))
+    rows = config.logit_rows if config.logit_rows >= 0 else 8192 if device else 0
+    shape = shape_of(config, dtype=dtype, flash=flash, logit_rows=rows)
+    attention = "without the T x T matrix" if flash else "with the T x T matrix"
+    sections = [
+        [*shape_rows(config, model, shape), ("attention", attention)],
+        flops_rows(model, shape),
+        memory_rows(model, shape),
+        llmc_rows(model, shape),
+    ]
+    rates = None
+    if device is not None:
+        precision: Any = "tf32" if dtype == "fp32" and config.tf32 else dtype
+        peak = peak_flops(device, precision)
+        if peak is None:
+            raise InputError(f"--device {device}: it does not compute in {precision}; take another --dtype")
+        rates = (peak, GPUS[device].bandwidth * 1e9)
+    work = step_work(model, shape)
+    print(format_table(sections))
+    print(calculated_text(work, rates, by_layer=own["--layers"]))
+    if own["--json"]:
+        totals = summed_work(work, rates or (float("inf"), float("inf")), own["--layers"])
+        operations = [
+            {"phase": phase, "operation": operation, "layer": layer, "flops": total.flops, "bytes": total.bytes}
+            | ({"floor_seconds": total.floor} if rates else {})
+            for (phase, operation, layer), total in totals.items()
+        ]
+        memory = calculators.memory(model, shape)
+        _write_json(own["--json"], {
+            "shape": shape._asdict(), "memory_bytes": memory._asdict() | {"state": memory.state},
+            "activation_bytes": calculators.activations(model, shape),
+            "products_flops": calculators.products_flops(model, shape), "operations": operations,
+        })  # fmt: skip
+    return ExitCode.DONE
+
+
+def _checkpoint_model(config: TrainConfig) -> ModelConfig:
+    from llmc_jax.checkpoint.llmc import read_header
+
+    try:
+        return read_header(Path(config.model)).config
+    except FileNotFoundError as error:
+        raise InputError(f"-e {config.model}: no such file; give a shape such as d12, or a checkpoint") from error
+
+
+def _write_json(path: str, content: dict[str, Any]) -> None:
+    write_atomic(Path(path), (json.dumps(content, indent=1) + "\n").encode())
+
+
+# ----- measuring ----------------------------------------------------------------------------------------------------
+
+
+def measure(config: TrainConfig, own: dict[str, Any]) -> int:
+    """The default: compiles, times and traces the step, and prints the table."""
+    from llmc_jax import platform
+    from llmc_jax.profile.trace import check_writable
+
+    if own["--trace"]:
+        check_writable(Path(own["--trace"]))
+    for flag in ("--json", "--picture"):
+        if own[flag] and not Path(own[flag]).resolve().parent.is_dir():
+            raise InputError(f"{flag} {own[flag]}: there is no folder {Path(own[flag]).parent} to write it into")
+    notes = platform.configure(tf32=config.tf32)
+    import jax
+
+    jax.config.update("jax_enable_compilation_cache", False)  # the time of a compilation is to be measured
+    from llmc_jax.profile import measure, table
+
+    bench = measure.prepared(config)
+    if own["--picture"]:
+        _check_layer(own["--layer"], bench.model)
+    for note in notes:
+        print(note)
+    times = measure.summary(bench.steps(own["--steps"], 2))
+    used = measure.memory_used(bench)
+    rates = measure.machine_rates(bench)
+    print(_summary(bench, times, used, rates))
+    rest = _table(bench, own, (rates.flops, rates.bandwidth))
+    print(table.as_text(rest))
+    if own["--json"]:
+        work = calculators.products_flops(bench.model, bench.shape)
+        _write_json(own["--json"], {
+            "shape": bench.shape._asdict(), "device": bench.setup.device._asdict(), "jax": jax.__version__,
+            "kernels": [choice._asdict() for choice in bench.setup.choices],
+            "seconds": times._asdict(), "tokens": bench.tokens, "compile_seconds": bench.compile_seconds,
+            "products_flops": work, "rates": rates._asdict(), "memory_used": used._asdict(),
+            "memory_bytes": calculators.memory(bench.model, bench.shape)._asdict(), **table.as_json(rest),
+        })  # fmt: skip
+    return ExitCode.DONE
+
+
+def _check_layer(layer: int | None, model: ModelConfig) -> None:
+    if layer is not None and layer >= model.num_layers:
+        raise InputError(f"--layer {layer}: the model has {model.num_layers} layers, counted from 0")
+
+
+def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
+    """The box at the top: machine, model, step, memory."""
+    import jax
+
+    from llmc_jax import hardware
+    from llmc_jax.console import format_table
+    from llmc_jax.setup import kernel_rows, precision_text
+
+    setup, model, shape = bench.setup, bench.model, bench.shape
+    per_second = bench.tokens / times.median
+    step = [
+        ("lowering, compiling", f"{bench.lower_seconds:.2f} s, {bench.compile_seconds:.2f} s"),
+        ("step", f"{1e3 * times.median:.2f} ms, quartiles {1e3 * times.low:.2f} and {1e3 * times.high:.2f}, "
+                 f"least {1e3 * times.least:.2f}, of {times.runs}"),
+        ("tok/s", f"{per_second:,.0f}"),
+    ]  # fmt: skip
+    if setup.device.platform == "cpu" or "measured" in rates.source:
+        share = calculators.products_flops(model, shape) / times.median / rates.flops
+        step += [("products alone", f"{rates.flops / 1e9:,.1f} GFLOP/s; the step has {100 * share:.1f}% of that rate")]
+    else:
+        for definition, name in (("llm.c", "MFU (llm.c)"), ("palm", "MFU (PaLM)")):
+            each: Any = definition
+            flops = flops_per_token(model, shape.sequence, definition=each) * per_second
+            step.append((name, f"{100 * flops / rates.flops:.1f}% of {rates.flops / 1e12:,.1f} TFLOP/s"))
+    step.append(("copy", f"{rates.bandwidth / 1e9:,.1f} GB/s, {rates.source}"))
+    memory = [
+        *memory_rows(model, shape),
+        ("program's arguments", f"{gib(used.arguments)}, {gib(used.overwritten)} of it overwritten"),
+        ("program's temporaries", gib(used.temporaries)),
+        ("peak", "not known" if used.peak is None else gib(used.peak)),
+    ]
+    machine = [
+        ("device", hardware.device_label(setup.device)),
+        ("JAX", jax.__version__),
+        ("precision", precision_text(setup)),
+        *kernel_rows(setup.choices),
+    ]
+    return format_table([machine, shape_rows(setup.config, model, shape), step, flops_rows(model, shape), memory])
+
+
+def _table(bench: Any, own: dict[str, Any], rates: tuple[float, float]) -> Any:
+    """The table from a trace; from differences where those were asked for or the trace has no instructions."""
+    from llmc_jax.profile import table
+    from llmc_jax.profile.measure import differences
+    from llmc_jax.profile.picture import draw_layer
+    from llmc_jax.profile.program import Program
+    from llmc_jax.profile.trace import newest_trace, read_trace
+
+    work = step_work(bench.model, bench.shape)
+    keep = own["--trace"]
+    if not own["--differences"]:
+        place: Any = nullcontext(keep) if keep else tempfile.TemporaryDirectory()
+        with place as folder:
+            bench.record(Path(folder), own["--traced"])
+            program = Program(bench.compiled.as_text())
+            trace = read_trace(newest_trace(Path(folder)), program.name, program.whole)
+        if trace.spans:
+            if keep:
+                print(f"trace: {keep}")
+            if own["--picture"]:
+                layer = bench.model.num_layers // 2 if own["--layer"] is None else own["--layer"]
+                title = f"{bench.setup.config.model}, B={bench.shape.batch} T={bench.shape.sequence}, layer {layer}"
+                draw_layer(trace, program, layer, Path(own["--picture"]), title)
+            return table.report_from_trace(trace, program, work, rates, by_layer=own["--layers"])
+        print("the trace has no instructions of the step (a GPU's counters may be closed to this user): by differences")
+    if own["--picture"]:
+        raise InputError(f"--picture {own['--picture']}: needs a trace; differences know no timeline")
+    parts = differences(bench)
+    named = {
+        ("forward", "layers"): parts.forward_layers,
+        ("forward", "rest"): parts.forward_rest,
+        ("backward", "layers"): parts.backward_layers,
+        ("backward", "rest"): parts.backward_rest,
+        ("update", "rest"): parts.update,
+    }
+    return table.report_from_differences(named, work, rates)
+
+
+# ----- comparing ----------------------------------------------------------------------------------------------------
+
+
+def compare(words: list[str], own: dict[str, Any]) -> int:
+    """`--vs` and `--threads`: versions in turns."""
+    from llmc_jax.profile import compare
+
+    variants = [compare.Variant("this", tuple(words))]
+    variants += [compare.parse_variant(text, words) for text in own["--vs"]]
+    if own["--threads"]:
+        counts = [compare.thread_count(text, f"--threads {own['--threads']}") for text in own["--threads"].split(",")]
+        threads = [compare.Variant(f"threads={count}", tuple(words), threads=count) for count in counts]
+        variants = [*threads, *variants[1:]]
+    results = compare.compare(variants, own["--rounds"], steps=3)
+    print(compare.as_text(results))
+    if own["--json"]:
+        _write_json(own["--json"], {"results": [each._asdict() for each in results]})
+    return ExitCode.DONE
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if "--help" in words:
+        print(help_text())
+        return ExitCode.DONE
+    if words[:1] == ["--worker"]:
+        from llmc_jax.profile.compare import serve
+
+        return serve(words[1:])
+    try:
+        own, rest = split(words)
+        config, whole = run_config(rest)
+        if own["--calculate"]:
+            return calculate(config, own)
+        if own["--vs"] or own["--threads"]:
+            return compare(whole, own)
+        return measure(config, own)
+    except InputError as error:
+        print_error(f"{PROGRAM}: {error}")
+        return ExitCode.BAD_INPUT
+    except KeyboardInterrupt:
+        print_error(f"{PROGRAM}: stopped")
+        return ExitCode.STOPPED
+
+
+if __name__ == "__main__":
+    if "--help" not in sys.argv and "--calculate" not in sys.argv:
+        restart_with_huge_pages()
+    sys.exit(main())

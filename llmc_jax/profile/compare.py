@@ -1,0 +1,260 @@
+"""Several versions of a step in turns: another implementation, precision, number of threads, or commit.
+
+Each runs in a process of its own, which compiles its step and then waits to be asked for steps, so that all see the
+same machine; a figure is the median of the ratios of neighbouring blocks. Leaves out what a step is made of.
+"""
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llmc_jax.cli import parse_args
+from llmc_jax.config import OPTIONS, validate
+from llmc_jax.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+SPECIAL = ("threads", "commit")
+
+
+class Variant(NamedTuple):
+    """One version to run."""
+
+    label: str
+    words: tuple[str, ...]  # flags of train.py
+    threads: int | None = None  # None: all cores
+    tree: Path = ROOT  # where its source is
+    commit: str | None = None  # to be checked out first
+
+
+def parse_variant(text: str, words: Sequence[str]) -> Variant:
+    """A variant from `NAME=VALUE`: a flag of train.py, threads, or commit. Raises InputError for anything else."""
+    name, equals, value = text.partition("=")
+    flag = name.replace("_", "-")
+    if not equals or not value:
+        raise InputError(f"--vs {text}: must be NAME=VALUE, such as kernels=xla, dtype=bf16, threads=1, commit=HEAD~1")
+    if name == "threads":
+        return Variant(text, tuple(words), threads=thread_count(value, f"--vs {text}"))
+    if name == "commit":
+        resolve_commit(value)
+        return Variant(text, tuple(words), commit=value)
+    about = next((each for each in OPTIONS if flag in (each.long_flag[2:], *(f[1:] for f in each.flags))), None)
+    if about is None:
+        known = ", ".join(each.long_flag[2:] for each in OPTIONS)
+        raise InputError(f"--vs {text}: there is no flag --{flag}; known are threads, commit, {known}")
+    changed = (*words, f"{about.long_flag}={value}")
+    validate(parse_args(changed))
+    return Variant(text, changed)
+
+
+def thread_count(text: str, flag: str) -> int:
+    """A number of threads that this process may use; raises InputError if it is none."""
+    available = len(usable_cores())
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= available):
+        raise InputError(f"{flag}: threads must be a whole number from 1 to {available}, the cores that there are")
+    return int(text)
+
+
+def usable_cores() -> list[int]:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+# ----- commits ------------------------------------------------------------------------------------------------------
+
+
+def _git(*words: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise InputError("--vs commit: needs git, which is not installed here") from error
+
+
+def resolve_commit(name: str) -> str:
+    """The hash of a commit; raises InputError if there is none such, or it has no profiler yet."""
+    if _git("rev-parse", "--git-dir").returncode:
+        raise InputError(f"--vs commit={name}: {ROOT} is no git repository; run from a clone")
+    found = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+    if found.returncode:
+        raise InputError(f"--vs commit={name}: there is no such commit; `git log --oneline` lists them")
+    commit = found.stdout.strip()
+    if _git("cat-file", "-e", f"{commit}:llmc_jax/profile/compare.py").returncode:
+        raise InputError(f"--vs commit={name}: has no profiler to measure it with; take a later commit")
+    return commit
+
+
+@contextmanager
+def checked_out(variant: Variant) -> Iterator[Variant]:
+    """The variant with its source at hand: a commit's in a work tree that is gone after the block."""
+    if variant.commit is None:
+        yield variant
+        return
+    commit = resolve_commit(variant.commit)
+    with tempfile.TemporaryDirectory(prefix="llmc-jax-") as folder:
+        tree = Path(folder) / "tree"
+        done = _git("worktree", "add", "--detach", str(tree), commit)
+        if done.returncode:
+            raise InputError(
+                f"--vs commit={variant.commit}: cannot be checked out: {done.stderr.strip().splitlines()[-1]}"
+            )
+        try:
+            yield variant._replace(tree=tree)
+        finally:
+            _git("worktree", "remove", "--force", str(tree))
+
+
+# ----- one process per variant --------------------------------------------------------------------------------------
+
+
+class Worker:
+    """A process that makes steps of one variant when asked."""
+
+    def __init__(self, variant: Variant) -> None:
+        self.variant = variant
+        environment = os.environ | {"PYTHONPATH": str(variant.tree), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        limit: Callable[[], None] | None = None
+        if variant.threads is not None:
+            cores = usable_cores()[: variant.threads]
+            # XLA makes as many threads as the process may use cores; where there is no affinity, as this says.
+            environment["PJRT_NPROC"] = str(variant.threads)
+            if hasattr(os, "sched_setaffinity"):
+                limit = lambda: os.sched_setaffinity(0, cores)  # noqa: E731
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed in close
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "llmc_jax.profile", "--worker", *variant.words],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, cwd=variant.tree,
+            env=environment, preexec_fn=limit,
+        )  # fmt: skip
+        self.facts: dict[str, Any] = {}
+
+    def wait_ready(self) -> None:
+        """Waits until the step is compiled; raises InputError with what the process says if it cannot be."""
+        self.facts = self._read()
+
+    def steps(self, count: int) -> list[float]:
+        """The seconds of each of `count` steps, after one that is not counted."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(f"{count}\n")
+            self._process.stdin.flush()
+        except OSError:
+            self._fail()
+        return self._read()["seconds"]
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        answer = json.loads(line) if line.startswith("{") else {}
+        if not answer or "error" in answer:
+            self._fail(answer.get("error"))
+        return answer
+
+    def _fail(self, words: str | None = None) -> None:
+        if words is None:
+            self._process.wait()
+            self._errors.seek(0)
+            said = self._errors.read().strip().splitlines()
+            words = said[-1] if said else f"its process ended with status {self._process.returncode}"
+        raise InputError(f"{self.variant.label}: {words}")
+
+    def close(self) -> None:
+        """Ends the process."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._process.terminate()
+        self._process.wait()
+        self._process.stdout.close()
+        self._errors.close()
+
+
+def serve(words: Sequence[str]) -> int:
+    """The other side: prepares the step that the words describe, then makes as many as each line of input says."""
+
+    def say(answer: dict[str, Any]) -> None:
+        print(json.dumps(answer), flush=True)
+
+    try:
+        config = parse_args(words)
+        validate(config)
+        from llmc_jax import platform
+
+        platform.configure(tf32=config.tf32)
+        from llmc_jax.profile.measure import prepared
+
+        bench = prepared(config)
+    except InputError as error:
+        say({"error": str(error)})
+        return 2
+    say({"tokens": bench.tokens, "compile_seconds": bench.compile_seconds})
+    for line in sys.stdin:
+        say({"seconds": bench.steps(int(line), 1)})
+    return 0
+
+
+# ----- in turns -----------------------------------------------------------------------------------------------------
+
+
+class Result(NamedTuple):
+    """How one variant did."""
+
+    label: str
+    seconds: float  # median over the blocks
+    low: float  # least block
+    high: float  # slowest block
+    ratio: float  # of its speed to the first variant's, median over the rounds: above 1 is faster
+    ratio_low: float
+    ratio_high: float
+    tokens: int  # of a step
+
+
+def ratios(first: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
+    """Median, least and greatest of how many times as fast the other is, round by round."""
+    found = sorted(a / b for a, b in zip(first, other, strict=True))
+    return statistics.median(found), found[0], found[-1]
+
+
+def compare(variants: Sequence[Variant], rounds: int, steps: int) -> list[Result]:
+    """Runs the variants in turns: in each round a block of steps of each; the first is what the others are held to."""
+    with contextlib.ExitStack() as stack:
+        workers: list[Worker] = []
+        for variant in variants:  # one after the other: compilations would disturb each other
+            worker = Worker(stack.enter_context(checked_out(variant)))
+            stack.callback(worker.close)
+            worker.wait_ready()
+            workers.append(worker)
+        blocks: list[list[float]] = [[] for _ in workers]
+        for _ in range(rounds):
+            for worker, found in zip(workers, blocks, strict=True):
+                found.append(statistics.median(worker.steps(steps)))
+        return [
+            Result(
+                worker.variant.label,
+                statistics.median(found),
+                min(found),
+                max(found),
+                *ratios(blocks[0], found),
+                worker.facts["tokens"],
+            )
+            for worker, found in zip(workers, blocks, strict=True)
+        ]
+
+
+def as_text(results: Sequence[Result]) -> str:
+    """The comparison as lines for the screen."""
+    width = max(len(each.label) for each in results)
+    lines = [f"{'':{width}}  ms (least - most)                 tok/s    times as fast (least - most)"]
+    for each in results:
+        times = f"{1e3 * each.seconds:.2f} ({1e3 * each.low:.2f} - {1e3 * each.high:.2f})"
+        ratio = f"{each.ratio:.3f} ({each.ratio_low:.3f} - {each.ratio_high:.3f})"
+        lines.append(f"{each.label:{width}}  {times:<30} {each.tokens / each.seconds:>8,.0f}    {ratio}")
+    return "\n".join(lines)

@@ -1,0 +1,157 @@
+"""One layer's timeline as a picture: what runs when in its forward and in its backward pass, as coloured boxes.
+
+The idea is the figure in llm.c's announcement. matplotlib is imported when a picture is drawn, without pyplot.
+"""
+
+import io
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llmc_jax.errors import InputError
+from llmc_jax.profile.program import CONTAINERS, Program
+from llmc_jax.profile.trace import Span, Trace
+from llmc_jax.runlog import write_atomic
+
+COLORS = {
+    "ln1": "#7fb069", "ln2": "#7fb069", "lnf": "#7fb069", "qkv": "#1f5fa8", "attproj": "#4a86c5", "fc": "#274b7a",
+    "fcproj": "#6ba3d6", "attention": "#d1495b", "gelu": "#e6a532", "weights": "#9a9a9a", "embedding": "#8a5fbf",
+    "head": "#17406d", "classifier": "#c9703f", "other": "#cccccc",
+}  # fmt: skip
+
+
+class Box(NamedTuple):
+    """A stretch of time in which one operation ran, in microseconds from the first of its panel."""
+
+    operation: str
+    start: float
+    end: float
+    row: int  # several at once stand above each other
+
+
+def layer_boxes(trace: Trace, program: Program, layer: int, phase: str) -> list[Box]:
+    """The boxes of one layer's forward or backward pass in the last step of a trace.
+
+    An operation is one box while something of it runs on any thread, short gaps included.
+    """
+    spans = [span for span in _last_step(trace) if _is_of(span, program, layer, phase)]
+    if not spans:
+        return []
+    first = spans[0].start
+    tolerated = (max(span.end for span in spans) - first) / 200
+    by_operation: dict[str, list[tuple[float, float]]] = {}
+    for span in spans:
+        stretches = by_operation.setdefault(program.owners[span.name].place.operation, [])
+        if stretches and span.start - stretches[-1][1] <= tolerated:
+            stretches[-1] = (stretches[-1][0], max(stretches[-1][1], span.end))
+        else:
+            stretches.append((span.start, span.end))
+    found = sorted((start, end, operation) for operation, each in by_operation.items() for start, end in each)
+    rows: list[float] = []  # where each row is free from
+    boxes: list[Box] = []
+    for start, end, operation in found:
+        row = next((index for index, free in enumerate(rows) if free <= start), len(rows))
+        rows[row:row + 1] = [end]  # fmt: skip
+        boxes.append(Box(operation, (start - first) / 1e3, (end - first) / 1e3, row))
+    return boxes
+
+
+def without_gaps(boxes: Sequence[Box], longest: float = 0.01) -> tuple[list[Box], list[float]]:
+    """The boxes moved together where none of them runs for long, and the times at which something was cut out.
+
+    XLA runs some of a layer's instructions long before or after the others, such as the copy of its weights. longest:
+    the longest gap that stays, as a part of the time in which a box runs.
+    """
+    if not boxes:
+        return [], []
+    edges: list[tuple[float, float]] = []  # stretches in which some box runs
+    for box in sorted(boxes, key=lambda box: box.start):
+        if edges and box.start <= edges[-1][1]:
+            edges[-1] = (edges[-1][0], max(edges[-1][1], box.end))
+        else:
+            edges.append((box.start, box.end))
+    allowed = longest * sum(end - start for start, end in edges)
+    moves: list[tuple[float, float]] = []  # from this time on, so much earlier
+    cuts: list[float] = []
+    removed = 0.0
+    for (_, before), (start, _) in itertools.pairwise(edges):
+        if start - before > allowed:
+            cuts.append(before - removed + allowed / 2)
+            removed += start - before - allowed
+            moves.append((start, removed))
+
+    def moved(time: float) -> float:
+        return time - next((by for since, by in reversed(moves) if time >= since), 0.0)
+
+    return [box._replace(start=moved(box.start), end=moved(box.start) + box.end - box.start) for box in boxes], cuts
+
+
+def _last_step(trace: Trace) -> Sequence[Span]:
+    """The spans of the last step. A GPU's clock need not be the host's, so its spans are dealt out by count."""
+    if not trace.steps:
+        return trace.spans
+    if trace.on_device:
+        return trace.spans[-(len(trace.spans) // len(trace.steps)) :]
+    start, end = trace.steps[-1]
+    return [span for span in trace.spans if start <= span.start <= end]
+
+
+def _is_of(span: Span, program: Program, layer: int, phase: str) -> bool:
+    owner, instruction = program.owners.get(span.name), program.by_name.get(span.name)
+    if owner is None or (instruction is not None and instruction.opcode in CONTAINERS):
+        return False
+    return owner.place.layer == layer and owner.place.phase == phase
+
+
+def draw_layer(trace: Trace, program: Program, layer: int, out_png: Path, title: str) -> None:
+    """Draws one layer's forward and backward pass into a PNG file. Raises InputError if the trace has none of it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    panels = [(phase, *without_gaps(layer_boxes(trace, program, layer, phase))) for phase in ("forward", "backward")]
+    if not any(boxes for _, boxes, _ in panels):
+        raise InputError(f"--picture {out_png}: the trace has no instruction of layer {layer}")
+    figure = Figure(figsize=(11, 4.2), dpi=110)
+    canvas = FigureCanvasAgg(figure)
+    longest = max(box.end for _, boxes, _ in panels for box in boxes)
+    unit, scale = ("ms", 1e-3) if longest > 2000 else ("µs", 1.0)
+    axes = figure.subplots(2, 1, sharex=True, gridspec_kw={"left": 0.09, "right": 0.985, "top": 0.87, "bottom": 0.2})
+    for (phase, boxes, cuts), panel in zip(panels, axes, strict=True):
+        _draw_panel(panel, boxes, phase, longest, scale, unit)
+        for cut in cuts:
+            panel.axvline(scale * cut, color="#777777", lw=0.8, ls=(0, (2, 2)))
+    cut_out = ", without (dashed) the time of other layers in between" if any(cuts for *_, cuts in panels) else ""
+    axes[1].set_xlabel(f"{unit} since the first instruction of the layer's pass{cut_out}")
+    _legend(figure, {box.operation for _, boxes, _ in panels for box in boxes})
+    figure.suptitle(title, fontsize=11, fontweight="bold")
+    picture = io.BytesIO()
+    canvas.print_png(picture)
+    write_atomic(out_png, picture.getvalue())
+
+
+def _draw_panel(axes: Any, boxes: Sequence[Box], phase: str, longest: float, scale: float, unit: str) -> None:
+    for box in boxes:
+        width = box.end - box.start
+        color = COLORS.get(box.operation, COLORS["other"])
+        axes.barh(box.row, scale * width, left=scale * box.start, height=0.9, color=color, edgecolor="white", lw=0.4)
+        if width > longest * (0.0075 * len(box.operation) + 0.002):  # the name fits
+            middle = scale * (box.start + width / 2)
+            axes.text(middle, box.row, box.operation, ha="center", va="center", fontsize=8, color="white")
+    end = max((box.end for box in boxes), default=0.0)
+    axes.set_ylabel(f"{phase}\n{scale * end:.3g} {unit}", rotation=0, ha="right", va="center")
+    axes.set_yticks([])
+    axes.set_xlim(0, scale * longest)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+
+
+def _legend(figure: Any, operations: set[str]) -> None:
+    from matplotlib.patches import Patch
+
+    shown: dict[str, str] = {}
+    for operation, color in COLORS.items():
+        if operation in operations:
+            shown[color] = f"{shown[color]}, {operation}" if color in shown else operation
+    handles = [Patch(color=color, label=label) for color, label in shown.items()]
+    figure.legend(handles=handles, loc="lower center", ncol=max(1, len(handles)), frameon=False, fontsize=8)

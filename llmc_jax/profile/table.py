@@ -1,0 +1,277 @@
+"""The table: each operation's time beside its work, and how far it is from what the machine could do.
+
+Takes the time from a trace or, where there is none, from differences; the work from calculators.py. Leaves out how
+either is obtained.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from llmc_jax.profile.calculators import PHASES, Work
+from llmc_jax.profile.program import CONTAINERS, Owner, Place, Program
+from llmc_jax.profile.trace import Trace, Use, shared_time
+
+TRACE, DIFFERENCE = "trace", "difference"
+ORDER = (
+    "embedding", "weights", "ln1", "qkv", "attention", "attproj", "ln2", "fc", "gelu", "fcproj", "lnf", "head",
+    "classifier", "gradient", "norm", "adamw", "cast", "layers", "rest", "other",
+)  # fmt: skip
+# What stands outside the layers: 0 before them, 2 behind them, 3 after everything.
+OUTSIDE = {"embedding": 0, "lnf": 2, "head": 2, "classifier": 2, "gradient": 3, "other": 3, "rest": 3}
+
+
+class Line(NamedTuple):
+    """One operation, in one layer or all of them, per step."""
+
+    phase: str
+    operation: str
+    layer: int | None  # None: all layers together, or outside them
+    calls: float  # instructions that ran
+    seconds: float
+    flops: int  # of products
+    bytes: int  # compulsory
+    floor: float  # seconds that the machine's rates allow
+    bound: str  # what sets the floor: products, memory; empty where there is no work that must be done
+    mixed: float  # share of the time in instructions that also do other operations' work
+    source: str  # TRACE or DIFFERENCE
+
+    @property
+    def gap(self) -> float | None:
+        """Times the floor."""
+        return self.seconds / self.floor if self.floor and self.seconds > 0 else None
+
+
+class Report(NamedTuple):
+    """All lines of a step, and what of its time none of them has."""
+
+    lines: tuple[Line, ...]
+    step: float  # seconds of a step, where the lines' times come from
+    idle: float  # seconds of a step in which nothing of the program ran
+    unknown: float  # seconds of instructions that no operation owns
+
+
+class Total(NamedTuple):
+    """Work summed up."""
+
+    flops: int = 0
+    bytes: int = 0
+    floor: float = 0.0
+    products: float = 0.0  # seconds of the floor that products set
+
+
+def roofline(flops: int, num_bytes: int, rates: tuple[float, float]) -> tuple[float, str]:
+    """Seconds that work takes at least, given FLOP/s and bytes per second, and which of the two says so."""
+    by_products, by_memory = flops / rates[0], num_bytes / rates[1]
+    if not flops and not num_bytes:
+        return 0.0, ""
+    return max(by_products, by_memory), "products" if by_products > by_memory else "memory"
+
+
+Key = tuple[str, str, int | None]
+
+
+def summed_work(work: Iterable[Work], rates: tuple[float, float], by_layer: bool) -> dict[Key, Total]:
+    """The work of each line. The floors of several layers add up."""
+    total: dict[Key, Total] = defaultdict(Total)
+    for each in work:
+        key = (each.phase, each.operation, each.layer if by_layer else None)
+        floor, bound = roofline(each.flops, each.bytes, rates)
+        old = total[key]
+        total[key] = Total(
+            old.flops + each.flops,
+            old.bytes + each.bytes,
+            old.floor + floor,
+            old.products + (floor if bound == "products" else 0.0),
+        )
+    return total
+
+
+def _line(key: Key, seconds: float, calls: float, mixed: float, work: Total, source: str) -> Line:
+    bound = "" if not work.floor else "products" if work.products > work.floor / 2 else "memory"
+    return Line(*key, calls, seconds, work.flops, work.bytes, work.floor, bound, mixed, source)
+
+
+def _sorted(lines: Iterable[Line]) -> tuple[Line, ...]:
+    """Forward in the order of the model, backward against it, then the update."""
+
+    def key(line: Line) -> tuple[int, int, int, int]:
+        operation = ORDER.index(line.operation) if line.operation in ORDER else len(ORDER)
+        part = 1 if line.layer is not None or line.operation not in OUTSIDE else OUTSIDE[line.operation]
+        layer = 0 if line.layer is None else line.layer
+        if line.phase == "backward" and part < 3:
+            return 1, 2 - part, -layer, -operation
+        return PHASES.index(line.phase), part, layer, operation
+
+    return tuple(sorted(lines, key=key))
+
+
+# ----- from a trace -------------------------------------------------------------------------------------------------
+
+
+def used_by_place(
+    uses: Mapping[str, Use], owners: Mapping[str, Owner]
+) -> tuple[dict[Place, tuple[float, int, float]], float]:
+    """(seconds, calls, mixed seconds) of each place, and the seconds of instructions that belong nowhere."""
+    found: dict[Place, tuple[float, int, float]] = defaultdict(lambda: (0.0, 0, 0.0))
+    unknown = 0.0
+    for name, use in uses.items():
+        owner = owners.get(name)
+        if owner is None:
+            unknown += use.seconds
+            continue
+        seconds, calls, mixed = found[owner.place]
+        found[owner.place] = (seconds + use.seconds, calls + use.calls, mixed + use.seconds * owner.mixed)
+    return dict(found), unknown
+
+
+def report_from_trace(
+    trace: Trace, program: Program, work: Sequence[Work], rates: tuple[float, float], *, by_layer: bool = False
+) -> Report:
+    """The table of a traced program. rates: FLOP/s of products and bytes per second."""
+    steps = max(1, len(trace.steps))
+    containers = [name for name, each in program.by_name.items() if each.opcode in CONTAINERS]
+    uses = shared_time(trace.spans, containers)
+    places, unknown = used_by_place(uses, program.owners)
+    times: dict[Key, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    for place, found in places.items():
+        key = (place.phase, place.operation, place.layer if by_layer else None)
+        times[key] = [old + new / steps for old, new in zip(times[key], found, strict=True)]
+    totals = summed_work(work, rates, by_layer)
+    lines = [
+        _line(key, seconds, calls, mixed / seconds if seconds else 0.0, totals.get(key, Total()), TRACE)
+        for key, (seconds, calls, mixed) in times.items()
+    ]
+    busy = sum(use.seconds for use in uses.values()) / steps
+    step = sum(end - start for start, end in trace.steps) * 1e-9 / steps if trace.steps else busy
+    return Report(_sorted(lines), step, max(0.0, step - busy), unknown / steps)
+
+
+# ----- from differences ---------------------------------------------------------------------------------------------
+
+
+def report_from_differences(
+    parts: Mapping[tuple[str, str], float], work: Sequence[Work], rates: tuple[float, float]
+) -> Report:
+    """The table of what differences can tell. parts: seconds of (phase, 'layers' or 'rest')."""
+    merged = [each._replace(operation="layers" if each.layer is not None else "rest", layer=None) for each in work]
+    # The floors must be those of the operations, not of their sum.
+    floors: dict[Key, Total] = defaultdict(Total)
+    for key, each in zip(merged, work, strict=True):
+        floor, bound = roofline(each.flops, each.bytes, rates)
+        old = floors[(key.phase, key.operation, None)]
+        products = old.products + (floor if bound == "products" else 0.0)
+        floors[(key.phase, key.operation, None)] = Total(
+            old.flops + each.flops, old.bytes + each.bytes, old.floor + floor, products
+        )
+    lines = [
+        _line((phase, part, None), seconds, 0, 0.0, floors.get((phase, part, None), Total()), DIFFERENCE)
+        for (phase, part), seconds in parts.items()
+    ]
+    return Report(_sorted(lines), sum(parts.values()), 0.0, 0.0)
+
+
+# ----- as text and JSON ---------------------------------------------------------------------------------------------
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """The report as plain values; seconds, FLOPs and bytes per step."""
+    return {
+        "step_seconds": report.step,
+        "idle_seconds": report.idle,
+        "unknown_seconds": report.unknown,
+        "operations": [line._asdict() | {"gap": line.gap} for line in report.lines],
+    }
+
+
+def as_text(report: Report) -> str:
+    """The report as a table for the screen."""
+    rows: list[list[str]] = []
+    for phase in PHASES:
+        members = [line for line in report.lines if line.phase == phase]
+        rows += [_cells(line, report.step, first=index == 0) for index, line in enumerate(members)]
+        if members:
+            rows += [_sum_cells(phase, members, report.step), []]
+    for name, seconds in (("of no operation", report.unknown), ("nothing runs", report.idle)):
+        if seconds > 0:
+            rows.append(["", name, "", "", f"{1e3 * seconds:.3f}", _percent(seconds, report.step)])
+    rows.append(["", "step", "", "", f"{1e3 * report.step:.3f}"])
+    return aligned(HEADINGS, rows)
+
+
+HEADINGS = (
+    "", "operation", "layer", "calls", "ms", "share", "GFLOP", "MB", "floor ms", "bound by", "achieved", "x floor",
+    "mixed", "from",
+)  # fmt: skip
+LEFT = frozenset({"", "operation", "bound by", "from"})
+
+
+def aligned(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Lines of text with the cells in columns; columns without any content are left out."""
+    filled = [list(row) + [""] * (len(headings) - len(row)) for row in rows]
+    used = [index for index in range(len(headings)) if any(row[index] for row in filled)]
+    widths = {index: max(len(headings[index]), *(len(row[index]) for row in filled)) for index in used}
+
+    def text(cells: Sequence[str]) -> str:
+        words = (f"{cells[index]:{'<' if headings[index] in LEFT else '>'}{widths[index]}}" for index in used)
+        return "  ".join(words).rstrip()
+
+    head = text(headings)
+    return "\n".join([head, "-" * len(head), *map(text, filled)]).rstrip()
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f}%" if whole > 0 else ""
+
+
+def _cells(line: Line, step: float, *, first: bool) -> list[str]:
+    rate = ""
+    if line.seconds > 0 and line.bound == "memory":
+        rate = f"{line.bytes / line.seconds / 1e9:,.1f} GB/s"
+    elif line.seconds > 0 and line.flops:
+        rate = f"{line.flops / line.seconds / 1e9:,.0f} GFLOP/s"
+    return [
+        line.phase if first else "",
+        line.operation,
+        "" if line.layer is None else str(line.layer),
+        f"{line.calls:g}" if line.calls else "",
+        f"{1e3 * line.seconds:.3f}",
+        _percent(line.seconds, step),
+        f"{line.flops / 1e9:,.2f}" if line.flops else "",
+        f"{line.bytes / 1e6:,.1f}" if line.bytes else "",
+        f"{1e3 * line.floor:.3f}" if line.floor else "",
+        line.bound,
+        rate,
+        f"{line.gap:.1f}" if line.gap else "",
+        f"{100 * line.mixed:.0f}%" if line.mixed >= 0.005 else "",
+        line.source,
+    ]
+
+
+def _sum_cells(phase: str, lines: Sequence[Line], step: float) -> list[str]:
+    def total_of(field: str) -> Any:
+        return sum(getattr(line, field) for line in lines)
+
+    seconds = total_of("seconds")
+    total = Line(
+        phase, "all", None, total_of("calls"), seconds, total_of("flops"), total_of("bytes"), total_of("floor"), "",
+        sum(line.mixed * line.seconds for line in lines) / seconds if seconds else 0.0, "",
+    )  # fmt: skip
+    return _cells(total, step, first=False)
+
+
+def calculated_text(work: Sequence[Work], rates: tuple[float, float] | None, *, by_layer: bool) -> str:
+    """The work alone, as a table; with rates also the floors that they set."""
+    totals = summed_work(work, rates or (1.0, 1.0), by_layer)
+    lines = _sorted(_line(key, 0.0, 0.0, 0.0, total, "") for key, total in totals.items())
+    rows: list[list[str]] = []
+    for phase in PHASES:
+        members = [line for line in lines if line.phase == phase]
+        rows += [_cells(line, 0.0, first=index == 0) for index, line in enumerate(members)]
+        rows += [_sum_cells(phase, members, 0.0), []]
+    rows.append(["step", *_sum_cells("", lines, 0.0)[1:]])
+    for row in rows:
+        row[3:6] = ["", "", ""][: len(row)]  # nothing ran
+        if rates is None:
+            row[8:10] = ["", ""][: len(row)]
+    return aligned(HEADINGS, rows)
