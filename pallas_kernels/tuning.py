@@ -15,7 +15,7 @@ class Sizes(NamedTuple):
     smem: int  # bytes of shared memory that one block may use
     adamw_vector: int = 4  # neighbouring elements per access: 16 bytes of float32; unmeasured
     embedding_rows: int = 32  # sorted tokens that one program sums; unmeasured
-    classifier_held: int = 42  # vectors of 16 bytes of a row of logits that a thread keeps in registers; unmeasured
+    classifier_rows: int = 2  # of logits that must fit into an SM for them to be kept there; unmeasured
     # longest rows that one, two and four warps hold in registers, bounded by spilling; unmeasured otherwise
     layernorm_forward: tuple[int, int, int] = (1600, 2048, 8192)
     layernorm_backward: tuple[int, int, int] = (1024, 2048, 4096)

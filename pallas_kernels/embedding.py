@@ -1,0 +1,223 @@
+"""The embedding's backward on the GPU: sums of the rows of equal tokens in a fixed order, without atomics.
+
+XLA sorts the token ids, so that the rows of one token are neighbours in the order: a run. The order is cut into windows
+of 32 rows, one program each. A run inside a window is added to dwte at once. One that crosses a border leaves a partial
+sum in each window that it touches, and a second kernel adds these, in order. Every row of dwte is thus written by one
+program, once. Leaves out the forward, a look-up that XLA fuses with the addition.
+
+Source of the idea to sort instead of atomics: llm.c llmc/encoder.cuh, `encoder_backward`; there the CPU sorts.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from pallas_kernels import mosaic
+from pallas_kernels.tuning import sizes
+
+THREADS = mosaic.WARPS * mosaic.LANES
+WIDEST = 1024  # columns that one program sums
+AHEAD = 8  # rows whose loads are under way together
+KEEP, DIRECT, HEAD, TAIL = range(4)  # what is done with the running sum after a row
+
+
+class Windows(NamedTuple):
+    """The sorted order of n tokens, and what is to be done at each of its places; int32."""
+
+    order: jax.Array  # (n,) which token stands there
+    ids: jax.Array  # (n,) its id
+    fresh: jax.Array  # (n,) 1: a run, or a window, begins here
+    action: jax.Array  # (n,) KEEP: the run goes on; DIRECT: add to dwte; HEAD, TAIL: store a partial sum
+    follows: jax.Array  # (windows,) how many further windows the run at a window's end reaches into, 0: none
+
+
+@partial(jax.jit, static_argnames=("target", "interpret"))
+def embedding_backward(
+    dout: jax.Array, tokens: jax.Array, dwte: jax.Array, *, target: str = "sm_90", interpret: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """Gradients of the embedding: adds the tokens' rows to dwte and sums the positions. The same bits every time.
+
+    dout (B, T, C) bf16, fp16 or fp32; tokens (B, T) int32; dwte (Vp, C), any of those dtypes, what the output head
+    has contributed. Returns dwte (Vp, C), in place where the caller donates it, and dwpe (T, C) in dout's dtype: sums
+    in fp32, each rounded once. A token id outside 0..Vp-1 adds nothing.
+
+    Compulsory bytes: B T C itemsize(dout) + 2 D C itemsize(dwte) + T C itemsize(dout) + 4 B T with D distinct tokens;
+    this reads dout twice, once in the tokens' order and once in the positions', and partial sums on top: at most
+    16 C for each window of 32 tokens, an eighth of a bf16 dout for each direction. For d12, B=64, T=1024 that is 0.2 GB
+    and 0.05 GB, so about 60 us on a card of 4.8 TB/s; the sort of 65,536 ids comes before it.
+    Alignment: C a multiple of 128; any other is padded, which copies dout and dwte.
+    """
+    B, T, C = dout.shape
+    if tokens.shape != (B, T) or dwte.ndim != 2 or dwte.shape[1] != C or tokens.dtype != jnp.int32:
+        raise ValueError(
+            f"dout {dout.shape}, tokens {tokens.shape} {tokens.dtype}, dwte {dwte.shape}: "
+            "expected (B, T, C), (B, T) int32 and (Vp, C)"
+        )
+    if B * T == 0:
+        return dwte, jnp.zeros((T, C), dout.dtype)
+    padding = -C % THREADS
+    if padding:
+        dout = jnp.pad(dout, ((0, 0), (0, 0), (0, padding)))
+        dwte = jnp.pad(dwte, ((0, 0), (0, padding)))
+    rows = sizes(target).embedding_rows
+    windows = _windows(tokens.reshape(-1), dwte.shape[0], rows)
+    partials, [dwte] = _sum_windows(dout.reshape(B * T, -1), windows, dwte, rows, interpret)
+    dwte = _add_partials(partials, windows, dwte, rows, interpret)
+    return dwte[:, :C], _sum_batch(dout, interpret)[:, :C]
+
+
+def _windows(ids: jax.Array, padded_vocab: int, rows: int) -> Windows:
+    """The plan for the tokens ids (n,), in windows of `rows`."""
+    n = ids.size
+    order = jnp.argsort(ids, stable=True).astype(jnp.int32)
+    ids = ids[order]
+    place = lax.iota(jnp.int32, n)
+    run_begins = jnp.concatenate([jnp.ones(1, bool), ids[1:] != ids[:-1]])
+    run_ends = jnp.concatenate([ids[1:] != ids[:-1], jnp.ones(1, bool)])
+    first = place % rows == 0  # of a window
+    last = (place % rows == rows - 1) | (place == n - 1)
+    begin = lax.cummax(jnp.where(run_begins, place, 0))  # where the run of this place begins
+    began_here = begin // rows == place // rows
+    known = (ids >= 0) & (ids < padded_vocab)
+    action = jnp.where(began_here, jnp.where(run_ends, DIRECT, TAIL), HEAD)
+    action = jnp.where((run_ends | last) & known, action, KEEP)
+    end = lax.cummin(jnp.where(run_ends, place, n), reverse=True)  # where it ends
+    at_end = jnp.minimum(lax.iota(jnp.int32, pl.cdiv(n, rows)) * rows + rows - 1, n - 1)
+    follows = jnp.where(action[at_end] == TAIL, end[at_end] // rows - at_end // rows, 0)
+    return Windows(order, ids, (run_begins | first).astype(jnp.int32), action.astype(jnp.int32), follows)
+
+
+def _columns(width: int, vector: int) -> tuple[int, Any]:
+    """How many columns of `width` (a multiple of 128) a program takes, and their layout: the widest accesses."""
+    while width % (THREADS * vector):
+        vector //= 2
+    columns = max(c for c in range(THREADS * vector, WIDEST + 1, THREADS * vector) if width % c == 0)
+    return columns, mosaic.flat_layout(columns, vector)
+
+
+def _sum_windows(
+    dout: jax.Array, windows: Windows, dwte: jax.Array, rows: int, interpret: bool
+) -> tuple[jax.Array, list[jax.Array]]:
+    """Adds the runs inside windows to dwte; returns partial sums (windows, 2, C) fp32 of the others: HEAD, TAIL."""
+    n, C = dout.shape
+    columns, layout = _columns(C, 16 // dout.dtype.itemsize)
+    count = windows.follows.size
+
+    def body(
+        dout_ref: Any, order_ref: Any, ids_ref: Any, fresh_ref: Any, action_ref: Any, dwte_ref: Any, partials_ref: Any
+    ) -> None:
+        window = lax.axis_index("window")
+        here = pl.ds(lax.axis_index("columns") * columns, columns)
+
+        def finish(place: Any, total: jax.Array) -> None:
+            action, token = action_ref[place], ids_ref[place]
+
+            @pl.when(action == DIRECT)
+            def _() -> None:
+                sum_ = mosaic.load(dwte_ref.at[token, here], layout, mosaic.f32) + total
+                mosaic.store(dwte_ref.at[token, here], sum_.astype(dwte_ref.dtype))
+
+            @pl.when(action >= HEAD)
+            def _() -> None:
+                mosaic.store(partials_ref.at[window, action - HEAD, here], total)
+
+        def some(first: Any, number: int, total: jax.Array) -> jax.Array:
+            """`number` rows from a place on; their loads do not wait for one another."""
+            loaded = [mosaic.load(dout_ref.at[order_ref[first + k], here], layout) for k in range(number)]
+            for k, row in enumerate(loaded):
+                wide = row.astype(jnp.float32)
+                fresh = jnp.broadcast_to(fresh_ref[first + k] != 0, (columns,))
+                total = jnp.where(fresh, wide, total + wide)
+                finish(first + k, total)
+            return total
+
+        def go(number: int, begin: Any, end: Any, total: jax.Array) -> jax.Array:
+            steps = (end - begin) // number
+            return lax.fori_loop(0, steps, lambda k, total: some(begin + k * number, number, total), total)
+
+        begin, end = window * rows, jnp.minimum(window * rows + rows, n)
+        even = begin + (end - begin) // AHEAD * AHEAD
+        total = go(AHEAD, begin, even, mosaic.zeros((columns,), layout))
+        go(1, even, end, total)
+
+    call = mosaic.kernel(
+        body,
+        name="embedding_windows",
+        out_type=(),
+        grid=(count, C // columns),
+        grid_names=("window", "columns"),
+        auto_barriers=False,  # a thread reads and writes its own columns alone
+        interpret=interpret,
+    )
+    partials = mosaic.empty((count, 2, C), jnp.float32, interpret=interpret)
+    inputs = (dout, windows.order, windows.ids, windows.fresh, windows.action)
+    _, (dwte, partials) = mosaic.in_place(call, inputs, (dwte, partials))
+    return partials, [dwte]
+
+
+def _add_partials(partials: jax.Array, windows: Windows, dwte: jax.Array, rows: int, interpret: bool) -> jax.Array:
+    """Adds to dwte the runs that cross borders: the TAIL of the window where one begins, and the HEADs that follow."""
+    count, _, C = partials.shape
+    n = windows.ids.size
+    columns, layout = _columns(C, 16 // dwte.dtype.itemsize)
+
+    def body(partials_ref: Any, ids_ref: Any, follows_ref: Any, dwte_ref: Any) -> None:
+        window = lax.axis_index("window")
+        here = pl.ds(lax.axis_index("columns") * columns, columns)
+        follows = follows_ref[window]
+
+        @pl.when(follows > 0)
+        def _() -> None:
+            token = ids_ref[jnp.minimum(window * rows + rows, n) - 1]
+            total = mosaic.load(partials_ref.at[window, TAIL - HEAD, here], layout)
+            total = lax.fori_loop(
+                1, follows + 1, lambda k, sum_: sum_ + mosaic.load(partials_ref.at[window + k, 0, here], layout), total
+            )
+            sum_ = mosaic.load(dwte_ref.at[token, here], layout, mosaic.f32) + total
+            mosaic.store(dwte_ref.at[token, here], sum_.astype(dwte_ref.dtype))
+
+    call = mosaic.kernel(
+        body,
+        name="embedding_partials",
+        out_type=(),
+        grid=(count, C // columns),
+        grid_names=("window", "columns"),
+        auto_barriers=False,
+        interpret=interpret,
+    )
+    _, [dwte] = mosaic.in_place(call, (partials, windows.ids, windows.follows), (dwte,))
+    return dwte
+
+
+def _sum_batch(dout: jax.Array, interpret: bool) -> jax.Array:
+    """dwpe (T, C): dout (B, T, C) summed over B, one row after the other."""
+    B, T, C = dout.shape
+    columns, layout = _columns(T * C, 16 // dout.dtype.itemsize)
+
+    def body(dout_ref: Any, dwpe_ref: Any) -> None:
+        here = pl.ds(lax.axis_index("columns") * columns, columns)
+
+        def some(first: Any, number: int, total: jax.Array) -> jax.Array:
+            for row in [mosaic.load(dout_ref.at[first + k, here], layout) for k in range(number)]:
+                total = total + row.astype(jnp.float32)
+            return total
+
+        total = mosaic.zeros((columns,), layout)
+        total = lax.fori_loop(0, B // AHEAD, lambda k, total: some(k * AHEAD, AHEAD, total), total)
+        total = some(B // AHEAD * AHEAD, B % AHEAD, total)
+        mosaic.store(dwpe_ref.at[here], total.astype(dwpe_ref.dtype))
+
+    call = mosaic.kernel(
+        body,
+        name="embedding_positions",
+        out_type=mosaic.shape_of((T * C,), dout.dtype),
+        grid=(T * C // columns,),
+        grid_names=("columns",),
+        auto_barriers=False,
+        interpret=interpret,
+    )
+    return call(dout.reshape(B, T * C)).reshape(T, C)

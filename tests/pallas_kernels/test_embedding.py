@@ -1,0 +1,142 @@
+"""The embedding backward's kernels, interpreted with race detection, against np.add.at in float64."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.embedding import DIRECT, HEAD, KEEP, TAIL, _windows, embedding_backward
+
+bf16, fp16, f32 = jnp.bfloat16, jnp.float16, jnp.float32
+Vp = 40
+
+
+def expected(dout: Any, tokens: Any, dwte: Any) -> tuple[np.ndarray, np.ndarray]:
+    """dwte (Vp, C) and dwpe (T, C), added row by row in float64."""
+    dwte = np.array(dwte, np.float64)
+    np.add.at(dwte, np.asarray(tokens), np.asarray(dout).astype(np.float64))
+    return dwte, np.asarray(dout).astype(np.float64).sum(0)
+
+
+def integers(shape: tuple[int, ...], dtype: Any, seed: int = 0) -> jax.Array:
+    """Small whole numbers: their sums have no rounding, so that every order of summation gives the same bits."""
+    return jnp.asarray(np.random.default_rng(seed).integers(-8, 9, shape), dtype)
+
+
+def check(tokens: np.ndarray, C: int, dout_dtype: Any = bf16, dwte_dtype: Any = f32, padded_vocab: int = Vp) -> None:
+    """Exact on whole numbers."""
+    tokens = jnp.asarray(tokens, jnp.int32)
+    dout, dwte = integers((*tokens.shape, C), dout_dtype), integers((padded_vocab, C), dwte_dtype, seed=1)
+    found = embedding_backward(dout, tokens, dwte, interpret=True)
+    assert found[0].dtype == dwte_dtype and found[1].dtype == dout_dtype
+    for ours, wanted in zip(found, expected(dout, tokens, dwte), strict=True):
+        assert ours.shape == wanted.shape
+        np.testing.assert_array_equal(np.asarray(ours, np.float64), wanted)
+
+
+random = np.random.default_rng(3)
+PATTERNS = {
+    "random": random.integers(0, Vp, (4, 33)),
+    "all equal: one run through every window": np.full((4, 33), 7),
+    "all the last id": np.full((2, 16), Vp - 1),
+    "every run fills a window": np.repeat(np.arange(4), 32).reshape(4, 32),
+    "every run crosses a border": np.repeat(np.arange(5), 30)[:144].reshape(3, 48),
+    "a run over two borders, begun and ended inside windows": np.repeat([0, 1, 2], [20, 60, 20]).reshape(4, 25),
+    "none twice": random.permutation(Vp).reshape(2, 20),
+    "a window and one token": np.arange(33).reshape(33, 1),
+    "fewer tokens than are loaded at a time": np.array([[3, 1, 3]]),
+    "a single token": np.array([[Vp - 1]]),
+}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns_of_tokens(pattern: str) -> None:
+    check(PATTERNS[pattern], 128)
+
+
+@pytest.mark.parametrize(
+    ("C", "dtypes"),
+    [
+        (128, (bf16, bf16)),  # single elements: the narrowest accesses
+        (256, (fp16, fp16)),
+        (768, (bf16, f32)),  # GPT-2's: pairs of elements, one program for the whole row
+        (1024, (f32, f32)),
+        (1280, (bf16, bf16)),  # five programs for a row
+        (64, (bf16, f32)),  # padded to 128
+        (200, (f32, bf16)),  # padded to 256
+    ],
+)
+def test_channels_and_dtypes(C: int, dtypes: Any) -> None:
+    check(random.integers(0, 9, (5, 15)), C, *dtypes)
+
+
+@pytest.mark.parametrize("B", [1, 8, 19])
+def test_positions_of_batches_around_eight_rows(B: int) -> None:
+    check(random.integers(0, Vp, (B, 3)), 128)
+
+
+def test_rounded_once() -> None:
+    """bf16 in, bf16 out, float32 between: half a unit of the float64 sum. In bf16 a sum of ones stops at 256."""
+    rng = np.random.default_rng(0)
+    tokens = jnp.asarray(rng.integers(0, 3, (8, 12)), jnp.int32)
+    dout, dwte = jnp.asarray(rng.normal(size=(8, 12, 128)), bf16), jnp.asarray(rng.normal(size=(Vp, 128)), bf16)
+    found = embedding_backward(dout, tokens, dwte, interpret=True)
+    for ours, wanted in zip(found, expected(dout, tokens, dwte), strict=True):
+        np.testing.assert_allclose(np.asarray(ours, np.float64), wanted, rtol=1.01 * 2.0**-8, atol=1e-5)
+    ones = embedding_backward(jnp.ones((10, 40, 128), bf16), jnp.zeros((10, 40), jnp.int32), 0 * dwte, interpret=True)
+    assert (ones[0][0] == 400).all() and (ones[0][1:] == 0).all() and (ones[1] == 10).all()
+
+
+def test_tokens_do_not_touch_one_another() -> None:
+    """A token whose gradient is not a number, in the midst of others' runs and windows."""
+    tokens = jnp.asarray(np.repeat([0, 1, 2, 3, 4], [10, 5, 20, 40, 25]).reshape(4, 25), jnp.int32)
+    dout, dwte = integers((4, 25, 128), bf16), integers((Vp, 128), f32)
+    found, _ = embedding_backward(jnp.where(tokens[..., None] == 2, jnp.nan, dout), tokens, dwte, interpret=True)
+    wanted = expected(dout, tokens, dwte)[0]
+    assert np.isnan(found[2]).all()
+    np.testing.assert_array_equal(np.delete(found, 2, 0), np.delete(wanted, 2, 0))
+
+
+@pytest.mark.parametrize("wrong", [-1, Vp, 2**31 - 1])
+def test_unknown_ids_add_nothing(wrong: int) -> None:
+    tokens = random.integers(0, Vp, (3, 30)).astype(np.int32)
+    tokens[1, :20] = wrong
+    dout, dwte = np.array(integers((3, 30, 128), f32)), integers((Vp, 128), f32)
+    found, _ = embedding_backward(jnp.asarray(dout), jnp.asarray(tokens), dwte, interpret=True)
+    dout[1, :20], tokens[1, :20] = 0, 0
+    np.testing.assert_array_equal(found, expected(dout, tokens, dwte)[0])
+
+
+def test_plan_of_windows() -> None:
+    """Ten tokens in windows of four: a run inside one, one over two borders, one over one, one at the end."""
+    ids = jnp.array([5, 1, 5, 0, 5, 5, 5, 7, 5, 7], jnp.int32)
+    plan = _windows(ids, 8, 4)
+    np.testing.assert_array_equal(plan.ids, [0, 1, 5, 5, 5, 5, 5, 5, 7, 7])
+    np.testing.assert_array_equal(plan.order, [3, 1, 0, 2, 4, 5, 6, 8, 7, 9])
+    np.testing.assert_array_equal(plan.fresh, [1, 1, 1, 0, 1, 0, 0, 0, 1, 0])
+    wanted = [DIRECT, DIRECT, KEEP, TAIL, KEEP, KEEP, KEEP, HEAD, KEEP, DIRECT]
+    np.testing.assert_array_equal(plan.action, wanted)
+    np.testing.assert_array_equal(plan.follows, [1, 0, 0])
+
+
+def test_no_tokens() -> None:
+    dwte, dwpe = embedding_backward(
+        jnp.zeros((0, 3, 128), bf16), jnp.zeros((0, 3), jnp.int32), integers((Vp, 128), f32), interpret=True
+    )
+    np.testing.assert_array_equal(dwte, integers((Vp, 128), f32))
+    assert dwpe.shape == (3, 128) and (dwpe == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("dout", "tokens", "dwte"),
+    [
+        ((2, 3, 128), jnp.zeros((3, 2), jnp.int32), (Vp, 128)),
+        ((2, 3, 128), jnp.zeros((2, 3), jnp.int32), (Vp, 64)),
+        ((2, 3, 128), jnp.zeros((2, 3)), (Vp, 128)),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(dout: Any, tokens: jax.Array, dwte: Any) -> None:
+    with pytest.raises(ValueError, match=r"expected \(B, T, C\)"):
+        embedding_backward(jnp.zeros(dout), tokens, jnp.zeros(dwte), interpret=True)
