@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from llmc_jax import cli
 from llmc_jax.cli import EXAMPLES, flags_markdown, help_text, main, parse_args
-from llmc_jax.config import OPTIONS, ExitCode, Option, TrainConfig, validate, value_problem
+from llmc_jax.config import OPTIONS, SLICE, ExitCode, Option, TrainConfig, validate, value_problem
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.platform import train_command
 from llmc_jax.presets import PRESETS, preset_config
@@ -125,6 +125,11 @@ def test_a_flag_at_its_default_still_overrides_a_preset() -> None:
         ("-pm tcp", "init_method", "tcp"),
         ("-pp /tmp", "fs_path", "/tmp"),
         ("--no-save", "save", False),
+        ("--strict-kernels", "strict_kernels", True),
+        ("--dtype fp16", "dtype", "fp16"),
+        ("--loss-scale 65536", "loss_scale", 65536.0),
+        ("--profile 10:15", "profile", "10:15"),
+        ("--logit-rows -1", "logit_rows", -1),
         ("-a 1", "overfit", True),
         ("-h 1", "hellaswag", True),
         ("-f 0", "tf32", False),
@@ -139,6 +144,8 @@ def values(about: Option) -> st.SearchStrategy[str]:
     """Words that the option takes as values."""
     if about.choices:
         return st.sampled_from(about.choices).map(str)
+    if about.check is SLICE:
+        return st.sampled_from(["", "0:1", "10:15", "00:007"])
     kinds: dict[type, st.SearchStrategy] = {
         bool: st.booleans().map(int),
         int: st.integers(-1, 2**31 - 1),
@@ -156,7 +163,7 @@ def values(about: Option) -> st.SearchStrategy[str]:
 @st.composite
 def command_lines(draw: st.DrawFn) -> list[tuple[Option, str, str]]:
     """(option, spelling, value) of some options, each at most once."""
-    chosen = draw(st.lists(st.sampled_from([about for about in OPTIONS if about.name not in ("preset", "save")]),
+    chosen = draw(st.lists(st.sampled_from([about for about in OPTIONS if about.name != "preset" and not about.switch]),
                            unique=True, min_size=1))  # fmt: skip
     return [(about, draw(st.sampled_from(about.flags)), draw(values(about))) for about in chosen]
 
@@ -321,9 +328,9 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_main_hands_the_configuration_and_notes_over_and_returns_the_status(trainer: SimpleNamespace) -> None:
-    assert main(["-b", "2", "-ge", "2"]) == 3
+    assert main(["-b", "2", "--step-every", "7"]) == 3
     ((config, notes),) = trainer.calls
-    assert config == TrainConfig(batch_size=2, gelu_fusion=2)
+    assert config == TrainConfig(batch_size=2, step_every=7)
     assert notes == validate(config) and len(notes) == 1
 
 

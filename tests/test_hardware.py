@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from llmc_jax import hardware
 from llmc_jax.config import ModelConfig, parse_descriptor
 from llmc_jax.errors import InputError
-from llmc_jax.hardware import GPUS, check_fits, flops_per_token, largest_that_fits, peak_flops, required_memory_bytes
+from llmc_jax.hardware import (
+    GPUS,
+    Storage,
+    check_fits,
+    flops_per_token,
+    largest_that_fits,
+    peak_flops,
+    required_memory_bytes,
+)
 from llmc_jax.params import flat_size, num_parameters
 
 GIB = 2**30
@@ -151,20 +159,59 @@ def test_mfu_without_a_peak_is_none() -> None:
     assert hardware.model_flops_utilization(1e12, None) is None
 
 
+SMALL = ModelConfig(max_seq_len=64, vocab_size=257, padded_vocab_size=384, num_layers=3, num_heads=4, channels=32)
+
+
+def activations_of_a_layer(B: int, T: int) -> int:
+    """Elements of SMALL's, the T x T matrix left out."""
+    C = SMALL.channels
+    shapes = [(B, T, C), (B, T, 3 * C), (B, T, C), (B, T, C), (B, T, 4 * C)]
+    return sum(math.prod(shape) for shape in shapes)
+
+
 def test_required_memory_is_the_sum_of_its_tensors() -> None:
-    config = ModelConfig(max_seq_len=64, vocab_size=257, padded_vocab_size=384, num_layers=3, num_heads=4, channels=32)
-    B, T, C = 2, 16, 32
-    layer = [(B, T, C), (B, T, 3 * C), (B, T, C), (B, T, C), (B, T, 4 * C)]
-    logits = (B, T, 384)
-    floats = 3 * sum(math.prod(shape) for shape in layer) + math.prod(logits)
-    without = required_memory_bytes(config, B, T, attention_weights=False)
-    assert without.activations == 4 * floats
-    assert without.state == 5 * 4 * flat_size(config)
-    summed = required_memory_bytes(config, B, T, accumulation=2)
-    assert summed.state == 6 * 4 * flat_size(config)  # the sum of the micro-batches' gradients
+    B, T = 2, 16
+    without = required_memory_bytes(SMALL, B, T, Storage(attention_weights=False))
+    assert without.activations == 4 * (3 * activations_of_a_layer(B, T) + math.prod((B, T, 384)))
+    assert without.state == 5 * 4 * flat_size(SMALL)
+    summed = required_memory_bytes(SMALL, B, T, Storage(accumulation=2))
+    assert summed.state == 6 * 4 * flat_size(SMALL)  # the sum of the micro-batches' gradients
     assert without.total == without.state + without.activations
-    with_weights = required_memory_bytes(config, B, T)
+    with_weights = required_memory_bytes(SMALL, B, T)
     assert with_weights.activations - without.activations == 4 * 3 * math.prod((B, 4, T, T))
+
+
+@pytest.mark.parametrize(
+    ("storage", "bytes_per_parameter"),
+    [
+        # parameters, m and v, gradient, the step's slices of the weights, and the sum of several gradients
+        (Storage(4), 4 + 8 + 4 + 4),
+        (Storage(4, master_weights=False), 4 + 8 + 4 + 4),
+        (Storage(4, accumulation=3), 4 + 8 + 4 + 4 + 4),
+        (Storage(2), (4 + 2) + 8 + 2 + 2),
+        (Storage(2, master_weights=False), 2 + 8 + 2 + 2),
+        (Storage(2, accumulation=3), (4 + 2) + 8 + 2 + 2 + 4),
+    ],
+)
+def test_state_by_precision(storage: Storage, bytes_per_parameter: int) -> None:
+    assert required_memory_bytes(SMALL, 2, 16, storage).state == bytes_per_parameter * flat_size(SMALL)
+
+
+def test_activations_by_precision_blocks_and_rows_of_logits() -> None:
+    B, T, C, L = 2, 16, SMALL.channels, SMALL.num_layers
+    row = activations_of_a_layer(B, T)
+    logits = B * T * 384
+
+    def needed(**storage: int) -> int:
+        return required_memory_bytes(SMALL, B, T, Storage(attention_weights=False, **storage)).activations
+
+    assert needed(bytes_per_value=2) == 2 * (L * row + logits)
+    assert needed(logit_rows=8) == 4 * (L * row + 8 * 384)
+    assert needed(logit_rows=1000) == needed()  # there are only 32 rows
+    # the inputs of the blocks that are kept, and one stretch of blocks with everything
+    assert needed(recompute_blocks=1) == 4 * (3 * B * T * C + row + logits)
+    assert needed(recompute_blocks=2) == 4 * (2 * B * T * C + 2 * row + logits)
+    assert needed(recompute_blocks=3) == needed(recompute_blocks=99) == 4 * (B * T * C + 3 * row + logits)
 
 
 def test_what_does_not_fit_is_refused_with_what_it_needs() -> None:
@@ -186,10 +233,10 @@ def test_a_large_batch_is_refused_with_that_advice() -> None:
     fitting = [
         B
         for B in (256, 128, 64, 32, 16, 8, 4, 2, 1)
-        if required_memory_bytes(config, B, 1024, accumulation=512 // B).total <= 24 * GIB
+        if required_memory_bytes(config, B, 1024, Storage(accumulation=512 // B)).total <= 24 * GIB
     ]
     assert f"; take -b {fitting[0]}: with -d 524288 the updates stay the same" in str(caught.value)
-    check_fits(config, fitting[0], 1024, accumulation=512 // fitting[0], available=24 * GIB)
+    check_fits(config, fitting[0], 1024, Storage(accumulation=512 // fitting[0]), available=24 * GIB)
 
 
 @given(st.integers(1, 3000))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc_jax.config import ModelConfig, parse_descriptor
-from llmc_jax.gpt2 import forward
+from llmc_jax.gpt2 import Execution, forward
 from llmc_jax.params import padded, tensor_specs, views
 from llmc_jax.sampler import CHUNK, generate, sample_softmax
 
@@ -133,7 +133,9 @@ def test_one_token_is_the_end_of_text_alone(small: Small) -> None:
 def test_few_lengths_are_computed(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = []
 
-    def logits(params: jax.Array, tokens: np.ndarray, position: np.int32, config: ModelConfig) -> np.ndarray:
+    def logits(
+        weights: jax.Array, tokens: np.ndarray, position: np.int32, config: ModelConfig, execution: Execution
+    ) -> np.ndarray:
         assert position < tokens.shape[1]
         lengths.append(tokens.shape[1])
         return np.zeros(config.vocab_size, np.float32)

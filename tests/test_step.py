@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from llmc_jax.config import parse_descriptor
+from llmc_jax.gpt2 import PLAIN, Execution
 from llmc_jax.init import random_parameters
 from llmc_jax.params import flat_size, num_parameters, padded, tensor_specs, views
 from llmc_jax.step import (
@@ -153,27 +154,28 @@ def test_a_huge_rate_ends_in_steps_that_update_nothing() -> None:
     state = initial_state(jnp.asarray(start()))
     state, metrics = train_step(state, *batches(1, 8)[0], constant(1e38), CONFIG, OPTIONS)
     assert bool(metrics.finite)  # this step still had a gradient; what it made is too large for the next
-    before = [np.asarray(array).copy() for array in state]
+    before = jax.tree.map(np.array, state)
     state, metrics = train_step(state, *batches(1, 8)[1], constant(1e38), CONFIG, OPTIONS)
     assert not bool(metrics.finite)
     assert all(same_bits(found, expected) for found, expected in zip(state[:3], before[:3], strict=True))
     assert (int(state.step), int(state.updates)) == (2, 1)
 
 
-def on_device(arrays: list[np.ndarray]) -> TrainState:
-    return TrainState(*(jnp.asarray(array) for array in arrays))
+def on_device(state: TrainState) -> TrainState:
+    """The state in new buffers, which a step may take over."""
+    return jax.tree.map(jnp.asarray, state)
 
 
 def test_after_a_lost_step_training_goes_on_as_if_it_had_not_been() -> None:
     """Good, lost, good gives the parameters of good, good (at a constant rate): the bias corrections count updates."""
     good, numbers = batches(1, 8), constant(1e-3)
     state, _ = train_step(initial_state(jnp.asarray(start())), *good[0], numbers, CONFIG, OPTIONS)
-    kept = [np.asarray(array).copy() for array in state]
-    spoilt = kept[0].copy()
+    kept = jax.tree.map(np.array, state)
+    spoilt = kept.params.copy()
     spoilt[position("wpe")] = np.nan
-    lost, metrics = train_step(on_device([spoilt, *kept[1:]]), *good[1], numbers, CONFIG, OPTIONS)
+    lost, metrics = train_step(on_device(kept._replace(params=spoilt)), *good[1], numbers, CONFIG, OPTIONS)
     assert not bool(metrics.finite)
-    found, _ = train_step(lost._replace(params=jnp.asarray(kept[0])), *good[2], numbers, CONFIG, OPTIONS)
+    found, _ = train_step(lost._replace(params=jnp.asarray(kept.params)), *good[2], numbers, CONFIG, OPTIONS)
     expected, _ = train_step(on_device(kept), *good[2], numbers, CONFIG, OPTIONS)
     assert same_bits(found.params, expected.params)
     assert (int(found.updates), int(found.step)) == (int(expected.updates), int(expected.step) + 1) == (2, 3)
@@ -197,8 +199,9 @@ def test_the_state_is_donated() -> None:
     state = initial_state(jnp.asarray(start()))
     after, _ = train_step(state, *batches(1, 8)[0], usual_numbers(), CONFIG, OPTIONS)
     assert [array.is_deleted() for array in state[:3]] == [True] * 3
-    assert [array.is_deleted() for array in after] == [False] * 5
-    assert [array.dtype for array in after] == [jnp.float32] * 3 + [jnp.int32] * 2
+    assert [array.is_deleted() for array in after[:5]] == [False] * 5
+    assert [array.dtype for array in after[:5]] == [jnp.float32] * 3 + [jnp.int32] * 2
+    assert after.copy is None and after.loss_scale is None and after.weights is after.params
 
 
 def one_step(options: StepOptions, numbers: StepNumbers, flat: np.ndarray, batch: Batch) -> tuple[np.ndarray, Metrics]:
@@ -209,7 +212,7 @@ def one_step(options: StepOptions, numbers: StepNumbers, flat: np.ndarray, batch
 def test_the_norm_is_the_one_before_clipping_and_clipping_bounds_it() -> None:
     """From the same gradient: m = (1 - beta1) * what remains of it after clipping."""
     batch = batches(1, 8)[0]
-    loss, gradient = jax.jit(batch_gradient, static_argnums=(3, 4))(start(), *batch, CONFIG, 0)
+    loss, gradient = jax.jit(batch_gradient, static_argnums=(3, 4))(start(), *batch, CONFIG, PLAIN)
     norm = np.linalg.norm(np.asarray(gradient, np.float64))
     for limit in (0.0, norm / 3, norm * 3):
         state, metrics = train_step(
@@ -229,8 +232,8 @@ def test_the_rate_reported_is_the_schedule_s(whole: Run) -> None:
 @pytest.mark.parametrize(
     ("options", "rate"),
     [
-        (StepOptions("constant", "all", 1), 1e-3),
-        (StepOptions("step", "none", 2), 1e-3 / 3),  # step 0 of a warm-up of 3
+        (StepOptions("constant", "all", Execution(recompute=1)), 1e-3),
+        (StepOptions("step", "none", Execution(recompute=2)), 1e-3 / 3),  # step 0 of a warm-up of 3
     ],
 )
 def test_options_reach_the_schedule_and_the_decay(options: StepOptions, rate: float) -> None:
