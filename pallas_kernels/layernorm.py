@@ -131,7 +131,8 @@ def blocks(size: Sizes, plan: Plan, rows: int) -> int:
 
 def longest_row(target: str) -> int:
     """Columns that the backward can do: a streamed row's sums for dw and db lie in shared memory."""
-    return (sizes(target).smem - 4096) // 8 // BLOCKS[-1] * BLOCKS[-1]
+    reserved = 3072  # what Mosaic's sums across warps take, and a kilobyte that the hardware keeps
+    return (sizes(target).smem - reserved) // 8 // BLOCKS[-1] * BLOCKS[-1]
 
 
 def _up(number: int, multiple: int) -> int:

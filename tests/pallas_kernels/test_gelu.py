@@ -1,0 +1,82 @@
+"""The GELU kernels in interpret mode against float64 formulas, and what the hardware's exponential does to them."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmc_jax.ops import gelu as plain
+from pallas_kernels import gelu
+
+# Where GELU bends, where exp2 overflows, and what is far away.
+WIDE = np.concatenate([np.linspace(-12.0, 12.0, 1501), [0.0, -0.0, 1e-30, -1e-30, 80.0, -80.0, 1e4, -1e4]])
+# Rounded once; besides, fp32's own error, which 1 - s of the slope multiplies by x du/dx, some 40 where 1 - s counts.
+ROUNDING = {jnp.bfloat16: 2.0**-8, jnp.float16: 2.0**-11, jnp.float32: 2.0**-22}
+IN_FP32 = 40 * 2.0**-23
+
+
+def expected_of(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """GELU and its derivative in float64."""
+    u, du = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3), np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * x**2)
+    tanh = np.tanh(u)
+    return x / 2 * (1 + tanh), (1 + tanh) / 2 + x / 2 * (1 - tanh**2) * du
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("shape", [(1509,), (3, 1024), (1,), (2, 4096), (5, 7)])
+def test_forward_and_backward(shape: tuple[int, ...], dtype: jnp.dtype) -> None:
+    """Sizes: not a multiple of anything, of 1024, one, several blocks of 2048, and less than one."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(WIDE if shape == WIDE.shape else 3 * rng.normal(size=shape), dtype)
+    dout = jnp.asarray(rng.normal(size=shape), dtype)
+    wide, cotangent = np.asarray(x, np.float64), np.asarray(dout, np.float64)
+    value, slope = expected_of(wide)
+    out, dx = gelu.gelu_forward(x, interpret=True), gelu.gelu_backward(dout, x, interpret=True)
+    assert out.shape == dx.shape == shape
+    assert out.dtype == dx.dtype == dtype
+    np.testing.assert_allclose(np.asarray(out, np.float64), value, rtol=ROUNDING[dtype], atol=IN_FP32)
+    np.testing.assert_allclose(np.asarray(dx, np.float64), cotangent * slope, rtol=ROUNDING[dtype], atol=IN_FP32 * 4)
+
+
+def test_far_from_zero_it_is_the_identity_or_nothing() -> None:
+    x = jnp.asarray([-1e4, -50.0, 50.0, 1e4], jnp.float32)
+    np.testing.assert_array_equal(gelu.gelu_forward(x, interpret=True), [0.0, 0.0, 50.0, 1e4])
+    np.testing.assert_array_equal(gelu.gelu_backward(jnp.ones(4), x, interpret=True), [0.0, 0.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("direction", [-1.0, 1.0])
+def test_the_hardware_s_exponential_is_exact_enough(direction: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ex2.approx is off by up to 2 units in the last place, 2^-22: always up or always down, the worst it may do.
+
+    Everything else in float64: the results move by less than 2^-22 of 1 or of |x|, as fp32's own rounding moves them.
+    """
+    exp2 = jnp.exp2
+    with jax.enable_x64(True):
+        x = jnp.asarray(WIDE)
+        exact = gelu._forward(x), gelu._backward(jnp.ones_like(x), x)
+        monkeypatch.setattr(gelu.jnp, "exp2", lambda a: exp2(a) * (1 + direction * 2.0**-22))
+        approximate = gelu._forward(x), gelu._backward(jnp.ones_like(x), x)
+        moved = [np.abs(np.asarray(found - expected)) for found, expected in zip(approximate, exact, strict=True)]
+    for error in moved:
+        assert (error <= 2.0**-22 * np.maximum(np.abs(WIDE), 1)).all()
+        assert error.max() > 2.0**-26  # it was the exponential that was spoilt
+
+
+def test_the_signatures_are_those_of_the_plain_operations() -> None:
+    for name in ("gelu_forward", "gelu_backward"):
+        ours = list(inspect.signature(getattr(gelu, name)).parameters)
+        assert ours == [*inspect.signature(getattr(plain, name)).parameters, "target", "interpret"]
+
+
+def test_it_agrees_with_the_plain_operations() -> None:
+    rng = np.random.default_rng(1)
+    x, dout = (jnp.asarray(rng.normal(size=(4, 300)), jnp.bfloat16) for _ in range(2))
+    for ours, theirs in (
+        (gelu.gelu_forward(x, interpret=True), plain.gelu_forward(x)),
+        (gelu.gelu_backward(dout, x, interpret=True), plain.gelu_backward(dout, x)),
+    ):
+        difference = np.abs(np.asarray(ours, np.float32) - np.asarray(theirs, np.float32))
+        assert difference.max() <= 2.0**-7  # both round once: a unit in the last place of numbers up to 4
+        assert jax.numpy.count_nonzero(difference) < 0.01 * difference.size

@@ -1,0 +1,182 @@
+"""The layernorm kernels in interpret mode, with race detection, against float64 formulas and jax.vjp.
+
+Interpret mode fills what a kernel allocates with NaN, so an element that is not written fails. What it does not cover,
+registers and shared memory as the hardware has them, is compiled in tests/aot.
+"""
+
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmc_jax.ops import layernorm as plain
+from pallas_kernels import layernorm, tuning
+from pallas_kernels.layernorm import plan_rows
+
+Arrays = tuple[np.ndarray, ...]
+
+# Bounds in units of the dtype's rounding of the largest element. Statistics and sums are fp32 whatever the dtype.
+ROUNDING = {jnp.bfloat16: 2.0**-8, jnp.float16: 2.0**-11, jnp.float32: 2.0**-20}
+IN_FP32 = 2.0**-20
+
+# How rows are held depends on C alone (plan_rows); each way stands here once for C as it is and once with padding of
+# columns, over both lists. Rows: whole tiles of 4, and 1, 2 or 3 beyond them.
+FORWARD = [
+    ((8,), 768, jnp.bfloat16, jnp.bfloat16),  # one warp, one vector width
+    ((2, 3), 50, jnp.float16, jnp.float32),  # one warp, padded to 64; rows of two axes
+    ((5,), 1600, jnp.bfloat16, jnp.float32),  # one warp, two vector widths
+    ((3,), 1700, jnp.float32, jnp.bfloat16),  # two warps, padded to 1728
+    ((1,), 2560, jnp.float16, jnp.float16),  # four warps
+    ((2,), 9000, jnp.bfloat16, jnp.float32),  # streamed, padded to 9216
+]
+BACKWARD = [
+    ((7,), 768, jnp.bfloat16, jnp.bfloat16),  # one warp
+    ((2, 3), 50, jnp.float16, jnp.float32),  # one warp, padded to 64
+    ((5,), 1600, jnp.bfloat16, jnp.float32),  # two warps, two vector widths
+    ((1,), 2500, jnp.float32, jnp.bfloat16),  # four warps, padded to 2560
+    ((2,), 5000, jnp.float32, jnp.float32),  # streamed, padded to 5120
+]
+
+
+def every(cases: list[Any]) -> pytest.MarkDecorator:
+    names = [f"{'x'.join(map(str, (*rows, C)))}-{dtype.__name__}" for rows, C, dtype, _ in cases]
+    return pytest.mark.parametrize(("rows", "C", "dtype", "of_w"), cases, ids=names)
+
+
+def arrays(rows: tuple[int, ...], C: int, dtype: jnp.dtype, of_w: jnp.dtype) -> tuple[jax.Array, ...]:
+    """x, f, dresidual, dout (rows, C) and w, b (C,); rows differ in mean and spread, and no two columns are alike."""
+    rng = np.random.default_rng(C)
+    x = rng.normal(size=(*rows, C)) * rng.uniform(0.1, 4, (*rows, 1)) + rng.normal(size=(*rows, 1))
+    wide = [x, *rng.normal(size=(3, *rows, C))]
+    return *(jnp.asarray(a, dtype) for a in wide), *(jnp.asarray(rng.normal(1, 0.5, C), of_w) for _ in range(2))
+
+
+def in_float64(*given: jax.Array) -> Arrays:
+    return tuple(np.asarray(array, np.float64) for array in given)
+
+
+def reference(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
+    return (x - x.mean(-1, keepdims=True)) / jnp.sqrt(jnp.var(x, -1, keepdims=True) + 1e-5) * w + b
+
+
+def gradients(dout: np.ndarray, x: np.ndarray, w: np.ndarray) -> Arrays:
+    """dx, dw, db by jax.vjp in float64."""
+    with jax.enable_x64(True):
+        return tuple(map(np.asarray, jax.vjp(reference, x, w, np.zeros_like(w))[1](jnp.asarray(dout))))
+
+
+def check(found: jax.Array, expected: np.ndarray, rounding: float) -> None:
+    """Within the rounding of the largest element, and of the same shape."""
+    assert found.shape == expected.shape
+    error = np.abs(np.asarray(found, np.float64) - expected).max()
+    assert error <= rounding * np.abs(expected).max(), f"off by {error} of {np.abs(expected).max()}"
+
+
+def check_forward(
+    residual: jax.Array, w: jax.Array, b: jax.Array, out: jax.Array, mean: jax.Array, rstd: jax.Array
+) -> None:
+    x, w, b = in_float64(residual, w, b)
+    assert (out.dtype, mean.dtype, rstd.dtype) == (residual.dtype, jnp.float32, jnp.float32)
+    check(out, np.asarray(reference(*map(np.asarray, (x, w, b)))), ROUNDING[residual.dtype.type])
+    np.testing.assert_allclose(mean, x.mean(-1), rtol=0, atol=IN_FP32 * np.abs(x).max())
+    np.testing.assert_allclose(rstd, (x.var(-1) + 1e-5) ** -0.5, rtol=IN_FP32)
+
+
+@every(FORWARD)
+def test_forward(rows: tuple[int, ...], C: int, dtype: jnp.dtype, of_w: jnp.dtype) -> None:
+    x, _, _, _, w, b = arrays(rows, C, dtype, of_w)
+    check_forward(x, w, b, *layernorm.layernorm_forward(x, w, b, interpret=True))
+
+
+@every(FORWARD[1::2])
+def test_forward_with_the_residual(rows: tuple[int, ...], C: int, dtype: jnp.dtype, of_w: jnp.dtype) -> None:
+    x, f, _, _, w, b = arrays(rows, C, dtype, of_w)
+    residual, *normalised = layernorm.residual_layernorm_forward(x, f, w, b, interpret=True)
+    np.testing.assert_array_equal(residual, x + f)  # one addition, rounded once
+    check_forward(residual, w, b, *normalised)
+
+
+@every(BACKWARD)
+def test_backward(rows: tuple[int, ...], C: int, dtype: jnp.dtype, of_w: jnp.dtype) -> None:
+    x, _, _, dout, w, _ = arrays(rows, C, dtype, of_w)
+    wide = in_float64(x)[0]
+    mean, rstd = (jnp.asarray(a, jnp.float32) for a in (wide.mean(-1), (wide.var(-1) + 1e-5) ** -0.5))
+    found = layernorm.layernorm_backward(dout, x, w, mean, rstd, interpret=True)
+    assert [g.dtype for g in found] == [dtype, of_w, of_w]
+    for got, expected in zip(found, gradients(*in_float64(dout, x, w)), strict=True):
+        check(got, expected, ROUNDING[got.dtype.type])
+
+
+@every(BACKWARD[::2])
+def test_backward_with_the_residual(rows: tuple[int, ...], C: int, dtype: jnp.dtype, of_w: jnp.dtype) -> None:
+    x, _, dresidual, dout, w, _ = arrays(rows, C, dtype, of_w)
+    wide = in_float64(x)[0]
+    mean, rstd = (jnp.asarray(a, jnp.float32) for a in (wide.mean(-1), (wide.var(-1) + 1e-5) ** -0.5))
+    found = layernorm.residual_layernorm_backward(dresidual, dout, x, w, mean, rstd, interpret=True)
+    dx, dw, db = gradients(*in_float64(dout, x, w))
+    for got, expected in zip(found, (dx + in_float64(dresidual)[0], dw, db), strict=True):
+        check(got, expected, ROUNDING[got.dtype.type])
+
+
+@pytest.mark.parametrize(("rows", "C"), [(22, 64), (9, 1088), (5, 2176), (3, 5120)])
+def test_a_block_goes_over_several_rows(rows: int, C: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a grid of 2: each of the four plans; tiles in unequal numbers, the last with padding."""
+    monkeypatch.setattr(layernorm, "blocks", lambda *_: 2)
+    x, _, _, dout, w, _ = arrays((rows,), C, jnp.float32, jnp.float32)
+    wide = in_float64(x)[0]
+    mean, rstd = (jnp.asarray(a, jnp.float32) for a in (wide.mean(-1), (wide.var(-1) + 1e-5) ** -0.5))
+    found = layernorm._backward(None, dout, x, w, mean, rstd, "sm_90", True)  # not the jitted one, which remembers
+    for got, expected in zip(found, gradients(*in_float64(dout, x, w)), strict=True):
+        check(got, expected, IN_FP32)
+
+
+def test_a_row_far_from_zero_keeps_its_variance() -> None:
+    """The variance is that of x - mean: mean(x^2) - mean(x)^2 would cancel here. In registers and streamed."""
+    for C in (256, 9216):
+        rng = np.random.default_rng(0)
+        x = jnp.asarray(4096 + rng.integers(-8, 9, (2, C)) / 8, jnp.float32)  # exact
+        _, _, rstd = layernorm.layernorm_forward(x, jnp.ones(C), jnp.zeros(C), interpret=True)
+        np.testing.assert_allclose(rstd, (in_float64(x)[0].var(-1) + 1e-5) ** -0.5, rtol=1e-4)
+
+
+def test_the_sum_is_rounded_before_it_is_normalised() -> None:
+    """256 + 1 is 256 in bf16: the row is constant after rounding, and not before."""
+    x, f = jnp.full((4, 32), 256, jnp.bfloat16), jnp.asarray(np.tile([0.0, 1.0], (4, 16)), jnp.bfloat16)
+    residual, out, mean, _ = layernorm.residual_layernorm_forward(x, f, jnp.ones(32), jnp.zeros(32), interpret=True)
+    np.testing.assert_array_equal(residual.astype(np.float32), 256)
+    np.testing.assert_array_equal(mean, 256)
+    np.testing.assert_array_equal(out.astype(np.float32), 0)
+
+
+def test_the_signatures_are_those_of_the_plain_operations() -> None:
+    for name in (
+        "layernorm_forward",
+        "layernorm_backward",
+        "residual_layernorm_forward",
+        "residual_layernorm_backward",
+    ):
+        ours = list(inspect.signature(getattr(layernorm, name)).parameters)
+        assert ours == [*inspect.signature(getattr(plain, name)).parameters, "target", "interpret"], name
+
+
+def test_every_row_length_has_a_plan() -> None:
+    for target in tuning.TARGETS:
+        for limits in (tuning.sizes(target).layernorm_forward, tuning.sizes(target).layernorm_backward):
+            teams = [plan_rows(C, limits).team for C in range(1, 13000, 7)]
+            assert {1, 2, 4, 0} == set(teams)
+            assert all(plan_rows(C, limits).columns >= C for C in range(1, 13000, 7))
+        assert layernorm.longest_row(target) >= 12288  # GPT-3's largest
+
+
+def test_what_it_refuses() -> None:
+    x, w = jnp.zeros((4, 32768), jnp.bfloat16), jnp.zeros(32768)
+    rows = jnp.zeros(4)
+    with pytest.raises(ValueError, match="too long for sm_89, which takes up to 12288"):
+        layernorm.layernorm_backward(x, x, w, rows, rows, target="sm_89", interpret=True)
+    with pytest.raises(ValueError, match="f is float32 and x is bfloat16"):
+        layernorm.residual_layernorm_forward(x, x.astype(jnp.float32), w, w, interpret=True)
+    with pytest.raises(ValueError, match="no kernels for sm_75"):
+        layernorm.layernorm_forward(x, w, w, target="sm_75", interpret=True)
