@@ -20,6 +20,7 @@ from llmc_jax.data.loader import TokenLoader
 from llmc_jax.data.tokenizers import Choice, load_tokenizer
 from llmc_jax.errors import InputError
 from llmc_jax.gpt2 import Execution
+from llmc_jax.gpu_info import GpuMonitor, open_monitor
 from llmc_jax.init import random_parameters
 from llmc_jax.params import num_parameters, padded
 from llmc_jax.step import TrainState, initial_state
@@ -56,6 +57,7 @@ class Setup(NamedTuple):
     dtype: str  # what the model computes in: fp32, bf16 or fp16
     execution: Execution
     choices: tuple[kernels.Choice, ...]  # what runs each operation
+    monitor: GpuMonitor | None  # of -lg
     run_ahead: bool  # whether a step is begun before the one before it has been read: so a GPU never waits
     notes: list[str]
     warnings: list[str]
@@ -264,6 +266,7 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
         dtype=dtype,
         execution=execution,
         choices=choices,
+        monitor=open_monitor() if config.gpu_info_every > 0 else None,
         run_ahead=device.platform != "cpu",
         notes=notes,
         warnings=warnings,

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -28,6 +28,7 @@ from llmc_jax.curves import CurveDrawer
 from llmc_jax.data.loader import Batch, Prefetcher
 from llmc_jax.data.tokenizers import sample_text
 from llmc_jax.errors import InputError
+from llmc_jax.gpu_info import gpu_line, gpu_numbers
 from llmc_jax.optimizer import AdamWNumbers
 from llmc_jax.params import num_parameters
 from llmc_jax.profile.trace import parse_slice, slice_trace
@@ -65,9 +66,12 @@ def opened(setup: Setup, output: Output, stop: threading.Event) -> Iterator[Run]
         Console(setup.steps, config.print_every, cast(Any, output)) as console,
         CurveDrawer(folder, setup.name, yardsticks, console.warning) as drawer,
         stop_on_signals(stop, console.note),
+        ExitStack() as closing,
     ):
         log.event("start", step=0, steps=setup.steps, parameters=num_parameters(setup.model.config))
         announce(setup, folder, console)
+        if setup.monitor is not None:
+            closing.callback(setup.monitor.close)
         yield Run(setup, folder, log, console, drawer, stop)
 
 
@@ -320,8 +324,20 @@ def settle(run: Run, progress: Progress, flight: InFlight) -> Progress:
     """Reads, logs and shows the oldest step in flight."""
     progress, result = end_step(progress, flight)
     progress = report_step(run, progress, result)
+    report_gpu(run, progress.read)
     run.drawer.refresh()
     return progress
+
+
+def report_gpu(run: Run, steps: int) -> None:
+    """Logs and shows what the GPU says of itself, where -lg asks for it after so many steps, as llm.c does."""
+    monitor, every = run.setup.monitor, run.setup.config.gpu_info_every
+    if monitor is None or steps % every:
+        return
+    reading = monitor.read(run.console.warning)
+    if reading is not None:
+        run.log.event("gpu", step=steps - 1, **gpu_numbers(reading))
+        run.console.note(gpu_line(reading))
 
 
 def diverged(setup: Setup, progress: Progress) -> bool:
