@@ -11,9 +11,11 @@ GPU, two at a time. Nothing runs on a GPU: the figures are the assembler's and X
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,57 +30,80 @@ TARGETS = ("h200", "a100", "rtx4090", "b200")
 TABLE = ROOT / "tests/aot/table.json"
 RESULTS = ROOT / "benchmarks/results/aot.md"
 
-# JAX version -> GPU -> case -> what `measure` returns
-Table = dict[str, dict[str, dict[str, dict[str, Any]]]]
+Row = dict[str, Any]  # what came out of a case: see `measure`
+Rows = dict[str, dict[str, Row]]  # GPU -> case -> row
+Table = dict[str, Rows]  # JAX version -> …
 
 
 def measure(target: str, only: str, output: Path) -> None:
-    """Compiles the cases in this process and writes {case: what came out, or the error} as JSON; once in a process."""
+    """Compiles the cases in this process; appends a line of JSON for each to output: its name, and what came out.
+
+    Cases that output has already are left out. Run it once in a process.
+    """
     from llmc_jax import deviceless
     from tests.aot import cases
 
-    rows = {}
+    done = dict(read_rows(output))
     for case in cases.compiled_for(target):
-        if only not in case.name:
+        if only not in case.name or case.name in done:
             continue
+        began = time.monotonic()
         print(f"{target}: {case.name}", file=sys.stderr, flush=True)  # the last one, should the compiler abort
         try:
             with deviceless.kernel_resources() as kernels:
                 program = case.compile(target)
+            row = {
+                "kernels": sorted({tuple(kernel) for kernel in kernels}),
+                "arguments": program.memory.arguments,
+                "donated": case.donated_bytes,
+                "aliased": program.memory.aliased,
+                "temporaries": program.memory.temporaries,
+                "copies": program.copies(least=cases.LARGE),
+            }
         except Exception as error:
-            rows[case.name] = {"error": "".join(traceback.format_exception(error)[-3:])}
-            continue
-        rows[case.name] = {
-            "kernels": sorted({tuple(kernel) for kernel in kernels}),
-            "arguments": program.memory.arguments,
-            "donated": case.donated_bytes,
-            "aliased": program.memory.aliased,
-            "temporaries": program.memory.temporaries,
-            "copies": program.copies(least=cases.LARGE),
-        }
-    output.write_text(json.dumps(rows))
+            row = {"error": "".join(traceback.format_exception(error)[-3:])}
+        print(f"{target}: {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+        append_row(output, case.name, row)
 
 
-def measure_apart(target: str, only: str = "") -> dict[str, dict[str, Any]]:
-    """`measure` in a process of its own. Raises RuntimeError with the last lines it printed if it fails."""
+def read_rows(output: Path) -> list[tuple[str, Row]]:
+    return [tuple(json.loads(line)) for line in output.read_text().splitlines()] if output.exists() else []
+
+
+def append_row(output: Path, name: str, row: Row) -> None:
+    with output.open("a") as file:
+        print(json.dumps([name, row]), file=file)
+
+
+def measure_apart(target: str, only: str = "", log: bool = False) -> dict[str, Row]:
+    """`measure` in a process of its own. An abort of the compiler is its case's error; another process does the rest.
+
+    Raises RuntimeError with the last lines of the process if it ends before the first case. log: show what it prints.
+    """
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "rows.json"
         command = [sys.executable, __file__, "--measure", str(output), "--only", only, target]
-        run = subprocess.run(
-            command, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, check=False
-        )
-        if run.returncode:
-            lines = [line[:500] for line in run.stderr.splitlines()]
-            last = [line for line in lines if line.startswith(f"{target}: ")][-1:]
-            raise RuntimeError("\n".join([f"exit status {run.returncode} after", *last, "…", *lines[-20:]]))
-        return json.loads(output.read_text())
+        while True:
+            run = subprocess.run(
+                command, env={**os.environ, "JAX_PLATFORMS": "cpu"}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                text=True, check=False,
+            )  # fmt: skip
+            if log:
+                sys.stderr.write(run.stderr)
+            if run.returncode == 0:
+                return dict(read_rows(output))
+            started = re.findall(rf"^{target}: (\w+\.\w+ .*|step .*)$", run.stderr, re.MULTILINE)[-1:]
+            if not started or started[0] in dict(read_rows(output)):
+                raise RuntimeError(run.stderr[-2000:])
+            reasons = [line[:500] for line in run.stderr.splitlines() if re.search("ERROR|ptxas|Check failed", line)]
+            append_row(output, started[0], {"error": "\n".join([f"exit status {run.returncode}", *reasons])})
 
 
-def measure_all(targets: Iterable[str], only: str = "") -> dict[str, dict[str, dict[str, Any]]]:
+def measure_all(targets: Iterable[str], only: str = "") -> Rows:
     """{GPU: {case: what came out}}, two processes at a time."""
     targets = tuple(targets)
     with ThreadPoolExecutor(2) as pool:
-        return dict(zip(targets, pool.map(partial(measure_apart, only=only), targets), strict=True))
+        return dict(zip(targets, pool.map(partial(measure_apart, only=only, log=True), targets), strict=True))
 
 
 def read_table() -> Table:
@@ -99,6 +124,22 @@ def write_table(table: Table) -> None:
     RESULTS.write_text(render(table))
 
 
+def write_measured(rows: Rows) -> None:
+    """Puts what was measured into the table, among what it has of this JAX; cases that there are no more go."""
+    import jax
+
+    from tests.aot import cases
+
+    table = read_table()
+    version = table.setdefault(jax.__version__, {})
+    for target, measured in rows.items():
+        known = version.get(target, {}) | measured
+        names = [case.name for case in cases.compiled_for(target)]
+        version[target] = {name: known[name] for name in names if name in known}
+    table[jax.__version__] = {target: version[target] for target in TARGETS if target in version}
+    write_table(table)
+
+
 def render(table: Table) -> str:
     """The table as Markdown: the newest JAX in full, of the others the cells that differ."""
     newest, *others = sorted(table, key=lambda version: [int(part) for part in version.split(".")], reverse=True)
@@ -117,17 +158,13 @@ def render(table: Table) -> str:
     return "\n".join(parts)
 
 
-def cell(row: dict[str, Any] | None) -> str:
-    if row is None:
-        return ""
-    if "error" in row:
-        return "error"
+def cell(row: Row | None) -> str:
+    if row is None or "error" in row:
+        return "" if row is None else "error"
     return ", ".join(f"{registers}{f' **+{spilled}**' if spilled else ''}" for _, registers, spilled in row["kernels"])
 
 
-def kernel_table(
-    targets: dict[str, dict[str, Any]], beside: dict[str, dict[str, Any]], only_differing: bool = False
-) -> str:
+def kernel_table(targets: Rows, beside: Rows, only_differing: bool = False) -> str:
     names = [name for name in dict.fromkeys(name for rows in targets.values() for name in rows) if "step " not in name]
     lines = [f"| function | dtype | shape | {' | '.join(targets)} |\n|---|---|---|{'---|' * len(targets)}"]
     for name in names:
@@ -139,14 +176,14 @@ def kernel_table(
     return "\n".join(lines) + "\n"
 
 
-def step_table(targets: dict[str, dict[str, Any]]) -> str:
+def step_table(targets: Rows) -> str:
     lines = [
         "Arguments are the state and the batch; all of the state is updated where it lies. MiB of one GPU.\n\n"
         "| step | GPU | arguments | aliased | temporaries | kernels that spill |\n|---|---|---|---|---|---|"
     ]
     for target, rows in targets.items():
         for name, row in rows.items():
-            if name.startswith("step "):
+            if name.startswith("step ") and "error" not in row:
                 sizes = [f"{row[key] / 2**20:,.0f}" for key in ("arguments", "aliased", "temporaries")]
                 spilling = sum(spilled > 0 for _, _, spilled in row["kernels"])
                 lines.append(f"| {name.removeprefix('step ')} | {target} | {' | '.join(sizes)} | {spilling} |")
@@ -168,13 +205,7 @@ def main() -> None:
     for gpu, name, error in errors:
         print(f"{gpu}: {name}\n{error}", file=sys.stderr)
     if options.write and not errors:
-        import jax
-
-        table = read_table()
-        version = table.setdefault(jax.__version__, {})
-        for target, measured in rows.items():  # --only replaces what it measured
-            version[target] = {**version.get(target, {}), **measured} if options.only else measured
-        write_table(table)
+        write_measured(rows)
     print(kernel_table(rows, rows) + "\n" + step_table(rows))
     sys.exit(1 if errors else 0)
 
