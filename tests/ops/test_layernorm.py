@@ -5,10 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmc_jax.ops.layernorm import layernorm_backward, layernorm_forward
+from llmc_jax.ops.layernorm import (
+    layernorm_backward,
+    layernorm_forward,
+    residual_layernorm_backward,
+    residual_layernorm_forward,
+)
 
 forward = jax.jit(layernorm_forward)
 backward = jax.jit(layernorm_backward)
+residual_forward = jax.jit(residual_layernorm_forward)
+residual_backward = jax.jit(residual_layernorm_backward)
 
 
 def reference(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
@@ -92,3 +99,45 @@ def test_sums_are_taken_in_float32() -> None:
     _, dw, db = backward(x, x, w, mean, rstd)
     np.testing.assert_allclose(dw.astype(np.float32), 4096, rtol=0.004)
     np.testing.assert_array_equal(db.astype(np.float32), [4096, -4096])
+
+
+def residual_reference(x: jax.Array, f: jax.Array, w: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return x + f, reference(x + f, w, b)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize(("rows", "C"), [((2, 3), 8), ((5,), 7)])
+def test_with_the_residual(rows: tuple[int, ...], C: int, rng: np.random.Generator) -> None:
+    x, w, b, dout = arrays(rng, rows, C)
+    f, dresidual = (jnp.asarray(rng.normal(size=(*rows, C))) for _ in range(2))
+    expected, pull = jax.vjp(residual_reference, x, f, w, b)
+    dx, df, dw, db = pull((dresidual, dout))
+    np.testing.assert_array_equal(dx, df)  # an addition hands its gradient to both sides
+    residual, out, mean, rstd = residual_forward(x, f, w, b)
+    for found, value in zip((residual, out), expected, strict=True):
+        np.testing.assert_allclose(found, value, rtol=1e-11, atol=1e-12)
+    for found, value in zip((mean, rstd), forward(x + f, w, b)[1:], strict=True):
+        np.testing.assert_allclose(found, value, rtol=1e-12)
+    gradients = residual_backward(dresidual, dout, residual, w, mean, rstd)
+    for found, gradient in zip(gradients, (dx, dw, db), strict=True):
+        np.testing.assert_allclose(found, gradient, rtol=1e-9, atol=1e-11)
+
+
+def test_the_sum_is_rounded_before_it_is_normalised() -> None:
+    """256 + 1 is 256 in bfloat16: the row is constant after rounding, and not before."""
+    x, f = jnp.full((2, 4), 256, jnp.bfloat16), jnp.asarray([[0, 1, 0, 1]] * 2, jnp.bfloat16)
+    residual, out, mean, _ = residual_forward(x, f, jnp.ones(4, jnp.bfloat16), jnp.zeros(4, jnp.bfloat16))
+    np.testing.assert_array_equal(residual.astype(np.float32), 256)
+    np.testing.assert_array_equal(mean, 256)
+    np.testing.assert_array_equal(out.astype(np.float32), 0)
+
+
+def test_both_gradients_of_the_stream_meet_before_rounding() -> None:
+    """Through the layernorm comes 1 + 2^-8, which alone bfloat16 rounds to 1; 257 + 2^-8 it rounds to 258, 257 to 256.
+
+    The row's mean and rstd are given such that norm = 0 and dx = rstd (dout - mean(dout)).
+    """
+    dout, stream = jnp.asarray([[1.0, -1.0]], jnp.bfloat16), jnp.asarray([[256.0, 0.0]], jnp.bfloat16)
+    rstd = jnp.full(1, 1 + 2.0**-8)
+    dx, _, _ = residual_backward(stream, dout, jnp.zeros((1, 2), jnp.bfloat16), jnp.ones(2), jnp.zeros(1), rstd)
+    np.testing.assert_array_equal(dx.astype(np.float32), [[258.0, -1.0]])
