@@ -11,7 +11,7 @@ aot_jax := 0.12.0.1 0.11.2# whose compilers tests/aot/table.json knows
 unexport PYTHONPATH PYTHONHOME # what runs is .venv alone
 export PIP_USER := 0
 
-.PHONY: help train test test-slow test-aot lint setup setup-dev clean
+.PHONY: help train test test-slow test-aot test-triton lint setup setup-dev clean
 .NOTPARALLEL:
 
 help: ## list these targets
@@ -31,6 +31,18 @@ test-aot: ## compile the kernels for GPUs that are not there, with each supporte
 	@for jax in $(aot_jax); do \
 	    echo "JAX $$jax" && JAX_PLATFORMS=cpu .venv-aot-$$jax/bin/python -m pytest -q -m slow tests/aot $(ARGS) || exit 1; \
 	done
+
+test-triton: .venv-triton/.ready ## the Triton kernels: in Triton's interpreter, and compiled (Linux; 2 GB of packages)
+	JAX_PLATFORMS=cpu .venv-triton/bin/python -m pytest -q tests/triton $(ARGS)
+
+.venv-triton/.ready: pyproject.toml
+	rm -rf .venv-triton
+	python=$$(scripts/find_python.sh) && "$$python" -m venv .venv-triton
+	.venv-triton/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[triton]" \
+		"jax==0.11.2" "jaxlib==0.11.2" pytest hypothesis
+	.venv-triton/bin/python -m pip install -q --disable-pip-version-check --no-deps \
+		"jax-cuda12-plugin==0.11.2" "jax-cuda12-pjrt==0.11.2"
+	touch $@
 
 lint: setup-dev ## ruff and mypy
 	$(python) -m ruff check .

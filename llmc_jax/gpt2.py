@@ -7,7 +7,7 @@
                   └─────────────────────────────────────────────┘
     x ─ layernorm ─ head (wte again) ─► logits ─ classifier ─► loss
 
-`forward_stream` keeps what `backward_stream` needs; that walks the same operations in reverse order and adds up the
+`forward_stream` keeps what `backward` needs; that walks the same operations in reverse order and adds up the
 gradients where a value was used twice. Each operation's own derivation stands in ops/; which implementation of it runs
 is `Execution.op`'s affair. An addition to the stream (+) is made together with the layernorm that follows it, which
 spares a GPU one reading of the stream. The layers are unrolled rather than scanned: on the CPU a scan costs a copy of
@@ -236,7 +236,7 @@ def forward_stream(
 def forward(
     params: Params, tokens: jax.Array, config: ModelConfig, execution: Execution = PLAIN
 ) -> tuple[jax.Array, Activations]:
-    """Logits (B, T, Vp) of tokens (B, T) int32, T <= maxT, and what `backward_stream` needs.
+    """Logits (B, T, Vp) of tokens (B, T) int32, T <= maxT, and what `backward` needs.
 
     Columns V..Vp-1 of the logits are padding and mean nothing. Source: llm.c train_gpt2.c, `gpt2_forward`.
     """
@@ -266,7 +266,7 @@ def block_activations(
     return found, dx
 
 
-def backward_stream(
+def backward(
     dlnf: jax.Array,
     dwte: jax.Array,
     params: Params,
@@ -303,7 +303,7 @@ def backward_stream(
 
 
 def flatten_gradients(gradients: Params, config: ModelConfig, dtype: Any) -> jax.Array:
-    """The flat gradient (flat_size,) of what `backward_stream` returned: one concatenation, in the file's order."""
+    """The flat gradient (flat_size,) of what `backward` returned: one concatenation, in the file's order."""
     with scope("backward"), scope("gradient"):
         pieces = [jnp.ravel(piece).astype(dtype) for piece in jax.tree.leaves(gradients)]
         padding = flat_params.flat_size(config) - flat_params.num_parameters(config)
@@ -375,7 +375,7 @@ def _loss_backward(
     params, tokens, activations, dlnf, dwte = saved
     # dloss is 1 where loss_fn itself is differentiated, and XLA drops the products with it.
     dlnf, dwte = (dlnf * dloss).astype(dlnf.dtype), (dwte * dloss).astype(dwte.dtype)
-    gradients = backward_stream(dlnf, dwte, params, tokens, activations, config, execution)
+    gradients = backward(dlnf, dwte, params, tokens, activations, config, execution)
     return flatten_gradients(gradients, config, params.wte.dtype), None, None, None
 
 

@@ -51,7 +51,17 @@ def layernorm_backward(
     dout and x (..., C), w (C,), mean and rstd (...) as the forward returned them.
     Source: the derivation above; llm.c train_gpt2.c, `layernorm_backward`.
     """
-    dx, dw, db = _backward_in_wide(dout, x, w, mean, rstd)
+    wide = mean.dtype
+    rows = tuple(range(x.ndim - 1))
+    norm = (x.astype(wide) - mean[..., None]) * rstd[..., None]  # (..., C)
+    dout = dout.astype(wide)
+    db = jnp.sum(dout, axis=rows)  # (C,)
+    dw = jnp.sum(dout * norm, axis=rows)  # (C,)
+    dnorm = dout * w  # (..., C)
+    dnorm_mean = jnp.mean(dnorm, axis=-1, keepdims=True)  # (..., 1)
+    dnorm_norm_mean = jnp.mean(dnorm * norm, axis=-1, keepdims=True)  # (..., 1)
+    dx = dnorm - dnorm_mean - norm * dnorm_norm_mean  # (..., C)
+    dx = dx * rstd[..., None]
     return dx.astype(x.dtype), dw.astype(w.dtype), db.astype(w.dtype)
 
 
@@ -76,22 +86,6 @@ def residual_layernorm_backward(
     dresidual (..., C) reaches the sum from further down the stream, dout (..., C) its layernorm; the two meet in at
     least float32 and are rounded once.
     """
-    through_norm, dw, db = _backward_in_wide(dout, residual, w, mean, rstd)
+    through_norm, dw, db = layernorm_backward(dout, residual.astype(mean.dtype), w, mean, rstd)  # not rounded yet
     dx, _ = residual_backward(dresidual + through_norm)
-    return dx.astype(residual.dtype), dw.astype(w.dtype), db.astype(w.dtype)
-
-
-def _backward_in_wide(
-    dout: jax.Array, x: jax.Array, w: jax.Array, mean: jax.Array, rstd: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    wide = mean.dtype
-    rows = tuple(range(x.ndim - 1))
-    norm = (x.astype(wide) - mean[..., None]) * rstd[..., None]  # (..., C)
-    dout = dout.astype(wide)
-    db = jnp.sum(dout, axis=rows)  # (C,)
-    dw = jnp.sum(dout * norm, axis=rows)  # (C,)
-    dnorm = dout * w  # (..., C)
-    dnorm_mean = jnp.mean(dnorm, axis=-1, keepdims=True)  # (..., 1)
-    dnorm_norm_mean = jnp.mean(dnorm * norm, axis=-1, keepdims=True)  # (..., 1)
-    dx = dnorm - dnorm_mean - norm * dnorm_norm_mean  # (..., C)
-    return dx * rstd[..., None], dw, db
+    return dx.astype(residual.dtype), dw, db
