@@ -240,9 +240,14 @@ def test_short_names_and_folders_exist(path: Path) -> None:
 
 
 def test_index_names_every_page() -> None:
-    linked = {target for _, target in LINK.findall(text_of(ROOT / "docs/README.md"))}
-    pages = {path.relative_to(ROOT / "docs").as_posix() for path in DOCS} - {"README.md"}
-    assert pages <= linked, pages - linked
+    """docs/README.md, or the README.md of a folder that has its own; and that one stands in the first."""
+    indexes = {path for path in DOCS if path.name == "README.md"}
+    for index in indexes:
+        linked = {(index.parent / target).resolve() for _, target in LINK.findall(text_of(index))}
+        below = {path for path in DOCS if path.is_relative_to(index.parent) and path != index}
+        inner = {path for path in below for other in indexes - {index} if path.parent == other.parent}
+        pages = (below - inner) | (below & indexes)
+        assert pages <= linked, (name_of(index), pages - linked)
 
 
 # ----- commands -----------------------------------------------------------------------------------------------------
@@ -262,16 +267,18 @@ def parsed(words: list[str]) -> Any:
     from llmc_jax import cli
     from llmc_jax.checkpoint import convert
     from llmc_jax.data import __main__ as data
+    from llmc_jax.profile import flags
 
     for start, parse in (
         (["python", "train.py"], cli.parse_args),
         (["llmc-jax"], cli.parse_args),
         (["python", "-m", "llmc_jax.data"], data._parser().parse_args),
+        (["python", "-m", "llmc_jax.profile"], flags.split),
         (["python", "convert_checkpoint.py"], convert._parser().parse_args),
     ):
-        flags = words[len(start) :]
+        rest = words[len(start) :]
         if words[: len(start)] == start:
-            return parse(flags) if flags and flags[-1] not in cli.SHOW_ALONE else None
+            return parse(rest) if rest and rest[-1] not in cli.SHOW_ALONE else None
     if words[:2] == ["python", "-m"]:
         assert words[2] == "pytest", words
         assert all((ROOT / word).is_file() for word in words[3:] if word.endswith(".py")), words
