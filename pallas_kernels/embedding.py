@@ -22,17 +22,15 @@ from pallas_kernels.tuning import sizes
 THREADS = mosaic.WARPS * mosaic.LANES
 WIDEST = 1024  # columns that one program sums
 AHEAD = 8  # rows whose loads are under way together
-KEEP, DIRECT, HEAD, TAIL = range(4)  # what is done with the running sum after a row
+KEEP, DIRECT, DROP, HEAD, TAIL = range(5)  # what is done with the running sum after a row
 
 
 class Windows(NamedTuple):
-    """The sorted order of n tokens, and what is to be done at each of its places; int32."""
+    """The tokens in the order of their ids, and what is to be done at each place of it; (n,) int32."""
 
-    order: jax.Array  # (n,) which token stands there
-    ids: jax.Array  # (n,) its id
-    fresh: jax.Array  # (n,) 1: a run, or a window, begins here
-    action: jax.Array  # (n,) KEEP: the run goes on; DIRECT: add to dwte; HEAD, TAIL: store a partial sum
-    follows: jax.Array  # (windows,) how many further windows the run at a window's end reaches into, 0: none
+    order: jax.Array  # which token stands there
+    ids: jax.Array  # its id
+    action: jax.Array  # KEEP: the run goes on; DIRECT: add its sum to dwte; HEAD, TAIL: store a partial sum; DROP
 
 
 @partial(jax.jit, static_argnames=("target", "interpret"))
@@ -73,22 +71,17 @@ def embedding_backward(
 def _windows(ids: jax.Array, padded_vocab: int, rows: int) -> Windows:
     """The plan for the tokens ids (n,), in windows of `rows`."""
     n = ids.size
-    order = jnp.argsort(ids, stable=True).astype(jnp.int32)
-    ids = ids[order]
     place = lax.iota(jnp.int32, n)
-    run_begins = jnp.concatenate([jnp.ones(1, bool), ids[1:] != ids[:-1]])
-    run_ends = jnp.concatenate([ids[1:] != ids[:-1], jnp.ones(1, bool)])
-    first = place % rows == 0  # of a window
-    last = (place % rows == rows - 1) | (place == n - 1)
-    begin = lax.cummax(jnp.where(run_begins, place, 0))  # where the run of this place begins
-    began_here = begin // rows == place // rows
-    known = (ids >= 0) & (ids < padded_vocab)
+    ids, order = lax.sort((ids, place), num_keys=1, is_stable=True)
+    changes = ids[1:] != ids[:-1]
+    run_ends = jnp.concatenate([changes, jnp.ones(1, bool)])
+    start = place // rows * rows  # of the window
+    window_ends = (place == start + rows - 1) | (place == n - 1)
+    began_here = (start == 0) | (ids != ids[jnp.maximum(start - 1, 0)])  # the run, in this window
     action = jnp.where(began_here, jnp.where(run_ends, DIRECT, TAIL), HEAD)
-    action = jnp.where((run_ends | last) & known, action, KEEP)
-    end = lax.cummin(jnp.where(run_ends, place, n), reverse=True)  # where it ends
-    at_end = jnp.minimum(lax.iota(jnp.int32, pl.cdiv(n, rows)) * rows + rows - 1, n - 1)
-    follows = jnp.where(action[at_end] == TAIL, end[at_end] // rows - at_end // rows, 0)
-    return Windows(order, ids, (run_begins | first).astype(jnp.int32), action.astype(jnp.int32), follows)
+    known = (ids >= 0) & (ids < padded_vocab)
+    action = jnp.where(run_ends | window_ends, jnp.where(known, action, DROP), KEEP)
+    return Windows(order, ids, action.astype(jnp.int32))
 
 
 def _columns(width: int, vector: int) -> tuple[int, Any]:
@@ -105,19 +98,18 @@ def _sum_windows(
     """Adds the runs inside windows to dwte; returns partial sums (windows, 2, C) fp32 of the others: HEAD, TAIL."""
     n, C = dout.shape
     columns, layout = _columns(C, 16 // dout.dtype.itemsize)
-    count = windows.follows.size
+    count = pl.cdiv(n, rows)
 
-    def body(
-        dout_ref: Any, order_ref: Any, ids_ref: Any, fresh_ref: Any, action_ref: Any, dwte_ref: Any, partials_ref: Any
-    ) -> None:
+    def body(dout_ref: Any, order_ref: Any, ids_ref: Any, action_ref: Any, dwte_ref: Any, partials_ref: Any) -> None:
         window = lax.axis_index("window")
         here = pl.ds(lax.axis_index("columns") * columns, columns)
 
-        def finish(place: Any, total: jax.Array) -> None:
-            action, token = action_ref[place], ids_ref[place]
+        def finish(place: Any, total: jax.Array) -> jax.Array:
+            action = action_ref[place]
 
             @pl.when(action == DIRECT)
             def _() -> None:
+                token = ids_ref[place]
                 sum_ = mosaic.load(dwte_ref.at[token, here], layout, mosaic.f32) + total
                 mosaic.store(dwte_ref.at[token, here], sum_.astype(dwte_ref.dtype))
 
@@ -125,14 +117,13 @@ def _sum_windows(
             def _() -> None:
                 mosaic.store(partials_ref.at[window, action - HEAD, here], total)
 
+            return jnp.where(jnp.broadcast_to(action == KEEP, (columns,)), total, 0.0)
+
         def some(first: Any, number: int, total: jax.Array) -> jax.Array:
             """`number` rows from a place on; their loads do not wait for one another."""
             loaded = [mosaic.load(dout_ref.at[order_ref[first + k], here], layout) for k in range(number)]
             for k, row in enumerate(loaded):
-                wide = row.astype(jnp.float32)
-                fresh = jnp.broadcast_to(fresh_ref[first + k] != 0, (columns,))
-                total = jnp.where(fresh, wide, total + wide)
-                finish(first + k, total)
+                total = finish(first + k, total + row.astype(jnp.float32))
             return total
 
         def go(number: int, begin: Any, end: Any, total: jax.Array) -> jax.Array:
@@ -154,7 +145,7 @@ def _sum_windows(
         interpret=interpret,
     )
     partials = mosaic.empty((count, 2, C), jnp.float32, interpret=interpret)
-    inputs = (dout, windows.order, windows.ids, windows.fresh, windows.action)
+    inputs = (dout, windows.order, windows.ids, windows.action)
     _, (dwte, partials) = mosaic.in_place(call, inputs, (dwte, partials))
     return partials, [dwte]
 
@@ -165,18 +156,23 @@ def _add_partials(partials: jax.Array, windows: Windows, dwte: jax.Array, rows: 
     n = windows.ids.size
     columns, layout = _columns(C, 16 // dwte.dtype.itemsize)
 
-    def body(partials_ref: Any, ids_ref: Any, follows_ref: Any, dwte_ref: Any) -> None:
+    def body(partials_ref: Any, ids_ref: Any, action_ref: Any, dwte_ref: Any) -> None:
         window = lax.axis_index("window")
         here = pl.ds(lax.axis_index("columns") * columns, columns)
-        follows = follows_ref[window]
+        last = jnp.minimum(window * rows + rows, n) - 1
 
-        @pl.when(follows > 0)
+        @pl.when(action_ref[last] == TAIL)
         def _() -> None:
-            token = ids_ref[jnp.minimum(window * rows + rows, n) - 1]
+            token = ids_ref[last]
+
+            def goes_on(carry: tuple[Any, jax.Array]) -> Any:
+                return (carry[0] < count) & (ids_ref[jnp.minimum(carry[0] * rows, n - 1)] == token)
+
+            def add(carry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
+                return carry[0] + 1, carry[1] + mosaic.load(partials_ref.at[carry[0], 0, here], layout)
+
             total = mosaic.load(partials_ref.at[window, TAIL - HEAD, here], layout)
-            total = lax.fori_loop(
-                1, follows + 1, lambda k, sum_: sum_ + mosaic.load(partials_ref.at[window + k, 0, here], layout), total
-            )
+            _, total = lax.while_loop(goes_on, add, (window + 1, total))
             sum_ = mosaic.load(dwte_ref.at[token, here], layout, mosaic.f32) + total
             mosaic.store(dwte_ref.at[token, here], sum_.astype(dwte_ref.dtype))
 
@@ -189,7 +185,7 @@ def _add_partials(partials: jax.Array, windows: Windows, dwte: jax.Array, rows: 
         auto_barriers=False,
         interpret=interpret,
     )
-    _, [dwte] = mosaic.in_place(call, (partials, windows.ids, windows.follows), (dwte,))
+    _, [dwte] = mosaic.in_place(call, (partials, windows.ids, windows.action), (dwte,))
     return dwte
 
 
