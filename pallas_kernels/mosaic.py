@@ -76,6 +76,12 @@ def row_layout(columns: int, widest: int = 8) -> Any:
     return plgpu.Layout.TILED(tiling, warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1)
 
 
+def thread_row_layout(vector: int) -> Any:
+    """Layout of a (128 k, columns) array in which a thread holds whole rows: sums are its own, accesses far apart."""
+    tiling = plgpu.Tiling(((WARPS * LANES, vector), (LANES, vector)))
+    return plgpu.Layout.TILED(tiling, warp_dims=(-4,), lane_dims=(-2,), vector_dim=-1)
+
+
 class Part(NamedTuple):
     """Neighbouring columns of rows, all of one vector width."""
 
@@ -193,9 +199,8 @@ def tile_spec(shape: Sequence[int], dtype: Any) -> Any:
     it are read in one go. The widest swizzle that divides the columns is taken: 128 bytes for 64, 64 for 96, 32 for 80.
     """
     swizzle = plgpu.find_swizzle(shape[-1] * 16)
-    return plgpu.SMEM(
-        tuple(shape), dtype, transforms=(plgpu.TilingTransform((8, swizzle // 2)), plgpu.SwizzleTransform(swizzle))
-    )
+    tiling, swizzling = plgpu.TilingTransform((8, swizzle // 2)), plgpu.SwizzleTransform(swizzle)  # type: ignore[abstract]
+    return plgpu.SMEM(tuple(shape), dtype, transforms=(tiling, swizzling))
 
 
 def store_tile(values: jax.Array, tile: Any, destination: Any) -> None:
@@ -220,9 +225,9 @@ class Copies(NamedTuple):
     def by_thread(self) -> bool:
         return self.target in ("sm_80", "sm_86", "sm_89") and not self.interpret
 
-    def barriers(self, *counts: int, copies: int) -> list[Any]:
-        """Scratch: an array of barriers for each count, each completed by so many copies. None where none is needed."""
-        return [] if self.by_thread else [plgpu.Barrier(num_arrivals=copies, num_barriers=n) for n in counts]
+    def barriers(self, *kinds: tuple[int, int]) -> list[Any]:
+        """Scratch: for each (number, copies) that many barriers, each completed by that many copies; or none at all."""
+        return [] if self.by_thread else [plgpu.Barrier(num_arrivals=copies, num_barriers=n) for n, copies in kinds]
 
     def start(self, source: Any, tile: Any, barriers: Sequence[Any], kind: int, slot: Any = 0) -> None:
         """Starts copying; barriers[kind], of those that `barriers` made, reports at its slot."""
@@ -259,6 +264,14 @@ class MmaProducts(NamedTuple):
     def layout(self) -> Any:
         """Of sums (64, columns)."""
         return plgpu.Layout.MMA_ACC(self.dtype)
+
+    def finish_reading(self, copies: Copies) -> None:
+        """To be called before a copy overwrites a tile that products have read, so that no thread reads what follows.
+
+        The TMA is another way to memory than loads are and needs a fence; cp.async's own wait has a barrier.
+        """
+        if not copies.by_thread:
+            plgpu.commit_smem()
 
     def left(self, tile: Any) -> Any:
         """A tile as left operand: read into registers once, for many products."""
@@ -317,6 +330,9 @@ class WgmmaProducts(NamedTuple):
     def layout(self) -> Any:
         """Of sums (64, columns)."""
         return plgpu.Layout.WGMMA
+
+    def finish_reading(self, copies: Copies) -> None:
+        """As in MmaProducts; a wgmma has read its operands when its result is there."""
 
     def left(self, tile: Any) -> Any:
         """A tile as left operand: it stays where it is."""

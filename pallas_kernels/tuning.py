@@ -39,3 +39,40 @@ def sizes(target: str) -> Sizes:
     if target not in SIZES:
         raise ValueError(f"no kernels for {target}: known are {', '.join(TARGETS)} (Ampere and later)")
     return SIZES[target]
+
+
+# ----- attention ----------------------------------------------------------------------------------------------------
+
+
+class AttentionSizes(NamedTuple):
+    """Of one target and head size; all unmeasured, chosen by registers and spills of the compiled kernels."""
+
+    version: str  # "wgmma" or "mma"
+    columns: dict[str, int]  # of a tile of scores, which has 64 rows, in each kernel
+    stages: int = 2  # slots for the tiles that a block walks over: one in use, the others being filled
+
+
+HEAD_SIZES = range(16, 129, 16)  # channels of a head, padded
+VERSIONS = ("mma", "wgmma")
+
+
+def attention_sizes(target: str, head_size: int, version: str | None) -> AttentionSizes:
+    """The table's row of an architecture and a head size; version None leaves the choice to the table.
+
+    wgmma exists on Hopper (sm_90) alone, later GPUs have dropped it. Raises ValueError for what no kernel serves.
+    """
+    sizes(target)
+    if version is None:
+        version = "wgmma" if target == "sm_90" else "mma"
+    if version not in VERSIONS:
+        raise ValueError(f"no version {version!r} of attention: known are {', '.join(VERSIONS)}")
+    if version == "wgmma" and target != "sm_90":
+        raise ValueError(f"attention by wgmma runs on sm_90 alone, not on {target}; take mma")
+    if head_size not in HEAD_SIZES:
+        raise ValueError(
+            f"heads of {head_size} channels are more than the attention kernels' registers hold: at most "
+            f"{HEAD_SIZES[-1]}; take more heads, or the jnp version"
+        )
+    # mma has its operands in registers: beside sums of more than 80 columns, tiles of 64 do not fit.
+    backward = 32 if version == "mma" and head_size > 80 else 64
+    return AttentionSizes(version, {"forward": 64, "dq": backward, "dkv": backward})

@@ -1,0 +1,432 @@
+"""Causal attention without the T x T matrix, forward and backward, by softmax or relu: "flash attention".
+
+A block of threads takes 64 rows of the scores and goes through them tile by tile, so that a tile of scores lives in
+registers from its birth to its last use. The backward computes the scores again. docs/kernels/attention.md explains it
+from the beginning, with pictures. qkv is read, and its gradient written, as packed as the linear layers have them:
+no transposition of heads takes place. No atomics: the same inputs give the same bits.
+
+Two versions of the matrix products: mma.sync for every GPU from Ampere on, wgmma for Hopper (compute capability 9.0
+exactly). All else is the same code. Leaves out dropout, padding masks and windows.
+
+    forward     grid point (i, n, b): 64 rows t of one head, over the tiles of keys and values u up to the diagonal:
+                    score = q k^T;  weights = softmax or relu of it;  out += weights v
+                The softmax is taken online: m is the largest score so far and total the sum of exp(score - m); when a
+                tile brings a larger one, m' > m, what was summed is multiplied by exp(m - m'). At the end comes
+                out / total, and lse = m + log(total) is kept: exp(score - lse) is a weight, the backward's start.
+    backward    two kernels, because dq sums over u and dk, dv sum over t: each owns the rows of what it sums.
+                    dq      grid point (i, n, b): 64 rows t, over the tiles of u up to the diagonal
+                    dk, dv  grid point (j, n, b): 64 rows u, over the tiles of t from the diagonal on
+                with weights = exp(score - lse), dweights = dout v^T, delta = sum_h dout out:
+                    dscore = scale weights (dweights - delta)       softmax
+                    dscore = scale dweights where score > 0         relu
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels import mosaic
+from pallas_kernels.tuning import AttentionSizes, attention_sizes
+
+ROWS = 64  # of a tile: 16 per warp, what the matrix instructions take
+HEAD_SIZE_STEP = 16  # a head's channels are padded to a multiple of it: what an mma instruction sums over
+LOG2E = math.log2(math.e)
+f32 = jnp.float32
+
+Saved = jax.Array | tuple[()]
+
+
+class Problem(NamedTuple):
+    """What a kernel is made for. Static."""
+
+    B: int
+    T: int  # a multiple of ROWS
+    NH: int
+    HS: int  # a multiple of HEAD_SIZE_STEP
+    scale: float  # of the scores
+    relu: bool
+    sizes: AttentionSizes
+    products: Any
+    copies: mosaic.Copies
+    interpret: bool
+
+
+@partial(jax.jit, static_argnames=("num_heads", "target", "version", "interpret"))
+def attention_forward(
+    qkv: jax.Array, num_heads: int, *, target: str = "sm_90", version: str | None = None, interpret: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """Causal softmax attention from packed qkv (B, T, 3C): Q | K | V, each split into NH heads of HS channels.
+
+    Returns out (B, T, C) in qkv's dtype and lse (B, NH, T) float32, the logarithm of each row's sum of exponentials.
+    qkv is bfloat16 or float16; sums and softmax are float32, weights are rounded to qkv's dtype before they meet v.
+    Any B, T and NH. T is padded to a multiple of 64 and HS to one of 16 with zeros, which costs a copy of qkv; HS is at
+    most 128. version: "mma", "wgmma", or None for the one that target's table names. Raises ValueError for other dtypes
+    and head sizes.
+
+    Compulsory bytes: 6 B T C + 2 B T C + 4 B NH T. The 4 B T^2 C / 2 operations are more than that for T above some
+    hundreds, so the floor is set by the tensor cores. Source: Dao, FlashAttention-2 (2023), algorithm 1.
+    """
+    return _forward(qkv, num_heads, False, target, version, interpret)  # type: ignore[return-value]
+
+
+@partial(jax.jit, static_argnames=("num_heads", "target", "version", "interpret"))
+def attention_backward(
+    dout: jax.Array,
+    qkv: jax.Array,
+    out: jax.Array,
+    lse: jax.Array,
+    num_heads: int,
+    *,
+    target: str = "sm_90",
+    version: str | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """Gradient of softmax attention with respect to packed qkv: (B, T, 3C) in qkv's dtype.
+
+    dout and out (B, T, C), qkv (B, T, 3C), lse (B, NH, T) float32, as the forward took and returned them. Dtypes,
+    padding, version and errors as in the forward.
+
+    Compulsory bytes: 2 * 2 B T C + 6 B T C read, 4 B NH T of lse, 6 B T C written. 7 products of 2 B T^2 C / 2
+    operations each, two of them twice because dq and dk, dv come from kernels of their own: the floor is the tensor
+    cores'. Source: Dao, FlashAttention-2 (2023), algorithm 2.
+    """
+    return _backward(dout, qkv, out, lse, num_heads, False, target, version, interpret)
+
+
+@partial(jax.jit, static_argnames=("num_heads", "target", "version", "interpret"))
+def relu_attention_forward(
+    qkv: jax.Array, num_heads: int, *, target: str = "sm_90", version: str | None = None, interpret: bool = False
+) -> tuple[jax.Array, tuple[()]]:
+    """Causal attention whose weights are relu(score), not normalised: out (B, T, C), and () because nothing is kept.
+
+    As `attention_forward` in everything else. Source: docs/relu_attention.md.
+    """
+    return _forward(qkv, num_heads, True, target, version, interpret)  # type: ignore[return-value]
+
+
+@partial(jax.jit, static_argnames=("num_heads", "target", "version", "interpret"))
+def relu_attention_backward(
+    dout: jax.Array,
+    qkv: jax.Array,
+    out: jax.Array,
+    saved: tuple[()],
+    num_heads: int,
+    *,
+    target: str = "sm_90",
+    version: str | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """Gradient of relu attention with respect to packed qkv: (B, T, 3C). out is not read, saved is ().
+
+    As `attention_backward` in everything else. Source: docs/relu_attention.md.
+    """
+    return _backward(dout, qkv, out, saved, num_heads, True, target, version, interpret)
+
+
+# ----- from packed, unpadded arrays to the kernels ------------------------------------------------------------------
+
+
+def _problem(qkv: jax.Array, num_heads: int, relu: bool, target: str, version: str | None, interpret: bool) -> Problem:
+    """Checks and pads. Raises ValueError with what is possible."""
+    if qkv.ndim != 3 or qkv.shape[-1] % (3 * num_heads):
+        raise ValueError(f"qkv has shape {qkv.shape}; expected (B, T, 3C), 3C a multiple of 3 * {num_heads} heads")
+    if qkv.dtype not in (jnp.bfloat16, jnp.float16):
+        raise ValueError(
+            f"attention kernels take bfloat16 or float16, not {qkv.dtype}; "
+            "the jnp version (llmc_jax/ops/attention.py) serves float32"
+        )
+    B, T, C3 = qkv.shape
+    HS = C3 // 3 // num_heads
+    padded = _round_up(HS, HEAD_SIZE_STEP)
+    sizes = attention_sizes(target, padded, version)
+    make_products = {"mma": mosaic.MmaProducts, "wgmma": mosaic.WgmmaProducts}[sizes.version]
+    return Problem(
+        B=B, T=_round_up(T, ROWS), NH=num_heads, HS=padded, scale=1 / math.sqrt(HS), relu=relu, sizes=sizes,
+        products=make_products(qkv.dtype, interpret), copies=mosaic.Copies(target, interpret), interpret=interpret,
+    )  # fmt: skip
+
+
+def _round_up(n: int, step: int) -> int:
+    """The smallest multiple of step that is at least n."""
+    return -(-n // step) * step
+
+
+def _padded(x: jax.Array, heads: int, p: Problem) -> jax.Array:
+    """(B, T, heads * HS) padded with zeros to the T and HS of the kernels.
+
+    Zeros are harmless: padded channels add 0 to every product; padded keys lie in the future of every real row; padded
+    rows have dout = 0 and with it all that they contribute to dk and dv.
+    """
+    B, T, width = x.shape
+    if (T, width) == (p.T, heads * p.HS):
+        return x
+    by_head = x.reshape(B, T, heads, width // heads)
+    by_head = jnp.pad(by_head, ((0, 0), (0, p.T - T), (0, 0), (0, p.HS - width // heads)))
+    return by_head.reshape(B, p.T, heads * p.HS)
+
+
+def _unpadded(x: jax.Array, T: int, width: int, p: Problem) -> jax.Array:
+    """Undoes `_padded`."""
+    if x.shape[1:] == (T, width):
+        return x
+    heads = x.shape[2] // p.HS
+    return x.reshape(p.B, p.T, heads, p.HS)[:, :T, :, : width // heads].reshape(p.B, T, width)
+
+
+def _forward(
+    qkv: jax.Array, num_heads: int, relu: bool, target: str, version: str | None, interpret: bool
+) -> tuple[jax.Array, Saved]:
+    p = _problem(qkv, num_heads, relu, target, version, interpret)
+    T, C = qkv.shape[1], qkv.shape[2] // 3
+    out_type = [mosaic.shape_of((p.B, p.T, p.NH * p.HS), qkv.dtype)]
+    if not relu:
+        out_type.append(mosaic.shape_of((p.B, p.NH, p.T), f32))
+    out, *lse = _kernel(_forward_kernel, "forward", p, out_type)(_padded(qkv, 3 * num_heads, p))
+    return _unpadded(out, T, C, p), lse[0][:, :, :T] if lse else ()
+
+
+def _backward(
+    dout: jax.Array, qkv: jax.Array, out: jax.Array, saved: Saved, num_heads: int,
+    relu: bool, target: str, version: str | None, interpret: bool,
+) -> jax.Array:  # fmt: skip
+    p = _problem(qkv, num_heads, relu, target, version, interpret)
+    (B, T, C), HS = dout.shape, dout.shape[-1] // num_heads
+    inputs = [_padded(qkv, 3 * num_heads, p), _padded(dout.astype(qkv.dtype), num_heads, p)]
+    if not relu:
+        assert isinstance(saved, jax.Array)
+        delta = jnp.sum((dout.astype(f32) * out.astype(f32)).reshape(B, T, num_heads, HS), axis=-1)  # (B, T, NH)
+        rows = ((0, 0), (0, 0), (0, p.T - T))
+        inputs += [jnp.pad(saved, rows), jnp.pad(delta.transpose(0, 2, 1), rows)]  # (B, NH, T) each
+    dqkv = [mosaic.empty(inputs[0].shape, qkv.dtype, interpret=interpret)]
+    for body, name in ((_dq_kernel, "dq"), (_dkv_kernel, "dkv")):
+        _, dqkv = mosaic.in_place(_kernel(body, name, p, ()), inputs, dqkv)
+    return _unpadded(dqkv[0], T, 3 * C, p)
+
+
+def _kernel(body: Any, name: str, p: Problem, out_type: Any) -> Any:
+    """A kernel with one block of threads for each 64 rows, head and sequence."""
+    columns, stages = p.sizes.columns[name], p.sizes.stages
+    own = 1 if name == "forward" else 2  # tiles of a block's own rows: q, or q and dout, or k and v
+    dtype = p.products.dtype
+    return mosaic.kernel(
+        partial(body, p),
+        name=f"{'relu_' if p.relu else ''}attention_{name}_{p.sizes.version}",
+        out_type=out_type,
+        grid=(p.T // ROWS, p.NH, p.B),
+        grid_names=("tile", "head", "sequence"),
+        scratch=[
+            *[mosaic.tile_spec((ROWS, p.HS), dtype)] * own,
+            *[mosaic.tile_spec((stages, columns, p.HS), dtype)] * 2,  # the two that are walked over
+            *p.copies.barriers((1, own), (stages, 2)),
+        ],
+        approx_math=True,
+        interpret=p.interpret,
+    )
+
+
+# ----- the kernels --------------------------------------------------------------------------------------------------
+
+OWN, WALKED = 0, 1  # the two kinds of barriers: of the tiles that a block owns, and of those that it walks over
+
+
+class Head(NamedTuple):
+    """One head of one sequence of a packed array (B, T, parts * NH * HS) in GMEM."""
+
+    x: Any
+    b: Any
+    column: Any  # of the head's first channel
+    HS: int
+
+    def rows(self, tile: Any, size: int) -> Any:
+        """A Ref (size, HS) of the rows of a tile."""
+        return self.x.at[self.b, mosaic.ds(tile * size, size), mosaic.ds(self.column, self.HS)]
+
+
+def _heads(p: Problem, x: Any, parts: int = 1) -> list[Head]:
+    """The head that this block works at, in each part of a packed array: Q, K and V of qkv."""
+    n, b = lax.axis_index("head"), lax.axis_index("sequence")
+    return [Head(x, b, (part * p.NH + n) * p.HS, p.HS) for part in range(parts)]
+
+
+class Walk(NamedTuple):
+    """A walk over the tiles begin..end-1 of two arrays, in SMEM a ring of slots: some tiles are always on their way."""
+
+    begin: Any
+    end: Any
+    sources: tuple[Head, Head]
+    rings: tuple[Any, Any]  # SMEM (stages, size, HS)
+    size: int  # of a tile
+    barriers: Sequence[Any]
+    p: Problem
+
+    def fetch(self, tile: Any) -> None:
+        """Starts copying a tile if there is one of this number."""
+
+        @mosaic.when(tile < self.end)
+        def _() -> None:
+            slot = self.slot(tile)
+            for source, ring in zip(self.sources, self.rings, strict=True):
+                self.p.copies.start(source.rows(tile, self.size), ring.at[slot], self.barriers, WALKED, slot)
+
+    def slot(self, tile: Any) -> Any:
+        """Where a tile lies."""
+        return lax.rem(jnp.int32(tile - self.begin), jnp.int32(self.p.sizes.stages))
+
+    def start(self) -> None:
+        """Starts copying all that fits but for one slot: that is the one in use."""
+        for ahead in range(self.p.sizes.stages - 1):
+            self.fetch(self.begin + ahead)
+
+    def arrive(self, tile: Any) -> tuple[Any, Any]:
+        """The two tiles of a number, when they are there. The slot that was in use before is filled anew."""
+        slot = self.slot(tile)
+        self.p.copies.wait(self.barriers, WALKED, slot)
+        self.p.products.finish_reading(self.p.copies)  # of the slot that is overwritten
+        self.fetch(tile + self.p.sizes.stages - 1)
+        return self.rings[0].at[slot], self.rings[1].at[slot]
+
+
+def _forward_kernel(p: Problem, qkv: Any, out: Any, *refs: Any) -> None:
+    lse, (q_s, k_s, v_s, *barriers) = (None, refs) if p.relu else (refs[0], refs[1:])
+    dot, columns = p.products, p.sizes.columns["forward"]
+    q_g, k_g, v_g = _heads(p, qkv, 3)
+    i = p.T // ROWS - 1 - lax.axis_index("tile")  # the longest rows first, so that the GPU ends with short ones
+    full, end = i * (ROWS // columns), (i + 1) * (ROWS // columns)  # tiles below the diagonal; those and the ones on it
+    walk = Walk(0, end, (k_g, v_g), (k_s, v_s), columns, barriers, p)
+
+    p.copies.start(q_g.rows(i, ROWS), q_s, barriers, OWN)
+    walk.start()
+    p.copies.wait(barriers, OWN)
+    q = dot.left(q_s)
+
+    def step(masked: bool, j: Any, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        k, v = walk.arrive(j)
+        score = dot.product(q, k.T) * p.scale  # (ROWS, columns)
+        if masked:
+            score = _causal(score, dot.layout, i * ROWS, j * columns, rows=0)
+        if p.relu:
+            return (dot.add_weighted(sums[0], jnp.maximum(score, 0), v),)
+        acc, m, total = sums
+        larger = jnp.maximum(m, score.max(1))
+        shrink = jnp.exp2((m - larger) * LOG2E)
+        weights = jnp.exp2((score - mosaic.along(larger, score, 0)) * LOG2E)
+        total = total * shrink + weights.sum(1)
+        return dot.add_weighted(acc * mosaic.along(shrink, acc, 0), weights, v), larger, total
+
+    sums: tuple[jax.Array, ...] = (mosaic.zeros((ROWS, p.HS), dot.layout),)
+    if not p.relu:
+        by_row = dot.layout.reduce(1)
+        sums += (mosaic.full((ROWS,), -math.inf, by_row), mosaic.zeros((ROWS,), by_row))
+    sums = lax.fori_loop(0, full, partial(step, False), sums)
+    sums = _loop(full, end, ROWS // columns, partial(step, True), sums)
+    acc = sums[0]
+    if not p.relu:
+        _, m, total = sums
+        acc = acc / mosaic.along(total, acc, 0)
+        mosaic.store(_row_values(lse, i, ROWS), m + jnp.log(total))
+    mosaic.store_tile(acc.astype(dot.dtype), q_s, _heads(p, out)[0].rows(i, ROWS))
+
+
+def _dq_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
+    lse, delta, dqkv, q_s, dout_s, k_s, v_s, *barriers = (None, None, *refs) if p.relu else refs
+    dot, columns = p.products, p.sizes.columns["dq"]
+    (q_g, k_g, v_g), (dout_g,) = _heads(p, qkv, 3), _heads(p, dout)
+    i = p.T // ROWS - 1 - lax.axis_index("tile")
+    full, end = i * (ROWS // columns), (i + 1) * (ROWS // columns)
+    walk = Walk(0, end, (k_g, v_g), (k_s, v_s), columns, barriers, p)
+
+    p.copies.start(q_g.rows(i, ROWS), q_s, barriers, OWN)
+    p.copies.start(dout_g.rows(i, ROWS), dout_s, barriers, OWN)
+    walk.start()
+    if not p.relu:
+        by_row = dot.layout.reduce(1)
+        lse, delta = (mosaic.load(_row_values(ref, i, ROWS), by_row) for ref in (lse, delta))
+    p.copies.wait(barriers, OWN)
+    q, do = dot.left(q_s), dot.left(dout_s)
+
+    def step(masked: bool, j: Any, dq: jax.Array) -> jax.Array:
+        k, v = walk.arrive(j)
+        score = dot.product(q, k.T) * p.scale  # (ROWS, columns)
+        if masked:
+            score = _causal(score, dot.layout, i * ROWS, j * columns, rows=0)
+        dweights = dot.product(do, v.T)  # (ROWS, columns)
+        _, dscore = _weights_backward(p, score, dweights, lse, delta, rows=0)
+        return dot.add_weighted(dq, dscore, k)
+
+    dq = mosaic.zeros((ROWS, p.HS), dot.layout)
+    dq = lax.fori_loop(0, full, partial(step, False), dq)
+    dq = _loop(full, end, ROWS // columns, partial(step, True), dq)
+    mosaic.store_tile(dq.astype(dot.dtype), q_s, _heads(p, dqkv)[0].rows(i, ROWS))
+
+
+def _dkv_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
+    lse_ref, delta_ref, dqkv, k_s, v_s, q_s, dout_s, *barriers = (None, None, *refs) if p.relu else refs
+    dot, columns = p.products, p.sizes.columns["dkv"]
+    (q_g, k_g, v_g), (dout_g,) = _heads(p, qkv, 3), _heads(p, dout)
+    j = lax.axis_index("tile")  # the first keys are seen by the most rows: again the longest first
+    begin, full, end = j * (ROWS // columns), (j + 1) * (ROWS // columns), p.T // columns
+    walk = Walk(begin, end, (q_g, dout_g), (q_s, dout_s), columns, barriers, p)
+
+    p.copies.start(k_g.rows(j, ROWS), k_s, barriers, OWN)
+    p.copies.start(v_g.rows(j, ROWS), v_s, barriers, OWN)
+    walk.start()
+    p.copies.wait(barriers, OWN)
+
+    def step(masked: bool, i: Any, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """Everything is transposed here: row u of a tile is a key, column t a query.
+
+        The keys and values are read anew for each product, because the registers are full of dk and dv.
+        """
+        dk, dv = sums
+        q, do = walk.arrive(i)
+        lse, delta = None, None
+        if not p.relu:
+            by_column = dot.layout.reduce(0)
+            lse, delta = (mosaic.load(_row_values(ref, i, columns), by_column) for ref in (lse_ref, delta_ref))
+        score = dot.product(k_s, q.T) * p.scale  # (ROWS, columns)
+        if masked:
+            score = _causal(score, dot.layout, i * columns, j * ROWS, rows=1)
+        dweights = dot.product(v_s, do.T)  # (ROWS, columns)
+        weights, dscore = _weights_backward(p, score, dweights, lse, delta, rows=1)
+        dv = dot.add_weighted(dv, weights, do)
+        dk = dot.add_weighted(dk, dscore, q)
+        return dk, dv
+
+    sums = (mosaic.zeros((ROWS, p.HS), dot.layout), mosaic.zeros((ROWS, p.HS), dot.layout))
+    sums = _loop(begin, full, ROWS // columns, partial(step, True), sums)
+    dk, dv = lax.fori_loop(full, end, partial(step, False), sums)
+    _, dk_g, dv_g = _heads(p, dqkv, 3)
+    mosaic.store_tile(dk.astype(dot.dtype), k_s, dk_g.rows(j, ROWS))
+    mosaic.store_tile(dv.astype(dot.dtype), v_s, dv_g.rows(j, ROWS))
+
+
+def _loop(begin: Any, end: Any, times: int, step: Any, carry: Any) -> Any:
+    """A loop of so many times, without its bookkeeping where that is once."""
+    return step(begin, carry) if times == 1 else lax.fori_loop(begin, end, step, carry)
+
+
+def _row_values(x: Any, tile: Any, size: int) -> Any:
+    """A Ref (size,) of what (B, NH, T) holds of the rows of a tile."""
+    return x.at[lax.axis_index("sequence"), lax.axis_index("head"), mosaic.ds(tile * size, size)]
+
+
+def _causal(score: jax.Array, layout: Any, first_row: Any, first_column: Any, *, rows: int) -> jax.Array:
+    """Scores with minus infinity in the future. `rows` is the axis along which t runs, the other one is u's."""
+    t = mosaic.iota(score.shape, rows, layout) + first_row
+    u = mosaic.iota(score.shape, 1 - rows, layout) + first_column
+    return jnp.where(t >= u, score, -math.inf)
+
+
+def _weights_backward(
+    p: Problem, score: jax.Array, dweights: jax.Array, lse: Any, delta: Any, *, rows: int
+) -> tuple[jax.Array, jax.Array]:
+    """Weights of scores, and the gradient of the scores with the scale of dq and dk. A score of -inf gives 0 and 0."""
+    if p.relu:
+        return jnp.maximum(score, 0), jnp.where(score > 0, dweights * p.scale, 0)
+    weights = jnp.exp2((score - mosaic.along(lse, score, rows)) * LOG2E)
+    return weights, weights * (dweights - mosaic.along(delta, score, rows)) * p.scale

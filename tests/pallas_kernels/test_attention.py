@@ -1,0 +1,214 @@
+"""Flash attention in interpret mode, with race detection, against float64 attention differentiated by JAX.
+
+What interpret mode replaces by stand-ins is proved elsewhere: the relabelling of registers in
+test_attention_layout.py, layouts and instructions by compiling for each GPU (tests/aot).
+"""
+
+import inspect
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmc_jax.ops import attention as plain
+from pallas_kernels import attention, tuning
+from tests.comparisons import QUICK
+
+# Largest error of a head's q, k or v part, of its largest element. Three roundings to the dtype (the weights or their
+# gradient, out or the kept sums through it, the result) of half a unit each, of which the first is averaged over a row.
+TOLERANCE = {jnp.bfloat16: 2.0**-7, jnp.float16: 2.0**-10}
+
+
+class Case(NamedTuple):
+    B: int
+    T: int
+    NH: int
+    HS: int
+    dtype: Any
+    version: str
+    relu: bool = False
+    seed: int = 0
+
+
+CASES = [
+    Case(2, 130, 2, 32, jnp.bfloat16, "mma"),  # three tiles, the last almost all padding; heads and batches in order
+    Case(1, 65, 2, 64, jnp.bfloat16, "mma", relu=True),
+    Case(1, 130, 2, 64, jnp.bfloat16, "wgmma"),  # the ring of two slots goes round
+    Case(1, 63, 1, 40, jnp.float16, "wgmma", relu=True),  # channels padded to 48, rows to 64
+    Case(1, 1, 2, 32, jnp.bfloat16, "wgmma"),  # a single token: attention is v, dq and dk are 0
+]
+SLOW = [
+    Case(1, 64, 2, 80, jnp.float16, "mma"),  # exactly one tile; a head of 5 * 16 channels
+    Case(1, 1, 2, 64, jnp.bfloat16, "mma"),
+    Case(1, 63, 2, 64, jnp.bfloat16, "mma"),
+    Case(2, 200, 2, 128, jnp.bfloat16, "mma"),
+    Case(1, 130, 3, 96, jnp.float16, "mma"),
+    Case(1, 130, 2, 128, jnp.bfloat16, "mma", relu=True),
+    Case(1, 1000, 1, 64, jnp.bfloat16, "mma"),
+    Case(2, 200, 2, 128, jnp.bfloat16, "wgmma"),
+    Case(1, 130, 2, 80, jnp.float16, "wgmma"),
+    Case(1, 130, 2, 96, jnp.bfloat16, "wgmma"),
+    Case(1, 130, 2, 64, jnp.float16, "wgmma", relu=True),
+    Case(1, 1000, 1, 64, jnp.bfloat16, "wgmma"),
+]
+
+
+def name_of(case: Case) -> str:
+    kind = "relu" if case.relu else "softmax"
+    return f"{case.version}-{kind}-B{case.B}-T{case.T}-NH{case.NH}-HS{case.HS}-{np.dtype(case.dtype).name}"
+
+
+every_case = pytest.mark.parametrize(
+    "case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)], ids=name_of
+)
+
+
+def inputs(case: Case) -> tuple[jax.Array, jax.Array]:
+    """qkv (B, T, 3C), every head of another size so that a mix-up shows, and dout (B, T, C)."""
+    rng = np.random.default_rng(case.seed)
+    qkv = rng.normal(size=(case.B, case.T, 3, case.NH, case.HS)) * (1 + 0.4 * np.arange(case.NH))[:, None]
+    dout = rng.normal(size=(case.B, case.T, case.NH * case.HS))
+    return jnp.asarray(qkv.reshape(case.B, case.T, -1), case.dtype), jnp.asarray(dout, case.dtype)
+
+
+def expected(case: Case, qkv: jax.Array, dout: jax.Array) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """out (B, T, C), lse (B, NH, T) and dqkv (B, T, 3C) in float64."""
+
+    def reference(qkv: jax.Array) -> tuple[jax.Array, jax.Array]:
+        heads = qkv.reshape(case.B, case.T, 3, case.NH, case.HS)
+        score = jnp.einsum("btnh,bunh->bntu", heads[:, :, 0], heads[:, :, 1]) / math.sqrt(case.HS)
+        past = np.tri(case.T, dtype=bool)
+        lse = jax.nn.logsumexp(score, axis=-1, where=past)  # (B, NH, T)
+        weights = jax.nn.relu(score) if case.relu else jnp.exp(score - lse[..., None])
+        out = jnp.einsum("bntu,bunh->btnh", jnp.where(past, weights, 0), heads[:, :, 2])
+        return out.reshape(case.B, case.T, -1), lse
+
+    with jax.enable_x64(True):
+        out, vjp, lse = jax.vjp(reference, jnp.asarray(np.asarray(qkv, np.float64)), has_aux=True)
+        (dqkv,) = vjp(jnp.asarray(np.asarray(dout, np.float64)))
+        return np.asarray(out), np.asarray(lse), np.asarray(dqkv)
+
+
+def check(found: jax.Array, wanted: np.ndarray, case: Case) -> None:
+    """Every part of every head of every sequence by itself."""
+    assert (found.shape, found.dtype) == (wanted.shape, case.dtype)
+
+    def by_head(x: Any) -> np.ndarray:
+        x = np.asarray(x, np.float64).reshape(case.B, case.T, -1, case.HS)
+        return x.transpose(0, 2, 1, 3).reshape(-1, case.T * case.HS)
+
+    values, wants = by_head(found), by_head(wanted)
+    scale = np.abs(wants).max(-1)
+    # What is 0 in truth, q's and k's gradient where there is one token, is a difference of rounded numbers.
+    scale = np.where(scale == 0, 1, scale)
+    error = np.abs(values - wants).max(-1) / scale
+    assert (error <= TOLERANCE[case.dtype]).all(), f"errors of heads, {TOLERANCE[case.dtype]:.1e} allowed: {error}"
+
+
+@partial(jax.jit, static_argnums=0, compiler_options=QUICK)
+def run(case: Case, qkv: jax.Array, dout: jax.Array) -> tuple[jax.Array, Any, jax.Array]:
+    """out, saved, dqkv by the kernels."""
+    kind = "relu_attention" if case.relu else "attention"
+    options: dict[str, Any] = {"version": case.version, "target": "sm_90", "interpret": True}
+    out, saved = getattr(attention, f"{kind}_forward")(qkv, case.NH, **options)
+    return out, saved, getattr(attention, f"{kind}_backward")(dout, qkv, out, saved, case.NH, **options)
+
+
+@every_case
+def test_against_float64(case: Case) -> None:
+    qkv, dout = inputs(case)
+    out, saved, dqkv = run(case, qkv, dout)
+    wanted_out, wanted_lse, wanted_dqkv = expected(case, qkv, dout)
+    check(out, wanted_out, case)
+    check(dqkv, wanted_dqkv, case)
+    if case.relu:
+        assert saved == ()
+    else:
+        assert saved.dtype == jnp.float32
+        np.testing.assert_allclose(saved, wanted_lse, rtol=1e-5, atol=1e-5)  # float32 products, ex2.approx's 2^-22
+
+
+WRONG: dict[str, Any] = {
+    "zero": np.zeros_like,
+    "transposed heads": lambda x: x.reshape(2, 70, -1, 2, 8).swapaxes(3, 4).reshape(x.shape),
+    "swapped heads": lambda x: x.reshape(2, 70, -1, 2, 8)[..., ::-1, :].reshape(x.shape),
+    "swapped sequences": lambda x: x[::-1],
+    "shifted by a row": lambda x: np.roll(x, 1, axis=1),
+    "last row forgotten": lambda x: np.where(np.arange(70)[:, None] == 69, 0, x),
+    "scaled": lambda x: x * 1.02,
+    "NaN": lambda x: np.where(np.arange(70)[:, None] == 69, np.nan, x),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_the_comparison_sees_mistakes(mistake: str) -> None:
+    case = Case(2, 70, 2, 8, jnp.bfloat16, "mma")
+    qkv, dout = inputs(case)
+    out, _, dqkv = expected(case, qkv, dout)
+    for right in (out, dqkv):
+        check(jnp.asarray(right, case.dtype), right, case)
+        with pytest.raises(AssertionError):
+            check(jnp.asarray(WRONG[mistake](right), case.dtype), right, case)
+
+
+def test_the_future_reaches_nothing() -> None:
+    """To the bit, within a tile and across its edge."""
+    case = Case(1, 66, 1, 32, jnp.bfloat16, "mma")
+    qkv, dout = inputs(case)
+    out = run(case, qkv, dout)[0]
+    changed, _ = inputs(case._replace(seed=1))
+    changed = jnp.concatenate([qkv[:, :60], 9 * changed[:, 60:]], axis=1)
+    dout = dout.at[:, 60:].set(0)
+    changed_out, _, dqkv = run(case, changed, dout)
+    np.testing.assert_array_equal(out[:, :60], changed_out[:, :60])
+    assert (np.asarray(dqkv)[:, 60:] == 0).all() and (np.asarray(dqkv)[:, :60] != 0).any()
+
+
+@pytest.mark.parametrize("target", tuning.TARGETS)
+@pytest.mark.parametrize("version", ["mma", "wgmma"])
+@pytest.mark.parametrize("HS", range(16, 129, 16))
+def test_tiles_fit_the_shared_memory(target: str, version: str, HS: int) -> None:
+    if version == "wgmma" and target != "sm_90":
+        with pytest.raises(ValueError, match=f"wgmma.*sm_90.*{target}"):
+            tuning.attention_sizes(target, HS, version)
+        return
+    sizes = tuning.attention_sizes(target, HS, version)
+    for kernel, columns in sizes.columns.items():
+        assert attention.ROWS % columns == 0
+        own = 1 if kernel == "forward" else 2
+        assert (own * attention.ROWS + 2 * sizes.stages * columns) * HS * 2 + 1024 <= tuning.sizes(target).smem
+
+
+def test_the_table_chooses_wgmma_for_hopper_alone() -> None:
+    chosen = {target: tuning.attention_sizes(target, 64, None).version for target in tuning.TARGETS}
+    assert chosen == {target: "wgmma" if target == "sm_90" else "mma" for target in tuning.TARGETS}
+
+
+def test_errors_teach() -> None:
+    qkv = jnp.zeros((1, 8, 96), jnp.bfloat16)
+    with pytest.raises(ValueError, match=r"float32.*jnp version"):
+        attention.attention_forward(qkv.astype(jnp.float32), 2)
+    with pytest.raises(ValueError, match=r"\(1, 8, 96\).*3 \* 5 heads"):
+        attention.attention_forward(qkv, 5)
+    with pytest.raises(ValueError, match=r"256 channels.*128"):
+        attention.attention_forward(jnp.zeros((1, 8, 768), jnp.bfloat16), 1)
+    with pytest.raises(ValueError, match="sm_75"):
+        attention.attention_forward(qkv, 2, target="sm_75")
+    with pytest.raises(ValueError, match=r"fast.*mma, wgmma"):
+        attention.attention_forward(qkv, 2, version="fast")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["attention_forward", "attention_backward", "relu_attention_forward", "relu_attention_backward"],
+)
+def test_signatures_are_those_of_the_plain_versions(name: str) -> None:
+    kernel, twin = (inspect.signature(getattr(module, name)).parameters for module in (attention, plain))
+    assert [p.kind for p in kernel.values()].count(inspect.Parameter.KEYWORD_ONLY) == 3
+    positional = [p.name for p in kernel.values() if p.kind is not inspect.Parameter.KEYWORD_ONLY]
+    own_names = {"att": "lse"}  # what is kept differs, and with it its name
+    assert positional == [own_names.get(p, p) for p in twin]
