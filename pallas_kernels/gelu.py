@@ -5,8 +5,8 @@
 s instead of tanh: (1 + tanh u)/2 is the logistic function of 2 u, which costs one exponential and one division where a
 tanh costs a polynomial besides, and keeps its digits for x far below zero, where 1 + tanh u cancels. In the backward
 (1 - tanh^2 u)/2 becomes 2 s (1 - s). The exponential is the hardware's ex2.approx, to 2 units in the last place of
-fp32; what that does to the result is measured in tests/pallas_kernels/test_gelu.py. The hardware's tanh.approx would
-be wrong by 5e-4, more than bf16 rounds.
+fp32; what that does to the result is measured in tests/pallas_kernels/test_gelu.py. The hardware's tanh.approx is
+off by up to 5e-4, more than bf16 rounds where GELU is small.
 
 Leaves out float64, and the bias and the product before it, which XLA fuses. Source: llmc_jax/ops/gelu.py.
 """
