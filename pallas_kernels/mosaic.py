@@ -162,14 +162,6 @@ def full(shape: Sequence[int], value: float, layout: Any, dtype: Any = f32) -> j
     return plgpu.layout_cast(jnp.full(tuple(shape), value, dtype), layout)
 
 
-def opaque(values: jax.Array) -> jax.Array:
-    """The same registers, of which the compiler no longer knows what they hold: it recomputes instead of keeping.
-
-    Of elements below 32 bits a thread must hold an even number.
-    """
-    return lax.optimization_barrier(values)
-
-
 # ----- shared memory ------------------------------------------------------------------------------------------------
 
 
