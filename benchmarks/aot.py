@@ -4,14 +4,17 @@
     python benchmarks/aot.py --only layernorm       those cases alone
     python benchmarks/aot.py --write                all of it into tests/aot/table.json and benchmarks/results/aot.md
 
-Needs a Python with JAX's CUDA plugin: `make test-aot` makes one for each supported JAX (.venv-aot-*). One process per
-GPU, two at a time. Nothing runs on a GPU: the figures are the assembler's and XLA's, and the same on every machine.
+Needs a Python with JAX's CUDA plugin: `make test-aot` makes one for each supported JAX (.venv-aot-*), all with the same
+assembler. One process per GPU, two at a time. Nothing runs on a GPU: the figures are the assembler's and XLA's, and the
+same on every machine.
 """
 
 import argparse
+import importlib.metadata
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +29,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+ASSEMBLER = "13.0.88"  # version of nvidia-cuda-nvcc: another one allocates registers in another way
 TARGETS = ("h200", "a100", "rtx4090", "b200")
 TABLE = ROOT / "tests/aot/table.json"
 RESULTS = ROOT / "benchmarks/results/aot.md"
@@ -33,6 +37,19 @@ RESULTS = ROOT / "benchmarks/results/aot.md"
 Row = dict[str, Any]  # what came out of a case: see `measure`
 Rows = dict[str, dict[str, Row]]  # GPU -> case -> row
 Table = dict[str, Rows]  # JAX version -> …
+
+
+def problem() -> str:
+    """Why this Python cannot make or check the table, or nothing."""
+    from llmc_jax import deviceless
+
+    try:
+        found = importlib.metadata.version("nvidia-cuda-nvcc")
+    except importlib.metadata.PackageNotFoundError:
+        found = ""
+    if deviceless.plugin_installed() and found == ASSEMBLER:
+        return ""
+    return f"needs JAX's CUDA plugin and nvidia-cuda-nvcc {ASSEMBLER}: make test-aot installs them"
 
 
 def measure(target: str, only: str, output: Path) -> None:
@@ -92,8 +109,9 @@ def measure_apart(target: str, only: str = "", log: bool = False) -> dict[str, R
                 sys.stderr.write(run.stderr)
             if run.returncode == 0:
                 return dict(read_rows(output))
+            aborted = -run.returncode in (signal.SIGABRT, signal.SIGSEGV)
             started = re.findall(rf"^{target}: (\w+\.\w+ .*|step .*)$", run.stderr, re.MULTILINE)[-1:]
-            if not started or started[0] in dict(read_rows(output)):
+            if not (aborted and started) or started[0] in dict(read_rows(output)):
                 raise RuntimeError(run.stderr[-2000:])
             reasons = [line[:500] for line in run.stderr.splitlines() if re.search("ERROR|ptxas|Check failed", line)]
             append_row(output, started[0], {"error": "\n".join([f"exit status {run.returncode}", *reasons])})
@@ -200,6 +218,8 @@ def main() -> None:
     if options.measure:
         measure(options.targets[0], options.only, options.measure)
         return
+    if options.write and problem():
+        parser.exit(2, f"--write {problem()}\n")
     rows = measure_all(options.targets, options.only)
     errors = [(gpu, name, row["error"]) for gpu, cases in rows.items() for name, row in cases.items() if "error" in row]
     for gpu, name, error in errors:

@@ -1,9 +1,9 @@
 """GPUs that are not there: lower a program for one, or compile it to machine code, on a machine without any.
 
 Lowering (`lower_for`) needs JAX alone: every Python pass of the kernels runs, layouts are inferred, nothing is
-assembled. Compiling (`compile_for`) needs the CUDA plugin's packages as well, but no driver and no CUDA: XLA and ptxas
-lie inside the plugin. What comes out is the program a GPU would run, with its memory to the byte and the registers of
-every kernel. Leaves out running it, and cuDNN, whose package is not needed here.
+assembled. Compiling (`compile_for`) needs the packages of JAX's CUDA plugin and of NVIDIA's assembler as well, but no
+driver and nothing else of CUDA. What comes out is the program a GPU would run, with its memory to the byte and the
+registers of every kernel. Leaves out running it, and cuDNN, whose package is not needed here.
 
 Start Python with JAX_PLATFORMS=cpu: without it JAX looks for a GPU first and complains at length that there is none.
 """
@@ -111,7 +111,10 @@ def known_target(name: str) -> Target:
 
 
 def plugin_installed() -> bool:
-    """Whether this Python has the packages that `compile_for` needs."""
+    """Whether this Python has JAX's CUDA plugin, which `compile_for` needs.
+
+    The assembler, ptxas, is found beside the plugin (package nvidia-cuda-nvcc), or else on PATH or in /usr/local/cuda.
+    """
     return importlib.util.find_spec("jax_plugins") is not None and any(map(importlib.util.find_spec, PLUGINS))
 
 
@@ -168,8 +171,8 @@ def gpu_mesh(name: str, shape: Sequence[int] = (1,), axis_names: Sequence[str] =
     if not plugin_installed():
         version = jax.__version__
         raise InputError(
-            "compiling for a GPU needs JAX's CUDA plugin: pip install --no-deps "
-            f"jax-cuda12-plugin=={version} jax-cuda12-pjrt=={version} (no driver and no CUDA libraries)"
+            "compiling for a GPU needs JAX's CUDA plugin and NVIDIA's assembler, on Linux: pip install --no-deps "
+            f"jax-cuda13-plugin=={version} jax-cuda13-pjrt=={version} nvidia-cuda-nvcc"
         )
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # the plugin would ask for cuDNN, cuBLAS and others
     topology = topologies.get_topology_desc(

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Make .venv-aot-VERSION, a Python that compiles for GPUs that are not there (`scripts/setup_aot.sh 0.11.2`): that JAX
-# with its CUDA plugin, but without CUDA, about 1 GB. A stamp inside says what it was made from; while that holds there
-# is nothing to do. `make test-aot` calls this.
+# with its CUDA plugin and NVIDIA's assembler, without the rest of CUDA, about 1 GB. A stamp inside says what it was made
+# from; while that holds there is nothing to do. `make test-aot` calls this.
 set -eu
 cd "$(dirname "$0")/.."
 version=${1:?usage: scripts/setup_aot.sh JAX-VERSION}
@@ -28,8 +28,10 @@ mkdir "$venv"
 echo "Installing into $venv: JAX $version with its CUDA plugin (about 1 GB; to watch: tail -f $log)"
 "$python" -m venv "$venv" >"$log" 2>&1 || fail "$python could not make $venv (see above)"
 install() { "$venv/bin/python" -m pip install --disable-pip-version-check "$@" >>"$log" 2>&1; }
-# --no-deps: the plugin asks for CUDA's libraries, 3 GB that only a GPU needs.
-install --no-deps "jax==$version" "jaxlib==$version" "jax-cuda12-plugin==$version" "jax-cuda12-pjrt==$version" &&
+# --no-deps: the plugin asks for CUDA's libraries, 3 GB that only a GPU needs. The assembler (ptxas) is pinned, because
+# registers and spills are its work; XLA prefers this one to any that is on PATH.
+install --no-deps "jax==$version" "jaxlib==$version" "jax-cuda13-plugin==$version" "jax-cuda13-pjrt==$version" \
+    nvidia-cuda-nvcc==13.0.88 &&
     install -c constraints.txt numpy scipy ml_dtypes opt_einsum pytest hypothesis ||
     fail "Installing failed: pip's last lines are above, all of them in $log. No network? Check the connection, the \
 proxy (HTTPS_PROXY) or the package index (PIP_INDEX_URL), then run make test-aot again."

@@ -47,7 +47,7 @@ def test_an_unknown_gpu_is_answered_with_the_list() -> None:
 
 @pytest.mark.skipif(deviceless.plugin_installed(), reason="the CUDA plugin is installed")
 def test_without_the_plugin_the_message_says_what_to_install() -> None:
-    with pytest.raises(InputError, match=rf"pip install --no-deps jax-cuda12-plugin=={jax.__version__} ") as error:
+    with pytest.raises(InputError, match=rf"pip install --no-deps jax-cuda13-plugin=={jax.__version__} ") as error:
         deviceless.compile_for(jnp.sin, [jnp.ones(3)], "h200")
     assert "\n" not in str(error.value)
 

@@ -4,36 +4,20 @@
 benchmarks/aot.py --write), nothing large may be copied, and what is donated must be overwritten in place.
 """
 
-import importlib.util
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jax
 import pytest
 
-from llmc_jax import deviceless
+from benchmarks import aot
 from tests.aot import cases
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-aot = _load(ROOT / "benchmarks/aot.py")
 TABLE = aot.read_table()
 Measured = dict[str, Future[dict[str, Any]]]
 
-needs_plugin = pytest.mark.skipif(
-    not deviceless.plugin_installed(), reason="JAX's CUDA plugin is not installed: make test-aot installs it"
-)
+needs_compiler = pytest.mark.skipif(bool(aot.problem()), reason=aot.problem())
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +48,7 @@ every_case = pytest.mark.parametrize(
 
 
 @pytest.mark.slow
-@needs_plugin
+@needs_compiler
 @every_case
 def test_spills_no_more_than_the_table_says(target: str, name: str, measured: Measured) -> None:
     found, expected = measured[target].result()[name], entry(target, name)
@@ -77,7 +61,7 @@ def test_spills_no_more_than_the_table_says(target: str, name: str, measured: Me
 
 
 @pytest.mark.slow
-@needs_plugin
+@needs_compiler
 @every_case
 def test_memory_is_reused_and_nothing_is_copied(target: str, name: str, measured: Measured) -> None:
     found, expected = measured[target].result()[name], entry(target, name)

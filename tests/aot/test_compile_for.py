@@ -7,15 +7,14 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
+from benchmarks import aot
 from llmc_jax import deviceless
 from llmc_jax.errors import InputError
 from pallas_kernels.gelu import gelu_forward
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        not deviceless.plugin_installed(), reason="JAX's CUDA plugin is not installed: make test-aot installs it"
-    ),
+    pytest.mark.skipif(bool(aot.problem()), reason=aot.problem()),
 ]
 
 MIB = 2**20

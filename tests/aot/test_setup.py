@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import aot
+
 ROOT = Path(__file__).resolve().parents[2]
 
 FAKE_PYTHON = """#!/bin/sh
@@ -48,7 +50,8 @@ def test_plugin_is_installed_once_and_without_cuda(clone: Path) -> None:
     first = setup(clone, "0.11.2")
     assert (first.returncode, first.stderr, first.stdout.count("\n")) == (0, "", 1)
     plugin, others = calls(clone)
-    assert "--no-deps jax==0.11.2 jaxlib==0.11.2 jax-cuda12-plugin==0.11.2 jax-cuda12-pjrt==0.11.2" in plugin
+    assert "--no-deps jax==0.11.2 jaxlib==0.11.2 jax-cuda13-plugin==0.11.2 jax-cuda13-pjrt==0.11.2" in plugin
+    assert f"nvidia-cuda-nvcc=={aot.ASSEMBLER}" in plugin
     assert "-c constraints.txt" in others and "jax" not in others
     second = setup(clone, "0.11.2")
     assert (second.returncode, second.stdout, second.stderr, len(calls(clone))) == (0, "", "", 2)
