@@ -135,7 +135,7 @@ def load(ref: Any, layout: Any, dtype: Any = None) -> jax.Array:
 
 
 def store(ref: Any, values: jax.Array) -> None:
-    """Registers of any layout to a Ref in GMEM. plgpu.store came with jax 0.12, where `ref[...] =` refuses some."""
+    """Registers of any layout to a Ref in GMEM or plain SMEM. plgpu.store is of jax 0.12; `ref[...] =` refuses some."""
     if hasattr(plgpu, "store"):
         plgpu.store(ref, values, optimized=False)
     else:

@@ -133,6 +133,14 @@ def test_a_block_goes_over_several_rows(rows: int, C: int, monkeypatch: pytest.M
         check(got, expected, IN_FP32)
 
 
+@pytest.mark.parametrize(("C", "waits"), [(768, 4), (1600, 4), (2560, 0), (5120, 0)])
+def test_warps_wait_where_they_read_each_other_s_sums(C: int, waits: int) -> None:
+    """Twice for dw and twice for db, where rows of several warps are added. Interpret mode has one thread for all."""
+    x, w, rows = jnp.zeros((8, C), jnp.bfloat16), jnp.zeros(C), jnp.zeros(8)
+    program = str(jax.make_jaxpr(layernorm.layernorm_backward)(x, x, w, rows, rows))
+    assert program.count("barrier_arrive") == program.count("barrier_wait") == waits
+
+
 def test_a_row_far_from_zero_keeps_its_variance() -> None:
     """The variance is that of x - mean: mean(x^2) - mean(x)^2 would cancel here. In registers and streamed."""
     for C in (256, 9216):
