@@ -218,7 +218,6 @@ class StepCase(NamedTuple):
     dtype: str
     B: int
     A: int  # micro-batches
-    function: str = "step"
 
     @property
     def name(self) -> str:
@@ -261,7 +260,6 @@ def compiled_for(gpu: str) -> list[Case | StepCase]:
 def lowered_for(gpu: str) -> list[Case | StepCase]:
     """What is lowered for a GPU: the first case of every function (attention: of every version), and one step."""
     first: dict[str, Case | StepCase] = {}
-    for each in compiled_for(gpu):
-        version = each.arguments.get("version", "") if isinstance(each, Case) else ""
-        first.setdefault(each.function + version, each)
-    return list(first.values())
+    for each in cases(gpu):
+        first.setdefault(each.function + str(each.arguments.get("version", "")), each)
+    return [*first.values(), StepCase("L2-NH12-C768", "bf16", B=4, A=2)]  # more layers are more of the same
