@@ -255,7 +255,8 @@ def print_plans(target: str) -> None:
                 continue
             forced = tuple(columns if team and warps >= team else 0 for warps in (1, 2, 4))
             layernorm.plan_rows = lambda columns, _, forced=forced: plan_rows(columns, forced)
-            static = compiled(function, [x, w, rows], target)
+            # a new function each time: what JAX has traced before it would not trace with another plan
+            static = compiled(lambda *given, function=function: function(*given), [x, w, rows], target)
             spilled = f", spills {static.spilled}" if static.spilled else ""
             cells.append(f"{static.registers}{spilled}{' *' if used else ''}")
         layernorm.plan_rows = plan_rows

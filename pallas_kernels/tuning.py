@@ -16,7 +16,8 @@ class Sizes(NamedTuple):
     adamw_vector: int = 4  # neighbouring elements per access: 16 bytes of float32; unmeasured
     embedding_rows: int = 32  # sorted tokens that one program sums; unmeasured
     classifier_rows: int = 2  # of logits that must fit into an SM for them to be kept there; unmeasured
-    # longest rows that one, two and four warps hold in registers, bounded by spilling; unmeasured otherwise
+    # longest rows that one, two and four warps hold in registers: the fewest warps that do not spill, see
+    # benchmarks/results/layernorm_ladder.md; unmeasured
     layernorm_forward: tuple[int, int, int] = (1600, 2048, 8192)
     layernorm_backward: tuple[int, int, int] = (1024, 2048, 4096)
     layernorm_blocks: int = 2  # of the backward's on a multiprocessor; unmeasured
