@@ -99,7 +99,11 @@ class Activations(NamedTuple):
 
 def block_params(params: Params, layer: int) -> BlockParams:
     """The slices of one layer."""
-    return BlockParams(*(getattr(params, name)[layer] for name in BlockParams._fields))
+    p = BlockParams(*(getattr(params, name)[layer] for name in BlockParams._fields))
+    # As slices of the flat buffer the biases would keep XLA from adding them inside a GPU's matrix product, at the cost
+    # of reading and writing its result once more.
+    biases = {"qkvb": p.qkvb, "attprojb": p.attprojb, "fcb": p.fcb, "fcprojb": p.fcprojb}
+    return p._replace(**pinned(biases))
 
 
 def block_forward(
@@ -203,10 +207,12 @@ def block_backward(
             dresidual2, dln1, a.residual1, p.ln1w, a.ln1_mean, a.ln1_rstd
         )
 
-    return dresidual1, BlockParams(
+    gradients = BlockParams(
         ln1w=dln1w, ln1b=dln1b, qkvw=dqkvw, qkvb=dqkvb, attprojw=dattprojw, attprojb=dattprojb,
         ln2w=dln2w, ln2b=dln2b, fcw=dfcw, fcb=dfcb, fcprojw=dfcprojw, fcprojb=dfcprojb,
     )  # fmt: skip
+    # Tied together: otherwise XLA may put off all weights' gradients to the end, and keep what they are made of till then.
+    return pinned((dresidual1, gradients))
 
 
 def layer_scope(layer: int) -> Any:
