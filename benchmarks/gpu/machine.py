@@ -1,0 +1,59 @@
+"""What the machine reaches at most: bandwidth of a copy and of a sum, and the rate of matrix products."""
+
+import math
+import platform
+import subprocess
+from importlib import metadata
+
+from benchmarks.gpu.lines import Figures, seconds_per_call
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def describe() -> dict[str, str]:
+    """The device, its driver, and the versions of what runs on it."""
+    import jax
+
+    device = jax.devices()[0]
+    found = {
+        "device": device.device_kind if device.platform == "gpu" else "CPU",
+        "capability": str(getattr(device, "compute_capability", "")) if device.platform == "gpu" else "",
+        "python": platform.python_version(),
+    }
+    for package in ("jax", "jaxlib", "numpy", "torch", "triton", "jax-triton"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    fields = ("driver_version", "memory.total", "power.limit", "clocks.max.sm", "clocks.max.memory")
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+    try:
+        text = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return found
+    return found | dict(zip(fields, (part.strip() for part in text.split(",")), strict=False))
+
+
+def measure(what: str, sizes: list[int] | None = None, dtype: str = "bf16") -> Figures:
+    """what: 'copy' or 'read' of so many elements, or a 'product' of (rows, inputs) and (outputs, inputs)."""
+    import jax
+    import jax.numpy as jnp
+
+    if what == "describe":
+        return dict(describe())
+    kind, sizes = jnp.dtype(DTYPES[dtype]), sizes or []
+    calls, repeats = (10, 9) if math.prod(sizes) > 2**24 else (1, 1)
+    key = jax.random.key(0)
+    if what == "product":
+        rows, inputs, outputs = sizes
+        x = jax.random.normal(key, (rows, inputs), kind)
+        w = jax.random.normal(jax.random.key(1), (outputs, inputs), kind)
+        multiply = jax.jit(lambda x, w: jnp.einsum("ni,oi->no", x, w, preferred_element_type=x.dtype))
+        seconds, spread = seconds_per_call(lambda: multiply(x, w), calls, repeats)
+        return {"TFLOP/s": 2 * rows * inputs * outputs / seconds / 1e12, "us": 1e6 * seconds, "spread": spread}
+    x = jax.random.normal(key, (sizes[0],), kind)
+    one = jnp.ones((), kind)
+    run = jax.jit(lambda x: x + one) if what == "copy" else jax.jit(lambda x: jnp.sum(x, dtype=jnp.float32))
+    moved = (2 if what == "copy" else 1) * x.nbytes
+    seconds, spread = seconds_per_call(lambda: run(x), calls, repeats)
+    return {"GB/s": moved / seconds / 1e9, "us": 1e6 * seconds, "spread": spread}

@@ -1,0 +1,163 @@
+"""Each kernel against float64, on random inputs, over memory that holds NaN, three times for the same bits.
+
+Two errors of every output: `error`, of the whole array, norm-wise; and `worst`, of the worst element, relative to its
+own size plus the root mean square of its row. The first finds what is wrong everywhere, the second what is wrong
+somewhere. Neither tolerance leaves more room than rounding takes.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.gpu import problems
+from benchmarks.gpu.lines import Figures
+from llmc_jax import gpt2, kernels
+from llmc_jax.config import parse_descriptor
+from llmc_jax.params import flat_size, tensor_specs
+
+DTYPES = problems.DTYPES
+
+
+class Tolerance(NamedTuple):
+    """What rounding to a dtype may cost. bfloat16 rounds to within 2^-9 of a value, float16 to within 2^-12."""
+
+    error: float
+    worst: float
+
+
+ROUNDED = {
+    "bfloat16": Tolerance(3e-3, 1e-2),
+    "float16": Tolerance(4e-4, 1.5e-3),
+    "float32": Tolerance(1e-5, 2e-4),  # sums of up to 65,536 rows
+}
+# Weights and their gradients are rounded before they are multiplied and summed: errors are those of sums, several
+# times larger in single elements.
+ATTENTION = {"bfloat16": Tolerance(5e-3, 5e-2), "float16": Tolerance(6e-4, 7e-3)}
+POISON = 2**28  # elements of NaN, 1 GB, that the allocator gives to the kernel's outputs next
+DIFFERING = 1e-3  # share of a rounded copy's elements that may differ from XLA's, by a float32 rounding before
+
+
+def measure(
+    function: str,
+    dtype: str,
+    sizes: list[int],
+    implementation: str = "pallas",
+    *,
+    interpret: bool = False,
+    form: str = "",
+    model: str = "",
+    reference: str = "fp64",
+    **options: Any,
+) -> Figures:
+    """Errors of one function on one shape, and `verdict`: right, or what is wrong."""
+    if function == "model":
+        return measure_model(model, dtype, *sizes, interpret=interpret)
+    name = f"{function} {dtype} {sizes} {options}"
+    given = problems.problem(function, dtype, sizes, problems.seed_of(name), **options)
+    solver = problems.implementation(function, implementation, interpret=interpret, form=form)
+    run = jax.jit(given.bind(solver))
+    found = _poisoned(run, given.arrays, interpret)
+    moving = not all(_same_bits(found, _poisoned(run, given.arrays, interpret)) for _ in range(0 if interpret else 2))
+    with jax.enable_x64(True):
+        kind = {"fp64": jnp.float64, "fp32": jnp.float32}[reference]  # fp32 where float64 would not fit into the memory
+        wanted = jax.jit(lambda *arrays: problems.expected(given._replace(arrays=arrays), kind))(*given.arrays)
+        errors = [_errors(*pair, rows=given.rows) for pair in zip(found, wanted, strict=True)]
+    tolerances = ATTENTION if "attention" in function else ROUNDED
+    wrong = []
+    for number, ((error, worst), output) in enumerate(zip(errors, found, strict=True)):
+        allowed = tolerances[str(output.dtype)]
+        if not (error <= allowed.error and worst <= allowed.worst):
+            wrong.append(f"output {number}: error {error:.2g}, worst {worst:.2g}, allowed {tuple(allowed)}")
+    figures: Figures = {"error": _largest(error for error, _ in errors), "worst": _largest(w for _, w in errors)}
+    if function == "adamw_update" and len(found) == 4:
+        reference = jax.jit(given.bind(kernels.XLA.adamw_update))(*given.arrays)[3]
+        figures["copy differs"] = share = float(jnp.mean(found[3] != reference))
+        wrong += [f"{share:.2g} of the copy differs from XLA's"] if not share <= DIFFERING else []
+    if moving:
+        wrong.append("the same inputs gave other bits")
+    return figures | {"verdict": "WRONG: " + "; ".join(wrong) if wrong else "right"}
+
+
+def _poisoned(run: Any, arrays: tuple[jax.Array, ...], interpret: bool) -> tuple[jax.Array, ...]:
+    """The outputs, made where NaN was: what the kernel does not write shows."""
+    if not interpret:
+        poison = [jax.block_until_ready(jnp.full(POISON, jnp.nan, jnp.float32)) for _ in range(2)]
+        for array in poison:
+            array.delete()
+    return jax.block_until_ready(run(*arrays))
+
+
+def _same_bits(one: tuple[jax.Array, ...], other: tuple[jax.Array, ...]) -> bool:
+    def bits(array: jax.Array) -> jax.Array:
+        return jax.lax.bitcast_convert_type(array, {2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize])
+
+    return all(bool(jnp.array_equal(bits(a), bits(b))) for a, b in zip(one, other, strict=True))
+
+
+def _largest(numbers: Any) -> float:
+    return float(np.max(np.array(list(numbers))))  # NaN if one of them is
+
+
+@jax.jit
+def _sums(found: jax.Array, wanted: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Norm-wise error, and the largest of |found - wanted| / (|wanted| + its row's rms); both (rows, columns)."""
+    wanted = wanted.astype(jnp.float64)
+    off = jnp.abs(found.astype(jnp.float64) - wanted)
+    row = jnp.sqrt(jnp.mean(wanted**2, axis=1, keepdims=True))
+    size = jnp.abs(wanted) + row
+    relative = jnp.where(size > 0, off / jnp.where(size > 0, size, 1.0), jnp.where(off > 0, jnp.inf, off))
+    norm = jnp.sqrt(jnp.sum(wanted**2))
+    return jnp.sqrt(jnp.sum(off**2)) / jnp.where(norm > 0, norm, 1.0), jnp.max(relative)
+
+
+def _errors(found: jax.Array, wanted: jax.Array, *, rows: bool) -> tuple[float, float]:
+    """The two errors of one output; of a vector, and where rows mean nothing, the whole is one row."""
+    if found.shape != wanted.shape:
+        raise ValueError(f"an output has the shape {found.shape}, not {wanted.shape}")
+    columns = found.shape[-1] if rows and found.ndim > 1 else found.size
+    error, worst = _sums(found.reshape(-1, columns), wanted.reshape(-1, columns))
+    return float(error), float(worst)
+
+
+# ----- the whole model ----------------------------------------------------------------------------------------------
+
+MODEL = {"bf16": (5e-3, 2e-2), "fp16": (1e-3, 5e-3)}  # of the loss, absolutely; of each tensor's gradient
+
+
+def measure_model(model: str, dtype: str, B: int, T: int, *, interpret: bool = False) -> Figures:
+    """Loss and gradients of a small model on kernels, in 16 bits, beside XLA's operations in float32 without TF32."""
+    config, kind = parse_descriptor(model), DTYPES[dtype]
+    rng = np.random.default_rng(0)
+    flat = np.zeros(flat_size(config), np.float32)
+    for spec in tensor_specs(config):
+        ones = 1.0 if spec.name in ("ln1w", "ln2w", "lnfw") else 0.0
+        flat[spec.offset : spec.offset + spec.size] = ones + 0.02 * rng.standard_normal(spec.size, np.float32)
+    tokens = rng.integers(0, config.vocab_size, (B, T + 1)).astype(np.int32)
+    batch = jnp.asarray(tokens[:, :-1]), jnp.asarray(tokens[:, 1:])
+    scale = 128.0 if dtype == "fp16" else 1.0
+
+    def run(weights: jax.Array, execution: gpt2.Execution) -> tuple[float, np.ndarray]:
+        gradient = jax.value_and_grad(gpt2.loss_fn)
+        loss, found = jax.jit(gradient, static_argnums=(3, 4))(weights, *batch, config, execution, scale)
+        return float(loss) / scale, np.asarray(found, np.float64) / scale
+
+    kernel = gpt2.Execution(kernels.pallas_operations(problems.target(), interpret))
+    loss, found = run(jnp.asarray(flat, kind), kernel)
+    # the reference has the same rounded weights: what is compared is the computation
+    with jax.default_matmul_precision("highest"):
+        wanted_loss, wanted = run(jnp.asarray(flat, kind).astype(jnp.float32), gpt2.PLAIN)
+    errors = {}
+    for spec in tensor_specs(config):
+        here = slice(spec.offset, spec.offset + spec.size)
+        errors[spec.name] = float(np.linalg.norm(found[here] - wanted[here]) / np.linalg.norm(wanted[here]))
+    name, error = max(errors.items(), key=lambda each: each[1] if np.isfinite(each[1]) else np.inf)
+    off, (loss_allowed, allowed) = abs(loss - wanted_loss), MODEL[dtype]
+    wrong = []
+    if not off <= loss_allowed:
+        wrong.append(f"loss off by {off:.2g}, allowed {loss_allowed}")
+    if not error <= allowed:
+        wrong.append(f"gradient of {name} off by {error:.2g}, allowed {allowed}")
+    figures: Figures = {"error": error, "loss off": off, "of": name}
+    return figures | {"verdict": "WRONG: " + "; ".join(wrong) if wrong else "right"}

@@ -1,0 +1,340 @@
+"""Everything that the check measures, as plain data: the parts in their order, and the items of each.
+
+An item names a module of this package, whose `measure(**arguments)` returns the figures of one line. `--tiny` has a
+plan of its own, which a CPU goes through in interpret mode. Leaves out what the figures should be (targets.py).
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+PARTS = {
+    "machine": "what the machine reaches at most: a copy, and matrix products of the models' shapes",
+    "numerics": "every kernel, and the model on kernels, against float64",
+    "kernels": "the time of every kernel beside XLA's version of the operation, and of attention beside cuDNN",
+    "tiles": "the kernels once more with other tile sizes",
+    "step": "training steps: GPT-2 124M to 1558M in bf16, 124M in fp32 with TF32",
+    "torch": "the same step in PyTorch, compiled, with flash attention",
+    "repeat": "the same 20 steps in separate processes, and with recomputation: the same bits",
+    "variants": "GPT-2 124M's step with one thing changed at a time",
+    "start": "seconds from the command to the first training step, with an empty and with a filled compile cache",
+    "profile": "python -m llmc_jax.profile: where the step's time goes",
+    "triton": "the Triton kernels, where jax-triton is installed: numerics and times",
+    "llmc": "llm.c's own programs, where $LLMC names the folder that they were built in",
+}
+MODELS = {"d12": 768, "d24": 1024, "d36": 1280, "d48": 1600}  # channels
+V, VP = 50257, 50304
+ROWS = 65_536  # B T of the measured kernels: B=64 T=1024
+
+
+class Item(NamedTuple):
+    """One measurement: a line of the table."""
+
+    part: str  # a key of PARTS
+    name: str
+    module: str  # of this package
+    arguments: dict[str, Any]
+    fresh: bool = False  # in a process of its own; others share one as long as none of them crashes
+    seconds: int = 120  # after which it is ended
+    xla_flags: str = ""  # added to XLA_FLAGS of its process, which must be fresh
+
+
+def plan(tiny: bool = False) -> list[Item]:
+    """All items, in the order in which they run."""
+    parts = (machine, numerics, kernels, tiles, step, torch, repeat, variants, start, profile, triton, llmc)
+    return [item for part in parts for item in part(tiny)]
+
+
+def machine(tiny: bool) -> Iterator[Item]:
+    def product(rows: int, inputs: int, outputs: int, dtype: str = "bf16") -> Item:
+        name = f"product {dtype} {rows}x{inputs}x{outputs}"
+        return Item("machine", name, "machine", {"what": "product", "sizes": [rows, inputs, outputs], "dtype": dtype})
+
+    size = 2**20 if tiny else 2**31
+    yield Item("machine", "copy", "machine", {"what": "copy", "sizes": [size], "dtype": "bf16"})
+    yield Item("machine", "read", "machine", {"what": "read", "sizes": [size], "dtype": "bf16"})
+    if tiny:
+        yield product(64, 128, 256)
+        return
+    for C in MODELS.values():
+        rows = ROWS if C == 768 else ROWS // 4
+        for inputs, outputs in ((C, 3 * C), (C, C), (C, 4 * C), (4 * C, C), (C, VP)):
+            if C in (768, 1600) or outputs == 4 * C:
+                yield product(rows, inputs, outputs)
+    yield product(768, ROWS, 3072)  # a gradient of weights
+    yield product(VP, ROWS, 768)
+    yield product(8192, 8192, 8192)
+    yield product(4096, 768, 3072, "fp32")
+
+
+# ----- kernels ------------------------------------------------------------------------------------------------------
+
+
+def _kernel_item(part: str, module: str, function: str, dtype: str, sizes: list[int], **more: Any) -> Item:
+    told = {name: value for name, value in more.items() if name not in ("interpret", "against", "tuning")}
+    told |= more.get("tuning", {})
+    changed = [f"{name}={value}".replace(" ", "") for name, value in told.items()]
+    name = " ".join([function, dtype, "x".join(map(str, sizes)), *changed])
+    return Item(part, name, module, dict(function=function, dtype=dtype, sizes=sizes, **more))
+
+
+LAYERNORM = (
+    "layernorm_forward", "layernorm_backward", "residual_layernorm_forward", "residual_layernorm_backward",
+)  # fmt: skip
+
+
+def numerics(tiny: bool) -> Iterator[Item]:
+    """Shapes as in training, and shapes that need padding. sizes: see problems.py."""
+
+    def item(function: str, dtype: str, sizes: list[int], **more: Any) -> Item:
+        more |= {"interpret": True} if tiny else {}
+        return _kernel_item("numerics", "numerics", function, dtype, sizes, **more)
+
+    for function in LAYERNORM:
+        shapes = [("bf16", [9, 100])] if tiny else [
+            ("bf16", [ROWS, 768]), ("bf16", [16384, 1024]), ("bf16", [16384, 1280]), ("bf16", [16384, 1600]),
+            ("bf16", [4096, 2560]), ("bf16", [1024, 12288]), ("bf16", [1001, 768]), ("bf16", [63, 100]),
+            ("bf16", [1, 1600]), ("fp16", [4095, 768]), ("fp32", [16384, 768]), ("fp32", [1001, 1600]),
+        ]  # fmt: skip
+        for dtype, sizes in shapes:
+            yield item(function, dtype, sizes)
+    for function in ("gelu_forward", "gelu_backward"):
+        shapes = [("bf16", [3, 700])] if tiny else [
+            ("bf16", [ROWS, 3072]), ("bf16", [4095, 6401]), ("fp16", [4096, 3072]), ("fp32", [4096, 3072]),
+        ]  # fmt: skip
+        for dtype, sizes in shapes:
+            yield item(function, dtype, sizes)
+    for function in ("softmax_forward", "softmax_backward"):
+        shapes = [("bf16", [1, 2, 33])] if tiny else [
+            ("bf16", [8, 12, 1024]), ("bf16", [2, 3, 1000]), ("bf16", [2, 3, 63]), ("bf16", [2, 3, 1]),
+            ("fp16", [2, 12, 1024]), ("fp32", [2, 12, 1024]),
+        ]  # fmt: skip
+        for dtype, sizes in shapes:
+            yield item(function, dtype, sizes)
+    for form in ("shared", "sweeps"):
+        shapes = [("bf16", [3, 257, 384])] if tiny else [
+            ("bf16", [4096, V, VP]), ("bf16", [4095, 65, 128]), ("bf16", [63, V, V]), ("fp16", [1024, V, VP]),
+            ("fp32", [1024, V, VP]),
+        ]  # fmt: skip
+        for dtype, sizes in shapes:
+            yield item("classifier", dtype, sizes, form=form)
+    for dtype, sizes in [("bf16", [2, 40, 100, 128])] if tiny else [
+        ("bf16", [64, 1024, 768, VP]), ("bf16", [4, 1000, 1600, VP]), ("bf16", [2, 63, 100, 384]),
+        ("fp16", [4, 1024, 768, VP]), ("fp32", [4, 1024, 768, VP]),
+    ]:  # fmt: skip
+        yield item("embedding_backward", dtype, sizes)
+    d12, d48 = 124_518_400, 1_557_725_184  # elements of the flat buffers
+    for dtype, size in [("bf16", 2**17)] if tiny else [("bf16", d12), ("fp32", d12), ("fp16", d12), ("bf16", d48)]:
+        yield item(
+            "adamw_update", dtype, [size], **({"reference": "fp32"} if size == d48 else {})
+        )  # more than 2^32 bytes
+        yield item("global_norm", dtype, [size])
+    for masters in (True, False):
+        size = 2**16 if tiny else d12
+        yield item("adamw_update", "bf16", [size], rounding="stochastic", master_weights=masters)
+    shapes = [("bf16", [1, 70, 2, 64])] if tiny else [
+        ("bf16", [4, 1024, 12, 64]), ("bf16", [2, 1000, 25, 64]), ("bf16", [2, 63, 3, 64]), ("fp16", [2, 1024, 12, 64]),
+        ("bf16", [2, 1024, 6, 32]), ("bf16", [2, 1024, 6, 80]), ("bf16", [2, 1024, 6, 96]), ("bf16", [2, 1024, 6, 128]),
+        ("bf16", [3, 1, 2, 64]), ("bf16", [1, 4096, 4, 64]),
+    ]  # fmt: skip
+    for function in ("attention", "relu_attention"):
+        for version in ("mma", "wgmma"):
+            for dtype, sizes in shapes[: 4 if function == "relu_attention" else None]:
+                yield item(function, dtype, sizes, implementation=version)
+    if not tiny:
+        yield item("attention", "bf16", [4, 1024, 12, 64], implementation="cudnn")
+    model = "L1-NH2-C64-V100-T32" if tiny else "L2-NH12-C768"
+    for dtype in ("bf16",) if tiny else ("bf16", "fp16"):
+        arguments = {"function": "model", "dtype": dtype, "sizes": [2, 24] if tiny else [4, 1024], "model": model}
+        more = {"interpret": True} if tiny else {}
+        yield Item("numerics", f"model {model} {dtype}", "numerics", arguments | more, seconds=180)
+
+
+def kernels(tiny: bool) -> Iterator[Item]:
+    """Times of every kernel beside XLA's, at GPT-2 124M's shapes and at the largest model's."""
+
+    def item(function: str, dtype: str, sizes: list[int], **more: Any) -> Item:
+        more |= {"interpret": True} if tiny else {}
+        return _kernel_item("kernels", "times", function, dtype, sizes, **more)
+
+    if tiny:
+        yield item("layernorm_forward", "bf16", [16, 128], against="xla")
+        yield item("classifier", "bf16", [4, 250, 256], form="sweeps", against="xla")
+        yield item("adamw_update", "bf16", [2**16], against="xla")
+        yield item("attention", "bf16", [1, 64, 2, 64], implementation="mma")
+        yield item("attention", "bf16", [1, 64, 2, 64], implementation="naive")
+        return
+    for C in (768, 1600):
+        for function in LAYERNORM:
+            yield item(function, "bf16", [ROWS, C], against="xla")
+    for C in (768, 1600):
+        for function in ("gelu_forward", "gelu_backward"):
+            yield item(function, "bf16", [ROWS, 4 * C], against="xla")
+    for form in ("shared", "sweeps"):
+        yield item("classifier", "bf16", [ROWS // 2, V, VP], form=form, against="xla")
+        yield item("classifier", "bf16", [8192, V, VP], form=form)
+    yield item("classifier", "fp32", [4096, V, VP], against="xla")
+    yield item("embedding_backward", "bf16", [64, 1024, 768, VP], against="xla")
+    for size in (124_518_400, 1_557_725_184):
+        yield item("adamw_update", "bf16", [size], against="xla")
+        yield item("global_norm", "bf16", [size], against="xla")
+    yield item("adamw_update", "bf16", [124_518_400], rounding="stochastic")
+    for function in ("softmax_forward", "softmax_backward"):
+        yield item(function, "bf16", [16, 12, 1024], against="xla")
+    for sizes in ([64, 1024, 12, 64], [16, 1024, 25, 64], [16, 1024, 12, 128], [16, 4096, 12, 64]):
+        for implementation in ("wgmma", "mma", "cudnn", "naive"):
+            if implementation != "naive" or sizes[1] == 1024:
+                yield item("attention", "bf16", sizes, implementation=implementation)
+    for implementation in ("wgmma", "mma"):
+        yield item("relu_attention", "bf16", [64, 1024, 12, 64], implementation=implementation)
+
+
+def tiles(tiny: bool) -> Iterator[Item]:
+    """Other numbers in pallas_kernels/tuning.py."""
+
+    def item(function: str, sizes: list[int], **changed: Any) -> Item:
+        more = {"interpret": True} if tiny else {}
+        return _kernel_item("tiles", "times", function, "bf16", sizes, tuning=changed, **more)
+
+    if tiny:
+        yield item("gelu_forward", [16, 128], gelu_block=1024)
+        return
+    for blocks in (1, 2, 3, 4, 6, 8):
+        yield item("layernorm_backward", [ROWS, 768], layernorm_blocks=blocks)
+        yield item("residual_layernorm_backward", [ROWS, 1600], layernorm_blocks=blocks)
+    for limits in ([512, 1024, 8192], [768, 1600, 8192], [1600, 2048, 8192]):
+        yield item("layernorm_forward", [ROWS, 1600], layernorm_forward=limits)
+        yield item("residual_layernorm_forward", [ROWS, 768], layernorm_forward=limits)
+    for limits in ([512, 1024, 4096], [1024, 2048, 4096], [1600, 2048, 4096]):
+        yield item("layernorm_backward", [ROWS, 1600], layernorm_backward=limits)
+        yield item("layernorm_backward", [ROWS, 768], layernorm_backward=limits)
+    for block in (1024, 2048, 4096, 8192):
+        yield item("gelu_forward", [ROWS, 3072], gelu_block=block)
+        yield item("gelu_backward", [ROWS, 3072], gelu_block=block)
+    for vector in (2, 4, 8):
+        yield item("adamw_update", [124_518_400], adamw_vector=vector)
+    for rows in (16, 32, 64, 128):
+        yield item("embedding_backward", [64, 1024, 768, VP], embedding_rows=rows)
+    for block in (256, 512, 1024):
+        yield item("softmax_forward", [16, 12, 1024], softmax_block=block)
+
+
+# ----- the whole step -----------------------------------------------------------------------------------------------
+
+TINY_MODEL = "L1-NH2-C64-V100-T32"
+
+
+def _step_item(part: str, name: str, tiny: bool, xla_flags: str = "", **arguments: Any) -> Item:
+    if tiny:
+        arguments |= {"model": TINY_MODEL, "B": 2, "T": 24, "steps": 1, "interpret": True}
+    return Item(part, name, "steps", arguments, fresh=True, seconds=300, xla_flags=xla_flags)
+
+
+def step(tiny: bool) -> Iterator[Item]:
+    sizes = [("d12", B) for B in (64, 32, 16)] + [("d48", 16), ("d36", 16), ("d24", 32), ("d24", 64), ("d48", 8)]
+    for model, B in sizes[:1] if tiny else sizes:
+        yield _step_item("step", f"{model} bf16 B={B}", tiny, model=model, B=B, dtype="bf16", recompute=0)
+    if not tiny:
+        yield _step_item("step", "d12 fp32 TF32 B=4", tiny, model="d12", B=4, dtype="fp32", recompute=0)
+
+
+def variants(tiny: bool) -> Iterator[Item]:
+    """GPT-2 124M in bf16 at B=32; the first line is what the others are changed from."""
+    fixed: dict[str, Any] = {"model": "d12", "B": 32, "dtype": "bf16", "recompute": 0}
+    changes: dict[str, dict[str, Any]] = {
+        "as it is": {},
+        "--kernels xla": {"kernels": "xla"},
+        "--kernels xla --attention cudnn": {"kernels": "xla", "attention": "cudnn"},
+        "--kernels xla --attention flash": {"kernels": "xla", "attention": "flash"},
+        "--attention cudnn": {"attention": "cudnn"},
+        "--attention naive": {"attention": "naive"},
+        "--kernels pallas": {"kernels": "pallas"},
+        "--logit-rows 0": {"logit_rows": 0},
+        "--logit-rows 4096": {"logit_rows": 4096},
+        "--logit-rows 16384": {"logit_rows": 16384},
+        "-r 1": {"recompute": 1},
+        "-r 2": {"recompute": 2},
+        "--recompute-blocks 1": {"recompute_blocks": 1},
+        "-ge 1": {"gelu_fusion": 1},
+        "-ge 2": {"gelu_fusion": 2},
+        "-w 0": {"master_weights": False},
+        "--dtype fp16": {"dtype": "fp16"},
+    }
+    for name, change in list(changes.items())[:2] if tiny else changes.items():
+        yield _step_item("variants", name, tiny, **(fixed | change))
+    flags = (
+        "--xla_gpu_enable_triton_gemm=false",
+        "--xla_gpu_triton_gemm_any=true",
+        "--xla_gpu_enable_cublaslt=true",
+        "--xla_gpu_enable_command_buffer=",
+        "--xla_gpu_enable_latency_hiding_scheduler=true",
+        "--xla_gpu_exhaustive_tiling_search=true",
+        "--xla_gpu_deterministic_ops=true",
+    )
+    for flag in () if tiny else flags:
+        yield _step_item("variants", flag, tiny, flag, **fixed)
+
+
+def repeat(tiny: bool) -> Iterator[Item]:
+    """`cache`: own = an empty compile cache, so everything is compiled and tuned anew."""
+    runs: dict[str, dict[str, Any]] = {
+        "first": {},
+        "again": {},
+        "own compile cache": {"cache": "own"},
+        "-r 1": {"recompute": 1},
+        "-r 2": {"recompute": 2},
+        "--recompute-blocks 1": {"recompute_blocks": 1},
+        "--kernels xla --attention cudnn": {"kernels": "xla", "attention": "cudnn"},
+        "--kernels xla --attention cudnn, again": {"kernels": "xla", "attention": "cudnn"},
+    }
+    fixed: dict[str, Any] = {"model": "d12", "B": 16, "dtype": "bf16", "recompute": 0}
+    fixed["digest_after"] = 2 if tiny else 20
+    for name, change in list(runs.items())[:2] if tiny else runs.items():
+        yield _step_item("repeat", name, tiny, **(fixed | change))
+
+
+def torch(tiny: bool) -> Iterator[Item]:
+    for B, dtype in [(2, "bf16")] if tiny else [(32, "bf16"), (64, "bf16"), (16, "bf16"), (4, "tf32")]:
+        arguments = {
+            "B": B,
+            "T": 32 if tiny else 1024,
+            "dtype": dtype,
+            "steps": 1 if tiny else 30,
+            "compiled": not tiny,
+        }
+        yield Item("torch", f"d12 {dtype} B={B}", "torch_step", arguments, fresh=True, seconds=240)
+
+
+# ----- whole programs -----------------------------------------------------------------------------------------------
+
+
+def start(tiny: bool) -> Iterator[Item]:
+    words = f"-e {TINY_MODEL} -b 2 -t 24" if tiny else "-e d12 -b 16 -t 1024"
+    yield Item("start", "d12", "programs", {"what": "start", "words": words}, fresh=True, seconds=300)
+
+
+def profile(tiny: bool) -> Iterator[Item]:
+    words = "-e L1-NH2-C64-V100-T64 -b 2 -t 24 --steps 1" if tiny else "-e d12 -b 32 -t 1024 -r 0 --dtype bf16"
+    yield Item("profile", "d12", "programs", {"what": "profile", "words": words}, fresh=True, seconds=400)
+
+
+def triton(tiny: bool) -> Iterator[Item]:
+    """Skipped, with the reason, where the packages do not fit together."""
+    shapes: list[tuple[str, list[int]]] = [
+        ("layernorm_forward", [ROWS, 768]), ("layernorm_backward", [ROWS, 768]),
+        ("residual_layernorm_forward", [ROWS, 768]), ("residual_layernorm_backward", [ROWS, 768]),
+        ("classifier", [8192, V, VP]), ("softmax_forward", [16, 12, 1024]), ("softmax_backward", [16, 12, 1024]),
+    ]  # fmt: skip
+    for function, sizes in shapes[:1] if tiny else shapes:
+        small = [16, 128] if tiny else sizes
+        for module in ("numerics", "times"):
+            arguments = {"function": function, "dtype": "bf16", "sizes": small, "implementation": "triton"}
+            yield Item("triton", f"{function} bf16 {'x'.join(map(str, small))} {module}", module, arguments)
+
+
+def llmc(tiny: bool) -> Iterator[Item]:
+    """llm.c on the same shapes."""
+    shapes = [("cuda", 32)] if tiny else [("cuda", 64), ("cuda", 32), ("cuda", 16), ("fp32", 4)]
+    for program, B in shapes:
+        dtype = "bf16" if program == "cuda" else "fp32 TF32"
+        arguments = {"what": "llmc", "program": program, "B": B}
+        yield Item("llmc", f"d12 {dtype} B={B}", "programs", arguments, fresh=True, seconds=240)

@@ -1,0 +1,272 @@
+"""The operations as problems: random inputs of a shape, the functions that solve it, the answer in float64, the work.
+
+`sizes` of a problem, by function:
+
+    layernorm_…, residual_layernorm_…   rows, C               gelu_…                    rows, columns
+    softmax_…                           B, NH, T              classifier                rows, V, Vp
+    embedding_backward                  B, T, C, Vp           adamw_update, global_norm elements
+    attention, relu_attention           B, T, NH, HS
+
+attention and relu_attention are forward and backward in one. Inputs are drawn anew for each problem; nothing is zero.
+"""
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.gpu.lines import NotMeasured
+from llmc_jax import kernels
+from llmc_jax.ops import attention as jnp_attention
+from llmc_jax.ops import softmax as jnp_softmax
+from llmc_jax.optimizer import AdamWNumbers
+
+DTYPES = {"bf16": jnp.bfloat16, "fp16": jnp.float16, "fp32": jnp.float32}
+SCALE = 0.125  # of the softmax's scores: heads of 64 channels
+ADAMW = AdamWNumbers(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
+MODULES = {
+    "layernorm_forward": "layernorm",
+    "layernorm_backward": "layernorm",
+    "residual_layernorm_forward": "layernorm",
+    "residual_layernorm_backward": "layernorm",
+    "gelu_forward": "gelu",
+    "gelu_backward": "gelu",
+    "softmax_forward": "softmax",
+    "softmax_backward": "softmax",
+    "classifier": "classifier",
+    "embedding_backward": "embedding",
+    "adamw_update": "adamw",
+    "global_norm": "adamw",
+    "attention": "attention",
+    "relu_attention": "attention",
+}
+Function = Callable[..., Any]
+
+
+class Problem(NamedTuple):
+    """Arrays, and how a function is called on them."""
+
+    function: str
+    arrays: tuple[jax.Array, ...]
+    bind: Callable[[Function], Function]  # of an implementation: a function of the arrays, which returns a tuple
+    bytes: int  # compulsory: each input read once, each output written once
+    flops: int = 0  # of matrix products: attention
+    donated: tuple[int, ...] = ()  # arrays that an implementation may overwrite
+    rows: bool = True  # errors are relative to the row they are in; else to the whole array
+
+
+def target() -> str:
+    """The architecture that kernels are made for here; sm_90 where they are interpreted on a CPU."""
+    machine = kernels.this_machine()
+    if machine.platform != "gpu":
+        return "sm_90"
+    if machine.target is None:
+        raise NotMeasured(f"no kernels for {machine.kind}")
+    return machine.target
+
+
+def _tuple(result: Any) -> tuple[jax.Array, ...]:
+    return tuple(part for part in (result if isinstance(result, tuple) else (result,)) if part is not None)
+
+
+def _plain(function: Function) -> Function:
+    return lambda *arrays: _tuple(function(*arrays))
+
+
+def skewed_tokens(shape: tuple[int, ...], vocab_size: int, seed: int) -> np.ndarray:
+    """Tokens int32 whose frequencies fall as 1/rank, as those of text do."""
+    rng = np.random.default_rng(seed)
+    share = np.cumsum(1.0 / np.arange(1, vocab_size + 1))
+    ranks = np.searchsorted(share / share[-1], rng.random(shape), side="right")
+    return rng.permutation(vocab_size)[np.minimum(ranks, vocab_size - 1)].astype(np.int32)
+
+
+def problem(function: str, dtype: str, sizes: Sequence[int], seed: int, **options: Any) -> Problem:
+    """A problem with fresh random inputs. options: of AdamW, rounding and master_weights."""
+    kind, keys = DTYPES[dtype], iter(jax.random.split(jax.random.key(seed), 16))
+
+    def normal(*shape: int, dtype: Any = kind, scale: float = 1.0, mean: float = 0.0) -> jax.Array:
+        return (jax.random.normal(next(keys), shape, jnp.float32) * scale + mean).astype(dtype)
+
+    if "layernorm" in function:
+        return _layernorm(function, normal, *sizes)
+    if function.startswith("gelu"):
+        x = normal(*sizes, scale=2.0)
+        arrays = (x,) if function == "gelu_forward" else (normal(*sizes), x)
+        return Problem(function, arrays, _plain, (len(arrays) + 1) * x.nbytes)
+    if function.startswith("softmax"):
+        return _softmax(function, normal, *sizes)
+    if function == "classifier":
+        return _classifier(normal, *sizes, seed=seed)
+    if function == "embedding_backward":
+        return _embedding(normal, *sizes, seed=seed)
+    if function == "adamw_update":
+        return _adamw(normal, kind, sizes[0], **options)
+    if function == "global_norm":
+        gradient = normal(sizes[0], scale=0.1)
+        return Problem(function, (gradient,), _plain, gradient.nbytes)
+    return _attention(function, normal, *sizes)
+
+
+def _layernorm(function: str, normal: Function, n: int, C: int) -> Problem:
+    x = normal(n, C, scale=2.0, mean=0.5)
+    w, b = normal(C, scale=0.2, mean=1.0), normal(C, scale=0.2)
+    if function == "layernorm_forward":
+        return Problem(function, (x, w, b), _plain, 2 * x.nbytes + 8 * n + 2 * w.nbytes)
+    if function == "residual_layernorm_forward":
+        return Problem(function, (x, normal(n, C), w, b), _plain, 4 * x.nbytes + 8 * n + 2 * w.nbytes)
+    _, mean, rstd = jax.jit(kernels.XLA.layernorm_forward)(x, w, b)
+    arrays = (normal(n, C), x, w, mean, rstd)
+    if function == "layernorm_backward":
+        return Problem(function, arrays, _plain, 3 * x.nbytes + 8 * n + 3 * w.nbytes)
+    return Problem(function, (normal(n, C), *arrays), _plain, 4 * x.nbytes + 8 * n + 3 * w.nbytes)
+
+
+def _softmax(function: str, normal: Function, B: int, NH: int, T: int) -> Problem:
+    scores = normal(B, NH, T, T, scale=8.0)
+
+    def bind(function: Function) -> Function:
+        return lambda *arrays: _tuple(function(*arrays, SCALE))
+
+    inside = scores.nbytes * (T + 1) // (2 * T)  # the part that the mask leaves
+    if function == "softmax_forward":
+        return Problem(function, (scores,), bind, inside + scores.nbytes)
+    att = jax.jit(jnp_softmax.softmax_forward, static_argnums=1)(scores, SCALE)
+    return Problem(function, (normal(B, NH, T, T), att), bind, 2 * inside + scores.nbytes)
+
+
+def _classifier(normal: Function, n: int, V: int, Vp: int, *, seed: int) -> Problem:
+    logits, dlosses = normal(n, Vp, scale=3.0), normal(n, dtype=jnp.float32, scale=0.2, mean=1.0)
+    targets = jax.random.randint(jax.random.key(seed + 1), (n,), 0, V, jnp.int32).at[0].set(V - 1)
+
+    def bind(function: Function) -> Function:
+        return lambda *arrays: _tuple(function(*arrays, V))
+
+    return Problem("classifier", (logits, targets, dlosses), bind, 2 * logits.nbytes + 12 * n, donated=(0,))
+
+
+def _embedding(normal: Function, B: int, T: int, C: int, Vp: int, *, seed: int) -> Problem:
+    tokens = jnp.asarray(skewed_tokens((B, T), Vp - 47, seed))
+    dout, dwte = normal(B, T, C), normal(Vp, C, dtype=jnp.float32)
+    touched = 2 * 4 * C * len(np.unique(np.asarray(tokens)))
+    moved = dout.nbytes + tokens.nbytes + touched + T * C * dout.dtype.itemsize
+    return Problem("embedding_backward", (dout, tokens, dwte), _plain, moved, donated=(2,))
+
+
+def _adamw(normal: Function, kind: Any, n: int, rounding: str = "nearest", master_weights: bool = True) -> Problem:
+    params = normal(n, dtype=jnp.float32 if master_weights else kind, scale=0.02)
+    m, v = normal(n, dtype=jnp.float32, scale=1e-3), jnp.square(normal(n, dtype=jnp.float32, scale=1e-3))
+    gradient = normal(n, scale=1e-3)
+    copy = params.astype(kind) if master_weights and kind != jnp.float32 else None
+    arrays = (params, m, v, gradient) + (() if copy is None else (copy,))
+    decay = ((0, n // 3), (n // 2 + 1, n - n // 7))
+
+    def bind(function: Function) -> Function:
+        def update(params: Any, m: Any, v: Any, gradient: Any, copy: Any = None) -> tuple[jax.Array, ...]:
+            scalars = {"scale": 0.5, "learning_rate": 1e-3, "update": 3}
+            arrays = {name: jnp.asarray(value, jnp.float32) for name, value in scalars.items()}
+            seed = jnp.uint32(7) if rounding == "stochastic" else None
+            updated = function(
+                params, m, v, gradient, **arrays, apply=jnp.array(True), numbers=ADAMW, decay=decay, copy=copy,
+                rounding=rounding, seed=seed,
+            )  # fmt: skip
+            return _tuple(updated)
+
+        return update
+
+    written = 2 * (params.nbytes + m.nbytes + v.nbytes) + (0 if copy is None else copy.nbytes)
+    donated = (0, 1, 2) if copy is None else (0, 1, 2, 4)
+    return Problem("adamw_update", arrays, bind, written + gradient.nbytes, donated=donated, rows=False)
+
+
+def _attention(function: str, normal: Function, B: int, T: int, NH: int, HS: int) -> Problem:
+    dout, qkv = normal(B, T, NH * HS), normal(B, T, 3 * NH * HS)
+
+    def bind(functions: Any) -> Function:
+        """functions: the pair (forward, backward)."""
+
+        def both(dout: jax.Array, qkv: jax.Array) -> tuple[jax.Array, ...]:
+            out, saved = functions[0](qkv, NH)
+            return out, functions[1](dout, qkv, out, saved, NH)
+
+        return both
+
+    moved = 2 * (qkv.nbytes + dout.nbytes) + qkv.nbytes + dout.nbytes + 8 * B * NH * T
+    return Problem(function, (dout, qkv), bind, moved, flops=7 * B * NH * T * T * HS)
+
+
+# ----- who solves them ----------------------------------------------------------------------------------------------
+
+
+def implementation(function: str, name: str = "pallas", *, interpret: bool = False, form: str = "") -> Any:
+    """A function of `function`'s signature; of attention the pair forward, backward.
+
+    name: pallas, xla, triton; of attention pallas, mma, wgmma, cudnn, naive.
+    """
+    if function in ("attention", "relu_attention"):
+        return _attention_pair(function, name, interpret)
+    if name == "xla":
+        return getattr(jnp_softmax, function, None) or getattr(kernels.XLA, function)
+    if name == "triton":
+        from llmc_jax import triton
+
+        if problem := triton.availability():
+            raise NotMeasured(problem)
+        module = importlib.import_module(f"llmc_jax.triton.{MODULES[function]}")
+        return partial(getattr(module, function), target=target())
+    module = importlib.import_module(f"pallas_kernels.{MODULES[function]}")
+    more = {"form": form} if form else {}
+    return partial(getattr(module, function), target=target(), interpret=interpret, **more)
+
+
+def _attention_pair(function: str, name: str, interpret: bool) -> tuple[Function, Function]:
+    if name == "cudnn":
+        return kernels.cudnn_attention_forward, kernels.cudnn_attention_backward
+    if name == "naive":
+        return getattr(jnp_attention, f"{function}_forward"), getattr(jnp_attention, f"{function}_backward")
+    if name == "wgmma" and target() != "sm_90":
+        raise NotMeasured(f"wgmma exists on Hopper alone, and this is {target()}")
+    from pallas_kernels import attention
+
+    version = None if name == "pallas" else name
+    chosen: dict[str, Any] = {"target": target(), "version": version, "interpret": interpret}
+    return (
+        partial(getattr(attention, f"{function}_forward"), **chosen),
+        partial(getattr(attention, f"{function}_backward"), **chosen),
+    )
+
+
+def expected(given: Problem, wide: Any = jnp.float64) -> tuple[jax.Array, ...]:
+    """What the problem's outputs should be, in float64 (with 64 bits enabled) or float32, before they are rounded.
+
+    The sum of residual_layernorm_forward is rounded before it is normalised: that is what the operation says.
+    """
+
+    def widened(*arrays: jax.Array) -> list[jax.Array]:
+        return [each.astype(wide) if jnp.issubdtype(each.dtype, jnp.floating) else each for each in arrays]
+
+    arrays = given.arrays
+    if given.function == "residual_layernorm_forward":
+        x, f, w, b = arrays
+        total = (x.astype(jnp.float32) + f.astype(jnp.float32)).astype(x.dtype)
+        return total, *kernels.XLA.layernorm_forward(*widened(total, w, b))
+    if given.function == "adamw_update":
+        params, m, v, gradient, *copy = arrays
+        updated = given.bind(partial(_nearest, kernels.XLA.adamw_update))(*widened(params, m, v, gradient))
+        return *updated, *(updated[:1] if copy else ())
+    solver = implementation(given.function, "naive" if "attention" in given.function else "xla")
+    return given.bind(solver)(*widened(*arrays))
+
+
+def _nearest(function: Function, *arrays: Any, rounding: str, seed: Any, **named: Any) -> Any:
+    return function(*arrays, **named)
+
+
+def seed_of(text: str) -> int:
+    """A seed that depends on the text alone."""
+    return math.prod(byte + 3 for byte in text.encode()) % (2**31 - 1)

@@ -1,0 +1,136 @@
+"""Whole programs, started as a user would: train.py to its first step, the profiler, and llm.c's own trainers."""
+
+import os
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.gpu.lines import Figures, NotMeasured
+
+ROOT = Path(__file__).resolve().parents[2]
+VOCAB = 50257
+
+
+def measure(what: str, words: str = "", program: str = "", B: int = 0) -> Figures:
+    """what: 'start' or 'profile', with the flags for the model; or 'llmc', a program of its and B."""
+    if what == "llmc":
+        return llmc(program, B)
+    missing = [name for name in ("rich", "matplotlib", "tiktoken") if find_spec(name) is None]
+    if missing:
+        raise NotMeasured(f"train.py's packages {', '.join(missing)} are not installed")
+    return start(words) if what == "start" else profile(words)
+
+
+def write_tokens(path: Path, count: int, vocab_size: int) -> Path:
+    """A file of random tokens as llm.c has them."""
+    from llmc_jax.data.tokenfile import write_token_file
+
+    write_token_file(path, np.random.default_rng(0).integers(0, vocab_size, count).astype(np.uint16))
+    return path
+
+
+# ----- ours ---------------------------------------------------------------------------------------------------------
+
+
+def start(words: str) -> Figures:
+    """Seconds from the command to the line of the first step, with an empty compile cache and then with that filled."""
+    from llmc_jax.config import parse_descriptor
+
+    flags = dict(zip(words.split()[::2], words.split()[1::2], strict=True))
+    vocab_size = parse_descriptor(flags["-e"]).vocab_size
+    with tempfile.TemporaryDirectory() as folder:
+        tokens = write_tokens(Path(folder) / "tokens.bin", 8 * int(flags["-b"]) * int(flags["-t"]) + 1, vocab_size)
+        seconds = [seconds_to_first_step(words, tokens, Path(folder), run) for run in ("cold", "warm", "warm again")]
+    return {"cold s": seconds[0], "warm s": min(seconds[1:]), "flags": words}
+
+
+def seconds_to_first_step(words: str, tokens: Path, folder: Path, run: str) -> float:
+    """Starts train.py and waits for the line of its first step."""
+    command = [sys.executable, "-u", str(ROOT / "train.py"), *shlex.split(words), "-i", str(tokens), "-j", str(tokens)]
+    command += ["-x", "2", "-v", "0", "-s", "0", "--no-save", "-o", str(folder / run)]
+    environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
+    environment["LLMC_JAX_CACHE"] = str(folder / "cache")
+    begin = time.perf_counter()
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=folder
+    )
+    assert process.stdout is not None
+    seconds, output = None, []
+    for line in process.stdout:
+        output.append(line)
+        if seconds is None and line.lstrip().startswith("step    1/"):
+            seconds = time.perf_counter() - begin
+    if process.wait() or seconds is None:
+        raise RuntimeError(f"{shlex.join(command)} ended with status {process.returncode}: {''.join(output)[-300:]}")
+    return seconds
+
+
+def profile(words: str) -> Figures:
+    """Runs the profiler; its table and its JSON go into the results' folder, the trace beside the scratch files."""
+    results, scratch = Path(os.environ["GPU_CHECK_OUTPUT"]), Path(os.environ["GPU_CHECK_SCRATCH"])
+    name = os.environ["GPU_CHECK_NAME"]
+    json_file, text_file = results / f"{name}_profile.json", results / f"{name}_profile.txt"
+    picture = results / f"{name}_layer.png"
+    command = [sys.executable, "-m", "llmc_jax.profile", *shlex.split(words), "--json", str(json_file)]
+    command += ["--trace", str(scratch / "trace"), "--picture", str(picture)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{shlex.join(command)} ended with status {done.returncode}: {done.stderr[-300:]}")
+    text_file.write_text(f"$ python -m llmc_jax.profile {words}\n\n{done.stdout}")
+    return {"table": text_file.name, "JSON": json_file.name, "trace": str(scratch / "trace"), "flags": words}
+
+
+# ----- llm.c --------------------------------------------------------------------------------------------------------
+
+# step    5/20 | loss 10.98 (+nanz)| norm 15.3 (+nanz)| lr 3.00e-04 | 118.37 ms | 40.9% bf16 MFU | 553656 tok/s
+CUDA_LINE = re.compile(r"^step +\d+/\d+ \|.*\| +([\d.]+) ms \|", re.MULTILINE)
+# step    5/74: train loss 4.36 (acc 4.36) (80.639 ms, 50800 tok/s)
+FP32_LINE = re.compile(r"^step +\d+/\d+: train loss .*\(([\d.]+) ms,", re.MULTILINE)
+STEPS = 20
+
+
+def llmc(program: str, B: int) -> Figures:
+    """Milliseconds of llm.c's step. program: 'cuda' for train_gpt2cu (bf16), 'fp32' for train_gpt2fp32cu."""
+    if "LLMC" not in os.environ:
+        raise NotMeasured("$LLMC does not name a folder with llm.c's train_gpt2cu and train_gpt2fp32cu")
+    binary = Path(os.environ["LLMC"]) / f"train_gpt2{program if program == 'fp32' else ''}cu"
+    if not binary.exists():
+        raise NotMeasured(f"{binary} does not exist")
+    with tempfile.TemporaryDirectory() as folder:
+        tokens = write_tokens(Path(folder) / "tokens.bin", STEPS * B * 1024 + 1, VOCAB)
+        command = [str(binary), "-i", str(tokens), "-j", str(tokens), "-b", str(B), "-t", "1024", "-v", "1000"]
+        if program == "fp32":  # reads its model from the folder it is started in
+            write_random_model(Path(folder) / "gpt2_124M.bin")
+            command += ["-s", "1000", "-m", "1"]
+        else:
+            command += ["-e", "d12", "-d", str(B * 1024), "-x", str(STEPS), "-s", "0", "-m", "1", "-h", "0"]
+            command += ["-r", os.environ.get("LLMC_RECOMPUTE", "0")]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+    times = step_times(done.stdout)
+    if done.returncode or len(times) < 8:
+        raise RuntimeError(f"{binary.name} ended with status {done.returncode}: {(done.stdout + done.stderr)[-300:]}")
+    ms = statistics.median(times[5:])
+    return {"ms": ms, "tok/s": 1e3 * B * 1024 / ms, "runs": shlex.join([binary.name, *command[5:]])}
+
+
+def step_times(output: str) -> list[float]:
+    """Milliseconds of the steps that one of llm.c's programs printed."""
+    return [float(text) for text in (CUDA_LINE.findall(output) or FP32_LINE.findall(output))]
+
+
+def write_random_model(path: Path) -> None:
+    """GPT-2 124M with random weights, as a file of llm.c's."""
+    from llmc_jax.checkpoint.llmc import write_model
+    from llmc_jax.config import parse_descriptor
+    from llmc_jax.init import random_parameters
+
+    config = parse_descriptor("d12")
+    write_model(path, config, random_parameters(config), version=3)

@@ -1,0 +1,176 @@
+"""What has been measured on one machine: kept as JSON, shown as one page of tables."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.gpu.lines import Figures
+from benchmarks.gpu.plan import PARTS, Item
+
+DONE, SKIPPED, FAILED = "done", "skipped", "failed"
+Key = tuple[str, str]  # part, name of the item
+
+
+class Record(NamedTuple):
+    """One item, measured or tried."""
+
+    status: str  # DONE, SKIPPED or FAILED
+    figures: Figures
+    message: str  # why not
+    date: str
+    source: str  # of llmc_jax and pallas_kernels, as `source_digest` has it
+    seconds: float  # that measuring took
+
+
+class Results:
+    """The records of one machine. Each change is written at once."""
+
+    def __init__(self, folder: Path, device: str) -> None:
+        self.name = "gpu_" + re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_")
+        self.json_file, self.page = folder / f"{self.name}.json", folder / f"{self.name}.md"
+        self.machine: dict[str, str] = {}
+        self.commands: list[str] = []
+        self.records: dict[Key, Record] = {}
+        if self.json_file.exists():
+            content = json.loads(self.json_file.read_text())
+            self.machine, self.commands = content["machine"], content["commands"]
+            self.records = {(part, name): Record(*fields) for part, name, *fields in content["records"]}
+
+    def save(self) -> None:
+        """Writes the JSON file, whole or not at all."""
+        rows = [[*key, *record] for key, record in self.records.items()]
+        lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
+        about = f'"machine": {json.dumps(self.machine)},\n "commands": {json.dumps(self.commands)}'
+        text = f'{{{about},\n "records": [\n{lines}\n]}}\n'
+        temporary = self.json_file.with_suffix(".tmp")
+        temporary.write_text(text)
+        temporary.replace(self.json_file)
+
+    def add(self, item: Item, record: Record) -> None:
+        """Keeps a record, in place of an earlier one of the same item."""
+        self.records[item.part, item.name] = record
+        self.save()
+
+    def figures(self, part: str, pattern: str, figure: str) -> Iterator[tuple[str, float]]:
+        """(name, number) of a figure of every item that was measured and whose name matches a pattern like `d12*`.
+
+        What is said of a kernel that computes something wrong is left out.
+        """
+        for (of_part, name), record in self.records.items():
+            if of_part == part and fnmatchcase(name, pattern) and record.status == DONE:
+                number = self.shown(of_part, name, record).get(figure)
+                if isinstance(number, (int, float)) and not self.is_wrong(of_part, name):
+                    yield name, float(number)
+
+    def copy_rate(self) -> float | None:
+        """GB/s of the measured copy."""
+        record = self.records.get(("machine", "copy"))
+        return float(record.figures["GB/s"]) if record and record.status == DONE else None
+
+    def shown(self, part: str, name: str, record: Record) -> Figures:
+        """The figures, with GB/s as a share of the measured copy's where both are known."""
+        rate, figures = self.copy_rate(), dict(record.figures)
+        if part in ("kernels", "tiles", "triton") and rate and "GB/s" in figures:
+            figures["of copy"] = float(figures["GB/s"]) / rate
+        return figures
+
+    def wrong(self) -> dict[Key, str]:
+        """What failed its comparison with float64, and how."""
+        found = {}
+        for (part, name), record in self.records.items():
+            if part == "numerics" or name.endswith(" numerics"):
+                verdict = str(record.figures.get("verdict", ""))
+                if record.status == FAILED or verdict.startswith("WRONG"):
+                    found[part, name] = record.message or verdict
+        return found
+
+    def is_wrong(self, part: str, name: str) -> bool:
+        """Whether the kernel that an item times failed, in this dtype and form, on any shape."""
+        return any(
+            (part == "triton") == (of_part == "triton") and _same_kernel(name, failed)
+            for of_part, failed in self.wrong()
+        )
+
+
+def _same_kernel(timed: str, failed: str) -> bool:
+    """Whether an item that measures time runs the kernel that an item of numerics tested."""
+
+    def of(name: str) -> tuple[list[str], set[str]]:
+        words = name.split()
+        return words[:2], {word for word in words if word.startswith(("form=", "implementation="))}
+
+    (timed_of, timed_how), (failed_of, failed_how) = of(timed), of(failed)
+    return timed_of == failed_of and (timed_how == failed_how or not timed_how or not failed_how)
+
+
+# ----- the page -----------------------------------------------------------------------------------------------------
+
+
+def number(value: float | int | str) -> str:
+    """A figure for the table."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) or abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def columns_of(rows: Iterable[Figures]) -> list[str]:
+    """All names of figures, in the order in which they first appear."""
+    found: dict[str, None] = {}
+    for row in rows:
+        found |= dict.fromkeys(row)
+    return list(found)
+
+
+def part_table(results: Results, part: str) -> str:
+    """The Markdown table of one part; empty if nothing of it was tried."""
+    of_part = {name: record for (p, name), record in results.records.items() if p == part}
+    if not of_part:
+        return ""
+    shown = {name: results.shown(part, name, record) for name, record in of_part.items()}
+    columns = columns_of(shown.values())
+    dates = sorted({record.date for record in of_part.values()})
+    sources = sorted({record.source for record in of_part.values()})
+    lines = [f"## {part}", "", f"{PARTS[part][0].upper()}{PARTS[part][1:]}.", ""]
+    lines += [f"Measured {' and '.join(dates[:: max(1, len(dates) - 1)])}; source {', '.join(sources)}.", ""]
+    lines += [f"| item | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
+    for name, record in of_part.items():
+        if record.status == DONE:
+            cells = [number(shown[name][column]) if column in shown[name] else "" for column in columns]
+            if part in ("kernels", "tiles", "triton") and results.is_wrong(part, name):
+                cells[-1] += " (its numerics are wrong: not to be believed)"
+        else:
+            cells = [f"{record.status}: {record.message}", *[""] * (len(columns) - 1)]
+        row = f"| {name} | {' | '.join(cells)}" if columns else f"| {name}: {record.status}: {record.message}"
+        lines.append(row.replace("\n", " ") + " |")
+    return "\n".join(lines)
+
+
+def page(results: Results, summary: str, lines_for_kernels: str) -> str:
+    """The whole page."""
+    machine = ", ".join(f"{name} {value}" for name, value in results.machine.items() if name != "device")
+    head = [f"# {results.machine.get('device', 'GPU')}", "", f"{machine}.", ""]
+    head += ["Made by:", "", "```", *results.commands, "```", ""]
+    head += ["Times are medians; the spread is the largest less the least, as a share. docs: [gpu.md](../gpu.md).", ""]
+    wrong = results.wrong()
+    if wrong:
+        head += ["## Wrong", "", *[f"- {name}: {verdict}" for (_, name), verdict in wrong.items()], ""]
+    head += ["## Summary", "", summary, ""]
+    if lines_for_kernels:
+        head += ["## For `MEASURED` in llmc_jax/kernels.py", "", "```python", lines_for_kernels, "```", ""]
+    tables = [table for part in PARTS if (table := part_table(results, part))]
+    return "\n".join([*head, "\n\n".join(tables), ""])
+
+
+def source_digest(root: Path) -> str:
+    """Twelve digits of the SHA-256 of everything that is measured: a copy of the repository has no commit to name."""
+    hashed = hashlib.sha256()
+    for folder in ("llmc_jax", "pallas_kernels"):
+        for path in sorted((root / folder).rglob("*.py")):
+            hashed.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return hashed.hexdigest()[:12]

@@ -1,0 +1,165 @@
+"""A training step as train.py makes it, on random weights and random text-like tokens: its time, memory and bits."""
+
+import hashlib
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.gpu.lines import Figures
+from benchmarks.gpu.problems import DTYPES, skewed_tokens, target
+from llmc_jax import hardware, kernels
+from llmc_jax.config import ModelConfig, parse_descriptor
+from llmc_jax.gpt2 import Execution
+from llmc_jax.optimizer import AdamWNumbers
+from llmc_jax.params import flat_size, num_parameters
+from llmc_jax.schedule import ScheduleNumbers
+from llmc_jax.step import StepNumbers, StepOptions, initial_state, train_step
+
+LOGIT_ROWS = 8192  # train.py's own on a GPU
+QUEUED = 3  # steps that are started together
+
+
+def measure(
+    model: str,
+    B: int,
+    dtype: str,
+    *,
+    T: int = 1024,
+    kernels: str = "auto",
+    attention: str = "auto",
+    recompute: int = 0,
+    recompute_blocks: int = 0,
+    logit_rows: int = LOGIT_ROWS,
+    gelu_fusion: int = -1,
+    master_weights: bool = True,
+    steps: int = 36,
+    digest_after: int = 0,
+    interpret: bool = False,
+    cache: str = "",
+) -> Figures:
+    """Tokens per second, both MFUs, seconds of the first call and peak memory; or, with digest_after, the bits of the
+    losses and parameters after so many steps. The other arguments are train.py's flags. cache: the parent's affair.
+    """
+    config = parse_descriptor(model)
+    execution, runs = choose(config, dtype, kernels, attention, gelu_fusion, interpret)
+    execution = execution._replace(recompute=recompute, recompute_blocks=recompute_blocks, logit_rows=logit_rows)
+    rounding = "nearest" if master_weights or dtype != "bf16" else "stochastic"
+    options = StepOptions("cosine", "matrices", execution, rounding)
+    state = initial_state(
+        random_values(config), DTYPES[dtype], master_weights=master_weights,
+        loss_scale=128.0 if dtype == "fp16" else None,
+    )  # fmt: skip
+    tokens = skewed_tokens((1, B, T + 1), config.vocab_size, seed=1)
+    batch = jnp.asarray(tokens[..., :-1]), jnp.asarray(tokens[..., 1:])
+    numbers = step_numbers()
+
+    start = time.perf_counter()
+    compiled = train_step.lower(state, *batch, numbers, config, options).compile()
+    state, metrics = compiled(state, *batch, numbers)
+    first_loss = float(metrics.loss)
+    first = time.perf_counter() - start
+
+    def step(state: Any) -> tuple[Any, Any]:
+        return compiled(state, *batch, numbers)
+
+    if digest_after:
+        return digest(step, state, first_loss, digest_after) | {"runs": runs}
+    seconds, spread, state, loss = timed(step, state, steps)
+    return rates(config, B * T, T, seconds, dtype) | {
+        "ms": 1e3 * seconds, "spread": spread, "first call s": first, "GiB": peak_gib(compiled),
+        "loss": first_loss, "loss later": loss, "runs": runs,
+    }  # fmt: skip
+
+
+def choose(
+    config: ModelConfig, dtype: str, wanted: str, attention: str, gelu_fusion: int, interpret: bool
+) -> tuple[Execution, str]:
+    """What runs, and in words. A fallback from what was asked for is an error: its time would be believed."""
+    if interpret and wanted != "xla":
+        return Execution(kernels.pallas_operations(target(), interpret=True)), "pallas, interpreted"
+    wish = kernels.Wish(wanted, attention, strict=True, gelu_fusion=gelu_fusion)
+    selection = kernels.choose(wish, kernels.this_machine(), dtype, config.head_size)
+    names: dict[str, list[str]] = {}
+    for choice in selection.choices:
+        names.setdefault(choice.implementation, []).append(choice.operation)
+    runs = "; ".join(f"{implementation}: {', '.join(operations)}" for implementation, operations in names.items())
+    return Execution(selection.op, gelu_fusion=selection.gelu_fusion), runs
+
+
+def random_values(config: ModelConfig) -> jax.Array:
+    """A flat buffer (flat_size,) float32, made on the device: what a random start looks like, nearly."""
+    used = jnp.arange(flat_size(config)) < num_parameters(config)
+    return jnp.where(used, 0.02 * jax.random.normal(jax.random.key(0), used.shape, jnp.float32), 0.0)
+
+
+def step_numbers() -> StepNumbers:
+    """A schedule's numbers, all on the device."""
+
+    def real(number: float) -> jax.Array:
+        return jnp.asarray(number, jnp.float32)
+
+    def count(number: int) -> jax.Array:
+        return jnp.asarray(number, jnp.int32)
+
+    schedule = ScheduleNumbers(real(1e-4), count(10), count(1000), real(0.0), count(1000), real(0.1))
+    adamw = AdamWNumbers(real(0.9), real(0.95), real(1e-8), real(0.1))
+    return jax.device_put(StepNumbers(schedule, adamw, real(1.0)))
+
+
+def timed(step: Callable[[Any], tuple[Any, Any]], state: Any, steps: int) -> tuple[float, float, Any, float]:
+    """Median seconds of a step, its spread, the state and the loss at the end."""
+    queued = min(QUEUED, steps)
+    times = []
+    for turn in range(steps // queued + 1):
+        start = time.perf_counter()
+        for _ in range(queued):
+            state, metrics = step(state)
+        jax.block_until_ready(metrics)
+        if turn:  # the first ones warm up
+            times.append((time.perf_counter() - start) / queued)
+    median = statistics.median(times)
+    return median, (max(times) - min(times)) / median, state, float(metrics.loss)
+
+
+def rates(config: ModelConfig, tokens: int, T: int, seconds: float, dtype: str) -> Figures:
+    """Tokens per second, and MFU by both definitions where the peak is known."""
+    found: Figures = {"tok/s": tokens / seconds}
+    device = jax.devices()[0]
+    peak = hardware.peak_flops(device.device_kind, "tf32" if dtype == "fp32" else dtype)  # type: ignore[arg-type]
+    for name, definition in (("PaLM MFU", "palm"), ("llm.c MFU", "llm.c")):
+        flops = hardware.flops_per_token(config, T, definition=definition)  # type: ignore[arg-type]
+        utilization = hardware.model_flops_utilization(flops * tokens / seconds, peak)
+        if utilization is not None:
+            found[name] = utilization
+    return found
+
+
+def peak_gib(compiled: Any) -> float:
+    """GiB that the device held at most; where it does not say, what the program needs."""
+    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    if peak is None:
+        memory = compiled.memory_analysis()
+        peak = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
+    return peak / 2**30
+
+
+def digest(step: Callable[[Any], tuple[Any, Any]], state: Any, first_loss: float, count: int) -> Figures:
+    """SHA-256 of the bits of all losses, and of parameters and AdamW's buffers, after `count` steps."""
+    losses = [first_loss]
+    for _ in range(count - 1):
+        state, metrics = step(state)
+        losses.append(float(metrics.loss))
+    hashed = hashlib.sha256()
+    for array in (state.params, state.m, state.v):
+        hashed.update(np.asarray(array).tobytes())
+    return {
+        "loss": losses[0],
+        "loss later": losses[-1],
+        "losses": hashlib.sha256(np.asarray(losses, np.float32).tobytes()).hexdigest()[:16],
+        "state": hashed.hexdigest()[:16],
+    }

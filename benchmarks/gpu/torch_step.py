@@ -1,0 +1,69 @@
+"""The peer: GPT-2 124M's training step in PyTorch on a GPU, compiled, flash attention, fused AdamW, bf16 by autocast.
+
+The model is benchmarks/torch_peer.py's. Imports nothing else of this project.
+"""
+
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.gpu.lines import Figures, NotMeasured
+
+
+def measure(B: int, T: int, dtype: str, steps: int, compiled: bool) -> Figures:
+    """Tokens per second. dtype: bf16, or tf32 for fp32 with TF32 products."""
+    try:
+        import torch
+    except ImportError:
+        raise NotMeasured("PyTorch is not installed") from None
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    import torch_peer
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_float32_matmul_precision("high")
+    torch.manual_seed(1337)
+    model = torch_peer.GPT2().to(device)
+    optimizer = torch_peer.make_optimizer(model, "fused")
+    loss_of = torch.compile(model) if compiled else model
+    share = np.cumsum(1.0 / np.arange(1, torch_peer.V + 1))
+    rng = np.random.default_rng(1)
+    ids = rng.permutation(torch_peer.V)[np.searchsorted(share / share[-1], rng.random((B, T + 1)))]
+    tokens = torch.as_tensor(ids, device=device)
+    batch = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def step() -> "torch.Tensor":
+        with torch.autocast(device, torch.bfloat16, enabled=dtype == "bf16"):
+            loss = loss_of(*batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    def wait() -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    start = time.perf_counter()
+    first_loss = step().item()
+    first = time.perf_counter() - start
+    for _ in range(3 if steps > 3 else 0):
+        step()
+    times = []
+    for _ in range(max(1, steps // 3)):
+        wait()
+        start = time.perf_counter()
+        for _ in range(min(3, steps)):
+            loss = step()
+        wait()
+        times.append((time.perf_counter() - start) / min(3, steps))
+    seconds = statistics.median(times)
+    gib = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0
+    return {
+        "tok/s": B * T / seconds, "ms": 1e3 * seconds, "spread": (max(times) - min(times)) / seconds,
+        "first call s": first, "GiB": gib, "loss": first_loss, "loss later": loss.item(),
+        "runs": f"torch {torch.__version__}{', compiled' if compiled else ''}",
+    }  # fmt: skip
