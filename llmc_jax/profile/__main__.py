@@ -3,146 +3,21 @@
 import json
 import sys
 import tempfile
-import textwrap
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from llmc_jax.cli import parse_args
-from llmc_jax.config import (
-    DATA,
-    DEVICES,
-    EVALUATION,
-    OPTIONS,
-    OUTPUT,
-    ExitCode,
-    ModelConfig,
-    TrainConfig,
-    parse_descriptor,
-    validate,
-)
+from llmc_jax.config import ExitCode, ModelConfig, TrainConfig, parse_descriptor
 from llmc_jax.errors import InputError
 from llmc_jax.hardware import GPUS, flops_per_token, gib, peak_flops
 from llmc_jax.params import num_parameters
-from llmc_jax.platform import python_command, restart_with_huge_pages
+from llmc_jax.platform import restart_with_huge_pages
 from llmc_jax.profile import calculators
 from llmc_jax.profile.calculators import Shape, shape_of, step_work
+from llmc_jax.profile.flags import PROGRAM, help_text, run_config, split
 from llmc_jax.runlog import write_atomic
 from llmc_jax.stopping import print_error
-
-PROGRAM = "llmc_jax.profile"
-WIDTH = 100
-
-
-class Own(NamedTuple):
-    """A flag that train.py does not have."""
-
-    flag: str
-    value: str  # how its value is called; empty: it takes none
-    default: Any
-    meaning: str
-
-
-OWN = (
-    Own("--steps", "N", 10, "steps to time, after two that are not counted"),
-    Own("--traced", "N", 3, "steps to record for the table"),
-    Own("--layers", "", False, "a line for each layer"),
-    Own("--differences", "", False, "no trace: time programs that leave parts out, and subtract"),
-    Own("--trace", "DIR", None, "keep the trace there, for Perfetto and TensorBoard"),
-    Own("--json", "FILE", None, "write everything there as JSON"),
-    Own("--picture", "FILE", None, "draw the timeline of one layer there, as PNG"),
-    Own("--layer", "N", None, "which layer to draw; by itself the middle one"),
-    Own("--calculate", "", False, "only FLOPs, bytes and memory, from the shape: needs no device, compiles nothing"),
-    Own("--device", "NAME", None, "with --calculate: the GPU whose peaks set the floors, such as 'NVIDIA H200'"),
-    Own("--vs", "NAME=VALUE", [], "run another version in turns with this one, given any number of times: a flag of "
-        "train.py (kernels=xla, dtype=bf16), threads=1, or commit=HEAD~1"),
-    Own("--threads", "LIST", None, "run with so many threads each, in turns, such as 1,2,4 (CPU)"),
-    Own("--rounds", "N", 5, "with --vs and --threads: turns"),
-)  # fmt: skip
-NOT_HERE = {DATA: "reads no data", OUTPUT: "writes no run", EVALUATION: "evaluates nothing", DEVICES: "uses one device"}
-
-
-def help_text() -> str:
-    """What --help prints."""
-    lines = [f"usage: {python_command()} -m {PROGRAM} [flags of train.py] [flags below]", ""]
-    lines += textwrap.wrap(
-        "Where a training step's time, memory and operations go. Takes train.py's flags for the model, the batch, the "
-        "optimizer, precision and kernels (-e -b -t -d -r --dtype --kernels --attention and so on; without -e: d12), "
-        "and trains on random tokens. docs/profiling.md explains the table.", WIDTH)  # fmt: skip
-    lines.append("")
-    for own in OWN:
-        default = f" [default {own.default}]" if own.value == "N" and own.default is not None else ""
-        indent = " " * 24
-        text = textwrap.wrap(own.meaning + default, WIDTH, initial_indent=indent, subsequent_indent=indent)
-        left = f"  {own.flag} {own.value}".rstrip()
-        lines += [left + text[0][len(left) :], *text[1:]]
-    lines += ["", "Examples:"]
-    for words, meaning in (
-        ("-e d12 -b 4 -t 64", "the table of GPT-2 124M's step"),
-        ("-e d12 -b 4 -t 64 --layers --picture layer.png --trace traces", "by layer, with a picture and the trace"),
-        ("-e d12 -b 4 -t 64 --vs dtype=bf16 --vs recompute=0", "against two other versions"),
-        ("-e d12 -b 64 --dtype bf16 --attention flash --calculate --device 'NVIDIA H200'", "what a GPU would need"),
-    ):
-        lines += [f"  {python_command()} -m {PROGRAM} {words}", f"      {meaning}"]
-    return "\n".join(lines)
-
-
-def split(argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """The values of the profiler's own flags, and the words that are left for train.py's.
-
-    Raises InputError for values that its own flags cannot have.
-    """
-    known = {own.flag: own for own in OWN}
-    values: dict[str, Any] = {
-        own.flag: list(own.default) if isinstance(own.default, list) else own.default for own in OWN
-    }
-    rest: list[str] = []
-    words = list(argv)
-    while words:
-        word = words.pop(0)
-        flag, equals, value = word.partition("=")
-        own = known.get(flag)
-        if own is None:
-            rest.append(word)
-            continue
-        if not own.value:
-            if equals:
-                raise InputError(f"{word}: {flag} takes no value; write {flag} alone")
-            values[flag] = True
-            continue
-        if not equals:
-            if not words:
-                raise InputError(f"{flag}: its value must follow; write {flag} {own.value}")
-            value = words.pop(0)
-        if own.value == "N":
-            value = _number(flag, value)  # type: ignore[assignment]
-        if isinstance(own.default, list):
-            values[flag].append(value)
-        else:
-            values[flag] = value
-    return values, rest
-
-
-def _number(flag: str, text: str) -> int:
-    least = 0 if flag == "--layer" else 1
-    if not (text.isascii() and text.isdigit() and int(text) >= least):
-        raise InputError(f"{flag} {text}: must be a whole number, at least {least}")
-    return int(text)
-
-
-def run_config(words: Sequence[str]) -> tuple[TrainConfig, list[str]]:
-    """The configuration that train.py's flags describe, and the words that describe it. Raises InputError."""
-    groups = {flag: (about.long_flag, about.group) for about in OPTIONS for flag in about.flags}
-    for word in words:
-        long_flag, group = groups.get(word.partition("=")[0], ("", ""))
-        if group in NOT_HERE and long_flag != "--seed":
-            raise InputError(f"{word.partition('=')[0]}: a profile {NOT_HERE[group]}; leave it out")
-    whole = ["-e", "d12", *words]
-    config = parse_args(whole)
-    validate(config)
-    return config, whole
-
 
 # ----- what is printed ----------------------------------------------------------------------------------------------
 
@@ -255,10 +130,7 @@ def calculate(config: TrainConfig, own: dict[str, Any]) -> int:
 def _checkpoint_model(config: TrainConfig) -> ModelConfig:
     from llmc_jax.checkpoint.llmc import read_header
 
-    try:
-        return read_header(Path(config.model)).config
-    except FileNotFoundError as error:
-        raise InputError(f"-e {config.model}: no such file; give a shape such as d12, or a checkpoint") from error
+    return read_header(Path(config.model)).config
 
 
 def _write_json(path: str, content: dict[str, Any]) -> None:
@@ -278,15 +150,17 @@ def measure(config: TrainConfig, own: dict[str, Any]) -> int:
     for flag in ("--json", "--picture"):
         if own[flag] and not Path(own[flag]).resolve().parent.is_dir():
             raise InputError(f"{flag} {own[flag]}: there is no folder {Path(own[flag]).parent} to write it into")
+    if own["--picture"] and own["--differences"]:
+        raise InputError(f"--picture {own['--picture']}: needs a trace; differences know no timeline")
     notes = platform.configure(tf32=config.tf32)
     import jax
 
     jax.config.update("jax_enable_compilation_cache", False)  # the time of a compilation is to be measured
     from llmc_jax.profile import measure, table
 
+    if own["--layer"] is not None:
+        _check_layer(own["--layer"], measure.resolve_model(config).config)
     bench = measure.prepared(config)
-    if own["--picture"]:
-        _check_layer(own["--layer"], bench.model)
     for note in notes:
         print(note)
     times = measure.summary(bench.steps(own["--steps"], 2))
@@ -307,8 +181,8 @@ def measure(config: TrainConfig, own: dict[str, Any]) -> int:
     return ExitCode.DONE
 
 
-def _check_layer(layer: int | None, model: ModelConfig) -> None:
-    if layer is not None and layer >= model.num_layers:
+def _check_layer(layer: int, model: ModelConfig) -> None:
+    if layer >= model.num_layers:
         raise InputError(f"--layer {layer}: the model has {model.num_layers} layers, counted from 0")
 
 
@@ -378,7 +252,7 @@ def _table(bench: Any, own: dict[str, Any], rates: tuple[float, float]) -> Any:
             return table.report_from_trace(trace, program, work, rates, by_layer=own["--layers"])
         print("the trace has no instructions of the step (a GPU's counters may be closed to this user): by differences")
     if own["--picture"]:
-        raise InputError(f"--picture {own['--picture']}: needs a trace; differences know no timeline")
+        raise InputError(f"--picture {own['--picture']}: needs a trace with instructions")
     parts = differences(bench)
     named = {
         ("forward", "layers"): parts.forward_layers,

@@ -258,6 +258,44 @@ def activations(config: ModelConfig, shape: Shape) -> dict[str, int]:
     return kept | {"residual": e * n * C, "lnf_mean, lnf_rstd": 8 * n, "dlnf": e * n * C}
 
 
+class Temporaries(NamedTuple):
+    """Bytes that the compiled step needs beside its arguments, at the three moments that may need most."""
+
+    head: int  # the logits and their gradient, the head's gradient, all activations
+    block: int  # backward through the last block: all activations and what that block works with
+    gradient: int  # the pieces of the gradient, and the flat one that they are joined to
+
+    @property
+    def peak(self) -> int:
+        return max(self)
+
+
+def temporaries(config: ModelConfig, shape: Shape) -> Temporaries:
+    """An estimate of the compiled step's temporaries, for attention with its T x T matrix, computed by XLA on a CPU.
+
+    All through the forward pass and until a block's backward is done there is a second copy of its weights: XLA slices
+    them out of the flat buffer once. What one block works with is taken as the larger of attention's (one more matrix,
+    and what is computed again) and the MLP's (four arrays of its hidden layer). Where the buffers come to lie is XLA's
+    affair and adds up to a tenth; in bf16 a CPU also keeps wide copies, which are not counted.
+    """
+    n, C, e = shape.rows, config.channels, shape.element
+    weights = flat_size(config) * e
+    sums = 4 * flat_size(config) if shape.micro_batches > 1 else 0
+    dwte = 4 * config.padded_vocab_size * C
+    kept = sum(activations(config, shape).values())
+    matrix = shape.batch * config.num_heads * shape.sequence * (4 if shape.flash else e * shape.sequence)
+    if shape.recompute_blocks:
+        stretch = min(shape.recompute_blocks, config.num_layers)
+        again = stretch * (16 * e * n * C + 16 * n + matrix)
+    else:
+        again = e * n * C * ((4 if shape.recompute >= 1 else 0) + (2 if shape.recompute >= 2 else 0))
+    return Temporaries(
+        head=sums + weights + kept + 2 * e * rows_at_once(shape) * config.padded_vocab_size + dwte,
+        block=sums + weights + kept + max(again + matrix, 16 * e * n * C),
+        gradient=sums + 2 * weights,
+    )
+
+
 # ----- llm.c's own figures ------------------------------------------------------------------------------------------
 
 

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 from llmc_jax.cli import parse_args
 from llmc_jax.config import OPTIONS, validate
 from llmc_jax.errors import InputError
+from llmc_jax.profile.flags import run_config
 
 ROOT = Path(__file__).resolve().parents[2]
-SPECIAL = ("threads", "commit")
 
 
 class Variant(NamedTuple):
@@ -47,10 +47,11 @@ def parse_variant(text: str, words: Sequence[str]) -> Variant:
         return Variant(text, tuple(words), commit=value)
     about = next((each for each in OPTIONS if flag in (each.long_flag[2:], *(f[1:] for f in each.flags))), None)
     if about is None:
-        known = ", ".join(each.long_flag[2:] for each in OPTIONS)
-        raise InputError(f"--vs {text}: there is no flag --{flag}; known are threads, commit, {known}")
+        raise InputError(
+            f"--vs {text}: there is no flag --{flag}; train.py --help lists them, beside threads and commit"
+        )
     changed = (*words, f"{about.long_flag}={value}")
-    validate(parse_args(changed))
+    run_config(changed)
     return Variant(text, changed)
 
 

@@ -8,6 +8,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,6 +99,7 @@ class Bench:
 
 def prepared(config: TrainConfig) -> Bench:
     """The step of a run's configuration, compiled. Raises InputError as train.py does for what cannot run here."""
+    config = replace(config, sample_every=0, val_every=0)  # what a profile leaves out need not fit the model
     model = resolve_model(config)
     notes = check_model_fit(config, model.config)
     machine = kernels.this_machine()
@@ -230,8 +232,6 @@ def differences(bench: Bench, rounds: int = 5) -> Differences:
     whole = min(bench.steps(rounds, 1))
     if fewer == L:
         return Differences(0.0, loss, 0.0, both - loss, whole - both)
-    from dataclasses import replace
-
     small = replace(bench.model, num_layers=fewer)
     small_loss, small_both = _loss_and_gradient_seconds(bench, small, rounds)
     forward = (loss - small_loss) * L / (L - fewer)

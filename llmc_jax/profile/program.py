@@ -185,6 +185,9 @@ class Program:
                     owners[instruction.name] = owner
         for instructions in self.computations.values():
             self._inherit(instructions, owners)
+        for name, owner in list(owners.items()):  # what a fusion or a call consists of is its own
+            for member in self._members(self.by_name[name]):
+                owners.setdefault(member.name, owner)
         return owners
 
     def _owner(self, instruction: Instruction) -> Owner | None:

@@ -1,0 +1,110 @@
+"""Versions in turns: what may be compared, how the processes talk, and how ratios are made."""
+
+import io
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from llmc_jax.errors import InputError
+from llmc_jax.profile import compare
+from llmc_jax.profile.compare import ROOT, Result, Variant, as_text, parse_variant, ratios, thread_count, usable_cores
+
+WORDS = ["-e", "L1-NH1-C16-V20-T8", "-b", "1", "-t", "8"]
+
+
+def test_a_flag_of_train_py() -> None:
+    for text in ("dtype=bf16", "recompute=0", "r=0", "attention=naive", "logit-rows=8", "logit_rows=8"):
+        variant = parse_variant(text, WORDS)
+        assert variant.label == text and variant.words[:-1] == tuple(WORDS)
+    assert parse_variant("r=0", WORDS).words[-1] == "--recompute=0"
+
+
+def test_threads_and_commits() -> None:
+    assert parse_variant("threads=1", WORDS) == Variant("threads=1", tuple(WORDS), threads=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("kernels", "must be NAME=VALUE"),
+        ("dtype=", "must be NAME=VALUE"),
+        ("speed=3", "no flag --speed"),
+        ("dtype=fp8", "must be one of"),
+        ("train-data=x", "reads no data"),
+        ("threads=0", "from 1 to"),
+        ("threads=x", "from 1 to"),
+    ],
+)
+def test_what_cannot_be_compared(text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        parse_variant(text, WORDS)
+
+
+def test_more_threads_than_cores() -> None:
+    with pytest.raises(InputError, match=f"from 1 to {len(usable_cores())}"):
+        thread_count(str(len(usable_cores()) + 1), "--threads")
+
+
+def needs_a_clone() -> None:
+    if subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, check=False).returncode:
+        pytest.skip("the repository is not a git clone here")
+
+
+def test_a_commit_that_is_none() -> None:
+    needs_a_clone()
+    for name in ("no-such-branch", "--help", "HEAD^{tree}"):
+        with pytest.raises(InputError, match="there is no such commit"):
+            parse_variant(f"commit={name}", WORDS)
+
+
+def test_a_folder_that_is_no_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    with pytest.raises(InputError, match="is no git repository"):
+        parse_variant("commit=HEAD", WORDS)
+
+
+def test_the_ratio_is_that_of_neighbouring_blocks() -> None:
+    """The machine halves its speed in the second round; the other version is always a quarter faster."""
+    assert ratios([1.0, 2.0, 1.0], [0.8, 1.6, 0.8]) == pytest.approx((1.25, 1.25, 1.25))
+    assert ratios([1.0, 1.0, 1.0], [1.0, 0.5, 2.0]) == pytest.approx((1.0, 0.5, 2.0))
+
+
+def test_the_text() -> None:
+    lines = as_text([Result("this", 0.1, 0.09, 0.2, 1, 1, 1, 256), Result("r=0", 0.05, 0.04, 0.06, 2, 1.5, 2.5, 256)])
+    assert lines.splitlines()[1].split()[:2] == ["this", "100.00"]
+    assert "5,120" in lines and "2.000 (1.500 - 2.500)" in lines
+
+
+def test_the_worker_answers_each_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("2\n3\n"))
+    assert compare.serve(WORDS) == 0
+    ready, *answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert ready["tokens"] == 8 and ready["compile_seconds"] > 0
+    assert [len(answer["seconds"]) for answer in answers] == [2, 3]
+    assert all(second > 0 for answer in answers for second in answer["seconds"])
+
+
+def test_the_worker_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare.serve([*WORDS, "-t", "999"]) == 2
+    assert "the model knows 8 positions" in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_what_a_worker_cannot_do_ends_the_comparison() -> None:
+    with pytest.raises(InputError, match=r"too long: .*the model knows 8 positions"):
+        compare.compare([Variant("too long", (*WORDS, "-t", "999"))], rounds=1, steps=1)
+
+
+@pytest.mark.slow
+def test_two_versions_and_a_commit() -> None:
+    """The commit is checked out beside the repository for as long as it takes, and is gone afterwards."""
+    needs_a_clone()
+    variants = [Variant("this", tuple(WORDS)), parse_variant("threads=1", WORDS), parse_variant("commit=HEAD", WORDS)]
+    results = compare.compare(variants, rounds=2, steps=2)
+    assert [result.label for result in results] == ["this", "threads=1", "commit=HEAD"]
+    assert all(result.seconds > 0 and result.tokens == 8 for result in results)
+    assert results[0].ratio == 1
+    trees = subprocess.run(["git", "-C", str(ROOT), "worktree", "list"], capture_output=True, text=True, check=True)
+    assert "llmc-jax-" not in trees.stdout

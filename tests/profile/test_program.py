@@ -1,0 +1,122 @@
+"""Programs' text is read right: places, products, loops, and whose a fusion is."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from llmc_jax.profile.program import Owner, Place, Program, elements, place_of, shape_bytes
+
+
+@pytest.mark.parametrize(
+    ("op_name", "place"),
+    [
+        ("jit(step_fn)/jvp(forward)/layer_03/qkv/...i,oi->...o/dot_general", Place("forward", "qkv", 3)),
+        ("jit(step_fn)/transpose(jvp(backward))/layer_11/ln2/reduce_sum", Place("backward", "ln2", 11)),
+        ("jit(step_fn)/forward/embedding/gather", Place("forward", "embedding")),
+        ("jit(step_fn)/update/adamw/mul", Place("update", "adamw")),
+        ("jit(step_fn)/update/mul", Place("update", "other")),
+        ("jit(step_fn)/jvp(forward)/layer_00/slice", Place("forward", "weights", 0)),
+        ("jit(step_fn)/jvp()/slice", Place("forward", "weights")),
+        ("jit(step_fn)/transpose(jvp())/mul", Place("backward", "other")),
+        ("jit(step_fn)/jvp(forward)/while/body/head/dot_general", Place("forward", "head")),
+        ("jit(step_fn)/jvp(forward)/backward/head/dot_general", Place("backward", "head")),  # the innermost phase
+        ("jit(s)/jvp(forward)/lnf/add;jit(s)/transpose(jvp(backward))/lnf/mul", Place("forward", "lnf")),
+        ("jit(step_fn)/backward/layer_07/attention/jit(_where)/select_n", Place("backward", "attention", 7)),
+        ("state.params", None),
+        ("", None),
+    ],
+)
+def test_places(op_name: str, place: Place | None) -> None:
+    assert place_of(op_name) == place
+
+
+def test_shapes() -> None:
+    assert elements("f32[4,64]{1,0}") == 256
+    assert shape_bytes("bf16[4,64]{1,0}") == 512
+    assert shape_bytes("(f32[2,3]{1,0}, s8[100]{0}, pred[], u32[])") == 24 + 100 + 1 + 4
+    assert shape_bytes("f8e4m3fn[8]{0}") == 8
+
+
+def test_products_of_a_program_with_loops() -> None:
+    """(20, 30) times (30, 30) in a loop of 4 within a loop of 7, and (30, 20) times (20, 30) outside."""
+    w = jnp.ones((30, 30))
+
+    def inner(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+        with jax.named_scope("forward"), jax.named_scope("fc"):
+            return jnp.tanh(x @ w), None
+
+    def outer(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+        return jax.lax.scan(inner, x, None, length=4)[0], None
+
+    def run(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        with jax.named_scope("backward"), jax.named_scope("qkv"):
+            alone = x.T @ x
+        return jax.lax.scan(outer, x, None, length=7)[0], alone
+
+    lowered = jax.jit(run).lower(jax.ShapeDtypeStruct((20, 30), jnp.float32))
+    inside, outside = 4 * 7 * 2 * 20 * 30 * 30, 2 * 30 * 20 * 30
+    before = Program(lowered.as_text(dialect="hlo"))  # without scopes
+    assert before.products_flops() == {None: inside + outside}
+    compiled = Program(lowered.compile().as_text() or "")
+    assert compiled.products_flops() == {Place("forward", "fc"): inside, Place("backward", "qkv"): outside}
+
+
+HEADER = "HloModule jit_step, is_scheduled=true\n\n"
+FUSION = (
+    HEADER
+    + """%fused (p: f32[8,8], q: f32[8,8]) -> f32[8,8] {
+  %p = f32[8,8]{1,0} parameter(0)
+  %q = f32[8,8]{1,0} parameter(1)
+  %dot.1 = f32[8,8]{1,0} dot(%p, %q), lhs_contracting_dims={1}, rhs_contracting_dims={0}, metadata={op_name="j/forward/layer_00/fc/dot"}
+  ROOT %tanh.1 = f32[8,8]{1,0} tanh(%dot.1), metadata={op_name="j/forward/layer_00/gelu/tanh"}
+}
+
+ENTRY %main (x: f32[8,8]) -> f32[8,8] {
+  %x = f32[8,8]{1,0} parameter(0), metadata={op_name="x"}
+  %c = f32[8,8]{1,0} copy(%x)
+  %fusion.1 = f32[8,8]{1,0} fusion(%x, %c), kind=kOutput, calls=%fused, metadata={op_name="j/forward/layer_00/gelu/tanh"}
+  ROOT %neg.1 = f32[8,8]{1,0} negate(%fusion.1)
+}
+"""  # noqa: E501
+)
+
+
+def test_a_fusion_belongs_to_what_does_most_in_it() -> None:
+    """1,024 operations of a product against 64 tanh; the root's own scope is the other one."""
+    program = Program(FUSION)
+    owner = program.owners["fusion.1"]
+    assert owner.place == Place("forward", "fc", 0)
+    assert owner.mixed == pytest.approx(65 / (1024 + 65))
+    assert program.products_flops() == {Place("forward", "fc", 0): 1024}
+
+
+def test_an_instruction_without_a_scope_belongs_to_its_neighbours() -> None:
+    """To who made what it reads, or else to who reads it."""
+    owners = Program(FUSION).owners
+    assert owners["neg.1"] == owners["fusion.1"]
+    assert owners["c"] == owners["fusion.1"]
+    assert "x" not in owners
+
+
+def test_a_library_call_is_a_product() -> None:
+    text = (
+        HEADER
+        + """ENTRY %main (x: bf16[4,6], w: bf16[6,10]) -> bf16[4,10] {
+  %x = bf16[4,6]{1,0} parameter(0)
+  %w = bf16[6,10]{1,0} parameter(1)
+  %gemm.1 = (bf16[4,10]{1,0}, s8[1024]{0}) custom-call(%x, %w), custom_call_target="__cublas$lt$matmul$gemm", metadata={op_name="j/forward/head/dot"}, backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}
+  ROOT %out = bf16[4,10]{1,0} get-tuple-element(%gemm.1), index=0
+}
+"""  # noqa: E501
+    )
+    assert Program(text).products_flops() == {Place("forward", "head"): 2 * 4 * 10 * 6}
+
+
+def test_what_waits_for_its_helpers() -> None:
+    line = (
+        '  %ynn.1 = f32[] fusion(%x), kind=kCustom, calls=%f, backend_config={"fusion_config":{"kind":"__ynn_fusion"}}'
+    )
+    program = Program(f"{HEADER}ENTRY %main (x: f32[]) -> f32[] {{\n  %x = f32[] parameter(0)\n{line}\n}}\n")
+    assert program.whole == {"ynn.1"}
+    assert program.name == "jit_step"
+    assert Owner(Place("forward", "fc"), 0.0).place.layer is None

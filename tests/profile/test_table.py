@@ -1,0 +1,146 @@
+"""The table adds up: times to the step, floors to the machine's rates, work to the operations."""
+
+import pytest
+
+from llmc_jax.profile.calculators import Work
+from llmc_jax.profile.program import Program
+from llmc_jax.profile.table import (
+    Line,
+    aligned,
+    as_json,
+    as_text,
+    calculated_text,
+    report_from_differences,
+    report_from_trace,
+    roofline,
+)
+from llmc_jax.profile.trace import Span, Trace
+
+RATES = (1e9, 1e8)  # FLOP/s, bytes per second
+PROGRAM = Program(
+    """HloModule jit_step, is_scheduled=true
+
+ENTRY %main (x: f32[8,8]) -> f32[8,8] {
+  %x = f32[8,8]{1,0} parameter(0)
+  %dot.0 = f32[8,8]{1,0} dot(%x, %x), lhs_contracting_dims={1}, metadata={op_name="j/forward/layer_00/fc/dot"}
+  %dot.1 = f32[8,8]{1,0} dot(%x, %x), lhs_contracting_dims={1}, metadata={op_name="j/forward/layer_01/fc/dot"}
+  %exp.1 = f32[8,8]{1,0} exponential(%x), metadata={op_name="j/backward/layer_01/gelu/exp"}
+  ROOT %add.1 = f32[8,8]{1,0} add(%x, %x), metadata={op_name="j/update/adamw/add"}
+}
+"""
+)
+WORK = [
+    Work("forward", "fc", 0, 2_000_000, 10_000),
+    Work("forward", "fc", 1, 2_000_000, 10_000),
+    Work("backward", "gelu", 1, 0, 300_000),
+    Work("update", "adamw", None, 0, 100_000),
+]
+MS = 1e6  # nanoseconds
+
+
+def step_at(start: float) -> list[Span]:
+    """10 ms of a step, of which 9 ms are accounted for: 8 of the model's, 1 of an instruction that no one knows."""
+    spans = [("dot.0", 0, 3), ("dot.1", 3, 5), ("exp.1", 5, 7), ("unheard", 7, 8), ("add.1", 8, 9)]
+    return [Span(name, (start + a) * MS, (start + b) * MS, "t") for name, a, b in spans]
+
+
+TRACE = Trace((*step_at(0), *step_at(20)), ((0.0, 10 * MS), (20 * MS, 30 * MS)), False)
+
+
+def found(lines: tuple[Line, ...]) -> dict[tuple[str, str, int | None], Line]:
+    return {(line.phase, line.operation, line.layer): line for line in lines}
+
+
+def test_times_are_per_step_and_add_up() -> None:
+    report = report_from_trace(TRACE, PROGRAM, WORK, RATES)
+    lines = found(report.lines)
+    assert lines["forward", "fc", None].seconds == pytest.approx(5e-3)
+    assert lines["forward", "fc", None].calls == 2
+    assert lines["backward", "gelu", None].seconds == pytest.approx(2e-3)
+    assert (report.step, report.unknown, report.idle) == pytest.approx((10e-3, 1e-3, 1e-3))
+    assert sum(line.seconds for line in report.lines) + report.unknown + report.idle == pytest.approx(report.step)
+
+
+def test_floors_are_those_of_the_rates() -> None:
+    """fc: 4 MFLOP at 1 GFLOP/s; gelu: 300 kB at 100 MB/s."""
+    lines = found(report_from_trace(TRACE, PROGRAM, WORK, RATES).lines)
+    product, gelu = lines["forward", "fc", None], lines["backward", "gelu", None]
+    assert (product.floor, product.bound) == (pytest.approx(4e-3), "products")
+    assert product.gap == pytest.approx(1.25)
+    assert (gelu.floor, gelu.bound) == (pytest.approx(3e-3), "memory")
+
+
+def test_lines_by_layer() -> None:
+    lines = found(report_from_trace(TRACE, PROGRAM, WORK, RATES, by_layer=True).lines)
+    assert lines["forward", "fc", 0].seconds == pytest.approx(3e-3)
+    assert lines["forward", "fc", 1].seconds == pytest.approx(2e-3)
+    assert lines["forward", "fc", 0].flops == 2_000_000
+
+
+def test_a_trace_without_marked_steps_is_one_step() -> None:
+    report = report_from_trace(TRACE._replace(steps=()), PROGRAM, WORK, RATES)
+    assert (report.step, report.idle) == pytest.approx((18e-3, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("flops", "num_bytes", "expected"),
+    [(0, 0, (0.0, "")), (10**9, 1, (1.0, "products")), (1, 10**8, (1.0, "memory"))],
+)
+def test_roofline(flops: int, num_bytes: int, expected: tuple[float, str]) -> None:
+    assert roofline(flops, num_bytes, RATES) == expected
+
+
+def test_differences_say_that_they_are_differences() -> None:
+    parts = {("forward", "layers"): 5e-3, ("forward", "rest"): -1e-3, ("backward", "layers"): 4e-3}
+    report = report_from_differences(parts, WORK, RATES)
+    lines = found(report.lines)
+    assert {line.source for line in report.lines} == {"difference"}
+    assert lines["forward", "layers", None].flops == 4_000_000
+    assert lines["forward", "layers", None].floor == pytest.approx(4e-3)
+    assert lines["forward", "rest", None].gap is None
+    assert "difference" in as_text(report)
+
+
+def test_the_text() -> None:
+    text = as_text(report_from_trace(TRACE, PROGRAM, WORK, RATES))
+    rows = [line.split() for line in text.splitlines()]
+    assert rows[0][:3] == ["operation", "calls", "ms"]  # no column for layers
+    assert rows[2][:5] == ["forward", "fc", "2", "5.000", "50.0%"]
+    assert ["of", "no", "operation", "1.000", "10.0%"] in rows
+    assert ["nothing", "runs", "1.000", "10.0%"] in rows
+    assert rows[-1] == ["step", "10.000"]
+    assert "layer" in as_text(report_from_trace(TRACE, PROGRAM, WORK, RATES, by_layer=True)).splitlines()[0]
+
+
+def test_the_order_is_that_of_the_model_and_back() -> None:
+    work = [
+        Work(phase, operation, layer, 0, 1)
+        for phase in ("forward", "backward")
+        for operation, layer in (("lnf", None), ("ln1", 1), ("qkv", 1), ("ln1", 0), ("qkv", 0), ("embedding", None))
+    ] + [Work("backward", "gradient", None, 0, 1), Work("update", "norm", None, 0, 1)]
+    rows = calculated_text(work, RATES, by_layer=True).splitlines()[2:]
+    names = [tuple(row.removeprefix("forward").removeprefix("backward").split()[:2]) for row in rows if row]
+    assert names[:7] == [("embedding", "0.0"), ("ln1", "0"), ("qkv", "0"), ("ln1", "1"), ("qkv", "1"), ("lnf", "0.0"),
+                         ("all", "0.0")]  # fmt: skip
+    assert names[7:15] == [("lnf", "0.0"), ("qkv", "1"), ("ln1", "1"), ("qkv", "0"), ("ln1", "0"), ("embedding", "0.0"),
+                           ("gradient", "0.0"), ("all", "0.0")]  # fmt: skip
+
+
+def test_work_without_rates_has_no_floors() -> None:
+    assert "floor" in calculated_text(WORK, RATES, by_layer=False).splitlines()[0]
+    assert "floor" not in calculated_text(WORK, None, by_layer=False).splitlines()[0]
+
+
+def test_columns_without_content_are_left_out() -> None:
+    assert aligned(("", "layer", "ms"), [["a", "", "1.0"], [], ["bcd", "", "22.0"]]) == (
+        "       ms\n---------\na     1.0\n\nbcd  22.0"
+    )
+
+
+def test_json_has_every_number() -> None:
+    plain = as_json(report_from_trace(TRACE, PROGRAM, WORK, RATES))
+    first = plain["operations"][0]
+    assert (
+        first["operation"] == "fc" and first["seconds"] == pytest.approx(5e-3) and first["gap"] == pytest.approx(1.25)
+    )
+    assert plain["step_seconds"] == pytest.approx(10e-3)
