@@ -70,7 +70,9 @@ def measure(target: str, only: str, output: Path) -> None:
             with deviceless.kernel_resources() as kernels:
                 program = case.compile(target)
             row = {
-                "kernels": sorted({tuple(kernel) for kernel in kernels}),
+                # A step's kernels may have been compiled before in this process, and are not compiled again.
+                "kernels": [] if case.name.startswith("step ") else sorted({tuple(kernel) for kernel in kernels}),
+                "calls": program.hlo.count('custom_call_target="mosaic_gpu'),
                 "arguments": program.memory.arguments,
                 "donated": case.donated_bytes,
                 "aliased": program.memory.aliased,
@@ -196,15 +198,14 @@ def kernel_table(targets: Rows, beside: Rows, only_differing: bool = False) -> s
 
 def step_table(targets: Rows) -> str:
     lines = [
-        "Arguments are the state and the batch; all of the state is updated where it lies. MiB of one GPU.\n\n"
-        "| step | GPU | arguments | aliased | temporaries | kernels that spill |\n|---|---|---|---|---|---|"
+        "Arguments are the state and the batch; all of the state is updated where it lies. MiB.\n\n"
+        "| step | GPU | arguments | aliased | temporaries | calls of our kernels |\n|---|---|---|---|---|---|"
     ]
     for target, rows in targets.items():
         for name, row in rows.items():
             if name.startswith("step ") and "error" not in row:
                 sizes = [f"{row[key] / 2**20:,.0f}" for key in ("arguments", "aliased", "temporaries")]
-                spilling = sum(spilled > 0 for _, _, spilled in row["kernels"])
-                lines.append(f"| {name.removeprefix('step ')} | {target} | {' | '.join(sizes)} | {spilling} |")
+                lines.append(f"| {name.removeprefix('step ')} | {target} | {' | '.join(sizes)} | {row['calls']} |")
     return "\n".join(lines) + "\n"
 
 

@@ -53,7 +53,8 @@ every_case = pytest.mark.parametrize(
 def test_spills_no_more_than_the_table_says(target: str, name: str, measured: Measured) -> None:
     found, expected = measured[target].result()[name], entry(target, name)
     assert "error" not in found, found["error"]
-    assert found["kernels"], "no Mosaic kernel was compiled"
+    assert found["calls"] > 0, "no Mosaic kernel in the program"
+    assert found["kernels"] or name.startswith("step "), "the assembler said nothing of a kernel"
     known = spilled_by_kernel(expected)
     for kernel, spilled in spilled_by_kernel(found).items():
         assert kernel in known, f"{kernel} is not in the table: python benchmarks/aot.py --write"
