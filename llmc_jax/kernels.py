@@ -5,6 +5,7 @@ come from pallas_kernels/, from cuDNN or from Triton. `choose` picks by GPU, pre
 out the kernels themselves and their tile sizes (pallas_kernels/).
 """
 
+import re
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -89,14 +90,18 @@ class Machine(NamedTuple):
 
     platform: str  # cpu, gpu
     kind: str  # as JAX names the device
-    capability: str = ""  # of an NVIDIA GPU: "9.0"
+    capability: str = ""  # of an NVIDIA GPU: "9.0"; of an AMD one nothing, or "gfx942"
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """The compute capability as numbers; (0, 0) of what is no NVIDIA GPU."""
+        match = re.fullmatch(r"(\d+)\.(\d+)", self.capability)
+        return (int(match[1]), int(match[2])) if match and self.platform == "gpu" else (0, 0)
 
     @property
     def target(self) -> str | None:
         """The architecture whose kernels run here; None where there are none."""
-        if self.platform != "gpu" or not self.capability:
-            return None
-        major, minor = (int(part) for part in self.capability.split("."))
+        major, minor = self.version
         if major == 8:
             return "sm_89" if minor >= 9 else "sm_86" if minor >= 6 else "sm_80"
         return {9: "sm_90", 10: "sm_100", 12: "sm_120"}.get(major)
@@ -190,7 +195,7 @@ def _other(operation: str, wish: Wish, machine: Machine) -> Chosen:
         return Choice(operation, "triton", "as asked"), _functions(triton_operations(), operation)
     target = machine.target
     if target is None:
-        return xla(f"not pallas: {_no_kernels(machine)}")
+        return xla(f"not pallas: {_no_kernels(machine)}" if wish.kernels != "auto" else _no_kernels(machine))
     if wish.kernels == "auto":
         implementation, source = MEASURED.get((target, operation), (ESTIMATED[operation], ""))
         why = f"fastest, see {source}" if source else "by estimate: not measured on a GPU yet"
@@ -219,6 +224,20 @@ def _flash_problem(wish: Wish, machine: Machine, dtype: str, head_size: int) -> 
     return ""
 
 
+def _cudnn_problem(machine: Machine, dtype: str, head_size: int) -> str:
+    """Why cuDNN's attention cannot run, or an empty text: what `jax.nn.dot_product_attention` would refuse later."""
+    if machine.platform != "gpu":
+        return "there is no GPU"
+    if machine.version < (8, 0):
+        return f"it serves NVIDIA GPUs from Ampere on, not {machine.kind}"
+    if dtype == "fp32":
+        return "it computes in bf16 or fp16, not fp32"
+    largest = 256 if machine.version >= (9, 0) else 128
+    if head_size > largest or head_size % 8:
+        return f"here it knows heads of up to {largest} channels, a multiple of 8, not {head_size}"
+    return ""
+
+
 def _attention(wish: Wish, machine: Machine, dtype: str, head_size: int) -> Chosen:
     """Attention: with the T x T matrix or without, softmax or relu, by XLA, our kernels or cuDNN."""
     problem = _flash_problem(wish, machine, dtype, head_size)
@@ -233,10 +252,9 @@ def _attention(wish: Wish, machine: Machine, dtype: str, head_size: int) -> Chos
     if wanted == "naive":
         return _naive(wish, machine, why)
     if wanted == "cudnn":
-        if machine.platform != "gpu":
-            return _naive(wish, machine, "not cudnn: there is no GPU")
-        if dtype == "fp32":
-            return _naive(wish, machine, "not cudnn: it computes in bf16 or fp16, not fp32")
+        problem = _cudnn_problem(machine, dtype, head_size)
+        if problem:
+            return _naive(wish, machine, f"not cudnn: {problem}")
         return Choice("attention", "cudnn", why), [cudnn_attention_forward, cudnn_attention_backward]
     if problem:
         return _naive(wish, machine, f"not flash: {problem}")
@@ -248,7 +266,7 @@ def _relu(wish: Wish, machine: Machine, flash_problem: str) -> Chosen:
     if not flash_problem:
         return Choice("attention", "relu, pallas", "without the T x T matrix"), _relu_kernels(str(machine.target))
     unmet = "not pallas" if wish.kernels == "pallas" else "with the T x T matrix"
-    functions = [attention.relu_attention_forward, attention.relu_attention_backward]
+    functions: list[Function] = [attention.relu_attention_forward, attention.relu_attention_backward]
     return Choice("attention", "relu, xla", f"{unmet}: {flash_problem}"), functions
 
 
@@ -352,6 +370,8 @@ def _triton_problem(machine: Machine) -> str | None:
     """Why Triton kernels cannot run here, or None."""
     if machine.platform != "gpu":
         return "there is no GPU"
+    if machine.version == (0, 0):
+        return f"its kernels are made for NVIDIA GPUs, not for {machine.kind}"
     from llmc_jax.triton import availability
 
     return availability()

@@ -1,0 +1,505 @@
+"""What is chosen for which GPU, precision and wish, what is said of it, and that all kernels together give the model."""
+
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmc_jax import gpt2, kernels, setup
+from llmc_jax.config import ModelConfig, TrainConfig
+from llmc_jax.errors import InputError
+from llmc_jax.gpt2 import Execution
+from llmc_jax.kernels import GROUPS, XLA, Choice, Machine, Operations, Selection, Wish, choose
+from llmc_jax.ops import attention
+from llmc_jax.params import flat_size
+from tests import plain_model
+from tests.comparisons import gradient_errors, random_batch
+
+ROOT = Path(__file__).resolve().parents[1]
+MACHINES = {
+    "CPU": Machine("cpu", "cpu"),
+    "A100": Machine("gpu", "NVIDIA A100-SXM4-80GB", "8.0"),
+    "3090": Machine("gpu", "NVIDIA GeForce RTX 3090", "8.6"),
+    "4090": Machine("gpu", "NVIDIA GeForce RTX 4090", "8.9"),
+    "H200": Machine("gpu", "NVIDIA H200", "9.0"),
+    "B200": Machine("gpu", "NVIDIA B200", "10.0"),
+    "5090": Machine("gpu", "NVIDIA GeForce RTX 5090", "12.0"),
+    "T4": Machine("gpu", "Tesla T4", "7.5"),
+    "MI300X": Machine("gpu", "AMD Instinct MI300X", "gfx942"),
+    "AMD": Machine("gpu", "AMD Radeon"),
+}
+TARGETS = {"A100": "sm_80", "3090": "sm_86", "4090": "sm_89", "H200": "sm_90", "B200": "sm_100", "5090": "sm_120"}
+WITHOUT_KERNELS = ("T4", "MI300X", "AMD")
+
+
+def chosen(selection: Selection) -> dict[str, str]:
+    return {choice.operation: choice.implementation for choice in selection.choices}
+
+
+def reasons(selection: Selection) -> dict[str, str]:
+    return {choice.operation: choice.why for choice in selection.choices}
+
+
+def made_by(function: Any) -> tuple[str, str | None]:
+    """Where a chosen function comes from: a module, and the architecture it is bound to."""
+    if isinstance(function, partial):
+        return function.func.__module__, function.keywords.get("target")
+    return function.__module__, None
+
+
+@pytest.fixture
+def no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmc_jax.triton.availability", lambda: "not installed: triton; run X")
+
+
+# --- the architecture ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_targets(name: str) -> None:
+    assert MACHINES[name].target == TARGETS.get(name)
+
+
+@pytest.mark.parametrize(
+    ("capability", "target"),
+    [("8.7", "sm_86"), ("12.1", "sm_120"), ("10.3", "sm_100"), ("11.0", None), ("7.0", None), ("13.0", None)],
+)
+def test_relatives_of_those_gpus(capability: str, target: str | None) -> None:
+    assert Machine("gpu", "some GPU", capability).target == target
+
+
+def test_every_target_is_one_that_the_kernels_know() -> None:
+    from pallas_kernels.tuning import TARGETS as known
+
+    assert set(TARGETS.values()) == set(known)
+
+
+def test_this_machine() -> None:
+    machine = kernels.this_machine()
+    assert (machine.platform, machine.target) == ("cpu", None)
+
+
+# --- auto ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_on_a_cpu_all_is_xla(dtype: str) -> None:
+    selection = choose(Wish(), MACHINES["CPU"], dtype, 64)
+    assert set(reasons(selection).values()) == {"on a CPU"}
+    assert chosen(selection) == dict.fromkeys(GROUPS, "xla") | {"attention": "naive, xla"}
+    assert selection.op == XLA and selection.gelu_fusion == 0
+    assert choose(Wish(strict=True), MACHINES["CPU"], dtype, 64) == selection  # nothing was asked for
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_on_a_gpu_the_kernels_run(name: str, dtype: str) -> None:
+    """Of its own architecture, each in the place of its name."""
+    selection = choose(Wish(strict=True), MACHINES[name], dtype, 64)
+    flash = dtype != "fp32"
+    expected = dict.fromkeys(GROUPS, "pallas") | {
+        "attention": "flash, pallas" if flash else "naive, xla", "global norm": "xla",
+    }  # fmt: skip
+    assert chosen(selection) == expected
+    for field, function in selection.op._asdict().items():
+        if field in ("global_norm", "classifier_forward") or (field.startswith("attention") and not flash):
+            assert function is getattr(XLA, field)
+        else:
+            module, target = made_by(function)
+            assert module.startswith("pallas_kernels.") and target == TARGETS[name]
+            assert function.func.__name__ == field
+    if not flash:
+        assert reasons(selection)["attention"] == "the kernels compute in bf16 or fp16, not fp32"
+
+
+@pytest.mark.parametrize("name", WITHOUT_KERNELS)
+def test_on_another_gpu_all_is_xla_and_the_reason_is_said(name: str) -> None:
+    selection = choose(Wish(strict=True), MACHINES[name], "fp32", 64)
+    assert selection.op == XLA
+    (why,) = set(reasons(selection).values())
+    assert "NVIDIA GPUs from Ampere on" in why and MACHINES[name].kind in why
+
+
+def test_what_was_measured_decides_and_is_cited(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {("sm_90", "gelu"): ("xla", "docs/a.md"), ("sm_90", "attention"): ("cudnn", "docs/b.md")}
+    table[("sm_90", "global norm")] = ("pallas", "docs/c.md")
+    monkeypatch.setattr(kernels, "MEASURED", table)
+    selection = choose(Wish(), MACHINES["H200"], "bf16", 64)
+    assert {name: chosen(selection)[name] for _, name in table} == {
+        "gelu": "xla", "attention": "cudnn", "global norm": "pallas",
+    }  # fmt: skip
+    for (_, name), (_, source) in table.items():
+        assert reasons(selection)[name] == f"fastest, see {source}"
+    assert chosen(choose(Wish(), MACHINES["A100"], "bf16", 64))["gelu"] == "pallas"
+
+
+def test_operations_not_estimated_do_not_exist() -> None:
+    assert set(kernels.ESTIMATED) == set(GROUPS)
+    assert {name for names in GROUPS.values() for name in names} == set(Operations._fields) - {"classifier_forward"}
+
+
+# --- what is asked for -----------------------------------------------------------------------------------------------
+
+SOFTMAX = "naive, softmax pallas"
+NO_GPU = "there is no GPU"
+ATTENTION = [
+    # wish, machine, dtype, head size; what runs, how the reason begins
+    (Wish(attention="naive"), "H200", "bf16", 64, "naive, xla", "as asked"),
+    (Wish(attention="naive"), "CPU", "fp32", 64, "naive, xla", "as asked"),
+    (Wish("pallas", "naive"), "H200", "bf16", 64, SOFTMAX, "as asked"),
+    (Wish("pallas", "naive"), "CPU", "bf16", 64, "naive, xla", "as asked"),
+    (Wish("pallas"), "B200", "fp32", 64, SOFTMAX, "the kernels compute in bf16 or fp16, not fp32"),
+    (Wish("pallas"), "5090", "bf16", 256, SOFTMAX, "the kernels know heads of up to 128 channels, not 256"),
+    (Wish("xla"), "H200", "bf16", 64, "naive, xla", "--kernels xla"),
+    (Wish("xla"), "CPU", "bf16", 64, "naive, xla", "on a CPU"),
+    (Wish("xla", "flash"), "H200", "bf16", 64, "flash, pallas", "as asked"),
+    (Wish(attention="flash"), "A100", "fp16", 128, "flash, pallas", "as asked"),
+    (Wish(attention="flash"), "CPU", "bf16", 64, "naive, xla", f"not flash: {NO_GPU}"),
+    (Wish(attention="flash"), "T4", "fp16", 64, "naive, xla", "not flash: there are kernels for NVIDIA GPUs from Am"),
+    (Wish(attention="flash"), "H200", "fp32", 64, "naive, xla", "not flash: the kernels compute in bf16 or fp16"),
+    (Wish(attention="flash"), "H200", "bf16", 129, "naive, xla", "not flash: the kernels know heads of up to 128"),
+    (Wish("pallas", "flash"), "H200", "fp32", 64, SOFTMAX, "not flash: the kernels compute in bf16 or fp16"),
+    (Wish(attention="cudnn"), "H200", "bf16", 64, "cudnn", "as asked"),
+    (Wish("xla", "cudnn"), "3090", "fp16", 64, "cudnn", "as asked"),
+    (Wish(attention="cudnn"), "H200", "bf16", 256, "cudnn", "as asked"),
+    (Wish(attention="cudnn"), "A100", "bf16", 256, "naive, xla", "not cudnn: here it knows heads of up to 128 channel"),
+    (Wish(attention="cudnn"), "A100", "bf16", 60, "naive, xla", "not cudnn: here it knows heads of up to 128 channels"),
+    (Wish(attention="cudnn"), "A100", "fp32", 64, "naive, xla", "not cudnn: it computes in bf16 or fp16, not fp32"),
+    (Wish(attention="cudnn"), "T4", "fp16", 64, "naive, xla", "not cudnn: it serves NVIDIA GPUs from Ampere on, not T"),
+    (Wish(attention="cudnn"), "MI300X", "bf16", 64, "naive, xla", "not cudnn: it serves NVIDIA GPUs from Ampere on"),
+    (Wish(attention="cudnn"), "CPU", "bf16", 64, "naive, xla", f"not cudnn: {NO_GPU}"),
+    (Wish(attention="relu"), "4090", "bf16", 64, "relu, pallas", "without the T x T matrix"),
+    (Wish(attention="relu"), "CPU", "fp32", 64, "relu, xla", f"with the T x T matrix: {NO_GPU}"),
+    (Wish(attention="relu"), "H200", "fp32", 64, "relu, xla", "with the T x T matrix: the kernels compute in bf16 or "),
+    (Wish(attention="relu"), "H200", "bf16", 256, "relu, xla", "with the T x T matrix: the kernels know heads of up t"),
+    (Wish("pallas", "relu"), "CPU", "bf16", 64, "relu, xla", f"not pallas: {NO_GPU}"),
+    (Wish("xla", "relu"), "H200", "bf16", 64, "relu, xla", "with the T x T matrix: --kernels xla"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wish", "machine", "dtype", "head_size", "implementation", "why"), ATTENTION)
+def test_attention(wish: Wish, machine: str, dtype: str, head_size: int, implementation: str, why: str) -> None:
+    selection = choose(wish, MACHINES[machine], dtype, head_size)
+    choice = next(choice for choice in selection.choices if choice.operation == "attention")
+    assert choice.implementation == implementation and choice.why.startswith(why)
+    modules = {
+        "naive, xla": "llmc_jax.ops.attention", SOFTMAX: "llmc_jax.ops.attention", "cudnn": "llmc_jax.kernels",
+        "relu, xla": "llmc_jax.ops.attention", "flash, pallas": "pallas_kernels.attention",
+        "relu, pallas": "pallas_kernels.attention",
+    }  # fmt: skip
+    for way in ("forward", "backward"):
+        function = getattr(selection.op, f"attention_{way}")
+        module, target = made_by(function)
+        assert module == modules[implementation]
+        named = (function.func if isinstance(function, partial) else function).__name__
+        assert named.endswith(way) and ("relu" in named) == implementation.startswith("relu")
+        if module == "pallas_kernels.attention":
+            assert target == MACHINES[machine].target
+        if implementation == SOFTMAX:
+            softmax = function.keywords["softmax"]
+            assert made_by(softmax) == ("pallas_kernels.softmax", MACHINES[machine].target)
+            assert softmax.func.__name__ == f"softmax_{way}"
+
+
+def others(selection: Selection) -> list[Choice]:
+    return [choice for choice in selection.choices if choice.operation != "attention"]
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_xla_as_asked(machine: str) -> None:
+    selection = choose(Wish("xla", strict=True), MACHINES[machine], "bf16", 64)
+    assert selection.op == XLA
+    assert {(choice.implementation, choice.why) for choice in others(selection)} == {("xla", "as asked")}
+
+
+def test_pallas_as_asked_is_the_global_norm_too() -> None:
+    selection = choose(Wish("pallas", strict=True), MACHINES["H200"], "bf16", 64)
+    assert {(choice.implementation, choice.why) for choice in others(selection)} == {("pallas", "as asked")}
+    assert made_by(selection.op.global_norm) == ("pallas_kernels.adamw", "sm_90")
+
+
+@pytest.mark.parametrize("machine", ["CPU", *WITHOUT_KERNELS])
+def test_pallas_where_it_cannot_run(machine: str) -> None:
+    selection = choose(Wish("pallas"), MACHINES[machine], "fp32", 64)
+    assert selection.op == XLA
+    for choice in others(selection):
+        assert choice.implementation == "xla" and choice.why.startswith("not pallas: there ")
+
+
+@pytest.mark.usefixtures("no_triton")
+def test_triton_that_is_not_installed() -> None:
+    selection = choose(Wish("triton", "naive"), MACHINES["H200"], "bf16", 64)
+    assert selection.op == XLA
+    for choice in others(selection):
+        has_one = choice.operation in kernels.TRITON
+        expected = "not installed: triton; run X" if has_one else "it has no kernel of this"
+        assert (choice.implementation, choice.why) == ("xla", f"not triton: {expected}")
+
+
+def test_triton_on_other_machines() -> None:
+    for machine, problem in (("CPU", NO_GPU), ("MI300X", "its kernels are made for NVIDIA GPUs, not for AMD Instinct")):
+        why = reasons(choose(Wish("triton"), MACHINES[machine], "bf16", 64))["layernorm"]
+        assert why.startswith(f"not triton: {problem}")
+
+
+def test_triton_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    monkeypatch.setattr("llmc_jax.triton.availability", lambda: None)
+    selection = choose(Wish("triton", "naive"), MACHINES["H200"], "bf16", 64)
+    assert chosen(selection) == dict.fromkeys(GROUPS, "xla") | dict.fromkeys(kernels.TRITON, "triton") | {
+        "attention": "naive, softmax triton"
+    }
+    for name in kernels.TRITON:
+        for field in GROUPS[name]:
+            assert made_by(getattr(selection.op, field))[0].startswith("llmc_jax.triton.")
+
+
+# --- strict ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wish", "machine", "dtype", "named"),
+    [
+        (Wish("pallas"), "CPU", "fp32", ["layernorm is xla, not pallas: there is no GPU", "adamw is xla"]),
+        (Wish("pallas"), "T4", "fp32", ["gelu is xla, not pallas: there are kernels for NVIDIA GPUs"]),
+        (Wish(attention="flash"), "H200", "fp32", ["attention is naive, xla, not flash: the kernels compute in bf16"]),
+        (Wish(attention="cudnn"), "CPU", "bf16", ["attention is naive, xla, not cudnn: there is no GPU"]),
+        (Wish("pallas", "relu"), "CPU", "bf16", ["attention is relu, xla, not pallas: there is no GPU"]),
+        (Wish("triton"), "H200", "bf16", ["gelu is xla, not triton: it has no kernel of this"]),
+    ],
+)
+@pytest.mark.usefixtures("no_triton")
+def test_strict_refuses_what_cannot_run(wish: Wish, machine: str, dtype: str, named: list[str]) -> None:
+    choose(wish, MACHINES[machine], dtype, 64)
+    with pytest.raises(InputError) as caught:
+        choose(wish._replace(strict=True), MACHINES[machine], dtype, 64)
+    message = str(caught.value)
+    assert message.startswith("--strict-kernels: ") and "\n" not in message
+    for part in named:
+        assert part in message
+
+
+wishes = st.builds(
+    Wish,
+    kernels=st.sampled_from(["auto", "xla", "pallas", "triton"]),
+    attention=st.sampled_from(["auto", "naive", "flash", "cudnn", "relu"]),
+    strict=st.just(False),
+    gelu_fusion=st.sampled_from([-1, 0, 1, 2]),
+)
+
+
+@given(wishes, st.sampled_from(list(MACHINES)), st.sampled_from(["fp32", "bf16", "fp16"]), st.integers(1, 300))
+def test_whatever_is_asked_something_runs_and_says_why(wish: Wish, name: str, dtype: str, head_size: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("llmc_jax.triton.availability", lambda: "not installed: triton; run X")
+        selection = choose(wish, MACHINES[name], dtype, head_size)
+        assert [choice.operation for choice in selection.choices] == list(GROUPS)
+        assert all(choice.why and choice.implementation for choice in selection.choices)
+        assert all(callable(function) for function in selection.op)
+        fallen = [choice for choice in selection.choices if choice.why.startswith("not ")]
+        assert all("xla" in choice.implementation or "softmax" in choice.implementation for choice in fallen)
+        strict = wish._replace(strict=True)
+        if not fallen:
+            assert choose(strict, MACHINES[name], dtype, head_size).choices == selection.choices
+            return
+        assert (wish.kernels, wish.attention) != ("auto", "auto")
+        with pytest.raises(InputError, match="--strict-kernels"):
+            choose(strict, MACHINES[name], dtype, head_size)
+
+
+# --- -ge -------------------------------------------------------------------------------------------------------------
+
+
+def test_fused_gelu_is_xla_s() -> None:
+    kernel = kernels.pallas_operations("sm_90")
+    for wanted, forward, backward, rest in (
+        (1, XLA.gelu_forward, kernel.gelu_backward, "; the backward is the kernel's"),
+        (2, XLA.gelu_forward, XLA.gelu_backward, ""),
+    ):
+        selection = choose(Wish("pallas", strict=True, gelu_fusion=wanted), MACHINES["H200"], "bf16", 64)
+        assert selection.gelu_fusion == wanted
+        assert (selection.op.gelu_forward, selection.op.gelu_backward) == (forward, backward)
+        assert (chosen(selection)["gelu"], reasons(selection)["gelu"]) == (
+            "xla",
+            f"-ge {wanted}: inside the product{rest}",
+        )
+        assert selection.op.layernorm_forward is kernel.layernorm_forward
+
+
+@pytest.mark.parametrize("wanted", [-1, 0])
+def test_gelu_that_is_not_fused_is_the_kernel(wanted: int) -> None:
+    selection = choose(Wish(gelu_fusion=wanted), MACHINES["H200"], "bf16", 64)
+    assert selection.gelu_fusion == 0 and chosen(selection)["gelu"] == "pallas"
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 2])
+def test_fusion_on_a_cpu_changes_the_program_alone(wanted: int) -> None:
+    selection = choose(Wish(gelu_fusion=wanted), MACHINES["CPU"], "fp32", 64)
+    assert (selection.op, selection.gelu_fusion, reasons(selection)["gelu"]) == (XLA, wanted, "on a CPU")
+
+
+# --- how a run's settings come to this -------------------------------------------------------------------------------
+
+SHAPE = ModelConfig(64, 257, 384, 1, 1, 64)
+
+
+def test_settings_reach_the_execution() -> None:
+    config = TrainConfig(
+        kernels="pallas", attention="naive", gelu_fusion=2, recompute=0, recompute_blocks=3, logit_rows=100
+    )
+    execution, choices = setup.choose_execution(config, SHAPE, MACHINES["A100"], "bf16")
+    assert execution[1:] == (0, 3, 100, 2)
+    assert next(choice.implementation for choice in choices if choice.operation == "attention") == SOFTMAX
+    with pytest.raises(InputError, match="--strict-kernels"):
+        setup.choose_execution(TrainConfig(kernels="pallas", strict_kernels=True), SHAPE, MACHINES["CPU"], "fp32")
+
+
+def test_logits_come_in_chunks_on_a_gpu_alone() -> None:
+    rows = [setup.choose_execution(TrainConfig(), SHAPE, MACHINES[name], "bf16")[0].logit_rows for name in MACHINES]
+    assert rows == [0] + [8192] * (len(MACHINES) - 1)
+    for given_rows in (0, 5):
+        config = TrainConfig(logit_rows=given_rows)
+        assert setup.choose_execution(config, SHAPE, MACHINES["H200"], "bf16")[0].logit_rows == given_rows
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_auto_dtype_is_bf16_where_there_are_kernels(name: str) -> None:
+    assert setup.resolve_dtype(TrainConfig(), MACHINES[name]) == ("bf16" if name in TARGETS else "fp32")
+    for dtype in ("fp32", "bf16", "fp16"):
+        assert setup.resolve_dtype(TrainConfig(dtype=dtype), MACHINES[name]) == dtype
+
+
+@pytest.mark.parametrize(
+    ("dtype", "master_weights", "rounding", "expected"),
+    [
+        ("bf16", True, "auto", "nearest"),
+        ("bf16", False, "auto", "stochastic"),
+        ("bf16", True, "stochastic", "stochastic"),
+        ("bf16", False, "nearest", "nearest"),
+        ("fp32", False, "auto", "nearest"),
+        ("fp32", True, "stochastic", "nearest"),
+        ("fp16", False, "auto", "nearest"),
+    ],
+)
+def test_rounding(dtype: str, master_weights: bool, rounding: str, expected: str) -> None:
+    config = TrainConfig(master_weights=master_weights, rounding=rounding)
+    assert setup.resolve_rounding(config, dtype) == expected
+
+
+@pytest.mark.parametrize(
+    ("wish", "machine", "kept"),
+    [
+        (Wish(), "CPU", True),
+        (Wish(), "H200", False),
+        (Wish(attention="naive"), "H200", True),
+        (Wish("pallas", "naive"), "H200", True),
+        (Wish(attention="cudnn"), "H200", False),
+        (Wish(attention="relu"), "H200", False),
+        (Wish(attention="relu"), "CPU", True),
+    ],
+)
+def test_memory_counts_the_matrix_of_attention_where_it_is_kept(wish: Wish, machine: str, kept: bool) -> None:
+    config = TrainConfig(kernels=wish.kernels, attention=wish.attention, total_batch_size=3 * 4096, recompute_blocks=2)
+    execution, choices = setup.choose_execution(config, SHAPE, MACHINES[machine], "bf16")
+    storage = setup.storage_of(config, "bf16", execution, choices)
+    assert storage == (2, True, 3, kept, 2, execution.logit_rows)
+
+
+def test_the_table_has_one_row_where_the_same_runs_everything() -> None:
+    def rows(wish: Wish, machine: str) -> list[tuple[str, str]]:
+        return setup.kernel_rows(choose(wish, MACHINES[machine], "bf16", 64).choices)
+
+    assert rows(Wish(), "CPU") == [("kernels", "xla (on a CPU)")]
+    assert [name for name, _ in rows(Wish(), "T4")] == ["kernels"]
+    several = rows(Wish(), "H200")
+    assert [name for name, _ in several] == list(GROUPS)
+    assert ("attention", "flash, pallas (by estimate: not measured on a GPU yet)") in several
+
+
+def test_a_cpu_imports_no_kernel() -> None:
+    code = (
+        "import sys; from llmc_jax import kernels, setup, trainer; "
+        "kernels.choose(kernels.Wish('pallas', 'relu'), kernels.this_machine(), 'fp32', 64); "
+        "print([name for name in sys.modules if name.startswith(('pallas_kernels', 'triton', 'jax_triton'))])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# --- the implementations ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cudnn_by_xla(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """JAX's attention computed by XLA where cuDNN was asked for; the list tells what was."""
+    right, asked = jax.nn.dot_product_attention, []
+
+    def attend(*args: Any, implementation: str, **rest: Any) -> jax.Array:
+        asked.append(implementation)
+        return right(*args, implementation="xla", **rest)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", attend)
+    return asked
+
+
+def test_cudnn_s_attention_is_wired_as_ours(cudnn_by_xla: list[str]) -> None:
+    """Heads, their order, causality and scale; cuDNN itself computes on a GPU only."""
+    rng = np.random.default_rng(0)
+    qkv, dout = (rng.normal(size=(2, 5, width)).astype(np.float32) for width in (3 * 12, 12))
+    out, att = attention.attention_forward(qkv, 3)
+    found, saved = kernels.cudnn_attention_forward(jnp.asarray(qkv), 3)
+    np.testing.assert_allclose(found, out, atol=1e-6)
+    gradient = kernels.cudnn_attention_backward(jnp.asarray(dout), qkv, found, saved, 3)
+    np.testing.assert_allclose(gradient, attention.attention_backward(dout, qkv, out, att, 3), atol=3e-6)
+    assert set(cudnn_by_xla) == {"cudnn"}
+
+
+def model_inputs(config: ModelConfig, B: int, T: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    batch = random_batch(config.vocab_size, 1, B, T)
+    return plain_model.random_flat(config, flat_size(config), seed=3), batch.inputs[0], batch.targets[0]
+
+
+def of_model(execution: Execution, config: ModelConfig, dtype: Any, B: int, T: int) -> tuple[float, np.ndarray]:
+    flat, inputs, targets = model_inputs(config, B, T)
+    run = jax.jit(jax.value_and_grad(gpt2.loss_fn), static_argnums=(3, 4))
+    loss, gradient = run(jnp.asarray(flat, dtype), inputs, targets, config, execution)
+    return float(loss), np.asarray(gradient).astype(np.float64)
+
+
+@pytest.mark.usefixtures("cudnn_by_xla")
+@pytest.mark.parametrize("recompute_blocks", [0, 1])
+def test_the_model_keeps_what_cudnn_s_backward_needs(recompute_blocks: int) -> None:
+    config = ModelConfig(8, 19, 128, 2, 2, 16)
+    cudnn = XLA._replace(
+        attention_forward=kernels.cudnn_attention_forward, attention_backward=kernels.cudnn_attention_backward
+    )
+    execution = Execution(cudnn, recompute_blocks=recompute_blocks)
+    found, expected = (of_model(each, config, jnp.float32, 2, 7) for each in (execution, Execution()))
+    errors = gradient_errors(found, expected, config)
+    assert max(errors.values()) < 1e-5, errors
+
+
+TINY = ModelConfig(max_seq_len=64, vocab_size=61, padded_vocab_size=128, num_layers=1, num_heads=1, channels=64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_all_kernels_together_give_xla_s_model(target: str, dtype: str) -> None:
+    """Loss and gradient of a whole model whose every operation is a kernel, in interpret mode."""
+    kind, u = {"bf16": (jnp.bfloat16, 2.0**-8), "fp16": (jnp.float16, 2.0**-11)}[dtype]
+    op = kernels.pallas_operations(target, interpret=True)
+    assert all(made_by(getattr(op, name))[0].startswith("pallas_kernels") for name in Operations._fields
+               if name != "classifier_forward")  # fmt: skip
+    found = of_model(Execution(op), TINY, kind, 1, 64)
+    expected = of_model(Execution(), TINY, jnp.float32, 1, 64)
+    errors = gradient_errors(found, expected, TINY)
+    assert max(errors.values()) < 4 * u, errors
