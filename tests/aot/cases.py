@@ -14,14 +14,15 @@ import jax.numpy as jnp
 
 import pallas_kernels
 from llmc_jax import deviceless
-from llmc_jax.config import parse_descriptor
-from llmc_jax.gpt2 import Execution
-from llmc_jax.kernels import pallas_operations
+from llmc_jax.config import TrainConfig, parse_descriptor
+from llmc_jax.kernels import Machine
 from llmc_jax.optimizer import AdamWNumbers, decay_ranges
 from llmc_jax.params import flat_size
 from llmc_jax.schedule import ScheduleNumbers
+from llmc_jax.setup import choose_execution, resolve_rounding
 from llmc_jax.step import StepNumbers, StepOptions, TrainState, train_step
 from pallas_kernels.layernorm import longest_row
+from pallas_kernels.tuning import VERSIONS, attention_sizes
 
 DTYPES: dict[str, Any] = {
     "bf16": jnp.bfloat16,
@@ -171,9 +172,11 @@ def adamw(dtype: str, rounding: str, gradient: str | None = None, masters: bool 
 
 
 def attention_versions(gpu: str) -> dict[str, tuple[int, ...]]:
-    """The versions that run on a GPU, and the head sizes that are compiled: of the one that is the default, all."""
-    every = (32, 64, 80, 96, 128)
-    return {"mma": (64, 128), "wgmma": every} if gpu == "h200" else {"mma": every}
+    """The versions that a GPU can run, and the head sizes that are compiled: of the one that it does run, all."""
+    target = deviceless.known_target(gpu).architecture
+    chosen = attention_sizes(target, 64, None).version
+    possible = VERSIONS if target == "sm_90" else ("mma",)
+    return {version: (32, 64, 80, 96, 128) if version == chosen else (64, 128) for version in possible}
 
 
 def cases(gpu: str) -> list[Case]:
@@ -212,12 +215,12 @@ def cases(gpu: str) -> list[Case]:
 
 
 class StepCase(NamedTuple):
-    """A whole training step with our kernels: one micro-batch of B x T tokens, or several, and the update."""
+    """A whole training step as a run on that GPU would choose it: A micro-batches of B x T tokens, one update."""
 
     model: str  # descriptor
     dtype: str
     B: int
-    A: int  # micro-batches
+    A: int
 
     @property
     def name(self) -> str:
@@ -241,8 +244,11 @@ class StepCase(NamedTuple):
         schedule = ScheduleNumbers(real, integer, integer, real, integer, real)
         numbers = StepNumbers(schedule, AdamWNumbers(real, real, real, real), real)
         tokens = array("int32", self.A, self.B, config.max_seq_len)
-        op = pallas_operations(deviceless.known_target(gpu).architecture)
-        return state, tokens, tokens, numbers, config, StepOptions("cosine", "matrices", Execution(op))
+        target, run = deviceless.known_target(gpu), TrainConfig()
+        machine = Machine("gpu", target.device_kind, "{}.{}".format(*target.capability))
+        execution, _ = choose_execution(run, config, machine, self.dtype)
+        options = StepOptions(run.schedule, run.decay, execution, resolve_rounding(run, self.dtype))
+        return state, tokens, tokens, numbers, config, options
 
 
 def steps(gpu: str) -> list[StepCase]:
