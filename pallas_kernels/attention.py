@@ -5,8 +5,9 @@ registers from its birth to its last use. The backward computes the scores again
 from the beginning, with pictures. qkv is read, and its gradient written, as packed as the linear layers have them:
 no transposition of heads takes place. No atomics: the same inputs give the same bits.
 
-Two versions of the matrix products: mma.sync for every GPU from Ampere on, wgmma for Hopper (compute capability 9.0
-exactly). All else is the same code. Leaves out dropout, padding masks and windows.
+Three versions: products by mma.sync for every GPU from Ampere on, by wgmma for Hopper (compute capability 9.0 exactly),
+and by wgmma with two warpgroups in a block, which share the tiles they walk over. All else is the same code. Leaves out
+dropout, padding masks and windows.
 
     forward     grid point (i, n, b): 64 rows t of one head, over the tiles of keys and values u up to the diagonal:
                     score = q k^T;  weights = softmax or relu of it;  out += weights v
@@ -45,7 +46,7 @@ class Problem(NamedTuple):
     """What a kernel is made for. Static."""
 
     B: int
-    T: int  # a multiple of ROWS
+    T: int  # a multiple of a block's rows
     NH: int
     HS: int  # a multiple of HEAD_SIZE_STEP
     scale: float  # of the scores
@@ -64,9 +65,9 @@ def attention_forward(
 
     Returns out (B, T, C) in qkv's dtype and lse (B, NH, T) float32, the logarithm of each row's sum of exponentials.
     qkv is bfloat16 or float16; sums and softmax are float32, weights are rounded to qkv's dtype before they meet v.
-    Any B, T and NH. T is padded to a multiple of 64 and HS to one of 16 with zeros, which costs a copy of qkv; HS is at
-    most 128. version: "mma", "wgmma", or None for the one that target's table names. Raises ValueError for other dtypes
-    and head sizes.
+    Any B, T and NH. T is padded to a multiple of 64 (wgmma2: 128) and HS to one of 16 with zeros, which costs a copy of
+    qkv; HS is at most 128. version: "mma", "wgmma", "wgmma2", or None for the one that target's table names. Raises
+    ValueError for other dtypes and head sizes.
 
     Compulsory bytes: 6 B T C + 2 B T C + 4 B NH T. The 4 B T^2 C / 2 operations are more than that for T above some
     hundreds, so the floor is set by the tensor cores. Source: Dao, FlashAttention-2 (2023), algorithm 1.
@@ -144,10 +145,13 @@ def _problem(qkv: jax.Array, num_heads: int, relu: bool, target: str, version: s
     HS = C3 // 3 // num_heads
     padded = _round_up(HS, HEAD_SIZE_STEP)
     sizes = attention_sizes(target, padded, version)
-    make_products = {"mma": mosaic.MmaProducts, "wgmma": mosaic.WgmmaProducts}[sizes.version]
+    if sizes.version == "mma":
+        products: Any = mosaic.MmaProducts(qkv.dtype, interpret)
+    else:
+        products = mosaic.WgmmaProducts(qkv.dtype, interpret, sizes.warpgroups)
     return Problem(
-        B=B, T=_round_up(T, ROWS), NH=num_heads, HS=padded, scale=1 / math.sqrt(HS), relu=relu, sizes=sizes,
-        products=make_products(qkv.dtype, interpret), copies=mosaic.Copies(target, interpret), interpret=interpret,
+        B=B, T=_round_up(T, sizes.warpgroups * ROWS), NH=num_heads, HS=padded, scale=1 / math.sqrt(HS), relu=relu,
+        sizes=sizes, products=products, copies=mosaic.Copies(target, interpret), interpret=interpret,
     )  # fmt: skip
 
 
@@ -209,29 +213,33 @@ def _backward(
 
 
 def _kernel(body: Any, name: str, p: Problem, out_type: Any) -> Any:
-    """A kernel with one block of threads for each 64 rows, head and sequence."""
-    columns, stages = p.sizes.columns[name], p.sizes.stages
+    """A kernel with one block of threads for each 64 rows of every warpgroup, each head and sequence."""
+    columns, stages, warpgroups = p.sizes.columns[name], p.sizes.stages, p.sizes.warpgroups
     own = 1 if name == "forward" else 2  # tiles of a block's own rows: q, or q and dout, or k and v
     dtype = p.products.dtype
     return mosaic.kernel(
         partial(body, p),
         name=f"{'relu_' if p.relu else ''}attention_{name}_{p.sizes.version}",
         out_type=out_type,
-        grid=(p.T // ROWS, p.NH, p.B),
+        grid=(p.T // (warpgroups * ROWS), p.NH, p.B),
         grid_names=("tile", "head", "sequence"),
         scratch=[
-            *[mosaic.tile_spec((ROWS, p.HS), dtype)] * own,
+            *[mosaic.tile_spec((warpgroups, ROWS, p.HS), dtype)] * own,
             *[mosaic.tile_spec((stages, columns, p.HS), dtype)] * 2,  # the two that are walked over
-            *p.copies.barriers((1, own), (stages, 2)),
+            *p.copies.barriers((warpgroups, own), (stages, 2)),
+            *(p.copies.barriers((stages, warpgroups)) if warpgroups > 1 else []),
         ],
         approx_math=True,
+        warpgroups=warpgroups,
         interpret=p.interpret,
     )
 
 
 # ----- the kernels --------------------------------------------------------------------------------------------------
 
-OWN, WALKED = 0, 1  # the two kinds of barriers: of the tiles that a block owns, and of those that it walks over
+# Kinds of barriers: the tiles that a warpgroup owns are there; a tile that the block walks over is there; all
+# warpgroups are done with a slot.
+OWN, WALKED, RELEASED = 0, 1, 2
 
 
 class Head(NamedTuple):
@@ -254,7 +262,12 @@ def _heads(p: Problem, x: Any, parts: int = 1) -> list[Head]:
 
 
 class Walk(NamedTuple):
-    """A walk over the tiles begin..end-1 of two arrays, in SMEM a ring of slots: some tiles are always on their way."""
+    """A block's walk over the tiles begin..end-1 of two arrays, in SMEM a ring of slots: some are always on their way.
+
+    Every warpgroup has to arrive at every tile up to its own last one; the first of them starts the copies for all.
+    A slot is filled anew when the block is so many tiles further as it has warpgroups: a warpgroup that is alone has
+    then read it, and of two the slower may be a tile behind the faster.
+    """
 
     begin: Any
     end: Any
@@ -264,44 +277,69 @@ class Walk(NamedTuple):
     barriers: Sequence[Any]
     p: Problem
 
-    def fetch(self, tile: Any) -> None:
-        """Starts copying a tile if there is one of this number."""
-
-        @mosaic.when(tile < self.end)
-        def _() -> None:
-            slot = self.slot(tile)
-            for source, ring in zip(self.sources, self.rings, strict=True):
-                self.p.copies.start(source.rows(tile, self.size), ring.at[slot], self.barriers, WALKED, slot)
+    @property
+    def ahead(self) -> int:
+        """How many tiles are on their way while one is in use."""
+        return self.p.sizes.stages - self.p.sizes.warpgroups
 
     def slot(self, tile: Any) -> Any:
         """Where a tile lies."""
         return lax.rem(jnp.int32(tile - self.begin), jnp.int32(self.p.sizes.stages))
 
+    def fetch(self, tile: Any) -> None:
+        """Starts copying a tile if there is one of this number."""
+
+        @mosaic.when((tile < self.end) & (_warpgroup(self.p) == 0))
+        def _() -> None:
+            slot = self.slot(tile)
+            if self.p.sizes.warpgroups > 1:
+
+                @mosaic.when(tile - self.begin >= self.p.sizes.stages)
+                def _() -> None:
+                    self.p.copies.wait(self.barriers, RELEASED, slot)
+
+            for source, ring in zip(self.sources, self.rings, strict=True):
+                self.p.copies.start(source.rows(tile, self.size), ring.at[slot], self.barriers, WALKED, slot)
+
     def start(self) -> None:
-        """Starts copying all that fits but for one slot: that is the one in use."""
-        for ahead in range(self.p.sizes.stages - 1):
-            self.fetch(self.begin + ahead)
+        """Starts copying the first tiles."""
+        for tile in range(self.ahead):
+            self.fetch(self.begin + tile)
 
     def arrive(self, tile: Any) -> tuple[Any, Any]:
-        """The two tiles of a number, when they are there. The slot that was in use before is filled anew."""
+        """The two tiles of a number, when they are there; this warpgroup is done with the tile before."""
+        if self.p.sizes.warpgroups > 1:
+
+            @mosaic.when((tile > self.begin) & (tile - 1 + self.p.sizes.stages < self.end))  # if the slot is used again
+            def _() -> None:
+                self.p.copies.release(self.barriers, RELEASED, self.slot(tile - 1))
+
         slot = self.slot(tile)
         self.p.copies.wait(self.barriers, WALKED, slot)
         self.p.products.finish_reading(self.p.copies)  # of the slot that is overwritten
-        self.fetch(tile + self.p.sizes.stages - 1)
+        self.fetch(tile + self.ahead)
         return self.rings[0].at[slot], self.rings[1].at[slot]
+
+
+def _warpgroup(p: Problem) -> Any:
+    """Which of its block this is."""
+    return lax.axis_index("warpgroup") if p.sizes.warpgroups > 1 else 0
 
 
 def _forward_kernel(p: Problem, qkv: Any, out: Any, *refs: Any) -> None:
     lse, (q_s, k_s, v_s, *barriers) = (None, refs) if p.relu else (refs[0], refs[1:])
     dot, columns = p.products, p.sizes.columns["forward"]
     q_g, k_g, v_g = _heads(p, qkv, 3)
-    i = p.T // ROWS - 1 - lax.axis_index("tile")  # the longest rows first, so that the GPU ends with short ones
-    full, end = i * (ROWS // columns), (i + 1) * (ROWS // columns)  # tiles below the diagonal; those and the ones on it
-    walk = Walk(0, end, (k_g, v_g), (k_s, v_s), columns, barriers, p)
+    w, warpgroups, tiles = _warpgroup(p), p.sizes.warpgroups, ROWS // columns
+    block = p.T // (warpgroups * ROWS) - 1 - lax.axis_index("tile")  # the longest first: the GPU ends with short ones
+    i = block * warpgroups + w
+    full, end = i * tiles, (i + 1) * tiles  # tiles below the diagonal; those and the ones on it
+    q_s = q_s.at[w]
+    walk = Walk(0, (block + 1) * warpgroups * tiles, (k_g, v_g), (k_s, v_s), columns, barriers, p)
 
-    p.copies.start(q_g.rows(i, ROWS), q_s, barriers, OWN)
+    p.copies.start(q_g.rows(i, ROWS), q_s, barriers, OWN, w)
     walk.start()
-    p.copies.wait(barriers, OWN)
+    p.copies.wait(barriers, OWN, w)
     q = dot.left(q_s)
 
     def step(masked: bool, j: Any, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -323,7 +361,7 @@ def _forward_kernel(p: Problem, qkv: Any, out: Any, *refs: Any) -> None:
         by_row = dot.layout.reduce(1)
         sums += (mosaic.full((ROWS,), -math.inf, by_row), mosaic.zeros((ROWS,), by_row))
     sums = lax.fori_loop(0, full, partial(step, False), sums)
-    sums = _loop(full, end, ROWS // columns, partial(step, True), sums)
+    sums = _loop(full, end, tiles, partial(step, True), sums)
     acc = sums[0]
     if not p.relu:
         _, m, total = sums
@@ -336,17 +374,20 @@ def _dq_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
     lse, delta, dqkv, q_s, dout_s, k_s, v_s, *barriers = (None, None, *refs) if p.relu else refs
     dot, columns = p.products, p.sizes.columns["dq"]
     (q_g, k_g, v_g), (dout_g,) = _heads(p, qkv, 3), _heads(p, dout)
-    i = p.T // ROWS - 1 - lax.axis_index("tile")
-    full, end = i * (ROWS // columns), (i + 1) * (ROWS // columns)
-    walk = Walk(0, end, (k_g, v_g), (k_s, v_s), columns, barriers, p)
+    w, warpgroups, tiles = _warpgroup(p), p.sizes.warpgroups, ROWS // columns
+    block = p.T // (warpgroups * ROWS) - 1 - lax.axis_index("tile")
+    i = block * warpgroups + w
+    full, end = i * tiles, (i + 1) * tiles
+    q_s, dout_s = q_s.at[w], dout_s.at[w]
+    walk = Walk(0, (block + 1) * warpgroups * tiles, (k_g, v_g), (k_s, v_s), columns, barriers, p)
 
-    p.copies.start(q_g.rows(i, ROWS), q_s, barriers, OWN)
-    p.copies.start(dout_g.rows(i, ROWS), dout_s, barriers, OWN)
+    p.copies.start(q_g.rows(i, ROWS), q_s, barriers, OWN, w)
+    p.copies.start(dout_g.rows(i, ROWS), dout_s, barriers, OWN, w)
     walk.start()
     if not p.relu:
         by_row = dot.layout.reduce(1)
         lse, delta = (mosaic.load(_row_values(ref, i, ROWS), by_row) for ref in (lse, delta))
-    p.copies.wait(barriers, OWN)
+    p.copies.wait(barriers, OWN, w)
     q, do = dot.left(q_s), dot.left(dout_s)
 
     def step(masked: bool, j: Any, dq: jax.Array) -> jax.Array:
@@ -360,7 +401,7 @@ def _dq_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
 
     dq = mosaic.zeros((ROWS, p.HS), dot.layout)
     dq = lax.fori_loop(0, full, partial(step, False), dq)
-    dq = _loop(full, end, ROWS // columns, partial(step, True), dq)
+    dq = _loop(full, end, tiles, partial(step, True), dq)
     mosaic.store_tile(dq.astype(dot.dtype), q_s, _heads(p, dqkv)[0].rows(i, ROWS))
 
 
@@ -368,14 +409,17 @@ def _dkv_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
     lse_ref, delta_ref, dqkv, k_s, v_s, q_s, dout_s, *barriers = (None, None, *refs) if p.relu else refs
     dot, columns = p.products, p.sizes.columns["dkv"]
     (q_g, k_g, v_g), (dout_g,) = _heads(p, qkv, 3), _heads(p, dout)
-    j = lax.axis_index("tile")  # the first keys are seen by the most rows: again the longest first
-    begin, full, end = j * (ROWS // columns), (j + 1) * (ROWS // columns), p.T // columns
-    walk = Walk(begin, end, (q_g, dout_g), (q_s, dout_s), columns, barriers, p)
+    w, warpgroups, tiles = _warpgroup(p), p.sizes.warpgroups, ROWS // columns
+    block = lax.axis_index("tile")  # the first keys are seen by the most rows: again the longest first
+    j = block * warpgroups + w
+    begin, full, end = j * tiles, (j + 1) * tiles, p.T // columns
+    k_s, v_s = k_s.at[w], v_s.at[w]
+    walk = Walk(block * warpgroups * tiles, end, (q_g, dout_g), (q_s, dout_s), columns, barriers, p)
 
-    p.copies.start(k_g.rows(j, ROWS), k_s, barriers, OWN)
-    p.copies.start(v_g.rows(j, ROWS), v_s, barriers, OWN)
+    p.copies.start(k_g.rows(j, ROWS), k_s, barriers, OWN, w)
+    p.copies.start(v_g.rows(j, ROWS), v_s, barriers, OWN, w)
     walk.start()
-    p.copies.wait(barriers, OWN)
+    p.copies.wait(barriers, OWN, w)
 
     def step(masked: bool, i: Any, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         """Everything is transposed here: row u of a tile is a key, column t a query.
@@ -397,8 +441,14 @@ def _dkv_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
         dk = dot.add_weighted(dk, dscore, q)
         return dk, dv
 
+    if warpgroups > 1:  # the tiles that only the warpgroups before this one see
+
+        def skip(i: Any, _: None) -> None:
+            walk.arrive(i)
+
+        lax.fori_loop(walk.begin, begin, skip, None)
     sums = (mosaic.zeros((ROWS, p.HS), dot.layout), mosaic.zeros((ROWS, p.HS), dot.layout))
-    sums = _loop(begin, full, ROWS // columns, partial(step, True), sums)
+    sums = _loop(begin, full, tiles, partial(step, True), sums)
     dk, dv = lax.fori_loop(full, end, partial(step, False), sums)
     _, dk_g, dv_g = _heads(p, dqkv, 3)
     mosaic.store_tile(dk.astype(dot.dtype), k_s, dk_g.rows(j, ROWS))

@@ -35,12 +35,15 @@ def kernel(
     scratch: Sequence[Any] = (),
     approx_math: bool = False,
     auto_barriers: bool = True,
+    warpgroups: int = 1,
     interpret: bool = False,
 ) -> Callable[..., Any]:
     """A Mosaic GPU kernel: one warpgroup per point of the grid runs `body(*inputs, *outputs, *scratch)`, all Refs.
 
-    name: what profilers, dumps and compiled programs call it. approx_math: tanh.approx, ex2.approx and the like.
-    auto_barriers=False leaves out the barriers round memory accesses: legal where no thread reads what another wrote.
+    name: what profilers, dumps and compiled programs call it. warpgroups: how many of them run the body together, with
+    the same SMEM; where there are several, lax.axis_index("warpgroup") tells them apart. approx_math: tanh.approx,
+    ex2.approx and the like. auto_barriers=False leaves out the barriers round memory accesses: legal where no thread
+    reads what another wrote.
     """
     body.__name__ = name
     return plgpu.kernel(
@@ -49,6 +52,8 @@ def kernel(
         grid=tuple(grid),
         grid_names=tuple(grid_names),
         scratch_types=list(scratch),
+        num_threads=warpgroups if warpgroups > 1 else None,
+        thread_name="warpgroup" if warpgroups > 1 else None,
         compiler_params=plgpu.CompilerParams(approx_math=approx_math, unsafe_no_auto_barriers=not auto_barriers),
         interpret=plgpu.InterpretGPUParams(detect_races=True) if interpret else None,
     )
@@ -235,6 +240,10 @@ class Copies(NamedTuple):
         else:
             plgpu.barrier_wait(barriers[kind].at[slot])
 
+    def release(self, barriers: Sequence[Any], kind: int, slot: Any) -> None:
+        """This warpgroup is done with a slot."""
+        plgpu.barrier_arrive(barriers[kind].at[slot])
+
 
 when = pl.when
 ds = pl.ds
@@ -312,11 +321,13 @@ class WgmmaProducts(NamedTuple):
     """Products of 64-row tiles by wgmma, Hopper alone: operands are read from SMEM, the left one maybe from registers.
 
     Interpret mode has neither accumulators that begin with a value nor a left operand in registers: that operand is
-    put into SMEM and the sum is taken apart.
+    put into SMEM and the sum is taken apart. Nor has it accumulators of one of several warpgroups: there operands are
+    loaded, which a fence ends as wgmma's own end would, and jnp.dot multiplies them.
     """
 
     dtype: Any
     interpret: bool
+    warpgroups: int
 
     @property
     def layout(self) -> Any:
@@ -332,6 +343,8 @@ class WgmmaProducts(NamedTuple):
 
     def product(self, a: Any, b: Any) -> jax.Array:
         """a b of two tiles in SMEM, the second maybe transposed."""
+        if self.interpret and self.warpgroups > 1:
+            return self.loaded_product(a[...], b)
 
         def multiply(sums: Any) -> jax.Array:
             plgpu.wgmma(sums, a, b)
@@ -344,6 +357,8 @@ class WgmmaProducts(NamedTuple):
         weights = weights.astype(self.dtype)
         if not self.interpret:
             return pl.run_state(lambda sums: plgpu.wgmma(sums, weights, b))(plgpu.ACC.init(sums))
+        if self.warpgroups > 1:
+            return sums + self.loaded_product(weights, b)
 
         def staged(tile: Any) -> jax.Array:
             tile[...] = weights
@@ -351,6 +366,12 @@ class WgmmaProducts(NamedTuple):
             return self.product(tile, b)
 
         return sums + pl.run_scoped(staged, tile_spec(weights.shape, self.dtype))
+
+    def loaded_product(self, a: jax.Array, b: Any) -> jax.Array:
+        """Interpret mode's stand-in where there are several warpgroups."""
+        product = jnp.dot(a, plgpu.load(b), preferred_element_type=f32)
+        plgpu.commit_smem()
+        return product
 
 
 # ----- buffers that a kernel changes in place -----------------------------------------------------------------------

@@ -48,26 +48,31 @@ def sizes(target: str) -> Sizes:
 class AttentionSizes(NamedTuple):
     """Of one target and head size; all unmeasured, chosen by registers and spills of the compiled kernels."""
 
-    version: str  # "wgmma" or "mma"
+    version: str  # of VERSIONS
     columns: dict[str, int]  # of a tile of scores, which has 64 rows, in each kernel
-    stages: int = 2  # slots for the tiles that a block walks over: one in use, the others being filled
+    stages: int = (
+        2  # slots for the tiles that a block walks over: one in use for each warpgroup, the others being filled
+    )
+    warpgroups: int = 1  # of a block, each with 64 rows
 
 
 HEAD_SIZES = range(16, 129, 16)  # channels of a head, padded
-VERSIONS = ("mma", "wgmma")
+VERSIONS = ("mma", "wgmma", "wgmma2")  # the last: blocks of two warpgroups, which share the tiles that they walk over
 
 
 def attention_sizes(target: str, head_size: int, version: str | None) -> AttentionSizes:
     """The table's row of an architecture and a head size; version None leaves the choice to the table.
 
-    wgmma exists on Hopper (sm_90) alone, later GPUs have dropped it. Raises ValueError for what no kernel serves.
+    wgmma and wgmma2 exist on Hopper (sm_90) alone, later GPUs have dropped the instruction. Which of the two is faster
+    there is unmeasured: two warpgroups get each tile from the L2 cache once for both, which halves what is asked of
+    it. Raises ValueError for what no kernel serves.
     """
     sizes(target)
     if version is None:
         version = "wgmma" if target == "sm_90" else "mma"
     if version not in VERSIONS:
         raise ValueError(f"no version {version!r} of attention: known are {', '.join(VERSIONS)}")
-    if version == "wgmma" and target != "sm_90":
+    if version != "mma" and target != "sm_90":
         raise ValueError(f"attention by wgmma runs on sm_90 alone, not on {target}; take mma")
     if head_size not in HEAD_SIZES:
         raise ValueError(
@@ -76,4 +81,7 @@ def attention_sizes(target: str, head_size: int, version: str | None) -> Attenti
         )
     # mma has its operands in registers: beside sums of more than 80 columns, tiles of 64 do not fit.
     backward = 32 if version == "mma" and head_size > 80 else 64
-    return AttentionSizes(version, {"forward": 64, "dq": backward, "dkv": backward})
+    columns = {"forward": 64, "dq": backward, "dkv": backward}
+    if version == "wgmma2":  # two slots in use, because one warpgroup may be a tile ahead
+        return AttentionSizes(version, columns, stages=3, warpgroups=2)
+    return AttentionSizes(version, columns)

@@ -39,9 +39,10 @@ CASES = [
     Case(1, 65, 2, 64, jnp.bfloat16, "mma", relu=True),
     Case(1, 130, 2, 64, jnp.bfloat16, "wgmma"),  # the ring of two slots goes round
     Case(1, 63, 1, 40, jnp.float16, "wgmma", relu=True),  # channels padded to 48, rows to 64
-    Case(1, 1, 2, 32, jnp.bfloat16, "wgmma"),  # a single token: attention is v, dq and dk are 0
+    Case(1, 250, 1, 32, jnp.bfloat16, "wgmma2"),  # two blocks of two warpgroups; the ring of three slots goes round
 ]
 SLOW = [
+    Case(1, 1, 2, 32, jnp.bfloat16, "wgmma"),  # a single token: attention is v, dq and dk are 0
     Case(1, 64, 2, 80, jnp.float16, "mma"),  # exactly one tile; a head of 5 * 16 channels
     Case(1, 1, 2, 64, jnp.bfloat16, "mma"),
     Case(1, 63, 2, 64, jnp.bfloat16, "mma"),
@@ -54,6 +55,10 @@ SLOW = [
     Case(1, 130, 2, 96, jnp.bfloat16, "wgmma"),
     Case(1, 130, 2, 64, jnp.float16, "wgmma", relu=True),
     Case(1, 1000, 1, 64, jnp.bfloat16, "wgmma"),
+    Case(2, 130, 2, 128, jnp.float16, "wgmma2"),
+    Case(1, 600, 1, 64, jnp.bfloat16, "wgmma2"),
+    Case(1, 300, 2, 64, jnp.bfloat16, "wgmma2", relu=True),
+    Case(1, 63, 2, 80, jnp.bfloat16, "wgmma2"),
 ]
 
 
@@ -169,17 +174,17 @@ def test_the_future_reaches_nothing() -> None:
 
 
 @pytest.mark.parametrize("target", tuning.TARGETS)
-@pytest.mark.parametrize("version", ["mma", "wgmma"])
-@pytest.mark.parametrize("HS", range(16, 129, 16))
+@pytest.mark.parametrize("version", tuning.VERSIONS)
+@pytest.mark.parametrize("HS", tuning.HEAD_SIZES)
 def test_tiles_fit_the_shared_memory(target: str, version: str, HS: int) -> None:
-    if version == "wgmma" and target != "sm_90":
+    if version != "mma" and target != "sm_90":
         with pytest.raises(ValueError, match=f"wgmma.*sm_90.*{target}"):
             tuning.attention_sizes(target, HS, version)
         return
     sizes = tuning.attention_sizes(target, HS, version)
     for kernel, columns in sizes.columns.items():
         assert attention.ROWS % columns == 0
-        own = 1 if kernel == "forward" else 2
+        own = sizes.warpgroups * (1 if kernel == "forward" else 2)
         assert (own * attention.ROWS + 2 * sizes.stages * columns) * HS * 2 + 1024 <= tuning.sizes(target).smem
 
 
@@ -198,7 +203,7 @@ def test_errors_teach() -> None:
         attention.attention_forward(jnp.zeros((1, 8, 768), jnp.bfloat16), 1)
     with pytest.raises(ValueError, match="sm_75"):
         attention.attention_forward(qkv, 2, target="sm_75")
-    with pytest.raises(ValueError, match=r"fast.*mma, wgmma"):
+    with pytest.raises(ValueError, match=r"fast.*mma, wgmma, wgmma2"):
         attention.attention_forward(qkv, 2, version="fast")
 
 
