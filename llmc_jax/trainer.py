@@ -246,8 +246,8 @@ def begin_step(step: Callable[..., Any], batches: Iterator[Batch], progress: Pro
     return progress._replace(state=state, step=progress.step + 1), InFlight(metrics, start)
 
 
-def end_step(progress: Progress, flight: InFlight) -> tuple[Progress, StepResult]:
-    """Waits for the oldest step in flight and reads its figures.
+def end_step(progress: Progress, flight: InFlight, scale_moves: bool = True) -> tuple[Progress, StepResult]:
+    """Waits for the oldest step in flight and reads its figures. scale_moves: an overflow lowers the loss scale.
 
     Its time includes that of waiting for the data, as llm.c's does, and begins where the step before it ended.
     """
@@ -259,7 +259,7 @@ def end_step(progress: Progress, flight: InFlight) -> tuple[Progress, StepResult
         read_at=now,
         skipped=progress.skipped + (not finite),
         # An overflow under a loss scale is no divergence: the scale gives way first.
-        skipped_in_a_row=0 if finite or scale > 1 else progress.skipped_in_a_row + 1,
+        skipped_in_a_row=0 if finite or (scale > 1 and scale_moves) else progress.skipped_in_a_row + 1,
         seconds=progress.seconds + (seconds if progress.read > 0 else 0.0),
     )
     return progress, StepResult(loss, norm, rate, finite, seconds, scale)
@@ -322,7 +322,7 @@ def loop(run: Run, state: TrainState) -> Outcome:
 
 def settle(run: Run, progress: Progress, flight: InFlight) -> Progress:
     """Reads, logs and shows the oldest step in flight."""
-    progress, result = end_step(progress, flight)
+    progress, result = end_step(progress, flight, run.setup.config.loss_scale_factor > 1)
     progress = report_step(run, progress, result)
     report_gpu(run, progress.read)
     run.drawer.refresh()

@@ -20,7 +20,7 @@ import pytest
 
 from llmc_jax import cli, curves, hardware, trainer
 from llmc_jax import setup as beforehand
-from llmc_jax.checkpoint.llmc import read_model, write_model
+from llmc_jax.checkpoint.llmc import read_header, read_model, write_model
 from llmc_jax.config import ModelConfig, TrainConfig, parse_descriptor
 from llmc_jax.data.corpora import Corpus
 from llmc_jax.data.loader import TokenLoader
@@ -647,6 +647,15 @@ def test_an_absurd_learning_rate_keeps_what_the_last_finite_step_left(train: Tra
     assert run.model(finite + 4).tobytes() == until_then.model(finite).tobytes()
 
 
+def test_a_loss_scale_that_stays_does_not_hide_a_divergence(train: Train, tmp_path: Path) -> None:
+    run = train(
+        *("-e", broken_checkpoint(tmp_path), "--max-nonfinite", 3, "-x", 10),
+        *("--dtype", "fp16", "--loss-scale", 1024, "--loss-scale-factor", 1),
+    )
+    assert run.code == 3
+    assert run.values("train", "loss_scale") == [1024] * 3
+
+
 def test_zero_never_stops(train: Train, tmp_path: Path) -> None:
     run = train("-e", broken_checkpoint(tmp_path), "--max-nonfinite", 0, "-x", 15)
     assert run.code == 0
@@ -682,6 +691,174 @@ def test_waiting_for_data_is_part_of_a_step() -> None:
     progress, result = trainer.end_step(*trainer.begin_step(step, slow_batches(), start))
     assert result.seconds >= 0.05
     assert progress.seconds == result.seconds
+
+
+# ---- precision, kernels, and a loop that runs ahead
+
+
+def table_rows(out: str) -> dict[str, str]:
+    """The start-up table; what goes on in a line of its own put together."""
+    rows: dict[str, str] = {}
+    name = ""
+    for line in out.splitlines():
+        if line[:2] == "| ":
+            left, right = (cell.strip() for cell in line.split("|")[1:3])
+            name = left or name
+            rows[name] = right if left else f"{rows[name]} {right}"
+    return rows
+
+
+def test_a_bf16_run_writes_what_a_run_can_start_from(train: Train) -> None:
+    run = train("--dtype", "bf16", "-v", 3, "-m", 4, "-s", 3, "-g", 4)
+    assert (run.code, run.err) == (0, "")
+    assert run.losses[-1] < run.losses[0]
+    path = run.folder / "model_00000003.bin"
+    assert read_header(path).version == 5
+    assert path.stat().st_size == 1024 + 2 * initial().size
+    values = run.model(3)
+    assert not (values.view(np.uint32) & 0xFFFF).any()  # all of them bf16 numbers
+    assert not np.array_equal(values, initial())
+
+    again = train("-e", path, "--dtype", "bf16", "-v", 1, "-m", 4, "-x", 0, folder="again")
+    assert again.code == 0
+    assert again.values("val", "loss") == run.values("val", "loss")[-1:]  # the very weights that were validated
+    in_fp32 = train("-e", path, "--dtype", "fp32", "-v", 1, "-m", 4, "-x", 1, folder="fp32")
+    assert in_fp32.values("val", "loss")[0] == pytest.approx(again.values("val", "loss")[0], rel=2e-3)
+    assert read_header(in_fp32.folder / "model_00000001.bin").version == 3
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_16_bits_give_the_losses_of_fp32(train: Train, dtype: str) -> None:
+    wide, narrow = (train("--dtype", name, "-x", 10, folder=name) for name in ("fp32", dtype))
+    assert wide.losses[-1] < wide.losses[0] - 0.5
+    assert 0 < max(abs(a / b - 1) for a, b in zip(narrow.losses, wide.losses, strict=True)) < 5e-3
+
+
+def test_without_master_weights_seeds_of_rounding_are_the_run_s(train: Train) -> None:
+    flags = ["--dtype", "bf16", "-w", 0, "--shuffle", "none", "-e"]
+    checkpoint = train("-x", 1, folder="start").folder / "model_00000001.bin"
+    models = [
+        train(*flags, checkpoint, "--seed", seed, *more, folder=f"{k}").model(3)
+        for k, (seed, more) in enumerate([(42, []), (42, []), (7, []), (42, ["--rounding", "nearest"])])
+    ]
+    assert models[0].tobytes() == models[1].tobytes()
+    assert models[0].tobytes() != models[2].tobytes() != models[3].tobytes() != models[0].tobytes()
+
+
+def test_an_fp16_run_logs_its_loss_scale(train: Train) -> None:
+    run = train("--dtype", "fp16", "--loss-scale", 64, "--loss-scale-steps", 2, "-x", 5)
+    assert run.code == 0
+    assert run.values("train", "loss_scale") == [64, 64, 128, 128, 256]
+    assert run.values("train", "skipped") == [False] * 5
+    assert read_header(run.folder / "model_00000005.bin").version == 3  # the master weights
+    assert all("loss_scale" not in event for event in train("--dtype", "bf16", folder="bf16").events)
+
+
+def test_a_loss_scale_that_is_too_large_gives_way_and_is_no_divergence(train: Train) -> None:
+    run = train("--dtype", "fp16", "--loss-scale", 2.0**30, "--max-nonfinite", 2, "-x", 20)
+    assert run.code == 0
+    skipped, scales = run.values("train", "skipped"), run.values("train", "loss_scale")
+    overflows = skipped.index(False)
+    assert 2 < overflows < 20 and skipped == [True] * overflows + [False] * (20 - overflows)
+    assert scales == [2.0 ** (30 - min(step, overflows)) for step in range(20)]
+    assert all(math.isfinite(loss) for loss in run.losses)
+    assert run.losses[-1] < run.losses[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "precision"),
+    [
+        ([], "fp32"),
+        (["--dtype", "bf16"], "bf16, fp32 master weights, rounded to nearest"),
+        (["--dtype", "bf16", "-w", 0], "bf16, no master weights, rounded stochastically"),
+        (["--dtype", "bf16", "-w", 0, "--rounding", "nearest"], "bf16, no master weights, rounded to nearest"),
+        (["--dtype", "fp16"], "fp16, fp32 master weights, rounded to nearest, loss scale 128"),
+    ],
+)
+def test_the_table_names_the_precision(train: Train, flags: list[Any], precision: str) -> None:
+    assert table_rows(train("-x", 0, *flags).out)["precision"] == precision
+
+
+def test_the_table_says_what_runs(train: Train) -> None:
+    assert table_rows(train("-x", 0).out)["kernels"] == "xla (on a CPU)"
+    rows = table_rows(train("-x", 0, "--kernels", "pallas", "--attention", "flash", folder="asked").out)
+    assert rows["layernorm"] == "xla (not pallas: there is no GPU)"
+    assert rows["attention"] == "naive, xla (not flash: there is no GPU)"
+    assert "kernels" not in rows
+
+
+@pytest.mark.parametrize("flags", [("--kernels", "pallas"), ("--kernels", "triton"), ("--attention", "cudnn")])
+def test_kernels_that_must_run_but_cannot_are_refused(train: Train, tmp_path: Path, flags: tuple[str, str]) -> None:
+    run = train("--strict-kernels", *flags)
+    assert (run.code, run.out) == (2, "")
+    assert run.err.startswith("train.py: --strict-kernels: ") and run.err.count("\n") == 1
+    assert f"not {flags[1]}: there is no GPU" in run.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_how_the_model_is_computed_changes_no_result(train: Train) -> None:
+    """Recomputation, chunks of logits and GELU within the products."""
+    shape = ["-e", "L2-NH2-C16-V257-T16"]
+    plain = train(*shape)
+    for k, flags in enumerate((["--recompute-blocks", 1, "--logit-rows", 16], ["-ge", 2, "-r", 0])):
+        run = train(*shape, *flags, folder=str(k))
+        np.testing.assert_allclose(run.losses, plain.losses, rtol=0, atol=2e-6)
+        assert np.linalg.norm(run.model(3) - plain.model(3)) < 1e-3 * np.linalg.norm(plain.model(3))
+
+
+def test_relu_attention_is_another_model_that_learns(train: Train) -> None:
+    relu, softmax = train("--attention", "relu", "-x", 10), train("-x", 10, folder="softmax")
+    assert relu.losses[-1] < relu.losses[0] - 0.5
+    assert relu.losses != softmax.losses
+    assert table_rows(relu.out)["attention"].startswith("relu, xla (with the T x T matrix")
+
+
+@pytest.fixture
+def run_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop as it runs on a GPU: a step is begun before the one before it has been read."""
+    prepare = trainer.prepare
+
+    def prepared(*args: Any) -> Any:
+        setup, state = prepare(*args)
+        return setup._replace(run_ahead=True), state
+
+    monkeypatch.setattr(trainer, "prepare", prepared)
+
+
+EVERYTHING = ["-x", 7, "-v", 3, "-m", 2, "-s", 5, "-g", 4, "-n", 2]
+
+
+def test_running_ahead_changes_nothing_but_the_time(train: Train, request: pytest.FixtureRequest) -> None:
+    def without_times(run: Result) -> list[dict[str, Any]]:
+        return [{k: v for k, v in each.items() if k not in ("ms", "tokens_per_second", "time")} for each in run.events]
+
+    plain = train(*EVERYTHING, folder="plain")
+    request.getfixturevalue("run_ahead")
+    ahead = train(*EVERYTHING, folder="ahead")
+    assert (ahead.code, ahead.models) == (0, plain.models)
+    assert without_times(ahead) == without_times(plain)
+    for name in ("samples.txt", *plain.models):
+        assert (ahead.folder / name).read_bytes() == (plain.folder / name).read_bytes()
+    steps = [line.split("|")[:3] for run in (plain, ahead) for line in run.out.splitlines() if line[:5] == "step "]
+    assert steps[:7] == steps[7:]
+
+
+@pytest.mark.usefixtures("run_ahead")
+def test_running_ahead_a_divergence_ends_the_run(train: Train, tmp_path: Path) -> None:
+    """One step later: it was in flight already when the last one was read. No step changes anything."""
+    checkpoint = broken_checkpoint(tmp_path)
+    run = train("-e", checkpoint, "--max-nonfinite", 3, "-x", 10)
+    assert run.code == 3
+    assert run.values("train", "skipped") == [True] * 4
+    assert run.events[-1] == {"event": "end", "step": 4, "outcome": "diverged", "skipped": 4}
+    assert (run.folder / "model_00000004.bin").read_bytes() == checkpoint.read_bytes()
+
+
+def test_profile_records_the_steps_that_were_named(train: Train) -> None:
+    run = train("-x", 4, "--profile", "1:3")
+    assert run.code == 0 and len(run.losses) == 4
+    assert f"profile:      {run.folder / 'profile'}" in run.out
+    assert list((run.folder / "profile").rglob("*.xplane.pb"))
 
 
 # ---- two runs in one process
