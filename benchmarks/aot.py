@@ -29,6 +29,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+KEPT = ("kernels", "calls", "arguments", "aliased", "temporaries")  # in the table; the rest must be empty or equal
 ASSEMBLER = "13.0.88"  # version of nvidia-cuda-nvcc: another one allocates registers in another way
 TARGETS = ("h200", "a100", "rtx4090", "b200")
 TABLE = ROOT / "tests/aot/table.json"
@@ -71,7 +72,8 @@ def measure(target: str, only: str, output: Path) -> None:
                 program = case.compile(target)
             row = {
                 # A step's kernels may have been compiled before in this process, and are not compiled again.
-                "kernels": [] if case.name.startswith("step ") else sorted({tuple(kernel) for kernel in kernels}),
+                "kernels": [] if case.name.startswith("step ") else sorted({tuple(kernel[:3]) for kernel in kernels}),
+                "serialized": sorted({kernel.name for kernel in kernels if kernel.serialized}),
                 "calls": program.hlo.count('custom_call_target="mosaic_gpu'),
                 "arguments": program.memory.arguments,
                 "donated": case.donated_bytes,
@@ -153,7 +155,7 @@ def write_measured(rows: Rows) -> None:
     table = read_table()
     version = table.setdefault(jax.__version__, {})
     for target, measured in rows.items():
-        known = version.get(target, {}) | measured
+        known = version.get(target, {}) | {name: {key: row[key] for key in KEPT} for name, row in measured.items()}
         names = [case.name for case in cases.compiled_for(target)]
         version[target] = {name: known[name] for name in names if name in known}
     table[jax.__version__] = {target: version[target] for target in TARGETS if target in version}

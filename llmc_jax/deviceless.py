@@ -101,6 +101,7 @@ class KernelResources(NamedTuple):
     name: str
     registers: int  # of at most 255
     spilled: int  # bytes of registers that had to go to memory: stores and loads, whichever are more
+    serialized: bool  # Hopper's matrix products wait for each other, which costs much of their speed
 
 
 def known_target(name: str) -> Target:
@@ -304,6 +305,7 @@ def copied_arrays(hlo: str) -> list[tuple[str, int]]:
 _FUNCTION = re.compile(r"Compiling entry function '(\w+?)(?:_mosaic_gpu_kernel)?' for")
 _SPILLED = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads$")
 _REGISTERS = re.compile(r"Used (\d+) registers")
+_SERIALIZED = re.compile(r"wgmma.* serialized .*function '(\w+?)(?:_mosaic_gpu_kernel)?'")
 
 
 @contextmanager
@@ -349,6 +351,7 @@ def _flush() -> None:
 def parse_resources(log: str) -> list[KernelResources]:
     """The kernels in the words of `ptxas -v`."""
     kernels = []
+    serialized = set(_SERIALIZED.findall(log))
     name, spilled = "", 0
     for line in log.splitlines():
         if match := _FUNCTION.search(line):
@@ -356,6 +359,6 @@ def parse_resources(log: str) -> list[KernelResources]:
         elif (match := _SPILLED.search(line)) and "warning" not in line:
             spilled = max(int(match[1]), int(match[2]))
         elif (match := _REGISTERS.search(line)) and name:
-            kernels.append(KernelResources(name, int(match[1]), spilled))
+            kernels.append(KernelResources(name, int(match[1]), spilled, name in serialized))
             name = ""
     return kernels

@@ -75,6 +75,8 @@ ptxas info    : Function properties for a_mosaic_gpu_kernel
 ptxas info    : Used 167 registers, used 2 barriers
 ptxas info    : Compile time = 38.466 ms
 
+ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to insufficient \
+register resources for the wgmma pipeline in the function 'b_mosaic_gpu_kernel'
 ptxas info    : Compiling entry function 'b_mosaic_gpu_kernel' for 'sm_90a'
 ptxas info    : Function properties for b_mosaic_gpu_kernel
     16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
@@ -82,8 +84,8 @@ ptxas info    : Used 255 registers, used 2 barriers, 16 bytes cumulative stack s
 """
 
 
-def test_registers_and_spills_are_read() -> None:
-    assert deviceless.parse_resources(PTXAS) == [("a", 167, 0), ("b", 255, 12)]
+def test_registers_spills_and_serialized_products_are_read() -> None:
+    assert deviceless.parse_resources(PTXAS) == [("a", 167, 0, False), ("b", 255, 12, True)]
 
 
 HLO = """

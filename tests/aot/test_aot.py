@@ -55,6 +55,7 @@ def test_spills_no_more_than_the_table_says(target: str, name: str, measured: Me
     assert "error" not in found, found["error"]
     assert found["calls"] > 0, "no Mosaic kernel in the program"
     assert found["kernels"] or name.startswith("step "), "the assembler said nothing of a kernel"
+    assert found["serialized"] == [], "wgmma instructions wait for each other"
     known = spilled_by_kernel(expected)
     for kernel, spilled in spilled_by_kernel(found).items():
         assert kernel in known, f"{kernel} is not in the table: python benchmarks/aot.py --write"
