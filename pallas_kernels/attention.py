@@ -264,7 +264,7 @@ def _heads(p: Problem, x: Any, parts: int = 1) -> list[Head]:
 class Walk(NamedTuple):
     """A block's walk over the tiles begin..end-1 of two arrays, in SMEM a ring of slots: some are always on their way.
 
-    Every warpgroup has to arrive at every tile up to its own last one; the first of them starts the copies for all.
+    Every warpgroup has to arrive at every tile; the first of them starts the copies for all.
     A slot is filled anew when the block is so many tiles further as it has warpgroups: a warpgroup that is alone has
     then read it, and of two the slower may be a tile behind the faster.
     """
@@ -320,6 +320,15 @@ class Walk(NamedTuple):
         self.fetch(tile + self.ahead)
         return self.rings[0].at[slot], self.rings[1].at[slot]
 
+    def skip(self, begin: Any, end: Any) -> None:
+        """Passes tiles that only other warpgroups of the block have to see."""
+
+        def step(tile: Any, _: None) -> None:
+            self.arrive(tile)
+
+        if self.p.sizes.warpgroups > 1:
+            lax.fori_loop(begin, end, step, None)
+
 
 def _warpgroup(p: Problem) -> Any:
     """Which of its block this is."""
@@ -362,6 +371,7 @@ def _forward_kernel(p: Problem, qkv: Any, out: Any, *refs: Any) -> None:
         sums += (mosaic.full((ROWS,), -math.inf, by_row), mosaic.zeros((ROWS,), by_row))
     sums = lax.fori_loop(0, full, partial(step, False), sums)
     sums = _loop(full, end, tiles, partial(step, True), sums)
+    walk.skip(end, walk.end)
     acc = sums[0]
     if not p.relu:
         _, m, total = sums
@@ -402,6 +412,7 @@ def _dq_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
     dq = mosaic.zeros((ROWS, p.HS), dot.layout)
     dq = lax.fori_loop(0, full, partial(step, False), dq)
     dq = _loop(full, end, tiles, partial(step, True), dq)
+    walk.skip(end, walk.end)
     mosaic.store_tile(dq.astype(dot.dtype), q_s, _heads(p, dqkv)[0].rows(i, ROWS))
 
 
@@ -441,12 +452,7 @@ def _dkv_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
         dk = dot.add_weighted(dk, dscore, q)
         return dk, dv
 
-    if warpgroups > 1:  # the tiles that only the warpgroups before this one see
-
-        def skip(i: Any, _: None) -> None:
-            walk.arrive(i)
-
-        lax.fori_loop(walk.begin, begin, skip, None)
+    walk.skip(walk.begin, begin)
     sums = (mosaic.zeros((ROWS, p.HS), dot.layout), mosaic.zeros((ROWS, p.HS), dot.layout))
     sums = _loop(begin, full, tiles, partial(step, True), sums)
     dk, dv = lax.fori_loop(full, end, partial(step, False), sums)
