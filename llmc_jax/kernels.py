@@ -157,10 +157,11 @@ def choose(wish: Wish, machine: Machine, dtype: str, head_size: int) -> Selectio
         chosen["gelu"] = Choice("gelu", "xla", f"-ge {fusion}: inside the product{rest}"), xla
     fallen = [choice for choice, _ in chosen.values() if choice.why.startswith("not ")]
     if wish.strict and fallen:
-        raise InputError(
-            "--strict-kernels: "
-            + "; ".join(f"{each.operation} is {each.implementation}, {each.why}" for each in fallen)
-        )
+        alike: dict[tuple[str, str], list[str]] = {}
+        for each in fallen:
+            alike.setdefault((each.implementation, each.why), []).append(each.operation)
+        found = "; ".join(f"{', '.join(which)}: {what}, {why}" for (what, why), which in alike.items())
+        raise InputError(f"--strict-kernels: {found}; without --strict-kernels they run so")
     functions = {
         name: function
         for operation, (_, found) in chosen.items()
