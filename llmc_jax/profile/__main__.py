@@ -140,6 +140,28 @@ def _write_json(path: str, content: dict[str, Any]) -> None:
 # ----- measuring ----------------------------------------------------------------------------------------------------
 
 
+def read(own: dict[str, Any]) -> int:
+    """`--read`: the table of a trace from before."""
+    from llmc_jax.profile import saved, table
+    from llmc_jax.profile.picture import draw_layer
+    from llmc_jax.profile.trace import newest_trace, read_trace
+
+    folder = Path(own["--read"])
+    facts = saved.kept(folder)
+    trace = read_trace(newest_trace(folder), facts.program.name, facts.program.whole)
+    work = step_work(facts.model, facts.shape)
+    rates = facts.rates or (float("inf"), float("inf"))  # not measured: no floors
+    report = table.report_from_trace(trace, facts.program, work, rates, by_layer=own["--layers"])
+    print(table.as_text(report))
+    if own["--picture"]:
+        layer = facts.model.num_layers // 2 if own["--layer"] is None else own["--layer"]
+        _check_layer(layer, facts.model)
+        draw_layer(trace, facts.program, layer, Path(own["--picture"]), f"layer {layer}")
+    if own["--json"]:
+        _write_json(own["--json"], table.as_json(report))
+    return ExitCode.DONE
+
+
 def measure(config: TrainConfig, own: dict[str, Any]) -> int:
     """The default: compiles, times and traces the step, and prints the table."""
     from llmc_jax import platform
@@ -228,7 +250,7 @@ def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
 
 def _table(bench: Any, own: dict[str, Any], rates: tuple[float, float]) -> Any:
     """The table from a trace; from differences where those were asked for or the trace has no instructions."""
-    from llmc_jax.profile import table
+    from llmc_jax.profile import saved, table
     from llmc_jax.profile.measure import differences
     from llmc_jax.profile.picture import draw_layer
     from llmc_jax.profile.program import Program
@@ -244,6 +266,7 @@ def _table(bench: Any, own: dict[str, Any], rates: tuple[float, float]) -> Any:
             trace = read_trace(newest_trace(Path(folder)), program.name, program.whole)
         if trace.spans:
             if keep:
+                saved.keep(Path(keep), bench.compiled.as_text(), bench.model, bench.shape, rates)
                 print(f"trace: {keep}")
             if own["--picture"]:
                 layer = bench.model.num_layers // 2 if own["--layer"] is None else own["--layer"]
@@ -296,6 +319,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return serve(words[1:])
     try:
         own, rest = split(words)
+        if own["--read"]:
+            return read(own)
         config, whole = run_config(rest)
         if own["--calculate"]:
             return calculate(config, own)

@@ -31,6 +31,7 @@ OWN = (
     Own("--layers", "", False, "a line for each layer"),
     Own("--differences", "", False, "no trace: time programs that leave parts out, and subtract"),
     Own("--trace", "DIR", None, "keep the trace there, for Perfetto and TensorBoard"),
+    Own("--read", "DIR", None, "only the table of a trace that was kept; takes --layers, --json and --picture"),
     Own("--json", "FILE", None, "write everything there as JSON"),
     Own("--picture", "FILE", None, "draw the timeline of one layer there, as PNG"),
     Own("--layer", "N", None, "which layer to draw; by itself the middle one"),

@@ -68,6 +68,10 @@ def roofline(flops: int, num_bytes: int, rates: tuple[float, float]) -> tuple[fl
     return max(by_products, by_memory), "products" if by_products > by_memory else "memory"
 
 
+def _added(a: Total, b: Total) -> Total:
+    return Total(a.flops + b.flops, a.bytes + b.bytes, a.floor + b.floor, a.products + b.products)
+
+
 Key = tuple[str, str, int | None]
 
 
@@ -77,13 +81,7 @@ def summed_work(work: Iterable[Work], rates: tuple[float, float], by_layer: bool
     for each in work:
         key = (each.phase, each.operation, each.layer if by_layer else None)
         floor, bound = roofline(each.flops, each.bytes, rates)
-        old = total[key]
-        total[key] = Total(
-            old.flops + each.flops,
-            old.bytes + each.bytes,
-            old.floor + floor,
-            old.products + (floor if bound == "products" else 0.0),
-        )
+        total[key] = _added(total[key], Total(each.flops, each.bytes, floor, floor if bound == "products" else 0.0))
     return total
 
 
@@ -137,7 +135,7 @@ def report_from_trace(
     for place, found in places.items():
         key = (place.phase, place.operation, place.layer if by_layer else None)
         times[key] = [old + new / steps for old, new in zip(times[key], found, strict=True)]
-    totals = summed_work(work, rates, by_layer)
+    totals = _where_it_ran(summed_work(work, rates, by_layer), times)
     lines = [
         _line(key, seconds, calls, mixed / seconds if seconds else 0.0, totals.get(key, Total()), TRACE)
         for key, (seconds, calls, mixed) in times.items()
@@ -147,6 +145,21 @@ def report_from_trace(
     return Report(_sorted(lines), step, max(0.0, step - busy), unknown / steps)
 
 
+def _where_it_ran(totals: Mapping[Key, Total], times: Iterable[Key]) -> dict[Key, Total]:
+    """The work of each line; where nothing ran under an operation's phase, its work is with its other phase.
+
+    So it is with the head, which goes backwards in the middle of the forward pass.
+    """
+    ran = set(times)
+    placed: dict[Key, Total] = defaultdict(Total)
+    for (phase, operation, layer), total in totals.items():
+        other = {"forward": "backward", "backward": "forward"}.get(phase, phase)
+        here, there = (phase, operation, layer), (other, operation, layer)
+        key = there if here not in ran and there in ran else here
+        placed[key] = _added(placed[key], total)
+    return dict(placed)
+
+
 # ----- from differences ---------------------------------------------------------------------------------------------
 
 
@@ -154,16 +167,10 @@ def report_from_differences(
     parts: Mapping[tuple[str, str], float], work: Sequence[Work], rates: tuple[float, float]
 ) -> Report:
     """The table of what differences can tell. parts: seconds of (phase, 'layers' or 'rest')."""
-    merged = [each._replace(operation="layers" if each.layer is not None else "rest", layer=None) for each in work]
-    # The floors must be those of the operations, not of their sum.
     floors: dict[Key, Total] = defaultdict(Total)
-    for key, each in zip(merged, work, strict=True):
-        floor, bound = roofline(each.flops, each.bytes, rates)
-        old = floors[(key.phase, key.operation, None)]
-        products = old.products + (floor if bound == "products" else 0.0)
-        floors[(key.phase, key.operation, None)] = Total(
-            old.flops + each.flops, old.bytes + each.bytes, old.floor + floor, products
-        )
+    for (phase, _, layer), total in summed_work(work, rates, by_layer=True).items():
+        key = (phase, "rest" if layer is None else "layers", None)
+        floors[key] = _added(floors[key], total)
     lines = [
         _line((phase, part, None), seconds, 0, 0.0, floors.get((phase, part, None), Total()), DIFFERENCE)
         for (phase, part), seconds in parts.items()

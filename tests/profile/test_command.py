@@ -51,6 +51,7 @@ def test_its_own_flags_and_train_pys() -> None:
         (["--json", "{file}/x/y.json"], "there is no folder"),
         (["--picture", "layer.png", "--layer", "2"], "the model has 2 layers"),
         (["--picture", "layer.png", "--differences"], "needs a trace"),
+        (["--read", "{file}.none"], "has no program.hlo.txt"),
         (["--calculate", "--device", "H200"], "did you mean 'NVIDIA H200'"),
         (["--calculate", "-e", "no-such.bin"], "no such file"),
         (["--calculate", "--device", "Tesla T4", "--dtype", "bf16"], "does not compute in bf16"),
@@ -110,6 +111,14 @@ def test_times_add_up_to_the_step(measured: Path) -> None:
     assert total + rest == pytest.approx(plain["step_seconds"], rel=0.01)
     assert plain["unknown_seconds"] < 0.02 * plain["step_seconds"]
     assert plain["tokens"] == 32 and plain["memory_used"]["overwritten"] > 0
+
+
+def test_the_table_of_a_trace_from_before(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = json.loads((measured / "out.json").read_text())
+    text, _ = run(capsys, "--read", str(measured / "trace"), "--layers", "--json", str(measured / "again.json"))
+    again = json.loads((measured / "again.json").read_text())
+    assert again == {name: before[name] for name in again}
+    assert "attention" in text and "products" in text
 
 
 def test_the_trace_and_the_picture_are_there(measured: Path) -> None:

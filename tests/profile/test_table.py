@@ -77,6 +77,14 @@ def test_lines_by_layer() -> None:
     assert lines["forward", "fc", 0].flops == 2_000_000
 
 
+def test_work_is_where_it_ran() -> None:
+    """Nothing ran under the backward pass of fc, so the forward line has its work too; what ran nowhere has no line."""
+    work = [*WORK, Work("backward", "fc", 1, 500_000, 0), Work("backward", "qkv", 1, 7, 7)]
+    lines = found(report_from_trace(TRACE, PROGRAM, work, RATES).lines)
+    assert lines["forward", "fc", None].flops == 4_500_000
+    assert ("backward", "fc", None) not in lines and ("backward", "qkv", None) not in lines
+
+
 def test_a_trace_without_marked_steps_is_one_step() -> None:
     report = report_from_trace(TRACE._replace(steps=()), PROGRAM, WORK, RATES)
     assert (report.step, report.idle) == pytest.approx((18e-3, 0.0))

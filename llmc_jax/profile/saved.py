@@ -1,0 +1,45 @@
+"""What must be kept beside a trace to make the table of it later: the program's text and the step's shape."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llmc_jax.config import ModelConfig
+from llmc_jax.errors import FormatError, InputError
+from llmc_jax.profile.calculators import Shape
+from llmc_jax.profile.program import Program
+from llmc_jax.runlog import write_atomic
+
+PROGRAM, STEP = "program.hlo.txt", "step.json"
+
+
+class Saved(NamedTuple):
+    """A traced step."""
+
+    program: Program
+    model: ModelConfig
+    shape: Shape
+    rates: tuple[float, float] | None  # FLOP/s and bytes per second of the machine, where they were measured
+
+
+def keep(folder: Path, text: str, model: ModelConfig, shape: Shape, rates: tuple[float, float] | None = None) -> None:
+    """Writes what `kept` reads into a trace folder. text: `compiled.as_text()` of the step that was traced."""
+    facts = {"model": asdict(model), "shape": shape._asdict(), "rates": rates}
+    write_atomic(folder / PROGRAM, text.encode())
+    write_atomic(folder / STEP, (json.dumps(facts, indent=1) + "\n").encode())
+
+
+def kept(folder: Path) -> Saved:
+    """What `keep` wrote. Raises InputError if it is not there, FormatError if it is something else."""
+    try:
+        text = (folder / PROGRAM).read_text()
+        facts: dict[str, Any] = json.loads((folder / STEP).read_text())
+        rates = tuple(facts["rates"]) if facts["rates"] else None
+        return Saved(Program(text), ModelConfig(**facts["model"]), Shape(**facts["shape"]), rates)
+    except OSError as error:
+        raise InputError(
+            f"--read {folder}: has no {Path(error.filename).name}; give a folder that --trace wrote"
+        ) from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"--read {folder}: {STEP} is damaged ({error}); record the trace again") from error
