@@ -225,14 +225,15 @@ def main(argv: list[str] | None = None) -> int:
     began = time.monotonic()
     scratch = Path(tempfile.gettempdir()) / f"gpu_check_{os.getuid()}"
     scratch.mkdir(exist_ok=True)
-    args.output.mkdir(parents=True, exist_ok=True)
-    check = Check(Results(args.output, "tiny"), scratch, args.tiny)
+    output = args.output or (scratch if args.tiny else ROOT / "benchmarks/results")
+    output.mkdir(parents=True, exist_ok=True)
+    check = Check(Results(output, "tiny"), scratch, args.tiny)
     machine = check.describe()
     if not args.tiny and not machine["capability"]:
         print("JAX sees no NVIDIA GPU here; `--tiny` goes through the check on a CPU", file=sys.stderr)
         return 2
     if not args.tiny:
-        check.results = Results(args.output, machine["device"])
+        check.results = Results(output, machine["device"])
     results = check.results
     results.machine = machine
     results.commands = [

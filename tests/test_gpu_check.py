@@ -1,4 +1,4 @@
-"""benchmarks/gpu_check.sh without a GPU: its plan, what its numerics see, its verdicts, and that a crash costs one line."""
+"""benchmarks/gpu_check.sh without a GPU: its plan, what its numerics see, its verdicts, what a crash costs."""
 
 import json
 import subprocess
@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import gpu_check, roofline
-from benchmarks.gpu import numerics, problems, targets
+from benchmarks.gpu import numerics, problems, steps, targets
 from benchmarks.gpu.lines import heard, tell
 from benchmarks.gpu.plan import PARTS, Item, plan
 from benchmarks.gpu.programs import step_times
 from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, page
-from llmc_jax import hardware
+from llmc_jax import deviceless, hardware, kernels
 from llmc_jax.config import parse_descriptor
 from llmc_jax.kernels import GROUPS
 from llmc_jax.params import flat_size
@@ -67,6 +67,50 @@ def test_every_kernel_is_checked() -> None:
 def test_sizes_of_the_flat_buffers() -> None:
     sizes = {item.arguments["sizes"][0] for item in plan() if item.arguments.get("function") == "global_norm"}
     assert sizes == {flat_size(parse_descriptor("d12")), flat_size(parse_descriptor("d48"))}
+
+
+def test_no_step_falls_back_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked for can run on an H200; else a line would show the time of something else."""
+    monkeypatch.setattr(kernels, "this_machine", lambda: kernels.Machine("gpu", "NVIDIA H200", "9.0"))
+    for item in plan():
+        if item.module == "steps":
+            asked, config = item.arguments, parse_descriptor(item.arguments["model"])
+            _, runs = steps.choose(
+                config, asked["dtype"], asked.get("kernels", "auto"), asked.get("attention", "auto"),
+                asked.get("gelu_fusion", -1), interpret=False,
+            )  # fmt: skip
+            if asked.get("kernels") == "xla":
+                assert "xla: layernorm, gelu, classifier" in runs
+            if "attention" in asked:
+                assert f"{asked['attention']}" in runs.replace("naive, xla", "naive")
+
+
+@pytest.mark.slow
+def test_every_kernel_of_the_plan_lowers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On each of the plan's shapes, for an H200."""
+    monkeypatch.setattr(problems, "target", lambda: "sm_90")
+    done = set()
+    for item in plan():
+        given = dict(item.arguments)
+        ours = given.get("implementation", "pallas") in ("pallas", "mma", "wgmma")
+        if item.module not in ("numerics", "times") or not ours or given["function"] == "model" or "tuning" in given:
+            continue
+        options = {name: given[name] for name in ("rounding", "master_weights") if name in given}
+        how = {"name": given.get("implementation", "pallas"), "form": given.get("form", "")}
+        key = str([given["function"], given["dtype"], given["sizes"], options, how])
+        if key in done:
+            continue
+        done.add(key)
+        made = {}
+
+        def arrays(given: dict[str, Any] = given, options: Any = options, made: Any = made) -> Any:
+            made["problem"] = problems.problem(given["function"], given["dtype"], given["sizes"], 0, **options)
+            return made["problem"].arrays
+
+        structs = jax.eval_shape(arrays)
+        run = made["problem"].bind(problems.implementation(given["function"], **how))
+        deviceless.lower_for(lambda *arrays, run=run: run(*arrays), structs, "h200")
+    assert len(done) > 100
 
 
 # ----- numerics see what is wrong -----------------------------------------------------------------------------------
@@ -288,10 +332,12 @@ def test_the_command(tmp_path: Path) -> None:
     assert "machine: copy: done" in listed.stdout and "step: d12 bf16 B=64: not measured" in listed.stdout
     again = run_check(*output, "--only", "copy")  # unnamed parts: only what is missing, here nothing
     assert "machine: done before" in again.stdout and "machine: copy" not in again.stdout
-    assert (
-        "| step, d12, bf16 | 560,000 tok/s | 620,000 tok/s |  | not measured |"
-        in (tmp_path / "gpu_tiny.md").read_text()
-    )
+    assert "no figure here means anything" in first.stdout
+
+
+def test_summary_of_nothing(tmp_path: Path) -> None:
+    summary = targets.summary(results_of(tmp_path, {}))
+    assert "| step, d12, bf16 | 560,000 tok/s | 620,000 tok/s |  | not measured |" in summary
 
 
 def test_the_command_needs_a_gpu_and_known_parts() -> None:

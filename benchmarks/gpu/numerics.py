@@ -21,15 +21,15 @@ DTYPES = problems.DTYPES
 
 
 class Tolerance(NamedTuple):
-    """What rounding to a dtype may cost. bfloat16 rounds to within 2^-9 of a value, float16 to within 2^-12."""
+    """What rounding to a dtype may cost. bfloat16 rounds to within 2^-8 of a value, float16 to within 2^-11."""
 
     error: float
     worst: float
 
 
 ROUNDED = {
-    "bfloat16": Tolerance(3e-3, 1e-2),
-    "float16": Tolerance(4e-4, 1.5e-3),
+    "bfloat16": Tolerance(3e-3, 5e-3),
+    "float16": Tolerance(4e-4, 7e-4),
     "float32": Tolerance(1e-5, 2e-4),  # sums of up to 65,536 rows
 }
 # Weights and their gradients are rounded before they are multiplied and summed: errors are those of sums, several
@@ -64,10 +64,13 @@ def measure(
         kind = {"fp64": jnp.float64, "fp32": jnp.float32}[reference]  # fp32 where float64 would not fit into the memory
         wanted = jax.jit(lambda *arrays: problems.expected(given._replace(arrays=arrays), kind))(*given.arrays)
         errors = [_errors(*pair, rows=given.rows) for pair in zip(found, wanted, strict=True)]
+    del wanted
     tolerances = ATTENTION if "attention" in function else ROUNDED
     wrong = []
     for number, ((error, worst), output) in enumerate(zip(errors, found, strict=True)):
         allowed = tolerances[str(output.dtype)]
+        if options.get("rounding") == "stochastic":  # by up to a whole unit in the last place, not half of one
+            allowed = allowed._replace(worst=2 * allowed.worst)
         if not (error <= allowed.error and worst <= allowed.worst):
             wrong.append(f"output {number}: error {error:.2g}, worst {worst:.2g}, allowed {tuple(allowed)}")
     figures: Figures = {"error": _largest(error for error, _ in errors), "worst": _largest(w for _, w in errors)}

@@ -151,11 +151,11 @@ def _classifier(normal: Function, n: int, V: int, Vp: int, *, seed: int) -> Prob
 
 
 def _embedding(normal: Function, B: int, T: int, C: int, Vp: int, *, seed: int) -> Problem:
-    tokens = jnp.asarray(skewed_tokens((B, T), Vp - 47, seed))
+    tokens = skewed_tokens((B, T), Vp - 47, seed)
     dout, dwte = normal(B, T, C), normal(Vp, C, dtype=jnp.float32)
-    touched = 2 * 4 * C * len(np.unique(np.asarray(tokens)))
+    touched = 2 * 4 * C * len(np.unique(tokens))
     moved = dout.nbytes + tokens.nbytes + touched + T * C * dout.dtype.itemsize
-    return Problem("embedding_backward", (dout, tokens, dwte), _plain, moved, donated=(2,))
+    return Problem("embedding_backward", (dout, jnp.asarray(tokens), dwte), _plain, moved, donated=(2,))
 
 
 def _adamw(normal: Function, kind: Any, n: int, rounding: str = "nearest", master_weights: bool = True) -> Problem:

@@ -133,7 +133,7 @@ def part_table(results: Results, part: str) -> str:
     if not of_part:
         return ""
     shown = {name: results.shown(part, name, record) for name, record in of_part.items()}
-    columns = columns_of(shown.values())
+    columns = columns_of(shown.values()) or ["why not"]
     dates = sorted({record.date for record in of_part.values()})
     sources = sorted({record.source for record in of_part.values()})
     lines = [f"## {part}", "", f"{PARTS[part][0].upper()}{PARTS[part][1:]}.", ""]
@@ -146,8 +146,7 @@ def part_table(results: Results, part: str) -> str:
                 cells[-1] += " (its numerics are wrong: not to be believed)"
         else:
             cells = [f"{record.status}: {record.message}", *[""] * (len(columns) - 1)]
-        row = f"| {name} | {' | '.join(cells)}" if columns else f"| {name}: {record.status}: {record.message}"
-        lines.append(row.replace("\n", " ") + " |")
+        lines.append(f"| {name} | {' | '.join(cells)} |".replace("\n", " "))
     return "\n".join(lines)
 
 

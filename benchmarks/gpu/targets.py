@@ -109,6 +109,8 @@ def _amount(target: Target, number: float) -> str:
 
 def summary(results: Results) -> str:
     """The targets as a Markdown table, then what repeats, and kernels that XLA beats."""
+    if not results.machine.get("capability"):
+        return "\n".join(["In small, without a GPU: no figure here means anything.", "", *repetition(results)])
     lines = ["| what | must | aim | measured | | of |", "|---|---|---|---|---|---|"]
     for target in TARGETS:
         found = value(results, target)
