@@ -1,4 +1,4 @@
-"""What is chosen for which GPU, precision and wish, what is said of it, and that all kernels together give the model."""
+"""What is chosen for which GPU, precision and wish, what is said of it; that all kernels together give the model."""
 
 import subprocess
 import sys
@@ -20,8 +20,9 @@ from llmc_jax.gpt2 import Execution
 from llmc_jax.kernels import GROUPS, XLA, Choice, Machine, Operations, Selection, Wish, choose
 from llmc_jax.ops import attention
 from llmc_jax.params import flat_size
+from llmc_jax.step import StepOptions, initial_state, train_step
 from tests import plain_model
-from tests.comparisons import gradient_errors, random_batch
+from tests.comparisons import gradient_errors, random_batch, step_numbers
 
 ROOT = Path(__file__).resolve().parents[1]
 MACHINES = {
@@ -268,12 +269,12 @@ def test_triton_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("wish", "machine", "dtype", "named"),
     [
-        (Wish("pallas"), "CPU", "fp32", ["layernorm is xla, not pallas: there is no GPU", "adamw is xla"]),
-        (Wish("pallas"), "T4", "fp32", ["gelu is xla, not pallas: there are kernels for NVIDIA GPUs"]),
-        (Wish(attention="flash"), "H200", "fp32", ["attention is naive, xla, not flash: the kernels compute in bf16"]),
-        (Wish(attention="cudnn"), "CPU", "bf16", ["attention is naive, xla, not cudnn: there is no GPU"]),
-        (Wish("pallas", "relu"), "CPU", "bf16", ["attention is relu, xla, not pallas: there is no GPU"]),
-        (Wish("triton"), "H200", "bf16", ["gelu is xla, not triton: it has no kernel of this"]),
+        (Wish("pallas"), "CPU", "fp32", ["layernorm, gelu", "adamw, global norm: xla, not pallas: there is no GPU"]),
+        (Wish("pallas"), "T4", "fp32", ["global norm: xla, not pallas: there are kernels for NVIDIA GPUs"]),
+        (Wish(attention="flash"), "H200", "fp32", ["attention: naive, xla, not flash: the kernels compute in bf16"]),
+        (Wish(attention="cudnn"), "CPU", "bf16", ["attention: naive, xla, not cudnn: there is no GPU"]),
+        (Wish("pallas", "relu"), "CPU", "bf16", ["attention: relu, xla, not pallas: there is no GPU"]),
+        (Wish("triton"), "H200", "bf16", ["gelu, embedding backward", ": xla, not triton: it has no kernel of this"]),
     ],
 )
 @pytest.mark.usefixtures("no_triton")
@@ -488,18 +489,55 @@ def test_the_model_keeps_what_cudnn_s_backward_needs(recompute_blocks: int) -> N
 
 
 TINY = ModelConfig(max_seq_len=64, vocab_size=61, padded_vocab_size=128, num_layers=1, num_heads=1, channels=64)
+DTYPES = {"bf16": (jnp.bfloat16, 2.0**-8), "fp16": (jnp.float16, 2.0**-11)}  # with the relative error of one rounding
+
+
+def all_kernels(target: str) -> Operations:
+    """In interpret mode."""
+    op = kernels.pallas_operations(target, interpret=True)
+    for name in set(Operations._fields) - {"classifier_forward"}:
+        assert made_by(getattr(op, name)) == (f"pallas_kernels.{MODULES.get(name, name.split('_')[0])}", target)
+    return op
+
+
+MODULES = {
+    "residual_layernorm_forward": "layernorm",
+    "residual_layernorm_backward": "layernorm",
+    "global_norm": "adamw",
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_all_kernels_together_give_xla_s_model(target: str, dtype: str) -> None:
-    """Loss and gradient of a whole model whose every operation is a kernel, in interpret mode."""
-    kind, u = {"bf16": (jnp.bfloat16, 2.0**-8), "fp16": (jnp.float16, 2.0**-11)}[dtype]
-    op = kernels.pallas_operations(target, interpret=True)
-    assert all(made_by(getattr(op, name))[0].startswith("pallas_kernels") for name in Operations._fields
-               if name != "classifier_forward")  # fmt: skip
-    found = of_model(Execution(op), TINY, kind, 1, 64)
+@pytest.mark.parametrize(("target", "dtype"), [("sm_80", "bf16"), ("sm_90", "bf16"), ("sm_90", "fp16")])
+def test_all_kernels_together_give_the_model(target: str, dtype: str) -> None:
+    """Loss and gradient of a whole model whose every operation is a kernel, beside fp32."""
+    kind, u = DTYPES[dtype]
+    found = of_model(Execution(all_kernels(target)), TINY, kind, 1, 64)
     expected = of_model(Execution(), TINY, jnp.float32, 1, 64)
     errors = gradient_errors(found, expected, TINY)
     assert max(errors.values()) < 4 * u, errors
+
+
+@pytest.mark.slow
+def test_a_step_by_kernels_alone() -> None:
+    """Norm, clipping and update too, in the buffers that the step takes over."""
+    flat, *tokens = model_inputs(TINY, 1, 64)
+    numbers = step_numbers(lr=1e-2, warmup=0, total=1, final=1.0, weight_decay=0.1, grad_clip=0.1)
+
+    def stepped(op: Operations, dtype: Any) -> tuple[Any, Any]:
+        state = initial_state(jnp.array(flat, jnp.float32), dtype)
+        options = StepOptions("constant", "matrices", Execution(op))
+        return train_step(state, *(each[None] for each in tokens), numbers, TINY, options)
+
+    (found, told), (expected, rightly) = stepped(all_kernels("sm_90"), jnp.bfloat16), stepped(XLA, None)
+    u = DTYPES["bf16"][1]
+    assert float(told.loss) == pytest.approx(float(rightly.loss), rel=u)
+    assert float(told.norm) == pytest.approx(float(rightly.norm), rel=u)
+    assert float(rightly.norm) > 0.2  # it was clipped
+    assert plain_model.relative_error(found.m, expected.m) < 4 * u
+    np.testing.assert_array_equal(found.copy, found.params.astype(jnp.bfloat16))
+    # Adam's first step is the sign of the gradient, whose error makes some small ones turn.
+    moved, rightly_moved = (np.asarray(state.params, np.float64) - flat for state in (found, expected))
+    turned = np.abs(moved - rightly_moved) > 1e-4
+    assert turned.mean() < 0.01 and np.abs(moved).max() > 5e-3
+    assert not np.asarray(found.params)[flat == 0].any()  # the buffer's padding
