@@ -211,7 +211,7 @@ def block_backward(
         ln1w=dln1w, ln1b=dln1b, qkvw=dqkvw, qkvb=dqkvb, attprojw=dattprojw, attprojb=dattprojb,
         ln2w=dln2w, ln2b=dln2b, fcw=dfcw, fcb=dfcb, fcprojw=dfcprojw, fcprojb=dfcprojb,
     )  # fmt: skip
-    # Tied together: otherwise XLA may put off all weights' gradients to the end, and keep what they are made of till then.
+    # Tied together: otherwise XLA may put off all weights' gradients to the end, and keep what they are made of.
     return pinned((dresidual1, gradients))
 
 
