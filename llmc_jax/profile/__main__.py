@@ -47,6 +47,15 @@ def memory_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
     ]
 
 
+def temporary_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
+    """What the compiled step would need beside its arguments on a CPU, which is what there is an estimate of."""
+    if shape.flash or shape.dtype != "fp32":
+        return []
+    needed = calculators.temporaries(model, shape)
+    moment = max(needed._asdict().items(), key=lambda pair: pair[1])[0]
+    return [("temporaries on a CPU", f"about {gib(needed.peak)}, most at: {moment}")]
+
+
 def flops_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
     """FLOPs by the definitions in use."""
     tokens = shape.rows * shape.micro_batches
@@ -98,7 +107,7 @@ def calculate(config: TrainConfig, own: dict[str, Any]) -> int:
     sections = [
         [*shape_rows(config, model, shape), ("attention", attention)],
         flops_rows(model, shape),
-        memory_rows(model, shape),
+        [*memory_rows(model, shape), *temporary_rows(model, shape)],
         llmc_rows(model, shape),
     ]
     rates = None
