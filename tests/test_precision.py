@@ -4,6 +4,7 @@ u is half the distance from 1 to the next number of a dtype, the relative error 
 fp16. A gradient passes through some dozens of roundings whose errors are independent and add up as their root.
 """
 
+import argparse
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -387,7 +388,7 @@ def curve(text: np.ndarray, dtype: str, rounding: str = "nearest", **given: Any)
     rng = np.random.default_rng(5)
     flat = padded(random_parameters(SMALL), SMALL)
     state = initial_state(jnp.array(flat), DTYPES.get(dtype), **given)
-    steps = step_numbers(lr=1e-3, warmup=20, total=RUN_STEPS, final=0.1, weight_decay=0.1, grad_clip=1.0)
+    steps = step_numbers(lr=6e-4, warmup=20, total=RUN_STEPS, final=0.1, weight_decay=0.1, grad_clip=1.0)
     losses = []
     for _ in range(RUN_STEPS):
         starts = rng.integers(0, text.size - RUN_T - 1, RUN_B)
@@ -399,28 +400,29 @@ def curve(text: np.ndarray, dtype: str, rounding: str = "nearest", **given: Any)
     return np.array(losses)
 
 
-@pytest.fixture(params=["made-up sentences", "tinyshakespeare"])
+@pytest.fixture(params=["Python's argparse", "tinyshakespeare"])
 def text(request: pytest.FixtureRequest) -> np.ndarray:
-    """Bytes, as token ids."""
+    """Bytes, as token ids. Not of made-up sentences in a dozen letters: with these even fp32's loss has spikes, whose
+    place any rounding moves.
+    """
     if request.param == "tinyshakespeare":
         path: Path = request.getfixturevalue("shared") / "data" / "tinyshakespeare_input.txt"
         if not path.exists():
             pytest.skip("../shared/data/tinyshakespeare_input.txt is not here")
         return np.frombuffer(path.read_bytes(), np.uint8)
-    rng = np.random.default_rng(1)
-    words = ["".join(rng.choice(list("aeilmnorst"), size)) for size in rng.integers(2, 8, 40)]
-    return np.frombuffer(" ".join(rng.choice(words, 6000)).encode(), np.uint8)
+    return np.frombuffer(Path(argparse.__file__).read_bytes(), np.uint8)
 
 
 @pytest.mark.slow
 def test_the_losses_of_200_steps_are_fp32_s(text: np.ndarray) -> None:
+    """In the mean of ten steps: a loss may leap at a single one, in fp32 too, and rounding decides how high."""
+
+    def apart(losses: np.ndarray) -> float:
+        assert np.abs(losses - fp32).max() > 1e-5  # it is another run
+        return float(np.abs(losses.reshape(-1, 10).mean(1) / fp32.reshape(-1, 10).mean(1) - 1).max())
+
     fp32 = curve(text, "fp32")
     assert fp32[-10:].mean() < 0.6 * fp32[0]  # it learns
-    runs = {
-        "bf16": curve(text, "bf16"),
-        "fp16": curve(text, "fp16", loss_scale=128.0),
-        "bf16 without master weights": curve(text, "bf16", "stochastic", master_weights=False),
-    }
-    for name, losses in runs.items():
-        apart = np.abs(losses / fp32 - 1)
-        assert apart.max() < 0.01, (name, apart.max(), apart.argmax())
+    assert apart(curve(text, "bf16")) < 0.005
+    assert apart(curve(text, "fp16", loss_scale=128.0)) < 0.001
+    assert apart(curve(text, "bf16", "stochastic", master_weights=False)) < 0.005
