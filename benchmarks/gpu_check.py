@@ -207,9 +207,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="small shapes on a CPU, kernels interpreted: no figures")
     parser.add_argument("--only", default="", metavar="TEXT", help="items whose names contain it")
     parser.add_argument("--minutes", type=float, default=1e6, metavar="N", help="end after so many")
-    parser.add_argument(
-        "--output", type=Path, default=ROOT / "benchmarks/results", metavar="DIR", help="for the results"
-    )
+    parser.add_argument("--output", type=Path, metavar="DIR", help="for the results (default benchmarks/results)")
     parser.add_argument("--list", action="store_true", help="the items, and which are done")
     args = parser.parse_args(argv)
     if "tiny" in args.parts:
