@@ -323,8 +323,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(help_text())
         return ExitCode.DONE
     if words[:1] == ["--worker"]:
-        from llmc_jax.profile.compare import serve
+        from llmc_jax.profile.compare import serve, stay_on_cores
 
+        stay_on_cores()
         return serve(words[1:])
     try:
         own, rest = split(words)

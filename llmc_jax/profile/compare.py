@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from llmc_jax.config import OPTIONS, validate
 from llmc_jax.errors import InputError
 from llmc_jax.profile.flags import run_config
 
+CORES = "LLMC_JAX_PROFILE_CORES"  # tells a worker which cores it may use
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -122,18 +123,15 @@ class Worker:
     def __init__(self, variant: Variant) -> None:
         self.variant = variant
         environment = os.environ | {"PYTHONPATH": str(variant.tree), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-        limit: Callable[[], None] | None = None
         if variant.threads is not None:
-            cores = usable_cores()[: variant.threads]
-            # XLA makes as many threads as the process may use cores; where there is no affinity, as this says.
+            # XLA makes as many threads as the process may use cores; where there is no affinity, as PJRT_NPROC says.
+            environment[CORES] = ",".join(map(str, usable_cores()[: variant.threads]))
             environment["PJRT_NPROC"] = str(variant.threads)
-            if hasattr(os, "sched_setaffinity"):
-                limit = lambda: os.sched_setaffinity(0, cores)  # noqa: E731
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed in close
         self._process = subprocess.Popen(
             [sys.executable, "-m", "llmc_jax.profile", "--worker", *variant.words],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, cwd=variant.tree,
-            env=environment, preexec_fn=limit,
+            env=environment
         )  # fmt: skip
         self.facts: dict[str, Any] = {}
 
@@ -176,6 +174,13 @@ class Worker:
         self._process.wait()
         self._process.stdout.close()
         self._errors.close()
+
+
+def stay_on_cores() -> None:
+    """Keeps this process to the cores that its parent named, where the system can: before JAX counts them."""
+    named = os.environ.get(CORES)
+    if named and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, [int(core) for core in named.split(",")])
 
 
 def serve(words: Sequence[str]) -> int:
