@@ -114,6 +114,13 @@ def read_measured(
     except (OSError, ValueError) as error:
         raise InputError(f"--measured {path}: {error}") from error
     if "operations" in content:
+        made = content["shape"]
+        here = {"batch": shape.batch, "sequence": shape.sequence, "dtype": shape.dtype}
+        if content["device"]["kind"] != gpu or any(made[name] != value for name, value in here.items()):
+            shown = ", ".join(f"{name} {made[name]}" for name in here)
+            raise InputError(
+                f"--measured {path}: is of {content['device']['kind']}, {shown}; give -b -t --dtype --gpu so"
+            )
         found: dict[tuple[str, str], float] = defaultdict(float)
         for each in content["operations"]:
             found[each["phase"], each["operation"]] += each["seconds"]

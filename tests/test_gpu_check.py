@@ -389,7 +389,15 @@ def test_roofline_with_the_profile(tmp_path: Path, capsys: pytest.CaptureFixture
     file = tmp_path / "profile.json"
     operations = [("forward", "qkv", 0.002, 0), ("forward", "qkv", 0.008, 1), ("update", "adamw", 0.1, None)]
     names = ("phase", "operation", "seconds", "layer")
-    file.write_text(json.dumps({"operations": [dict(zip(names, each, strict=True)) for each in operations]}))
+    content = {
+        "operations": [dict(zip(names, each, strict=True)) for each in operations],
+        "shape": {"batch": 64, "sequence": 1024, "dtype": "bf16"},
+        "device": {"kind": "NVIDIA H200"},
+    }
+    file.write_text(json.dumps(content))
+    with pytest.raises(SystemExit):
+        roofline.main(["--measured", str(file), "-b", "32"])
+    assert "is of NVIDIA H200, batch 64, sequence 1024, dtype bf16" in capsys.readouterr().err
     roofline.main(["--measured", str(file)])
     rows = [
         line
