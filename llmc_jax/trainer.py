@@ -141,11 +141,16 @@ def step_numbers(config: TrainConfig, steps: int) -> StepNumbers:
     return StepNumbers(schedule, adamw, float(config.grad_clip), moves, np.uint32(config.seed))
 
 
-def compile_step(setup: Setup, state: TrainState) -> Callable[..., Any]:
-    """The step as a function of (state, inputs, targets), compiled for the run's shapes."""
+def step_options(setup: Setup) -> StepOptions:
+    """The choices that shape the step's program."""
     config = setup.config
     decay = config.decay if config.weight_decay else "none"
-    options = StepOptions(config.schedule, decay, setup.execution, resolve_rounding(config, setup.dtype))
+    return StepOptions(config.schedule, decay, setup.execution, resolve_rounding(config, setup.dtype))
+
+
+def compile_step(setup: Setup, state: TrainState) -> Callable[..., Any]:
+    """The step as a function of (state, inputs, targets), compiled for the run's shapes."""
+    config, options = setup.config, step_options(setup)
     numbers = jax.device_put(step_numbers(config, setup.steps))
     shape = (config.grad_accumulation, config.batch_size, config.sequence_length)  # (A, B, T)
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32)

@@ -27,6 +27,7 @@ from llmc_jax.data.loader import TokenLoader
 from llmc_jax.data.tokenfile import open_token_file
 from llmc_jax.data.tokenizers import bytes_tokenizer, sample_text
 from llmc_jax.errors import InputError
+from llmc_jax.gpu_info import GpuReading
 from llmc_jax.init import random_parameters
 from llmc_jax.params import padded, tensor_specs
 from llmc_jax.runlog import read_metrics
@@ -923,3 +924,71 @@ def test_memory_that_is_not_enough_is_one_line(train: Train, monkeypatch: pytest
     run = train()
     assert run.code == 2
     assert run.err.count("\n") == 1 and "Out of memory allocating 123 bytes; lower -b" in run.err
+
+
+# ---- what a GPU would do: one step ahead, its own figures
+
+
+def prepared_as(patch: pytest.MonkeyPatch, **changed: Any) -> None:
+    """Every run's Setup with some fields changed."""
+    right = beforehand.prepare
+
+    def prepare(*arguments: Any) -> Any:
+        setup, state = right(*arguments)
+        return setup._replace(**changed), state
+
+    patch.setattr(trainer, "prepare", prepare)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "-x 7",
+        "-x 6 -v 2 -m 2 -n 3 -s 4 -g 4",
+        "-x 5 --profile 1:3",
+        "-x 12 -l 1e25 --grad-clip 0 --max-nonfinite 3",
+    ],
+)
+def test_running_one_step_ahead_changes_nothing(flags: str, train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    behind = train(*flags.split(), folder="behind")
+    prepared_as(monkeypatch, run_ahead=True)
+    ahead = train(*flags.split(), folder="ahead")
+    assert ahead.code == behind.code
+    steps = len(behind.losses)
+    assert steps <= len(ahead.losses) <= steps + 1  # a run that diverges has begun one more step when it is known
+    for event, fields in (("train", ("step", "loss", "norm", "lr", "skipped", "tokens")), ("val", ("step", "loss"))):
+        for field in fields:
+            np.testing.assert_array_equal(ahead.values(event, field)[:steps], behind.values(event, field)[:steps])
+    assert ahead.values("sample", "text") == behind.values("sample", "text")
+    if behind.code == 0:
+        assert ahead.models == behind.models
+        for name in behind.models:
+            assert (ahead.folder / name).read_bytes() == (behind.folder / name).read_bytes()
+    assert (ahead.folder / "profile").exists() == ("--profile" in flags)
+
+
+class FakeMonitor:
+    """A GPU's figures that come, and once do not."""
+
+    def __init__(self) -> None:
+        self.read_times, self.closed = 0, False
+
+    def read(self, warn: Callable[[str], None]) -> GpuReading | None:
+        self.read_times += 1
+        if self.read_times == 2:
+            warn("-lg: gone")
+            return None
+        return GpuReading(*[None] * 5, 1755, 1980, 612.0, 700.0, 54, 87, "no")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_the_gpu_s_figures_are_shown_and_kept(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = FakeMonitor()
+    monkeypatch.setattr(beforehand, "open_monitor", lambda: monitor)
+    run = train("-lg", 2, "-x", 7)
+    assert run.code == 0 and monitor.closed
+    assert run.values("gpu", "step") == [1, 5]  # after steps 2, 4 and 6, of which the second reading failed
+    assert run.values("gpu", "temperature_celsius") == [54, 54]
+    assert run.out.count("1755 of 1980 MHz") == 2 and run.out.count("-lg: gone") == 1

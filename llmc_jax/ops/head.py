@@ -73,7 +73,7 @@ def head_gradients(
             logits = linear_forward(lnf, wte, None)  # (size, Vp)
         with jax.named_scope("classifier"):
             losses, dlogits = classifier(logits, targets, dlosses, vocab_size)  # (size,), (size, Vp)
-        with jax.named_scope("head"):
+        with jax.named_scope("backward"), jax.named_scope("head"):
             return losses, *linear_backward(dlogits, lnf, wte, dw_dtype=wide)
 
     if size == rows:

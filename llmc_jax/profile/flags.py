@@ -5,6 +5,7 @@ Leaves out what they lead to (__main__.py).
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from llmc_jax.cli import parse_args
@@ -121,6 +122,6 @@ def run_config(words: Sequence[str]) -> tuple[TrainConfig, list[str]]:
         if group in NOT_HERE:
             raise InputError(f"{word.partition('=')[0]}: a profile {NOT_HERE[group]}; leave it out")
     whole = ["-e", "d12", *words]
-    config = parse_args(whole)
+    config = replace(parse_args(whole), sample_every=0)  # so that no length of samples is held against the model
     validate(config)
     return config, whole

@@ -28,11 +28,10 @@ from llmc_jax.setup import (
     product_precision,
     resolve_dtype,
     resolve_model,
-    resolve_rounding,
     storage_of,
 )
-from llmc_jax.step import StepOptions, batch_gradient, evaluate_loss, train_step
-from llmc_jax.trainer import step_numbers
+from llmc_jax.step import batch_gradient, evaluate_loss, train_step
+from llmc_jax.trainer import step_numbers, step_options
 
 SCHEDULE_STEPS = 1000  # of the learning rate's course, which costs the same for any number
 
@@ -45,8 +44,7 @@ class Bench:
         self.setup = setup
         self.model = setup.model.config
         self.shape = step_shape(setup)
-        decay = config.decay if config.weight_decay else "none"
-        self.options = StepOptions(config.schedule, decay, setup.execution, resolve_rounding(config, setup.dtype))
+        self.options = step_options(setup)
         self.numbers = jax.device_put(step_numbers(config, SCHEDULE_STEPS))
         rng = np.random.default_rng(0)
         tokens = (config.grad_accumulation, config.batch_size, config.sequence_length)  # (A, B, T)
