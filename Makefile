@@ -21,7 +21,7 @@ train: setup ## set up, then train (without ARGS: the demo, about two minutes)
 	@$(python) train.py $(ARGS)
 
 test: setup-dev ## set up, then run the tests but the slow ones
-	JAX_PLATFORMS=cpu $(python) -m pytest -m "not slow" $(ARGS)
+	JAX_PLATFORMS=cpu $(python) -m pytest -q -n 2 -m "not slow" $(ARGS)
 
 test-slow: setup-dev ## the tests that take minutes
 	JAX_PLATFORMS=cpu $(python) -m pytest -m slow $(ARGS)

@@ -330,9 +330,10 @@ def test_console_command_exists(project: dict) -> None:
 
 
 def test_extras(project: dict) -> None:
-    assert {"cuda12", "cuda13", "data", "dev"} <= set(project["optional-dependencies"])
+    assert {"cuda12", "cuda13", "triton", "data", "dev"} <= set(project["optional-dependencies"])
     for cuda in ("cuda12", "cuda13"):
-        (jax,) = project["optional-dependencies"][cuda]
+        jax, nvml = project["optional-dependencies"][cuda]
+        assert nvml.startswith("nvidia-ml-py")
         assert jax.replace(f"[{cuda}]", "") == project["dependencies"][0]  # the same versions as without a GPU
 
 

@@ -65,7 +65,7 @@ def help_text() -> str:
         ("-e d12 -b 4 -t 64", "the table of GPT-2 124M's step"),
         ("-e d12 -b 4 -t 64 --layers --picture layer.png --trace traces", "by layer, with a picture and the trace"),
         ("-e d12 -b 4 -t 64 --vs dtype=bf16 --vs recompute=0", "against two other versions"),
-        ("-e d12 -b 64 --dtype bf16 --attention flash --calculate --device 'NVIDIA H200'", "what a GPU would need"),
+        ("-e d12 -b 64 --dtype bf16 --calculate --device 'NVIDIA H200'", "what a GPU would need"),
     ):
         lines += [f"  {python_command()} -m {PROGRAM} {words}", f"      {meaning}"]
     return "\n".join(lines)
