@@ -458,7 +458,7 @@ class TrainConfig:
     gelu_fusion: int = option(
         -1, "-ge --gelu-fusion", PRECISION,
         "where XLA may put GELU into the matrix product beside it: 0 = nowhere, 1 = forward, 2 = backward too, "
-        "-1 = where it is fastest",
+        "-1 = nowhere, until it has been measured",
         choices=(-1, 0, 1, 2),
     )
     recompute: int = option(
@@ -734,6 +734,8 @@ def _precision_notes(config: TrainConfig) -> list[str]:
         notes.append("-w 0: has no effect with --dtype fp32, where the weights are in fp32 anyway")
     if config.dtype == "fp32" and config.rounding == "stochastic":
         notes.append("--rounding stochastic: has no effect with --dtype fp32, where nothing is rounded")
+    if config.dtype == "bf16" and not config.master_weights and config.rounding == "nearest":
+        notes.append("--rounding nearest: with -w 0 small updates round to nothing and training may stall")
     if config.dtype == "fp16" and not config.master_weights:
         notes.append("-w 0: with --dtype fp16 small updates round to nothing and training may stall")
     if config.recompute_blocks and config.recompute != defaults.recompute:

@@ -295,6 +295,7 @@ class Storage(NamedTuple):
     attention_weights: bool = True  # the T x T matrix is kept for the backward
     recompute_blocks: int = 0  # N: only every N-th block's input is kept
     logit_rows: int = 0  # rows of logits that exist at a time; 0: all
+    sliced_weights: bool = True  # the compiled step copies the weights out of the flat buffer once, as on a CPU
 
 
 FP32 = Storage()
@@ -306,7 +307,7 @@ def required_memory_bytes(
     """Bytes that training with a micro-batch of B x T tokens needs at least. Allocates nothing.
 
     State: flat buffers. m and v have 4 bytes an element, the parameters 4, or 2, or both, as storage says. During a
-    step there are also the gradient and the slices of the weights that the compiled step makes, and with several
+    step there are also the gradient, on a CPU the slices of the weights that the compiled step makes, and with several
     micro-batches in an update their sum in fp32.
     Activations, per token: in each of L layers the block's input C, qkv 3C, attention's output C, the second
     residual C, the MLP's hidden layer 4C and, where the T x T matrix is kept, one row of T weights for each of NH
@@ -317,7 +318,7 @@ def required_memory_bytes(
     size = storage.bytes_per_value
     params = 4 if size == 4 else size + 4 * storage.master_weights
     gradient = size + 4 * (storage.accumulation > 1)
-    state = (params + 8 + gradient + size) * flat_size(config)
+    state = (params + 8 + gradient + size * storage.sliced_weights) * flat_size(config)
     tokens = batch_size * sequence_length
     row = 10 * config.channels + (config.num_heads * sequence_length if storage.attention_weights else 0)
     per_token = config.num_layers * row

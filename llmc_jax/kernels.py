@@ -190,7 +190,7 @@ def _other(operation: str, wish: Wish, machine: Machine) -> Chosen:
     if wish.kernels == "triton":
         problem = _triton_problem(machine)
         if operation not in TRITON:
-            return xla("not triton: it has no kernel of this")
+            return xla("there is no Triton kernel of this")
         if problem:
             return xla(f"not triton: {problem}")
         return Choice(operation, "triton", "as asked"), _functions(triton_operations(), operation)
@@ -246,10 +246,7 @@ def _attention(wish: Wish, machine: Machine, dtype: str, head_size: int) -> Chos
         return _relu(wish, machine, problem)
     wanted, why = wish.attention, "as asked"
     if wanted == "auto":
-        if problem:
-            return _naive(wish, machine, "on a CPU" if machine.platform != "gpu" else problem)
-        wanted, source = MEASURED.get((str(machine.target), "attention"), (ESTIMATED["attention"], ""))
-        why = f"fastest, see {source}" if source else "by estimate: not measured on a GPU yet"
+        wanted, why = _best_attention(wish, machine, problem, _cudnn_problem(machine, dtype, head_size))
     if wanted == "naive":
         return _naive(wish, machine, why)
     if wanted == "cudnn":
@@ -260,6 +257,22 @@ def _attention(wish: Wish, machine: Machine, dtype: str, head_size: int) -> Chos
     if problem:
         return _naive(wish, machine, f"not flash: {problem}")
     return Choice("attention", "flash, pallas", why), _functions(pallas_operations(str(machine.target)), "attention")
+
+
+def _best_attention(wish: Wish, machine: Machine, flash_problem: str, cudnn_problem: str) -> tuple[str, str]:
+    """What --attention auto comes to, and why: the fastest of what can run."""
+    if machine.platform != "gpu" and wish.kernels != "pallas":
+        return "naive", "on a CPU"
+    if wish.kernels == "pallas":
+        return ("naive", f"not flash: {flash_problem}") if flash_problem else ("flash", "as asked")
+    if wish.kernels == "xla":
+        return "naive", flash_problem
+    problems = {"flash": flash_problem, "cudnn": cudnn_problem}
+    best, source = MEASURED.get((str(machine.target), "attention"), (ESTIMATED["attention"], ""))
+    if problems.get(best):
+        why = problems[best]
+        return next(((name, why) for name in problems if not problems[name]), ("naive", why))
+    return best, f"fastest, see {source}" if source else "by estimate: not measured on a GPU yet"
 
 
 def _relu(wish: Wish, machine: Machine, flash_problem: str) -> Chosen:
@@ -292,7 +305,7 @@ def _naive(wish: Wish, machine: Machine, why: str) -> Chosen:
 
 def _no_kernels(machine: Machine) -> str:
     found = f"{machine.kind} (compute capability {machine.capability or 'unknown'})"
-    return f"there are kernels for NVIDIA GPUs from Ampere on, 8.0 to 12.x, not for {found}"
+    return f"there are kernels for NVIDIA GPUs of compute capability 8.x, 9.x, 10.x and 12.x, not for {found}"
 
 
 # ----- the implementations ------------------------------------------------------------------------------------------

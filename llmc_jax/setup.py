@@ -57,6 +57,7 @@ class Setup(NamedTuple):
     dtype: str  # what the model computes in: fp32, bf16 or fp16
     execution: Execution
     choices: tuple[kernels.Choice, ...]  # what runs each operation
+    has_tf32: bool  # the device multiplies in TF32, where -f lets it
     monitor: GpuMonitor | None  # of -lg
     run_ahead: bool  # whether a step is begun before the one before it has been read: so a GPU never waits
     notes: list[str]
@@ -207,7 +208,13 @@ def choose_execution(
     return execution, selection.choices
 
 
-def storage_of(config: TrainConfig, dtype: str, execution: Execution, choices: tuple[kernels.Choice, ...]) -> Any:
+def storage_of(
+    config: TrainConfig,
+    machine: kernels.Machine,
+    dtype: str,
+    execution: Execution,
+    choices: tuple[kernels.Choice, ...],
+) -> hardware.Storage:
     """What decides how much memory the run needs."""
     attention = next(choice.implementation for choice in choices if choice.operation == "attention")
     return hardware.Storage(
@@ -217,6 +224,7 @@ def storage_of(config: TrainConfig, dtype: str, execution: Execution, choices: t
         attention_weights=attention.startswith("naive") or attention == "relu, xla",
         recompute_blocks=config.recompute_blocks,
         logit_rows=execution.logit_rows,
+        sliced_weights=machine.platform == "cpu",
     )
 
 
@@ -239,7 +247,7 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     machine = kernels.this_machine()
     dtype = resolve_dtype(config, machine)
     execution, choices = choose_execution(config, model.config, machine, dtype)
-    storage = storage_of(config, dtype, execution, choices)
+    storage = storage_of(config, machine, dtype, execution, choices)
     hardware.check_fits(model.config, config.batch_size, config.sequence_length, storage)
     data = open_data(config, model.config)
     steps = total_steps(config, data.train)
@@ -266,6 +274,7 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
         dtype=dtype,
         execution=execution,
         choices=choices,
+        has_tf32=machine.version >= (8, 0),
         monitor=open_monitor() if config.gpu_info_every > 0 else None,
         run_ahead=device.platform != "cpu",
         notes=notes,
@@ -318,7 +327,8 @@ def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
         ("sample_every", config.sample_every),
         ("genT", config.sample_tokens),
         ("overfit_single_batch", int(config.overfit)),
-        ("recompute", config.recompute),
+        ("recompute", f"blocks of {config.recompute_blocks}" if config.recompute_blocks else config.recompute),
+        *([("logit_rows", setup.execution.logit_rows)] if setup.execution.logit_rows else []),
         ("seed", config.seed),
         ("shuffle", config.shuffle),
     ]
@@ -369,5 +379,4 @@ def product_precision(setup: Setup) -> hardware.Precision:
     """In what the matrix products are computed."""
     if setup.dtype != "fp32":
         return cast(hardware.Precision, setup.dtype)
-    on_gpu = setup.device.platform != "cpu"
-    return "tf32" if on_gpu and setup.config.tf32 else "fp32"
+    return "tf32" if setup.has_tf32 and setup.config.tf32 else "fp32"

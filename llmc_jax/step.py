@@ -22,6 +22,9 @@ class LossScale(NamedTuple):
     clean: jax.Array  # () int32, steps without overflow since it last changed
 
 
+SMALLEST_SCALE = 2.0**-14  # the loss is divided by the scale again: it must never reach zero
+
+
 class TrainState(NamedTuple):
     """Everything that a step changes."""
 
@@ -135,7 +138,8 @@ def next_loss_scale(state: LossScale, finite: jax.Array, numbers: LossScaleNumbe
     clean = jnp.where(finite, state.clean + 1, 0)
     grows = clean >= numbers.growth_steps
     factor = jnp.where(finite, jnp.where(grows, numbers.factor, 1.0), 1.0 / numbers.factor)
-    return LossScale((state.scale * factor).astype(jnp.float32), jnp.where(grows, 0, clean))
+    scale = jnp.maximum(state.scale * factor, SMALLEST_SCALE)
+    return LossScale(scale.astype(jnp.float32), jnp.where(grows, 0, clean))
 
 
 def step_fn(

@@ -458,8 +458,8 @@ def run(config: TrainConfig, notes: list[str]) -> ExitCode:
             raise
         words = str(error).splitlines()[0].rstrip(".")
         raise InputError(
-            f"the device's memory is full: {words}; lower -b (and keep -d for the same updates), or -t, or take a "
-            "smaller model"
+            f"the device's memory is full: {words}; lower -b (and keep -d for the same updates), or -t, or keep less "
+            "with --recompute-blocks 1, or take a smaller model"
         ) from error
     finally:
         output.discard_rest()

@@ -19,7 +19,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import pallas as pl
 
 from pallas_kernels import mosaic
 from pallas_kernels.mosaic import f32, load, store
@@ -79,18 +78,18 @@ def _elementwise(
 
     def body(*refs: Any) -> None:
         *input_refs, out_ref = refs
-        here = pl.ds(lax.axis_index("block") * block, block)
+        here = lax.axis_index("block")  # a row of (blocks, block): no index counts elements, which may be over 2^31
         values = [load(ref.at[here], layout, f32) for ref in input_refs]  # (block,) each
         store(out_ref.at[here], function(*values).astype(dtype))
 
     out = mosaic.kernel(
         body,
         name=name,
-        out_type=mosaic.shape_of((n_up,), dtype),
+        out_type=mosaic.shape_of((n_up // block, block), dtype),
         grid=(n_up // block,),
         grid_names=("block",),
         approx_math=True,
         auto_barriers=False,  # a thread reads inputs and writes the output, and nobody reads that
         interpret=interpret,
-    )(*[jnp.pad(array.reshape(n), (0, n_up - n)) if n_up > n else array.reshape(n) for array in inputs])
-    return out[:n].reshape(shape)
+    )(*[jnp.pad(array.reshape(n), (0, n_up - n)).reshape(-1, block) for array in inputs])
+    return out.reshape(n_up)[:n].reshape(shape)

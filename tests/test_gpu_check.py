@@ -92,7 +92,7 @@ def test_every_kernel_of_the_plan_lowers(monkeypatch: pytest.MonkeyPatch) -> Non
     done = set()
     for item in plan():
         given = dict(item.arguments)
-        ours = given.get("implementation", "pallas") in ("pallas", "mma", "wgmma")
+        ours = given.get("implementation", "pallas") in ("pallas", "mma", "wgmma", "wgmma2")
         if item.module not in ("numerics", "times") or not ours or given["function"] == "model" or "tuning" in given:
             continue
         options = {name: given[name] for name in ("rounding", "master_weights") if name in given}
@@ -232,7 +232,8 @@ def test_measured_lines_name_the_fastest(tmp_path: Path) -> None:
     })  # fmt: skip
     lines = targets.measured_lines(results, "x.md")
     assert '("sm_90", "adamw"): ("xla", "x.md")' in lines and '("sm_90", "attention"): ("flash", "x.md")' in lines
-    assert len(lines.splitlines()) == 2
+    assert "attention_sizes of pallas_kernels/tuning.py: version wgmma on sm_90" in lines
+    assert len(lines.splitlines()) == 3
     results.records["numerics", "attention bf16 2x63x3x64 implementation=wgmma"] = record(verdict="WRONG: …")
     assert '("sm_90", "attention"): ("cudnn", "x.md")' in targets.measured_lines(results, "x.md")
 

@@ -126,7 +126,7 @@ def test_on_another_gpu_all_is_xla_and_the_reason_is_said(name: str) -> None:
     selection = choose(Wish(strict=True), MACHINES[name], "fp32", 64)
     assert selection.op == XLA
     (why,) = set(reasons(selection).values())
-    assert "NVIDIA GPUs from Ampere on" in why and MACHINES[name].kind in why
+    assert "NVIDIA GPUs of compute capability 8.x" in why and MACHINES[name].kind in why
 
 
 def test_what_was_measured_decides_and_is_cited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,14 +157,14 @@ ATTENTION = [
     (Wish(attention="naive"), "CPU", "fp32", 64, "naive, xla", "as asked"),
     (Wish("pallas", "naive"), "H200", "bf16", 64, SOFTMAX, "as asked"),
     (Wish("pallas", "naive"), "CPU", "bf16", 64, "naive, xla", "as asked"),
-    (Wish("pallas"), "B200", "fp32", 64, SOFTMAX, "the kernels compute in bf16 or fp16, not fp32"),
-    (Wish("pallas"), "5090", "bf16", 256, SOFTMAX, "the kernels know heads of up to 128 channels, not 256"),
+    (Wish("pallas"), "B200", "fp32", 64, SOFTMAX, "not flash: the kernels compute in bf16 or fp16, not fp32"),
+    (Wish("pallas"), "5090", "bf16", 256, SOFTMAX, "not flash: the kernels know heads of up to 128 channels"),
     (Wish("xla"), "H200", "bf16", 64, "naive, xla", "--kernels xla"),
     (Wish("xla"), "CPU", "bf16", 64, "naive, xla", "on a CPU"),
     (Wish("xla", "flash"), "H200", "bf16", 64, "flash, pallas", "as asked"),
     (Wish(attention="flash"), "A100", "fp16", 128, "flash, pallas", "as asked"),
     (Wish(attention="flash"), "CPU", "bf16", 64, "naive, xla", f"not flash: {NO_GPU}"),
-    (Wish(attention="flash"), "T4", "fp16", 64, "naive, xla", "not flash: there are kernels for NVIDIA GPUs from Am"),
+    (Wish(attention="flash"), "T4", "fp16", 64, "naive, xla", "not flash: there are kernels for NVIDIA GPUs of com"),
     (Wish(attention="flash"), "H200", "fp32", 64, "naive, xla", "not flash: the kernels compute in bf16 or fp16"),
     (Wish(attention="flash"), "H200", "bf16", 129, "naive, xla", "not flash: the kernels know heads of up to 128"),
     (Wish("pallas", "flash"), "H200", "fp32", 64, SOFTMAX, "not flash: the kernels compute in bf16 or fp16"),
@@ -184,6 +184,26 @@ ATTENTION = [
     (Wish("pallas", "relu"), "CPU", "bf16", 64, "relu, xla", f"not pallas: {NO_GPU}"),
     (Wish("xla", "relu"), "H200", "bf16", 64, "relu, xla", "with the T x T matrix: --kernels xla"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("measured", "machine", "head_size", "implementation", "why"),
+    [
+        ("cudnn", "H200", 64, "cudnn", "fastest, see table.md"),
+        ("cudnn", "H200", 60, "flash, pallas", "here it knows heads of up to 256 channels, a multiple of 8, not 60"),
+        ("flash", "H200", 64, "flash, pallas", "fastest, see table.md"),
+        ("flash", "H200", 256, "cudnn", "the kernels know heads of up to 128 channels, not 256"),
+        ("cudnn", "A100", 64, "flash, pallas", "by estimate: not measured on a GPU yet"),  # measured on another one
+        ("naive", "H200", 64, "naive, xla", "fastest, see table.md"),
+    ],
+)
+def test_auto_is_the_fastest_attention_that_can_run(
+    measured: str, machine: str, head_size: int, implementation: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "MEASURED", {("sm_90", "attention"): (measured, "table.md")})
+    selection = choose(Wish(strict=True), MACHINES[machine], "bf16", head_size)  # which asks for nothing
+    choice = next(choice for choice in selection.choices if choice.operation == "attention")
+    assert (choice.implementation, choice.why) == (implementation, why)
 
 
 @pytest.mark.parametrize(("wish", "machine", "dtype", "head_size", "implementation", "why"), ATTENTION)
@@ -241,8 +261,8 @@ def test_triton_that_is_not_installed() -> None:
     assert selection.op == XLA
     for choice in others(selection):
         has_one = choice.operation in kernels.TRITON
-        expected = "not installed: triton; run X" if has_one else "it has no kernel of this"
-        assert (choice.implementation, choice.why) == ("xla", f"not triton: {expected}")
+        expected = "not triton: not installed: triton; run X" if has_one else "there is no Triton kernel of this"
+        assert (choice.implementation, choice.why) == ("xla", expected)
 
 
 def test_triton_on_other_machines() -> None:
@@ -274,7 +294,7 @@ def test_triton_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         (Wish(attention="flash"), "H200", "fp32", ["attention: naive, xla, not flash: the kernels compute in bf16"]),
         (Wish(attention="cudnn"), "CPU", "bf16", ["attention: naive, xla, not cudnn: there is no GPU"]),
         (Wish("pallas", "relu"), "CPU", "bf16", ["attention: relu, xla, not pallas: there is no GPU"]),
-        (Wish("triton"), "H200", "bf16", ["gelu, embedding backward", ": xla, not triton: it has no kernel of this"]),
+        (Wish("triton"), "H200", "bf16", ["layernorm, classifier: xla, not triton: not installed: triton; run X"]),
     ],
 )
 @pytest.mark.usefixtures("no_triton")
@@ -410,8 +430,8 @@ def test_rounding(dtype: str, master_weights: bool, rounding: str, expected: str
 def test_memory_counts_the_matrix_of_attention_where_it_is_kept(wish: Wish, machine: str, kept: bool) -> None:
     config = TrainConfig(kernels=wish.kernels, attention=wish.attention, total_batch_size=3 * 4096, recompute_blocks=2)
     execution, choices = setup.choose_execution(config, SHAPE, MACHINES[machine], "bf16")
-    storage = setup.storage_of(config, "bf16", execution, choices)
-    assert storage == (2, True, 3, kept, 2, execution.logit_rows)
+    storage = setup.storage_of(config, MACHINES[machine], "bf16", execution, choices)
+    assert storage == (2, True, 3, kept, 2, execution.logit_rows, machine == "CPU")
 
 
 def test_the_table_has_one_row_where_the_same_runs_everything() -> None:

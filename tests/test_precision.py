@@ -280,6 +280,14 @@ def test_the_scale_gives_way_until_training_goes_on() -> None:
     assert int(state.updates) == 2 + 20 - overflows
 
 
+def test_the_scale_never_reaches_zero() -> None:
+    """The loss is divided by it: at zero no step would be finite again."""
+    scale = LossScale(jnp.float32(128), jnp.int32(0))
+    for _ in range(300):
+        scale = next_loss_scale(scale, jnp.bool_(False), LossScaleNumbers(100, 2.0))
+    assert 0 < float(scale.scale) < 1e-4
+
+
 def test_after_enough_clean_steps_the_scale_grows() -> None:
     moves = numbers(1e-3)._replace(loss_scale=LossScaleNumbers(3, 4.0))
     state, seen = with_scale(8.0), []

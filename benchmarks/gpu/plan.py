@@ -137,7 +137,7 @@ def numerics(tiny: bool) -> Iterator[Item]:
         ("bf16", [3, 1, 2, 64]), ("bf16", [1, 4096, 4, 64]),
     ]  # fmt: skip
     for function in ("attention", "relu_attention"):
-        for version in ("mma", "wgmma"):
+        for version in ("mma", "wgmma", "wgmma2"):
             for dtype, sizes in shapes[: 4 if function == "relu_attention" else None]:
                 yield item(function, dtype, sizes, implementation=version)
     if not tiny:
@@ -181,10 +181,10 @@ def kernels(tiny: bool) -> Iterator[Item]:
     for function in ("softmax_forward", "softmax_backward"):
         yield item(function, "bf16", [16, 12, 1024], against="xla")
     for sizes in ([64, 1024, 12, 64], [16, 1024, 25, 64], [16, 1024, 12, 128], [16, 4096, 12, 64]):
-        for implementation in ("wgmma", "mma", "cudnn", "naive"):
+        for implementation in ("wgmma", "wgmma2", "mma", "cudnn", "naive"):
             if implementation != "naive" or sizes[1] == 1024:
                 yield item("attention", "bf16", sizes, implementation=implementation)
-    for implementation in ("wgmma", "mma"):
+    for implementation in ("wgmma", "wgmma2", "mma"):
         yield item("relu_attention", "bf16", [64, 1024, 12, 64], implementation=implementation)
 
 

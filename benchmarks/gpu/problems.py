@@ -206,7 +206,7 @@ def _attention(function: str, normal: Function, B: int, T: int, NH: int, HS: int
 def implementation(function: str, name: str = "pallas", *, interpret: bool = False, form: str = "") -> Any:
     """A function of `function`'s signature; of attention the pair forward, backward.
 
-    name: pallas, xla, triton; of attention pallas, mma, wgmma, cudnn, naive.
+    name: pallas, xla, triton; of attention pallas, mma, wgmma, wgmma2, cudnn, naive.
     """
     if function in ("attention", "relu_attention"):
         return _attention_pair(function, name, interpret)
@@ -229,7 +229,7 @@ def _attention_pair(function: str, name: str, interpret: bool) -> tuple[Function
         return kernels.cudnn_attention_forward, kernels.cudnn_attention_backward
     if name == "naive":
         return getattr(jnp_attention, f"{function}_forward"), getattr(jnp_attention, f"{function}_backward")
-    if name == "wgmma" and target() != "sm_90":
+    if name.startswith("wgmma") and target() != "sm_90":
         raise NotMeasured(f"wgmma exists on Hopper alone, and this is {target()}")
     from pallas_kernels import attention
 

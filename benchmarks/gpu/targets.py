@@ -161,7 +161,7 @@ COMPARED = {
     "adamw": ("adamw_update bf16 124518400",),
     "global norm": ("global_norm bf16 124518400",),
 }  # fmt: skip
-ATTENTIONS = {"wgmma": "flash", "mma": "flash", "cudnn": "cudnn", "naive": "naive"}
+ATTENTIONS = {"wgmma": "flash", "wgmma2": "flash", "mma": "flash", "cudnn": "cudnn", "naive": "naive"}
 
 
 def measured_lines(results: Results, page: str) -> str:
@@ -191,6 +191,8 @@ def measured_lines(results: Results, page: str) -> str:
         winner = min(found, key=lambda each: found[each])
         said = ", ".join(f"{name} {us:,.0f} us" for name, us in found.items())
         lines.append(f'    ("{target}", "attention"): ("{ATTENTIONS[winner]}", "{page}"),  # {said}')
+        if ATTENTIONS[winner] == "flash":  # --attention flash runs the version that the kernels' own table names
+            lines.append(f"    # and in attention_sizes of pallas_kernels/tuning.py: version {winner} on {target}")
     return "\n".join(lines)
 
 

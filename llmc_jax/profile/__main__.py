@@ -112,7 +112,8 @@ def calculate(config: TrainConfig, own: dict[str, Any]) -> int:
     ]
     rates = None
     if device is not None:
-        precision: Any = "tf32" if dtype == "fp32" and config.tf32 else dtype
+        has_tf32 = peak_flops(device, "tf32") is not None
+        precision: Any = "tf32" if dtype == "fp32" and config.tf32 and has_tf32 else dtype
         peak = peak_flops(device, precision)
         if peak is None:
             raise InputError(f"--device {device}: it does not compute in {precision}; take another --dtype")

@@ -103,11 +103,12 @@ def prepared(config: TrainConfig) -> Bench:
     machine = kernels.this_machine()
     dtype = resolve_dtype(config, machine)
     execution, choices = choose_execution(config, model.config, machine, dtype)
-    storage = storage_of(config, dtype, execution, choices)
+    storage = storage_of(config, machine, dtype, execution, choices)
     hardware.check_fits(model.config, config.batch_size, config.sequence_length, storage)
     known: dict[str, Any] = {
         "config": config, "name": config.model, "model": model, "steps": SCHEDULE_STEPS,
         "device": hardware.describe_device(), "dtype": dtype, "execution": execution, "choices": choices,
+        "has_tf32": machine.version >= (8, 0),
         "notes": notes, "warnings": [],
     }  # fmt: skip
     fields: dict[str, Any] = {name: known.get(name) for name in Setup._fields}  # what only a run has stays empty
