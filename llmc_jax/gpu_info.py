@@ -25,7 +25,7 @@ class GpuReading(NamedTuple):
 
     compute_percent: int | None  # share of the last moments in which a kernel ran
     memory_busy_percent: int | None  # share in which memory was read or written
-    memory_used_bytes: int | None  # what JAX's allocator keeps counts as used: three quarters of the card by default
+    memory_used_bytes: int | None  # what JAX's allocator keeps counts as used: nearly all of the card
     memory_total_bytes: int | None
     fan_percent: int | None
     clock_mhz: int | None  # of the multiprocessors
