@@ -76,7 +76,7 @@ def configure(*, tf32: bool = True) -> list[str]:
     Returns notes for the user: the compile cache stays off where its folder cannot be written.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's informational lines on stderr
-    # JAX takes three quarters of a GPU's memory. A trainer has the card to itself; what is left is for CUDA's libraries.
+    # JAX takes three quarters of a GPU's memory; a trainer has the card to itself, but for what CUDA's libraries need.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
     import jax
 
