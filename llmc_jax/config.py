@@ -179,10 +179,23 @@ def minus_one_or_at_least(low: int, minus_one: str) -> Check:
     return Check(lambda value: value == -1 or value >= low, f"at least {low}, or -1 ({minus_one})")
 
 
+def parse_slice(text: str) -> tuple[int, int]:
+    """`START:STOP` as two step numbers; raises InputError if it is none, or empty."""
+    start, colon, stop = text.partition(":")
+    if not (colon and start.isascii() and start.isdigit() and stop.isascii() and stop.isdigit()):
+        raise InputError(f"--profile {text}: must be START:STOP, two step numbers, as in 10:15")
+    if int(start) >= int(stop):
+        raise InputError(f"--profile {text}: no step is in it; STOP must be above START, as in 10:15")
+    return int(start), int(stop)
+
+
 def is_slice(text: str) -> bool:
-    """Whether a text is START:STOP with START < STOP."""
-    match = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", text)
-    return match is not None and int(match[1]) < int(match[2])
+    """Whether a text is what `parse_slice` takes."""
+    try:
+        parse_slice(text)
+    except InputError:
+        return False
+    return True
 
 
 ZERO_IS_OFF = at_least(0, "at least 0 (0 = off)")

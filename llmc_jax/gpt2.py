@@ -43,9 +43,7 @@ class Execution(NamedTuple):
     recompute: int = 0  # llm.c's -r: the backward computes again 0 nothing, 1 GELU, 2 GELU and layernorms
     recompute_blocks: int = 0  # N > 0: only the stream before every N-th block is kept, all else computed again
     logit_rows: int = 0  # rows of logits that exist at a time; 0: all B T of them
-    gelu_fusion: int = (
-        0  # llm.c's -ge: XLA may put GELU into the product beside it 0 nowhere, 1 forward, 2 backward too
-    )
+    gelu_fusion: int = 0  # llm.c's -ge: XLA may put GELU into its product 0 nowhere, 1 forward, 2 backward too
 
 
 PLAIN = Execution()  # every operation as ops/ has it, everything kept

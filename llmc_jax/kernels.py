@@ -132,6 +132,12 @@ class Selection(NamedTuple):
     gelu_fusion: int  # 0, 1 or 2: what -ge came to
 
 
+def makes_matrix(choices: Sequence[Choice]) -> bool:
+    """Whether attention makes its T x T matrix, which then counts in memory."""
+    attention = next(choice.implementation for choice in choices if choice.operation == "attention")
+    return attention.startswith("naive") or attention == "relu, xla"
+
+
 def this_machine() -> Machine:
     """The device that JAX computes on by default. Initialises JAX's backend."""
     device = jax.devices()[0]

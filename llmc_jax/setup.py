@@ -216,12 +216,11 @@ def storage_of(
     choices: tuple[kernels.Choice, ...],
 ) -> hardware.Storage:
     """What decides how much memory the run needs."""
-    attention = next(choice.implementation for choice in choices if choice.operation == "attention")
     return hardware.Storage(
         bytes_per_value=4 if dtype == "fp32" else 2,
         master_weights=config.master_weights,
         accumulation=config.grad_accumulation,
-        attention_weights=attention.startswith("naive") or attention == "relu, xla",
+        attention_weights=kernels.makes_matrix(choices),
         recompute_blocks=config.recompute_blocks,
         logit_rows=execution.logit_rows,
         sliced_weights=machine.platform == "cpu",

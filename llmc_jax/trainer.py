@@ -22,7 +22,7 @@ import numpy as np
 
 from llmc_jax import hardware, platform
 from llmc_jax.checkpoint.llmc import write_model
-from llmc_jax.config import ExitCode, TrainConfig
+from llmc_jax.config import ExitCode, TrainConfig, parse_slice
 from llmc_jax.console import Console, Speed, smooth_speed, utilization_text
 from llmc_jax.curves import CurveDrawer
 from llmc_jax.data.loader import Batch, Prefetcher
@@ -31,7 +31,7 @@ from llmc_jax.errors import InputError
 from llmc_jax.gpu_info import gpu_line, gpu_numbers
 from llmc_jax.optimizer import AdamWNumbers
 from llmc_jax.params import num_parameters
-from llmc_jax.profile.trace import parse_slice, slice_trace
+from llmc_jax.profile.trace import slice_trace
 from llmc_jax.runlog import RunLog, create_run_folder
 from llmc_jax.sampler import generate
 from llmc_jax.schedule import ScheduleNumbers

@@ -11,6 +11,6 @@ picture.py       one layer's timeline as a picture
 compare.py       another implementation, precision, thread count or commit, in turns with this one
 """
 
-from llmc_jax.profile.trace import parse_slice, slice_trace
+from llmc_jax.profile.trace import slice_trace
 
-__all__ = ["parse_slice", "slice_trace"]
+__all__ = ["slice_trace"]

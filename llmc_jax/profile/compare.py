@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.cli import parse_args
-from llmc_jax.config import OPTIONS, validate
+from llmc_jax.config import OPTIONS
 from llmc_jax.errors import InputError
 from llmc_jax.profile.flags import run_config
 
@@ -190,8 +189,7 @@ def serve(words: Sequence[str]) -> int:
         print(json.dumps(answer), flush=True)
 
     try:
-        config = parse_args(words)
-        validate(config)
+        config, _ = run_config(words)
         from llmc_jax import platform
 
         platform.configure(tf32=config.tf32)

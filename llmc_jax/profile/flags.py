@@ -122,6 +122,6 @@ def run_config(words: Sequence[str]) -> tuple[TrainConfig, list[str]]:
         if group in NOT_HERE:
             raise InputError(f"{word.partition('=')[0]}: a profile {NOT_HERE[group]}; leave it out")
     whole = ["-e", "d12", *words]
-    config = replace(parse_args(whole), sample_every=0)  # so that no length of samples is held against the model
+    config = replace(parse_args(whole), sample_every=0, val_every=0)  # what a profile leaves out need not fit the model
     validate(config)
     return config, whole

@@ -97,7 +97,6 @@ class Bench:
 
 def prepared(config: TrainConfig) -> Bench:
     """The step of a run's configuration, compiled. Raises InputError as train.py does for what cannot run here."""
-    config = replace(config, sample_every=0, val_every=0)  # what a profile leaves out need not fit the model
     model = resolve_model(config)
     notes = check_model_fit(config, model.config)
     machine = kernels.this_machine()
@@ -126,8 +125,7 @@ def random_values(model: ModelConfig) -> np.ndarray:
 
 def step_shape(setup: Setup) -> Shape:
     """What the calculators need of a run."""
-    attention = next(choice.implementation for choice in setup.choices if choice.operation == "attention")
-    flash = not (attention.startswith("naive") or attention == "relu, xla")
+    flash = not kernels.makes_matrix(setup.choices)
     return shape_of(setup.config, dtype=setup.dtype, flash=flash, logit_rows=setup.execution.logit_rows)
 
 

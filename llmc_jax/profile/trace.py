@@ -40,16 +40,6 @@ class Trace(NamedTuple):
 # ----- recording ----------------------------------------------------------------------------------------------------
 
 
-def parse_slice(text: str) -> tuple[int, int]:
-    """`START:STOP` as two step numbers; raises InputError if it is none, or empty."""
-    start, colon, stop = text.partition(":")
-    if not (colon and start.isascii() and start.isdigit() and stop.isascii() and stop.isdigit()):
-        raise InputError(f"--profile {text}: must be START:STOP, two step numbers, as in 10:15")
-    if int(start) >= int(stop):
-        raise InputError(f"--profile {text}: no step is in it; STOP must be above START, as in 10:15")
-    return int(start), int(stop)
-
-
 def check_writable(folder: Path) -> None:
     """Makes the folder and raises InputError if no file can be written there."""
     try:

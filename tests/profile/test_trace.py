@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from llmc_jax.config import parse_slice
 from llmc_jax.errors import InputError
 from llmc_jax.profile.program import Program
 from llmc_jax.profile.trace import (
     Span,
     newest_trace,
-    parse_slice,
     read_trace,
     recorded_step,
     shared_time,
