@@ -1,0 +1,133 @@
+"""The measures of a difference: against NumPy's own over whole arrays, however they are cut, NaN and infinities."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmc_jax.compare import tensors
+from llmc_jax.compare.tensors import Limit, Measure, difference, index_text
+
+
+def pair(shape: tuple[int, ...], seed: int = 0, error: float = 1e-3) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    b = rng.normal(0, 1, shape).astype(np.float32)
+    return (b + rng.normal(0, error, shape)).astype(np.float32), b
+
+
+def popcount(a: np.ndarray, b: np.ndarray) -> int:
+    return sum(bin(x ^ y).count("1") for x, y in zip(bits(a), bits(b), strict=True))
+
+
+def bits(values: np.ndarray) -> list[int]:
+    return values.reshape(-1).view(f"u{values.dtype.itemsize}").tolist()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
+def test_against_numpy(dtype: type, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensors, "CHUNK", chunk)
+    a, b = (values.astype(dtype) for values in pair((3, 5, 7)))
+    found = difference(a, b, Limit(1e-3, 1e-3))
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    distance = np.abs(x - y)
+    assert found.shape == (3, 5, 7) and found.largest == distance.max()
+    assert found.mean == pytest.approx(distance.mean(), rel=1e-12)
+    assert found.relative == pytest.approx(np.linalg.norm(x - y) / np.linalg.norm(y), rel=1e-12)
+    assert found.worst == np.unravel_index(distance.argmax(), a.shape)
+    assert (found.a, found.b) == (x[found.worst], y[found.worst])
+    assert found.other_values == np.count_nonzero(a != b) and found.other_bits == popcount(a, b)
+    assert found.beyond == np.count_nonzero(distance > 1e-3 + 1e-3 * np.abs(y)) and not found.agrees
+    assert found.share == pytest.approx((distance / (1e-3 + 1e-3 * np.abs(y))).max(), rel=1e-12)
+    assert found.rms == pytest.approx(math.sqrt((y * y).mean()), rel=1e-12)
+    assert found.nonfinite == 0 and not found.same_bits
+
+
+def test_the_same_bits() -> None:
+    a, _ = pair((4, 6))
+    found = difference(a, a.copy(), Limit(0.0))
+    assert found.same_bits and found.agrees
+    assert (found.largest, found.mean, found.relative, found.share) == (0, 0, 0, 0)
+
+
+def test_signed_zeros_differ_in_bits_alone() -> None:
+    found = difference(np.zeros(3, np.float32), -np.zeros(3, np.float32), Limit(0.0))
+    assert (found.other_values, found.other_bits, found.largest, found.agrees) == (3, 3, 0, True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 9), max_size=5), st.integers(0, 2**32 - 1))
+def test_pieces_do_not_show(cuts: list[int], seed: int) -> None:
+    a, b = pair((9, 4), seed % 100)
+    a[seed % 9, seed % 4] += 1.0
+    measure, start = Measure(Limit(0.5)), 0
+    for cut in [*sorted(cuts), 9]:
+        measure.add(a[start:cut], b[start:cut])
+        start = cut
+    found, whole = measure.result(a.shape), difference(a, b, Limit(0.5))
+    assert found[:1] + found[4:11] == whole[:1] + whole[4:11]
+    np.testing.assert_allclose([found.mean, found.relative], [whole.mean, whole.relative], rtol=1e-12)
+    assert found.worst == (seed % 9, seed % 4) and found.beyond == 1
+
+
+@pytest.mark.parametrize("side", ["a", "b", "both"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_is_a_failure_and_the_worst(side: str, value: float) -> None:
+    a, b = pair((5, 5), error=0.1)
+    for name, array in (("a", a), ("b", b)):
+        if side in (name, "both"):
+            array[2, 3] = array[4, 1] = value
+    found = difference(a, b, Limit(1e9))
+    assert found.worst == (2, 3) and found.nonfinite == found.beyond == 2 and not found.agrees
+    assert not math.isfinite(found.largest) and found.share == math.inf
+    good = np.isfinite(a) & np.isfinite(b)
+    x, y = a[good].astype(np.float64), b[good].astype(np.float64)
+    assert found.mean == pytest.approx(np.abs(x - y).mean(), rel=1e-12)
+    assert found.relative == pytest.approx(np.linalg.norm(x - y) / np.linalg.norm(y), rel=1e-12)
+
+
+def test_the_first_nan_stays_the_worst_in_later_pieces() -> None:
+    measure = Measure(Limit(1.0))
+    for piece in ([0.5, 0.0], [0.0, np.nan], [9.0, np.nan]):
+        measure.add(np.array(piece, np.float32), np.zeros(2, np.float32))
+    found = measure.result((3, 2))
+    assert found.worst == (1, 1) and found.nonfinite == 2 and found.beyond == 3
+
+
+def test_equal_nan_of_two_files() -> None:
+    """Of files the payload counts: the same bits agree, another payload does not."""
+    a = np.array([0x7FC00001, 0x7F800000, 0x3F800000], np.uint32).view(np.float32)
+    assert difference(a, a.copy(), nan_agrees=True).nonfinite == 0
+    other = a.copy()
+    other.view(np.uint32)[0] ^= 2
+    found = difference(a, other, nan_agrees=True)
+    assert (found.nonfinite, found.other_values, found.other_bits, found.worst) == (1, 1, 1, (0,))
+
+
+def test_limits() -> None:
+    """Of numbers that are exact in binary, so that the border itself is met."""
+    b = np.array([1.0, 2.0])
+    limit = Limit(0.5, 0.125)  # allows 0.625 and 0.75
+    for distances, share in (([0.625, 0.75], 1.0), ([0.5, 0.375], 0.8), ([0.625, 0.7500001], 1.0000001333)):
+        found = difference(b + np.array(distances), b, limit)
+        assert found.agrees == (share <= 1) and found.share == pytest.approx(share, rel=1e-9)
+        assert difference(b - np.array(distances), b, limit).agrees == found.agrees
+    assert difference(b + 0.5, b, Limit(0.5)).agrees
+    assert not difference(b + 0.5, b, Limit(0.5, strict=True)).agrees
+    assert difference(b + 0.4999, b, Limit(0.5, strict=True)).agrees
+    assert (str(Limit(0.01, strict=True)), str(Limit(1e-6, 0.079))) == ("< 0.01", "<= 1e-06 + 0.079 |b|")
+
+
+def test_shapes_without_axes_or_values() -> None:
+    found = difference(np.float32(2), np.float32(3))
+    assert (found.worst, found.largest, found.a, found.b) == ((), 1.0, 2.0, 3.0)
+    empty = difference(np.zeros((0, 4), np.float32), np.zeros((0, 4), np.float32), Limit(0.0))
+    assert empty.worst is None and empty.same_bits and empty.agrees and empty.relative == 0
+    assert (index_text((1, 17)), index_text(()), index_text(None)) == ("[1,17]", "[]", "")
+
+
+def test_a_reference_of_zeros() -> None:
+    assert difference(np.ones(2, np.float32), np.zeros(2, np.float32)).relative == math.inf
+    assert difference(np.zeros(2, np.float32), np.zeros(2, np.float32)).relative == 0
