@@ -2,14 +2,13 @@
 
 A file is 256 little-endian int32 (the header) and the 16 tensors, nothing between and nothing after them. bfloat16 is
 handled as the upper 16 bits of a float32, so no bit of a weight is lost on the way in or out, be it a NaN's payload.
-Leaves out training states, debug states and Llama 3 files, and needs no JAX until the body of a file is read.
+A file is read whole (`read_model`) or one layer of one tensor at a time (`open_model`), and written from one buffer or
+from pieces. Leaves out training states, debug states and Llama 3 files.
 
     C channels, L layers, NH heads, V vocabulary, Vp padded vocabulary, N parameters
 """
 
-import os
-import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -17,19 +16,20 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from llmc_jax import magics
+from llmc_jax.checkpoint.reading import CHUNK, Stamp, opened, read_float32, stamp_of
 from llmc_jax.config import ModelConfig, pad_vocab
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import complete_file, reason
-from llmc_jax.params import tensor_specs
+from llmc_jax.params import num_parameters, tensor_specs
 
 MAGIC = magics.MODEL
 HEADER_INTS = 256
 HEADER_BYTES = 4 * HEADER_INTS
 SHAPE_FIELDS = ("max_seq_len", "vocab_size", "num_layers", "num_heads", "channels")  # header ints 2..6
-CHUNK = 1 << 22  # elements handled at a time: 16 MiB as fp32, so that the working copies stay small beside the model
 INT32_MAX = 2**31 - 1
 
 LAYERNORMS = ("ln1w", "ln1b", "ln2w", "ln2b", "lnfw", "lnfb")
+UNLAYERED = ("wte", "wpe", "lnfw", "lnfb")  # the others hold all layers, one after the other
 V2_ORDERS = ("auto", "in-place", "end")
 
 
@@ -69,6 +69,10 @@ class Piece(NamedTuple):
     file_offset: int
     flat_offset: int
     size: int
+
+    @property
+    def dtype(self) -> str:
+        return "fp32" if self.itemsize == 4 else "bf16"
 
 
 class ModelFile(NamedTuple):
@@ -183,7 +187,7 @@ def _check_size(path: Path, found: int, config: ModelConfig, version: int) -> No
 
 
 def _read_header(file: BinaryIO, path: Path) -> Header:
-    size = os.fstat(file.fileno()).st_size
+    size = stamp_of(file).size
     raw = file.read(HEADER_BYTES)
     if not raw:
         raise FormatError(f"{path}: the file is empty")
@@ -201,23 +205,6 @@ def _read_header(file: BinaryIO, path: Path) -> Header:
     return Header(version, config, ints)
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):  # a folder, or something like a pipe that could block or never end
-            raise FormatError(f"{path}: {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}; expected a file")
-        file = path.open("rb")
-    except FileNotFoundError:
-        raise FormatError(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        if isinstance(error, InputError):
-            raise
-        raise FormatError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    with file:
-        yield file
-
-
 def read_header(path: str | Path) -> Header:
     """The header of an llm.c model file, checked, and the file's size against it. Reads 1024 bytes.
 
@@ -225,22 +212,8 @@ def read_header(path: str | Path) -> Header:
     Source: llm.c train_gpt2.py, `write_model`.
     """
     path = Path(path)
-    with _opened(path) as file:
+    with opened(path) as file:
         return _read_header(file, path)
-
-
-def _read_values(file: BinaryIO, path: Path, offset: int, itemsize: int, out: np.ndarray) -> None:
-    """Fill out (float32, 1-D) from the values stored at a byte offset of the file."""
-    file.seek(offset)
-    bits = out.view(np.uint32)  # integers: a move through floats may quieten a signalling NaN
-    for start in range(0, out.size, CHUNK):
-        part = bits[start : start + CHUNK]
-        raw = file.read(part.size * itemsize)
-        if len(raw) != part.size * itemsize:
-            raise FormatError(f"{path}: ended at byte {file.tell():,} while being read; is something writing to it?")
-        part[...] = np.frombuffer(raw, f"<u{itemsize}")
-        if itemsize == 2:
-            part <<= np.uint32(16)
 
 
 def _plausible_share(file: BinaryIO, path: Path, config: ModelConfig, order: str) -> float:
@@ -249,7 +222,7 @@ def _plausible_share(file: BinaryIO, path: Path, config: ModelConfig, order: str
     for piece in file_layout(config, 2, order):
         if piece.name in ("ln1w", "ln2w"):
             values = np.empty(piece.size, np.float32)
-            _read_values(file, path, piece.file_offset, piece.itemsize, values)
+            read_float32(file, path, piece.file_offset, piece.dtype, values)
             good += int(np.count_nonzero((values >= 1e-3) & (values <= 100)))
             total += piece.size
     return good / total
@@ -270,6 +243,59 @@ def _guess_v2_order(file: BinaryIO, path: Path, config: ModelConfig) -> str:
         f'{share["in-place"]:.0%} in place, {share["end"]:.0%} at the end); say it: v2_order="in-place" or "end" '
         "(--v2-order)"
     )
+
+
+def _check_order(v2_order: str) -> None:
+    if v2_order not in V2_ORDERS:
+        raise InputError(f"v2_order {v2_order!r}: expected one of {', '.join(V2_ORDERS)}")
+
+
+def _order_of(file: BinaryIO, path: Path, header: Header, v2_order: str) -> str:
+    if header.version != 2:
+        return "in-place"
+    return _guess_v2_order(file, path, header.config) if v2_order == "auto" else v2_order
+
+
+class OpenModel(NamedTuple):
+    """A model file to be read slice by slice. order: where the layernorms stand ("end" only in version 2)."""
+
+    path: Path
+    header: Header
+    order: str
+    pieces: dict[str, Piece]  # by name, in the order of the file
+    stamp: Stamp
+
+
+def open_model(path: str | Path, *, v2_order: str = "auto") -> OpenModel:
+    """Check an llm.c model file of version 1 to 5 without reading its weights; `read_slice` gives them.
+
+    Raises what `read_model` raises.
+    """
+    _check_order(v2_order)
+    path = Path(path)
+    with opened(path) as file:
+        header = _read_header(file, path)
+        order = _order_of(file, path, header, v2_order)
+        pieces = {piece.name: piece for piece in file_layout(header.config, header.version, order)}
+        return OpenModel(path, header, order, pieces, stamp_of(file))
+
+
+def read_slice(model: OpenModel, tensor: str, layer: int = 0) -> np.ndarray:
+    """One layer of a tensor, or the whole of one without layers (wte with Vp rows), float32 in its own shape.
+
+    Takes the memory of the slice. Raises FormatError if the file changed since it was opened.
+    """
+    piece, config = model.pieces[tensor], model.header.config
+    layers = 1 if tensor in UNLAYERED else config.num_layers
+    assert 0 <= layer < layers, (tensor, layer)
+    shape = piece.shape if tensor in UNLAYERED else piece.shape[1:]
+    rows = config.padded_vocab_size if tensor == "wte" else shape[0]
+    out = np.zeros((rows, *shape[1:]), np.float32)
+    count = piece.size // layers
+    with opened(model.path, model.stamp) as file:
+        offset = piece.file_offset + layer * count * piece.itemsize
+        read_float32(file, model.path, offset, piece.dtype, out.reshape(-1)[:count])
+    return out
 
 
 def _warnings(flat: np.ndarray, config: ModelConfig) -> tuple[str, ...]:
@@ -305,20 +331,18 @@ def read_model(path: str | Path, *, v2_order: str = "auto") -> ModelFile:
     2 file's order is unclear; InputError if v2_order is none of the three.
     Source: llm.c train_gpt2.py, `write_model`, and its history of April 2024 for versions 1, 2 and 4.
     """
-    if v2_order not in V2_ORDERS:
-        raise InputError(f"v2_order {v2_order!r}: expected one of {', '.join(V2_ORDERS)}")
+    _check_order(v2_order)
     path = Path(path)
-    with _opened(path) as file:
-        version, config, ints = _read_header(file, path)
-        order = "in-place"
-        if version == 2:
-            order = _guess_v2_order(file, path, config) if v2_order == "auto" else v2_order
+    with opened(path) as file:
+        header = _read_header(file, path)
+        version, config, ints = header
+        order = _order_of(file, path, header, v2_order)
         pieces = file_layout(config, version, order)
         last = max(pieces, key=lambda piece: piece.flat_offset)
         flat = np.zeros(last.flat_offset + last.size, np.float32)  # (N,)
         for piece in pieces:
             out = flat[piece.flat_offset : piece.flat_offset + piece.size]
-            _read_values(file, path, piece.file_offset, piece.itemsize, out)
+            read_float32(file, path, piece.file_offset, piece.dtype, out)
     return ModelFile(config, ints, version, flat, order, _warnings(flat, config))
 
 
@@ -350,16 +374,31 @@ def make_header(config: ModelConfig, version: int, header: np.ndarray | None = N
     return ints
 
 
+def dump_pieces(
+    file: BinaryIO, config: ModelConfig, pieces: Iterable[np.ndarray], version: int, header: np.ndarray | None
+) -> None:
+    """Write a model to an open file from float32 arrays that make up the N parameters, in the order of params.Params.
+
+    The other arguments are write_model's.
+    """
+    file.write(make_header(config, version, header).astype("<i4").tobytes())
+    missing = num_parameters(config)
+    for piece in pieces:
+        assert piece.dtype == np.float32, piece.dtype
+        flat = np.ascontiguousarray(piece).reshape(-1)
+        missing -= flat.size
+        for start in range(0, flat.size, CHUNK):
+            part = flat[start : start + CHUNK]
+            file.write((part.view(np.uint32).astype("<u4") if version == 3 else fp32_to_bf16(part).astype("<u2")).data)
+    assert missing == 0, missing
+
+
 def dump_model(file: BinaryIO, config: ModelConfig, flat: np.ndarray, version: int, header: np.ndarray | None) -> None:
     """Write a model to an open file; the arguments are write_model's."""
-    ints = make_header(config, version, header)
-    N = body_bytes(config, version) // STORAGE[version].other_bytes
-    flat = np.asarray(flat)
-    assert flat.ndim == 1 and flat.size >= N and flat.dtype == np.float32, (flat.shape, flat.dtype, N)
-    file.write(ints.astype("<i4").tobytes())
-    for start in range(0, N, CHUNK):
-        part = np.ascontiguousarray(flat[start : min(start + CHUNK, N)])
-        file.write((part.view(np.uint32).astype("<u4") if version == 3 else fp32_to_bf16(part).astype("<u2")).data)
+    make_header(config, version, header)  # an impossible version or shape is an error of its own
+    N = num_parameters(config)
+    assert flat.ndim == 1 and flat.size >= N, (flat.shape, N)
+    dump_pieces(file, config, [flat[:N]], version, header)
 
 
 def write_model(

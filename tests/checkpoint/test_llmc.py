@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.checkpoint import llmc
+from llmc_jax.checkpoint import llmc, reading
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16, read_header, read_model, write_model
 from llmc_jax.config import ModelConfig
 from llmc_jax.errors import FormatError, InputError
@@ -458,3 +458,43 @@ def test_mutated_files(tmp_path_factory: pytest.TempPathFactory, case: tuple[byt
         tracemalloc.stop()
     # a one-row version 2 file grows most: 2-byte values to 4 bytes, and one row of wte to 128
     assert peak <= 40 * len(data) + 2**20
+
+
+# Slice by slice
+
+
+@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("order", ["in-place", "end"])
+def test_slices_are_those_of_the_whole(tmp_path: Path, version: int, order: str) -> None:
+    path = tmp_path / "model.bin"
+    path.write_bytes(encode(TINY, version, random_tensors(TINY, version, 5), order if version == 2 else "in-place"))
+    whole, model = read_model(path, v2_order=order), llmc.open_model(path, v2_order=order)
+    assert (model.header.config, model.header.version, model.order) == (whole.config, whole.version, whole.order)
+    for spec in tensor_specs(TINY):
+        layered = spec.name not in llmc.UNLAYERED
+        found = [llmc.read_slice(model, spec.name, i) for i in range(TINY.num_layers if layered else 1)]
+        assert all(part.shape == (spec.shape[1:] if layered else spec.shape) for part in found)
+        expected = whole.flat[spec.offset : spec.offset + spec.size]
+        assert bits_of(np.concatenate([part.reshape(-1) for part in found])) == bits_of(expected)
+
+
+def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "m.bin"
+    path.write_bytes(GOOD)
+    for change in (lambda: path.write_bytes(GOOD[:-4]), lambda: path.write_bytes(GOOD + b"more"), path.unlink):
+        path.write_bytes(GOOD)
+        model = llmc.open_model(path)
+        llmc.read_slice(model, "lnfb")
+        change()
+        with pytest.raises(FormatError, match=r"changed while it was being read|no such file"):
+            llmc.read_slice(model, "lnfb")
+
+
+def test_a_file_that_ends_in_the_middle_of_a_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.bin"
+    path.write_bytes(GOOD)
+    model = llmc.open_model(path)
+    monkeypatch.setattr(reading, "stamp_of", lambda _file: model.stamp)  # it shrinks after the look at its size
+    path.write_bytes(GOOD[:1100])
+    with pytest.raises(FormatError, match="ended at byte 1,100 while being read"):
+        llmc.read_slice(model, "wte")

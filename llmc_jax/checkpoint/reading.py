@@ -1,0 +1,102 @@
+"""Stretches of large files as float32: never past a file's end, never from a file that changed meanwhile.
+
+Files are read, not mapped: a mapped file that shrinks kills the process. Leaves out what the bytes mean.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from llmc_jax.errors import FormatError, InputError
+
+CHUNK = 1 << 22  # elements handled at a time: 16 MiB as fp32, so that the working copies stay small beside the model
+ITEMSIZE = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+class Stamp(NamedTuple):
+    """What tells whether a file is still the one that was looked at."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int  # nanoseconds
+
+
+def stamp_of(file: BinaryIO) -> Stamp:
+    """The stamp of an open file."""
+    found = os.fstat(file.fileno())
+    return Stamp(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+@contextmanager
+def opened(path: Path, stamp: Stamp | None = None) -> Iterator[BinaryIO]:
+    """A regular file, open for reading; with a stamp, the same file as then.
+
+    Raises FormatError if there is none, it cannot be read, it is a folder or a pipe, or it changed since `stamp`.
+    """
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):  # a folder, or something like a pipe that could block or never end
+            raise FormatError(f"{path}: {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}; expected a file")
+        file = path.open("rb")
+    except FileNotFoundError:
+        raise FormatError(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        if isinstance(error, InputError):
+            raise
+        raise FormatError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    with file:
+        if stamp is not None and stamp_of(file) != stamp:
+            raise FormatError(f"{path}: changed while it was being read; is something writing to it?")
+        yield file
+
+
+def read_exactly(file: BinaryIO, path: Path, count: int) -> bytes:
+    """The next `count` bytes, a number that the caller has compared with the file's size.
+
+    Raises FormatError where the file ends before them, or the disk cannot give them.
+    """
+    try:
+        raw = file.read(count)
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if len(raw) != count:
+        raise FormatError(f"{path}: ended at byte {file.tell():,} while being read; is something writing to it?")
+    return raw
+
+
+def read_float32(file: BinaryIO, path: Path, offset: int, dtype: str, out: np.ndarray) -> None:
+    """Fill out (float32, 1-D) from the values of a dtype ("fp32", "bf16", "fp16") stored at a byte offset.
+
+    Exact, NaN payloads included. Raises FormatError if the file ends before them.
+    """
+    itemsize = ITEMSIZE[dtype]
+    file.seek(offset)
+    bits = out.view(np.uint32)  # integers: a move through floats may quieten a signalling NaN
+    for start in range(0, out.size, CHUNK):
+        part = bits[start : start + CHUNK]
+        stored = np.frombuffer(read_exactly(file, path, part.size * itemsize), f"<u{itemsize}")
+        if dtype == "fp16":
+            part[...] = fp16_to_fp32(stored).view(np.uint32)
+            continue
+        part[...] = stored
+        if dtype == "bf16":
+            part <<= np.uint32(16)
+
+
+def fp16_to_fp32(bits: np.ndarray) -> np.ndarray:
+    """float32 values of IEEE half precision bit patterns (uint16, any shape). Exact, NaN payloads included."""
+    bits = np.asarray(bits, np.uint16)
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        wide = bits.view(np.float16).astype(np.float32).view(np.uint32)
+    is_nan = (bits & np.uint16(0x7FFF)) > np.uint16(0x7C00)
+    if is_nan.any():  # the conversion sets the quiet bit on some machines
+        b = bits[is_nan].astype(np.uint32)
+        sign, payload = (b & np.uint32(0x8000)) << np.uint32(16), (b & np.uint32(0x03FF)) << np.uint32(13)
+        wide[is_nan] = sign | np.uint32(0x7F800000) | payload
+    return wide.view(np.float32)

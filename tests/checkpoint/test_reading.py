@@ -1,0 +1,57 @@
+"""Half precision widened on the bits, and files that are not what they were."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmc_jax.checkpoint.reading import fp16_to_fp32, opened, read_float32, stamp_of
+from llmc_jax.errors import FormatError
+
+
+def oracle_fp16(bits: int) -> int:
+    """float32 bits of a half precision pattern, from the definition: sign, 5 bits of exponent, 10 of fraction."""
+    sign, exponent, fraction = bits >> 15, bits >> 10 & 31, bits & 1023
+    if exponent == 31:
+        return sign << 31 | 255 << 23 | fraction << 13
+    if exponent == 0:
+        value = np.float32(fraction) * np.float32(2.0**-24)
+        return sign << 31 | int(value.view(np.uint32))
+    return sign << 31 | (exponent - 15 + 127) << 23 | fraction << 13
+
+
+def test_fp16_for_all_patterns() -> None:
+    found = fp16_to_fp32(np.arange(2**16, dtype=np.uint16)).view(np.uint32).tolist()
+    assert found == [oracle_fp16(bits) for bits in range(2**16)]
+
+
+def test_read_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmc_jax.checkpoint.reading.CHUNK", 7)
+    words = np.random.default_rng(0).integers(0, 2**32, 50, dtype=np.uint64).astype("<u4")
+    halves = np.frombuffer(words.tobytes(), "<u2")
+    path = tmp_path / "values"
+    path.write_bytes(b"abc" + words.tobytes())
+    expected = {
+        "fp32": words.astype(np.uint32),
+        "bf16": halves.astype(np.uint32) << 16,
+        "fp16": np.array([oracle_fp16(int(h)) for h in halves], np.uint32),
+    }
+    for dtype, bits in expected.items():
+        out = np.zeros(bits.size, np.float32)
+        with opened(path) as file:
+            read_float32(file, path, 3, dtype, out)
+        assert out.view(np.uint32).tolist() == bits.tolist(), dtype
+
+
+def test_a_stamp_is_of_one_file_at_one_time(tmp_path: Path) -> None:
+    path = tmp_path / "values"
+    path.write_bytes(b"12345678")
+    with opened(path) as file:
+        stamp = stamp_of(file)
+    with opened(path, stamp) as file:
+        assert file.read() == b"12345678"
+    other = tmp_path / "other"
+    other.write_bytes(b"12345678")
+    other.replace(path)
+    with pytest.raises(FormatError, match="changed while it was being read"), opened(path, stamp):
+        pass
