@@ -1,0 +1,68 @@
+"""What llm.c's state files have in common: a header of 256 int32, and arrays that are read when asked.
+
+Leaves out what the numbers mean.
+"""
+
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from llmc_jax import magics
+from llmc_jax.checkpoint.reading import Stamp, opened, read_exactly, stamp_of
+from llmc_jax.errors import FormatError
+
+HEADER_INTS = 256
+HEADER_BYTES = 4 * HEADER_INTS
+
+
+def read_at(file: BinaryIO, path: Path, offset: int, count: int) -> bytes:
+    """`count` bytes from a byte offset, both compared with the file's size by the caller. Raises FormatError."""
+    file.seek(offset)
+    return read_exactly(file, path, count)
+
+
+def read_header_ints(file: BinaryIO, path: Path, magic: int, what: str) -> np.ndarray:
+    """The 256 int32 that llm.c's files begin with, (256,) int32. Raises FormatError unless the first is `magic`."""
+    raw = read_at(file, path, 0, min(stamp_of(file).size, HEADER_BYTES))
+    if not raw:
+        raise FormatError(f"{path}: the file is empty; expected {what}, magic {magic}")
+    found = int.from_bytes(raw[:4], "little", signed=True)
+    if len(raw) >= 4 and found != magic:
+        if int.from_bytes(raw[:4], "big") == magic:
+            raise FormatError(f"{path}: {what}, but big-endian; write it again on a little-endian machine")
+        if found in magics.MEANINGS:
+            meaning = magics.MEANINGS[found]
+            raise FormatError(f"{path}: this is {meaning}, magic {found}; expected {what}, magic {magic}")
+        raise FormatError(f"{path}: not {what}: it starts with {found}, expected magic {magic}")
+    if len(raw) < HEADER_BYTES:
+        raise FormatError(f"{path}: {len(raw)} bytes; {what} begins with a header of {HEADER_BYTES}")
+    return np.frombuffer(raw, "<i4").astype(np.int32)
+
+
+class Values(NamedTuple):
+    """`count` little-endian values at a byte offset of a file, which reaches beyond them."""
+
+    path: Path
+    stamp: Stamp
+    offset: int
+    count: int
+    dtype: str = "<f4"
+
+    def read(self, start: int = 0, count: int | None = None) -> np.ndarray:
+        """Values start to start + count, (count,), newly read. Raises FormatError if the file changed meanwhile."""
+        count = self.count - start if count is None else count
+        assert start >= 0 and count >= 0 and start + count <= self.count
+        itemsize = np.dtype(self.dtype).itemsize
+        with opened(self.path, self.stamp) as file:
+            raw = read_at(file, self.path, self.offset + start * itemsize, count * itemsize)
+        return np.frombuffer(raw, self.dtype)
+
+    def mapped(self) -> np.ndarray:
+        """All of them, (count,), read-only and mapped into memory: read when looked at.
+
+        For files larger than the memory. Nobody may cut the file off meanwhile: the operating system ends a program
+        that looks beyond a mapped file's end.
+        """
+        with opened(self.path, self.stamp) as file:
+            return np.asarray(np.memmap(file, self.dtype, "r", self.offset, (self.count,)))
