@@ -1,0 +1,51 @@
+"""The command line of the comparisons: `python -m llmc_jax.compare`. Leaves out the comparisons."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+from llmc_jax.compare import logs
+from llmc_jax.config import ExitCode
+from llmc_jax.errors import InputError
+from llmc_jax.stopping import open_missing_streams, print_error
+
+PROGRAM = "python -m llmc_jax.compare"
+
+# Each has add_arguments(parser) and run(args), and imports JAX, if at all, when it runs.
+COMMANDS: dict[str, tuple[ModuleType, str]] = {
+    "logs": (logs, "losses of several runs, by step"),
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description="Compare runs, programs and files with llm.c's, or with each other.",
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (module, words) in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=words, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        module.add_arguments(command)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one comparison. Returns the exit status: 0 compared, whatever was found; 2 bad input (one line on stderr)."""
+    open_missing_streams()
+    args = _parser().parse_args(argv)
+    try:
+        return COMMANDS[args.command][0].run(args)
+    except InputError as error:
+        print_error(f"{PROGRAM} {args.command}: {error}")
+        return ExitCode.BAD_INPUT
+    except KeyboardInterrupt:
+        print_error(f"{PROGRAM} {args.command}: stopped")
+        return ExitCode.STOPPED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

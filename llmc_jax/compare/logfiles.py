@@ -1,0 +1,311 @@
+"""The logs of a training run, whoever wrote them: ours, llm.c's, those of llm.c's PyTorch script.
+
+Steps count from 0, and a validation at step s comes before the update of step s, as in llm.c's main.log.
+Leaves out comparing them.
+"""
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from llmc_jax.curves import Curve
+from llmc_jax.errors import FormatError, InputError
+from llmc_jax.files import reason
+from llmc_jax.magics import MEANINGS
+from llmc_jax.runlog import MAIN_LOG, METRICS, NON_FINITE
+
+LONGEST_LINE = 1 << 22  # bytes; a sample in metrics.jsonl takes a hundredth
+LONGEST_TEXT = 1 << 12  # a longer line of text is none of a log's
+NOTHING_FOUND = 1 << 26  # bytes without any loss, after which a file is taken for something else
+LARGEST_STEP = 10**12
+
+NUMBER = r"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|(?i:nan(?:\(\w*\))?|inf(?:inity)?))"
+MAIN_LINE = re.compile(rf"s:(\d{{1,12}}) (tel|trl|eval):({NUMBER})(?: \w+:{NUMBER})*")
+# 'step    1/40 | loss 5.3 (+nanz)| …', 'step    1/40 | train loss 5.3 | …', 'step    1/74: train loss 4.3 (…)' count
+# from 1; 'step 0: train loss 4.6 (took 3.2 ms)', without a total, from 0.
+STEP_LINE = re.compile(rf"step\s+(\d{{1,12}})(/\d{{1,12}})?(: | \| )((?:train )?loss) ({NUMBER})(?![\w.])(.*)")
+VAL_LINE = re.compile(rf"val loss ({NUMBER})")
+HELLASWAG_LINE = re.compile(rf"HellaSwag: \d+/\d+ = ({NUMBER})")
+MS = re.compile(rf"({NUMBER}) ms\b")
+SPEED = re.compile(rf"({NUMBER}) tok/s")
+# What a program prints when it begins: in a file of several starts, the steps may go back there.
+START = re.compile(r"\| Parameter +\| Value.*|\[GPT-2\]|Running pytorch .*")
+COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+WRITERS = {  # (a total after the step, 'train loss' or 'loss', a z-score): who writes so
+    (False, "train loss", False): "output of llm.c's train_gpt2",
+    (True, ": train loss", False): "output of llm.c's train_gpt2fp32cu",
+    (True, "train loss", False): "output of llm.c's train_gpt2.py",
+    (True, "loss", True): "output of llm.c's train_gpt2cu",
+    (True, "loss", False): "output of train.py",
+}
+
+
+class Log(NamedTuple):
+    """What a log tells of a run. Losses in nats per token."""
+
+    path: str  # as it was given
+    kind: str  # what it is, in words
+    train: Curve  # loss of each step
+    val: Curve  # validation loss before each of some steps
+    ms: Curve  # milliseconds of each step, where the log has them
+    speed: Curve  # tokens per second, where it has them: of the step, or smoothed, as it stands there
+    hellaswag: Curve  # accuracy
+    decimals: int | None  # of the losses in the file (training's where it has any); None: all there are
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class Found:
+    """What has been found so far: values by step. A step that stands there again counts as it stands there last."""
+
+    train: dict[int, float] = field(default_factory=dict)
+    val: dict[int, float] = field(default_factory=dict)
+    ms: dict[int, float] = field(default_factory=dict)
+    speed: dict[int, float] = field(default_factory=dict)
+    hellaswag: dict[int, float] = field(default_factory=dict)
+    decimals: dict[str, int] = field(default_factory=dict)  # of the losses: 'train', 'val'
+    kinds: dict[str, int] = field(default_factory=dict)  # and in how many lines
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def empty(self) -> bool:
+        return not self.train and not self.val
+
+    def log(self, path: Path, kind: str, decimals: int | None) -> Log:
+        train, val, hellaswag = _curve(self.train), _curve(self.val), _curve(self.hellaswag)
+        ms, speed, notes = _curve(self.ms), _curve(self.speed), tuple(self.notes)
+        return Log(str(path), kind, train, val, ms, speed, hellaswag, decimals, notes)
+
+
+def _curve(values: dict[int, float]) -> Curve:
+    steps = sorted(values)
+    return Curve(np.array(steps, np.int64), np.array([values[step] for step in steps], np.float64))
+
+
+def read_log(path: str | Path) -> Log:
+    """The log at `path`: a run folder, metrics.jsonl, main.log, or a file with what a program printed.
+
+    A last line without its end is left out: it may still be growing. Raises InputError where nothing can be read,
+    FormatError where it is no log.
+    """
+    path = Path(path)
+    file = _file_in(path) if path.is_dir() else path
+    try:
+        with file.open("rb") as opened:
+            head = opened.peek(4096)[:4096]
+            _check_text(file, head)
+            if head.lstrip()[:1] == b"{":
+                return _read_metrics(path, file, opened)
+            return _read_text(path, file, opened)
+    except OSError as error:
+        raise InputError(f"{file}: cannot read it: {reason(error)}") from error
+
+
+def _file_in(folder: Path) -> Path:
+    """The log of a run folder: ours, which has every digit, before main.log."""
+    for name in (METRICS, MAIN_LOG):
+        if (folder / name).is_file():
+            return folder / name
+    raise InputError(f"{folder}: a folder without {METRICS} and {MAIN_LOG}; expected a run folder or a log")
+
+
+def _check_text(path: Path, head: bytes) -> None:
+    if not head:
+        raise FormatError(f"{path}: the file is empty; expected a log with at least one loss")
+    known = MEANINGS.get(int.from_bytes(head[:4], "little"))
+    if known:
+        raise FormatError(f"{path}: {known.partition(' (')[0]}; expected a log")
+    if b"\0" in head:
+        raise FormatError(f"{path}: binary data; expected a log, which is text in UTF-8")
+
+
+class Line(NamedTuple):
+    """A line of a file. text is None where the line is too long to be one of a log."""
+
+    number: int
+    text: bytes | None
+
+
+def _lines(file: BinaryIO, unfinished: Callable[[], None]) -> Iterator[Line]:
+    """The lines of a file in bounded memory; one without an end is only reported."""
+    for number in itertools.count(1):
+        text = file.readline(LONGEST_LINE)
+        if not text:
+            return
+        long = False
+        while text and not text.endswith(b"\n"):
+            if len(text) < LONGEST_LINE:
+                unfinished()
+                return
+            long = True
+            text = file.readline(LONGEST_LINE)
+        if not text:
+            unfinished()
+            return
+        yield Line(number, None if long else text)
+
+
+def _report_torn(found: Found) -> Callable[[], None]:
+    return lambda: found.notes.append("its last line has no end (still being written, or cut off) and is left out")
+
+
+# ----- ours ---------------------------------------------------------------------------------------------------------
+
+
+def _read_metrics(path: Path, file: Path, opened: BinaryIO) -> Log:
+    found = Found()
+    for number, text in _lines(opened, _report_torn(found)):
+        where = f"{file}: line {number}"
+        if text is None:
+            raise FormatError(f"{where} has over {LONGEST_LINE:,} bytes; expected one event a line")
+        _take_event(found, where, text)
+    if found.empty:
+        raise FormatError(f"{file}: no losses in it; expected events 'train' or 'val', one a line")
+    return found.log(path, f"{'run folder' if file != path else METRICS} of ours", None)
+
+
+def _take_event(found: Found, where: str, text: bytes) -> None:
+    try:
+        event = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{where} is not JSON; expected one event a line") from error
+    if not isinstance(event, dict):
+        raise FormatError(f"{where} is not a JSON object; expected one event a line")
+    kind = event.get("event")
+    if kind not in ("train", "val"):
+        return
+    step = event.get("step")
+    if type(step) is not int or not 0 <= step <= LARGEST_STEP:
+        raise FormatError(f"{where}: the step of this {kind!r} is {_shown(step)}; expected a whole number from 0")
+    losses = found.train if kind == "train" else found.val
+    losses[step] = _number(event.get("loss"), where, "loss")
+    if kind == "train":
+        for values, name in ((found.ms, "ms"), (found.speed, "tokens_per_second")):
+            values.pop(step, None)
+            if event.get(name) is not None:
+                values[step] = _number(event[name], where, name)
+
+
+def _number(value: Any, where: str, name: str) -> float:
+    if isinstance(value, str) and value in NON_FINITE:
+        return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            pass  # an integer of hundreds of digits
+    raise FormatError(f"{where}: {name} is {_shown(value)}; expected a number")
+
+
+def _shown(value: Any) -> str:
+    text = "missing" if value is None else repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+# ----- llm.c's, and what programs print -----------------------------------------------------------------------------
+
+
+@dataclass
+class Position:
+    """Where in a program's output we are. A validation line names no step: it belongs to the next one."""
+
+    last: int | None = None  # the last step seen since the program began
+    val: float | None = None
+    hellaswag: float | None = None
+    unsure: bool = False  # steps were left out between two lines, with a validation among them
+
+
+def _read_text(path: Path, file: Path, opened: BinaryIO) -> Log:
+    found, position = Found(), Position()
+    for _, text in _lines(opened, _report_torn(found)):
+        if text is not None and len(text) <= LONGEST_TEXT:
+            for part in text.decode("utf-8", "replace").split("\r"):  # a progress line is overwritten in place
+                _take_line(found, position, COLOURS.sub("", part).strip())
+        if found.empty and opened.tell() > NOTHING_FOUND:
+            break
+    _place(found, position, None)
+    if found.empty:
+        raise FormatError(
+            f"{file}: no losses in it; expected {METRICS}, {MAIN_LOG} or what train.py or a trainer of llm.c printed"
+        )
+    if position.unsure:
+        found.notes.append("not every step has a line: validations are taken to stand right behind the last one shown")
+    kind = max(found.kinds, key=lambda each: found.kinds[each], default="output of a trainer")
+    return found.log(path, kind, found.decimals.get("train", found.decimals.get("val")))
+
+
+def _take_line(found: Found, position: Position, line: str) -> None:
+    if match := MAIN_LINE.fullmatch(line):
+        step, what, value = match.groups()
+        {"tel": found.val, "trl": found.train, "eval": found.hellaswag}[what][int(step)] = float_of(value)
+        _count(found.kinds, MAIN_LOG)
+        if what != "eval":
+            _see_decimals(found, "train" if what == "trl" else "val", value)
+    elif match := VAL_LINE.fullmatch(line):
+        position.val = float_of(match[1])
+        _see_decimals(found, "val", match[1])
+    elif match := HELLASWAG_LINE.fullmatch(line):
+        position.hellaswag = float_of(match[1])
+    elif START.fullmatch(line):
+        _place(found, position, None)
+        position.last = None
+    elif match := STEP_LINE.fullmatch(line):
+        _take_step(found, position, match)
+
+
+def _take_step(found: Found, position: Position, match: re.Match[str]) -> None:
+    number, total, separator, words, loss, rest = match.groups()
+    step = int(number) - (total is not None)
+    if step < 0:
+        return
+    _place(found, position, step)
+    found.train[step] = float_of(loss)
+    for values, pattern in ((found.ms, MS), (found.speed, SPEED)):
+        values.pop(step, None)
+        if shown := pattern.search(rest):
+            values[step] = float_of(shown[1])
+    position.last = step
+    sign = separator.strip() if separator == ": " and total else ""
+    writer = WRITERS.get((total is not None, f"{sign} {words}".strip(), bool(re.match(r" \(\S+z\)", rest))))
+    _count(found.kinds, writer or "output of a trainer")
+    _see_decimals(found, "train", loss)
+
+
+def _count(kinds: dict[str, int], kind: str) -> None:
+    kinds[kind] = kinds.get(kind, 0) + 1
+
+
+def _see_decimals(found: Found, curve: str, loss: str) -> None:
+    if digits := re.fullmatch(r"[+-]?\d*\.(\d+)", loss):
+        found.decimals[curve] = max(found.decimals.get(curve, 0), len(digits[1]))
+
+
+def _place(found: Found, position: Position, next_step: int | None) -> None:
+    """Gives the validation read last its step: right behind the last step seen, else that of the one that follows.
+
+    next_step: the step whose line follows; None: none does in this start of the program.
+    """
+    if position.last is None or (next_step is not None and next_step <= position.last):
+        step = next_step or 0
+    else:
+        step = position.last + 1
+        if next_step is not None and next_step != step and position.val is not None:
+            position.unsure = True
+    if position.val is not None:
+        found.val[step] = position.val
+    if position.hellaswag is not None:
+        found.hellaswag[step] = position.hellaswag
+    position.val = position.hellaswag = None
+
+
+def float_of(text: str) -> float:
+    """A number as C prints it; Python does not know `nan(ind)`."""
+    return math.nan if "nan" in text.lower() else float(text)

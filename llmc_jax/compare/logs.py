@@ -1,0 +1,370 @@
+"""Several logs beside each other: losses by step, differences to the first log, where they part, speed.
+
+Reading them is in logfiles.py, the picture in picture.py. Knows no JAX.
+"""
+
+import argparse
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from llmc_jax.compare import report
+from llmc_jax.compare.logfiles import Log, read_log
+from llmc_jax.curves import SMOOTHING, Curve, finite
+from llmc_jax.errors import InputError
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+TOLERANCE = 0.01  # nats per token; what llm.c's own tests allow a loss
+TAIL = 0.1  # of the common steps: as many must follow the one at which two logs part
+ROWS = 12
+TRAIN, VAL = "training", "validation"
+CURVES = {TRAIN: "train", VAL: "val"}  # and the name of a log's field
+
+
+class Difference(NamedTuple):
+    """A curve of one log minus that of the first, at the steps that both have.
+
+    The averaged difference at a step is the mean of the differences from window / 2 steps before it to as many behind
+    it. Beyond the tolerance means: above it, or below its negative. The logs part at the first step beyond the
+    tolerance from which on most steps are, with a tenth of all common steps still to come: where curves cross they
+    have not met again, and an odd step or two at the end are no parting.
+    """
+
+    letter: str  # of the log that is compared with A
+    curve: str  # TRAIN or VAL
+    steps: np.ndarray  # (n,) int64
+    values: np.ndarray  # (n,) float64; infinite where one is finite and the other is not
+    averaged: np.ndarray  # (n,) float64
+    window: int  # points that it averages over
+    tolerance: float  # nats per token
+    rounding: float  # as much may come from the digits that the logs have
+
+    @property
+    def largest(self) -> tuple[float, int]:
+        """The largest |difference|, and its step."""
+        index = int(np.argmax(np.abs(self.values)))
+        return float(abs(self.values[index])), int(self.steps[index])
+
+    @property
+    def mean(self) -> float:
+        """The mean |difference| of the finite ones."""
+        good = self.values[np.isfinite(self.values)]
+        return float(np.abs(good).mean()) if len(good) else math.nan
+
+    @property
+    def first_beyond(self) -> int | None:
+        """The first step whose averaged difference is beyond the tolerance."""
+        found = np.flatnonzero(self.beyond)
+        return int(self.steps[found[0]]) if len(found) else None
+
+    @property
+    def beyond(self) -> np.ndarray:
+        """Whether the averaged difference of each step is beyond the tolerance, (n,) bool."""
+        return np.abs(self.averaged) > self.tolerance
+
+    @property
+    def parts(self) -> int | None:
+        """The step at which the logs part; None if they do not."""
+        beyond = self.beyond
+        to_come = np.arange(len(beyond), 0, -1)  # the step itself included
+        most = np.cumsum(beyond[::-1])[::-1] > to_come / 2
+        found = np.flatnonzero(beyond & most & (to_come >= TAIL * len(beyond)))
+        return int(self.steps[found[0]]) if len(found) else None
+
+
+def difference(first: Curve, other: Curve) -> Curve:
+    """other - first at the steps that both have.
+
+    Two values that are not finite in the same way differ by nothing; two of which one is not, by infinity.
+    """
+    steps, mine, theirs = np.intersect1d(first.steps, other.steps, assume_unique=True, return_indices=True)
+    a, b = first.values[mine], other.values[theirs]
+    both = np.isfinite(a) & np.isfinite(b)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = np.where(both, b - a, np.where(same, 0.0, np.inf))
+    return Curve(steps, values)
+
+
+def averaged(values: np.ndarray, window: int) -> np.ndarray:
+    """The mean of the finite values in a window round each; infinite where the value itself is."""
+    half, count = window // 2, len(values)
+    good = np.isfinite(values)
+    low, high = np.maximum(np.arange(count) - half, 0), np.minimum(np.arange(count) + half + 1, count)
+    totals, counts = (np.concatenate([[0.0], np.cumsum(each)]) for each in (np.where(good, values, 0.0), good))
+    with np.errstate(invalid="ignore"):
+        means = (totals[high] - totals[low]) / np.maximum(counts[high] - counts[low], 1)
+    return np.where(good, means if half else values, np.inf)
+
+
+def differences(logs: Sequence[Log], tolerance: float = TOLERANCE, window: int = 0) -> list[Difference]:
+    """Every log but the first against the first. window: of training losses, 0 for one part in 50 of the steps."""
+    found = []
+    for letter, log in zip(LETTERS[1:], logs[1:], strict=False):
+        rounding = _rounding(logs[0]) + _rounding(log)
+        for name, field in CURVES.items():
+            steps, values = difference(getattr(logs[0], field), getattr(log, field))
+            points = 1 if name == VAL else window or max(1, len(steps) // SMOOTHING)
+            mean = averaged(values, points)
+            found.append(Difference(letter, name, steps, values, mean, points, tolerance, rounding))
+    return found
+
+
+def _rounding(log: Log) -> float:
+    return 0.0 if log.decimals is None else 0.5 * 10.0**-log.decimals
+
+
+class Speed(NamedTuple):
+    """Medians of the steps without the first, which compiles or warms up; None where the log has none."""
+
+    ms: float | None
+    tokens_per_second: float | None
+
+    @property
+    def steps_per_second(self) -> float | None:
+        return 1e3 / self.ms if self.ms else None
+
+
+def speed(log: Log) -> Speed:
+    """How fast a log's run was."""
+    return Speed(_median(log.ms), _median(log.speed))
+
+
+def _median(c: Curve) -> float | None:
+    later = finite(Curve(c.steps[1:], c.values[1:])) if len(c.steps) > 1 else finite(c)
+    return float(np.median(later.values)) if len(later.values) else None
+
+
+# ----- words and tables ---------------------------------------------------------------------------------------------
+
+
+def verdict(each: Difference) -> str:
+    """What a difference comes to, in one sentence."""
+    name = f"{each.letter} beside A, {each.curve}"
+    if not len(each.steps):
+        return f"{name}: no step in common"
+    largest, where = each.largest
+    last, count = int(each.steps[-1]), len(each.steps)
+    steps = f"all {count:,} common steps" if count > 1 else f"step {last}, the only one in common"
+    if largest == 0:
+        return f"{name}: equal at {steps}"
+    if largest <= each.rounding * (1 + 1e-9) + 1e-12:
+        return f"{name}: equal at {steps}, to the digits that the logs have"
+    at_most = f"the largest difference is {report.small(largest)}, at step {where}"
+    what = "the difference" if each.window == 1 else f"the difference, averaged over {each.window} steps,"
+    bound = f"{each.tolerance:g}"
+    if each.parts is not None:
+        behind = each.beyond[int(np.searchsorted(each.steps, each.parts)) :]
+        beyond = f"from there to step {last} {what} is larger than {bound} at {behind.sum():,} of {len(behind):,} steps"
+        return f"{name}: they part at step {each.parts}: {beyond}; {at_most}"
+    if each.first_beyond is not None:
+        return (
+            f"{name}: they do not part: {what} is larger than {bound} at {each.beyond.sum():,} of {count:,} common "
+            f"steps, first at step {each.first_beyond}; {at_most}"
+        )
+    return f"{name}: together: {what} is within {bound} at {steps}; {at_most}"
+
+
+def chosen_steps(logs: Sequence[Log], rows: int) -> list[int]:
+    """Steps worth a row: those with a validation, best in all logs; else those with a training loss."""
+    for curves in ([log.val for log in logs], [log.train for log in logs]):
+        having = [set(each.steps.tolist()) for each in curves if len(each.steps)]
+        if not having:
+            continue
+        common, some = set.intersection(*having), set.union(*having)
+        steps = sorted(common if len(common) > 1 else some)
+        places = np.unique(np.linspace(0, len(steps) - 1, min(rows, len(steps))).round().astype(int))
+        return [steps[place] for place in places]
+    return []
+
+
+def at_step(c: Curve, step: int) -> float | None:
+    """The value of a curve at a step; None where it has none."""
+    place = int(np.searchsorted(c.steps, step))
+    return float(c.values[place]) if place < len(c.steps) and c.steps[place] == step else None
+
+
+def steps_table(logs: Sequence[Log], steps: Sequence[int]) -> str:
+    """Losses at some steps, and what each log's is more than the first's."""
+    digits = min((log.decimals for log in logs if log.decimals is not None), default=6)
+    headings, columns = ["step"], [[str(step) for step in steps]]
+    for field in CURVES.values():
+        first = getattr(logs[0], field)
+        for letter, log in zip(LETTERS, logs, strict=False):
+            values = [at_step(getattr(log, field), step) for step in steps]
+            headings.append(f"{field} {letter}")
+            columns.append([report.number(value, min(6, digits)) for value in values])
+            if log is not logs[0]:
+                headings.append(f"{letter} - A")
+                columns.append([_less(value, at_step(first, step)) for value, step in zip(values, steps, strict=True)])
+    return report.table(headings, list(zip(*columns, strict=True)))
+
+
+def _less(a: float | None, b: float | None) -> str:
+    return "" if a is None or b is None else _signed(a - b)
+
+
+def _signed(value: float) -> str:
+    """A difference that stands for itself, small or large: 3 digits, without a float's own noise."""
+    return "0" if value == 0 else f"{value:+.3g}" if abs(value) >= 1e-9 or not math.isfinite(value) else "0"
+
+
+def logs_table(logs: Sequence[Log]) -> str:
+    """What each log is, and how its run went."""
+    rows = []
+    for letter, log in zip(LETTERS, logs, strict=False):
+        fast = speed(log)
+        rows.append([
+            letter, log.path, log.kind, _range(log.train), str(len(log.val.steps) or ""),
+            _last(log.train), _last(log.val),
+            report.number(fast.ms, 2), report.number(fast.steps_per_second, 3),
+            "" if fast.tokens_per_second is None else f"{fast.tokens_per_second:,.0f}",
+        ])  # fmt: skip
+    words = ["", "log", "what it is", "training steps"]
+    headings = [*words, "validations", "last train", "last val", "ms/step", "steps/s", "tok/s"]
+    return report.table(headings, rows, left=words)
+
+
+def _range(c: Curve) -> str:
+    if not len(c.steps):
+        return "none"
+    first, last = c.steps[0], c.steps[-1]
+    gaps = f", {len(c.steps):,} of them" if len(c.steps) != last - first + 1 else ""
+    return f"{first} to {last}{gaps}"
+
+
+def _last(c: Curve) -> str:
+    return report.number(float(c.values[-1]), 4) if len(c.values) else ""
+
+
+def differences_table(found: Sequence[Difference]) -> str:
+    """The sizes of the differences."""
+    rows = []
+    for each in found:
+        if len(each.steps):
+            largest, where = each.largest
+            rows.append([
+                f"{each.letter} - A, {each.curve}", f"{len(each.steps):,}", report.small(largest), str(where),
+                report.small(each.mean), _signed(float(each.values[-1])),
+                _step(each.first_beyond), _step(each.parts), str(each.window),
+            ])  # fmt: skip
+    headings = ["", "steps", "largest", "at step", "mean", "last", "first beyond", "part at", "averaged over"]
+    return report.table(headings, rows, left=("",)) if rows else "no step in common"
+
+
+def _step(step: int | None) -> str:
+    return "never" if step is None else str(step)
+
+
+def as_text(logs: Sequence[Log], found: Sequence[Difference], rows: int) -> str:
+    """Everything for the screen."""
+    parts = [logs_table(logs)]
+    notes = [f"{letter}: {note}" for letter, log in zip(LETTERS, logs, strict=False) for note in log.notes]
+    parts += ["\n".join(notes)] if notes else []
+    parts.append(steps_table(logs, chosen_steps(logs, rows)))
+    parts.append(f"differences in nats per token, tolerance {found[0].tolerance:g}\n" + differences_table(found))
+    parts.append("\n".join(verdict(each) for each in found))
+    return "\n\n".join(parts)
+
+
+def as_json(logs: Sequence[Log], found: Sequence[Difference], rows: int) -> dict[str, Any]:
+    """The result as plain values; losses in nats per token."""
+    steps = chosen_steps(logs, rows)
+    return {
+        "logs": [_log_json(letter, log) for letter, log in zip(LETTERS, logs, strict=False)],
+        "table": [
+            {"step": step, **{name: [at_step(getattr(log, name), step) for log in logs] for name in CURVES.values()}}
+            for step in steps
+        ],
+        "differences": [_difference_json(each) for each in found],
+    }
+
+
+def _log_json(letter: str, log: Log) -> dict[str, Any]:
+    fast = speed(log)
+    curves = {name: getattr(log, name) for name in ("train", "val", "ms", "hellaswag")}
+    return {
+        "letter": letter, "path": log.path, "kind": log.kind, "decimals": log.decimals, "notes": log.notes,
+        "median_ms": fast.ms, "steps_per_second": fast.steps_per_second, "tokens_per_second": fast.tokens_per_second,
+        "last_train": float(log.train.values[-1]) if len(log.train.values) else None,
+        "last_val": float(log.val.values[-1]) if len(log.val.values) else None,
+        **{name: {"steps": c.steps, "values": c.values} for name, c in curves.items()},
+    }  # fmt: skip
+
+
+def _difference_json(each: Difference) -> dict[str, Any]:
+    largest, where = each.largest if len(each.steps) else (None, None)
+    return {
+        "log": each.letter, "to": "A", "curve": each.curve, "steps": each.steps, "values": each.values,
+        "largest": largest, "largest_at": where, "mean": each.mean if len(each.steps) else None,
+        "window": each.window, "tolerance": each.tolerance, "first_beyond": each.first_beyond, "parts": each.parts,
+        "words": verdict(each),
+    }  # fmt: skip
+
+
+# ----- the command --------------------------------------------------------------------------------------------------
+
+DESCRIPTION = """\
+Several logs beside each other: losses by step, differences to the first log, where they part, speed.
+
+A log is a run folder or its metrics.jsonl, a main.log of llm.c, or a file with what a trainer printed: train.py,
+llm.c's train_gpt2, train_gpt2fp32cu and train_gpt2cu, its train_gpt2.py."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The words of `logs`."""
+    parser.description = DESCRIPTION
+    parser.add_argument("logs", nargs="+", metavar="LOG", help="two logs or more; the first is what others differ from")
+    add_difference_arguments(parser)
+    parser.add_argument("--rows", type=int, default=ROWS, metavar="N", help=f"steps in the table [{ROWS}]")
+    report.add_json_argument(parser)
+
+
+def add_difference_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `logs` and `run` have in common."""
+    parser.add_argument(
+        "--tolerance", type=float, default=TOLERANCE, metavar="X",
+        help=f"nats per token by which losses may differ [{TOLERANCE}]; two logs part at the first step whose averaged "
+        "difference is larger, if it is at most of the steps behind it too",
+    )  # fmt: skip
+    parser.add_argument(
+        "--window", type=int, default=0, metavar="N",
+        help="training losses: average the differences over N steps; 1 = do not [0 = one part in 50 of the steps]",
+    )  # fmt: skip
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the curves and differences (*.png)")
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """Refuse values that make no sense, before any work. Raises InputError."""
+    report.check_json(args.json)
+    if not (math.isfinite(args.tolerance) and args.tolerance >= 0):
+        raise InputError(f"--tolerance {args.tolerance}: must be a number from 0")
+    if args.window < 0:
+        raise InputError(f"--window {args.window}: must be a number of steps; 0 = one part in 50 of them")
+    if args.picture is not None and args.picture.suffix != ".png":
+        raise InputError(f"--picture {args.picture}: the name of a picture must end in .png")
+    for flag, path in (("--picture", args.picture), ("--json", args.json)):
+        if path not in (None, report.SCREEN) and not Path(path).resolve().parent.is_dir():
+            raise InputError(f"{flag} {path}: there is no folder {Path(path).parent} to write it into")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read, compare, print. Raises InputError."""
+    check_arguments(args)
+    if not 2 <= len(args.logs) <= len(LETTERS):
+        raise InputError(f"{len(args.logs)} log given; two to {len(LETTERS)} are compared with each other")
+    if args.rows < 1:
+        raise InputError(f"--rows {args.rows}: must be at least 1")
+    logs = [read_log(path) for path in args.logs]
+    found = differences(logs, args.tolerance, args.window)
+    report.show(as_text(logs, found, args.rows), json_path=args.json)
+    if args.picture is not None:
+        from llmc_jax.compare.picture import draw_logs
+
+        draw_logs(logs, found, args.picture)
+        report.show(f"\npicture: {args.picture}", json_path=args.json)
+    report.emit({"comparison": "logs", **as_json(logs, found, args.rows)}, json_path=args.json)
+    return 0
