@@ -35,17 +35,25 @@ def step_line(
     tokens_per_second: float,
     utilization: str,
     skipped: bool = False,
+    z_loss: float | None = None,
+    z_norm: float | None = None,
 ) -> str:
     """One step in llm.c's words. `step` counts from 0 as everywhere in the code; the line counts from 1.
 
-    utilization: as `utilization_text` gives it. Source: llm.c train_gpt2.cu, end of the training loop; the z-scores of
-    loss and norm are left out, so a column further right stands elsewhere than there.
+    utilization: as `utilization_text` gives it. z_loss, z_norm: z-scores, which llm.c always prints, `(+nanz)` before
+    there are any; without them what follows stands further left than there.
+    Source: llm.c train_gpt2.cu, end of the training loop.
     """
     line = (
-        f"step {step + 1:4d}/{total_steps} | loss {float(loss):7.6f} | norm {float(norm):6.4f} | lr {float(lr):.2e} | "
+        f"step {step + 1:4d}/{total_steps} | loss {float(loss):7.6f}{_z_text(z_loss)}| "
+        f"norm {float(norm):6.4f}{_z_text(z_norm)}| lr {float(lr):.2e} | "
         f"{ms:.2f} ms | {utilization} | {tokens_per_second:.0f} tok/s"
     )
     return line + " | skipped" if skipped else line
+
+
+def _z_text(z: float | None) -> str:
+    return " " if z is None else f" ({float(z):+.2f}z)"
 
 
 def utilization_text(flops_per_second: float, peak: float | None, precision: str = "bf16") -> str:
@@ -330,8 +338,13 @@ class Console:
         tokens_per_second: float,
         utilization: str,
         skipped: bool = False,
+        z_loss: float | None = None,
+        z_norm: float | None = None,
     ) -> None:
-        """A finished training step, counted from 0. tokens_per_second: as `smooth_speed` gives it."""
+        """A finished training step, counted from 0. tokens_per_second: as `smooth_speed` gives it.
+
+        z_loss, z_norm: shown where they are given.
+        """
         self._pace = advance(self._pace, ms / 1000, self._clock())
         total = self._state.total
         self._state = self._state._replace(done=step + 1, loss=float(loss), tokens_per_second=tokens_per_second)
@@ -348,6 +361,8 @@ class Console:
                 tokens_per_second=tokens_per_second,
                 utilization=utilization,
                 skipped=skipped,
+                z_loss=z_loss,
+                z_norm=z_norm,
             )
             self._print(line, "yellow" if skipped else "")
 

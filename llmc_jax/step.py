@@ -11,6 +11,7 @@ from llmc_jax.config import ModelConfig
 from llmc_jax.gpt2 import PLAIN, Execution
 from llmc_jax.ops.linear import linear_forward
 from llmc_jax.optimizer import AdamWNumbers, clip_scale, decay_ranges, squirrel_noise5
+from llmc_jax.outliers import Outliers, init_outliers, is_outlier, update_outliers
 from llmc_jax.params import views
 from llmc_jax.schedule import ScheduleNumbers, learning_rate
 
@@ -35,6 +36,7 @@ class TrainState(NamedTuple):
     updates: jax.Array  # () int32, steps that changed the parameters, which AdamW's bias correction counts
     copy: jax.Array | None = None  # (flat_size,) the parameters rounded to the compute dtype; None: they are in it
     loss_scale: LossScale | None = None  # None: the loss is not scaled
+    outliers: Outliers | None = None  # None: none are looked for, and z-scores are NaN
 
     @property
     def weights(self) -> jax.Array:
@@ -57,6 +59,8 @@ class StepNumbers(NamedTuple):
     grad_clip: Any  # largest global norm; 0: no clipping
     loss_scale: LossScaleNumbers = LossScaleNumbers(100, 2.0)
     seed: Any = 0  # of stochastic rounding, uint32
+    skip_loss_z: Any = 0.0  # a loss whose z-score exceeds this updates nothing; 0: none does
+    skip_norm_z: Any = 0.0  # the same of the gradient norm
 
 
 class StepOptions(NamedTuple):
@@ -76,6 +80,9 @@ class Metrics(NamedTuple):
     learning_rate: jax.Array
     finite: jax.Array  # False: loss or gradient was not finite, and nothing was updated
     loss_scale: jax.Array  # with which this step was made; 1 where the loss is not scaled
+    z_loss: jax.Array  # of the loss among the last ones; NaN while they are fewer than outliers.WINDOW
+    z_norm: jax.Array  # the same of the norm
+    applied: jax.Array  # False: nothing was updated, because of what was not finite or an outlier
 
 
 def initial_state(
@@ -92,7 +99,7 @@ def initial_state(
     copy = low if master_weights and low.dtype != params.dtype else None
     start = params if master_weights else low
     scale = None if loss_scale is None else LossScale(jnp.asarray(loss_scale, jnp.float32), _zero())
-    return TrainState(start, m, v, _zero(), _zero(), copy, scale)
+    return TrainState(start, m, v, _zero(), _zero(), copy, scale, init_outliers(wide))
 
 
 def _zero() -> jax.Array:
@@ -152,7 +159,8 @@ def step_fn(
 ) -> tuple[TrainState, Metrics]:
     """One step on inputs and targets (A, B, T) int32: A micro-batches, one update.
 
-    A loss or gradient that is not finite updates nothing; the step still counts for the schedule.
+    A loss or gradient that is not finite updates nothing, nor does one that is an outlier by the limits in numbers; the
+    step still counts for the schedule. An outlier is no overflow: the loss scale moves as after any finite step.
     Source: llm.c train_gpt2.cu, `gpt2_update` and the loop in `main`; the loss scale: Micikevicius et al., Mixed
     Precision Training (2018).
     """
@@ -164,7 +172,9 @@ def step_fn(
     with jax.named_scope("update"):
         with jax.named_scope("norm"):
             norm = op.global_norm(gradient) / scale
+            outliers, z_loss, z_norm = _z_scores(state.outliers, loss, norm)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+        applied = finite & ~(is_outlier(z_loss, numbers.skip_loss_z) | is_outlier(z_norm, numbers.skip_norm_z))
         rate = learning_rate(options.schedule, state.step, numbers.schedule)
         with jax.named_scope("adamw"):
             params, m, v, copy = op.adamw_update(
@@ -175,7 +185,7 @@ def step_fn(
                 scale=clip_scale(norm, numbers.grad_clip) / scale,
                 learning_rate=rate,
                 update=state.updates + 1,
-                apply=finite,
+                apply=applied,
                 numbers=numbers.adamw,
                 decay=() if options.decay == "none" else decay_ranges(config, options.decay),
                 copy=state.copy,
@@ -183,8 +193,16 @@ def step_fn(
                 seed=None if options.rounding == "nearest" else rounding_seed(numbers.seed, state.step),
             )
     moved = None if state.loss_scale is None else next_loss_scale(state.loss_scale, finite, numbers.loss_scale)
-    new_state = TrainState(params, m, v, state.step + 1, state.updates + finite.astype(jnp.int32), copy, moved)
-    return new_state, Metrics(loss, norm, rate, finite, scale)
+    updates = state.updates + applied.astype(jnp.int32)
+    new_state = TrainState(params, m, v, state.step + 1, updates, copy, moved, outliers)
+    return new_state, Metrics(loss, norm, rate, finite, scale, z_loss, z_norm, applied)
+
+
+def _z_scores(state: Outliers | None, loss: jax.Array, norm: jax.Array) -> tuple[Outliers | None, jax.Array, jax.Array]:
+    if state is None:
+        unknown = jnp.full((), jnp.nan, norm.dtype)
+        return None, unknown, unknown
+    return update_outliers(state, loss, norm)
 
 
 def rounding_seed(seed: jax.Array, step: jax.Array) -> jax.Array:
