@@ -1,0 +1,747 @@
+"""Checkpoints of a training state: folders of named arrays and facts, in which one flipped bit is found.
+
+    <run>/state_00000100/          step 100
+        tensors/                   the arrays, written by orbax (zarr 3, not compressed); orbax alone can read it
+        run.json                   the facts
+        MANIFEST.json              a digest of every tensor, of every file and of itself
+    <run>/DONE_00000100            empty; without it the folder does not count
+
+The digests of the tensors are taken from memory before anything is written. The folder gets its name once every tensor
+was read back from the disk and agreed, and everything is synced. Knows nothing of models and trainers: which arrays and
+facts there are is the caller's. Leaves out writing beside the training, and llm.c's files.
+
+Checking needs neither orbax nor JAX. Writing, and reading arrays, import orbax, which imports JAX.
+"""
+
+import errno
+import functools
+import hashlib
+import json
+import math
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from llmc_jax.errors import FormatError, InputError
+from llmc_jax.files import reason
+
+FORMAT = 1
+MANIFEST, FACTS, TENSORS = "MANIFEST.json", "run.json", "tensors"
+DTYPES = ("bfloat16", "float16", "float32", "float64", "int32", "int64", "uint32")
+MANIFEST_BYTES = 1 << 24  # a real one has some 30 KB; more is not read
+THREADS = min(4, os.cpu_count() or 1)  # SHA-256 takes about a second for 2 GB, and hashlib lets other threads run
+
+_NAME = re.compile(r"[A-Za-z0-9_]+(/[A-Za-z0-9_]+)*")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_LEFTOVER = re.compile(r"\.state_(\d{8,})\.[0-9a-f]{8}\.(tmp|old)")
+_LEFTOVER_FILE = re.compile(r"\.model_\d{8,}\.bin\.[0-9a-f]{8}\.tmp")  # complete_file's, of an exported model
+
+
+class Tensor(NamedTuple):
+    """What the manifest says of a tensor; sha256 of its little-endian bytes in C order."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    sha256: str
+
+
+class File(NamedTuple):
+    """What the manifest says of a file."""
+
+    size: int  # bytes
+    sha256: str
+
+
+class Manifest(NamedTuple):
+    """A checked manifest. files: by path relative to the state folder, with /."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    files: dict[str, File]
+
+
+class Writing(NamedTuple):
+    """A checkpoint on its way: written to `folder`, a hidden one in `run`, and not sealed yet."""
+
+    run: Path
+    step: int
+    folder: Path
+    tensors: dict[str, Tensor]
+    val_loss: float | None
+
+
+class Entry(NamedTuple):
+    """One checkpoint of a run folder. problem: None where it is healthy, else one line."""
+
+    step: int
+    folder: Path
+    bytes: int
+    val_loss: float | None
+    problem: str | None
+
+
+def state_folder(run: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return run / f"state_{step:08d}"
+
+
+def done_file(run: Path, step: int) -> Path:
+    """The empty file that says that the checkpoint of a step is complete; llm.c has the same."""
+    return run / f"DONE_{step:08d}"
+
+
+def model_file(run: Path, step: int) -> Path:
+    """Where the exported model of a step lies, if there is one."""
+    return run / f"model_{step:08d}.bin"
+
+
+# ----- writing ------------------------------------------------------------------------------------------------------
+
+
+def begin(run: str | Path, step: int, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> Writing:
+    """Take the digests of the arrays and write them, with the facts, to a hidden folder of the run folder.
+
+    arrays: by name (words joined by /), of a dtype in DTYPES and any shape, but not empty. facts: what JSON can hold,
+    with "format" 1 and "step". When it returns, nothing refers to the arrays any more and they may change. Takes no
+    memory beside them but some megabytes. The checkpoint does not exist before `seal`.
+
+    Raises InputError if it cannot be written; the hidden folder is removed then.
+    """
+    run = Path(run)
+    assert facts["format"] == FORMAT and facts["step"] == step >= 0, (facts["format"], facts["step"], step)
+    arrays = {name: np.asarray(array) for name, array in arrays.items()}
+    for name, array in arrays.items():
+        assert _NAME.fullmatch(name), name
+        assert array.size and array.dtype.name in DTYPES and array.dtype == _dtype(array.dtype.name), (
+            name,
+            array.dtype,
+        )
+    words = json.dumps(facts, indent=1).encode() + b"\n"
+    with ThreadPoolExecutor(THREADS) as pool:
+        digests = list(pool.map(_array_digest, arrays.values()))
+    tensors = {
+        name: Tensor(array.shape, array.dtype.name, digest)
+        for (name, array), digest in zip(arrays.items(), digests, strict=True)
+    }
+    writing = Writing(run, step, _hidden(run, step, "tmp"), tensors, _val_loss(facts))
+    _attempt(writing, lambda: _write(writing.folder, arrays, words))
+    return writing
+
+
+def _write(folder: Path, arrays: Mapping[str, np.ndarray], words: bytes) -> None:
+    folder.mkdir()
+    folder.joinpath(TENSORS).mkdir()
+    if arrays:
+        _orbax().save(folder / TENSORS, arrays)
+    folder.joinpath(FACTS).write_bytes(words)
+
+
+def seal(writing: Writing) -> Entry:
+    """Make a checkpoint of what `begin` wrote: read it back, compare, write the manifest, sync, give it its name.
+
+    A checkpoint of the same step that is there already is replaced. Takes the memory of the largest tensor.
+
+    Raises InputError if what is read back differs, or if anything cannot be written; the hidden folder is removed then,
+    and what was there before stays.
+    """
+    _attempt(writing, lambda: _seal(writing))
+    folder = state_folder(writing.run, writing.step)
+    return Entry(writing.step, folder, sum(_sizes(folder).values()), writing.val_loss, None)
+
+
+def _seal(writing: Writing) -> None:
+    folder = writing.folder
+    _sync_files(folder)
+    for name, tensor in writing.tensors.items():
+        if _tensor(_orbax().restore(folder / TENSORS, name)) != tensor:
+            raise InputError(f"{name} was read back otherwise than it was written; is the disk sound?")
+    paths = sorted(_sizes(folder))
+    with ThreadPoolExecutor(THREADS) as pool:
+        files = dict(zip(paths, pool.map(_file_digest, [folder / path for path in paths]), strict=True))
+    folder.joinpath(MANIFEST).write_bytes(_dump_manifest(Manifest(writing.step, writing.tensors, files)))
+    _sync(folder / MANIFEST)
+    for parent, _, _ in os.walk(folder, topdown=False):
+        _sync(Path(parent))
+    _put_in_place(writing)
+
+
+def _put_in_place(writing: Writing) -> None:
+    """Rename the hidden folder. One that has the name already waits under another until the new one is complete."""
+    run, step = writing.run, writing.step
+    target, done = state_folder(run, step), done_file(run, step)
+    was_done = done.exists()
+    aside = _hidden(run, step, "old") if os.path.lexists(target) else None
+    if aside:
+        os.rename(target, aside)
+    renamed = False
+    try:
+        os.rename(writing.folder, target)
+        renamed = True
+        _sync(run)
+        done.touch()
+        _sync(done)
+        _sync(run)
+    except BaseException:
+        if not was_done:
+            done.unlink(missing_ok=True)
+        if renamed:
+            os.rename(target, writing.folder)
+        if aside:
+            os.rename(aside, target)
+        raise
+    if aside:
+        _remove(aside)
+
+
+def abandon(writing: Writing) -> None:
+    """Remove what `begin` wrote. A checkpoint that was sealed is not touched. Raises nothing: `clean` comes again."""
+    shutil.rmtree(writing.folder, ignore_errors=True)
+
+
+def _attempt(writing: Writing, action: Callable[[], None]) -> None:
+    """Run a part of the writing. What goes wrong removes the hidden folder and becomes an InputError."""
+    try:
+        action()
+        return
+    except Exception as error:
+        cause = _cause(error)
+        abandon(writing)
+    except BaseException:
+        abandon(writing)
+        raise
+    # outside of `except`, so that the error carries no reference to the arrays, which are in the frames of its context
+    raise InputError(f"{writing.run}: the checkpoint of step {writing.step} cannot be written: {cause}")
+
+
+def _cause(error: BaseException) -> str:
+    """Why something failed, in a few words."""
+    if isinstance(error, InputError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.filename}: {reason(error)}" if error.filename else reason(error)
+    text = str(error)  # of orbax, it names the file and much else in a thousand characters
+    for code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO,
+                 errno.ENOENT, errno.ENOTDIR, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG):  # fmt: skip
+        if os.strerror(code) in text:
+            return os.strerror(code)
+    return f"{type(error).__name__}: {text.partition(' [')[0].splitlines()[0][:300] if text else 'no reason given'}"
+
+
+def _hidden(run: Path, step: int, kind: str) -> Path:
+    return run / f".state_{step:08d}.{secrets.token_hex(4)}.{kind}"
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, or a link to one."""
+    if folder.is_symlink() or not folder.is_dir():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_files(folder: Path) -> None:
+    """Bring every file to the disk and out of memory, so that reading it back reads the disk."""
+    for path in _sizes(folder):
+        descriptor = os.open(folder / path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            if hasattr(os, "posix_fadvise"):  # Linux; an advice: some file systems ignore it
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+# ----- digests ------------------------------------------------------------------------------------------------------
+
+
+def _dtype(name: str) -> np.dtype:
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+def _array_digest(array: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).hexdigest()
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    return Tensor(array.shape, array.dtype.name, _array_digest(array))
+
+
+@contextmanager
+def _regular(path: Path) -> Iterator[Any]:
+    """Open a regular file for reading; a pipe, which would wait, or a link is refused."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise FormatError(f"{path.name}: is not a regular file")
+        yield file
+
+
+def _file_digest(path: Path) -> File:
+    """Size and digest of a file, of the bytes that were read."""
+    with _regular(path) as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return File(file.tell(), digest)
+
+
+def _read(path: Path, limit: int) -> bytes:
+    """A file's bytes, if there are at most `limit`."""
+    with _regular(path) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise FormatError(f"{path.name}: is larger than the {limit:,} bytes expected")
+    return data
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """The files in a folder, at any depth: bytes by relative path with /. -1 stands for what is no regular file."""
+    sizes = {}
+    for parent, folders, files in os.walk(folder, onerror=_raise):
+        for name in files + [name for name in folders if os.path.islink(os.path.join(parent, name))]:
+            path = Path(parent, name)
+            status = path.lstat()
+            sizes[path.relative_to(folder).as_posix()] = status.st_size if stat.S_ISREG(status.st_mode) else -1
+    return sizes
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+# ----- the manifest -------------------------------------------------------------------------------------------------
+
+
+def _dump(data: dict[str, Any]) -> bytes:
+    return json.dumps(data, indent=1).encode() + b"\n"
+
+
+def _dump_manifest(manifest: Manifest) -> bytes:
+    """JSON whose last field is the digest of the same JSON without that field."""
+    body: dict[str, Any] = {
+        "format": FORMAT,
+        "step": manifest.step,
+        "tensors": {name: tensor._asdict() for name, tensor in manifest.tensors.items()},
+        "files": {path: file._asdict() for path, file in manifest.files.items()},
+    }
+    return _dump({**body, "sha256": hashlib.sha256(_dump(body)).hexdigest()})
+
+
+def _parse_manifest(raw: bytes) -> Manifest:
+    """The opposite of _dump_manifest. Every byte counts: what _dump_manifest would not write is refused."""
+    try:
+        data = json.loads(raw.decode("ascii"))
+        digest = data.pop("sha256") if isinstance(data, dict) else None
+        sound = isinstance(digest, str) and digest == hashlib.sha256(_dump(data)).hexdigest()
+        sound = sound and raw == _dump({**data, "sha256": digest})
+    except (ValueError, KeyError, RecursionError):
+        sound = False
+    if not sound:
+        raise FormatError(f"{MANIFEST}: damaged: it does not agree with the digest of itself that it holds")
+    if data.get("format") != FORMAT:
+        raise FormatError(f"{MANIFEST}: format {data.get('format')!r}; this program reads format {FORMAT}")
+    try:
+        assert _is_size(data["step"])
+        tensors = {name: _tensor_facts(name, facts) for name, facts in data["tensors"].items()}
+        files = {path: _file_facts(path, facts) for path, facts in data["files"].items()}
+        assert FACTS in files and MANIFEST not in files
+    except (AssertionError, AttributeError, KeyError, TypeError) as error:
+        raise FormatError(f"{MANIFEST}: its fields are not those of format {FORMAT}") from error
+    return Manifest(data["step"], tensors, files)
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _tensor_facts(name: str, facts: dict[str, Any]) -> Tensor:
+    assert _NAME.fullmatch(name) and facts["dtype"] in DTYPES and _DIGEST.fullmatch(facts["sha256"])
+    assert isinstance(facts["shape"], list) and len(facts["shape"]) <= 32 and all(map(_is_size, facts["shape"]))
+    return Tensor(tuple(facts["shape"]), facts["dtype"], facts["sha256"])
+
+
+def _file_facts(path: str, facts: dict[str, Any]) -> File:
+    assert not {"", ".", ".."} & set(path.split("/")) and "\0" not in path
+    assert _is_size(facts["size"]) and _DIGEST.fullmatch(facts["sha256"])
+    return File(facts["size"], facts["sha256"])
+
+
+def _manifest(folder: Path) -> Manifest:
+    return _parse_manifest(_read(folder / MANIFEST, MANIFEST_BYTES))
+
+
+def _facts(folder: Path, manifest: Manifest) -> dict[str, Any]:
+    expected = manifest.files[FACTS]
+    raw = _read(folder / FACTS, expected.size)
+    if File(len(raw), hashlib.sha256(raw).hexdigest()) != expected:
+        raise FormatError(f"{FACTS}: damaged: its SHA-256 is not that in the manifest")
+    try:
+        facts = json.loads(raw)
+    except (ValueError, RecursionError):
+        facts = None
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT or facts.get("step") != manifest.step:
+        raise FormatError(f"{FACTS}: these are not the facts of format {FORMAT} and step {manifest.step}")
+    return facts
+
+
+def _val_loss(facts: Mapping[str, Any]) -> float | None:
+    """The validation loss among the facts, where it is a number that can be compared."""
+    loss = facts.get("val_loss")
+    return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
+
+
+# ----- reading and checking -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _naming(folder: Path) -> Iterator[None]:
+    """Within the block, errors about a file of a state folder become FormatErrors that name the folder."""
+    try:
+        yield
+    except FormatError as error:
+        raise FormatError(f"{folder}: {error}") from error
+    except OSError as error:
+        raise FormatError(f"{folder}: {_unreadable(folder, error)}") from error
+
+
+def _unreadable(folder: Path, error: OSError) -> str:
+    name = os.fsdecode(error.filename) if error.filename else ""
+    inside = os.path.relpath(name, folder) if name and name != str(folder) else ""
+    if isinstance(error, FileNotFoundError):
+        return f"{inside}: is missing" if inside else "there is no such folder"
+    return f"{inside or 'the folder'}: cannot be read: {reason(error)}"
+
+
+def read_facts(folder: str | Path) -> dict[str, Any]:
+    """The facts of a checkpoint, with their digest compared. Raises FormatError."""
+    folder = Path(folder)
+    with _naming(folder):
+        return _facts(folder, _manifest(folder))
+
+
+def array_specs(folder: str | Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Names, shapes and dtypes of a checkpoint's arrays, in the order in which they were given. Raises FormatError."""
+    folder = Path(folder)
+    with _naming(folder):
+        return {name: (tensor.shape, _dtype(tensor.dtype)) for name, tensor in _manifest(folder).tensors.items()}
+
+
+def read_array(folder: str | Path, name: str) -> np.ndarray:
+    """One array of a checkpoint, with its digest compared.
+
+    Raises FormatError if it is not there, or not what was saved. Nothing is allocated by a size that is not that of
+    the file.
+    """
+    folder = Path(folder)
+    with _naming(folder):
+        manifest = _manifest(folder)
+        if name not in manifest.tensors:
+            raise FormatError(f"it holds no array {name}; its arrays are {', '.join(manifest.tensors) or 'none'}")
+        tensor = manifest.tensors[name]
+        _check_plan(folder, manifest, name)
+        try:
+            found = _orbax().restore(folder / TENSORS, name)
+        except Exception as error:  # what orbax raises on damaged files is not documented
+            raise FormatError(f"{name}: cannot be read: {_cause(error)}") from error
+        if _tensor(found) != tensor:
+            raise FormatError(f"{name}: damaged: what is read is not what was saved")
+        return found
+
+
+def _check_plan(folder: Path, manifest: Manifest, name: str) -> None:
+    """What says how an array is stored is whole, and its file as large as the array."""
+    tensor = manifest.tensors[name]
+    stored = f"{TENSORS}/{name.replace('/', '.')}"
+    for path in (f"{TENSORS}/_METADATA", f"{stored}/zarr.json"):
+        if path not in manifest.files or _file_digest(folder / path) != manifest.files[path]:
+            raise FormatError(f"{path}: damaged: its SHA-256 is not that in the manifest")
+    raw = _read(folder / stored / "zarr.json", MANIFEST_BYTES)
+    nbytes = math.prod(tensor.shape) * _dtype(tensor.dtype).itemsize
+    held = sum((folder / path).stat().st_size for path in manifest.files if path.startswith(f"{stored}/c"))
+    try:
+        fits = tuple(json.loads(raw)["shape"]) == tensor.shape and nbytes <= held
+    except (ValueError, KeyError, TypeError, RecursionError):
+        fits = False
+    if not fits:
+        raise FormatError(f"{name}: its files do not hold an array of shape {tensor.shape} and {nbytes:,} bytes")
+
+
+def check(folder: str | Path) -> str | None:
+    """What is wrong with a state folder, in one line; None if every file is what was saved. Reads all of it."""
+    return _examine(Path(folder), deep=True)[1]
+
+
+def _examine(folder: Path, deep: bool) -> tuple[float | None, str | None]:
+    """Validation loss and problem of a state folder. Not deep: the contents of the arrays' files are not read."""
+    loss = None
+    try:
+        if not folder.is_dir():
+            return None, "it is a file, not a folder" if folder.exists() else "there is no such folder"
+        manifest = _manifest(folder)
+        loss = _val_loss(_facts(folder, manifest))
+        damages = _damages(folder, manifest, deep)
+    except FormatError as error:
+        return loss, str(error)
+    except OSError as error:
+        return loss, _unreadable(folder, error)
+    more = f" (and {len(damages) - 1} more)" if len(damages) > 1 else ""
+    return loss, damages[0] + more if damages else None
+
+
+def _damages(folder: Path, manifest: Manifest, deep: bool) -> list[str]:
+    """Every file that is missing, not known, or not what it was."""
+    sizes = _sizes(folder)
+    sizes.pop(MANIFEST, None)
+    damages = [f"{path}: is missing" for path in manifest.files.keys() - sizes.keys()]
+    damages += [f"{path}: is not part of the checkpoint; move it away" for path in sizes.keys() - manifest.files.keys()]
+    for path in manifest.files.keys() & sizes.keys():
+        size, expected = sizes[path], manifest.files[path].size
+        if size < 0:
+            damages.append(f"{path}: is not a regular file")
+        elif size != expected:
+            damages.append(f"{path}: holds {size:,} bytes; {expected:,} were written")
+    if damages or not deep:
+        return sorted(damages)
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = pool.map(_file_digest, [folder / path for path in manifest.files])
+        pairs = zip(manifest.files.items(), found, strict=True)
+        return [
+            f"{path}: damaged: its SHA-256 is not that in the manifest" for (path, file), now in pairs if now != file
+        ]
+
+
+def steps(run: str | Path) -> list[int]:
+    """Steps of which a run folder has a state folder or a DONE_ file of ours, ascending. None where there is no folder.
+
+    llm.c's checkpoints (DONE_%08d beside state_%08d_%05d.bin) are not among them. Raises InputError if the folder
+    cannot be read.
+    """
+    run = Path(run)
+    try:
+        names = os.listdir(run)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise InputError(f"{run}: cannot be read: {reason(error)}") from error
+    theirs = {match[1] for name in names if (match := re.fullmatch(r"state_(\d{8,})_\d{5,}\.bin", name))}
+    found = {match[2]: match[1] for name in sorted(names) if (match := re.fullmatch(r"(DONE|state)_(\d{8,})", name))}
+    ours = [digits for digits, kind in found.items() if kind == "state" or digits not in theirs]
+    return sorted(int(digits) for digits in ours if digits == f"{int(digits):08d}")
+
+
+def entry(run: str | Path, step: int, *, deep: bool = True) -> Entry:
+    """The checkpoint of one step, checked; not deep: without reading the contents of the arrays' files."""
+    run = Path(run)
+    folder, done = state_folder(run, step), done_file(run, step)
+    size = 0
+    with suppress(OSError):
+        size = sum(max(size, 0) for size in _sizes(folder).values())
+    if not done.is_file():
+        loss, _ = _examine(folder, deep=False)
+        return Entry(step, folder, size, loss, f"not complete: there is no {done.name} (the save was interrupted)")
+    if not os.path.lexists(folder):
+        return Entry(step, folder, 0, None, f"there is {done.name}, but no folder {folder.name}")
+    loss, problem = _examine(folder, deep)
+    if problem is None and _manifest(folder).step != step:
+        problem = f"it holds step {_manifest(folder).step}"
+    return Entry(step, folder, size, loss, problem)
+
+
+def entries(run: str | Path, *, deep: bool = True) -> list[Entry]:
+    """Every checkpoint of a run folder, checked, oldest first; those that are not complete too.
+
+    deep: read all of every checkpoint and compare; else look at the manifests, the facts and the files' sizes alone.
+    Raises InputError if the folder cannot be read.
+    """
+    return [entry(run, step, deep=deep) for step in steps(run)]
+
+
+def newest_good(run: str | Path, report: Callable[[str], None]) -> Entry | None:
+    """The newest checkpoint of which every byte is right, None where there is none. `report` hears of each bad one."""
+    for step in reversed(steps(run)):
+        found = entry(run, step)
+        if found.problem is None:
+            return found
+        report(f"{found.folder}: {found.problem}")
+    return None
+
+
+# ----- removing -----------------------------------------------------------------------------------------------------
+
+
+def prune(
+    run: str | Path, *, keep: int, major_every: int, least: int = 2, known_good: set[int] | None = None
+) -> list[int]:
+    """Remove the checkpoints that need not be kept; the steps removed, ascending.
+
+    Kept are the last `keep` good ones, at least `least`, and everything newer than these; of the older ones those whose
+    step is a multiple of major_every (0: no such), and the good one of the lowest validation loss, of equals the first.
+    keep 0 keeps all. Good means that every byte was read and is right: steps in known_good are believed, and those that
+    are found good here are added to it.
+
+    Raises InputError if something cannot be removed.
+    """
+    run = Path(run)
+    assert keep >= 0 and major_every >= 0 and least >= 1
+    known = set() if known_good is None else known_good
+    found = entries(run, deep=False) if keep else []
+
+    def good(entry: Entry) -> bool:
+        if entry.problem is None and entry.step not in known and check(entry.folder) is None:
+            known.add(entry.step)
+        return entry.problem is None and entry.step in known
+
+    last = _first(reversed(found), good, max(keep, least)) if len(found) > max(keep, least) else []
+    if len(last) < max(keep, least):
+        return []
+    rated = sorted((e for e in found if e.val_loss is not None), key=lambda e: (e.val_loss, e.step))
+    best = _first(rated, good, 1)
+    kept = {e.step for e in last[-1:] + best} | {e.step for e in found if major_every and e.step % major_every == 0}
+    removed = [e for e in found if e.step < last[-1].step and e.step not in kept and os.path.lexists(e.folder)]
+    for e in removed:
+        _remove_checkpoint(run, e.step)
+        known.discard(e.step)
+    return [e.step for e in removed]
+
+
+def _first(candidates: Any, good: Callable[[Entry], bool], count: int) -> list[Entry]:
+    """The first `count` that are good; no more are looked at."""
+    found: list[Entry] = []
+    for candidate in candidates:
+        if len(found) == count:
+            break
+        if good(candidate):
+            found.append(candidate)
+    return found
+
+
+def _remove_checkpoint(run: Path, step: int) -> None:
+    """Killed in between, this leaves a folder that does not count, then one that `clean` removes."""
+    try:
+        done_file(run, step).unlink(missing_ok=True)
+        _sync(run)
+        model_file(run, step).unlink(missing_ok=True)
+        hidden = _hidden(run, step, "tmp")
+        os.rename(state_folder(run, step), hidden)
+        _remove(hidden)
+    except OSError as error:
+        raise InputError(f"{run}: the checkpoint of step {step} cannot be removed: {_cause(error)}") from error
+
+
+def clean(run: str | Path) -> None:
+    """Remove what a process that was killed while saving left behind: hidden folders, hidden files of exported models.
+
+    A checkpoint that had been moved aside, and whose successor never came, gets its name back. Call it while nobody
+    else writes to the folder. Raises InputError if something cannot be removed.
+    """
+    run = Path(run)
+    try:
+        names = sorted(os.listdir(run)) if run.is_dir() else []
+        for name in names:
+            match = _LEFTOVER.fullmatch(name)
+            target = state_folder(run, int(match[1])) if match else run
+            if match and match[2] == "old" and not os.path.lexists(target):
+                os.rename(run / name, target)
+            elif match or _LEFTOVER_FILE.fullmatch(name):
+                _remove(run / name)
+    except OSError as error:
+        raise InputError(f"{run}: what an interrupted save left cannot be removed: {_cause(error)}") from error
+
+
+# ----- orbax --------------------------------------------------------------------------------------------------------
+
+
+class _Orbax(NamedTuple):
+    """save(folder, arrays) into an empty folder; restore(folder, name)."""
+
+    save: Callable[[Path, Mapping[str, np.ndarray]], None]
+    restore: Callable[[Path, str], np.ndarray]
+
+
+def _tree(values: Mapping[str, Any]) -> dict[str, Any]:
+    """{"params/wte": x} as {"params": {"wte": x}}, which orbax files under params.wte."""
+    tree: dict[str, Any] = {}
+    for name, value in values.items():
+        *path, last = name.split("/")
+        branch = tree
+        for word in path:
+            branch = branch.setdefault(word, {})
+        branch[last] = value
+    return tree
+
+
+class _Shared(np.ndarray):
+    """An array that a copy does not copy: orbax takes deep copies, a second state in memory, of what it writes."""
+
+    def __deepcopy__(self, memo: dict[int, Any] | None) -> "_Shared":
+        return self
+
+
+@functools.cache
+def _orbax() -> _Orbax:
+    """Import orbax and set it up. Its log lines, of which there are many and some at every save, are dropped."""
+    import logging
+
+    try:
+        import orbax.checkpoint as ocp
+        from etils import epath
+    except ModuleNotFoundError as error:
+        raise InputError(f"checkpoints need the package {error.name}: pip install orbax-checkpoint") from error
+
+    logging.getLogger("absl").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
+
+    class OneByOne(ocp.type_handlers.NumpyHandler):
+        """Writes one array after the other. All at once, as orbax does, a failure would leave the others being written
+        while we go on.
+        """
+
+        async def serialize(self, values: Any, infos: Any, args: Any = None) -> list[Any]:
+            for i in range(len(values)):
+                one = await super().serialize(values[i : i + 1], infos[i : i + 1], args[i : i + 1] if args else None)
+                for future in one:
+                    future.result()
+            return []
+
+    handler = ocp.PyTreeCheckpointHandler(
+        use_ocdbt=False,  # one folder per array, so that a file is read as soon as it is named
+        use_zarr3=True,
+        use_compression=False,  # weights do not compress
+        enable_pinned_host_transfer=False,
+        type_handler_registry=ocp.type_handlers.create_type_handler_registry((np.ndarray, OneByOne())),
+    )
+
+    def save(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
+        tree = _tree({name: array.view(_Shared) for name, array in arrays.items()})
+        handler.save(epath.Path(folder), args=ocp.args.PyTreeSave(tree))
+
+    def restore(folder: Path, name: str) -> np.ndarray:
+        args = ocp.args.PyTreeRestore(
+            item=_tree({name: 0}),
+            restore_args=_tree({name: ocp.RestoreArgs(restore_type=np.ndarray)}),
+            partial_restore=True,
+        )
+        found = handler.restore(epath.Path(folder), args=args)
+        for word in name.split("/"):
+            found = found[word]
+        return np.asarray(found)
+
+    return _Orbax(save, restore)
