@@ -169,3 +169,26 @@ def random_f32(state: int) -> tuple[float, int]:
     """One uniform draw in [0, 1) with 24 bits from an xorshift64* state: (value, next state). llm.c's `random_f32`."""
     word, state = random_u32(state)
     return (word >> 8) / (1 << 24), state
+
+
+def skip_u32(state: int, draws: int) -> int:
+    """The xorshift64* state after so many draws, any number at once.
+
+    A draw's shifts and exclusive ors are linear in the state's 64 bits, so squaring their matrix doubles the stride.
+    """
+    columns = [random_u32(1 << bit)[1] for bit in range(64)]  # where a draw takes each bit
+    while draws:
+        if draws & 1:
+            state = _times(columns, state)
+        columns = [_times(columns, column) for column in columns]
+        draws >>= 1
+    return state
+
+
+def _times(columns: list[int], vector: int) -> int:
+    """A matrix of bits, by columns, times a vector of bits."""
+    result = 0
+    for bit, column in enumerate(columns):
+        if vector >> bit & 1:
+            result ^= column
+    return result

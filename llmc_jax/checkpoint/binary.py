@@ -41,18 +41,18 @@ def read_header_ints(file: BinaryIO, path: Path, magic: int, what: str) -> np.nd
 
 
 class Values(NamedTuple):
-    """`count` little-endian values at a byte offset of a file, which reaches beyond them."""
+    """`size` little-endian values at a byte offset of a file, which reaches beyond them."""
 
     path: Path
     stamp: Stamp
     offset: int
-    count: int
+    size: int
     dtype: str = "<f4"
 
     def read(self, start: int = 0, count: int | None = None) -> np.ndarray:
         """Values start to start + count, (count,), newly read. Raises FormatError if the file changed meanwhile."""
-        count = self.count - start if count is None else count
-        assert start >= 0 and count >= 0 and start + count <= self.count
+        count = self.size - start if count is None else count
+        assert start >= 0 and count >= 0 and start + count <= self.size
         itemsize = np.dtype(self.dtype).itemsize
         with opened(self.path, self.stamp) as file:
             raw = read_at(file, self.path, self.offset + start * itemsize, count * itemsize)
@@ -65,4 +65,4 @@ class Values(NamedTuple):
         that looks beyond a mapped file's end.
         """
         with opened(self.path, self.stamp) as file:
-            return np.asarray(np.memmap(file, self.dtype, "r", self.offset, (self.count,)))
+            return np.asarray(np.memmap(file, self.dtype, "r", self.offset, (self.size,)))

@@ -32,9 +32,14 @@ each update, one for each of the 16 tensors; rng_state_last_update is how it was
 16-bit weights from the master weights again with that, and does not read those of the model file.
 """
 
+import base64
 import re
 import struct
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -44,17 +49,20 @@ from llmc_jax import magics
 from llmc_jax.checkpoint import llmc
 from llmc_jax.checkpoint.binary import HEADER_BYTES, Values, read_at, read_header_ints
 from llmc_jax.checkpoint.llmc import UNLAYERED
-from llmc_jax.checkpoint.reading import opened, stamp_of
+from llmc_jax.checkpoint.reading import CHUNK, opened, stamp_of
 from llmc_jax.config import ModelConfig
-from llmc_jax.errors import FormatError
+from llmc_jax.errors import FormatError, InputError
+from llmc_jax.files import reason
 from llmc_jax.params import TensorSpec, num_parameters, tensor_specs
-from llmc_jax.rng import MT_WORDS, seed_words
+from llmc_jax.rng import MT_WORDS, Mt19937, seed_words, skip_u32
 
 if TYPE_CHECKING:
     from llmc_jax.checkpoint.sources import Source
 
 WHAT = "a training state of llm.c"
 VERSION = 1
+TENSORS = 16  # each draws once from the rounding stream in an update
+FROM_HERE = ("batch_size", "sequence_length", "shard_tokens")  # what llm.c does not store of a loader
 GROUPS = ("m", "v", "params")  # in the order of the file; params: the master weights
 
 # places in the header, as int32
@@ -394,3 +402,475 @@ def open_llmc_state(folder: str | Path, step: int | None = None) -> "Source":
 
     groups = ("params", "m", "v", "copy") if state.has_copy else ("params", "m", "v")
     return Source(state.folder, "llmc-state", state.config, state.dtype, state.step, groups, read, ())
+
+
+# --- to a checkpoint of ours ---
+
+
+class LazyArrays(Mapping[str, np.ndarray]):
+    """Named arrays, each made when it is asked for."""
+
+    def __init__(self, makers: Mapping[str, Callable[[], np.ndarray]]) -> None:
+        self._makers = makers
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._makers[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+
+class OurState(NamedTuple):
+    """A training state in our terms: arrays and facts as store.py takes them, and what the user should know."""
+
+    arrays: Mapping[str, np.ndarray]
+    facts: dict[str, Any]
+    warnings: tuple[str, ...]
+
+
+def to_state(folder: str | Path, step: int | None = None) -> OurState:
+    """What llm.c wrote at a step (None: the newest that is complete) as a checkpoint of ours.
+
+    The arrays are mapped files, or where ZeRO-1 shared them out, put together when asked for. facts["loader"] is what
+    `TokenLoader.restore` takes, without what llm.c does not store: B, T and the lengths of the shards; of several
+    processes {"ranks": [...]}. facts["origin"] keeps every byte without a meaning here, and where the random streams
+    stood, for `write_llmc_state`. Reads all weights once, to see whether they are finite.
+
+    Raises FormatError as `read_folder` does.
+    """
+    state = read_folder(folder, step)
+    loaders = [_loader_facts(rank) for rank in state.ranks]
+    facts = {
+        "format": 1,
+        "step": state.step,
+        "model": asdict(state.config),
+        "dtype": state.dtype,
+        "options": {},
+        "val_loss": None,
+        "progress": {},
+        "loader": loaders[0] if len(loaders) == 1 else {"ranks": loaders},
+        "data": None,
+        "environment": {},
+        "origin": {"kind": "llm.c", "llmc": _origin(state)},
+    }
+    return OurState(LazyArrays(_makers(state)), facts, tuple(_content_warnings(state)))
+
+
+def _loader_facts(rank: StateFile) -> dict[str, Any]:
+    order = rank.loader
+    return {
+        "process_rank": rank.rank,
+        "num_processes": rank.num_processes,
+        "shuffle": rank.should_shuffle,
+        "current_shard_idx": rank.current_shard_idx,
+        "current_sample_idx": rank.current_sample_idx,
+        "shard_indices": [] if order is None else order.shard_indices.tolist(),
+        "intra_shard_indices": [] if order is None else order.sample_indices.tolist(),
+        "shuffle_rng": None if order is None else mt_to_numpy(order.shuffle_rng),
+    }
+
+
+def _text(raw: bytes) -> str:
+    return base64.b64encode(raw).decode("ascii")
+
+
+def _origin(state: LlmcState) -> dict[str, Any]:
+    """What `write_llmc_state` needs to write the same bytes again."""
+    ranks = [
+        {
+            "header": _text(rank.header.astype("<i4").tobytes()),
+            "seed": _text(bytes(8) if rank.loader is None else rank.loader.shuffle_rng[:8]),
+        }
+        for rank in state.ranks
+    ]
+    return {
+        "step": state.step,
+        "updates": state.step,
+        "processes": len(state.ranks),
+        "zero": int(state.ranks[0].sharded),
+        "master": state.has_master,
+        "model_header": _text(state.model.header.ints.astype("<i4").tobytes()),
+        "ranks": ranks,
+    }
+
+
+def _makers(state: LlmcState) -> dict[str, Callable[[], np.ndarray]]:
+    """A function for each array of the checkpoint."""
+    makers: dict[str, Callable[[], np.ndarray]] = {}
+    groups = GROUPS if state.has_master else GROUPS[:2]
+    for group in groups:
+        for spec in tensor_specs(state.config):
+            makers[f"{group}/{spec.name}"] = partial(_read_tensor, state, group, spec)
+    if state.has_copy or not state.has_master:
+        weights = "copy" if state.has_copy else "params"
+        for spec in tensor_specs(state.config):
+            makers[f"{weights}/{spec.name}"] = partial(_map_weights, state.model, spec)
+    count = np.asarray(state.step, np.int32)  # llm.c corrects AdamW's bias by the step's number
+    makers["step"] = makers["updates"] = lambda: count.copy()
+    return makers
+
+
+def _read_tensor(state: LlmcState, group: str, spec: TensorSpec) -> np.ndarray:
+    """A whole tensor of m, v or the master weights, float32 in its shape."""
+    if not state.ranks[0].sharded:
+        whole = _group_values(state.ranks[0], group).mapped()
+        return whole[spec.offset : spec.offset + spec.size].reshape(spec.shape)
+    return np.stack([read_layer(state, group, spec, layer) for layer in range(layers_of(spec))]).reshape(spec.shape)
+
+
+def _map_weights(model: llmc.OpenModel, spec: TensorSpec) -> np.ndarray:
+    """A tensor of the model file as it stands there, float32 or bfloat16."""
+    import ml_dtypes
+
+    piece = model.pieces[spec.name]
+    values = Values(model.path, model.stamp, piece.file_offset, piece.size, "<f4" if piece.itemsize == 4 else "<u2")
+    mapped = values.mapped()
+    return (mapped if piece.itemsize == 4 else mapped.view(ml_dtypes.bfloat16)).reshape(spec.shape)
+
+
+def _content_warnings(state: LlmcState) -> Iterator[str]:
+    """What is allowed in the files, but never there in sound ones."""
+    for rank in state.ranks if state.ranks[0].sharded else state.ranks[:1]:
+        for name in ("m", "v", "master"):
+            values = getattr(rank, name)
+            bad = 0 if values is None else sum(_not_finite(part) for part in _parts(values))
+            if bad:
+                yield f"{rank.path.name}: {name}: {bad:,} of {values.size:,} values are NaN or infinite"
+    for piece in state.model.pieces.values():
+        layers = range(1 if piece.name in UNLAYERED else state.config.num_layers)
+        bad = sum(_not_finite(llmc.read_slice(state.model, piece.name, layer)) for layer in layers)
+        if bad:
+            yield f"{state.model.path.name}: {piece.name}: {bad:,} of {piece.size:,} values are NaN or infinite"
+    if not state.ranks[0].sharded:
+        yield from _differing_ranks(state)
+    if state.has_master and not state.has_copy and not _master_is_model(state):
+        yield (
+            f"{state.model.path.name}: its weights are not the master weights of {state.ranks[0].path.name}; llm.c "
+            "goes on from the master weights, and so does this"
+        )
+
+
+def _differing_ranks(state: LlmcState) -> Iterator[str]:
+    """Without ZeRO-1 each rank holds all of m, v and the master weights, and they should agree."""
+    first = state.ranks[0]
+    for rank in state.ranks[1:]:
+        for name in ("m", "v", "master"):
+            mine, its = getattr(first, name), getattr(rank, name)
+            if mine is not None and not all(map(_same_bits, _parts(mine), _parts(its))):
+                yield f"{rank.path.name}: {name} differs from that of {first.path.name}, which is taken"
+
+
+def _master_is_model(state: LlmcState) -> bool:
+    return all(
+        _same_bits(read_layer(state, "params", spec, layer), llmc.read_slice(state.model, spec.name, layer).reshape(-1))
+        for spec in tensor_specs(state.config)
+        for layer in range(layers_of(spec))
+    )
+
+
+def _parts(values: Values) -> Iterator[np.ndarray]:
+    for start in range(0, values.size, CHUNK):
+        yield values.read(start, min(CHUNK, values.size - start))
+
+
+def _not_finite(values: np.ndarray) -> int:
+    return int(values.size - np.count_nonzero(np.isfinite(values)))
+
+
+def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    return np.array_equal(one.view(np.uint32), other.view(np.uint32))
+
+
+# --- from a checkpoint of ours ---
+
+
+class Written(NamedTuple):
+    """What `write_llmc_state` left: the files in the order they were written, and what the user should know."""
+
+    paths: tuple[Path, ...]
+    warnings: tuple[str, ...]
+
+
+class Plan(NamedTuple):
+    """What will be written."""
+
+    config: ModelConfig
+    step: int
+    updates: int
+    dtype: str
+    master: bool
+    processes: int
+    zero: bool
+    loaders: list[dict[str, Any]]
+    origin: dict[str, Any]  # of the state that llm.c wrote and this came from; else empty
+    micro_steps: int  # of one update and process
+
+
+def write_llmc_state(
+    folder: str | Path,
+    arrays: Mapping[str, np.ndarray],
+    facts: Mapping[str, Any],
+    *,
+    processes: int | None = None,
+    zero: bool | None = None,
+    force: bool = False,
+) -> Written:
+    """Write a checkpoint of ours as llm.c's model_*, state_*_* and DONE_* files, from which it goes on with -y 1.
+
+    processes: for how many, zero: whether ZeRO-1 shares m, v and master weights out; None for both: as they came from
+    llm.c, else 1 and no. Read from llm.c and not trained in between, every file comes out as it was. Master weights
+    are written for fp32 too, as llm.c's -w 1 (its default) demands, unless they came without.
+
+    Takes the memory of one tensor. DONE_* comes last, so an interrupted writing leaves nothing that llm.c would load.
+    Raises InputError if a file is there already (without force), cannot be written, or the state cannot be llm.c's.
+    """
+    folder = Path(folder)
+    warnings: list[str] = []
+    plan = _plan(arrays, facts, processes, zero, warnings)
+    model = folder / MODEL_NAME.format(plan.step)
+    states = [folder / STATE_NAME.format(plan.step, rank) for rank in range(plan.processes)]
+    done = folder / DONE_NAME.format(plan.step)
+    heads = [_header(plan, rank, warnings) for rank in range(plan.processes)]
+    tails = [_tail(plan, rank) for rank in range(plan.processes)]
+    _make_room(folder, [model, *states, done], done, force)
+    _write_model(model, plan, arrays)
+    _write_states(states, plan, arrays, heads, tails)
+    with llmc.new_model_file(done) as temporary:
+        temporary.touch()
+    read_folder(folder, plan.step)
+    return Written((model, *states, done), tuple(dict.fromkeys(warnings)))
+
+
+def _make_room(folder: Path, paths: list[Path], done: Path, force: bool) -> None:
+    present = [path for path in paths if path.exists()]
+    if present and not force:
+        raise InputError(f"{present[0]}: is there already; give another folder, or --force to write over it")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        done.unlink(missing_ok=True)  # first: what follows is incomplete until it is there again
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written: {reason(error)}") from error
+
+
+def _plan(
+    arrays: Mapping[str, np.ndarray],
+    facts: Mapping[str, Any],
+    processes: int | None,
+    zero: bool | None,
+    warnings: list[str],
+) -> Plan:
+    config, dtype = ModelConfig(**facts["model"]), facts["dtype"]
+    origin = facts.get("origin", {}).get("llmc", {})
+    step, updates = int(arrays["step"]), int(arrays["updates"])
+    has_copy = "copy/wte" in arrays
+    master = has_copy or (dtype == "fp32" and origin.get("master", True))
+    if dtype == "fp16" and not has_copy:
+        raise InputError("the state is in fp16 without master weights, which no file of llm.c can hold")
+    if dtype == "fp16":
+        warnings.append("fp16: the model file holds the master weights rounded to bf16, and the loss scale is left out")
+    if updates != step:
+        warnings.append(
+            f"{updates:,} updates in {step:,} steps: llm.c counts steps alone, so its AdamW corrects the bias by "
+            f"{step + 1:,} where the run here would by {updates + 1:,}"
+        )
+    if "outliers/values" in arrays:
+        warnings.append("the statistics of outliers are left out: llm.c gathers them anew after a resumption")
+    loader = facts.get("loader")
+    n = processes if processes is not None else origin.get("processes", _processes_of(loader))
+    if n < 1:
+        raise InputError(f"{n} processes: there must be at least 1")
+    zero = zero if zero is not None else n == origin.get("processes") and bool(origin.get("zero"))
+    zero = zero and n > 1
+    if zero:
+        _check_shares(config, n)
+    micro_steps = _micro_steps(facts.get("options", {}), n)
+    loaders = _loaders(loader, facts.get("options", {}), step, n, warnings)
+    return Plan(config, step, updates, dtype, master, n, zero, loaders, origin, micro_steps)
+
+
+def _check_shares(config: ModelConfig, n: int) -> None:
+    for spec in tensor_specs(config):
+        size = spec.size // layers_of(spec)
+        if size % n:
+            raise InputError(
+                f"ZeRO-1 over {n} processes: a layer of {spec.name} has {size:,} values, no multiple of {n}; take "
+                "another number, or no ZeRO-1"
+            )
+
+
+def _processes_of(loader: Mapping[str, Any] | None) -> int:
+    if loader is None:
+        return 1
+    return len(loader["ranks"]) if "ranks" in loader else int(loader.get("num_processes", 1))
+
+
+def _micro_steps(options: Mapping[str, Any], n: int) -> int:
+    """Micro-batches of one update in each of n processes; 1 where the options are not known or give none."""
+    B, T, total = (options.get(name, 0) for name in ("batch_size", "sequence_length", "total_batch_size"))
+    return max(1, total // (B * T * n)) if B and T else 1
+
+
+def _loaders(
+    loader: Mapping[str, Any] | None, options: Mapping[str, Any], step: int, n: int, warnings: list[str]
+) -> list[dict[str, Any]]:
+    """The loader's state of each of n processes."""
+    if loader is None:
+        warnings.append("the state says nothing of the data: llm.c will read its files from the beginning, unshuffled")
+        return [_plain_loader(rank, n, 0, 0) for rank in range(n)]
+    found = list(loader["ranks"]) if "ranks" in loader else [dict(loader)]
+    if len(found) == n:
+        return found
+    known = found[0]
+    if any(name not in known for name in FROM_HERE) or not options:
+        raise InputError(
+            f"the loader's position is that of {len(found)} processes, and what it takes to find one for {n} (B, T, "
+            f"lengths of the shards) is not in it; write it for {len(found)}"
+        )
+    old = _micro_steps(options, len(found)) * len(found)
+    batches = step * old // n
+    warnings.append(
+        f"the position in the data cannot be carried from {len(found)} processes to {n}: each rank gets the order that "
+        f"llm.c would have given it from the beginning, and stands after {batches:,} batches, as many tokens in all as "
+        f"were read (less {step * old % n} batches); so some samples of this epoch come twice and others not at all"
+    )
+    return [_loader_from_start(known, rank, n, batches, int(options.get("seed", 42))) for rank in range(n)]
+
+
+def _plain_loader(rank: int, n: int, shard: int, sample: int) -> dict[str, Any]:
+    return {
+        "process_rank": rank, "num_processes": n, "shuffle": False, "current_shard_idx": shard,
+        "current_sample_idx": sample, "shard_indices": [], "intra_shard_indices": [], "shuffle_rng": None,
+    }  # fmt: skip
+
+
+def _loader_from_start(known: Mapping[str, Any], rank: int, n: int, batches: int, seed: int) -> dict[str, Any]:
+    """The state of a rank's loader after so many batches from the beginning, over the shards of another's state."""
+    sample_tokens = n * known["batch_size"] * known["sequence_length"]
+    samples = [(tokens - 1) // sample_tokens for tokens in known["shard_tokens"]]
+    if min(samples) < 1:
+        raise InputError(f"a shard of {min(known['shard_tokens']):,} tokens is too short for {n} processes")
+    rng = Mt19937(seed + rank) if known["shuffle"] else None
+    order = np.arange(len(samples), dtype=np.int32)
+    while True:
+        if rng is not None:
+            rng.permute(order)
+        for shard, index in enumerate(order.tolist()):
+            if batches <= samples[index]:
+                place = _plain_loader(rank, n, shard, batches)
+                if rng is None:
+                    return place
+                intra = rng.permutation(samples[index]).tolist()
+                orders = {"shard_indices": order.tolist(), "intra_shard_indices": intra}
+                return {**place, **orders, "shuffle": True, "shuffle_rng": rng.state()}
+            batches -= samples[index]
+            if rng is not None:
+                rng.raw(samples[index] - 1)  # what the shard's own order took
+
+
+def _header(plan: Plan, rank: int, warnings: list[str]) -> bytes:
+    """The first 1024 bytes of a rank's file: what is known here over what was read."""
+    before, base_step, base_updates = None, 0, 0
+    if plan.origin.get("processes") == plan.processes:
+        before = base64.b64decode(plan.origin["ranks"][rank]["header"])
+        base_step, base_updates = plan.origin["step"], plan.origin["updates"]
+    ints = np.zeros(256, "<i4") if before is None else np.frombuffer(before, "<i4").copy()
+    loader = plan.loaders[rank]
+    ints[:6] = (magics.TRAINING_STATE, VERSION, plan.processes, rank, plan.master, loader["shuffle"])
+    ints[STEP] = plan.step
+    first = 13371337 + rank
+    start, last = (first, first) if before is None else (_uint64(ints, RNG_STATE), _uint64(ints, RNG_LAST_UPDATE))
+    steps, updates = plan.step - base_step, plan.updates - base_updates
+    if steps > 0:
+        draws = steps * plan.micro_steps + TENSORS * updates
+        now = skip_u32(start, draws)
+        last = skip_u32(start, draws - TENSORS) if updates else last
+        if updates != steps:
+            warnings.append("llm.c's rounding stream is left as if the last step had made an update")
+    else:
+        now = start
+    places = ((RNG_STATE, now), (RNG_LAST_UPDATE, last), (SHARD_INDEX, loader["current_shard_idx"]))
+    for index, value in (*places, (SAMPLE_INDEX, loader["current_sample_idx"])):
+        ints[index : index + 2] = np.array([value], "<u8").view("<i4")
+    return ints.tobytes()
+
+
+def _tail(plan: Plan, rank: int) -> bytes:
+    """What follows the values in a rank's file."""
+    loader = plan.loaders[rank]
+    if not loader["shuffle"]:
+        return b""
+    seed = bytes(8)
+    if plan.origin.get("processes") == plan.processes:
+        seed = base64.b64decode(plan.origin["ranks"][rank]["seed"])
+    orders = (np.array(loader[name], "<i4") for name in ("shard_indices", "intra_shard_indices"))
+    return b"".join(struct.pack("<Q", order.size) + order.tobytes() for order in orders) + mt_from_numpy(
+        loader["shuffle_rng"], seed
+    )
+
+
+def _write_model(path: Path, plan: Plan, arrays: Mapping[str, np.ndarray]) -> None:
+    version = 3 if plan.dtype == "fp32" else 5
+    before = plan.origin.get("model_header")
+    header = None if before is None else np.frombuffer(base64.b64decode(before), "<i4")
+    group = "copy" if plan.dtype == "bf16" and plan.master else "params"
+    with llmc.new_model_file(path) as temporary, temporary.open("xb") as file:
+        llmc.dump_pieces(file, plan.config, _weights(plan.config, arrays, group), version, header)
+
+
+def _weights(config: ModelConfig, arrays: Mapping[str, np.ndarray], group: str) -> Iterator[np.ndarray]:
+    """The weights in the order of the file, float32, a layer at a time."""
+    for spec in tensor_specs(config):
+        tensor = arrays[f"{group}/{spec.name}"].reshape(layers_of(spec), -1)
+        for layer in tensor:
+            yield layer if layer.dtype == np.float32 else llmc.bf16_to_fp32(layer.view(np.uint16))
+
+
+class _Summed:
+    """An open file whose bytes are summed up as they are written."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self.path, self.file, self.sum = path, file, 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        self.file.write(data)
+        self.sum = zlib.crc32(data, self.sum)
+
+    def check(self) -> None:
+        """Read everything back. Raises InputError if it is not what was written."""
+        self.file.flush()
+        found = 0
+        with self.path.open("rb") as file:
+            while part := file.read(4 * CHUNK):
+                found = zlib.crc32(part, found)
+        if found != self.sum:
+            raise InputError(f"{self.path}: reads back otherwise than it was written; is the disk sound?")
+
+
+def _write_states(
+    paths: list[Path], plan: Plan, arrays: Mapping[str, np.ndarray], heads: list[bytes], tails: list[bytes]
+) -> None:
+    """Every rank's file, all of them at once, so that each tensor is read once."""
+    with ExitStack() as stack:
+        files = []
+        for path in paths:
+            temporary = stack.enter_context(llmc.new_model_file(path))
+            files.append(_Summed(temporary, stack.enter_context(temporary.open("xb"))))
+        for file, head in zip(files, heads, strict=True):
+            file.write(head)
+        for group in GROUPS if plan.master else GROUPS[:2]:
+            for spec in tensor_specs(plan.config):
+                _write_tensor(files, plan, spec, arrays[f"{group}/{spec.name}"])
+        for file, tail in zip(files, tails, strict=True):
+            file.write(tail)
+            file.check()
+
+
+def _write_tensor(files: list[_Summed], plan: Plan, spec: TensorSpec, tensor: np.ndarray) -> None:
+    assert tensor.dtype == np.float32, (spec.name, tensor.dtype)
+    for layer in tensor.reshape(layers_of(spec), -1):
+        shares = np.split(layer, len(files)) if plan.zero else [layer] * len(files)
+        for file, share in zip(files, shares, strict=True):
+            file.write(np.ascontiguousarray(share).data.cast("B"))
