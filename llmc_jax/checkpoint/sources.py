@@ -4,16 +4,24 @@ Leaves out writing, and what beyond weights, m and v a training state holds.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from llmc_jax.checkpoint.llmc import UNLAYERED, OpenModel, open_model, read_slice
+from llmc_jax import magics
+from llmc_jax.checkpoint.llmc import UNLAYERED, OpenModel, bf16_to_fp32, open_model, read_slice
+from llmc_jax.checkpoint.reading import fp16_to_fp32, opened
 from llmc_jax.config import ModelConfig
-from llmc_jax.errors import InputError
+from llmc_jax.errors import FormatError, InputError
+from llmc_jax.files import reason
 from llmc_jax.params import tensor_specs
+
+OUR_STATE = re.compile(r"state_[0-9]{8,10}")  # a folder
+LLMC_STATE = re.compile(r"state_[0-9]{8,10}_[0-9]{5}\.bin")
+LLMC_MODEL = re.compile(r"model_[0-9]{8,10}\.bin")
 
 
 class Source(NamedTuple):
@@ -56,17 +64,126 @@ def slices(config: ModelConfig) -> Iterator[Slice]:
                 yield Slice(spec.name, layer, spec.shape[1:])
 
 
-def open_source(path: str | Path, *, v2_order: str = "auto") -> Source:
-    """Open a checkpoint of any format that is known here; what it is, is seen from what it holds, not from its name.
+def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = None) -> Source:
+    """Open a checkpoint of any format that is known here; what it is, is seen from what it holds.
 
-    v2_order: for version 2 of llm.c's model files, see llmc.read_model.
+    A file of llm.c, a .safetensors file beside its config.json, a nanoGPT ckpt.pt; a folder of Hugging Face's, a
+    training state of ours (its own folder, or a run's, whose newest good one is taken), a folder with training states
+    of llm.c (the newest complete one). v2_order: for version 2 of llm.c's model files, see llmc.read_model. step: takes
+    this step out of a folder that may hold several.
 
     Raises InputError (FormatError for bad bytes) if it is none of them, with what was found.
     """
     path = Path(path)
     if os.path.isdir(path):
-        raise InputError(f"{path}: a folder that holds no checkpoint")
+        return _open_folder(path, step)
+    if step is not None:
+        raise InputError(f"{path}: a step was asked for, but this is no folder that could hold several")
+    with opened(path) as file:
+        start = file.read(1024)
+    # PyTorch's zip, whose first member's name ends so, or what it wrote long ago: a pickle, then its magic number
+    if (start.startswith(b"PK\x03\x04") and b"/data.pkl" in start) or start.startswith(b"\x80\x02\x8a\nl\xfc"):
+        from llmc_jax.checkpoint import nanogpt
+
+        return nanogpt.open_checkpoint(path)
+    if start[8:9] == b"{" or path.suffix == ".safetensors":
+        from llmc_jax.checkpoint import hugging_face
+
+        return hugging_face.open_file(path)
+    magic = int.from_bytes(start[:4], "little")
+    if magic == magics.TRAINING_STATE:
+        raise FormatError(f"{path}: one rank's part of a training state of llm.c; name the folder that it lies in")
+    if magic != magics.MODEL and int.from_bytes(start[:4], "big") != magics.MODEL and magic not in magics.MEANINGS:
+        raise FormatError(_unknown_file(path, start))
     return _model_source(open_model(path, v2_order=v2_order))
+
+
+KNOWN = (
+    "known are llm.c's model_*.bin, folders with its training states, training states of llmc-jax, folders of Hugging "
+    "Face's GPT-2, .safetensors files beside their config.json, and nanoGPT's ckpt.pt"
+)
+
+
+def _unknown_file(path: Path, start: bytes) -> str:
+    found = f"it begins with {start[:8]!r}" if start else "it is empty"
+    return f"{path}: no checkpoint that is known here: {found}; {KNOWN}"
+
+
+def _names(folder: Path) -> set[str]:
+    try:
+        return set(os.listdir(folder))
+    except OSError as error:
+        raise FormatError(f"{folder}: cannot be read: {reason(error)}") from None
+
+
+def _open_folder(folder: Path, step: int | None) -> Source:
+    names = _names(folder)
+    if "config.json" in names and names & {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"}:
+        from llmc_jax.checkpoint import hugging_face
+
+        if step is not None:
+            raise InputError(f"{folder}: a step was asked for, but this is a folder of Hugging Face's, with one model")
+        return hugging_face.open_folder(folder)
+    if any(OUR_STATE.fullmatch(name) for name in names):
+        return _state_source(*_state_of_run(folder, step))
+    if OUR_STATE.fullmatch(folder.resolve().name):
+        return _state_source(folder)
+    if any(LLMC_STATE.fullmatch(name) for name in names):
+        from llmc_jax.checkpoint.llmc_state import open_llmc_state
+
+        return open_llmc_state(folder, step)
+    models = sorted(name for name in names if LLMC_MODEL.fullmatch(name))
+    if models:
+        raise InputError(f"{folder}: holds models, but no training state; name one of them: {folder / models[-1]}")
+    found = ", ".join(sorted(names)[:5]) or "nothing"
+    raise InputError(f"{folder}: a folder that holds no checkpoint, but {found}; {KNOWN}")
+
+
+def _state_of_run(run: Path, step: int | None) -> tuple[Path, tuple[str, ...]]:
+    """The folder of a run's state, the newest good one or that of a step, and a line about each newer bad one."""
+    from llmc_jax.checkpoint import store
+
+    problems: list[str] = []
+    if step is None:
+        entry = store.newest_good(run, problems.append)
+        if entry is None:
+            raise FormatError(f"{run}: no training state in it is complete and sound; {'; '.join(problems)}")
+        return entry.folder, tuple(problems)
+    for entry in store.entries(run):
+        if entry.step == step:
+            if entry.problem:
+                raise FormatError(f"{entry.folder}: {entry.problem}")
+            return entry.folder, ()
+    raise InputError(f"{run}: no training state of step {step}")
+
+
+def _state_source(folder: Path, warnings: tuple[str, ...] = ()) -> Source:
+    """A training state of ours. Its arrays are read whole, each when its first layer is asked for, and one is kept."""
+    from llmc_jax.checkpoint import store
+
+    facts = store.read_facts(folder)
+    config = ModelConfig(**facts["model"])
+    dtype = facts["dtype"]
+    groups = tuple(group for group in ("params", "m", "v", "copy") if f"{group}/wte" in store.array_specs(folder))
+    kept: dict[str, np.ndarray] = {}
+
+    def read(group: str, tensor: str, layer: int) -> np.ndarray:
+        name = f"{group}/{tensor}"
+        if name not in kept:
+            kept.clear()
+            kept[name] = store.read_array(folder, name)
+        values = kept[name]
+        return widened(values if tensor in UNLAYERED else values[layer])
+
+    return Source(folder, "state", config, dtype, facts["step"], groups, read, warnings)
+
+
+def widened(values: np.ndarray) -> np.ndarray:
+    """A float32, bfloat16 or float16 array as float32, exactly and on the bits; its own memory."""
+    if values.dtype == np.float32:
+        return np.array(values)
+    bits = np.ascontiguousarray(values).view(np.uint16)
+    return fp16_to_fp32(bits) if values.dtype == np.float16 else bf16_to_fp32(bits)
 
 
 def _model_source(model: OpenModel) -> Source:

@@ -1,0 +1,152 @@
+"""Tokenizer files of Hugging Face's GPT-2: vocab.json and merges.txt out of a table of pieces, and a table out of them.
+
+Both sides hold the same thing: the bytes that each id stands for. There they are written in characters that stand for
+bytes, with the merges listed; here they are bytes, and a merge's rank is its id. Leaves out tables that are no
+byte-level byte-pair encoding.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llmc_jax.checkpoint.reading import opened, read_exactly, stamp_of
+from llmc_jax.checkpoint.safetensors import parse_object
+from llmc_jax.data.tokenizers import END_OF_TEXT, MAX_VOCAB
+from llmc_jax.errors import FormatError, InputError
+
+LARGEST_FILE = 1 << 28  # bytes; GPT-2's vocab.json has 1 MB
+
+
+class Table(NamedTuple):
+    """The bytes that each id stands for, and the end-of-text id."""
+
+    pieces: tuple[bytes, ...]
+    eot: int
+
+
+def byte_characters() -> tuple[str, ...]:
+    """The character that stands for each byte: itself where Latin-1 prints it, else U+0100 and on, in ascending order.
+
+    Source: bytes_to_unicode in encoder.py of openai/gpt-2.
+    """
+    characters, others = [], 0
+    for value in range(256):
+        if chr(value).isprintable() and chr(value) != " ":
+            characters.append(chr(value))
+        else:
+            characters.append(chr(256 + others))
+            others += 1
+    return tuple(characters)
+
+
+# ----- out ----------------------------------------------------------------------------------------------------------
+
+
+def split_of(piece: bytes, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes]:
+    """The two pieces whose merge made a piece: what byte-pair encoding makes of its bytes with the ranks below its own.
+
+    Raises InputError if that does not leave two.
+    """
+    parts = [piece[i : i + 1] for i in range(len(piece))]
+    own = ranks[piece]
+    while len(parts) > 2:
+        candidates = [(ranks.get(parts[i] + parts[i + 1], own), i) for i in range(len(parts) - 1)]
+        rank, at = min(candidates)
+        if rank >= own:
+            break
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    if len(parts) != 2:
+        raise InputError(f"id {own}, {piece!r}, is no merge of two pieces with smaller ids")
+    return parts[0], parts[1]
+
+
+def merges_of(table: Table) -> list[tuple[bytes, bytes]]:
+    """The merges of a table, in the order of their ids. Raises InputError if it is no byte-pair encoding."""
+    ranks = {piece: token for token, piece in enumerate(table.pieces) if token != table.eot}
+    if len(ranks) != len(table.pieces) - 1 or any(bytes([value]) not in ranks for value in range(256)):
+        raise InputError("it lacks single bytes, or has one piece twice, so it is no byte-level encoding")
+    return [split_of(piece, ranks) for piece in ranks if len(piece) > 1]
+
+
+def write_files(folder: Path, table: Table, max_seq_len: int) -> list[str]:
+    """Write vocab.json, merges.txt and tokenizer_config.json; returns their names.
+
+    Raises InputError if the table is no byte-pair encoding, OSError if the disk does not take them.
+    """
+    characters = byte_characters()
+
+    def written(piece: bytes) -> str:
+        return "".join(characters[value] for value in piece)
+
+    merges = merges_of(table)
+    vocab = {written(piece): token for token, piece in enumerate(table.pieces)}
+    vocab.pop(written(table.pieces[table.eot]), None)
+    vocab[END_OF_TEXT.decode()] = table.eot
+    lines = ["#version: 0.2", *(f"{written(left)} {written(right)}" for left, right in merges), ""]
+    special = END_OF_TEXT.decode()
+    settings = {
+        "add_prefix_space": False,
+        "bos_token": special,
+        "eos_token": special,
+        "errors": "replace",
+        "model_max_length": max_seq_len,
+        "tokenizer_class": "GPT2Tokenizer",
+        "unk_token": special,
+    }
+    (folder / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), encoding="utf-8")
+    (folder / "merges.txt").write_text("\n".join(lines), encoding="utf-8", newline="\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    return ["vocab.json", "merges.txt", "tokenizer_config.json"]
+
+
+# ----- in -----------------------------------------------------------------------------------------------------------
+
+
+def read_table(folder: Path) -> Table:
+    """The table of a folder's vocab.json, or else of its tokenizer.json.
+
+    Raises FormatError if neither is there, or what is there is no table of a byte-level encoding with an end of text.
+    """
+    path = folder / "vocab.json"
+    if path.is_file():
+        return _table_of(path, _read_object(path))
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise FormatError(f"{folder}: holds neither vocab.json nor tokenizer.json, so no tokenizer can be made of it")
+    found = _read_object(path)
+    model, added = found.get("model"), found.get("added_tokens", [])
+    if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict) or not isinstance(added, list):
+        raise FormatError(f"{path}: has no model with a vocab")
+    vocab = dict(model["vocab"])
+    for entry in added:
+        if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
+            raise FormatError(f"{path}: its added_tokens are not a list of tokens")
+        vocab[entry["content"]] = entry.get("id")
+    return _table_of(path, vocab)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    with opened(path) as file:
+        size = stamp_of(file).size
+        if size > LARGEST_FILE:
+            raise FormatError(f"{path}: {size:,} bytes; a tokenizer has at most {LARGEST_FILE:,}")
+        return parse_object(path, read_exactly(file, path, size))
+
+
+def _table_of(path: Path, vocab: Mapping[str, Any]) -> Table:
+    ids = list(vocab.values())
+    if not all(type(token) is int for token in ids) or sorted(ids) != list(range(len(ids))) or len(ids) > MAX_VOCAB:
+        raise FormatError(f"{path}: the ids of its {len(ids):,} tokens are not the numbers from 0 on, each once")
+    special = END_OF_TEXT.decode()
+    if special not in vocab:
+        raise FormatError(f"{path}: has no {special}; what ends a text in it is not known")
+    byte_of = {character: value for value, character in enumerate(byte_characters())}
+    pieces = [b""] * len(ids)
+    for text, token in vocab.items():
+        plain = all(character in byte_of for character in text)
+        try:
+            pieces[token] = bytes(byte_of[character] for character in text) if plain else text.encode()
+        except UnicodeEncodeError:
+            raise FormatError(f"{path}: token {token}, {text!r}, is no text") from None
+    return Table(tuple(pieces), vocab[special])

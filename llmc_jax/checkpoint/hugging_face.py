@@ -1,0 +1,296 @@
+"""Hugging Face's GPT-2 folders: config.json and safetensors, read slice by slice and written as transformers does it.
+
+transformers keeps linear weights as (in, out), llm.c as (out, in); it does not pad the vocabulary. Leaves out tokenizer
+files (hf_tokenizer.py), PyTorch's own pytorch_model.bin, and models that are no plain GPT-2, which are refused.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from llmc_jax.checkpoint.llmc import fp32_to_bf16
+from llmc_jax.checkpoint.reading import CHUNK, opened, read_exactly, stamp_of
+from llmc_jax.checkpoint.safetensors import (
+    FLOATS,
+    NewTensor,
+    StoredTensor,
+    parse_object,
+    read_archive,
+    read_index,
+    read_part,
+    read_tensor,
+    write_archive,
+)
+from llmc_jax.checkpoint.sources import Slice, Source, slices
+from llmc_jax.config import GPT2_VOCAB, ModelConfig, pad_vocab
+from llmc_jax.errors import FormatError
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+PREFIX = "transformer."
+HEAD = "lm_head.weight"
+LARGEST_CONFIG = 1 << 20  # bytes
+LARGEST_SIZE = 2**31 - 1
+SIZES = {
+    "max_seq_len": "n_positions", "vocab_size": "vocab_size", "num_layers": "n_layer", "num_heads": "n_head",
+    "channels": "n_embd",
+}  # fmt: skip
+
+IN_BLOCK = {
+    "ln1w": "ln_1.weight", "ln1b": "ln_1.bias", "qkvw": "attn.c_attn.weight", "qkvb": "attn.c_attn.bias",
+    "attprojw": "attn.c_proj.weight", "attprojb": "attn.c_proj.bias", "ln2w": "ln_2.weight", "ln2b": "ln_2.bias",
+    "fcw": "mlp.c_fc.weight", "fcb": "mlp.c_fc.bias", "fcprojw": "mlp.c_proj.weight", "fcprojb": "mlp.c_proj.bias",
+}  # fmt: skip
+OUTSIDE = {"wte": "wte.weight", "wpe": "wpe.weight", "lnfw": "ln_f.weight", "lnfb": "ln_f.bias"}
+TRANSPOSED = ("qkvw", "attprojw", "fcw", "fcprojw")  # transformers' Conv1D
+BUFFERS = re.compile(r"h\.[0-9]+\.attn\.(bias|masked_bias)")  # the causal mask, which older files hold
+
+# What this model is: other values mean another model. None: where the key is missing, which older folders do.
+EXPECTED: dict[str, tuple[Any, ...]] = {
+    "model_type": ("gpt2", None),
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh", None),  # both are GELU in its tanh form
+    "layer_norm_epsilon": (1e-5, None),
+    "scale_attn_weights": (True, None),
+    "scale_attn_by_inverse_layer_idx": (False, None),
+    "add_cross_attention": (False, None),
+}
+
+
+def name_in_block(tensor: str, layer: int) -> str:
+    """transformers' name of a slice, without the prefix."""
+    return OUTSIDE[tensor] if tensor in OUTSIDE else f"h.{layer}.{IN_BLOCK[tensor]}"
+
+
+# ----- reading ------------------------------------------------------------------------------------------------------
+
+
+def read_config(path: Path) -> ModelConfig:
+    """The model that a config.json describes, its vocabulary padded to a multiple of 128.
+
+    Raises FormatError if it is missing, unreadable, or describes anything but a plain GPT-2.
+    """
+    with opened(path) as file:
+        size = stamp_of(file).size
+        if size > LARGEST_CONFIG:
+            raise FormatError(f"{path}: {size:,} bytes; a GPT-2's config.json has about 1,000")
+        found = parse_object(path, read_exactly(file, path, size))
+    for key, allowed in EXPECTED.items():
+        value = found.get(key)
+        if value not in allowed or (isinstance(value, int) and type(value) not in map(type, allowed)):
+            raise FormatError(f"{path}: {key} is {value!r}; this model has {allowed[0]!r}, so it cannot be converted")
+    sizes = {ours: _size(path, found, theirs) for ours, theirs in SIZES.items()}
+    inner = found.get("n_inner")
+    if inner not in (None, 4 * sizes["channels"]):
+        raise FormatError(f"{path}: n_inner is {inner!r}; this model's MLP has 4 x n_embd = {4 * sizes['channels']}")
+    if sizes["channels"] % sizes["num_heads"]:
+        raise FormatError(f"{path}: n_embd {sizes['channels']} is not a multiple of n_head {sizes['num_heads']}")
+    return ModelConfig(padded_vocab_size=pad_vocab(sizes["vocab_size"]), **sizes)
+
+
+def _size(path: Path, config: Mapping[str, Any], key: str) -> int:
+    value = config.get(key)
+    if type(value) is not int or not 1 <= value <= LARGEST_SIZE:
+        raise FormatError(f"{path}: {key} is {value!r}; expected a whole number from 1 to {LARGEST_SIZE:,}")
+    return value
+
+
+def open_folder(folder: Path) -> Source:
+    """A folder as transformers' `save_pretrained` writes it, with model.safetensors in one file or several.
+
+    Raises FormatError if it is not a plain GPT-2, tensors are missing or too many, or have the wrong shape.
+    """
+    config = read_config(folder / "config.json")
+    path = folder / INDEX if (folder / INDEX).is_file() else folder / WEIGHTS
+    if path.name == WEIGHTS and not path.is_file():
+        raise FormatError(_no_weights(folder))
+    tensors = read_index(path) if path.name == INDEX else read_archive(path).tensors
+    return _source(folder, path, config, tensors)
+
+
+def open_file(path: Path) -> Source:
+    """A .safetensors file of any name, whose config.json lies beside it: the file does not say the number of heads."""
+    if not (path.parent / "config.json").is_file():
+        read_archive(path)  # if it is no such file at all, that is the thing to say
+        raise FormatError(f"{path}: no config.json lies beside it, which alone says how many heads the model has")
+    return _source(path, path, read_config(path.parent / "config.json"), read_archive(path).tensors)
+
+
+def _no_weights(folder: Path) -> str:
+    if (folder / "pytorch_model.bin").exists():
+        return (
+            f"{folder}: its weights are in pytorch_model.bin, a pickle, which is not opened here; load it with "
+            "transformers and save_pretrained it again: that writes model.safetensors"
+        )
+    return f"{folder}: has config.json, but neither {WEIGHTS} nor {INDEX}"
+
+
+def _source(shown: Path, path: Path, config: ModelConfig, stored: Mapping[str, StoredTensor]) -> Source:
+    tensors = {name.removeprefix(PREFIX): tensor for name, tensor in stored.items()}
+    if len(tensors) != len(stored):
+        raise FormatError(f"{path}: holds tensors with and without the prefix {PREFIX!r}")
+    head = tensors.pop(HEAD, None)
+    wanted = {name_in_block(piece.tensor, piece.layer): piece for piece in slices(config)}
+    _check_names(path, wanted, tensors)
+    for name, piece in wanted.items():
+        _check_tensor(tensors[name], stored_shape(config, piece))
+    if head is not None:
+        _check_tied(head, tensors[OUTSIDE["wte"]])
+
+    def read(group: str, tensor: str, layer: int) -> np.ndarray:
+        assert group == "params", group
+        values = read_tensor(tensors[name_in_block(tensor, layer)])
+        if tensor in TRANSPOSED:
+            return np.ascontiguousarray(values.T)
+        if tensor == "wte":
+            out = np.zeros((config.padded_vocab_size, config.channels), np.float32)
+            out[: config.vocab_size] = values
+            return out
+        return values
+
+    dtypes = {FLOATS[tensors[name].dtype] for name in wanted}
+    dtype = dtypes.pop() if len(dtypes) == 1 else "fp32"
+    return Source(shown, "hugging-face", config, dtype, None, ("params",), read, ())
+
+
+def stored_shape(config: ModelConfig, piece: Slice) -> tuple[int, ...]:
+    """The shape in which transformers keeps a slice."""
+    if piece.tensor == "wte":
+        return config.vocab_size, config.channels
+    return piece.shape[::-1] if piece.tensor in TRANSPOSED else piece.shape
+
+
+def _check_names(path: Path, wanted: Mapping[str, Slice], found: Mapping[str, StoredTensor]) -> None:
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise FormatError(
+            f"{path}: {len(missing)} of a GPT-2's {len(wanted)} tensors are missing, {missing[0]} first; config.json "
+            "may belong to another model"
+        )
+    extra = [name for name in found if name not in wanted and not BUFFERS.fullmatch(name)]
+    if extra:
+        raise FormatError(
+            f"{path}: holds {len(extra)} tensors that a plain GPT-2 of this config.json has not, {extra[0]!r} first"
+        )
+
+
+def _check_tensor(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
+    if tensor.shape != shape:
+        raise FormatError(
+            f"{tensor.path}: tensor {tensor.name} has shape {tensor.shape}; by config.json it must be {shape}"
+        )
+    if tensor.dtype not in FLOATS:
+        raise FormatError(f"{tensor.path}: tensor {tensor.name} is {tensor.dtype}; can read {', '.join(FLOATS)}")
+
+
+def _check_tied(head: StoredTensor, wte: StoredTensor) -> None:
+    same = head.shape == wte.shape and head.dtype == wte.dtype
+    for start in range(0, wte.size if same else 0, CHUNK):
+        count = min(CHUNK, wte.size - start)
+        a, b = read_part(head, start, count), read_part(wte, start, count)
+        same = same and np.array_equal(a.view(np.uint32), b.view(np.uint32))
+    if not same:
+        raise FormatError(
+            f"{head.path}: {head.name} differs from {wte.name}; this model's output head is its token embedding"
+        )
+
+
+# ----- writing ------------------------------------------------------------------------------------------------------
+
+
+class Named(NamedTuple):
+    """A slice and the name that transformers has for it."""
+
+    name: str
+    piece: Slice
+
+
+def in_file_order(config: ModelConfig) -> list[Named]:
+    """All slices of a model in the order of the file: by name, as the safetensors package sorts them."""
+    return sorted(Named(PREFIX + name_in_block(piece.tensor, piece.layer), piece) for piece in slices(config))
+
+
+def write_weights(path: Path, config: ModelConfig, dtype: str, read: Callable[[Slice], np.ndarray]) -> None:
+    """Write model.safetensors, one slice at a time. dtype: "fp32", or "bf16" (rounded to nearest, ties to even).
+
+    read: gives a slice as float32 in llm.c's shape; rows V to Vp-1 of wte are dropped. Raises OSError.
+    """
+    order = in_file_order(config)
+    code = {"fp32": "F32", "bf16": "BF16"}[dtype]
+    tensors = [NewTensor(name, code, stored_shape(config, piece)) for name, piece in order]
+
+    def values() -> Iterator[np.ndarray]:
+        for _, piece in order:
+            array = read(piece)
+            array = array[: config.vocab_size] if piece.tensor == "wte" else array
+            array = array.T if piece.tensor in TRANSPOSED else array
+            array = np.ascontiguousarray(array)
+            yield array.view(np.uint32).astype("<u4", copy=False) if dtype == "fp32" else _bf16(array)
+
+    with path.open("xb") as file:
+        write_archive(file, tensors, values(), {"format": "pt"})
+
+
+def _bf16(array: np.ndarray) -> np.ndarray:
+    return fp32_to_bf16(array).astype("<u2", copy=False)
+
+
+def config_json(config: ModelConfig, dtype: str, eot: int | None) -> dict[str, Any]:
+    """config.json as transformers writes it for such a model. eot: id of the end-of-text token, if there is one."""
+    return {
+        "activation_function": "gelu_new",
+        "add_cross_attention": False,
+        "architectures": ["GPT2LMHeadModel"],
+        "attn_pdrop": 0.0,
+        "bos_token_id": eot,
+        "dtype": {"fp32": "float32", "bf16": "bfloat16"}[dtype],
+        "embd_pdrop": 0.0,
+        "eos_token_id": eot,
+        "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-5,
+        "model_type": "gpt2",
+        "n_embd": config.channels,
+        "n_head": config.num_heads,
+        "n_inner": None,
+        "n_layer": config.num_layers,
+        "n_positions": config.max_seq_len,
+        "pad_token_id": None,
+        "reorder_and_upcast_attn": False,
+        "resid_pdrop": 0.0,
+        "scale_attn_by_inverse_layer_idx": False,
+        "scale_attn_weights": True,
+        "summary_activation": None,
+        "summary_first_dropout": 0.0,
+        "summary_proj_to_labels": True,
+        "summary_type": "cls_index",
+        "summary_use_proj": True,
+        "tie_word_embeddings": True,
+        "use_cache": True,
+        "vocab_size": config.vocab_size,
+    }
+
+
+def end_of_text(vocab_size: int) -> int | None:
+    """The end-of-text id by the vocabulary's size: GPT-2's, also in a padded vocabulary, or that of bytes."""
+    if GPT2_VOCAB <= vocab_size <= pad_vocab(GPT2_VOCAB):
+        return GPT2_VOCAB - 1
+    return 256 if vocab_size == 257 else None
+
+
+def write_folder(folder: Path, config: ModelConfig, dtype: str, read: Callable[[Slice], np.ndarray]) -> None:
+    """Write config.json, generation_config.json and model.safetensors into an empty folder. See `write_weights`."""
+    eot = end_of_text(config.vocab_size)
+    write_json(folder / "config.json", config_json(config, dtype, eot))
+    generation: dict[str, Any] = {"_from_model_config": True, "use_cache": True}
+    if eot is not None:
+        generation |= {"bos_token_id": eot, "eos_token_id": eot}
+    write_json(folder / "generation_config.json", generation)
+    write_weights(folder / WEIGHTS, config, dtype, read)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """A JSON file as transformers writes them. Raises OSError."""
+    path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")

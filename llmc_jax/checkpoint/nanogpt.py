@@ -1,0 +1,150 @@
+"""nanoGPT's checkpoints (ckpt.pt), weights only. PyTorch opens them, and only in the way that runs no pickle's code.
+
+Leaves out nanoGPT's optimizer state, which is kept by parameter numbers, and everything where PyTorch is not installed.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmc_jax.checkpoint.hugging_face import BUFFERS, HEAD, name_in_block
+from llmc_jax.checkpoint.reading import opened
+from llmc_jax.checkpoint.sources import Source, slices
+from llmc_jax.config import ModelConfig, pad_vocab
+from llmc_jax.errors import FormatError, InputError
+
+PREFIXES = ("_orig_mod.", "module.", "transformer.")  # of torch.compile, of DistributedDataParallel, of the model
+SIZES = {
+    "max_seq_len": "block_size", "vocab_size": "vocab_size", "num_layers": "n_layer", "num_heads": "n_head",
+    "channels": "n_embd",
+}  # fmt: skip
+LARGEST_SIZE = 2**31 - 1
+BIASES = ("ln1b", "qkvb", "attprojb", "ln2b", "fcb", "fcprojb", "lnfb")  # which a model with bias=False has not
+GELU = (
+    "nanoGPT computes GELU in its tanh form, as this model does, until June 2023, and exactly since; the file does not "
+    "say which: after a newer one, expect slightly different logits"
+)
+
+Convert = Callable[[Any], np.ndarray]
+
+
+def open_checkpoint(path: Path) -> Source:
+    """A ckpt.pt, read with torch.load(weights_only=True, mmap=True), which builds tensors and plain data and no more.
+
+    Raises InputError if PyTorch is not installed, FormatError if it refuses the file or this is no GPT-2 of nanoGPT.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise InputError(
+            f"{path}: a file of PyTorch, which is needed to open it and is not installed: pip install torch"
+        ) from None
+    with opened(path):  # a folder, a pipe, no file: said as for any other
+        pass
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # PyTorch raises what it likes: RuntimeError, UnpicklingError, EOFError, ValueError ...
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise FormatError(f"{path}: PyTorch cannot open it with weights_only=True: {first}") from None
+
+    def convert(tensor: Any) -> np.ndarray:
+        return tensor.detach().to(torch.float32).contiguous().numpy()
+
+    return source_of(path, checkpoint, convert)
+
+
+def source_of(path: Path, checkpoint: Any, convert: Convert) -> Source:
+    """The Source of a loaded checkpoint: {"model": names to tensors, "model_args": sizes, ...}.
+
+    convert: turns a tensor, which need only have a shape and a dtype, into float32.
+    """
+    if not isinstance(checkpoint, Mapping) or not {"model", "model_args"} <= set(checkpoint):
+        raise FormatError(f"{path}: holds no model and model_args, so it is no checkpoint of nanoGPT")
+    arguments, model = checkpoint["model_args"], checkpoint["model"]
+    if not isinstance(arguments, Mapping) or not isinstance(model, Mapping):
+        raise FormatError(f"{path}: its model and model_args are not what nanoGPT writes")
+    config = _config(path, arguments)
+    tensors = _tensors(path, model)
+    with_biases = arguments.get("bias", True)
+    if type(with_biases) is not bool:
+        raise FormatError(f"{path}: model_args has bias {with_biases!r}; expected True or False")
+    _check(path, config, tensors, with_biases, convert)
+
+    def read(group: str, tensor: str, layer: int) -> np.ndarray:
+        assert group == "params", group
+        return _read(config, tensors, with_biases, convert, tensor, layer)
+
+    dtype = {"bfloat16": "bf16", "float16": "fp16"}.get(_dtype(tensors["wte.weight"]), "fp32")
+    step = checkpoint.get("iter_num")
+    step = step if type(step) is int and step >= 0 else None
+    return Source(path, "nanogpt", config, dtype, step, ("params",), read, (GELU,))
+
+
+def _config(path: Path, arguments: Mapping[str, Any]) -> ModelConfig:
+    sizes = {}
+    for ours, theirs in SIZES.items():
+        value = arguments.get(theirs)
+        if type(value) is not int or not 1 <= value <= LARGEST_SIZE:
+            raise FormatError(f"{path}: model_args has {theirs} {value!r}; expected a whole number of at least 1")
+        sizes[ours] = value
+    if sizes["channels"] % sizes["num_heads"]:
+        raise FormatError(f"{path}: n_embd {sizes['channels']} is not a multiple of n_head {sizes['num_heads']}")
+    return ModelConfig(padded_vocab_size=pad_vocab(sizes["vocab_size"]), **sizes)
+
+
+def _tensors(path: Path, model: Mapping[Any, Any]) -> dict[str, Any]:
+    found = {}
+    for name, tensor in model.items():
+        if not isinstance(name, str) or not hasattr(tensor, "shape"):
+            raise FormatError(f"{path}: its model holds {name!r}, which is no named tensor")
+        for prefix in PREFIXES:
+            name = name.removeprefix(prefix)
+        if name in found:
+            raise FormatError(f"{path}: its model holds {name} twice, under different prefixes")
+        found[name] = tensor
+    return found
+
+
+def _check(path: Path, config: ModelConfig, tensors: dict[str, Any], with_biases: bool, convert: Convert) -> None:
+    wanted = {}
+    for piece in slices(config):
+        if with_biases or piece.tensor not in BIASES:
+            shape = (config.vocab_size, config.channels) if piece.tensor == "wte" else piece.shape
+            wanted[name_in_block(piece.tensor, piece.layer)] = shape
+    for name, shape in wanted.items():
+        if name not in tensors:
+            raise FormatError(f"{path}: tensor {name} is missing, which a model of its model_args has")
+        if tuple(tensors[name].shape) != shape:
+            raise FormatError(f"{path}: tensor {name} has shape {tuple(tensors[name].shape)}; expected {shape}")
+        if _dtype(tensors[name]) not in ("float32", "bfloat16", "float16"):
+            raise FormatError(f"{path}: tensor {name} is {tensors[name].dtype}; expected float32, bfloat16 or float16")
+    extra = [name for name in tensors if name not in wanted and name != HEAD and not BUFFERS.fullmatch(name)]
+    if extra:
+        raise FormatError(f"{path}: holds {extra[0]!r}, which a model of its model_args has not")
+    wte = tensors["wte.weight"]
+    head = tensors.get(HEAD, wte)
+    if head is not wte and (tuple(head.shape) != tuple(wte.shape) or not _equal(convert(head), convert(wte))):
+        raise FormatError(f"{path}: {HEAD} differs from wte.weight; this model's output head is its token embedding")
+
+
+def _dtype(tensor: Any) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _equal(a: np.ndarray, b: np.ndarray) -> bool:
+    return np.array_equal(a.view(np.uint32), b.view(np.uint32))
+
+
+def _read(
+    config: ModelConfig, tensors: Mapping[str, Any], with_biases: bool, convert: Convert, tensor: str, layer: int
+) -> np.ndarray:
+    if tensor in BIASES and not with_biases:
+        return np.zeros(next(p.shape for p in slices(config) if p.tensor == tensor), np.float32)
+    values = convert(tensors[name_in_block(tensor, layer)])
+    if tensor != "wte":
+        return np.array(values)  # its own, not a view of the file
+    out = np.zeros((config.padded_vocab_size, config.channels), np.float32)
+    out[: config.vocab_size] = values
+    return out
