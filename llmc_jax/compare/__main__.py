@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from llmc_jax.compare import logs
+from llmc_jax.compare import live, logs
 from llmc_jax.config import ExitCode
 from llmc_jax.errors import InputError
 from llmc_jax.stopping import open_missing_streams, print_error
@@ -15,6 +15,7 @@ PROGRAM = "python -m llmc_jax.compare"
 # Each has add_arguments(parser) and run(args), and imports JAX, if at all, when it runs.
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "logs": (logs, "losses of several runs, by step"),
+    "run": (live, "run a trainer of llm.c and ours, one after the other"),
 }
 
 
@@ -33,10 +34,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before the first `--` and those behind it, which are another program's."""
+    place = words.index("--") if "--" in words else len(words)
+    return list(words[:place]), list(words[place + 1 :])
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one comparison. Returns the exit status: 0 compared, whatever was found; 2 bad input (one line on stderr)."""
     open_missing_streams()
-    args = _parser().parse_args(argv)
+    words, flags = _split(sys.argv[1:] if argv is None else argv)
+    parser = _parser()
+    args = parser.parse_args(words)
+    args.flags = flags
+    if flags and args.command != "run":
+        parser.error(f"{args.command} takes no words behind --")
     try:
         return COMMANDS[args.command][0].run(args)
     except InputError as error:

@@ -141,9 +141,9 @@ def _median(c: Curve) -> float | None:
 # ----- words and tables ---------------------------------------------------------------------------------------------
 
 
-def verdict(each: Difference) -> str:
-    """What a difference comes to, in one sentence."""
-    name = f"{each.letter} beside A, {each.curve}"
+def verdict(each: Difference, name: str = "") -> str:
+    """What a difference comes to, in one sentence. name: of what is compared, 'B beside A, training' by default."""
+    name = name or f"{each.letter} beside A, {each.curve}"
     if not len(each.steps):
         return f"{name}: no step in common"
     largest, where = each.largest
@@ -204,10 +204,10 @@ def steps_table(logs: Sequence[Log], steps: Sequence[int]) -> str:
 
 
 def _less(a: float | None, b: float | None) -> str:
-    return "" if a is None or b is None else _signed(a - b)
+    return "" if a is None or b is None else signed(a - b)
 
 
-def _signed(value: float) -> str:
+def signed(value: float) -> str:
     """A difference that stands for itself, small or large: 3 digits, without a float's own noise."""
     return "0" if value == 0 else f"{value:+.3g}" if abs(value) >= 1e-9 or not math.isfinite(value) else "0"
 
@@ -248,7 +248,7 @@ def differences_table(found: Sequence[Difference]) -> str:
             largest, where = each.largest
             rows.append([
                 f"{each.letter} - A, {each.curve}", f"{len(each.steps):,}", report.small(largest), str(where),
-                report.small(each.mean), _signed(float(each.values[-1])),
+                report.small(each.mean), signed(float(each.values[-1])),
                 _step(each.first_beyond), _step(each.parts), str(each.window),
             ])  # fmt: skip
     headings = ["", "steps", "largest", "at step", "mean", "last", "first beyond", "part at", "averaged over"]
@@ -318,13 +318,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The words of `logs`."""
     parser.description = DESCRIPTION
     parser.add_argument("logs", nargs="+", metavar="LOG", help="two logs or more; the first is what others differ from")
-    add_difference_arguments(parser)
+    add_difference_arguments(parser, "1 = do not; 0, the default: one part in 50 of the steps")
     parser.add_argument("--rows", type=int, default=ROWS, metavar="N", help=f"steps in the table [{ROWS}]")
     report.add_json_argument(parser)
 
 
-def add_difference_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `logs` and `run` have in common."""
+def add_difference_arguments(parser: argparse.ArgumentParser, windows: str) -> None:
+    """What `logs` and `run` have in common. windows: what special values of --window mean."""
     parser.add_argument(
         "--tolerance", type=float, default=TOLERANCE, metavar="X",
         help=f"nats per token by which losses may differ [{TOLERANCE}]; two logs part at the first step whose averaged "
@@ -332,7 +332,7 @@ def add_difference_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--window", type=int, default=0, metavar="N",
-        help="training losses: average the differences over N steps; 1 = do not [0 = one part in 50 of the steps]",
+        help=f"training losses: average the differences over N steps [{windows}]",
     )  # fmt: skip
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the curves and differences (*.png)")
 
@@ -343,7 +343,9 @@ def check_arguments(args: argparse.Namespace) -> None:
     if not (math.isfinite(args.tolerance) and args.tolerance >= 0):
         raise InputError(f"--tolerance {args.tolerance}: must be a number from 0")
     if args.window < 0:
-        raise InputError(f"--window {args.window}: must be a number of steps; 0 = one part in 50 of them")
+        raise InputError(f"--window {args.window}: must be a number of steps, from 0")
+    if args.rows < 1:
+        raise InputError(f"--rows {args.rows}: must be at least 1")
     if args.picture is not None and args.picture.suffix != ".png":
         raise InputError(f"--picture {args.picture}: the name of a picture must end in .png")
     for flag, path in (("--picture", args.picture), ("--json", args.json)):
@@ -356,8 +358,6 @@ def run(args: argparse.Namespace) -> int:
     check_arguments(args)
     if not 2 <= len(args.logs) <= len(LETTERS):
         raise InputError(f"{len(args.logs)} log given; two to {len(LETTERS)} are compared with each other")
-    if args.rows < 1:
-        raise InputError(f"--rows {args.rows}: must be at least 1")
     logs = [read_log(path) for path in args.logs]
     found = differences(logs, args.tolerance, args.window)
     report.show(as_text(logs, found, args.rows), json_path=args.json)

@@ -20,9 +20,12 @@ COLORS = ("#1f5fa8", "#d1495b", "#2a7f62", "#8a5fbf", "#e6a532", "#5b6770")
 LONGEST_NAME = 48
 
 
-def draw_logs(logs: Sequence[Log], found: Sequence[Difference], out_png: Path, title: str = "") -> None:
+def draw_logs(
+    logs: Sequence[Log], found: Sequence[Difference], out_png: Path, title: str = "", names: Sequence[str] = ()
+) -> None:
     """Draw logs and their differences to the first into a PNG, which appears complete or not at all.
 
+    names: of the logs, in place of letters and paths.
     Solid lines are training losses (of long runs the mean, each step lightly behind it), dots validation losses.
     Raises InputError if it cannot be written.
     """
@@ -33,15 +36,17 @@ def draw_logs(logs: Sequence[Log], found: Sequence[Difference], out_png: Path, t
     canvas = FigureCanvasAgg(figure)
     margins = {"left": 0.095, "right": 0.975, "top": 0.93 if title else 0.97, "bottom": 0.08, "hspace": 0.08}
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2.6, 1], gridspec_kw=margins)
-    names = short_names([log.path for log in logs])
-    for index, (letter, log) in enumerate(zip(LETTERS, logs, strict=False)):
-        _draw_losses(upper, log, f"{letter}  {names[index]}", _color(index), wide=index == 0)
+    if not names:
+        paths = short_names([log.path for log in logs])
+        names = [f"{letter}  {path}" for letter, path in zip(LETTERS, paths, strict=False)]
+    for index, (name, log) in enumerate(zip(names, logs, strict=True)):
+        _draw_losses(upper, log, name, _color(index), wide=index == 0)
     _limit_losses(upper, logs)
     _finish(upper, "loss (nats per token)")
     if upper.get_legend_handles_labels()[0]:
         upper.legend(loc="upper right", fontsize=9, edgecolor="none", framealpha=0.9, title="dots: validation")
     _draw_differences(lower, found)
-    _finish(lower, "difference to A")
+    _finish(lower, f"difference to {names[0].split()[0]}")
     lower.set_xlabel("step")
     if title:
         figure.suptitle(title, fontsize=12, fontweight="bold", y=0.985)
@@ -150,7 +155,7 @@ def _mark_parting(axes: Any, each: Difference, color: str) -> None:
     left = each.parts is not None and each.parts > (each.steps[0] + each.steps[-1]) / 2
     axes.axvline(each.parts, color=color, linewidth=1, linestyle=(0, (4, 3)))
     axes.annotate(
-        f"{each.letter}, {each.curve}: parts at {each.parts}", (each.parts, 0.97 if each.curve == TRAIN else 0.86),
+        f"{each.curve} of {each.letter} parts at {each.parts}", (each.parts, 0.97 if each.curve == TRAIN else 0.86),
         xycoords=("data", "axes fraction"), xytext=(-4 if left else 4, 0), textcoords="offset points",
         ha="right" if left else "left", va="top", fontsize=8, color=color,
     )  # fmt: skip

@@ -1,0 +1,399 @@
+"""A trainer of llm.c and ours on the same checkpoint, data and flags, one after the other: losses and time per step.
+
+The trainers are llm.c's train_gpt2 (CPU), train_gpt2fp32cu and train_gpt2cu, as built by whoever has them. Leaves out
+reading what they print (logfiles.py) and the sizes of differences (logs.py).
+"""
+
+import argparse
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+import llmc_jax
+from llmc_jax.checkpoint.llmc import read_header
+from llmc_jax.cli import parse_args
+from llmc_jax.compare import logs, report
+from llmc_jax.compare.logfiles import Log, read_log
+from llmc_jax.config import OPTIONS, ExitCode, TrainConfig, validate
+from llmc_jax.data.tokenizers import write_tokenizer_bin
+from llmc_jax.errors import InputError
+from llmc_jax.files import reason
+
+CPU, FP32, CUDA = "train_gpt2", "train_gpt2fp32cu", "train_gpt2cu"  # the names that llm.c's Makefile gives them
+MODEL_FILE, TOKENIZER_FILE = "gpt2_124M.bin", "gpt2_tokenizer.bin"  # what they open in their working folder
+TRAIN_FILE = "dev/data/tinyshakespeare/tiny_shakespeare_train.bin"
+VAL_FILE = "dev/data/tinyshakespeare/tiny_shakespeare_val.bin"
+CPU_SEQUENCE = 64  # T of train_gpt2.c
+NAMES = ("llm.c", "ours")
+ROWS = 50
+LAST_LINES = 8  # shown of a program that failed
+LLMC_OUTPUT, OUR_FOLDER = "llmc.txt", "ours"
+
+FILES = ("-e", "-i", "-j")
+# What each takes, in llm.c's spelling. -e names the checkpoint that the first two find under a fixed name.
+FLAGS = {
+    CPU: FILES,
+    FP32: (*FILES, "-b", "-t", "-l", "-v", "-m", "-s", "-g"),
+    CUDA: (
+        *FILES, "-b", "-t", "-d", "-x", "-k", "-l", "-u", "-q", "-c", "-sl", "-sg", "-v", "-m", "-s", "-g", "-h", "-a",
+        "-f", "-w", "-ge", "-r", "-lg", "-z", "-pn", "-pr", "-pg", "-pi", "-ps", "-pf",
+    ),
+}  # fmt: skip
+OURS_TO_CHOOSE = {  # flags that train_gpt2cu has and that make no sense here
+    "-o": "both write where --keep says",
+    "-y": "both begin anew",
+    **dict.fromkeys(("-n", "-nk", "-nm"), "no checkpoints are written"),
+}
+# Ours beside each: llm.c's presets, without the samples of the CPU trainer, whose text nobody compares.
+BESIDE = {
+    CPU: ["--preset", "llmc-cpu", "--dtype", "fp32", "-s", "0"],
+    FP32: ["--preset", "llmc-fp32", "--dtype", "fp32"],
+    CUDA: [],
+}
+PRECISION = re.compile(r"^\| precision +\| (FP32|TF32|FP16|BF16) ", re.MULTILINE)
+
+
+class Plan(NamedTuple):
+    """What will be run."""
+
+    kind: str  # CPU, FP32 or CUDA
+    executable: Path
+    flags: dict[str, str]  # as the user gave them, for both
+    extra: list[str]  # words for us alone
+
+
+# ----- what is asked for --------------------------------------------------------------------------------------------
+
+
+def make_plan(executable: str, kind: str | None, flags: Sequence[str], extra: Sequence[str]) -> Plan:
+    """The plan for an executable and the words after `--`. Raises InputError for what cannot be run as asked."""
+    path = _checked_executable(executable)
+    kind = kind or _kind_of(path)
+    plan = Plan(kind, path, _pairs(kind, flags), list(extra))
+    our_config(plan, our_words(plan, Path("ours"), None))
+    return plan
+
+
+def _checked_executable(executable: str) -> Path:
+    path = Path(executable)
+    if not path.exists():
+        raise InputError(f"{executable}: there is no such file; give the path of a trainer of llm.c")
+    if not path.is_file():
+        raise InputError(f"{executable}: not a file; give the path of a trainer of llm.c, such as llm.c/train_gpt2")
+    if not os.access(path, os.X_OK):
+        raise InputError(f"{executable}: cannot be executed; give a built trainer, not its source (or chmod +x it)")
+    return path.resolve()
+
+
+def _kind_of(path: Path) -> str:
+    name = path.name.removesuffix(".exe")
+    if name in FLAGS:
+        return name
+    if name.startswith(("test_gpt2", "profile_gpt2")):
+        raise InputError(f"{path}: {name} is no trainer of llm.c; expected one of {', '.join(FLAGS)}")
+    raise InputError(f"{path}: which trainer of llm.c it is cannot be told from its name; say --kind {'|'.join(FLAGS)}")
+
+
+def _pairs(kind: str, words: Sequence[str]) -> dict[str, str]:
+    """The flags with their values. Only what both programs know is let through, in llm.c's spelling."""
+    pairs: dict[str, str] = {}
+    ours = {flag for about in OPTIONS for flag in about.flags}
+    for place in range(0, len(words), 2):
+        flag = words[place]
+        if flag in OURS_TO_CHOOSE:
+            raise InputError(f"{flag}: leave it out; {OURS_TO_CHOOSE[flag]}")
+        if flag not in FLAGS[kind]:
+            raise InputError(f"{flag}: {_not_for_both(kind, flag, flag in ours)}")
+        if place + 1 == len(words):
+            raise InputError(f"{flag}: its value must follow")
+        pairs[flag] = words[place + 1]
+    return pairs
+
+
+def _not_for_both(kind: str, flag: str, ours: bool) -> str:
+    known = " ".join(FLAGS[kind])
+    if kind == CPU:
+        fixed = f"{CPU} has no flags (B=4, T={CPU_SEQUENCE}, 41 steps are fixed); {known} name its files"
+        return f"{fixed}; for us alone use --ours" if ours else fixed
+    if ours:
+        return f"{kind} has no such flag; for us alone use --ours '{flag} …'; both know {known}"
+    return f"no flag that both know; those are {known}"
+
+
+def our_words(plan: Plan, folder: Path, dtype: str | None) -> list[str]:
+    """Our command line; folder: the run folder to make; dtype: what llm.c computes in, where that is known."""
+    given = [word for pair in plan.flags.items() for word in pair]
+    precision = ["--dtype", dtype] if dtype else []
+    return [*BESIDE[plan.kind], *given, *precision, "--no-save", "-o", str(folder), *plan.extra]
+
+
+def our_config(plan: Plan, words: Sequence[str]) -> TrainConfig:
+    """The options that our words mean, checked."""
+    config = parse_args(words)
+    validate(config)
+    if plan.kind == FP32 and 0 in (config.val_every, config.sample_every):
+        raise InputError(f"-v 0 and -s 0: {FP32} divides by them; choose more than 0, or a large number")
+    if plan.kind == CUDA and config.val_every == 0:
+        raise InputError(f"-v 0: {CUDA} divides by it; choose more than 0, or a large number")
+    return config
+
+
+# ----- running ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def work_folder(keep: str | None) -> Iterator[Path]:
+    """The folder for what both write: kept, or gone afterwards. Raises InputError if it holds something already."""
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="llmc-jax-compare-") as folder:
+            yield Path(folder)
+        return
+    try:
+        Path(keep).mkdir(parents=True, exist_ok=True)
+        if any(Path(keep).iterdir()):
+            raise InputError(f"--keep {keep}: the folder is not empty; choose another")
+    except OSError as error:
+        raise InputError(f"--keep {keep}: cannot be made ({reason(error)}); choose another") from error
+    yield Path(keep).resolve()
+
+
+def complete_plan(plan: Plan) -> Plan:
+    """The plan with the files that the programs take by themselves, and with full paths.
+
+    Raises InputError where one is missing: both would stop there, one with an assertion.
+    """
+    if plan.kind == CUDA:
+        return plan
+    flags = {"-e": MODEL_FILE, "-i": TRAIN_FILE, "-j": VAL_FILE} | plan.flags
+    for flag in FILES:
+        flags[flag] = os.path.abspath(flags[flag])
+        if (flag == "-e" or plan.kind == CPU) and not Path(flags[flag]).is_file():
+            raise InputError(f"{flags[flag]}: there is no such file; name it with {flag}, behind --")
+    header = read_header(flags["-e"])
+    if header.version != 3:
+        raise InputError(
+            f"{flags['-e']}: version {header.version}; {plan.kind} reads version 3 (convert_checkpoint.py)"
+        )
+    if plan.kind == CPU and header.config.max_seq_len < CPU_SEQUENCE:
+        longest = header.config.max_seq_len
+        raise InputError(f"{flags['-e']}: max_seq_len {longest}; {CPU} trains with T={CPU_SEQUENCE} and does not check")
+    return plan._replace(flags=flags)
+
+
+def lay_out(plan: Plan, folder: Path) -> None:
+    """Make the working folder of a program that opens its files under fixed names: links to the ones it shall open.
+
+    Without a tokenizer llm.c begins its samples with an undefined token; where there is none, or one of another
+    vocabulary, it gets a table whose end-of-text is V - 1.
+    """
+    names = {MODEL_FILE: plan.flags["-e"]}
+    if plan.kind == CPU:
+        names |= {TRAIN_FILE: plan.flags["-i"], VAL_FILE: plan.flags["-j"]}
+    for name, target in names.items():
+        link = folder / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(target)
+    vocabulary = read_header(plan.flags["-e"]).config.vocab_size
+    table = Path(TOKENIZER_FILE).absolute()
+    if table.is_file() and vocabulary == 50257:
+        (folder / TOKENIZER_FILE).symlink_to(table)
+    else:
+        write_tokenizer_bin(folder / TOKENIZER_FILE, (b"?",) * vocabulary, vocabulary - 1)
+
+
+def llmc_command(plan: Plan) -> list[str]:
+    """llm.c's command line: what it does not find by a fixed name, as flags."""
+    fixed = {CPU: set(FILES), FP32: {"-e"}, CUDA: set()}[plan.kind]
+    return [str(plan.executable), *(word for flag, value in plan.flags.items() if flag not in fixed
+                                    for word in (flag, value))]  # fmt: skip
+
+
+def run_llmc(plan: Plan, folder: Path) -> Log:
+    """Run llm.c's program; its output goes to a file in `folder`. Raises InputError if it fails or prints no loss."""
+    place = None
+    if plan.kind != CUDA:
+        place = folder / "llmc"
+        place.mkdir()
+        lay_out(plan, place)
+    output = folder / LLMC_OUTPUT
+    status = _run(llmc_command(plan), output, place, os.environ)
+    if status != 0:
+        raise InputError(f"{plan.executable}: {_failed(status, output)}")
+    return read_log(output)
+
+
+def run_ours(plan: Plan, folder: Path, dtype: str | None) -> tuple[Log, list[str]]:
+    """Run our trainer in a process of its own. Returns its log and its words. Raises InputError if it fails."""
+    words = our_words(plan, folder / OUR_FOLDER, dtype)
+    environment = dict(os.environ)
+    package = str(Path(llmc_jax.__file__).resolve().parents[1])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, environment.get("PYTHONPATH")]))
+    if plan.kind == CPU:  # beside a CPU a CPU
+        environment.setdefault("JAX_PLATFORMS", "cpu")
+    program = [sys.executable, "-c", "from llmc_jax.cli import program; program()"]
+    output = folder / "ours.txt"
+    status = _run([*program, *words], output, None, environment)
+    if status not in (ExitCode.DONE, ExitCode.DIVERGED):
+        raise InputError(f"train.py {shlex.join(words)}: {_failed(status, output)}")
+    return read_log(folder / OUR_FOLDER), words
+
+
+def _run(command: Sequence[str], output: Path, place: Path | None, environment: Mapping[str, str]) -> int:
+    """The exit status of a command whose output goes to a file. Ctrl-C ends both."""
+    try:
+        with output.open("wb") as file:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, cwd=place, env=environment
+            )
+    except OSError as error:
+        raise InputError(f"{command[0]}: cannot be run: {reason(error)}") from error
+    return done.returncode
+
+
+def _failed(status: int, output: Path) -> str:
+    """How a program ended, and the end of what it printed: on standard error, its last line in the message too."""
+    with output.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - (1 << 14)))
+        text = file.read(1 << 14).decode("utf-8", "replace")
+    lines = ["".join(c if c.isprintable() else " " for c in line).rstrip() for line in text.splitlines()]
+    lines = [line[:400] for line in lines if line.strip()][-LAST_LINES:]
+    for line in lines:
+        print(f"    {line}", file=sys.stderr)
+    ended = f"ended with status {status}" if status > 0 else f"was ended by signal {-status}"
+    return f"{ended}; the last it printed: {lines[-1]}" if lines else f"{ended} and printed nothing"
+
+
+def precision_of(output: Path) -> str | None:
+    """What train_gpt2cu was compiled for, from its start-up table; TF32 is fp32 with our -f 1, which is the default."""
+    with output.open("rb") as file:
+        found = PRECISION.search(file.read(1 << 16).decode("utf-8", "replace"))
+    return {"FP32": "fp32", "TF32": "fp32", "FP16": "fp16", "BF16": "bf16"}[found[1]] if found else None
+
+
+# ----- side by side -------------------------------------------------------------------------------------------------
+
+
+class Result(NamedTuple):
+    """Both runs, and how they compare."""
+
+    logs: tuple[Log, Log]  # llm.c's, ours
+    differences: list[logs.Difference]  # training, validation
+
+    @property
+    def agree(self) -> bool:
+        """Whether no loss of the common steps differs by more than the tolerance."""
+        compared = [each for each in self.differences if len(each.steps)]
+        return bool(compared) and all(each.first_beyond is None for each in compared)
+
+    @property
+    def time_ratio(self) -> float | None:
+        """Our median time per step as a part of llm.c's."""
+        theirs, mine = (logs.speed(log).ms for log in self.logs)
+        return mine / theirs if mine and theirs else None
+
+
+def compare(theirs: Log, mine: Log, tolerance: float, window: int) -> Result:
+    """The two logs compared, single steps unless a window is given."""
+    return Result((theirs, mine), logs.differences([theirs, mine], tolerance, window or 1))
+
+
+def steps_table(result: Result, rows: int) -> str:
+    """Losses and ms by step; of long runs, some steps."""
+    theirs, mine = result.logs
+    found = [set(log.train.steps.tolist()) | set(log.val.steps.tolist()) for log in result.logs]
+    steps = sorted(found[0] | found[1])
+    places = np.unique(np.linspace(0, len(steps) - 1, min(rows, len(steps))).round().astype(int))
+    lines = []
+    for step in (steps[place] for place in places):
+        cells = [str(step)]
+        for curve in ("train", "val"):
+            a, b = (logs.at_step(getattr(log, curve), step) for log in (theirs, mine))
+            less = "" if a is None or b is None else logs.signed(b - a)
+            cells += [report.number(a, 6), report.number(b, 6), less]
+        cells += [report.number(logs.at_step(log.ms, step), 2) for log in (theirs, mine)]
+        lines.append(cells)
+    pair = list(NAMES)
+    headings = ["step", *(f"train {name}" for name in pair), "ours - llm.c", *(f"val {name}" for name in pair)]
+    return report.table([*headings, "ours - llm.c", *(f"ms {name}" for name in pair)], lines)
+
+
+def verdict(result: Result) -> list[str]:
+    """What it comes to: a sentence on each kind of loss, one on the time."""
+    lines = [logs.verdict(each, f"{each.curve} losses") for each in result.differences]
+    theirs, mine = (logs.speed(log).ms for log in result.logs)
+    if theirs and mine:
+        ratio = mine / theirs
+        words = f"ours is {1 / ratio:.2f} times as fast" if ratio < 1 else f"ours takes {ratio:.2f} times as long"
+        lines.append(
+            f"time: median {theirs:.2f} ms per step of llm.c, {mine:.2f} ms of ours, without the first: {words}"
+        )
+    agree = "the losses agree" if result.agree else "the losses do NOT agree"
+    return [*lines, f"verdict: {agree} within {result.differences[0].tolerance:g} nats per token"]
+
+
+def _announce(args: argparse.Namespace, text: str) -> None:
+    if args.json != report.SCREEN:
+        print(text, flush=True)
+
+
+# ----- the command --------------------------------------------------------------------------------------------------
+
+DESCRIPTION = f"""\
+Run a trainer of llm.c, then ours, on the same checkpoint, data and flags, and put losses and time side by side.
+
+  run llm.c/{CPU} -- -e model.bin -i train.bin -j val.bin
+  run llm.c/{CUDA} -- -e gpt2_124M_bf16.bin -b 4 -t 1024 -x 50
+
+The words behind -- are flags for both, in llm.c's spelling. {CPU} has none of its own: -e, -i and -j name the
+files that it finds under fixed names in a folder made for it; {FP32} gets -e so. What stands for us alone
+(--kernels, say) goes into --ours. What the two of them print and our run folder stay where --keep says."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The words of `run`; those behind `--` come as `args.flags`."""
+    parser.description = DESCRIPTION
+    parser.add_argument("executable", metavar="EXECUTABLE", help="the built trainer of llm.c")
+    parser.add_argument("--kind", choices=tuple(FLAGS), help="which trainer it is [by its name]")
+    parser.add_argument("--ours", default="", metavar="WORDS", help="further flags of train.py, in one pair of quotes")
+    parser.add_argument("--keep", metavar="DIR", help="a new folder for what both print and our run folder")
+    logs.add_difference_arguments(parser, "1 = do not, the default")
+    parser.add_argument("--rows", type=int, default=ROWS, metavar="N", help=f"steps in the table, at most [{ROWS}]")
+    report.add_json_argument(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run both, compare, print. Raises InputError."""
+    logs.check_arguments(args)
+    try:
+        extra = shlex.split(args.ours)
+    except ValueError as error:
+        raise InputError(f"--ours {args.ours}: {error}") from error
+    plan = complete_plan(make_plan(args.executable, args.kind, args.flags, extra))
+    with work_folder(args.keep) as folder:
+        _announce(args, f"1 of 2, llm.c: {shlex.join(llmc_command(plan))}")
+        theirs = run_llmc(plan, folder)
+        dtype = precision_of(folder / LLMC_OUTPUT) if plan.kind == CUDA else None
+        _announce(args, f"2 of 2, ours:  train.py {shlex.join(our_words(plan, folder / OUR_FOLDER, dtype))}\n")
+        mine, words = run_ours(plan, folder, dtype)
+        result = compare(theirs, mine, args.tolerance, args.window)
+        _announce(args, f"{steps_table(result, args.rows)}\n\n" + "\n".join(verdict(result)))
+        if args.picture is not None:
+            from llmc_jax.compare.picture import draw_logs
+
+            draw_logs(result.logs, result.differences, args.picture, names=NAMES)
+            _announce(args, f"\npicture: {args.picture}")
+    commands = {"llm.c": llmc_command(plan), "ours": ["train.py", *words]}
+    facts = {"comparison": "run", "kind": plan.kind, "executable": str(plan.executable), "commands": commands}
+    outcome = {"agree": result.agree, "time_ratio": result.time_ratio, "verdict": verdict(result)}
+    report.emit(facts | outcome | logs.as_json(result.logs, result.differences, args.rows), json_path=args.json)
+    return 0
