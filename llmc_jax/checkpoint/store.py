@@ -487,24 +487,25 @@ def _check_plan(folder: Path, manifest: Manifest, name: str) -> None:
 
 def check(folder: str | Path) -> str | None:
     """What is wrong with a state folder, in one line; None if every file is what was saved. Reads all of it."""
-    return _examine(Path(folder), deep=True)[1]
+    return _examine(Path(folder), deep=True)[2]
 
 
-def _examine(folder: Path, deep: bool) -> tuple[float | None, str | None]:
-    """Validation loss and problem of a state folder. Not deep: the contents of the arrays' files are not read."""
-    loss = None
+def _examine(folder: Path, deep: bool) -> tuple[int, float | None, str | None]:
+    """Step, validation loss and problem of a state folder. Not deep: the contents of the arrays' files are not read."""
+    step, loss = -1, None
     try:
         if not folder.is_dir():
-            return None, "it is a file, not a folder" if folder.exists() else "there is no such folder"
+            return step, loss, "it is a file, not a folder" if folder.exists() else "there is no such folder"
         manifest = _manifest(folder)
+        step = manifest.step
         loss = _val_loss(_facts(folder, manifest))
         damages = _damages(folder, manifest, deep)
     except FormatError as error:
-        return loss, str(error)
+        return step, loss, str(error)
     except OSError as error:
-        return loss, _unreadable(folder, error)
+        return step, loss, _unreadable(folder, error)
     more = f" (and {len(damages) - 1} more)" if len(damages) > 1 else ""
-    return loss, damages[0] + more if damages else None
+    return step, loss, damages[0] + more if damages else None
 
 
 def _damages(folder: Path, manifest: Manifest, deep: bool) -> list[str]:
@@ -552,17 +553,24 @@ def entry(run: str | Path, step: int, *, deep: bool = True) -> Entry:
     """The checkpoint of one step, checked; not deep: without reading the contents of the arrays' files."""
     run = Path(run)
     folder, done = state_folder(run, step), done_file(run, step)
+    if not os.path.lexists(folder):
+        there = f"there is {done.name}, but no folder" if done.exists() else "there is no folder"
+        return Entry(step, folder, 0, None, f"{there} {folder.name}")
+    found = loose_entry(folder, deep=deep and done.is_file())
+    if not done.is_file():
+        return found._replace(step=step, problem=f"not complete: there is no {done.name} (the save was interrupted)")
+    if found.problem is None and found.step != step:
+        return found._replace(step=step, problem=f"it holds step {found.step}")
+    return found._replace(step=step)
+
+
+def loose_entry(folder: str | Path, *, deep: bool = True) -> Entry:
+    """A state folder by itself, whatever its name and without a DONE_ file; step -1 where it cannot be read."""
+    folder = Path(folder)
     size = 0
     with suppress(OSError):
         size = sum(max(size, 0) for size in _sizes(folder).values())
-    if not done.is_file():
-        loss, _ = _examine(folder, deep=False)
-        return Entry(step, folder, size, loss, f"not complete: there is no {done.name} (the save was interrupted)")
-    if not os.path.lexists(folder):
-        return Entry(step, folder, 0, None, f"there is {done.name}, but no folder {folder.name}")
-    loss, problem = _examine(folder, deep)
-    if problem is None and _manifest(folder).step != step:
-        problem = f"it holds step {_manifest(folder).step}"
+    step, loss, problem = _examine(folder, deep)
     return Entry(step, folder, size, loss, problem)
 
 
