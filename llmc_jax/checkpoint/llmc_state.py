@@ -51,6 +51,7 @@ from llmc_jax.checkpoint.binary import HEADER_BYTES, Values, read_at, read_heade
 from llmc_jax.checkpoint.llmc import UNLAYERED
 from llmc_jax.checkpoint.reading import CHUNK, opened, stamp_of
 from llmc_jax.config import ModelConfig
+from llmc_jax.data.loader import NOT_IN_LLMC
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason
 from llmc_jax.params import TensorSpec, num_parameters, tensor_specs
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
 WHAT = "a training state of llm.c"
 VERSION = 1
 TENSORS = 16  # each draws once from the rounding stream in an update
-FROM_HERE = ("batch_size", "sequence_length", "shard_tokens")  # what llm.c does not store of a loader
 GROUPS = ("m", "v", "params")  # in the order of the file; params: the master weights
 
 # places in the header, as int32
@@ -724,17 +724,18 @@ def _loaders(
     if len(found) == n:
         return found
     known = found[0]
-    if any(name not in known for name in FROM_HERE) or not options:
+    if any(name not in known for name in NOT_IN_LLMC) or not options:
         raise InputError(
             f"the loader's position is that of {len(found)} processes, and what it takes to find one for {n} (B, T, "
             f"lengths of the shards) is not in it; write it for {len(found)}"
         )
     old = _micro_steps(options, len(found)) * len(found)
     batches = step * old // n
+    lost = f", less {step * old % n} batches" if step * old % n else ""
     warnings.append(
-        f"the position in the data cannot be carried from {len(found)} processes to {n}: each rank gets the order that "
-        f"llm.c would have given it from the beginning, and stands after {batches:,} batches, as many tokens in all as "
-        f"were read (less {step * old % n} batches); so some samples of this epoch come twice and others not at all"
+        f"the place in the data cannot be carried over to another number of processes ({len(found)}, now {n}): each rank "
+        f"gets the order that llm.c would have given it at the beginning, and its place after {batches:,} batches (as "
+        f"many tokens in all as were read{lost}); so some samples of this epoch come twice and others not at all"
     )
     return [_loader_from_start(known, rank, n, batches, int(options.get("seed", 42))) for rank in range(n)]
 

@@ -19,6 +19,7 @@ from llmc_jax.errors import FormatError, InputError
 from llmc_jax.rng import Mt19937, is_int_below
 
 Batch = tuple[np.ndarray, np.ndarray]
+NOT_IN_LLMC = ("batch_size", "sequence_length", "shard_tokens")  # of a loader's state: what llm.c does not store
 
 
 class Position(NamedTuple):
@@ -224,23 +225,38 @@ class TokenLoader:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state`: the next batches are those that followed it.
 
+        One that comes from llm.c has no batch_size, sequence_length and shard_tokens, which llm.c does not store; then
+        the numbers of shards and of samples in the current one must be those of here, which is llm.c's own check. Of
+        {"ranks": [...]}, the states of all processes, this process's is taken.
+
         Raises InputError if it is not one, or was taken with other files, another B, T, rank, number of processes or
         way of shuffling; the loader then stands where it stood.
         """
         if not isinstance(state, Mapping):
             raise self._broken("no table of names and values")
+        if "ranks" in state:
+            state = self._own_rank(state["ranks"])
+        from_llmc = not any(name in state for name in NOT_IN_LLMC)
         for name, ours in self._fit().items():
+            if from_llmc and name in NOT_IN_LLMC:
+                continue
             if name not in state or state[name] != ours:
-                raise InputError(
-                    f"{self.flag}: the saved loader position does not fit: {name} is {_short(state.get(name))}, here "
-                    f"it is {_short(ours)}; continue with the files and settings it was saved with"
-                )
+                raise self._misfit(f"{name} is {_short(state.get(name))}, here it is {_short(ours)}")
         shard, sample, rng = state.get("current_shard_idx"), state.get("current_sample_idx"), None
-        shard_order = _permutation(state.get("shard_indices"), len(self.paths) if self.shuffle else 0)
+        shards = state.get("shard_indices")
+        if from_llmc and self.shuffle and isinstance(shards, list) and len(shards) != len(self.paths):
+            raise self._misfit(f"it goes over {len(shards)} shards, here are {len(self.paths)}")
+        shard_order = _permutation(shards, len(self.paths) if self.shuffle else 0)
         if shard_order is None or not is_int_below(shard, len(self.paths)):
             raise self._broken("current_shard_idx or shard_indices")
         samples = self.samples_per_shard[int(shard_order[shard]) if self.shuffle else shard]
-        sample_order = _permutation(state.get("intra_shard_indices"), samples if self.shuffle else 0)
+        order = state.get("intra_shard_indices")
+        if from_llmc and self.shuffle and isinstance(order, list) and len(order) != samples:
+            raise self._misfit(
+                f"its shard has {len(order)} samples, here it has {samples} of B={self.batch_size} * "
+                f"T={self.sequence_length} * {self.num_processes} tokens"
+            )
+        sample_order = _permutation(order, samples if self.shuffle else 0)
         if sample_order is None or not is_int_below(sample, samples + 1):
             raise self._broken("current_sample_idx or intra_shard_indices")
         if self._rng is not None:
@@ -250,6 +266,21 @@ class TokenLoader:
             self._rng.restore(saved)
             rng = self._rng.state()
         self._position = Position(shard, sample, shard_order, sample_order, rng)
+
+    def _own_rank(self, ranks: Any) -> Mapping[str, Any]:
+        """This process's state of those of all processes."""
+        if not isinstance(ranks, list) or not all(isinstance(rank, Mapping) for rank in ranks):
+            raise self._broken("ranks")
+        if len(ranks) != self.num_processes:
+            raise self._misfit(f"it has the places of {len(ranks)} processes, here there are {self.num_processes}")
+        own: Mapping[str, Any] = ranks[self.process_rank]
+        return own
+
+    def _misfit(self, what: str) -> InputError:
+        return InputError(
+            f"{self.flag}: the saved loader position does not fit: {what}; continue with the files and settings it was "
+            "saved with"
+        )
 
     def _broken(self, what: str) -> InputError:
         return InputError(f"{self.flag}: the saved loader position is damaged ({what}); continue from another one")
