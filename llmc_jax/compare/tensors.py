@@ -44,7 +44,8 @@ class Difference(NamedTuple):
     nonfinite: int  # differences that are NaN or infinite
     beyond: int  # values outside the limit; NaN always is
     share: float  # the largest |a - b| as a share of what the limit allows there; infinite with NaN
-    rms: float  # of b
+    rms: float  # root of the mean square of b
+    rms_error: float  # the same of a - b
 
     @property
     def same_bits(self) -> bool:
@@ -65,7 +66,8 @@ class Measure:
 
     def __init__(self, limit: Limit | None = None, *, nan_agrees: bool = False) -> None:
         self._limit, self._nan_agrees = limit, nan_agrees
-        self._size = self._other_values = self._other_bits = self._nonfinite = self._beyond = 0
+        self.other_values = 0  # so far
+        self._size = self._other_bits = self._nonfinite = self._beyond = 0
         self._sum = self._squares = self._reference = self._share = 0.0
         self._worst = (-1.0, 0, math.nan, math.nan)  # |a - b|, position, a, b
 
@@ -85,7 +87,7 @@ class Measure:
                 distance[changed == 0] = 0.0
             finite = np.isfinite(distance)
             self._count(x, y, distance, finite)
-        self._other_values += int(np.count_nonzero(changed))
+        self.other_values += int(np.count_nonzero(changed))
         self._other_bits += int(np.bitwise_count(changed).sum(dtype=np.int64))
         counted = distance[finite]
         self._sum += float(counted.sum())
@@ -130,12 +132,13 @@ class Measure:
             worst=tuple(int(i) for i in np.unravel_index(at, tuple(shape))) if self._size else None,
             a=a,
             b=b,
-            other_values=self._other_values,
+            other_values=self.other_values,
             other_bits=self._other_bits,
             nonfinite=self._nonfinite,
             beyond=self._beyond,
             share=self._share,
             rms=math.sqrt(self._reference / size),
+            rms_error=norm / math.sqrt(size),
         )
 
 

@@ -42,6 +42,7 @@ def test_against_numpy(dtype: type, chunk: int, monkeypatch: pytest.MonkeyPatch)
     assert found.beyond == np.count_nonzero(distance > 1e-3 + 1e-3 * np.abs(y)) and not found.agrees
     assert found.share == pytest.approx((distance / (1e-3 + 1e-3 * np.abs(y))).max(), rel=1e-12)
     assert found.rms == pytest.approx(math.sqrt((y * y).mean()), rel=1e-12)
+    assert found.rms_error == pytest.approx(math.sqrt((distance * distance).mean()), rel=1e-12)
     assert found.nonfinite == 0 and not found.same_bits
 
 

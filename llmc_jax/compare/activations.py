@@ -1,0 +1,637 @@
+"""One batch through the model, operation by operation, with everything in between: kept, written, read, compared.
+
+The values are those of gpt2.py's own blocks. Beside them stands the list of the operations that make them, by which one
+operation can be computed from inputs of another program. Leaves out what is printed (debug_state.py).
+
+    B batch, T sequence length, C channels, L layers, NH heads, V vocabulary, Vp padded vocabulary
+"""
+
+import json
+import math
+import os
+import secrets
+import shutil
+import stat
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from llmc_jax.compare.tensors import Difference, Limit, difference
+from llmc_jax.config import ModelConfig
+from llmc_jax.errors import FormatError, InputError
+from llmc_jax.files import reason
+from llmc_jax.gpt2 import (
+    BlockActivations,
+    BlockParams,
+    Execution,
+    block_backward,
+    block_forward,
+    block_params,
+)
+from llmc_jax.ops.embedding import embedding_forward
+from llmc_jax.ops.linear import bias_backward, linear_backward, linear_forward
+from llmc_jax.ops.residual import residual_forward
+from llmc_jax.params import Params
+
+Function = Callable[..., tuple[Any, ...]]
+Values = dict[str, Any]  # by name: NumPy arrays, float32 or float64; of `att` also what only our attention understands
+
+
+class Batch(NamedTuple):
+    """What the model is given."""
+
+    x: np.ndarray  # (B, T) int32
+    y: np.ndarray  # (B, T) int32
+
+
+class Model(NamedTuple):
+    """What computes it."""
+
+    config: ModelConfig
+    params: Params  # in the dtype that the model computes in
+    execution: Execution
+
+
+class Operation(NamedTuple):
+    """One operation of the model: function(*inputs, *weights) gives the outputs, all of them by name."""
+
+    name: str  # what is called, such as attention_forward
+    inputs: tuple[str, ...]
+    weights: tuple[jax.Array, ...]
+    outputs: tuple[str, ...]
+    function: Function
+
+
+# ----- names ---------------------------------------------------------------------------------------------------------
+
+
+def layer_name(layer: int, name: str) -> str:
+    """The name of a layer's value: layer_03.qkv."""
+    return f"layer_{layer:02d}.{name}"
+
+
+def stream_before(layer: int, name: str = "residual3") -> str:
+    """The name of what a layer reads: the output of the one before it, or of the embedding (or its gradient)."""
+    if layer:
+        return layer_name(layer - 1, name)
+    return "dencoded" if name.startswith("d") else "encoded"
+
+
+def is_wide(name: str) -> bool:
+    """Whether a value is kept in at least float32 whatever the model computes in."""
+    return name.endswith(("_mean", "_rstd")) or name in ("losses", "loss", "dwte_head")
+
+
+def shape_of(name: str, config: ModelConfig, B: int, T: int) -> tuple[int, ...]:
+    """The shape under which a value is written and compared."""
+    c, C = config, config.channels
+    own = name.rpartition(".")[2]
+    if own.endswith(("_mean", "_rstd")) or own == "losses":
+        return (B, T)
+    of_weights = {
+        "dqkvw": (3 * C, C), "dqkvb": (3 * C,), "dattprojw": (C, C), "dfcw": (4 * C, C), "dfcb": (4 * C,),
+        "dfcprojw": (C, 4 * C), "dwte": (c.padded_vocab_size, C), "dwte_head": (c.padded_vocab_size, C),
+        "dwpe": (c.max_seq_len, C),
+    }  # fmt: skip
+    if own in of_weights:
+        return of_weights[own]
+    if own in ("dln1w", "dln1b", "dln2w", "dln2b", "dlnfw", "dlnfb", "dattprojb", "dfcprojb"):
+        return (C,)
+    if own == "loss":
+        return ()
+    if own == "att":
+        return (B, c.num_heads, T, T)
+    widths = {"qkv": 3 * C, "fch": 4 * C, "fch_gelu": 4 * C, "logits": c.vocab_size}
+    return (B, T, widths.get(own.removeprefix("d"), C))
+
+
+# ----- the operations, in the order of computation -------------------------------------------------------------------
+
+
+def forward_operations(model: Model) -> Iterator[Operation]:
+    """From the tokens x and the targets y to the loss."""
+    config, p, op = model.config, model.params, model.execution.op
+    layernorm = jax.jit(lambda x, w, b: _mean_first(op.layernorm_forward(x, w, b)))
+    linear = jax.jit(lambda x, w, b: (linear_forward(x, w, b),))
+    attention = jax.jit(lambda qkv: op.attention_forward(qkv, config.num_heads))
+    add = jax.jit(lambda x, f: (residual_forward(x, f),))
+    gelu = jax.jit(lambda x: (op.gelu_forward(x),))
+    embedding = jax.jit(lambda tokens, wte, wpe: (embedding_forward(tokens, wte, wpe),))
+    head = jax.jit(lambda lnf, wte: (linear_forward(lnf, wte, None),))
+    classifier = jax.jit(lambda logits, y: (_losses(logits, y, model),))
+    mean = jax.jit(lambda losses: (jnp.mean(losses),))
+
+    yield Operation("embedding_forward", ("x",), (p.wte, p.wpe), ("encoded",), embedding)
+    for layer in range(config.num_layers):
+        w = block_params(p, layer)
+        n = {name: layer_name(layer, name) for name in FORWARD_NAMES}
+        residual1 = stream_before(layer)
+        ln1, ln2 = ((n[f"{k}_mean"], n[f"{k}_rstd"], n[k]) for k in ("ln1", "ln2"))
+        yield Operation("layernorm_forward", (residual1,), (w.ln1w, w.ln1b), ln1, layernorm)
+        yield Operation("linear_forward", (n["ln1"],), (w.qkvw, w.qkvb), (n["qkv"],), linear)
+        yield Operation("attention_forward", (n["qkv"],), (), (n["atty"], n["att"]), attention)
+        yield Operation("linear_forward", (n["atty"],), (w.attprojw, w.attprojb), (n["attproj"],), linear)
+        yield Operation("residual_forward", (residual1, n["attproj"]), (), (n["residual2"],), add)
+        yield Operation("layernorm_forward", (n["residual2"],), (w.ln2w, w.ln2b), ln2, layernorm)
+        yield Operation("linear_forward", (n["ln2"],), (w.fcw, w.fcb), (n["fch"],), linear)
+        yield Operation("gelu_forward", (n["fch"],), (), (n["fch_gelu"],), gelu)
+        yield Operation("linear_forward", (n["fch_gelu"],), (w.fcprojw, w.fcprojb), (n["fcproj"],), linear)
+        yield Operation("residual_forward", (n["residual2"], n["fcproj"]), (), (n["residual3"],), add)
+    last = stream_before(config.num_layers)
+    yield Operation("layernorm_forward", (last,), (p.lnfw, p.lnfb), ("lnf_mean", "lnf_rstd", "lnf"), layernorm)
+    yield Operation("linear_forward", ("lnf",), (p.wte,), ("logits",), head)
+    yield Operation("classifier_forward", ("logits", "y"), (), ("losses",), classifier)
+    yield Operation("mean", ("losses",), (), ("loss",), mean)
+
+
+FORWARD_NAMES = (
+    "ln1_mean", "ln1_rstd", "ln1", "qkv", "atty", "att", "attproj", "residual2", "ln2_mean", "ln2_rstd", "ln2", "fch",
+    "fch_gelu", "fcproj", "residual3",
+)  # fmt: skip
+BACKWARD_NAMES = (
+    "dresidual3", "dfch_gelu", "dfcprojw", "dfcprojb", "dfch", "dln2", "dfcw", "dfcb", "dresidual2", "dln2w", "dln2b",
+    "datty", "dattprojw", "dattprojb", "dqkv", "dln1", "dqkvw", "dqkvb", "dln1w", "dln1b",
+)  # fmt: skip
+
+
+def backward_operations(model: Model) -> Iterator[Operation]:
+    """From the logits to the 16 gradients, the tensors with a layer axis in slices of one layer."""
+    config, p, op = model.config, model.params, model.execution.op
+    head = jax.jit(lambda d, x, w: _head_backward(d, x, w))
+    layernorm = jax.jit(lambda d, x, mean, rstd, w: op.layernorm_backward(d, x, w, mean, rstd))
+    linear = jax.jit(lambda d, x, w: (*linear_backward(d, x, w), bias_backward(d)))
+    gelu = jax.jit(lambda d, x: (op.gelu_backward(d, x),))
+    residual = jax.jit(lambda d, dout, x, mean, rstd, w: op.residual_layernorm_backward(d, dout, x, w, mean, rstd))
+    attention = jax.jit(lambda d, qkv, out, att: (op.attention_backward(d, qkv, out, att, config.num_heads),))
+    embedding = jax.jit(lambda d, x, dwte: _embedding_backward(d, x, dwte, model))
+    classifier = jax.jit(lambda logits, y: (_dlogits(logits, y, model),))
+
+    yield Operation("classifier_backward", ("logits", "y"), (), ("dlogits",), classifier)
+    yield Operation("linear_backward", ("dlogits", "lnf"), (p.wte,), ("dlnf", "dwte_head"), head)
+    last, dlast = stream_before(config.num_layers), stream_before(config.num_layers, "dresidual3")
+    found = (dlast, "dlnfw", "dlnfb")
+    yield Operation("layernorm_backward", ("dlnf", last, "lnf_mean", "lnf_rstd"), (p.lnfw,), found, layernorm)
+    for layer in reversed(range(config.num_layers)):
+        w = block_params(p, layer)
+        n = {name: layer_name(layer, name) for name in FORWARD_NAMES + BACKWARD_NAMES}
+
+        def names(*own: str, n: dict[str, str] = n) -> tuple[str, ...]:
+            return tuple(n[name] for name in own)
+
+        yield Operation(
+            "linear_backward", names("dresidual3", "fch_gelu"), (w.fcprojw,),
+            names("dfch_gelu", "dfcprojw", "dfcprojb"), linear,
+        )  # fmt: skip
+        yield Operation("gelu_backward", names("dfch_gelu", "fch"), (), names("dfch"), gelu)
+        yield Operation("linear_backward", names("dfch", "ln2"), (w.fcw,), names("dln2", "dfcw", "dfcb"), linear)
+        yield Operation(
+            "residual_layernorm_backward", names("dresidual3", "dln2", "residual2", "ln2_mean", "ln2_rstd"), (w.ln2w,),
+            names("dresidual2", "dln2w", "dln2b"), residual,
+        )  # fmt: skip
+        yield Operation(
+            "linear_backward", names("dresidual2", "atty"), (w.attprojw,), names("datty", "dattprojw", "dattprojb"),
+            linear,
+        )  # fmt: skip
+        yield Operation("attention_backward", names("datty", "qkv", "atty", "att"), (), names("dqkv"), attention)
+        yield Operation("linear_backward", names("dqkv", "ln1"), (w.qkvw,), names("dln1", "dqkvw", "dqkvb"), linear)
+        yield Operation(
+            "residual_layernorm_backward",
+            (*names("dresidual2", "dln1"), stream_before(layer), *names("ln1_mean", "ln1_rstd")), (w.ln1w,),
+            (stream_before(layer, "dresidual3"), *names("dln1w", "dln1b")), residual,
+        )  # fmt: skip
+    yield Operation("embedding_backward", ("dencoded", "x", "dwte_head"), (), ("dwpe", "dwte"), embedding)
+
+
+def operations(model: Model, *, gradients: bool) -> Iterator[Operation]:
+    """All of them, each after those whose outputs it takes."""
+    yield from forward_operations(model)
+    if gradients:
+        yield from backward_operations(model)
+
+
+def _mean_first(found: tuple[Any, Any, Any]) -> tuple[Any, ...]:
+    out, mean, rstd = found
+    return mean, rstd, out
+
+
+def _losses(logits: jax.Array, y: jax.Array, model: Model) -> jax.Array:
+    rows = logits.reshape(-1, logits.shape[-1])
+    return model.execution.op.classifier_forward(rows, y.reshape(-1), model.config.vocab_size)[0].reshape(y.shape)
+
+
+def _dlogits(logits: jax.Array, y: jax.Array, model: Model) -> jax.Array:
+    wide = jnp.promote_types(logits.dtype, jnp.float32)
+    dlosses = jnp.full((y.size,), 1.0 / y.size, wide)
+    rows = logits.reshape(-1, logits.shape[-1])
+    found = model.execution.op.classifier(rows, y.reshape(-1), dlosses, model.config.vocab_size)[1]
+    return found.reshape(logits.shape)
+
+
+def _head_backward(dlogits: jax.Array, lnf: jax.Array, wte: jax.Array) -> tuple[Any, ...]:
+    rows = dlogits.reshape(-1, dlogits.shape[-1])
+    wide = jnp.promote_types(lnf.dtype, jnp.float32)
+    dlnf, dwte = linear_backward(rows, lnf.reshape(-1, lnf.shape[-1]), wte, dw_dtype=wide)
+    return dlnf.reshape(lnf.shape), dwte
+
+
+def _embedding_backward(dx: jax.Array, x: jax.Array, dwte: jax.Array, model: Model) -> tuple[Any, ...]:
+    dwte, dwpe = model.execution.op.embedding_backward(dx, x, dwte)
+    dwpe = jnp.pad(dwpe, ((0, model.config.max_seq_len - dwpe.shape[0]), (0, 0)))
+    return dwpe, dwte.astype(model.params.wte.dtype)
+
+
+# ----- the values that gpt2.py's own blocks make ---------------------------------------------------------------------
+
+
+def own_values(model: Model, batch: Batch, *, gradients: bool) -> Values:
+    """Every value of a batch, from gpt2.block_forward and block_backward, which the model itself runs.
+
+    What stays inside a block comes from `operations`: attproj and the gradients within the block.
+    """
+    config, p = model.config, model.params
+    execution = model.execution._replace(recompute=0, recompute_blocks=0)
+    forward = jax.jit(lambda x, pending, w: block_forward(x, pending, w, config.num_heads, execution))
+    last_layernorm = jax.jit(lambda x, f: execution.op.residual_layernorm_forward(x, f, p.lnfw, p.lnfb))
+    x = jax.jit(lambda tokens: embedding_forward(tokens, p.wte, p.wpe))(jnp.asarray(batch.x))
+    values: Values = {"x": batch.x, "y": batch.y, "encoded": _host(x)}
+    pending, kept = None, []
+    for layer in range(config.num_layers):
+        x, pending, a = forward(x, pending, block_params(p, layer))
+        values |= _block_values(layer, a, pending)
+        if gradients:
+            kept.append(a)
+    x, lnf, mean, rstd = last_layernorm(x, pending)
+    values |= {stream_before(config.num_layers): _host(x)}
+    values |= {"lnf": _host(lnf), "lnf_mean": _host(mean), "lnf_rstd": _host(rstd)}
+    _complete(values, forward_operations(model), model)
+    if gradients:
+        values |= _own_gradients(model, values, kept, x, mean, rstd)
+        _complete(values, backward_operations(model), model)
+    return values
+
+
+def _block_values(layer: int, a: BlockActivations, fcproj: Any) -> Values:
+    """A block's activations by name, and its input under the name of the output that it is."""
+    found = {stream_before(layer): _host(a.residual1), layer_name(layer, "fcproj"): _host(fcproj)}
+    for name, value in a._asdict().items():
+        if name not in ("residual1", "att"):
+            found[layer_name(layer, name)] = _host(value)
+    is_matrix = isinstance(a.att, jax.Array) and a.att.ndim == 4
+    found[layer_name(layer, "att")] = _host(a.att) if is_matrix else a.att
+    return found
+
+
+def _own_gradients(model: Model, values: Values, kept: list[BlockActivations], x: Any, mean: Any, rstd: Any) -> Values:
+    """The gradients that gpt2.block_backward gives: of the stream, and of the weights."""
+    config, p, op = model.config, model.params, model.execution.op
+    backward = jax.jit(lambda d, w, a: block_backward(d, w, a, config.num_heads, model.execution))
+    # The head is the same operations in gpt2.py: dlnf comes from the list.
+    head = list(backward_operations(model))[:2]
+    found = dict(values)
+    _complete(found, iter(head), model)
+    dlnf = _device("dlnf", found["dlnf"], model)
+    dx, dlnfw, dlnfb = jax.jit(lambda *given: op.layernorm_backward(*given))(dlnf, x, p.lnfw, mean, rstd)
+    gradients: Values = {"dlnfw": _host(dlnfw), "dlnfb": _host(dlnfb)}
+    for layer in reversed(range(config.num_layers)):
+        gradients[layer_name(layer, "dresidual3")] = _host(dx)
+        dx, of_weights = backward(dx, block_params(p, layer), kept[layer])
+        for name in BlockParams._fields:
+            gradients[layer_name(layer, f"d{name}")] = _host(getattr(of_weights, name))
+    return gradients | {"dencoded": _host(dx)}
+
+
+def _complete(values: Values, listed: Iterator[Operation], model: Model) -> None:
+    """Computes what the list gives and the values lack."""
+    for operation in listed:
+        if any(name not in values for name in operation.outputs):
+            for name, value in zip(operation.outputs, computed(operation, values, model), strict=True):
+                values.setdefault(name, value)
+
+
+def computed(operation: Operation, values: Mapping[str, Any], model: Model) -> list[Any]:
+    """The operation's outputs on the host, from its inputs among the values."""
+    inputs = [_device(name, values[name], model) for name in operation.inputs]
+    found = operation.function(*inputs, *operation.weights)
+    return [_written(name, value, model.config) for name, value in zip(operation.outputs, found, strict=True)]
+
+
+def _host(value: Any) -> np.ndarray:
+    """On the host in float32 (float64 if it is that): 16-bit values are widened exactly."""
+    array = np.asarray(value)
+    return array if array.dtype.itemsize == 8 else array.astype(np.float32)
+
+
+def _device(name: str, value: Any, model: Model) -> Any:
+    """A value as the operations take it: its dtype the model's, and the padding of the vocabulary back in place."""
+    own = name.rpartition(".")[2]
+    if own in ("x", "y"):
+        return jnp.asarray(value, jnp.int32)
+    if not isinstance(value, np.ndarray):  # what only our attention understands
+        return value
+    dtype = model.params.wte.dtype
+    if own in ("logits", "dlogits"):
+        padding = model.config.padded_vocab_size - value.shape[-1]
+        value = np.pad(value, [(0, 0)] * (value.ndim - 1) + [(0, padding)])
+    return jnp.asarray(value, jnp.promote_types(dtype, jnp.float32) if is_wide(own) else dtype)
+
+
+def _written(name: str, value: Any, config: ModelConfig) -> Any:
+    own = name.rpartition(".")[2]
+    if own == "att" and not (isinstance(value, jax.Array) and value.ndim == 4):
+        return value
+    array = _host(value)
+    return array[..., : config.vocab_size] if own in ("logits", "dlogits") else array
+
+
+# ----- beside another program's --------------------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """One value of both sides, ours beside theirs."""
+
+    name: str
+    operation: str
+    total: Difference  # of two whole computations: what came with the inputs is in it
+    local: Difference  # of our operation on their inputs: what this operation adds
+    covers: tuple[str, ...]  # values that they do not give and that lie between their inputs and this one
+    agrees: bool  # in total
+    agrees_here: bool  # locally
+
+
+def allowed(ours: str, theirs: str) -> float:
+    """The relative error of one operation that rounding explains, by what the two sides compute in.
+
+    A product of float32 differs by some 1e-6 between programs; one of bf16 is rounded to 8 bits, 2^-9 at most on either
+    side, after inputs that were themselves rounded. Several times that is allowed, which mistakes exceed by far.
+    """
+    of_dtype = {"fp64": 2e-5, "fp32": 2e-5, "fp16": 2e-3, "bf16": 1e-2}
+    return max(of_dtype[ours], of_dtype[theirs])
+
+
+TOTAL = 10  # what a whole computation may differ by, in units of what one operation may
+
+
+def steps(model: Model, ours: Values, theirs: Values, tolerance: float) -> Iterator[Step]:
+    """Every value that they give, in the order of computation, beside ours.
+
+    tolerance: the relative error that one operation may have; TOTAL times it for the whole computation. theirs need not
+    be complete: what is missing is computed from what they have, and the local error is then that of several
+    operations.
+    """
+    gradients = has_gradients(theirs)
+    values = {"x": ours["x"], "y": ours["y"], **theirs}
+    missing: dict[str, tuple[str, ...]] = {}  # computed by us for them: what was computed to get it
+    for operation in operations(model, gradients=gradients):
+        found = dict(zip(operation.outputs, computed(operation, values, model), strict=True))
+        covered = tuple(dict.fromkeys(name for given in operation.inputs for name in missing.get(given, ())))
+        for name, value in found.items():
+            if name not in theirs or not isinstance(value, np.ndarray):
+                values[name] = value
+                missing[name] = (*covered, name)
+        for name in operation.outputs:
+            if name in theirs and isinstance(found[name], np.ndarray):
+                scale = _scale(name, values)
+                total = _judged(ours[name], theirs[name], TOTAL * tolerance, scale)
+                local = _judged(found[name], theirs[name], tolerance, scale)
+                yield Step(name, operation.name, total[0], local[0], covered, total[1], local[1])
+
+
+def has_gradients(values: Mapping[str, Any]) -> bool:
+    """Whether values of the backward pass are among them."""
+    return any(name.rpartition(".")[2].startswith("d") for name in values)
+
+
+def first_step(found: list[Step]) -> int | None:
+    """Where the disagreement begins: the first operation that fails of itself; else the first that fails in total."""
+    for at, step in enumerate(found):
+        if not step.agrees_here:
+            return at
+    return next((at for at, step in enumerate(found) if not step.agrees), None)
+
+
+def forward_only(model: Model, values: Values) -> Values:
+    """The values without those of the backward pass."""
+    names = {"x", "y", *(name for operation in forward_operations(model) for name in operation.outputs)}
+    return {name: value for name, value in values.items() if name in names}
+
+
+def _scale(name: str, values: Values) -> float:
+    """What the error of a value is measured by: its root mean square, of a mean at least the row's deviation."""
+    scale = _rms(values[name])
+    if name.endswith("_mean"):
+        with np.errstate(divide="ignore"):
+            scale = max(scale, _rms(1 / np.asarray(values[name.replace("_mean", "_rstd")], np.float64)))
+    return scale
+
+
+def _rms(values: Any) -> float:
+    wide = np.asarray(values, np.float64)
+    wide = wide[np.isfinite(wide)]
+    return math.sqrt(float(np.mean(wide * wide))) if wide.size else 0.0
+
+
+def _judged(a: Any, b: Any, tolerance: float, scale: float) -> tuple[Difference, bool]:
+    """The difference, and whether it is small: altogether, and at each element within 10 times as much."""
+    found = difference(a, b, Limit(10 * tolerance * scale, 10 * tolerance))
+    return found, found.agrees and found.rms_error <= tolerance * scale
+
+
+# ----- folders -------------------------------------------------------------------------------------------------------
+
+FORMAT = 1
+INDEX = "index.json"
+INDEX_BYTES = 1 << 24  # an index of 200 layers has a hundredth of that
+DTYPES = ("fp32", "bf16", "fp16", "fp64")
+
+
+class Folder(NamedTuple):
+    """Another program's values, as read. dtype: what it computed in; ignored: .npy files whose names mean nothing."""
+
+    values: Values
+    dtype: str
+    ignored: tuple[str, ...]
+
+
+def write_folder(folder: Path, model: Model, values: Values, dtype: str) -> int:
+    """Write every array as <name>.npy, and index.json; the folder appears when complete. Returns their number.
+
+    Raises InputError if it exists already with something in it, or cannot be written.
+    """
+    check_new(folder)
+    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
+    arrays = {name: values[name] for name in _order(model, values) if isinstance(values[name], np.ndarray)}
+    try:
+        temporary.mkdir()
+        for name, array in arrays.items():
+            with (temporary / f"{name}.npy").open("xb") as file:
+                np.save(file, array, allow_pickle=False)
+        (temporary / INDEX).write_text(json.dumps(_index(model, arrays, dtype), indent=1) + "\n")
+        if folder.is_dir():
+            folder.rmdir()  # it is empty
+        os.replace(temporary, folder)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written: {reason(error)}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return len(arrays)
+
+
+def check_new(folder: Path) -> None:
+    """Refuse a folder that cannot be made, before any work. Raises InputError."""
+    try:
+        if folder.is_dir():
+            if any(folder.iterdir()):
+                raise InputError(f"{folder}: holds something already; name a new folder")
+        elif folder.exists():
+            raise InputError(f"{folder}: a file; name a new folder")
+        elif not folder.resolve().parent.is_dir():
+            raise InputError(f"{folder}: there is no folder {folder.parent}; make it first")
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{folder}: cannot be written: {reason(error)}") from None
+
+
+def _order(model: Model, values: Values) -> list[str]:
+    gradients = "dlnf" in values
+    listed = (name for operation in operations(model, gradients=gradients) for name in operation.outputs)
+    return ["x", "y", *(name for name in listed if name in values)]
+
+
+def _index(model: Model, arrays: Mapping[str, np.ndarray], dtype: str) -> dict[str, Any]:
+    B, T = arrays["x"].shape
+    listed = [{"name": name, "file": f"{name}.npy", "shape": list(array.shape)} for name, array in arrays.items()]
+    return {"format": FORMAT, "model": vars(model.config), "B": B, "T": T, "dtype": dtype, "arrays": listed}
+
+
+def read_folder(folder: Path, config: ModelConfig, batch: Batch) -> Folder:
+    """Read what a folder has of a model's values; other files are left alone.
+
+    Each value is <name>.npy, a plain array of float32, float64 or float16. logits and dlogits may have V or Vp columns,
+    dwte V or Vp rows. index.json, if there, says what model, batch and dtype it is of.
+
+    Raises InputError (FormatError for bad bytes) if there is none, or it is of another model or batch.
+    """
+    try:
+        if not folder.is_dir():
+            raise InputError(
+                f"{folder}: {'a file' if folder.exists() else 'no such folder'}; expected one of .npy files"
+            )
+        names = sorted(path.name.removesuffix(".npy") for path in folder.iterdir() if path.name.endswith(".npy"))
+    except (OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{folder}: cannot be read: {reason(error)}") from None
+    B, T = batch.x.shape
+    dtype = _read_index(folder / INDEX, config, B, T)
+    for name in ("x", "y"):
+        if name in names and not np.array_equal(_read_ids(folder / f"{name}.npy", (B, T)), getattr(batch, name)):
+            raise InputError(f"{folder}/{name}.npy: other tokens than the debug state has; compare the same batch")
+    known = set(_all_names(config))
+    found = [name for name in names if name in known]
+    if not found:
+        raise InputError(f"{folder}: holds no value under a name such as encoded.npy, layer_00.ln1.npy or logits.npy")
+    values = {name: _read_value(folder / f"{name}.npy", name, config, B, T) for name in found}
+    if dtype is None:
+        dtype = "fp16" if any(array.dtype == np.float16 for array in values.values()) else "fp32"
+    values = {name: array if array.dtype == np.float64 else _host(array) for name, array in values.items()}
+    return Folder(values, dtype, tuple(name for name in names if name not in known and name not in ("x", "y")))
+
+
+def _all_names(config: ModelConfig) -> Iterator[str]:
+    yield from ("encoded", "lnf_mean", "lnf_rstd", "lnf", "logits", "losses", "loss")
+    yield from ("dlogits", "dlnf", "dwte_head", "dlnfw", "dlnfb", "dencoded", "dwpe", "dwte")
+    for layer in range(config.num_layers):
+        yield from (layer_name(layer, name) for name in FORWARD_NAMES + BACKWARD_NAMES)
+
+
+def _read_index(path: Path, config: ModelConfig, B: int, T: int) -> str | None:
+    """The dtype that index.json names, after a check that it is of this model and batch; None without the file."""
+    if not os.path.lexists(path):
+        return None
+    with _opened(path) as file:
+        raw = file.read(INDEX_BYTES + 1)
+    if len(raw) > INDEX_BYTES:
+        raise FormatError(f"{path}: more than {INDEX_BYTES:,} bytes; that is no index of activations")
+    try:
+        index = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise FormatError(f"{path}: not JSON; remove it, or write the values anew") from None
+    if not isinstance(index, dict) or index.get("format") != FORMAT:
+        found = index.get("format") if isinstance(index, dict) else type(index).__name__
+        raise FormatError(f"{path}: format {found!r:.40}; expected an object with format {FORMAT}")
+    for name, expected in (("model", vars(config)), ("B", B), ("T", T)):
+        if name in index and index[name] != expected:
+            raise InputError(f"{path}: {name} is {index[name]!r:.200}, but the debug state's is {expected}")
+    dtype = index.get("dtype", "fp32")
+    if dtype not in DTYPES:
+        raise FormatError(f"{path}: dtype {dtype!r:.40}; expected one of {', '.join(DTYPES)}")
+    return str(dtype)
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a folder, or a pipe that could block
+            raise FormatError(f"{path}: not a regular file")
+        return path.open("rb")
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be read: {reason(error)}") from None
+
+
+def _read_value(path: Path, name: str, config: ModelConfig, B: int, T: int) -> np.ndarray:
+    own, shape = name.rpartition(".")[2], shape_of(name, config, B, T)
+    V, Vp = config.vocab_size, config.padded_vocab_size
+    shapes = [shape]
+    if own in ("logits", "dlogits"):
+        shapes.append((*shape[:-1], Vp))
+    if own in ("dwte", "dwte_head"):
+        shapes.append((V, *shape[1:]))
+    array = _read_array(path, shapes, ("f4", "f8", "f2"))
+    if own in ("logits", "dlogits"):
+        return array[..., :V]
+    return np.pad(array, ((0, Vp - array.shape[0]), (0, 0))) if own in ("dwte", "dwte_head") else array
+
+
+def _read_ids(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    return _read_array(path, [shape], ("i4", "i8"))
+
+
+def _read_array(path: Path, shapes: list[tuple[int, ...]], kinds: tuple[str, ...]) -> np.ndarray:
+    """An array of one of some shapes and types; its size is compared with the file's before it is read."""
+    with _opened(path) as file:
+        shape, fortran, dtype = _read_header(file, path)
+        if shape not in shapes:
+            expected = " or ".join(dict.fromkeys(map(str, shapes)))
+            raise FormatError(f"{path}: shape {shape!s:.80}; expected {expected}")
+        if dtype.str[1:] not in kinds:
+            known = ", ".join(np.dtype(kind).name for kind in kinds)
+            raise FormatError(f"{path}: type {dtype!s:.40}; expected one of {known} (write bfloat16 as float32)")
+        size = math.prod(shape) * dtype.itemsize
+        there = os.fstat(file.fileno()).st_size - file.tell()
+        if there != size:
+            raise FormatError(f"{path}: {there:,} bytes follow the header; its shape {shape} takes {size:,}")
+        raw = file.read(size)
+    if len(raw) != size:
+        raise FormatError(f"{path}: became shorter while being read; is something writing to it?")
+    array = np.frombuffer(raw, dtype).reshape(shape, order="F" if fortran else "C")
+    return array.astype(dtype.newbyteorder("="))
+
+
+def _read_header(file: BinaryIO, path: Path) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether in Fortran's order, and type of a .npy file; leaves the file at its data."""
+    readers: dict[tuple[int, int], Any] = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    try:
+        version = np.lib.format.read_magic(file)
+        if version in readers:
+            return readers[version](file)
+    except (ValueError, SyntaxError, TypeError, OverflowError, RecursionError, MemoryError, struct.error, OSError):
+        raise FormatError(f"{path}: not an array in NumPy's format (.npy); write it with numpy.save") from None
+    raise FormatError(f"{path}: version {version} of NumPy's format; expected 1.0 or 2.0, as numpy.save writes it")

@@ -1,0 +1,290 @@
+"""Two checkpoints beside each other: what differs is found and placed, in every format, a layer at a time, in words."""
+
+import argparse
+import json
+import struct
+import tracemalloc
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16, write_model
+from llmc_jax.checkpoint.sources import Source, open_source, slices
+from llmc_jax.compare import checkpoints
+from llmc_jax.config import ModelConfig
+from llmc_jax.errors import InputError
+from llmc_jax.params import num_parameters, tensor_specs, views
+from tests import plain_model
+
+CONFIG = ModelConfig(max_seq_len=6, vocab_size=11, padded_vocab_size=128, num_layers=3, num_heads=2, channels=8)
+
+
+def weights(config: ModelConfig = CONFIG, seed: int = 0) -> np.ndarray:
+    return plain_model.random_flat(config, num_parameters(config), seed).astype(np.float32)
+
+
+def written(path: Path, flat: np.ndarray, config: ModelConfig = CONFIG, version: int = 3) -> Path:
+    write_model(path, config, flat, version=version)
+    return path
+
+
+def compare(*words: str | Path) -> int:
+    parser = argparse.ArgumentParser()
+    checkpoints.add_arguments(parser)
+    return checkpoints.run(parser.parse_args([str(word) for word in words]))
+
+
+def compared(tmp_path: Path, *words: str | Path) -> tuple[int, dict]:
+    """Exit status and JSON."""
+    status = compare(*words, "--json", tmp_path / "result.json")
+    return status, json.loads((tmp_path / "result.json").read_text())
+
+
+def memory_source(config: ModelConfig, groups: dict[str, np.ndarray], step: int | None = None) -> Source:
+    """A checkpoint that holds flat arrays."""
+
+    def read(group: str, tensor: str, layer: int) -> np.ndarray:
+        found = getattr(views(groups[group], config), tensor)
+        return found if tensor in ("wte", "wpe", "lnfw", "lnfb") else found[layer]
+
+    return Source(Path("memory"), "state", config, "fp32", step, tuple(groups), read, ())
+
+
+def test_a_file_and_its_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = written(tmp_path / "a.bin", weights())
+    b = written(tmp_path / "b.bin", weights())
+    status, result = compared(tmp_path, a, b)
+    assert status == 0 and result["agrees"] and result["same_bits"]
+    assert [row["name"] for row in result["tensors"]] == [spec.name for spec in tensor_specs(CONFIG)]
+    out = capsys.readouterr().out
+    assert "All 16 tensors have the same bits." in out and out.count("same bits") == 17
+
+
+def test_one_value_is_found_and_placed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flat = weights()
+    changed = flat.copy()
+    views(changed, CONFIG).fcw[1, 17, 3] += 0.25
+    views(changed, CONFIG).lnfb[5] = -views(flat, CONFIG).lnfb[5]
+    a, b = written(tmp_path / "a.bin", changed), written(tmp_path / "b.bin", flat)
+    status, result = compared(tmp_path, a, b)
+    assert status == 4 and not result["agrees"] and not result["same_bits"]
+    other = {row["name"]: row for row in result["tensors"] if not row["agrees"]}
+    assert list(other) == ["fcw", "lnfb"]
+    fcw, lnfb = other["fcw"], other["lnfb"]
+    assert (fcw["worst_index"], fcw["differing_values"], fcw["differing_layers"]) == ([1, 17, 3], 1, [1])
+    x, y = (float(views(side, CONFIG).fcw[1, 17, 3]) for side in (changed, flat))
+    assert fcw["worst_values"] == [x, y] and fcw["largest_error"] == abs(x - y)
+    tensor = views(flat, CONFIG).fcw.astype(np.float64)
+    assert fcw["mean_error"] == pytest.approx(abs(x - y) / tensor.size, rel=1e-12)
+    assert fcw["relative_norm"] == pytest.approx(abs(x - y) / np.linalg.norm(tensor), rel=1e-12)
+    assert (lnfb["worst_index"], lnfb["differing_bits"], lnfb["differing_layers"]) == ([5], 1, [])
+    out = capsys.readouterr().out
+    assert "[1,17,3]" in out and "2 of 16 tensors have other bits (2 values)." in out
+
+
+def test_tolerance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """bf16 beside the float32 it was rounded from: half a unit of the last of 8 bits."""
+    flat = weights()
+    a, b = written(tmp_path / "a.bin", flat, version=5), written(tmp_path / "b.bin", flat)
+    largest = float(np.abs(bf16_to_fp32(fp32_to_bf16(flat)).astype(np.float64) - flat).max())
+    assert compare(a, b) == 4
+    assert compare(a, b, "--tolerance", str(largest)) == 0
+    assert "All 16 tensors agree within" in capsys.readouterr().out
+    assert compare(a, b, "--tolerance", str(largest * 0.999)) == 4
+    assert "1 of 16 tensors differ by more than" in capsys.readouterr().out
+    status, result = compared(tmp_path, a, b, "--tolerance", "1")
+    assert status == 0 and result["agrees"] and not result["same_bits"]
+    assert max(row["largest_error"] for row in result["tensors"]) == largest
+    assert [result[side]["dtype"] for side in "ab"] == ["bf16", "fp32"]
+
+
+def test_nan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same NaN on both sides is the same; a NaN on one side, or another payload, is not, whatever the tolerance."""
+    flat = weights()
+    views(flat, CONFIG).qkvb[2, 4] = np.nan
+    a = written(tmp_path / "a.bin", flat)
+    assert compare(a, written(tmp_path / "b.bin", flat)) == 0
+    other = flat.copy()
+    views(other, CONFIG).qkvb.view(np.uint32)[2, 4] ^= 1
+    assert compare(a, written(tmp_path / "c.bin", other), "--tolerance", "1e30") == 4
+    views(other, CONFIG).qkvb[2, 4] = 0.5
+    capsys.readouterr()
+    assert compare(a, written(tmp_path / "d.bin", other), "--tolerance", "1e30") == 4
+    line = next(line for line in capsys.readouterr().out.splitlines() if " qkvb " in line)
+    assert "[2,4]" in line and "1 NaN or infinite" in line
+    _, result = compared(tmp_path, a, tmp_path / "d.bin")
+    row = next(row for row in result["tensors"] if row["name"] == "qkvb")
+    assert row["not_finite"] == 1 and row["largest_error"] == "nan" and row["worst_values"] == ["nan", 0.5]
+
+
+def test_other_shapes_are_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    longer = ModelConfig(9, 11, 128, 3, 2, 8)
+    flat = np.zeros(num_parameters(longer), np.float32)
+    for name, tensor in views(flat, longer)._asdict().items():
+        ours = getattr(views(weights(), CONFIG), name)
+        tensor[: len(ours)] = ours
+    a, b = written(tmp_path / "a.bin", weights()), written(tmp_path / "b.bin", flat, longer)
+    status, result = compared(tmp_path, a, b)
+    assert status == 4 and result["shapes"] == ["the models differ: max_seq_len 6 and 9 (of A and of B)"]
+    assert [row["name"] for row in result["tensors"] if not row["agrees"]] == ["wpe"]
+    out = capsys.readouterr().out
+    assert (
+        out.count("OTHER SHAPE") == 1 and "[6,8] and [9,8]" in out and "the models differ: max_seq_len 6 and 9" in out
+    )
+    assert "1 of 16 have another shape and are not compared." in out
+
+
+def test_the_same_tensors_of_another_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The number of heads is in no shape."""
+    heads = ModelConfig(6, 11, 128, 3, 4, 8)
+    a, b = written(tmp_path / "a.bin", weights()), written(tmp_path / "b.bin", weights(), heads)
+    status, result = compared(tmp_path, a, b)
+    assert status == 4 and not result["agrees"] and not result["same_bits"]
+    assert "The tensors agree, but the models differ: num_heads 2 and 4" in capsys.readouterr().out
+
+
+def test_m_and_v_are_compared_where_both_have_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    p, m, v = (weights(seed=seed) for seed in (1, 2, 3))
+    other = v.copy()
+    views(other, CONFIG).ln2w[0, 7] = 9
+    views(other, CONFIG).ln2w[2, 1] = 5
+    sources = {
+        "a": memory_source(CONFIG, {"params": p, "m": m, "v": v, "copy": p}, 10),
+        "b": memory_source(CONFIG, {"params": p, "m": m, "v": other}, 20),
+        "c": memory_source(CONFIG, {"params": p}),
+    }
+    monkeypatch.setattr(checkpoints, "open_source", lambda path, **_: sources[path.name])
+    status, result = compared(tmp_path, "a", "b")
+    assert status == 4 and len(result["tensors"]) == 48
+    assert [(r["group"], r["name"], r["differing_layers"]) for r in result["tensors"] if not r["agrees"]] == [
+        ("v", "ln2w", [0, 2])
+    ]
+    out = capsys.readouterr().out
+    assert "step 10; holds weights, m, v, 16-bit copy" in out and "only A holds: 16-bit copy; not compared" in out
+    line = next(line for line in out.splitlines() if "DIFFERS" in line)
+    assert line.split()[:3] == ["v", "ln2w", "[3,8]"] and " 0,2 " in line
+    status, result = compared(tmp_path, "c", "a")
+    assert status == 0 and len(result["tensors"]) == 16
+    assert "only B holds: m, v, 16-bit copy; not compared" in capsys.readouterr().out
+
+
+def test_one_layer_at_a_time() -> None:
+    """Nothing asks for more than a layer of a tensor, and memory stays at a few of them."""
+    config = ModelConfig(8, 16, 16, 12, 2, 64)
+    flat = weights(config)
+    source = memory_source(config, {"params": flat, "m": flat})
+    largest = max(int(np.prod(piece.shape)) for piece in slices(config))
+    rows = list(checkpoints.compare(source, source))  # what is made once
+    tracemalloc.start()
+    again = list(checkpoints.compare(source, source))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert rows == again and all(row.agrees(None) for row in rows) and len(rows) == 32
+    assert peak < 64 * largest + 200_000  # bytes: some float64 and float32 copies of one slice; all takes 12 times that
+
+
+def test_json_on_the_screen_is_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = written(tmp_path / "a.bin", weights())
+    assert compare(a, a, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["a"]["path"] == str(a)
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "x"])
+def test_bad_tolerances(tmp_path: Path, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        compare("a", "b", f"--tolerance={value}")
+    assert caught.value.code == 2 and "must be a number, at least 0" in capsys.readouterr().err
+
+
+def test_bad_files_are_refused_before_anything_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good, bad = written(tmp_path / "a.bin", weights()), tmp_path / "bad.bin"
+    bad.write_bytes(good.read_bytes()[:-4])
+    (tmp_path / "folder").mkdir()
+    for path in (bad, tmp_path / "none", tmp_path / "folder"):
+        for words in ((good, path), (path, good)):
+            with pytest.raises(InputError) as caught:
+                compare(*words)
+            assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+    assert capsys.readouterr().out == ""
+
+
+def test_ranges() -> None:
+    cases: list[tuple[Sequence[int], str]] = [((), ""), ((4,), "4"), ((0, 1, 2, 7, 9, 10), "0-2,7,9-10")]
+    for numbers, words in cases:
+        assert checkpoints._ranges(numbers) == words
+
+
+def test_every_format_that_holds_the_same(tmp_path: Path) -> None:
+    """llm.c's file beside safetensors of Hugging Face's names, written here by hand and transposed."""
+    flat = weights()
+    views(flat, CONFIG).wte[CONFIG.vocab_size :] = 0  # that format has no padding
+    a = written(tmp_path / "a.bin", flat)
+    b = tmp_path / "hf"
+    b.mkdir()
+    write_hugging_face(b, flat)
+    source = open_source(b)
+    assert source.kind == "hugging-face"
+    assert compare(a, b) == 0
+    views(flat, CONFIG).attprojw[2, 1, 6] += 1
+    write_hugging_face(b, flat)
+    status, result = compared(tmp_path, a, b)
+    assert status == 4
+    row = next(row for row in result["tensors"] if not row["agrees"])
+    assert (row["name"], row["worst_index"], row["differing_values"]) == ("attprojw", [2, 1, 6], 1)
+
+
+def write_hugging_face(folder: Path, flat: np.ndarray) -> None:
+    """config.json and model.safetensors, of struct and json alone."""
+    p, c = views(flat, CONFIG), CONFIG
+    arrays = {
+        "transformer.wte.weight": p.wte[: c.vocab_size], "transformer.wpe.weight": p.wpe,
+        "transformer.ln_f.weight": p.lnfw, "transformer.ln_f.bias": p.lnfb,
+    }  # fmt: skip
+    names = {"ln_1": "ln1", "ln_2": "ln2", "attn.c_attn": "qkv", "attn.c_proj": "attproj", "mlp.c_fc": "fc",
+             "mlp.c_proj": "fcproj"}  # fmt: skip
+    for layer in range(c.num_layers):
+        for theirs, ours in names.items():
+            arrays[f"transformer.h.{layer}.{theirs}.weight"] = getattr(p, f"{ours}w")[layer].T
+            arrays[f"transformer.h.{layer}.{theirs}.bias"] = getattr(p, f"{ours}b")[layer]
+    header, data = {}, b""
+    for name, array in arrays.items():
+        raw = np.ascontiguousarray(array).tobytes()
+        header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+    (folder / "config.json").write_text(json.dumps({
+        "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": c.num_layers, "n_head": c.num_heads,
+        "n_embd": c.channels, "n_positions": c.max_seq_len, "n_ctx": c.max_seq_len, "vocab_size": c.vocab_size,
+        "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
+    }))  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_mutated_bytes_are_found_or_refused(tmp_path: Path, data: st.DataObject) -> None:
+    """Any change of a file is an InputError or a difference, and the counts are those of the bytes."""
+    flat = weights()
+    a = written(tmp_path / "a.bin", flat)
+    raw = bytearray(a.read_bytes())
+    at = data.draw(st.integers(0, len(raw) - 1))
+    raw[at] ^= data.draw(st.integers(1, 255))
+    cut = data.draw(st.one_of(st.just(0), st.integers(1, 2000)))
+    b = tmp_path / "b.bin"
+    b.write_bytes(raw[: len(raw) - cut])
+    try:
+        status, result = compared(tmp_path, a, b)
+    except InputError as error:
+        assert at < 1024 or cut
+        assert "\n" not in str(error)
+        return
+    if at >= 1024:
+        assert status == 4 and sum(row["differing_values"] for row in result["tensors"]) == 1
+        changed = np.frombuffer(raw, "<u4", offset=1024) ^ flat.view(np.uint32)
+        assert sum(row["differing_bits"] for row in result["tensors"]) == int(np.bitwise_count(changed).sum())
