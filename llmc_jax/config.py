@@ -314,6 +314,11 @@ class TrainConfig:
         "a .bin checkpoint to start from, or a shape for random weights: d12, gpt3:c768, L4-NH4-C256-V257-T128",
         check=NOT_EMPTY,
     )
+    init_from: str = option(
+        "", "--init-from", MODEL,
+        "start a new run from the weights of a checkpoint: the folder of a run (its newest good one) or a state_%08d",
+        value="DIR",
+    )
     v2_order: str = option(
         "auto", "--v2-order", MODEL,
         "where a version 2 checkpoint keeps its layernorm tensors: in place or all at the end; auto = by their values",
@@ -325,20 +330,32 @@ class TrainConfig:
         "folder for logs, samples, picture and checkpoints; empty = a new runs/<date>-<name>", value="DIR",
     )
     reuse: bool = option(
-        False, "-y --resume", OUTPUT, "1 = go on in a folder that holds a run already, its log kept"
+        False, "-y --resume", OUTPUT,
+        "1 = continue from the newest good checkpoint in the folder of -o, or begin where there is none",
     )
-    save: bool = option(True, "--no-save", OUTPUT, "do not write the final model", switch=True)
     checkpoint_every: int = option(
-        0, "-n --checkpoint-every", OUTPUT, "write model_%08d.bin every N steps; 0 = off", unit="steps",
+        0, "-n --checkpoint-every", OUTPUT,
+        "save the training state every N steps, as state_%08d; 0 = only when the run ends", unit="steps",
         check=ZERO_IS_OFF,
     )
+    save: bool = option(True, "--no-save", OUTPUT, "save nothing when the run ends or is stopped", switch=True)
     keep_checkpoints: int = option(
-        0, "-nk --keep-checkpoints", OUTPUT, "keep only the latest N checkpoints; 0 = all", unit="files",
+        0, "-nk --keep-checkpoints", OUTPUT,
+        "keep the latest N checkpoints, and the one of the lowest validation loss; 0 = all", unit="checkpoints",
         check=at_least(0, "at least 0 (0 = keep all)"),
     )
     major_every: int = option(
-        0, "-nm --major-every", OUTPUT, "checkpoints of every N-th step are never deleted; 0 = off", unit="steps",
+        0, "-nm --major-every", OUTPUT, "with -nk: never delete those of every N-th step; 0 = off", unit="steps",
         check=ZERO_IS_OFF,
+    )
+    export_llmc: bool = option(
+        False, "--export-llmc", OUTPUT, "beside each also write model_%08d.bin, the weights in llm.c's format",
+        switch=True,
+    )
+    save_failure: str = option(
+        "continue", "--save-failure", OUTPUT,
+        "when a checkpoint cannot be written (a full disk): continue training and try again at the next, or stop",
+        choices=("continue", "stop"),
     )
     gpu_info_every: int = option(
         -1, "-lg --gpu-info-every", OUTPUT,
@@ -635,30 +652,6 @@ NOT_BUILT = (
         lambda config: config.zero_stage > 1 or (config.zero_stage == 1 and config.num_processes > 1),
         "split the optimizer's state over the processes",
         "write -z 0: the results are the same, with more memory per device",
-    ),
-    NotBuilt(
-        "skip_loss_z",
-        lambda config: config.skip_loss_z > 0,
-        "skip updates whose loss is an outlier among the last 128",
-        "leave -sl out: steps that are not finite are skipped all the same",
-    ),
-    NotBuilt(
-        "skip_norm_z",
-        lambda config: config.skip_norm_z > 0,
-        "skip updates whose gradient norm is an outlier among the last 128",
-        "leave -sg out: --grad-clip bounds the gradient all the same",
-    ),
-    NotBuilt(
-        "keep_checkpoints",
-        lambda config: config.keep_checkpoints > 0,
-        "delete all but the latest checkpoints",
-        "leave -nk out: every checkpoint is kept",
-    ),
-    NotBuilt(
-        "major_every",
-        lambda config: config.major_every > 0,
-        "exempt checkpoints from being deleted",
-        "leave -nm out: every checkpoint is kept",
     ),
 )
 

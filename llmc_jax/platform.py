@@ -94,6 +94,22 @@ def configure(*, tf32: bool = True) -> list[str]:
     return notes
 
 
+def keep_programs(folder: Path) -> None:
+    """Keeps what is compiled from now on in a run's own folder, so that the run is continued with the same programs.
+
+    A GPU's compiler times several ways of a product and takes the fastest: compiled again elsewhere it may choose
+    otherwise, and the bits of a result would change. A folder that the user has named in the environment stays.
+    """
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return
+    folder.mkdir(exist_ok=True)
+    compilation_cache.reset_cache()
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+
+
 def _write_problem(folder: Path) -> str | None:
     """Why no file can be made in a folder, which is made if need be; None if one can."""
     try:

@@ -4,9 +4,11 @@ Every line is one unbuffered write, so the files are complete up to the last eve
 Leaves out what is shown on the screen (console.py), the picture (curves.py) and the checkpoints.
 """
 
+import fcntl
 import importlib.metadata
 import json
 import math
+import os
 import platform
 import re
 import shlex
@@ -14,10 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason, write_bytes
@@ -44,7 +47,9 @@ def create_run_folder(output_dir: str, name: str, reuse: bool) -> Path:
         if output_dir:
             folder.mkdir(parents=True, exist_ok=True)
             if not reuse and any(folder.iterdir()):
-                raise InputError(f"-o {output_dir}: the folder is not empty; choose another -o, or {_instead(folder)}")
+                raise InputError(
+                    f"-o {output_dir}: the folder is not empty; choose another -o, or -y 1 to continue in it"
+                )
         with tempfile.TemporaryFile(dir=folder):
             pass  # the only portable way to learn whether files can be made here
     except (FileExistsError, NotADirectoryError) as error:
@@ -54,12 +59,6 @@ def create_run_folder(output_dir: str, name: str, reuse: bool) -> Path:
             f"-o {output_dir or 'runs'}: cannot write to the folder ({error.strerror}); choose another -o"
         ) from error
     return folder
-
-
-def _instead(folder: Path) -> str:
-    """What can be done with a folder that holds a run: -y 1 does not take one with checkpoints."""
-    models = sorted(folder.glob("model_*.bin"))
-    return f"start from its weights with -e {models[-1]}" if models else "-y 1 to continue in it"
 
 
 def _new_folder(name: str) -> Path:
@@ -76,6 +75,97 @@ def _new_folder(name: str) -> Path:
             return folder
         except FileExistsError:
             attempt += 1
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Within the block no other process of ours trains in the folder. Raises InputError if one does already.
+
+    The lock is the system's and dies with the process, however that ends. A file system without locks has none.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"-o {folder}: another process is training in this folder; stop that one, or choose another -o"
+            ) from None
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
+class Kept(NamedTuple):
+    """Up to where the logs of a run stay when it is continued: the steps before `step`, and what was done at it."""
+
+    step: int
+    validated: bool  # the validation before this step belongs to it
+    sampled: bool  # so does the sample
+
+
+def cut_logs(folder: Path, kept: Kept | None) -> None:
+    """Drop from main.log, metrics.jsonl and samples.txt what lies beyond the point where a run continues.
+
+    kept: that point; None drops everything. Each file has either its old or its new content, whatever happens.
+    Lines that cannot be understood stay. Raises InputError if a file cannot be read or written.
+    """
+    _rewrite(folder / MAIN_LOG, lambda line: _stays(*_main_log_step(line), kept))
+    events = _rewrite(folder / METRICS, lambda line: _stays(*_event_step(line), kept))
+    if events is not None and (folder / SAMPLES).exists():
+        samples = [json.loads(line) for line in events.split(b"\n") if _event_step(line)[0] == "sample"]
+        texts = (_sample_text(e["step"], e["text"], e["tokens"]) for e in samples if {"text", "tokens"} <= e.keys())
+        write_atomic(folder / SAMPLES, "".join(texts).encode(errors="replace"))
+
+
+def _stays(kind: str, step: int, kept: Kept | None) -> bool:
+    if kept is None:
+        return False
+    if not kind:
+        return True
+    if step == kept.step:
+        return {"train": False, "val": kept.validated, "sample": kept.sampled}.get(kind, True)
+    return step < kept.step
+
+
+def _main_log_step(line: bytes) -> tuple[str, int]:
+    """What a line of main.log tells, and of which step: ("train", 3); ("", 0) if it is not understood."""
+    match = re.match(rb"s:(\d{1,18}) (trl|tel|eval):", line)
+    if match is None:
+        return "", 0
+    return {b"trl": "train", b"tel": "val", b"eval": "val"}[match[2]], int(match[1])
+
+
+def _event_step(line: bytes) -> tuple[str, int]:
+    """The kind and the step of an event; ("", 0) if the line is none. A GPU's figures come after their step."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return "", 0
+    if not isinstance(event, dict) or not isinstance(event.get("step"), int) or not isinstance(event.get("event"), str):
+        return "", 0
+    return ("train" if event["event"] == "gpu" else event["event"]), event["step"]
+
+
+def _rewrite(path: Path, stays: Callable[[bytes], bool]) -> bytes | None:
+    """Keep some lines of a file, and never its torn last one. Returns what it holds then; None where there is none."""
+    try:
+        if not path.is_file():
+            return None
+        before = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot read it: {error.strerror}") from error
+    *lines, _torn = before.split(b"\n")
+    after = b"".join(line + b"\n" for line in lines if stays(line))
+    if after != before:
+        write_atomic(path, after)
+    return after
+
+
+def _sample_text(step: int, text: str, tokens: int) -> str:
+    return f"step {step}, {tokens} tokens\n---\n{text}\n---\n"
 
 
 class RunLog:
@@ -141,12 +231,17 @@ class RunLog:
 
     def sample(self, step: int, text: str, tokens: int) -> None:
         """A sample drawn before step `step`: its text and how many tokens it has."""
-        self._samples.write(f"step {step}, {tokens} tokens\n---\n{text}\n---\n")
+        self._samples.write(_sample_text(step, text, tokens))
         self.event("sample", step=step, tokens=tokens, text=text)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Any other event (start, end, checkpoint, stop …) as one line of metrics.jsonl."""
         self._metrics.write(_json_line({"event": kind, **fields}))
+
+    def sync(self) -> None:
+        """Brings what was written to the disk."""
+        for file in (self._main, self._metrics, self._samples):
+            file.sync()
 
     def close(self) -> None:
         for file in (self._main, self._metrics, self._samples):
@@ -178,6 +273,12 @@ class _LineFile:
         try:
             while data:
                 data = data[self._file.write(data) :]
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot write to it: {error.strerror}") from error
+
+    def sync(self) -> None:
+        try:
+            os.fsync(self._file.fileno())
         except OSError as error:
             raise InputError(f"{self.path}: cannot write to it: {error.strerror}") from error
 

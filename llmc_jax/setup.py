@@ -23,6 +23,19 @@ from llmc_jax.gpt2 import Execution
 from llmc_jax.gpu_info import GpuMonitor, open_monitor
 from llmc_jax.init import random_parameters
 from llmc_jax.params import num_parameters, padded
+from llmc_jax.presets import PRESETS
+from llmc_jax.resume import (
+    Earlier,
+    Identity,
+    changes,
+    check_fits,
+    environment,
+    find_earlier,
+    fingerprint,
+    open_checkpoint,
+    read_state,
+    read_weights,
+)
 from llmc_jax.step import TrainState, initial_state
 
 CHECKED_TOKENS = 1 << 20  # of each data set, before the run begins: takes a tenth of a second
@@ -58,6 +71,9 @@ class Setup(NamedTuple):
     execution: Execution
     choices: tuple[kernels.Choice, ...]  # what runs each operation
     has_tf32: bool  # the device multiplies in TF32, where -f lets it
+    earlier: Earlier | None  # the checkpoint that the run goes on from
+    identity: Identity
+    environment: dict[str, Any]  # what its bits may depend on
     monitor: GpuMonitor | None  # of -lg
     run_ahead: bool  # whether a step is begun before the one before it has been read: so a GPU never waits
     notes: list[str]
@@ -75,8 +91,16 @@ def naming(flag: str) -> Iterator[None]:
         raise type(error)(f"{flag} {error}") from error
 
 
-def resolve_model(config: TrainConfig) -> Model:
-    """The model's shape, from a descriptor or from the header of a checkpoint; reads no weights."""
+def resolve_model(config: TrainConfig, earlier: Earlier | None = None, source: Earlier | None = None) -> Model:
+    """The model's shape, from a descriptor or from the header of a checkpoint; reads no weights.
+
+    earlier: what is continued; if -e says what it said then, the file that it named need not be there any more.
+    source: what --init-from names, which must have the shape that -e describes, if it describes one.
+    """
+    if earlier is not None and (earlier.facts.get("options") or {}).get("model") == config.model:
+        return Model(earlier.model, None)
+    if source is not None:
+        return Model(_shape_of_source(config, source), None)
     name = config.model
     path = Path(name)
     if not name.endswith(".bin") and "/" not in name:
@@ -94,6 +118,20 @@ def resolve_model(config: TrainConfig) -> Model:
         )
     with naming("-e"):
         return Model(read_header(path).config, path)
+
+
+def _shape_of_source(config: TrainConfig, source: Earlier) -> ModelConfig:
+    """The shape of the checkpoint that --init-from names. Raises InputError if -e asks for another model."""
+    name = config.model
+    if name.endswith(".bin") or "/" in name:
+        named_by_default = {TrainConfig().model, *(preset.options.get("model") for preset in PRESETS.values())}
+        if name not in named_by_default:
+            raise InputError(f"-e {name} and --init-from {config.init_from} both name weights; leave one of them out")
+    elif parse_descriptor(name) != source.model:
+        raise InputError(
+            f"-e {name}: the checkpoint that --init-from names has another shape, {source.model}; leave -e out"
+        )
+    return source.model
 
 
 def open_data(config: TrainConfig, model: ModelConfig) -> Data:
@@ -240,8 +278,10 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
 
     Raises InputError for whatever cannot be used.
     """
-    check_no_earlier_run(config)
-    model = resolve_model(config)
+    warnings: list[str] = []
+    earlier = find_earlier(config, warnings.append)
+    source = open_checkpoint(config.init_from, warnings.append) if config.init_from and earlier is None else None
+    model = resolve_model(config, earlier, source)
     notes = [*notes, *check_model_fit(config, model.config)]
     machine = kernels.this_machine()
     dtype = resolve_dtype(config, machine)
@@ -249,16 +289,27 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     storage = storage_of(config, machine, dtype, execution, choices)
     hardware.check_fits(model.config, config.batch_size, config.sequence_length, storage)
     data = open_data(config, model.config)
+    identity = identify(config, model.config, dtype, data)
+    device = hardware.describe_device()
+    surroundings = environment(device, {choice.operation: choice.implementation for choice in choices})
+    if earlier is not None:
+        check_fits(earlier, config, identity)
     steps = total_steps(config, data.train)
     trains_on_corpus = data.corpus and (config.val_data if config.overfit else config.train_data) == "stdlib"
     tokenizer = choose_tokenizer(
         config, model.config, data.corpus.vocab_size if data.corpus and trains_on_corpus else None
     )
-    parameters, found = initial_parameters(config, model)
-    device = hardware.describe_device()
+    state, found = starting_state(config, model, dtype, earlier, source)
     if device.platform != "cpu" and device.num_devices > 1:
         notes.append(f"one of the {device.num_devices} devices is used; training on several is not built yet")
-    warnings = list(found)
+    warnings += found
+    if earlier is not None:
+        if data.train is not None and not config.overfit and earlier.facts.get("loader") is not None:
+            data.train.restore(earlier.facts["loader"])
+        notes.append(f"resumed from {earlier.folder}, after step {earlier.step} of {steps}")
+        notes += changes(earlier, config, steps, surroundings)
+    elif config.reuse and config.output_dir:
+        notes.append(f"-y 1: there is no checkpoint in {config.output_dir}, so the run begins")
     if tokenizer.tokenizer is None and config.sample_every:
         warnings.append(f"samples are printed as token ids: {tokenizer.note}")
     setup = Setup(
@@ -274,22 +325,33 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
         execution=execution,
         choices=choices,
         has_tf32=machine.version >= (8, 0),
+        earlier=earlier,
+        identity=identity,
+        environment=surroundings,
         monitor=open_monitor() if config.gpu_info_every > 0 else None,
         run_ahead=device.platform != "cpu",
         notes=notes,
         warnings=warnings,
     )
-    return setup, first_state(parameters, config, dtype)
+    return setup, state
 
 
-def check_no_earlier_run(config: TrainConfig) -> None:
-    """Refuses to go on in a folder that holds checkpoints: this run would not start from them, and overwrite some."""
-    earlier = sorted(Path(config.output_dir).glob("model_*.bin")) if config.output_dir and config.reuse else []
-    if earlier:
-        raise InputError(
-            f"-y 1: {config.output_dir} holds the checkpoints of an earlier run, and continuing its training state is "
-            f"not built yet; to start from its weights give -e {earlier[-1]} and another -o"
-        )
+def identify(config: TrainConfig, model: ModelConfig, dtype: str, data: Data) -> Identity:
+    """What makes the run this run."""
+    files = None if data.train is None else fingerprint(data.train)
+    return Identity(model, dtype, config.master_weights or dtype == "fp32", resolve_rounding(config, dtype), files)
+
+
+def starting_state(
+    config: TrainConfig, model: Model, dtype: str, earlier: Earlier | None, source: Earlier | None
+) -> tuple[TrainState, tuple[str, ...]]:
+    """The state that the run begins with, on the device, and warnings about what it was read from."""
+    if earlier is not None:
+        return read_state(earlier, first_state(np.zeros(1, np.float32), config, dtype)), ()
+    if source is not None:
+        return first_state(read_weights(source), config, dtype), ()
+    parameters, found = initial_parameters(config, model)
+    return first_state(parameters, config, dtype), found
 
 
 def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
@@ -337,7 +399,7 @@ def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
         *kernel_rows(setup.choices),
     ]
     shapes = [
-        ("weights", model.path or f"random, seed {config.seed}"),
+        ("weights", weights_text(setup)),
         ("max_sequence_length T", shape.max_seq_len),
         ("vocab_size V", shape.vocab_size),
         ("padded_vocab_size Vp", shape.padded_vocab_size),
@@ -352,6 +414,15 @@ def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
         ("val_num_batches", setup.val_batches),
     ]
     return [settings, machine, shapes, counts]
+
+
+def weights_text(setup: Setup) -> str:
+    """Where the weights come from."""
+    if setup.earlier is not None:
+        return str(setup.earlier.folder)
+    if setup.config.init_from:
+        return setup.config.init_from
+    return str(setup.model.path or f"random, seed {setup.config.seed}")
 
 
 def kernel_rows(choices: tuple[kernels.Choice, ...]) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ Leaves out what each of these is (step.py, data/, checkpoint/, runlog.py, consol
 """
 
 import itertools
+import math
 import sys
 import threading
 import time
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax import hardware, platform
-from llmc_jax.checkpoint.llmc import write_model
+from llmc_jax.checkpoint import store
 from llmc_jax.config import ExitCode, TrainConfig, parse_slice
 from llmc_jax.console import Console, Speed, smooth_speed, utilization_text
 from llmc_jax.curves import CurveDrawer
@@ -32,8 +33,10 @@ from llmc_jax.gpu_info import gpu_line, gpu_numbers
 from llmc_jax.optimizer import AdamWNumbers
 from llmc_jax.params import num_parameters
 from llmc_jax.profile.trace import slice_trace
-from llmc_jax.runlog import RunLog, create_run_folder
+from llmc_jax.resume import Counters, make_facts
+from llmc_jax.runlog import Kept, RunLog, create_run_folder, cut_logs, locked
 from llmc_jax.sampler import generate
+from llmc_jax.saver import Memory, Retention, Saved, Saver
 from llmc_jax.schedule import ScheduleNumbers
 from llmc_jax.setup import Setup, prepare, product_precision, resolve_rounding, table
 from llmc_jax.step import LossScaleNumbers, StepNumbers, StepOptions, TrainState, evaluate_loss, train_step
@@ -50,6 +53,7 @@ class Run(NamedTuple):
     log: RunLog
     console: Console
     drawer: CurveDrawer
+    saver: Saver
     stop: threading.Event  # set: the user wants the run to end
 
 
@@ -61,18 +65,34 @@ def opened(setup: Setup, output: Output, stop: threading.Event) -> Iterator[Run]
     validates_on_it = corpus is not None and config.val_data == "stdlib"
     yardsticks = {"bigram entropy": corpus.bigram_nats} if corpus is not None and validates_on_it else {}
     shape, device = asdict(setup.model.config), setup.device._asdict()
-    with (
-        RunLog(folder, config.to_json(), shape, reuse=config.reuse, device=device) as log,
-        Console(setup.steps, config.print_every, cast(Any, output)) as console,
-        CurveDrawer(folder, setup.name, yardsticks, console.warning) as drawer,
-        stop_on_signals(stop, console.note),
-        ExitStack() as closing,
-    ):
-        log.event("start", step=0, steps=setup.steps, parameters=num_parameters(setup.model.config))
+    with ExitStack() as closing:
+        closing.enter_context(locked(folder))
+        if config.reuse:
+            cut_logs(folder, where_logs_stay(setup))
+            store.clean(folder)
+        log = closing.enter_context(RunLog(folder, config.to_json(), shape, reuse=config.reuse, device=device))
+        console = closing.enter_context(Console(setup.steps, config.print_every, cast(Any, output)))
+        drawer = closing.enter_context(CurveDrawer(folder, setup.name, yardsticks, console.warning))
+        closing.enter_context(stop_on_signals(stop, console.note))
+        kind, step = ("start", 0) if setup.earlier is None else ("resume", setup.earlier.step)
+        log.event(kind, step=step, steps=setup.steps, parameters=num_parameters(setup.model.config))
         announce(setup, folder, console)
         if setup.monitor is not None:
             closing.callback(setup.monitor.close)
-        yield Run(setup, folder, log, console, drawer, stop)
+        if setup.device.platform != "cpu":  # what a GPU's programs chose by timing must be chosen again
+            platform.keep_programs(folder / "xla_cache")
+        retention = Retention(config.keep_checkpoints, config.major_every)
+        saver = Saver(folder, setup.model.config, retention, export=config.export_llmc, sync=log.sync)
+        closing.callback(saver.wait)
+        yield Run(setup, folder, log, console, drawer, saver, stop)
+
+
+def where_logs_stay(setup: Setup) -> Kept | None:
+    """Up to where the logs of the earlier run belong to this one."""
+    if setup.earlier is None:
+        return None
+    step, counters = setup.earlier.step, setup.earlier.counters
+    return Kept(step, counters.validated == step, counters.sampled == step)
 
 
 def announce(setup: Setup, folder: Path, console: Console) -> None:
@@ -97,14 +117,26 @@ class Progress(NamedTuple):
 
     state: TrainState
     step: int = 0  # steps given to the device, those without an update included
-    read: int = 0  # of these, those whose figures have been read: all but one, where the loop runs ahead
+    begun_at: int = 0  # steps that were made before this process began
+    read: int = 0  # of the steps, those whose figures have been read: all but one, where the loop runs ahead
     read_at: float = 0.0  # when the last of them was
-    val_loss: float | None = None  # the last one, nats per token
-    saved: Path | None = None  # the last checkpoint
-    skipped: int = 0  # steps whose loss or gradient was not finite, which updated nothing
-    skipped_in_a_row: int = 0
+    saving: int = -1  # the step of the last checkpoint that was begun, -1: none
+    saved: Path | None = None  # the last checkpoint that is complete
+    counters: Counters = Counters()
     speed: Speed = Speed()
-    seconds: float = 0.0  # in all steps but the first, which llm.c leaves out of its mean too
+    seconds: float = 0.0  # in all steps of this process but the first, which llm.c leaves out of its mean too
+
+
+def first_progress(setup: Setup, state: TrainState) -> Progress:
+    """Where the run begins: at its start, or where a checkpoint left it."""
+    if setup.earlier is None:
+        return Progress(state)
+    step, counters = setup.earlier.step, setup.earlier.counters
+    if 0 < setup.config.max_nonfinite <= counters.skipped_in_a_row:  # it had diverged; now it gets another chance
+        counters = counters._replace(skipped_in_a_row=0)
+    return Progress(
+        state, step=step, begun_at=step, read=step, saving=step, saved=setup.earlier.folder, counters=counters
+    )
 
 
 class StepResult(NamedTuple):
@@ -113,7 +145,9 @@ class StepResult(NamedTuple):
     loss: float  # nats per token
     norm: float  # of the gradient, before clipping
     rate: float
-    finite: bool
+    applied: bool  # False: the step updated nothing
+    z_loss: float  # the loss among the last 128, in standard deviations; NaN until there are so many
+    z_norm: float  # the norm likewise
     seconds: float
     loss_scale: float  # 1 where the loss is not scaled
 
@@ -138,7 +172,15 @@ def step_numbers(config: TrainConfig, steps: int) -> StepNumbers:
     )
     adamw = AdamWNumbers(float(config.beta1), float(config.beta2), float(config.eps), float(config.weight_decay))
     moves = LossScaleNumbers(config.loss_scale_steps, float(config.loss_scale_factor))
-    return StepNumbers(schedule, adamw, float(config.grad_clip), moves, np.uint32(config.seed))
+    return StepNumbers(
+        schedule,
+        adamw,
+        float(config.grad_clip),
+        moves,
+        np.uint32(config.seed),
+        skip_loss_z=float(config.skip_loss_z),
+        skip_norm_z=float(config.skip_norm_z),
+    )
 
 
 def step_options(setup: Setup) -> StepOptions:
@@ -148,29 +190,45 @@ def step_options(setup: Setup) -> StepOptions:
     return StepOptions(config.schedule, decay, setup.execution, resolve_rounding(config, setup.dtype))
 
 
-def compile_step(setup: Setup, state: TrainState) -> Callable[..., Any]:
+class Step(NamedTuple):
+    """The compiled step."""
+
+    call: Callable[..., Any]  # (state, inputs, targets) -> (state, metrics)
+    bytes: int  # of memory that it needs, the state included
+
+
+def compile_step(setup: Setup, state: TrainState) -> Step:
     """The step as a function of (state, inputs, targets), compiled for the run's shapes."""
     config, options = setup.config, step_options(setup)
     numbers = jax.device_put(step_numbers(config, setup.steps))
     shape = (config.grad_accumulation, config.batch_size, config.sequence_length)  # (A, B, T)
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32)
     compiled = train_step.lower(state, tokens, tokens, numbers, setup.model.config, options).compile()
-    return lambda state, inputs, targets: compiled(state, inputs, targets, numbers)
+    memory = compiled.memory_analysis()
+    needed = 0 if memory is None else memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    return Step(lambda state, inputs, targets: compiled(state, inputs, targets, numbers), needed)
+
+
+class Batches(NamedTuple):
+    """Training batches (A, B, T) without end."""
+
+    each: Iterator[Batch]
+    position: Callable[[], dict[str, Any] | None]  # the loader's, after the batches given out
 
 
 @contextmanager
-def training_batches(setup: Setup) -> Iterator[Iterator[Batch]]:
-    """Batches (A, B, T) without end: read ahead in the background, or with -a the same one each time."""
+def training_batches(setup: Setup) -> Iterator[Batches]:
+    """The batches: read ahead in the background, or with -a the same one each time."""
     loader, micro_batches = setup.data.train, setup.config.grad_accumulation
     if loader is None:
-        yield iter(())
+        yield Batches(iter(()), lambda: None)
     elif setup.config.overfit:
         loader.reset()
         batch = loader.next_batch(micro_batches)
-        yield itertools.repeat(batch)
+        yield Batches(itertools.repeat(batch), lambda: None)
     else:
         with Prefetcher(loader, micro_batches) as prefetcher:
-            yield prefetcher
+            yield Batches(prefetcher, prefetcher.state)
 
 
 def validate(run: Run, progress: Progress) -> Progress:
@@ -188,10 +246,10 @@ def validate(run: Run, progress: Progress) -> Progress:
     mean = total / setup.val_batches
     run.log.val(progress.step, loss=mean, batches=setup.val_batches)
     run.console.val(progress.step, mean)
-    return progress._replace(val_loss=mean)
+    return progress._replace(counters=progress.counters._replace(val_loss=mean, validated=progress.step))
 
 
-def draw_sample(run: Run, progress: Progress) -> None:
+def draw_sample(run: Run, progress: Progress) -> Progress:
     """Samples from the model, keeps and shows the text; nothing if the user stops the run meanwhile."""
     setup, model, tokenizer = run.setup, run.setup.model.config, run.setup.tokenizer.tokenizer
     weights, length = progress.state.weights, setup.config.sequence_length
@@ -199,40 +257,78 @@ def draw_sample(run: Run, progress: Progress) -> None:
     ids: list[int] = []
     for token in generate(weights, model, setup.config.sample_tokens, length, end_of_text, setup.execution):
         if run.stop.is_set():
-            return
+            return progress
         ids.append(token)
     text = sample_text(tokenizer, ids)
     run.log.sample(progress.step, text, len(ids))
     run.console.sample(text)
+    return progress._replace(counters=progress.counters._replace(sampled=progress.step))
 
 
-def save_model(run: Run, progress: Progress) -> Progress:
-    """Writes model_<steps>.bin, complete under its name or not there: of bf16 weights version 5, else version 3."""
-    path = run.folder / f"model_{progress.step:08d}.bin"
-    if path != progress.saved:
-        model = run.setup.model.config
-        bf16 = run.setup.dtype == "bf16"
-        weights = progress.state.weights if bf16 else progress.state.params
-        values = np.asarray(weights)[: num_parameters(model)].astype(np.float32)
-        write_model(path, model, values, version=5 if bf16 else 3)
-        run.log.event("checkpoint", step=progress.step, path=path.name)
-    return progress._replace(saved=path)
+def save(run: Run, progress: Progress, batches: Batches, step: Step | None, *, last: bool = False) -> Progress:
+    """Begins to save the training state, unless this step's is saved already. last: no step follows."""
+    setup = run.setup
+    if progress.step == progress.saving:
+        return progress
+    facts = make_facts(
+        progress.step,
+        setup.config,
+        setup.identity,
+        progress.counters,
+        total_steps=setup.steps,
+        loader=batches.position(),
+        environment=setup.environment,
+    )
+    run.saver.save(progress.state, facts, available_memory(setup, step), last=last)
+    return hear_of_saves(run, progress._replace(saving=progress.step), run.saver.finished())
 
 
-def look(run: Run, progress: Progress) -> Progress:
-    """What comes before a step and after the last one, where it is due: validation, sample, checkpoint."""
+def available_memory(setup: Setup, step: Step | None) -> Memory:
+    """What decides whether a copy of the state may lie beside the training."""
+    needed = 0 if step is None else step.bytes
+    if setup.device.platform == "cpu":
+        return Memory(needed, None)
+    stats = jax.devices()[0].memory_stats() or {}
+    return Memory(needed, stats.get("bytes_limit", 0) - stats.get("peak_bytes_in_use", 0))
+
+
+def hear_of_saves(run: Run, progress: Progress, ended: list[Saved]) -> Progress:
+    """Logs and shows how saves ended. Raises InputError for one that failed, where --save-failure says stop."""
+    for each in ended:
+        if each.problem is None:
+            times = {"waited_ms": 1e3 * each.waited, "ms": 1e3 * each.seconds}
+            run.log.event("checkpoint", step=each.step, path=each.path.name, **times)
+            for step in each.removed:
+                run.log.event("removed", step=step)
+            progress = progress._replace(saved=each.path)
+            continue
+        problem = f"the checkpoint of step {each.step} was not saved: {each.problem}"
+        run.log.event("save_failed", step=each.step, problem=each.problem)
+        if run.setup.config.save_failure == "stop":
+            raise InputError(problem)
+        run.console.warning(f"{problem}; earlier ones are as they were")
+        if each.step == progress.saving:
+            progress = progress._replace(saving=-1)
+    return progress
+
+
+def look(run: Run, progress: Progress, batches: Batches, compiled: Step | None) -> Progress:
+    """What comes before a step and after the last one, where it is due: validation, sample, checkpoint.
+
+    What a checkpoint says was done before its step already is not done again.
+    """
     config, step = run.setup.config, progress.step
     last = step == run.setup.steps
 
-    def due(every: int) -> bool:
-        return every > 0 and (step % every == 0 or last) and not run.stop.is_set()
+    def due(every: int, done: int = -1) -> bool:
+        return every > 0 and (step % every == 0 or last) and step != done and not run.stop.is_set()
 
-    if due(config.val_every):
+    if due(config.val_every, progress.counters.validated):
         progress = validate(run, progress)
-    if due(config.sample_every) and (step > 0 or last):
-        draw_sample(run, progress)
+    if due(config.sample_every, progress.counters.sampled) and (step > 0 or last):
+        progress = draw_sample(run, progress)
     if due(config.checkpoint_every) and step > 0 and step % config.checkpoint_every == 0:
-        progress = save_model(run, progress)
+        progress = save(run, progress, batches, compiled, last=last)
     return progress
 
 
@@ -243,11 +339,11 @@ class InFlight(NamedTuple):
     start: float  # when the host began it
 
 
-def begin_step(step: Callable[..., Any], batches: Iterator[Batch], progress: Progress) -> tuple[Progress, InFlight]:
+def begin_step(step: Step, batches: Batches, progress: Progress) -> tuple[Progress, InFlight]:
     """Hands the device one training step and returns at once."""
     start = time.perf_counter()
-    inputs, targets = next(batches)
-    state, metrics = step(progress.state, inputs, targets)
+    inputs, targets = next(batches.each)
+    state, metrics = step.call(progress.state, inputs, targets)
     return progress._replace(state=state, step=progress.step + 1), InFlight(metrics, start)
 
 
@@ -256,18 +352,24 @@ def end_step(progress: Progress, flight: InFlight, scale_moves: bool = True) -> 
 
     Its time includes that of waiting for the data, as llm.c's does, and begins where the step before it ended.
     """
-    loss, norm, rate, finite, scale = (value.item() for value in jax.device_get(flight.metrics))  # waits for the device
+    read = jax.tree.map(lambda value: value.item(), jax.device_get(flight.metrics))  # waits for the device
     now = time.perf_counter()
     seconds = now - max(flight.start, progress.read_at)
+    counters = progress.counters
+    # An overflow under a loss scale is no divergence: the scale gives way first.
+    harmless = read.finite or (read.loss_scale > 1 and scale_moves)
     progress = progress._replace(
         read=progress.read + 1,
         read_at=now,
-        skipped=progress.skipped + (not finite),
-        # An overflow under a loss scale is no divergence: the scale gives way first.
-        skipped_in_a_row=0 if finite or (scale > 1 and scale_moves) else progress.skipped_in_a_row + 1,
-        seconds=progress.seconds + (seconds if progress.read > 0 else 0.0),
+        counters=counters._replace(
+            skipped=counters.skipped + (not read.applied),
+            skipped_in_a_row=0 if harmless else counters.skipped_in_a_row + 1,
+        ),
+        seconds=progress.seconds + (seconds if progress.read > progress.begun_at else 0.0),
     )
-    return progress, StepResult(loss, norm, rate, finite, seconds, scale)
+    return progress, StepResult(
+        read.loss, read.norm, read.learning_rate, read.applied, read.z_loss, read.z_norm, seconds, read.loss_scale
+    )
 
 
 def report_step(run: Run, progress: Progress, result: StepResult) -> Progress:
@@ -283,13 +385,16 @@ def report_step(run: Run, progress: Progress, result: StepResult) -> Progress:
         "norm": result.norm,
         "lr": result.rate,
         "ms": 1e3 * result.seconds,
-        "skipped": not result.finite,
+        "skipped": not result.applied,
     }
-    scaled: dict[str, Any] = {"loss_scale": result.loss_scale} if setup.dtype == "fp16" else {}
-    run.log.train(index, tokens_per_second=per_second, tokens=progress.read * tokens, **common, **scaled)
+    more: dict[str, Any] = {"loss_scale": result.loss_scale} if setup.dtype == "fp16" else {}
+    scores = {"z_loss": result.z_loss, "z_norm": result.z_norm}
+    more |= {name: z for name, z in scores.items() if not math.isnan(z)}
+    run.log.train(index, tokens_per_second=per_second, tokens=progress.read * tokens, **common, **more)
     speed, shown = smooth_speed(progress.speed, per_second)
     utilization = utilization_text(flops, peak, precision)
-    run.console.step(index, tokens_per_second=shown, utilization=utilization, **common)
+    shown_scores: dict[str, Any] = scores if setup.config.skip_loss_z or setup.config.skip_norm_z else {}
+    run.console.step(index, tokens_per_second=shown, utilization=utilization, **common, **shown_scores)
     return progress._replace(speed=speed)
 
 
@@ -299,36 +404,66 @@ def loop(run: Run, state: TrainState) -> Outcome:
     Source: llm.c train_gpt2.cu, `main`.
     """
     setup, stop = run.setup, run.stop
-    progress = Progress(state)
-    try:
-        # XLA compiles the step while the main thread validates, which needs a compilation of its own.
-        with ThreadPoolExecutor(max_workers=1) as pool, training_batches(setup) as batches, traced(run) as tick:
-            compiling = pool.submit(compile_step, setup, state) if setup.steps else None
-            progress = look(run, progress)
+    progress, flight, problem = first_progress(setup, state), None, None
+    # XLA compiles the step while the main thread validates, which needs a compilation of its own.
+    with ThreadPoolExecutor(max_workers=1) as pool, training_batches(setup) as batches, traced(run) as tick:
+        compiling = pool.submit(compile_step, setup, state) if progress.step < setup.steps else None
+        try:
+            progress = look(run, progress, batches, None)
             step = compiling.result() if compiling else None
-            flight: InFlight | None = None
             while progress.step < setup.steps and not stop.is_set() and not diverged(setup, progress):
                 assert step is not None
                 tick(progress.step)
-                before, progress, flight = flight, *begin_step(step, batches, progress)
+                try:
+                    before, progress, flight = flight, *begin_step(step, batches, progress)
+                except InputError:  # the data: the step before it is still to be read
+                    if flight is not None:
+                        progress = settle(run, progress, flight)
+                    raise
                 if before is not None:  # while the device works on the step just begun
                     progress = settle(run, progress, before)
                 if not setup.run_ahead or pauses_after(run, progress.step):
                     progress, flight = settle(run, progress, flight), None
-                    progress = look(run, progress)
+                    progress = look(run, progress, batches, step)
             if flight is not None:
                 progress = settle(run, progress, flight)
-        if diverged(setup, progress):
-            return Outcome(ExitCode.DIVERGED, progress)
-        return Outcome(ExitCode.STOPPED if stop.is_set() else ExitCode.DONE, progress)
-    except InputError as problem:  # a full disk, a damaged data file: what has been learned so far is still good
-        return Outcome(ExitCode.BAD_INPUT, progress, problem)
+        except InputError as error:  # a full disk, a damaged data file: what has been learned so far is still good
+            problem = error
+        code = ExitCode.BAD_INPUT if problem else ending(run, progress)
+        return last_save(run, Outcome(code, progress, problem), batches)
+
+
+def ending(run: Run, progress: Progress) -> ExitCode:
+    """How a run that broke nowhere has ended."""
+    if diverged(run.setup, progress):
+        return ExitCode.DIVERGED
+    return ExitCode.STOPPED if run.stop.is_set() else ExitCode.DONE
+
+
+def last_save(run: Run, outcome: Outcome, batches: Batches) -> Outcome:
+    """The checkpoint of the end, and the ends of all saves; where one fails here, the run has failed."""
+    code, progress, problem = outcome
+    try:
+        if run.setup.config.save and progress.step > 0:
+            progress = save(run, progress, batches, None, last=True)
+        ended = run.saver.wait()
+        progress = hear_of_saves(run, progress, ended)
+        failed = [each for each in ended if each.problem is not None]
+    except InputError as error:
+        return Outcome(ExitCode.BAD_INPUT, progress, problem or error)
+    if failed and problem is None:
+        words = f"the checkpoint of step {failed[-1].step} was not saved: {failed[-1].problem}"
+        return Outcome(ExitCode.BAD_INPUT, progress, InputError(words))
+    if code == ExitCode.DONE:
+        run.saver.prune_rest()
+    return Outcome(code, progress, problem)
 
 
 def settle(run: Run, progress: Progress, flight: InFlight) -> Progress:
     """Reads, logs and shows the oldest step in flight."""
     progress, result = end_step(progress, flight, run.setup.config.loss_scale_factor > 1)
     progress = report_step(run, progress, result)
+    progress = hear_of_saves(run, progress, run.saver.finished())
     report_gpu(run, progress.read)
     run.drawer.refresh()
     return progress
@@ -347,7 +482,7 @@ def report_gpu(run: Run, steps: int) -> None:
 
 def diverged(setup: Setup, progress: Progress) -> bool:
     """Whether so many steps in a row were not finite that the run ends."""
-    return 0 < setup.config.max_nonfinite <= progress.skipped_in_a_row
+    return 0 < setup.config.max_nonfinite <= progress.counters.skipped_in_a_row
 
 
 def pauses_after(run: Run, step: int) -> bool:
@@ -382,7 +517,7 @@ def traced(run: Run) -> Iterator[Callable[[int], None]]:
 
 
 def finish(run: Run, outcome: Outcome) -> Outcome:
-    """Writes the model and the last picture, and says where everything is."""
+    """Writes the last event and the last picture, and says where everything is."""
     outcome = write_rest(run, outcome)
     run.drawer.finish()
     run.console.close()
@@ -392,24 +527,23 @@ def finish(run: Run, outcome: Outcome) -> Outcome:
 
 
 def write_rest(run: Run, outcome: Outcome) -> Outcome:
-    """The final model and the last event; where they cannot be written either, the first problem counts."""
+    """The last event; where it cannot be written either, the first problem counts."""
     progress, code = outcome.progress, outcome.code
     try:
-        if run.setup.config.save and progress.step > 0:
-            progress = save_model(run, progress)
-        run.log.event("end", step=progress.step, outcome=code.name.lower(), skipped=progress.skipped)
+        run.log.event("end", step=progress.step, outcome=code.name.lower(), skipped=progress.counters.skipped)
     except InputError as problem:
         return Outcome(ExitCode.BAD_INPUT, progress, outcome.problem or problem)
-    return outcome._replace(progress=progress)
+    return outcome
 
 
 def summary(run: Run, outcome: Outcome) -> Iterator[str]:
     """The last lines on the screen: how it went, where everything is, what to try next."""
     config, (code, progress, _) = run.setup.config, outcome
-    if progress.step > 1:
-        yield f"total average iteration time: {1e3 * progress.seconds / (progress.step - 1):.6f} ms"
-    if progress.skipped:
-        yield f"skipped:      {progress.skipped} steps, whose loss or gradient was not finite; they updated nothing"
+    timed = progress.step - progress.begun_at - 1
+    if timed > 0:
+        yield f"total average iteration time: {1e3 * progress.seconds / timed:.6f} ms"
+    if progress.counters.skipped:
+        yield f"skipped:      {progress.counters.skipped} steps updated nothing (not finite, or an outlier)"
     if progress.step < run.setup.steps:
         yield f"stopped:      after {progress.step} of {run.setup.steps} steps"
     if code == ExitCode.DIVERGED:
@@ -418,7 +552,7 @@ def summary(run: Run, outcome: Outcome) -> Iterator[str]:
     if run.drawer.path.exists():
         yield f"picture:      {run.drawer.path}"
     if progress.saved is not None:
-        yield f"model:        {progress.saved}"
+        yield f"checkpoint:   {progress.saved}"
     if config.preset == "demo" and code == ExitCode.DONE:
         train, python = platform.train_command(), platform.python_command()
         for words, command, meaning in (
@@ -431,8 +565,8 @@ def summary(run: Run, outcome: Outcome) -> Iterator[str]:
 
 def divergence_advice(config: TrainConfig, progress: Progress) -> Iterator[str]:
     """What to try after a run that diverged."""
-    yield f"diverged:     the loss or the gradient was not finite {progress.skipped_in_a_row} times in a row"
-    if progress.skipped == progress.step:
+    yield f"diverged:     the loss or the gradient was not finite {progress.counters.skipped_in_a_row} times in a row"
+    if progress.counters.skipped == progress.step:
         yield f"              no step was finite: are the weights that it started from sound (-e {config.model})?"
     else:
         yield "              the model is as the last finite step left it, so probably no good either"

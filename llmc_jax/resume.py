@@ -1,0 +1,358 @@
+"""Continuing a run: what a checkpoint must hold for that, whether it fits the run that asks, and the state out of it.
+
+Leaves out how a checkpoint is stored (checkpoint/store.py) and when one is made (saver.py, trainer.py).
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from llmc_jax import hardware
+from llmc_jax.checkpoint import store
+from llmc_jax.config import OPTIONS, ModelConfig, TrainConfig, show_value
+from llmc_jax.data.loader import TokenLoader
+from llmc_jax.errors import FormatError, InputError
+from llmc_jax.params import Params, flat_size, tensor_specs, views
+from llmc_jax.runlog import versions
+from llmc_jax.step import TrainState
+
+FORMAT = 1
+BUFFERS = ("params", "m", "v", "copy")  # of TrainState, flat; stored as the 16 tensors of each
+SAMPLED_BYTES = 4096  # of each token file's beginning and end: enough to tell one file from another
+
+# Options whose value must be the one that the checkpoint was made with.
+BINDING = ("batch_size", "sequence_length", "tokens_per_step", "seed", "shuffle", "overfit")
+# Options that do not reach the weights: they may differ, and nothing is said about it.
+FREE = frozenset({
+    "preset", "model", "init_from", "v2_order", "train_data", "val_data", "tokenizer", "output_dir", "reuse", "save",
+    "checkpoint_every", "keep_checkpoints", "major_every", "export_llmc", "save_failure", "gpu_info_every", "profile",
+    "print_every", "max_nonfinite", "val_every", "val_batches", "sample_every", "sample_tokens", "hellaswag",
+    "strict_kernels", "total_batch_size", "dtype", "master_weights", "rounding",
+})  # fmt: skip
+
+
+# ----- what a checkpoint holds ----------------------------------------------------------------------------------------
+
+
+def named_arrays(state: TrainState, model: ModelConfig) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint, by name: `params/wte`, `m/wte`, …, `step`. On a CPU views of the device's buffers."""
+    arrays: dict[str, np.ndarray] = {}
+    for buffer in BUFFERS:
+        flat = getattr(state, buffer)
+        if flat is not None:
+            tensors = views(np.asarray(flat), model)
+            arrays |= {f"{buffer}/{name}": tensor for name, tensor in tensors._asdict().items()}
+    arrays |= {name: np.asarray(value) for name, value in _small(state)}
+    return arrays
+
+
+def _small(state: TrainState) -> Iterator[tuple[str, Any]]:
+    """The small arrays of a state by name."""
+    yield "step", state.step
+    yield "updates", state.updates
+    for group in ("loss_scale", "outliers"):
+        values = getattr(state, group)
+        if values is not None:
+            yield from ((f"{group}/{name}", value) for name, value in values._asdict().items())
+
+
+class Counters(NamedTuple):
+    """What the loop knows beside the state, and needs again."""
+
+    skipped: int = 0  # steps that updated nothing
+    skipped_in_a_row: int = 0  # of these the last ones, because something was not finite
+    val_loss: float | None = None  # the last one, nats per token
+    validated: int = -1  # the step before which it was measured; -1: never
+    sampled: int = -1  # the step before which the last sample was drawn
+
+
+class Identity(NamedTuple):
+    """What makes a run this run: with another one of these its checkpoint cannot be continued."""
+
+    model: ModelConfig
+    dtype: str  # fp32, bf16, fp16
+    master_weights: bool
+    rounding: str  # nearest, stochastic
+    data: str | None  # fingerprint of the training data; None where there is none
+
+
+def fingerprint(loader: TokenLoader) -> str:
+    """What tells training data apart, hexadecimal: each file's length, beginning and end, in their order."""
+    digest = hashlib.sha256()
+    for path in loader.paths:
+        size = path.stat().st_size
+        digest.update(size.to_bytes(8, "little"))
+        with path.open("rb") as file:
+            digest.update(file.read(SAMPLED_BYTES))
+            file.seek(max(0, size - SAMPLED_BYTES))
+            digest.update(file.read(SAMPLED_BYTES))
+    return digest.hexdigest()
+
+
+def environment(device: hardware.Device, implementations: Mapping[str, str]) -> dict[str, Any]:
+    """What the bits of a result may depend on. implementations: what runs each operation."""
+    packages = {name: version for name, version in versions().items() if name != "python"}
+    place = {"platform": device.platform, "device": device.kind}
+    if device.platform == "cpu":
+        place["threads"] = str(device.cpu_cores)  # XLA splits sums among them
+    return {**packages, **place, **{f"kernel of {name}": words for name, words in implementations.items()}}
+
+
+def make_facts(
+    step: int,
+    config: TrainConfig,
+    identity: Identity,
+    counters: Counters,
+    *,
+    total_steps: int,
+    loader: dict[str, Any] | None,
+    environment: Mapping[str, Any],
+) -> dict[str, Any]:
+    """All that a checkpoint holds beside its arrays, as JSON can hold it."""
+    return {
+        "format": FORMAT,
+        "step": step,
+        "model": asdict(identity.model),
+        "dtype": identity.dtype,
+        "master_weights": identity.master_weights,
+        "rounding": identity.rounding,
+        "data": identity.data,
+        "options": config.to_json(),
+        "total_steps": total_steps,
+        "val_loss": counters.val_loss,
+        "progress": counters._asdict(),
+        "loader": loader,
+        "environment": dict(environment),
+        "origin": {"kind": "llmc-jax"},
+    }
+
+
+# ----- which checkpoint -----------------------------------------------------------------------------------------------
+
+
+class Earlier(NamedTuple):
+    """A checkpoint to go on from."""
+
+    folder: Path
+    step: int
+    facts: Mapping[str, Any]
+
+    @property
+    def model(self) -> ModelConfig:
+        return stored_model(self.facts, self.folder)
+
+    @property
+    def counters(self) -> Counters:
+        return stored_counters(self.facts, self.folder)
+
+
+def stored_model(facts: Mapping[str, Any], folder: Path) -> ModelConfig:
+    """The model's shape as a checkpoint has it. Raises FormatError if it is none."""
+    shape = facts.get("model")
+    names = set(ModelConfig.__dataclass_fields__)
+    if not isinstance(shape, Mapping) or set(shape) != names or not all(type(each) is int for each in shape.values()):
+        raise FormatError(f"{folder}: the facts hold no model shape; is this a checkpoint of llmc-jax?")
+    return ModelConfig(**shape)
+
+
+def stored_counters(facts: Mapping[str, Any], folder: Path) -> Counters:
+    """The loop's counters as a checkpoint has them; those that it lacks (a converted one) begin anew."""
+    found = facts.get("progress") or {}
+    kinds = {"val_loss": (float, int, type(None))}
+    for name in Counters._fields:
+        if name in found and (isinstance(found[name], bool) or not isinstance(found[name], kinds.get(name, (int,)))):
+            raise FormatError(f"{folder}: the facts hold {name}={found[name]!r}, which is no count")
+    return Counters(**{name: found[name] for name in Counters._fields if name in found})
+
+
+def find_earlier(config: TrainConfig, report: Callable[[str], None]) -> Earlier | None:
+    """The checkpoint that -y 1 goes on from: the newest good one in -o; None where there is none at all.
+
+    report is told of each bad one. Raises InputError where there are checkpoints, but none is good, and where there
+    are only models, which hold no training state.
+    """
+    run = Path(config.output_dir)
+    if not config.reuse or not config.output_dir or not run.is_dir():
+        return None
+    good = store.newest_good(run, report)
+    if good is not None:
+        return Earlier(good.folder, good.step, store.read_facts(good.folder))
+    if any(store.done_file(run, step).exists() for step in store.steps(run)):  # one without was never complete
+        raise InputError(
+            f"-y 1: no checkpoint in {run} is good (`python -m llmc_jax.checkpoint verify {run}` lists what is wrong "
+            "with each); to begin anew give another -o"
+        )
+    models = sorted(run.glob("model_*.bin"))
+    if models:
+        raise InputError(
+            f"-y 1: {run} holds models but no training state, so nothing can be continued; to start from the weights "
+            f"give -e {models[-1]} and another -o"
+        )
+    return None
+
+
+def open_checkpoint(name: str, report: Callable[[str], None]) -> Earlier:
+    """The checkpoint that --init-from names: a state_%08d, or of a run's folder the newest good one."""
+    folder = Path(name)
+    if not folder.is_dir():
+        raise InputError(f"--init-from {name}: no such folder; give the folder of a run, or a state_%08d in it")
+    if (folder / store.MANIFEST).exists():
+        problem = store.check(folder)
+        if problem is not None:
+            raise InputError(f"--init-from {folder}: {problem}; take another checkpoint")
+        facts = store.read_facts(folder)
+        return Earlier(folder, int(facts["step"]), facts)
+    good = store.newest_good(folder, report)
+    if good is None:
+        raise InputError(
+            f"--init-from {name}: there is no good checkpoint in it; `python -m llmc_jax.checkpoint verify {name}` "
+            "lists what there is. An llm.c model file is given with -e"
+        )
+    return Earlier(good.folder, good.step, store.read_facts(good.folder))
+
+
+# ----- whether it fits ------------------------------------------------------------------------------------------------
+
+
+def check_fits(earlier: Earlier, config: TrainConfig, identity: Identity) -> None:
+    """Raises InputError with every difference that makes this another run than the one the checkpoint is of."""
+    found = list(_differences(earlier.facts, config, identity))
+    if found:
+        first = f"-y 1: the checkpoint {earlier.folder} was made by another run than this:"
+        advice = "give the flags of that run, or another -o; --init-from starts a new run from its weights"
+        raise InputError("\n  ".join([first, *found, advice]))
+
+
+def _differences(facts: Mapping[str, Any], config: TrainConfig, identity: Identity) -> Iterator[str]:
+    """What differs in the model, the precision, the batch and the data, a line each."""
+    shape = facts["model"]
+    for name, ours in asdict(identity.model).items():
+        if shape[name] != ours:
+            yield f"model: {name} is {shape[name]} there, {ours} here"
+    for name, words in (("dtype", "--dtype"), ("master_weights", "-w"), ("rounding", "--rounding")):
+        theirs, ours = facts.get(name), getattr(identity, name)
+        matters = name == "dtype" or identity.dtype != "fp32"
+        if theirs is not None and theirs != ours and matters:
+            yield f"precision: {words} is {show_value(theirs)} there, {show_value(ours)} here"
+    options = facts.get("options") or {}
+    theirs_of = _known(options)
+    if theirs_of is not None:
+        for name in BINDING:
+            theirs, ours = getattr(theirs_of, name), getattr(config, name)
+            if theirs != ours:
+                yield f"batch and order: {_flag(name)} is {show_value(theirs)} there, {show_value(ours)} here"
+        if (theirs_of.attention == "relu") != (config.attention == "relu"):
+            yield f"model: --attention is {theirs_of.attention} there, {config.attention} here"
+    if facts.get("data") is not None and identity.data is not None and facts["data"] != identity.data:
+        yield "data: the training files (-i) are not those of the checkpoint"
+
+
+def _known(options: Mapping[str, Any]) -> TrainConfig | None:
+    """The options of a checkpoint; None where it has none. Those that this version does not know are left out."""
+    names = {about.name for about in OPTIONS}
+    known = {name: value for name, value in options.items() if name in names}
+    return TrainConfig.from_json(known) if known else None
+
+
+def _flag(name: str) -> str:
+    flags = {about.name: about.flags[0] for about in OPTIONS}
+    return flags.get(name, "-d")  # tokens_per_step is what -d comes to
+
+
+def changes(earlier: Earlier, config: TrainConfig, total_steps: int, now: Mapping[str, Any]) -> list[str]:
+    """Notes on what makes the continuation differ from the run without a break: options, and the environment."""
+    theirs = _known(earlier.facts.get("options") or {})
+    notes = []
+    if theirs is None:
+        notes.append(f"the checkpoint comes from {earlier.facts['origin'].get('kind')}: its options are not known")
+        return notes
+    moved = [
+        f"{about.flags[0]} {show_value(getattr(theirs, about.name))} -> {show_value(getattr(config, about.name))}"
+        for about in OPTIONS
+        if about.name not in FREE
+        and about.name not in (*BINDING, "max_steps")
+        and getattr(theirs, about.name) != getattr(config, about.name)
+    ]
+    before = earlier.facts.get("total_steps")
+    if before != total_steps:
+        moved.append(f"steps {before} -> {total_steps}")
+    if moved:
+        notes.append(f"changed since the checkpoint, so another run from here: {', '.join(moved)}")
+    then = earlier.facts.get("environment") or {}
+    other = [
+        f"{name} {then.get(name)} -> {now.get(name)}" for name in {**then, **now} if then.get(name) != now.get(name)
+    ]
+    if other:
+        notes.append(f"not bit-exact from here: {', '.join(other)}")
+    return notes
+
+
+# ----- the state out of it --------------------------------------------------------------------------------------------
+
+
+def read_weights(earlier: Earlier) -> np.ndarray:
+    """The parameters alone as a flat buffer (flat_size,) float32: the master weights where there are any."""
+    return _flat(earlier, "params").astype(np.float32)
+
+
+def _flat(earlier: Earlier, buffer: str) -> np.ndarray:
+    """A buffer of TrainState (flat_size,) with its padding, from the stored tensors."""
+    model = earlier.model
+    flat: np.ndarray | None = None
+    for spec in tensor_specs(model):
+        values = store.read_array(earlier.folder, f"{buffer}/{spec.name}")
+        if values.shape != spec.shape:
+            raise FormatError(
+                f"{earlier.folder}: {buffer}/{spec.name} has the shape {values.shape}; the model's has {spec.shape}"
+            )
+        if flat is None:
+            flat = np.zeros(flat_size(model), values.dtype)
+        flat[spec.offset : spec.offset + spec.size] = values.reshape(-1)
+    assert flat is not None
+    return flat
+
+
+def read_state(earlier: Earlier, fresh: TrainState) -> TrainState:
+    """The stored state on the device.
+
+    fresh: a state of the run with buffers of one element. It says which buffers and dtypes the run has, and what begins
+    anew where a converted checkpoint lacks it (loss scale, outliers).
+    Raises FormatError if the checkpoint holds no such state.
+    """
+    stored = store.array_specs(earlier.folder)
+    buffers = [name for name in BUFFERS if getattr(fresh, name) is not None]
+    wanted = ["step", "updates", *(f"{buffer}/{name}" for buffer in buffers for name in Params._fields)]
+    missing = [name for name in wanted if name not in stored]
+    if missing:
+        raise FormatError(f"{earlier.folder}: holds no {missing[0]} ({len(missing)} arrays of the state are missing)")
+
+    def checked(name: str, value: np.ndarray, dtype: Any, shape: tuple[int, ...]) -> jax.Array:
+        if (value.shape, value.dtype) != (shape, dtype):
+            found, expected = f"{value.dtype}{value.shape}", f"{dtype}{shape}"
+            raise FormatError(f"{earlier.folder}: {name} is {found}; this run has {expected}")
+        return jnp.array(value)
+
+    def small(name: str, like: jax.Array) -> jax.Array:
+        return checked(name, store.read_array(earlier.folder, name), like.dtype, like.shape)
+
+    def group(name: str) -> Any:
+        like = getattr(fresh, name)
+        if like is None or any(f"{name}/{field}" not in stored for field in like._fields):
+            return like
+        return type(like)(*(small(f"{name}/{field}", value) for field, value in like._asdict().items()))
+
+    size = (flat_size(earlier.model),)
+    flat = {name: checked(name, _flat(earlier, name), getattr(fresh, name).dtype, size) for name in buffers}
+    return fresh._replace(
+        **flat,
+        step=small("step", fresh.step),
+        updates=small("updates", fresh.updates),
+        loss_scale=group("loss_scale"),
+        outliers=group("outliers"),
+    )
