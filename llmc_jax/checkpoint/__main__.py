@@ -95,8 +95,7 @@ def _checked(folder: Path, deep: bool) -> Iterator[Entry]:
     elif folder.joinpath(store.MANIFEST).exists():  # a copy under another name
         yield store.loose_entry(folder, deep=deep)
     else:
-        for step in store.steps(folder):
-            yield store.entry(folder, step, deep=deep)
+        yield from store.checked(folder, deep=deep)
 
 
 def _printed(checked: Iterator[Entry], quick: bool) -> list[Entry]:

@@ -16,6 +16,7 @@ Checking needs neither orbax nor JAX. Writing, and reading arrays, import orbax,
 import errno
 import functools
 import hashlib
+import importlib.util
 import json
 import math
 import os
@@ -76,6 +77,7 @@ class Writing(NamedTuple):
     step: int
     folder: Path
     tensors: dict[str, Tensor]
+    facts: File
     val_loss: float | None
 
 
@@ -125,14 +127,14 @@ def begin(run: str | Path, step: int, arrays: Mapping[str, np.ndarray], facts: M
             name,
             array.dtype,
         )
-    words = json.dumps(facts, indent=1).encode() + b"\n"
+    words = _dump(facts)
     with ThreadPoolExecutor(THREADS) as pool:
         digests = list(pool.map(_array_digest, arrays.values()))
     tensors = {
         name: Tensor(array.shape, array.dtype.name, digest)
         for (name, array), digest in zip(arrays.items(), digests, strict=True)
     }
-    writing = Writing(run, step, _hidden(run, step, "tmp"), tensors, _val_loss(facts))
+    writing = Writing(run, step, _hidden(run, step, "tmp"), tensors, _bytes_digest(words), _val_loss(facts))
     _attempt(writing, lambda: _write(writing.folder, arrays, words))
     return writing
 
@@ -164,6 +166,8 @@ def _seal(writing: Writing) -> None:
     for name, tensor in writing.tensors.items():
         if _tensor(_orbax().restore(folder / TENSORS, name)) != tensor:
             raise InputError(f"{name} was read back otherwise than it was written; is the disk sound?")
+    if _file_digest(folder / FACTS) != writing.facts:
+        raise InputError(f"{FACTS} was read back otherwise than it was written; is the disk sound?")
     paths = sorted(_sizes(folder))
     with ThreadPoolExecutor(THREADS) as pool:
         files = dict(zip(paths, pool.map(_file_digest, [folder / path for path in paths]), strict=True))
@@ -283,6 +287,10 @@ def _array_digest(array: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).hexdigest()
 
 
+def _bytes_digest(data: bytes) -> File:
+    return File(len(data), hashlib.sha256(data).hexdigest())
+
+
 def _tensor(array: np.ndarray) -> Tensor:
     return Tensor(array.shape, array.dtype.name, _array_digest(array))
 
@@ -331,7 +339,7 @@ def _raise(error: OSError) -> None:
 # ----- the manifest -------------------------------------------------------------------------------------------------
 
 
-def _dump(data: dict[str, Any]) -> bytes:
+def _dump(data: Mapping[str, Any]) -> bytes:
     return json.dumps(data, indent=1).encode() + b"\n"
 
 
@@ -360,13 +368,18 @@ def _parse_manifest(raw: bytes) -> Manifest:
     if data.get("format") != FORMAT:
         raise FormatError(f"{MANIFEST}: format {data.get('format')!r}; this program reads format {FORMAT}")
     try:
-        assert _is_size(data["step"])
+        _demand(_is_size(data["step"]))
         tensors = {name: _tensor_facts(name, facts) for name, facts in data["tensors"].items()}
         files = {path: _file_facts(path, facts) for path, facts in data["files"].items()}
-        assert FACTS in files and MANIFEST not in files
-    except (AssertionError, AttributeError, KeyError, TypeError) as error:
+        _demand(FACTS in files and MANIFEST not in files)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{MANIFEST}: its fields are not those of format {FORMAT}") from error
     return Manifest(data["step"], tensors, files)
+
+
+def _demand(condition: object) -> None:
+    if not condition:
+        raise ValueError
 
 
 def _is_size(value: object) -> bool:
@@ -374,14 +387,14 @@ def _is_size(value: object) -> bool:
 
 
 def _tensor_facts(name: str, facts: dict[str, Any]) -> Tensor:
-    assert _NAME.fullmatch(name) and facts["dtype"] in DTYPES and _DIGEST.fullmatch(facts["sha256"])
-    assert isinstance(facts["shape"], list) and len(facts["shape"]) <= 32 and all(map(_is_size, facts["shape"]))
+    _demand(_NAME.fullmatch(name) and facts["dtype"] in DTYPES and _DIGEST.fullmatch(facts["sha256"]))
+    _demand(isinstance(facts["shape"], list) and len(facts["shape"]) <= 32 and all(map(_is_size, facts["shape"])))
     return Tensor(tuple(facts["shape"]), facts["dtype"], facts["sha256"])
 
 
 def _file_facts(path: str, facts: dict[str, Any]) -> File:
-    assert not {"", ".", ".."} & set(path.split("/")) and "\0" not in path
-    assert _is_size(facts["size"]) and _DIGEST.fullmatch(facts["sha256"])
+    _demand(not {"", ".", ".."} & set(path.split("/")) and "\0" not in path)
+    _demand(_is_size(facts["size"]) and _DIGEST.fullmatch(facts["sha256"]))
     return File(facts["size"], facts["sha256"])
 
 
@@ -392,7 +405,7 @@ def _manifest(folder: Path) -> Manifest:
 def _facts(folder: Path, manifest: Manifest) -> dict[str, Any]:
     expected = manifest.files[FACTS]
     raw = _read(folder / FACTS, expected.size)
-    if File(len(raw), hashlib.sha256(raw).hexdigest()) != expected:
+    if _bytes_digest(raw) != expected:
         raise FormatError(f"{FACTS}: damaged: its SHA-256 is not that in the manifest")
     try:
         facts = json.loads(raw)
@@ -406,7 +419,10 @@ def _facts(folder: Path, manifest: Manifest) -> dict[str, Any]:
 def _val_loss(facts: Mapping[str, Any]) -> float | None:
     """The validation loss among the facts, where it is a number that can be compared."""
     loss = facts.get("val_loss")
-    return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
+    try:
+        return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
+    except OverflowError:  # an integer beyond all floats
+        return None
 
 
 # ----- reading and checking -----------------------------------------------------------------------------------------
@@ -426,8 +442,10 @@ def _naming(folder: Path) -> Iterator[None]:
 def _unreadable(folder: Path, error: OSError) -> str:
     name = os.fsdecode(error.filename) if error.filename else ""
     inside = os.path.relpath(name, folder) if name and name != str(folder) else ""
+    if isinstance(error, FileNotFoundError) and folder.exists():
+        return f"{inside}: is missing" if inside else "a file is missing"
     if isinstance(error, FileNotFoundError):
-        return f"{inside}: is missing" if inside else "there is no such folder"
+        return "there is no such folder"
     return f"{inside or 'the folder'}: cannot be read: {reason(error)}"
 
 
@@ -501,11 +519,16 @@ def _examine(folder: Path, deep: bool) -> tuple[int, float | None, str | None]:
         loss = _val_loss(_facts(folder, manifest))
         damages = _damages(folder, manifest, deep)
     except FormatError as error:
-        return step, loss, str(error)
+        return step, loss, _one_line(str(error))
     except OSError as error:
-        return step, loss, _unreadable(folder, error)
+        return step, loss, _one_line(_unreadable(folder, error))
     more = f" (and {len(damages) - 1} more)" if len(damages) > 1 else ""
-    return step, loss, damages[0] + more if damages else None
+    return step, loss, _one_line(damages[0] + more) if damages else None
+
+
+def _one_line(text: str) -> str:
+    """Text that can be printed in one line, whatever the names of files are."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _damages(folder: Path, manifest: Manifest, deep: bool) -> list[str]:
@@ -551,7 +574,22 @@ def steps(run: str | Path) -> list[int]:
 
 def entry(run: str | Path, step: int, *, deep: bool = True) -> Entry:
     """The checkpoint of one step, checked; not deep: without reading the contents of the arrays' files."""
-    run = Path(run)
+    folder = state_folder(Path(run), step)
+    for _ in range(3):
+        before = _inode(folder)
+        found = _entry(Path(run), step, deep)
+        if found.problem is None or _inode(folder) == before:
+            break  # else it was replaced by a new one while it was read
+    return found
+
+
+def _inode(folder: Path) -> int | None:
+    with suppress(OSError):
+        return folder.stat().st_ino
+    return None
+
+
+def _entry(run: Path, step: int, deep: bool) -> Entry:
     folder, done = state_folder(run, step), done_file(run, step)
     if not os.path.lexists(folder):
         there = f"there is {done.name}, but no folder" if done.exists() else "there is no folder"
@@ -574,13 +612,22 @@ def loose_entry(folder: str | Path, *, deep: bool = True) -> Entry:
     return Entry(step, folder, size, loss, problem)
 
 
+def checked(run: str | Path, *, deep: bool = True) -> Iterator[Entry]:
+    """The checkpoints of a run folder, each checked when it is asked for; see `entries`."""
+    run = Path(run)
+    for step in steps(run):
+        found = entry(run, step, deep=deep)
+        if os.path.lexists(found.folder) or done_file(run, step).exists():  # else a running training has removed it
+            yield found
+
+
 def entries(run: str | Path, *, deep: bool = True) -> list[Entry]:
     """Every checkpoint of a run folder, checked, oldest first; those that are not complete too.
 
     deep: read all of every checkpoint and compare; else look at the manifests, the facts and the files' sizes alone.
     Raises InputError if the folder cannot be read.
     """
-    return [entry(run, step, deep=deep) for step in steps(run)]
+    return list(checked(run, deep=deep))
 
 
 def newest_good(run: str | Path, report: Callable[[str], None]) -> Entry | None:
@@ -623,7 +670,7 @@ def prune(
         return []
     rated = sorted((e for e in found if e.val_loss is not None), key=lambda e: (e.val_loss, e.step))
     best = _first(rated, good, 1)
-    kept = {e.step for e in last[-1:] + best} | {e.step for e in found if major_every and e.step % major_every == 0}
+    kept = {e.step for e in best} | {e.step for e in found if major_every and e.step % major_every == 0}
     removed = [e for e in found if e.step < last[-1].step and e.step not in kept and os.path.lexists(e.folder)]
     for e in removed:
         _remove_checkpoint(run, e.step)
@@ -704,16 +751,20 @@ class _Shared(np.ndarray):
         return self
 
 
+def require_orbax() -> None:
+    """Raise InputError where orbax is not installed. Takes no time: orbax itself is imported at the first save."""
+    if importlib.util.find_spec("orbax") is None or importlib.util.find_spec("orbax.checkpoint") is None:
+        raise InputError("checkpoints need the package orbax-checkpoint: pip install 'orbax-checkpoint>=0.12.3'")
+
+
 @functools.cache
 def _orbax() -> _Orbax:
     """Import orbax and set it up. Its log lines, of which there are many and some at every save, are dropped."""
     import logging
 
-    try:
-        import orbax.checkpoint as ocp
-        from etils import epath
-    except ModuleNotFoundError as error:
-        raise InputError(f"checkpoints need the package {error.name}: pip install orbax-checkpoint") from error
+    require_orbax()
+    import orbax.checkpoint as ocp
+    from etils import epath
 
     logging.getLogger("absl").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
 
@@ -730,7 +781,7 @@ def _orbax() -> _Orbax:
             return []
 
     handler = ocp.PyTreeCheckpointHandler(
-        use_ocdbt=False,  # one folder per array, so that a file is read as soon as it is named
+        use_ocdbt=False,  # plain files, a folder for each array
         use_zarr3=True,
         use_compression=False,  # weights do not compress
         enable_pinned_host_transfer=False,
