@@ -34,6 +34,29 @@ def test_step_line_is_llmcs() -> None:
     assert "loss     nan |" in console.step_line(1, 10, loss=float("nan"), **STEP)
 
 
+def test_step_line_with_z_scores_is_llmcs_to_the_column() -> None:
+    line = console.step_line(0, 10, loss=5.2700091, z_loss=float("nan"), z_norm=float("nan"), **STEP)
+    assert line == (
+        "step    1/10 | loss 5.270009 (+nanz)| norm 15.3666 (+nanz)| lr 6.00e-04 | 140.12 ms | 38.0% bf16 MFU | "
+        "3740000 tok/s"
+    )
+    assert line[20:28] == "5.270009"
+    line = console.step_line(149, 18865, loss=6.1, z_loss=-0.004, z_norm=11.2694, **STEP, skipped=True)
+    assert line.startswith("step  150/18865 | loss 6.100000 (-0.00z)| norm 15.3666 (+11.27z)| lr 6.00e-04 | ")
+    assert line.endswith(" tok/s | skipped")
+    line = console.step_line(0, 10, loss=5.2700091, z_loss=0.0, **STEP)
+    assert "| loss 5.270009 (+0.00z)| norm 15.3666 | lr" in line
+
+
+def test_the_console_passes_z_scores_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with Console(2) as screen:
+        screen.step(0, loss=5.0, z_loss=1.0, z_norm=-2.5, **STEP)
+        screen.step(1, loss=5.0, **STEP)
+    first, second = capsys.readouterr().out.splitlines()
+    assert "| loss 5.000000 (+1.00z)| norm 15.3666 (-2.50z)| lr" in first
+    assert "| loss 5.000000 | norm 15.3666 | lr" in second
+
+
 @pytest.mark.parametrize(
     ("rate", "peak", "precision", "expected"),
     [

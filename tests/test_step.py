@@ -1,4 +1,4 @@
-"""The training step: micro-batches, determinism, steps that are not finite, donation, and no second compilation."""
+"""The training step: micro-batches, determinism, steps that update nothing, donation, and no second compilation."""
 
 from typing import Any
 
@@ -10,8 +10,10 @@ import pytest
 from llmc_jax.config import parse_descriptor
 from llmc_jax.gpt2 import PLAIN, Execution
 from llmc_jax.init import random_parameters
+from llmc_jax.outliers import WINDOW, Outliers
 from llmc_jax.params import flat_size, num_parameters, padded, tensor_specs, views
 from llmc_jax.step import (
+    LossScale,
     Metrics,
     StepNumbers,
     StepOptions,
@@ -51,7 +53,13 @@ def constant(lr: float) -> StepNumbers:
 
 
 def same_bits(found: Any, expected: Any) -> bool:
-    return np.array_equal(np.asarray(found).view(np.uint32), np.asarray(expected).view(np.uint32))
+    found, expected = np.atleast_1d(found), np.atleast_1d(expected)
+    return found.dtype == expected.dtype and np.array_equal(found.view(np.uint8), expected.view(np.uint8))
+
+
+def same_tree(found: Any, expected: Any) -> bool:
+    """Whether both have the same structure and the same bits."""
+    return all(jax.tree.leaves(jax.tree.map(same_bits, found, expected)))
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +91,9 @@ def test_a_batch_learned_by_heart() -> None:
     batch = batches(1, 8, steps=1)
     run = train(start(), batch * 150, constant(1e-2), CONFIG, OPTIONS)
     assert run.losses[0] > 4 and run.losses[-1] < 0.05
+    last = np.stack([run.losses, run.norms]).astype(np.float32)[:, -WINDOW:]
+    assert same_bits(np.roll(run.state.outliers.values, -(150 % WINDOW), axis=1), last)
+    assert int(run.state.outliers.count) == 150
 
 
 def test_padding_stays_zero(whole: Run) -> None:
@@ -140,7 +151,9 @@ def test_a_step_that_is_not_finite_updates_nothing(why: str) -> None:
     rng = np.random.default_rng(0)
     m, v = rng.normal(size=(2, flat.size)).astype(np.float32)
     v = np.abs(v)
+    window = np.random.default_rng(1).uniform(size=(2, WINDOW)).astype(np.float32)
     state = TrainState(jnp.asarray(flat), jnp.asarray(m), jnp.asarray(v), jnp.int32(7), jnp.int32(5))
+    state = state._replace(outliers=Outliers(jnp.asarray(window), jnp.int32(WINDOW)))
     state, metrics = train_step(state, *batches(1, 8)[0], usual_numbers(), CONFIG, OPTIONS)
     assert not bool(metrics.finite)
     assert not (np.isfinite(metrics.loss) and np.isfinite(metrics.norm))
@@ -148,6 +161,8 @@ def test_a_step_that_is_not_finite_updates_nothing(why: str) -> None:
         assert np.isfinite(metrics.loss)
     assert same_bits(state.params, flat) and same_bits(state.m, m) and same_bits(state.v, v)
     assert (int(state.step), int(state.updates)) == (8, 5)
+    assert not bool(metrics.applied) and np.isnan(metrics.z_loss) and np.isnan(metrics.z_norm)
+    assert same_tree(state.outliers, Outliers(window, np.int32(WINDOW)))
 
 
 def test_a_huge_rate_ends_in_steps_that_update_nothing() -> None:
@@ -181,6 +196,143 @@ def test_after_a_lost_step_training_goes_on_as_if_it_had_not_been() -> None:
     assert (int(found.updates), int(found.step)) == (int(expected.updates), int(expected.step) + 1) == (2, 3)
 
 
+# --- outliers ---
+
+
+def far_below(value: float, count: int = WINDOW) -> np.ndarray:
+    """A window (128,) among whose values `value` is an outlier."""
+    return (value * np.random.default_rng(count).uniform(0.79, 0.81, WINDOW)).astype(np.float32)
+
+
+def z_score(window: np.ndarray, value: Any, count: int = WINDOW) -> float:
+    """That of a value that takes the place of the oldest, in float64."""
+    values = window.astype(np.float64)
+    values[count % WINDOW] = value
+    return float((value - values.mean()) / values.std())
+
+
+def low_precision(outliers: Outliers | None, clean: int = 99) -> TrainState:
+    """fp16 with a copy and a loss scale that the next finite step lets grow."""
+    state = initial_state(jnp.asarray(start()), jnp.float16, loss_scale=1024.0)
+    return state._replace(loss_scale=LossScale(jnp.float32(1024), jnp.int32(clean)), outliers=outliers)
+
+
+@pytest.mark.parametrize(("dtype", "micro_batches"), [(None, 4), (jnp.float16, 1)])
+def test_looking_for_outliers_changes_no_bit(dtype: Any, micro_batches: int) -> None:
+    """Without limits a run is what it is without the detector, whatever the z-scores are."""
+    found = []
+    for window in (False, True):
+        state = initial_state(jnp.asarray(start()), dtype, loss_scale=None if dtype is None else 1024.0)
+        state = state._replace(outliers=Outliers(jnp.zeros((2, WINDOW)), jnp.int32(500)) if window else None)
+        reported = []
+        for batch in batches(micro_batches, 8 // micro_batches, steps=5):
+            state, metrics = train_step(state, *batch, usual_numbers(), CONFIG, OPTIONS)
+            reported.append(jax.device_get(metrics))
+        assert (state.outliers is not None) == window
+        assert all((each.z_loss > 4) == (each.z_norm > 4) == window for each in reported)  # 127 / 1 ... 124 / 4 values
+        assert all(each.applied and each.finite for each in reported)
+        found.append((state._replace(outliers=None), [each[:5] for each in reported]))
+    assert same_tree(*found)
+
+
+# Limits in units of the z-score that there is: its own sign, just below or just above; 0: none.
+LIMITS = {
+    "none": (0, 0, True),
+    "loss": (0.999, 0, False),
+    "not quite the loss": (1.001, 0, True),
+    "norm": (0, 0.999, False),
+    "not quite the norm": (0, 1.001, True),
+    "loss alone of both": (0.999, 1.001, False),
+    "norm alone of both": (1.001, 0.999, False),
+    "both": (0.999, 0.999, False),
+    "neither": (1.001, 1.001, True),
+}
+
+
+@pytest.mark.parametrize("which", LIMITS)
+def test_an_outlier_updates_nothing(which: str) -> None:
+    """Beyond a limit the parameters, their copy, m and v keep every bit. All else goes on: the step, the window and the
+    loss scale, which only an overflow lowers.
+    """
+    loss_limit, norm_limit, applied = LIMITS[which]
+    batch, count = batches(1, 8)[0], WINDOW + 5
+    _, usual = train_step(low_precision(None), *batch, usual_numbers(), CONFIG, OPTIONS)
+    window = np.stack([far_below(float(usual.loss)), far_below(float(usual.norm), 7)])
+    z = [z_score(row, float(value), count) for row, value in zip(window, usual[:2], strict=True)]
+    assert 9 < z[0] < 11.27 and 9 < z[1] < 11.27
+
+    state = low_precision(Outliers(jnp.asarray(window), jnp.int32(count)))
+    before = jax.tree.map(np.array, state)
+    numbers = usual_numbers()._replace(skip_loss_z=loss_limit * z[0], skip_norm_z=norm_limit * z[1])
+    state, metrics = train_step(state, *batch, numbers, CONFIG, OPTIONS)
+    np.testing.assert_allclose([metrics.z_loss, metrics.z_norm], z, rtol=1e-5)
+    assert bool(metrics.finite) and bool(metrics.applied) == applied
+    for name in ("params", "copy", "m", "v"):
+        assert same_bits(getattr(state, name), getattr(before, name)) == (not applied), name
+    assert (int(state.step), int(state.updates)) == (1, int(applied))
+    assert (float(state.loss_scale.scale), int(state.loss_scale.clean)) == (2048, 0)
+    window[:, count % WINDOW] = metrics.loss, metrics.norm
+    assert same_tree(state.outliers, Outliers(window, np.int32(count + 1)))
+
+
+def test_a_value_far_below_is_no_outlier() -> None:
+    """Only what exceeds the limit is: a loss that falls is what one wants."""
+    window = np.random.default_rng(0).uniform(90, 110, (2, WINDOW)).astype(np.float32)
+    state = low_precision(Outliers(jnp.asarray(window), jnp.int32(WINDOW)))
+    numbers = usual_numbers()._replace(skip_loss_z=1.0, skip_norm_z=1.0)
+    state, metrics = train_step(state, *batches(1, 8)[0], numbers, CONFIG, OPTIONS)
+    assert metrics.z_loss < -5 and metrics.z_norm < -5 and bool(metrics.applied) and int(state.updates) == 1
+
+
+def test_after_an_outlier_training_goes_on_as_if_it_had_not_been() -> None:
+    """Good, skipped, good gives the parameters of good, good, as after a lost step."""
+    good, numbers = batches(1, 8), constant(1e-3)
+    first = Outliers(jnp.zeros((2, WINDOW)), jnp.int32(WINDOW))
+    state, _ = train_step(low_precision(first, clean=0), *good[0], numbers, CONFIG, OPTIONS)
+    kept = jax.tree.map(np.array, state)
+    skipped, metrics = train_step(state, *good[1], numbers._replace(skip_loss_z=2.0), CONFIG, OPTIONS)
+    assert bool(metrics.finite) and not bool(metrics.applied)
+    found, _ = train_step(skipped, *good[2], numbers, CONFIG, OPTIONS)
+    expected, _ = train_step(on_device(kept), *good[2], numbers, CONFIG, OPTIONS)
+    assert all(same_bits(getattr(found, name), getattr(expected, name)) for name in ("params", "copy", "m", "v"))
+    assert (int(found.updates), int(found.step)) == (int(expected.updates), int(expected.step) + 1) == (2, 3)
+
+
+def test_a_state_kept_as_arrays_goes_on_with_the_same_bits() -> None:
+    """In the middle of a window whose z-scores decide: limits that some steps exceed and some do not."""
+    window = np.stack([np.linspace(3.0, 4.8, WINDOW), np.linspace(0.5, 2.0, WINDOW)]).astype(np.float32)
+    numbers = usual_numbers()._replace(skip_loss_z=1.5, skip_norm_z=0.65)
+
+    def run(state: TrainState, some: list[Batch]) -> tuple[TrainState, list[Metrics]]:
+        reported = []
+        for batch in some:
+            state, metrics = train_step(state, *batch, numbers, CONFIG, OPTIONS)
+            reported.append(jax.device_get(metrics))
+        return state, reported
+
+    def begin() -> TrainState:
+        return low_precision(Outliers(jnp.asarray(window), jnp.int32(WINDOW + 100)))
+
+    expected, whole = run(begin(), batches(1, 8))
+    state, first = run(begin(), batches(1, 8)[:5])
+    found, second = run(on_device(jax.tree.map(np.array, state)), batches(1, 8)[5:])
+    assert same_tree(found, expected) and same_tree(first + second, whole)
+    assert 3 <= sum(bool(each.applied) for each in whole) <= STEPS - 3
+
+
+def test_in_float64_the_window_is_too() -> None:
+    with jax.enable_x64(True):
+        state = initial_state(jnp.asarray(start(), jnp.float64))
+        assert state.outliers is not None and state.outliers.values.dtype == jnp.float64
+        state = state._replace(outliers=Outliers(jnp.zeros((2, WINDOW)), jnp.int32(WINDOW)))
+        numbers = usual_numbers()._replace(skip_norm_z=jnp.asarray(11.0))
+        state, metrics = train_step(state, *batches(1, 8)[0], numbers, CONFIG, OPTIONS)
+        assert state.outliers.values.dtype == metrics.z_loss.dtype == metrics.z_norm.dtype == jnp.float64
+        np.testing.assert_allclose([metrics.z_loss, metrics.z_norm], np.sqrt(WINDOW - 1), rtol=1e-13)
+        assert same_bits(state.outliers.values[:, 0], np.array([metrics.loss, metrics.norm]))
+        assert (bool(metrics.applied), int(state.updates)) == (False, 0)
+
+
 # --- what a step reports and how it is compiled ---
 
 
@@ -192,13 +344,15 @@ def test_nothing_recompiles_when_numbers_change() -> None:
         {"eps": 1e-3}, {"weight_decay": 0.0}, {"grad_clip": 0.0}, {"step_every": 3}, {"step_factor": 0.1},
     ):  # fmt: skip
         train(start(), batches(1, 8, steps=3), usual_numbers(**changed), CONFIG, OPTIONS)
+    limits = usual_numbers()._replace(skip_loss_z=7.0, skip_norm_z=6.5)
+    train(start(), batches(1, 8, steps=3), limits, CONFIG, OPTIONS)
     assert train_step._cache_size() == before
 
 
 def test_the_state_is_donated() -> None:
     state = initial_state(jnp.asarray(start()))
     after, _ = train_step(state, *batches(1, 8)[0], usual_numbers(), CONFIG, OPTIONS)
-    assert [array.is_deleted() for array in state[:3]] == [True] * 3
+    assert [array.is_deleted() for array in (*state[:3], *state.outliers)] == [True] * 5
     assert [array.is_deleted() for array in after[:5]] == [False] * 5
     assert [array.dtype for array in after[:5]] == [jnp.float32] * 3 + [jnp.int32] * 2
     assert after.copy is None and after.loss_scale is None and after.weights is after.params

@@ -17,6 +17,7 @@ from llmc_jax import deviceless
 from llmc_jax.config import TrainConfig, parse_descriptor
 from llmc_jax.kernels import Machine
 from llmc_jax.optimizer import AdamWNumbers, decay_ranges
+from llmc_jax.outliers import init_outliers
 from llmc_jax.params import flat_size
 from llmc_jax.schedule import ScheduleNumbers
 from llmc_jax.setup import choose_execution, resolve_rounding
@@ -237,7 +238,7 @@ class StepCase(NamedTuple):
         config = parse_descriptor(self.model)
         flat, integer, real = array("fp32", flat_size(config)), array("int32"), array("fp32")
         copy = None if self.dtype == "fp32" else array(self.dtype, flat_size(config))
-        state = TrainState(flat, flat, flat, integer, integer, copy)
+        state = TrainState(flat, flat, flat, integer, integer, copy, outliers=jax.eval_shape(init_outliers))
         schedule = ScheduleNumbers(real, integer, integer, real, integer, real)
         numbers = StepNumbers(schedule, AdamWNumbers(real, real, real, real), real)
         tokens = array("int32", self.A, self.B, config.max_seq_len)
