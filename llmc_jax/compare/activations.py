@@ -118,7 +118,7 @@ def forward_operations(model: Model) -> Iterator[Operation]:
     config, p, op = model.config, model.params, model.execution.op
     layernorm = jax.jit(lambda x, w, b: _mean_first(op.layernorm_forward(x, w, b)))
     linear = jax.jit(lambda x, w, b: (linear_forward(x, w, b),))
-    attention = jax.jit(lambda qkv: op.attention_forward(qkv, config.num_heads))
+    attention = jax.jit(lambda qkv: op.attention_forward(qkv, config.num_heads)[::-1])
     add = jax.jit(lambda x, f: (residual_forward(x, f),))
     gelu = jax.jit(lambda x: (op.gelu_forward(x),))
     embedding = jax.jit(lambda tokens, wte, wpe: (embedding_forward(tokens, wte, wpe),))
@@ -134,7 +134,7 @@ def forward_operations(model: Model) -> Iterator[Operation]:
         ln1, ln2 = ((n[f"{k}_mean"], n[f"{k}_rstd"], n[k]) for k in ("ln1", "ln2"))
         yield Operation("layernorm_forward", (residual1,), (w.ln1w, w.ln1b), ln1, layernorm)
         yield Operation("linear_forward", (n["ln1"],), (w.qkvw, w.qkvb), (n["qkv"],), linear)
-        yield Operation("attention_forward", (n["qkv"],), (), (n["atty"], n["att"]), attention)
+        yield Operation("attention_forward", (n["qkv"],), (), (n["att"], n["atty"]), attention)
         yield Operation("linear_forward", (n["atty"],), (w.attprojw, w.attprojb), (n["attproj"],), linear)
         yield Operation("residual_forward", (residual1, n["attproj"]), (), (n["residual2"],), add)
         yield Operation("layernorm_forward", (n["residual2"],), (w.ln2w, w.ln2b), ln2, layernorm)
@@ -150,7 +150,7 @@ def forward_operations(model: Model) -> Iterator[Operation]:
 
 
 FORWARD_NAMES = (
-    "ln1_mean", "ln1_rstd", "ln1", "qkv", "atty", "att", "attproj", "residual2", "ln2_mean", "ln2_rstd", "ln2", "fch",
+    "ln1_mean", "ln1_rstd", "ln1", "qkv", "att", "atty", "attproj", "residual2", "ln2_mean", "ln2_rstd", "ln2", "fch",
     "fch_gelu", "fcproj", "residual3",
 )  # fmt: skip
 BACKWARD_NAMES = (

@@ -122,13 +122,14 @@ class Measure:
         """The difference of everything added, which together has this shape."""
         assert math.prod(shape) == self._size, (shape, self._size)
         largest, at, a, b = self._worst
-        size = max(self._size - self._nonfinite, 1)
+        finite = self._size - self._nonfinite
+        size = math.nan if self._size and not finite else max(finite, 1)  # of nothing but NaN nothing is known
         norm = math.sqrt(self._squares)
         return Difference(
             shape=tuple(shape),
             largest=max(largest, 0.0) if not math.isnan(largest) else largest,
             mean=self._sum / size,
-            relative=norm / math.sqrt(self._reference) if self._reference else (math.inf if norm else 0.0),
+            relative=self._relative(norm, finite),
             worst=tuple(int(i) for i in np.unravel_index(at, tuple(shape))) if self._size else None,
             a=a,
             b=b,
@@ -140,6 +141,11 @@ class Measure:
             rms=math.sqrt(self._reference / size),
             rms_error=norm / math.sqrt(size),
         )
+
+    def _relative(self, norm: float, finite: int) -> float:
+        if self._size and not finite:
+            return math.nan
+        return norm / math.sqrt(self._reference) if self._reference else (math.inf if norm else 0.0)
 
 
 def _changed_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -132,3 +132,9 @@ def test_shapes_without_axes_or_values() -> None:
 def test_a_reference_of_zeros() -> None:
     assert difference(np.ones(2, np.float32), np.zeros(2, np.float32)).relative == math.inf
     assert difference(np.zeros(2, np.float32), np.zeros(2, np.float32)).relative == 0
+
+
+def test_of_nothing_but_nan_nothing_is_known() -> None:
+    found = difference(np.full(3, np.nan, np.float32), np.ones(3, np.float32), Limit(1.0))
+    assert all(math.isnan(value) for value in (found.largest, found.mean, found.relative, found.rms, found.rms_error))
+    assert (found.worst, found.nonfinite, found.beyond) == ((0,), 3, 3)

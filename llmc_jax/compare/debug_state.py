@@ -1,0 +1,477 @@
+"""A debug state of llm.c beside our forward and backward of the same batch: errors, llm.c's verdict, who began.
+
+`python -m llmc_jax.compare debug-state`. Leaves out the values between the operations (activations.py).
+"""
+
+import argparse
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from llmc_jax.checkpoint.debug_state import DebugState, read_debug_state
+from llmc_jax.checkpoint.sources import Source, open_source, slices
+from llmc_jax.compare import report
+from llmc_jax.compare.tensors import DIFFERS, Difference, Limit, as_json, difference, index_text
+from llmc_jax.config import ModelConfig
+from llmc_jax.errors import InputError
+from llmc_jax.params import Params, flat_size, views
+
+if TYPE_CHECKING:  # they bring JAX in
+    from llmc_jax.compare import activations
+    from llmc_jax.gpt2 import Execution
+    from llmc_jax.kernels import Choice
+
+DESCRIPTION = """\
+Run our forward and backward on the batch of a debug state (gpt2_124M_debug_state.bin) and compare logits, loss and
+the 16 gradients with what it holds, by the tolerances of llm.c's own tests.
+
+--dump FOLDER writes every value of the computation, --against FOLDER compares each with such a folder and names the
+first operation that disagrees: the program computes it from the other side's own inputs, so that an error made there
+is told from one that was handed on. The folder may come from another device, dtype or kernel, or from another program.
+
+A folder holds NumPy files of float32, float64 or float16; any of them may be missing:
+  encoded.npy                                    (B, T, C)
+  layer_00.ln1_mean.npy, .ln1_rstd, .ln2_mean, .ln2_rstd         (B, T)
+  layer_00.ln1.npy, .atty, .attproj, .residual2, .ln2, .fcproj, .residual3   (B, T, C)
+  layer_00.qkv.npy (B, T, 3C), .fch and .fch_gelu (B, T, 4C), .att (B, NH, T, T)
+  lnf_mean.npy, lnf_rstd, lnf, logits (B, T, V), losses (B, T), loss ()
+  and their gradients, with a d before the name: dlogits.npy, dlnf, layer_00.dresidual3, .dfch_gelu, .dfch, .dln2,
+  .dresidual2, .datty, .dqkv, .dln1, dencoded; of the weights dwte (Vp, C), dwpe, dlnfw, dlnfb, layer_00.dqkvw, ...
+  dresidual2 and dresidual3 are the gradients of the whole stream at that point.
+  x.npy and y.npy (B, T), if there, must be the batch of the debug state.
+  index.json, if there: {"format": 1, "dtype": "fp32" | "bf16" | "fp16" | "fp64"}, what the values were computed in.
+
+Exit status: 0 everything agrees, 2 bad input, 4 compared, and something differs."""
+
+DTYPES = ("fp32", "bf16", "fp16")
+ROWS = 12  # of --against, unless --all
+
+# The gradients in the order in which the backward pass makes them.
+LAST, FIRST = ("lnfw", "lnfb"), ("wpe", "wte")
+OF_A_LAYER = (
+    "fcprojw", "fcprojb", "fcw", "fcb", "ln2w", "ln2b", "attprojw", "attprojb", "qkvw", "qkvb", "ln1w", "ln1b",
+)  # fmt: skip
+
+
+class Tolerances(NamedTuple):
+    """What one of llm.c's tests allows."""
+
+    source: str
+    logits: Limit
+    loss: Limit
+    gradients: dict[str, Limit]
+
+
+def _alike(limit: Limit) -> dict[str, Limit]:
+    return dict.fromkeys(Params._fields, limit)
+
+
+# test_gpt2.cu compares the loss with figures that hold for GPT-2 124M alone; here with the debug state's, as the other
+# two do. NaN, which slips through llm.c's comparison of the logits, is always a failure here.
+TOLERANCES = {
+    "cpu": Tolerances(
+        "test_gpt2.c", Limit(1e-2, strict=True), Limit(1e-2, strict=True), _alike(Limit(2e-2))
+    ),
+    "fp32cu": Tolerances(  # it computes this verdict of the gradients, and does not count it
+        "test_gpt2_fp32.cu", Limit(1e-2, strict=True), Limit(1e-2, strict=True), _alike(Limit(1e-2))
+    ),
+    "fp32": Tolerances(
+        "test_gpt2.cu in FP32", Limit(1e-3, strict=True), Limit(1e-5, strict=True), _alike(Limit(1e-6, 0.079))
+    ),
+    "bf16": Tolerances(
+        "test_gpt2.cu in BF16", Limit(25.0, strict=True), Limit(0.05, strict=True),
+        {
+            name: Limit(absolute, 0.079)
+            for name, absolute in {
+                "wte": 5e-1, "wpe": 4e-3, "ln1w": 1e-1, "ln1b": 4e-2, "qkvw": 5e-2, "qkvb": 3.5e-2, "attprojw": 2e-2,
+                "attprojb": 3e-2, "ln2w": 5e-2, "ln2b": 3e-2, "fcw": 3e-2, "fcb": 3e-2, "fcprojw": 2e-2,
+                "fcprojb": 1e-2, "lnfw": 1e-1, "lnfb": 2e-2,
+            }.items()
+        },
+    ),
+}  # fmt: skip
+
+
+class Row(NamedTuple):
+    """One tensor, ours beside the debug state's."""
+
+    name: str
+    limit: Limit
+    found: Difference
+
+
+class Computed(NamedTuple):
+    """What we make of the batch."""
+
+    logits: np.ndarray  # (B, T, V)
+    loss: float
+    gradient: Params  # 16 tensors, float32
+
+
+# ----- the command line ----------------------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `debug-state`."""
+    parser.description = DESCRIPTION
+    parser.add_argument("model", type=Path, metavar="MODEL", help="the weights: a model_*.bin, or any checkpoint")
+    parser.add_argument("state", type=Path, metavar="STATE", help="the debug state, *_debug_state.bin")
+    parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="what we compute in [default fp32]")
+    parser.add_argument(
+        "--tolerances", choices=tuple(TOLERANCES),
+        help="whose verdict: "
+        + ", ".join(f"{name} = {each.source}" for name, each in TOLERANCES.items())
+        + " [default: fp32; with 16 bits bf16]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--kernels", choices=("auto", "xla", "pallas", "triton"), default="auto", help="as in train.py [default auto]"
+    )
+    parser.add_argument(
+        "--attention", choices=("auto", "naive", "flash", "cudnn"), default="auto", help="as in train.py [default auto]"
+    )
+    parser.add_argument("--strict-kernels", action="store_true", help="as in train.py")
+    parser.add_argument("--dump", type=Path, metavar="FOLDER", help="write every value of the forward pass")
+    parser.add_argument("--gradients", action="store_true", help="with --dump: those of the backward pass too")
+    parser.add_argument(
+        "--against", type=Path, metavar="FOLDER", help="compare with the values in a folder, one by one"
+    )
+    parser.add_argument(
+        "--operation-tolerance", type=_tolerance, metavar="X",
+        help="the relative error that one operation of --against may have; 10 times as much for the whole computation "
+        "[default 2e-5; where a side computes in fp16 2e-3, in bf16 1e-2]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--all", action="store_true", help="with --against: print every value, not only what tells most"
+    )
+    report.add_json_argument(parser)
+
+
+def _tolerance(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"{text}: must be a number, at least 0")
+    return value
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare, print, and return the exit status. Raises InputError."""
+    _check(args)
+    source = open_source(args.model)
+    state = read_debug_state(args.state, source.config)
+    theirs = Computed(state.logits, state.loss, views(state.gradient, source.config))
+    _configure()
+    from llmc_jax.compare import activations
+
+    if args.dump:
+        activations.check_new(args.dump)
+    batch = activations.Batch(state.x, state.y)
+    folder = activations.read_folder(args.against, source.config, batch) if args.against else None
+    execution, choices = _execution(args, source.config)
+    flat = parameters(source)
+    tolerances = TOLERANCES[args.tolerances or ("fp32" if args.dtype == "fp32" else "bf16")]
+    result = _header(args, source, state, tolerances, choices)
+
+    model = activations.Model(source.config, views(_on_device(flat, args.dtype), source.config), execution)
+    ours = compute(flat, state, source.config, args.dtype, execution)
+    rows = compare(ours, theirs, tolerances)
+    first = first_failure(rows, ours, theirs, source.config)
+    report.show(f"{_table(rows)}\n\n{_verdict(rows, first, tolerances, folder is not None)}", json_path=args.json)
+    result |= {"agrees": first is None, "first": first, "tensors": [_row_json(row) for row in rows]}
+    if args.dump or folder is not None:
+        gradients = args.gradients or (folder is not None and activations.has_gradients(folder.values))
+        values = activations.own_values(model, batch, gradients=gradients)
+        if folder is not None:
+            result["against"] = _compare_values(args, model, values, folder)
+        if args.dump:
+            written = values if args.gradients else activations.forward_only(model, values)
+            count = activations.write_folder(args.dump, model, written, args.dtype)
+            report.show(f"\n{args.dump}: {count} arrays and {activations.INDEX}", json_path=args.json)
+    report.emit(result, json_path=args.json)
+    return 0 if result["agrees"] and result.get("against", result)["agrees"] else DIFFERS
+
+
+def _check(args: argparse.Namespace) -> None:
+    """What can be known of the flags alone."""
+    report.check_json(args.json)
+    if args.gradients and not args.dump:
+        raise InputError("--gradients: says what --dump writes; give --dump FOLDER too")
+    for flag, given in (("--operation-tolerance", args.operation_tolerance is not None), ("--all", args.all)):
+        if given and not args.against:
+            raise InputError(f"{flag}: is about --against; give --against FOLDER too")
+
+
+def _configure() -> None:
+    from llmc_jax import platform
+
+    platform.configure(tf32=False)  # as in llm.c's tests
+
+
+def _header(
+    args: argparse.Namespace, source: Source, state: DebugState, tolerances: Tolerances, choices: "tuple[Choice, ...]"
+) -> dict[str, Any]:
+    """Says what is compared, and gives the beginning of the JSON."""
+    import jax
+
+    B, T = state.x.shape
+    device = jax.devices()[0].device_kind
+    c = source.config
+    show = [
+        f"model  {args.model}: {source.kind}, {source.dtype}, L={c.num_layers} NH={c.num_heads} C={c.channels} "
+        f"V={c.vocab_size}",
+        f"state  {args.state}: B={B} T={T}",
+        f"ours   {args.dtype} on {device}, "
+        + ("XLA alone" if _xla_alone(choices) else ", ".join(f"{c.operation}: {c.implementation}" for c in choices)),
+        *(f"warning: {line}" for line in source.warnings),
+        "",
+    ]
+    report.show("\n".join(show), json_path=args.json)
+    return {
+        "model": args.model, "state": args.state, "B": B, "T": T, "dtype": args.dtype, "device": device,
+        "kernels": {choice.operation: choice.implementation for choice in choices}, "tolerances": tolerances.source,
+    }  # fmt: skip
+
+
+def _xla_alone(choices: "tuple[Choice, ...]") -> bool:
+    return all(choice.implementation in ("xla", "naive, xla") for choice in choices)
+
+
+# ----- computing -----------------------------------------------------------------------------------------------------
+
+
+def parameters(source: Source) -> np.ndarray:
+    """The weights as one flat buffer (flat_size,) float32, padded."""
+    flat = np.zeros(flat_size(source.config), np.float32)
+    start = 0
+    for piece in slices(source.config):
+        size = math.prod(piece.shape)
+        flat[start : start + size] = source.read("params", piece.tensor, piece.layer).reshape(-1)
+        start += size
+    return flat
+
+
+def _execution(args: argparse.Namespace, config: ModelConfig) -> "tuple[Execution, tuple[Choice, ...]]":
+    from llmc_jax import kernels
+    from llmc_jax.gpt2 import Execution
+
+    wish = kernels.Wish(args.kernels, args.attention, args.strict_kernels)
+    selection = kernels.choose(wish, kernels.this_machine(), args.dtype, config.head_size)
+    return Execution(selection.op), selection.choices
+
+
+def _on_device(flat: np.ndarray, dtype: str) -> Any:
+    import jax.numpy as jnp
+
+    return jnp.asarray(flat, {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}[dtype])
+
+
+def compute(flat: np.ndarray, state: DebugState, config: ModelConfig, dtype: str, execution: "Execution") -> Computed:
+    """Logits, loss and gradients of the state's batch, as training computes them."""
+    import jax
+    import jax.numpy as jnp
+
+    from llmc_jax import gpt2
+
+    x, y = jnp.asarray(state.x), jnp.asarray(state.y)
+    on_device = _on_device(flat, dtype)
+    loss, gradient = jax.jit(lambda flat: jax.value_and_grad(gpt2.loss_fn)(flat, x, y, config, execution))(on_device)
+    logits = jax.jit(lambda flat: gpt2.forward(views(flat, config), x, config, execution)[0])(on_device)
+    host = np.asarray(gradient.astype(jnp.float32))
+    return Computed(np.asarray(logits[..., : config.vocab_size].astype(jnp.float32)), float(loss), views(host, config))
+
+
+def compare(ours: Computed, theirs: Computed, allowed: Tolerances) -> list[Row]:
+    """A row per tensor in the order of computation: logits, loss, then the gradients as the backward makes them."""
+    rows = [
+        Row("logits", allowed.logits, difference(ours.logits, theirs.logits, allowed.logits)),
+        Row("loss", allowed.loss, difference(np.float64(ours.loss), np.float64(theirs.loss), allowed.loss)),
+    ]
+    for name in (*LAST, *OF_A_LAYER, *FIRST):
+        limit = allowed.gradients[name]
+        found = difference(getattr(ours.gradient, name), getattr(theirs.gradient, name), limit)
+        rows.append(Row(name, limit, found))
+    return rows
+
+
+def backward_order(config: ModelConfig) -> Iterator[tuple[str, int | None]]:
+    """(tensor, layer) as the backward pass makes their gradients."""
+    yield from ((name, None) for name in LAST)
+    for layer in reversed(range(config.num_layers)):
+        yield from ((name, layer) for name in OF_A_LAYER)
+    yield from ((name, None) for name in FIRST)
+
+
+def first_failure(rows: list[Row], ours: Computed, theirs: Computed, config: ModelConfig) -> dict[str, Any] | None:
+    """What fails first in the order of computation: a tensor's name, of a gradient also the layer; None: nothing."""
+    failing = {row.name: row for row in rows if not row.found.agrees}
+    for name in ("logits", "loss"):
+        if name in failing:
+            return {"name": name, "layer": None} | as_json(failing[name].found)
+    for name, layer in backward_order(config):
+        if name in failing:
+            a, b = getattr(ours.gradient, name), getattr(theirs.gradient, name)
+            found = (
+                difference(a, b, failing[name].limit)
+                if layer is None
+                else difference(a[layer], b[layer], failing[name].limit)
+            )
+            if not found.agrees:
+                return {"name": name, "layer": layer} | as_json(found)
+    return None
+
+
+# ----- printing ------------------------------------------------------------------------------------------------------
+
+
+def _table(rows: list[Row]) -> str:
+    headings = ["tensor", "shape", "largest error", "mean error", "relative norm", "worst at", "ours", "theirs",
+                "allowed", "of it", "verdict"]  # fmt: skip
+    cells = [
+        [
+            row.name, index_text(row.found.shape), report.small(row.found.largest), report.small(row.found.mean),
+            report.small(row.found.relative), index_text(row.found.worst), f"{row.found.a:.6g}", f"{row.found.b:.6g}",
+            str(row.limit), _share(row.found.share), _words(row.found),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    return report.table(headings, cells, left=("tensor", "shape", "worst at", "allowed", "verdict"))
+
+
+def _share(share: float) -> str:
+    return "" if math.isinf(share) else f"{share:.2%}" if share < 10 else f"{share:.3g} x"
+
+
+def _words(found: Difference) -> str:
+    if found.nonfinite:
+        return f"FAILS: {found.nonfinite:,} NaN or infinite"
+    return "ok" if found.agrees else f"FAILS: {found.beyond:,} of {math.prod(found.shape):,}"
+
+
+def _verdict(rows: list[Row], first: dict[str, Any] | None, tolerances: Tolerances, against: bool) -> str:
+    if first is None:
+        return f"Logits, loss and all 16 gradients agree, by the tolerances of llm.c's {tolerances.source}."
+    failing = sum(not row.found.agrees for row in rows)
+    layer = "" if first["layer"] is None else f" of layer {first['layer']}"
+    what = first["name"] if first["name"] in ("logits", "loss") else f"the gradient of {first['name']}{layer}"
+    how = f"relative norm {report.small(first['relative_norm'])}, worst at {index_text(tuple(first['worst_index']))}"
+    lines = [f"{failing} of {len(rows)} fail the tolerances of llm.c's {tolerances.source}."]
+    lines.append(f"First in the order of computation that disagrees: {what} ({how}).")
+    if first["not_finite"]:
+        lines.append(f"It has {first['not_finite']:,} values that are NaN or infinite, on one side at least.")
+    if first["name"] == "logits":
+        lines.append("So the forward pass differs, and the gradients with it.")
+    if not against:
+        lines.append("With the other side's values in a folder, --against FOLDER names the operation.")
+    return "\n".join(lines)
+
+
+def _row_json(row: Row) -> dict[str, Any]:
+    return {
+        "name": row.name, **as_json(row.found), "allowed_absolute": row.limit.absolute,
+        "allowed_relative": row.limit.relative, "share_of_allowed": row.found.share, "beyond_allowed": row.found.beyond,
+        "agrees": row.found.agrees,
+    }  # fmt: skip
+
+
+# ----- one by one ----------------------------------------------------------------------------------------------------
+
+
+def _compare_values(
+    args: argparse.Namespace, model: "activations.Model", values: dict[str, Any], folder: "activations.Folder"
+) -> dict[str, Any]:
+    """The values of a folder beside ours: prints, and gives the JSON."""
+    from llmc_jax.compare import activations
+
+    tolerance = args.operation_tolerance
+    if tolerance is None:
+        tolerance = activations.allowed(args.dtype, folder.dtype)
+    found = list(activations.steps(model, values, folder.values, tolerance))
+    first = activations.first_step(found)
+    lines = [f"\n{args.against}: {len(found)} values, {folder.dtype}"]
+    lines += [f"warning: {args.against / name}.npy: no name of a value, left out" for name in folder.ignored[:8]]
+    chosen = range(len(found)) if args.all else _telling(found, first)
+    lines += ["", _values_table([found[at] for at in chosen])]
+    left_out = len(found) - len(chosen)
+    if left_out:
+        lines.append(f"({left_out} more, {'which --all prints' if first is None else 'some of which fail; see --all'})")
+    lines += ["", _first_words(found, first, tolerance)]
+    report.show("\n".join(lines), json_path=args.json)
+    return {
+        "folder": args.against, "dtype": folder.dtype, "tolerance": tolerance,
+        "total_tolerance": activations.TOTAL * tolerance,
+        "agrees": first is None, "first": None if first is None else found[first].name,
+        "made_there": None if first is None else not found[first].agrees_here,
+        "values": [_step_json(step) for step in found],
+    }  # fmt: skip
+
+
+def _telling(found: "list[activations.Step]", first: int | None) -> list[int]:
+    """The rows to print: round the first failure, and the other operations that fail of themselves."""
+    if first is None:
+        largest = sorted(range(len(found)), key=lambda at: -_badness(found[at].local))
+        return sorted(largest[:ROWS])
+    begin = max(0, first - 2)
+    others = [at for at, step in enumerate(found) if not step.agrees_here]
+    return sorted({*range(begin, min(begin + 6, len(found))), *others[:ROWS]})
+
+
+def _badness(found: Difference) -> float:
+    return math.inf if math.isnan(found.relative) or found.nonfinite else found.relative
+
+
+def _values_table(found: "list[activations.Step]") -> str:
+    headings = [
+        "value",
+        "operation",
+        "in total",
+        "made there",
+        "largest error",
+        "worst at",
+        "ours",
+        "theirs",
+        "verdict",
+    ]
+    cells = []
+    for step in found:
+        total = step.total
+        verdict = "ok" if step.agrees and step.agrees_here else "handed on" if step.agrees_here else "MADE HERE"
+        if total.nonfinite:
+            verdict += f", {total.nonfinite:,} NaN or infinite"
+        cells.append([
+            step.name, step.operation, report.small(total.relative), report.small(step.local.relative),
+            report.small(total.largest), index_text(total.worst), f"{total.a:.6g}", f"{total.b:.6g}", verdict,
+        ])  # fmt: skip
+    return report.table(headings, cells, left=("value", "operation", "worst at", "verdict"))
+
+
+def _first_words(found: "list[activations.Step]", first: int | None, tolerance: float) -> str:
+    if first is None:
+        return f"All {len(found)} values agree: each operation within {tolerance:g} of its own, by relative norm."
+    step = found[first]
+    total, local = report.small(step.total.relative), report.small(step.local.relative)
+    lines = [f"First operation that disagrees: {step.operation}, which makes {step.name}, by {total} (relative norm)."]
+    if step.agrees_here:
+        lines.append(
+            f"Not made there: from the other side's own inputs we get their value but for {local}. The errors of the "
+            "operations before it, each small enough, have added up."
+        )
+    else:
+        lines.append(f"Made there: from the other side's own inputs ours differs by {local} (allowed {tolerance:g}).")
+        if step.covers:
+            lines.append(f"The folder lacks what lies between: {', '.join(step.covers)}. The error is in one of them.")
+    if step.total.nonfinite:
+        a, b = step.total.a, step.total.b
+        lines.append(f"NaN or infinite at {index_text(step.total.worst)}: ours {a:g}, theirs {b:g}.")
+    return "\n".join(lines)
+
+
+def _step_json(step: "activations.Step") -> dict[str, Any]:
+    return {
+        "name": step.name, "operation": step.operation, "agrees": step.agrees, "agrees_here": step.agrees_here,
+        "total": as_json(step.total), "local": as_json(step.local), "covers": list(step.covers),
+    }  # fmt: skip
