@@ -734,8 +734,9 @@ def _loaders(
     lost = f", less {step * old % n} batches" if step * old % n else ""
     warnings.append(
         f"the place in the data cannot be carried over to another number of processes ({len(found)}, now {n}): each "
-        f"rank gets the order that llm.c would have given it at the beginning, and its place after {batches:,} batches (as "
-        f"many tokens in all as were read{lost}); so some samples of this epoch come twice and others not at all"
+        f"rank gets the order that llm.c would have given it at the beginning, and stands there after {batches:,} "
+        f"batches (as many tokens in all as were read{lost}); so some samples of this epoch come twice and others not "
+        "at all"
     )
     return [_loader_from_start(known, rank, n, batches, int(options.get("seed", 42))) for rank in range(n)]
 

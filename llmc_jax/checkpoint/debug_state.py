@@ -1,0 +1,272 @@
+"""llm.c's debug states (magic 20240327): read in versions 1 and 2, written in version 2, made of any model and batch.
+
+Leaves out comparing them with anything.
+
+    B batch, T sequence length, V vocabulary, Vp padded vocabulary, N parameters
+
+A header of 256 int32 (magic, version, B, T), then x and y (B, T) int32, logits (B, T, V) float32, the mean loss, and
+the gradients of the 16 tensors, float32 in the order of the model file: in version 2 with Vp rows of wte, those from V
+on zero, in version 1 with V. Neither V nor the model's shape is in the file, so it is read beside a model.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from llmc_jax import magics
+from llmc_jax.checkpoint import llmc
+from llmc_jax.checkpoint.binary import HEADER_BYTES, Values, read_at, read_header_ints
+from llmc_jax.checkpoint.reading import CHUNK, opened, stamp_of
+from llmc_jax.config import ModelConfig
+from llmc_jax.data.tokenfile import open_token_file
+from llmc_jax.errors import FormatError, InputError
+from llmc_jax.params import flat_size, num_parameters
+
+WHAT = "a debug state of llm.c"
+VERSIONS = (1, 2)
+SEED = 1337  # of the tokens of a debug state that was given none
+
+
+@dataclass(frozen=True)
+class DebugState:
+    """A debug state beside its model, checked. logits and gradient are read when they are first asked for."""
+
+    path: Path
+    config: ModelConfig
+    version: int
+    x: np.ndarray  # (B, T) int32
+    y: np.ndarray  # (B, T) int32
+    loss: float
+    stored_logits: Values
+    stored_gradient: Values
+
+    @cached_property
+    def logits(self) -> np.ndarray:
+        """(B, T, V) float32. Raises FormatError if the file has changed since it was opened."""
+        return self.stored_logits.read().reshape(*self.x.shape, self.config.vocab_size)
+
+    @cached_property
+    def gradient(self) -> np.ndarray:
+        """(N,) float32, in the order of params.Params. Raises FormatError if the file has changed."""
+        if self.version == 2:
+            return self.stored_gradient.read()
+        C, V = self.config.channels, self.config.vocab_size
+        stored, wte = self.stored_gradient.read(), self.config.padded_vocab_size * C
+        padded = np.zeros(num_parameters(self.config), np.float32)
+        padded[: V * C], padded[wte:] = stored[: V * C], stored[V * C :]
+        return padded
+
+    def warnings(self) -> Iterator[str]:
+        """What is allowed in a file, but never there in a sound one; reads all of it."""
+        for name, values in (("logits", self.stored_logits), ("gradients", self.stored_gradient)):
+            parts = (values.read(start, min(CHUNK, values.size - start)) for start in range(0, values.size, CHUNK))
+            bad = sum(int(part.size - np.count_nonzero(np.isfinite(part))) for part in parts)
+            if bad:
+                yield f"{name}: {bad:,} of {values.size:,} values are NaN or infinite"
+        if not np.isfinite(self.loss):
+            yield f"loss: {self.loss}"
+
+
+def _stored_gradients(config: ModelConfig, version: int) -> int:
+    """How many values the gradients take."""
+    missing_rows = 0 if version == 2 else config.padded_vocab_size - config.vocab_size
+    return num_parameters(config) - missing_rows * config.channels
+
+
+def read_debug_state(path: str | Path, config: ModelConfig) -> DebugState:
+    """Open a debug state of a model of this shape; reads the tokens and the loss.
+
+    Raises FormatError if the file is missing, no debug state, not as long as its header and the model's shape say, or
+    holds tokens that the model does not know. Source: llm.c train_gpt2.py, `write_state`.
+    """
+    path = Path(path)
+    with opened(path) as file:
+        ints = read_header_ints(file, path, magics.DEBUG_STATE, WHAT)
+        version, B, T = (int(ints[i]) for i in (1, 2, 3))
+        _check_header(path, version, B, T, config)
+        stamp = stamp_of(file)
+        _check_size(path, stamp.size, version, B, T, config)
+        tokens = np.frombuffer(read_at(file, path, HEADER_BYTES, 8 * B * T), "<i4").astype(np.int32)
+        logits = Values(path, stamp, HEADER_BYTES + 8 * B * T, B * T * config.vocab_size)
+        place = logits.offset + 4 * logits.size
+        loss = float(np.frombuffer(read_at(file, path, place, 4), "<f4")[0])
+    x, y = tokens.reshape(2, B, T)
+    for name, ids in (("x", x), ("y", y)):
+        if ids.min() < 0 or ids.max() >= config.vocab_size:
+            raise FormatError(
+                f"{path}: {name} holds tokens from {ids.min()} to {ids.max()}, but the model knows 0 to "
+                f"{config.vocab_size - 1}; it is damaged, or of another model"
+            )
+    gradient = Values(path, stamp, place + 4, _stored_gradients(config, version))
+    return DebugState(path, config, version, x, y, loss, logits, gradient)
+
+
+def _check_header(path: Path, version: int, B: int, T: int, config: ModelConfig) -> None:
+    if version not in VERSIONS:
+        raise FormatError(f"{path}: version {version} (header int 1) is unknown; llm.c's debug states have 1 and 2")
+    if B < 1 or T < 1:
+        raise FormatError(f"{path}: B={B}, T={T} (header ints 2 and 3); both must be at least 1")
+    if config.max_seq_len < T:
+        raise FormatError(f"{path}: T={T}, but the model has {config.max_seq_len} positions; it is another model's")
+
+
+def _check_size(path: Path, found: int, version: int, B: int, T: int, config: ModelConfig) -> None:
+    expected = HEADER_BYTES + 8 * B * T + 4 * B * T * config.vocab_size + 4 + 4 * _stored_gradients(config, version)
+    if found != expected:
+        c = config
+        raise FormatError(
+            f"{path}: {found:,} bytes, but a debug state of version {version} with B={B} T={T} for a model with "
+            f"L={c.num_layers} C={c.channels} V={c.vocab_size} Vp={c.padded_vocab_size} maxT={c.max_seq_len} takes "
+            f"{expected:,}: the file is {'cut off' if found < expected else 'too long'}, or of another model"
+        )
+
+
+# --- writing ---
+
+
+class Computed(NamedTuple):
+    """What a model makes of a batch."""
+
+    logits: np.ndarray  # (B, T, V) float32
+    loss: float  # mean over the batch, nats per token
+    gradient: np.ndarray  # (N,) float32, in the order of params.Params
+
+
+def write_debug_state(path: str | Path, config: ModelConfig, x: np.ndarray, y: np.ndarray, computed: Computed) -> None:
+    """Write a debug state, version 2, that appears under its name only when complete.
+
+    x, y (B, T): inputs and targets. The gradient's rows of wte from V on are written as zeros. Raises InputError if it
+    cannot be written. Source: llm.c train_gpt2.py, `write_state`.
+    """
+    with llmc.new_model_file(path) as temporary, temporary.open("xb") as file:
+        _dump(file, config, x, y, computed)
+
+
+def _dump(file: BinaryIO, config: ModelConfig, x: np.ndarray, y: np.ndarray, computed: Computed) -> None:
+    (B, T), V, C = x.shape, config.vocab_size, config.channels
+    assert y.shape == (B, T) and computed.logits.shape == (B, T, V)
+    assert computed.gradient.shape == (num_parameters(config),)
+    header = np.zeros(HEADER_BYTES // 4, "<i4")
+    header[:4] = (magics.DEBUG_STATE, 2, B, T)
+    for ids in (header, x, y):
+        file.write(np.ascontiguousarray(ids, "<i4").data)
+    _write_floats(file, computed.logits.reshape(-1))
+    _write_floats(file, np.array([computed.loss]))
+    _write_floats(file, computed.gradient[: V * C])
+    _write_floats(file, np.zeros((config.padded_vocab_size - V) * C))
+    _write_floats(file, computed.gradient[config.padded_vocab_size * C :])
+
+
+def _write_floats(file: BinaryIO, values: np.ndarray) -> None:
+    for start in range(0, values.size, CHUNK):
+        file.write(np.ascontiguousarray(values[start : start + CHUNK], "<f4").data)
+
+
+def compute(config: ModelConfig, flat: np.ndarray, x: np.ndarray, y: np.ndarray) -> Computed:
+    """Logits, loss and gradient of a batch x, y (B, T) by our forward and backward, all in float32.
+
+    flat: (N,) float32 or longer (a flat buffer's padding), in the order of params.Params.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from llmc_jax import gpt2
+    from llmc_jax.params import views
+
+    N, V = num_parameters(config), config.vocab_size
+    weights = jnp.asarray(np.pad(np.asarray(flat[:N], np.float32), (0, flat_size(config) - N)))
+    inputs, targets = jnp.asarray(x, jnp.int32), jnp.asarray(y, jnp.int32)
+    with jax.default_matmul_precision("highest"):  # no TF32
+        loss, gradient = jax.jit(lambda flat: jax.value_and_grad(gpt2.loss_fn)(flat, inputs, targets, config))(weights)
+        logits = jax.jit(lambda flat: gpt2.forward(views(flat, config), inputs, config)[0][..., :V])(weights)
+    return Computed(np.asarray(logits), float(loss), np.asarray(gradient)[:N])
+
+
+class Made(NamedTuple):
+    """What `make_debug_state` did, for a report."""
+
+    path: Path
+    config: ModelConfig
+    dtype: str  # of the stored weights; the computation is in fp32
+    tokens: str  # where they came from
+    loss: float
+    bytes: int
+    warnings: tuple[str, ...]
+
+
+def make_debug_state(
+    model_path: str | Path,
+    out: str | Path,
+    tokens_path: str | Path | None = None,
+    batch_size: int = 4,
+    sequence_length: int = 64,
+    force: bool = False,
+) -> Made:
+    """Write the debug state of a model (any checkpoint that sources.py opens) and one batch, computed here in fp32.
+
+    tokens_path: a token file whose first B T + 1 tokens are the batch; None: random tokens, always the same. llm.c's
+    test_gpt2.c reads it as gpt2_124M_debug_state.bin beside a version 3 model named gpt2_124M.bin.
+
+    Raises InputError if an input cannot be read or does not fit, or if `out` is there already (without force) or cannot
+    be written.
+    """
+    from llmc_jax.checkpoint.sources import open_source, slices
+
+    out = Path(out)
+    source = open_source(model_path)
+    config, B, T = source.config, batch_size, sequence_length
+    if B < 1 or not 1 <= T <= config.max_seq_len:
+        raise InputError(f"batch size {B}, length {T}: B must be at least 1, and T from 1 to {config.max_seq_len}")
+    if os.path.lexists(out) and not force:
+        raise InputError(f"{out}: is there already; give another name, or --force to write over it")
+    ids, words = _batch(tokens_path, config.vocab_size, B, T)
+    x, y = ids[:-1].reshape(B, T), ids[1:].reshape(B, T)
+    with llmc.new_model_file(out) as temporary:  # first: whether it can be written should be known before the work
+        temporary.touch()
+        parts = [np.ravel(source.read("params", at.tensor, at.layer)) for at in slices(config)]
+        computed = compute(config, np.concatenate(parts), x, y)
+        with temporary.open("wb") as file:
+            _dump(file, config, x, y, computed)
+        written = read_debug_state(temporary, config)
+        if not _same(written, x, y, computed):
+            raise InputError(f"{out}: reads back otherwise than it was written; is the disk sound?")
+        warnings = (*source.warnings, *written.warnings())
+    return Made(out, config, source.dtype, words, computed.loss, out.stat().st_size, warnings)
+
+
+def _same(state: DebugState, x: np.ndarray, y: np.ndarray, computed: Computed) -> bool:
+    """Whether a file holds a batch and what was computed of it, bit for bit."""
+    C, V, Vp = state.config.channels, state.config.vocab_size, state.config.padded_vocab_size
+    pairs = (
+        (state.x, x),
+        (state.y, y),
+        (state.logits, computed.logits),
+        (np.float32(state.loss), np.float32(computed.loss)),
+        (state.gradient[: V * C], computed.gradient[: V * C]),
+        (state.gradient[Vp * C :], computed.gradient[Vp * C :]),
+    )
+    return all(one.tobytes() == other.tobytes() for one, other in pairs)
+
+
+def _batch(tokens_path: str | Path | None, V: int, B: int, T: int) -> tuple[np.ndarray, str]:
+    """B T + 1 tokens, int32, and where they came from."""
+    count = B * T + 1
+    if tokens_path is None:
+        return np.random.default_rng(SEED).integers(0, V, count, np.int32), f"random, seed {SEED}"
+    file = open_token_file(tokens_path)
+    if file.num_tokens < count:
+        raise InputError(
+            f"{tokens_path}: holds {file.num_tokens:,} tokens; a batch of B={B} T={T} takes {count:,}; take a smaller"
+        )
+    ids = np.asarray(file.tokens[:count], np.int64)
+    if ids.min() < 0 or ids.max() >= V:
+        raise InputError(
+            f"{tokens_path}: holds token {ids.max() if ids.max() >= V else ids.min()} among the first {count:,}, but "
+            f"the model knows 0 to {V - 1}; take a file of the model's tokenizer"
+        )
+    return ids.astype(np.int32), f"the first {count:,} of {tokens_path}"
