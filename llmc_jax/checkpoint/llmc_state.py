@@ -41,7 +41,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 
@@ -448,6 +448,7 @@ def to_state(folder: str | Path, step: int | None = None) -> OurState:
         "step": state.step,
         "model": asdict(state.config),
         "dtype": state.dtype,
+        "master_weights": state.has_master,
         "options": {},
         "val_loss": None,
         "progress": {},
@@ -635,22 +636,24 @@ def write_llmc_state(
     done = folder / DONE_NAME.format(plan.step)
     heads = [_header(plan, rank, warnings) for rank in range(plan.processes)]
     tails = [_tail(plan, rank) for rank in range(plan.processes)]
-    _make_room(folder, [model, *states, done], done, force)
-    _write_model(model, plan, arrays)
-    _write_states(states, plan, arrays, heads, tails)
+    _make_room(folder, [model, *states, done], force)
+    with ExitStack() as stack:  # what was there before stays until all of the new is on the disk
+        temporaries = [stack.enter_context(llmc.new_model_file(path)) for path in (model, *states)]
+        _write_model(temporaries[0], plan, arrays)
+        _write_states(temporaries[1:], plan, arrays, heads, tails)
+        done.unlink(missing_ok=True)
     with llmc.new_model_file(done) as temporary:
         temporary.touch()
     read_folder(folder, plan.step)
     return Written((model, *states, done), tuple(dict.fromkeys(warnings)))
 
 
-def _make_room(folder: Path, paths: list[Path], done: Path, force: bool) -> None:
+def _make_room(folder: Path, paths: list[Path], force: bool) -> None:
     present = [path for path in paths if path.exists()]
     if present and not force:
         raise InputError(f"{present[0]}: is there already; give another folder, or --force to write over it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        done.unlink(missing_ok=True)  # first: what follows is incomplete until it is there again
     except OSError as error:
         raise InputError(f"{folder}: cannot be written: {reason(error)}") from error
 
@@ -818,8 +821,10 @@ def _write_model(path: Path, plan: Plan, arrays: Mapping[str, np.ndarray]) -> No
     before = plan.origin.get("model_header")
     header = None if before is None else np.frombuffer(base64.b64decode(before), "<i4")
     group = "copy" if plan.dtype == "bf16" and plan.master else "params"
-    with llmc.new_model_file(path) as temporary, temporary.open("xb") as file:
-        llmc.dump_pieces(file, plan.config, _weights(plan.config, arrays, group), version, header)
+    with path.open("xb") as file:
+        summed = _Summed(path, file)
+        llmc.dump_pieces(cast(BinaryIO, summed), plan.config, _weights(plan.config, arrays, group), version, header)
+        summed.check()
 
 
 def _weights(config: ModelConfig, arrays: Mapping[str, np.ndarray], group: str) -> Iterator[np.ndarray]:
@@ -856,10 +861,7 @@ def _write_states(
 ) -> None:
     """Every rank's file, all of them at once, so that each tensor is read once."""
     with ExitStack() as stack:
-        files = []
-        for path in paths:
-            temporary = stack.enter_context(llmc.new_model_file(path))
-            files.append(_Summed(temporary, stack.enter_context(temporary.open("xb"))))
+        files = [_Summed(path, stack.enter_context(path.open("xb"))) for path in paths]
         for file, head in zip(files, heads, strict=True):
             file.write(head)
         for group in GROUPS if plan.master else GROUPS[:2]:
