@@ -133,6 +133,7 @@ def _source(shown: Path, path: Path, config: ModelConfig, stored: Mapping[str, S
     if len(tensors) != len(stored):
         raise FormatError(f"{path}: holds tensors with and without the prefix {PREFIX!r}")
     head = tensors.pop(HEAD, None)
+    check_count(path, config, len(tensors))
     wanted = {name_in_block(piece.tensor, piece.layer): piece for piece in slices(config)}
     _check_names(path, wanted, tensors)
     for name, piece in wanted.items():
@@ -161,6 +162,16 @@ def stored_shape(config: ModelConfig, piece: Slice) -> tuple[int, ...]:
     if piece.tensor == "wte":
         return config.vocab_size, config.channels
     return piece.shape[::-1] if piece.tensor in TRANSPOSED else piece.shape
+
+
+def check_count(path: Path, config: ModelConfig, found: int) -> None:
+    """That a file holds about as many tensors as the layers take: before anything is made for each layer."""
+    outside, inside = len(OUTSIDE), len(IN_BLOCK)
+    if config.num_layers > found:
+        raise FormatError(
+            f"{path}: holds {found:,} tensors; a model of {config.num_layers:,} layers has "
+            f"{outside + config.num_layers * inside:,}"
+        )
 
 
 def _check_names(path: Path, wanted: Mapping[str, Slice], found: Mapping[str, StoredTensor]) -> None:

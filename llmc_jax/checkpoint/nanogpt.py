@@ -3,13 +3,14 @@
 Leaves out nanoGPT's optimizer state, which is kept by parameter numbers, and everything where PyTorch is not installed.
 """
 
+import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from llmc_jax.checkpoint.hugging_face import BUFFERS, HEAD, name_in_block
+from llmc_jax.checkpoint.hugging_face import BUFFERS, HEAD, check_count, name_in_block
 from llmc_jax.checkpoint.reading import opened
 from llmc_jax.checkpoint.sources import Source, slices
 from llmc_jax.config import ModelConfig, pad_vocab
@@ -45,6 +46,11 @@ def open_checkpoint(path: Path) -> Source:
         pass
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError:  # PyTorch's own words advise to switch the safety off
+        raise FormatError(
+            f"{path}: damaged, or it holds more than tensors and plain data: opening it could run a program, so it is "
+            "not opened"
+        ) from None
     except Exception as error:  # PyTorch raises what it likes: RuntimeError, UnpicklingError, EOFError, ValueError ...
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise FormatError(f"{path}: PyTorch cannot open it with weights_only=True: {first}") from None
@@ -67,6 +73,7 @@ def source_of(path: Path, checkpoint: Any, convert: Convert) -> Source:
         raise FormatError(f"{path}: its model and model_args are not what nanoGPT writes")
     config = _config(path, arguments)
     tensors = _tensors(path, model)
+    check_count(path, config, len(tensors))
     with_biases = arguments.get("bias", True)
     if type(with_biases) is not bool:
         raise FormatError(f"{path}: model_args has bias {with_biases!r}; expected True or False")

@@ -1,0 +1,324 @@
+"""Hugging Face folders: the logits of transformers, the files that transformers writes, and what is refused."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmc_jax import gpt2
+from llmc_jax.checkpoint import hf_tokenizer, hugging_face
+from llmc_jax.checkpoint.hf_tokenizer import Table
+from llmc_jax.checkpoint.hugging_face import TRANSPOSED, name_in_block, write_folder
+from llmc_jax.checkpoint.safetensors import NewTensor, read_archive, read_tensor, write_archive
+from llmc_jax.checkpoint.sources import Slice, Source, open_source, slices
+from llmc_jax.config import ModelConfig, parse_descriptor
+from llmc_jax.data.tokenizers import bytes_tokenizer, gpt2_tokenizer
+from llmc_jax.errors import FormatError, InputError
+from llmc_jax.params import views
+
+FIXTURE = Path(__file__).resolve().parents[1] / "golden" / "hugging_face"
+CONFIG = ModelConfig(max_seq_len=24, vocab_size=61, padded_vocab_size=128, num_layers=2, num_heads=2, channels=16)
+
+Tensors = dict[str, np.ndarray]
+
+
+def reader(source: Source) -> Callable[[Slice], np.ndarray]:
+    return lambda piece: source.read("params", piece.tensor, piece.layer)
+
+
+def flat_of(source: Source) -> np.ndarray:
+    return np.concatenate([source.read("params", p.tensor, p.layer).reshape(-1) for p in slices(source.config)])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the fixture that a test may spoil."""
+    copy = tmp_path / "hf"
+    shutil.copytree(FIXTURE, copy, ignore=shutil.ignore_patterns("bf16.safetensors", "logits.npz"))
+    return copy
+
+
+def set_config(folder: Path, **values: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config = {key: value for key, value in (config | values).items() if value != "absent"}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def stored(folder: Path) -> Tensors:
+    return {name: read_tensor(t) for name, t in read_archive(folder / "model.safetensors").tensors.items()}
+
+
+def store(path: Path, tensors: Tensors) -> None:
+    new = [NewTensor(name, "F32", array.shape) for name, array in tensors.items()]
+    with path.open("wb") as file:
+        write_archive(file, new, tensors.values(), {"format": "pt"})
+
+
+def test_logits_are_those_of_transformers() -> None:
+    """Same weights, same tokens, float32: both sides round alike to some 1e-6 of logits of the order of 5."""
+    source = open_source(FIXTURE)
+    assert source.config == CONFIG and source.dtype == "fp32" and source.kind == "hugging-face"
+    with np.load(FIXTURE / "logits.npz") as golden:
+        tokens, expected = golden["tokens"], golden["logits"]
+    params = views(jnp.asarray(flat_of(source)), CONFIG)
+    with jax.default_matmul_precision("highest"):
+        found, _ = gpt2.forward(params, jnp.asarray(tokens, jnp.int32), CONFIG)
+    assert np.abs(expected).max() > 1
+    assert np.abs(np.asarray(found)[..., : CONFIG.vocab_size] - expected).max() <= 1e-5
+
+
+def test_writes_what_transformers_wrote(tmp_path: Path) -> None:
+    """The weights byte for byte, in float32 and in bfloat16; the settings but for versions and dropout, unused here."""
+    source = open_source(FIXTURE)
+    for dtype, expected in (("fp32", "model.safetensors"), ("bf16", "bf16.safetensors")):
+        out = tmp_path / dtype
+        out.mkdir()
+        write_folder(out, CONFIG, dtype, reader(source))
+        assert (out / "model.safetensors").read_bytes() == (FIXTURE / expected).read_bytes()
+        assert sorted(path.name for path in out.iterdir()) == [
+            "config.json", "generation_config.json", "model.safetensors"
+        ]  # fmt: skip
+    found = json.loads((tmp_path / "fp32" / "config.json").read_text())
+    expected_config = json.loads((FIXTURE / "config.json").read_text())
+    del expected_config["transformers_version"]
+    for key in ("attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_first_dropout"):
+        assert (found.pop(key), expected_config.pop(key)) == (0.0, 0.1)
+    assert found == expected_config
+    assert json.loads((tmp_path / "bf16" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_bf16_in(tmp_path: Path) -> None:
+    """bf16.safetensors beside the config: its own values, exactly; writing them again gives the same file."""
+    source = open_source(FIXTURE / "bf16.safetensors")
+    assert source.dtype == "bf16"
+    flat, wide = flat_of(source), flat_of(open_source(FIXTURE))
+    assert not (flat.view(np.uint32) & 0xFFFF).any()
+    np.testing.assert_allclose(flat, wide, rtol=2.0**-8, atol=0)
+    write_folder(tmp_path, CONFIG, "bf16", reader(source))
+    assert (tmp_path / "model.safetensors").read_bytes() == (FIXTURE / "bf16.safetensors").read_bytes()
+
+
+def test_transformers_loads_what_is_written(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    write_folder(tmp_path, CONFIG, "fp32", reader(open_source(FIXTURE)))
+    model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path).eval()
+    with np.load(FIXTURE / "logits.npz") as golden, torch.no_grad():
+        found = model(torch.from_numpy(golden["tokens"])).logits.numpy()
+        np.testing.assert_array_equal(found, golden["logits"])
+
+
+def test_transformers_reads_the_config(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    hugging_face.write_json(
+        tmp_path / "config.json", hugging_face.config_json(parse_descriptor("d12"), "bf16", eot=50256)
+    )
+    found = transformers.AutoConfig.from_pretrained(tmp_path)
+    assert type(found).__name__ == "GPT2Config"
+    assert (found.n_layer, found.n_head, found.n_embd, found.n_positions, found.vocab_size, found.eos_token_id) == (
+        12, 12, 768, 1024, 50257, 50256
+    )  # fmt: skip
+
+
+def test_every_slice_by_hand() -> None:
+    """Each tensor against the name in the file, as the description of Conv1D has it: (in, out)."""
+    source, tensors = open_source(FIXTURE), stored(FIXTURE)
+    for piece in slices(CONFIG):
+        found = source.read("params", piece.tensor, piece.layer)
+        expected = tensors["transformer." + name_in_block(piece.tensor, piece.layer)]
+        if piece.tensor == "wte":
+            assert found.shape == (128, 16) and not found[61:].any()
+            found = found[:61]
+        np.testing.assert_array_equal(found, expected.T if piece.tensor in TRANSPOSED else expected)
+        assert found.flags.c_contiguous and found.dtype == np.float32
+
+
+def test_names_without_prefix_buffers_and_a_tied_head(folder: Path) -> None:
+    expected = flat_of(open_source(folder))
+    tensors = {name.removeprefix("transformer."): array for name, array in stored(folder).items()}
+    mask = np.tril(np.ones((1, 1, 24, 24), np.float32))
+    tensors |= {f"h.{i}.attn.bias": mask for i in range(2)} | {"h.1.attn.masked_bias": np.array(-1e4, np.float32)}
+    tensors["lm_head.weight"] = tensors["wte.weight"]
+    store(folder / "model.safetensors", tensors)
+    np.testing.assert_array_equal(flat_of(open_source(folder)), expected)
+    head = tensors["wte.weight"].copy()
+    head[7, 3] += 1
+    store(folder / "model.safetensors", tensors | {"lm_head.weight": head})
+    with pytest.raises(FormatError, match=r"lm_head\.weight differs from .*wte\.weight"):
+        open_source(folder)
+
+
+def test_half_precision_in(folder: Path) -> None:
+    tensors = {name: array.astype(np.float16) for name, array in stored(folder).items()}
+    with (folder / "model.safetensors").open("wb") as file:
+        write_archive(file, [NewTensor(n, "F16", a.shape) for n, a in tensors.items()], tensors.values(), {})
+    source = open_source(folder)
+    assert source.dtype == "fp16"
+    expected = tensors["transformer.h.1.mlp.c_fc.weight"].T.astype(np.float32)
+    np.testing.assert_array_equal(source.read("params", "fcw", 1), expected)
+
+
+def test_sharded(folder: Path) -> None:
+    expected = flat_of(open_source(folder))
+    tensors = stored(folder)
+    names = list(tensors)
+    parts = {f"model-{i + 1:05d}-of-00003.safetensors": names[i::3] for i in range(3)}
+    for name, part in parts.items():
+        store(folder / name, {tensor: tensors[tensor] for tensor in part})
+    index = {tensor: name for name, part in parts.items() for tensor in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    (folder / "model.safetensors").unlink()
+    np.testing.assert_array_equal(flat_of(open_source(folder)), expected)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(FormatError, match=r"model-00002-of-00003\.safetensors: no such file"):
+        open_source(folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"activation_function": "relu"}, "activation_function is 'relu'; this model has 'gelu_new'"),
+        ({"activation_function": "gelu"}, "activation_function is 'gelu'"),
+        ({"n_inner": 100}, r"n_inner is 100; this model's MLP has 4 x n_embd = 64"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
+        ({"scale_attn_weights": False}, "scale_attn_weights is False"),
+        ({"scale_attn_weights": 1}, "scale_attn_weights is 1; this model has True"),
+        ({"add_cross_attention": True}, "add_cross_attention is True"),
+        ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06; this model has 1e-05"),
+        ({"model_type": "llama"}, "model_type is 'llama'; this model has 'gpt2'"),
+        ({"model_type": ["gpt2"]}, r"model_type is \['gpt2'\]"),
+        ({"n_layer": 0}, "n_layer is 0; expected a whole number from 1"),
+        ({"n_layer": 2.0}, "n_layer is 2.0; expected"),
+        ({"n_layer": True}, "n_layer is True; expected"),
+        ({"n_embd": "absent"}, "n_embd is None; expected"),
+        ({"vocab_size": 10**30}, "vocab_size is 1000000000000000000000000000000; expected"),
+        ({"n_head": 3}, "n_embd 16 is not a multiple of n_head 3"),
+        ({"n_layer": 3}, "12 of a GPT-2's 40 tensors are missing, h.2.ln_1.weight first"),
+        ({"n_layer": 1}, "holds 12 tensors that a plain GPT-2 of this config.json has not, 'h.1.attn.c_attn.bias'"),
+        ({"vocab_size": 60}, r"wte.weight has shape \(61, 16\); by config.json it must be \(60, 16\)"),
+        ({"n_layer": 2**31 - 1}, "holds 28 tensors; a model of 2,147,483,647 layers has 25,769,803,768"),
+    ],
+)
+def test_other_models_are_refused(folder: Path, values: dict[str, Any], words: str) -> None:
+    set_config(folder, **values)
+    with pytest.raises(FormatError, match=words) as caught:
+        open_source(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_older_configs_lack_is_taken_as_usual(folder: Path) -> None:
+    expected = flat_of(open_source(folder))
+    gone = ("scale_attn_weights", "scale_attn_by_inverse_layer_idx", "add_cross_attention", "n_inner", "dtype")
+    set_config(folder, n_ctx=24, **dict.fromkeys(gone, "absent"))
+    np.testing.assert_array_equal(flat_of(open_source(folder)), expected)
+
+
+def test_broken_folders(folder: Path) -> None:
+    weights, config = folder / "model.safetensors", folder / "config.json"
+    whole = weights.read_bytes()
+    for data, words in ((b"", "0 bytes"), (whole[:-1], "cut off"), (whole + b"1", "1 bytes follow"), (b"x" * 99, "header")):
+        weights.write_bytes(data)
+        with pytest.raises(FormatError, match=words):
+            open_source(folder)
+    weights.write_bytes(whole)
+    text = config.read_text()
+    for broken, words in (("{", "is no JSON"), ("[]", "holds no JSON object"), (" " * (1 << 20) + text, "about 1,000")):
+        config.write_text(broken)
+        with pytest.raises(FormatError, match=words):
+            open_source(folder)
+    config.write_text(text)
+    weights.rename(folder / "pytorch_model.bin")
+    with pytest.raises(FormatError, match=r"pytorch_model\.bin, a pickle, which is not opened here"):
+        open_source(folder)
+    (folder / "pytorch_model.bin").rename(folder / "other.safetensors")
+    config.unlink()
+    with pytest.raises(FormatError, match=r"other\.safetensors: no config\.json lies beside it"):
+        open_source(folder / "other.safetensors")
+
+
+# Tokenizer files
+
+
+def test_bytes_as_a_tokenizer(tmp_path: Path) -> None:
+    tokenizer = bytes_tokenizer()
+    table = Table(tokenizer.pieces, tokenizer.eot)
+    hf_tokenizer.write_files(tmp_path, table, 64)
+    assert hf_tokenizer.read_table(tmp_path) == table
+    assert (tmp_path / "merges.txt").read_text() == "#version: 0.2\n"
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    text = "Hé, wörld\n\x00 <|endoftext|>\t"
+    assert theirs("Hé, wörld\n\x00 ")["input_ids"] == tokenizer.encode("Hé, wörld\n\x00 ").tolist()
+    assert theirs(text)["input_ids"].count(256) == 1 and theirs.eos_token_id == 256
+
+
+def test_a_small_encoding_there_and_back(tmp_path: Path) -> None:
+    """Ids in no order, an end of text in the middle, merges of merges; by vocab.json and by tokenizer.json."""
+    singles = [bytes([value]) for value in np.random.default_rng(0).permutation(256)]
+    pieces = (*singles, b"ab", b"<|endoftext|>", b"abc", b" \x80", b"abab", b"ababc")
+    table = Table(pieces, 257)
+    assert hf_tokenizer.merges_of(table) == [
+        (b"a", b"b"),
+        (b"ab", b"c"),
+        (b" ", b"\x80"),
+        (b"ab", b"ab"),
+        (b"ab", b"abc"),
+    ]
+    hf_tokenizer.write_files(tmp_path, table, 64)
+    assert hf_tokenizer.read_table(tmp_path) == table
+    vocab = json.loads((tmp_path / "vocab.json").read_text())
+    del vocab["<|endoftext|>"]
+    added = [{"id": 257, "content": "<|endoftext|>", "special": True}]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": added}))
+    (tmp_path / "vocab.json").unlink()
+    assert hf_tokenizer.read_table(tmp_path) == table
+
+
+def test_gpt2s_own_files(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """merges.txt byte for byte, vocab.json entry for entry, from the table alone."""
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared / "data" / "tiktoken"))
+    tokenizer = gpt2_tokenizer(allow_network=False)
+    table = Table(tokenizer.pieces, tokenizer.eot)
+    hf_tokenizer.write_files(tmp_path, table, 1024)
+    cached = {path.stat().st_size: path for path in (shared / "data" / "tiktoken").iterdir()}
+    assert (tmp_path / "merges.txt").read_bytes() == cached[456_318].read_bytes()
+    assert json.loads((tmp_path / "vocab.json").read_text()) == json.loads(cached[1_042_301].read_text())
+    assert hf_tokenizer.read_table(tmp_path) == table
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("vocab.json", '{"a": 0, "b": 2, "<|endoftext|>": 1, "c": 2}', "are not the numbers from 0 on, each once"),
+        ("vocab.json", '{"a": -1}', "are not the numbers from 0 on"),
+        ("vocab.json", '{"a": "0"}', "are not the numbers from 0 on"),
+        ("vocab.json", '{"a": 0}', r"has no <\|endoftext\|>"),
+        ("vocab.json", '{"\\ud800": 0, "<|endoftext|>": 1}', "token 0, '.ud800', is no text"),
+        ("vocab.json", "[1]", "holds no JSON object"),
+        ("tokenizer.json", '{"model": {}}', "has no model with a vocab"),
+        ("tokenizer.json", '{"model": {"vocab": {}}, "added_tokens": [1]}', "added_tokens are not a list of tokens"),
+        ("tokenizer.json", '{"model": {"vocab": {}}, "added_tokens": [{"content": "a"}]}', "are not the numbers"),
+        ("other.json", "{}", "holds neither vocab.json nor tokenizer.json"),
+    ],
+)
+def test_bad_tokenizers(tmp_path: Path, name: str, text: str, words: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(FormatError, match=words):
+        hf_tokenizer.read_table(tmp_path)
+
+
+def test_tables_that_are_no_encoding(tmp_path: Path) -> None:
+    singles = tuple(bytes([value]) for value in range(256))
+    with pytest.raises(InputError, match="is no merge of two pieces"):
+        hf_tokenizer.merges_of(Table((*singles, b"<|endoftext|>", b"abc"), 256))
+    with pytest.raises(InputError, match="lacks single bytes, or has one piece twice"):
+        hf_tokenizer.merges_of(Table((*singles, b"<|endoftext|>", b"a"), 256))
+    with pytest.raises(InputError, match="lacks single bytes"):
+        hf_tokenizer.merges_of(Table((b"a", b"<|endoftext|>"), 1))
