@@ -23,6 +23,7 @@ from llmc_jax.checkpoint.llmc import read_header
 from llmc_jax.cli import parse_args
 from llmc_jax.compare import logs, report
 from llmc_jax.compare.logfiles import Log, read_log
+from llmc_jax.compare.tensors import DIFFERS
 from llmc_jax.config import OPTIONS, ExitCode, TrainConfig, validate
 from llmc_jax.data.tokenizers import write_tokenizer_bin
 from llmc_jax.errors import InputError
@@ -180,9 +181,8 @@ def complete_plan(plan: Plan) -> Plan:
             raise InputError(f"{flags[flag]}: there is no such file; name it with {flag}, behind --")
     header = read_header(flags["-e"])
     if header.version != 3:
-        raise InputError(
-            f"{flags['-e']}: version {header.version}; {plan.kind} reads version 3 (convert_checkpoint.py)"
-        )
+        advice = "make one with convert_checkpoint.py"
+        raise InputError(f"{flags['-e']}: version {header.version}; {plan.kind} reads version 3 alone; {advice}")
     if plan.kind == CPU and header.config.max_seq_len < CPU_SEQUENCE:
         longest = header.config.max_seq_len
         raise InputError(f"{flags['-e']}: max_seq_len {longest}; {CPU} trains with T={CPU_SEQUENCE} and does not check")
@@ -334,9 +334,8 @@ def verdict(result: Result) -> list[str]:
     if theirs and mine:
         ratio = mine / theirs
         words = f"ours is {1 / ratio:.2f} times as fast" if ratio < 1 else f"ours takes {ratio:.2f} times as long"
-        lines.append(
-            f"time: median {theirs:.2f} ms per step of llm.c, {mine:.2f} ms of ours, without the first: {words}"
-        )
+        medians = f"{theirs:.2f} ms per step of llm.c, {mine:.2f} ms of ours"
+        lines.append(f"time, median without the first step: {medians}: {words}")
     agree = "the losses agree" if result.agree else "the losses do NOT agree"
     return [*lines, f"verdict: {agree} within {result.differences[0].tolerance:g} nats per token"]
 
@@ -356,12 +355,15 @@ Run a trainer of llm.c, then ours, on the same checkpoint, data and flags, and p
 
 The words behind -- are flags for both, in llm.c's spelling. {CPU} has none of its own: -e, -i and -j name the
 files that it finds under fixed names in a folder made for it; {FP32} gets -e so. What stands for us alone
-(--kernels, say) goes into --ours. What the two of them print and our run folder stay where --keep says."""
+(--kernels, say) goes into --ours. What the two of them print and our run folder stay where --keep says.
+
+Exit status: 0 the losses agree, 2 bad input or a program that failed, 4 they do not agree."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The words of `run`; those behind `--` come as `args.flags`."""
     parser.description = DESCRIPTION
+    parser.usage = f"{parser.prog} EXECUTABLE [options] [-- FLAG VALUE ...]"
     parser.add_argument("executable", metavar="EXECUTABLE", help="the built trainer of llm.c")
     parser.add_argument("--kind", choices=tuple(FLAGS), help="which trainer it is [by its name]")
     parser.add_argument("--ours", default="", metavar="WORDS", help="further flags of train.py, in one pair of quotes")
@@ -372,7 +374,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run both, compare, print. Raises InputError."""
+    """Run both, compare, print, and return the exit status. Raises InputError."""
     logs.check_arguments(args)
     try:
         extra = shlex.split(args.ours)
@@ -396,4 +398,4 @@ def run(args: argparse.Namespace) -> int:
     facts = {"comparison": "run", "kind": plan.kind, "executable": str(plan.executable), "commands": commands}
     outcome = {"agree": result.agree, "time_ratio": result.time_ratio, "verdict": verdict(result)}
     report.emit(facts | outcome | logs.as_json(result.logs, result.differences, args.rows), json_path=args.json)
-    return 0
+    return 0 if result.agree else DIFFERS

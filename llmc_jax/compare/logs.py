@@ -13,6 +13,7 @@ import numpy as np
 
 from llmc_jax.compare import report
 from llmc_jax.compare.logfiles import Log, read_log
+from llmc_jax.compare.tensors import DIFFERS
 from llmc_jax.curves import SMOOTHING, Curve, finite
 from llmc_jax.errors import InputError
 
@@ -311,7 +312,9 @@ DESCRIPTION = """\
 Several logs beside each other: losses by step, differences to the first log, where they part, speed.
 
 A log is a run folder or its metrics.jsonl, a main.log of llm.c, or a file with what a trainer printed: train.py,
-llm.c's train_gpt2, train_gpt2fp32cu and train_gpt2cu, its train_gpt2.py."""
+llm.c's train_gpt2, train_gpt2fp32cu and train_gpt2cu, its train_gpt2.py.
+
+Exit status: 0 compared, and they stay together; 2 bad input; 4 compared, and they part."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -354,7 +357,7 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read, compare, print. Raises InputError."""
+    """Read, compare, print, and return the exit status. Raises InputError."""
     check_arguments(args)
     if not 2 <= len(args.logs) <= len(LETTERS):
         raise InputError(f"{len(args.logs)} log given; two to {len(LETTERS)} are compared with each other")
@@ -367,4 +370,4 @@ def run(args: argparse.Namespace) -> int:
         draw_logs(logs, found, args.picture)
         report.show(f"\npicture: {args.picture}", json_path=args.json)
     report.emit({"comparison": "logs", **as_json(logs, found, args.rows)}, json_path=args.json)
-    return 0
+    return DIFFERS if any(each.parts is not None for each in found) else 0

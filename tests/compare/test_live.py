@@ -1,0 +1,367 @@
+"""llm.c's trainers beside ours: scripts that print llm.c's lines stand in for them, and ours runs for real."""
+
+import json
+import os
+import signal
+import stat
+import struct
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmc_jax.checkpoint.llmc import write_model
+from llmc_jax.compare import live
+from llmc_jax.compare.__main__ import main
+from llmc_jax.compare.logfiles import Log, read_log
+from llmc_jax.config import parse_descriptor
+from llmc_jax.curves import Curve
+from llmc_jax.errors import FormatError, InputError
+from llmc_jax.init import random_parameters
+from tests.conftest import TokenPair
+
+
+def program(path: Path, body: str) -> Path:
+    """An executable script; `say(text)` prints."""
+    head = f"#!{sys.executable}\nimport json, os, signal, sys\ndef say(text): print(text, flush=True)\n"
+    path.write_text(head + textwrap.dedent(body))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small version 3 file with V=257 and room for T=64."""
+    config = parse_descriptor("L1-NH2-C16-V257-T64")
+    path = tmp_path_factory.mktemp("model") / "small.bin"
+    write_model(path, config, random_parameters(config, 42), version=3)
+    return path
+
+
+def files(model: Path, tokens: TokenPair) -> list[str]:
+    return ["-e", str(model), "-i", str(tokens.train), "-j", str(tokens.val)]
+
+
+# What llm.c's train_gpt2 prints, from a list of losses and validation losses by step.
+PRINT_RUN = """
+say("[GPT-2]")
+for step, loss in enumerate(losses):
+    if str(step) in vals:
+        say("val loss %f" % vals[str(step)])
+    say("step %d: train loss %f (took %f ms)" % (step, loss, 10.0 + step))
+"""
+
+
+# ----- what is refused before anything runs -------------------------------------------------------------------------
+
+
+def test_kinds_by_name(tmp_path: Path) -> None:
+    for name, kind in [("train_gpt2", live.CPU), ("train_gpt2.exe", live.CPU), ("train_gpt2fp32cu", live.FP32),
+                       ("train_gpt2cu", live.CUDA)]:  # fmt: skip
+        assert live.make_plan(str(program(tmp_path / name, "")), None, [], []).kind == kind
+    odd = program(tmp_path / "train_gpt2cu_h100", "")
+    with pytest.raises(InputError, match=r"cannot be told from its name; say --kind train_gpt2\|train_gpt2fp32cu\|"):
+        live.make_plan(str(odd), None, [], [])
+    assert live.make_plan(str(odd), live.CUDA, [], []).kind == live.CUDA
+    with pytest.raises(InputError, match="test_gpt2 is no trainer"):
+        live.make_plan(str(program(tmp_path / "test_gpt2", "")), None, [], [])
+
+
+def test_executables_that_are_none(tmp_path: Path) -> None:
+    source = tmp_path / "train_gpt2"
+    with pytest.raises(InputError, match="there is no such file"):
+        live.make_plan(str(source), None, [], [])
+    with pytest.raises(InputError, match="not a file; give the path of a trainer"):
+        live.make_plan(str(tmp_path), None, [], [])
+    source.write_text("int main() {}")
+    with pytest.raises(InputError, match="cannot be executed; give a built trainer"):
+        live.make_plan(str(source), None, [], [])
+
+
+FLAGS = {
+    "cpu has none": (
+        "train_gpt2",
+        "-b 8",
+        r"-b: train_gpt2 has no flags \(B=4, T=64, 41 steps are fixed\); -e -i -j name",
+    ),
+    "cpu, one of ours": ("train_gpt2", "-l 1", "for us alone use --ours"),
+    "only ours": ("train_gpt2cu", "--kernels xla", "train_gpt2cu has no such flag; for us alone use --ours '--kernels"),
+    "only ours, fp32": (
+        "train_gpt2fp32cu",
+        "-x 4",
+        "train_gpt2fp32cu has no such flag; for us alone use --ours '-x …'",
+    ),
+    "nobody's": ("train_gpt2cu", "-qq 4", "no flag that both know; those are -e -i -j -b"),
+    "glued": ("train_gpt2cu", "-b4 -t 64", "-b4: no flag that both know"),
+    "no value": ("train_gpt2cu", "-b 4 -t", "-t: its value must follow"),
+    "folder": ("train_gpt2cu", "-o x", "-o: leave it out; both write where --keep says"),
+    "resume": ("train_gpt2cu", "-y 1", "-y: leave it out; both begin anew"),
+    "checkpoints": ("train_gpt2cu", "-n 5", "-n: leave it out; no checkpoints are written"),
+    "bad value": ("train_gpt2cu", "-b many", "-b many: "),
+    "contradiction": ("train_gpt2cu", "-b 4 -t 64 -d 100", "-d 100"),
+    "not built": ("train_gpt2cu", "-h 1", "-h 1"),
+    "never validates": ("train_gpt2cu", "-v 0", "-v 0: train_gpt2cu divides by it"),
+    "never samples": ("train_gpt2fp32cu", "-s 0", "train_gpt2fp32cu divides by them"),
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_flags_that_are_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kind, words, expected = FLAGS[name]
+    marker = tmp_path / "ran"
+    executable = program(tmp_path / kind, f"open({str(marker)!r}, 'w')")
+    with pytest.raises(InputError, match=expected):
+        live.make_plan(str(executable), None, words.split(), [])
+    assert main(["run", str(executable), "--", *words.split()]) == 2
+    assert capsys.readouterr().err.count("\n") == 1 and not marker.exists()
+
+
+def test_words_for_us_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    executable = str(program(tmp_path / "train_gpt2cu", ""))
+    plan = live.make_plan(executable, None, ["-b", "4"], ["--kernels", "xla"])
+    assert live.our_words(plan, Path("f"), "bf16") == [
+        "-b", "4", "--dtype", "bf16", "--no-save", "-o", "f", "--kernels", "xla",
+    ]  # fmt: skip
+    with pytest.raises(InputError, match="--kernel: there is no such flag"):
+        live.make_plan(executable, None, [], ["--kernel", "xla"])
+    assert main(["run", executable, "--ours", "--eps '1"]) == 2
+    assert "--ours --eps '1: No closing quotation" in capsys.readouterr().err
+
+
+def test_files_of_the_cpu_trainer(tmp_path: Path, model: Path, tokens: TokenPair, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    executable = str(program(tmp_path / "train_gpt2", ""))
+    words = files(model, tokens)
+    with pytest.raises(InputError, match=r"gpt2_124M.bin: there is no such file; name it with -e"):
+        live.complete_plan(live.make_plan(executable, None, words[2:], []))
+    with pytest.raises(InputError, match=r"tiny_shakespeare_val.bin: there is no such file; name it with -j"):
+        live.complete_plan(live.make_plan(executable, None, words[:4], []))
+    cases = [
+        ("L1-NH2-C16-V257-T64", 5, "version 5; train_gpt2 reads version 3 alone"),
+        ("L1-NH2-C16-V257-T32", 3, "max_seq_len 32; train_gpt2 trains with T=64"),
+    ]
+    for descriptor, version, expected in cases:
+        config = parse_descriptor(descriptor)
+        other = tmp_path / "other.bin"
+        write_model(other, config, random_parameters(config, 42), version=version)
+        with pytest.raises(InputError, match=expected):
+            live.complete_plan(live.make_plan(executable, None, ["-e", str(other), *words[2:]], []))
+    with pytest.raises(FormatError):
+        live.complete_plan(live.make_plan(executable, None, ["-e", str(tokens.train), *words[2:]], []))
+
+
+# ----- running llm.c's ----------------------------------------------------------------------------------------------
+
+
+def test_the_folder_of_the_cpu_trainer(tmp_path: Path, model: Path, tokens: TokenPair) -> None:
+    """It finds its files under its names, and a tokenizer whose end-of-text its model has."""
+    body = """
+    names = ["gpt2_124M.bin", "dev/data/tinyshakespeare/tiny_shakespeare_train.bin",
+             "dev/data/tinyshakespeare/tiny_shakespeare_val.bin"]
+    found = {name: os.path.realpath(name) for name in names}
+    found["table"] = list(open("gpt2_tokenizer.bin", "rb").read())
+    found["words"] = sys.argv[1:]
+    json.dump(found, open(os.environ["REPORT"], "w"))
+    say("step 0: train loss 4.000000 (took 1.0 ms)")
+    """
+    executable = program(tmp_path / "train_gpt2", body)
+    plan = live.complete_plan(live.make_plan(str(executable), None, files(model, tokens), []))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REPORT", str(tmp_path / "report.json"))
+        log = live.run_llmc(plan, tmp_path)
+    assert log.train.values.tolist() == [4.0]
+    report = json.loads((tmp_path / "report.json").read_text())
+    table = bytes(report.pop("table"))
+    assert struct.unpack("<4I", table[:16]) == (20240328, 2, 257, 256)
+    assert table[1024:] == b"\x01?" * 257
+    assert report.pop("words") == []
+    assert list(report.values()) == [str(model.resolve()), str(tokens.train.resolve()), str(tokens.val.resolve())]
+
+
+def test_a_tokenizer_of_the_models_vocabulary_is_taken(tmp_path: Path, monkeypatch: Any) -> None:
+    config = parse_descriptor("L1-NH1-C1-T64")
+    write_model(tmp_path / "m.bin", config, random_parameters(config, 42), version=3)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / live.TOKENIZER_FILE).write_bytes(b"table")
+    (tmp_path / "t.bin").touch()
+    plan = live.Plan(live.CPU, tmp_path / "train_gpt2", dict.fromkeys(live.FILES, str(tmp_path / "t.bin")), [])
+    live.lay_out(plan._replace(flags=plan.flags | {"-e": str(tmp_path / "m.bin")}), tmp_path / "work")
+    assert (tmp_path / "work" / live.TOKENIZER_FILE).read_bytes() == b"table"
+
+
+def test_flags_of_the_cuda_trainers(tmp_path: Path, model: Path, monkeypatch: Any) -> None:
+    """train_gpt2cu gets all of them, where it was called; train_gpt2fp32cu its checkpoint by name, the rest in full."""
+    body = 'say(json.dumps([os.getcwd(), sys.argv[1:]])); say("step    1/1: train loss 4.000000 (2.0 ms, 3 tok/s)")'
+    monkeypatch.chdir(tmp_path)
+    for kind in (live.CUDA, live.FP32):
+        folder = tmp_path / f"{kind}-work"
+        folder.mkdir()
+        words = ["-e", os.path.relpath(model), "-i", "data/*.bin", "-b", "8", "-l", "1e-4"]
+        plan = live.complete_plan(live.make_plan(str(program(tmp_path / kind, body)), None, words, []))
+        live.run_llmc(plan, folder)
+        place, found = json.loads((folder / live.LLMC_OUTPUT).read_text().splitlines()[0])
+        if kind == live.CUDA:
+            assert (place, found) == (str(tmp_path), words)
+        else:
+            assert place == str(folder / "llmc")
+            assert (folder / "llmc" / live.MODEL_FILE).resolve() == model.resolve()
+            expected = ["-i", f"{tmp_path}/data/*.bin", "-j", f"{tmp_path}/{live.VAL_FILE}", "-b", "8", "-l", "1e-4"]
+            assert found == expected
+
+
+FAILURES = {
+    "status": (
+        "say('before'); say('Bad magic model file'); sys.exit(1)",
+        "ended with status 1; the last it printed: Bad m",
+    ),
+    "silent": ("sys.exit(3)", "ended with status 3 and printed nothing"),
+    "signal": (
+        "say('x'); os.kill(os.getpid(), signal.SIGKILL)",
+        f"was ended by signal {int(signal.SIGKILL)}; the last",
+    ),
+    "long": ("say('y' * 10**6 + 'end'); sys.exit(1)", r"ended with status 1; the last it printed: y{400}$"),
+    "binary": (
+        "os.write(1, bytes(range(256)) * 99 + b'\\nend of it\\n'); sys.exit(1)",
+        "the last it printed: end of it",
+    ),
+    "no loss": ("say('hello')", "no losses in it"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_programs_that_fail(name: str, tmp_path: Path, model: Path, tokens: TokenPair, capfd: Any) -> None:
+    body, expected = FAILURES[name]
+    executable = program(tmp_path / "train_gpt2", body)
+    with pytest.raises(InputError, match=expected) as error:
+        live.run_llmc(live.complete_plan(live.make_plan(str(executable), None, files(model, tokens), [])), tmp_path)
+    assert "\n" not in str(error.value)
+    shown = capfd.readouterr().err
+    assert shown.count("\n") <= live.LAST_LINES
+    if name == "status":
+        assert shown == "    before\n    Bad magic model file\n"
+
+
+def test_no_program_of_this_machine(tmp_path: Path, model: Path, tokens: TokenPair) -> None:
+    executable = tmp_path / "train_gpt2"
+    executable.write_bytes(b"\x7fELF of another machine")
+    executable.chmod(0o755)
+    plan = live.complete_plan(live.make_plan(str(executable), None, files(model, tokens), []))
+    with pytest.raises(InputError, match="train_gpt2: cannot be run: Exec format error"):
+        live.run_llmc(plan, tmp_path)
+
+
+def test_folders_to_keep(tmp_path: Path) -> None:
+    with live.work_folder(None) as folder:
+        assert folder.is_dir()
+    assert not folder.exists()
+    with live.work_folder(str(tmp_path / "a/b")) as folder:
+        (folder / "x").touch()
+    with pytest.raises(InputError, match="the folder is not empty"), live.work_folder(str(tmp_path / "a/b")):
+        pass
+    with pytest.raises(InputError, match="cannot be made"), live.work_folder(str(tmp_path / "a/b/x")):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("word", "dtype"), [("BF16", "bf16"), ("FP32", "fp32"), ("TF32", "fp32"), ("FP16", "fp16"), ("FP8", None)]
+)
+def test_precision_of_the_cuda_trainer(word: str, dtype: str | None, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text(f"| device                | NVIDIA H200 |\n| precision             | {word:<50} |\n")
+    assert live.precision_of(tmp_path / "out") == dtype
+
+
+# ----- the comparison -----------------------------------------------------------------------------------------------
+
+
+def log_of(train: list[float], val: dict[int, float], ms: list[float]) -> Log:
+    def curve(steps: Any, values: Any) -> Curve:
+        return Curve(np.array(list(steps), np.int64), np.array(list(values), np.float64))
+
+    none = curve([], [])
+    return Log(
+        "x", "x", curve(range(len(train)), train), curve(val, val.values()), curve(range(len(ms)), ms), none, none, None
+    )
+
+
+def test_verdicts() -> None:
+    theirs, mine = log_of([4, 3, 2], {0: 4.5}, [900, 20, 20]), log_of([4, 3.001, 2], {0: 4.5, 3: 1}, [900, 5, 5])
+    result = live.compare(theirs, mine, 0.01, 0)
+    assert result.agree and result.time_ratio == 0.25
+    words = live.verdict(result)
+    assert words[0].startswith("training losses: together: the difference is within 0.01 at all 3 common steps; the ")
+    assert words[0].endswith("largest difference is 0.001, at step 1")
+    assert words[1:] == [
+        "validation losses: equal at step 0, the only one in common",
+        "time, median without the first step: 20.00 ms per step of llm.c, 5.00 ms of ours: ours is 4.00 times as fast",
+        "verdict: the losses agree within 0.01 nats per token",
+    ]
+    table = [line.split() for line in live.steps_table(result, 50).splitlines()]
+    assert table[3] == ["1", "3.000000", "3.001000", "+0.001", "20.00", "5.00"]
+    assert table[-1] == ["3", "1.000000"]
+    assert len(live.steps_table(result, 2).splitlines()) == 4
+    slow = live.compare(mine, theirs, 1e-4, 0)
+    assert not slow.agree
+    assert live.verdict(slow)[2].endswith("ours takes 4.00 times as long")
+    assert live.verdict(slow)[3] == "verdict: the losses do NOT agree within 0.0001 nats per token"
+    apart = live.compare(log_of([], {5: 1.0}, []), log_of([1.0], {}, [1.0]), 0.01, 0)
+    assert not apart.agree and apart.time_ratio is None
+    assert not live.compare(theirs, log_of([4, float("nan"), 2], {}, []), 0.01, 0).agree
+
+
+def test_both_for_real(tmp_path: Path, model: Path, tokens: TokenPair, capsys: Any) -> None:
+    """First a trainer that prints other losses, then one that prints what ours gave, with the digits that C prints."""
+    wrong = f"losses, vals = {[5.5] * 41}, {{'0': 5.5}}\n" + PRINT_RUN
+    executable = program(tmp_path / "train_gpt2", wrong)
+    kept, result, picture = tmp_path / "kept", tmp_path / "r.json", tmp_path / "p.png"
+    options = ["--keep", str(kept), "--json", str(result), "--picture", str(picture)]
+    assert main(["run", str(executable), *options, "--", *files(model, tokens)]) == live.DIFFERS
+    text = capsys.readouterr().out
+    assert "1 of 2, llm.c: " in text and "2 of 2, ours:  train.py --preset llmc-cpu --dtype fp32 -s 0 -e " in text
+    assert "training losses: they part at step" in text and "verdict: the losses do NOT agree" in text
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+    mine = read_log(kept / live.OUR_FOLDER)
+    assert mine.train.steps.tolist() == list(range(41))
+    assert mine.val.steps.tolist() == [0, 10, 20, 30, 40, 41]
+    assert mine.train.values[-1] < mine.train.values[0]
+    assert not list((kept / live.OUR_FOLDER).glob("model_*"))
+    found = json.loads(result.read_text())
+    assert (found["comparison"], found["kind"], found["agree"]) == ("run", "train_gpt2", False)
+    assert found["logs"][0]["median_ms"] == 30.5 and found["time_ratio"] == found["logs"][1]["median_ms"] / 30.5
+    assert found["logs"][1]["train"]["values"] == mine.train.values.tolist()
+    assert found["commands"]["llm.c"] == [str(executable)]
+
+    vals = {str(step): loss for step, loss in zip(mine.val.steps.tolist(), mine.val.values.tolist(), strict=True)}
+    program(executable, f"losses, vals = {mine.train.values.tolist()}, {vals}\n" + PRINT_RUN)
+    plan = live.complete_plan(live.make_plan(str(executable), None, files(model, tokens), []))
+    same = live.compare(live.run_llmc(plan, tmp_path), mine, 1e-6, 0)
+    assert live.verdict(same)[0] == "training losses: equal at all 41 common steps, to the digits that the logs have"
+    assert same.agree
+
+
+def test_ours_fails(tmp_path: Path, model: Path, tokens: TokenPair, capsys: Any) -> None:
+    executable = program(tmp_path / "train_gpt2", "losses, vals = [4.0], {}\n" + PRINT_RUN)
+    assert main(["run", str(executable), "--ours", "-e nothing.bin", "--", *files(model, tokens)]) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert len(error) == 2 and error[1].startswith("python -m llmc_jax.compare run: train.py --preset llmc-cpu")
+    assert "ended with status 2; the last it printed: train.py: " in error[1] and "nothing.bin" in error[1]
+
+
+@pytest.mark.slow
+def test_ours_beside_figures_of_llmc(tmp_path: Path, shared: Path, capsys: Any) -> None:
+    """llm.c's own CPU trainer, compiled with a rate of 1e-3, printed these losses."""
+    golden = shared / "golden"
+    recorded = read_log(golden / "losses.log")
+    vals = {
+        str(step): loss for step, loss in zip(recorded.val.steps.tolist(), recorded.val.values.tolist(), strict=True)
+    }
+    executable = program(
+        tmp_path / "train_gpt2", f"losses, vals = {recorded.train.values.tolist()}, {vals}\n" + PRINT_RUN
+    )
+    data = TokenPair(golden / "train.bin", golden / "val.bin")
+    words = ["run", str(executable), "--tolerance", "1e-5", "--ours", "-l 1e-3", "--json"]
+    assert main([*words, "--", *files(golden / "model.bin", data)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["agree"] and len(found["differences"][0]["steps"]) == 41 and len(found["differences"][1]["steps"]) == 5
