@@ -203,7 +203,8 @@ def _put_in_place(writing: Writing) -> None:
             os.rename(aside, target)
         raise
     if aside:
-        _remove(aside)
+        with suppress(OSError):  # what cannot be removed now, `clean` removes
+            _remove(aside)
 
 
 def abandon(writing: Writing) -> None:
@@ -299,10 +300,13 @@ def _tensor(array: np.ndarray) -> Tensor:
 def _regular(path: Path) -> Iterator[Any]:
     """Open a regular file for reading; a pipe, which would wait, or a link is refused."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    with open(descriptor, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise FormatError(f"{path.name}: is not a regular file")
-        yield file
+        with open(descriptor, "rb", closefd=False) as file:
+            yield file
+    finally:
+        os.close(descriptor)
 
 
 def _file_digest(path: Path) -> File:
@@ -315,8 +319,9 @@ def _file_digest(path: Path) -> File:
 def _read(path: Path, limit: int) -> bytes:
     """A file's bytes, if there are at most `limit`."""
     with _regular(path) as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
+        size = os.fstat(file.fileno()).st_size  # for read(limit) would allocate that much
+        data = file.read(size + 1) if size <= limit else b""
+    if max(size, len(data)) > limit:
         raise FormatError(f"{path.name}: is larger than the {limit:,} bytes expected")
     return data
 
