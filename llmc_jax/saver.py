@@ -106,11 +106,10 @@ class Saver:
                 return
             self._start(lambda: self._seal(work))
         else:
-            snapshot = copied(state)
+            snapshot = [copied(state)]  # a list that gives it away: the thread's is then the only reference
             if memory.free is None:  # a CPU: the copy is made by the cores that would make the step
                 jax.block_until_ready(snapshot)
-            self._start(lambda: self._write_and_seal(work, [snapshot]))
-            del snapshot
+            self._start(lambda: self._write_and_seal(work, snapshot))
         work.waited = time.perf_counter() - start
 
     def finished(self) -> list[Saved]:

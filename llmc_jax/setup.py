@@ -306,7 +306,8 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     if earlier is not None:
         if data.train is not None and not config.overfit and earlier.facts.get("loader") is not None:
             data.train.restore(earlier.facts["loader"])
-        notes.append(f"resumed from {earlier.folder}, after step {earlier.step} of {steps}")
+        complete = "; the run is complete already" if earlier.step >= steps else ""
+        notes.append(f"resumed from {earlier.folder}, after step {earlier.step} of {steps}{complete}")
         notes += changes(earlier, config, steps, surroundings)
     elif config.reuse and config.output_dir:
         notes.append(f"-y 1: there is no checkpoint in {config.output_dir}, so the run begins")
