@@ -5,6 +5,7 @@ input; 130 stopped by Ctrl-C.
 """
 
 import argparse
+import io
 import json
 import math
 import os
@@ -26,6 +27,8 @@ SHOWN_ITEMS = 8  # of a list among the facts
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status. Bad input is one line on standard error."""
     open_missing_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files that the terminal cannot show
     options = _parser().parse_args(argv)
     try:
         status = options.run(options)
@@ -57,12 +60,12 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     verify.set_defaults(run=_verify)
-    verify.add_argument("folder", type=Path, metavar="DIR", help="a run folder, or one state_… folder of it")
+    verify.add_argument("folder", type=Path, metavar="DIR", help="a run folder, or one state_... folder of it")
     verify.add_argument("--quick", action="store_true", help="compare names and sizes only; a flipped bit stays unseen")
     verify.add_argument("--json", action="store_true", help="print JSON")
     show = commands.add_parser("show", help="print what a checkpoint holds: facts and tensors", allow_abbrev=False)
     show.set_defaults(run=_show)
-    show.add_argument("folder", type=Path, metavar="STATE", help="a state_… folder, or a run folder: its newest")
+    show.add_argument("folder", type=Path, metavar="STATE", help="a state_... folder, or a run folder: its newest")
     show.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
@@ -174,9 +177,9 @@ def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
             yield from _flat(value, f"{prefix}{name}.")
         elif isinstance(value, list) and len(value) > SHOWN_ITEMS:
             first = ", ".join(json.dumps(item) for item in value[:SHOWN_ITEMS])
-            yield f"{prefix}{name}", f"[{first}, … {len(value):,} items]"
+            yield f"{prefix}{name}", f"[{first}, ... {len(value):,} items]"
         else:
-            yield f"{prefix}{name}", json.dumps(value, ensure_ascii=False)
+            yield f"{prefix}{name}", json.dumps(value)
 
 
 if __name__ == "__main__":
