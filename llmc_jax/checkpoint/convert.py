@@ -1,35 +1,67 @@
-"""The commands of convert_checkpoint.py: look into an llm.c model file, and turn one version into another.
+"""The commands of convert_checkpoint.py: look into a checkpoint of any format, and turn one into another.
 
-Leaves out training states and Hugging Face files.
+Leaves out the formats (llmc.py, llmc_state.py, store.py, hugging_face.py, nanogpt.py) and the converting itself
+(conversion.py).
 """
 
 import argparse
+import json
+import math
+import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
-from llmc_jax.checkpoint.llmc import (
-    CHUNK,
-    STORAGE,
-    V2_ORDERS,
-    WRITABLE,
-    ModelFile,
-    Piece,
-    dump_model,
-    file_layout,
-    make_header,
-    new_model_file,
-    read_model,
-)
+from llmc_jax.checkpoint import conversion, llmc, llmc_state
+from llmc_jax.checkpoint.conversion import Outcome, Passage, combined
+from llmc_jax.checkpoint.hf_tokenizer import Table, merges_of, read_table
+from llmc_jax.checkpoint.hugging_face import end_of_text
+from llmc_jax.checkpoint.llmc import STORAGE, V2_ORDERS, WRITABLE
+from llmc_jax.checkpoint.reading import CHUNK
+from llmc_jax.checkpoint.sources import Slice, Source, open_source, slices_of
+from llmc_jax.config import GPT2_VOCAB
+from llmc_jax.data.tokenizers import load_tokenizer, read_tokenizer_bin, write_tokenizer_bin
 from llmc_jax.errors import InputError
+from llmc_jax.params import num_parameters, tensor_specs
 from llmc_jax.stopping import open_missing_streams, print_error
 
+FORMATS = """\
+format                   what it is                                         read            written
+llm.c model              model_%08d.bin, gpt2_124M.bin                      versions 1-5    --to llmc: 3 fp32, 5 bf16
+llm.c training state     a folder: model_*, state_*_* of each rank, DONE_*  yes             --to llmc-state
+llmc-jax training state  a run's folder, or a state_%08d in it              yes             --to state
+Hugging Face GPT-2       config.json, safetensors in one file or more       F32, BF16, F16  --to hf: F32, BF16
+nanoGPT                  ckpt.pt; needs PyTorch, runs no pickle             weights         no
+llm.c debug state        one batch's logits, loss and gradients             compare         debug-state
+llm.c tokenizer          gpt2_tokenizer.bin                                 --tokenizer     --tokenizer
+
+Each that is read becomes each that is written. What has no m and v becomes a training state at step 0, both zero. A
+training state becomes a model: fp32 from its master weights, bf16 from the 16-bit weights that it computed with."""
+
 DESCRIPTION = """\
-Look into llm.c's model files (model_*.bin, gpt2_124M.bin) and convert between their versions.
-Reads versions 1 to 5, writes 3 (fp32) and 5 (bf16). Training states and Hugging Face files are not understood."""
+Look into a checkpoint of any format, and convert between them. Needs the memory of the largest tensor, not of the
+model; nothing is overwritten without --force, and an output has its name only when it is complete and was checked."""
+
+TARGETS = {
+    "llmc": "a model file of llm.c",
+    "llmc-state": "a folder with a training state of llm.c",
+    "state": "a run folder with a training state of llmc-jax",
+    "hf": "a folder of Hugging Face's transformers",
+}
+KINDS = {
+    "llmc-model": "llm.c model",
+    "llmc-state": "training state of llm.c",
+    "state": "training state of llmc-jax",
+    "hugging-face": "Hugging Face GPT-2",
+    "nanogpt": "nanoGPT checkpoint",
+}
+
+
+# ----- inspect ------------------------------------------------------------------------------------------------------
 
 
 class Stats(NamedTuple):
@@ -43,153 +75,349 @@ class Stats(NamedTuple):
     inf: int
 
 
-def _chunks(values: np.ndarray) -> Iterator[np.ndarray]:
-    for start in range(0, values.size, CHUNK):
-        yield values[start : start + CHUNK]
+def _chunks(parts: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    for part in parts:
+        flat = part.reshape(-1)
+        for start in range(0, flat.size, CHUNK):
+            yield flat[start : start + CHUNK]
 
 
-def _finite_chunks(values: np.ndarray) -> Iterator[np.ndarray]:
-    for chunk in _chunks(values):
+def tensor_stats(parts: Iterable[np.ndarray]) -> Stats:
+    """Statistics of a tensor that comes in float32 parts, in float64.
+
+    The mean and the sum of squared distances from it are those of each chunk, put together without cancellation: two
+    sets of sizes a and b whose means differ by d have a + b values, d * b / (a + b) more mean than the first, and
+    d^2 * a * b / (a + b) more squared distance than their sums.
+    """
+    count, mean, squares, low, high, nan, inf = 0, 0.0, 0.0, math.inf, -math.inf, 0, 0
+    for chunk in _chunks(parts):
+        nan += int(np.count_nonzero(np.isnan(chunk)))
+        inf += int(np.count_nonzero(np.isinf(chunk)))
         finite = chunk[np.isfinite(chunk)].astype(np.float64)
-        if finite.size:
-            yield finite
-
-
-def tensor_stats(values: np.ndarray) -> Stats:
-    """Statistics of a float32 array (1-D), accumulated in float64 a chunk at a time; two passes, so std is exact."""
-    nan = sum(int(np.count_nonzero(np.isnan(chunk))) for chunk in _chunks(values))
-    inf = sum(int(np.count_nonzero(np.isinf(chunk))) for chunk in _chunks(values))
-    count = values.size - nan - inf
+        if not finite.size:
+            continue
+        low, high = min(low, float(finite.min())), max(high, float(finite.max()))
+        own = float(finite.mean())
+        difference, total = own - mean, count + finite.size
+        squares += float(((finite - own) ** 2).sum()) + difference**2 * count * finite.size / total
+        mean += difference * finite.size / total
+        count = total
     if not count:
-        return Stats(np.nan, np.nan, np.nan, np.nan, nan, inf)
-    low = min(float(chunk.min()) for chunk in _finite_chunks(values))
-    high = max(float(chunk.max()) for chunk in _finite_chunks(values))
-    mean = sum(float(chunk.sum()) for chunk in _finite_chunks(values)) / count
-    variance = sum(float(((chunk - mean) ** 2).sum()) for chunk in _finite_chunks(values)) / count
-    return Stats(low, high, mean, variance**0.5, nan, inf)
+        return Stats(math.nan, math.nan, math.nan, math.nan, nan, inf)
+    return Stats(low, high, mean, math.sqrt(squares / count), nan, inf)
 
 
-def _headline(path: Path, model: ModelFile) -> str:
-    words = STORAGE[model.version].words + (", layernorms at the end" if model.order == "end" else "")
-    return f"{path}: llm.c model, version {model.version} ({words}), N={model.flat.size:,}"
+def _headline(source: Source, v2_order: str) -> str:
+    return f"{source.path}: {KINDS[source.kind]}, {_precision(source, v2_order)}, N={num_parameters(source.config):,}"
 
 
-def _table_row(piece: Piece, flat: np.ndarray) -> str:
-    stats = tensor_stats(flat[piece.flat_offset : piece.flat_offset + piece.size])
-    numbers = " ".join(f"{value:>11.4g}" for value in stats[:4])
-    kind = "fp32" if piece.itemsize == 4 else "bf16"
+def _precision(source: Source, v2_order: str) -> str:
+    if source.kind == "llmc-model":
+        model = llmc.open_model(source.path, v2_order=v2_order)
+        order = ", layernorms at the end" if model.order == "end" else ""
+        return f"version {model.header.version} ({STORAGE[model.header.version].words}{order})"
+    step = "" if source.step is None else f", step {source.step}"
+    master = " with float32 master weights" if "copy" in source.groups else ""
+    return f"{source.dtype}{master}{step}"
+
+
+def _shape_line(source: Source) -> str:
+    c = source.config
+    size = f", {source.path.stat().st_size:,} bytes" if source.path.is_file() else ""
     return (
-        f"{piece.name:<9} {piece.shape!s:<18} {kind} {piece.file_offset:>14,} {numbers} {stats.nan:>7,} {stats.inf:>7,}"
-    )
-
-
-def inspect(path: Path, v2_order: str) -> None:
-    """Print what a model file holds: its shape and, for each tensor in the file's order, place and statistics."""
-    model = read_model(path, v2_order=v2_order)
-    c = model.config
-    print(_headline(path, model))
-    print(
         f"max_seq_len {c.max_seq_len}, vocab_size {c.vocab_size} (padded {c.padded_vocab_size}), "
-        f"num_layers {c.num_layers}, num_heads {c.num_heads}, channels {c.channels}, {path.stat().st_size:,} bytes"
+        f"num_layers {c.num_layers}, num_heads {c.num_heads}, channels {c.channels}{size}"
     )
-    extra = np.flatnonzero(model.header[8:]) + 8
-    if extra.size:
-        print(f"header ints that llm.c leaves zero: {', '.join(f'[{i}]={model.header[i]}' for i in extra[:8])}")
-    print(
-        f"\n{'tensor':<9} {'shape':<18} type {'byte':>14} {'min':>11} {'max':>11} {'mean':>11} {'std':>11} {'NaN':>7} "
-        f"{'inf':>7}"
-    )
-    for piece in file_layout(c, model.version, model.order):
-        print(_table_row(piece, model.flat))
+
+
+class Row(NamedTuple):
+    """One line of the table. type: of the stored values; byte: where they begin, in llm.c's model files."""
+
+    group: str
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    byte: int | None
+    stats: Stats
+
+
+def _rows(source: Source, passage: Passage, v2_order: str) -> Iterator[Row]:
+    """A row for each tensor, in the order of the file if it is llm.c's; what passes goes through the passage."""
+    specs = {spec.name: spec for spec in tensor_specs(source.config)}
+    if source.kind == "llmc-model":
+        for piece in llmc.open_model(source.path, v2_order=v2_order).pieces.values():
+            parts = map(passage.take, slices_of(specs[piece.name]))
+            rows = (part[: piece.shape[0]] if piece.name == "wte" else part for part in parts)
+            yield Row("params", piece.name, piece.shape, piece.dtype, piece.file_offset, tensor_stats(rows))
+        return
+    for group in source.groups:
+        weights = {"params": "fp32" if "copy" in source.groups else source.dtype, "copy": source.dtype}
+        for spec in specs.values():
+            take = passage.take if group == "params" else partial(_read_slice, source, group)
+            stats = tensor_stats(map(take, slices_of(spec)))
+            yield Row(group, spec.name, spec.shape, weights.get(group, "fp32"), None, stats)
+
+
+def _read_slice(source: Source, group: str, piece: Slice) -> np.ndarray:
+    return source.read(group, piece.tensor, piece.layer)
+
+
+def inspect(path: Path, v2_order: str, step: int | None, as_json: bool) -> None:
+    """Print what a checkpoint holds: its shape and, for each tensor, place and statistics; and a digest of it all."""
+    source = open_source(path, v2_order=v2_order, step=step)
+    passage = Passage(source, "fp32")
+    rows = _rows(source, passage, v2_order)
+    if as_json:
+        print(json.dumps(_inspection(source, passage, list(rows)), indent=1))
+        return
+    print(_headline(source, v2_order))
+    print(_shape_line(source))
+    for line in _extra_lines(source):
+        print(line)
+    group = ""
+    for row in rows:
+        if row.group != group:
+            group = row.group
+            _print_head(source, group)
+        numbers = " ".join(f"{value:>11.4g}" for value in row.stats[:4])
+        byte = f"{row.byte:>14,} " if row.byte is not None else ""
+        print(
+            f"{row.name:<9} {row.shape!s:<18} {row.type} {byte}{numbers} {row.stats.nan:>7,} {row.stats.inf:>7,}",
+            flush=True,
+        )
     print()
-    _print_warnings(model, sys.stdout)
-    if not model.warnings:
-        print("ok: every value is finite, and the padding rows of wte are zero")
+    warnings = (*source.warnings, *passage.warnings())
+    _print_warnings(warnings, sys.stdout)
+    if not passage.warnings():
+        print("ok: every weight is finite, and the padding rows of wte are zero")
+    print(f"digest of the weights: {combined(passage.digests, source)}")
 
 
-def _print_warnings(model: ModelFile, stream: TextIO) -> None:
-    for line in model.warnings:
+def _print_head(source: Source, group: str) -> None:
+    titles = {"params": "weights", "m": "m (AdamW's mean)", "v": "v (AdamW's mean square)", "copy": "16-bit weights"}
+    byte = f"{'byte':>14} " if source.kind == "llmc-model" else ""
+    print("" if source.groups == ("params",) else f"\n{titles[group]}")
+    print(
+        f"{'tensor':<9} {'shape':<18} type {byte}{'min':>11} {'max':>11} {'mean':>11} {'std':>11} {'NaN':>7} {'inf':>7}"
+    )
+
+
+def _extra_lines(source: Source) -> Iterator[str]:
+    if source.kind == "llmc-model":
+        header = llmc.read_header(source.path).ints
+        extra = np.flatnonzero(header[8:]) + 8
+        if extra.size:
+            yield f"header ints that llm.c leaves zero: {', '.join(f'[{i}]={header[i]}' for i in extra[:8])}"
+    if source.kind == "llmc-state":
+        ranks = llmc_state.read_folder(source.path, source.step).ranks
+        shared = ", m, v and master weights shared out (ZeRO-1)" if ranks[0].sharded else ""
+        order = "shuffled" if ranks[0].should_shuffle else "not shuffled"
+        yield (
+            f"{len(ranks)} {'process' if len(ranks) == 1 else 'processes'}{shared}; data {order}, rank 0 at shard "
+            f"{ranks[0].current_shard_idx}, sample {ranks[0].current_sample_idx}"
+        )
+    if source.kind == "state":
+        yield f"what else it holds: python -m llmc_jax.checkpoint show {source.path}"
+
+
+def _inspection(source: Source, passage: Passage, rows: list[Row]) -> dict[str, Any]:
+    """For --json. Numbers that are not finite are null."""
+    tensors: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        stats = {name: value if math.isfinite(value) else None for name, value in row.stats._asdict().items()}
+        place = {} if row.byte is None else {"byte": row.byte}
+        tensors.setdefault(row.group, {})[row.name] = {"shape": row.shape, "type": row.type, **place, **stats}
+    return {
+        "path": str(source.path),
+        "kind": source.kind,
+        "model": vars(source.config),
+        "dtype": source.dtype,
+        "step": source.step,
+        "parameters": num_parameters(source.config),
+        "tensors": tensors,
+        "warnings": [*source.warnings, *passage.warnings()],
+        "digest": combined(passage.digests, source),
+    }
+
+
+def _print_warnings(warnings: Iterable[str], stream: TextIO) -> None:
+    for line in warnings:
         print(f"warning: {line}", file=stream)
 
 
-def _largest_change(before: np.ndarray, after: np.ndarray, exact: bool) -> float | None:
-    """The largest |after - before| / |before|, or None if after is not what before becomes in the new version.
-
-    exact: the bits must agree. Otherwise after must be a neighbour of before in bf16: 8 significant bits, so within
-    2^-8 of it, or within 2^-134 below the normal numbers, and infinite only from 2^128 - 2^119 up.
-    """
-    worst = 0.0
-    for old, new in zip(_chunks(before), _chunks(after), strict=True):
-        if exact:
-            if not np.array_equal(old.view(np.uint32), new.view(np.uint32)):
-                return None
-            continue
-        with np.errstate(invalid="ignore"):  # signalling NaNs
-            x, y = old.astype(np.float64), new.astype(np.float64)
-        finite = np.isfinite(x) & np.isfinite(y)
-        overflow = np.isfinite(x) & np.isinf(y)
-        kept = np.isnan(x) & np.isnan(y) | np.isinf(x) & (x == y)
-        kept |= overflow & (np.abs(x) >= 2.0**128 - 2.0**119) & (np.sign(x) == np.sign(y))
-        distance = np.abs(np.where(finite, y, 0) - np.where(finite, x, 0))
-        near = distance <= np.maximum(np.abs(np.where(finite, x, 0)) * 2.0**-8, 2.0**-134)
-        if not np.all(np.where(finite, near, kept)):
-            return None
-        if overflow.any():
-            worst = np.inf
-        nonzero = finite & (x != 0)
-        worst = max(worst, float((distance[nonzero] / np.abs(x[nonzero])).max(initial=0.0)))
-    return worst
+# ----- convert ------------------------------------------------------------------------------------------------------
 
 
-def _check_written(written: Path, out: Path, model: ModelFile, version: int) -> str:
-    """Read a file that was just written and say, in words, how it compares with the model; raise if it does not."""
-    back = read_model(written)
-    same_header = np.array_equal(back.header, make_header(model.config, version, model.header))
-    change = _largest_change(model.flat, back.flat, exact=version == 3)
-    if back.config != model.config or not same_header or change is None:
-        raise InputError(f"{out}: not written: what was read back differs from what was written; is the disk sound?")
-    if change == 0:
-        return f"header right, all {back.flat.size:,} values equal"
-    return f"header right, all {back.flat.size:,} values rounded to bf16, largest relative change {change:.2g}"
+def _target(args: argparse.Namespace) -> str:
+    if args.to:
+        return str(args.to)
+    if args.version is not None or args.out.suffix == ".bin":
+        return "llmc"
+    choices = "; ".join(f"--to {name}: {words}" for name, words in TARGETS.items())
+    raise InputError(f"{args.out}: what it shall become is not seen from its name; {choices}")
 
 
-def convert(source: Path, out: Path, version: int, v2_order: str, force: bool) -> None:
-    """Write a model file anew in another version; it appears as `out` once it was read back and compared."""
-    if out.exists() and not force:
-        raise InputError(f"{out}: exists already; --force replaces it")
-    model = read_model(source, v2_order=v2_order)
-    print(f"read    {_headline(source, model)}")
-    _print_warnings(model, sys.stderr)
-    with new_model_file(out) as temporary:
-        with temporary.open("xb") as file:
-            dump_model(file, model.config, model.flat, version, model.header)
-        checked = _check_written(temporary, out, model, version)
-    print(f"wrote   {out}: version {version} ({STORAGE[version].words}), {out.stat().st_size:,} bytes")
-    print(f"checked {out}: read back, {checked}")
+def _output_dtype(source: Source, target: str, args: argparse.Namespace) -> str:
+    """fp32 or bf16: as --version or --dtype say, else as the source's weights are; fp16 widens to fp32."""
+    wanted: str | None = args.dtype
+    if args.version is not None:
+        if target != "llmc":
+            raise InputError(f"--version {args.version} is of llm.c's model files; for --to {target} give --dtype")
+        by_version = "fp32" if args.version == 3 else "bf16"
+        if wanted not in (None, by_version):
+            raise InputError(f"--version {args.version} holds {by_version}, not {wanted}; give one of the two")
+        wanted = by_version
+    if target in ("state", "llmc-state") and "m" in source.groups:
+        if wanted not in (None, source.dtype):
+            raise InputError(f"{source.path}: a training state stays {source.dtype}; leave --dtype {wanted} away")
+        return source.dtype
+    return wanted or ("bf16" if source.dtype == "bf16" else "fp32")
+
+
+def _table_for_hugging_face(source: Source, tokenizer: str | None) -> tuple[Table | None, str]:
+    """The tokenizer to write into a folder, and a note on where it comes from or why there is none."""
+    V = source.config.vocab_size
+    if source.kind == "hugging-face" and tokenizer is None:
+        folder = source.path if source.path.is_dir() else source.path.parent
+        if not (folder / "vocab.json").is_file() and not (folder / "tokenizer.json").is_file():
+            return None, f"{folder} has none"
+        table, words = read_table(folder), str(folder)
+    elif tokenizer is not None:
+        read = read_tokenizer_bin(tokenizer)
+        table, words = Table(read.pieces, read.eot), tokenizer
+    else:
+        choice = load_tokenizer("auto", GPT2_VOCAB if end_of_text(V) == GPT2_VOCAB - 1 else V)
+        if choice.tokenizer is None:
+            return None, choice.note
+        table, words = Table(choice.tokenizer.pieces, choice.tokenizer.eot), choice.note
+    if len(table.pieces) > V:
+        raise InputError(f"{words}: has {len(table.pieces):,} ids, but the model's vocabulary is V={V}")
+    try:
+        merges_of(table)
+    except InputError as error:
+        raise InputError(f"{words}: the tokenizer cannot be written as merges: {error}") from None
+    return table, words
+
+
+def convert(args: argparse.Namespace) -> None:
+    """Turn one checkpoint into another; print what was read, written and checked."""
+    target = _target(args)
+    source = open_source(args.source, v2_order=args.v2_order, step=args.step)
+    if target == "state" and source.kind == "state":
+        raise InputError(f"{source.path}: is a training state of llmc-jax already; copy the folder and its DONE_ file")
+    dtype = _output_dtype(source, target, args)
+    if args.tokenizer is not None and target != "hf" and source.kind != "hugging-face":
+        raise InputError("--tokenizer: only Hugging Face's folders hold a tokenizer; neither IN nor OUT is one")
+    print(f"read    {_headline(source, args.v2_order)}")
+    _print_warnings(source.warnings, sys.stderr)
+    table = _tokenizer_out(source, target, args)
+    outcome = _write(source, target, dtype, table, args)
+    print(f"wrote   {outcome.wrote}")
+    if table is not None and target != "hf":
+        write_tokenizer_bin(args.tokenizer, table.pieces, table.eot)
+        print(f"wrote   {args.tokenizer}: llm.c's tokenizer, {len(table.pieces):,} ids")
+    print(f"checked {outcome.checked}")
+    print(f"digest  {outcome.digest} of the weights (`inspect` prints it too)")
+    _print_warnings(outcome.warnings, sys.stderr)
+
+
+def _tokenizer_out(source: Source, target: str, args: argparse.Namespace) -> Table | None:
+    """The tokenizer that is to be written, read and checked before anything is."""
+    if target == "hf":
+        table, words = _table_for_hugging_face(source, args.tokenizer)
+        print(f"read    tokenizer: {words}" if table else f"note    no tokenizer files are written: {words}")
+        return table
+    if args.tokenizer is None:
+        return None
+    if os.path.lexists(args.tokenizer) and not args.force:
+        raise InputError(f"{args.tokenizer}: exists already; --force replaces it")
+    return read_table(source.path if source.path.is_dir() else source.path.parent)
+
+
+def _write(source: Source, target: str, dtype: str, table: Table | None, args: argparse.Namespace) -> Outcome:
+    if target == "llmc":
+        return conversion.to_model(source, args.out, 3 if dtype == "fp32" else 5, args.force)
+    if target == "hf":
+        return conversion.to_hugging_face(source, args.out, dtype, table, args.force)
+    if target == "state":
+        return conversion.to_state(source, args.out, dtype, args.force)
+    zero = True if args.zero else None
+    return conversion.to_llmc_state(source, args.out, dtype, args.processes, zero, args.force)
+
+
+# ----- debug-state --------------------------------------------------------------------------------------------------
+
+
+def debug_state(args: argparse.Namespace) -> None:
+    """Write the debug state of a model and a batch, computed here."""
+    from llmc_jax.checkpoint.debug_state import make_debug_state
+
+    made = make_debug_state(args.model, args.out, args.tokens, args.batch_size, args.sequence_length, args.force)
+    c = made.config
+    print(f"read    {args.model}: L={c.num_layers} NH={c.num_heads} C={c.channels} V={c.vocab_size}, {made.dtype}")
+    print(f"read    tokens: {made.tokens}")
+    print(
+        f"wrote   {made.path}: debug state of B={args.batch_size} T={args.sequence_length}, loss {made.loss:.6f}, "
+        f"{made.bytes:,} bytes"
+    )
+    print(f"checked {made.path}: read back, every value equal")
+    _print_warnings(made.warnings, sys.stderr)
+
+
+# ----- the command line ---------------------------------------------------------------------------------------------
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="convert_checkpoint.py",
         description=DESCRIPTION,
+        epilog=FORMATS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("formats", help="print what can become what", allow_abbrev=False)
     look = commands.add_parser("inspect", help="print shape, tensors and their statistics", allow_abbrev=False)
-    look.add_argument("file", type=Path, metavar="FILE")
-    turn = commands.add_parser("convert", help="write a model file as version 3 or 5", allow_abbrev=False)
+    look.add_argument("source", type=Path, metavar="CHECKPOINT")
+    look.add_argument("--json", action="store_true", help="print JSON")
+    turn = commands.add_parser("convert", help="turn one checkpoint into another", allow_abbrev=False)
     turn.add_argument("source", type=Path, metavar="IN")
     turn.add_argument("out", type=Path, metavar="OUT")
-    turn.add_argument("--version", type=int, required=True, choices=WRITABLE, help="3: fp32; 5: bf16")
+    words = "; ".join(f"{name}: {text}" for name, text in TARGETS.items())
+    turn.add_argument("--to", choices=tuple(TARGETS), help=f"what OUT becomes (llmc if it ends in .bin). {words}")
+    turn.add_argument("--version", type=int, choices=WRITABLE, help="of llm.c's model file, 3: fp32; 5: bf16")
+    turn.add_argument("--dtype", choices=("fp32", "bf16"), help="of the weights; as they are in IN (default)")
+    turn.add_argument(
+        "--tokenizer",
+        type=str,
+        metavar="FILE",
+        help="llm.c's tokenizer file: read for --to hf (else GPT-2's table, where it is found, for V=50257), written "
+        "when IN is Hugging Face's",
+    )
+    turn.add_argument(
+        "--processes", type=int, metavar="N", help="--to llmc-state: for so many (default: as in IN, or 1)"
+    )
+    turn.add_argument("--zero", action="store_true", help="--to llmc-state: shared out as by ZeRO-1 (-z 1)")
     turn.add_argument("--force", action="store_true", help="replace OUT if it exists")
     for command in (look, turn):
+        command.add_argument(
+            "--step", type=int, help="of a folder with several training states: this one, not the newest"
+        )
         command.add_argument(
             "--v2-order",
             choices=V2_ORDERS,
             default="auto",
             help="where the layernorms of a version 2 file stand; auto tells by their values (default)",
         )
+    debug = commands.add_parser(
+        "debug-state", help="write what llm.c's test compares with: logits, loss, gradients", allow_abbrev=False
+    )
+    debug.add_argument("model", type=Path, metavar="CHECKPOINT")
+    debug.add_argument("out", type=Path, metavar="OUT")
+    debug.add_argument("--tokens", type=Path, metavar="FILE", help="take the batch from here (default: random tokens)")
+    debug.add_argument("-b", "--batch-size", type=int, default=4, metavar="B", help="rows of the batch (default 4)")
+    debug.add_argument("-t", "--sequence-length", type=int, default=64, metavar="T", help="their length (default 64)")
+    debug.add_argument("--force", action="store_true", help="replace OUT if it exists")
     return parser
 
 
@@ -198,10 +426,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_missing_streams()
     args = _parser().parse_args(argv)
     try:
-        if args.command == "inspect":
-            inspect(args.file, args.v2_order)
+        if args.command == "formats":
+            print(FORMATS)
+        elif args.command == "inspect":
+            inspect(args.source, args.v2_order, args.step, args.json)
+        elif args.command == "convert":
+            convert(args)
         else:
-            convert(args.source, args.out, args.version, args.v2_order, args.force)
+            debug_state(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, `head` for example, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except InputError as error:
         print_error(f"convert_checkpoint.py: {error}")
         return 2

@@ -17,7 +17,7 @@ from llmc_jax.checkpoint.reading import fp16_to_fp32, opened
 from llmc_jax.config import ModelConfig
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason
-from llmc_jax.params import tensor_specs
+from llmc_jax.params import TensorSpec, tensor_specs
 
 OUR_STATE = re.compile(r"state_[0-9]{8,10}")  # a folder
 LLMC_STATE = re.compile(r"state_[0-9]{8,10}_[0-9]{5}\.bin")
@@ -54,14 +54,19 @@ class Slice(NamedTuple):
     shape: tuple[int, ...]
 
 
+def slices_of(spec: TensorSpec) -> Iterator[Slice]:
+    """The slices of one tensor: its layers, or the whole of one that has none."""
+    if spec.name in UNLAYERED:
+        yield Slice(spec.name, 0, spec.shape)
+        return
+    for layer in range(spec.shape[0]):
+        yield Slice(spec.name, layer, spec.shape[1:])
+
+
 def slices(config: ModelConfig) -> Iterator[Slice]:
     """Every slice of a model, in the order of params.Params: joined they are its N parameters."""
     for spec in tensor_specs(config):
-        if spec.name in UNLAYERED:
-            yield Slice(spec.name, 0, spec.shape)
-        else:
-            for layer in range(config.num_layers):
-                yield Slice(spec.name, layer, spec.shape[1:])
+        yield from slices_of(spec)
 
 
 def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = None) -> Source:

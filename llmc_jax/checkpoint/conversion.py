@@ -1,0 +1,454 @@
+"""From any checkpoint that can be opened to each format that can be written, a slice at a time, and checked.
+
+What is written is read back and compared before it gets its name. Leaves out the command line (convert.py) and the
+formats themselves.
+"""
+
+import hashlib
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from llmc_jax.checkpoint import hugging_face, llmc, llmc_state, store
+from llmc_jax.checkpoint.hf_tokenizer import Table, write_files
+from llmc_jax.checkpoint.llmc import UNLAYERED, bf16_to_fp32, fp32_to_bf16
+from llmc_jax.checkpoint.reading import CHUNK
+from llmc_jax.checkpoint.sources import Slice, Source, open_source, slices, slices_of
+from llmc_jax.errors import InputError
+from llmc_jax.files import reason
+from llmc_jax.params import TensorSpec, num_parameters, tensor_specs
+
+DIFFERS = "not written: what was read back differs from what was written; is the disk sound?"
+OUR_FILES = frozenset(
+    {"config.json", "generation_config.json", "model.safetensors", "vocab.json", "merges.txt", "tokenizer_config.json"}
+)
+
+
+class Outcome(NamedTuple):
+    """What a conversion did, in words: what is there now, how it was checked, what to know; and the weights' digest."""
+
+    wrote: str
+    checked: str
+    warnings: tuple[str, ...]
+    digest: str
+
+
+# ----- slices on their way ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Passage:
+    """The weights on their way from a source to an output of a precision, and what was seen of them.
+
+    dtype: "fp32" or "bf16". After every slice was taken: digests of what the output must hold, the largest relative
+    change by rounding, how many values of each tensor are not finite, how many padding rows of wte are not zero.
+    """
+
+    source: Source
+    dtype: str
+    digests: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    padding: bytes = b""
+    change: float = 0.0
+    nonfinite: dict[str, int] = field(default_factory=dict)
+    dirty_rows: int = 0
+
+    @property
+    def group(self) -> str:
+        """Where the output's values come from: the copy is what a bf16 run has computed with."""
+        with_copy = self.dtype == "bf16" and self.source.dtype == "bf16" and "copy" in self.source.groups
+        return "copy" if with_copy else "params"
+
+    def take(self, piece: Slice) -> np.ndarray:
+        """A slice as float32, rounded if the output is bf16."""
+        values = self.source.read(self.group, piece.tensor, piece.layer)
+        if self.dtype == "bf16":
+            values = self._rounded(values)
+        bad = values.size - int(np.count_nonzero(np.isfinite(values)))
+        if bad:
+            self.nonfinite[piece.tensor] = self.nonfinite.get(piece.tensor, 0) + bad
+        if piece.tensor == "wte":
+            extra = values[self.source.config.vocab_size :]
+            self.dirty_rows = int(np.count_nonzero((extra != 0).any(axis=1)))
+            self.padding = digest_of(extra)
+            self.digests["wte", 0] = digest_of(values[: self.source.config.vocab_size])
+        else:
+            self.digests[piece.tensor, piece.layer] = digest_of(values)
+        return values
+
+    def _rounded(self, values: np.ndarray) -> np.ndarray:
+        rounded = np.empty_like(values)
+        before, after = values.reshape(-1), rounded.reshape(-1)
+        for start in range(0, before.size, CHUNK):
+            old = before[start : start + CHUNK]
+            new = bf16_to_fp32(fp32_to_bf16(old))
+            change = largest_change(old, new)
+            assert change is not None, "rounding to bf16 is wrong"
+            self.change = max(self.change, change)
+            after[start : start + CHUNK].view(np.uint32)[...] = new.view(np.uint32)
+        return rounded
+
+    def warnings(self, drops_padding: bool = False) -> tuple[str, ...]:
+        """What is allowed in a checkpoint, but never there in a sound one."""
+        sizes = {spec.name: spec.size for spec in tensor_specs(self.source.config)}
+        found = [
+            f"{name}: {bad:,} of {sizes[name]:,} values are NaN or infinite" for name, bad in self.nonfinite.items()
+        ]
+        if self.dirty_rows:
+            c = self.source.config
+            found.append(
+                f"wte: {self.dirty_rows:,} of the {c.padded_vocab_size - c.vocab_size:,} padding rows "
+                f"(V={c.vocab_size} to Vp-1={c.padded_vocab_size - 1}) are not zero"
+                + (", and dropped" if drops_padding else "")
+            )
+        return tuple(found)
+
+    def words(self) -> str:
+        """How the output's values compare with the source's, once they were read back and found right."""
+        count = num_parameters(self.source.config)
+        if self.change == 0:
+            return f"all {count:,} values equal"
+        return f"all {count:,} values rounded to bf16, largest relative change {self.change:.2g}"
+
+
+def digest_of(values: np.ndarray) -> bytes:
+    """SHA-256 of float32 values, little-endian and row-major."""
+    return hashlib.sha256(np.ascontiguousarray(values).view(np.uint32).astype("<u4", copy=False).data).digest()
+
+
+def combined(digests: Mapping[tuple[str, int], bytes], source: Source) -> str:
+    """One digest of all weights, the same whatever the format and the order in which they were read: 16 hex digits.
+
+    The slices' digests in the order of params.Params, without the padding rows of wte, hashed once more.
+    """
+    parts = (digests[piece.tensor, piece.layer] for piece in slices(source.config))
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+
+
+def largest_change(before: np.ndarray, after: np.ndarray) -> float | None:
+    """The largest |after - before| / |before|, or None if after is not what before becomes in bf16.
+
+    after must be a neighbour of before in bf16: 8 significant bits, so within 2^-8 of it, or within 2^-134 below the
+    normal numbers, and infinite only from 2^128 - 2^119 up. Known without looking at how the rounding is done.
+    """
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        x, y = before.astype(np.float64), after.astype(np.float64)
+    finite = np.isfinite(x) & np.isfinite(y)
+    overflow = np.isfinite(x) & np.isinf(y)
+    kept = np.isnan(x) & np.isnan(y) | np.isinf(x) & (x == y)
+    kept |= overflow & (np.abs(x) >= 2.0**128 - 2.0**119) & (np.sign(x) == np.sign(y))
+    distance = np.abs(np.where(finite, y, 0) - np.where(finite, x, 0))
+    near = distance <= np.maximum(np.abs(np.where(finite, x, 0)) * 2.0**-8, 2.0**-134)
+    if not np.all(np.where(finite, near, kept)):
+        return None
+    if overflow.any():
+        return np.inf
+    nonzero = finite & (x != 0)
+    return float((distance[nonzero] / np.abs(x[nonzero])).max(initial=0.0))
+
+
+def check_written(passage: Passage, back: Source, out: Path, padding: bool) -> None:
+    """Compare what was read back with what passed. padding: the padding rows too. Raises InputError."""
+    config = passage.source.config
+    same = replace(back.config, padded_vocab_size=config.padded_vocab_size) == config
+    same = same and (back.config == config or not padding)
+    for piece in slices(back.config) if same else ():
+        values = back.read("params", piece.tensor, piece.layer)
+        if piece.tensor == "wte":
+            same = same and (not padding or digest_of(values[config.vocab_size :]) == passage.padding)
+            values = values[: config.vocab_size]
+        same = same and digest_of(values) == passage.digests[piece.tensor, piece.layer]
+    if not same:
+        raise InputError(f"{out}: {DIFFERS}")
+
+
+# ----- llm.c's model files ------------------------------------------------------------------------------------------
+
+
+def to_model(source: Source, out: Path, version: int, force: bool) -> Outcome:
+    """Write an llm.c model file, version 3 (fp32) or 5 (bf16)."""
+    _refuse_existing(out, force)
+    passage = Passage(source, "fp32" if version == 3 else "bf16")
+    header = _header_of(source)
+    with llmc.new_model_file(out) as temporary:
+        with temporary.open("xb") as file:
+            llmc.dump_pieces(file, source.config, map(passage.take, slices(source.config)), version, header)
+        back = llmc.read_header(temporary)
+        if not np.array_equal(back.ints, llmc.make_header(source.config, version, header)):
+            raise InputError(f"{out}: {DIFFERS}")
+        check_written(passage, open_source(temporary), out, padding=True)
+    wrote = f"{out}: version {version} ({llmc.STORAGE[version].words}), {out.stat().st_size:,} bytes"
+    checked = f"{out}: read back, header right, {passage.words()}"
+    return Outcome(wrote, checked, passage.warnings(), combined(passage.digests, source))
+
+
+def _header_of(source: Source) -> np.ndarray | None:
+    """The header of the llm.c model file that a source is or holds: integers nobody knows are kept."""
+    if source.kind == "llmc-model":
+        return llmc.read_header(source.path).ints
+    if source.kind == "llmc-state":
+        return llmc_state.read_folder(source.path, source.step).model.header.ints
+    return None
+
+
+# ----- Hugging Face's folders ---------------------------------------------------------------------------------------
+
+
+def to_hugging_face(source: Source, out: Path, dtype: str, table: Table | None, force: bool) -> Outcome:
+    """Write a folder as transformers does it. table: of the tokenizer, written too where there is one."""
+    passage = Passage(source, dtype)
+    with new_folder(out, force) as temporary:
+        hugging_face.write_folder(temporary, source.config, dtype, passage.take)
+        if table is not None:
+            write_files(temporary, table, source.config.max_seq_len)
+        check_written(passage, open_source(temporary), out, padding=False)
+        total = sum(path.stat().st_size for path in temporary.iterdir())
+        names = ", ".join(sorted(path.name for path in temporary.iterdir()))
+    wrote = f"{out}: Hugging Face GPT-2 ({dtype}), {total:,} bytes: {names}"
+    checked = f"{out}: read back, {passage.words()}"
+    return Outcome(wrote, checked, passage.warnings(drops_padding=True), combined(passage.digests, source))
+
+
+@contextmanager
+def new_folder(out: Path, force: bool) -> Iterator[Path]:
+    """A hidden folder beside `out` that takes its place, synced, if the block ends without an error.
+
+    With force, a folder that holds nothing but a model of Hugging Face's is replaced. Raises InputError.
+    """
+    _refuse_existing(out, force)
+    out = out.absolute()
+    hidden = f".{out.name}.{secrets.token_hex(4)}"
+    temporary, aside = out.with_name(f"{hidden}.tmp"), out.with_name(f"{hidden}.old")
+    if os.path.lexists(out):
+        _check_replaceable(out)
+    if not out.parent.is_dir():
+        raise InputError(f"{out}: cannot be written: there is no folder {out.parent}; make it first")
+    try:
+        temporary.mkdir()
+        try:
+            yield temporary
+            _sync_folder(temporary)
+            if os.path.lexists(out):
+                out.rename(aside)
+            try:
+                temporary.rename(out)
+            except OSError:
+                if aside.exists():
+                    aside.rename(out)
+                raise
+            _sync(out.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.rmtree(aside, ignore_errors=True)
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written: {reason(error)}") from error
+
+
+def _refuse_existing(out: Path, force: bool) -> None:
+    if os.path.lexists(out) and not force:
+        raise InputError(f"{out}: exists already; --force replaces it")
+
+
+def _check_replaceable(out: Path) -> None:
+    if out.is_symlink() or not out.is_dir():
+        raise InputError(f"{out}: is no folder; remove it, or give another name")
+    others = sorted(path.name for path in out.iterdir() if path.name not in OUR_FILES)
+    if others:
+        raise InputError(
+            f"{out}: holds {others[0]!r}, which no conversion wrote; --force replaces whole folders, so remove it, or "
+            "give another name"
+        )
+
+
+def _sync_folder(folder: Path) -> None:
+    for path in folder.iterdir():
+        _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# ----- training states ----------------------------------------------------------------------------------------------
+
+
+class State(NamedTuple):
+    """A training state in the terms of store.py, its arrays made when they are asked for."""
+
+    arrays: Mapping[str, np.ndarray]
+    facts: dict[str, Any]
+    warnings: tuple[str, ...]
+
+
+def state_of(source: Source, passage: Passage) -> State:
+    """A source as a training state of the passage's precision.
+
+    One without m and v, a model, begins at step 0 with both zero and nothing known of the data; its precision is
+    float32, or bf16 beside float32 master weights. A training state stays what it is.
+    """
+    if source.kind == "llmc-state":
+        found = llmc_state.to_state(source.path, source.step)
+        return State(found.arrays, found.facts, found.warnings)
+    if source.kind == "state":
+        names = store.array_specs(source.path)
+        arrays = llmc_state.LazyArrays({name: partial(store.read_array, source.path, name) for name in names})
+        return State(arrays, store.read_facts(source.path), ())
+    facts = {
+        "format": store.FORMAT,
+        "step": 0,
+        "model": asdict(source.config),
+        "dtype": passage.dtype,
+        "master_weights": True,
+        "options": {},
+        "val_loss": None,
+        "progress": {},
+        "loader": None,
+        "data": None,
+        "environment": {},
+        "origin": {"kind": "llm.c" if source.kind == "llmc-model" else source.kind, "file": source.path.name},
+    }
+    return State(llmc_state.LazyArrays(_makers(source, passage)), facts, ())
+
+
+def _makers(source: Source, passage: Passage) -> dict[str, Callable[[], np.ndarray]]:
+    """The arrays of a state that begins: weights from the source, the rest zero."""
+    makers: dict[str, Callable[[], np.ndarray]] = {}
+    specs = tensor_specs(source.config)
+    zeros = np.zeros(max(spec.size for spec in specs), np.float32)  # m and v share it; nobody writes to it
+    zeros.flags.writeable = False
+    for spec in specs:
+        makers[f"params/{spec.name}"] = partial(_whole, source, spec)
+        makers[f"m/{spec.name}"] = makers[f"v/{spec.name}"] = partial(zeros[: spec.size].reshape, spec.shape)
+        if passage.dtype == "bf16":
+            makers[f"copy/{spec.name}"] = partial(_whole_copy, passage, spec)
+    makers["step"] = makers["updates"] = partial(np.zeros, (), np.int32)
+    return makers
+
+
+def _whole(source: Source, spec: TensorSpec) -> np.ndarray:
+    out = np.empty(spec.shape, np.float32)
+    for piece in slices_of(spec):
+        target = out if spec.name in UNLAYERED else out[piece.layer]
+        target.view(np.uint32)[...] = source.read("params", piece.tensor, piece.layer).view(np.uint32)
+    return out
+
+
+def _whole_copy(passage: Passage, spec: TensorSpec) -> np.ndarray:
+    import ml_dtypes
+
+    out = np.empty(spec.shape, np.uint16)
+    for piece in slices_of(spec):
+        target = out if spec.name in UNLAYERED else out[piece.layer]
+        target[...] = fp32_to_bf16(passage.take(piece))
+    return out.view(ml_dtypes.bfloat16)
+
+
+def to_state(source: Source, run: Path, dtype: str, force: bool) -> Outcome:
+    """Write a training state of ours into a run folder, which is made if need be."""
+    passage = Passage(source, dtype)
+    found = state_of(source, passage)
+    step = int(found.facts["step"])
+    _refuse_existing(store.state_folder(run, step), force)
+    made = _make_folder(run)
+    try:
+        with tempfile.TemporaryFile(dir=run) as scratch:
+            arrays = spooled(found.arrays, scratch)
+            writing = store.begin(run, step, arrays, found.facts)
+            del arrays
+        try:
+            entry = store.seal(writing)
+        finally:
+            store.abandon(writing)
+    except OSError as error:
+        raise InputError(f"{run}: cannot be written: {reason(error)}") from error
+    finally:
+        if made and not any(run.iterdir()):
+            run.rmdir()
+    back = open_source(entry.folder)
+    final = Passage(back, "fp32")
+    for piece in slices(back.config):
+        final.take(piece)
+    wrote = f"{entry.folder}: training state of llmc-jax, step {step} ({dtype}), {entry.bytes:,} bytes"
+    checked = f"{entry.folder}: every tensor read back and equal to what was written"
+    return Outcome(wrote, checked, found.warnings + final.warnings(), combined(final.digests, back))
+
+
+def _make_folder(folder: Path) -> bool:
+    """Make a folder if it is not there; whether it was made."""
+    try:
+        folder.mkdir()
+        return True
+    except FileExistsError:
+        if folder.is_dir():
+            return False
+        raise InputError(f"{folder}: is no folder; give the folder of a run, new or not") from None
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written: {reason(error)}") from error
+
+
+def spooled(arrays: Mapping[str, np.ndarray], scratch: BinaryIO) -> dict[str, np.ndarray]:
+    """The same arrays, those that are in memory moved to a file and mapped, so that they need not fit there at once.
+
+    Zeros of one that begins stay: memory that was never written to takes no room.
+    """
+    found: dict[str, np.ndarray] = {}
+    places: dict[str, tuple[int, tuple[int, ...], np.dtype]] = {}
+    for name in arrays:
+        array = arrays[name]
+        if array.nbytes < CHUNK or _is_mapped(array) or not array.flags.writeable:
+            found[name] = array
+            continue
+        places[name] = scratch.tell(), array.shape, array.dtype
+        for start in range(0, array.size, CHUNK):
+            scratch.write(array.reshape(-1)[start : start + CHUNK].view(np.uint8).data)
+        scratch.write(bytes(-scratch.tell() % 64))
+        del array
+    scratch.flush()
+    for name, (offset, shape, dtype) in places.items():
+        found[name] = np.memmap(scratch, np.uint8, "r", offset, (int(np.prod(shape)) * dtype.itemsize,)).view(dtype)
+        found[name] = found[name].reshape(shape)
+    return {name: found[name] for name in arrays}
+
+
+def _is_mapped(array: np.ndarray) -> bool:
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        if isinstance(base, np.memmap):
+            return True
+        base = base.base
+    return False
+
+
+def to_llmc_state(
+    source: Source, folder: Path, dtype: str, processes: int | None, zero: bool | None, force: bool
+) -> Outcome:
+    """Write llm.c's model_*, state_*_* and DONE_* files into a folder, from which it goes on with -y 1."""
+    passage = Passage(source, dtype)
+    found = state_of(source, passage)
+    written = llmc_state.write_llmc_state(
+        folder, found.arrays, found.facts, processes=processes, zero=zero, force=force
+    )
+    back = open_source(folder, step=int(found.facts["step"]))
+    final = Passage(back, "fp32")
+    for piece in slices(back.config):
+        final.take(piece)
+    total = sum(path.stat().st_size for path in written.paths)
+    wrote = f"{folder}: training state of llm.c, step {back.step} ({back.dtype}), {total:,} bytes: " + ", ".join(
+        path.name for path in written.paths
+    )
+    checked = f"{folder}: every file read back and equal to what was written"
+    warnings = (*found.warnings, *written.warnings, *final.warnings())
+    return Outcome(wrote, checked, tuple(dict.fromkeys(warnings)), combined(final.digests, back))
