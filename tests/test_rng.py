@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.errors import InputError
-from llmc_jax.rng import CHUNK, Mt19937, random_f32, random_u32
+from llmc_jax.rng import CHUNK, Mt19937, random_f32, random_u32, skip_u32
 
 # Printed by llm.c's llmc/rand.h (f1e2ace, gcc 12, glibc 2.36), seed 137: five words, normal_(8), a word, normal_(16),
 # a word. They are also the numbers of that file's comment.
@@ -184,6 +184,21 @@ def test_the_sampler_s_stream() -> None:
         floats, [0.23031723, 0.19051826, 0.31086516, 0.90265948, 0.68491787, 0.30783039], rtol=0, atol=1e-8
     )
     assert state < 1 << 64
+
+
+@pytest.mark.parametrize("draws", [0, 1, 2, 17, 1000])
+def test_skipping_is_drawing(draws: int) -> None:
+    state = 13371337
+    for _ in range(draws):
+        state = random_u32(state)[1]
+    assert skip_u32(13371337, draws) == state
+
+
+def test_skipping_far_adds_up_and_comes_round() -> None:
+    """The period of xorshift64* is 2^64 - 1 (Marsaglia 2003)."""
+    assert skip_u32(skip_u32(1337, 10**12), 7 * 10**15) == skip_u32(1337, 10**12 + 7 * 10**15) != 1337
+    assert skip_u32(1337, 2**64 - 1) == 1337
+    assert skip_u32(0, 5) == 0  # where it can never leave
 
 
 def test_the_oracle_file_says_the_same(shared: Path) -> None:

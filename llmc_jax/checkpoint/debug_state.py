@@ -10,11 +10,11 @@ on zero, in version 1 with V. Neither V nor the model's shape is in the file, so
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -173,18 +173,29 @@ def compute(config: ModelConfig, flat: np.ndarray, x: np.ndarray, y: np.ndarray)
     flat: (N,) float32 or longer (a flat buffer's padding), in the order of params.Params.
     """
     import jax
-    import jax.numpy as jnp
+
+    N = num_parameters(config)
+    weights = np.pad(np.asarray(flat[:N], np.float32), (0, flat_size(config) - N))
+    with jax.default_matmul_precision("highest"):  # no TF32
+        logits, loss, gradient = _program(config)(weights, np.asarray(x, np.int32), np.asarray(y, np.int32))
+    return Computed(np.asarray(logits), float(loss), np.asarray(gradient)[:N])
+
+
+@cache
+def _program(config: ModelConfig) -> Callable[..., Any]:
+    """The compiled function from a flat buffer, x and y to logits, loss and flat gradient."""
+    import jax
 
     from llmc_jax import gpt2
     from llmc_jax.params import views
 
-    N, V = num_parameters(config), config.vocab_size
-    weights = jnp.asarray(np.pad(np.asarray(flat[:N], np.float32), (0, flat_size(config) - N)))
-    inputs, targets = jnp.asarray(x, jnp.int32), jnp.asarray(y, jnp.int32)
-    with jax.default_matmul_precision("highest"):  # no TF32
-        loss, gradient = jax.jit(lambda flat: jax.value_and_grad(gpt2.loss_fn)(flat, inputs, targets, config))(weights)
-        logits = jax.jit(lambda flat: gpt2.forward(views(flat, config), inputs, config)[0][..., :V])(weights)
-    return Computed(np.asarray(logits), float(loss), np.asarray(gradient)[:N])
+    @jax.jit
+    def program(flat: Any, x: Any, y: Any) -> Any:
+        loss, gradient = jax.value_and_grad(gpt2.loss_fn)(flat, x, y, config)
+        logits, _ = gpt2.forward(views(flat, config), x, config)
+        return logits[..., : config.vocab_size], loss, gradient
+
+    return program
 
 
 class Made(NamedTuple):

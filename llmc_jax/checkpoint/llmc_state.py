@@ -674,6 +674,11 @@ def _plan(
         raise InputError("the state is in fp16 without master weights, which no file of llm.c can hold")
     if dtype == "fp16":
         warnings.append("fp16: the model file holds the master weights rounded to bf16, and the loss scale is left out")
+    if has_copy and (not origin or step != origin["step"]):
+        warnings.append(
+            "llm.c will round the master weights to bf16 anew, by random bits of its own: its 16-bit weights will "
+            "differ from the model file's in their last bit"
+        )
     if updates != step:
         warnings.append(
             f"{updates:,} updates in {step:,} steps: llm.c counts steps alone, so its AdamW corrects the bias by "

@@ -232,6 +232,63 @@ def test_a_state_that_does_not_fit_is_refused(tmp_path: Path, change: dict[str, 
     np.testing.assert_array_equal(loader.next_batch(12), same.next_batch(12))
 
 
+def without(state: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in state.items() if name not in names}
+
+
+NOT_IN_LLMC = ("batch_size", "sequence_length", "shard_tokens")
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_place_without_what_llm_c_does_not_store(tmp_path: Path, shuffle: bool) -> None:
+    """The next batches follow; what would begin otherwise is refused by the numbers of shards and samples."""
+    pattern = make_shards(tmp_path, [33, 17, 26])
+    loader, other = (open_loader(pattern, 2, 4, shuffle=shuffle) for _ in range(2))
+    loader.next_batch(6)
+    place = without(loader.state(), *NOT_IN_LLMC)
+    other.restore(place)
+    for _ in range(3):
+        np.testing.assert_array_equal(loader.next_batch(5), other.next_batch(5))
+    for name in place:
+        if shuffle or name not in ("shard_indices", "intra_shard_indices", "shuffle_rng"):
+            with pytest.raises(InputError):
+                other.restore(without(place, name))
+    for name in NOT_IN_LLMC:  # all three or none
+        with pytest.raises(InputError, match="does not fit"):
+            other.restore(without(loader.state(), name))
+
+
+def test_a_place_of_llm_c_s_that_does_not_fit(tmp_path: Path) -> None:
+    pattern = make_shards(tmp_path, [33, 17, 26])
+    place = without(open_loader(pattern, 2, 4, shuffle=True).state(), *NOT_IN_LLMC)
+    samples = len(place["intra_shard_indices"])
+    with pytest.raises(InputError, match=f"its shard has {samples} samples, here it has {samples // 2} of B=2"):
+        open_loader(pattern, 2, 8, shuffle=True).restore(place)
+    with pytest.raises(InputError, match="it goes over 3 shards, here are 1"):
+        open_loader(tmp_path / "train_000000.bin", 2, 4, shuffle=True).restore(place)
+    with pytest.raises(InputError, match="shuffle is True, here it is False"):
+        open_loader(pattern, 2, 4).restore(place)
+
+
+def test_the_places_of_all_processes(tmp_path: Path) -> None:
+    pattern = make_shards(tmp_path, [33, 17, 34])
+    ranks = [open_loader(pattern, 2, 4, shuffle=True, process_rank=r, num_processes=2) for r in range(2)]
+    for rank in ranks:
+        rank.next_batch(3)
+    places = {"ranks": [rank.state() for rank in ranks]}
+    other = open_loader(pattern, 2, 4, shuffle=True, process_rank=1, num_processes=2)
+    other.restore(places)
+    np.testing.assert_array_equal(other.next_batch(4), ranks[1].next_batch(4))
+    with pytest.raises(InputError, match="it has the places of 2 processes, here there are 1"):
+        open_loader(pattern, 2, 4, shuffle=True).restore(places)
+    places_of_none: list[Any] = [None, 3, [1, 2], [{}, None]]
+    for bad in places_of_none:
+        with pytest.raises(InputError, match=r"damaged .ranks"):
+            other.restore({"ranks": bad})
+    with pytest.raises(InputError, match="does not fit"):
+        other.restore({"ranks": [{}, {}]})
+
+
 def test_a_state_of_another_kind_is_refused(tmp_path: Path) -> None:
     loader = open_loader(counting_file(tmp_path / "a.bin", 9), 2, 4)
     with pytest.raises(InputError, match="damaged"):

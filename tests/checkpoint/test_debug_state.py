@@ -1,0 +1,290 @@
+"""llm.c's debug states: against struct, against llm.c's own, over mutated bytes; what is made of a model."""
+
+import os
+import struct
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llmc_jax.checkpoint import debug_state
+from llmc_jax.checkpoint.debug_state import (
+    Computed,
+    compute,
+    make_debug_state,
+    read_debug_state,
+    write_debug_state,
+)
+from llmc_jax.checkpoint.llmc import read_model, write_model
+from llmc_jax.config import ModelConfig
+from llmc_jax.data.tokenfile import write_token_file
+from llmc_jax.errors import FormatError, InputError
+from llmc_jax.params import num_parameters
+from tests import plain_model
+
+TINY = ModelConfig(max_seq_len=6, vocab_size=5, padded_vocab_size=128, num_layers=2, num_heads=2, channels=4)
+B, T, V, C = 2, 3, 5, 4
+N = num_parameters(TINY)
+
+
+def encode(version: int, seed: int = 0, loss: float = 1.5) -> tuple[bytes, np.ndarray]:
+    """A file made of struct, and the gradients (N,) that it holds; unused header ints are not 0."""
+    rng = np.random.default_rng(seed)
+    gradient = rng.standard_normal(N).astype(np.float32)
+    gradient[V * C : 128 * C] = 0
+    stored = gradient if version == 2 else np.concatenate([gradient[: V * C], gradient[128 * C :]])
+    ids = rng.integers(0, V, 2 * B * T).tolist()
+    logits = rng.standard_normal(B * T * V).tolist()
+    out = struct.pack("<256i", 20240327, version, B, T, *range(-252, 0)) + struct.pack(f"<{2 * B * T}i", *ids)
+    out += struct.pack(f"<{B * T * V}f", *logits) + struct.pack("<f", loss)
+    return out + struct.pack(f"<{stored.size}f", *stored.tolist()), gradient
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_reads_what_struct_wrote(tmp_path: Path, version: int) -> None:
+    data, gradient = encode(version)
+    path = tmp_path / "debug.bin"
+    path.write_bytes(data)
+    state = read_debug_state(path, TINY)
+    assert state.x.ravel().tolist() == list(struct.unpack_from("<6i", data, 1024)) and state.x.shape == (B, T)
+    assert state.y.ravel().tolist() == list(struct.unpack_from("<6i", data, 1048)) and state.y.shape == (B, T)
+    assert state.logits.tobytes() == data[1072 : 1072 + 120] and state.logits.shape == (B, T, V)
+    assert state.loss == 1.5 and state.version == version
+    np.testing.assert_array_equal(state.gradient, gradient)
+    assert state.gradient.dtype == state.logits.dtype == np.float32 and state.x.dtype == np.int32
+    assert list(state.warnings()) == []
+
+
+def test_written_again_it_is_the_same(tmp_path: Path) -> None:
+    """All but the header's unused ints, which are 0; and the gradients of the padding rows."""
+    data, _ = encode(2)
+    (tmp_path / "a.bin").write_bytes(data)
+    state = read_debug_state(tmp_path / "a.bin", TINY)
+    gradient = state.gradient.copy()
+    gradient[V * C : 128 * C] = 7
+    write_debug_state(tmp_path / "b.bin", TINY, state.x, state.y, Computed(state.logits, state.loss, gradient))
+    assert (tmp_path / "b.bin").read_bytes() == data[:16] + bytes(1008) + data[1024:]
+    with pytest.raises(InputError, match="there is no folder"):
+        write_debug_state(
+            tmp_path / "none" / "b.bin", TINY, state.x, state.y, Computed(state.logits, state.loss, gradient)
+        )
+
+
+def test_llm_c_s_own_is_reproduced(shared: Path, tmp_path: Path) -> None:
+    """Tolerances as in test_golden.py, which reads the file by itself."""
+    folder = shared / "golden"
+    if not folder.is_dir():
+        pytest.skip("../shared/golden is not here")
+    model = read_model(folder / "model.bin")
+    state = read_debug_state(folder / "debug_state.bin", model.config)
+    ours = compute(model.config, model.flat, state.x, state.y)
+    assert abs(ours.loss - state.loss) <= 5e-6
+    np.testing.assert_allclose(ours.logits, state.logits, rtol=0, atol=2e-6)
+    found, expected = (plain_model.unflatten(flat, model.config) for flat in (ours.gradient, state.gradient))
+    for name in expected:
+        assert plain_model.relative_error(found[name], expected[name]) <= 1e-5, name
+    again = tmp_path / "again.bin"
+    write_debug_state(again, model.config, state.x, state.y, Computed(state.logits, state.loss, state.gradient))
+    assert again.read_bytes() == (folder / "debug_state.bin").read_bytes()
+
+
+@pytest.mark.parametrize("version", [3, 5])
+def test_a_debug_state_of_a_model(tmp_path: Path, version: int) -> None:
+    """Loss, logits and gradients against the plain model, of the weights as stored, computed in float32."""
+    flat = plain_model.random_flat(TINY, N, seed=1).astype(np.float32)
+    flat[V * C : 128 * C] = 0
+    write_model(tmp_path / "model.bin", TINY, flat, version=version)
+    stored = read_model(tmp_path / "model.bin").flat
+    write_token_file(tmp_path / "tokens.bin", np.array([0, 4, 1, 1, 3, 2, 0, 1, 4]))
+    made = make_debug_state(tmp_path / "model.bin", tmp_path / "debug.bin", tmp_path / "tokens.bin", B, T)
+    state = read_debug_state(made.path, TINY)
+    assert state.x.tolist() == [[0, 4, 1], [1, 3, 2]] and state.y.tolist() == [[4, 1, 1], [3, 2, 0]]
+    assert made.bytes == made.path.stat().st_size and made.warnings == ()
+    assert made.dtype == ("fp32" if version == 3 else "bf16") and np.float32(made.loss) == state.loss
+
+    import jax
+
+    with jax.enable_x64(True):
+        wide = stored.astype(np.float64)
+        loss, gradient = jax.value_and_grad(plain_model.loss)(wide, state.x, state.y, TINY)
+        logits = plain_model.logits(wide, state.x, TINY)
+    assert abs(state.loss - float(loss)) <= 1e-6
+    np.testing.assert_allclose(state.logits, np.asarray(logits)[..., :V], rtol=0, atol=1e-5)
+    errors = plain_model.relative_error(state.gradient, np.asarray(gradient)[:N])
+    assert errors <= 1e-5
+    assert not state.gradient[V * C : 128 * C].any()
+
+
+def test_random_tokens_are_always_the_same(tmp_path: Path) -> None:
+    write_model(tmp_path / "model.bin", TINY, plain_model.random_flat(TINY, N, seed=1).astype(np.float32))
+    for name in ("a.bin", "b.bin"):
+        made = make_debug_state(tmp_path / "model.bin", tmp_path / name, batch_size=B, sequence_length=T)
+    assert "random" in made.tokens
+    assert (tmp_path / "a.bin").read_bytes() == (tmp_path / "b.bin").read_bytes()
+    state = read_debug_state(tmp_path / "a.bin", TINY)
+    assert state.x.shape == (B, T) and state.x.ravel()[1:].tolist() == state.y.ravel()[:-1].tolist()
+    assert len(set(state.x.ravel().tolist())) > 2
+
+
+def test_what_cannot_be_made(tmp_path: Path) -> None:
+    model, out = tmp_path / "model.bin", tmp_path / "out.bin"
+    write_model(model, TINY, np.zeros(N, np.float32))
+    write_token_file(tmp_path / "few.bin", np.array([1, 2, 3]))
+    write_token_file(tmp_path / "large.bin", np.array([1, 2, 3, 5, 0, 1, 2, 3]))
+    usual: dict[str, Any] = {"model_path": model, "out": out, "batch_size": B, "sequence_length": T}
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"tokens_path": tmp_path / "few.bin"}, "holds 3 tokens; a batch of B=2 T=3 takes 7"),
+        ({"tokens_path": tmp_path / "large.bin"}, "holds token 5 .* the model knows 0 to 4"),
+        ({"tokens_path": tmp_path / "none.bin"}, "none.bin: cannot be read"),
+        ({"sequence_length": 7}, "T from 1 to 6"),
+        ({"batch_size": 0}, "B must be at least 1"),
+        ({"out": tmp_path / "none" / "x"}, "there is no folder"),
+        ({"out": tmp_path, "force": True}, "it is a folder"),
+        ({"model_path": tmp_path / "few.bin"}, "few.bin"),
+    ]
+    for arguments, words in cases:
+        with pytest.raises(InputError, match=words):
+            make_debug_state(**usual | arguments)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["few.bin", "large.bin", "model.bin"]
+    out.write_text("mine")
+    with pytest.raises(InputError, match=r"is there already; .*--force"):
+        make_debug_state(model, out, None, B, T)
+    assert out.read_text() == "mine"
+    make_debug_state(model, out, None, B, T, force=True)
+    assert read_debug_state(out, TINY).loss == pytest.approx(np.log(V), abs=1e-6)  # all logits are 0
+
+
+def test_a_write_that_reads_back_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path / "model.bin", TINY, np.zeros(N, np.float32))
+    monkeypatch.setattr(debug_state, "_write_floats", lambda file, values: file.write(bytes(4 * values.size)))
+    with pytest.raises(InputError, match="reads back otherwise"):
+        make_debug_state(tmp_path / "model.bin", tmp_path / "out.bin", None, B, T)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.bin"]
+
+
+def test_a_model_that_is_not_finite(tmp_path: Path) -> None:
+    flat = np.zeros(N, np.float32)
+    flat[-1] = np.nan
+    write_model(tmp_path / "model.bin", TINY, flat)
+    made = make_debug_state(tmp_path / "model.bin", tmp_path / "out.bin", None, B, T)
+    assert any("logits" in line for line in made.warnings) and any("loss: nan" in line for line in made.warnings)
+
+
+# --- bad files ---
+
+GOOD = encode(2)[0]
+
+
+def patched(at: int, *values: int) -> bytes:
+    data = bytearray(GOOD)
+    struct.pack_into(f"<{len(values)}i", data, at, *values)
+    return bytes(data)
+
+
+BAD = {
+    "empty": (b"", "the file is empty"),
+    "two bytes": (GOOD[:2], "2 bytes"),
+    "header cut": (GOOD[:1023], "1023 bytes; a debug state of llm.c begins with a header of 1024"),
+    "header alone": (GOOD[:1024], "cut off"),
+    "magic": (patched(0, 5), "starts with 5, expected magic 20240327"),
+    "a training state": (patched(0, 20240527), "a training state of llm.c"),
+    "big-endian": (struct.pack(">256i", *struct.unpack("<256i", GOOD[:1024])) + GOOD[1024:], "big-endian"),
+    "version 0": (patched(4, 0), "version 0 .* is unknown"),
+    "version 3": (patched(4, 3), "version 3 .* is unknown"),
+    "other version": (patched(4, 1), "too long"),
+    "no rows": (patched(8, 0), "B=0, T=3"),
+    "minus T": (patched(12, -1), "B=2, T=-1"),
+    "T": (patched(12, 7), "T=7, but the model has 6 positions"),
+    "absurd B": (patched(8, 2**31 - 1), "B=2147483647 .* cut off"),
+    "a token": (patched(1024, 5), "x holds tokens from .* to 5, but the model knows 0 to 4"),
+    "a negative token": (patched(1048, -2), "y holds tokens from -2"),
+    "cut": (GOOD[:-1], "cut off"),
+    "long": (GOOD + b"x", "too long"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
+    data, words = BAD[name]
+    path = tmp_path / "debug.bin"
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match=words) as caught:
+        read_debug_state(path, TINY)
+    assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
+
+
+def test_not_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, words in (
+        (tmp_path / "none", "no such file"),
+        (tmp_path, "a folder"),
+        (tmp_path / "pipe", "not a regular file"),
+    ):
+        with pytest.raises(FormatError, match=words):
+            read_debug_state(path, TINY)
+
+
+def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "debug.bin"
+    for data in (GOOD[:-1], GOOD[:1100], GOOD + b"x", b""):
+        path.write_bytes(GOOD)
+        state = read_debug_state(path, TINY)
+        path.write_bytes(data)
+        with pytest.raises(FormatError, match="changed while it was being read"):
+            _ = state.logits
+        with pytest.raises(FormatError, match="changed while it was being read"):
+            _ = state.gradient
+
+
+def test_sizes_are_compared_before_memory_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "debug.bin"
+    path.write_bytes(patched(8, 2**31 - 1))
+    tracemalloc.start()
+    for size in (None, 40 << 30):
+        if size:
+            os.truncate(path, size)
+        with pytest.raises(FormatError):
+            read_debug_state(path, TINY)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_not_finite_values_are_reported(tmp_path: Path) -> None:
+    data = bytearray(encode(2, loss=float("inf"))[0])
+    struct.pack_into("<I", data, 1072, 0x7FA00001)
+    struct.pack_into("<I", data, len(data) - 8, 0xFF800000)
+    (tmp_path / "debug.bin").write_bytes(data)
+    state = read_debug_state(tmp_path / "debug.bin", TINY)
+    assert list(state.warnings()) == [
+        "logits: 1 of 30 values are NaN or infinite", f"gradients: 1 of {N:,} values are NaN or infinite", "loss: inf"
+    ]  # fmt: skip
+    assert state.logits.tobytes()[:4] == data[1072:1076]
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_mutated_files(tmp_path: Path, data: st.DataObject) -> None:
+    """FormatError, or every value is the one that stands in the file."""
+    raw = bytearray(GOOD)
+    for at in data.draw(st.lists(st.one_of(st.integers(0, 15), st.integers(0, len(GOOD) - 1)), max_size=4)):
+        raw[at] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        end = data.draw(st.integers(0, len(raw) + 100))
+        raw = raw[:end] + bytes(max(0, end - len(raw)))
+    path = tmp_path / "debug.bin"
+    path.write_bytes(raw)
+    try:
+        state = read_debug_state(path, TINY)
+    except FormatError as error:
+        assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
+        return
+    parts = [state.x, state.y, state.logits]
+    assert b"".join(part.tobytes() for part in parts) == bytes(raw[1024:1192])
+    assert bytes(raw[1192:1196]) == np.float32(state.loss).tobytes() or np.isnan(state.loss)
+    assert state.gradient.tobytes() == bytes(raw[1196:])
+    assert min(state.x.min(), state.y.min()) >= 0 and max(state.x.max(), state.y.max()) < V

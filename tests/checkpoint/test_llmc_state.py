@@ -1,0 +1,707 @@
+"""llm.c's training states: against an encoder made of struct, against figures of llm.c's own code, over mutated bytes.
+
+The encoder follows the description of the format in llm.c's train_gpt2.cu. RECORDED comes from a C++ program that was
+built of llm.c's own headers and of the text of its `save_state`, `gpt2_update` and the rest, on memory of the CPU.
+"""
+
+import errno
+import filecmp
+import hashlib
+import json
+import os
+import random
+import shutil
+import struct
+import tracemalloc
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llmc_jax.checkpoint import llmc, llmc_state
+from llmc_jax.checkpoint.llmc_state import (
+    mt_from_numpy,
+    mt_to_numpy,
+    open_llmc_state,
+    read_folder,
+    read_state_file,
+    to_state,
+    write_llmc_state,
+)
+from llmc_jax.config import ModelConfig
+from llmc_jax.data.loader import TokenLoader
+from llmc_jax.data.tokenfile import write_token_file
+from llmc_jax.errors import FormatError, InputError
+from llmc_jax.params import num_parameters, tensor_specs
+from llmc_jax.rng import Mt19937, random_u32
+
+CONFIG = ModelConfig(max_seq_len=16, vocab_size=96, padded_vocab_size=128, num_layers=2, num_heads=2, channels=16)
+UNLAYERED = ("wte", "wpe", "lnfw", "lnfb")
+N = num_parameters(CONFIG)
+
+
+class Kind(NamedTuple):
+    """What a folder of llm.c is like."""
+
+    dtype: str = "fp32"
+    processes: int = 1
+    zero: bool = False
+    master: bool = True
+    shuffle: bool = True
+    step: int = 7
+
+
+# --- llm.c's files, made of struct ---
+
+
+def mt_words(seed: int, draws: int) -> tuple[int, int, list[int]]:
+    """left_, next_ and state_ of llm.c's generator after so many draws, by CPython's Mersenne twister."""
+    words = [seed]
+    for j in range(1, 624):
+        words.append((1812433253 * (words[-1] ^ words[-1] >> 30) + j) % 2**32)
+    if draws == 0:
+        return 1, 0, words
+    source = random.Random()
+    source.setstate((3, (*words, 624), None))
+    for _ in range(draws):
+        source.getrandbits(32)
+    *words, used = source.getstate()[1]
+    return 625 - used, used, list(words)
+
+
+def shares(values: np.ndarray, n: int, rank: int) -> list[float]:
+    """A rank's values under ZeRO-1, element by element: of each layer of each tensor its n-th part."""
+    out = [0.0] * (N // n)
+    for spec in tensor_specs(CONFIG):
+        layers = 1 if spec.name in UNLAYERED else CONFIG.num_layers
+        size = spec.size // layers
+        part = size // n
+        for layer in range(layers):
+            for i in range(part):
+                out[spec.offset // n + layer * part + i] = values[spec.offset + layer * size + rank * part + i]
+    return out
+
+
+def encode_state(kind: Kind, rank: int, arrays: list[np.ndarray], seed: int = 0) -> bytes:
+    """A rank's state file; arrays: m, v and with master weights those, each (N,) float32. Unused ints are not 0."""
+    rng = random.Random(seed + rank)
+    ints = [rng.randrange(-(2**31), 2**31) for _ in range(256)]
+    ints[:6] = [20240527, 1, kind.processes, rank, int(kind.master), int(kind.shuffle)]
+    ints[10] = kind.step
+    header = bytearray(struct.pack("<256i", *ints))
+    struct.pack_into("<QQ", header, 80, rng.randrange(1, 2**64), rng.randrange(1, 2**64))
+    struct.pack_into("<QQ", header, 120, 1 if kind.shuffle else 2, 5)
+    out = [bytes(header)]
+    for values in arrays:
+        mine = values.tobytes()
+        if kind.zero:
+            mine = np.array(shares(values.view(np.uint32), kind.processes, rank), "<u4").tobytes()
+        out.append(mine)
+    if kind.shuffle:
+        order = np.random.default_rng(seed + rank)
+        for count in (3, 11):
+            out.append(struct.pack(f"<Q{count}i", count, *order.permutation(count).tolist()))
+        left, following, words = mt_words(42 + rank, 700 + rank)
+        out.append(struct.pack("<8siI624I2I", rng.randbytes(8), left, following, *words, 0, 0x9908B0DF))
+    return b"".join(out)
+
+
+def random_values(seed: int, bits: bool = False) -> np.ndarray:
+    """(N,) float32: numbers, or every kind of bit pattern."""
+    rng = np.random.default_rng(seed)
+    if bits:
+        return rng.integers(0, 2**32, N, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    return rng.standard_normal(N).astype(np.float32)
+
+
+def make_folder(folder: Path, kind: Kind, seed: int = 0, bits: bool = False) -> list[np.ndarray]:
+    """A folder of llm.c; returns m, v, and the master weights or those of the model, float32."""
+    folder.mkdir(exist_ok=True)
+    m, v, weights = (random_values(seed + i, bits) for i in range(3))
+    low = (weights.view(np.uint32) >> 16).astype("<u2")  # truncated: not what rounding the master weights would give
+    header = [20240326, 3 if kind.dtype == "fp32" else 5, 16, 96, 2, 2, 16, 128, *range(900, 1148)]
+    body = weights.tobytes() if kind.dtype == "fp32" else low.tobytes()
+    (folder / f"model_{kind.step:08d}.bin").write_bytes(struct.pack("<256i", *header) + body)
+    for rank in range(kind.processes):
+        data = encode_state(kind, rank, [m, v, weights][: 3 if kind.master else 2], seed)
+        (folder / f"state_{kind.step:08d}_{rank:05d}.bin").write_bytes(data)
+    (folder / f"DONE_{kind.step:08d}").touch()
+    if not kind.master and kind.dtype == "bf16":
+        weights = (low.astype(np.uint32) << 16).view(np.float32)
+    return [m, v, weights]
+
+
+def tensor(values: np.ndarray, name: str) -> np.ndarray:
+    spec = next(spec for spec in tensor_specs(CONFIG) if spec.name == name)
+    return values[spec.offset : spec.offset + spec.size].reshape(spec.shape)
+
+
+def same_bits(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+def same_files(one: Path, other: Path) -> bool:
+    names = sorted(path.name for path in one.iterdir())
+    return names == sorted(path.name for path in other.iterdir()) and all(
+        filecmp.cmp(one / name, other / name, shallow=False) for name in names
+    )
+
+
+KINDS = {
+    "fp32": Kind(),
+    "fp32, -w 0": Kind(master=False),
+    "fp32, -a 1": Kind(shuffle=False),
+    "bf16": Kind("bf16"),
+    "bf16, -w 0": Kind("bf16", master=False),
+    "two ranks": Kind("bf16", 2),
+    "two ranks, ZeRO-1": Kind("bf16", 2, zero=True),
+    "four ranks, ZeRO-1, fp32, -w 0": Kind("fp32", 4, zero=True, master=False),
+    "eight ranks, ZeRO-1, -a 1": Kind("bf16", 8, zero=True, shuffle=False),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_reads_what_struct_wrote(tmp_path: Path, kind: Kind) -> None:
+    m, v, weights = make_folder(tmp_path, kind)
+    state = read_folder(tmp_path)
+    assert (state.step, state.config, state.dtype, len(state.ranks)) == (7, CONFIG, kind.dtype, kind.processes)
+    for rank, found in enumerate(state.ranks):
+        raw = found.path.read_bytes()
+        assert found.header.tobytes() == raw[:1024]
+        assert (found.num_processes, found.rank, found.sharded) == (kind.processes, rank, kind.zero)
+        assert (found.use_master_weights, found.should_shuffle) == (kind.master, kind.shuffle)
+        assert (found.rng_state, found.rng_state_last_update) == struct.unpack_from("<QQ", raw, 80)
+        assert (found.current_shard_idx, found.current_sample_idx) == struct.unpack_from("<QQ", raw, 120)
+        assert (found.master is None) == (not kind.master) and found.m.size == N // (kind.processes if kind.zero else 1)
+        if kind.shuffle:
+            assert found.loader is not None and found.loader.shuffle_rng == raw[-2520:]
+            order = np.random.default_rng(rank)
+            assert found.loader.shard_indices.tolist() == order.permutation(3).tolist()
+            assert found.loader.sample_indices.tolist() == order.permutation(11).tolist()
+    source = open_llmc_state(tmp_path)
+    has_copy = kind.dtype == "bf16" and kind.master
+    assert source.groups == (("params", "m", "v", "copy") if has_copy else ("params", "m", "v"))
+    assert (source.kind, source.dtype, source.step) == ("llmc-state", kind.dtype, 7)
+    for group, values in {"m": m, "v": v, "params": weights}.items():
+        for name in ("wte", "qkvw", "ln2b", "fcprojw", "lnfb"):
+            whole = tensor(values, name)
+            for layer in range(1 if name in UNLAYERED else 2):
+                expected = whole if name in UNLAYERED else whole[layer]
+                assert same_bits(source.read(group, name, layer), expected), (group, name, layer)
+    if has_copy:
+        kept = (weights.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+        assert same_bits(source.read("copy", "fcw", 1), tensor(kept, "fcw")[1])
+
+
+@pytest.mark.parametrize("bits", [False, True], ids=["numbers", "bits"])
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_read_and_written_again_it_is_the_same(tmp_path: Path, kind: Kind, bits: bool) -> None:
+    """Unknown ints, uninitialised bytes and NaN payloads included, by way of JSON as in a checkpoint of ours."""
+    m, v, weights = make_folder(tmp_path / "theirs", kind, seed=3, bits=bits)
+    ours = to_state(tmp_path / "theirs")
+    assert bool(ours.warnings) == bits
+    for group, values in {"m": m, "v": v, "params": weights}.items():
+        for spec in tensor_specs(CONFIG):
+            found = ours.arrays[f"{group}/{spec.name}"]
+            bf16 = group == "params" and kind.dtype == "bf16" and not kind.master
+            assert found.shape == spec.shape and found.dtype == (ml_dtypes.bfloat16 if bf16 else np.float32)
+            wide = (found.view(np.uint16).astype(np.uint32) << 16).view(np.float32) if bf16 else found
+            assert same_bits(wide, tensor(values, spec.name))
+    assert (ours.arrays["step"], ours.arrays["updates"]) == (7, 7) and ours.arrays["step"].dtype == np.int32
+    facts = json.loads(json.dumps(ours.facts))
+    written = write_llmc_state(tmp_path / "again", ours.arrays, facts)
+    assert same_files(tmp_path / "theirs", tmp_path / "again")
+    assert written.warnings == () and [path.name for path in written.paths[-1:]] == ["DONE_00000007"]
+
+
+def test_by_way_of_a_checkpoint_of_ours(tmp_path: Path) -> None:
+    from llmc_jax.checkpoint import store
+
+    make_folder(tmp_path / "theirs", KINDS["two ranks, ZeRO-1"], seed=5)
+    (tmp_path / "run").mkdir()
+    ours = to_state(tmp_path / "theirs")
+    folder = store.seal(store.begin(tmp_path / "run", 7, ours.arrays, ours.facts)).folder
+    arrays = {name: store.read_array(folder, name) for name in store.array_specs(folder)}
+    write_llmc_state(tmp_path / "again", arrays, store.read_facts(folder))
+    assert same_files(tmp_path / "theirs", tmp_path / "again")
+
+
+# --- llm.c's own figures ---
+
+
+class Recorded(NamedTuple):
+    """SHA-256 (16 digits) of each rank's header and loader part, seed_ set to 0, as llm.c's code wrote them.
+
+    B=2, T=16; files: numbers of tokens of the shards, each a count from 0; micro_steps: of one update and process.
+    """
+
+    files: tuple[int, ...]
+    processes: int
+    zero: bool
+    master: bool
+    shuffle: bool
+    micro_steps: int
+    step: int
+    digests: tuple[str, ...]
+
+
+SHARDS = (700, 500, 900)
+RECORDED = {
+    "first epoch": Recorded(SHARDS, 1, False, True, True, 3, 7, ("3adf450ffb8fd94b",)),
+    "second epoch": Recorded(SHARDS, 1, False, True, True, 3, 30, ("baff0fe663a87edb",)),
+    "two ranks": Recorded(SHARDS, 2, True, True, True, 2, 5, ("91b16b3b96559302", "53e04565edcb9ddb")),
+    "two ranks, second epoch": Recorded(SHARDS, 2, True, True, True, 2, 21, ("c94ef87ffbccd323", "c2a277eda129bda3")),
+    "four ranks, -w 0": Recorded(
+        SHARDS, 4, False, False, True, 1, 9,
+        ("0754f4386ddb4d7c", "b878bb42a95bb668", "a2a650c5a64fea82", "10149ab73f3dd45b"),
+    ),
+    "-a 1": Recorded(SHARDS, 1, False, True, False, 4, 12, ("7d78921a5503248c",)),
+    "nothing drawn": Recorded((40,), 1, False, True, True, 1, 1, ("15eac9d4b59cefab",)),
+}  # fmt: skip
+
+
+def loaders(folder: Path, case: Recorded, processes: int, batches: int) -> list[TokenLoader]:
+    """A loader for each rank, after so many batches."""
+    for i, count in enumerate(case.files):
+        if not (folder / f"s{i}.bin").exists():
+            write_token_file(folder / f"s{i}.bin", np.arange(count))
+    made = []
+    for rank in range(processes):
+        loader = TokenLoader(
+            str(folder / "s*.bin"), 2, 16, vocab_size=1000, shuffle=case.shuffle, flag="-i", process_rank=rank,
+            num_processes=processes,
+        )  # fmt: skip
+        for _ in range(batches):
+            loader.next_batch()
+        made.append(loader)
+    return made
+
+
+def our_arrays(dtype: str, step: int) -> dict[str, np.ndarray]:
+    arrays = {"step": np.array(step, np.int32), "updates": np.array(step, np.int32)}
+    for i, group in enumerate(("params", "m", "v")):
+        arrays |= {f"{group}/{spec.name}": tensor(random_values(i), spec.name) for spec in tensor_specs(CONFIG)}
+    if dtype == "bf16":
+        for spec in tensor_specs(CONFIG):
+            arrays[f"copy/{spec.name}"] = arrays[f"params/{spec.name}"].astype(ml_dtypes.bfloat16)
+    return arrays
+
+
+def our_facts(case: Recorded, dtype: str, places: list[TokenLoader]) -> dict[str, Any]:
+    states = [loader.state() for loader in places]
+    tokens = 2 * 16 * case.processes * case.micro_steps
+    return {
+        "format": 1, "step": case.step, "model": vars(CONFIG), "dtype": dtype, "val_loss": None, "progress": {},
+        "options": {"batch_size": 2, "sequence_length": 16, "total_batch_size": tokens, "seed": 42},
+        "loader": states[0] if len(states) == 1 else {"ranks": states}, "origin": {"kind": "llmc-jax"},
+    }  # fmt: skip
+
+
+def digests(folder: Path, case: Recorded) -> tuple[str, ...]:
+    found = []
+    for rank in range(case.processes):
+        data = (folder / f"state_{case.step:08d}_{rank:05d}.bin").read_bytes()
+        body = 1024 + 4 * (3 if case.master else 2) * (N // case.processes if case.zero else N)
+        found.append(hashlib.sha256(data[:1024] + data[body:]).hexdigest()[:16])
+    return tuple(found)
+
+
+@pytest.mark.parametrize("case", RECORDED.values(), ids=RECORDED)
+def test_a_run_begun_here_is_handed_over_as_llm_c_would_stand(tmp_path: Path, case: Recorded) -> None:
+    """Header (random states included) and loader of every rank."""
+    dtype = "bf16" if case.processes > 1 and case.master else "fp32"
+    places = loaders(tmp_path, case, case.processes, case.step * case.micro_steps)
+    facts = our_facts(case, dtype, places)
+    if not case.master:
+        facts["dtype"] = "bf16"  # and no copy beside the weights: no master weights
+    arrays = our_arrays(dtype, case.step)
+    if not case.master:
+        arrays |= {
+            name: array.astype(ml_dtypes.bfloat16) for name, array in arrays.items() if name.startswith("params/")
+        }
+    write_llmc_state(tmp_path / "out", arrays, facts, zero=case.zero)
+    assert digests(tmp_path / "out", case) == case.digests
+
+
+@pytest.mark.parametrize("name", ["two ranks", "two ranks, second epoch"])
+def test_one_process_is_spread_over_several(tmp_path: Path, name: str) -> None:
+    """After as many tokens, each rank stands where it would have come by itself."""
+    case = RECORDED[name]
+    places = loaders(tmp_path, case, 1, case.step * case.micro_steps * case.processes)
+    facts = our_facts(case, "fp32", places)
+    written = write_llmc_state(
+        tmp_path / "out", our_arrays("fp32", case.step), facts, processes=case.processes, zero=case.zero
+    )
+    assert digests(tmp_path / "out", case) == case.digests
+    assert any("cannot be carried" in line for line in written.warnings)
+
+
+@pytest.mark.parametrize("begin", [3, 5, 20])
+def test_trained_on_here_it_stands_where_llm_c_would(tmp_path: Path, begin: int) -> None:
+    """Taken over at a step, trained on to step 21: as llm.c's own; the loaders continue what was read."""
+    case = RECORDED["two ranks, second epoch"]
+    before = case._replace(step=begin)
+    facts = our_facts(before, "bf16", loaders(tmp_path, case, 2, begin * 2))
+    write_llmc_state(tmp_path / "at", our_arrays("bf16", begin), facts, zero=True)
+    for path in (tmp_path / "at").glob("state_*"):  # bytes without a meaning
+        raw = bytearray(path.read_bytes())
+        raw[200:204], raw[-2520:-2512] = b"kept", b"whatever"
+        path.write_bytes(raw)
+    ours = to_state(tmp_path / "at")
+    now = {**json.loads(json.dumps(ours.facts)), "step": 21, "options": facts["options"]}
+    places = loaders(tmp_path, case, 2, 0)
+    for rank, loader in enumerate(places):
+        loader.restore(now["loader"] if rank else now["loader"]["ranks"][0])  # its own rank's, or out of all of them
+        loader.next_batch((21 - begin) * case.micro_steps)
+    now["loader"] = {"ranks": [loader.state() for loader in places]}
+    written = write_llmc_state(tmp_path / "out", our_arrays("bf16", 21), now)
+    assert any("round the master weights" in line for line in written.warnings)
+    for path in (tmp_path / "out").glob("state_*"):
+        raw = bytearray(path.read_bytes())
+        assert raw[200:204] == b"kept" and raw[-2520:-2512] == b"whatever"
+        raw[200:204], raw[-2520:-2512] = bytes(4), bytes(8)
+        path.write_bytes(raw)
+    assert digests(tmp_path / "out", case) == case.digests
+
+
+@pytest.mark.parametrize("draws", [0, 1, 2, 623, 624, 625, 1248, 5000])
+def test_the_shuffling_stream_both_ways(draws: int) -> None:
+    """left_ and next_, by another Mersenne twister: after n draws n and 625 - n; seeded, 0 and 1."""
+    left, following, words = mt_words(43, draws)
+    raw = struct.pack("<8siI624I2I", b"whatever", left, following, *words, 0, 0x9908B0DF)
+    state = mt_to_numpy(raw)
+    assert mt_from_numpy(state, b"whatever") == raw
+    ours, same = Mt19937(1), Mt19937(43)
+    ours.restore(state)
+    same.raw(draws)
+    assert ours.raw(2000).tolist() == same.raw(2000).tolist()
+
+
+# --- what cannot be carried ---
+
+
+def test_updates_that_were_skipped(tmp_path: Path) -> None:
+    case = RECORDED["first epoch"]
+    facts = our_facts(case, "fp32", loaders(tmp_path, case, 1, 21))
+    arrays = our_arrays("fp32", 7) | {"updates": np.array(5, np.int32), "outliers/values": np.zeros((2, 128))}
+    warnings = write_llmc_state(tmp_path / "out", arrays, facts).warnings
+    assert any("5 updates in 7 steps" in line and "by 8 where the run here would by 6" in line for line in warnings)
+    assert any("statistics of outliers" in line for line in warnings)
+    plain = read_folder(tmp_path / "out").ranks[0]
+    states = [13371337]
+    for _ in range(7 * 3 + 5 * 16):
+        states.append(random_u32(states[-1])[1])
+    assert (plain.rng_state, plain.rng_state_last_update) == (states[-1], states[-17])
+
+
+def test_no_place_in_the_data(tmp_path: Path) -> None:
+    case = RECORDED["-a 1"]
+    facts = our_facts(case, "fp32", loaders(tmp_path, case, 1, 0)) | {"loader": None}
+    written = write_llmc_state(tmp_path / "out", our_arrays("fp32", 12), facts)
+    assert any("from the beginning, unshuffled" in line for line in written.warnings)
+    rank = read_folder(tmp_path / "out").ranks[0]
+    assert (rank.should_shuffle, rank.current_shard_idx, rank.current_sample_idx) == (False, 0, 0)
+
+
+def test_what_cannot_be_written(tmp_path: Path) -> None:
+    case = RECORDED["first epoch"]
+    facts = our_facts(case, "fp32", loaders(tmp_path, case, 1, 21))
+    arrays, out = our_arrays("fp32", 7), tmp_path / "out"
+    with pytest.raises(InputError, match="no multiple of 3"):
+        write_llmc_state(out, arrays, facts, processes=3, zero=True)
+    with pytest.raises(InputError, match="0 processes"):
+        write_llmc_state(out, arrays, facts, processes=0)
+    with pytest.raises(InputError, match="a shard of 500 tokens is too short for 16 processes"):
+        write_llmc_state(out, arrays, facts, processes=16)
+    with pytest.raises(InputError, match="fp16 without master weights"):
+        write_llmc_state(out, arrays, facts | {"dtype": "fp16"})
+    make_folder(tmp_path / "theirs", Kind("bf16", 2))
+    ours = to_state(tmp_path / "theirs")
+    with pytest.raises(InputError, match=r"is that of 2 processes, .* write it for 2"):
+        write_llmc_state(out, ours.arrays, ours.facts, processes=4)
+    assert not out.exists()
+    write_llmc_state(out, arrays, facts)
+    with pytest.raises(InputError, match=r"model_00000007.bin: is there already; .*--force"):
+        write_llmc_state(out, arrays, facts)
+    write_llmc_state(out, arrays, facts, force=True)
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="file: cannot be written"):
+        write_llmc_state(tmp_path / "file", arrays, facts)
+
+
+def test_fp16_goes_out_as_bf16(tmp_path: Path) -> None:
+    case = RECORDED["first epoch"]
+    facts = our_facts(case, "fp16", loaders(tmp_path, case, 1, 21))
+    arrays = our_arrays("fp32", 7)
+    for spec in tensor_specs(CONFIG):
+        arrays[f"copy/{spec.name}"] = arrays[f"params/{spec.name}"].astype(np.float16)
+    written = write_llmc_state(tmp_path / "out", arrays, facts)
+    assert any(line.startswith("fp16") for line in written.warnings)
+    source = open_llmc_state(tmp_path / "out")
+    expected = arrays["params/wpe"].astype(ml_dtypes.bfloat16).astype(np.float32)
+    assert source.dtype == "bf16" and same_bits(source.read("copy", "wpe", 0), expected)
+    assert same_bits(source.read("params", "wpe", 0), arrays["params/wpe"])
+
+
+@pytest.mark.parametrize("at", [0, 1, 40])
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_folder(tmp_path / "theirs", Kind("bf16", 2, zero=True))
+    ours = to_state(tmp_path / "theirs")
+    out = tmp_path / "out"
+    shutil.copytree(tmp_path / "theirs", out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    real, calls = llmc_state._Summed.write, [0]
+
+    def full(self: Any, data: bytes) -> None:
+        calls[0] += 1
+        if calls[0] > at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(self, data)
+
+    monkeypatch.setattr(llmc_state._Summed, "write", full)
+    with pytest.raises(InputError, match="cannot be written: No space left"):
+        write_llmc_state(out, ours.arrays, ours.facts, force=True)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+
+
+def test_what_reads_back_otherwise_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_folder(tmp_path / "theirs", Kind())
+    ours = to_state(tmp_path / "theirs")
+    real = llmc_state._Summed.write
+
+    def flips(self: Any, data: bytes) -> None:
+        real(self, data)
+        if len(data) == 4 * 16 * 128:
+            self.file.seek(-5, os.SEEK_CUR)
+            self.file.write(b"\x00")
+            self.file.seek(0, os.SEEK_END)
+
+    monkeypatch.setattr(llmc_state._Summed, "write", flips)
+    with pytest.raises(InputError, match="reads back otherwise"):
+        write_llmc_state(tmp_path / "out", ours.arrays, ours.facts)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+# --- folders ---
+
+
+def test_the_newest_complete_step_is_taken(tmp_path: Path) -> None:
+    for step in (5, 10, 20):
+        make_folder(tmp_path, Kind(step=step))
+    (tmp_path / "DONE_00000020").unlink()
+    (tmp_path / "DONE_00000030").touch()  # of a checkpoint that was deleted but for this
+    assert read_folder(tmp_path).step == 10
+    assert read_folder(tmp_path, 5).step == 5
+    with pytest.raises(FormatError, match="no complete training state of step 20; complete are: 5, 10"):
+        read_folder(tmp_path, 20)
+
+
+def test_a_folder_that_is_not_complete(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="no complete training state"):
+        read_folder(tmp_path)
+    with pytest.raises(FormatError, match="cannot be read"):
+        read_folder(tmp_path / "none")
+    make_folder(tmp_path, Kind("bf16", 4, zero=True))
+    (tmp_path / "state_00000007_00002.bin").unlink()
+    with pytest.raises(FormatError, match=r"state_00000007_00002.bin is missing: the run had 4 processes"):
+        read_folder(tmp_path)
+    (tmp_path / "DONE_00000007").unlink()
+    with pytest.raises(FormatError, match=r"state_00000007_00000.bin is there, but its DONE_ file is not"):
+        read_folder(tmp_path)
+    (tmp_path / "DONE_00000007").touch()
+    (tmp_path / "model_00000007.bin").unlink()
+    with pytest.raises(FormatError, match=r"model_00000007.bin: no such file"):
+        read_folder(tmp_path)
+
+
+def test_ranks_that_do_not_belong_together(tmp_path: Path) -> None:
+    make_folder(tmp_path, Kind("bf16", 2))
+    path = tmp_path / "state_00000007_00001.bin"
+    good = path.read_bytes()
+    shutil.copy(tmp_path / "state_00000007_00000.bin", path)
+    with pytest.raises(FormatError, match="holds step 7, rank 0, unlike its name"):
+        read_folder(tmp_path)
+    arrays = [random_values(i) for i in range(3)]
+    path.write_bytes(encode_state(Kind("bf16", 2, shuffle=False), 1, arrays))
+    with pytest.raises(FormatError, match=r"should_shuffle is False, but True in state_00000007_00000.bin"):
+        read_folder(tmp_path)
+    path.write_bytes(good[:1024] + bytes(40) + good[1064:])
+    assert any("m differs from that of state_00000007_00000.bin" in line for line in to_state(tmp_path).warnings)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(FormatError, match="a folder"):
+        read_folder(tmp_path)
+
+
+def test_master_weights_that_are_not_the_model_s(tmp_path: Path) -> None:
+    _, _, weights = make_folder(tmp_path, Kind())
+    path = tmp_path / "model_00000007.bin"
+    path.write_bytes(path.read_bytes()[:-4] + bytes(4))
+    ours = to_state(tmp_path)
+    assert any("are not the master weights" in line for line in ours.warnings)
+    assert same_bits(ours.arrays["params/lnfb"], tensor(weights, "lnfb"))
+
+
+def test_not_finite_values_are_reported(tmp_path: Path) -> None:
+    make_folder(tmp_path, Kind("bf16"))
+    path = tmp_path / "state_00000007_00000.bin"
+    raw = bytearray(path.read_bytes())
+    raw[1024 + 4 * N : 1024 + 4 * N + 8] = struct.pack("<2I", 0x7FC00001, 0xFF800000)
+    path.write_bytes(raw)
+    assert to_state(tmp_path).warnings == (f"{path.name}: v: 2 of {N:,} values are NaN or infinite",)
+
+
+def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
+    make_folder(tmp_path, Kind("bf16", 2, zero=True))
+    path = tmp_path / "state_00000007_00001.bin"
+    good = path.read_bytes()
+    for data in (good[:-1], good[:1500], good + b"x", b""):
+        path.write_bytes(good)
+        source, ours = open_llmc_state(tmp_path), to_state(tmp_path)
+        path.write_bytes(data)
+        with pytest.raises(FormatError, match="changed while it was being read"):
+            source.read("m", "qkvw", 1)
+        with pytest.raises(FormatError, match="changed while it was being read"):
+            ours.arrays["v/wte"]
+    path.unlink()
+    with pytest.raises(FormatError, match="no such file"):
+        source.read("v", "wte", 0)
+
+
+# --- bad files ---
+
+GOOD = encode_state(Kind("bf16", 2), 1, [random_values(i) for i in range(3)])
+BODY = 1024 + 12 * N
+
+
+def patched(at: int, form: str, *values: Any) -> bytes:
+    data = bytearray(GOOD)
+    struct.pack_into(form, data, at, *values)
+    return bytes(data)
+
+
+BAD = {
+    "empty": (b"", "the file is empty"),
+    "three bytes": (GOOD[:3], "3 bytes; a training state of llm.c begins with a header of 1024"),
+    "header cut": (GOOD[:1000], "1000 bytes"),
+    "header alone": (GOOD[:1024], "1,024 bytes, but the state of a model with L=2 C=16 Vp=128 T=16 takes"),
+    "wrong magic": (patched(0, "<i", 17), "starts with 17, expected magic 20240527"),
+    "a model": (patched(0, "<i", 20240326), "a GPT-2 checkpoint"),
+    "big-endian": (struct.pack(">256i", *struct.unpack("<256i", GOOD[:1024])) + GOOD[1024:], "big-endian"),
+    "version": (patched(4, "<i", 2), "version 2 .* is unknown"),
+    "no processes": (patched(8, "<i", 0), r"num_processes\) is 0"),
+    "minus processes": (patched(8, "<i", -(2**31)), r"num_processes\) is -2147483648"),
+    "rank": (patched(12, "<i", 2), r"\(rank\) is 2; of 2 processes it must be 0 to 1"),
+    "minus rank": (patched(12, "<i", -1), r"\(rank\) is -1"),
+    "master": (patched(16, "<i", 7), r"use_master_weights\) is 7; it must be 0 or 1"),
+    "shuffle": (patched(20, "<i", -1), r"should_shuffle\) is -1"),
+    "step": (patched(40, "<i", -3), r"header int 10 \(step\) is -3"),
+    "without master": (patched(16, "<i", 0), "byte|bytes"),
+    "without shuffling": (patched(20, "<i", 0), "bytes, but the state of a model"),
+    "shard index": (patched(120, "<Q", 3), "stands at shard 3, sample 5"),
+    "sample index": (patched(128, "<Q", 12), "stands at shard 1, sample 12"),
+    "absurd index": (patched(120, "<Q", 2**64 - 1), "stands at shard 18,446,744,073,709,551,615"),
+    "no shards": (patched(BODY, "<Q", 0), "0 shard_indices"),
+    "absurd shards": (patched(BODY, "<Q", 2**63), "9,223,372,036,854,775,808 shard_indices"),
+    "absurd samples": (patched(BODY + 20, "<Q", 2**62 + 11), "intra_shard_indices"),
+    "shard twice": (patched(BODY + 8, "<3i", 0, 1, 1), "shard_indices are not 0 to 2 in some order"),
+    "minus sample": (patched(BODY + 28, "<i", -1), "intra_shard_indices are not 0 to 10"),
+    "matrix": (patched(len(GOOD) - 4, "<I", 5), "MATRIX_A"),
+    "left": (patched(len(GOOD) - 2512, "<i", 0), "they must add up to 625"),
+    "minus left": (patched(len(GOOD) - 2512, "<iI", -9, 634), "they must add up to 625"),
+    "no seed": (patched(len(GOOD) - 2512, "<iI", 1, 0), "its words come from no seed"),
+    "cut": (GOOD[:-1], "it should have"),
+    "long": (GOOD + b"xy", "it should have"),
+    "body cut": (GOOD[: BODY - 4], "bytes"),
+    "body alone": (GOOD[:BODY], "bytes"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
+    data, words = BAD[name]
+    path = tmp_path / "state.bin"
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match=words) as caught:
+        read_state_file(path, CONFIG)
+    assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
+
+
+def test_another_model_s_state(tmp_path: Path) -> None:
+    path = tmp_path / "state.bin"
+    path.write_bytes(GOOD)
+    assert read_state_file(path, CONFIG).m.size == N
+    for change in ({"num_layers": 3}, {"channels": 8}, {"padded_vocab_size": 256}, {"max_seq_len": 17}):
+        with pytest.raises(FormatError):
+            read_state_file(path, ModelConfig(**{**vars(CONFIG), **change}))
+    huge = ModelConfig(1 << 20, 1 << 20, 1 << 20, 1 << 10, 1, 1 << 20)
+    with pytest.raises(FormatError):
+        read_state_file(path, huge)
+
+
+def test_not_a_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, words in (
+        (tmp_path / "none", "no such file"),
+        (tmp_path, "a folder"),
+        (tmp_path / "pipe", "not a regular file"),
+    ):
+        with pytest.raises(FormatError, match=words):
+            read_state_file(path, CONFIG)
+
+
+def test_sizes_are_compared_before_memory_is_taken(tmp_path: Path) -> None:
+    """A sparse file of 40 GB that promises ten billion shards; and one that says so without being that long."""
+    path = tmp_path / "state.bin"
+    path.write_bytes(patched(BODY, "<Q", 2**33))
+    tracemalloc.start()
+    with pytest.raises(FormatError):
+        read_state_file(path, CONFIG)
+    path.write_bytes(GOOD[:1024])
+    os.truncate(path, 40 << 30)
+    with pytest.raises(FormatError):
+        read_state_file(path, CONFIG)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_mutated_files(tmp_path: Path, data: st.DataObject) -> None:
+    """Bytes of the header and the loader's part changed, the end cut or added to: FormatError, or all is in order."""
+    raw = bytearray(GOOD)
+    places = st.one_of(st.integers(0, 135), st.integers(BODY, len(GOOD) - 1), st.integers(0, len(GOOD) - 1))
+    for at in data.draw(st.lists(places, max_size=4)):
+        raw[at] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        end = data.draw(st.integers(0, len(raw) + 100))
+        raw = raw[:end] + bytes(max(0, end - len(raw)))
+    path = tmp_path / "state.bin"
+    path.write_bytes(raw)
+    try:
+        state = read_state_file(path, CONFIG)
+    except FormatError as error:
+        assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
+        return
+    arrays = 3 if state.use_master_weights else 2
+    tail = 0
+    if state.loader is not None:
+        shards, samples = len(state.loader.shard_indices), len(state.loader.sample_indices)
+        tail = 8 + 4 * shards + 8 + 4 * samples + 2520
+        assert state.current_shard_idx < shards and state.current_sample_idx <= samples
+        assert mt_from_numpy(mt_to_numpy(state.loader.shuffle_rng), bytes(raw[-2520:-2512])) == bytes(raw[-2520:])
+    assert len(raw) == 1024 + 4 * arrays * state.m.size + tail
+    assert state.m.size == N or (state.sharded and state.m.size * state.num_processes == N)
+    assert state.m.read(3, 2).tobytes() == bytes(raw[1036:1044])
+
+
+def test_the_names_are_llm_c_s() -> None:
+    assert llmc_state.STATE_NAME.format(7, 3) == "state_00000007_00003.bin"
+    assert llmc_state.MODEL_NAME.format(123456789) == "model_123456789.bin"
+    assert llmc_state.DONE_NAME.format(0) == "DONE_00000000"
+    assert llmc.WRITABLE == (3, 5)
