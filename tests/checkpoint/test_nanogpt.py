@@ -1,0 +1,196 @@
+"""nanoGPT's checkpoints: the mapping on plain arrays everywhere, files where PyTorch is installed."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmc_jax.checkpoint.nanogpt import source_of
+from llmc_jax.checkpoint.sources import Source, open_source, slices
+from llmc_jax.config import ModelConfig
+from llmc_jax.errors import FormatError, InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+L, NH, C, V, T = 2, 2, 8, 11, 5
+CONFIG = ModelConfig(max_seq_len=T, vocab_size=V, padded_vocab_size=128, num_layers=L, num_heads=NH, channels=C)
+ARGS = {"n_layer": L, "n_head": NH, "n_embd": C, "block_size": T, "bias": True, "vocab_size": V, "dropout": 0.0}
+
+# the names and shapes of nanoGPT's model.py, and llm.c's name of each
+BLOCK: dict[str, tuple[str, tuple[int, ...]]] = {
+    "ln_1.weight": ("ln1w", (C,)), "ln_1.bias": ("ln1b", (C,)),
+    "attn.c_attn.weight": ("qkvw", (3 * C, C)), "attn.c_attn.bias": ("qkvb", (3 * C,)),
+    "attn.c_proj.weight": ("attprojw", (C, C)), "attn.c_proj.bias": ("attprojb", (C,)),
+    "ln_2.weight": ("ln2w", (C,)), "ln_2.bias": ("ln2b", (C,)),
+    "mlp.c_fc.weight": ("fcw", (4 * C, C)), "mlp.c_fc.bias": ("fcb", (4 * C,)),
+    "mlp.c_proj.weight": ("fcprojw", (C, 4 * C)), "mlp.c_proj.bias": ("fcprojb", (C,)),
+}  # fmt: skip
+
+
+def state_dict(biases: bool = True) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(3)
+
+    def random(shape: tuple[int, ...]) -> np.ndarray:
+        return rng.normal(size=shape).astype(np.float32)
+
+    found = {"transformer.wte.weight": random((V, C)), "transformer.wpe.weight": random((T, C))}
+    for layer in range(L):
+        for name, (_, shape) in BLOCK.items():
+            if biases or not name.endswith("bias"):
+                found[f"transformer.h.{layer}.{name}"] = random(shape)
+        found[f"transformer.h.{layer}.attn.bias"] = np.tril(np.ones((1, 1, T, T), np.float32))  # the mask, a buffer
+    found["transformer.ln_f.weight"] = random((C,))
+    if biases:
+        found["transformer.ln_f.bias"] = random((C,))
+    found["lm_head.weight"] = found["transformer.wte.weight"]
+    return found
+
+
+def checkpoint(**changes: Any) -> dict[str, Any]:
+    return {"model": state_dict(), "model_args": ARGS, "iter_num": 250, "config": {"dropout": 0.0}, **changes}
+
+
+def opened(found: Any) -> Source:
+    return source_of(Path("ckpt.pt"), found, np.asarray)
+
+
+def assert_holds(source: Source, tensors: dict[str, np.ndarray]) -> None:
+    """Every tensor by nanoGPT's name; those that are not there are zero."""
+    assert source.kind == "nanogpt" and source.config == CONFIG and source.groups == ("params",)
+    expected = {"wte": tensors["transformer.wte.weight"], "wpe": tensors["transformer.wpe.weight"]}
+    expected |= {"lnfw": tensors["transformer.ln_f.weight"]}
+    expected |= {"lnfb": tensors.get("transformer.ln_f.bias", np.zeros(C, np.float32))}
+    for piece in slices(CONFIG):
+        found = source.read("params", piece.tensor, piece.layer)
+        assert found.shape == piece.shape and found.dtype == np.float32
+        if piece.tensor in expected:
+            want = expected[piece.tensor]
+        else:
+            name = next(name for name, (ours, _) in BLOCK.items() if ours == piece.tensor)
+            want = tensors.get(f"transformer.h.{piece.layer}.{name}", np.zeros(piece.shape, np.float32))
+        np.testing.assert_array_equal(found[: want.shape[0]], want, err_msg=str(piece))
+        assert not found[want.shape[0] :].any()
+
+
+def test_the_mapping() -> None:
+    source = opened(checkpoint())
+    assert source.step == 250 and source.dtype == "fp32"
+    assert_holds(source, state_dict())
+    assert any("GELU" in line for line in source.warnings)
+
+
+def test_without_biases_they_are_zero() -> None:
+    tensors = state_dict(biases=False)
+    assert_holds(opened(checkpoint(model=tensors, model_args={**ARGS, "bias": False})), tensors)
+
+
+def test_prefixes_of_compile_and_of_several_devices() -> None:
+    for prefix in ("_orig_mod.", "module.", "_orig_mod.module."):
+        model = {prefix + name: tensor for name, tensor in state_dict().items()}
+        assert_holds(opened(checkpoint(model=model)), state_dict())
+
+
+def with_tensor(name: str, tensor: Any) -> Callable[[], dict[str, Any]]:
+    def make() -> dict[str, Any]:
+        model: dict[str, Any] = {**state_dict(), name: tensor}
+        return checkpoint(model={key: value for key, value in model.items() if value is not None})
+
+    return make
+
+
+def with_args(**changes: Any) -> Callable[[], dict[str, Any]]:
+    return lambda: checkpoint(model_args={**ARGS, **changes})
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: [1], "holds no model and model_args"),
+        (lambda: {"model": {}}, "holds no model and model_args"),
+        (lambda: checkpoint(model=[1]), "are not what nanoGPT writes"),
+        (lambda: checkpoint(model={1: np.zeros(3)}), "holds 1, which is no named tensor"),
+        (lambda: checkpoint(model={"a": "b"}), "holds 'a', which is no named tensor"),
+        (with_args(n_layer=0), "has n_layer 0; expected a whole number"),
+        (with_args(n_layer=None), "has n_layer None"),
+        (with_args(n_layer=2**31 - 1), "holds 31 tensors; a model of 2,147,483,647 layers"),
+        (with_args(n_layer=3), r"tensor h\.2\.ln_1\.weight is missing"),
+        (with_args(n_layer=1), r"holds 'h\.1\.ln_1\.weight', which a model of its model_args has not"),
+        (with_args(n_head=3), "n_embd 8 is not a multiple of n_head 3"),
+        (with_args(vocab_size=12), r"tensor wte\.weight has shape \(11, 8\); expected \(12, 8\)"),
+        (with_args(bias=False), r"holds 'h\.0\.ln_1\.bias'"),
+        (with_args(bias=1), "has bias 1; expected True or False"),
+        (with_tensor("transformer.h.1.mlp.c_fc.weight", None), r"tensor h\.1\.mlp\.c_fc\.weight is missing"),
+        (with_tensor("transformer.ln_f.weight", np.zeros(C)), r"ln_f\.weight is float64; expected float32"),
+        (with_tensor("transformer.wte.weight", np.zeros((C, V), np.float32)), r"has shape \(8, 11\)"),
+        (with_tensor("lm_head.weight", np.zeros((V, C), np.float32)), r"lm_head\.weight differs from wte\.weight"),
+        (with_tensor("wte.weight", np.zeros((V, C), np.float32)), r"holds wte\.weight twice"),
+        (with_tensor("transformer.extra", np.zeros(1, np.float32)), "holds 'extra', which a model"),
+    ],
+)
+def test_what_is_no_model_of_nanogpt(make: Callable[[], Any], words: str) -> None:
+    with pytest.raises(FormatError, match=words) as caught:
+        opened(make())
+    assert str(caught.value).startswith("ckpt.pt: ") and "\n" not in str(caught.value)
+
+
+def test_without_pytorch_one_line_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "ckpt.pt"
+    path.write_bytes(b"PK\x03\x04" + bytes(26) + b"ckpt/data.pkl" + bytes(100))
+    code = (
+        "import sys; sys.modules['torch'] = None; from llmc_jax.checkpoint.sources import open_source; "
+        "from llmc_jax.errors import InputError\ntry: open_source(sys.argv[1])\nexcept InputError as e: print(e)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout == (
+        f"{path}: a file of PyTorch, which is needed to open it and is not installed: pip install torch\n"
+    )
+
+
+class Evil:
+    """A pickle of this makes a file when it is opened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_files(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    tensors = state_dict()
+    model = {name: torch.from_numpy(tensor) for name, tensor in tensors.items()}
+    torch.save(checkpoint(model=model, best_val_loss=torch.tensor(1.5)), tmp_path / "ckpt.pt")
+    assert_holds(open_source(tmp_path / "ckpt.pt"), tensors)
+    half = {name: tensor.to(torch.bfloat16) for name, tensor in model.items()}
+    torch.save(checkpoint(model=half), tmp_path / "bf16.pt")
+    source = open_source(tmp_path / "bf16.pt")
+    assert source.dtype == "bf16"
+    assert_holds(source, {name: tensor.to(torch.float32).numpy() for name, tensor in half.items()})
+
+
+def test_no_pickle_is_run(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    made = tmp_path / "made"
+    torch.save(checkpoint(model=Evil(made)), tmp_path / "evil.pt")
+    torch.save(checkpoint(model=Evil(made)), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
+    for name in ("evil.pt", "old.pt"):
+        with pytest.raises(InputError) as caught:
+            open_source(tmp_path / name)
+        assert "\n" not in str(caught.value) and "weights_only` set to `False" not in str(caught.value)
+    assert not made.exists()
+
+
+def test_damaged_files(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "ckpt.pt"
+    torch.save(checkpoint(model={name: torch.from_numpy(tensor) for name, tensor in state_dict().items()}), path)
+    whole = path.read_bytes()
+    for data in (whole[: len(whole) // 2], whole[:-1], whole[:200] + b"\xff" * 50 + whole[250:], whole[:64]):
+        path.write_bytes(data)
+        with pytest.raises(FormatError) as caught:
+            open_source(path)
+        assert "\n" not in str(caught.value)

@@ -1,0 +1,232 @@
+"""Any checkpoint opened alike: what each is taken for, and what is none of them. The formats have their own tests."""
+
+import os
+import shutil
+import struct
+import zipfile
+from dataclasses import asdict
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llmc_jax.checkpoint import llmc, llmc_state, store
+from llmc_jax.checkpoint.sources import open_source, slices, widened
+from llmc_jax.config import ModelConfig
+from llmc_jax.errors import FormatError, InputError
+from llmc_jax.params import num_parameters, tensor_specs
+
+CONFIG = ModelConfig(max_seq_len=4, vocab_size=9, padded_vocab_size=128, num_layers=3, num_heads=2, channels=4)
+HUGGING_FACE = Path(__file__).resolve().parents[1] / "golden" / "hugging_face"
+FACTS = {
+    "format": 1, "model": asdict(CONFIG), "options": {}, "val_loss": None, "progress": {}, "loader": None,
+    "data": None, "environment": {}, "origin": {"kind": "llmc-jax"},
+}  # fmt: skip
+
+Arrays = dict[str, np.ndarray]
+
+
+def random_arrays(step: int, weights: str = "float32", copy: str | None = None) -> Arrays:
+    """The arrays of a training state; 16-bit weights as params or beside them."""
+    rng = np.random.default_rng(step)
+
+    def random(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+        return rng.normal(size=shape).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+    arrays: Arrays = {"step": np.array(step, np.int32), "updates": np.array(step, np.int32)}
+    groups = {"params": weights, "m": "float32", "v": "float32", **({"copy": copy} if copy else {})}
+    for group, dtype in groups.items():
+        arrays |= {f"{group}/{spec.name}": random(spec.shape, dtype) for spec in tensor_specs(CONFIG)}
+    return arrays
+
+
+def save(run: Path, step: int, arrays: Arrays, dtype: str = "fp32") -> Path:
+    run.mkdir(exist_ok=True)
+    return store.seal(store.begin(run, step, arrays, {**FACTS, "step": step, "dtype": dtype})).folder
+
+
+def assert_holds(path: Path, arrays: Arrays, groups: tuple[str, ...] = ("params", "m", "v")) -> None:
+    source = open_source(path)
+    assert source.groups == groups and source.config == CONFIG
+    for group in groups:
+        for spec in tensor_specs(CONFIG):
+            parts = [source.read(group, p.tensor, p.layer) for p in slices(CONFIG) if p.tensor == spec.name]
+            found = parts[0] if len(parts) == 1 else np.stack(parts)
+            np.testing.assert_array_equal(found, arrays[f"{group}/{spec.name}"].astype(np.float32))
+            assert found.dtype == np.float32
+
+
+def write_model(path: Path, version: int = 3) -> np.ndarray:
+    flat = np.random.default_rng(1).normal(size=num_parameters(CONFIG)).astype(np.float32)
+    llmc.write_model(path, CONFIG, flat, version=version)
+    return llmc.read_model(path).flat
+
+
+@pytest.mark.parametrize("version", [3, 5])
+def test_a_model_of_llmc_under_any_name(tmp_path: Path, version: int) -> None:
+    flat = write_model(tmp_path / "no ending", version)
+    source = open_source(tmp_path / "no ending")
+    assert (source.kind, source.dtype, source.step) == ("llmc-model", {3: "fp32", 5: "bf16"}[version], None)
+    assert source.groups == ("params",) and source.config == CONFIG
+    found = [source.read("params", piece.tensor, piece.layer) for piece in slices(CONFIG)]
+    assert [values.shape for values in found] == [piece.shape for piece in slices(CONFIG)]
+    np.testing.assert_array_equal(np.concatenate([values.reshape(-1) for values in found]), flat)
+
+
+def test_slices_are_the_parameters_in_order() -> None:
+    names = [(piece.tensor, piece.layer) for piece in slices(CONFIG)]
+    assert names[:5] == [("wte", 0), ("wpe", 0), ("ln1w", 0), ("ln1w", 1), ("ln1w", 2)] and len(names) == 4 + 12 * 3
+    assert sum(int(np.prod(piece.shape)) for piece in slices(CONFIG)) == num_parameters(CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weights", "copy"),
+    [
+        ("fp32", "float32", None),
+        ("bf16", "float32", "bfloat16"),
+        ("fp16", "float32", "float16"),
+        ("bf16", "bfloat16", None),
+    ],
+)
+def test_a_state_of_ours(tmp_path: Path, dtype: str, weights: str, copy: str | None) -> None:
+    arrays = random_arrays(3, weights, copy)
+    folder = save(tmp_path / "run", 3, arrays, dtype)
+    groups = ("params", "m", "v", "copy") if copy else ("params", "m", "v")
+    assert_holds(folder, arrays, groups)
+    source = open_source(tmp_path / "run")
+    assert (source.kind, source.dtype, source.step, source.path) == ("state", dtype, 3, folder)
+
+
+def test_the_newest_good_one_of_a_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    first, second = random_arrays(1), random_arrays(2)
+    save(run, 1, first)
+    newer = save(run, 2, second)
+    (run / "model_00000002.bin").write_bytes(b"beside it")
+    (run / "config.json").write_text("{}")
+    assert_holds(run, second)
+    assert open_source(run, step=1).step == 1
+    with pytest.raises(InputError, match="no training state of step 3"):
+        open_source(run, step=3)
+    victim = next(
+        path for path in sorted((newer / "tensors").rglob("*")) if path.is_file() and path.stat().st_size > 50
+    )
+    victim.write_bytes(bytes([victim.read_bytes()[0] ^ 1]) + victim.read_bytes()[1:])
+    assert_holds(run, first)
+    assert any("state_00000002" in line for line in open_source(run).warnings)
+    with pytest.raises(FormatError, match=r"state_00000002: .*"):
+        open_source(run, step=2)
+    shutil.rmtree(run / "state_00000001")
+    with pytest.raises(FormatError, match="no training state in it is complete and sound"):
+        open_source(run)
+
+
+def test_a_folder_of_llmc(tmp_path: Path) -> None:
+    arrays = random_arrays(5)
+    llmc_state.write_llmc_state(tmp_path / "llmc", arrays, {**FACTS, "step": 5, "dtype": "fp32"})
+    assert_holds(tmp_path / "llmc", arrays)
+    source = open_source(tmp_path / "llmc")
+    assert (source.kind, source.dtype, source.step) == ("llmc-state", "fp32", 5)
+    assert open_source(tmp_path / "llmc", step=5).step == 5
+    with pytest.raises(FormatError, match="of step 4"):
+        open_source(tmp_path / "llmc", step=4)
+    with pytest.raises(FormatError, match=r"one rank.s part of a training state of llm\.c; name the folder"):
+        open_source(tmp_path / "llmc" / "state_00000005_00000.bin")
+    (tmp_path / "llmc" / "DONE_00000005").unlink()
+    with pytest.raises(FormatError, match="never finished"):
+        open_source(tmp_path / "llmc")
+
+
+def test_hugging_face_by_folder_and_by_file() -> None:
+    for path in (HUGGING_FACE, HUGGING_FACE / "model.safetensors", HUGGING_FACE / "bf16.safetensors"):
+        assert open_source(path).kind == "hugging-face"
+    with pytest.raises(InputError, match="a step was asked for"):
+        open_source(HUGGING_FACE, step=1)
+
+
+def header(*ints: int, big: bool = False) -> bytes:
+    return struct.pack(f"{'>' if big else '<'}256i", *ints, *[0] * (256 - len(ints)))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "no checkpoint that is known here: it is empty; known are llm.c's"),
+        (b"hello", "it begins with b'hello'; known are llm.c's"),
+        (header(20240327, 2, 4, 64), "a debug state of llm.c"),
+        (header(20240328, 2), "a tokenizer file of llm.c"),
+        (header(20240520, 1), "a file of GPT-2 tokens"),
+        (header(20240803, 3), "a Llama 3 model"),
+        (header(20240326, 3, big=True), "a big-endian llm.c model file"),
+        (header(20240326, 9), "version 9"),
+        (b"\x93NUMPY" + bytes(100), "no checkpoint that is known here"),
+        (b"\x80\x04\x95" + bytes(100), "no checkpoint that is known here"),  # a pickle that PyTorch did not write
+        (struct.pack("<Q", 2) + b"{}", "no config.json lies beside it"),
+    ],
+)
+def test_files_that_are_none(tmp_path: Path, data: bytes, words: str) -> None:
+    path = tmp_path / "file.bin"
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match=words) as caught:
+        open_source(path)
+    assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
+
+
+def test_a_zip_that_is_none(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        archive.writestr("x.npy", b"abc")
+    with pytest.raises(FormatError, match="no checkpoint that is known here"):
+        open_source(tmp_path / "a.npz")
+
+
+def test_places_that_are_none(tmp_path: Path) -> None:
+    empty, models, other = tmp_path / "empty", tmp_path / "models", tmp_path / "other"
+    for folder in (empty, models, other):
+        folder.mkdir()
+    (other / "notes.txt").write_text("a")
+    write_model(models / "model_00000009.bin")
+    os.mkfifo(tmp_path / "pipe")
+    for path, words in (
+        (tmp_path / "none", "no such file"),
+        (Path("a\0b"), "cannot be read"),
+        (tmp_path / "pipe", "not a regular file"),
+        (empty, "holds no checkpoint, but nothing; known are"),
+        (other, r"holds no checkpoint, but notes\.txt; known are"),
+        (models, r"holds models, but no training state; name one of them: .*model_00000009\.bin"),
+    ):
+        with pytest.raises(InputError, match=words):
+            open_source(path)
+    with pytest.raises(InputError, match="a step was asked for"):
+        open_source(models / "model_00000009.bin", step=9)
+
+
+def test_widened_on_the_bits() -> None:
+    bits = np.arange(2**16, dtype=np.uint16)
+    found = widened(bits.view(ml_dtypes.bfloat16)).view(np.uint32)
+    np.testing.assert_array_equal(found, bits.astype(np.uint32) << 16)
+    halves = widened(bits.view(np.float16))
+    number = ~np.isnan(halves)
+    np.testing.assert_array_equal(halves[number], bits.view(np.float16)[number].astype(np.float32))
+    words = np.random.default_rng(0).integers(0, 2**32, 1000, dtype=np.uint64).astype(np.uint32)
+    np.testing.assert_array_equal(widened(words.view(np.float32)).view(np.uint32), words)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_any_bytes_are_refused_or_read(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Files that begin as one of the formats and go on as anything: FormatError or InputError, nothing else."""
+    begin = data.draw(
+        st.sampled_from([
+            b"", header(20240326, 3, 4, 9, 3, 2, 4, 128)[:64], header(20240326, 2, 1, 1, 1, 1, 1),
+            b"PK\x03\x04ab/data.pkl",
+            b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", struct.pack("<Q", 30) + b'{"a":', header(20240527, 1, 1),
+        ])
+    )  # fmt: skip
+    path = tmp_path_factory.getbasetemp() / data.draw(st.sampled_from(["a.bin", "a.pt", "a.safetensors"]))
+    path.write_bytes(begin + data.draw(st.binary(max_size=200)))
+    with pytest.raises(InputError) as caught:
+        open_source(path)
+    assert "\n" not in str(caught.value)
