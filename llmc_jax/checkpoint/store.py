@@ -123,10 +123,8 @@ def begin(run: str | Path, step: int, arrays: Mapping[str, np.ndarray], facts: M
     arrays = {name: np.asarray(array) for name, array in arrays.items()}
     for name, array in arrays.items():
         assert _NAME.fullmatch(name), name
-        assert array.size and array.dtype.name in DTYPES and array.dtype == _dtype(array.dtype.name), (
-            name,
-            array.dtype,
-        )
+        assert array.size and array.dtype.name in DTYPES, (name, array.shape, array.dtype)
+        assert array.dtype == _dtype(array.dtype.name), f"{name}: not in this machine's byte order"
     words = _dump(facts)
     with ThreadPoolExecutor(THREADS) as pool:
         digests = list(pool.map(_array_digest, arrays.values()))
@@ -150,17 +148,17 @@ def _write(folder: Path, arrays: Mapping[str, np.ndarray], words: bytes) -> None
 def seal(writing: Writing) -> Entry:
     """Make a checkpoint of what `begin` wrote: read it back, compare, write the manifest, sync, give it its name.
 
-    A checkpoint of the same step that is there already is replaced. Takes the memory of the largest tensor.
+    A checkpoint of the same step that is there already is replaced. Takes twice the memory of the largest tensor.
 
     Raises InputError if what is read back differs, or if anything cannot be written; the hidden folder is removed then,
     and what was there before stays.
     """
-    _attempt(writing, lambda: _seal(writing))
-    folder = state_folder(writing.run, writing.step)
-    return Entry(writing.step, folder, sum(_sizes(folder).values()), writing.val_loss, None)
+    size = _attempt(writing, lambda: _seal(writing))
+    return Entry(writing.step, state_folder(writing.run, writing.step), size, writing.val_loss, None)
 
 
-def _seal(writing: Writing) -> None:
+def _seal(writing: Writing) -> int:
+    """Returns the bytes of all files."""
     folder = writing.folder
     _sync_files(folder)
     for name, tensor in writing.tensors.items():
@@ -175,7 +173,9 @@ def _seal(writing: Writing) -> None:
     _sync(folder / MANIFEST)
     for parent, _, _ in os.walk(folder, topdown=False):
         _sync(Path(parent))
+    size = sum(_sizes(folder).values())
     _put_in_place(writing)
+    return size
 
 
 def _put_in_place(writing: Writing) -> None:
@@ -212,11 +212,10 @@ def abandon(writing: Writing) -> None:
     shutil.rmtree(writing.folder, ignore_errors=True)
 
 
-def _attempt(writing: Writing, action: Callable[[], None]) -> None:
+def _attempt[T](writing: Writing, action: Callable[[], T]) -> T:
     """Run a part of the writing. What goes wrong removes the hidden folder and becomes an InputError."""
     try:
-        action()
-        return
+        return action()
     except Exception as error:
         cause = _cause(error)
         abandon(writing)
@@ -445,7 +444,7 @@ def _naming(folder: Path) -> Iterator[None]:
 
 
 def _unreadable(folder: Path, error: OSError) -> str:
-    name = os.fsdecode(error.filename) if error.filename else ""
+    name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
     inside = os.path.relpath(name, folder) if name and name != str(folder) else ""
     if isinstance(error, FileNotFoundError) and folder.exists():
         return f"{inside}: is missing" if inside else "a file is missing"
@@ -469,7 +468,7 @@ def array_specs(folder: str | Path) -> dict[str, tuple[tuple[int, ...], np.dtype
 
 
 def read_array(folder: str | Path, name: str) -> np.ndarray:
-    """One array of a checkpoint, with its digest compared.
+    """One array of a checkpoint, with its digest compared. While it is read it takes its memory twice.
 
     Raises FormatError if it is not there, or not what was saved. Nothing is allocated by a size that is not that of
     the file.
