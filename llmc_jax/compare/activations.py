@@ -9,10 +9,10 @@ operation can be computed from inputs of another program. Leaves out what is pri
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 import stat
-import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -604,13 +604,17 @@ def _read_ids(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 def _read_array(path: Path, shapes: list[tuple[int, ...]], kinds: tuple[str, ...]) -> np.ndarray:
     """An array of one of some shapes and types; its size is compared with the file's before it is read."""
     with _opened(path) as file:
-        shape, fortran, dtype = _read_header(file, path)
+        header = _read_header(file, path)
+        shape = header.shape
         if shape not in shapes:
             expected = " or ".join(dict.fromkeys(map(str, shapes)))
             raise FormatError(f"{path}: shape {shape!s:.80}; expected {expected}")
-        if dtype.str[1:] not in kinds:
+        if header.type[0] not in "<>" or header.type[1:] not in kinds:
             known = ", ".join(np.dtype(kind).name for kind in kinds)
-            raise FormatError(f"{path}: type {dtype!s:.40}; expected one of {known} (write bfloat16 as float32)")
+            raise FormatError(
+                f"{path}: type {header.type:.40}; expected {known} (bfloat16 is to be written as float32)"
+            )
+        dtype = np.dtype(header.type)
         size = math.prod(shape) * dtype.itemsize
         there = os.fstat(file.fileno()).st_size - file.tell()
         if there != size:
@@ -618,20 +622,37 @@ def _read_array(path: Path, shapes: list[tuple[int, ...]], kinds: tuple[str, ...
         raw = file.read(size)
     if len(raw) != size:
         raise FormatError(f"{path}: became shorter while being read; is something writing to it?")
-    array = np.frombuffer(raw, dtype).reshape(shape, order="F" if fortran else "C")
+    array = np.frombuffer(raw, dtype).reshape(shape, order="F" if header.fortran else "C")
     return array.astype(dtype.newbyteorder("="))
 
 
-def _read_header(file: BinaryIO, path: Path) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, whether in Fortran's order, and type of a .npy file; leaves the file at its data."""
-    readers: dict[tuple[int, int], Any] = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
-    }
-    try:
-        version = np.lib.format.read_magic(file)
-        if version in readers:
-            return readers[version](file)
-    except (ValueError, SyntaxError, TypeError, OverflowError, RecursionError, MemoryError, struct.error, OSError):
-        raise FormatError(f"{path}: not an array in NumPy's format (.npy); write it with numpy.save") from None
-    raise FormatError(f"{path}: version {version} of NumPy's format; expected 1.0 or 2.0, as numpy.save writes it")
+class Header(NamedTuple):
+    """What a .npy file says of its data. type: such as <f4; fortran: the first axis varies fastest."""
+
+    shape: tuple[int, ...]
+    type: str
+    fortran: bool
+
+
+# NumPy's own reader hands the header to Python's parser, which raises errors of many kinds at odd bytes.
+HEADER_FIELDS = (
+    rb"'shape': ?\(((?:\d{1,18}, ?)*(?:\d{1,18})?)\)",
+    rb"'descr': ?'([<>|=]?[A-Za-z]\d{0,4})'",
+    rb"'fortran_order': ?(True|False)",
+)
+HEADER_LENGTH = 10_000  # bytes; numpy.save's has about a hundred
+
+
+def _read_header(file: BinaryIO, path: Path) -> Header:
+    """The header of a .npy file; leaves the file at its data."""
+    start = file.read(8)
+    if len(start) == 8 and start[:6] == b"\x93NUMPY" and start[6:] in (b"\1\0", b"\2\0", b"\3\0"):
+        width = 2 if start[6] == 1 else 4
+        length = int.from_bytes(file.read(width), "little")
+        if length <= HEADER_LENGTH:
+            text = file.read(length)
+            shape, descr, fortran = (re.findall(field, text) for field in HEADER_FIELDS)
+            if len(text) == length and len(shape) == len(descr) == len(fortran) == 1:
+                sizes = tuple(int(size) for size in shape[0].replace(b",", b" ").split())
+                return Header(sizes, descr[0].decode(), fortran == [b"True"])
+    raise FormatError(f"{path}: not a plain array in NumPy's format (.npy); write it with numpy.save")
