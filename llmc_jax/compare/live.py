@@ -340,6 +340,15 @@ def verdict(result: Result) -> list[str]:
     return [*lines, f"verdict: {agree} within {result.differences[0].tolerance:g} nats per token"]
 
 
+def busy_note() -> str | None:
+    """A warning where other programs have the processor: both programs are then slow, and not to the same degree."""
+    cores = os.cpu_count() or 1
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load < 0.5 * cores:
+        return None
+    return f"warning: other work has the machine (load {load:.1f} on {cores} cores): the times will say little"
+
+
 def _announce(args: argparse.Namespace, text: str) -> None:
     if args.json != report.SCREEN:
         print(text, flush=True)
@@ -381,6 +390,9 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise InputError(f"--ours {args.ours}: {error}") from error
     plan = complete_plan(make_plan(args.executable, args.kind, args.flags, extra))
+    busy = busy_note()
+    if busy:
+        _announce(args, busy)
     with work_folder(args.keep) as folder:
         _announce(args, f"1 of 2, llm.c: {shlex.join(llmc_command(plan))}")
         theirs = run_llmc(plan, folder)
@@ -396,6 +408,6 @@ def run(args: argparse.Namespace) -> int:
             _announce(args, f"\npicture: {args.picture}")
     commands = {"llm.c": llmc_command(plan), "ours": ["train.py", *words]}
     facts = {"comparison": "run", "kind": plan.kind, "executable": str(plan.executable), "commands": commands}
-    outcome = {"agree": result.agree, "time_ratio": result.time_ratio, "verdict": verdict(result)}
+    outcome = {"agree": result.agree, "time_ratio": result.time_ratio, "busy": busy, "verdict": verdict(result)}
     report.emit(facts | outcome | logs.as_json(result.logs, result.differences, args.rows), json_path=args.json)
     return 0 if result.agree else DIFFERS

@@ -311,6 +311,14 @@ def test_verdicts() -> None:
     assert not live.compare(theirs, log_of([4, float("nan"), 2], {}, []), 0.01, 0).agree
 
 
+@pytest.mark.parametrize(("load", "busy"), [(0.1, False), (3.9, False), (4.1, True)])
+def test_a_busy_machine_is_named(load: float, busy: bool, monkeypatch: Any) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    expected = f"warning: other work has the machine (load {load} on 8 cores): the times will say little"
+    assert live.busy_note() == (expected if busy else None)
+
+
 def test_both_for_real(tmp_path: Path, model: Path, tokens: TokenPair, capsys: Any) -> None:
     """First a trainer that prints other losses, then one that prints what ours gave, with the digits that C prints."""
     wrong = f"losses, vals = {[5.5] * 41}, {{'0': 5.5}}\n" + PRINT_RUN
