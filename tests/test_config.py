@@ -76,6 +76,8 @@ FIXED = {
     "seed": 42,
 }
 BY_NAME = {about.name: about for about in OPTIONS}
+# One field's odd value rejects a whole example; and no test may fail because the machine is busy.
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 
 
 slices = st.tuples(st.integers(0, 999), st.integers(1, 999)).map(lambda pair: f"{pair[0]}:{sum(pair)}")
@@ -232,8 +234,6 @@ def test_a_rank_without_processes_and_a_step_schedule_without_steps_are_refused(
         ({"num_processes": 2, "zero_stage": 1}, ["-pn 2", "-z 1"]),
         ({"zero_stage": 2}, ["-z 2"]),
         ({"zero_stage": 3}, ["-z 3"]),
-        ({"skip_loss_z": 7.0, "skip_norm_z": 6.5}, ["-sl 7", "-sg 6.5"]),
-        ({"keep_checkpoints": 5, "major_every": 50000}, ["-nk 5", "-nm 50000"]),
     ],
 )
 def test_what_is_not_built_is_named_with_a_way_on(asked: dict, flags: list[str]) -> None:
@@ -247,13 +247,14 @@ def test_what_is_not_built_is_named_with_a_way_on(asked: dict, flags: list[str])
 
 def test_all_that_is_not_built_comes_in_one_message() -> None:
     config = TrainConfig(
-        hellaswag=True, num_processes=2, zero_stage=1, skip_loss_z=1, skip_norm_z=1, keep_checkpoints=1,
-        major_every=1, total_batch_size=5000,
+        hellaswag=True, num_processes=2, zero_stage=1, total_batch_size=5000,
+        skip_loss_z=1, skip_norm_z=1, keep_checkpoints=1, major_every=1,  # which are built
     )  # fmt: skip
     with pytest.raises(InputError) as caught:
         validate(config)
-    assert str(caught.value).count("not built yet") == len(NOT_BUILT) == 7
+    assert str(caught.value).count("not built yet") == len(NOT_BUILT) == 3
     assert "-d 5000: " in str(caught.value)
+    assert not any(flag in str(caught.value) for flag in ("-sl", "-sg", "-nk", "-nm"))
 
 
 @pytest.mark.parametrize(
@@ -270,6 +271,10 @@ def test_all_that_is_not_built_comes_in_one_message() -> None:
         {"gpus_per_node": 4, "init_method": "tcp", "server_ip": "10.0.0.1", "fs_path": "/tmp"},
         {"gpu_info_every": 0},
         {"reuse": True, "output_dir": "log"},
+        {"skip_loss_z": 7.0, "skip_norm_z": 6.5},
+        {"keep_checkpoints": 5, "major_every": 50000},
+        {"export_llmc": True, "save_failure": "stop"},
+        {"init_from": "log/state_00000100"},
         {"max_steps": 0},
         {"val_every": 0, "sample_every": 0, "checkpoint_every": 0, "print_every": 0},
     ],
@@ -297,7 +302,7 @@ def test_fit_of_rows_and_samples_to_the_model() -> None:
     assert check_model_fit(TrainConfig(), parse_descriptor("d12")) == []
 
 
-@settings(suppress_health_check=[HealthCheck.filter_too_much])  # one field's odd value rejects the whole example
+@UNHURRIED
 @given(configs)
 def test_json_gives_back_the_same_configuration(config: TrainConfig) -> None:
     text = json.dumps(config.to_json(), allow_nan=False)
@@ -319,7 +324,7 @@ def test_json_with_unknown_or_wrong_fields_is_refused_as_a_whole() -> None:
     assert "'batchsize'" in lines[1] and "batch_size is '4'" in lines[2] and "learning_rate is None" in lines[3]
 
 
-@settings(suppress_health_check=[HealthCheck.filter_too_much])  # one field's odd value rejects the whole example
+@UNHURRIED
 @given(configs)
 def test_any_configuration_is_accepted_or_refused_with_an_input_error(config: TrainConfig) -> None:
     try:
