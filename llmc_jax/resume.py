@@ -174,12 +174,14 @@ def stored_counters(facts: Mapping[str, Any], folder: Path) -> Counters:
 def find_earlier(config: TrainConfig, report: Callable[[str], None]) -> Earlier | None:
     """The checkpoint that -y 1 goes on from: the newest good one in -o; None where there is none at all.
 
+    The run folder must be this process's alone: what a killed one left half-done in it is cleared away first.
     report is told of each bad one. Raises InputError where there are checkpoints, but none is good, and where there
     are only models, which hold no training state.
     """
     run = Path(config.output_dir)
     if not config.reuse or not config.output_dir or not run.is_dir():
         return None
+    store.clean(run)
     good = store.newest_good(run, report)
     if good is not None:
         return Earlier(good.folder, good.step, store.read_facts(good.folder))

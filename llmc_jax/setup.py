@@ -1,6 +1,7 @@
 """Before a run: everything that can be known beforehand is checked, the data opened, the parameters put on the device.
 
-Writes nothing, so that a run that cannot begin leaves nothing behind. Leaves out the run itself (trainer.py).
+Writes nothing, so that a run that cannot begin leaves nothing behind; with -y 1 it clears away what a killed process
+left half-written. Leaves out the run itself (trainer.py).
 """
 
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax import hardware, kernels
+from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.llmc import read_header, read_model
 from llmc_jax.config import ModelConfig, TrainConfig, check_model_fit, parse_descriptor
 from llmc_jax.data.corpora import Corpus, stdlib_corpus
@@ -279,6 +281,8 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     Raises InputError for whatever cannot be used.
     """
     warnings: list[str] = []
+    if config.save or config.checkpoint_every:
+        store.require_orbax()
     earlier = find_earlier(config, warnings.append)
     source = open_checkpoint(config.init_from, warnings.append) if config.init_from and earlier is None else None
     model = resolve_model(config, earlier, source)

@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax import hardware, platform
-from llmc_jax.checkpoint import store
 from llmc_jax.config import ExitCode, TrainConfig, parse_slice
 from llmc_jax.console import Console, Speed, smooth_speed, utilization_text
 from llmc_jax.curves import CurveDrawer
@@ -58,18 +57,21 @@ class Run(NamedTuple):
 
 
 @contextmanager
-def opened(setup: Setup, output: Output, stop: threading.Event) -> Iterator[Run]:
-    """Makes the run folder, opens what is written there and the screen, and says how the run begins."""
+def opened(setup: Setup, output: Output, stop: threading.Event, held: bool = False) -> Iterator[Run]:
+    """Makes the run folder, opens what is written there and the screen, and says how the run begins.
+
+    held: this process has locked the folder already.
+    """
     config, corpus = setup.config, setup.data.corpus
     folder = create_run_folder(config.output_dir, setup.name, config.reuse)
     validates_on_it = corpus is not None and config.val_data == "stdlib"
     yardsticks = {"bigram entropy": corpus.bigram_nats} if corpus is not None and validates_on_it else {}
     shape, device = asdict(setup.model.config), setup.device._asdict()
     with ExitStack() as closing:
-        closing.enter_context(locked(folder))
+        if not held:
+            closing.enter_context(locked(folder))
         if config.reuse:
             cut_logs(folder, where_logs_stay(setup))
-            store.clean(folder)
         log = closing.enter_context(RunLog(folder, config.to_json(), shape, reuse=config.reuse, device=device))
         console = closing.enter_context(Console(setup.steps, config.print_every, cast(Any, output)))
         drawer = closing.enter_context(CurveDrawer(folder, setup.name, yardsticks, console.warning))
@@ -93,6 +95,17 @@ def where_logs_stay(setup: Setup) -> Kept | None:
         return None
     step, counters = setup.earlier.step, setup.earlier.counters
     return Kept(step, counters.validated == step, counters.sampled == step)
+
+
+@contextmanager
+def lock_of(config: TrainConfig) -> Iterator[bool]:
+    """Within the block a run folder that is there already is this process's. Gives whether there is one."""
+    folder = Path(config.output_dir) if config.output_dir else None
+    if folder is None or not folder.is_dir():
+        yield False
+        return
+    with locked(folder):
+        yield True
 
 
 def announce(setup: Setup, folder: Path, console: Console) -> None:
@@ -584,9 +597,10 @@ def run(config: TrainConfig, notes: list[str]) -> ExitCode:
     stop = threading.Event()
     output = Output(sys.stdout, stop)
     try:
-        setup, state = prepare(config, notes)
-        with opened(setup, output, stop) as session:
-            outcome = finish(session, loop(session, state))
+        with lock_of(config) as held:
+            setup, state = prepare(config, notes)
+            with opened(setup, output, stop, held) as session:
+                outcome = finish(session, loop(session, state))
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
