@@ -299,6 +299,78 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+class JointLoader:
+    """The loaders of several processes in one, for a run of llm.c on n GPUs that goes on in one process.
+
+    Micro-batch a of an update is that of rank a % n: what the n processes of llm.c read in each of their micro-steps,
+    one after the other. An update sums over the same batches, so it is the same update but for rounding.
+    """
+
+    def __init__(self, alone: TokenLoader, num_processes: int) -> None:
+        """As a loader of one process, `alone`, but for n. Raises InputError if a shard is too short for that."""
+        self.ranks = [
+            TokenLoader(
+                alone.paths, alone.batch_size, alone.sequence_length, vocab_size=alone.vocab_size,
+                shuffle=alone.shuffle, flag=alone.flag, process_rank=rank, num_processes=num_processes,
+            )
+            for rank in range(num_processes)
+        ]  # fmt: skip
+        self.paths, self.flag, self.num_tokens = alone.paths, alone.flag, alone.num_tokens
+        self.batches_per_epoch = sum(rank.batches_per_epoch for rank in self.ranks)
+
+    def next_batch(self, micro_batches: int) -> Batch:
+        """The next micro_batches batches, a multiple of n: (inputs, targets), both (micro_batches, B, T) int32."""
+        assert micro_batches % len(self.ranks) == 0
+        own = [rank.next_batch(micro_batches // len(self.ranks)) for rank in self.ranks]
+        inputs, targets = (np.stack(parts, 1) for parts in zip(*own, strict=True))  # (micro-steps, n, B, T)
+        return inputs.reshape(-1, *inputs.shape[2:]), targets.reshape(-1, *targets.shape[2:])
+
+    def reset(self) -> None:
+        """Begin a new epoch."""
+        for rank in self.ranks:
+            rank.reset()
+
+    @property
+    def position(self) -> tuple[Position, ...]:
+        """Where each rank stands."""
+        return tuple(rank.position for rank in self.ranks)
+
+    def state(self, position: tuple[Position, ...] | None = None) -> dict[str, Any]:
+        """{"ranks": [the state of each]}, for `restore` and for llm.c."""
+        places = self.position if position is None else position
+        return {"ranks": [rank.state(place) for rank, place in zip(self.ranks, places, strict=True)]}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state`, or from llm.c's. Raises InputError as TokenLoader's does."""
+        for rank in self.ranks:
+            rank.restore(state)
+
+
+Loader = TokenLoader | JointLoader
+
+
+def continued(alone: Loader, state: Mapping[str, Any], micro_batches: int) -> Loader:
+    """A loader of one process, set to a saved place; or where that is the place of several, theirs in one.
+
+    micro_batches: of an update. Raises InputError if the place does not fit, or n processes cannot share those.
+    """
+    assert isinstance(alone, TokenLoader)
+    ranks = state.get("ranks") if isinstance(state, Mapping) else None
+    if not isinstance(ranks, list) or len(ranks) < 2:
+        alone.restore(state)
+        return alone
+    if micro_batches % len(ranks):
+        unit = alone.batch_size * alone.sequence_length * len(ranks)
+        raise InputError(
+            f"the checkpoint comes from {len(ranks)} processes, which go on here in turns, but one update has "
+            f"{micro_batches} micro-batches, no multiple of {len(ranks)}: give -b and -t as they had them, and -d a "
+            f"multiple of {unit} tokens"
+        )
+    joint = JointLoader(alone, len(ranks))
+    joint.restore(state)
+    return joint
+
+
 class Prefetcher:
     """Reads a loader's batches ahead in a thread while the step runs: at most `depth` of them wait.
 
@@ -307,11 +379,11 @@ class Prefetcher:
     ahead of the batches given out: continue from `state()`. A context manager, and an iterator that `close()` ends.
     """
 
-    def __init__(self, loader: TokenLoader, micro_batches: int = 1, depth: int = 2) -> None:
+    def __init__(self, loader: Loader, micro_batches: int = 1, depth: int = 2) -> None:
         assert micro_batches >= 1 and depth >= 1
-        self._loader = loader
-        self._consumed = loader.position
-        self._ready: deque[tuple[Batch, Position]] = deque()
+        self._loader: Any = loader  # and its own kind of position
+        self._consumed: Any = loader.position
+        self._ready: deque[tuple[Batch, Any]] = deque()
         self._error: BaseException | None = None
         self._closed = False
         self._changed = threading.Condition()
@@ -351,7 +423,8 @@ class Prefetcher:
 
     def state(self) -> dict[str, Any]:
         """The loader's state after the batches that `next` has given out, for `TokenLoader.restore`."""
-        return self._loader.state(self._consumed)
+        state: dict[str, Any] = self._loader.state(self._consumed)
+        return state
 
     def close(self) -> None:
         """Stop reading, drop what waits and join the thread. May be called again."""

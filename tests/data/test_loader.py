@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.data import loader as loader_module
-from llmc_jax.data.loader import Prefetcher, TokenLoader
+from llmc_jax.data.loader import JointLoader, Prefetcher, TokenLoader, continued
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.errors import FormatError, InputError
 
@@ -289,6 +289,45 @@ def test_the_places_of_all_processes(tmp_path: Path) -> None:
         other.restore({"ranks": [{}, {}]})
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_the_loaders_of_several_processes_in_one(tmp_path: Path, shuffle: bool) -> None:
+    """Micro-batch a is rank a % n's; places saved, also by the prefetcher, go on alike, over the end of an epoch."""
+    pattern = make_shards(tmp_path, [50, 33, 70])
+    ranks = [open_loader(pattern, 2, 4, shuffle=shuffle, process_rank=r, num_processes=2) for r in range(2)]
+    for rank in ranks:
+        rank.next_batch(3)
+    from_llmc = {"ranks": [without(rank.state(), *NOT_IN_LLMC) for rank in ranks]}
+    joint = continued(open_loader(pattern, 2, 4, shuffle=shuffle), from_llmc, 4)
+    assert isinstance(joint, JointLoader)
+    with Prefetcher(joint, 4) as prefetcher:
+        for _ in range(7):
+            inputs, targets = prefetcher.next()
+            for a in range(4):
+                expected = ranks[a % 2].next_batch()
+                np.testing.assert_array_equal(inputs[a : a + 1], expected[0])
+                np.testing.assert_array_equal(targets[a : a + 1], expected[1])
+        state = json.loads(json.dumps(prefetcher.state()))
+    assert state == {"ranks": [rank.state() for rank in ranks]}
+    again = continued(open_loader(pattern, 2, 4, shuffle=shuffle), state, 2)
+    np.testing.assert_array_equal(again.next_batch(2)[0][1:], ranks[1].next_batch()[0])
+
+
+def test_processes_that_cannot_go_on_in_one(tmp_path: Path) -> None:
+    pattern = make_shards(tmp_path, [50, 33, 17])
+    ranks = [open_loader(pattern, 2, 4, shuffle=True, process_rank=r, num_processes=2) for r in range(2)]
+    places = {"ranks": [rank.state() for rank in ranks]}
+    alone = open_loader(pattern, 2, 4, shuffle=True)
+    with pytest.raises(InputError, match=r"3 micro-batches, no multiple of 2: .* -d a multiple of 16 tokens"):
+        continued(alone, places, 3)
+    with pytest.raises(InputError, match="batch_size is 2, here it is 1"):
+        continued(open_loader(pattern, 1, 4, shuffle=True), places, 2)
+    with pytest.raises(InputError, match="one batch takes 25"):
+        continued(alone, {"ranks": [{}] * 3}, 3)
+    before = alone.state()
+    assert continued(alone, before, 3) is alone and alone.state() == before
+    assert continued(alone, {"ranks": [before]}, 3) is alone
+
+
 def test_a_state_of_another_kind_is_refused(tmp_path: Path) -> None:
     loader = open_loader(counting_file(tmp_path / "a.bin", 9), 2, 4)
     with pytest.raises(InputError, match="damaged"):
@@ -476,7 +515,7 @@ def test_iterating_ends_when_closed(tmp_path: Path) -> None:
 def test_a_program_that_forgets_to_close_ends(tmp_path: Path) -> None:
     path = counting_file(tmp_path / "a.bin", 100)
     code = f"""
-        from llmc_jax.data.loader import Prefetcher, TokenLoader
+        from llmc_jax.data.loader import JointLoader, Prefetcher, TokenLoader, continued
         p = Prefetcher(TokenLoader({str(path)!r}, 2, 4, vocab_size=100, shuffle=True, flag="-i"))
         p.next()
         raise KeyboardInterrupt
