@@ -13,7 +13,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -401,9 +401,9 @@ def steps(model: Model, ours: Values, theirs: Values, tolerance: float) -> Itera
                 yield Step(name, operation.name, total[0], local[0], covered, total[1], local[1])
 
 
-def has_gradients(values: Mapping[str, Any]) -> bool:
+def has_gradients(names: Iterable[str]) -> bool:
     """Whether values of the backward pass are among them."""
-    return any(name.rpartition(".")[2].startswith("d") for name in values)
+    return any(name.rpartition(".")[2].startswith("d") for name in names)
 
 
 def first_step(found: list[Step]) -> int | None:

@@ -141,7 +141,7 @@ def model_of(flat: np.ndarray, execution: Execution = PLAIN) -> Model:
 
 
 def found_steps(theirs: dict[str, np.ndarray], model: Model, tolerance: float = 2e-5) -> list[Step]:
-    ours = activations.own_values(model, batch_of(), gradients=True)
+    ours = activations.own_values(model, batch_of(), gradients=activations.has_gradients(theirs))
     return list(activations.steps(model, ours, theirs, tolerance))
 
 
@@ -161,13 +161,7 @@ def test_every_value_agrees_with_the_plain_model_in_float64(theirs: dict[str, np
     assert activations.first_step(found) is None
 
 
-def test_every_value_agrees_in_float32(theirs: dict[str, np.ndarray], op_by_op: None) -> None:
-    found = found_steps(theirs, model_of(weights()))
-    assert all(step.agrees and step.agrees_here for step in found)
-    assert max(step.total.relative for step in found) > 1e-8  # it is float32
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("dtype", [jnp.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)])
 def test_the_values_are_those_of_loss_fn(dtype: Any) -> None:
     """Compiled as a user's: the gradients have the bits of jax.grad(loss_fn); the loss may differ in its sum."""
     config, batch = ModelConfig(7, 13, 16, 2, 2, 8), batch_of()
@@ -299,6 +293,8 @@ def test_the_operation_with_the_mistake_is_named(
     mistake: str, theirs: dict[str, np.ndarray], monkeypatch: Patch, op_by_op: None
 ) -> None:
     spoil, name, alone = MISTAKES[mistake]
+    if not activations.has_gradients(alone or ()):  # the forward pass says it all
+        theirs = activations.forward_only(model_of(weights()), theirs)
     found = found_steps(theirs, spoil(monkeypatch))
     first = activations.first_step(found)
     assert first is not None and found[first].name == name
@@ -307,7 +303,7 @@ def test_the_operation_with_the_mistake_is_named(
     if alone is not None:  # what was handed a wrong input disagrees in total, and not of itself
         assert {step.name for step in found if not step.agrees_here} == alone
         if name not in ("losses", "dwte"):
-            assert sum(not step.agrees and step.agrees_here for step in found) > 10
+            assert sum(not step.agrees and step.agrees_here for step in found) >= 3
 
 
 def test_nan_is_named_where_it_begins(theirs: dict[str, np.ndarray], monkeypatch: Patch, op_by_op: None) -> None:
