@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import gpu_check, roofline
-from benchmarks.gpu import numerics, problems, steps, targets
+from benchmarks.gpu import numerics, problems, resume, steps, targets
 from benchmarks.gpu.lines import heard, tell
 from benchmarks.gpu.plan import PARTS, Item, plan
 from benchmarks.gpu.programs import step_times
@@ -246,6 +246,41 @@ def test_repetition(tmp_path: Path) -> None:
     })  # fmt: skip
     (line,) = targets.repetition(results)
     assert "'again' has the bits of 'first'" in line and "'-r 1' DIFFERS from 'first'" in line
+
+
+def test_continued_runs(tmp_path: Path) -> None:
+    at = {"resumed at": 5, "state": "a"}
+    results = results_of(tmp_path, {
+        ("resume", "killed, compile cache kept"): record(verdict="right: the same bits", **at),
+        ("resume", "killed, compile cache deleted"): record(bits="from step 7 other bits", **at),
+        ("resume", "save of d12 bf16"): record(**{"of a 524,288-token step": 0.06}),
+    })  # fmt: skip
+    (line,) = targets.resumption(results)
+    assert "kept': right: the same bits; " in line and "deleted': from step 7 other bits." in line
+    assert results.wrong() == {}
+    assert "| time that a save adds, d12, bf16 | 5.0 % | 5.0 % | 6.0 % | NOT MET |" in targets.summary(results)
+    results.records["resume", "killed, compile cache kept"] = record(verdict="WRONG: from step 6 other bits", **at)
+    assert list(results.wrong()) == [("resume", "killed, compile cache kept")]
+
+
+def run_folder(folder: Path, losses: list[float], resumed: int | None = None) -> Path:
+    folder.mkdir()
+    events: list[dict[str, Any]] = [
+        {"event": "train", "step": k, "loss": loss, "norm": 1.0, "ms": 5 * k + loss} for k, loss in enumerate(losses)
+    ]
+    if resumed is not None:
+        events.insert(resumed, {"event": "resume", "step": resumed})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    return folder
+
+
+def test_where_a_continued_run_parts(tmp_path: Path) -> None:
+    whole = run_folder(tmp_path / "whole", [5.0, 4.0, 3.0])
+    assert resume.resumption(run_folder(tmp_path / "same", [5.0, 4.0, 3.0], 1), whole) == (1, None)
+    assert resume.resumption(run_folder(tmp_path / "other", [5.0, 4.0, 3.5], 2), whole) == (2, 2)
+    assert resume.resumption(run_folder(tmp_path / "short", [5.0, 4.0], 1), whole) == (1, 2)
+    with pytest.raises(RuntimeError, match="did not go on"):
+        resume.resumption(run_folder(tmp_path / "fresh", [5.0, 4.0, 3.0]), whole)
 
 
 def test_results_are_kept(tmp_path: Path) -> None:

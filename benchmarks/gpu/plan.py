@@ -15,6 +15,7 @@ PARTS = {
     "step": "training steps: GPT-2 124M to 1558M in bf16, 124M in fp32 with TF32",
     "torch": "the same step in PyTorch, compiled, with flash attention",
     "repeat": "the same 20 steps in separate processes, and with recomputation: the same bits",
+    "resume": "a run killed and continued in a new process: the same bits; and what a save costs",
     "variants": "GPT-2 124M's step with one thing changed at a time",
     "start": "seconds from the command to the first training step, with an empty and with a filled compile cache",
     "profile": "python -m llmc_jax.profile: where the step's time goes",
@@ -40,7 +41,7 @@ class Item(NamedTuple):
 
 def plan(tiny: bool = False) -> list[Item]:
     """All items, in the order in which they run."""
-    parts = (machine, numerics, kernels, tiles, step, torch, repeat, variants, start, profile, triton, llmc)
+    parts = (machine, numerics, kernels, tiles, step, torch, repeat, resume, variants, start, profile, triton, llmc)
     return [item for part in parts for item in part(tiny)]
 
 
@@ -290,6 +291,24 @@ def repeat(tiny: bool) -> Iterator[Item]:
     fixed["digest_after"] = 2 if tiny else 20
     for name, change in list(runs.items())[:2] if tiny else runs.items():
         yield _step_item("repeat", name, tiny, **(fixed | change))
+
+
+def resume(tiny: bool) -> Iterator[Item]:
+    """programs: whether the process that goes on finds what was compiled for the run."""
+    words = f"-e {TINY_MODEL} -b 2 -t 24 --dtype bf16" if tiny else "-e d12 -b 16 -t 1024 --dtype bf16"
+    for programs in ("kept", "deleted"):
+        arguments = {"what": "killed", "words": words, "steps": 20, "every": 5, "programs": programs}
+        yield Item("resume", f"killed, compile cache {programs}", "resume", arguments, fresh=True, seconds=420)
+    for dtype in ("bf16", "fp32"):
+        cost = {
+            "model": TINY_MODEL if tiny else "d12",
+            "dtype": dtype,
+            "B": 2 if tiny else 32,
+            "T": 24 if tiny else 1024,
+        }
+        counts = {"steps": 2, "rounds": 1} if tiny else {"steps": 20, "rounds": 3}
+        arguments = {"what": "saves", **cost, **counts}
+        yield Item("resume", f"save of d12 {dtype}", "resume", arguments, fresh=True, seconds=300)
 
 
 def torch(tiny: bool) -> Iterator[Item]:

@@ -79,10 +79,10 @@ class Results:
         return figures
 
     def wrong(self) -> dict[Key, str]:
-        """What failed its comparison with float64, and how."""
+        """What failed its comparison, with float64 or of a continued run with the whole one, and how."""
         found = {}
         for (part, name), record in self.records.items():
-            if part == "numerics" or name.endswith(" numerics"):
+            if part in ("numerics", "resume") or name.endswith(" numerics"):
                 verdict = str(record.figures.get("verdict", ""))
                 if record.status == FAILED or verdict.startswith("WRONG"):
                     found[part, name] = record.message or verdict

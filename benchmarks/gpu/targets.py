@@ -22,7 +22,7 @@ class Target(NamedTuple):
     what: str
     must: float
     aim: float
-    unit: str  # of the copy, tok/s, of the peak, s, times
+    unit: str  # of the copy, tok/s, of the peak, of a step, s, times
     figure: Figure
     over: tuple[Figure, ...] = ()
     less: bool = False  # whether less is better
@@ -71,6 +71,10 @@ TARGETS = (
         "step, d12, fp32 with TF32, B=4, over PyTorch's", 1.0, 1.3, "times", FP32_STEP,
         (Figure("torch", "d12 tf32 B=4", "tok/s"),),
     ),
+    Target(
+        "time that a save adds, d12, bf16", 0.05, 0.05, "of a step",  # of 524,288 tokens
+        Figure("resume", "save of d12 bf16", "of a 524,288-token step"), less=True,
+    ),
     Target("command to first step, d12, cold", 60, 40, "s", Figure("start", "d12", "cold s"), less=True),
     Target("command to first step, d12, warm", 15, 10, "s", Figure("start", "d12", "warm s"), less=True),
 )  # fmt: skip
@@ -102,7 +106,7 @@ def verdict(target: Target, found: float | None) -> str:
 
 
 def _amount(target: Target, number: float) -> str:
-    if target.unit in ("of the copy", "of the peak"):
+    if target.unit in ("of the copy", "of the peak", "of a step"):
         return f"{100 * number:.1f} %"
     return f"{number:,.0f} {target.unit}" if number >= 1000 else f"{number:.3g} {target.unit}"
 
@@ -110,14 +114,15 @@ def _amount(target: Target, number: float) -> str:
 def summary(results: Results) -> str:
     """The targets as a Markdown table, then what repeats, and kernels that XLA beats."""
     if not results.machine.get("capability"):
-        return "\n".join(["In small, without a GPU: no figure here means anything.", "", *repetition(results)])
+        said = [*repetition(results), *resumption(results)]
+        return "\n".join(["In small, without a GPU: no figure here means anything.", "", *said])
     lines = ["| what | must | aim | measured | | of |", "|---|---|---|---|---|---|"]
     for target in TARGETS:
         found = value(results, target)
         cells = [target.what, _amount(target, target.must) if target.must else "", _amount(target, target.aim)]
         cells += [_amount(target, found[1]) if found else "", verdict(target, found and found[1])]
         lines.append(f"| {' | '.join(cells)} | {found[0] if found else ''} |")
-    return "\n".join([*lines, "", *slower(results), *repetition(results)])
+    return "\n".join([*lines, "", *slower(results), *repetition(results), *resumption(results)])
 
 
 def slower(results: Results) -> list[str]:
@@ -145,6 +150,16 @@ def repetition(results: Results) -> list[str]:
             same = all(runs[name].figures[each] == runs[first].figures[each] for each in ("losses", "state"))
             said.append(f"'{name}' {'has the bits of' if same else 'DIFFERS from'} '{first}'")
     return [f"Repetition: {'; '.join(said)}."] if said else ["Repetition: not measured."]
+
+
+def resumption(results: Results) -> list[str]:
+    """Whether a run that was killed went on with the bits of the one that was not."""
+    said = [
+        f"'{name}': {record.figures.get('verdict', record.figures.get('bits'))}"
+        for (part, name), record in results.records.items()
+        if part == "resume" and record.status == DONE and "resumed at" in record.figures
+    ]
+    return [f"Continued runs: {'; '.join(said)}."] if said else ["Continued runs: not measured."]
 
 
 # ----- what the measurements choose ---------------------------------------------------------------------------------

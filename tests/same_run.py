@@ -1,0 +1,90 @@
+"""Whether two run folders hold the same run, bit for bit: for the tests of stopping, killing and resuming.
+
+Everything counts but wall-clock figures, the events that say how a run was started, saved and resumed, and which of its
+checkpoints are still there.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmc_jax.checkpoint.store import array_specs, read_array, read_facts
+from llmc_jax.data.tokenfile import write_token_file
+from llmc_jax.runlog import read_metrics
+
+WALL_CLOCK = {"ms", "tokens_per_second", "time", "seconds"}
+OF_THE_RUN = ("train", "val", "sample")  # the events that must be the same; and the last "end"
+
+
+def write_shards(folder: Path, sizes: dict[str, tuple[int, ...]], vocab_size: int = 257) -> None:
+    """Token files <name>_<k>.bin of so many tokens each, skewed so that there is something to learn."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(7)
+    share = 1.0 / np.arange(1, vocab_size + 1)
+    for name, counts in sizes.items():
+        for k, count in enumerate(counts):
+            ids = rng.choice(rng.permutation(vocab_size), count, p=share / share.sum())
+            write_token_file(folder / f"{name}_{k}.bin", ids.astype(np.uint16))
+
+
+def steps_of(run: Path, what: str) -> list[int]:
+    """The steps of the folders state_%08d, or of the files DONE_%08d or model_%08d.bin, in order."""
+    return sorted(int(path.name[len(what) + 1 :].removesuffix(".bin")) for path in run.glob(f"{what}_[0-9]*"))
+
+
+def leftovers(run: Path) -> list[str]:
+    """What a save that was interrupted may leave: hidden files and folders."""
+    return sorted(path.name for path in run.iterdir() if path.name.startswith("."))
+
+
+def events(run: Path) -> list[dict[str, Any]]:
+    """What metrics.jsonl says of the run itself, without wall-clock figures."""
+    found = [
+        {name: value for name, value in each.items() if name not in WALL_CLOCK}
+        for each in read_metrics(run / "metrics.jsonl")
+    ]
+    return [*[each for each in found if each["event"] in OF_THE_RUN], found[-1]]
+
+
+def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
+    """Every array of a checkpoint."""
+    folder = run / f"state_{step:08d}"
+    return {name: read_array(folder, name) for name in array_specs(folder)}
+
+
+def differences(found: Path, expected: Path) -> Iterator[str]:
+    """What is not the same in two run folders, a line each."""
+    ours, theirs = events(found), events(expected)
+    for k, (one, other) in enumerate(zip(ours, theirs, strict=False)):
+        if json.dumps(one) != json.dumps(other):  # as text, so that NaN is NaN
+            yield f"event {k}: {one}, expected {other}"
+            break
+    if len(ours) != len(theirs):
+        yield f"{len(ours)} events, expected {len(theirs)}"
+    for name in ("main.log", "samples.txt"):
+        if (found / name).read_bytes() != (expected / name).read_bytes():
+            yield f"{name} differs"
+    last = steps_of(expected, "state")[-1]
+    if steps_of(found, "state")[-1:] != [last] or steps_of(found, "DONE")[-1:] != [last]:
+        yield f"checkpoints {steps_of(found, 'state')}, complete {steps_of(found, 'DONE')}; expected {last} last"
+        return
+    ours, theirs = arrays(found, last), arrays(expected, last)
+    if ours.keys() != theirs.keys():
+        yield f"arrays {sorted(ours.keys() ^ theirs.keys())} are in one of them alone"
+    for name in ours.keys() & theirs.keys():
+        one, other = ours[name], theirs[name]
+        if (one.dtype, one.shape, one.tobytes()) != (other.dtype, other.shape, other.tobytes()):
+            yield f"{name} differs"
+    facts, wanted = (read_facts(run / f"state_{last:08d}") for run in (found, expected))
+    for name in ("step", "model", "dtype", "loader", "data", "val_loss"):
+        if facts[name] != wanted[name]:
+            yield f"{name} is {facts[name]}, expected {wanted[name]}"
+
+
+def check_same(found: Path, expected: Path) -> None:
+    """Fails with everything that differs."""
+    problems = list(differences(found, expected))
+    assert not problems, "\n".join(problems)
