@@ -37,6 +37,7 @@ MS = re.compile(rf"({NUMBER}) ms\b")
 SPEED = re.compile(rf"({NUMBER}) tok/s")
 # What a program prints when it begins: in a file of several starts, the steps may go back there.
 START = re.compile(r"\| Parameter +\| Value.*|\[GPT-2\]|Running pytorch .*")
+VAL_EVERY = re.compile(r"\| val_loss_every +\| (\d{1,12}) +\|")  # of the same start-up table
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 WRITERS = {  # (a total after the step, 'train loss' or 'loss', a z-score): who writes so
@@ -215,10 +216,13 @@ def _shown(value: Any) -> str:
 
 @dataclass
 class Position:
-    """Where in a program's output we are. A validation line names no step: it belongs to the next one."""
+    """Where in a program's output we are. A validation line names no step."""
 
     last: int | None = None  # the last step seen since the program began
-    val: float | None = None
+    total: int | None = None  # steps that there will be
+    every: int | None = None  # steps between validations
+    placed: int | None = None  # step of the last validation, once it is known
+    val: float | None = None  # one whose step is not known yet
     hellaswag: float | None = None
     unsure: bool = False  # steps were left out between two lines, with a validation among them
 
@@ -250,13 +254,18 @@ def _take_line(found: Found, position: Position, line: str) -> None:
         if what != "eval":
             _see_decimals(found, "train" if what == "trl" else "val", value)
     elif match := VAL_LINE.fullmatch(line):
-        position.val = float_of(match[1])
+        _take_val(found, position, float_of(match[1]))
         _see_decimals(found, "val", match[1])
     elif match := HELLASWAG_LINE.fullmatch(line):
-        position.hellaswag = float_of(match[1])
+        if position.val is None and position.placed is not None:
+            found.hellaswag[position.placed] = float_of(match[1])
+        else:
+            position.hellaswag = float_of(match[1])
+    elif match := VAL_EVERY.fullmatch(line):
+        position.every = int(match[1]) or None
     elif START.fullmatch(line):
         _place(found, position, None)
-        position.last = None
+        position.last = position.total = position.every = position.placed = None
     elif match := STEP_LINE.fullmatch(line):
         _take_step(found, position, match)
 
@@ -272,7 +281,8 @@ def _take_step(found: Found, position: Position, match: re.Match[str]) -> None:
         values.pop(step, None)
         if shown := pattern.search(rest):
             values[step] = float_of(shown[1])
-    position.last = step
+    position.last, position.placed = step, None
+    position.total = int(total[1:]) if total else None
     sign = separator.strip() if separator == ": " and total else ""
     writer = WRITERS.get((total is not None, f"{sign} {words}".strip(), bool(re.match(r" \(\S+z\)", rest))))
     _count(found.kinds, writer or "output of a trainer")
@@ -286,6 +296,19 @@ def _count(kinds: dict[str, int], kind: str) -> None:
 def _see_decimals(found: Found, curve: str, loss: str) -> None:
     if digits := re.fullmatch(r"[+-]?\d*\.(\d+)", loss):
         found.decimals[curve] = max(found.decimals.get(curve, 0), len(digits[1]))
+
+
+def _take_val(found: Found, position: Position, loss: float) -> None:
+    """Gives a validation its step at once, where the start-up table says how often there is one."""
+    if position.every is None or position.last is None:
+        position.val = loss
+        return
+    step = position.last + 1
+    if step != position.total:  # that is where the last one stands
+        least = step if position.placed is None else max(step, position.placed + 1)
+        step = -(-least // position.every) * position.every
+    found.val[step] = loss
+    position.placed = step
 
 
 def _place(found: Found, position: Position, next_step: int | None) -> None:

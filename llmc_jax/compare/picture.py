@@ -121,6 +121,7 @@ def _limit_losses(axes: Any, logs: Sequence[Log]) -> None:
 def _draw_differences(axes: Any, found: Sequence[Difference]) -> None:
     """Averaged differences of training, single ones of validation; the tolerance as a band, a parting as a line."""
     reach = [0.0]
+    marked: list[str] = []  # logs with a line where they part: training's, else validation's
     for each in found:
         color = _color(LETTERS.index(each.letter))
         curve = finite(Curve(each.steps, each.averaged))
@@ -135,8 +136,9 @@ def _draw_differences(axes: Any, found: Sequence[Difference]) -> None:
             axes.plot(mean.steps, mean.mean, "." if len(mean.steps) == 1 else "-", color=color, linewidth=1.4)
         else:
             axes.plot(curve.steps, curve.values, "o", color=color, markersize=4, markeredgecolor="white", zorder=4)
-        if each.parts is not None:
-            _mark_parting(axes, each, color)
+        if each.parts is not None and each.letter not in marked:
+            _mark_parting(axes, each, color, row=len(marked))
+            marked.append(each.letter)
     tolerance = found[0].tolerance if found else 0.0
     if max(map(abs, reach)) > 0.1 * tolerance:  # else the band would be all there is to see
         axes.axhspan(-tolerance, tolerance, color="#888888", alpha=0.15, linewidth=0)
@@ -146,16 +148,17 @@ def _draw_differences(axes: Any, found: Sequence[Difference]) -> None:
     if high > low:
         margin = 0.12 * (high - low)
         axes.set_ylim(low - margin, high + margin)
-        axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+        axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 3))
     if not any(len(each.steps) for each in found):
         axes.text(0.5, 0.6, "no step in common", transform=axes.transAxes, ha="center")
 
 
-def _mark_parting(axes: Any, each: Difference, color: str) -> None:
+def _mark_parting(axes: Any, each: Difference, color: str, row: int) -> None:
+    """A line at the step where a log parts from the first, and its words in a row of their own."""
     left = each.parts is not None and each.parts > (each.steps[0] + each.steps[-1]) / 2
     axes.axvline(each.parts, color=color, linewidth=1, linestyle=(0, (4, 3)))
     axes.annotate(
-        f"{each.curve} of {each.letter} parts at {each.parts}", (each.parts, 0.97 if each.curve == TRAIN else 0.86),
+        f"{each.letter} parts at {each.parts} ({each.curve})", (each.parts, 0.97 - 0.1 * (row % 9)),
         xycoords=("data", "axes fraction"), xytext=(-4 if left else 4, 0), textcoords="offset points",
         ha="right" if left else "left", va="top", fontsize=8, color=color,
     )  # fmt: skip

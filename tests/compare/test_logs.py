@@ -126,11 +126,21 @@ def step_line(step: int, loss: float) -> str:
 
 
 def test_validations_between_steps_that_were_not_printed(tmp_path: Path) -> None:
-    """--print-every 20 -v 40: the validation of step 40 stands right behind the line of step 39 (printed as 40)."""
+    """--print-every 20: the start-up table says where they stand; without it, right behind the last line."""
     text = "val loss 5.000000\n" + step_line(1, 4.5) + step_line(20, 4.0) + step_line(40, 3.5) + "val loss 3.250000\n"
     log = read_log(written(tmp_path / "out.txt", text + step_line(60, 3.0)))
     assert pairs(log.val) == [(0, 5.0), (40, 3.25)]
     assert len(log.notes) == 1 and "not every step has a line" in log.notes[0]
+    table = f"{TABLE}| val_loss_every        | {9:<50} |\n"
+    text = table + "val loss 5.0\n" + step_line(1, 4.5) + "val loss 4.9\nval loss 4.8\nHellaSwag: 1/2 = 0.500000\n"
+    text += step_line(20, 4.0) + "val loss 4.7\n" + step_line(30, 3.0) + "val loss 4.6\n" + step_line(99, 3.0)
+    text += "val loss 4.5\n"
+    log = read_log(written(tmp_path / "out.txt", text))
+    assert pairs(log.val) == [(0, 5.0), (9, 4.9), (18, 4.8), (27, 4.7), (36, 4.6), (99, 4.5)]
+    assert (pairs(log.hellaswag), log.notes) == ([(18, 0.5)], ())
+    resumed = table + "val loss 4.0\n" + step_line(46, 3.0) + "val loss 3.9\n" + step_line(60, 2.0)
+    log = read_log(written(tmp_path / "out.txt", text + resumed))
+    assert pairs(log.val)[-3:] == [(45, 4.0), (54, 3.9), (99, 4.5)]
 
 
 def test_a_run_that_was_resumed_overwrites(tmp_path: Path) -> None:
