@@ -265,7 +265,9 @@ def commands(path: Path) -> list[list[str]]:
 def parsed(words: list[str]) -> Any:
     """A command's options, or None where it has none. Raises what the program does where it would refuse them."""
     from llmc_jax import cli
+    from llmc_jax.checkpoint import __main__ as checkpoint
     from llmc_jax.checkpoint import convert
+    from llmc_jax.compare import __main__ as compare
     from llmc_jax.data import __main__ as data
     from llmc_jax.profile import flags
 
@@ -274,6 +276,8 @@ def parsed(words: list[str]) -> Any:
         (["llmc-jax"], cli.parse_args),
         (["python", "-m", "llmc_jax.data"], data._parser().parse_args),
         (["python", "-m", "llmc_jax.profile"], flags.split),
+        (["python", "-m", "llmc_jax.checkpoint"], checkpoint._parser().parse_args),
+        (["python", "-m", "llmc_jax.compare"], compare._parser().parse_args),
         (["python", "convert_checkpoint.py"], convert._parser().parse_args),
     ):
         rest = words[len(start) :]
