@@ -10,6 +10,7 @@ next step, in one of two ways: it copies the state on the device, or it has writ
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,6 +62,7 @@ class Saved(NamedTuple):
     waited: float  # seconds that the training stood still
     seconds: float  # in all
     removed: tuple[int, ...] = ()  # steps whose checkpoints were deleted afterwards
+    unremoved: str | None = None  # why one that should have been deleted is still there
 
 
 @jax.jit
@@ -116,7 +118,8 @@ class Saver:
         """The saves that have ended since this was last asked. Raises what is a mistake in the program."""
         if self._thread is not None and not self._thread.is_alive():
             self._join()
-        ended, self._ended = self._ended, []
+        ended = self._ended.copy()
+        del self._ended[: len(ended)]  # the thread may have added another meanwhile
         return ended
 
     def wait(self) -> list[Saved]:
@@ -148,9 +151,16 @@ class Saver:
             action()
         except (InputError, OSError) as error:
             if work.writing is not None:
-                store.abandon(work.writing)
+                self._abandon(work.writing)
                 work.writing = None
             self._end(work, str(error))
+
+    def _abandon(self, writing: store.Writing) -> None:
+        """Removes what was written, the model too, unless a complete checkpoint has that step already."""
+        store.abandon(writing)
+        if self._export and not store.done_file(writing.run, writing.step).exists():
+            with suppress(OSError):
+                store.model_file(writing.run, writing.step).unlink(missing_ok=True)
 
     def _write_and_seal(self, work: "_Work", snapshot: list[TrainState]) -> None:
         self._guarded(work, lambda: self._write(work, snapshot.pop()))
@@ -179,24 +189,34 @@ class Saver:
             store.seal(work.writing)
             work.writing = None
             self._good.add(work.step)
-            self._end(work, None, self._prune(least=2))
+            self._end(work, None, *self._prune(least=2))
 
         self._guarded(work, seal)
 
-    def _prune(self, least: int) -> tuple[int, ...]:
-        if self._retention.keep == 0:
-            return ()
+    def _prune(self, least: int) -> tuple[tuple[int, ...], str | None]:
+        """Deletes what need not stay. Returns the steps; and why not, where something could not be deleted."""
         keep, major_every = self._retention
-        return tuple(store.prune(self._folder, keep=keep, major_every=major_every, least=least, known_good=self._good))
+        if keep == 0:
+            return (), None
+        try:
+            steps = store.prune(self._folder, keep=keep, major_every=major_every, least=least, known_good=self._good)
+        except InputError as error:
+            return (), str(error)
+        return tuple(steps), None
 
-    def prune_rest(self) -> tuple[int, ...]:
-        """Once the run is complete: deletes down to what -nk says, which may be one. Call after `wait`."""
+    def prune_rest(self) -> tuple[tuple[int, ...], str | None]:
+        """Once the run is complete: deletes down to what -nk says, which may be one. Call after `wait`.
+
+        Returns the steps; and why not, where something could not be deleted.
+        """
         return self._prune(least=1)
 
-    def _end(self, work: "_Work", problem: str | None, removed: tuple[int, ...] = ()) -> None:
+    def _end(
+        self, work: "_Work", problem: str | None, removed: tuple[int, ...] = (), unremoved: str | None = None
+    ) -> None:
         path = store.state_folder(self._folder, work.step)
         seconds = time.perf_counter() - work.start
-        self._ended.append(Saved(work.step, path, problem, work.waited or seconds, seconds, removed))
+        self._ended.append(Saved(work.step, path, problem, work.waited or seconds, seconds, removed, unremoved))
 
 
 class _Work:

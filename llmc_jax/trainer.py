@@ -293,7 +293,7 @@ def save(run: Run, progress: Progress, batches: Batches, step: Step | None, *, l
         environment=setup.environment,
     )
     run.saver.save(progress.state, facts, available_memory(setup, step), last=last)
-    return hear_of_saves(run, progress._replace(saving=progress.step), run.saver.finished())
+    return progress._replace(saving=progress.step)
 
 
 def available_memory(setup: Setup, step: Step | None) -> Memory:
@@ -305,24 +305,34 @@ def available_memory(setup: Setup, step: Step | None) -> Memory:
     return Memory(needed, stats.get("bytes_limit", 0) - stats.get("peak_bytes_in_use", 0))
 
 
-def hear_of_saves(run: Run, progress: Progress, ended: list[Saved]) -> Progress:
-    """Logs and shows how saves ended. Raises InputError for one that failed, where --save-failure says stop."""
+def hear_of_saves(run: Run, progress: Progress, ended: list[Saved], last: bool = False) -> Progress:
+    """Logs and shows how saves ended. last: no other will be tried.
+
+    Raises InputError for one that failed, where --save-failure says stop, or where it was the last one.
+    """
     for each in ended:
         if each.problem is None:
             times = {"waited_ms": 1e3 * each.waited, "ms": 1e3 * each.seconds}
             run.log.event("checkpoint", step=each.step, path=each.path.name, **times)
-            for step in each.removed:
-                run.log.event("removed", step=step)
+            tell_removed(run, each.removed, each.unremoved)
             progress = progress._replace(saved=each.path)
             continue
         problem = f"the checkpoint of step {each.step} was not saved: {each.problem}"
         run.log.event("save_failed", step=each.step, problem=each.problem)
-        if run.setup.config.save_failure == "stop":
+        if run.setup.config.save_failure == "stop" or (last and each.step == progress.saving):
             raise InputError(problem)
         run.console.warning(f"{problem}; earlier ones are as they were")
         if each.step == progress.saving:
             progress = progress._replace(saving=-1)
     return progress
+
+
+def tell_removed(run: Run, steps: tuple[int, ...], problem: str | None) -> None:
+    """Logs which checkpoints were deleted; one that could not be deleted is no reason to stop."""
+    for step in steps:
+        run.log.event("removed", step=step)
+    if problem is not None:
+        run.console.warning(problem)
 
 
 def look(run: Run, progress: Progress, batches: Batches, compiled: Step | None) -> Progress:
@@ -342,6 +352,7 @@ def look(run: Run, progress: Progress, batches: Batches, compiled: Step | None) 
         progress = draw_sample(run, progress)
     if due(config.checkpoint_every) and step > 0 and step % config.checkpoint_every == 0:
         progress = save(run, progress, batches, compiled, last=last)
+        progress = hear_of_saves(run, progress, run.saver.finished())
     return progress
 
 
@@ -459,16 +470,11 @@ def last_save(run: Run, outcome: Outcome, batches: Batches) -> Outcome:
     try:
         if run.setup.config.save and progress.step > 0:
             progress = save(run, progress, batches, None, last=True)
-        ended = run.saver.wait()
-        progress = hear_of_saves(run, progress, ended)
-        failed = [each for each in ended if each.problem is not None]
+        progress = hear_of_saves(run, progress, run.saver.wait(), last=True)
+        if code == ExitCode.DONE:
+            tell_removed(run, *run.saver.prune_rest())
     except InputError as error:
         return Outcome(ExitCode.BAD_INPUT, progress, problem or error)
-    if failed and problem is None:
-        words = f"the checkpoint of step {failed[-1].step} was not saved: {failed[-1].problem}"
-        return Outcome(ExitCode.BAD_INPUT, progress, InputError(words))
-    if code == ExitCode.DONE:
-        run.saver.prune_rest()
     return Outcome(code, progress, problem)
 
 
