@@ -4,9 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from llmc_jax.checkpoint.llmc import read_model
+from llmc_jax.checkpoint import store
 from llmc_jax.data.corpora import stdlib_corpus
 from llmc_jax.presets import PRESETS
 from llmc_jax.runlog import read_metrics
@@ -49,4 +50,8 @@ def test_the_demo(tmp_path: Path) -> None:
     assert len(log) == len(steps) + sum(each["event"] == "val" for each in events)
     assert log[-1] == f"s:{STEPS} tel:{final['loss']:.4f}"
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG\r\n")
-    assert read_model(folder / f"model_{STEPS:08d}.bin").warnings == ()
+    (checkpoint,) = store.entries(folder)
+    assert (checkpoint.step, checkpoint.problem, checkpoint.val_loss) == (STEPS, None, final["loss"])
+    names = store.array_specs(checkpoint.folder)
+    assert {name.split("/")[0] for name in names} >= {"params", "m", "v", "step", "updates"}
+    assert all(np.isfinite(store.read_array(checkpoint.folder, name)).all() for name in names if "params/" in name)
