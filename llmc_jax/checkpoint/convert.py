@@ -341,7 +341,7 @@ def _write(source: Source, target: str, dtype: str, table: Table | None, args: a
         return conversion.to_hugging_face(source, args.out, dtype, table, args.force)
     if target == "state":
         return conversion.to_state(source, args.out, dtype, args.force)
-    zero = True if args.zero else None
+    zero = None if args.zero is None else bool(args.zero)
     return conversion.to_llmc_state(source, args.out, dtype, args.processes, zero, args.force)
 
 
@@ -397,7 +397,12 @@ def _parser() -> argparse.ArgumentParser:
     turn.add_argument(
         "--processes", type=int, metavar="N", help="--to llmc-state: for so many (default: as in IN, or 1)"
     )
-    turn.add_argument("--zero", action="store_true", help="--to llmc-state: shared out as by ZeRO-1 (-z 1)")
+    turn.add_argument(
+        "--zero",
+        type=int,
+        choices=(0, 1),
+        help="--to llmc-state: 1 = shared out as by llm.c's -z 1 (default: as in IN)",
+    )
     turn.add_argument("--force", action="store_true", help="replace OUT if it exists")
     for command in (look, turn):
         command.add_argument(
