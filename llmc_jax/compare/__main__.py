@@ -1,9 +1,11 @@
 """The command line of the comparisons: `python -m llmc_jax.compare`. Leaves out the comparisons."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 from llmc_jax.compare import checkpoints, debug_state, live, logs
 from llmc_jax.config import ExitCode
@@ -21,8 +23,21 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """The words behind the first `--` are another program's: they come as `flags`, and are not looked at."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = list(sys.argv[1:] if args is None else args)
+        place = words.index("--") if "--" in words else len(words)
+        found = super().parse_args(words[:place], namespace)
+        found.flags = words[place + 1 :]
+        if found.flags and found.command != "run":
+            self.error(f"{found.command} takes no words behind --")
+        return found
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=PROGRAM,
         description="Compare runs, programs and files with llm.c's, or with each other.",
         allow_abbrev=False,
@@ -37,12 +52,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words before the first `--` and those behind it, which are another program's."""
-    place = words.index("--") if "--" in words else len(words)
-    return list(words[:place]), list(words[place + 1 :])
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one comparison. Returns the exit status.
 
@@ -50,20 +59,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     on standard error.
     """
     open_missing_streams()
-    words, flags = _split(sys.argv[1:] if argv is None else argv)
-    parser = _parser()
-    args = parser.parse_args(words)
-    args.flags = flags
-    if flags and args.command != "run":
-        parser.error(f"{args.command} takes no words behind --")
+    args = _parser().parse_args(argv)
     try:
-        return COMMANDS[args.command][0].run(args)
+        status = COMMANDS[args.command][0].run(args)
+        sys.stdout.flush()
+        return status
     except InputError as error:
         print_error(f"{PROGRAM} {args.command}: {error}")
         return ExitCode.BAD_INPUT
     except KeyboardInterrupt:
         print_error(f"{PROGRAM} {args.command}: stopped")
         return ExitCode.STOPPED
+    except BrokenPipeError:  # the reader of the tables has seen enough (`| head`); no word more, at exit too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.DONE
 
 
 if __name__ == "__main__":

@@ -398,15 +398,16 @@ def run(args: argparse.Namespace) -> int:
         theirs = run_llmc(plan, folder)
         dtype = precision_of(folder / LLMC_OUTPUT) if plan.kind == CUDA else None
         _announce(args, f"2 of 2, ours:  train.py {shlex.join(our_words(plan, folder / OUR_FOLDER, dtype))}\n")
-        mine, words = run_ours(plan, folder, dtype)
+        mine, ours = run_ours(plan, folder, dtype)
         result = compare(theirs, mine, args.tolerance, args.window)
-        _announce(args, f"{steps_table(result, args.rows)}\n\n" + "\n".join(verdict(result)))
+        words = "\n".join(report.wrapped(line) for line in verdict(result))
+        _announce(args, f"{steps_table(result, args.rows)}\n\n{words}")
         if args.picture is not None:
             from llmc_jax.compare.picture import draw_logs
 
             draw_logs(result.logs, result.differences, args.picture, names=NAMES)
             _announce(args, f"\npicture: {args.picture}")
-    commands = {"llm.c": llmc_command(plan), "ours": ["train.py", *words]}
+    commands = {"llm.c": llmc_command(plan), "ours": ["train.py", *ours]}
     facts = {"comparison": "run", "kind": plan.kind, "executable": str(plan.executable), "commands": commands}
     outcome = {"agree": result.agree, "time_ratio": result.time_ratio, "busy": busy, "verdict": verdict(result)}
     report.emit(facts | outcome | logs.as_json(result.logs, result.differences, args.rows), json_path=args.json)

@@ -267,7 +267,7 @@ def as_text(logs: Sequence[Log], found: Sequence[Difference], rows: int) -> str:
     parts += ["\n".join(notes)] if notes else []
     parts.append(steps_table(logs, chosen_steps(logs, rows)))
     parts.append(f"differences in nats per token, tolerance {found[0].tolerance:g}\n" + differences_table(found))
-    parts.append("\n".join(verdict(each) for each in found))
+    parts.append("\n".join(report.wrapped(verdict(each)) for each in found))
     return "\n\n".join(parts)
 
 

@@ -7,6 +7,7 @@ import argparse
 import json
 import math
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,11 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: Itera
 
     head = text(headings)
     return "\n".join([head, "-" * len(head), *map(text, filled)]).rstrip()
+
+
+def wrapped(sentence: str) -> str:
+    """A sentence as lines of a screen's width, indented from the second on."""
+    return textwrap.fill(sentence, 116, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
 def number(value: float | None, digits: int = 4) -> str:

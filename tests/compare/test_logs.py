@@ -484,6 +484,7 @@ def test_the_command_prints_and_draws(two: list[str], tmp_path: Path, capsys: py
     words = ["logs", *two, "--window", "1", "--picture", str(picture), "--json", str(result)]
     assert main(words) == logs.DIFFERS
     text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 120 + len(two[0])
     row = next(line for line in text.splitlines() if line.startswith(" 100"))
     assert row.split() == ["100", "3.0099", "3.0109", "+0.001", "3.2500", "3.2500", "0"]
     assert "B beside A, training: they part at step 110: from there to step 199" in text
@@ -555,7 +556,7 @@ def test_names_without_what_they_share() -> None:
 
 def test_no_jax_is_imported() -> None:
     code = "import sys; import llmc_jax.compare.logs, llmc_jax.compare.picture; sys.exit('jax' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parents[2])
 
 
 def test_logs_of_real_runs(shared: Path) -> None:

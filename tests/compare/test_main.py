@@ -16,6 +16,9 @@ from llmc_jax.config import ExitCode
 from llmc_jax.errors import InputError
 
 
+ROOT = Path(__file__).resolve().parents[2]
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_comparison_has_help_and_json(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -27,10 +30,12 @@ def test_every_comparison_has_help_and_json(name: str, capsys: pytest.CaptureFix
 
 
 def test_it_is_a_program_that_starts_without_jax() -> None:
-    done = subprocess.run([sys.executable, "-m", "llmc_jax.compare", "--help"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "llmc_jax.compare", "--help"], capture_output=True, text=True, cwd=ROOT
+    )
     assert done.returncode == 0 and all(name in done.stdout for name in COMMANDS)
     code = "import sys; import llmc_jax.compare.__main__; sys.exit('jax' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +64,20 @@ def test_how_it_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 
 def test_flags_of_another_program() -> None:
-    assert __main__._split(["run", "x", "--json", "--", "-b", "--", "4"]) == (["run", "x", "--json"], ["-b", "--", "4"])
-    assert __main__._split(["logs", "a"]) == (["logs", "a"], [])
+    found = __main__._parser().parse_args(["run", "x", "--json", "--", "-b", "--", "4"])
+    assert (found.executable, found.json, found.flags) == ("x", report.SCREEN, ["-b", "--", "4"])
+    assert __main__._parser().parse_args(["logs", "a"]).flags == []
+
+
+def test_a_reader_that_goes_away(tmp_path: Path) -> None:
+    log = tmp_path / "main.log"
+    log.write_text("".join(f"s:{step} trl:4.0\n" for step in range(20000)))
+    command = [sys.executable, "-m", "llmc_jax.compare", "logs", str(log), str(log), "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.read(10)
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait() == 0
 
 
 # ----- what all of them print ---------------------------------------------------------------------------------------
@@ -75,6 +92,12 @@ def test_tables() -> None:
         "",
         "bb    10.25     x",
     ]
+
+
+def test_sentences_are_wrapped() -> None:
+    lines = report.wrapped("word " * 60 + "x" * 150).splitlines()
+    assert len(lines[0]) <= 116 and all(line.startswith("    ") for line in lines[1:])
+    assert " ".join(line.strip() for line in lines) == "word " * 60 + "x" * 150
 
 
 def test_numbers() -> None:
