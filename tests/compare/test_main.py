@@ -15,7 +15,6 @@ from llmc_jax.compare.__main__ import COMMANDS, main
 from llmc_jax.config import ExitCode
 from llmc_jax.errors import InputError
 
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
