@@ -38,6 +38,7 @@ SPEED = re.compile(rf"({NUMBER}) tok/s")
 # What a program prints when it begins: in a file of several starts, the steps may go back there.
 START = re.compile(r"\| Parameter +\| Value.*|\[GPT-2\]|Running pytorch .*")
 VAL_EVERY = re.compile(r"\| val_loss_every +\| (\d{1,12}) +\|")  # of the same start-up table
+OURS = re.compile(r"\| grad_clip +\| .*")  # a row that llm.c's table does not have
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 WRITERS = {  # (a total after the step, 'train loss' or 'loss', a z-score): who writes so
@@ -47,6 +48,7 @@ WRITERS = {  # (a total after the step, 'train loss' or 'loss', a z-score): who 
     (True, "loss", True): "output of llm.c's train_gpt2cu",
     (True, "loss", False): "output of train.py",
 }
+OUR_LINE = (True, "loss", False)
 
 
 class Log(NamedTuple):
@@ -261,6 +263,8 @@ def _take_line(found: Found, position: Position, line: str) -> None:
             found.hellaswag[position.placed] = float_of(match[1])
         else:
             position.hellaswag = float_of(match[1])
+    elif OURS.fullmatch(line):
+        _count(found.kinds, WRITERS[OUR_LINE])
     elif match := VAL_EVERY.fullmatch(line):
         position.every = int(match[1]) or None
     elif START.fullmatch(line):
@@ -285,6 +289,8 @@ def _take_step(found: Found, position: Position, match: re.Match[str]) -> None:
     position.total = int(total[1:]) if total else None
     sign = separator.strip() if separator == ": " and total else ""
     writer = WRITERS.get((total is not None, f"{sign} {words}".strip(), bool(re.match(r" \(\S+z\)", rest))))
+    if WRITERS[OUR_LINE] in found.kinds:  # its table says so; with -sl it prints z-scores as llm.c does
+        writer = WRITERS[OUR_LINE]
     _count(found.kinds, writer or "output of a trainer")
     _see_decimals(found, "train", loss)
 

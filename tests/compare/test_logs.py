@@ -121,6 +121,11 @@ def test_what_the_cpu_trainer_prints(tmp_path: Path) -> None:
     assert not len(log.speed.steps)
 
 
+def test_our_z_scores_are_not_taken_for_llmcs(tmp_path: Path) -> None:
+    text = TABLE + f"| grad_clip             | {1:<50} |\n" + "".join(CU_LINES)
+    assert read_log(written(tmp_path / "out.txt", text)).kind == "output of train.py"
+
+
 def step_line(step: int, loss: float) -> str:
     return f"step {step:4d}/99 | loss {loss:7.6f} | norm 1.0000 | lr 1.00e-04 | 40.00 ms | 1.0 GFLOP/s | 100 tok/s\n"
 
