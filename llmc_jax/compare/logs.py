@@ -20,6 +20,7 @@ from llmc_jax.errors import InputError
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 TOLERANCE = 0.01  # nats per token; what llm.c's own tests allow a loss
 TAIL = 0.1  # of the common steps: as many must follow the one at which two logs part
+LARGEST = 1e6  # nats per token: larger differences count as this in averages, whose running sums they would spoil
 ROWS = 12
 TRAIN, VAL = "training", "validation"
 CURVES = {TRAIN: "train", VAL: "val"}  # and the name of a log's field
@@ -28,8 +29,8 @@ CURVES = {TRAIN: "train", VAL: "val"}  # and the name of a log's field
 class Difference(NamedTuple):
     """A curve of one log minus that of the first, at the steps that both have.
 
-    The averaged difference at a step is the mean of the differences from window / 2 steps before it to as many behind
-    it. Beyond the tolerance means: above it, or below its negative. The logs part at the first step beyond the
+    The averaged difference at a step is the mean of those of `window` steps, an odd number, with it in the middle.
+    Beyond the tolerance means: above it, or below its negative. The logs part at the first step beyond the
     tolerance from which on most steps are, with a tenth of all common steps still to come: where curves cross they
     have not met again, and an odd step or two at the end are no parting.
     """
@@ -91,13 +92,13 @@ def difference(first: Curve, other: Curve) -> Curve:
 
 
 def averaged(values: np.ndarray, window: int) -> np.ndarray:
-    """The mean of the finite values in a window round each; infinite where the value itself is."""
+    """The mean of the finite values in a window (odd) round each; infinite where the value itself is."""
     half, count = window // 2, len(values)
     good = np.isfinite(values)
+    bounded = np.clip(np.where(good, values, 0.0), -LARGEST, LARGEST)
     low, high = np.maximum(np.arange(count) - half, 0), np.minimum(np.arange(count) + half + 1, count)
-    totals, counts = (np.concatenate([[0.0], np.cumsum(each)]) for each in (np.where(good, values, 0.0), good))
-    with np.errstate(invalid="ignore"):
-        means = (totals[high] - totals[low]) / np.maximum(counts[high] - counts[low], 1)
+    totals, counts = (np.concatenate([[0.0], np.cumsum(each)]) for each in (bounded, good))
+    means = (totals[high] - totals[low]) / np.maximum(counts[high] - counts[low], 1)
     return np.where(good, means if half else values, np.inf)
 
 
@@ -108,7 +109,7 @@ def differences(logs: Sequence[Log], tolerance: float = TOLERANCE, window: int =
         rounding = _rounding(logs[0]) + _rounding(log)
         for name, field in CURVES.items():
             steps, values = difference(getattr(logs[0], field), getattr(log, field))
-            points = 1 if name == VAL else window or max(1, len(steps) // SMOOTHING)
+            points = 1 if name == VAL else (window or len(steps) // SMOOTHING) | 1
             mean = averaged(values, points)
             found.append(Difference(letter, name, steps, values, mean, points, tolerance, rounding))
     return found
@@ -335,7 +336,7 @@ def add_difference_arguments(parser: argparse.ArgumentParser, windows: str) -> N
     )  # fmt: skip
     parser.add_argument(
         "--window", type=int, default=0, metavar="N",
-        help=f"training losses: average the differences over N steps [{windows}]",
+        help=f"training losses: average the differences over N steps, an odd number [{windows}]",
     )  # fmt: skip
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the curves and differences (*.png)")
 

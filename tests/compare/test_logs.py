@@ -427,12 +427,20 @@ def test_where_noisy_logs_part() -> None:
     each = one_difference(falling + noise[0], falling + noise[1], tolerance=0.05, window=100)
     assert each.parts is None and each.largest[0] > 0.1
     assert logs.verdict(each).startswith(
-        "B beside A, training: together: the difference, averaged over 100 steps, is within"
+        "B beside A, training: together: the difference, averaged over 101 steps, is within"
     )
     shifted = falling + noise[1] - 0.2 * (np.arange(5000) >= 3000)
     each = one_difference(falling + noise[0], shifted, tolerance=0.05, window=100)
     assert each.parts is not None and abs(each.parts - 3000) <= 50
     assert f"they part at step {each.parts}: from there to step 4999" in logs.verdict(each)
+
+
+def test_one_enormous_loss_spoils_no_average() -> None:
+    values = np.full(1000, 1e-3)
+    values[3] = 1e300
+    each = one_difference(np.zeros(1000), values, window=21)
+    np.testing.assert_allclose(each.averaged[14:], 1e-3, rtol=1e-5)
+    assert each.largest == (1e300, 3) and each.first_beyond == 0 and each.parts is None
 
 
 def test_curves_that_cross_have_parted() -> None:
