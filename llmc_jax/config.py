@@ -160,7 +160,7 @@ EXIT_MEANINGS: dict[int, str] = {
     1: "a mistake in this program, with a traceback",
     ExitCode.BAD_INPUT: "a flag, a file or the machine cannot be used as it stands; one line says why",
     ExitCode.DIVERGED: "the loss or the gradient was not finite --max-nonfinite times in a row",
-    ExitCode.STOPPED: "stopped by the user (Ctrl-C or SIGTERM) after a whole step, with everything written",
+    ExitCode.STOPPED: "stopped by Ctrl-C or SIGTERM, after a whole step and with all saved; by a second one at once",
 }
 
 
@@ -711,6 +711,7 @@ def _notes(config: TrainConfig) -> list[str]:
     notes += _precision_notes(config)
     if config.reuse and not config.output_dir:
         notes.append("-y 1 without -o: this run gets a new folder of its own; name one with -o to go on in it")
+    notes += _saving_notes(config)
     if config.warmup_steps and config.schedule == "constant":
         notes.append(f"{_given(config, 'warmup_steps')}: has no effect with -k constant, which does not warm up")
     elif 0 < config.max_steps <= config.warmup_steps:
@@ -725,6 +726,19 @@ def _notes(config: TrainConfig) -> list[str]:
     # a preset names the rule of its trainer for whoever adds -c
     if config.decay != defaults.decay and config.weight_decay == 0 and not config.preset:
         notes.append(f"{_given(config, 'decay')}: has no effect with -c 0, where nothing decays")
+    return notes
+
+
+def _saving_notes(config: TrainConfig) -> list[str]:
+    """Settings of checkpoints that have no effect."""
+    notes = []
+    if config.major_every and not config.keep_checkpoints:
+        notes.append(f"{_given(config, 'major_every')}: has no effect without -nk, where every checkpoint is kept")
+    if not config.save and not config.checkpoint_every:
+        if config.export_llmc:
+            notes.append("--export-llmc: has no effect with --no-save and without -n, where nothing is saved")
+        if config.reuse:
+            notes.append("-y 1: nothing is saved with --no-save and without -n, so the next start begins anew too")
     return notes
 
 

@@ -4,6 +4,8 @@ The settings (compile cache, memory pages) are not needed for correct results; e
 so (benchmarks/README.md). Leaves out what the machine can do (hardware.py).
 """
 
+import hashlib
+import json
 import os
 import sys
 import tempfile
@@ -11,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from llmc_jax.files import cache_folder, reason
+from llmc_jax.files import cache_folder, reason, sync, write_bytes
 
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
@@ -94,20 +96,48 @@ def configure(*, tf32: bool = True) -> list[str]:
     return notes
 
 
-def keep_programs(folder: Path) -> None:
+PROGRAMS = "PROGRAMS.json"  # the digest of every program that a run keeps
+
+
+def keep_programs(folder: Path) -> bool:
     """Keeps what is compiled from now on in a run's own folder, so that the run is continued with the same programs.
 
     A GPU's compiler times several ways of a product and takes the fastest: compiled again elsewhere it may choose
     otherwise, and the bits of a result would change. A folder that the user has named in the environment stays.
+    Files that are not as `seal_programs` left them are deleted: JAX would trip over a torn one at every start, and
+    never write it anew. Returns whether all that it knew of are still there.
     """
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        return
+        return True
     folder.mkdir(exist_ok=True)
+    try:
+        known = json.loads(folder.joinpath(PROGRAMS).read_bytes())
+    except (OSError, ValueError):
+        known = {}
+    found = _program_digests(folder)
+    for name in found:
+        if known.get(name) != found[name]:
+            folder.joinpath(name).unlink()
     compilation_cache.reset_cache()
     jax.config.update("jax_compilation_cache_dir", str(folder))
+    return all(found.get(name) == digest for name, digest in known.items())
+
+
+def seal_programs(folder: Path) -> None:
+    """Brings a run's programs and their digests to the disk. Raises OSError."""
+    digests = _program_digests(folder)
+    for name in digests:
+        sync(folder / name)
+    write_bytes(folder / PROGRAMS, json.dumps(digests, indent=1).encode())
+
+
+def _program_digests(folder: Path) -> dict[str, str]:
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != PROGRAMS]
+    paths = [path for path in paths if not path.name.endswith("-atime")]  # when one was last used
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 def _write_problem(folder: Path) -> str | None:

@@ -4,6 +4,9 @@ Leaves out how a checkpoint is stored (checkpoint/store.py) and when one is made
 """
 
 import hashlib
+import importlib.metadata
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -16,10 +19,10 @@ import numpy as np
 from llmc_jax import hardware
 from llmc_jax.checkpoint import store
 from llmc_jax.config import OPTIONS, ModelConfig, TrainConfig, show_value
-from llmc_jax.data.loader import TokenLoader
+from llmc_jax.data.loader import Loader
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.params import Params, flat_size, tensor_specs, views
-from llmc_jax.runlog import versions
+from llmc_jax.runlog import CONFIG, MAIN_LOG, git_state, versions
 from llmc_jax.step import TrainState
 
 FORMAT = 1
@@ -82,7 +85,7 @@ class Identity(NamedTuple):
     data: str | None  # fingerprint of the training data; None where there is none
 
 
-def fingerprint(loader: TokenLoader) -> str:
+def fingerprint(loader: Loader) -> str:
     """What tells training data apart, hexadecimal: each file's length, beginning and end, in their order."""
     digest = hashlib.sha256()
     for path in loader.paths:
@@ -98,10 +101,20 @@ def fingerprint(loader: TokenLoader) -> str:
 def environment(device: hardware.Device, implementations: Mapping[str, str]) -> dict[str, Any]:
     """What the bits of a result may depend on. implementations: what runs each operation."""
     packages = {name: version for name, version in versions().items() if name != "python"}
-    place = {"platform": device.platform, "device": device.kind}
+    commit = git_state()
+    packages["source"] = "released" if commit is None else commit["commit"][:12] + "+" * commit["modified"]
+    place = {"platform": device.platform, "device": device.kind, "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
     if device.platform == "cpu":
         place["threads"] = str(device.cpu_cores)  # XLA splits sums among them
+    else:
+        packages |= _gpu_packages()
     return {**packages, **place, **{f"kernel of {name}": words for name, words in implementations.items()}}
+
+
+def _gpu_packages() -> dict[str, str]:
+    """The installed packages that compute on a GPU, CUDA's libraries among them, and their versions."""
+    found = ((dist.metadata["Name"] or "", dist.version) for dist in importlib.metadata.distributions())
+    return {name: version for name, version in sorted(found) if re.match(r"nvidia-|jax-cuda|triton", name)}
 
 
 def make_facts(
@@ -113,8 +126,14 @@ def make_facts(
     total_steps: int,
     loader: dict[str, Any] | None,
     environment: Mapping[str, Any],
+    val_data: str | None = None,
+    origin: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """All that a checkpoint holds beside its arrays, as JSON can hold it."""
+    """All that a checkpoint holds beside its arrays, as JSON can hold it.
+
+    loader: its position; val_data: fingerprint of the validation data; origin: of a run that another program began,
+    what must be kept to hand it back.
+    """
     return {
         "format": FORMAT,
         "step": step,
@@ -123,13 +142,14 @@ def make_facts(
         "master_weights": identity.master_weights,
         "rounding": identity.rounding,
         "data": identity.data,
+        "val_data": val_data,
         "options": config.to_json(),
         "total_steps": total_steps,
         "val_loss": counters.val_loss,
         "progress": counters._asdict(),
         "loader": loader,
         "environment": dict(environment),
-        "origin": {"kind": "llmc-jax"},
+        "origin": {"kind": "llmc-jax"} if origin is None else dict(origin),
     }
 
 
@@ -190,13 +210,26 @@ def find_earlier(config: TrainConfig, report: Callable[[str], None]) -> Earlier 
             f"-y 1: no checkpoint in {run} is good (`python -m llmc_jax.checkpoint verify {run}` lists what is wrong "
             "with each); to begin anew give another -o"
         )
-    models = sorted(run.glob("model_*.bin"))
+    states = sorted(run.glob("state_*_*.bin"))
+    if states:
+        raise InputError(
+            f"-y 1: {run} is a run of llm.c; `python convert_checkpoint.py convert {run} NEW --to state` makes a "
+            "folder of it that -y 1 -o NEW continues"
+        )
+    models = [path for path in sorted(run.glob("model_*.bin")) if not store.state_folder(run, _step_of(path)).exists()]
     if models:
         raise InputError(
             f"-y 1: {run} holds models but no training state, so nothing can be continued; to start from the weights "
             f"give -e {models[-1]} and another -o"
         )
+    if (run / MAIN_LOG).exists() and not (run / CONFIG).exists():
+        raise InputError(f"-y 1: {run} holds the {MAIN_LOG} of another program, which would be lost; give another -o")
     return None
+
+
+def _step_of(model: Path) -> int:
+    digits = model.stem.removeprefix("model_")
+    return int(digits) if digits.isascii() and digits.isdigit() else -1
 
 
 def open_checkpoint(name: str, report: Callable[[str], None]) -> Earlier:
@@ -267,7 +300,9 @@ def _flag(name: str) -> str:
     return flags.get(name, "-d")  # tokens_per_step is what -d comes to
 
 
-def changes(earlier: Earlier, config: TrainConfig, total_steps: int, now: Mapping[str, Any]) -> list[str]:
+def changes(
+    earlier: Earlier, config: TrainConfig, total_steps: int, now: Mapping[str, Any], val_data: str | None = None
+) -> list[str]:
     """Notes on what makes the continuation differ from the run without a break: options, and the environment."""
     theirs = _known(earlier.facts.get("options") or {})
     notes = []
@@ -286,6 +321,9 @@ def changes(earlier: Earlier, config: TrainConfig, total_steps: int, now: Mappin
         moved.append(f"steps {before} -> {total_steps}")
     if moved:
         notes.append(f"changed since the checkpoint, so another run from here: {', '.join(moved)}")
+    val_then = earlier.facts.get("val_data")
+    if None not in (val_then, val_data) and val_then != val_data:
+        notes.append("the validation data is not that of the checkpoint: losses before and after do not compare")
     then = earlier.facts.get("environment") or {}
     other = [
         f"{name} {then.get(name)} -> {now.get(name)}" for name in {**then, **now} if then.get(name) != now.get(name)

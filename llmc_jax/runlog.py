@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import reason, write_bytes
+from llmc_jax.files import reason, sync, write_bytes
 
 MAIN_LOG = "main.log"
 METRICS = "metrics.jsonl"
@@ -46,6 +46,7 @@ def create_run_folder(output_dir: str, name: str, reuse: bool) -> Path:
         folder = Path(output_dir) if output_dir else _new_folder(name)
         if output_dir:
             folder.mkdir(parents=True, exist_ok=True)
+            sync(folder.parent)  # the folder's name too is on the disk before a checkpoint counts
             if not reuse and any(folder.iterdir()):
                 raise InputError(
                     f"-o {output_dir}: the folder is not empty; choose another -o, or -y 1 to continue in it"

@@ -27,6 +27,7 @@ from llmc_jax.resume import named_arrays
 from llmc_jax.step import TrainState
 
 ALWAYS_ROOM = 64 << 20  # bytes: a copy of this size is nothing beside the program itself
+GPU_SHARE = 0.9  # of a GPU's free memory, which is not all in one piece
 SHARE = 0.2  # of the memory that a step needs, which a copy may add to it
 
 
@@ -42,7 +43,7 @@ def room_for_copy(state_bytes: int, memory: Memory) -> bool:
     if state_bytes <= ALWAYS_ROOM:
         return True
     if memory.free is not None:
-        return state_bytes <= memory.free
+        return state_bytes <= GPU_SHARE * memory.free
     return state_bytes <= SHARE * memory.step
 
 
@@ -92,27 +93,46 @@ class Saver:
         self._ended: list[Saved] = []
         self._good: set[int] = set()  # steps whose checkpoints this process has read back
         self._error: BaseException | None = None
+        self._copies: bool | None = None  # decided at the first save: afterwards the peak of memory includes the copy
 
-    def save(self, state: TrainState, facts: Mapping[str, Any], memory: Memory, *, last: bool = False) -> None:
+    def save(
+        self,
+        state: TrainState,
+        facts: Mapping[str, Any],
+        memory: Memory,
+        *,
+        last: bool = False,
+        prune: bool = True,
+    ) -> None:
         """Begins to save a state; returns when the state's buffers may be overwritten.
 
-        Waits for the save before it. last: no step follows, so nothing is copied.
+        Waits for the save before it. last: no step follows, so nothing is copied. prune: delete what need not stay.
         """
         start = time.perf_counter()
         self._join()
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-        work = _Work(int(facts["step"]), dict(facts), start)
-        if last or not room_for_copy(size, memory):
+        work = _Work(int(facts["step"]), dict(facts), start, prune)
+        if self._copies is None and not last:
+            self._copies = room_for_copy(size, memory)
+        snapshot = None if last or not self._copies else self._copied(state)
+        if snapshot is None:
             self._guarded(work, lambda: self._write(work, state))
             if work.writing is None:
                 return
             self._start(lambda: self._seal(work))
         else:
-            snapshot = [copied(state)]  # a list that gives it away: the thread's is then the only reference
-            if memory.free is None:  # a CPU: the copy is made by the cores that would make the step
-                jax.block_until_ready(snapshot)
             self._start(lambda: self._write_and_seal(work, snapshot))
         work.waited = time.perf_counter() - start
+
+    def _copied(self, state: TrainState) -> list[TrainState] | None:
+        """A copy, in a list that gives it away: the thread's is then the only reference. None where none fits."""
+        try:
+            return [jax.block_until_ready(copied(state))]
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            self._copies = False
+            return None
 
     def finished(self) -> list[Saved]:
         """The saves that have ended since this was last asked. Raises what is a mistake in the program."""
@@ -149,18 +169,14 @@ class Saver:
         """Does a part of a save; what goes wrong ends it, and harms nothing that was saved before."""
         try:
             action()
-        except (InputError, OSError) as error:
+        except (InputError, OSError, MemoryError) as error:
             if work.writing is not None:
-                self._abandon(work.writing)
+                store.abandon(work.writing)
                 work.writing = None
-            self._end(work, str(error))
-
-    def _abandon(self, writing: store.Writing) -> None:
-        """Removes what was written, the model too, unless a complete checkpoint has that step already."""
-        store.abandon(writing)
-        if self._export and not store.done_file(writing.run, writing.step).exists():
-            with suppress(OSError):
-                store.model_file(writing.run, writing.step).unlink(missing_ok=True)
+            if work.model is not None:
+                with suppress(OSError):
+                    work.model.unlink(missing_ok=True)
+            self._end(work, str(error) or type(error).__name__)
 
     def _write_and_seal(self, work: "_Work", snapshot: list[TrainState]) -> None:
         self._guarded(work, lambda: self._write(work, snapshot.pop()))
@@ -172,24 +188,24 @@ class Saver:
         arrays = named_arrays(state, self._model)
         work.writing = store.begin(self._folder, work.step, arrays, work.facts)
         if self._export:
-            self._write_model(work.step, state)
+            self._write_model(work, state)
 
-    def _write_model(self, step: int, state: TrainState) -> None:
-        """model_%08d.bin: of bf16 weights version 5, else version 3."""
+    def _write_model(self, work: "_Work", state: TrainState) -> None:
+        """model_%08d.bin, under a hidden name until the checkpoint counts; of bf16 weights version 5, else 3."""
         bf16 = state.weights.dtype == jnp.bfloat16
         weights = state.weights if bf16 else state.params
-        values = np.asarray(weights)[: num_parameters(self._model)].astype(np.float32)
-        path = store.model_file(self._folder, step)
-        write_model(path, self._model, values, version=5 if bf16 else 3)
+        values = np.asarray(weights)[: num_parameters(self._model)].astype(np.float32, copy=False)
+        work.model = store.hidden_model(self._folder, work.step)
+        write_model(work.model, self._model, values, version=5 if bf16 else 3)
 
     def _seal(self, work: "_Work") -> None:
         def seal() -> None:
             assert work.writing is not None
             self._sync()
-            store.seal(work.writing)
+            store.seal(work.writing, work.model)
             work.writing = None
             self._good.add(work.step)
-            self._end(work, None, *self._prune(least=2))
+            self._end(work, None, *(self._prune(least=2) if work.prune else ((), None)))
 
         self._guarded(work, seal)
 
@@ -222,7 +238,8 @@ class Saver:
 class _Work:
     """One save under way."""
 
-    def __init__(self, step: int, facts: dict[str, Any], start: float) -> None:
-        self.step, self.facts, self.start = step, facts, start
+    def __init__(self, step: int, facts: dict[str, Any], start: float, prune: bool) -> None:
+        self.step, self.facts, self.start, self.prune = step, facts, start, prune
         self.waited = 0.0
+        self.model: Path | None = None  # where the exported model is
         self.writing: store.Writing | None = None

@@ -18,7 +18,7 @@ from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.llmc import read_header, read_model
 from llmc_jax.config import ModelConfig, TrainConfig, check_model_fit, parse_descriptor
 from llmc_jax.data.corpora import Corpus, stdlib_corpus
-from llmc_jax.data.loader import TokenLoader
+from llmc_jax.data.loader import Loader, TokenLoader, continued
 from llmc_jax.data.tokenizers import Choice, load_tokenizer
 from llmc_jax.errors import InputError
 from llmc_jax.gpt2 import Execution
@@ -53,7 +53,7 @@ class Model(NamedTuple):
 class Data(NamedTuple):
     """What `-i` and `-j` name; None where the run does not read it (no steps, no validation)."""
 
-    train: TokenLoader | None
+    train: Loader | None
     val: TokenLoader | None
     corpus: Corpus | None  # the built-in one, if it is that
 
@@ -75,6 +75,7 @@ class Setup(NamedTuple):
     has_tf32: bool  # the device multiplies in TF32, where -f lets it
     earlier: Earlier | None  # the checkpoint that the run goes on from
     identity: Identity
+    val_data: str | None  # fingerprint of the validation data
     environment: dict[str, Any]  # what its bits may depend on
     monitor: GpuMonitor | None  # of -lg
     run_ahead: bool  # whether a step is begun before the one before it has been read: so a GPU never waits
@@ -99,7 +100,7 @@ def resolve_model(config: TrainConfig, earlier: Earlier | None = None, source: E
     earlier: what is continued; if -e says what it said then, the file that it named need not be there any more.
     source: what --init-from names, which must have the shape that -e describes, if it describes one.
     """
-    if earlier is not None and (earlier.facts.get("options") or {}).get("model") == config.model:
+    if earlier is not None and _names_nothing_new(config.model, earlier):
         return Model(earlier.model, None)
     if source is not None:
         return Model(_shape_of_source(config, source), None)
@@ -122,12 +123,22 @@ def resolve_model(config: TrainConfig, earlier: Earlier | None = None, source: E
         return Model(read_header(path).config, path)
 
 
+def _names_nothing_new(name: str, earlier: Earlier) -> bool:
+    """Whether -e need not be looked at: as it was then, a default, or a file that is not there any more."""
+    is_file = name.endswith(".bin") or "/" in name
+    said_then = (earlier.facts.get("options") or {}).get("model") == name
+    return said_then or (is_file and (name in _default_models() or not Path(name).exists()))
+
+
+def _default_models() -> set[Any]:
+    return {TrainConfig().model, *(preset.options.get("model") for preset in PRESETS.values())}
+
+
 def _shape_of_source(config: TrainConfig, source: Earlier) -> ModelConfig:
     """The shape of the checkpoint that --init-from names. Raises InputError if -e asks for another model."""
     name = config.model
     if name.endswith(".bin") or "/" in name:
-        named_by_default = {TrainConfig().model, *(preset.options.get("model") for preset in PRESETS.values())}
-        if name not in named_by_default:
+        if name not in _default_models():
             raise InputError(f"-e {name} and --init-from {config.init_from} both name weights; leave one of them out")
     elif parse_descriptor(name) != source.model:
         raise InputError(
@@ -174,7 +185,7 @@ def check_tokens(loader: TokenLoader) -> None:
     loader.restore(start)
 
 
-def total_steps(config: TrainConfig, train: TokenLoader | None) -> int:
+def total_steps(config: TrainConfig, train: Loader | None) -> int:
     """Steps of the run: as asked, or one epoch, as llm.c counts it."""
     if train is None or config.max_steps >= 0:
         return config.max_steps
@@ -295,6 +306,7 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     data = open_data(config, model.config)
     identity = identify(config, model.config, dtype, data)
     device = hardware.describe_device()
+    val_data = None if data.val is None else fingerprint(data.val)
     surroundings = environment(device, {choice.operation: choice.implementation for choice in choices})
     if earlier is not None:
         check_fits(earlier, config, identity)
@@ -309,10 +321,12 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     warnings += found
     if earlier is not None:
         if data.train is not None and not config.overfit and earlier.facts.get("loader") is not None:
-            data.train.restore(earlier.facts["loader"])
+            with naming("-i"):
+                place = earlier.facts["loader"]
+                data = data._replace(train=continued(data.train, place, config.grad_accumulation))
         complete = "; the run is complete already" if earlier.step >= steps else ""
         notes.append(f"resumed from {earlier.folder}, after step {earlier.step} of {steps}{complete}")
-        notes += changes(earlier, config, steps, surroundings)
+        notes += changes(earlier, config, steps, surroundings, val_data)
     elif config.reuse and config.output_dir:
         notes.append(f"-y 1: there is no checkpoint in {config.output_dir}, so the run begins")
     if tokenizer.tokenizer is None and config.sample_every:
@@ -332,6 +346,7 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
         has_tf32=machine.version >= (8, 0),
         earlier=earlier,
         identity=identity,
+        val_data=val_data,
         environment=surroundings,
         monitor=open_monitor() if config.gpu_info_every > 0 else None,
         run_ahead=device.platform != "cpu",

@@ -30,6 +30,7 @@ from llmc_jax.data.tokenizers import sample_text
 from llmc_jax.errors import InputError
 from llmc_jax.gpu_info import gpu_line, gpu_numbers
 from llmc_jax.optimizer import AdamWNumbers
+from llmc_jax.outliers import skip_message
 from llmc_jax.params import num_parameters
 from llmc_jax.profile.trace import slice_trace
 from llmc_jax.resume import Counters, make_facts
@@ -81,10 +82,17 @@ def opened(setup: Setup, output: Output, stop: threading.Event, held: bool = Fal
         announce(setup, folder, console)
         if setup.monitor is not None:
             closing.callback(setup.monitor.close)
-        if setup.device.platform != "cpu":  # what a GPU's programs chose by timing must be chosen again
-            platform.keep_programs(folder / "xla_cache")
+        programs = folder / "xla_cache" if setup.device.platform != "cpu" else None
+        if programs and not platform.keep_programs(programs) and setup.earlier is not None:
+            console.warning("not bit-exact from here: compiled programs of this run are missing or damaged")
+
+        def sync() -> None:
+            log.sync()
+            if programs is not None and programs.is_dir():
+                platform.seal_programs(programs)
+
         retention = Retention(config.keep_checkpoints, config.major_every)
-        saver = Saver(folder, setup.model.config, retention, export=config.export_llmc, sync=log.sync)
+        saver = Saver(folder, setup.model.config, retention, export=config.export_llmc, sync=sync)
         closing.callback(saver.wait)
         yield Run(setup, folder, log, console, drawer, saver, stop)
 
@@ -259,7 +267,9 @@ def validate(run: Run, progress: Progress) -> Progress:
     mean = total / setup.val_batches
     run.log.val(progress.step, loss=mean, batches=setup.val_batches)
     run.console.val(progress.step, mean)
-    return progress._replace(counters=progress.counters._replace(val_loss=mean, validated=progress.step))
+    counters = progress.counters._replace(val_loss=mean, validated=progress.step)
+    # A run stopped in its validation left a checkpoint of this step without this loss.
+    return progress._replace(counters=counters, saving=-1 if progress.saving == progress.step else progress.saving)
 
 
 def draw_sample(run: Run, progress: Progress) -> Progress:
@@ -278,7 +288,9 @@ def draw_sample(run: Run, progress: Progress) -> Progress:
     return progress._replace(counters=progress.counters._replace(sampled=progress.step))
 
 
-def save(run: Run, progress: Progress, batches: Batches, step: Step | None, *, last: bool = False) -> Progress:
+def save(
+    run: Run, progress: Progress, batches: Batches, step: Step | None, *, last: bool = False, prune: bool = True
+) -> Progress:
     """Begins to save the training state, unless this step's is saved already. last: no step follows."""
     setup = run.setup
     if progress.step == progress.saving:
@@ -291,8 +303,10 @@ def save(run: Run, progress: Progress, batches: Batches, step: Step | None, *, l
         total_steps=setup.steps,
         loader=batches.position(),
         environment=setup.environment,
+        val_data=setup.val_data,
+        origin=None if setup.earlier is None else setup.earlier.facts.get("origin"),
     )
-    run.saver.save(progress.state, facts, available_memory(setup, step), last=last)
+    run.saver.save(progress.state, facts, available_memory(setup, step), last=last, prune=prune)
     return progress._replace(saving=progress.step)
 
 
@@ -352,7 +366,6 @@ def look(run: Run, progress: Progress, batches: Batches, compiled: Step | None) 
         progress = draw_sample(run, progress)
     if due(config.checkpoint_every) and step > 0 and step % config.checkpoint_every == 0:
         progress = save(run, progress, batches, compiled, last=last)
-        progress = hear_of_saves(run, progress, run.saver.finished())
     return progress
 
 
@@ -419,6 +432,9 @@ def report_step(run: Run, progress: Progress, result: StepResult) -> Progress:
     utilization = utilization_text(flops, peak, precision)
     shown_scores: dict[str, Any] = scores if setup.config.skip_loss_z or setup.config.skip_norm_z else {}
     run.console.step(index, tokens_per_second=shown, utilization=utilization, **common, **shown_scores)
+    why = skip_message(result.z_loss, result.z_norm, setup.config.skip_loss_z, setup.config.skip_norm_z)
+    if why and not result.applied:
+        run.console.note(why)
     return progress._replace(speed=speed)
 
 
@@ -428,6 +444,7 @@ def loop(run: Run, state: TrainState) -> Outcome:
     Source: llm.c train_gpt2.cu, `main`.
     """
     setup, stop = run.setup, run.stop
+    scale_moves = setup.config.loss_scale_factor > 1
     progress, flight, problem = first_progress(setup, state), None, None
     # XLA compiles the step while the main thread validates, which needs a compilation of its own.
     with ThreadPoolExecutor(max_workers=1) as pool, training_batches(setup) as batches, traced(run) as tick:
@@ -438,26 +455,29 @@ def loop(run: Run, state: TrainState) -> Outcome:
             while progress.step < setup.steps and not stop.is_set() and not diverged(setup, progress):
                 assert step is not None
                 tick(progress.step)
-                try:
-                    before, progress, flight = flight, *begin_step(step, batches, progress)
-                except InputError:  # the data: the step before it is still to be read
-                    if flight is not None:
-                        progress = settle(run, progress, flight)
-                    raise
+                before, progress, flight = flight, *begin_step(step, batches, progress)
                 if before is not None:  # while the device works on the step just begun
-                    progress = settle(run, progress, before)
+                    progress, result = end_step(progress, before, scale_moves)
+                    progress = report(run, progress, result)
                 if not setup.run_ahead or pauses_after(run, progress.step):
-                    progress, flight = settle(run, progress, flight), None
+                    ending, flight = flight, None
+                    progress, result = end_step(progress, ending, scale_moves)
+                    progress = report(run, progress, result)
                     progress = look(run, progress, batches, step)
-            if flight is not None:
-                progress = settle(run, progress, flight)
+                progress = hear_of_saves(run, progress, run.saver.finished())
         except InputError as error:  # a full disk, a damaged data file: what has been learned so far is still good
             problem = error
-        code = ExitCode.BAD_INPUT if problem else ending(run, progress)
+        if flight is not None:
+            progress, result = end_step(progress, flight, scale_moves)
+            try:
+                progress = report(run, progress, result)
+            except InputError as error:
+                problem = problem or error
+        code = ExitCode.BAD_INPUT if problem else exit_code(run, progress)
         return last_save(run, Outcome(code, progress, problem), batches)
 
 
-def ending(run: Run, progress: Progress) -> ExitCode:
+def exit_code(run: Run, progress: Progress) -> ExitCode:
     """How a run that broke nowhere has ended."""
     if diverged(run.setup, progress):
         return ExitCode.DIVERGED
@@ -469,7 +489,8 @@ def last_save(run: Run, outcome: Outcome, batches: Batches) -> Outcome:
     code, progress, problem = outcome
     try:
         if run.setup.config.save and progress.step > 0:
-            progress = save(run, progress, batches, None, last=True)
+            # The checkpoints from before a divergence may be what the user goes back to.
+            progress = save(run, progress, batches, None, last=True, prune=code != ExitCode.DIVERGED)
         progress = hear_of_saves(run, progress, run.saver.wait(), last=True)
         if code == ExitCode.DONE:
             tell_removed(run, *run.saver.prune_rest())
@@ -478,11 +499,9 @@ def last_save(run: Run, outcome: Outcome, batches: Batches) -> Outcome:
     return Outcome(code, progress, problem)
 
 
-def settle(run: Run, progress: Progress, flight: InFlight) -> Progress:
-    """Reads, logs and shows the oldest step in flight."""
-    progress, result = end_step(progress, flight, run.setup.config.loss_scale_factor > 1)
+def report(run: Run, progress: Progress, result: StepResult) -> Progress:
+    """Logs, shows and draws the step that was just read."""
     progress = report_step(run, progress, result)
-    progress = hear_of_saves(run, progress, run.saver.finished())
     report_gpu(run, progress.read)
     run.drawer.refresh()
     return progress

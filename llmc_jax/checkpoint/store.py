@@ -39,12 +39,17 @@ FORMAT = 1
 MANIFEST, FACTS, TENSORS = "MANIFEST.json", "run.json", "tensors"
 DTYPES = ("bfloat16", "float16", "float32", "float64", "int32", "int64", "uint32")
 MANIFEST_BYTES = 1 << 24  # a real one has some 30 KB; more is not read
+ROOM = 16 << 20  # bytes that a save leaves free on the disk, for the logs
 THREADS = min(4, os.cpu_count() or 1)  # SHA-256 takes about a second for 2 GB, and hashlib lets other threads run
 
 _NAME = re.compile(r"[A-Za-z0-9_]+(/[A-Za-z0-9_]+)*")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LEFTOVER = re.compile(r"\.state_(\d{8,})\.[0-9a-f]{8}\.(tmp|old)")
-_LEFTOVER_FILE = re.compile(r"\.model_\d{8,}\.bin\.[0-9a-f]{8}\.tmp")  # complete_file's, of an exported model
+# Files that a killed process had not finished: complete_file's, and an exported model whose checkpoint never counted.
+_LEFTOVER_FILE = re.compile(
+    r"\.(model_\d{8,}\.bin|main\.log|metrics\.jsonl|samples\.txt|config\.json|PROGRAMS\.json)\.[0-9a-f]{8}\.tmp"
+    r"|\.\.model_\d{8,}\.bin\.[0-9a-f]{8}\.tmp\.[0-9a-f]{8}\.tmp"
+)
 
 
 class Tensor(NamedTuple):
@@ -106,6 +111,11 @@ def model_file(run: Path, step: int) -> Path:
     return run / f"model_{step:08d}.bin"
 
 
+def hidden_model(run: Path, step: int) -> Path:
+    """A name for the exported model of a step until its checkpoint counts; `clean` removes what is left under it."""
+    return run / f".{model_file(run, step).name}.{secrets.token_hex(4)}.tmp"
+
+
 # ----- writing ------------------------------------------------------------------------------------------------------
 
 
@@ -126,6 +136,7 @@ def begin(run: str | Path, step: int, arrays: Mapping[str, np.ndarray], facts: M
         assert array.size and array.dtype.name in DTYPES, (name, array.shape, array.dtype)
         assert array.dtype == _dtype(array.dtype.name), f"{name}: not in this machine's byte order"
     words = _dump(facts)
+    _check_room(run, step, sum(array.nbytes for array in arrays.values()))
     with ThreadPoolExecutor(THREADS) as pool:
         digests = list(pool.map(_array_digest, arrays.values()))
     tensors = {
@@ -137,6 +148,19 @@ def begin(run: str | Path, step: int, arrays: Mapping[str, np.ndarray], facts: M
     return writing
 
 
+def _check_room(run: Path, step: int, size: int) -> None:
+    """Nothing is begun that the disk cannot hold: a full one would stop whoever else writes to it, such as the logs."""
+    try:
+        free = shutil.disk_usage(run).free
+    except OSError as error:
+        raise InputError(f"{run}: the checkpoint of step {step} cannot be written: {_cause(error)}") from None
+    if free < size + ROOM:
+        raise InputError(
+            f"{run}: the checkpoint of step {step} cannot be written: it takes {size / 1e6:,.0f} MB and as much as "
+            f"{ROOM / 1e6:.0f} MB must stay free, but {free / 1e6:,.0f} MB are; free some, or keep fewer with -nk"
+        )
+
+
 def _write(folder: Path, arrays: Mapping[str, np.ndarray], words: bytes) -> None:
     folder.mkdir()
     folder.joinpath(TENSORS).mkdir()
@@ -145,19 +169,20 @@ def _write(folder: Path, arrays: Mapping[str, np.ndarray], words: bytes) -> None
     folder.joinpath(FACTS).write_bytes(words)
 
 
-def seal(writing: Writing) -> Entry:
+def seal(writing: Writing, model: Path | None = None) -> Entry:
     """Make a checkpoint of what `begin` wrote: read it back, compare, write the manifest, sync, give it its name.
 
+    model: an exported model, under the name that `hidden_model` gave; it gets its own beside the checkpoint.
     A checkpoint of the same step that is there already is replaced. Takes twice the memory of the largest tensor.
 
     Raises InputError if what is read back differs, or if anything cannot be written; the hidden folder is removed then,
     and what was there before stays.
     """
-    size = _attempt(writing, lambda: _seal(writing))
+    size = _attempt(writing, lambda: _seal(writing, model))
     return Entry(writing.step, state_folder(writing.run, writing.step), size, writing.val_loss, None)
 
 
-def _seal(writing: Writing) -> int:
+def _seal(writing: Writing, model: Path | None) -> int:
     """Returns the bytes of all files."""
     folder = writing.folder
     _sync_files(folder)
@@ -174,12 +199,15 @@ def _seal(writing: Writing) -> int:
     for parent, _, _ in os.walk(folder, topdown=False):
         _sync(Path(parent))
     size = sum(_sizes(folder).values())
-    _put_in_place(writing)
+    _put_in_place(writing, model)
     return size
 
 
-def _put_in_place(writing: Writing) -> None:
-    """Rename the hidden folder. One that has the name already waits under another until the new one is complete."""
+def _put_in_place(writing: Writing, model: Path | None) -> None:
+    """Rename the hidden folder and the model.
+
+    A folder that has the name already waits under another until the new one is complete.
+    """
     run, step = writing.run, writing.step
     target, done = state_folder(run, step), done_file(run, step)
     was_done = done.exists()
@@ -190,6 +218,8 @@ def _put_in_place(writing: Writing) -> None:
     try:
         os.rename(writing.folder, target)
         renamed = True
+        if model is not None:
+            os.replace(model, model_file(run, step))
         _sync(run)
         done.touch()
         _sync(done)
@@ -197,6 +227,8 @@ def _put_in_place(writing: Writing) -> None:
     except BaseException:
         if not was_done:
             done.unlink(missing_ok=True)
+            if model is not None:
+                model_file(run, step).unlink(missing_ok=True)
         if renamed:
             os.rename(target, writing.folder)
         if aside:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from llmc_jax.config import ModelConfig, TrainConfig
+from llmc_jax.outliers import WINDOW
 from llmc_jax.params import flat_size, num_parameters
 
 PHASES = ("forward", "backward", "update")
@@ -219,7 +220,7 @@ def memory(config: ModelConfig, shape: Shape) -> Memory:
     return Memory(
         parameters=size * (masters + (e if has_copy(shape) else 0)),
         optimizer=8 * size,
-        scalars=8 + (8 if shape.dtype == "fp16" else 0),
+        scalars=8 + 4 * (2 * WINDOW + 1) + (8 if shape.dtype == "fp16" else 0),  # counters, outliers, loss scale
         gradient=size * (e if shape.micro_batches == 1 else e + 4),
         activations=sum(activations(config, shape).values()),
         head=e * rows * config.padded_vocab_size,
