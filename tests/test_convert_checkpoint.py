@@ -473,3 +473,13 @@ def test_memory_is_that_of_the_largest_tensor(tmp_path: Path) -> None:
         )  # fmt: skip
         peaks[argv[1]] = int(done.stderr.split()[-1])
     assert max(peaks.values()) < 300e6, peaks
+
+
+def test_stopped_by_ctrl_c(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_args: object, **_kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(conversion, "check_written", stop)
+    for target in ("llmc", "hf"):
+        assert main(["convert", str(model), str(tmp_path / "out"), "--to", target]) == 130
+        assert list(tmp_path.iterdir()) == [model]

@@ -23,7 +23,7 @@ from llmc_jax.checkpoint.hugging_face import end_of_text
 from llmc_jax.checkpoint.llmc import STORAGE, V2_ORDERS, WRITABLE
 from llmc_jax.checkpoint.reading import CHUNK
 from llmc_jax.checkpoint.sources import Slice, Source, open_source, slices_of
-from llmc_jax.config import GPT2_VOCAB
+from llmc_jax.config import GPT2_VOCAB, ExitCode
 from llmc_jax.data.tokenizers import load_tokenizer, read_tokenizer_bin, write_tokenizer_bin
 from llmc_jax.errors import InputError
 from llmc_jax.params import num_parameters, tensor_specs
@@ -427,7 +427,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit status: 0 done, 2 bad input (one line on stderr)."""
+    """Run one command. Returns the exit status: 0 done, 2 bad input (one line on stderr), 130 stopped by Ctrl-C."""
     open_missing_streams()
     args = _parser().parse_args(argv)
     try:
@@ -444,5 +444,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except InputError as error:
         print_error(f"convert_checkpoint.py: {error}")
-        return 2
-    return 0
+        return int(ExitCode.BAD_INPUT)
+    except KeyboardInterrupt:
+        print_error("convert_checkpoint.py: stopped")
+        return int(ExitCode.STOPPED)
+    return int(ExitCode.DONE)

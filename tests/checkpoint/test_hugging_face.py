@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from llmc_jax import gpt2
 from llmc_jax.checkpoint import hf_tokenizer, hugging_face
@@ -222,7 +224,12 @@ def test_what_older_configs_lack_is_taken_as_usual(folder: Path) -> None:
 def test_broken_folders(folder: Path) -> None:
     weights, config = folder / "model.safetensors", folder / "config.json"
     whole = weights.read_bytes()
-    for data, words in ((b"", "0 bytes"), (whole[:-1], "cut off"), (whole + b"1", "1 bytes follow"), (b"x" * 99, "header")):
+    for data, words in (
+        (b"", "0 bytes"),
+        (whole[:-1], "cut off"),
+        (whole + b"1", "1 bytes follow"),
+        (b"x" * 99, "header"),
+    ):
         weights.write_bytes(data)
         with pytest.raises(FormatError, match=words):
             open_source(folder)
@@ -322,3 +329,58 @@ def test_tables_that_are_no_encoding(tmp_path: Path) -> None:
         hf_tokenizer.merges_of(Table((*singles, b"<|endoftext|>", b"a"), 256))
     with pytest.raises(InputError, match="lacks single bytes"):
         hf_tokenizer.merges_of(Table((b"a", b"<|endoftext|>"), 1))
+
+
+# Mutated settings and tables: read, or refused with FormatError in one line
+
+ODD: st.SearchStrategy[Any] = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 70), st.floats(), st.text(max_size=5),
+    st.sampled_from([2**31, 2**63, 10**40, -1, 1e-5, 0.0, 1e308]), st.lists(st.integers(), max_size=2),
+    st.dictionaries(st.text(max_size=2), st.none()),
+)  # fmt: skip
+
+
+@st.composite
+def mutated_configs(draw: st.DrawFn) -> bytes:
+    config = json.loads((FIXTURE / "config.json").read_text())
+    for _ in range(draw(st.integers(0, 3))):
+        config[draw(st.sampled_from(sorted(config)))] = draw(ODD)
+    data = bytearray(json.dumps(config).encode())
+    for _ in range(draw(st.integers(0, 2))):
+        data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
+    return bytes(data[: draw(st.one_of(st.just(len(data)), st.integers(0, len(data))))])
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(mutated_configs())
+def test_mutated_configs(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    folder = tmp_path_factory.getbasetemp() / "mutated-hf"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_bytes(data)
+    shutil.copyfile(FIXTURE / "model.safetensors", folder / "model.safetensors")
+    try:
+        source = open_source(folder)
+    except FormatError as error:
+        assert "\n" not in str(error)
+        return
+    assert (source.config.channels, source.config.num_layers, source.config.vocab_size) == (16, 2, 61)
+    assert [source.read("params", p.tensor, p.layer).shape == p.shape for p in slices(source.config)]
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.one_of(st.dictionaries(st.text(max_size=3), ODD, max_size=4), st.lists(ODD, max_size=2)), st.booleans())
+def test_mutated_tables(tmp_path_factory: pytest.TempPathFactory, found: Any, nested: bool) -> None:
+    folder = tmp_path_factory.getbasetemp() / "mutated-table"
+    folder.mkdir(exist_ok=True)
+    for path in folder.iterdir():
+        path.unlink()
+    if isinstance(found, dict):
+        found["<|endoftext|>"] = len(found)
+    value = {"model": {"vocab": found}, "added_tokens": list(found)} if nested else found
+    (folder / ("tokenizer.json" if nested else "vocab.json")).write_text(json.dumps(value))
+    try:
+        table = hf_tokenizer.read_table(folder)
+    except FormatError as error:
+        assert "\n" not in str(error)
+    else:
+        assert isinstance(found, dict) and len(table.pieces) == len(found)
