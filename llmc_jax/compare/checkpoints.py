@@ -5,7 +5,6 @@ training state holds besides weights, m and v.
 """
 
 import argparse
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 from llmc_jax.checkpoint.llmc import V2_ORDERS
 from llmc_jax.checkpoint.sources import Source, open_source
 from llmc_jax.compare import report
-from llmc_jax.compare.tensors import DIFFERS, Difference, Limit, Measure, as_json, index_text
+from llmc_jax.compare.tensors import DIFFERS, Difference, Limit, Measure, as_json, index_text, tolerance_of
 from llmc_jax.config import ModelConfig
 from llmc_jax.params import TensorSpec, tensor_specs
 
@@ -51,22 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", type=Path, metavar="A", help="a checkpoint: a file, or a folder")
     parser.add_argument("b", type=Path, metavar="B", help="the one that A is compared with")
     parser.add_argument(
-        "--tolerance", type=_tolerance, metavar="X", help="agree where no |a - b| is above X [default: the same bits]"
+        "--tolerance", type=tolerance_of, metavar="X", help="agree where no |a - b| is above X [default: the same bits]"
     )
     parser.add_argument(
         "--v2-order", choices=V2_ORDERS, default="auto", help="of llm.c's version 2: where the layernorms stand"
     )
     report.add_json_argument(parser)
-
-
-def _tolerance(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"{text}: must be a number, at least 0")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:

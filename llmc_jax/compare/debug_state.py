@@ -14,7 +14,7 @@ import numpy as np
 from llmc_jax.checkpoint.debug_state import DebugState, read_debug_state
 from llmc_jax.checkpoint.sources import Source, open_source, slices
 from llmc_jax.compare import report
-from llmc_jax.compare.tensors import DIFFERS, Difference, Limit, as_json, difference, index_text
+from llmc_jax.compare.tensors import DIFFERS, Difference, Limit, as_json, difference, index_text, tolerance_of
 from llmc_jax.config import ModelConfig
 from llmc_jax.errors import InputError
 from llmc_jax.params import Params, flat_size, views
@@ -139,7 +139,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--against", type=Path, metavar="FOLDER", help="compare with the values in a folder, one by one"
     )
     parser.add_argument(
-        "--operation-tolerance", type=_tolerance, metavar="X",
+        "--operation-tolerance", type=tolerance_of, metavar="X",
         help="the relative error that one operation of --against may have; 10 times as much for the whole computation "
         "[default 2e-5; where a side computes in fp16 2e-3, in bf16 1e-2]",
     )  # fmt: skip
@@ -147,16 +147,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--all", action="store_true", help="with --against: print every value, not only what tells most"
     )
     report.add_json_argument(parser)
-
-
-def _tolerance(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"{text}: must be a number, at least 0")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:
@@ -173,12 +163,12 @@ def run(args: argparse.Namespace) -> int:
     batch = activations.Batch(state.x, state.y)
     folder = activations.read_folder(args.against, source.config, batch) if args.against else None
     execution, choices = _execution(args, source.config)
-    flat = parameters(source)
+    flat = _on_device(parameters(source), args.dtype)
     tolerances = TOLERANCES[args.tolerances or ("fp32" if args.dtype == "fp32" else "bf16")]
     result = _header(args, source, state, tolerances, choices)
 
-    model = activations.Model(source.config, views(_on_device(flat, args.dtype), source.config), execution)
-    ours = compute(flat, state, source.config, args.dtype, execution)
+    model = activations.Model(source.config, views(flat, source.config), execution)
+    ours = compute(flat, state, source.config, execution)
     rows = compare(ours, theirs, tolerances)
     first = first_failure(rows, ours, theirs, source.config)
     report.show(f"{_table(rows)}\n\n{_verdict(rows, first, tolerances, folder is not None)}", json_path=args.json)
@@ -270,17 +260,16 @@ def _on_device(flat: np.ndarray, dtype: str) -> Any:
     return jnp.asarray(flat, {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}[dtype])
 
 
-def compute(flat: np.ndarray, state: DebugState, config: ModelConfig, dtype: str, execution: "Execution") -> Computed:
-    """Logits, loss and gradients of the state's batch, as training computes them."""
+def compute(flat: Any, state: DebugState, config: ModelConfig, execution: "Execution") -> Computed:
+    """Logits, loss and gradients of the state's batch, as training computes them in the dtype of flat (flat_size,)."""
     import jax
     import jax.numpy as jnp
 
     from llmc_jax import gpt2
 
     x, y = jnp.asarray(state.x), jnp.asarray(state.y)
-    on_device = _on_device(flat, dtype)
-    loss, gradient = jax.jit(lambda flat: jax.value_and_grad(gpt2.loss_fn)(flat, x, y, config, execution))(on_device)
-    logits = jax.jit(lambda flat: gpt2.forward(views(flat, config), x, config, execution)[0])(on_device)
+    loss, gradient = jax.jit(lambda flat: jax.value_and_grad(gpt2.loss_fn)(flat, x, y, config, execution))(flat)
+    logits = jax.jit(lambda flat: gpt2.forward(views(flat, config), x, config, execution)[0])(flat)
     host = np.asarray(gradient.astype(jnp.float32))
     return Computed(np.asarray(logits[..., : config.vocab_size].astype(jnp.float32)), float(loss), views(host, config))
 
@@ -362,7 +351,7 @@ def _verdict(rows: list[Row], first: dict[str, Any] | None, tolerances: Toleranc
     lines = [f"{failing} of {len(rows)} fail the tolerances of llm.c's {tolerances.source}."]
     lines.append(f"First in the order of computation that disagrees: {what} ({how}).")
     if first["not_finite"]:
-        lines.append(f"It has {first['not_finite']:,} values that are NaN or infinite, on one side at least.")
+        lines.append(f"Of its values {first['not_finite']:,} are NaN or infinite, on one side at least.")
     if first["name"] == "logits":
         lines.append("So the forward pass differs, and the gradients with it.")
     if not against:

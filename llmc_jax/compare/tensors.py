@@ -3,6 +3,7 @@
 Takes arrays in pieces, so that tensors larger than memory can be compared. Leaves out where the arrays come from.
 """
 
+import argparse
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -162,6 +163,17 @@ def difference(a: Any, b: Any, limit: Limit | None = None, *, nan_agrees: bool =
     measure = Measure(limit, nan_agrees=nan_agrees)
     measure.add(a, b)
     return measure.result(np.shape(a))
+
+
+def tolerance_of(text: str) -> float:
+    """A tolerance on the command line: a finite number, at least 0. For argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"{text}: must be a number, at least 0")
+    return value
 
 
 def index_text(index: Shape | None) -> str:

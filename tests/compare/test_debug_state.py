@@ -476,7 +476,7 @@ def test_nan_is_a_failure(
     assert status == 4 and result["first"]["name"] == row and result["first"]["not_finite"] == 1
     assert [each["name"] for each in result["tensors"] if not each["agrees"]] == [row]
     out = capsys.readouterr().out
-    assert "FAILS: 1 NaN or infinite" in out and "It has 1 values that are NaN or infinite" in out
+    assert "FAILS: 1 NaN or infinite" in out and "Of its values 1 are NaN or infinite" in out
 
 
 # What llm.c's tests allow, written down a second time: absolute, and relative to |reference|.
