@@ -4,6 +4,7 @@ Every line is one unbuffered write, so the files are complete up to the last eve
 Leaves out what is shown on the screen (console.py), the picture (curves.py) and the checkpoints.
 """
 
+import errno
 import fcntl
 import importlib.metadata
 import json
@@ -281,6 +282,8 @@ class _LineFile:
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
+            if error.errno == errno.EINVAL:
+                return  # no regular file (main.log as a link to /dev/null), so there is nothing to bring to a disk
             raise InputError(f"{self.path}: cannot write to it: {error.strerror}") from error
 
     def close(self) -> None:
