@@ -452,18 +452,17 @@ def test_debug_state(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss counts other units elsewhere")
-def test_memory_is_that_of_the_largest_tensor(tmp_path: Path) -> None:
-    """A model of 400 MB in 40 layers: each way takes far less than the model; importing JAX and orbax is most of it."""
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+def test_memory_is_that_of_a_layer(tmp_path: Path) -> None:
+    """A model of 390 MB in 40 layers: each way takes far less than the model."""
     config = ModelConfig(
         max_seq_len=64, vocab_size=512, padded_vocab_size=512, num_layers=40, num_heads=2, channels=448
     )
     write_model(tmp_path / "m.bin", config, np.ones(num_parameters(config), np.float32))
-    size = (tmp_path / "m.bin").stat().st_size
-    assert size > 380e6
-    code = (
-        "import resource, sys; from llmc_jax.checkpoint.convert import main; status = main(sys.argv[1:]); "
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, file=sys.stderr); sys.exit(status)"
+    assert (tmp_path / "m.bin").stat().st_size > 380e6
+    code = (  # the peak of this process since it began; ru_maxrss begins with the peak of the one that started it
+        "import sys; from llmc_jax.checkpoint.convert import main; status = main(sys.argv[1:]); "
+        "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0], file=sys.stderr); sys.exit(status)"
     )
     peaks = {}
     for argv in (["m.bin", "5.bin", "--version", "5"], ["m.bin", "hf", "--to", "hf"], ["hf", "3.bin", "--to", "llmc"]):
@@ -471,8 +470,8 @@ def test_memory_is_that_of_the_largest_tensor(tmp_path: Path) -> None:
             [sys.executable, "-c", code, "convert", *argv],
             capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True,
         )  # fmt: skip
-        peaks[argv[1]] = int(done.stderr.split()[-1])
-    assert max(peaks.values()) < 300e6, peaks
+        peaks[argv[1]] = int(done.stderr.split()[-1]) * 1024  # bytes; some 100 MB and 50 MB
+    assert max(peaks.values()) < 200e6, peaks
 
 
 def test_stopped_by_ctrl_c(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
