@@ -241,6 +241,15 @@ def test_stopped_twice(train: Train, flags: tuple[Any, ...]) -> None:
     assert leftovers(run.folder) == []
 
 
+def test_stopped_after_the_last_step(train: Train) -> None:
+    """What is due after it, the last validation and sample, comes when the run goes on."""
+    expected = complete(train(folder="expected"))
+    assert train("-y", 1, stop=12).code == 130
+    run = complete(train("-y", 1))
+    assert run.values("val", "step")[-1] == run.values("sample", "step")[-1] == 12
+    check_same(run.folder, expected.folder)
+
+
 def test_running_ahead_changes_nothing(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where a step is begun before the one before it has been read."""
     expected = complete(train("-n", 4, "-v", 0, "-s", 0, folder="expected"))
@@ -299,26 +308,26 @@ def forget(run: Path, *steps: int) -> None:
 # ----- that a mistake would be seen ---------------------------------------------------------------------------------
 
 
-def zeros(wrong: str) -> Callable[..., np.ndarray]:
-    """store.read_array, but for some arrays, which it forgets."""
+def misread(wrong: str, factor: float = 0) -> Callable[..., np.ndarray]:
+    """store.read_array, but for some arrays, which come back as zeros or another multiple of themselves."""
     read_array = store.read_array
 
     def read(folder: Path, name: str) -> np.ndarray:
         found = read_array(folder, name)
-        return np.zeros_like(found) if name.startswith(wrong) else found
+        return (found * factor).astype(found.dtype) if name.startswith(wrong) else found
 
     return read
 
 
 MISTAKES: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
     "position of the data": lambda patch: patch.setattr(TokenLoader, "restore", lambda *_: None),
-    "m": lambda patch: patch.setattr(store, "read_array", zeros("m/wte")),
-    "v of the last tensor": lambda patch: patch.setattr(store, "read_array", zeros("v/lnfb")),
-    "number of the step": lambda patch: patch.setattr(store, "read_array", zeros("step")),
-    "number of the update": lambda patch: patch.setattr(store, "read_array", zeros("updates")),
-    "outliers": lambda patch: patch.setattr(store, "read_array", zeros("outliers/values")),
-    "loss scale": lambda patch: patch.setattr(store, "read_array", zeros("loss_scale/clean")),
-    "16-bit copy": lambda patch: patch.setattr(store, "read_array", zeros("copy/qkvw")),
+    "m": lambda patch: patch.setattr(store, "read_array", misread("m/wte")),
+    "v of the last tensor": lambda patch: patch.setattr(store, "read_array", misread("v/lnfb")),
+    "number of the step": lambda patch: patch.setattr(store, "read_array", misread("step")),
+    "number of the update": lambda patch: patch.setattr(store, "read_array", misread("updates")),
+    "outliers": lambda patch: patch.setattr(store, "read_array", misread("outliers/values")),
+    "loss scale": lambda patch: patch.setattr(store, "read_array", misread("loss_scale/scale", 2)),
+    "16-bit copy": lambda patch: patch.setattr(store, "read_array", misread("copy/qkvw")),
 }
 
 
