@@ -5,9 +5,9 @@ Leaves out writing, and what beyond weights, m and v a training state holds.
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -129,10 +129,12 @@ def _open_folder(folder: Path, step: int | None) -> Source:
         if step is not None:
             raise InputError(f"{folder}: a step was asked for, but this is a folder of Hugging Face's, with one model")
         return hugging_face.open_folder(folder)
+    if {"MANIFEST.json", "run.json"} <= names or OUR_STATE.fullmatch(folder.resolve().name):
+        if step is not None:
+            raise InputError(f"{folder}: a step was asked for, but this is one training state; name the run's folder")
+        return _state_source(folder)
     if any(OUR_STATE.fullmatch(name) for name in names):
         return _state_source(*_state_of_run(folder, step))
-    if OUR_STATE.fullmatch(folder.resolve().name):
-        return _state_source(folder)
     if any(LLMC_STATE.fullmatch(name) for name in names):
         from llmc_jax.checkpoint.llmc_state import open_llmc_state
 
@@ -167,9 +169,14 @@ def _state_source(folder: Path, warnings: tuple[str, ...] = ()) -> Source:
     from llmc_jax.checkpoint import store
 
     facts = store.read_facts(folder)
-    config = ModelConfig(**facts["model"])
-    dtype = facts["dtype"]
-    groups = tuple(group for group in ("params", "m", "v", "copy") if f"{group}/wte" in store.array_specs(folder))
+    config, dtype, step = _stored_model(folder, facts)
+    shapes = {name: shape for name, (shape, _) in store.array_specs(folder).items()}
+    groups = tuple(group for group in ("params", "m", "v", "copy") if f"{group}/wte" in shapes)
+    for name, shape in (
+        (f"{g}/{spec.name}", spec.shape) for g in groups or ("params",) for spec in tensor_specs(config)
+    ):
+        if shapes.get(name) != shape:
+            raise FormatError(f"{folder}: {name} has shape {shapes.get(name)}; by run.json it must be {shape}")
     kept: dict[str, np.ndarray] = {}
 
     def read(group: str, tensor: str, layer: int) -> np.ndarray:
@@ -180,7 +187,18 @@ def _state_source(folder: Path, warnings: tuple[str, ...] = ()) -> Source:
         values = kept[name]
         return widened(values if tensor in UNLAYERED else values[layer])
 
-    return Source(folder, "state", config, dtype, facts["step"], groups, read, warnings)
+    return Source(folder, "state", config, dtype, step, groups, read, warnings)
+
+
+def _stored_model(folder: Path, facts: Mapping[str, Any]) -> tuple[ModelConfig, str, int]:
+    """Shape, precision and step that the facts of a training state name."""
+    shape, dtype, step = facts.get("model"), facts.get("dtype"), facts.get("step")
+    names = set(ModelConfig.__dataclass_fields__)
+    if not isinstance(shape, Mapping) or set(shape) != names or not all(type(each) is int for each in shape.values()):
+        raise FormatError(f"{folder}: run.json holds no model's shape; this is no training state of llmc-jax")
+    if dtype not in ("fp32", "bf16", "fp16") or type(step) is not int:
+        raise FormatError(f"{folder}: run.json has dtype {dtype!r} and step {step!r}; this is no training state")
+    return ModelConfig(**shape), dtype, step
 
 
 def widened(values: np.ndarray) -> np.ndarray:

@@ -124,6 +124,27 @@ def test_the_newest_good_one_of_a_run(tmp_path: Path) -> None:
         open_source(run)
 
 
+def test_a_state_under_another_name_and_facts_of_another_model(tmp_path: Path) -> None:
+    arrays = random_arrays(1)
+    folder = save(tmp_path / "run", 1, arrays)
+    folder.rename(tmp_path / "best")
+    assert_holds(tmp_path / "best", arrays)
+    with pytest.raises(InputError, match="a step was asked for"):
+        open_source(tmp_path / "best", step=1)
+    model = asdict(CONFIG)
+    for facts, words in (
+        ({"model": {**model, "channels": 8}}, r"params/wte has shape \(128, 4\); by run\.json it must be \(128, 8\)"),
+        ({"model": {**model, "channels": "4"}}, r"run\.json holds no model's shape"),
+        ({"model": None}, r"run\.json holds no model's shape"),
+        ({"dtype": "fp8"}, "has dtype 'fp8'"),
+    ):
+        run = tmp_path / "other"
+        run.mkdir(exist_ok=True)
+        store.seal(store.begin(run, 1, arrays, {**FACTS, "step": 1, "dtype": "fp32", **facts}))
+        with pytest.raises(FormatError, match=words):
+            open_source(run)
+
+
 def test_a_folder_of_llmc(tmp_path: Path) -> None:
     arrays = random_arrays(5)
     llmc_state.write_llmc_state(tmp_path / "llmc", arrays, {**FACTS, "step": 5, "dtype": "fp32"})
