@@ -73,7 +73,7 @@ def _color(index: int) -> str:
 def _draw_losses(axes: Any, log: Log, name: str, color: str, *, wide: bool) -> None:
     """wide: the first log is a wide, light line, which others on top of it do not hide."""
     train, val = finite(log.train), finite(log.val)
-    window = max(1, len(train.steps) // SMOOTHING)
+    window = (len(train.steps) // SMOOTHING) | 1
     look = {"linewidth": 4.0, "alpha": 0.4} if wide else {"linewidth": 1.4}
     if len(train.steps):
         if window > 1:
