@@ -4,23 +4,27 @@ import json
 import math
 import os
 import subprocess
+import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax import runlog
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.runlog import RunLog, create_run_folder, read_metrics
+from llmc_jax.runlog import Kept, RunLog, create_run_folder, cut_logs, locked, read_metrics
 
+ROOT = Path(__file__).resolve().parents[1]
 OPTIONS = {"learning_rate": 3e-4, "output_dir": Path("out"), "inputs": ("a", "b"), "seed": None}
 MODEL = {"num_layers": 2, "channels": 32}
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # however busy the machine is
 
 
 def _log(folder: Path, reuse: bool = False) -> RunLog:
+    folder.mkdir(exist_ok=True)
     return RunLog(folder, OPTIONS, MODEL, reuse=reuse, device={"kind": "cpu"})
 
 
@@ -57,10 +61,6 @@ def test_a_folder_with_files_is_refused_unless_reused(tmp_path: Path) -> None:
     assert create_run_folder(str(empty), "d12", reuse=False) == empty
     (empty / "main.log").write_text("s:0 tel:1.0000\n")
     with pytest.raises(InputError, match=r"choose another -o, or -y 1"):
-        create_run_folder(str(empty), "d12", reuse=False)
-    (empty / "model_00000002.bin").write_bytes(b"")
-    (empty / "model_00000010.bin").write_bytes(b"")
-    with pytest.raises(InputError, match=r"start from its weights with -e \S+model_00000010\.bin$"):
         create_run_folder(str(empty), "d12", reuse=False)
     assert create_run_folder(str(empty), "d12", reuse=True) == empty
     assert create_run_folder(str(tmp_path / "a/b/c"), "d12", reuse=False).is_dir()
@@ -130,6 +130,7 @@ def test_events_are_written_before_the_log_is_closed(tmp_path: Path) -> None:
     log.close()
 
 
+@UNHURRIED
 @given(st.floats(width=32))
 def test_a_float32_comes_back_with_the_same_bits(tmp_path_factory: pytest.TempPathFactory, value: float) -> None:
     folder = tmp_path_factory.mktemp("run")
@@ -171,6 +172,7 @@ def test_a_file_that_is_one_torn_line_becomes_empty(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.jsonl").read_bytes() == b""
 
 
+@UNHURRIED
 @given(st.binary(max_size=300))
 def test_reading_any_bytes_gives_events_or_a_format_error(
     tmp_path_factory: pytest.TempPathFactory, data: bytes
@@ -210,6 +212,276 @@ def test_a_folder_in_place_of_a_log_is_an_error_that_names_it(tmp_path: Path) ->
     (tmp_path / "main.log").mkdir()
     with pytest.raises(InputError, match=r"main\.log: cannot open"):
         _log(tmp_path, reuse=True)
+
+
+# ---- the logs of a run that is continued
+
+
+class Plan(NamedTuple):
+    """What a run does; 0: never."""
+
+    val_every: int
+    sample_every: int
+    save_every: int
+    gpu_every: int
+    texts: tuple[str, ...]
+    broken: frozenset[int]  # steps that are not finite
+
+
+TEXTS = st.text(max_size=12) | st.sampled_from(["---\n", "\ud800", "\u2028\x85\r", ""])
+plans = st.builds(
+    Plan, *[st.integers(0, 4)] * 4,
+    texts=st.lists(TEXTS, min_size=1, max_size=4).map(tuple),
+    broken=st.frozensets(st.integers(0, 12), max_size=3),
+)  # fmt: skip
+
+
+def write_run(folder: Path, plan: Plan, last: int, validated: bool = True, sampled: bool = True) -> Path:
+    """The logs of a run that ends after `last` steps; there too it validates and samples, or was stopped before."""
+
+    def due(every: int, step: int) -> bool:
+        return every > 0 and step % every == 0
+
+    with _log(folder) as log:
+        log.event("start", step=0, steps=100)
+        for step in range(last + 1):
+            if due(plan.val_every, step) and (validated or step < last):
+                log.val(step, loss=5 - step / 7, batches=3)
+            if due(plan.sample_every, step) and (sampled or step < last):
+                log.sample(step, plan.texts[step % len(plan.texts)], tokens=step)
+            if due(plan.save_every, step):
+                log.event("checkpoint", step=step, path=f"state_{step:08d}")
+            if step < last:
+                loss = math.nan if step in plan.broken else 5 - step / 7
+                _train(log, step, loss=np.float32(loss), skipped=step in plan.broken)
+                if due(plan.gpu_every, step + 1):
+                    log.event("gpu", step=step, watts=300.0)
+    return folder
+
+
+def logs_of(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in ("main.log", "metrics.jsonl", "samples.txt")}
+
+
+@UNHURRIED
+@given(plan=plans, end=st.integers(0, 12), data=st.data(), torn=st.sampled_from([b"", b'{"event": "tr', b"s:3 tr"]))
+def test_cut_logs_are_those_of_a_run_up_to_there(
+    tmp_path_factory: pytest.TempPathFactory, plan: Plan, end: int, data: st.DataObject, torn: bytes
+) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    step = data.draw(st.integers(0, end), "step")
+    validated, sampled = data.draw(st.tuples(st.booleans(), st.booleans()), "validated, sampled")
+    found = write_run(folder / "found", plan, end)
+    expected = logs_of(write_run(folder / "expected", plan, step, validated, sampled))
+    for name in ("main.log", "metrics.jsonl"):
+        with (found / name).open("ab") as file:
+            file.write(torn)
+    for _ in range(2):  # a second time changes nothing: a run may be killed right after the first
+        cut_logs(found, Kept(step, validated, sampled))
+        assert logs_of(found) == expected
+    (found / "samples.txt").write_bytes(b"whatever was there when the run was killed")
+    cut_logs(found, Kept(step, validated, sampled))
+    assert logs_of(found) == expected
+    assert sorted(path.name for path in found.iterdir()) == ["config.json", "main.log", "metrics.jsonl", "samples.txt"]
+    cut_logs(found, None)
+    assert set(logs_of(found).values()) == {b""}
+
+
+def test_llmcs_own_log_is_cut_too(tmp_path: Path) -> None:
+    """llm.c validates before the update of a step, as we do, and writes HellaSwag's accuracy as eval."""
+    lines = [
+        *("s:0 tel:11.0317", "s:0 eval:0.2487", "s:0 trl:11.0317 lr:0.000001 norm:15.37"),
+        *(
+            "s:1 trl:10.9 lr:0.000002 norm:15.1",
+            "s:2 tel:10.5",
+            "s:2 eval:0.2490",
+            "s:2 trl:10.4 lr:0.000003 norm:9.00",
+        ),
+        *("s:3 trl:nan lr:0.000004 norm:-nan", "s:4 tel:9.8"),
+    ]
+    cases = {
+        Kept(0, False, False): 0, Kept(0, True, False): 2, Kept(1, False, False): 3, Kept(2, False, True): 4,
+        Kept(2, True, False): 6, Kept(3, True, True): 7, Kept(4, False, False): 8, Kept(4, True, False): 9,
+        Kept(10**9, False, False): 9,
+    }  # fmt: skip
+    for kept, count in cases.items():
+        (tmp_path / "main.log").write_text("".join(f"{line}\n" for line in lines))
+        cut_logs(tmp_path, kept)
+        assert (tmp_path / "main.log").read_text().splitlines() == lines[:count], kept
+    assert [path.name for path in tmp_path.iterdir()] == ["main.log"]  # what is not there is not made
+
+
+def test_a_whole_log_of_llmc(shared: Path, tmp_path: Path) -> None:
+    whole = (shared / "data" / "llmc_124M_8xH100_main.log").read_bytes()
+    path = tmp_path / "main.log"
+    path.write_bytes(whole)
+    last = int(whole.rstrip(b"\n").split(b"\n")[-1].split()[0][2:])
+    assert last > 10_000
+    cut_logs(tmp_path, Kept(last + 1, True, True))
+    assert path.read_bytes() == whole
+    cut_logs(tmp_path, Kept(10_000, True, True))
+    assert whole.startswith(path.read_bytes())
+    after = whole[len(path.read_bytes()) :].split(b"\n")[0]
+    assert after.startswith(b"s:10000 trl:")
+
+
+def test_lines_that_cannot_be_understood_stay(tmp_path: Path) -> None:
+    odd_log = ["# a note of mine", "s:9 abc:1", "s:-1 trl:2", "s:99999999999999999999999 trl:1", "", "s:9"]
+    odd_events = [
+        *(
+            "not json",
+            "[1]",
+            "7",
+            '{"event": "val"}',
+            '{"event": 3, "step": 9}',
+            '{"step": 9}',
+            "",
+            '{"event": "val", "st',
+        ),
+        *('{"event": "val", "step": "9"}', '{"event": "val", "step": 9.5}', "[" * 100_000, "\udcff"),
+    ]
+    (tmp_path / "main.log").write_text("".join(f"{line}\n" for line in [*odd_log, "s:9 trl:1 lr:1 norm:1"]))
+    events = [*odd_events, '{"event": "train", "step": 9}', '{"event": "sample", "step": 2}']
+    text = "".join(f"{line}\n" for line in events).encode(errors="surrogateescape")
+    (tmp_path / "metrics.jsonl").write_bytes(text)
+    cut_logs(tmp_path, Kept(5, True, True))
+    assert (tmp_path / "main.log").read_text().splitlines() == odd_log
+    left = (tmp_path / "metrics.jsonl").read_bytes().decode(errors="surrogateescape").split("\n")
+    assert left == [*odd_events, '{"event": "sample", "step": 2}', ""]
+
+
+@UNHURRIED
+@given(st.binary(max_size=300), st.sampled_from([None, Kept(0, False, False), Kept(1, True, True)]))
+def test_any_bytes_are_cut_to_some_of_their_lines(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, kept: Kept | None
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    for name in ("main.log", "metrics.jsonl", "samples.txt"):
+        (folder / name).write_bytes(data)
+    cut_logs(folder, kept)
+    for name in ("main.log", "metrics.jsonl"):
+        lines = iter(data.split(b"\n")[:-1])
+        assert all(line in lines for line in (folder / name).read_bytes().split(b"\n")[:-1])  # in their order
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_cut_that_fails_leaves_whole_files_and_is_made_up_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    plan = Plan(1, 1, 2, 0, ("a", "b"), frozenset())
+    found = write_run(tmp_path / "found", plan, 6)
+    before, after = logs_of(found), logs_of(write_run(tmp_path / "expected", plan, 3))
+    replace, calls = os.replace, []
+
+    def full(*names: Any) -> None:
+        calls.append(names)
+        if len(calls) == nth:
+            raise OSError(28, "No space left on device")
+        replace(*names)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        with pytest.raises(InputError, match="No space left on device"):
+            cut_logs(found, Kept(3, True, True))
+    assert len(calls) == nth
+    half = logs_of(found)
+    assert [half[name] == before[name] for name in half] == [k + 1 >= nth for k in range(3)]
+    assert [half[name] == after[name] for name in half] == [k + 1 < nth for k in range(3)]
+    assert not [path for path in found.iterdir() if path.name.startswith(".")]
+    cut_logs(found, Kept(3, True, True))
+    assert logs_of(found) == after
+
+
+def test_synced_is_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[os.stat_result] = []
+    with _log(tmp_path) as log:
+        _train(log, 0)
+        fsync = os.fsync
+
+        def watched(descriptor: int) -> None:
+            synced.append(os.fstat(descriptor))
+            fsync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", watched)
+        log.sync()
+    assert [(each.st_ino, each.st_size) for each in synced] == [
+        (path.stat().st_ino, path.stat().st_size) for path in (tmp_path / name for name in logs_of(tmp_path))
+    ]
+
+
+def test_a_sync_that_fails_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> NoReturn:
+        raise OSError(5, "Input/output error")
+
+    with _log(tmp_path) as log:
+        monkeypatch.setattr(os, "fsync", fail)
+        with pytest.raises(InputError, match=r"main\.log: cannot write to it: Input/output error"):
+            log.sync()
+
+
+def test_a_log_that_leads_nowhere_is_no_problem(tmp_path: Path) -> None:
+    (tmp_path / "main.log").symlink_to(os.devnull)
+    cut_logs(tmp_path, Kept(0, False, False))
+    with _log(tmp_path, reuse=True) as log:
+        _train(log, 0)
+        log.sync()
+    assert (tmp_path / "main.log").is_symlink()
+    assert [each["step"] for each in read_metrics(tmp_path / "metrics.jsonl")] == [0]
+
+
+# ---- one process at a time
+
+HOLDER = """
+import sys, pathlib
+from llmc_jax.runlog import locked
+with locked(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_process_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "main.log").write_text("")
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    other = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        for _ in range(2):  # a refusal leaves no lock of its own
+            with (
+                pytest.raises(InputError, match="another process is training in this folder; stop that one"),
+                locked(tmp_path),
+            ):
+                pytest.fail("two processes have the folder")
+        other.kill()  # nothing of ours runs at the end of such a process
+        other.wait()
+        with locked(tmp_path):
+            pass
+    finally:
+        other.kill()
+        other.communicate()
+    assert [path.name for path in tmp_path.iterdir()] == ["main.log"]  # the lock is no file
+
+
+def test_a_lock_ends_with_its_block_however_it_ends(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), locked(tmp_path):
+        raise KeyError
+    with locked(tmp_path):
+        with pytest.raises(InputError), locked(tmp_path):
+            pytest.fail("the folder is locked twice")
+        (tmp_path / "other").mkdir()
+        with locked(tmp_path / "other"):
+            pass
+    with locked(tmp_path):
+        pass
+
+
+def test_without_locks_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: Any) -> NoReturn:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(runlog.fcntl, "flock", none)
+    with locked(tmp_path), locked(tmp_path):
+        pass
 
 
 # ---- the configuration
