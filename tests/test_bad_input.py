@@ -4,6 +4,7 @@ What breaks before a run begins leaves no trace; what breaks while it runs leave
 """
 
 import os
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 
 from llmc_jax import cli, curves, trainer
 from llmc_jax import setup as beforehand
-from llmc_jax.checkpoint.llmc import read_model, write_model
+from llmc_jax.checkpoint import store
+from llmc_jax.checkpoint.llmc import write_model
 from llmc_jax.config import ModelConfig, parse_descriptor
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.data.tokenizers import bytes_tokenizer, write_tokenizer_bin
@@ -321,6 +323,16 @@ def broke(bench: Bench, *flags: Any) -> tuple[Done, list[dict[str, Any]]]:
     return done, read_metrics(Path("run/metrics.jsonl"))
 
 
+def kept_at(step: int) -> dict[str, np.ndarray]:
+    """The state that was saved at the end, which must be complete, good and finite."""
+    entries = store.entries("run")
+    assert [(entry.step, entry.problem) for entry in entries] == [(step, None)]
+    arrays = {name: store.read_array(entries[0].folder, name) for name in store.array_specs(entries[0].folder)}
+    assert arrays["step"] == arrays["updates"] == step
+    assert all(np.isfinite(array).all() for array in arrays.values())
+    return arrays
+
+
 def test_a_bad_id_in_the_middle_keeps_what_was_learned(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beforehand, "CHECKED_TOKENS", 0)  # stands for data of more than a million tokens
     ids = np.arange(3000) % 256
@@ -331,8 +343,9 @@ def test_a_bad_id_in_the_middle_keeps_what_was_learned(bench: Bench, monkeypatch
     steps = [each["step"] for each in events if each["event"] == "train"]
     assert steps == list(range(10))
     assert events[-1] == {"event": "end", "step": 10, "outcome": "bad_input", "skipped": 0}
-    assert np.isfinite(read_model("run/model_00000010.bin").flat).all()
-    assert "model:        run/model_00000010.bin" in done.out
+    kept_at(10)
+    assert "checkpoint:   run/state_00000010" in done.out.splitlines()
+    assert store.read_facts("run/state_00000010")["step"] == 10
 
 
 def test_a_bad_id_in_the_validation_data(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,7 +366,7 @@ def test_a_data_file_that_vanishes(bench: Bench, monkeypatch: pytest.MonkeyPatch
     done, events = broke(bench, "-i", "shard_*.bin", "-x", 10)
     assert "shard_1.bin: cannot be read (No such file or directory)" in done.err
     assert events[-1]["step"] == 3  # 200 tokens make 3 batches
-    assert Path("run/model_00000003.bin").exists()
+    kept_at(3)
 
 
 def test_a_data_file_that_changes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,25 +376,41 @@ def test_a_data_file_that_changes(bench: Bench, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(trainer, "announce", lambda *_: write_token_file("shard_1.bin", TOKENS[:100]))
     done, _ = broke(bench, "-i", "shard_*.bin", "-x", 10)
     assert "changed during the run" in done.err
+    kept_at(3)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
 def test_a_full_disk_under_the_log(bench: Bench) -> None:
     Path("run").mkdir()
+    Path("run/config.json").write_text("{}")  # else it would be another program's main.log
     Path("run/main.log").symlink_to("/dev/full")
     done, events = broke(bench, "-y", 1, "-x", 10)
     assert "main.log: cannot write to it: No space left on device" in done.err
     assert [each["event"] for each in events] == ["start", "checkpoint", "end"]
-    assert np.isfinite(read_model("run/model_00000001.bin").flat).all()  # the step was made, only not logged
+    kept_at(1)  # the step was made, only not logged
 
 
-@pytest.mark.parametrize("every", [0, 2])
-def test_a_full_disk_under_the_model(bench: Bench, monkeypatch: pytest.MonkeyPatch, every: int) -> None:
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize(("every", "wish"), [(0, "continue"), (2, "continue"), (2, "stop")])
+def test_a_full_disk_under_the_checkpoints(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, every: int, wish: str
+) -> None:
+    real = os.fsync
 
-    monkeypatch.setattr(trainer, "announce", lambda *_: monkeypatch.setattr(os, "fsync", full))
-    done, events = broke(bench, "-x", 4, "-n", every)
-    assert "cannot be written: No space left on device" in done.err
-    assert list(Path("run").glob("model_*")) == []
-    assert sum(each["event"] == "train" for each in events) == (every or 4)
+    def full(descriptor: int) -> None:
+        if "/.state_" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    done, events = broke(bench, "-x", 4, "-n", every, "--save-failure", wish, "--export-llmc")
+    assert re.search(r"the checkpoint of step [2-4] was not saved: .*No space left on device", done.err)
+    assert [path.name for path in Path("run").iterdir() if re.search("model|state|DONE", path.name)] == []
+    failed = {each["step"] for each in events if each["event"] == "save_failed"}
+    steps = sum(each["event"] == "train" for each in events)
+    if wish == "continue":
+        assert steps == 4 and failed == ({2, 4} if every else {4})
+        assert ("earlier ones are as they were" in done.out) == (every > 0)
+    else:
+        assert 2 <= steps <= 4 and 2 in failed
+    assert events[-1] == {"event": "end", "step": steps, "outcome": "bad_input", "skipped": 0}
