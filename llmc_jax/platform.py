@@ -117,6 +117,7 @@ def keep_programs(folder: Path) -> bool:
         known = json.loads(folder.joinpath(PROGRAMS).read_bytes())
     except (OSError, ValueError):
         known = {}
+    known = known if isinstance(known, dict) else {}
     found = _program_digests(folder)
     for name in found:
         if known.get(name) != found[name]:
