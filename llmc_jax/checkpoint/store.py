@@ -10,7 +10,7 @@ The digests of the tensors are taken from memory before anything is written. The
 was read back from the disk and agreed, and everything is synced. Knows nothing of models and trainers: which arrays and
 facts there are is the caller's. Leaves out writing beside the training, and llm.c's files.
 
-Checking needs neither orbax nor JAX. Writing, and reading arrays, import orbax, which imports JAX.
+Checking and reading need neither orbax nor JAX. Writing imports orbax, which imports JAX.
 """
 
 import errno
@@ -24,7 +24,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -173,7 +173,7 @@ def seal(writing: Writing, model: Path | None = None) -> Entry:
     """Make a checkpoint of what `begin` wrote: read it back, compare, write the manifest, sync, give it its name.
 
     model: an exported model, under the name that `hidden_model` gave; it gets its own beside the checkpoint.
-    A checkpoint of the same step that is there already is replaced. Takes twice the memory of the largest tensor.
+    A checkpoint of the same step that is there already is replaced. Takes the memory of the largest tensor.
 
     Raises InputError if what is read back differs, or if anything cannot be written; the hidden folder is removed then,
     and what was there before stays.
@@ -186,8 +186,9 @@ def _seal(writing: Writing, model: Path | None) -> int:
     """Returns the bytes of all files."""
     folder = writing.folder
     _sync_files(folder)
+    written = list(_sizes(folder))
     for name, tensor in writing.tensors.items():
-        if _tensor(_orbax().restore(folder / TENSORS, name)) != tensor:
+        if _tensor(_stored(folder, written, name, tensor)) != tensor:
             raise InputError(f"{name} was read back otherwise than it was written; is the disk sound?")
     if _file_digest(folder / FACTS) != writing.facts:
         raise InputError(f"{FACTS} was read back otherwise than it was written; is the disk sound?")
@@ -500,7 +501,7 @@ def array_specs(folder: str | Path) -> dict[str, tuple[tuple[int, ...], np.dtype
 
 
 def read_array(folder: str | Path, name: str) -> np.ndarray:
-    """One array of a checkpoint, with its digest compared. While it is read it takes its memory twice.
+    """One array of a checkpoint, with its digest compared.
 
     Raises FormatError if it is not there, or not what was saved. Nothing is allocated by a size that is not that of
     the file.
@@ -513,12 +514,30 @@ def read_array(folder: str | Path, name: str) -> np.ndarray:
         tensor = manifest.tensors[name]
         _check_plan(folder, manifest, name)
         try:
-            found = _orbax().restore(folder / TENSORS, name)
+            found = _stored(folder, manifest.files, name, tensor)
         except Exception as error:  # what orbax raises on damaged files is not documented
             raise FormatError(f"{name}: cannot be read: {_cause(error)}") from error
         if _tensor(found) != tensor:
             raise FormatError(f"{name}: damaged: what is read is not what was saved")
         return found
+
+
+def _stored(folder: Path, paths: Iterable[str], name: str, tensor: Tensor) -> np.ndarray:
+    """An array as it is in the files, which the caller compares with its digest.
+
+    As orbax is told to write, the one chunk of an array is a file of its bytes, so it needs no library to be read back:
+    orbax opens an event loop with threads for each array, and that beside a training that goes on. Where an array is in
+    several chunks, or a chunk is no such file, orbax reads it.
+    """
+    chunk = f"{TENSORS}/{name.replace('/', '.')}/c"
+    chunks = [path for path in paths if path == chunk or path.startswith(f"{chunk}/")]
+    array = np.empty(tensor.shape, _dtype(tensor.dtype)) if len(chunks) == 1 else None
+    if array is not None and (folder / chunks[0]).stat().st_size == array.nbytes:
+        with _regular(folder / chunks[0]) as file:
+            if file.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
+                raise FormatError(f"{chunks[0]}: ended while it was being read")
+        return array
+    return _orbax().restore(folder / TENSORS, name)
 
 
 def _check_plan(folder: Path, manifest: Manifest, name: str) -> None:
