@@ -176,7 +176,9 @@ class Saver:
             if work.model is not None:
                 with suppress(OSError):
                     work.model.unlink(missing_ok=True)
-            self._end(work, str(error) or type(error).__name__)
+            problem = f"{self._folder}: the checkpoint of step {work.step} cannot be written: "
+            words = str(error) or type(error).__name__
+            self._end(work, words if words.startswith(problem) else problem + words)
 
     def _write_and_seal(self, work: "_Work", snapshot: list[TrainState]) -> None:
         self._guarded(work, lambda: self._write(work, snapshot.pop()))

@@ -331,11 +331,10 @@ def hear_of_saves(run: Run, progress: Progress, ended: list[Saved], last: bool =
             tell_removed(run, each.removed, each.unremoved)
             progress = progress._replace(saved=each.path)
             continue
-        problem = f"the checkpoint of step {each.step} was not saved: {each.problem}"
         run.log.event("save_failed", step=each.step, problem=each.problem)
         if run.setup.config.save_failure == "stop" or (last and each.step == progress.saving):
-            raise InputError(problem)
-        run.console.warning(f"{problem}; earlier ones are as they were")
+            raise InputError(each.problem)
+        run.console.warning(f"{each.problem}; earlier ones are as they were")
         if each.step == progress.saving:
             progress = progress._replace(saving=-1)
     return progress

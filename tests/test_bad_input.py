@@ -404,7 +404,7 @@ def test_a_full_disk_under_the_checkpoints(
 
     monkeypatch.setattr(os, "fsync", full)
     done, events = broke(bench, "-x", 4, "-n", every, "--save-failure", wish, "--export-llmc")
-    assert re.search(r"the checkpoint of step [2-4] was not saved: .*No space left on device", done.err)
+    assert re.search(r"the checkpoint of step [2-4] cannot be written: .*No space left on device", done.err)
     assert [path.name for path in Path("run").iterdir() if re.search("model|state|DONE", path.name)] == []
     failed = {each["step"] for each in events if each["event"] == "save_failed"}
     steps = sum(each["event"] == "train" for each in events)

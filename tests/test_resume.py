@@ -150,8 +150,22 @@ class Case(NamedTuple):
         ]  # fmt: skip
 
 
-EVERY = [Case(*each) for each in itertools.product(SCHEDULES, PRECISIONS, (1, 2), (False, True), STOPS)]
+def covering(cases: list[Case], together: int) -> list[Case]:
+    """As few of the cases as it takes to have every combination of so many of their values (found greedily)."""
 
+    def combinations(case: Case) -> set[Any]:
+        return set(itertools.combinations(enumerate(case), together))
+
+    chosen = []
+    missing = set().union(*map(combinations, cases))
+    while missing:
+        chosen.append(max(cases, key=lambda case: len(combinations(case) & missing)))
+        missing -= combinations(chosen[-1])
+    return chosen
+
+
+ALL = [Case(*each) for each in itertools.product(SCHEDULES, PRECISIONS, (1, 2), (False, True), STOPS)]
+EVERY = covering(ALL, 3)
 
 SOME = [Case("linear", "bf16", 2, False, "at"), Case("constant", "fp16", 2, True, "before")]
 names_of = {"ids": lambda case: "-".join(map(str, case))}
@@ -712,8 +726,8 @@ def test_a_full_disk_harms_nothing(train: Train, data: Path, tmp_path: Path) -> 
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
     )  # fmt: skip
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stdout + done.stderr
-    assert "the checkpoint of step 12 was not saved" in done.stderr
-    assert "warning: the checkpoint of step 8 was not saved" in done.stdout, done.stdout  # told, and gone on
+    assert "the checkpoint of step 12 cannot be written" in done.stderr
+    assert "the checkpoint of step 8 cannot be written" in done.stdout, done.stdout  # told, and gone on
     assert healthy(first.folder) == [4, 6]
     check_same(complete(train(*flags, "-y", 1)).folder, expected.folder)
 
