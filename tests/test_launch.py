@@ -74,6 +74,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
         process.communicate()
 
 
+@pytest.mark.slow
 def test_the_loop_outlives_a_kill(place: Place) -> None:
     assert cli.main([*place.flags, "-x", "30", "-n", "3", "-o", str(place.folder / "expected")]) == 0
     loop = place.start("loop.sh", *place.flags, STEPS="30", EVERY="3")

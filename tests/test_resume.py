@@ -167,7 +167,7 @@ def covering(cases: list[Case], together: int) -> list[Case]:
 ALL = [Case(*each) for each in itertools.product(SCHEDULES, PRECISIONS, (1, 2), (False, True), STOPS)]
 EVERY = covering(ALL, 3)
 
-SOME = [Case("linear", "bf16", 2, False, "at"), Case("constant", "fp16", 2, True, "before")]
+SOME = [Case("linear", "bf16", 2, False, "at")]
 names_of = {"ids": lambda case: "-".join(map(str, case))}
 
 
@@ -232,7 +232,7 @@ TWICE = (
 )
 
 
-@pytest.mark.parametrize("flags", only_first(TWICE), ids=lambda flags: " ".join(map(str, flags)))
+@pytest.mark.parametrize("flags", only_first(TWICE, 0), ids=lambda flags: " ".join(map(str, flags)))
 def test_stopped_twice(train: Train, flags: tuple[Any, ...]) -> None:
     """By Ctrl-C and by SIGTERM; each time something was due at that step."""
     expected = complete(train(*flags, folder="expected"))
@@ -335,7 +335,7 @@ MISTAKES: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
 }
 
 
-@pytest.mark.parametrize("mistake", only_first(MISTAKES, 3))
+@pytest.mark.parametrize("mistake", only_first(MISTAKES))
 def test_a_resume_that_forgets_is_seen(
     mistake: str, train: Train, references: dict[Case, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -501,7 +501,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("damage", only_first(DAMAGES, 2))
+@pytest.mark.parametrize("damage", only_first(DAMAGES))
 def test_a_bad_checkpoint_is_reported_and_the_one_before_used(
     train: Train, copy: Path, unbroken: Path, damage: str
 ) -> None:
@@ -574,7 +574,14 @@ def test_two_processes_do_not_train_in_one_folder(train: Train, copy: Path) -> N
 # ----- starting from the weights ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("dtype", "name"), [("fp32", ""), ("fp32", "state_00000007"), ("bf16", "state_00000004")])
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        ("bf16", "state_00000004"),
+        pytest.param("fp32", "", marks=pytest.mark.slow),
+        pytest.param("fp32", "state_00000007", marks=pytest.mark.slow),
+    ],
+)
 def test_init_from_takes_the_weights_alone(train: Train, stopped: Path, name: str, dtype: str) -> None:
     before = snapshot(stopped)
     run = complete(train("--init-from", stopped / name, "-x", 2, "-v", 1, "--dtype", dtype, folder="new"))

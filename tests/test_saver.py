@@ -294,7 +294,12 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("failure", FAILURES)
+QUICK = ("begin", "seal", "the name")
+
+
+@pytest.mark.parametrize(
+    "failure", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in FAILURES]
+)
 def test_a_save_that_fails_harms_nothing(
     tmp_path: Path, way: str, failure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,16 +24,17 @@ flags=(-e d12 -i "dev/data/fineweb10B/fineweb_train_*.bin" -j "dev/data/fineweb1
        -x 18865 -n 500 -nk 3)
 turns=${TURNS:-50} # a run that crashes at once each time ends after so many
 
-told= again=
+told= again= training=
 tell() { # once: a second signal would end train.py before it has saved
-    [ "$told" ] || kill -TERM "$training"
+    [ "$told" ] || [ -z "$training" ] || kill -TERM "$training"
     told=1
 }
-"${PYTHON:-python3}" train.py "${flags[@]}" "$@" -o "$out" -y 1 &
-training=$!
 # B: sends the signal to this shell alone, which hands it on as the one that train.py knows.
 trap 'again=1; tell' USR1
 trap tell TERM INT
+"${PYTHON:-python3}" train.py "${flags[@]}" "$@" -o "$out" -y 1 &
+training=$!
+[ -z "$told" ] || kill -TERM "$training" # one came before there was anybody to tell
 while wait "$training"; kill -0 "$training" 2>/dev/null; do :; done # `wait` returns whenever a signal comes
 wait "$training"
 status=$?

@@ -71,7 +71,8 @@ def test_calculate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "num_activations: 73347840" in text and "124,475,904" in text
     assert "floor ms" not in text
     plain = json.loads(out.read_text())
-    assert plain["memory_bytes"]["state"] == 3 * 4 * 124_518_400 + 8
+    scalars = 8 + 4 * (2 * 128 + 1)  # two counters; the window of the outliers and its count
+    assert plain["memory_bytes"]["state"] == 3 * 4 * 124_518_400 + scalars
     assert sum(each["flops"] for each in plain["operations"]) == plain["products_flops"]
 
 
