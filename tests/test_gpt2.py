@@ -102,7 +102,9 @@ def test_recomputing_saves_memory() -> None:
     assert needed(Execution(recompute_blocks=1)) < 0.6 * both
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "dtype", [jnp.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)], ids=["fp32", "bf16"]
+)
 def test_recomputing_changes_no_bit(dtype: Any) -> None:
     config = parse_descriptor("L5-NH2-C64-V97-T64")
     flat = jnp.asarray(plain_model.random_flat(config, flat_size(config), seed=1), dtype)
