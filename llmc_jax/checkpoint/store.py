@@ -24,6 +24,7 @@ import re
 import secrets
 import shutil
 import stat
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -39,6 +40,7 @@ FORMAT = 1
 MANIFEST, FACTS, TENSORS = "MANIFEST.json", "run.json", "tensors"
 DTYPES = ("bfloat16", "float16", "float32", "float64", "int32", "int64", "uint32")
 MANIFEST_BYTES = 1 << 24  # a real one has some 30 KB; more is not read
+SHARD_INDEX = struct.Struct("<QQI")  # at the end of a zarr shard of one chunk: its offset, its bytes, a CRC-32C of both
 ROOM = 16 << 20  # bytes that a save leaves free on the disk, for the logs
 THREADS = min(4, os.cpu_count() or 1)  # SHA-256 takes about a second for 2 GB, and hashlib lets other threads run
 
@@ -84,6 +86,7 @@ class Writing(NamedTuple):
     tensors: dict[str, Tensor]
     facts: File
     val_loss: float | None
+    plans: dict[str, File]  # the small files of orbax's, which say how the arrays are stored, as it had written them
 
 
 class Entry(NamedTuple):
@@ -143,9 +146,10 @@ def begin(run: str | Path, step: int, arrays: Mapping[str, np.ndarray], facts: M
         name: Tensor(array.shape, array.dtype.name, digest)
         for (name, array), digest in zip(arrays.items(), digests, strict=True)
     }
-    writing = Writing(run, step, _hidden(run, step, "tmp"), tensors, _bytes_digest(words), _val_loss(facts))
+    writing = Writing(run, step, _hidden(run, step, "tmp"), tensors, _bytes_digest(words), _val_loss(facts), {})
     _attempt(writing, lambda: _write(writing.folder, arrays, words))
-    return writing
+    plans = [path for path in _sizes(writing.folder) if path != FACTS and "c" not in path.split("/")]
+    return writing._replace(plans=_attempt(writing, lambda: {p: _file_digest(writing.folder / p) for p in plans}))
 
 
 def _check_room(run: Path, step: int, size: int) -> None:
@@ -190,8 +194,9 @@ def _seal(writing: Writing, model: Path | None) -> int:
     for name, tensor in writing.tensors.items():
         if _tensor(_stored(folder, written, name, tensor)) != tensor:
             raise InputError(f"{name} was read back otherwise than it was written; is the disk sound?")
-    if _file_digest(folder / FACTS) != writing.facts:
-        raise InputError(f"{FACTS} was read back otherwise than it was written; is the disk sound?")
+    for path, file in {FACTS: writing.facts, **writing.plans}.items():
+        if _file_digest(folder / path) != file:
+            raise InputError(f"{path} was read back otherwise than it was written; is the disk sound?")
     paths = sorted(_sizes(folder))
     with ThreadPoolExecutor(THREADS) as pool:
         files = dict(zip(paths, pool.map(_file_digest, [folder / path for path in paths]), strict=True))
@@ -525,19 +530,26 @@ def read_array(folder: str | Path, name: str) -> np.ndarray:
 def _stored(folder: Path, paths: Iterable[str], name: str, tensor: Tensor) -> np.ndarray:
     """An array as it is in the files, which the caller compares with its digest.
 
-    As orbax is told to write, the one chunk of an array is a file of its bytes, so it needs no library to be read back:
-    orbax opens an event loop with threads for each array, and that beside a training that goes on. Where an array is in
-    several chunks, or a chunk is no such file, orbax reads it.
+    As orbax is told to write, an array is one chunk in one file: its bytes, and then (zarr's sharding) 20 more that say
+    where they lie. So it needs no library to be read back; orbax opens an event loop with threads for each array, and
+    that beside a training that goes on. Where an array is in several chunks, or its file is another, orbax reads it.
     """
     chunk = f"{TENSORS}/{name.replace('/', '.')}/c"
     chunks = [path for path in paths if path == chunk or path.startswith(f"{chunk}/")]
-    array = np.empty(tensor.shape, _dtype(tensor.dtype)) if len(chunks) == 1 else None
-    if array is not None and (folder / chunks[0]).stat().st_size == array.nbytes:
-        with _regular(folder / chunks[0]) as file:
-            if file.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
-                raise FormatError(f"{chunks[0]}: ended while it was being read")
-        return array
-    return _orbax().restore(folder / TENSORS, name)
+    nbytes = math.prod(tensor.shape) * _dtype(tensor.dtype).itemsize
+    plan = json.loads(_read(folder / chunk.removesuffix("/c") / "zarr.json", MANIFEST_BYTES))
+    whole = plan["chunk_grid"]["configuration"]["chunk_shape"] == list(tensor.shape)
+    if len(chunks) != 1 or not whole or (folder / chunks[0]).stat().st_size != nbytes + SHARD_INDEX.size:
+        return _orbax().restore(folder / TENSORS, name)
+    array = np.empty(tensor.shape, _dtype(tensor.dtype))
+    with _regular(folder / chunks[0]) as file:
+        read = file.readinto(array.reshape(-1).view(np.uint8).data)
+        index = file.read(SHARD_INDEX.size)
+    if read != nbytes or len(index) != SHARD_INDEX.size:
+        raise FormatError(f"{chunks[0]}: ended while it was being read")
+    if SHARD_INDEX.unpack(index)[:2] != (0, nbytes):
+        return _orbax().restore(folder / TENSORS, name)
+    return array
 
 
 def _check_plan(folder: Path, manifest: Manifest, name: str) -> None:

@@ -141,6 +141,28 @@ def test_layouts_in_memory_do_not_matter(tmp_path: Path) -> None:
         np.testing.assert_array_equal(store.read_array(folder, name), array)
 
 
+def test_reading_back_and_reading_need_no_orbax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its restoring opens an event loop and threads for each array, beside a training that goes on."""
+    rng = np.random.default_rng(3)
+    arrays = {
+        "m/zeros": np.zeros((3, 5), np.float32),
+        "params/wte": rng.random((7, 4), np.float32),
+        "copy/wte": rng.random((7, 4)).astype(ml_dtypes.bfloat16),
+        "v/one": np.ones(1, np.float16),
+        "step": np.array(4, np.int32),
+    }
+    writing = store.begin(tmp_path, 4, arrays, {"format": 1, "step": 4})
+
+    def none() -> Any:
+        raise AssertionError("orbax was asked")
+
+    monkeypatch.setattr(store, "_orbax", none)
+    folder = store.seal(writing).folder
+    for name, array in arrays.items():
+        found = store.read_array(folder, name)
+        assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
+
+
 def test_orbax_alone_reads_the_tensors(template: Path) -> None:
     import orbax.checkpoint as ocp
 
