@@ -25,7 +25,6 @@ from llmc_jax.params import Params, flat_size, tensor_specs, views
 from llmc_jax.runlog import CONFIG, MAIN_LOG, git_state, versions
 from llmc_jax.step import TrainState
 
-FORMAT = 1
 BUFFERS = ("params", "m", "v", "copy")  # of TrainState, flat; stored as the 16 tensors of each
 SAMPLED_BYTES = 4096  # of each token file's beginning and end: enough to tell one file from another
 
@@ -135,7 +134,7 @@ def make_facts(
     what must be kept to hand it back.
     """
     return {
-        "format": FORMAT,
+        "format": store.FORMAT,
         "step": step,
         "model": asdict(identity.model),
         "dtype": identity.dtype,

@@ -306,7 +306,8 @@ def save(
         val_data=setup.val_data,
         origin=None if setup.earlier is None else setup.earlier.facts.get("origin"),
     )
-    run.saver.save(progress.state, facts, available_memory(setup, step), last=last, prune=prune)
+    copies = not last and step is not None  # before the step is compiled nobody knows what memory it needs
+    run.saver.save(progress.state, facts, available_memory(setup, step), last=not copies, prune=prune)
     return progress._replace(saving=progress.step)
 
 

@@ -24,7 +24,7 @@ from llmc_jax.checkpoint.llmc import UNLAYERED, bf16_to_fp32, fp32_to_bf16
 from llmc_jax.checkpoint.reading import CHUNK
 from llmc_jax.checkpoint.sources import Slice, Source, open_source, slices, slices_of
 from llmc_jax.errors import InputError
-from llmc_jax.files import reason
+from llmc_jax.files import reason, sync
 from llmc_jax.params import TensorSpec, num_parameters, tensor_specs
 
 DIFFERS = "not written: what was read back differs from what was written; is the disk sound?"
@@ -244,7 +244,7 @@ def new_folder(out: Path, force: bool) -> Iterator[Path]:
                 if aside.exists():
                     aside.rename(out)
                 raise
-            _sync(out.parent)
+            sync(out.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
             shutil.rmtree(aside, ignore_errors=True)
@@ -270,16 +270,8 @@ def _check_replaceable(out: Path) -> None:
 
 def _sync_folder(folder: Path) -> None:
     for path in folder.iterdir():
-        _sync(path)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(path)
+    sync(folder)
 
 
 # ----- training states ----------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import reason
+from llmc_jax.files import reason, sync
 
 FORMAT = 1
 MANIFEST, FACTS, TENSORS = "MANIFEST.json", "run.json", "tensors"
@@ -201,9 +201,9 @@ def _seal(writing: Writing, model: Path | None) -> int:
     with ThreadPoolExecutor(THREADS) as pool:
         files = dict(zip(paths, pool.map(_file_digest, [folder / path for path in paths]), strict=True))
     folder.joinpath(MANIFEST).write_bytes(_dump_manifest(Manifest(writing.step, writing.tensors, files)))
-    _sync(folder / MANIFEST)
+    sync(folder / MANIFEST)
     for parent, _, _ in os.walk(folder, topdown=False):
-        _sync(Path(parent))
+        sync(Path(parent))
     size = sum(_sizes(folder).values())
     _put_in_place(writing, model)
     return size
@@ -226,10 +226,10 @@ def _put_in_place(writing: Writing, model: Path | None) -> None:
         renamed = True
         if model is not None:
             os.replace(model, model_file(run, step))
-        _sync(run)
+        sync(run)
         done.touch()
-        _sync(done)
-        _sync(run)
+        sync(done)
+        sync(run)
     except BaseException:
         if not was_done:
             done.unlink(missing_ok=True)
@@ -288,14 +288,6 @@ def _remove(folder: Path) -> None:
         folder.unlink()
     else:
         shutil.rmtree(folder)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _sync_files(folder: Path) -> None:
@@ -760,7 +752,7 @@ def _remove_checkpoint(run: Path, step: int) -> None:
     """Killed in between, this leaves a folder that does not count, then one that `clean` removes."""
     try:
         done_file(run, step).unlink(missing_ok=True)
-        _sync(run)
+        sync(run)
         model_file(run, step).unlink(missing_ok=True)
         hidden = _hidden(run, step, "tmp")
         os.rename(state_folder(run, step), hidden)
