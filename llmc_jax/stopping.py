@@ -85,6 +85,16 @@ def print_error(line: str) -> None:
     output.discard_rest()
 
 
+def discard_rest(file: TextIO) -> None:
+    """Point a lost stream to nowhere, so that what it still holds raises nothing at exit.
+
+    A command calls it for standard output on BrokenPipeError: the reader (`| head`) has seen enough.
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, file.fileno())
+    os.close(nowhere)
+
+
 class Output:
     """A text stream whose loss (`train.py | head`, a full disk) sets `stop` instead of raising; then it is silent."""
 
@@ -108,11 +118,9 @@ class Output:
         self._guarded(self._file.flush)
 
     def discard_rest(self) -> None:
-        """Where the stream was lost: point it to nowhere, so that what it still holds raises nothing at exit."""
+        """Point the stream to nowhere where it was lost, as the function of this name does."""
         if self.error is not None:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self._file.fileno())
-            os.close(nowhere)
+            discard_rest(self._file)
 
     def __getattr__(self, name: str) -> Any:  # encoding, isatty, fileno …
         return getattr(self._file, name)

@@ -8,7 +8,6 @@ import argparse
 import io
 import json
 import math
-import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.store import Entry
 from llmc_jax.config import ExitCode
 from llmc_jax.errors import InputError
-from llmc_jax.stopping import open_missing_streams, print_error
+from llmc_jax.stopping import discard_rest, open_missing_streams, print_error
 
 SHOWN_ITEMS = 8  # of a list among the facts
 
@@ -33,8 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = options.run(options)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, `head` for example, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        discard_rest(sys.stdout)
         status = ExitCode.DONE
     except InputError as error:
         print_error(f"llmc_jax.checkpoint: {error}")

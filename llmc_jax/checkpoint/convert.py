@@ -27,7 +27,7 @@ from llmc_jax.config import GPT2_VOCAB, ExitCode
 from llmc_jax.data.tokenizers import load_tokenizer, read_tokenizer_bin, write_tokenizer_bin
 from llmc_jax.errors import InputError
 from llmc_jax.params import num_parameters, tensor_specs
-from llmc_jax.stopping import open_missing_streams, print_error
+from llmc_jax.stopping import discard_rest, open_missing_streams, print_error
 
 FORMATS = """\
 format                   what it is                                         read            written
@@ -440,8 +440,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             debug_state(args)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, `head` for example, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        discard_rest(sys.stdout)
     except InputError as error:
         print_error(f"convert_checkpoint.py: {error}")
         return int(ExitCode.BAD_INPUT)

@@ -1,7 +1,6 @@
 """The command line of the comparisons: `python -m llmc_jax.compare`. Leaves out the comparisons."""
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -10,7 +9,7 @@ from typing import Any
 from llmc_jax.compare import checkpoints, debug_state, live, logs
 from llmc_jax.config import ExitCode
 from llmc_jax.errors import InputError
-from llmc_jax.stopping import open_missing_streams, print_error
+from llmc_jax.stopping import discard_rest, open_missing_streams, print_error
 
 PROGRAM = "python -m llmc_jax.compare"
 
@@ -70,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print_error(f"{PROGRAM} {args.command}: stopped")
         return ExitCode.STOPPED
-    except BrokenPipeError:  # the reader of the tables has seen enough (`| head`); no word more, at exit too
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        discard_rest(sys.stdout)
         return ExitCode.DONE
 
 

@@ -36,7 +36,7 @@ from llmc_jax.data.tokenizers import (
 )
 from llmc_jax.errors import InputError
 from llmc_jax.platform import train_command
-from llmc_jax.stopping import open_missing_streams, print_error
+from llmc_jax.stopping import discard_rest, open_missing_streams, print_error
 
 SMALL_SHARD = 64 * 1024 + 1  # B*T+1 of llm.c's run of GPT-2 124M
 PROGRESS_SECONDS = 10.0
@@ -53,8 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options.run(options)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, `head` for example, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        discard_rest(sys.stdout)
     except (InputError, OSError) as error:
         print_error(f"llmc_jax.data: {error}")
         return ExitCode.BAD_INPUT

@@ -17,7 +17,7 @@ from llmc_jax.profile import calculators
 from llmc_jax.profile.calculators import Shape, shape_of, step_work
 from llmc_jax.profile.flags import PROGRAM, help_text, run_config, split
 from llmc_jax.runlog import write_atomic
-from llmc_jax.stopping import print_error
+from llmc_jax.stopping import discard_rest, open_missing_streams, print_error
 
 # ----- what is printed ----------------------------------------------------------------------------------------------
 
@@ -119,8 +119,6 @@ def calculate(config: TrainConfig, own: dict[str, Any]) -> int:
             raise InputError(f"--device {device}: it does not compute in {precision}; take another --dtype")
         rates = (peak, GPUS[device].bandwidth * 1e9)
     work = step_work(model, shape)
-    print(format_table(sections))
-    print(calculated_text(work, rates, by_layer=own["--layers"]))
     if own["--json"]:
         totals = summed_work(work, rates or (float("inf"), float("inf")), own["--layers"])
         operations = [
@@ -134,6 +132,8 @@ def calculate(config: TrainConfig, own: dict[str, Any]) -> int:
             "activation_bytes": calculators.activations(model, shape),
             "products_flops": calculators.products_flops(model, shape), "operations": operations,
         })  # fmt: skip
+    print(format_table(sections))
+    print(calculated_text(work, rates, by_layer=own["--layers"]))
     return ExitCode.DONE
 
 
@@ -162,13 +162,13 @@ def read(own: dict[str, Any]) -> int:
     work = step_work(facts.model, facts.shape)
     rates = facts.rates or (float("inf"), float("inf"))  # not measured: no floors
     report = table.report_from_trace(trace, facts.program, work, rates, by_layer=own["--layers"])
-    print(table.as_text(report))
     if own["--picture"]:
         layer = facts.model.num_layers // 2 if own["--layer"] is None else own["--layer"]
         _check_layer(layer, facts.model)
         draw_layer(trace, facts.program, layer, Path(own["--picture"]), f"layer {layer}")
     if own["--json"]:
         _write_json(own["--json"], table.as_json(report))
+    print(table.as_text(report))
     return ExitCode.DONE
 
 
@@ -200,7 +200,6 @@ def measure(config: TrainConfig, own: dict[str, Any]) -> int:
     rates = measure.machine_rates(bench)
     print(_summary(bench, times, used, rates))
     rest = _table(bench, own, (rates.flops, rates.bandwidth))
-    print(table.as_text(rest))
     if own["--json"]:
         work = calculators.products_flops(bench.model, bench.shape)
         _write_json(own["--json"], {
@@ -210,6 +209,7 @@ def measure(config: TrainConfig, own: dict[str, Any]) -> int:
             "products_flops": work, "rates": rates._asdict(), "memory_used": used._asdict(),
             "memory_bytes": calculators.memory(bench.model, bench.shape)._asdict(), **table.as_json(rest),
         })  # fmt: skip
+    print(table.as_text(rest))
     return ExitCode.DONE
 
 
@@ -311,15 +311,32 @@ def compare(words: list[str], own: dict[str, Any]) -> int:
         threads = [compare.Variant(f"threads={count}", tuple(words), threads=count) for count in counts]
         variants = [*threads, *variants[1:]]
     results = compare.compare(variants, own["--rounds"], steps=3)
-    print(compare.as_text(results))
     if own["--json"]:
         _write_json(own["--json"], {"results": [each._asdict() for each in results]})
+    print(compare.as_text(results))
     return ExitCode.DONE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status."""
+    open_missing_streams()
     words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _run(words)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        discard_rest(sys.stdout)
+        return ExitCode.DONE
+    except (InputError, OSError) as error:
+        print_error(f"{PROGRAM}: {error}")
+        return ExitCode.BAD_INPUT
+    except KeyboardInterrupt:
+        print_error(f"{PROGRAM}: stopped")
+        return ExitCode.STOPPED
+
+
+def _run(words: list[str]) -> int:
     if "--help" in words:
         print(help_text())
         return ExitCode.DONE
@@ -328,22 +345,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         stay_on_cores()
         return serve(words[1:])
-    try:
-        own, rest = split(words)
-        if own["--read"]:
-            return read(own)
-        config, whole = run_config(rest)
-        if own["--calculate"]:
-            return calculate(config, own)
-        if own["--vs"] or own["--threads"]:
-            return compare(whole, own)
-        return measure(config, own)
-    except InputError as error:
-        print_error(f"{PROGRAM}: {error}")
-        return ExitCode.BAD_INPUT
-    except KeyboardInterrupt:
-        print_error(f"{PROGRAM}: stopped")
-        return ExitCode.STOPPED
+    own, rest = split(words)
+    if own["--read"]:
+        return read(own)
+    config, _ = run_config(rest)
+    if own["--calculate"]:
+        return calculate(config, own)
+    if own["--vs"] or own["--threads"]:
+        return compare(rest, own)
+    return measure(config, own)
 
 
 if __name__ == "__main__":

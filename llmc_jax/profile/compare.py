@@ -126,9 +126,10 @@ class Worker:
             # XLA makes as many threads as the process may use cores; where there is no affinity, as PJRT_NPROC says.
             environment[CORES] = ",".join(map(str, usable_cores()[: variant.threads]))
             environment["PJRT_NPROC"] = str(variant.threads)
+        _, words = run_config(variant.words)  # with the model: an older commit's profiler takes none from a preset
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed in close
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "llmc_jax.profile", "--worker", *variant.words],
+            [sys.executable, "-m", "llmc_jax.profile", "--worker", *words],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, cwd=variant.tree,
             env=environment
         )  # fmt: skip

@@ -6,15 +6,18 @@ Leaves out what they lead to (__main__.py).
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmc_jax.cli import parse_args
 from llmc_jax.config import DATA, DEVICES, EVALUATION, OPTIONS, OUTPUT, TrainConfig, validate
 from llmc_jax.errors import InputError
 from llmc_jax.platform import python_command
+from llmc_jax.presets import preset_config
 
 PROGRAM = "llmc_jax.profile"
 WIDTH = 100
+MODEL = "d12"  # GPT-2 124M, the shape of the gpt2_124M.bin that llm.c's trainers start from
 
 
 class Own(NamedTuple):
@@ -51,7 +54,8 @@ def help_text() -> str:
     lines = [f"usage: {python_command()} -m {PROGRAM} [flags of train.py] [flags below]", ""]
     lines += textwrap.wrap(
         "Where a training step's time, memory and operations go. Takes train.py's flags for the model, the batch, the "
-        "optimizer, precision and kernels (-e -b -t -d -r --dtype --kernels --attention and so on; without -e: d12), "
+        "optimizer, precision and kernels (--preset -e -b -t -d -r --dtype --kernels --attention and so on; without "
+        "--preset and -e: d12), "
         "and trains on random tokens. docs/profiling.md explains the table.", WIDTH)  # fmt: skip
     lines.append("")
     for own in OWN:
@@ -115,13 +119,22 @@ def _number(flag: str, text: str) -> int:
 
 
 def run_config(words: Sequence[str]) -> tuple[TrainConfig, list[str]]:
-    """The configuration that train.py's flags describe, and the words that describe it. Raises InputError."""
+    """Return the configuration that train.py's flags describe, and words that describe it alone. Raises InputError.
+
+    Without -e the model is the preset's, or MODEL where none is named.
+    """
     groups = {flag: about.group for about in OPTIONS for flag in about.flags}
     for word in words:
         group = groups.get(word.partition("=")[0])
         if group in NOT_HERE:
             raise InputError(f"{word.partition('=')[0]}: a profile {NOT_HERE[group]}; leave it out")
-    whole = ["-e", "d12", *words]
+    whole = ["-e", _preset_model(parse_args(["-e", MODEL, *words]).preset), *words]
     config = replace(parse_args(whole), sample_every=0, val_every=0)  # what a profile leaves out need not fit the model
     validate(config)
     return config, whole
+
+
+def _preset_model(preset: str) -> str:
+    """Return the model that a preset trains. Weights are random here, so that a shape stands for a file not at hand."""
+    model = preset_config(preset).model if preset else MODEL
+    return MODEL if model.endswith(".bin") and not Path(model).exists() else model

@@ -1,11 +1,13 @@
 """The command itself: what it prints and writes, and the one line that it says to what it cannot do."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llmc_jax.presets import PRESETS
 from llmc_jax.profile.__main__ import main
 from llmc_jax.profile.flags import OWN, run_config, split
 
@@ -34,6 +36,48 @@ def test_its_own_flags_and_train_pys() -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], {"model": "d12", "batch_size": 4, "recompute": 1}),
+        (["--preset", "demo"], {"model": PRESETS["demo"].options["model"], "total_batch_size": 2048, "recompute": 0}),
+        (["--preset", "demo", "-d", "512"], {"model": PRESETS["demo"].options["model"], "total_batch_size": 512}),
+        (["-e", "d24", "--preset=demo"], {"model": "d24", "total_batch_size": 2048}),
+        (["--preset=gpt2-350M"], {"model": "d24", "batch_size": 64}),
+        (["--preset", "llmc-cpu"], {"model": "d12", "sequence_length": 64}),  # gpt2_124M.bin is not here
+    ],
+)
+def test_a_preset_shapes_the_step_and_flags_override_it(
+    words: list[str], expected: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config, whole = run_config(words)
+    assert {name: getattr(config, name) for name in expected} == expected
+    assert run_config(whole)[0] == config  # the words mean the same to another process
+
+
+def test_the_weights_that_a_preset_names_are_read_for_their_shape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt2_124M.bin").touch()
+    assert run_config(["--preset", "llmc-cpu"])[0].model == "gpt2_124M.bin"
+
+
+@pytest.mark.parametrize("words", [["--help"], [*MODEL, "--calculate", "--json", "all.json"]], ids=["help", "table"])
+def test_a_reader_that_leaves_early_ends_it_quietly(
+    words: list[str], capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as lost:
+        monkeypatch.setattr("sys.stdout", lost)
+        assert main(words) == 0
+    assert capfd.readouterr().err == ""
+    assert (tmp_path / "all.json").exists() == ("--json" in words)  # what a file was asked for is written all the same
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--steps"], "its value must follow"),
@@ -54,6 +98,7 @@ def test_its_own_flags_and_train_pys() -> None:
         (["--read", "{file}.none"], "has no program.hlo.txt"),
         (["--calculate", "--device", "H200"], "did you mean 'NVIDIA H200'"),
         (["--calculate", "-e", "no-such.bin"], "no such file"),
+        (["--calculate", "--json", "{file}/x.json"], "x.json: cannot write it"),
         (["--calculate", "--device", "Tesla T4", "--dtype", "bf16"], "does not compute in bf16"),
     ],
 )

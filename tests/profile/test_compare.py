@@ -10,6 +10,7 @@ import pytest
 from llmc_jax.errors import InputError
 from llmc_jax.profile import compare
 from llmc_jax.profile.compare import ROOT, Result, Variant, as_text, parse_variant, ratios, thread_count, usable_cores
+from llmc_jax.profile.flags import run_config
 
 WORDS = ["-e", "L1-NH1-C16-V20-T8", "-b", "1", "-t", "8"]
 
@@ -19,6 +20,11 @@ def test_a_flag_of_train_py() -> None:
         variant = parse_variant(text, WORDS)
         assert variant.label == text and variant.words[:-1] == tuple(WORDS)
     assert parse_variant("r=0", WORDS).words[-1] == "--recompute=0"
+
+
+def test_a_preset_brings_its_own_model() -> None:
+    config, _ = run_config(parse_variant("preset=demo", ["-b", "2"]).words)
+    assert (config.model, config.batch_size, config.total_batch_size) == ("L4-NH4-C128-V257-T128", 2, 2048)
 
 
 def test_threads_and_commits() -> None:
