@@ -33,7 +33,7 @@ class TrainState(NamedTuple):
     m: jax.Array  # (flat_size,) float32, running mean of the gradient
     v: jax.Array  # (flat_size,) float32, running mean of its square
     step: jax.Array  # () int32, steps taken, which the schedule counts
-    updates: jax.Array  # () int32, steps that changed the parameters, which AdamW's bias correction counts
+    updates: jax.Array  # () int32, AdamW's t: the finite steps, those that an outlier kept from updating among them
     copy: jax.Array | None = None  # (flat_size,) the parameters rounded to the compute dtype; None: they are in it
     loss_scale: LossScale | None = None  # None: the loss is not scaled
     outliers: Outliers | None = None  # None: none are looked for, and z-scores are NaN
@@ -160,7 +160,9 @@ def step_fn(
     """One step on inputs and targets (A, B, T) int32: A micro-batches, one update.
 
     A loss or gradient that is not finite updates nothing, nor does one that is an outlier by the limits in numbers; the
-    step still counts for the schedule. An outlier is no overflow: the loss scale moves as after any finite step.
+    step still counts for the schedule. An outlier is no overflow: the loss scale moves as after any finite step, and
+    AdamW's bias correction counts the step, as in llm.c. It does not count one that is not finite, after which llm.c's
+    parameters are NaN.
     Source: llm.c train_gpt2.cu, `gpt2_update` and the loop in `main`; the loss scale: Micikevicius et al., Mixed
     Precision Training (2018).
     """
@@ -193,7 +195,7 @@ def step_fn(
                 seed=None if options.rounding == "nearest" else rounding_seed(numbers.seed, state.step),
             )
     moved = None if state.loss_scale is None else next_loss_scale(state.loss_scale, finite, numbers.loss_scale)
-    updates = state.updates + applied.astype(jnp.int32)
+    updates = state.updates + finite.astype(jnp.int32)
     new_state = TrainState(params, m, v, state.step + 1, updates, copy, moved, outliers)
     return new_state, Metrics(loss, norm, rate, finite, scale, z_loss, z_norm, applied)
 

@@ -489,7 +489,6 @@ def _origin(state: LlmcState) -> dict[str, Any]:
     ]
     return {
         "step": state.step,
-        "updates": state.step,
         "processes": len(state.ranks),
         "zero": int(state.ranks[0].sharded),
         "master": state.has_master,
@@ -600,7 +599,7 @@ class Plan(NamedTuple):
 
     config: ModelConfig
     step: int
-    updates: int
+    skipped: int  # of the steps since llm.c's, or since the beginning, those that updated nothing
     dtype: str
     master: bool
     processes: int
@@ -681,7 +680,7 @@ def _plan(
         )
     if updates != step:
         warnings.append(
-            f"{updates:,} updates in {step:,} steps: llm.c counts steps alone, so its AdamW corrects the bias by "
+            f"AdamW has counted {updates:,} of {step:,} steps: llm.c counts all of them, so it corrects the bias by "
             f"{step + 1:,} where the run here would by {updates + 1:,}"
         )
     if "outliers/values" in arrays:
@@ -696,7 +695,8 @@ def _plan(
         _check_shares(config, n)
     micro_steps = _micro_steps(facts.get("options", {}), n)
     loaders = _loaders(loader, facts.get("options", {}), step, n, warnings)
-    return Plan(config, step, updates, dtype, master, n, zero, loaders, origin, micro_steps)
+    skipped = (facts.get("progress") or {}).get("skipped", step - updates)
+    return Plan(config, step, skipped, dtype, master, n, zero, loaders, origin, micro_steps)
 
 
 def _check_shares(config: ModelConfig, n: int) -> None:
@@ -782,17 +782,18 @@ def _loader_from_start(known: Mapping[str, Any], rank: int, n: int, batches: int
 
 def _header(plan: Plan, rank: int, warnings: list[str]) -> bytes:
     """The first 1024 bytes of a rank's file: what is known here over what was read."""
-    before, base_step, base_updates = None, 0, 0
+    before, base_step = None, 0
     if plan.origin.get("processes") == plan.processes:
         before = base64.b64decode(plan.origin["ranks"][rank]["header"])
-        base_step, base_updates = plan.origin["step"], plan.origin["updates"]
+        base_step = plan.origin["step"]
     ints = np.zeros(256, "<i4") if before is None else np.frombuffer(before, "<i4").copy()
     loader = plan.loaders[rank]
     ints[:6] = (magics.TRAINING_STATE, VERSION, plan.processes, rank, plan.master, loader["shuffle"])
     ints[STEP] = plan.step
     first = 13371337 + rank
     start, last = (first, first) if before is None else (_uint64(ints, RNG_STATE), _uint64(ints, RNG_LAST_UPDATE))
-    steps, updates = plan.step - base_step, plan.updates - base_updates
+    steps = plan.step - base_step
+    updates = steps - plan.skipped
     if steps > 0:
         draws = steps * plan.micro_steps + TENSORS * updates
         now = skip_u32(start, draws)
