@@ -385,7 +385,8 @@ class TrainConfig:
         check=minus_one_or_at_least(1, "one micro-batch"),
     )
     max_steps: int = option(
-        -1, "-x --max-steps", BATCH, "updates to make; 0 = evaluate only, -1 = one pass over the training data",
+        -1, "-x --max-steps", BATCH,
+        "updates to make; 0 = evaluate, and save only with -n or --export-llmc; -1 = one pass over the training data",
         unit="steps", check=minus_one_or_at_least(0, "one epoch"),
     )
 
@@ -428,11 +429,14 @@ class TrainConfig:
     )
     max_nonfinite: int = option(
         10, "--max-nonfinite", OPTIMIZER,
-        "stop after N steps in a row whose loss or gradient is not finite (they update nothing); 0 = never",
+        "stop after N steps in a row whose loss or gradient is not finite; 0 = never. They update nothing, and AdamW "
+        "does not count them; in llm.c the parameters become NaN",
         unit="steps", check=ZERO_IS_OFF,
     )
     skip_loss_z: float = option(
-        0.0, "-sl --skip-loss-z", OPTIMIZER, "skip updates whose loss is an outlier above this z-score; 0 = off",
+        0.0, "-sl --skip-loss-z", OPTIMIZER,
+        "skip updates whose loss is an outlier above this z-score; 0 = off. AdamW's bias correction counts them, as in "
+        "llm.c",
         unit="standard deviations", check=ZERO_IS_OFF,
     )
     skip_norm_z: float = option(
@@ -445,12 +449,20 @@ class TrainConfig:
         check=ZERO_IS_OFF,
     )
     val_batches: int = option(
-        20, "-m --val-batches", EVALUATION, "batches of B*T tokens in one validation; -1 = all there are",
+        20, "-m --val-batches", EVALUATION,
+        "batches of B*T tokens in one validation, after the last one the first again; -1 = as many as there are tokens "
+        "/ (B*T), rounded down",
         unit="batches", check=minus_one_or_at_least(1, "all"),
     )
     sample_every: int = option(
         20, "-s --sample-every", EVALUATION, "write a sample every N steps and at the end; 0 = off", unit="steps",
         check=ZERO_IS_OFF,
+    )
+    sampling: str = option(
+        "train_gpt2.cu", "--sampling", EVALUATION,
+        "draw samples as this trainer of llm.c does: train_gpt2.cu = each with the same random numbers; "
+        "train_gpt2_fp32.cu = each with the next ones; train_gpt2.c = likewise, and none at the end",
+        choices=("train_gpt2.cu", "train_gpt2_fp32.cu", "train_gpt2.c"),
     )
     sample_tokens: int = option(
         64, "-g --sample-tokens", EVALUATION, "length of a sample, its first end-of-text token included",
@@ -548,6 +560,21 @@ class TrainConfig:
     def grad_accumulation(self) -> int:
         """Micro-batches of B*T tokens that one process takes per update."""
         return self.tokens_per_step // self._tokens_at_once
+
+    @property
+    def samples_begin_anew(self) -> bool:
+        """Whether each sample is drawn with the same random numbers."""
+        return self.sampling == "train_gpt2.cu"
+
+    @property
+    def samples_at_end(self) -> bool:
+        """Whether the last step is followed by a sample even where -s does not divide it."""
+        return self.sampling != "train_gpt2.c"
+
+    @property
+    def saves_at_end(self) -> bool:
+        """Whether the state is saved when the run ends. Without updates it is what was read: only if asked for."""
+        return self.save and (self.max_steps != 0 or self.export_llmc or self.checkpoint_every > 0)
 
     @property
     def _tokens_at_once(self) -> int:
@@ -712,6 +739,7 @@ def _notes(config: TrainConfig) -> list[str]:
     if config.reuse and not config.output_dir:
         notes.append("-y 1 without -o: this run gets a new folder of its own; name one with -o to go on in it")
     notes += _saving_notes(config)
+    notes += _device_notes(config)
     if config.warmup_steps and config.schedule == "constant":
         notes.append(f"{_given(config, 'warmup_steps')}: has no effect with -k constant, which does not warm up")
     elif 0 < config.max_steps <= config.warmup_steps:
@@ -734,12 +762,23 @@ def _saving_notes(config: TrainConfig) -> list[str]:
     notes = []
     if config.major_every and not config.keep_checkpoints:
         notes.append(f"{_given(config, 'major_every')}: has no effect without -nk, where every checkpoint is kept")
-    if not config.save and not config.checkpoint_every:
+    if not config.save and (not config.checkpoint_every or config.max_steps == 0):
+        why = "-x 0" if config.checkpoint_every else "without -n"
         if config.export_llmc:
-            notes.append("--export-llmc: has no effect with --no-save and without -n, where nothing is saved")
+            notes.append(f"--export-llmc: has no effect with --no-save and {why}, where nothing is saved")
         if config.reuse:
-            notes.append("-y 1: nothing is saved with --no-save and without -n, so the next start begins anew too")
+            notes.append(f"-y 1: nothing is saved with --no-save and {why}, so the next start begins anew too")
     return notes
+
+
+def _device_notes(config: TrainConfig) -> list[str]:
+    """Settings for several processes, which mean nothing to one."""
+    about_devices = [about.name for about in OPTIONS if about.group == DEVICES]
+    given = [name for name in about_devices if getattr(config, name) != getattr(TrainConfig(), name)]
+    if not given:
+        return []
+    flags = ", ".join(_given(config, name) for name in given)
+    return [f"{flags}: no effect, since this is one process; training on several devices is not built yet"]
 
 
 def _precision_notes(config: TrainConfig) -> list[str]:

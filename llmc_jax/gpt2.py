@@ -314,11 +314,19 @@ def flatten_gradients(gradients: Params, config: ModelConfig, dtype: Any) -> jax
         return jnp.concatenate([*pieces, jnp.zeros(padding, dtype)])
 
 
+def tensors_of(flat: jax.Array, config: ModelConfig) -> Params:
+    """Return the 16 tensors of a flat buffer (flat_size,). Raises ValueError for a buffer of another size."""
+    size = flat_params.flat_size(config)
+    if flat.shape != (size,):
+        raise ValueError(f"parameters of shape {flat.shape}: this model takes ({size},); params.padded makes it of N")
+    return flat_params.views(flat, config)
+
+
 def mean_loss(
     flat: jax.Array, tokens: jax.Array, targets: jax.Array, config: ModelConfig, execution: Execution = PLAIN
 ) -> jax.Array:
     """Mean cross-entropy in nats of targets (B, T) given tokens (B, T), without the means for a gradient."""
-    params = flat_params.views(flat, config)
+    params = tensors_of(flat, config)
     lnf, _ = forward_stream(params, tokens, config, execution)
     rows = lnf.reshape(-1, config.channels)  # (B T, C)
     with scope("forward"):
@@ -360,7 +368,7 @@ def _loss_forward(
     execution: Execution,
     weight: jax.Array | float,
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    params = flat_params.views(flat, config)
+    params = tensors_of(flat, config)
     lnf, activations = forward_stream(params, tokens, config, execution)
     wide = jnp.promote_types(lnf.dtype, jnp.float32)
     dlosses = jnp.full((targets.size,), weight / targets.size, wide)  # (B T,) each counts alike in the mean

@@ -6,7 +6,7 @@ Leaves out llm.c's rounding to bfloat16: the numbers here are the float32 ones b
 import numpy as np
 
 from llmc_jax.config import ModelConfig
-from llmc_jax.params import num_parameters, tensor_specs
+from llmc_jax.params import flat_size, tensor_specs
 from llmc_jax.rng import Mt19937
 
 WEIGHT_STD = 0.02
@@ -15,18 +15,19 @@ INTO_RESIDUAL = frozenset({"attprojw", "fcprojw"})
 
 
 def random_parameters(config: ModelConfig, seed: int = 42) -> np.ndarray:
-    """The initial parameters of a model, (N,) float32 in the order of a checkpoint file.
+    """Return the initial parameters of a model, a flat buffer (flat_size,) float32 as the model takes it.
 
     Matrices are normal with standard deviation 0.02, the two that write to the residual stream with 0.02 / sqrt(2L),
-    so that its variance does not grow with the 2L additions; layernorm weights are 1; biases and the padded rows of wte
-    are 0. The stream gives wte (V rows), wpe, then for each layer qkvw, attprojw, fcw, fcprojw.
+    so that its variance does not grow with the 2L additions; layernorm weights are 1; biases, the padded rows of wte
+    and the buffer's padding are 0. The stream gives wte (V rows), wpe, then for each layer qkvw, attprojw, fcw and
+    fcprojw.
 
     Memory beyond the result is a few chunks of the stream. The values are PyTorch's for the same seed and draws, up to
     the last bits of the machine's logarithm and sine.
     Source: llm.c train_gpt2.cu, `gpt2_build_from_descriptor`.
     """
     specs = {spec.name: spec for spec in tensor_specs(config)}
-    flat = np.zeros(num_parameters(config), np.float32)  # (N,)
+    flat = np.zeros(flat_size(config), np.float32)
     for name in ("ln1w", "ln2w", "lnfw"):
         flat[specs[name].offset :][: specs[name].size] = 1
 

@@ -98,11 +98,12 @@ PRESETS: dict[str, Preset] = {
             "val_every": 10,
             "val_batches": 5,
             "sample_every": 20,
+            "sampling": "train_gpt2.c",
         },
     ),
     "llmc-fp32": Preset(
-        "train_gpt2_fp32.cu: one epoch of GPT-2 124M on tinyshakespeare, batches in the order of the file",
-        LLMC_EARLY | {"shuffle": "none"},
+        "train_gpt2_fp32.cu: one epoch of GPT-2 124M on tinyshakespeare",
+        LLMC_EARLY | {"sampling": "train_gpt2_fp32.cu"},
     ),
     "gpt2-124M": Preset(
         "llm.c's run_gpt2_124M.sh: GPT-2 124M from random weights, one epoch of FineWeb 10B",

@@ -34,8 +34,8 @@ BINDING = ("batch_size", "sequence_length", "tokens_per_step", "seed", "shuffle"
 FREE = frozenset({
     "preset", "model", "init_from", "v2_order", "train_data", "val_data", "tokenizer", "output_dir", "reuse", "save",
     "checkpoint_every", "keep_checkpoints", "major_every", "export_llmc", "save_failure", "gpu_info_every", "profile",
-    "print_every", "max_nonfinite", "val_every", "val_batches", "sample_every", "sample_tokens", "hellaswag",
-    "strict_kernels", "total_batch_size", "dtype", "master_weights", "rounding",
+    "print_every", "max_nonfinite", "val_every", "val_batches", "sample_every", "sampling", "sample_tokens",
+    "hellaswag", "strict_kernels", "total_batch_size", "dtype", "master_weights", "rounding",
 })  # fmt: skip
 
 
@@ -72,6 +72,7 @@ class Counters(NamedTuple):
     val_loss: float | None = None  # the last one, nats per token
     validated: int = -1  # the step before which it was measured; -1: never
     sampled: int = -1  # the step before which the last sample was drawn
+    drawn: int = 0  # random numbers that samples have taken; older checkpoints do not say
 
 
 class Identity(NamedTuple):
@@ -184,9 +185,11 @@ def stored_counters(facts: Mapping[str, Any], folder: Path) -> Counters:
     """The loop's counters as a checkpoint has them; those that it lacks (a converted one) begin anew."""
     found = facts.get("progress") or {}
     kinds = {"val_loss": (float, int, type(None))}
-    for name in Counters._fields:
-        if name in found and (isinstance(found[name], bool) or not isinstance(found[name], kinds.get(name, (int,)))):
-            raise FormatError(f"{folder}: the facts hold {name}={found[name]!r}, which is no count")
+    for name, least in Counters()._asdict().items():
+        value = found.get(name, least)
+        sound = isinstance(value, kinds.get(name, (int,))) and not isinstance(value, bool)
+        if not sound or (least is not None and value < least):
+            raise FormatError(f"{folder}: the facts hold {name}={value!r}, which is no count")
     return Counters(**{name: found[name] for name in Counters._fields if name in found})
 
 

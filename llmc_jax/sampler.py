@@ -1,5 +1,7 @@
 """Sampling as llm.c does it while it trains: its random stream, from the end-of-text token, temperature 1.
 
+Where a sample begins in that stream is the trainer's.
+
 Leaves out prompts, top-k and a key-value cache: this is the look at the model that a training run takes.
 """
 
@@ -13,7 +15,7 @@ from llmc_jax.gpt2 import PLAIN, Execution
 from llmc_jax.rng import random_f32
 from llmc_jax.step import next_token_logits
 
-SEED = 1337  # llm.c begins every sample with it
+SEED = 1337  # the state that llm.c's stream begins with
 CHUNK = 256  # llm.c runs the model on a multiple of this many positions, or of T where T is smaller
 LARGE = 70.0  # exp(70) times any vocabulary is still a float32, and exp(-70) still one with all its digits
 
@@ -39,19 +41,18 @@ def generate(
     sequence_length: int,
     end_of_text: int,
     execution: Execution = PLAIN,
-    seed: int = SEED,
+    state: int = SEED,
 ) -> Iterator[int]:
     """Yields num_tokens - 1 ids, each drawn after the ones before it, the first after end_of_text.
 
-    weights (flat_size,) in the compute dtype; num_tokens at most maxT; sequence_length: the run's T. The model runs on
-    whole chunks, filled up with end_of_text, so that few lengths are compiled: what stands after a position does not
-    change its logits.
+    weights (flat_size,) in the compute dtype; num_tokens at most maxT; sequence_length: the run's T; state: of the
+    random stream, one draw of which each id takes. The model runs on whole chunks, filled up with end_of_text, so that
+    few lengths are compiled: what stands after a position does not change its logits.
     Source: llm.c train_gpt2.cu, `main`, "generating".
     """
     assert num_tokens <= config.max_seq_len
     chunk = min(sequence_length, CHUNK)
     tokens = np.full((1, config.max_seq_len), end_of_text, np.int32)
-    state = seed
     for position in range(1, num_tokens):
         length = min(-(-position // chunk) * chunk, config.max_seq_len)
         logits = next_token_logits(weights, tokens[:, :length], np.int32(position - 1), config, execution)  # (V,)

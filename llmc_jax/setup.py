@@ -199,10 +199,14 @@ def total_steps(config: TrainConfig, train: Loader | None) -> int:
 
 
 def validation_batches(config: TrainConfig, val: TokenLoader | None) -> int:
-    """Batches of one validation: as asked, but each at most once (llm.c would begin again at the first)."""
+    """Return the batches of one validation as llm.c counts them: beyond the last the loader begins at the first again.
+
+    -1 is the number of tokens over B * T. A shard's last token is only a target, so this can be one batch more than
+    there are.
+    """
     if val is None:
         return 0
-    return val.batches_per_epoch if config.val_batches == -1 else min(config.val_batches, val.batches_per_epoch)
+    return val.num_tokens // (val.batch_size * val.sequence_length) if config.val_batches == -1 else config.val_batches
 
 
 def choose_tokenizer(config: TrainConfig, model: ModelConfig, train_vocab: int | None = None) -> Choice:
@@ -222,7 +226,7 @@ def choose_tokenizer(config: TrainConfig, model: ModelConfig, train_vocab: int |
 def initial_parameters(config: TrainConfig, model: Model) -> tuple[np.ndarray, tuple[str, ...]]:
     """The flat buffer to start from (flat_size,), and warnings about the checkpoint's content."""
     if model.path is None:
-        return padded(random_parameters(model.config, config.seed), model.config), ()
+        return random_parameters(model.config, config.seed), ()
     with naming("-e"):
         file = read_model(model.path, v2_order=config.v2_order)
     return padded(file.flat, file.config), tuple(f"-e {model.path}: {warning}" for warning in file.warnings)

@@ -34,8 +34,9 @@ from llmc_jax.outliers import skip_message
 from llmc_jax.params import num_parameters
 from llmc_jax.profile.trace import slice_trace
 from llmc_jax.resume import Counters, make_facts
+from llmc_jax.rng import skip_u32
 from llmc_jax.runlog import Kept, RunLog, create_run_folder, cut_logs, locked
-from llmc_jax.sampler import generate
+from llmc_jax.sampler import SEED, generate
 from llmc_jax.saver import Memory, Retention, Saved, Saver
 from llmc_jax.schedule import ScheduleNumbers
 from llmc_jax.setup import Setup, prepare, product_precision, resolve_rounding, table
@@ -277,15 +278,16 @@ def draw_sample(run: Run, progress: Progress) -> Progress:
     setup, model, tokenizer = run.setup, run.setup.model.config, run.setup.tokenizer.tokenizer
     weights, length = progress.state.weights, setup.config.sequence_length
     end_of_text = model.vocab_size - 1 if tokenizer is None else tokenizer.eot
-    ids: list[int] = []
-    for token in generate(weights, model, setup.config.sample_tokens, length, end_of_text, setup.execution):
+    counters, ids = progress.counters, list[int]()
+    state = skip_u32(SEED, 0 if setup.config.samples_begin_anew else counters.drawn)
+    for token in generate(weights, model, setup.config.sample_tokens, length, end_of_text, setup.execution, state):
         if run.stop.is_set():
             return progress
         ids.append(token)
     text = sample_text(tokenizer, ids)
     run.log.sample(progress.step, text, len(ids))
     run.console.sample(text)
-    return progress._replace(counters=progress.counters._replace(sampled=progress.step))
+    return progress._replace(counters=counters._replace(sampled=progress.step, drawn=counters.drawn + len(ids)))
 
 
 def save(
@@ -357,12 +359,13 @@ def look(run: Run, progress: Progress, batches: Batches, compiled: Step | None) 
     config, step = run.setup.config, progress.step
     last = step == run.setup.steps
 
-    def due(every: int, done: int = -1) -> bool:
-        return every > 0 and (step % every == 0 or last) and step != done and not run.stop.is_set()
+    def due(every: int, done: int = -1, at_end: bool = True) -> bool:
+        return every > 0 and (step % every == 0 or (last and at_end)) and step != done and not run.stop.is_set()
 
     if due(config.val_every, progress.counters.validated):
         progress = validate(run, progress)
-    if due(config.sample_every, progress.counters.sampled) and (step > 0 or last):
+    at_end = config.samples_at_end
+    if due(config.sample_every, progress.counters.sampled, at_end) and (step > 0 or (last and at_end)):
         progress = draw_sample(run, progress)
     if due(config.checkpoint_every) and step > 0 and step % config.checkpoint_every == 0:
         progress = save(run, progress, batches, compiled, last=last)
@@ -488,7 +491,7 @@ def last_save(run: Run, outcome: Outcome, batches: Batches) -> Outcome:
     """The checkpoint of the end, and the ends of all saves; where one fails here, the run has failed."""
     code, progress, problem = outcome
     try:
-        if run.setup.config.save and progress.step > 0:
+        if run.setup.config.saves_at_end and (progress.step > 0 or run.setup.steps == 0):
             # The checkpoints from before a divergence may be what the user goes back to.
             progress = save(run, progress, batches, None, last=True, prune=code != ExitCode.DIVERGED)
         progress = hear_of_saves(run, progress, run.saver.wait(), last=True)

@@ -267,8 +267,6 @@ def test_all_that_is_not_built_comes_in_one_message() -> None:
         {"gpu_info_every": 1},
         {"recompute": 0},
         {"recompute": 2},
-        {"zero_stage": 1},
-        {"gpus_per_node": 4, "init_method": "tcp", "server_ip": "10.0.0.1", "fs_path": "/tmp"},
         {"gpu_info_every": 0},
         {"reuse": True, "output_dir": "log"},
         {"skip_loss_z": 7.0, "skip_norm_z": 6.5},
@@ -364,6 +362,19 @@ def test_any_configuration_is_accepted_or_refused_with_an_input_error(config: Tr
         (
             {"dtype": "fp16", "master_weights": False},
             "-w 0: with --dtype fp16 small updates round to nothing and training may stall",
+        ),
+        (
+            {"zero_stage": 1},
+            "-z 1: no effect, since this is one process; training on several devices is not built yet",
+        ),
+        (
+            {"gpus_per_node": 4, "init_method": "tcp", "server_ip": "10.0.0.1"},
+            "-pg 4, -pi tcp, -ps 10.0.0.1: no effect, since this is one process; training on several devices is not "
+            "built yet",
+        ),
+        (
+            {"save": False, "checkpoint_every": 5, "max_steps": 0, "export_llmc": True},
+            "--export-llmc: has no effect with --no-save and -x 0, where nothing is saved",
         ),
         (
             {"recompute": 2, "recompute_blocks": 3},

@@ -13,7 +13,7 @@ from llmc_jax import gpt2
 from llmc_jax.config import ModelConfig, parse_descriptor
 from llmc_jax.gpt2 import PLAIN, Execution
 from llmc_jax.init import random_parameters
-from llmc_jax.params import flat_size, padded, views
+from llmc_jax.params import flat_size, num_parameters, views
 from llmc_jax.step import evaluate_loss, next_token_logits
 from tests import plain_model
 from tests.comparisons import (
@@ -185,8 +185,23 @@ def test_the_gradient_is_linear_in_what_reaches_the_loss() -> None:
 def test_at_initialisation_the_loss_is_ln_v(descriptor: str) -> None:
     config = parse_descriptor(descriptor)
     batch = random_batch(config.vocab_size, 1, 4, 16)
-    loss = evaluate_loss(padded(random_parameters(config), config), batch.inputs[0], batch.targets[0], config)
+    loss = evaluate_loss(random_parameters(config), batch.inputs[0], batch.targets[0], config)
     np.testing.assert_allclose(loss, math.log(config.vocab_size), atol=0.05)
+
+
+def test_random_parameters_are_what_the_gradient_takes() -> None:
+    config = parse_descriptor("L1-NH1-C16-V29-T8")
+    flat = jnp.array(random_parameters(config))
+    batch = random_batch(29, 1, 2, 8)
+    gradient = jax.jit(jax.grad(gpt2.loss_fn), static_argnums=3)(flat, batch.inputs[0], batch.targets[0], config)
+    assert gradient.shape == flat.shape and jnp.isfinite(gradient).all() and gradient.any()
+
+
+@pytest.mark.parametrize("function", [gpt2.loss_fn, jax.grad(gpt2.loss_fn), evaluate_loss])
+def test_parameters_without_their_padding_are_refused(function: Any) -> None:
+    batch = random_batch(29, 1, 2, 12)
+    with pytest.raises(ValueError, match=r"\(65536,\); params\.padded"):
+        function(jnp.array(small_flat()[: num_parameters(SMALL)]), batch.inputs[0], batch.targets[0], SMALL)
 
 
 def test_evaluate_loss_is_the_loss_that_training_sees() -> None:

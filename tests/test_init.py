@@ -10,7 +10,7 @@ import pytest
 
 from llmc_jax.config import ModelConfig, parse_descriptor
 from llmc_jax.init import random_parameters
-from llmc_jax.params import MATRICES, Params, num_parameters, views
+from llmc_jax.params import MATRICES, Params, flat_size, views
 from llmc_jax.rng import Mt19937
 
 # d12, seed 42, printed by llm.c's llmc/rand.h in the order of gpt2_build_from_descriptor (f1e2ace, gcc, glibc 2.36),
@@ -44,7 +44,7 @@ SMALL = ModelConfig(
 def d12() -> Params:
     config = parse_descriptor("d12")
     flat = random_parameters(config)
-    assert flat.dtype == np.float32 and flat.shape == (num_parameters(config),) == (124_475_904,)
+    assert flat.dtype == np.float32 and flat.shape == (flat_size(config),)
     return views(flat, config)
 
 

@@ -19,7 +19,7 @@ from llmc_jax.config import ModelConfig, parse_descriptor
 from llmc_jax.gpt2 import PLAIN
 from llmc_jax.init import random_parameters
 from llmc_jax.optimizer import round_stochastically
-from llmc_jax.params import flat_size, padded, views
+from llmc_jax.params import flat_size, views
 from llmc_jax.step import (
     LossScale,
     LossScaleNumbers,
@@ -394,7 +394,7 @@ RUN_B, RUN_T, RUN_STEPS = 8, 64, 200
 def curve(text: np.ndarray, dtype: str, rounding: str = "nearest", **given: Any) -> np.ndarray:
     """Losses (200,) of SMALL, trained on bytes from llm.c's initial weights."""
     rng = np.random.default_rng(5)
-    flat = padded(random_parameters(SMALL), SMALL)
+    flat = random_parameters(SMALL)
     state = initial_state(jnp.array(flat), DTYPES.get(dtype), **given)
     steps = step_numbers(lr=6e-4, warmup=20, total=RUN_STEPS, final=0.1, weight_decay=0.1, grad_clip=1.0)
     losses = []

@@ -50,11 +50,11 @@ def test_llmcs_early_trainers() -> None:
     )  # fmt: skip
     c_trainer = replace(
         early, preset="llmc-cpu", batch_size=4, sequence_length=64, learning_rate=1e-4, max_steps=41, val_every=10,
-        val_batches=5, sample_every=20, sample_tokens=64, shuffle="llmc", seed=42,
+        val_batches=5, sample_every=20, sample_tokens=64, sampling="train_gpt2.c", shuffle="llmc", seed=42,
     )  # fmt: skip
     fp32_trainer = replace(
         early, preset="llmc-fp32", batch_size=4, sequence_length=1024, learning_rate=3e-4, val_every=20,
-        val_batches=20, sample_every=20, sample_tokens=64, shuffle="none", max_steps=-1,
+        val_batches=20, sample_every=20, sample_tokens=64, sampling="train_gpt2_fp32.cu", shuffle="llmc", max_steps=-1,
     )  # fmt: skip
     assert preset_config("llmc-cpu") == c_trainer
     assert preset_config("llmc-fp32") == fp32_trainer

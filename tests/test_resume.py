@@ -18,7 +18,8 @@ from llmc_jax import cli, curves, trainer
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.llmc import read_model
 from llmc_jax.data.loader import TokenLoader
-from llmc_jax.errors import InputError
+from llmc_jax.errors import FormatError, InputError
+from llmc_jax.resume import Counters, stored_counters
 from llmc_jax.runlog import RunLog, locked, read_metrics
 from tests.same_run import arrays, check_same, differences, leftovers, steps_of, write_shards
 
@@ -289,17 +290,31 @@ def test_a_complete_run_says_so(train: Train) -> None:
 
 
 def test_what_was_done_at_the_step_is_not_done_again(train: Train) -> None:
-    """Of a checkpoint made on the way, what lies before it in the order of a step is there already."""
-    expected = complete(train("-n", 6, "-v", 3, "-s", 6, folder="expected"))
+    """Of a checkpoint made on the way, what lies before it in the order of a step is there already. The random numbers
+    of the next sample are those that follow.
+    """
+    flags = ("-n", 6, "-v", 3, "-s", 6, "--sampling", "train_gpt2.c")
+    expected = complete(train(*flags, folder="expected"))
     shutil.copytree(expected.folder, expected.folder.with_name("run"))
     forget(expected.folder.with_name("run"), 12)
     done: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         log_val = RunLog.val
         patch.setattr(RunLog, "val", lambda log, step, **more: (done.append(step), log_val(log, step, **more)))
-        run = complete(train("-n", 6, "-v", 3, "-s", 6, "-y", 1))
+        run = complete(train(*flags, "-y", 1))
     assert done == [9, 12]
     check_same(run.folder, expected.folder)
+
+
+@pytest.mark.parametrize("broken", [{"drawn": -1}, {"skipped": True}, {"validated": -2}, {"sampled": "3"}])
+def test_counters_that_are_no_counts_are_refused(broken: dict[str, Any]) -> None:
+    with pytest.raises(FormatError, match=f"here: .* {next(iter(broken))}="):
+        stored_counters({"progress": broken}, Path("here"))
+
+
+def test_counters_of_an_older_checkpoint_begin_anew() -> None:
+    older = {"skipped": 2, "skipped_in_a_row": 0, "val_loss": None, "validated": -1, "sampled": 20}
+    assert stored_counters({"progress": older}, Path("here")) == Counters(skipped=2, sampled=20, drawn=0)
 
 
 def forget(run: Path, *steps: int) -> None:

@@ -19,7 +19,7 @@ from llmc_jax.checkpoint.llmc import read_header, read_model
 from llmc_jax.config import TrainConfig, parse_descriptor
 from llmc_jax.errors import InputError
 from llmc_jax.init import random_parameters
-from llmc_jax.params import flat_size, num_parameters, padded
+from llmc_jax.params import flat_size, num_parameters
 from llmc_jax.resume import Counters, Identity, make_facts, named_arrays
 from llmc_jax.runlog import RunLog
 from llmc_jax.saver import ALWAYS_ROOM, GPU_SHARE, SHARE, Memory, Retention, Saved, Saver, room_for_copy
@@ -46,7 +46,7 @@ def no_copy(state: TrainState) -> NoReturn:
 
 
 def new_state(dtype: Any = None, master_weights: bool = True, loss_scale: float | None = None) -> TrainState:
-    params = jnp.array(padded(random_parameters(MODEL, 42), MODEL))
+    params = jnp.array(random_parameters(MODEL, 42))
     start = jax.jit(initial_state, static_argnames=("dtype", "master_weights"))
     return start(params, dtype, master_weights=master_weights, loss_scale=loss_scale)
 

@@ -11,7 +11,7 @@ from llmc_jax.config import parse_descriptor
 from llmc_jax.gpt2 import PLAIN, Execution
 from llmc_jax.init import random_parameters
 from llmc_jax.outliers import WINDOW, Outliers
-from llmc_jax.params import flat_size, num_parameters, padded, tensor_specs, views
+from llmc_jax.params import flat_size, num_parameters, tensor_specs, views
 from llmc_jax.step import (
     LossScale,
     Metrics,
@@ -31,7 +31,7 @@ T, STEPS = 12, 20
 
 
 def start() -> np.ndarray:
-    return padded(random_parameters(CONFIG), CONFIG)
+    return random_parameters(CONFIG)
 
 
 def batches(micro_batches: int, rows: int, steps: int = STEPS) -> list[Batch]:

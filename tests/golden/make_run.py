@@ -28,6 +28,7 @@ import numpy as np
 
 from llmc_jax.config import parse_descriptor
 from llmc_jax.init import random_parameters
+from llmc_jax.params import num_parameters
 from tests import plain_model
 from tests.comparisons import Batch, skewed_tokens
 
@@ -62,7 +63,7 @@ def tensor_norms(flat: np.ndarray, config: Any) -> dict[str, float]:
 def run(settings: dict[str, Any]) -> dict[str, Any]:
     """The figures of the run, by the plain model in float64."""
     config = parse_descriptor(settings["model"])
-    params = random_parameters(config, settings["init_seed"]).astype(np.float64)
+    params = random_parameters(config, settings["init_seed"])[: num_parameters(config)].astype(np.float64)
     decay = settings["weight_decay"] * plain_model.decay_mask(config, settings["decay"])
     schedule = partial(
         plain_model.learning_rate, settings["schedule"], lr=settings["learning_rate"], W=settings["warmup_steps"],
