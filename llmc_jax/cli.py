@@ -5,12 +5,13 @@ the options are sound.
 """
 
 import argparse
+import json
 import re
 import shlex
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,9 +28,9 @@ from llmc_jax.config import (
     validate,
     value_problem,
 )
-from llmc_jax.errors import InputError
+from llmc_jax.errors import FormatError, InputError
 from llmc_jax.platform import restart_with_huge_pages, train_command
-from llmc_jax.presets import DEFAULT_PRESET, PRESETS, preset_config
+from llmc_jax.presets import DEFAULT_PRESET, PRESETS, preset_options
 from llmc_jax.stopping import Output, open_missing_streams, print_error
 
 WIDTH = 100  # columns of --help
@@ -42,8 +43,9 @@ SHOW_ALONE = {
     "--version": "the versions of this program, Python and JAX",
 }
 
-# What llm.c's train_gpt2.py and common habit call an option, where the likeness of the words does not lead here.
+# What llm.c's train_gpt2.py, nanoGPT and common habit call an option, where likeness does not lead here.
 ELSEWHERE = {
+    "-lr": "--learning-rate",
     "--input-bin": "--train-data",
     "--input-val-bin": "--val-data",
     "--num-iterations": "--max-steps",
@@ -53,7 +55,11 @@ ELSEWHERE = {
     "--learning-rate-decay-frac": "--final-lr-fraction",
     "--val-loss-every": "--val-every",
     "--val-max-steps": "--val-batches",
+    "--max-iters": "--max-steps",
+    "--block-size": "--sequence-length",
+    "--precision": "--dtype",
 }
+LIKENESS = 0.82  # of two words, by difflib: a typing mistake or two; from 0.6 on it takes --device for --decay
 
 EXAMPLES = (
     ("python train.py", "the demo: a small model learns Python's own source"),
@@ -76,8 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if shown:
         return _show({"--help": help_text, "--help-markdown": flags_markdown, "--version": _versions}[shown]())
     try:
-        config = parse_args(words)
-        notes = validate(config)
+        config, notes = continued(given_options(words))
+        notes += validate(config)
         from llmc_jax.trainer import run  # here, because it imports JAX, which takes a second
 
         return run(config, notes)
@@ -112,14 +118,19 @@ def _program() -> str:
 
 
 def parse_args(argv: Sequence[str]) -> TrainConfig:
-    """The configuration that a command line (without the program's name) describes.
+    """Return the configuration that a command line (without the program's name) describes.
 
     No words at all are the preset `demo`. Otherwise llm.c's defaults hold, a preset changes them, and flags have the
     last word; of a flag that stands twice the later one counts.
     Raises one InputError with all flags that do not exist and all values that their flags cannot have.
     """
+    return replace(TrainConfig(), **given_options(argv))
+
+
+def given_options(argv: Sequence[str]) -> dict[str, Any]:
+    """Return the options that a command line names, by flags or by a preset; see `parse_args`."""
     if not argv:
-        return preset_config(DEFAULT_PRESET)
+        return preset_options(DEFAULT_PRESET)
     pairs, problems = _split(argv)
     parser = _parser()
     given: dict[str, Any] = {}
@@ -134,14 +145,73 @@ def parse_args(argv: Sequence[str]) -> TrainConfig:
             problems.append(f"{flag} {show_value(value)}: {error.message}")
         except argparse.ArgumentTypeError as error:
             problems.append(f"{flag} {show_value(value)}: {error}")
-    base = TrainConfig()
+    base: dict[str, Any] = {}
     try:
         if "preset" in given:
-            base = preset_config(given["preset"])
+            base = preset_options(given["preset"])
     except InputError as error:
         problems.append(str(error))
     raise_problems(problems)
-    return replace(base, **given)
+    return base | given
+
+
+OF_THIS_START = {"output_dir", "reuse"}  # never taken from the run before
+
+
+def continued(given: Mapping[str, Any]) -> tuple[TrainConfig, list[str]]:
+    """Return the configuration of a run, and notes on it: with -y 1, what is not given is as the folder of -o has it.
+
+    Its config.json holds the options of the run's last start. Options that this version does not know are left out;
+    those that the file lacks have their defaults. Raises InputError if the file holds a value that cannot be.
+    """
+    config = replace(TrainConfig(), **given)
+    if not config.reuse or not config.output_dir:
+        return config, []
+    place = Path(config.output_dir) / "config.json"
+    record = _read_object(place)
+    stored = record.get("options")
+    if not isinstance(stored, Mapping):
+        return config, []
+    names = {about.name for about in OPTIONS}
+    known = {name: value for name, value in stored.items() if name in names - OF_THIS_START}
+    unknown = sorted(set(stored) - names)
+    try:
+        before = TrainConfig.from_json(known)
+    except InputError as error:
+        raise InputError(f"{place}: {error}; mend the file, or give another -o") from error
+    notes = [f"-y 1: {place} names options that this version does not have: {', '.join(unknown)}"] if unknown else []
+    merged = replace(before, **given)
+    return merged, notes + _what_was_taken(place, config, before, merged)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, empty where there is no file. Raises FormatError, InputError."""
+    if not path.is_file():
+        return {}
+    try:
+        record = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: cannot read it: {error.strerror}") from error
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict):
+        raise FormatError(f"{path}: is no JSON object; expected the configuration of a run")
+    return record
+
+
+def _what_was_taken(place: Path, config: TrainConfig, before: TrainConfig, merged: TrainConfig) -> list[str]:
+    """A note on the options that a run has from its config.json, and on those that flags change; none where none is."""
+
+    def values(first: TrainConfig, second: TrainConfig) -> Iterator[tuple[str, str, str]]:
+        for about in OPTIONS:
+            a, b = getattr(first, about.name), getattr(second, about.name)
+            if a != b and about.name not in OF_THIS_START:
+                yield about.flags[0], show_value(a), show_value(b)
+
+    changed = ", ".join(f"{flag} {then} -> {now}" for flag, then, now in values(before, merged))
+    if not any(values(config, merged)) and not changed:
+        return []  # the same command again
+    return [f"-y 1: options as in {place}" + (f", changed by flags: {changed}" if changed else "")]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -195,21 +265,30 @@ def _unknown(word: str) -> str:
     if not word.startswith("-"):
         return f"{show_value(word)}: a value without a flag; write every value after its flag, as in -b 4"
     flag = word.partition("=")[0]
-    near = _nearest_flag(flag)
+    near = " or ".join(near_flags(flag))
     advice = f"did you mean {near}? " if near else ""
     return f"{show_value(flag)}: there is no such flag; {advice}--help lists all"
 
 
-def _nearest_flag(flag: str) -> str | None:
-    """A clear likeness first (-batch-size), then what a short flag begins with (-b8, -ge1), then any likeness."""
+def near_flags(flag: str) -> list[str]:
+    """Return the flags that this one is most likely meant for: at most three, none where nothing is clearly like it.
+
+    Another program's name for an option first, then what it is the beginning of (--learning), then a likeness
+    (-batch-size), then a short flag with its value glued on (-b8, -ix).
+    """
     import difflib  # here, because only mistakes need it
 
-    if flag.replace("_", "-") in ELSEWHERE:
-        return ELSEWHERE[flag.replace("_", "-")]
+    word = flag.replace("_", "-")
+    if word in ELSEWHERE:
+        return [ELSEWHERE[word]]
     known = [*(flag for about in OPTIONS for flag in about.flags), *SHOW_ALONE]
-    likely = difflib.get_close_matches(flag, known, n=1, cutoff=0.9)
-    begins = sorted((short for short in known if short[1] != "-" and flag.startswith(short)), key=len, reverse=True)
-    return next(iter([*likely, *begins, *difflib.get_close_matches(flag, known, n=1)]), None)
+    begun = [each for each in known if len(word) > 3 and each.startswith(word)]
+    if 0 < len(begun) <= 3:
+        return begun
+    if likely := difflib.get_close_matches(word, known, n=1, cutoff=LIKENESS):
+        return likely
+    short = (each for each in known if each[1] != "-" and re.fullmatch(f"{each}([-+.0-9].*|.)", word, re.DOTALL))
+    return sorted(short, key=len, reverse=True)[:1]
 
 
 def _without_value(flag: str, about: Option, following: str | None) -> str:

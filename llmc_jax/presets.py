@@ -162,8 +162,13 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-def preset_config(name: str) -> TrainConfig:
-    """llm.c's defaults, with what the preset changes. Raises InputError, listing the presets, if there is none such."""
+def preset_options(name: str) -> dict[str, Any]:
+    """Return what a preset changes of llm.c's defaults. Raises InputError, with the known ones, for another."""
     if name not in PRESETS:
         raise InputError(f"--preset {name}: there is no such preset; known are {', '.join(PRESETS)}")
-    return replace(TrainConfig(preset=name), **PRESETS[name].options)
+    return {"preset": name, **PRESETS[name].options}
+
+
+def preset_config(name: str) -> TrainConfig:
+    """Return llm.c's defaults, with what the preset changes."""
+    return replace(TrainConfig(), **preset_options(name))

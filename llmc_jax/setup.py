@@ -4,7 +4,7 @@ Writes nothing, so that a run that cannot begin leaves nothing behind; with -y 1
 left half-written. Leaves out the run itself (trainer.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax import hardware, kernels
-from llmc_jax.checkpoint import store
+from llmc_jax.checkpoint import sources, store
 from llmc_jax.checkpoint.llmc import read_header, read_model
 from llmc_jax.config import ModelConfig, TrainConfig, check_model_fit, parse_descriptor
 from llmc_jax.data.corpora import Corpus, stdlib_corpus
@@ -44,7 +44,7 @@ CHECKED_TOKENS = 1 << 20  # of each data set, before the run begins: takes a ten
 
 
 class Model(NamedTuple):
-    """What `-e` names."""
+    """What `-e` names, or --init-from where it names another program's checkpoint."""
 
     config: ModelConfig
     path: Path | None  # of the checkpoint; None: random weights
@@ -103,7 +103,10 @@ def resolve_model(config: TrainConfig, earlier: Earlier | None = None, source: E
     if earlier is not None and _names_nothing_new(config.model, earlier):
         return Model(earlier.model, None)
     if source is not None:
-        return Model(_shape_of_source(config, source), None)
+        return Model(_checked_shape(config, source.model), None)
+    if config.init_from:
+        model = _read_shape("--init-from", config.init_from)
+        return Model(_checked_shape(config, model.config), model.path)
     name = config.model
     path = Path(name)
     if not name.endswith(".bin") and "/" not in name:
@@ -112,14 +115,31 @@ def resolve_model(config: TrainConfig, earlier: Earlier | None = None, source: E
         except InputError:
             if not path.exists():
                 raise
-    if path.is_dir():
-        raise InputError(f"-e {name}: is a folder; name the checkpoint in it, such as {path / 'model_00000100.bin'}")
     if not path.exists():
         raise InputError(
-            f"-e {name}: no such file; give the path of an llm.c checkpoint, or a shape such as d12 for random weights "
-            "(without any flag, a small demo model is trained)"
+            f"-e {name}: no such file; give the path of an llm.c checkpoint or of a folder of Hugging Face's, or a "
+            "shape such as d12 for random weights (without any flag, a small demo model is trained)"
         )
-    with naming("-e"):
+    return _read_shape("-e", name)
+
+
+def _read_shape(flag: str, name: str) -> Model:
+    """The shape of a model of llm.c or Hugging Face. Raises InputError, with what to do, for any other checkpoint."""
+    path = Path(name)
+    if sources.is_hugging_face(path):
+        with naming(flag):
+            return Model(sources.open_source(path).config, path)
+    if sources.is_pytorch(path):
+        raise InputError(
+            f"{flag} {name}: a file of PyTorch, as nanoGPT writes; `python convert_checkpoint.py convert {name} "
+            f"{path.with_suffix('.bin')}` makes a file of it that -e takes"
+        )
+    if path.is_dir():
+        raise InputError(
+            f"{flag} {name}: is a folder; name the checkpoint in it, such as {path / 'model_00000100.bin'}, or with "
+            "--init-from the folder of a run of this program"
+        )
+    with naming(flag):
         return Model(read_header(path).config, path)
 
 
@@ -134,17 +154,15 @@ def _default_models() -> set[Any]:
     return {TrainConfig().model, *(preset.options.get("model") for preset in PRESETS.values())}
 
 
-def _shape_of_source(config: TrainConfig, source: Earlier) -> ModelConfig:
+def _checked_shape(config: TrainConfig, shape: ModelConfig) -> ModelConfig:
     """The shape of the checkpoint that --init-from names. Raises InputError if -e asks for another model."""
     name = config.model
     if name.endswith(".bin") or "/" in name:
         if name not in _default_models():
             raise InputError(f"-e {name} and --init-from {config.init_from} both name weights; leave one of them out")
-    elif parse_descriptor(name) != source.model:
-        raise InputError(
-            f"-e {name}: the checkpoint that --init-from names has another shape, {source.model}; leave -e out"
-        )
-    return source.model
+    elif parse_descriptor(name) != shape:
+        raise InputError(f"-e {name}: the checkpoint that --init-from names has another shape, {shape}; leave -e out")
+    return shape
 
 
 def open_data(config: TrainConfig, model: ModelConfig) -> Data:
@@ -209,27 +227,36 @@ def validation_batches(config: TrainConfig, val: TokenLoader | None) -> int:
     return val.num_tokens // (val.batch_size * val.sequence_length) if config.val_batches == -1 else config.val_batches
 
 
-def choose_tokenizer(config: TrainConfig, model: ModelConfig, train_vocab: int | None = None) -> Choice:
+def choose_tokenizer(
+    config: TrainConfig, model: ModelConfig, train_vocab: int | None = None, folders: Iterable[Path] = ()
+) -> Choice:
     """The tokenizer of the samples. Without samples only one that was asked for is looked at.
 
     train_vocab: V of the built-in corpus where the run trains on it. A model of another V then has no tokenizer by
-    itself: what V suggests is not what the corpus was made with.
+    itself: what V suggests is not what the corpus was made with. folders: of the token files, where GPT-2's table may
+    lie beside them.
     """
     if config.sample_every == 0 and config.tokenizer == "auto":
         return Choice(None, "no samples were asked for")
     if config.tokenizer == "auto" and train_vocab not in (None, model.vocab_size):
         flag = "-j" if config.overfit else "-i"
         return Choice(None, f"{flag} stdlib has V={train_vocab}, the model V={model.vocab_size}; take one of that V")
-    return load_tokenizer(config.tokenizer, model.vocab_size)
+    return load_tokenizer(config.tokenizer, model.vocab_size, folders)
 
 
 def initial_parameters(config: TrainConfig, model: Model) -> tuple[np.ndarray, tuple[str, ...]]:
     """The flat buffer to start from (flat_size,), and warnings about the checkpoint's content."""
     if model.path is None:
         return random_parameters(model.config, config.seed), ()
-    with naming("-e"):
-        file = read_model(model.path, v2_order=config.v2_order)
-    return padded(file.flat, file.config), tuple(f"-e {model.path}: {warning}" for warning in file.warnings)
+    flag = "--init-from" if config.init_from else "-e"
+    with naming(flag):
+        if sources.is_hugging_face(model.path):
+            source = sources.open_source(model.path)
+            flat, found = sources.flat_parameters(source), source.warnings
+        else:
+            file = read_model(model.path, v2_order=config.v2_order)
+            flat, found = file.flat, file.warnings
+    return padded(flat, model.config), tuple(f"{flag} {model.path}: {warning}" for warning in found)
 
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
@@ -299,7 +326,9 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     if config.save or config.checkpoint_every:
         store.require_orbax()
     earlier = find_earlier(config, warnings.append)
-    source = open_checkpoint(config.init_from, warnings.append) if config.init_from and earlier is None else None
+    source = None
+    if config.init_from and earlier is None and not sources.of_another_program(Path(config.init_from)):
+        source = open_checkpoint(config.init_from, warnings.append)
     model = resolve_model(config, earlier, source)
     notes = [*notes, *check_model_fit(config, model.config)]
     machine = kernels.this_machine()
@@ -317,7 +346,10 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     steps = total_steps(config, data.train)
     trains_on_corpus = data.corpus and (config.val_data if config.overfit else config.train_data) == "stdlib"
     tokenizer = choose_tokenizer(
-        config, model.config, data.corpus.vocab_size if data.corpus and trains_on_corpus else None
+        config,
+        model.config,
+        data.corpus.vocab_size if data.corpus and trains_on_corpus else None,
+        [loader.paths[0].parent for loader in (data.train, data.val) if loader is not None],
     )
     state, found = starting_state(config, model, dtype, earlier, source)
     if device.platform != "cpu" and device.num_devices > 1:

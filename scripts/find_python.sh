@@ -57,7 +57,9 @@ EOF
 
 [ -n "$without_venv" ] && complain "$without_venv"
 if [ "$(uname -s)" = Darwin ]; then
-    [ "$(uname -m)" = arm64 ] || complain "JAX has no builds for Intel Macs (or this shell runs under Rosetta)"
+    [ "$(uname -m)" = arm64 ] || complain "JAX has no builds for Intel Macs since jaxlib \
+0.4.38. On one, work in a Linux container: docker run -it -v \"\$PWD\":/src -w /src python:3.13 make train. On Apple \
+silicon this shell runs under Rosetta: arch -arm64 make train"
     get='brew install python@3.13'
 elif command -v apt-get >/dev/null; then
     get='sudo apt install python3-venv (Ubuntu 24.04 or Debian 13 and newer)'

@@ -1,11 +1,14 @@
 """The command line: parsing, its messages, `--help`, docs/flags.md, exit statuses."""
 
+import json
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -198,6 +201,68 @@ def test_any_words_give_a_configuration_or_an_input_error(words: list[str]) -> N
         assert isinstance(config, TrainConfig)
 
 
+# --- going on -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """The folder of a run whose last start had these options, -x 100 and a preset among them."""
+    before = parse(f"--preset llmc-cpu -x 100 -n 7 --export-llmc -i 'a b.bin' -o {tmp_path / 'moved'}")
+    (tmp_path / "config.json").write_text(json.dumps({"options": before.to_json()}))
+    return tmp_path
+
+
+def test_going_on_takes_the_options_of_the_run(run_folder: Path) -> None:
+    before = parse("--preset llmc-cpu -x 100 -n 7 --export-llmc -i 'a b.bin'")
+    config, notes = cli.continued(cli.given_options(["-y", "1", "-o", str(run_folder)]))
+    assert config == replace(before, output_dir=str(run_folder), reuse=True)
+    assert notes == [f"-y 1: options as in {run_folder / 'config.json'}"]
+
+
+def test_flags_and_a_preset_override_the_run_and_are_listed(run_folder: Path) -> None:
+    config, (note,) = cli.continued(options_of(f"-x 500 -n 7 -o {run_folder} -y 1"))
+    assert (config.max_steps, config.checkpoint_every, config.train_data) == (500, 7, "a b.bin")
+    assert note.endswith(", changed by flags: -x 100 -> 500")
+    config, (note,) = cli.continued(options_of(f"--preset llmc-cpu -o {run_folder} -y 1"))
+    assert (config.max_steps, config.checkpoint_every) == (41, 7) and note.endswith(": -x 100 -> 41")
+
+
+@pytest.mark.parametrize("line", ["-x 100", "-y 1", "-o {folder}", "-y 0 -o {folder}", "-y 1 -o {folder}/none"])
+def test_without_a_run_to_go_on_with_defaults_hold(run_folder: Path, line: str) -> None:
+    words = shlex.split(line.format(folder=run_folder))
+    assert cli.continued(cli.given_options(words)) == (parse_args(words), [])
+
+
+def test_the_same_command_again_says_nothing(tmp_path: Path) -> None:
+    options = options_of(f"-e d12 -b 8 -x 5 -o {tmp_path} -y 1")
+    (tmp_path / "config.json").write_text(json.dumps({"options": parse_of(options).to_json()}))
+    assert cli.continued(options) == (parse_of(options), [])
+
+
+def test_a_config_of_another_version(run_folder: Path) -> None:
+    path = run_folder / "config.json"
+    path.write_text(json.dumps({"options": {"max_steps": 9, "of_the_future": 1}}))
+    config, notes = cli.continued(options_of(f"-y 1 -o {run_folder}"))
+    assert config == TrainConfig(max_steps=9, output_dir=str(run_folder), reuse=True)
+    assert "of_the_future" in notes[0] and len(notes) == 2
+    path.write_text(json.dumps({"options": {"max_steps": "nine"}}))
+    with pytest.raises(InputError, match=r"config\.json: .*max_steps is 'nine'"):
+        cli.continued(options_of(f"-y 1 -o {run_folder}"))
+    path.write_text(json.dumps({"options": None}))
+    assert cli.continued(options_of(f"-y 1 -o {run_folder}"))[1] == []
+    path.write_text("[]")
+    with pytest.raises(FormatError, match=r"config\.json"):
+        cli.continued(options_of(f"-y 1 -o {run_folder}"))
+
+
+def options_of(line: str) -> dict[str, Any]:
+    return cli.given_options(shlex.split(line))
+
+
+def parse_of(options: dict[str, Any]) -> TrainConfig:
+    return replace(TrainConfig(), **options)
+
+
 # --- messages --------------------------------------------------------------------------------------------------------
 
 
@@ -214,6 +279,12 @@ def test_any_words_give_a_configuration_or_an_input_error(words: list[str]) -> N
         ("--max-step", "--max-steps"),
         ("--lr", "--learning-rate"),
         ("--num_iterations", "--max-steps"),
+        ("--precision", "--dtype"),
+        ("--tokeniser", "--tokenizer"),
+        ("--bath-size", "--batch-size"),
+        ("--dtpye", "--dtype"),
+        ("--learning", "--learning-rate"),
+        ("--kernel", "--kernels"),
         ("-help", "--help"),
     ],
 )
@@ -223,9 +294,29 @@ def test_unknown_flags_are_errors_with_the_nearest_name(word: str, near: str) ->
     assert problems_of(lambda: parse_args([f"{word}=8"])) == [problem]
 
 
-def test_long_names_cannot_be_shortened() -> None:
-    (problem,) = problems_of(lambda: parse("--learning 1"))
-    assert problem.startswith("--learning: there is no such flag")
+@pytest.mark.parametrize(
+    "word",
+    ["--device", "--devices", "--epochs", "--gpu-id", "--workers", "--optimizer", "--wandb", "--compile", "--verbose",
+     "-device", "-epochs", "--n-layer", "--v", "-"],
+)  # fmt: skip
+def test_a_flag_that_nothing_is_like_gets_no_guess(word: str) -> None:
+    assert cli.near_flags(word) == []
+    assert problems_of(lambda: parse_args([word, "8"])) == [f"{word}: there is no such flag; --help lists all"]
+
+
+def test_a_beginning_that_fits_several_flags_names_them_all() -> None:
+    assert cli.near_flags("--sample") == ["--sample-every", "--sample-tokens"]
+    assert cli.near_flags("--beta") == ["--beta1", "--beta2"]
+    assert cli.near_flags("--") == []
+
+
+@UNHURRIED
+@given(st.sampled_from([flag for flag in FLAGS if len(flag) > 6]), st.data())
+def test_one_wrong_letter_still_finds_the_flag(flag: str, data: st.DataObject) -> None:
+    place = data.draw(st.integers(2, len(flag) - 1))
+    letter = data.draw(st.sampled_from("aeiou"))
+    wrong = flag[:place] + letter + flag[place + 1 :]
+    assert wrong in FLAGS or len(cli.near_flags(wrong)) == 1
 
 
 @pytest.mark.parametrize(

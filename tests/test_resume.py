@@ -423,7 +423,7 @@ def test_another_run_is_refused(train: Train, data: Path, copy: Path, flags: lis
     [
         (["--dtype", "bf16"], ["--dtype", "bf16", "-w", 0], ["-w is 1 there, 0 here", "--rounding is nearest there"]),
         (["--dtype", "bf16"], ["--dtype", "bf16", "--rounding", "stochastic"], ["--rounding is nearest there"]),
-        (["-a", 1], [], ["-a is 1 there, 0 here"]),
+        (["-a", 1], ["-a", 0], ["-a is 1 there, 0 here"]),
     ],
     ids=["master weights", "rounding", "overfit"],
 )

@@ -17,7 +17,7 @@ from llmc_jax.checkpoint.reading import fp16_to_fp32, opened
 from llmc_jax.config import ModelConfig
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason
-from llmc_jax.params import TensorSpec, tensor_specs
+from llmc_jax.params import TensorSpec, num_parameters, tensor_specs
 
 OUR_STATE = re.compile(r"state_[0-9]{8,10}")  # a folder
 LLMC_STATE = re.compile(r"state_[0-9]{8,10}_[0-9]{5}\.bin")
@@ -86,12 +86,11 @@ def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = 
         raise InputError(f"{path}: a step was asked for, but this is no folder that could hold several")
     with opened(path) as file:
         start = file.read(1024)
-    # PyTorch's zip, whose first member's name ends so, or what it wrote long ago: a pickle, then its magic number
-    if (start.startswith(b"PK\x03\x04") and b"/data.pkl" in start) or start.startswith(b"\x80\x02\x8a\nl\xfc"):
+    if _begins_as_pytorch(start):
         from llmc_jax.checkpoint import nanogpt
 
         return nanogpt.open_checkpoint(path)
-    if start[8:9] == b"{" or path.suffix == ".safetensors":
+    if _begins_as_safetensors(start) or path.suffix == ".safetensors":
         from llmc_jax.checkpoint import hugging_face
 
         return hugging_face.open_file(path)
@@ -121,9 +120,65 @@ def _names(folder: Path) -> set[str]:
         raise FormatError(f"{folder}: cannot be read: {reason(error)}") from None
 
 
+def _begins_as_pytorch(start: bytes) -> bool:
+    """PyTorch's zip, whose first member's name ends so, or what it wrote long ago: a pickle, then its magic number."""
+    return (start.startswith(b"PK\x03\x04") and b"/data.pkl" in start) or start.startswith(b"\x80\x02\x8a\nl\xfc")
+
+
+def _begins_as_safetensors(start: bytes) -> bool:
+    return start[8:9] == b"{"
+
+
+def _start_of(path: Path) -> bytes:
+    """The first bytes of a regular file; none where there is no such file."""
+    try:
+        if not path.is_file():
+            return b""
+        with path.open("rb") as file:
+            return file.read(1024)
+    except OSError:
+        return b""
+
+
+def is_pytorch(path: Path) -> bool:
+    """Whether a path is a file of PyTorch, such as nanoGPT's ckpt.pt."""
+    return _begins_as_pytorch(_start_of(path))
+
+
+def is_hugging_face(path: Path) -> bool:
+    """Whether a path is a folder of Hugging Face's, or a .safetensors file."""
+    if path.is_dir():
+        return _is_hugging_face(_names(path))
+    return path.is_file() and (path.suffix == ".safetensors" or _begins_as_safetensors(_start_of(path)))
+
+
+def of_another_program(path: Path) -> bool:
+    """Whether a path holds weights of another program that training can start from, or say what to do with."""
+    return path.is_file() or is_hugging_face(path)
+
+
+def flat_parameters(source: Source) -> np.ndarray:
+    """All weights of a checkpoint, in the order of `Params`: (num_parameters,) float32."""
+    flat = np.empty(num_parameters(source.config), np.float32)
+    for spec in tensor_specs(source.config):
+        place = spec.offset
+        for piece in slices_of(spec):
+            values = source.read("params", piece.tensor, piece.layer)
+            flat[place : place + values.size] = values.reshape(-1)
+            place += values.size
+    return flat
+
+
+HUGGING_FACE_WEIGHTS = {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"}
+
+
+def _is_hugging_face(names: set[str]) -> bool:
+    return "config.json" in names and bool(names & HUGGING_FACE_WEIGHTS)
+
+
 def _open_folder(folder: Path, step: int | None) -> Source:
     names = _names(folder)
-    if "config.json" in names and names & {"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"}:
+    if _is_hugging_face(names):
         from llmc_jax.checkpoint import hugging_face
 
         if step is not None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from llmc_jax.config import ExitCode
+from llmc_jax.config import ExitCode, TrainConfig
 from llmc_jax.data.corpora import (
     TINYSHAKESPEARE_FOLDER,
     Corpus,
@@ -142,10 +142,13 @@ def _add_tinyshakespeare(commands: argparse._SubParsersAction) -> None:
         commands,
         "tinyshakespeare",
         "Make token files of tinyshakespeare (1.1 MB, downloaded).",
-        "With GPT-2's tokenizer they are llm.c's, byte for byte.",
+        "With GPT-2's tokenizer they are llm.c's, byte for byte, and its table lies beside them. Without a network: "
+        f"--text input.txt --tokenizer {DEFAULT_BIN}.",
     )
     parser.set_defaults(run=_tinyshakespeare)
-    parser.add_argument("--from", dest="source", type=Path, metavar="PATH", help="a local copy of input.txt")
+    parser.add_argument(
+        "--text", "--from", dest="source", type=Path, metavar="FILE", help="a local copy of input.txt, the text"
+    )
     parser.add_argument("--tokenizer", default="gpt2", metavar="SPEC", help=f"{TOKENIZER_HELP} (default: gpt2)")
     parser.add_argument(
         "-o",
@@ -309,7 +312,7 @@ def _tinyshakespeare(options: argparse.Namespace) -> None:
     tokenizer = _load(options.tokenizer)
     corpus = tinyshakespeare_corpus(tokenizer, options.out, options.source)
     _print_corpus(corpus)
-    if corpus.train == TINYSHAKESPEARE_FOLDER / "tiny_shakespeare_train.bin" and options.tokenizer == "gpt2":
+    if str(corpus.train) == TrainConfig().train_data:
         print(f"Next: {train_command()} --preset tinyshakespeare")
     else:
         _print_next(corpus.train, corpus.val, options.tokenizer, tokenizer)

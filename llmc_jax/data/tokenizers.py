@@ -374,19 +374,20 @@ class Choice(NamedTuple):
     note: str
 
 
-def load_tokenizer(spec: str, vocab_size: int | None = None) -> Choice:
+def load_tokenizer(spec: str, vocab_size: int | None = None, folders: Iterable[Path] = ()) -> Choice:
     """The tokenizer that --tokenizer asks for.
 
     spec: `bytes`; `gpt2` (see `gpt2_tokenizer`; may use the network); the path of a gpt2_tokenizer.bin; `none`; or
-    `auto`, which never uses the network: bytes for V=257; for V=50257 ./gpt2_tokenizer.bin, else GPT-2's table from
-    tiktoken's cache; otherwise none. vocab_size: the model's V; None if any will do (`auto` then means GPT-2).
+    `auto`, which never uses the network: bytes for V=257; for V=50257 ./gpt2_tokenizer.bin, else the one in the first
+    of `folders` (those of the data) that has one, else GPT-2's table from tiktoken's cache; otherwise none.
+    vocab_size: the model's V; None if any will do (`auto` then means GPT-2).
 
     Raises InputError if the tokenizer's vocabulary is not V, or the table cannot be had; FormatError for a bad file.
     """
     if spec == "none":
         return Choice(None, "no tokenizer was asked for")
     if spec == "auto":
-        choice = _choose_by_vocab(GPT2_VOCAB if vocab_size is None else vocab_size)
+        choice = _choose_by_vocab(GPT2_VOCAB if vocab_size is None else vocab_size, folders)
     elif spec == "bytes":
         choice = Choice(bytes_tokenizer(), "bytes")
     elif spec == "gpt2":
@@ -405,13 +406,14 @@ def load_tokenizer(spec: str, vocab_size: int | None = None) -> Choice:
     return choice
 
 
-def _choose_by_vocab(vocab_size: int) -> Choice:
+def _choose_by_vocab(vocab_size: int, folders: Iterable[Path]) -> Choice:
     if vocab_size == BYTES_VOCAB:
         return Choice(bytes_tokenizer(), "bytes")
     if vocab_size != GPT2_VOCAB:
         return Choice(None, f"no tokenizer is known for V={vocab_size}; give its file with --tokenizer PATH")
-    if os.path.exists(DEFAULT_BIN):
-        return Choice(bin_tokenizer(DEFAULT_BIN), DEFAULT_BIN)
+    for path in (Path(DEFAULT_BIN), *(folder / DEFAULT_BIN for folder in folders)):
+        if path.exists():
+            return Choice(bin_tokenizer(path), str(path))
     try:
         return Choice(gpt2_tokenizer(allow_network=False), "GPT-2's, from tiktoken's cache")
     except InputError as error:

@@ -15,12 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmc_jax.config import GPT2_VOCAB
 from llmc_jax.data import corpora
+from llmc_jax.data.__main__ import main as data_main
 from llmc_jax.data.corpora import bigram_entropy, stdlib_corpus, tinyshakespeare_corpus, unigram_entropy
 from llmc_jax.data.tokenfile import open_token_file
-from llmc_jax.data.tokenizers import bin_tokenizer, bytes_tokenizer
+from llmc_jax.data.tokenizers import bin_tokenizer, bytes_tokenizer, load_tokenizer, write_tokenizer_bin
 from llmc_jax.errors import InputError
 from llmc_jax.files import cache_folder, write_bytes
+from llmc_jax.presets import preset_config
 
 LEFT_OUT = [
     "test/test_a.py", "json/tests/x.py", "idlelib/a.py", "idlelib/idle_test/b.py", "encodings/utf_8.py",
@@ -223,7 +226,7 @@ def test_the_text_comes_from_the_folder_or_the_network(
     small_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    with pytest.raises(InputError, match=r"no network.*--from PATH"):
+    with pytest.raises(InputError, match=r"no network.*--text FILE"):
         tinyshakespeare_corpus(bytes_tokenizer(), out)
     assert list(out.iterdir()) == []
     with monkeypatch.context() as patch:
@@ -249,6 +252,26 @@ def test_the_files_are_llmc_s(shared: Path, tmp_path: Path) -> None:
     assert corpus.train.read_bytes() == (shared / "data" / "tiny_shakespeare_train.bin").read_bytes()
     assert corpus.val.read_bytes() == (shared / "data" / "tiny_shakespeare_val.bin").read_bytes()
     assert (corpus.train.name, corpus.val_tokens) == ("tiny_shakespeare_train.bin", 32768)
+    assert (tmp_path / "gpt2_tokenizer.bin").read_bytes() == (shared / "data" / "gpt2_tokenizer.bin").read_bytes()
+
+
+def test_offline_one_command_makes_what_the_preset_reads(
+    small_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A table of GPT-2's size in any folder, a text in any folder, no network and no cache."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "empty"))
+    Path("elsewhere").mkdir()
+    pieces = tuple(bytes([n]) for n in range(256)) + tuple(b"#%d" % n for n in range(256, GPT2_VOCAB))
+    write_tokenizer_bin("elsewhere/gpt2_tokenizer.bin", pieces, GPT2_VOCAB - 1)
+    command = ["tinyshakespeare", "--text", str(small_text), "--tokenizer", "elsewhere/gpt2_tokenizer.bin"]
+    assert data_main(command) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("train.py --preset tinyshakespeare")
+    config = preset_config("tinyshakespeare")
+    found = load_tokenizer(config.tokenizer, GPT2_VOCAB, [Path(config.train_data).parent])
+    assert found.tokenizer is not None and found.tokenizer.pieces == pieces
+    assert open_token_file(config.train_data).num_tokens > 0 and open_token_file(config.val_data).num_tokens == 20
+    assert load_tokenizer(config.tokenizer, GPT2_VOCAB).tokenizer is None  # neither in this folder nor in a cache
 
 
 # ----- files --------------------------------------------------------------------------------------------------------

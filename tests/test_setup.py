@@ -1,0 +1,54 @@
+"""What a run starts from: shapes of random weights, and other programs' checkpoints behind -e and --init-from."""
+
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmc_jax.checkpoint.sources import open_source, slices
+from llmc_jax.cli import parse_args
+from llmc_jax.config import TrainConfig, parse_descriptor
+from llmc_jax.errors import InputError
+from llmc_jax.params import num_parameters
+from llmc_jax.setup import Model, prepare, resolve_model, weights_text
+
+HUGGING_FACE = Path(__file__).resolve().parent / "golden" / "hugging_face"
+COMMON = "-x 0 -v 0 -s 0 -t 16 --no-save"
+
+
+@pytest.fixture
+def pytorch_file(tmp_path: Path) -> Path:
+    """The first bytes of what torch.save writes."""
+    path = tmp_path / "ckpt.pt"
+    path.write_bytes(b"PK\x03\x04" + bytes(26) + b"ckpt/data.pkl" + bytes(100))
+    return path
+
+
+@pytest.mark.parametrize("flag", ["-e", "--init-from"])
+@pytest.mark.parametrize("name", ["", "model.safetensors"])
+def test_a_run_starts_from_hugging_faces_weights(flag: str, name: str) -> None:
+    path = HUGGING_FACE / name
+    source = open_source(path)
+    expected = [source.read("params", piece.tensor, piece.layer).ravel() for piece in slices(source.config)]
+    setup, state = prepare(parse_args([*shlex.split(COMMON), flag, str(path)]), [])
+    found = np.asarray(state.params)[: num_parameters(source.config)]
+    assert setup.model == Model(source.config, path) and weights_text(setup) == str(path)
+    assert found.tobytes() == np.concatenate(expected).tobytes()
+
+
+def test_a_shape_beside_init_from_must_be_that_of_the_weights() -> None:
+    source = str(HUGGING_FACE)
+    shape = open_source(HUGGING_FACE).config
+    words = f"L{shape.num_layers}-NH{shape.num_heads}-C{shape.channels}-V{shape.vocab_size}-T{shape.max_seq_len}"
+    assert resolve_model(TrainConfig(init_from=source, model=words)).config == shape == parse_descriptor(words)
+    with pytest.raises(InputError, match=r"^-e d12: .*another shape"):
+        resolve_model(TrainConfig(init_from=source, model="d12"))
+
+
+@pytest.mark.parametrize("flag", ["-e", "--init-from"])
+def test_pytorchs_file_is_refused_with_the_command_that_converts_it(flag: str, pytorch_file: Path) -> None:
+    with pytest.raises(InputError) as refused:
+        prepare(parse_args([*shlex.split(COMMON), flag, str(pytorch_file)]), [])
+    assert str(refused.value).startswith(f"{flag} {pytorch_file}: ")
+    assert f"`python convert_checkpoint.py convert {pytorch_file} {pytorch_file.parent}/ckpt.bin`" in str(refused.value)
