@@ -311,13 +311,15 @@ class TrainConfig:
 
     model: str = option(
         "gpt2_124M_bf16.bin", "-e --model", MODEL,
-        "a .bin checkpoint to start from, or a shape for random weights: d12, gpt3:c768, L4-NH4-C256-V257-T128",
+        "a .bin checkpoint or a folder of Hugging Face's to start from, or a shape for random weights: d12, gpt3:c768, "
+        "L4-NH4-C256-V257-T128",
         check=NOT_EMPTY,
     )
     init_from: str = option(
         "", "--init-from", MODEL,
-        "start a new run from the weights of a checkpoint: the folder of a run (its newest good one) or a state_%08d",
-        value="DIR",
+        "start a new run from the weights of a checkpoint: the folder of a run (its newest good one), a state_%08d, or "
+        "what -e takes",
+        value="PATH",
     )
     v2_order: str = option(
         "auto", "--v2-order", MODEL,
@@ -331,7 +333,8 @@ class TrainConfig:
     )
     reuse: bool = option(
         False, "-y --resume", OUTPUT,
-        "1 = continue from the newest good checkpoint in the folder of -o, or begin where there is none",
+        "1 = continue from the newest good checkpoint in the folder of -o, or begin where there is none; options that "
+        "are not given are those of its config.json",
     )
     checkpoint_every: int = option(
         0, "-n --checkpoint-every", OUTPUT,
@@ -368,8 +371,9 @@ class TrainConfig:
         value="START:STOP", check=SLICE,
     )
     print_every: int = option(
-        1, "--print-every", OUTPUT, "a line on the screen every N steps; 0 = off (the log files have every step)",
-        unit="steps", check=ZERO_IS_OFF,
+        -1, "--print-every", OUTPUT,
+        "a line on the screen every N steps; 0 = off, 1 = all, -1 = all of up to 100, else 40 to 100 of them and one a "
+        "minute (the log files have every step)", unit="steps", check=minus_one_or_at_least(0, "auto"),
     )
 
     batch_size: int = option(

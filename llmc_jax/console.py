@@ -4,6 +4,8 @@ A pipe or a file gets plain lines without control characters. Leaves out the fil
 """
 
 import atexit
+import io
+import itertools
 import os
 import sys
 import time
@@ -12,9 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, TextIO
 
-from rich.cells import cell_len, set_cell_size
+from rich.box import Box
 from rich.console import Console as RichConsole
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 NAME_WIDTH, VALUE_WIDTH = 21, 50  # the columns of llm.c's table
@@ -24,36 +27,84 @@ EMA_DECAY = 0.95  # of the smoothed speed, llm.c's
 # ---- plain functions: numbers and text in, text out
 
 
-def step_line(
-    step: int,
-    total_steps: int,
-    *,
-    loss: float,
-    norm: float,
-    lr: float,
-    ms: float,
-    tokens_per_second: float,
-    utilization: str,
-    skipped: bool = False,
-    z_loss: float | None = None,
-    z_norm: float | None = None,
-) -> str:
-    """One step in llm.c's words. `step` counts from 0 as everywhere in the code; the line counts from 1.
+class StepFigures(NamedTuple):
+    """What the screen shows of a step. `step` counts from 0 as everywhere in the code; the line counts from 1."""
 
-    utilization: as `utilization_text` gives it. z_loss, z_norm: z-scores, which llm.c always prints, `(+nanz)` before
-    there are any; without them what follows stands further left than there.
-    Source: llm.c train_gpt2.cu, end of the training loop.
+    step: int
+    total_steps: int
+    loss: float
+    norm: float
+    lr: float
+    ms: float
+    tokens_per_second: float  # as `smooth_speed` gives it
+    utilization: str  # as `utilization_text` gives it
+    skipped: bool = False
+    z_loss: float | None = None  # shown where it is given; NaN, as llm.c has it, before there is one
+    z_norm: float | None = None
+
+
+class Column(NamedTuple):
+    """A figure of the step line. Where a terminal is too narrow, the highest importance goes first."""
+
+    importance: int
+    text: Callable[[StepFigures], str]  # empty: there is nothing to show
+
+
+# Without the last, llm.c's line. A figure more is a row more, and a field of StepFigures.
+# Source: llm.c train_gpt2.cu, end of the training loop.
+STEP_COLUMNS = (
+    Column(0, lambda f: f"step {f.step + 1:4d}/{f.total_steps}"),
+    Column(1, lambda f: f"loss {float(f.loss):7.6f}{_z_text(f.z_loss)}"),
+    Column(3, lambda f: f"norm {float(f.norm):6.4f}{_z_text(f.z_norm)}"),
+    Column(5, lambda f: f"lr {float(f.lr):.2e}"),
+    Column(4, lambda f: f"{f.ms:.2f} ms"),
+    Column(7, lambda f: f.utilization),
+    Column(6, lambda f: f"{f.tokens_per_second:.0f} tok/s"),
+    Column(2, lambda f: "skipped" if f.skipped else ""),
+)
+
+
+def step_texts(figures: StepFigures, columns: Sequence[Column] = STEP_COLUMNS) -> list[str]:
+    """Return the text of each column of a step line."""
+    return [column.text(figures) for column in columns]
+
+
+def step_line(texts: Sequence[str]) -> str:
+    """Return one step in llm.c's words from the columns' texts; empty ones are left out.
+
+    Behind a z-score llm.c has no space. Without z-scores what follows stands further left than there.
     """
-    line = (
-        f"step {step + 1:4d}/{total_steps} | loss {float(loss):7.6f}{_z_text(z_loss)}| "
-        f"norm {float(norm):6.4f}{_z_text(z_norm)}| lr {float(lr):.2e} | "
-        f"{ms:.2f} ms | {utilization} | {tokens_per_second:.0f} tok/s"
-    )
-    return line + " | skipped" if skipped else line
+    return "".join(f"{text}| " if text.endswith("z)") else f"{text} | " for text in texts if text).rstrip("| ")
 
 
 def _z_text(z: float | None) -> str:
-    return " " if z is None else f" ({float(z):+.2f}z)"
+    return "" if z is None else f" ({float(z):+.2f}z)"
+
+
+def fitting(pieces: Sequence[tuple[int, int]], width: int, gap: int) -> set[int]:
+    """Return which of the pieces (importance, cells) stand together in `width` cells, the lowest importance first.
+
+    Pieces without cells are never among them; one that does not fit keeps out all that are less important.
+    """
+    shown: set[int] = set()
+    used = 0
+    for _, index in sorted((importance, index) for index, (importance, cells) in enumerate(pieces) if cells):
+        used += pieces[index][1] + (gap if shown else 0)
+        if used > width:
+            break
+        shown.add(index)
+    return shown
+
+
+SHORT_RUN = 100  # steps of which all are printed
+FIRST_STEPS = 3  # of a longer run, printed at once: does it learn, and how fast is it?
+LONGEST_SILENCE = 60.0  # seconds
+
+
+def automatic_every(total_steps: int) -> int:
+    """Return N of "every N-th step has its line", for 40 to 100 lines: 1, 2, 5, 10, 20, 50 …"""
+    factors = (digit * 10**power for power in itertools.count() for digit in (1, 2, 5))
+    return next(every for every in factors if total_steps <= every * SHORT_RUN)
 
 
 def utilization_text(flops_per_second: float, peak: float | None, precision: str = "bf16") -> str:
@@ -136,19 +187,30 @@ def printable(text: str) -> str:
     return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs"))
 
 
-def format_table(sections: Iterable[Sequence[tuple[str, Any]]]) -> str:
-    """The start-up table in llm.c's box: sections of (name, value), a rule between them, long values on further rows.
+# The corners and lines of llm.c's table: top, head, rule, rows, rule, rule, foot, bottom.
+_LLMC_BOX = Box("+-++\n| ||\n+-++\n| ||\n+-++\n+-++\n| ||\n+-++\n", ascii=True)
+TABLE_WIDTH = NAME_WIDTH + VALUE_WIDTH + 7
+NARROWEST_TABLE = 24
 
+
+def format_table(sections: Iterable[Sequence[tuple[str, Any]]], width: int = TABLE_WIDTH) -> str:
+    """Return the start-up table in llm.c's box: sections of (name, value), a rule between them, long values folded.
+
+    width: cells of the screen; where it is narrower than llm.c's table, so are the columns.
     Source: llm.c train_gpt2.cu, `printf("| %-21s | %-50s |")`.
     """
-    rule = f"+-{'-' * NAME_WIDTH}-+-{'-' * VALUE_WIDTH}-+"
-    lines = [rule, *_table_rows("Parameter", "Value"), rule]
+    whole = width >= TABLE_WIDTH
+    table = Table(box=_LLMC_BOX)
+    for heading, cells in (("Parameter", NAME_WIDTH), ("Value", VALUE_WIDTH)):
+        table.add_column(heading, min_width=cells if whole else 1, max_width=cells, overflow="fold")
     for section in sections:
         for name, value in section:
-            lines += _table_rows(name, _table_value(value))
-        if section:
-            lines.append(rule)
-    return "\n".join(lines)
+            table.add_row(_table_text(name), _table_text(_table_value(value)))
+        table.add_section()
+    output = io.StringIO()
+    plain = RichConsole(file=output, width=max(NARROWEST_TABLE, width), color_system=None, force_jupyter=False)
+    plain.print(table)
+    return output.getvalue().rstrip("\n")
 
 
 def _table_value(value: Any) -> str:
@@ -159,38 +221,8 @@ def _table_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _table_rows(name: str, value: str) -> list[str]:
-    names, values = _wrap(name, NAME_WIDTH), _wrap(value, VALUE_WIDTH)
-    count = max(len(names), len(values))
-    names += [""] * (count - len(names))
-    values += [""] * (count - len(values))
-    return [
-        f"| {set_cell_size(left, NAME_WIDTH)} | {set_cell_size(right, VALUE_WIDTH)} |"
-        for left, right in zip(names, values, strict=True)
-    ]
-
-
-def _wrap(text: str, width: int) -> list[str]:
-    """Lines of at most `width` cells; broken after a space, comma or path separator where one is near the end."""
-    lines = []
-    text = printable(text).replace("\n", " ").replace("\t", " ").strip()
-    while cell_len(text) > width:
-        cut = _cut_at(text, width)
-        good = max(text.rfind(mark, 0, cut) for mark in " ,/\\;") + 1
-        cut = good if good > cut // 2 else cut
-        lines.append(text[:cut].rstrip())
-        text = text[cut:].lstrip()
-    return [*lines, text]
-
-
-def _cut_at(text: str, width: int) -> int:
-    """How many leading characters fit into `width` cells; at least one."""
-    cells = 0
-    for index, character in enumerate(text):
-        cells += cell_len(character)
-        if cells > width:
-            return max(1, index)
-    return len(text)
+def _table_text(text: str) -> Text:
+    return Text(printable(text).replace("\n", " ").replace("\t", " ").strip())
 
 
 class BarState(NamedTuple):
@@ -222,18 +254,12 @@ def bar_segments(state: BarState, width: int, ascii_only: bool = False) -> list[
         (6, duration(state.elapsed), "dim"),
         (2, "compiling" if state.loss is None else _left_text(state.left), "cyan"),
     ]
-    sizes = {importance: 8 if text == "bar" else len(text) for importance, text, _ in pieces if text}
-    shown: set[int] = set()
-    used = 0
-    for importance in sorted(sizes):
-        need = sizes[importance] + (1 if shown else 0)
-        if used + need > width:
-            break
-        shown.add(importance)
-        used += need
+    sizes = [(importance, 8 if text == "bar" else len(text)) for importance, text, _ in pieces]
+    shown = fitting(sizes, width, gap=1)
+    used = sum(sizes[index][1] for index in shown) + max(0, len(shown) - 1)
     segments: list[tuple[str, str]] = []
-    for importance, text, style in pieces:
-        if importance not in shown:
+    for index, (_, text, style) in enumerate(pieces):
+        if index not in shown:
             continue
         if segments:
             segments.append((" ", ""))
@@ -262,8 +288,9 @@ def is_live(file: TextIO) -> bool:
 class Console:
     """The screen of one run. On a terminal lines scroll above a live bar; elsewhere they are simply printed.
 
-    Every `print_every`-th step prints its line, the first and the last too; with 0 none does. Skipped ones always do.
-    The bar shows each.
+    Every `print_every`-th step prints its line, the first and the last too; with 0 none does, with -1 what
+    `automatic_every` says, the first few, and one where nothing was printed for a minute. Skipped ones always do.
+    The bar shows each. A pipe gets whole lines, a terminal the figures that it has room for.
     Use it in a `with` block or call `close`, which takes the bar away and leaves the terminal as it was.
     """
 
@@ -277,12 +304,14 @@ class Console:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """first_step: the step (from 0) that a resumed run begins with; file: where to show (None: standard output)."""
-        assert print_every >= 0
+        assert print_every >= -1
         self._file = sys.stdout if file is None else file
-        self._print_every = print_every
+        self._automatic = print_every == -1
+        self._print_every = automatic_every(total_steps) if self._automatic else print_every
+        self._widest = [0] * len(STEP_COLUMNS)
         self._first_step = first_step
         self._clock = clock
-        self._began = clock()
+        self._began = self._last_line = clock()
         self._pace = Pace()
         self._state = BarState(done=first_step, total=total_steps, elapsed=0.0)
         self._ascii = not _can_encode(self._file, "━─")
@@ -310,14 +339,14 @@ class Console:
 
     def start(self) -> None:
         """Begin the run: from here on the clock runs and a terminal shows the bar."""
-        self._began = self._clock()
+        self._began = self._last_line = self._clock()
         if self._live is not None and not self._live.is_started:
             atexit.register(self.close)
             self._live.start()
 
     def table(self, sections: Iterable[Sequence[tuple[str, Any]]]) -> None:
         """The start-up table: sections of (name, value) rows."""
-        self._print(format_table(sections))
+        self._print(format_table(sections, TABLE_WIDTH if self._live is None else self._live.console.width))
 
     def note(self, text: str) -> None:
         """A line of information."""
@@ -327,44 +356,36 @@ class Console:
         """A line that the user should not miss."""
         self._print(f"warning: {text}", "yellow")
 
-    def step(
-        self,
-        step: int,
-        *,
-        loss: float,
-        norm: float,
-        lr: float,
-        ms: float,
-        tokens_per_second: float,
-        utilization: str,
-        skipped: bool = False,
-        z_loss: float | None = None,
-        z_norm: float | None = None,
-    ) -> None:
-        """A finished training step, counted from 0. tokens_per_second: as `smooth_speed` gives it.
+    def step(self, figures: StepFigures) -> None:
+        """A finished training step."""
+        now = self._clock()
+        self._pace = advance(self._pace, figures.ms / 1000, now)
+        self._state = self._state._replace(
+            done=figures.step + 1, loss=float(figures.loss), tokens_per_second=figures.tokens_per_second
+        )
+        if self._is_due(figures.step, now) or figures.skipped:
+            self._last_line = now
+            self._print(self._fitted(step_texts(figures)), "yellow" if figures.skipped else "")
 
-        z_loss, z_norm: shown where they are given.
-        """
-        self._pace = advance(self._pace, ms / 1000, self._clock())
-        total = self._state.total
-        self._state = self._state._replace(done=step + 1, loss=float(loss), tokens_per_second=tokens_per_second)
+    def _is_due(self, step: int, now: float) -> bool:
         every = self._print_every
-        due = every > 0 and (step == self._first_step or (step + 1) % every == 0 or step + 1 == total)
-        if due or skipped:
-            line = step_line(
-                step,
-                total,
-                loss=loss,
-                norm=norm,
-                lr=lr,
-                ms=ms,
-                tokens_per_second=tokens_per_second,
-                utilization=utilization,
-                skipped=skipped,
-                z_loss=z_loss,
-                z_norm=z_norm,
-            )
-            self._print(line, "yellow" if skipped else "")
+        if every == 0:
+            return False
+        if self._automatic and (step - self._first_step < FIRST_STEPS or now - self._last_line >= LONGEST_SILENCE):
+            return True
+        return step == self._first_step or (step + 1) % every == 0 or step + 1 == self._state.total
+
+    def _fitted(self, texts: Sequence[str]) -> str:
+        """The step line; on a terminal without the columns that it has no room for, the same in every line."""
+        if self._live is None:
+            return step_line(texts)
+        self._widest = [max(cells, len(text)) for cells, text in zip(self._widest, texts, strict=True)]
+        sizes = [
+            (column.importance, cells if text else 0)
+            for column, cells, text in zip(STEP_COLUMNS, self._widest, texts, strict=True)
+        ]
+        shown = fitting(sizes, self._live.console.width, gap=len(" | ")) or {0}
+        return step_line([text for index, text in enumerate(texts) if index in shown])
 
     def val(self, step: int, loss: float) -> None:
         """The validation loss before step `step`, as llm.c prints it."""

@@ -7,6 +7,7 @@ Leaves out what each of these is (step.py, data/, checkpoint/, runlog.py, consol
 
 import itertools
 import math
+import shlex
 import sys
 import threading
 import time
@@ -23,7 +24,7 @@ import numpy as np
 
 from llmc_jax import hardware, platform
 from llmc_jax.config import ExitCode, TrainConfig, parse_slice
-from llmc_jax.console import Console, Speed, smooth_speed, utilization_text
+from llmc_jax.console import Console, Speed, StepFigures, smooth_speed, utilization_text
 from llmc_jax.curves import CurveDrawer
 from llmc_jax.data.loader import Batch, Prefetcher
 from llmc_jax.data.tokenizers import sample_text
@@ -434,7 +435,8 @@ def report_step(run: Run, progress: Progress, result: StepResult) -> Progress:
     speed, shown = smooth_speed(progress.speed, per_second)
     utilization = utilization_text(flops, peak, precision)
     shown_scores: dict[str, Any] = scores if setup.config.skip_loss_z or setup.config.skip_norm_z else {}
-    run.console.step(index, tokens_per_second=shown, utilization=utilization, **common, **shown_scores)
+    figures = {"tokens_per_second": shown, "utilization": utilization, **common, **shown_scores}
+    run.console.step(StepFigures(index, setup.steps, **figures))
     why = skip_message(result.z_loss, result.z_norm, setup.config.skip_loss_z, setup.config.skip_norm_z)
     if why and not result.applied:
         run.console.note(why)
@@ -594,6 +596,8 @@ def summary(run: Run, outcome: Outcome) -> Iterator[str]:
         yield f"picture:      {run.drawer.path}"
     if progress.saved is not None:
         yield f"checkpoint:   {progress.saved}"
+    if progress.step < run.setup.steps and code != ExitCode.DIVERGED and (config.save or progress.saved is not None):
+        yield f"to go on:     {platform.train_command()} -y 1 -o {shlex.quote(str(run.folder))}"
     if config.preset == "demo" and code == ExitCode.DONE:
         train, python = platform.train_command(), platform.python_command()
         for words, command, meaning in (

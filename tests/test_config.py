@@ -169,7 +169,8 @@ def test_the_schedules_are_those_of_the_schedule_module() -> None:
         ("kernels", ["auto", "xla", "pallas", "triton"], ["cuda"]),
         ("attention", ["auto", "naive", "flash", "cudnn", "relu"], ["linear"]),
         ("profile", ["", "0:1", "10:15"], ["5", "5:5", "15:10", "a:b", "-1:3", "1:2:3"]),
-        *[(name, [0, 7], [-1]) for name in ("val_every", "sample_every", "checkpoint_every", "print_every")],
+        ("print_every", [-1, 0, 7], [-2]),
+        *[(name, [0, 7], [-1]) for name in ("val_every", "sample_every", "checkpoint_every")],
     ],
 )
 def test_ranges(name: str, allowed: list, refused: list) -> None:

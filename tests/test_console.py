@@ -1,6 +1,7 @@
 """The screen: llm.c's lines to the character, and a bar that leaves a terminal as it found it."""
 
 import io
+import itertools
 import re
 import subprocess
 import sys
@@ -13,7 +14,17 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from llmc_jax import console
-from llmc_jax.console import BarState, Console, Pace, Speed, advance, bar_segments, seconds_left, smooth_speed
+from llmc_jax.console import (
+    BarState,
+    Console,
+    Pace,
+    Speed,
+    StepFigures,
+    advance,
+    bar_segments,
+    seconds_left,
+    smooth_speed,
+)
 
 STEP: dict[str, Any] = {
     "norm": 15.3666,
@@ -24,37 +35,61 @@ STEP: dict[str, Any] = {
 }
 
 
+def line_of(step: int, total: int, **figures: Any) -> str:
+    return console.step_line(console.step_texts(StepFigures(step, total, **figures)))
+
+
 def test_step_line_is_llmcs() -> None:
-    line = console.step_line(0, 10, loss=5.2700091, **STEP)
+    line = line_of(0, 10, loss=5.2700091, **STEP)
     assert line == (
         "step    1/10 | loss 5.270009 | norm 15.3666 | lr 6.00e-04 | 140.12 ms | 38.0% bf16 MFU | 3740000 tok/s"
     )
     assert line[20:28] == "5.270009"  # the columns that llm.c's loss_checker_ci.py reads
-    assert console.step_line(1, 10, loss=float("nan"), **STEP, skipped=True).endswith(" tok/s | skipped")
-    assert "loss     nan |" in console.step_line(1, 10, loss=float("nan"), **STEP)
+    assert line_of(1, 10, loss=float("nan"), **STEP, skipped=True).endswith(" tok/s | skipped")
+    assert "loss     nan |" in line_of(1, 10, loss=float("nan"), **STEP)
 
 
 def test_step_line_with_z_scores_is_llmcs_to_the_column() -> None:
-    line = console.step_line(0, 10, loss=5.2700091, z_loss=float("nan"), z_norm=float("nan"), **STEP)
+    line = line_of(0, 10, loss=5.2700091, z_loss=float("nan"), z_norm=float("nan"), **STEP)
     assert line == (
         "step    1/10 | loss 5.270009 (+nanz)| norm 15.3666 (+nanz)| lr 6.00e-04 | 140.12 ms | 38.0% bf16 MFU | "
         "3740000 tok/s"
     )
     assert line[20:28] == "5.270009"
-    line = console.step_line(149, 18865, loss=6.1, z_loss=-0.004, z_norm=11.2694, **STEP, skipped=True)
+    line = line_of(149, 18865, loss=6.1, z_loss=-0.004, z_norm=11.2694, **STEP, skipped=True)
     assert line.startswith("step  150/18865 | loss 6.100000 (-0.00z)| norm 15.3666 (+11.27z)| lr 6.00e-04 | ")
     assert line.endswith(" tok/s | skipped")
-    line = console.step_line(0, 10, loss=5.2700091, z_loss=0.0, **STEP)
+    line = line_of(0, 10, loss=5.2700091, z_loss=0.0, **STEP)
     assert "| loss 5.270009 (+0.00z)| norm 15.3666 | lr" in line
 
 
-def test_the_console_passes_z_scores_on(capsys: pytest.CaptureFixture[str]) -> None:
-    with Console(2) as screen:
-        screen.step(0, loss=5.0, z_loss=1.0, z_norm=-2.5, **STEP)
-        screen.step(1, loss=5.0, **STEP)
-    first, second = capsys.readouterr().out.splitlines()
-    assert "| loss 5.000000 (+1.00z)| norm 15.3666 (-2.50z)| lr" in first
-    assert "| loss 5.000000 | norm 15.3666 | lr" in second
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 20)), max_size=9), st.integers(0, 80), st.integers(0, 3))
+def test_what_fits_is_as_much_of_the_most_important_as_there_is_room_for(
+    pieces: list[tuple[int, int]], width: int, gap: int
+) -> None:
+    def cells(indices: set[int]) -> int:
+        return sum(pieces[index][1] for index in indices) + gap * max(0, len(indices) - 1)
+
+    shown = console.fitting(pieces, width, gap)
+    assert cells(shown) <= width
+    left_out = [index for index in range(len(pieces)) if pieces[index][1] and index not in shown]
+    if left_out:
+        first = min(left_out, key=lambda index: (pieces[index][0], index))
+        assert cells(shown | {first}) > width
+        assert all((pieces[index][0], index) < (pieces[first][0], first) for index in shown)
+
+
+def test_a_figure_more_is_a_column_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = (*console.STEP_COLUMNS, console.Column(2, lambda figures: f"step from 0: {figures.step}"))
+    assert console.step_line(console.step_texts(StepFigures(6, 9, loss=1.0, **STEP), columns)).endswith(
+        " tok/s | step from 0: 6"
+    )
+
+
+@given(st.integers(1, 10**9))
+def test_a_run_prints_40_to_100_lines_or_all(steps: int) -> None:
+    every = console.automatic_every(steps)
+    assert steps / every <= 100 and (every == 1 or steps / every > 40)
 
 
 @pytest.mark.parametrize(
@@ -153,14 +188,16 @@ def test_table_is_llmcs_box() -> None:
 WORD = st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs", "Mn", "Me", "Mc", "Zs", "Zl", "Zp"]), max_size=150)
 
 
-@given(WORD, WORD)
-def test_no_value_breaks_the_box_and_nothing_is_lost(name: str, value: str) -> None:
-    lines = console.format_table([[(name, value)]]).split("\n")
-    assert {cell_len(line) for line in lines} == {78}
-    rows = lines[3:-1]
-    # split at fixed cells: names and values may hold bars themselves
-    assert "".join(_cells(row, 2, 21) for row in rows).replace(" ", "") == name
-    assert "".join(_cells(row, 26, 50) for row in rows).replace(" ", "") == value
+@given(WORD, WORD, st.integers(1, 200))
+def test_no_value_breaks_the_box_and_nothing_is_lost(name: str, value: str, width: int) -> None:
+    lines = console.format_table([[(name, value)]], width).split("\n")
+    assert len({cell_len(line) for line in lines}) == 1
+    assert cell_len(lines[0]) <= max(24, min(width, 78))
+    left = lines[0].index("+", 1)  # between the columns: names and values may hold bars themselves
+    rule = [line for line in lines if line.startswith("+-")]
+    rows = lines[lines.index(rule[1], 1) + 1 : -1]
+    assert "".join(_cells(row, 2, left - 3) for row in rows).replace(" ", "") == name
+    assert "".join(_cells(row, left + 2, cell_len(row) - left - 4) for row in rows).replace(" ", "") == value
 
 
 def _cells(line: str, start: int, width: int) -> str:
@@ -173,11 +210,11 @@ def _cells(line: str, start: int, width: int) -> str:
     return out
 
 
-def test_long_paths_break_at_their_separators() -> None:
+def test_long_values_are_folded() -> None:
     path = "/data/fineweb10B/a_rather_long_folder_name/fineweb_train_*.bin"
     table = console.format_table([[("train data pattern", path), ("note", "one\ntwo\tthree")]])
-    assert "| /data/fineweb10B/a_rather_long_folder_name/        |" in table
-    assert "|                       | fineweb_train_*.bin" in table
+    assert "| train data pattern    | /data/fineweb10B/a_rather_long_folder_name/fineweb |" in table
+    assert "|                       | _train_*.bin        " in table
     assert "| one two three  " in table
 
 
@@ -264,7 +301,7 @@ def _run(file: Any, print_every: int = 5) -> None:
         screen.note("[bold]not markup[/bold] :smile:")
         screen.val(0, 5.5)
         for step in range(12):
-            screen.step(step, loss=5.0 - step / 10, **STEP, skipped=step == 6)
+            screen.step(StepFigures(step, 12, loss=5.0 - step / 10, **STEP, skipped=step == 6))
         screen.warning("careful")
         screen.sample("x = 1\x1b[2J\ny")
 
@@ -272,7 +309,7 @@ def _run(file: Any, print_every: int = 5) -> None:
 EXPECTED = [
     "[bold]not markup[/bold] :smile:",
     "val loss 5.500000",
-    *(console.step_line(step, 12, loss=5.0 - step / 10, **STEP, skipped=step == 6) for step in (0, 4, 6, 9, 11)),
+    *(line_of(step, 12, loss=5.0 - step / 10, **STEP, skipped=step == 6) for step in (0, 4, 6, 9, 11)),
     "warning: careful",
     "generating:",
     "---",
@@ -301,7 +338,7 @@ def test_the_bar_shows_steps_that_are_not_printed(terminal: Terminal) -> None:
     screen = Console(12, 100, terminal)
     screen.start()
     for step in range(3):
-        screen.step(step, loss=5.0 - step / 10, **STEP)
+        screen.step(StepFigures(step, 12, loss=5.0 - step / 10, **STEP))
     screen._live.refresh()  # type: ignore[union-attr]
     bar = [line for line in _screen(terminal.getvalue()) if line][-1]
     assert bar.startswith("3/12 ") and "loss 4.8000" in bar and " left" in bar
@@ -312,17 +349,31 @@ def test_the_bar_shows_steps_that_are_not_printed(terminal: Terminal) -> None:
 
 def test_a_failing_run_gives_the_terminal_back(terminal: Terminal) -> None:
     with pytest.raises(RuntimeError), Console(12, 1, terminal) as screen:
-        screen.step(0, loss=1.0, **STEP)
+        screen.step(StepFigures(0, 1, loss=1.0, **STEP))
         raise RuntimeError
     assert terminal.getvalue().rindex("\x1b[?25h") > terminal.getvalue().rindex("\x1b[?25l")
 
 
-@pytest.mark.parametrize("columns", ["1", "7", "30"])
-def test_a_narrow_terminal_does_not_break_it(terminal: Terminal, monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
+@pytest.mark.parametrize("columns", [1, 7, 28, 30, 40, 60, 80, 100])
+def test_a_narrow_terminal_shows_the_same_columns_in_every_line(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
     _run(terminal)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
-    assert all(line in text for line in EXPECTED)
+    assert all(line in text for line in EXPECTED if not line.startswith("step"))
+    lines = [line for line in re.split(r"[\r\n]+", text) if line.startswith("step ") and "warning" not in line]
+    assert len(lines) == 5 and all(len(line) <= max(columns, 12) for line in lines)
+    shown = {line.count(" | ") + 1 for line in lines if "skipped" not in line}
+    assert shown == {{1: 1, 7: 1, 28: 2, 30: 2, 40: 2, 60: 4, 80: 5, 100: 6}[columns]}
+
+
+def test_a_narrow_terminal_gets_a_narrow_table(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    with Console(12, 1, terminal) as screen:
+        screen.table([[("train data pattern", "a/long/path/" * 9)]])
+    rows = [line for line in _screen(terminal.getvalue()) if line]
+    assert all(len(row) == 40 for row in rows) and len(rows) > 5
 
 
 def test_a_dumb_terminal_gets_no_control_sequences(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,12 +404,30 @@ def test_an_encoding_without_the_characters_does_not_stop_the_run() -> None:
     assert buffer.getvalue() == b"generating:\n---\n?? ? x\n---\n"
 
 
-def test_a_resumed_run_prints_its_first_step() -> None:
-    file = io.StringIO()
-    with Console(100, 50, file, first_step=7) as screen:
-        for step in range(7, 10):
-            screen.step(step, loss=1.0, **STEP)
-    assert [line[:12] for line in file.getvalue().splitlines()] == ["step    8/10"]
+def printed(total: int, every: int, first: int = 0, last: int | None = None, seconds: float = 0.0) -> list[int]:
+    """The steps, from 1, whose lines a pipe gets; each step takes so many seconds."""
+    file, now = io.StringIO(), itertools.count(step=seconds) if seconds else itertools.repeat(0.0)
+    with Console(total, every, file, first_step=first, clock=lambda: next(now)) as screen:
+        for step in range(first, total if last is None else last):
+            screen.step(StepFigures(step, total, loss=1.0, **STEP))
+    return [int(line.split()[1].split("/")[0]) for line in file.getvalue().splitlines()]
+
+
+def test_which_steps_are_printed() -> None:
+    assert printed(100, 50, first=7, last=10) == [8]  # the first one after a resume
+    assert printed(7, 3) == [1, 3, 6, 7]
+    assert printed(7, 0) == []
+    assert printed(100, -1) == list(range(1, 101))
+    assert printed(500, -1) == [1, 2, 3, *range(5, 501, 5)]
+    assert printed(501, -1, first=300) == [301, 302, 303, *range(310, 501, 10), 501]
+    assert printed(500, 1) == list(range(1, 501))
+
+
+def test_where_steps_are_slow_a_minute_is_the_longest_silence() -> None:
+    """Of 10,000 steps every 100th has a line; of those that take 5 s every 12th has one too."""
+    assert printed(10_000, -1, last=250, seconds=5.0) == [
+        *(1, 2, 3, *range(15, 100, 12), 100, *range(112, 200, 12), 200, *range(212, 251, 12))
+    ]
 
 
 def test_a_pipe_gets_each_line_at_once() -> None:

@@ -26,7 +26,7 @@ STEP_LINE = re.compile(r"\s*step\s+(\d+)/")
 SHARDS = {"train": (11 * 64 + 1, 14 * 64 + 30), "val": (600,)}
 FLAGS = shlex.split(
     "-e L2-NH2-C32-V257-T32 -i data/train_*.bin -j data/val_*.bin -b 2 -t 32 -d 128 -l 1e-2 -u 5 -q 0.1 "
-    "-sl 3 -sg 3 -v 5 -m 4 -s 7 -g 8 -n 3 -nk 2 -y 1"
+    "-sl 3 -sg 3 -v 5 -m 4 -s 7 -g 8 -n 3 -nk 2 -y 1 --print-every 1"
 )
 
 

@@ -657,12 +657,27 @@ def test_ctrl_c_ends_the_run_after_a_whole_step(program: Callable[..., subproces
     steps = check_stopped(tmp_path / "run")
     assert "stopping after this step; once more ends at once" in out
     assert f"stopped:      after {steps} of 1000000000 steps" in out
+    (advice,) = (line for line in out.splitlines() if line.startswith("to go on: "))
+    assert shlex.split(advice)[-4:] == ["-y", "1", "-o", str(tmp_path / "run")]
+
+
+def test_the_folder_alone_goes_on_with_the_run(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    run = train("-x", 3, "-s", 2, "-g", 4, "-b", 2)
+    before = json.loads((run.folder / "config.json").read_text())["options"]
+    assert cli.main(["-y", "1", "-o", str(run.folder), "-x", "5"]) == 0
+    out = capsys.readouterr().out
+    steps = [each["step"] for each in read_metrics(run.folder / "metrics.jsonl") if each["event"] == "train"]
+    assert steps == [0, 1, 2, 3, 4]
+    after = json.loads((run.folder / "config.json").read_text())["options"]
+    assert after == before | {"max_steps": 5, "reuse": True}
+    assert any(line.startswith("-y 1: options as in ") and line.endswith(": -x 3 -> 5") for line in out.splitlines())
+    assert "to go on: " not in out
 
 
 def test_a_reader_that_goes_away_ends_the_run_cleanly(
     program: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    process = program("-x", 10**9)
+    process = program("-x", 10**9, "--print-every", 1)
     assert process.stdout is not None and process.stderr is not None
     while not process.stdout.readline().startswith("step    3/"):
         assert process.poll() is None

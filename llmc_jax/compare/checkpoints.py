@@ -142,6 +142,7 @@ def table(rows: Sequence[Row], tolerance: float | None) -> str:
         headings,
         [_cells(row, tolerance) for row in rows],
         left=("of", "tensor", "shape", "worst at", "layers", "verdict"),
+        optional=("B", "A", "worst at", "bits", "shape", "mean", "values", "relative norm", "layers"),
     )
 
 

@@ -328,7 +328,8 @@ def _table(rows: list[Row]) -> str:
         ]
         for row in rows
     ]  # fmt: skip
-    return report.table(headings, cells, left=("tensor", "shape", "worst at", "allowed", "verdict"))
+    optional = ("theirs", "ours", "worst at", "shape", "of it", "mean error", "relative norm")
+    return report.table(headings, cells, left=("tensor", "shape", "worst at", "allowed", "verdict"), optional=optional)
 
 
 def _share(share: float) -> str:
@@ -435,7 +436,8 @@ def _values_table(found: "list[activations.Step]") -> str:
             step.name, step.operation, report.small(total.relative), report.small(step.local.relative),
             report.small(total.largest), index_text(total.worst), f"{total.a:.6g}", f"{total.b:.6g}", verdict,
         ])  # fmt: skip
-    return report.table(headings, cells, left=("value", "operation", "worst at", "verdict"))
+    optional = ("theirs", "ours", "worst at", "largest error")
+    return report.table(headings, cells, left=("value", "operation", "worst at", "verdict"), optional=optional)
 
 
 def _first_words(found: "list[activations.Step]", first: int | None, tolerance: float) -> str:

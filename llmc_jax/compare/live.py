@@ -324,7 +324,8 @@ def steps_table(result: Result, rows: int) -> str:
         lines.append(cells)
     pair = list(NAMES)
     headings = ["step", *(f"train {name}" for name in pair), "ours - llm.c", *(f"val {name}" for name in pair)]
-    return report.table([*headings, "ours - llm.c", *(f"ms {name}" for name in pair)], lines)
+    times = [f"ms {name}" for name in pair]
+    return report.table([*headings, "ours - llm.c", *times], lines, optional=times)
 
 
 def verdict(result: Result) -> list[str]:

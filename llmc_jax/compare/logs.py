@@ -227,7 +227,8 @@ def logs_table(logs: Sequence[Log]) -> str:
         ])  # fmt: skip
     words = ["", "log", "what it is", "training steps"]
     headings = [*words, "validations", "last train", "last val", "ms/step", "steps/s", "tok/s"]
-    return report.table(headings, rows, left=words)
+    optional = ("steps/s", "what it is", "validations", "tok/s", "training steps")
+    return report.table(headings, rows, left=words, optional=optional)
 
 
 def _range(c: Curve) -> str:
@@ -254,7 +255,8 @@ def differences_table(found: Sequence[Difference]) -> str:
                 _step(each.first_beyond), _step(each.parts), str(each.window),
             ])  # fmt: skip
     headings = ["", "steps", "largest", "at step", "mean", "last", "first beyond", "part at", "averaged over"]
-    return report.table(headings, rows, left=("",)) if rows else "no step in common"
+    optional = ("averaged over", "steps", "mean", "part at")
+    return report.table(headings, rows, left=("",), optional=optional) if rows else "no step in common"
 
 
 def _step(step: int | None) -> str:

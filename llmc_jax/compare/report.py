@@ -7,11 +7,11 @@ import argparse
 import json
 import math
 import sys
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from llmc_jax import text
 from llmc_jax.errors import InputError
 from llmc_jax.runlog import write_atomic
 
@@ -40,10 +40,10 @@ def check_json(json_path: str | None) -> None:
         )
 
 
-def show(text: str, *, json_path: str | None) -> None:
+def show(words: str, *, json_path: str | None) -> None:
     """Print a line or a table, unless standard output is for JSON."""
     if json_path != SCREEN:
-        print(text)
+        print(words)
 
 
 def emit(result: Mapping[str, Any], *, json_path: str | None) -> None:
@@ -53,11 +53,11 @@ def emit(result: Mapping[str, Any], *, json_path: str | None) -> None:
     """
     if json_path is None:
         return
-    text = json.dumps(plain(result), indent=2, allow_nan=False) + "\n"
+    written = json.dumps(plain(result), indent=2, allow_nan=False) + "\n"
     if json_path == SCREEN:
-        sys.stdout.write(text)
+        sys.stdout.write(written)
     else:
-        write_atomic(Path(json_path), text.encode())
+        write_atomic(Path(json_path), written.encode())
 
 
 def plain(value: Any) -> Any:
@@ -73,28 +73,16 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: Iterable[str] = ()) -> str:
-    """Lines of text with the cells in columns, under their headings and a rule.
-
-    left: the headings of columns that hold words; the others are pushed to the right, as numbers are. Short rows are
-    filled up, an empty one is a blank line, and a column without any content is left out.
-    """
-    filled = [list(row) + [""] * (len(headings) - len(row)) for row in rows]
-    words = frozenset(left)
-    used = [index for index in range(len(headings)) if any(row[index] for row in filled)]
-    widths = {index: max(len(headings[index]), *(len(row[index]) for row in filled)) for index in used}
-
-    def text(cells: Sequence[str]) -> str:
-        parts = (f"{cells[index]:{'<' if headings[index] in words else '>'}{widths[index]}}" for index in used)
-        return "  ".join(parts).rstrip()
-
-    head = text(headings)
-    return "\n".join([head, "-" * len(head), *map(text, filled)]).rstrip()
+def table(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: Iterable[str] = (), optional: Sequence[str] = ()
+) -> str:
+    """`text.table`, as wide as the screen."""
+    return text.table(headings, rows, left=left, optional=optional, width=text.screen_width())
 
 
 def wrapped(sentence: str) -> str:
-    """A sentence as lines of a screen's width, indented from the second on."""
-    return textwrap.fill(sentence, 116, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    """`text.wrapped`, as wide as the screen."""
+    return text.wrapped(sentence, text.screen_width())
 
 
 def number(value: float | None, digits: int = 4) -> str:

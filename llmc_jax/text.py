@@ -1,0 +1,86 @@
+"""Tables of text for the screen, as wide as it is. Leaves out what stands in them."""
+
+import io
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+GAP = 2  # cells between two columns
+NARROWEST_WORDS = 12  # cells that a column of words may be folded to
+WIDEST_TEXT = 116  # cells of a line of prose
+
+
+def screen_width() -> int | None:
+    """Return the columns of the terminal that standard output is; None for a pipe or a file, which have no width."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    left: Iterable[str] = (),
+    optional: Sequence[str] = (),
+    width: int | None = None,
+) -> str:
+    """Return lines of text with the cells in columns, under their headings and a rule.
+
+    left: the headings of columns that hold words; the others are pushed to the right, as numbers are. Short rows are
+    filled up, an empty one is a blank line, and a column without any content is left out.
+    width: cells of the screen, None for any number. Where it is too narrow, the columns named in `optional` go, the
+    first one first, which a line under the table says; then words are folded. Numbers stay whole.
+    """
+    filled = [list(row) + [""] * (len(headings) - len(row)) for row in rows]
+    words = frozenset(left)
+    used = [index for index in range(len(headings)) if any(row[index] for row in filled)]
+    widths = {index: max(len(headings[index]), *(len(row[index]) for row in filled)) for index in used}
+    least = {
+        i: min(widths[i], max(NARROWEST_WORDS, len(headings[i]))) if headings[i] in words else widths[i] for i in used
+    }
+
+    def needed(cells: dict[int, int]) -> int:
+        return sum(cells[index] for index in used) + GAP * max(0, len(used) - 1)
+
+    gone = []
+    for heading in optional:
+        if width is None or needed(least) <= width:
+            break
+        if any(headings[index] == heading for index in used):
+            gone.append(heading)
+            used = [index for index in used if headings[index] != heading]
+    lines = _laid_out(
+        [(headings[index], headings[index] in words) for index in used],
+        [[row[index] for index in used] for row in filled],
+        max(needed(least), min(needed(widths), width or needed(widths))),
+    )
+    if gone:
+        lines += ["", *_filled(f"no room for: {', '.join(gone)}; a wider terminal, a pipe or --json has them", width)]
+    return "\n".join(lines).rstrip()
+
+
+def _laid_out(columns: list[tuple[str, bool]], rows: list[list[str]], width: int) -> list[str]:
+    """The lines of a table that fits into `width` cells. columns: heading, and whether it holds words."""
+    grid = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False)
+    for heading, is_words in columns:
+        grid.add_column(heading, justify="left" if is_words else "right", no_wrap=not is_words, overflow="fold")
+    for row in rows:
+        grid.add_row(*map(Text, row))
+    output = io.StringIO()
+    Console(file=output, width=width, color_system=None, force_jupyter=False, markup=False).print(grid)
+    head, *lines = (line.rstrip() for line in output.getvalue().splitlines())
+    return [head, "-" * max(map(len, [head, *lines])), *lines]
+
+
+def wrapped(sentence: str, width: int | None = None) -> str:
+    """Return a sentence as lines of a screen's width, indented from the second on."""
+    return "\n".join(_filled(sentence, width))
+
+
+def _filled(sentence: str, width: int | None) -> list[str]:
+    cells = max(NARROWEST_WORDS, min(WIDEST_TEXT, width or WIDEST_TEXT))
+    return textwrap.wrap(sentence, cells, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
