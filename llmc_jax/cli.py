@@ -155,7 +155,7 @@ def given_options(argv: Sequence[str]) -> dict[str, Any]:
     return base | given
 
 
-OF_THIS_START = {"output_dir", "reuse"}  # never taken from the run before
+OF_THIS_START = {"output_dir", "reuse", "save"}  # never taken from the run before; of --no-save there is no opposite
 
 
 def continued(given: Mapping[str, Any]) -> tuple[TrainConfig, list[str]]:

@@ -47,20 +47,21 @@ class Column(NamedTuple):
     """A figure of the step line. Where a terminal is too narrow, the highest importance goes first."""
 
     importance: int
+    cells: int  # that it usually takes, so that a short first line shows no column for which later ones have no room
     text: Callable[[StepFigures], str]  # empty: there is nothing to show
 
 
 # Without the last, llm.c's line. A figure more is a row more, and a field of StepFigures.
 # Source: llm.c train_gpt2.cu, end of the training loop.
 STEP_COLUMNS = (
-    Column(0, lambda f: f"step {f.step + 1:4d}/{f.total_steps}"),
-    Column(1, lambda f: f"loss {float(f.loss):7.6f}{_z_text(f.z_loss)}"),
-    Column(3, lambda f: f"norm {float(f.norm):6.4f}{_z_text(f.z_norm)}"),
-    Column(5, lambda f: f"lr {float(f.lr):.2e}"),
-    Column(4, lambda f: f"{f.ms:.2f} ms"),
-    Column(7, lambda f: f.utilization),
-    Column(6, lambda f: f"{f.tokens_per_second:.0f} tok/s"),
-    Column(2, lambda f: "skipped" if f.skipped else ""),
+    Column(0, 12, lambda f: f"step {f.step + 1:4d}/{f.total_steps}"),
+    Column(1, 13, lambda f: f"loss {float(f.loss):7.6f}{_z_text(f.z_loss)}"),
+    Column(3, 12, lambda f: f"norm {float(f.norm):6.4f}{_z_text(f.z_norm)}"),
+    Column(5, 11, lambda f: f"lr {float(f.lr):.2e}"),
+    Column(4, 10, lambda f: f"{f.ms:.2f} ms"),
+    Column(7, 14, lambda f: f.utilization),
+    Column(6, 12, lambda f: f"{f.tokens_per_second:.0f} tok/s"),
+    Column(2, 7, lambda f: "skipped" if f.skipped else ""),
 )
 
 
@@ -308,7 +309,7 @@ class Console:
         self._file = sys.stdout if file is None else file
         self._automatic = print_every == -1
         self._print_every = automatic_every(total_steps) if self._automatic else print_every
-        self._widest = [0] * len(STEP_COLUMNS)
+        self._widest = [column.cells for column in STEP_COLUMNS]
         self._first_step = first_step
         self._clock = clock
         self._began = self._last_line = clock()

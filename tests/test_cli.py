@@ -207,7 +207,7 @@ def test_any_words_give_a_configuration_or_an_input_error(words: list[str]) -> N
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
     """The folder of a run whose last start had these options, -x 100 and a preset among them."""
-    before = parse(f"--preset llmc-cpu -x 100 -n 7 --export-llmc -i 'a b.bin' -o {tmp_path / 'moved'}")
+    before = parse(f"--preset llmc-cpu -x 100 -n 7 --export-llmc --no-save -i 'a b.bin' -o {tmp_path / 'moved'}")
     (tmp_path / "config.json").write_text(json.dumps({"options": before.to_json()}))
     return tmp_path
 

@@ -80,7 +80,7 @@ def test_what_fits_is_as_much_of_the_most_important_as_there_is_room_for(
 
 
 def test_a_figure_more_is_a_column_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = (*console.STEP_COLUMNS, console.Column(2, lambda figures: f"step from 0: {figures.step}"))
+    columns = (*console.STEP_COLUMNS, console.Column(2, 14, lambda figures: f"step from 0: {figures.step}"))
     assert console.step_line(console.step_texts(StepFigures(6, 9, loss=1.0, **STEP), columns)).endswith(
         " tok/s | step from 0: 6"
     )
@@ -366,6 +366,17 @@ def test_a_narrow_terminal_shows_the_same_columns_in_every_line(
     assert len(lines) == 5 and all(len(line) <= max(columns, 12) for line in lines)
     shown = {line.count(" | ") + 1 for line in lines if "skipped" not in line}
     assert shown == {{1: 1, 7: 1, 28: 2, 30: 2, 40: 2, 60: 4, 80: 5, 100: 6}[columns]}
+
+
+def test_a_slow_first_step_shows_no_more_than_those_after_it(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "84")
+    with Console(2, 1, terminal) as screen:
+        screen.step(StepFigures(0, 2, loss=5.0, **STEP | {"tokens_per_second": 183}))
+        screen.step(StepFigures(1, 2, loss=5.0, **STEP))
+    lines = [line for line in _screen(terminal.getvalue()) if line.startswith("step")]
+    assert [line.count(" | ") for line in lines] == [4, 4]
 
 
 def test_a_narrow_terminal_gets_a_narrow_table(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
