@@ -88,7 +88,8 @@ def llmc_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
 
 def calculate(config: TrainConfig, own: dict[str, Any]) -> int:
     """`--calculate`: everything that the shape alone says."""
-    from llmc_jax.console import format_table
+    from llmc_jax import text
+    from llmc_jax.console import TABLE_WIDTH, format_table
     from llmc_jax.profile.table import calculated_text, summed_work
 
     model = parse_descriptor(config.model) if not config.model.endswith(".bin") else _checkpoint_model(config)
@@ -132,7 +133,7 @@ def calculate(config: TrainConfig, own: dict[str, Any]) -> int:
             "activation_bytes": calculators.activations(model, shape),
             "products_flops": calculators.products_flops(model, shape), "operations": operations,
         })  # fmt: skip
-    print(format_table(sections))
+    print(format_table(sections, text.screen_width() or TABLE_WIDTH))
     print(calculated_text(work, rates, by_layer=own["--layers"]))
     return ExitCode.DONE
 
@@ -222,8 +223,8 @@ def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
     """The box at the top: machine, model, step, memory."""
     import jax
 
-    from llmc_jax import hardware
-    from llmc_jax.console import format_table
+    from llmc_jax import hardware, text
+    from llmc_jax.console import TABLE_WIDTH, format_table
     from llmc_jax.setup import kernel_rows, precision_text
 
     setup, model, shape = bench.setup, bench.model, bench.shape
@@ -255,7 +256,8 @@ def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
         ("precision", precision_text(setup)),
         *kernel_rows(setup.choices),
     ]
-    return format_table([machine, shape_rows(setup.config, model, shape), step, flops_rows(model, shape), memory])
+    sections = [machine, shape_rows(setup.config, model, shape), step, flops_rows(model, shape), memory]
+    return format_table(sections, text.screen_width() or TABLE_WIDTH)
 
 
 def _table(bench: Any, own: dict[str, Any], rates: tuple[float, float]) -> Any:

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from llmc_jax import text
 from llmc_jax.profile.calculators import PHASES, Work
 from llmc_jax.profile.program import CONTAINERS, Owner, Place, Program
 from llmc_jax.profile.trace import Trace, Use, shared_time
@@ -213,18 +214,13 @@ HEADINGS = (
 LEFT = frozenset({"", "operation", "bound by", "from"})
 
 
+# What goes where a terminal is too narrow, the first one first.
+OPTIONAL = ("from", "calls", "mixed", "achieved", "floor ms", "MB", "GFLOP", "share", "bound by")
+
+
 def aligned(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Lines of text with the cells in columns; columns without any content are left out."""
-    filled = [list(row) + [""] * (len(headings) - len(row)) for row in rows]
-    used = [index for index in range(len(headings)) if any(row[index] for row in filled)]
-    widths = {index: max(len(headings[index]), *(len(row[index]) for row in filled)) for index in used}
-
-    def text(cells: Sequence[str]) -> str:
-        words = (f"{cells[index]:{'<' if headings[index] in LEFT else '>'}{widths[index]}}" for index in used)
-        return "  ".join(words).rstrip()
-
-    head = text(headings)
-    return "\n".join([head, "-" * len(head), *map(text, filled)]).rstrip()
+    """`text.table`, as wide as the screen; columns without any content are left out."""
+    return text.table(headings, rows, left=LEFT, optional=OPTIONAL, width=text.screen_width())
 
 
 def _percent(part: float, whole: float) -> str:
