@@ -4,7 +4,6 @@ Options are defined in config.py, presets in presets.py. What a run does is in t
 the options are sound.
 """
 
-import argparse
 import json
 import re
 import shlex
@@ -132,18 +131,11 @@ def given_options(argv: Sequence[str]) -> dict[str, Any]:
     if not argv:
         return preset_options(DEFAULT_PRESET)
     pairs, problems = _split(argv)
-    parser = _parser()
     given: dict[str, Any] = {}
     for flag, about, value in pairs:
-        word = about.long_flag if value is None else f"{about.long_flag}={value}"
         try:
-            if value == "--":  # argparse drops it, as the end of the flags
-                given[about.name] = _reader(about)(value)
-            else:
-                given |= vars(parser.parse_args([word]))
-        except argparse.ArgumentError as error:
-            problems.append(f"{flag} {show_value(value)}: {error.message}")
-        except argparse.ArgumentTypeError as error:
+            given[about.name] = not about.default if value is None else _read(about, value)
+        except InputError as error:
             problems.append(f"{flag} {show_value(value)}: {error}")
     base: dict[str, Any] = {}
     try:
@@ -212,19 +204,6 @@ def _what_was_taken(place: Path, config: TrainConfig, before: TrainConfig, merge
     if not any(values(config, merged)) and not changed:
         return []  # the same command again
     return [f"-y 1: options as in {place}" + (f", changed by flags: {changed}" if changed else "")]
-
-
-def _parser() -> argparse.ArgumentParser:
-    """Takes one long flag with its value; a field that is not given does not appear in the result."""
-    parser = argparse.ArgumentParser(
-        add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=argparse.SUPPRESS
-    )
-    for about in OPTIONS:
-        if about.switch:
-            parser.add_argument(*about.flags, dest=about.name, action="store_false" if about.default else "store_true")
-        else:
-            parser.add_argument(*about.flags, dest=about.name, type=_reader(about))
-    return parser
 
 
 def _split(argv: Sequence[str]) -> tuple[list[tuple[str, Option, str | None]], list[str]]:
@@ -297,17 +276,13 @@ def _without_value(flag: str, about: Option, following: str | None) -> str:
     return f"{flag}: its value must follow, but {found}; write {flag} {_value_name(about)}{advice}"
 
 
-def _reader(about: Option) -> Callable[[str], Any]:
-    """The function that turns a word into the option's value, or says what it must be."""
-
-    def read(text: str) -> Any:
-        value = _READERS[about.type](text)
-        problem = value_problem(about, value)
-        if problem is None:
-            return value
-        raise argparse.ArgumentTypeError(f"{about.noun} {problem}{_advice(about, text)}")
-
-    return read
+def _read(about: Option, text: str) -> Any:
+    """The option's value out of a word. Raises InputError that says what it must be."""
+    value = _READERS[about.type](text)
+    problem = value_problem(about, value)
+    if problem is None:
+        return value
+    raise InputError(f"{about.noun} {problem}{_advice(about, text)}")
 
 
 def _read_int(text: str) -> int | str:

@@ -367,6 +367,8 @@ class Console:
         if self._is_due(figures.step, now) or figures.skipped:
             self._last_line = now
             self._print(self._fitted(step_texts(figures)), "yellow" if figures.skipped else "")
+        else:
+            self._file.flush()  # notices a reader that went away: stopping.Output
 
     def _is_due(self, step: int, now: float) -> bool:
         every = self._print_every

@@ -3,7 +3,9 @@
 The request is an event that whoever works for long looks at. A second signal ends the program at once.
 """
 
+import errno
 import os
+import select
 import signal
 import sys
 import threading
@@ -115,7 +117,19 @@ class Output:
         return len(text)
 
     def flush(self) -> None:
+        """Hand on what was written; a reader that went away is noticed even where there is nothing to hand on."""
         self._guarded(self._file.flush)
+        self._guarded(self._check_reader)
+
+    def _check_reader(self) -> None:
+        try:
+            descriptor = self._file.fileno()
+        except (OSError, ValueError):  # no file of the system's
+            return
+        poll = select.poll()
+        poll.register(descriptor, 0)  # errors and hang-ups are told unasked
+        if any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0)):
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
     def discard_rest(self) -> None:
         """Point the stream to nowhere where it was lost, as the function of this name does."""

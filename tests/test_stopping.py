@@ -151,6 +151,24 @@ def test_output_that_nobody_reads_asks_to_stop_and_is_silent(pipe: tuple[int, io
     output.discard_rest()  # or closing the file would raise what it still holds
 
 
+def test_a_reader_that_goes_away_is_noticed_without_a_word(pipe: tuple[int, io.TextIOWrapper]) -> None:
+    reader, file = pipe
+    stop = threading.Event()
+    output = Output(file, stop)
+    output.flush()
+    assert not stop.is_set()
+    os.close(reader)
+    output.flush()
+    assert stop.is_set() and isinstance(output.error, BrokenPipeError)
+    output.discard_rest()
+
+
+def test_a_file_that_is_none_of_the_systems_has_no_reader_to_lose() -> None:
+    stop = threading.Event()
+    Output(io.StringIO(), stop).flush()
+    assert not stop.is_set()
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
 def test_a_full_disk_under_the_output() -> None:
     stop = threading.Event()

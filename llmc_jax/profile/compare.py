@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from llmc_jax.config import OPTIONS
 from llmc_jax.errors import InputError
 from llmc_jax.profile.flags import run_config
+from llmc_jax.text import screen_width, table
 
 CORES = "LLMC_JAX_PROFILE_CORES"  # tells a worker which cores it may use
 ROOT = Path(__file__).resolve().parents[2]
@@ -255,11 +256,14 @@ def compare(variants: Sequence[Variant], rounds: int, steps: int) -> list[Result
 
 
 def as_text(results: Sequence[Result]) -> str:
-    """The comparison as lines for the screen."""
-    width = max(len(each.label) for each in results)
-    lines = [f"{'':{width}}  ms (least - most)                 tok/s    times as fast (least - most)"]
-    for each in results:
-        times = f"{1e3 * each.seconds:.2f} ({1e3 * each.low:.2f} - {1e3 * each.high:.2f})"
-        ratio = f"{each.ratio:.3f} ({each.ratio_low:.3f} - {each.ratio_high:.3f})"
-        lines.append(f"{each.label:{width}}  {times:<30} {each.tokens / each.seconds:>8,.0f}    {ratio}")
-    return "\n".join(lines)
+    """Return the comparison as a table for the screen."""
+    rows = [
+        [
+            each.label, f"{1e3 * each.seconds:.2f}", f"({1e3 * each.low:.2f} - {1e3 * each.high:.2f})",
+            f"{each.tokens / each.seconds:,.0f}",
+            f"{each.ratio:.3f}", f"({each.ratio_low:.3f} - {each.ratio_high:.3f})",
+        ]
+        for each in results
+    ]  # fmt: skip
+    headings = ["", "ms", "(least - most)", "tok/s", "times as fast", "(lowest - highest)"]
+    return table(headings, rows, left=[""], optional=("tok/s", "(least - most)"), width=screen_width())

@@ -80,8 +80,19 @@ def test_the_ratio_is_that_of_neighbouring_blocks() -> None:
 
 def test_the_text() -> None:
     lines = as_text([Result("this", 0.1, 0.09, 0.2, 1, 1, 1, 256), Result("r=0", 0.05, 0.04, 0.06, 2, 1.5, 2.5, 256)])
-    assert lines.splitlines()[1].split()[:2] == ["this", "100.00"]
-    assert "5,120" in lines and "2.000 (1.500 - 2.500)" in lines
+    assert lines.splitlines()[2].split()[:2] == ["this", "100.00"]
+    assert lines.splitlines()[3].split() == [
+        "r=0",
+        "50.00",
+        "(40.00",
+        "-",
+        "60.00)",
+        "5,120",
+        "2.000",
+        "(1.500",
+        "-",
+        "2.500)",
+    ]
 
 
 def test_the_worker_answers_each_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
