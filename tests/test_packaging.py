@@ -120,7 +120,8 @@ def test_says_in_one_line_how_to_get_python(bare: dict[str, str], tmp_path: Path
         return result.stderr
 
     assert "brew install python" in answer("Darwin", "arm64")
-    assert "Intel" in answer("Darwin", "x86_64")
+    intel = answer("Darwin", "x86_64")
+    assert "Intel" in intel and "docker run" in intel and "arch -arm64" in intel
     linux = answer("Linux")
     assert "uv python install" in linux and "apt install" not in linux and "PYTHON=" in linux
     write_script(tmp_path / "bin/apt-get", "true")
