@@ -22,7 +22,7 @@ from llmc_jax.config import OPTIONS, ModelConfig, TrainConfig, show_value
 from llmc_jax.data.loader import Loader
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.params import Params, flat_size, tensor_specs, views
-from llmc_jax.runlog import CONFIG, MAIN_LOG, git_state, versions
+from llmc_jax.runlog import MAIN_LOG, config_file, git_state, versions
 from llmc_jax.step import TrainState
 
 BUFFERS = ("params", "m", "v", "copy")  # of TrainState, flat; stored as the 16 tensors of each
@@ -196,18 +196,19 @@ def stored_counters(facts: Mapping[str, Any], folder: Path) -> Counters:
 def find_earlier(config: TrainConfig, report: Callable[[str], None]) -> Earlier | None:
     """The checkpoint that -y 1 goes on from: the newest good one in -o; None where there is none at all.
 
-    The run folder must be this process's alone: what a killed one left half-done in it is cleared away first.
-    report is told of each bad one. Raises InputError where there are checkpoints, but none is good, and where there
-    are only models, which hold no training state.
+    The run folder must be this process's alone: what a killed one left half-done in it is cleared away first, and
+    DONE_ files that a copy lost are written again. report is told of each bad one. Raises InputError where there are
+    checkpoints, but none is good, and where there are only models, which hold no training state.
     """
     run = Path(config.output_dir)
     if not config.reuse or not config.output_dir or not run.is_dir():
         return None
     store.clean(run)
+    store.restore_done(run)
     good = store.newest_good(run, report)
     if good is not None:
         return Earlier(good.folder, good.step, store.read_facts(good.folder))
-    if any(store.done_file(run, step).exists() for step in store.steps(run)):  # one without was never complete
+    if store.steps(run):
         raise InputError(
             f"-y 1: no checkpoint in {run} is good (`python -m llmc_jax.checkpoint verify {run}` lists what is wrong "
             "with each); to begin anew give another -o"
@@ -224,7 +225,7 @@ def find_earlier(config: TrainConfig, report: Callable[[str], None]) -> Earlier 
             f"-y 1: {run} holds models but no training state, so nothing can be continued; to start from the weights "
             f"give -e {models[-1]} and another -o"
         )
-    if (run / MAIN_LOG).exists() and not (run / CONFIG).exists():
+    if (run / MAIN_LOG).exists() and config_file(run) is None:
         raise InputError(f"-y 1: {run} holds the {MAIN_LOG} of another program, which would be lost; give another -o")
     return None
 

@@ -176,21 +176,9 @@ class RunLog:
     Every method writes at once and raises InputError, naming the file, when that fails (a full disk).
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        options: Mapping[str, Any],
-        model: Mapping[str, Any],
-        *,
-        reuse: bool = False,
-        device: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Open the folder's files, emptied unless reuse, and write config.json.
-
-        options: every setting of the run; model: the model's shape; device: what it runs on (`Device._asdict()`).
-        """
+    def __init__(self, folder: Path, *, reuse: bool = False) -> None:
+        """Open the folder's files, emptied unless reuse."""
         self.folder = folder
-        _write_config(folder, options, model, device, keep_earlier=reuse)
         self._main = _LineFile(folder / MAIN_LOG, reuse)
         self._metrics = _LineFile(folder / METRICS, reuse)
         self._samples = _LineFile(folder / SAMPLES, reuse)
@@ -353,22 +341,17 @@ def _parse_event(path: Path, number: int, line: bytes) -> dict[str, Any]:
     return event
 
 
-def _write_config(
-    folder: Path,
-    options: Mapping[str, Any],
-    model: Mapping[str, Any],
-    device: Mapping[str, Any] | None,
-    *,
-    keep_earlier: bool,
-) -> None:
-    """Write config.json. With keep_earlier that of the run before stays as config-1.json, config-2.json, …"""
-    path = folder / CONFIG
-    if keep_earlier and path.exists():
-        number = 1
-        while (folder / f"config-{number}.json").exists():
-            number += 1
-        path.rename(folder / f"config-{number}.json")
-    record = {
+# ----- the configuration ----------------------------------------------------------------------------------------------
+
+
+def config_record(
+    options: Mapping[str, Any], model: Mapping[str, Any], device: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return what a start is told and finds: config.json holds it, and so does its event in metrics.jsonl.
+
+    options: every setting of the run; model: the model's shape; device: what it runs on (`Device._asdict()`).
+    """
+    return {
         "options": options,
         "model": model,
         "device": device,
@@ -378,7 +361,43 @@ def _write_config(
         "command_line": shlex.join([sys.executable, *sys.argv]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
-    write_atomic(path, (json.dumps(_plain(record), indent=2, allow_nan=False) + "\n").encode())
+
+
+def write_config(folder: Path, record: Mapping[str, Any]) -> None:
+    """Write config.json, which at any moment is that of the last start or of the one before.
+
+    It comes before every other file: what has a log but no config.json is another program's folder.
+    """
+    write_atomic(folder / CONFIG, (json.dumps(_plain(record), indent=2, allow_nan=False) + "\n").encode())
+
+
+def config_file(folder: Path) -> Path | None:
+    """Return the file that holds the configuration of a run's last start; None where no run of ours was.
+
+    Earlier versions moved the one before aside, as config-1.json, config-2.json, …, and could be killed right then.
+    """
+    aside = [path for path in folder.glob("config-*.json") if re.fullmatch(r"config-[1-9][0-9]{0,8}", path.stem)]
+    newest_first = sorted(aside, key=lambda path: int(path.stem.removeprefix("config-")), reverse=True)
+    return next((path for path in [folder / CONFIG, *newest_first] if path.is_file()), None)
+
+
+def read_config(folder: Path) -> dict[str, Any] | None:
+    """Return the configuration of a run's last start, as `config_record` made it; None where no run of ours was.
+
+    Raises FormatError if the file is no JSON object, InputError if it cannot be read.
+    """
+    path = config_file(folder)
+    if path is None:
+        return None
+    try:
+        record = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: cannot read it: {reason(error)}") from error
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict):
+        raise FormatError(f"{path}: is no JSON object; expected the configuration of a run")
+    return record
 
 
 def versions() -> dict[str, str]:

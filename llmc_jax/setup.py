@@ -1,7 +1,7 @@
 """Before a run: everything that can be known beforehand is checked, the data opened, the parameters put on the device.
 
 Writes nothing, so that a run that cannot begin leaves nothing behind; with -y 1 it clears away what a killed process
-left half-written. Leaves out the run itself (trainer.py).
+left half-written, and writes the DONE_ files of checkpoints that lost them. Leaves out the run itself (trainer.py).
 """
 
 from collections.abc import Iterable, Iterator

@@ -36,7 +36,7 @@ from llmc_jax.params import num_parameters
 from llmc_jax.profile.trace import slice_trace
 from llmc_jax.resume import Counters, make_facts
 from llmc_jax.rng import skip_u32
-from llmc_jax.runlog import Kept, RunLog, create_run_folder, cut_logs, locked
+from llmc_jax.runlog import Kept, RunLog, config_record, create_run_folder, cut_logs, locked, write_config
 from llmc_jax.sampler import SEED, generate
 from llmc_jax.saver import Memory, Retention, Saved, Saver
 from llmc_jax.schedule import ScheduleNumbers
@@ -73,14 +73,16 @@ def opened(setup: Setup, output: Output, stop: threading.Event, held: bool = Fal
     with ExitStack() as closing:
         if not held:
             closing.enter_context(locked(folder))
+        record = config_record(config.to_json(), shape, device)
+        write_config(folder, record)
         if config.reuse:
             cut_logs(folder, where_logs_stay(setup))
-        log = closing.enter_context(RunLog(folder, config.to_json(), shape, reuse=config.reuse, device=device))
+        log = closing.enter_context(RunLog(folder, reuse=config.reuse))
         console = closing.enter_context(Console(setup.steps, config.print_every, cast(Any, output)))
         drawer = closing.enter_context(CurveDrawer(folder, setup.name, yardsticks, console.warning))
         closing.enter_context(stop_on_signals(stop, console.note))
         kind, step = ("start", 0) if setup.earlier is None else ("resume", setup.earlier.step)
-        log.event(kind, step=step, steps=setup.steps, parameters=num_parameters(setup.model.config))
+        log.event(kind, step=step, steps=setup.steps, parameters=num_parameters(setup.model.config), config=record)
         announce(setup, folder, console)
         if setup.monitor is not None:
             closing.callback(setup.monitor.close)

@@ -122,7 +122,7 @@ def test_any_run_can_be_drawn(tmp_path: Path, rows: list[dict[str, Any]]) -> Non
 
 
 def test_the_metrics_file_gives_the_same_picture_as_its_events(tmp_path: Path) -> None:
-    with runlog.RunLog(tmp_path, {}, {}) as log:
+    with runlog.RunLog(tmp_path) as log:
         for row in _metrics(30):
             log.event(row["event"], **{k: v for k, v in row.items() if k != "event"})
     draw_curves(tmp_path / "metrics.jsonl", tmp_path / "a.png", "t")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pytest
@@ -17,9 +17,10 @@ import pytest
 from llmc_jax import cli, curves, trainer
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.llmc import read_model
+from llmc_jax.config import TrainConfig
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.resume import Counters, stored_counters
+from llmc_jax.resume import Counters, find_earlier, stored_counters
 from llmc_jax.runlog import RunLog, locked, read_metrics
 from tests.same_run import arrays, check_same, differences, leftovers, steps_of, write_shards
 
@@ -538,12 +539,27 @@ def test_where_no_checkpoint_is_good_nothing_is_begun_anew(train: Train, copy: P
     assert snapshot(copy) == before
 
 
-def test_a_checkpoint_that_was_never_completed_is_none(train: Train, copy: Path, unbroken: Path) -> None:
-    (copy / "DONE_00000007").unlink()
+def test_a_copy_without_its_empty_files_goes_on(train: Train, copy: Path, unbroken: Path) -> None:
+    """Some tools copy none: the digests of the states say what the DONE_ files said."""
+    for done in copy.glob("DONE_*"):
+        done.unlink()
     run = complete(train("-y", 1, "-n", 4))
-    assert run.values("resume", "step") == [4]
-    assert steps_of(run.folder, "DONE") == [4, 8, 12]
+    assert run.values("resume", "step") == [7]
+    assert steps_of(run.folder, "DONE") == [4, 7, 8, 12]
     check_same(run.folder, unbroken)
+
+
+@pytest.mark.parametrize("kind", ["DONE", "state"])
+def test_logs_are_kept_where_there_was_a_checkpoint(copy: Path, kind: str) -> None:
+    """However little of one is left, it is for the user to begin anew."""
+    for step in (4, 7):
+        if kind == "DONE":
+            shutil.rmtree(copy / f"state_{step:08d}")
+        else:
+            (copy / f"DONE_{step:08d}").unlink()
+            flip_a_bit(copy / f"state_{step:08d}")
+    with pytest.raises(InputError, match=r"no checkpoint in .* is good"):
+        find_earlier(TrainConfig(output_dir=str(copy), reuse=True), lambda line: None)
 
 
 def test_logs_are_cut_back_and_torn_lines_dropped(train: Train, copy: Path, unbroken: Path) -> None:
@@ -576,6 +592,36 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(train: Train, cop
     run = complete(train("-y", 1, "-n", 4))
     assert run.values("resume", "step") == []
     check_same(run.folder, unbroken)
+
+
+class Killed(BaseException):
+    """What stands for SIGKILL."""
+
+
+@pytest.mark.parametrize("point", ["runlog.git_state", "runlog.write_bytes", "trainer.cut_logs", "trainer.RunLog"])
+def test_a_start_that_is_killed_blocks_no_other(
+    train: Train, copy: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """A run that was killed before its first checkpoint, and killed again while it started once more."""
+    forget(copy, 4, 7)
+
+    def killed(*_: Any, **__: Any) -> NoReturn:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(f"llmc_jax.{point}", killed)
+        train("-y", 1, "-n", 4)
+    check_same(complete(train("-y", 1, "-n", 4)).folder, unbroken)
+
+
+def test_whose_main_log_it_is(tmp_path: Path) -> None:
+    """Another program's would be lost; one beside a configuration of ours may begin anew."""
+    config = TrainConfig(output_dir=str(tmp_path), reuse=True)
+    (tmp_path / "main.log").write_text("s:0 tel:1.0000\n")
+    with pytest.raises(InputError, match=r"main\.log of another program"):
+        find_earlier(config, print)
+    (tmp_path / "config-1.json").write_text("{}")  # what a killed start of an earlier version left
+    assert find_earlier(config, print) is None
 
 
 def test_two_processes_do_not_train_in_one_folder(train: Train, copy: Path) -> None:

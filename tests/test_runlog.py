@@ -25,7 +25,7 @@ UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow]
 
 def _log(folder: Path, reuse: bool = False) -> RunLog:
     folder.mkdir(exist_ok=True)
-    return RunLog(folder, OPTIONS, MODEL, reuse=reuse, device={"kind": "cpu"})
+    return RunLog(folder, reuse=reuse)
 
 
 def _train(log: RunLog, step: int, loss: Any = 4.0, **changes: Any) -> None:
@@ -282,7 +282,7 @@ def test_cut_logs_are_those_of_a_run_up_to_there(
     (found / "samples.txt").write_bytes(b"whatever was there when the run was killed")
     cut_logs(found, Kept(step, validated, sampled))
     assert logs_of(found) == expected
-    assert sorted(path.name for path in found.iterdir()) == ["config.json", "main.log", "metrics.jsonl", "samples.txt"]
+    assert sorted(path.name for path in found.iterdir()) == ["main.log", "metrics.jsonl", "samples.txt"]
     cut_logs(found, None)
     assert set(logs_of(found).values()) == {b""}
 
@@ -488,8 +488,9 @@ def test_without_locks_training_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_config_holds_options_shape_and_versions(tmp_path: Path) -> None:
-    _log(tmp_path).close()
+    runlog.write_config(tmp_path, runlog.config_record(OPTIONS, MODEL, {"kind": "cpu"}))
     config = json.loads((tmp_path / "config.json").read_text())
+    assert runlog.read_config(tmp_path) == config
     assert config["options"] == {"learning_rate": 3e-4, "output_dir": "out", "inputs": ["a", "b"], "seed": None}
     assert config["model"] == MODEL
     assert config["device"] == {"kind": "cpu"}
@@ -498,11 +499,32 @@ def test_config_holds_options_shape_and_versions(tmp_path: Path) -> None:
     assert config["command_line"] and config["platform"] and config["started"]
 
 
-def test_reuse_keeps_the_earlier_configurations(tmp_path: Path) -> None:
-    for step in range(3):
-        RunLog(tmp_path, {"run": step}, MODEL, reuse=step > 0).close()
-    names = ["config-1.json", "config-2.json", "config.json"]
-    assert [json.loads((tmp_path / n).read_text())["options"]["run"] for n in names] == [0, 1, 2]
+def test_there_is_one_configuration(tmp_path: Path) -> None:
+    for start in range(3):
+        runlog.write_config(tmp_path, {"start": start})
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    assert runlog.read_config(tmp_path) == {"start": 2}
+
+
+def test_the_configurations_of_earlier_versions(tmp_path: Path) -> None:
+    """They kept those of earlier starts under numbers; killed at a start, they could leave these alone."""
+    assert runlog.config_file(tmp_path) is None and runlog.read_config(tmp_path) is None
+    for name in ("config-0.json", "config-x.json", "config-.json", "config-1.json.bak"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "config-77.json").mkdir()
+    assert runlog.config_file(tmp_path) is None
+    for number in (1, 2, 10):
+        (tmp_path / f"config-{number}.json").write_text(json.dumps({"start": number}))
+        assert runlog.read_config(tmp_path) == {"start": number}
+    runlog.write_config(tmp_path, {"start": 11})
+    assert runlog.read_config(tmp_path) == {"start": 11}
+
+
+@pytest.mark.parametrize("data", [b"", b"[1]", b"\xff", b"[" * 100_000])
+def test_a_configuration_that_is_none_is_named(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(data)
+    with pytest.raises(FormatError, match=r"config\.json: is no JSON object"):
+        runlog.read_config(tmp_path)
 
 
 def test_git_state_tells_the_commit_and_changes(tmp_path: Path) -> None:

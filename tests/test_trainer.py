@@ -1,6 +1,5 @@
 """Whole runs of the command line on tiny models: what they compute, what they leave behind, and how they end."""
 
-import json
 import math
 import os
 import re
@@ -32,7 +31,7 @@ from llmc_jax.errors import InputError
 from llmc_jax.gpu_info import GpuReading
 from llmc_jax.init import random_parameters
 from llmc_jax.params import Params, num_parameters, padded, tensor_specs
-from llmc_jax.runlog import read_metrics
+from llmc_jax.runlog import read_config, read_metrics
 from llmc_jax.sampler import generate
 from llmc_jax.step import Metrics, evaluate_loss
 
@@ -282,7 +281,9 @@ def test_samples_and_models_are_those_of_their_step(full_run: Result) -> None:
 
 
 def test_configuration_and_picture(full_run: Result, tokens: Any) -> None:
-    record = json.loads((full_run.folder / "config.json").read_text())
+    record = read_config(full_run.folder)
+    assert record is not None
+    assert full_run.values("start", "config") == [record]
     config = TrainConfig.from_json(record["options"])
     assert (config.train_data, config.schedule, config.max_steps) == (str(tokens.train), "linear", 6)
     assert ModelConfig(**record["model"]) == parse_descriptor(TINY)
@@ -547,7 +548,7 @@ def test_a_reused_folder_without_a_checkpoint_begins_its_logs_anew(train: Train)
         *(("start", 0), ("val", 0), ("train", 0), ("val", 1), ("sample", 1), ("checkpoint", 1), ("end", 1)),
     ]
     assert (run.folder / "samples.txt").read_text().count("---\n") == 2  # of one sample
-    assert (run.folder / "config-1.json").exists()
+    assert not list(run.folder.glob("config-*"))
 
 
 def test_a_continued_run_keeps_its_logs(train: Train) -> None:
@@ -555,6 +556,9 @@ def test_a_continued_run_keeps_its_logs(train: Train) -> None:
     run = train("-x", 4, "-y", 1)
     assert run.code == 0
     assert run.events[: len(first.events)] == first.events
+    configurations = [each["config"] for each in run.events if "config" in each]  # of each start
+    assert [each["options"]["max_steps"] for each in configurations] == [2, 4]
+    assert configurations[1] == read_config(run.folder)
     assert [(each["event"], each["step"]) for each in run.events[len(first.events) :]] == [
         *(("resume", 2), ("train", 2), ("train", 3), ("checkpoint", 4), ("end", 4)),
     ]

@@ -107,10 +107,16 @@ def _printed(checked: Iterator[Entry], quick: bool) -> list[Entry]:
         if not found:
             print(f"{'step':>10}  {'size':>10}  {'val loss':>9}  health", flush=True)
         loss = "-" if e.val_loss is None else f"{e.val_loss:.4f}"
-        health = f"BAD: {e.problem}" if e.problem else ("complete, contents not read" if quick else "good")
-        print(f"{e.step:>10}  {_size(e.bytes):>10}  {loss:>9}  {health}", flush=True)
+        print(f"{e.step:>10}  {_size(e.bytes):>10}  {loss:>9}  {_health(e, quick)}", flush=True)
         found.append(e)
     return found
+
+
+def _health(e: Entry, quick: bool) -> str:
+    if e.problem:
+        return f"BAD: {e.problem}"
+    found = "complete, contents not read" if quick else "good"
+    return found if e.done else f"{found}; DONE_{e.step:08d} is missing, which -y 1 writes again"
 
 
 def _verdict(found: list[Entry], bad: list[Entry], quick: bool) -> str:
@@ -146,11 +152,13 @@ def _show(options: argparse.Namespace) -> int:
     folder = _one(options.folder)
     facts = store.read_facts(folder)
     specs = store.array_specs(folder)
+    done = store.done_file(folder.resolve().parent, facts["step"])
+    lacks = folder.resolve().name == store.state_folder(folder, facts["step"]).name and not done.is_file()
     if options.json:
         arrays = {name: {"shape": shape, "dtype": dtype.name} for name, (shape, dtype) in specs.items()}
-        print(json.dumps({"folder": str(folder), "facts": facts, "tensors": arrays}, indent=1))
+        print(json.dumps({"folder": str(folder), "done": not lacks, "facts": facts, "tensors": arrays}, indent=1))
         return ExitCode.DONE
-    print(folder)
+    print(f"{folder}{f' ({done.name} is missing, which -y 1 writes again)' if lacks else ''}")
     for name, value in _flat(facts):
         print(f"  {name:<40} {value}")
     print(f"\n  {'tensor':<24} {'dtype':<9} {'values':>14}  shape")
@@ -160,7 +168,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _one(folder: Path) -> Path:
-    """A state folder; of a run folder, the newest that is complete."""
+    """A state folder; of a run folder, the newest that is complete, as far as that is seen without reading it all."""
     if not folder.is_dir() or folder.joinpath(store.MANIFEST).exists():
         return folder
     complete = [e.folder for e in store.entries(folder, deep=False) if e.problem is None]

@@ -4,10 +4,11 @@
         tensors/                   the arrays, written by orbax (zarr 3, not compressed); orbax alone can read it
         run.json                   the facts
         MANIFEST.json              a digest of every tensor, of every file and of itself
-    <run>/DONE_00000100            empty; without it the folder does not count
+    <run>/DONE_00000100            empty; says what the folder's name says too, as llm.c does
 
 The digests of the tensors are taken from memory before anything is written. The folder gets its name once every tensor
-was read back from the disk and agreed, and everything is synced. Knows nothing of models and trainers: which arrays and
+was read back from the disk and agreed, and everything is synced. So a named folder whose digests hold is a checkpoint,
+whether its DONE_ file is there or was lost in a copy. Knows nothing of models and trainers: which arrays and
 facts there are is the caller's. Leaves out writing beside the training, and llm.c's files.
 
 Checking and reading need neither orbax nor JAX. Writing imports orbax, which imports JAX.
@@ -34,7 +35,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import reason, sync
+from llmc_jax.files import reason, sync, write_bytes
 
 FORMAT = 1
 MANIFEST, FACTS, TENSORS = "MANIFEST.json", "run.json", "tensors"
@@ -49,7 +50,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LEFTOVER = re.compile(r"\.state_(\d{8,})\.[0-9a-f]{8}\.(tmp|old)")
 # Files that a killed process had not finished: complete_file's, and an exported model whose checkpoint never counted.
 _LEFTOVER_FILE = re.compile(
-    r"\.(model_\d{8,}\.bin|main\.log|metrics\.jsonl|samples\.txt|config\.json|PROGRAMS\.json)\.[0-9a-f]{8}\.tmp"
+    r"\.(DONE_\d{8,}|model_\d{8,}\.bin|main\.log|metrics\.jsonl|samples\.txt|config\.json|PROGRAMS\.json)\.[0-9a-f]{8}\.tmp"
     r"|\.\.model_\d{8,}\.bin\.[0-9a-f]{8}\.tmp\.[0-9a-f]{8}\.tmp"
 )
 
@@ -97,6 +98,7 @@ class Entry(NamedTuple):
     bytes: int
     val_loss: float | None
     problem: str | None
+    done: bool = True  # its DONE_ file is there, or it stands alone and needs none
 
 
 def state_folder(run: Path, step: int) -> Path:
@@ -105,7 +107,7 @@ def state_folder(run: Path, step: int) -> Path:
 
 
 def done_file(run: Path, step: int) -> Path:
-    """The empty file that says that the checkpoint of a step is complete; llm.c has the same."""
+    """The empty file that says that the checkpoint of a step was completed; llm.c has the same."""
     return run / f"DONE_{step:08d}"
 
 
@@ -227,14 +229,12 @@ def _put_in_place(writing: Writing, model: Path | None) -> None:
         if model is not None:
             os.replace(model, model_file(run, step))
         sync(run)
-        done.touch()
-        sync(done)
-        sync(run)
+        write_bytes(done, b"")
     except BaseException:
         if not was_done:
-            done.unlink(missing_ok=True)
-            if model is not None:
-                model_file(run, step).unlink(missing_ok=True)
+            for file in [done] if model is None else [done, model_file(run, step)]:
+                with suppress(OSError):  # a folder in its way is not ours to remove
+                    file.unlink(missing_ok=True)
         if renamed:
             os.rename(target, writing.folder)
         if aside:
@@ -652,13 +652,11 @@ def _entry(run: Path, step: int, deep: bool) -> Entry:
     folder, done = state_folder(run, step), done_file(run, step)
     if not os.path.lexists(folder):
         there = f"there is {done.name}, but no folder" if done.exists() else "there is no folder"
-        return Entry(step, folder, 0, None, f"{there} {folder.name}")
-    found = loose_entry(folder, deep=deep and done.is_file())
-    if not done.is_file():
-        return found._replace(step=step, problem=f"not complete: there is no {done.name} (the save was interrupted)")
+        return Entry(step, folder, 0, None, f"{there} {folder.name}", done.is_file())
+    found = loose_entry(folder, deep=deep)
     if found.problem is None and found.step != step:
-        return found._replace(step=step, problem=f"it holds step {found.step}")
-    return found._replace(step=step)
+        found = found._replace(problem=f"it holds step {found.step}")
+    return found._replace(step=step, done=done.is_file())
 
 
 def loose_entry(folder: str | Path, *, deep: bool = True) -> Entry:
@@ -681,7 +679,7 @@ def checked(run: str | Path, *, deep: bool = True) -> Iterator[Entry]:
 
 
 def entries(run: str | Path, *, deep: bool = True) -> list[Entry]:
-    """Every checkpoint of a run folder, checked, oldest first; those that are not complete too.
+    """Every checkpoint of a run folder, checked, oldest first; the bad ones too.
 
     deep: read all of every checkpoint and compare; else look at the manifests, the facts and the files' sizes alone.
     Raises InputError if the folder cannot be read.
@@ -697,6 +695,22 @@ def newest_good(run: str | Path, report: Callable[[str], None]) -> Entry | None:
             return found
         report(f"{found.folder}: {found.problem}")
     return None
+
+
+def restore_done(run: str | Path) -> list[int]:
+    """Write the DONE_ files that good checkpoints lack, as in a copy made without empty files; their steps, ascending.
+
+    Call it while nobody else writes to the folder. Raises InputError if one cannot be written.
+    """
+    run = Path(run)
+    lacking = [step for step in steps(run) if not done_file(run, step).is_file()]
+    restored = [step for step in lacking if entry(run, step).problem is None]
+    for step in restored:
+        try:
+            write_bytes(done_file(run, step), b"")
+        except OSError as error:
+            raise InputError(f"{done_file(run, step)}: cannot be written: {reason(error)}") from error
+    return restored
 
 
 # ----- removing -----------------------------------------------------------------------------------------------------
@@ -749,7 +763,7 @@ def _first(candidates: Any, good: Callable[[Entry], bool], count: int) -> list[E
 
 
 def _remove_checkpoint(run: Path, step: int) -> None:
-    """Killed in between, this leaves a folder that does not count, then one that `clean` removes."""
+    """Killed in between, this leaves a checkpoint that is removed another time, then a folder that `clean` removes."""
     try:
         done_file(run, step).unlink(missing_ok=True)
         sync(run)

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from llmc_jax import files
 from llmc_jax.checkpoint import store
 from llmc_jax.errors import FormatError, InputError
 
@@ -375,7 +376,8 @@ def test_everything_is_synced_before_it_counts(tmp_path: Path, monkeypatch: pyte
     everything = {f"{hidden}/{path.relative_to(folder)}" for path in folder.rglob("*")} | {hidden}
     at = events.index(f"{hidden} -> {folder.name}")
     assert set(events[:at]) == everything
-    assert events[at + 1 :] == [".", "DONE_00000005", "."]
+    kind, hidden_done, last = events[at + 1 :]
+    assert (kind, last) == (".", ".") and hidden_done.startswith(".DONE_00000005.")
 
 
 def test_abandon_leaves_nothing_and_spares_what_is_sealed(tmp_path: Path) -> None:
@@ -396,9 +398,6 @@ def test_a_checkpoint_of_the_same_step_is_replaced(run: Path) -> None:
 
 def test_a_file_in_the_place_of_the_folder_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "state_00000005").write_text("rubbish")
-    (bad,) = store.entries(tmp_path)
-    assert "not complete" in str(bad.problem)
-    (tmp_path / "DONE_00000005").touch()
     (bad,) = store.entries(tmp_path)
     assert bad.problem == "it is a file, not a folder"
     assert [save(tmp_path, 5)] == store.entries(tmp_path)
@@ -672,13 +671,13 @@ def test_unknown_files_are_named(run: Path) -> None:
     assert str(store.check(folder)).endswith("(and 1 more)")
 
 
-def test_incomplete_ones_are_told(run: Path) -> None:
+def test_what_is_missing_is_told(run: Path) -> None:
     (run / "DONE_00000200").unlink()
     (run / "DONE_00000300").touch()
     first, second, third = store.entries(run)
-    assert first.problem is None
-    assert second.problem == "not complete: there is no DONE_00000200 (the save was interrupted)"
-    assert third.problem == "there is DONE_00000300, but no folder state_00000300"
+    assert (first.problem, first.done) == (None, True)
+    assert (second.problem, second.done) == (None, False)  # the digests say what the file says
+    assert (third.problem, third.done) == ("there is DONE_00000300, but no folder state_00000300", True)
     os.rename(run / "state_00000100", run / "state_00000300")
     assert [e.problem for e in store.entries(run)][-1] == "it holds step 100"
 
@@ -858,10 +857,11 @@ def test_the_newest_good_one(run: Path, tmp_path: Path) -> None:
     data[0] ^= 128
     path.write_bytes(data)
     shutil.copytree(run / "state_00000100", run / "state_00000300")
+    (run / "DONE_00000100").unlink()
     found = store.newest_good(run, said.append)
-    assert found is not None and found.step == 100
+    assert found is not None and (found.step, found.done) == (100, False)
     assert said == [
-        f"{run}/state_00000300: not complete: there is no DONE_00000300 (the save was interrupted)",
+        f"{run}/state_00000300: it holds step 100",
         f"{run}/state_00000200: tensors/step/c: damaged: its SHA-256 is not that in the manifest",
     ]
     (run / "state_00000100" / "run.json").unlink()
@@ -907,6 +907,7 @@ def tiny(run: Path, step: int, val_loss: Any = None, content: bytes = b"content"
     (run / f"DONE_{step:08d}").touch()
 
 
+SOUND = ("good", "not done")  # the second has lost its DONE_ file
 HEALTH = ("good", "good", "good", "flipped", "cut", "not done")
 CHECKPOINTS = st.lists(
     st.tuples(st.sampled_from(HEALTH), st.sampled_from([None, 1.0, 2.0, 3.0, float("nan")])), max_size=8
@@ -928,7 +929,7 @@ def expected_rest(
 ) -> tuple[set[int], set[int]]:
     """What is left, and the good ones of it, by the rules as they are documented."""
     everything = set(range(1, len(checkpoints) + 1))
-    good = [n for n in everything if checkpoints[n - 1][0] == "good"]
+    good = [n for n in everything if checkpoints[n - 1][0] in SOUND]
     last = sorted(good)[-max(keep, least) :]
     if keep == 0 or len(last) < max(keep, least):
         return everything, set(good)
@@ -951,7 +952,7 @@ def test_pruning_keeps_what_the_rules_say(
 ) -> None:
     run = tmp_path_factory.mktemp("prune")
     make(run, checkpoints)
-    good = {number for number, (health, _) in enumerate(checkpoints, 1) if health == "good"}
+    good = {number for number, (health, _) in enumerate(checkpoints, 1) if health in SOUND}
     known = set(good) if know else set()
     rest, good_rest = expected_rest(checkpoints, keep, major_every, least)
     removed = store.prune(run, keep=keep, major_every=major_every, least=least, known_good=known)
@@ -1000,9 +1001,60 @@ def test_pruning_takes_the_exported_model_along_and_spares_llmc_files(tmp_path: 
 # ----- leftovers ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("there", ["nothing", "pipe", "link"])
+def test_done_files_are_written_again_where_the_digests_hold(
+    run: Path, monkeypatch: pytest.MonkeyPatch, there: str
+) -> None:
+    shutil.copytree(run / "state_00000200", run / "state_00000300")  # holds another step
+    for done in run.glob("DONE_*"):
+        done.unlink()
+    if there == "pipe":
+        os.mkfifo(run / "DONE_00000100")
+    elif there == "link":
+        (run / "DONE_00000100").symlink_to("nowhere")
+    synced: list[str] = []
+    monkeypatch.setattr(files, "sync", lambda path: synced.append(path.name))
+    assert store.restore_done(run) == [100, 200]
+    assert [name.startswith(".DONE_") for name in synced] == [True, False] * 2
+    assert sorted(path.name for path in run.glob("DONE_*")) == ["DONE_00000100", "DONE_00000200"]
+    assert [(path.is_file(), path.is_symlink(), path.stat().st_size) for path in run.glob("DONE_*")] == [
+        (True, False, 0)
+    ] * 2
+    assert store.restore_done(run) == []
+    assert store.restore_done(run / "nowhere") == []
+
+
+def test_a_done_file_that_cannot_be_written_is_named(run: Path) -> None:
+    (run / "DONE_00000100").unlink()
+    (run / "DONE_00000100").mkdir()
+    with pytest.raises(InputError, match="DONE_00000100: cannot be written: Is a directory"):
+        store.restore_done(run)
+
+
+@pytest.mark.parametrize("name", ["DONE_00000300", "model_00000300.bin"])
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_what_is_in_the_way_of_a_save_is_replaced_or_named(run: Path, name: str, kind: str) -> None:
+    """A pipe makes whoever opens it wait; it is replaced without being opened."""
+    before = store.entries(run)
+    os.mkfifo(run / name) if kind == "pipe" else (run / name).mkdir()
+    writing = store.begin(run, 300, arrays_of(3), facts_of(300))
+    model = store.hidden_model(run, 300)
+    model.write_bytes(b"model")
+    if kind == "pipe":
+        store.seal(writing, model)
+        assert [(e.step, e.problem, e.done) for e in store.entries(run)][2:] == [(300, None, True)]
+        assert (run / name).is_file()
+        return
+    with pytest.raises(InputError, match=r"the checkpoint of step 300 cannot be written: .*Is a directory"):
+        store.seal(writing, model)
+    assert [e for e in store.entries(run) if e.step != 300] == before
+    assert (run / name).is_dir() and not (run / "state_00000300").exists()
+
+
 def test_clean_removes_leftovers_and_nothing_else(run: Path, tmp_path: Path) -> None:
     store.begin(run, 300, arrays_of(3), facts_of(3) | {"step": 300})  # and the process dies
     (run / ".model_00000300.bin.0123abcd.tmp").touch()
+    (run / ".DONE_00000300.0123abcd.tmp").touch()
     shutil.copytree(run / "state_00000100", run / ".state_00000100.0123abcd.old")
     mine = [".state_00000300.tmp", ".state_300.0123abcd.tmp", ".hidden", "main.log", ".state_00000300.0123abcd.bak"]
     for name in mine:
@@ -1010,7 +1062,7 @@ def test_clean_removes_leftovers_and_nothing_else(run: Path, tmp_path: Path) -> 
     before = set(os.listdir(run))
     store.clean(run)
     gone = before - set(os.listdir(run))
-    assert len(gone) == 3 and all(name[0] == "." for name in gone) and not gone & set(mine)
+    assert len(gone) == 4 and all(name[0] == "." for name in gone) and not gone & set(mine)
     assert [e.problem for e in store.entries(run)] == [None, None]
     store.clean(tmp_path / "nowhere")
 

@@ -52,18 +52,34 @@ def test_all_good(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verdict == "2 checkpoints, all good"
 
 
-def test_a_flipped_bit_and_a_missing_done(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flipped_bit_and_a_missing_file(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flip(run / "state_00000100" / "tensors" / "copy.wte" / "c" / "0" / "0")
-    (run / "DONE_00000200").unlink()
+    (run / "state_00000200" / "run.json").unlink()
     assert main(["verify", str(run)]) == 2
     _, first, second, verdict = capsys.readouterr().out.splitlines()
     assert first.endswith("  BAD: tensors/copy.wte/c/0/0: damaged: its SHA-256 is not that in the manifest")
-    assert second.endswith("  BAD: not complete: there is no DONE_00000200 (the save was interrupted)")
+    assert second.endswith("  BAD: run.json: is missing")
     assert verdict == "2 checkpoints, 2 bad; there is no good one"
     assert main(["verify", "--quick", str(run)]) == 2
     _, first, second, verdict = capsys.readouterr().out.splitlines()
     assert first.endswith("  complete, contents not read")
     assert verdict == "2 checkpoints, 1 bad; the newest complete one is that of step 100"
+
+
+def test_a_missing_done_is_told_and_no_damage(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "DONE_00000200").unlink()
+    for flags, health in (([], "good"), (["--quick"], "complete, contents not read")):
+        assert main(["verify", *flags, str(run)]) == 0
+        _, first, second, _ = capsys.readouterr().out.splitlines()
+        assert first.endswith(f"  {health}") and f"  {health}; DONE_00000200 is missing" in second
+    assert main(["verify", "--json", str(run)]) == 0
+    found = json.loads(capsys.readouterr().out)["checkpoints"]
+    assert [(each["done"], each["healthy"]) for each in found] == [(True, True), (False, True)]
+    for folder, done in ((run / "state_00000100", True), (run / "state_00000200", False), (run, False)):
+        assert main(["show", "--json", str(folder)]) == 0
+        assert json.loads(capsys.readouterr().out)["done"] is done
+        assert main(["show", str(folder)]) == 0
+        assert ("DONE_00000200 is missing" in capsys.readouterr().out.splitlines()[0]) is not done
 
 
 def test_quick_says_that_it_did_not_read(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,6 +101,7 @@ def test_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "bytes": store.entry(run, 100).bytes,
         "val_loss": 3.51234,
         "problem": None,
+        "done": True,
         "healthy": True,
     }
     assert second["healthy"] is False and second["problem"].startswith("run.json: damaged")
@@ -100,8 +117,6 @@ def test_one_state_folder(run: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert "BAD: MANIFEST.json: damaged" in capsys.readouterr().out
     monkeypatch.chdir(run / "state_00000100")
     assert main(["verify", "."]) == 0
-    (run / "DONE_00000100").unlink()
-    assert main(["verify", "."]) == 2
 
 
 def test_folders_without_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +146,7 @@ def test_show(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert ["val_loss", "3.51234"] in lines and ["model.channels", "64"] in lines
     assert "[0, 1, 2, 3, 4, 5, 6, 7, ... 20 items]" in out
     assert ["params/wte", "float32", "8,192", "(128,", "64)"] in lines and ["step", "int32", "1", "()"] in lines
-    (run / "DONE_00000200").unlink()  # so the newest complete one is that of step 100
+    (run / "state_00000200" / "run.json").unlink()  # so the newest complete one is that of step 100
     assert main(["show", "--json", str(run)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["facts"]["step"] == 100

@@ -175,7 +175,7 @@ def test_losses_that_are_not_finite(word: str, tmp_path: Path) -> None:
 
 def our_run(folder: Path) -> Path:
     folder.mkdir()
-    with RunLog(folder, {}, {}) as log:
+    with RunLog(folder) as log:
         log.event("start", step=0, steps=2, parameters=1)
         log.val(0, loss=5.5, batches=2)
         for step, loss in enumerate([1 / 3, math.nan]):
