@@ -4,7 +4,6 @@ Options are defined in config.py, presets in presets.py. What a run does is in t
 the options are sound.
 """
 
-import json
 import re
 import shlex
 import sys
@@ -27,7 +26,7 @@ from llmc_jax.config import (
     validate,
     value_problem,
 )
-from llmc_jax.errors import FormatError, InputError
+from llmc_jax.errors import InputError
 from llmc_jax.platform import restart_with_huge_pages, train_command
 from llmc_jax.presets import DEFAULT_PRESET, PRESETS, preset_options
 from llmc_jax.stopping import Output, open_missing_streams, print_error
@@ -159,10 +158,11 @@ def continued(given: Mapping[str, Any]) -> tuple[TrainConfig, list[str]]:
     config = replace(TrainConfig(), **given)
     if not config.reuse or not config.output_dir:
         return config, []
-    place = Path(config.output_dir) / "config.json"
-    record = _read_object(place)
-    stored = record.get("options")
-    if not isinstance(stored, Mapping):
+    from llmc_jax.runlog import config_file, read_config  # here, because few command lines need it
+
+    place, record = config_file(Path(config.output_dir)), read_config(Path(config.output_dir))
+    stored = None if record is None else record.get("options")
+    if place is None or not isinstance(stored, Mapping):
         return config, []
     names = {about.name for about in OPTIONS}
     known = {name: value for name, value in stored.items() if name in names - OF_THIS_START}
@@ -174,21 +174,6 @@ def continued(given: Mapping[str, Any]) -> tuple[TrainConfig, list[str]]:
     notes = [f"-y 1: {place} names options that this version does not have: {', '.join(unknown)}"] if unknown else []
     merged = replace(before, **given)
     return merged, notes + _what_was_taken(place, config, before, merged)
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file, empty where there is no file. Raises FormatError, InputError."""
-    if not path.is_file():
-        return {}
-    try:
-        record = json.loads(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: cannot read it: {error.strerror}") from error
-    except (ValueError, RecursionError):
-        record = None
-    if not isinstance(record, dict):
-        raise FormatError(f"{path}: is no JSON object; expected the configuration of a run")
-    return record
 
 
 def _what_was_taken(place: Path, config: TrainConfig, before: TrainConfig, merged: TrainConfig) -> list[str]:

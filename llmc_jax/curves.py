@@ -267,7 +267,16 @@ class CurveDrawer:
     A picture that cannot be drawn is worth one warning, not the run.
     """
 
-    def __init__(self, folder: Path, title: str, yardsticks: dict[str, float], warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        title: str,
+        yardsticks: dict[str, float],
+        warn: Callable[[str], None],
+        is_there: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """warn: shows a warning; is_there: whether the folder is still the run's, without which nothing is drawn."""
+        self._is_there = is_there
         self.path = folder / CURVES
         self._metrics, self._title, self._yardsticks = folder / METRICS, title, yardsticks
         self._warn, self._warned = warn, False
@@ -277,7 +286,8 @@ class CurveDrawer:
 
     def _draw(self) -> float:
         start = time.monotonic()
-        draw_curves(read_metrics(self._metrics), self.path, self._title, self._yardsticks)
+        if self._is_there():
+            draw_curves(read_metrics(self._metrics), self.path, self._title, self._yardsticks)
         return time.monotonic() - start
 
     def refresh(self) -> None:

@@ -1,5 +1,6 @@
-"""How every file of ours is written, so that it is never half there; and where caches live."""
+"""How every file of ours is written, so that it is never half there; where an open one is; and where caches live."""
 
+import fcntl
 import os
 import secrets
 import sys
@@ -47,9 +48,31 @@ def reason(error: BaseException) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
+def leads_to(path: str | Path, descriptor: int) -> bool:
+    """Return whether a path is still that of an open file or folder; True where the system cannot tell."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+
+
+def path_of(descriptor: int) -> str | None:
+    """Return where an open file or folder is now; None where it was removed, or the system does not tell."""
+    try:
+        if hasattr(fcntl, "F_GETPATH"):  # macOS
+            path = os.fsdecode(fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0"))
+        else:
+            path = os.readlink(f"/proc/self/fd/{descriptor}")
+        return path if os.path.samestat(os.stat(path), os.fstat(descriptor)) else None
+    except OSError:
+        return None
+
+
 def sync(path: Path) -> None:
     """Bring a file's content, or a folder's names, to the disk. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for somebody to write to it
     try:
         os.fsync(descriptor)
     finally:

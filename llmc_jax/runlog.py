@@ -17,14 +17,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from llmc_jax.config import show_value
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import reason, sync, write_bytes
+from llmc_jax.files import leads_to, path_of, reason, sync, write_bytes
 
 MAIN_LOG = "main.log"
 METRICS = "metrics.jsonl"
@@ -36,16 +37,46 @@ NON_FINITE = ("nan", "inf", "-inf")
 NUMBER_FIELDS = frozenset({"loss", "norm", "lr", "ms", "tokens_per_second"})
 
 
+def check_path(output_dir: str) -> None:
+    """Raise InputError for a run folder whose path is not UTF-8, where orbax could not write a checkpoint."""
+    path = os.path.abspath(output_dir or "runs")
+    try:
+        if os.fsencode(path).decode() == path:
+            return
+    except UnicodeDecodeError:
+        pass
+    raise InputError(
+        f"-o {show_value(output_dir)}: {show_value(path)} is not UTF-8 text, so checkpoints cannot be written there; "
+        "choose another -o"
+    )
+
+
+def absent_folders(output_dir: str) -> list[Path]:
+    """Return which folders of a run's path are not there yet, the innermost first."""
+    path = Path(output_dir or "runs")
+    return [each for each in (path, *path.parents) if not os.path.lexists(each)]
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
+
+
 def create_run_folder(output_dir: str, name: str, reuse: bool) -> Path:
     """The folder of a run, made if need be.
 
     output_dir: as given with -o; empty for a new runs/<date>-<time>-<name>, which no other run has.
     name: a few words on the run (the model's descriptor); reuse: -y 1, an existing folder may hold a run already.
-    Raises InputError if the folder holds files and reuse is off, if a file is in the way, or if it cannot be written.
+    Raises InputError if the folder holds files and reuse is off, if a file is in the way, or if it cannot be written;
+    folders that it made are removed then.
     """
+    made = absent_folders(output_dir)
     try:
         folder = Path(output_dir) if output_dir else _new_folder(name)
-        if output_dir:
+        if not output_dir:
+            made.insert(0, folder)
+        else:
             folder.mkdir(parents=True, exist_ok=True)
             sync(folder.parent)  # the folder's name too is on the disk before a checkpoint counts
             if not reuse and any(folder.iterdir()):
@@ -55,8 +86,10 @@ def create_run_folder(output_dir: str, name: str, reuse: bool) -> Path:
         with tempfile.TemporaryFile(dir=folder):
             pass  # the only portable way to learn whether files can be made here
     except (FileExistsError, NotADirectoryError) as error:
+        _remove_empty(made)
         raise InputError(f"-o {output_dir or 'runs'}: a file is in the way of the folder; choose another -o") from error
     except OSError as error:
+        _remove_empty(made)
         raise InputError(
             f"-o {output_dir or 'runs'}: cannot write to the folder ({error.strerror}); choose another -o"
         ) from error
@@ -79,8 +112,29 @@ def _new_folder(name: str) -> Path:
             attempt += 1
 
 
+class Held:
+    """A run folder that this process holds open and locked."""
+
+    def __init__(self, folder: Path, descriptor: int) -> None:
+        self.folder, self._descriptor = folder, descriptor
+
+    def is_there(self) -> bool:
+        """Return whether the folder's path still leads to it."""
+        return leads_to(self.folder, self._descriptor)
+
+    def check(self) -> None:
+        """Raise InputError, with both paths, if the folder was moved or removed, or another one is in its place."""
+        if not self.is_there():
+            now = path_of(self._descriptor)
+            rest = "was removed" if now is None else f"is now {now}; -y 1 -o {now} goes on from its last checkpoint"
+            raise InputError(
+                f"{self.folder}: is no longer the folder that this run began in, so nothing more is written to it; "
+                f"that one {rest}"
+            )
+
+
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[Held]:
     """Within the block no other process of ours trains in the folder. Raises InputError if one does already.
 
     The lock is the system's and dies with the process, however that ends. A file system without locks has none.
@@ -95,9 +149,29 @@ def locked(folder: Path) -> Iterator[None]:
             ) from None
         except OSError:
             pass
-        yield
+        held = Held(folder, descriptor)
+        held.check()  # it may have been replaced while the lock was being taken
+        yield held
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def leaving_nothing(held: Held, made: Iterable[Path]) -> Iterator[None]:
+    """Remove, if the block ends with an error, the files of a run that it made, and the folders in `made`, if empty.
+
+    What was there before stays, and a folder that is no longer the run's is not touched.
+    """
+    before = set(os.listdir(held.folder))
+    try:
+        yield
+    except BaseException:
+        if held.is_there():
+            for name in {CONFIG, MAIN_LOG, METRICS, SAMPLES} - before:
+                with suppress(OSError):
+                    (held.folder / name).unlink(missing_ok=True)
+            _remove_empty(made)
+        raise
 
 
 class Kept(NamedTuple):
@@ -173,12 +247,13 @@ def _sample_text(step: int, text: str, tokens: int) -> str:
 class RunLog:
     """The open files of one run. Steps are counted from 0, as llm.c counts them in its main.log.
 
-    Every method writes at once and raises InputError, naming the file, when that fails (a full disk).
+    Every method writes at once and raises InputError, naming the file, when that fails (a full disk), and when the file
+    or the folder is no longer where it was opened.
     """
 
-    def __init__(self, folder: Path, *, reuse: bool = False) -> None:
-        """Open the folder's files, emptied unless reuse."""
-        self.folder = folder
+    def __init__(self, folder: Path, *, reuse: bool = False, check: Callable[[], None] = lambda: None) -> None:
+        """Open the folder's files, emptied unless reuse. check: raises InputError where the folder is another one."""
+        self.folder, self._check = folder, check
         self._main = _LineFile(folder / MAIN_LOG, reuse)
         self._metrics = _LineFile(folder / METRICS, reuse)
         self._samples = _LineFile(folder / SAMPLES, reuse)
@@ -200,7 +275,7 @@ class RunLog:
 
         more: figures that only some runs have; they go into metrics.jsonl.
         """
-        self._main.write(f"s:{step} trl:{float(loss):.4f} lr:{float(lr):.6f} norm:{float(norm):.2f}\n")
+        self._write(self._main, f"s:{step} trl:{float(loss):.4f} lr:{float(lr):.6f} norm:{float(norm):.2f}\n")
         self.event(
             "train",
             step=step,
@@ -216,20 +291,25 @@ class RunLog:
 
     def val(self, step: int, *, loss: float, batches: int) -> None:
         """The mean validation loss before step `step`, over a number of batches."""
-        self._main.write(f"s:{step} tel:{float(loss):.4f}\n")
+        self._write(self._main, f"s:{step} tel:{float(loss):.4f}\n")
         self.event("val", step=step, loss=loss, batches=batches)
 
     def sample(self, step: int, text: str, tokens: int) -> None:
         """A sample drawn before step `step`: its text and how many tokens it has."""
-        self._samples.write(_sample_text(step, text, tokens))
+        self._write(self._samples, _sample_text(step, text, tokens))
         self.event("sample", step=step, tokens=tokens, text=text)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Any other event (start, end, checkpoint, stop …) as one line of metrics.jsonl."""
-        self._metrics.write(_json_line({"event": kind, **fields}))
+        self._write(self._metrics, _json_line({"event": kind, **fields}))
+
+    def _write(self, file: "_LineFile", text: str) -> None:
+        self._check()
+        file.write(text)
 
     def sync(self) -> None:
         """Brings what was written to the disk."""
+        self._check()
         for file in (self._main, self._metrics, self._samples):
             file.sync()
 
@@ -246,6 +326,13 @@ class RunLog:
         self.close()
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; a pipe that nobody reads is an error, where it would else wait."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
 class _LineFile:
     """A file that grows by whole lines, unbuffered: what `write` returned from has left this process."""
 
@@ -254,11 +341,15 @@ class _LineFile:
         try:
             if append and path.is_file():
                 _cut_torn_line(path)
-            self._file = path.open("ab" if append else "wb", buffering=0)
+            self._file = open(path, "ab" if append else "wb", buffering=0, opener=_open_at_once)  # noqa: SIM115
         except OSError as error:
             raise InputError(f"{path}: cannot open it for writing: {error.strerror}") from error
 
     def write(self, text: str) -> None:
+        if not leads_to(self.path, self._file.fileno()):
+            now = path_of(self._file.fileno())
+            rest = "was removed" if now is None else f"is now {now}"
+            raise InputError(f"{self.path}: is no longer the file that this run writes, which {rest}")
         data = memoryview(text.encode(errors="replace"))
         try:
             while data:

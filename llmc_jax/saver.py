@@ -76,7 +76,8 @@ class Saver:
     """Writes one checkpoint at a time into a run's folder. Used by one thread; `finished` and `wait` tell of the ends.
 
     export: also write model_%08d.bin in llm.c's format; sync: called before a checkpoint counts, to bring what it
-    refers to (the logs) to the disk.
+    refers to (the logs) to the disk; check: called before anything is written or removed, raises InputError where the
+    folder is another one.
     """
 
     def __init__(
@@ -87,8 +88,10 @@ class Saver:
         *,
         export: bool = False,
         sync: Callable[[], None] = lambda: None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        self._folder, self._model, self._retention, self._export, self._sync = folder, model, retention, export, sync
+        self._folder, self._model, self._retention = folder, model, retention
+        self._export, self._sync, self._check = export, sync, check
         self._thread: threading.Thread | None = None
         self._ended: list[Saved] = []
         self._good: set[int] = set()  # steps whose checkpoints this process has read back
@@ -187,6 +190,7 @@ class Saver:
 
     def _write(self, work: "_Work", state: TrainState) -> None:
         """Everything that needs the state's buffers."""
+        self._check()
         arrays = named_arrays(state, self._model)
         work.writing = store.begin(self._folder, work.step, arrays, work.facts)
         if self._export:
@@ -203,6 +207,7 @@ class Saver:
     def _seal(self, work: "_Work") -> None:
         def seal() -> None:
             assert work.writing is not None
+            self._check()
             self._sync()
             store.seal(work.writing, work.model)
             work.writing = None
@@ -217,6 +222,7 @@ class Saver:
         if keep == 0:
             return (), None
         try:
+            self._check()
             steps = store.prune(self._folder, keep=keep, major_every=major_every, least=least, known_good=self._good)
         except InputError as error:
             return (), str(error)

@@ -1,4 +1,6 @@
-"""How a run is asked to stop: Ctrl-C, SIGTERM, or a reader of its output that went away. Leaves out what stopping does.
+"""How a run is asked to stop: Ctrl-C, SIGTERM, SIGHUP, or a reader of its output that went away.
+
+Leaves out what stopping does.
 
 The request is an event that whoever works for long looks at. A second signal ends the program at once.
 """
@@ -15,8 +17,9 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from llmc_jax.config import ExitCode
+from llmc_jax.errors import printable
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last one where the terminal is closed
 ONE_REQUEST = 0.5  # seconds within which signals count as one: `timeout`, for one, signals its child and then its group
 
 
@@ -80,9 +83,12 @@ def open_missing_streams() -> None:
 
 
 def print_error(line: str) -> None:
-    """A line on standard error; nothing where nobody reads that any more (`2>&1 | head`)."""
+    """A line, or several, on standard error; nothing where nobody reads that any more (`2>&1 | head`).
+
+    What flags and names of files hold is shown and not obeyed: control characters are escaped.
+    """
     output = Output(sys.stderr, threading.Event())
-    output.write(f"{line}\n")
+    output.write(f"{printable(line, keep=chr(10))}\n")
     output.flush()
     output.discard_rest()
 

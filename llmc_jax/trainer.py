@@ -36,7 +36,19 @@ from llmc_jax.params import num_parameters
 from llmc_jax.profile.trace import slice_trace
 from llmc_jax.resume import Counters, make_facts
 from llmc_jax.rng import skip_u32
-from llmc_jax.runlog import Kept, RunLog, config_record, create_run_folder, cut_logs, locked, write_config
+from llmc_jax.runlog import (
+    Held,
+    Kept,
+    RunLog,
+    absent_folders,
+    check_path,
+    config_record,
+    create_run_folder,
+    cut_logs,
+    leaving_nothing,
+    locked,
+    write_config,
+)
 from llmc_jax.sampler import SEED, generate
 from llmc_jax.saver import Memory, Retention, Saved, Saver
 from llmc_jax.schedule import ScheduleNumbers
@@ -52,6 +64,7 @@ class Run(NamedTuple):
 
     setup: Setup
     folder: Path
+    held: Held
     log: RunLog
     console: Console
     drawer: CurveDrawer
@@ -60,29 +73,25 @@ class Run(NamedTuple):
 
 
 @contextmanager
-def opened(setup: Setup, output: Output, stop: threading.Event, held: bool = False) -> Iterator[Run]:
+def opened(setup: Setup, output: Output, stop: threading.Event, held: Held | None = None) -> Iterator[Run]:
     """Makes the run folder, opens what is written there and the screen, and says how the run begins.
 
-    held: this process has locked the folder already.
+    held: the folder, if it was there before and this process has locked it.
     """
     config, corpus = setup.config, setup.data.corpus
-    folder = create_run_folder(config.output_dir, setup.name, config.reuse)
+    if held is not None:
+        held.check()
+    made = absent_folders(config.output_dir)
+    folder = create_run_folder(config.output_dir, setup.name, reuse=config.reuse and held is not None)
+    made = made if config.output_dir else [folder, *made]
     validates_on_it = corpus is not None and config.val_data == "stdlib"
     yardsticks = {"bigram entropy": corpus.bigram_nats} if corpus is not None and validates_on_it else {}
-    shape, device = asdict(setup.model.config), setup.device._asdict()
     with ExitStack() as closing:
-        if not held:
-            closing.enter_context(locked(folder))
-        record = config_record(config.to_json(), shape, device)
-        write_config(folder, record)
-        if config.reuse:
-            cut_logs(folder, where_logs_stay(setup))
-        log = closing.enter_context(RunLog(folder, reuse=config.reuse))
+        held = held or closing.enter_context(locked(folder))
+        log = closing.enter_context(begun_log(setup, held, made))
         console = closing.enter_context(Console(setup.steps, config.print_every, cast(Any, output)))
-        drawer = closing.enter_context(CurveDrawer(folder, setup.name, yardsticks, console.warning))
+        drawer = closing.enter_context(CurveDrawer(folder, setup.name, yardsticks, console.warning, held.is_there))
         closing.enter_context(stop_on_signals(stop, console.note))
-        kind, step = ("start", 0) if setup.earlier is None else ("resume", setup.earlier.step)
-        log.event(kind, step=step, steps=setup.steps, parameters=num_parameters(setup.model.config), config=record)
         announce(setup, folder, console)
         if setup.monitor is not None:
             closing.callback(setup.monitor.close)
@@ -96,9 +105,28 @@ def opened(setup: Setup, output: Output, stop: threading.Event, held: bool = Fal
                 platform.seal_programs(programs)
 
         retention = Retention(config.keep_checkpoints, config.major_every)
-        saver = Saver(folder, setup.model.config, retention, export=config.export_llmc, sync=sync)
+        saver = Saver(folder, setup.model.config, retention, export=config.export_llmc, sync=sync, check=held.check)
         closing.callback(saver.wait)
-        yield Run(setup, folder, log, console, drawer, saver, stop)
+        yield Run(setup, folder, held, log, console, drawer, saver, stop)
+
+
+def begun_log(setup: Setup, held: Held, made: list[Path]) -> RunLog:
+    """Write the configuration, cut the logs back to where the run begins, open them and write the first event.
+
+    Where that fails, nothing of it stays: neither files, nor the folders in `made`.
+    """
+    config, shape = setup.config, setup.model.config
+    kind, step = ("start", 0) if setup.earlier is None else ("resume", setup.earlier.step)
+    with leaving_nothing(held, made):
+        record = config_record(config.to_json(), asdict(shape), setup.device._asdict())
+        write_config(held.folder, record)
+        if config.reuse:
+            cut_logs(held.folder, where_logs_stay(setup))
+        with ExitStack() as closing:
+            log = closing.enter_context(RunLog(held.folder, reuse=config.reuse, check=held.check))
+            log.event(kind, step=step, steps=setup.steps, parameters=num_parameters(shape), config=record)
+            closing.pop_all()
+            return log
 
 
 def where_logs_stay(setup: Setup) -> Kept | None:
@@ -110,14 +138,15 @@ def where_logs_stay(setup: Setup) -> Kept | None:
 
 
 @contextmanager
-def lock_of(config: TrainConfig) -> Iterator[bool]:
-    """Within the block a run folder that is there already is this process's. Gives whether there is one."""
+def lock_of(config: TrainConfig) -> Iterator[Held | None]:
+    """Within the block a run folder that is there already is this process's. Gives it, or None."""
+    check_path(config.output_dir)
     folder = Path(config.output_dir) if config.output_dir else None
     if folder is None or not folder.is_dir():
-        yield False
+        yield None
         return
-    with locked(folder):
-        yield True
+    with locked(folder) as held:
+        yield held
 
 
 def announce(setup: Setup, folder: Path, console: Console) -> None:
@@ -593,13 +622,8 @@ def summary(run: Run, outcome: Outcome) -> Iterator[str]:
         yield f"stopped:      after {progress.step} of {run.setup.steps} steps"
     if code == ExitCode.DIVERGED:
         yield from divergence_advice(config, progress)
-    yield f"run folder:   {run.folder}"
-    if run.drawer.path.exists():
-        yield f"picture:      {run.drawer.path}"
-    if progress.saved is not None:
-        yield f"checkpoint:   {progress.saved}"
-    if progress.step < run.setup.steps and code != ExitCode.DIVERGED and (config.save or progress.saved is not None):
-        yield f"to go on:     {platform.train_command()} -y 1 -o {shlex.quote(str(run.folder))}"
+    if run.held.is_there():
+        yield from places(run, outcome)
     if config.preset == "demo" and code == ExitCode.DONE:
         train, python = platform.train_command(), platform.python_command()
         for words, command, meaning in (
@@ -608,6 +632,18 @@ def summary(run: Run, outcome: Outcome) -> Iterator[str]:
             ("", f"{python} -m llmc_jax.data tinyshakespeare", "then --preset tinyshakespeare"),
         ):
             yield f"{words:<13} {command:<54} ({meaning})"
+
+
+def places(run: Run, outcome: Outcome) -> Iterator[str]:
+    """Where everything is, and the command that goes on."""
+    config, (code, progress, _) = run.setup.config, outcome
+    yield f"run folder:   {run.folder}"
+    if run.drawer.path.exists():
+        yield f"picture:      {run.drawer.path}"
+    if progress.saved is not None:
+        yield f"checkpoint:   {progress.saved}"
+    if progress.step < run.setup.steps and code != ExitCode.DIVERGED and (config.save or progress.saved is not None):
+        yield f"to go on:     {platform.train_command()} -y 1 -o {shlex.quote(str(run.folder))}"
 
 
 def divergence_advice(config: TrainConfig, progress: Progress) -> Iterator[str]:

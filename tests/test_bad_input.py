@@ -8,7 +8,7 @@ import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from llmc_jax.checkpoint.llmc import write_model
 from llmc_jax.config import ModelConfig, parse_descriptor
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.data.tokenizers import bytes_tokenizer, write_tokenizer_bin
+from llmc_jax.errors import InputError
 from llmc_jax.init import random_parameters
 from llmc_jax.runlog import read_metrics
 
@@ -377,6 +378,49 @@ def test_a_data_file_that_changes(bench: Bench, monkeypatch: pytest.MonkeyPatch)
     done, _ = broke(bench, "-i", "shard_*.bin", "-x", 10)
     assert "changed during the run" in done.err
     kept_at(3)
+
+
+@pytest.mark.parametrize("name", ["run\udcff", "a\udcff/run"])
+def test_a_folder_whose_name_is_not_utf_8_is_refused_at_once(bench: Bench, name: str) -> None:
+    before = listing(bench.folder)
+    done = bench.run("-o", name)
+    assert done.code == 2 and listing(bench.folder) == before
+    assert done.err.startswith("train.py: -o ") and "udcff" in done.err and done.err[:-1].isprintable()
+
+
+def test_a_folder_inside_one_that_is_not_utf_8(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        os.mkdir(b"\xff")
+    except OSError:
+        pytest.skip("this file system has no such names")
+    monkeypatch.chdir("\udcff")
+    done = bench.run("-i", bench.folder / "train.bin", "-j", bench.folder / "val.bin", "-o", "run")
+    assert done.code == 2 and "udcff" in done.err and not Path("run").exists()
+
+
+def test_control_characters_in_a_flag_are_not_obeyed(bench: Bench) -> None:
+    for flags in (["-i", "\x1b[2J.bin"], ["-e", "\x1b[2J.bin"], ["-o", "train.bin/\x1b[2J"], ["--\x1b[2J"]):
+        done = bench.run(*flags)
+        assert done.code == 2 and "\\x1b[2J" in done.err and done.err.replace("\n", "").isprintable(), done.err
+
+
+@pytest.mark.parametrize("broken", ["write_bytes", "_LineFile.write"])
+@pytest.mark.parametrize("there", ["nothing", "the folder", "a file of mine"])
+def test_a_full_disk_at_the_start_leaves_the_folder_as_it_was(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, broken: str, there: str
+) -> None:
+    def full(*_: Any) -> NoReturn:
+        raise InputError("No space left on device")
+
+    if there != "nothing":
+        Path("new/run").mkdir(parents=True)
+    if there == "a file of mine":
+        Path("new/run/samples.txt").write_text("mine\n")
+    before = sorted(bench.folder.rglob("*"))
+    monkeypatch.setattr(f"llmc_jax.runlog.{broken}", full)
+    done = bench.run("-o", "new/run", "-y", 1)
+    assert done.code == 2 and "No space left on device" in done.err
+    assert sorted(bench.folder.rglob("*")) == before
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -630,6 +631,62 @@ def test_two_processes_do_not_train_in_one_folder(train: Train, copy: Path) -> N
         refused = train("-y", 1)
     assert refused.code == 2 and "another process is training in this folder" in refused.err
     assert snapshot(copy) == before
+
+
+def after_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], Any]) -> None:
+    """Once so many steps have been logged, does something."""
+    log_train = RunLog.train
+
+    def train(log: RunLog, at: int, **figures: Any) -> None:
+        log_train(log, at, **figures)
+        if at + 1 == step:
+            action()
+
+    patch.setattr(RunLog, "train", train)
+
+
+def move(run: Path) -> None:
+    run.rename(run.with_name("elsewhere"))
+
+
+def replace_by_links(run: Path) -> None:
+    """By a folder with the same files in it."""
+    move(run)
+    shutil.copytree(run.with_name("elsewhere"), run, copy_function=os.link)
+
+
+def replace_a_log(run: Path) -> None:
+    (run / "main.log").rename(run.with_name("elsewhere"))
+    (run / "main.log").write_text("of somebody else\n")
+
+
+@pytest.mark.parametrize("away", [move, shutil.rmtree, replace_by_links, replace_a_log])
+def test_a_run_whose_files_were_taken_away_ends_and_writes_nothing_there(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: Callable[[Path], None]
+) -> None:
+    """Between two saves; the last save, the last event and the last picture must not come either."""
+    run, there = tmp_path / "run", dict[str, Any]()
+
+    def act() -> None:
+        while not (run / "DONE_00000004").exists():  # the save beside the steps comes to its end
+            time.sleep(0.01)
+        away(run)
+        there.update(snapshot(run) if run.exists() else {})
+
+    monkeypatch.setattr(curves, "draw_curves", lambda rows, path, *_: path.write_bytes(b"a picture"))
+    with monkeypatch.context() as patch:
+        after_step(patch, 6, act)
+        ended = train("-n", 4)
+    assert ended.code == 2 and ended.err.startswith(f"train.py: {run}") and ended.err.count("\n") == 1
+    assert (str(tmp_path / "elsewhere") in ended.err) == (away is not shutil.rmtree)
+    if away is replace_a_log:  # the folder is still the run's, so that what was learned is saved
+        assert (run / "main.log").read_text() == "of somebody else\n"
+        assert steps_of(run, "state") == [4, 7]  # the step was made, only not logged
+    else:
+        assert (snapshot(run) if run.exists() else {}) == there
+    if away in (move, replace_by_links):
+        assert steps_of(tmp_path / "elsewhere", "state") == [4] and leftovers(tmp_path / "elsewhere") == []
+        assert train("-n", 4, "-y", 1, folder="elsewhere").code == 0
 
 
 # ----- starting from the weights ------------------------------------------------------------------------------------

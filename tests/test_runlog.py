@@ -3,8 +3,10 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -73,6 +75,24 @@ def test_a_file_in_the_way_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.chdir(tmp_path)
         with pytest.raises(InputError, match="a file is in the way"):
             create_run_folder(output_dir, "d12", reuse=True)
+
+
+@pytest.mark.parametrize("output_dir", ["", "a/b"])
+def test_a_folder_that_cannot_be_used_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_dir: str
+) -> None:
+    def full(**_: Any) -> NoReturn:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runlog.tempfile, "TemporaryFile", full)
+    for there in ([], ["a"], ["a/b", "runs"]):
+        for name in there:
+            (tmp_path / name).mkdir(exist_ok=True)
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(InputError, match="No space left on device"):
+            create_run_folder(output_dir, "d12", reuse=False)
+        assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -206,6 +226,18 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path, name: str) 
     (tmp_path / name).symlink_to("/dev/full")
     with _log(tmp_path, reuse=True) as log, pytest.raises(InputError, match=f"{name}: .*No space left"):
         _train(log, 0)
+
+
+def test_a_pipe_in_place_of_a_log_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "main.log")
+    with pytest.raises(InputError, match=r"main\.log: cannot open"):
+        _log(tmp_path, reuse=True)
+    reader = os.open(tmp_path / "main.log", os.O_RDONLY | os.O_NONBLOCK)
+    with _log(tmp_path, reuse=True) as log:  # somebody reads it
+        log.val(0, loss=1.0, batches=1)
+        log.sync()
+        assert os.read(reader, 100) == b"s:0 tel:1.0000\n"
+    os.close(reader)
 
 
 def test_a_folder_in_place_of_a_log_is_an_error_that_names_it(tmp_path: Path) -> None:
@@ -473,6 +505,72 @@ def test_a_lock_ends_with_its_block_however_it_ends(tmp_path: Path) -> None:
             pass
     with locked(tmp_path):
         pass
+
+
+def test_a_folder_that_is_held_knows_where_it_is(tmp_path: Path) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    run.mkdir()
+    with locked(run) as held:
+        held.check()
+        run.rename(other)
+        assert not held.is_there()
+        run.mkdir()  # another one
+        where = f".*{re.escape(str(other))}" if Path("/proc/self/fd").exists() or sys.platform == "darwin" else ""
+        with pytest.raises(InputError, match=f"^{re.escape(str(run))}: is no longer the folder{where}"):
+            held.check()
+        run.rmdir()
+        other.rename(run)
+        held.check()
+        run.rmdir()
+        with pytest.raises(InputError, match="was removed"):
+            held.check()
+
+
+def test_a_folder_replaced_while_it_is_locked_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    with monkeypatch.context() as patch, pytest.raises(InputError, match="is no longer the folder"):
+        patch.setattr(runlog.fcntl, "flock", lambda *_: run.rename(tmp_path / "other"))
+        with locked(run):
+            pytest.fail("it is locked where it no longer is")
+
+
+@pytest.mark.parametrize("name", ["main.log", "metrics.jsonl", "samples.txt"])
+def test_a_log_that_was_replaced_is_not_written(tmp_path: Path, name: str) -> None:
+    """It would be lost with the file that only this process still has."""
+    with _log(tmp_path) as log:
+        events: list[Callable[[], None]] = [
+            lambda: _train(log, 0),
+            lambda: log.sample(0, "a", 1),
+            lambda: _train(log, 1),
+        ]
+        for event in events:
+            event()
+        os.rename(tmp_path / name, tmp_path / "moved")
+        (tmp_path / name).write_text("of somebody else")
+        for _ in range(2):
+            with pytest.raises(InputError, match=f"{name}: is no longer the file that this run writes"):
+                for event in events:
+                    event()
+        os.remove(tmp_path / name)
+        with pytest.raises(InputError, match=f"{name}: is no longer"):
+            for event in events:
+                event()
+        os.rename(tmp_path / "moved", tmp_path / name)
+        for event in events:
+            event()
+
+
+def test_nothing_is_written_where_the_folder_is_another_one(tmp_path: Path) -> None:
+    def check() -> None:
+        raise InputError("moved")
+
+    with RunLog(tmp_path, check=check) as log:
+        calls: list[Callable[[], None]] = [lambda: _train(log, 0), lambda: log.sample(0, "a", 1), log.sync]
+        for call in calls:
+            with pytest.raises(InputError, match="moved"):
+                call()
+    assert set(logs_of(tmp_path).values()) == {b""}
 
 
 def test_without_locks_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

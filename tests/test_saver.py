@@ -457,6 +457,28 @@ def test_logs_are_on_the_disk_before_the_checkpoint_counts(tmp_path: Path, monke
     assert done > max(synced.index(name) for name in ("main.log", "metrics.jsonl"))
 
 
+def test_nothing_is_saved_or_removed_where_the_folder_is_another_one(tmp_path: Path) -> None:
+    left = [0]  # so many times the folder is still the run's
+
+    def check() -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise InputError("moved")
+
+    saver = Saver(tmp_path, MODEL, Retention(1, 0), check=check)
+    for checks in (0, 1):  # before it is begun, before it counts
+        left[0] = checks
+        saver.save(new_state(), facts(1), ANY)
+        (ended,) = saver.wait()
+        assert ended.problem is not None and ended.problem.endswith("moved")
+        assert list(tmp_path.iterdir()) == []
+    left[0] = 6
+    save_all(saver, {1: None, 2: None})
+    left[0] = 0
+    assert saver.prune_rest() == ((), "moved")
+    assert sorted(path.name for path in tmp_path.glob("state_*")) == ["state_00000001", "state_00000002"]
+
+
 def test_logs_that_cannot_be_synced_fail_the_save(tmp_path: Path, way: str) -> None:
     saver = Saver(tmp_path, MODEL, ALL, sync=lambda: no_permission())
     saver.save(new_state(), facts(1), ANY)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from llmc_jax import stopping
-from llmc_jax.stopping import Output, stop_on_signals
+from llmc_jax.stopping import Output, print_error, stop_on_signals
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -61,7 +61,7 @@ def test_a_second_signal_ends_a_busy_program_at_once() -> None:
             program.kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_sets_the_event_and_says_so(
     number: signal.Signals, main_thread: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,15 +92,17 @@ def test_other_signals_do_not_stop(main_thread: None) -> None:
     assert not stop.is_set() and not said
 
 
-def test_a_signal_that_is_switched_off_stays_so(main_thread: None) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_is_switched_off_stays_so(main_thread: None, number: signal.Signals) -> None:
+    """As a shell does it in the background, and nohup."""
     stop = threading.Event()
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.signal(number, signal.SIG_IGN)
     try:
         with stop_on_signals(stop, print):
-            os.kill(os.getpid(), signal.SIGINT)
-            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+            os.kill(os.getpid(), number)
+            assert signal.getsignal(number) == signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
     assert not stop.is_set()
 
 
@@ -196,6 +198,13 @@ def test_errors_that_nobody_reads_leave_the_status_alone(tmp_path: Path) -> None
         command = [sys.executable, str(ROOT / "train.py"), *flags]
         assert subprocess.run(command, stdout=writer, stderr=writer, check=False).returncode == status
     os.close(writer)
+
+
+def test_an_error_is_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A terminal takes escape sequences for orders, and a carriage return hides what was there."""
+    print_error("-i \x1b]0;title\x07\r\t\x9b2J\udcff.bin: no such file\n  the second line, ä")
+    shown = "-i \\x1b]0;title\\x07\\r\\t\\x9b2J\\udcff.bin: no such file\n  the second line, ä\n"
+    assert capsys.readouterr().err == shown
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])

@@ -1,5 +1,6 @@
 """Whole runs of the command line on tiny models: what they compute, what they leave behind, and how they end."""
 
+import json
 import math
 import os
 import re

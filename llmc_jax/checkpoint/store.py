@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmc_jax.errors import FormatError, InputError
+from llmc_jax.errors import FormatError, InputError, printable
 from llmc_jax.files import reason, sync, write_bytes
 
 FORMAT = 1
@@ -578,16 +578,11 @@ def _examine(folder: Path, deep: bool) -> tuple[int, float | None, str | None]:
         loss = _val_loss(_facts(folder, manifest))
         damages = _damages(folder, manifest, deep)
     except FormatError as error:
-        return step, loss, _one_line(str(error))
+        return step, loss, printable(str(error))
     except OSError as error:
-        return step, loss, _one_line(_unreadable(folder, error))
+        return step, loss, printable(_unreadable(folder, error))
     more = f" (and {len(damages) - 1} more)" if len(damages) > 1 else ""
-    return step, loss, _one_line(damages[0] + more) if damages else None
-
-
-def _one_line(text: str) -> str:
-    """Text that can be printed in one line, whatever the names of files are."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return step, loss, printable(damages[0] + more) if damages else None
 
 
 def _damages(folder: Path, manifest: Manifest, deep: bool) -> list[str]:
