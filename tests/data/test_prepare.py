@@ -1,5 +1,6 @@
 """`prepare` against plain loops over whole texts: documents, shards, splits, workers; and what bad input meets."""
 
+import functools
 import hashlib
 import json
 import struct
@@ -52,6 +53,12 @@ def write_parquet(path: Path, texts: list[str | None], field: str = "text") -> N
     parquet.write_table(pyarrow.table({"id": range(len(texts)), field: texts}), path, row_group_size=7)
 
 
+@functools.cache
+def tokenizer_once(path: Path) -> Tokenizer:
+    """A table is read, and its encoder made, once for all examples of a property."""
+    return bin_tokenizer(path)
+
+
 # ----- documents -----------------------------------------------------------------------------------------------------
 
 
@@ -78,7 +85,7 @@ def test_documents_are_those_of_the_whole_text(
         *padded, last = text.split(separator)
         expected = [section + separator for section in padded] + ([last] if last or not padded else [])
     assert joined == expected
-    tokenizer = bin_tokenizer(small_bin)  # the cuts do not show in the tokens
+    tokenizer = tokenizer_once(small_bin)  # the cuts do not show in the tokens
     encoded = [(p.begins, tokenizer.encode(p.text).tolist()) for p in pieces]
     assert [token for begins, ids in encoded for token in ([296] * begins + ids)] == as_documents(tokenizer, expected)
     assert sum(piece.read for piece in pieces) <= len(text.encode())
