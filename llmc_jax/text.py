@@ -6,12 +6,13 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 GAP = 2  # cells between two columns
-NARROWEST_WORDS = 12  # cells that a column of words may be folded to
+NARROWEST_WORDS = 16  # cells that a column of words may be folded to
 WIDEST_TEXT = 116  # cells of a line of prose
 
 
@@ -38,7 +39,9 @@ def table(
     filled = [list(row) + [""] * (len(headings) - len(row)) for row in rows]
     words = frozenset(left)
     used = [index for index in range(len(headings)) if any(row[index] for row in filled)]
-    widths = {index: max(len(headings[index]), *(len(row[index]) for row in filled)) for index in used}
+    if not used:
+        return ""
+    widths = {index: max(cell_len(headings[index]), *(cell_len(row[index]) for row in filled)) for index in used}
     least = {
         i: min(widths[i], max(NARROWEST_WORDS, len(headings[i]))) if headings[i] in words else widths[i] for i in used
     }
@@ -73,7 +76,7 @@ def _laid_out(columns: list[tuple[str, bool]], rows: list[list[str]], width: int
     output = io.StringIO()
     Console(file=output, width=width, color_system=None, force_jupyter=False, markup=False).print(grid)
     head, *lines = (line.rstrip() for line in output.getvalue().splitlines())
-    return [head, "-" * max(map(len, [head, *lines])), *lines]
+    return [head, "-" * max(map(cell_len, [head, *lines])), *lines]
 
 
 def wrapped(sentence: str, width: int | None = None) -> str:

@@ -1,0 +1,59 @@
+"""The one text table: whole where there is room, and what gives way where there is not."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmc_jax import text
+
+HEADINGS = ["", "operation", "layer", "ms", "share", "bound by"]
+ROWS = [
+    ["backward", "a name of several words", "12", "1.234", "0.5%", "memory"],
+    [],
+    ["forward", "x", "", "99.1", "", "products"],
+]
+WORDS = ["", "operation", "bound by"]
+
+
+def lines(width: int | None) -> list[str]:
+    return text.table(HEADINGS, ROWS, left=WORDS, optional=("bound by", "share"), width=width).splitlines()
+
+
+def test_with_room_it_is_as_wide_as_its_cells() -> None:
+    assert lines(None) == lines(200) == [
+        "          operation                layer     ms  share  bound by",
+        "----------------------------------------------------------------",
+        "backward  a name of several words     12  1.234   0.5%  memory",
+        "",
+        "forward   x                                99.1         products",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("width", "gone"), [(64, []), (57, []), (56, ["bound by"]), (46, ["share"]), (39, ["share"]), (20, ["share"])]
+)
+def test_without_room_optional_columns_go_and_then_words_are_folded(width: int, gone: list[str]) -> None:
+    head = lines(width)[0]
+    assert [heading for heading in ("layer", "ms") if heading in head] == ["layer", "ms"]
+    assert all(heading not in head for heading in gone)
+    notice = " ".join(lines(width)).partition("no room for:")[2]
+    assert all(heading.split()[0] in notice for heading in gone) and bool(notice) == bool(gone)
+    assert max(map(len, lines(width))) <= max(width, 41)
+    shown = " ".join(" ".join(lines(width)).split())
+    assert all(word in shown for word in ("1.234", "99.1", "several", "words", "backward"))
+
+
+CELLS = st.text(st.characters(codec="ascii", exclude_categories=["Cc", "Zs"]), max_size=9)
+
+
+@given(st.lists(st.lists(CELLS, min_size=3, max_size=3), max_size=5), st.none() | st.integers(1, 60))
+def test_no_cell_is_ever_lost(rows: list[list[str]], width: int | None) -> None:
+    body = text.table(["a", "b", "c"], rows, left=["b"], width=width).splitlines()[2:]
+    assert "".join(sorted("".join(body).replace(" ", ""))) == "".join(sorted("".join(map("".join, rows))))
+
+
+def test_sentences_are_as_wide_as_the_screen() -> None:
+    sentence = "word " * 40
+    assert max(map(len, text.wrapped(sentence).splitlines())) <= 116
+    assert max(map(len, text.wrapped(sentence, 40).splitlines())) <= 40
+    assert " ".join(text.wrapped(sentence, 40).split()) == sentence.strip()
