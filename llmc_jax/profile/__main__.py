@@ -92,7 +92,7 @@ def calculate(config: TrainConfig, own: dict[str, Any]) -> int:
     from llmc_jax.console import TABLE_WIDTH, format_table
     from llmc_jax.profile.table import calculated_text, summed_work
 
-    model = parse_descriptor(config.model) if not config.model.endswith(".bin") else _checkpoint_model(config)
+    model = _shape_of(config.model)
     device = own["--device"]
     if device is not None and device not in GPUS:
         import difflib
@@ -138,10 +138,16 @@ def calculate(config: TrainConfig, own: dict[str, Any]) -> int:
     return ExitCode.DONE
 
 
-def _checkpoint_model(config: TrainConfig) -> ModelConfig:
-    from llmc_jax.checkpoint.llmc import read_header
+def _shape_of(name: str) -> ModelConfig:
+    """The shape that -e names: a descriptor, or a checkpoint of any format."""
+    from llmc_jax.checkpoint.sources import open_source
 
-    return read_header(Path(config.model)).config
+    try:
+        return parse_descriptor(name)
+    except InputError:
+        if not name.endswith(".bin") and not Path(name).exists():
+            raise
+    return open_source(Path(name)).config
 
 
 def _write_json(path: str, content: dict[str, Any]) -> None:

@@ -121,6 +121,20 @@ def test_calculate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert sum(each["flops"] for each in plain["operations"]) == plain["products_flops"]
 
 
+def test_calculate_takes_hugging_faces_folder_and_shapes_before_folders(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(__file__).resolve().parents[1] / "golden" / "hugging_face"
+    sizes = json.loads((folder / "config.json").read_text())
+    run(capsys, "-e", str(folder), "-b", "2", "-t", "8", "--calculate", "--json", str(tmp_path / "hf.json"))
+    found = json.loads((tmp_path / "hf.json").read_text())["activation_bytes"]
+    monkeypatch.chdir(tmp_path)
+    shape = f"L{sizes['n_layer']}-NH{sizes['n_head']}-C{sizes['n_embd']}-V{sizes['vocab_size']}-T{sizes['n_positions']}"
+    Path(shape).mkdir()  # as `-o` with such a name leaves it
+    run(capsys, "-e", shape, "-b", "2", "-t", "8", "--calculate", "--json", "shape.json")
+    assert json.loads(Path("shape.json").read_text())["activation_bytes"] == found
+
+
 def test_calculate_for_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     """bf16 and attention without the T x T matrix by themselves; floors from the table of GPUs."""
     text, _ = run(capsys, "-e", "d12", "-b", "64", "-t", "1024", "--calculate", "--device", "NVIDIA H200", "--layers")
