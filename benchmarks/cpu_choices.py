@@ -32,13 +32,14 @@ from cpu_step import step_runner  # noqa: E402
 
 from llmc_jax import gpt2, hardware, params  # noqa: E402
 from llmc_jax.config import ModelConfig, parse_descriptor  # noqa: E402
+from llmc_jax.ops.classifier import classifier_forward  # noqa: E402
+from llmc_jax.ops.layernorm import layernorm_forward  # noqa: E402
 from llmc_jax.optimizer import AdamWNumbers, adamw_update, decay_ranges  # noqa: E402
 
 FLAGS = (
     "--xla_cpu_prefer_vector_width=512",
     "--xla_cpu_enable_concurrency_optimized_scheduler=true",
-    "--xla_cpu_use_onednn=true",
-    "--xla_cpu_use_xnnpack=true",
+    "--xla_cpu_use_onednn=true --xla_cpu_experimental_onednn_fusion_type=dot",
     "--xla_cpu_experimental_ynn_fusion_type=",
 )
 Timed = Callable[[], float]
@@ -108,10 +109,15 @@ def scanned_loss(flat: jax.Array, tokens: jax.Array, targets: jax.Array, config:
     tensors = params.views(flat, config)
     blocks = gpt2.BlockParams(*(getattr(tensors, name) for name in gpt2.BlockParams._fields))
     x = gpt2.embedding_forward(tokens, tensors.wte, tensors.wpe)
-    x, _ = jax.lax.scan(lambda x, p: (gpt2.block_forward(x, p, config.num_heads, 0)[0], None), x, blocks)
-    lnf, _, _ = gpt2.layernorm_forward(x, tensors.lnfw, tensors.lnfb)
+
+    def layer(x: jax.Array, p: gpt2.BlockParams) -> tuple[jax.Array, None]:
+        residual, pending, _ = gpt2.block_forward(x, None, p, config.num_heads, gpt2.PLAIN)
+        return residual + pending, None
+
+    x, _ = jax.lax.scan(layer, x, blocks)
+    lnf, _, _ = layernorm_forward(x, tensors.lnfw, tensors.lnfb)
     logits = gpt2.linear_forward(lnf, tensors.wte, None)
-    return jnp.mean(gpt2.classifier_forward(logits, targets, config.vocab_size)[0])
+    return jnp.mean(classifier_forward(logits, targets, config.vocab_size)[0])
 
 
 def gradient_variants(config: ModelConfig, B: int, T: int) -> dict[str, Timed]:
