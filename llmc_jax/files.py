@@ -77,3 +77,17 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def try_lock(descriptor: int) -> bool | None:
+    """Take the system's lock on an open file or folder, unless another process has it; return whether it is ours.
+
+    None: this file system has no locks. A lock dies with the process, however that ends.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True

@@ -5,7 +5,6 @@ Leaves out what is shown on the screen (console.py), the picture (curves.py) and
 """
 
 import errno
-import fcntl
 import importlib.metadata
 import json
 import math
@@ -25,7 +24,7 @@ from typing import Any, NamedTuple
 
 from llmc_jax.config import show_value
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import leads_to, path_of, reason, sync, write_bytes
+from llmc_jax.files import leads_to, path_of, reason, sync, try_lock, write_bytes
 
 MAIN_LOG = "main.log"
 METRICS = "metrics.jsonl"
@@ -141,14 +140,10 @@ def locked(folder: Path) -> Iterator[Held]:
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if try_lock(descriptor) is False:
             raise InputError(
                 f"-o {folder}: another process is training in this folder; stop that one, or choose another -o"
-            ) from None
-        except OSError:
-            pass
+            )
         held = Held(folder, descriptor)
         held.check()  # it may have been replaced while the lock was being taken
         yield held

@@ -383,6 +383,14 @@ def tell_removed(run: Run, steps: tuple[int, ...], problem: str | None) -> None:
         run.console.warning(problem)
 
 
+def tell_notices(run: Run, progress: Progress) -> None:
+    """Log and show what happened to the token files."""
+    for loader in (run.setup.data.train, run.setup.data.val):
+        for notice in loader.notices() if loader else ():
+            run.log.event("data", step=progress.step, file=str(notice.path), what=notice.what)
+            run.console.warning(notice.words)
+
+
 def look(run: Run, progress: Progress, batches: Batches, compiled: Step | None) -> Progress:
     """What comes before a step and after the last one, where it is due: validation, sample, checkpoint.
 
@@ -501,6 +509,7 @@ def loop(run: Run, state: TrainState) -> Outcome:
                     progress = report(run, progress, result)
                     progress = look(run, progress, batches, step)
                 progress = hear_of_saves(run, progress, run.saver.finished())
+                tell_notices(run, progress)
         except InputError as error:  # a full disk, a damaged data file: what has been learned so far is still good
             problem = error
         if flight is not None:

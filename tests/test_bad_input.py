@@ -423,6 +423,57 @@ def test_a_full_disk_at_the_start_leaves_the_folder_as_it_was(
     assert sorted(bench.folder.rglob("*")) == before
 
 
+def losses(folder: str, kind: str = "train") -> list[float]:
+    return [each["loss"] for each in read_metrics(Path(folder, "metrics.jsonl")) if each["event"] == kind]
+
+
+def test_a_data_file_that_is_shortened(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line and the state; once the file is whole again, the run goes on to the same bits."""
+    flags = ("-v", 0, "-x", 14)
+    assert bench.run("-o", "whole", "--shuffle", "none", *flags).code == 0
+    whole = Path("train.bin").read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "announce", lambda *_: os.truncate("train.bin", 1024 + 2 * 700))
+        done, events = broke(bench, *flags)
+    assert f"train.bin: was shortened while it was being read: it had {len(whole)} bytes and has 2424 now" in done.err
+    assert events[-1] == {"event": "end", "step": 10, "outcome": "bad_input", "skipped": 0}  # 10 batches of 64
+    kept_at(10)
+    again = bench.run("-o", "run", "-y", 1, *flags)
+    assert again.code == 2 and "train.bin: truncated" in again.err
+    Path("train.bin").write_bytes(whole)
+    assert bench.run("-o", "run", "-y", 1, "--shuffle", "none", *flags).code == 0
+    assert losses("run") == losses("whole")
+    state, undisturbed = (store.state_folder(Path(folder), 14) for folder in ("run", "whole"))
+    for name in store.array_specs(undisturbed):
+        assert store.read_array(state, name).tobytes() == store.read_array(undisturbed, name).tobytes()
+
+
+def test_validation_data_that_is_shortened(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "announce", lambda *_: os.truncate("val.bin", 1024 + 2 * 100))
+    done, events = broke(bench, "-v", 2, "-m", 4)
+    assert "val.bin: was shortened while it was being read" in done.err
+    assert [each["event"] for each in events] == ["start", "end"]
+
+
+def test_data_files_that_lose_their_names_are_read_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ("-v", 2, "-x", 6)
+    assert bench.run("-o", "whole", *flags).code == 0
+
+    def move(*_: object) -> None:
+        os.remove("train.bin")
+        write_token_file("val.bin", TOKENS[:200])
+
+    monkeypatch.setattr(trainer, "announce", move)
+    done = bench.run("-o", "run", *flags)
+    assert (done.code, done.err) == (0, "")
+    for kind in ("train", "val"):
+        assert losses("run", kind) == losses("whole", kind)
+    events = [each for each in read_metrics(Path("run/metrics.jsonl")) if each["event"] == "data"]
+    assert [(each["file"], each["what"]) for each in events] == [("train.bin", "gone"), ("val.bin", "replaced")]
+    for flag, name in (("-i", "train.bin"), ("-j", "val.bin")):
+        assert done.out.count(f"warning: {flag} {name}: ") == 1
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
 def test_a_full_disk_under_the_log(bench: Bench) -> None:
     Path("run").mkdir()

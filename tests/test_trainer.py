@@ -396,7 +396,7 @@ def test_one_epoch_is_the_default(train: Train, tokens: Any) -> None:
 
 def test_validation_goes_round_as_llmc_does(train: Train, tokens: Any, tmp_path: Path) -> None:
     """Of 128 tokens B * T = 64 make one whole batch, for which -1 stands twice: the last token is only a target."""
-    ids = open_token_file(tokens.val).tokens[:128]
+    ids = open_token_file(tokens.val).read(0, 128)
     write_token_file(tmp_path / "two.bin", ids)
     losses = {}
     for asked, batches in ((1, 1), (-1, 2), (5, 5)):
@@ -409,7 +409,7 @@ def test_validation_goes_round_as_llmc_does(train: Train, tokens: Any, tmp_path:
 def test_validation_is_the_mean_over_the_first_batches(train: Train, tokens: Any) -> None:
     model = parse_descriptor(TINY)
     params = jax.numpy.array(padded(initial(), model))
-    ids = open_token_file(tokens.val).tokens.astype(np.int32)
+    ids = open_token_file(tokens.val).read().astype(np.int32)
     batches = [ids[start : start + STEP_TOKENS + 1] for start in range(0, 3 * STEP_TOKENS, STEP_TOKENS)]
     each = [evaluate_loss(params, x[:-1].reshape(4, 16), x[1:].reshape(4, 16), model) for x in batches]
     for count in (1, 3):

@@ -9,7 +9,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from llmc_jax import magics
-from llmc_jax.checkpoint.reading import Stamp, opened, read_exactly, stamp_of
+from llmc_jax.checkpoint.reading import Stamp, fill_exactly, opened, read_exactly, stamp_of
 from llmc_jax.errors import FormatError
 
 HEADER_INTS = 256
@@ -53,16 +53,8 @@ class Values(NamedTuple):
         """Values start to start + count, (count,), newly read. Raises FormatError if the file changed meanwhile."""
         count = self.size - start if count is None else count
         assert start >= 0 and count >= 0 and start + count <= self.size
-        itemsize = np.dtype(self.dtype).itemsize
+        values = np.empty(count, self.dtype)
         with opened(self.path, self.stamp) as file:
-            raw = read_at(file, self.path, self.offset + start * itemsize, count * itemsize)
-        return np.frombuffer(raw, self.dtype)
-
-    def mapped(self) -> np.ndarray:
-        """All of them, (count,), read-only and mapped into memory: read when looked at.
-
-        For files larger than the memory. Nobody may cut the file off meanwhile: the operating system ends a program
-        that looks beyond a mapped file's end.
-        """
-        with opened(self.path, self.stamp) as file:
-            return np.asarray(np.memmap(file, self.dtype, "r", self.offset, (self.size,)))
+            file.seek(self.offset + start * values.itemsize)
+            fill_exactly(file, self.path, values)
+        return values

@@ -392,15 +392,16 @@ def _make_folder(folder: Path) -> bool:
 
 
 def spooled(arrays: Mapping[str, np.ndarray], scratch: BinaryIO) -> dict[str, np.ndarray]:
-    """The same arrays, those that are in memory moved to a file and mapped, so that they need not fit there at once.
+    """Return the same arrays, moved to a file and mapped, so that they need not fit into memory at once.
 
-    Zeros of one that begins stay: memory that was never written to takes no room.
+    scratch: a file without a name, which nobody can shorten; the system would end a program that looks beyond a mapped
+    file's end. The read-only zeros of a state that begins stay: memory that was never written to takes no room.
     """
     found: dict[str, np.ndarray] = {}
     places: dict[str, tuple[int, tuple[int, ...], np.dtype]] = {}
     for name in arrays:
         array = arrays[name]
-        if array.nbytes < CHUNK or _is_mapped(array) or not array.flags.writeable:
+        if array.nbytes < CHUNK or not array.flags.writeable:
             found[name] = array
             continue
         places[name] = scratch.tell(), array.shape, array.dtype
@@ -413,15 +414,6 @@ def spooled(arrays: Mapping[str, np.ndarray], scratch: BinaryIO) -> dict[str, np
         found[name] = np.memmap(scratch, np.uint8, "r", offset, (int(np.prod(shape)) * dtype.itemsize,)).view(dtype)
         found[name] = found[name].reshape(shape)
     return {name: found[name] for name in arrays}
-
-
-def _is_mapped(array: np.ndarray) -> bool:
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        if isinstance(base, np.memmap):
-            return True
-        base = base.base
-    return False
 
 
 def to_llmc_state(

@@ -269,12 +269,13 @@ def _batch(tokens_path: str | Path | None, V: int, B: int, T: int) -> tuple[np.n
     count = B * T + 1
     if tokens_path is None:
         return np.random.default_rng(SEED).integers(0, V, count, np.int32), f"random, seed {SEED}"
-    file = open_token_file(tokens_path)
-    if file.num_tokens < count:
-        raise InputError(
-            f"{tokens_path}: holds {file.num_tokens:,} tokens; a batch of B={B} T={T} takes {count:,}; take a smaller"
-        )
-    ids = np.asarray(file.tokens[:count], np.int64)
+    with open_token_file(tokens_path) as file:
+        if file.num_tokens < count:
+            raise InputError(
+                f"{tokens_path}: holds {file.num_tokens:,} tokens; a batch of B={B} T={T} takes {count:,}; take a "
+                "smaller"
+            )
+        ids = file.read(0, count).astype(np.int64)
     if ids.min() < 0 or ids.max() >= V:
         raise InputError(
             f"{tokens_path}: holds token {ids.max() if ids.max() >= V else ids.min()} among the first {count:,}, but "

@@ -416,6 +416,9 @@ class LazyArrays(Mapping[str, np.ndarray]):
     def __getitem__(self, name: str) -> np.ndarray:
         return self._makers[name]()
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._makers  # Mapping's own would make the array
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._makers)
 
@@ -434,7 +437,7 @@ class OurState(NamedTuple):
 def to_state(folder: str | Path, step: int | None = None) -> OurState:
     """What llm.c wrote at a step (None: the newest that is complete) as a checkpoint of ours.
 
-    The arrays are mapped files, or where ZeRO-1 shared them out, put together when asked for. facts["loader"] is what
+    Each array is read, or where ZeRO-1 shared it out, put together, when it is asked for. facts["loader"] is what
     `TokenLoader.restore` takes, without what llm.c does not store: B, T and the lengths of the shards; of several
     processes {"ranks": [...]}. facts["origin"] keeps every byte without a meaning here, and where the random streams
     stood, for `write_llmc_state`. Reads all weights once, to see whether they are finite.
@@ -507,7 +510,7 @@ def _makers(state: LlmcState) -> dict[str, Callable[[], np.ndarray]]:
     if state.has_copy or not state.has_master:
         weights = "copy" if state.has_copy else "params"
         for spec in tensor_specs(state.config):
-            makers[f"{weights}/{spec.name}"] = partial(_map_weights, state.model, spec)
+            makers[f"{weights}/{spec.name}"] = partial(_stored_weights, state.model, spec)
     count = np.asarray(state.step, np.int32)  # llm.c corrects AdamW's bias by the step's number
     makers["step"] = makers["updates"] = lambda: count.copy()
     return makers
@@ -516,19 +519,18 @@ def _makers(state: LlmcState) -> dict[str, Callable[[], np.ndarray]]:
 def _read_tensor(state: LlmcState, group: str, spec: TensorSpec) -> np.ndarray:
     """A whole tensor of m, v or the master weights, float32 in its shape."""
     if not state.ranks[0].sharded:
-        whole = _group_values(state.ranks[0], group).mapped()
-        return whole[spec.offset : spec.offset + spec.size].reshape(spec.shape)
+        return _group_values(state.ranks[0], group).read(spec.offset, spec.size).reshape(spec.shape)
     return np.stack([read_layer(state, group, spec, layer) for layer in range(layers_of(spec))]).reshape(spec.shape)
 
 
-def _map_weights(model: llmc.OpenModel, spec: TensorSpec) -> np.ndarray:
+def _stored_weights(model: llmc.OpenModel, spec: TensorSpec) -> np.ndarray:
     """A tensor of the model file as it stands there, float32 or bfloat16."""
     import ml_dtypes
 
     piece = model.pieces[spec.name]
     values = Values(model.path, model.stamp, piece.file_offset, piece.size, "<f4" if piece.itemsize == 4 else "<u2")
-    mapped = values.mapped()
-    return (mapped if piece.itemsize == 4 else mapped.view(ml_dtypes.bfloat16)).reshape(spec.shape)
+    stored = values.read()
+    return (stored if piece.itemsize == 4 else stored.view(ml_dtypes.bfloat16)).reshape(spec.shape)
 
 
 def _content_warnings(state: LlmcState) -> Iterator[str]:

@@ -66,8 +66,25 @@ def read_exactly(file: BinaryIO, path: Path, count: int) -> bytes:
     except OSError as error:
         raise FormatError(f"{path}: cannot be read: {error.strerror or error}") from None
     if len(raw) != count:
-        raise FormatError(f"{path}: ended at byte {file.tell():,} while being read; is something writing to it?")
+        raise _ended(file, path)
     return raw
+
+
+def fill_exactly(file: BinaryIO, path: Path, out: np.ndarray) -> None:
+    """Fill a contiguous array with the next bytes of a file; raises FormatError as `read_exactly` does."""
+    rest = memoryview(out.reshape(-1).view(np.uint8))
+    while rest.nbytes:
+        try:
+            count = file.readinto(rest)  # type: ignore[attr-defined]
+        except OSError as error:
+            raise FormatError(f"{path}: cannot be read: {error.strerror or error}") from None
+        if not count:
+            raise _ended(file, path)
+        rest = rest[count:]
+
+
+def _ended(file: BinaryIO, path: Path) -> FormatError:
+    return FormatError(f"{path}: ended at byte {stamp_of(file).size:,} while being read; is something writing to it?")
 
 
 def read_float32(file: BinaryIO, path: Path, offset: int, dtype: str, out: np.ndarray) -> None:

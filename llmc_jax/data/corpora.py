@@ -155,7 +155,8 @@ def _read_corpus(index: Path) -> Corpus | None:
     try:
         found = json.loads(index.read_bytes())
         corpus = Corpus(**{**found, "train": index.parent / found["train"], "val": index.parent / found["val"]})
-        counts = (open_token_file(corpus.train).num_tokens, open_token_file(corpus.val).num_tokens)
+        with open_token_file(corpus.train) as train, open_token_file(corpus.val) as val:
+            counts = train.num_tokens, val.num_tokens
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return corpus if counts == (corpus.train_tokens, corpus.val_tokens) else None

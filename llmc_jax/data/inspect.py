@@ -3,7 +3,7 @@
 Leaves out changing the file.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,17 +37,22 @@ class TokenStats(NamedTuple):
     counts: dict[int, int]
 
 
-def token_stats(tokens: np.ndarray, counted: Sequence[int]) -> TokenStats:
-    """One pass over tokens, (n,), a memory map for example, of which a few megabytes are read at a time."""
+def token_stats(file: TokenFile, counted: Sequence[int]) -> TokenStats:
+    """Go over the tokens of a file once, a few megabytes at a time."""
     lows, highs = [], []
     counts = dict.fromkeys(counted, 0)
-    for start in range(0, tokens.size, CHUNK_TOKENS):
-        chunk = np.asarray(tokens[start : start + CHUNK_TOKENS])
+    for _, chunk in _chunks(file):
         lows.append(int(chunk.min()))
         highs.append(int(chunk.max()))
         for token in counts:
             counts[token] += int(np.count_nonzero(chunk == token))
-    return TokenStats(tokens.size, min(lows, default=-1), max(highs, default=-1), counts)
+    return TokenStats(file.num_tokens, min(lows, default=-1), max(highs, default=-1), counts)
+
+
+def _chunks(file: TokenFile) -> Iterator[tuple[int, np.ndarray]]:
+    """Where each piece of a file begins, and its tokens."""
+    for start in range(0, file.num_tokens, CHUNK_TOKENS):
+        yield start, file.read(start, min(CHUNK_TOKENS, file.num_tokens - start))
 
 
 class Inspection(NamedTuple):
@@ -87,13 +92,17 @@ def inspect_token_file(
     Raises FormatError if it is no token file or holds an id that V or the tokenizer does not have, InputError if the
     file or the tokenizer cannot be had.
     """
-    file = open_token_file(path)
+    with open_token_file(path) as file:
+        return _inspect(file, tokenizer, vocab_size, eot, show)
+
+
+def _inspect(file: TokenFile, tokenizer: str, vocab_size: int | None, eot: int | None, show: int) -> Inspection:
     named = None if tokenizer in ("auto", "none") else load_tokenizer(tokenizer, vocab_size)
     candidates = {BYTES_VOCAB: BYTES_EOT, GPT2_VOCAB: GPT2_EOT, LLAMA3_VOCAB: LLAMA3_EOT}
     if named is not None and named.tokenizer is not None:
         candidates = {named.tokenizer.vocab_size: named.tokenizer.eot}
         vocab_size = named.tokenizer.vocab_size
-    stats = token_stats(file.tokens, sorted({*candidates.values()} if eot is None else {eot}))
+    stats = token_stats(file, sorted({*candidates.values()} if eot is None else {eot}))
     if vocab_size is None:
         vocab_size = next((vocab for vocab in candidates if stats.highest < vocab), stats.highest + 1)
     if stats.highest >= vocab_size:
@@ -102,16 +111,16 @@ def inspect_token_file(
     if eot is None:
         eot = choice.tokenizer.eot if choice.tokenizer else candidates.get(vocab_size, vocab_size - 1)
         if eot not in stats.counts:  # of an unusual vocabulary, known only now
-            stats = token_stats(file.tokens, [eot])
+            stats = token_stats(file, [eot])
     return _report(file, stats, choice, vocab_size, eot, show)
 
 
 def _report(file: TokenFile, stats: TokenStats, choice: Choice, vocab: int, eot: int, show: int) -> Inspection:
-    first = [int(token) for token in file.tokens[: max(0, show)]]
+    first = [int(token) for token in file.read(0, min(max(0, show), file.num_tokens))]
     return Inspection(
         path=file.path,
         kind=file.kind,
-        size=file.header_bytes + file.tokens.nbytes,
+        size=file.size,
         tokens=stats.tokens,
         lowest=stats.lowest,
         highest=stats.highest,
@@ -126,16 +135,16 @@ def _report(file: TokenFile, stats: TokenStats, choice: Choice, vocab: int, eot:
 
 def _beyond(file: TokenFile, stats: TokenStats, vocab_size: int) -> InputError:
     """The error that says where the first id lies that the vocabulary does not have."""
-    for start in range(0, stats.tokens, CHUNK_TOKENS):
-        bad = np.flatnonzero(file.tokens[start : start + CHUNK_TOKENS] >= vocab_size)
+    for start, chunk in _chunks(file):
+        bad = np.flatnonzero(chunk >= vocab_size)
         if bad.size:
-            break
-    at = start + int(bad[0])
-    byte = file.header_bytes + at * file.tokens.itemsize
-    return FormatError(
-        f"{file.path}: token {at} (byte {byte}) has id {int(file.tokens[at])}; with V={vocab_size} ids end at "
-        f"{vocab_size - 1} (the largest here is {stats.highest}); was the file made with another tokenizer?"
-    )
+            at = start + int(bad[0])
+            byte = file.header_bytes + at * file.dtype.itemsize
+            return FormatError(
+                f"{file.path}: token {at} (byte {byte}) has id {int(chunk[bad[0]])}; with V={vocab_size} ids end at "
+                f"{vocab_size - 1} (the largest here is {stats.highest}); was the file made with another tokenizer?"
+            )
+    return FormatError(f"{file.path}: changed while it was being read; is something writing to it?")
 
 
 def describe(found: Inspection) -> str:

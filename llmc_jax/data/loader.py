@@ -1,4 +1,4 @@
-"""The loader: batches of B x T tokens and their targets, in llm.c's order, from memory-mapped shards.
+"""The loader: batches of B x T tokens and their targets, in llm.c's order, read from token files.
 
 Leaves out tokenizers, and how many batches make a step (the trainer's).
 
@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,28 @@ class Position(NamedTuple):
     rng: dict[str, Any] | None
 
 
+class Notice(NamedTuple):
+    """Something that happened to a file and does not end the run. flag: the option that named it."""
+
+    flag: str
+    path: Path
+    what: Literal["gone", "replaced", "changed"]
+
+    @property
+    def words(self) -> str:
+        """For the screen, in a line."""
+        return f"{self.flag} {self.path}: {NOTICES[self.what]}"
+
+
+OPENED_AGAIN = "what opens it again (-y 1, or another epoch over several files)"
+NOTICES = {
+    "gone": f"was deleted or renamed; it is read on while it is open, but {OPENED_AGAIN} will not find it: put it back",
+    "replaced": "was replaced by another file; the first one is read on while it is open, but "
+    f"{OPENED_AGAIN} will find the other: put the first one back",
+    "changed": "was changed or replaced since the run began; it has as many tokens as before, and is read as it is now",
+}
+
+
 class TokenLoader:
     """Batches from the shards that a glob pattern (or a list of paths) names. llm.c's DataLoader (llmc/dataloader.h).
 
@@ -48,6 +70,8 @@ class TokenLoader:
     Attributes: paths; num_tokens (of all shards); samples_per_shard, in the order of paths; batches_per_epoch.
     One sample is one batch. What is left of a shard after its last whole sample is never read. Every rank goes through
     shards and samples in an order of its own; together they read each sample once per epoch if the shards are equal.
+
+    One shard is open at a time, and read on whatever happens to its name; `notices` tells of that.
 
     Raises InputError for shards too small for one batch or of different formats, FormatError for broken files.
     """
@@ -77,6 +101,9 @@ class TokenLoader:
             self.paths = [Path(path) for path in pattern_or_paths]
         if not self.paths:
             raise InputError(f"{flag}: no token file given")
+        self._modified: dict[Path, int] = {}  # nanoseconds; when each was last changed, as far as this loader knows
+        self._notices: deque[Notice] = deque()  # a thread that reads ahead adds to them
+        self._noticed: set[Notice] = set()
         self._shard_tokens, self._kind = self._inspect_shards()
         self.num_tokens = sum(self._shard_tokens)
         # the last token of a shard can only be a target
@@ -99,8 +126,9 @@ class TokenLoader:
         counts: list[int] = []
         first: TokenFile | None = None
         for path in self.paths:
-            file = open_token_file(path)
-            first = first or file
+            with open_token_file(path) as file:
+                first = first or file
+                self._modified[path] = file.modified
             if file.kind != first.kind:
                 raise InputError(
                     f"{self.flag}: {first.path} is {first.kind} and {path} is {file.kind}; all shards must agree: "
@@ -138,7 +166,8 @@ class TokenLoader:
         """The next micro_batches batches of llm.c: (inputs, targets), both (micro_batches, B, T) int32, newly made.
 
         targets[a, b, t] is the token after inputs[a, b, t]. After the last sample the next epoch begins.
-        Raises FormatError for a token that is no id below V.
+        Raises FormatError for a token that is no id below V and for a file that was shortened, InputError for one that
+        is not there when it is opened.
         """
         B, T = self.batch_size, self.sequence_length
         inputs = np.empty((micro_batches, B, T), np.int32)
@@ -147,7 +176,21 @@ class TokenLoader:
             tokens = self._next_tokens()  # (B*T + 1,)
             inputs[a] = tokens[:-1].reshape(B, T)
             targets[a] = tokens[1:].reshape(B, T)
+        assert self._file is not None
+        where = self._file.where()
+        if where != "here":
+            self._notice(self._file.path, where)
         return inputs, targets
+
+    def _notice(self, path: Path, what: Literal["gone", "replaced", "changed"]) -> None:
+        notice = Notice(self.flag, path, what)
+        if notice not in self._noticed:
+            self._noticed.add(notice)
+            self._notices.append(notice)
+
+    def notices(self) -> list[Notice]:
+        """Return what happened to the files since the last call; each thing is told once. Any thread may call it."""
+        return [self._notices.popleft() for _ in range(len(self._notices))]
 
     def _next_tokens(self) -> np.ndarray:
         if self._position.sample >= self.samples_per_shard[self._path_index()]:
@@ -161,7 +204,7 @@ class TokenLoader:
             sample = int(self._position.sample_order[sample])
         local = self.batch_size * self.sequence_length
         start = sample * self._sample_tokens + self.process_rank * local
-        tokens = file.tokens[start : start + local + 1].view(np.ndarray)  # (B*T + 1,) still in the file
+        tokens = file.read(start, local + 1)  # (B*T + 1,)
         self._check_ids(file, start, tokens)
         self._position = self._position._replace(sample=self._position.sample + 1)
         return tokens
@@ -174,6 +217,11 @@ class TokenLoader:
                     f"{self.flag} {file.path}: changed during the run: {file.num_tokens} tokens, {file.kind}; it held "
                     f"{self._shard_tokens[index]}, {self._kind}; leave the files alone while they are read"
                 )
+            if file.modified != self._modified[file.path]:
+                self._modified[file.path] = file.modified
+                self._notice(file.path, "changed")
+            if self._file is not None:
+                self._file.close()
             self._file, self._file_index = file, index
         return self._file
 
@@ -317,6 +365,7 @@ class JointLoader:
         ]  # fmt: skip
         self.paths, self.flag, self.num_tokens = alone.paths, alone.flag, alone.num_tokens
         self.batches_per_epoch = sum(rank.batches_per_epoch for rank in self.ranks)
+        self._noticed: set[Notice] = set()
 
     def next_batch(self, micro_batches: int) -> Batch:
         """The next micro_batches batches, a multiple of n: (inputs, targets), both (micro_batches, B, T) int32."""
@@ -329,6 +378,13 @@ class JointLoader:
         """Begin a new epoch."""
         for rank in self.ranks:
             rank.reset()
+
+    def notices(self) -> list[Notice]:
+        """Return what happened to the files since the last call; what several ranks see is told once."""
+        new = dict.fromkeys(notice for rank in self.ranks for notice in rank.notices())
+        found = [notice for notice in new if notice not in self._noticed]
+        self._noticed.update(found)
+        return found
 
     @property
     def position(self) -> tuple[Position, ...]:

@@ -28,8 +28,9 @@ from llmc_jax.data.documents import PIECE_CHARS, Reading, find_inputs, read_piec
 from llmc_jax.data.tokenfile import HEADER_BYTES, KINDS, MAX_TOKENS, make_header
 from llmc_jax.data.tokenizers import Tokenizer, load_tokenizer
 from llmc_jax.errors import InputError
-from llmc_jax.files import reason
+from llmc_jax.files import leads_to, reason, try_lock
 
+PARTIAL = re.compile(r"\.\w[\w.-]*\.\w{8}\.partial", re.ASCII)  # a hidden folder in which files are made
 SHARD_TOKENS = 10**8  # llm.c's scripts for FineWeb
 VAL_TOKENS = 1 << 20  # unless asked for otherwise: at most so many,
 VAL_SHARE = 10  # and at most one token in so many
@@ -102,12 +103,15 @@ def prepare(
             "or --out, or replace them with --force"
         )
     is_new = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".partial", dir=folder))
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be written ({reason(error)}); choose another --out") from error
-    try:
+    with contextlib.ExitStack() as closing:
+        if is_new:
+            closing.callback(_remove_empty, folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(folder)
+            staging = closing.enter_context(_staging(folder, name))
+        except OSError as error:
+            raise InputError(f"{folder}: cannot be written ({reason(error)}); choose another --out") from error
         result = _write_all(files, staging, name, tokenizer, settings, report or (lambda read, tokens: None))
         shards = [shard._replace(path=folder / shard.path.name) for shard in result.shards]
         for staged, shard in zip(result.shards, shards, strict=True):
@@ -115,11 +119,47 @@ def prepare(
         for path in set(earlier) - {shard.path for shard in shards}:
             path.unlink(missing_ok=True)
         return result._replace(shards=shards)
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # it stays if there is anything in it
+        folder.rmdir()
+
+
+@contextlib.contextmanager
+def _staging(folder: Path, name: str) -> Iterator[Path]:
+    """A hidden folder that is locked as long as it is in use, and removed at the end. Raises OSError."""
+    while True:
+        staging = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".partial", dir=folder))
+        with contextlib.suppress(FileNotFoundError):  # another process that begins just now took it for a leftover
+            descriptor = os.open(staging, os.O_RDONLY)
+            if try_lock(descriptor) is not False and leads_to(staging, descriptor):
+                break
+            os.close(descriptor)
+    try:
+        yield staging
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-        if is_new:
-            with contextlib.suppress(OSError):  # it stays if there is anything in it
-                folder.rmdir()
+        os.close(descriptor)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the hidden folders of processes that were killed; those that live have theirs locked. Raises OSError.
+
+    A file system without locks keeps all of them: nobody can tell there.
+    """
+    for path in folder.iterdir():
+        if not PARTIAL.fullmatch(path.name):
+            continue
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:  # gone meanwhile, or not ours
+            continue
+        try:
+            if try_lock(descriptor):
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(descriptor)
 
 
 def _check_settings(settings: Settings, name: str) -> None:

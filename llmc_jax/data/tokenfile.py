@@ -13,7 +13,8 @@ import stat
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from types import TracebackType
+from typing import IO, Any, Literal, NamedTuple, Self
 
 import numpy as np
 
@@ -25,6 +26,7 @@ HEADER_BYTES = 1024
 MAX_TOKENS = (1 << 31) - 1  # the header counts in an int32
 MAX_RAW_ID = (1 << 24) - 1  # far above any tokenizer; text, floats or uint16 pairs read as int32 soon exceed it
 READ_BYTES = 1 << 22  # of a headerless file's check, at a time
+MOST_AT_ONCE = 1 << 30  # bytes; the system gives no more than 2 GiB in one call
 
 
 class Kind(NamedTuple):
@@ -44,18 +46,88 @@ KINDS = {
 MAKE_ONE = "make token files from text with `python -m llmc_jax.data`"
 
 
-class TokenFile(NamedTuple):
-    """An open token file. `tokens` is a read-only memory map, (num_tokens,) of the kind's dtype."""
+Where = Literal["here", "gone", "replaced"]
 
-    path: Path
-    kind: str
-    tokens: np.ndarray
-    num_tokens: int
+
+class TokenFile:
+    """An open token file, of which tokens are read when asked for.
+
+    They are read, not mapped into memory: the system ends a program that looks beyond a mapped file's end, which is
+    where a file that somebody shortens has it. A file that is deleted or replaced while it is open can be read on.
+
+    path; kind: a name in KINDS; num_tokens and size (in bytes): as they were when it was opened, and modified: when it
+    had been changed, in nanoseconds. Closed by `close`, at the end of a `with`, or once nobody refers to it.
+    """
+
+    def __init__(self, path: Path, kind: str, num_tokens: int, file: IO[bytes]) -> None:
+        self.path, self.kind, self.num_tokens = path, kind, num_tokens
+        self._file = file
+        found = os.fstat(file.fileno())
+        self.size, self.modified = found.st_size, found.st_mtime_ns
+        self._identity = found.st_dev, found.st_ino
 
     @property
     def header_bytes(self) -> int:
         """Where the first token lies in the file."""
         return 0 if self.kind == "raw-int32" else HEADER_BYTES
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the tokens."""
+        return KINDS[self.kind].dtype
+
+    def read(self, start: int = 0, count: int | None = None) -> np.ndarray:
+        """Return tokens start to start + count, or to the end: (count,) of the kind's dtype, read-only.
+
+        Raises FormatError if the file has become shorter than that, InputError if the disk does not give them.
+        """
+        count = self.num_tokens - start if count is None else count
+        assert 0 <= start <= start + count <= self.num_tokens, (start, count, self.num_tokens)
+        offset, size = self.header_bytes + start * self.dtype.itemsize, count * self.dtype.itemsize
+        raw = self._read_bytes(offset, size)
+        while len(raw) < size:  # only of a huge piece, or of a file that is shortened
+            more = self._read_bytes(offset + len(raw), size - len(raw))
+            if not more:
+                raise self._shortened()
+            raw += more
+        return np.frombuffer(raw, self.dtype)
+
+    def _read_bytes(self, offset: int, size: int) -> bytes:
+        try:
+            return os.pread(self._file.fileno(), min(size, MOST_AT_ONCE), offset)
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be read any more ({reason(error)}); is the disk sound?") from error
+
+    def _shortened(self) -> FormatError:
+        return FormatError(
+            f"{self.path}: was shortened while it was being read: it had {self.size} bytes and has "
+            f"{os.fstat(self._file.fileno()).st_size} now; copy or make it again, and leave it alone while it is used"
+        )
+
+    def where(self) -> Where:
+        """Return whether its path still leads to this file, or to none, or to another."""
+        try:
+            found = os.stat(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return "gone"
+        except OSError:  # nobody can tell
+            return "here"
+        return "here" if (found.st_dev, found.st_ino) == self._identity else "replaced"
+
+    def close(self) -> None:
+        """Close it; nothing can be read any more."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def open_token_file(path: str | Path) -> TokenFile:
@@ -73,26 +145,25 @@ def open_token_file(path: str | Path) -> TokenFile:
         if stat.S_ISDIR(mode):
             raise InputError(f"{path}: is a folder; name a token file in it, or a pattern such as '{path}/*.bin'")
         if not stat.S_ISREG(mode):  # opening a pipe would wait for its writer
-            raise InputError(f"{path}: is not a regular file; a token file is mapped into memory and must be one")
-        with open(path, "rb") as file:
-            return _map_tokens(path, file)
+            raise InputError(f"{path}: is not a regular file; a token file is read at any place and must be one")
+        file = open(path, "rb", buffering=0)  # noqa: SIM115 - the TokenFile closes it
+        try:
+            return _open(path, file)
+        except BaseException:
+            file.close()
+            raise
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({reason(error)}); check the path and its permissions") from error
 
 
-def _map_tokens(path: Path, file: IO[bytes]) -> TokenFile:
+def _open(path: Path, file: IO[bytes]) -> TokenFile:
     size = os.fstat(file.fileno()).st_size
     header = file.read(HEADER_BYTES)
     kind = _kind_of(path, header)
     if kind == "raw-int32":
         _check_raw(path, file, size)
-        offset, count = 0, size // 4
-    else:
-        offset, count = HEADER_BYTES, _count_in_header(path, kind, header, size)
-    dtype = KINDS[kind].dtype
-    if count == 0:  # no byte to map
-        return TokenFile(path, kind, np.frombuffer(b"", dtype), 0)
-    return TokenFile(path, kind, np.memmap(file, dtype, "r", offset, (count,)), count)
+        return TokenFile(path, kind, size // 4, file)
+    return TokenFile(path, kind, _count_in_header(path, kind, header, size), file)
 
 
 def _kind_of(path: Path, header: bytes) -> str:

@@ -13,8 +13,10 @@ import random
 import shutil
 import struct
 import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -22,7 +24,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.checkpoint import llmc, llmc_state
+from llmc_jax.checkpoint import binary, llmc, llmc_state
 from llmc_jax.checkpoint.llmc_state import (
     mt_from_numpy,
     mt_to_numpy,
@@ -32,6 +34,7 @@ from llmc_jax.checkpoint.llmc_state import (
     to_state,
     write_llmc_state,
 )
+from llmc_jax.checkpoint.reading import Stamp, opened
 from llmc_jax.config import ModelConfig
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.data.tokenfile import write_token_file
@@ -572,6 +575,28 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(FormatError, match="no such file"):
         source.read("v", "wte", 0)
+
+
+def test_files_that_are_shortened_behind_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at a file's size and the end of reading: an error; what was read before is not touched by it."""
+    make_folder(tmp_path, Kind("bf16", 1))
+    paths = [tmp_path / name for name in ("state_00000007_00000.bin", "model_00000007.bin")]
+    ours = to_state(tmp_path)
+    kept = {name: ours.arrays[name] for name in ("v/wte", "copy/wte")}
+    before = {name: array.tobytes() for name, array in kept.items()}
+
+    @contextmanager
+    def shortened(path: Path, stamp: Stamp | None = None) -> Iterator[BinaryIO]:
+        with opened(path, stamp) as file:
+            os.truncate(path, 1100)
+            yield file
+
+    monkeypatch.setattr(binary, "opened", shortened)
+    for name in kept:
+        with pytest.raises(FormatError, match=r"ended at byte 1,100 while being read"):
+            ours.arrays[name]
+    assert [path.stat().st_size for path in paths] == [1100, 1100]
+    assert {name: array.tobytes() for name, array in kept.items()} == before
 
 
 # --- bad files ---

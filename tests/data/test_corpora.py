@@ -60,13 +60,13 @@ def test_the_corpus_is_the_files_in_order(library: dict[str, bytes]) -> None:
     corpus = stdlib_corpus()
     train, val = open_token_file(corpus.train), open_token_file(corpus.val)
     assert (train.kind, val.kind) == ("gpt2-uint16", "gpt2-uint16")
-    assert train.tokens.tolist() == expected_tokens(library, validation=False)
-    assert val.tokens.tolist() == expected_tokens(library, validation=True)
+    assert train.read().tolist() == expected_tokens(library, validation=False)
+    assert val.read().tolist() == expected_tokens(library, validation=True)
     assert (corpus.train_tokens, corpus.val_tokens) == (train.num_tokens, val.num_tokens)
     assert corpus.train_documents + corpus.val_documents == 60
     assert (corpus.vocab_size, corpus.tokenizer, corpus.train.parent) == (257, "bytes", cache_folder())
     assert corpus.fingerprint in corpus.train.name
-    assert corpus.bigram_nats == bigram_entropy(train.tokens, val.tokens, 257)
+    assert corpus.bigram_nats == bigram_entropy(train.read(), val.read(), 257)
 
 
 def test_sources_are_not_read_again_while_they_stay_the_same(
@@ -159,7 +159,7 @@ def test_two_processes_at_once_make_the_real_corpus(tmp_path: Path) -> None:
     corpus = stdlib_corpus()
     assert outputs[0].split() == [corpus.fingerprint, str(corpus.train), str(corpus.val)]
     assert len(list(cache_folder().iterdir())) == 3  # two token files and their index, nothing half-written
-    train, val = open_token_file(corpus.train).tokens, open_token_file(corpus.val).tokens
+    train, val = open_token_file(corpus.train).read(), open_token_file(corpus.val).read()
     assert train.size > 5_000_000 and 0.02 < val.size / train.size < 0.12
     assert 2.0 < corpus.bigram_nats < 2.8 < corpus.unigram_nats < 3.4  # text like any Python source
     assert b"import os" in train[:1_000_000].astype(np.uint8).tobytes()
@@ -216,8 +216,8 @@ def test_sections_and_split(small_text: Path, tmp_path: Path) -> None:
     corpus = tinyshakespeare_corpus(bytes_tokenizer(), tmp_path / "out", small_text)
     sections = [b"First Citizen:\nBefore we proceed\n\n", b"All:\nSpeak\n\n", b"\nHear me.\n"]
     tokens = [token for section in sections for token in (256, *section)]
-    assert open_token_file(corpus.val).tokens.tolist() == tokens[:20]
-    assert open_token_file(corpus.train).tokens.tolist() == tokens[20:]
+    assert open_token_file(corpus.val).read().tolist() == tokens[:20]
+    assert open_token_file(corpus.train).read().tolist() == tokens[20:]
     assert corpus.train == tmp_path / "out" / "tiny_shakespeare_bytes_train.bin"
     assert (corpus.train_documents, corpus.val_documents) == (2, 1)
 

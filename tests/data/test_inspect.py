@@ -3,26 +3,26 @@
 import struct
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.data import inspect as module
 from llmc_jax.data.__main__ import main
 from llmc_jax.data.inspect import describe, inspect_token_file, token_stats
-from llmc_jax.data.tokenfile import write_token_file
+from llmc_jax.data.tokenfile import open_token_file, write_token_file
 from llmc_jax.errors import FormatError, InputError
 
 KINDS = ["gpt2-uint16", "llama3-uint32", "raw-int32"]
 
 
 @given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 12))
-@settings(deadline=None)
-def test_stats_are_those_of_the_whole(tokens: list[int], chunk: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_stats_are_those_of_the_whole(tmp_path: Path, tokens: list[int], chunk: int) -> None:
+    write_token_file(tmp_path / "a.bin", tokens)
+    with pytest.MonkeyPatch.context() as patch, open_token_file(tmp_path / "a.bin") as file:
         patch.setattr(module, "CHUNK_TOKENS", chunk)
-        stats = token_stats(np.array(tokens, np.uint16), [3, 7])
+        stats = token_stats(file, [3, 7])
     assert (stats.tokens, stats.lowest, stats.highest) == (
         len(tokens),
         min(tokens, default=-1),

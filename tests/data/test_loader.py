@@ -1,6 +1,7 @@
 """The loader against llm.c's printed orders, against a plain reading of the files, and its prefetching thread."""
 
 import json
+import os
 import random
 import re
 import subprocess
@@ -402,6 +403,92 @@ def test_a_shard_that_changes_is_noticed(tmp_path: Path) -> None:
     counting_file(tmp_path / "train_000001.bin", 10)
     with pytest.raises(FormatError, match=r"train_000001\.bin: changed during the run"):
         loader.next_batch()
+
+
+# ---- what happens to the files meanwhile
+
+
+def test_a_file_that_is_shortened_ends_the_reading_behind_what_was_read(tmp_path: Path) -> None:
+    """Mended, it is read on from the saved place as if nothing had been."""
+    path = counting_file(tmp_path / "a.bin", 60001)
+    whole, plain = path.read_bytes(), open_loader(counting_file(tmp_path / "b.bin", 60001), 2, 4, shuffle=True)
+    loader = open_loader(path, 2, 4, shuffle=True)
+    with Prefetcher(loader, 2) as prefetcher:
+        for _ in range(3):
+            np.testing.assert_array_equal(prefetcher.next(), plain.next_batch(2))
+        os.truncate(path, 5000)
+        read = 0
+        with pytest.raises(FormatError, match=rf"a\.bin: was shortened .* {len(whole)} bytes and has 5000 now"):
+            for batch in prefetcher:
+                np.testing.assert_array_equal(batch, plain.next_batch(2))
+                read += 1
+        state = prefetcher.state()
+    assert read < 1000 and state == plain.state()
+    path.write_bytes(whole)
+    loader.restore(state)
+    np.testing.assert_array_equal(loader.next_batch(20), plain.next_batch(20))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_file_that_is_deleted_or_replaced_is_read_on(tmp_path: Path, shuffle: bool) -> None:
+    """Over epochs, where it is the only one; each thing that happened is told once."""
+    path = counting_file(tmp_path / "a.bin", 100)
+    plain = open_loader(counting_file(tmp_path / "same.bin", 100), 2, 4, shuffle=shuffle)
+    loader = open_loader(path, 2, 4, shuffle=shuffle)
+    told = []
+    for number in range(40):
+        if number == 3:
+            path.unlink()
+        if number == 9:
+            counting_file(path, 100, first=500)
+        np.testing.assert_array_equal(loader.next_batch(), plain.next_batch())
+        told += [(number, notice.flag, notice.path, notice.what) for notice in loader.notices()]
+    assert told == [(3, "-i", path, "gone"), (9, "-i", path, "replaced")]
+    assert plain.notices() == []
+
+
+def test_a_shard_that_is_opened_later_must_be_there(tmp_path: Path) -> None:
+    """Changed, but as long as it was, it is read as it is, and told once per change; gone, it is an error."""
+    pattern = make_shards(tmp_path, [17, 17])
+    loader = open_loader(pattern, 2, 4)
+    loader.next_batch()
+    changed = counting_file(tmp_path / "train_000001.bin", 17, first=3000)
+    os.utime(changed, ns=(1, 1))
+    firsts = [int(loader.next_batch()[0][0, 0, 0]) for _ in range(8)]
+    assert firsts == [8, 3000, 3008, 0, 8, 3000, 3008, 0]
+    assert [(notice.path, notice.what) for notice in loader.notices()] == [(changed, "changed")]
+    changed.unlink()
+    assert loader.next_batch()[0][0, 0, 0] == 8
+    position = loader.position
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"train_000001\.bin: cannot be read \(No such file"):
+            loader.next_batch()
+    assert loader.state(position)["current_sample_idx"] == 2
+
+
+def test_what_several_ranks_see_is_told_once(tmp_path: Path) -> None:
+    path = counting_file(tmp_path / "a.bin", 100)
+    joint = JointLoader(open_loader(path, 2, 4, shuffle=True), 3)
+    joint.next_batch(3)
+    path.unlink()
+    found = []
+    for _ in range(4):
+        joint.next_batch(3)
+        found += joint.notices()
+    assert [notice.what for notice in found] == ["gone"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux's /proc")
+def test_one_shard_is_open_at_a_time(tmp_path: Path) -> None:
+    loader = open_loader(make_shards(tmp_path, [9] * 20), 2, 4, shuffle=True)
+    for _ in range(50):
+        loader.next_batch()
+        links = [
+            os.readlink(f"/proc/self/fd/{each}")
+            for each in os.listdir("/proc/self/fd")
+            if each.isdecimal() and os.path.lexists(f"/proc/self/fd/{each}")
+        ]
+        assert sum(link.startswith(str(tmp_path)) for link in links) == 1
 
 
 def test_prefetching_gives_the_same_batches(tmp_path: Path) -> None:

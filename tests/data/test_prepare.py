@@ -1,11 +1,16 @@
 """`prepare` against plain loops over whole texts: documents, shards, splits, workers; and what bad input meets."""
 
+import errno
+import fcntl
 import functools
 import hashlib
 import json
+import os
 import struct
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +24,7 @@ from llmc_jax.data.documents import Reading, cut_documents, find_inputs
 from llmc_jax.data.prepare import Prepared, Settings, prepare
 from llmc_jax.data.tokenizers import Tokenizer, bin_tokenizer, bytes_tokenizer
 from llmc_jax.errors import InputError
+from llmc_jax.files import try_lock
 
 TEXTS = [f"Document {number}.\nIt says é, 漢字 and 🙂 {number * 'again '}" for number in range(30)]
 
@@ -390,6 +396,73 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(InputError, match="No space left on device"):
         prepare([str(tmp_path / "a.txt")], tmp_path / "out", "x", bytes_tokenizer(), Settings(shard_tokens=50))
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def hidden(out: Path) -> list[str]:
+    return sorted(path.name for path in out.iterdir() if path.name.startswith("."))
+
+
+def test_what_a_killed_run_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    """Of whatever name; a living process's folder, which is locked, stays, and so does what is no folder of ours."""
+    (tmp_path / "a.txt").write_text("hello world " * 20)
+    out, lives = tmp_path / "out", ".x.lives123.partial"
+    for name in (".x.abcd1234.partial", ".other-1.0.zzzz_999.partial", lives, ".partial", ".x.partial"):
+        (out / name).mkdir(parents=True)
+        (out / name / "x_train_000001.bin").write_bytes(bytes(9))
+    (out / ".x.file1234.partial").touch()
+    (out / ".x.link1234.partial").symlink_to(tmp_path)
+    descriptor = os.open(out / lives, os.O_RDONLY)
+    assert try_lock(descriptor)
+    prepare([str(tmp_path / "a.txt")], out, "x", bytes_tokenizer())
+    assert hidden(out) == [".partial", ".x.file1234.partial", ".x.link1234.partial", lives, ".x.partial"]
+    os.close(descriptor)  # which is what death does
+    prepare([str(tmp_path / "a.txt")], out, "x", bytes_tokenizer(), force=True)
+    assert lives not in hidden(out) and (tmp_path / "a.txt").exists()
+
+
+def test_two_at_once_in_a_folder(tmp_path: Path) -> None:
+    """The second begins while the first writes, and takes nothing away from it."""
+    (tmp_path / "a.txt").write_text("hello world " * 20)
+    out, seen = tmp_path / "out", []
+
+    def second(_read: int, _tokens: int) -> None:
+        seen.append(len(hidden(out)))
+        prepare([str(tmp_path / "a.txt")], out, f"y{len(seen)}", bytes_tokenizer())
+        seen.append(len(hidden(out)))
+
+    made = prepare([str(tmp_path / "a.txt")], out, "x", bytes_tokenizer(), Settings(workers=1), report=second)
+    assert set(seen) == {1} and hidden(out) == []
+    assert {shard.path.name for shard in made.shards} < {path.name for path in out.iterdir()}
+
+
+def test_a_folder_that_is_taken_for_a_leftover_before_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process looks just after it was made: a new one is made."""
+    (tmp_path / "a.txt").write_text("hello world " * 20)
+    make, made = tempfile.mkdtemp, []
+
+    def mkdtemp(**options: Any) -> str:
+        made.append(make(**options))
+        if len(made) < 3:
+            module.remove_leftovers(tmp_path / "out")
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+    assert len(prepare([str(tmp_path / "a.txt")], tmp_path / "out", "x", bytes_tokenizer()).shards) == 2
+    assert len(made) == 3 and hidden(tmp_path / "out") == []
+
+
+def test_without_locks_nothing_is_taken_for_a_leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("hello world " * 20)
+    (tmp_path / "out" / ".x.abcd1234.partial").mkdir(parents=True)
+
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    prepare([str(tmp_path / "a.txt")], tmp_path / "out", "x", bytes_tokenizer())
+    assert hidden(tmp_path / "out") == [".x.abcd1234.partial"]
 
 
 def test_an_output_folder_that_cannot_be(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Token files: round trips, every kind of bad file, and mutated files against a decoder written from the format."""
 
+import gc
 import os
 import struct
 import tracemalloc
@@ -58,17 +59,81 @@ def test_round_trip(tmp_path: Path, kind: str, tokens: list[int]) -> None:
     assert decode(path.read_bytes()) == (kind, tokens)
     file = open_token_file(path)
     assert (file.path, file.kind, file.num_tokens) == (path, kind, len(tokens))
-    assert file.tokens.tolist() == tokens
-    assert file.tokens.dtype == KINDS[kind].dtype
-    assert not file.tokens.flags.writeable
+    assert file.read().tolist() == tokens
+    assert file.read().dtype == KINDS[kind].dtype
+    assert not file.read().flags.writeable
     assert os.listdir(tmp_path) == ["a.bin"]
     start = file.header_bytes
-    assert path.read_bytes()[start:] == np.array(tokens, file.tokens.dtype).tobytes()
+    assert path.read_bytes()[start:] == np.array(tokens, file.dtype).tobytes()
 
 
-def test_the_map_is_a_map(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_pieces_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    write_token_file(tmp_path / "a.bin", range(100), kind)
+    for most in (1 << 30, 64):  # 64 bytes: as the system gives less at once than what is asked for
+        monkeypatch.setattr(tokenfile, "MOST_AT_ONCE", most)
+        with open_token_file(tmp_path / "a.bin") as file:
+            assert file.read(7, 30).tolist() == list(range(7, 37))
+            assert file.read(90).tolist() == list(range(90, 100))
+            assert file.read(100).size == file.read(3, 0).size == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_is_shortened(tmp_path: Path, kind: str) -> None:
+    """What is still there can be read, what is not is an error that says how much there was and is; growth is none."""
+    path = tmp_path / "a.bin"
+    write_token_file(path, range(5000), kind)
+    with open_token_file(path) as file:
+        size, cut = file.size, file.header_bytes + 1000 * file.dtype.itemsize - 1
+        os.truncate(path, cut)
+        assert file.read(0, 999).tolist() == list(range(999))
+        for start, count in ((990, 10), (999, 1), (4000, 1000)):
+            with pytest.raises(FormatError, match=rf"a\.bin: was shortened .* had {size} bytes and has {cut} now"):
+                file.read(start, count)
+    write_token_file(path, range(5000), kind)
+    with open_token_file(path) as file:
+        with path.open("ab") as more:
+            more.write(bytes(4096))
+        assert file.read(4990).tolist() == list(range(4990, 5000))
+        assert file.where() == "here"
+
+
+def test_a_file_that_is_deleted_or_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    write_token_file(path, range(100))
+    with open_token_file(path) as file:
+        path.unlink()
+        assert (file.where(), file.read(98).tolist()) == ("gone", [98, 99])
+        write_token_file(path, [1])
+        assert (file.where(), file.read(98).tolist()) == ("replaced", [98, 99])
+
+
+def test_a_disk_that_gives_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_token_file(tmp_path / "a.bin", range(100))
-    assert isinstance(open_token_file(str(tmp_path / "a.bin")).tokens, np.memmap)
+
+    def broken(*_: object) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", broken)
+    with open_token_file(tmp_path / "a.bin") as file, pytest.raises(InputError, match="Input/output error"):
+        file.read()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux's /proc")
+def test_no_file_stays_open(tmp_path: Path) -> None:
+    """Closed by hand, by being forgotten, and where the file was refused."""
+    before = len(os.listdir("/proc/self/fd"))
+    write_token_file(tmp_path / "a.bin", range(100))
+    (tmp_path / "b.bin").write_bytes(b"text")
+    file = open_token_file(tmp_path / "a.bin")
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    file.close()
+    file.close()
+    open_token_file(tmp_path / "a.bin")
+    with pytest.raises(FormatError):
+        open_token_file(tmp_path / "b.bin")
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_writing_in_blocks_and_any_integer_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +141,7 @@ def test_writing_in_blocks_and_any_integer_dtype(tmp_path: Path, monkeypatch: py
     for dtype in (np.uint8, np.int16, np.int64, np.uint64):
         tokens = np.arange(101, dtype=dtype)
         write_token_file(tmp_path / "a.bin", tokens[::-1])
-        assert open_token_file(tmp_path / "a.bin").tokens.tolist() == list(range(100, -1, -1))
+        assert open_token_file(tmp_path / "a.bin").read().tolist() == list(range(100, -1, -1))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +174,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(InputError, match=r"a\.bin: cannot be written \(No space left on device\)"):
         write_token_file(path, [4, 5])
     monkeypatch.undo()
-    assert open_token_file(path).tokens.tolist() == [1, 2, 3]
+    assert open_token_file(path).read().tolist() == [1, 2, 3]
     assert os.listdir(tmp_path) == ["a.bin"]
 
 
@@ -247,8 +312,8 @@ def test_mutated_files_read_as_their_bytes_say_or_are_refused(tmp_path: Path, da
         assert "\n" not in str(error)
         assert len(str(error)) < 1000
     else:
-        assert (file.kind, file.tokens.tolist()) == expected
-        assert file.num_tokens == len(file.tokens)
+        assert (file.kind, file.read().tolist()) == expected
+        assert file.num_tokens == len(file.read())
 
 
 def test_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,6 +356,6 @@ def test_real_files(shared: Path) -> None:
         path = shared / "data" / f"tiny_shakespeare_{name}.bin"
         file = open_token_file(path)
         assert (file.kind, file.num_tokens) == ("gpt2-uint16", count)
-        assert file.tokens.tolist() == list(struct.unpack_from(f"<{count}H", path.read_bytes(), 1024))
+        assert file.read().tolist() == list(struct.unpack_from(f"<{count}H", path.read_bytes(), 1024))
     with pytest.raises(FormatError, match="is a tokenizer file"):
         open_token_file(shared / "data" / "gpt2_tokenizer.bin")
