@@ -777,8 +777,8 @@ def _saving_notes(config: TrainConfig) -> list[str]:
 
 def _device_notes(config: TrainConfig) -> list[str]:
     """Settings for several processes, which mean nothing to one."""
-    about_devices = [about.name for about in OPTIONS if about.group == DEVICES]
-    given = [name for name in about_devices if getattr(config, name) != getattr(TrainConfig(), name)]
+    about_devices = [about for about in OPTIONS if about.group == DEVICES]
+    given = [about.name for about in about_devices if getattr(config, about.name) != about.default]
     if not given:
         return []
     flags = ", ".join(_given(config, name) for name in given)
