@@ -7,7 +7,7 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -236,6 +236,35 @@ def available_memory_bytes() -> int | None:
     if limit is None and device.device_kind in GPUS:
         limit = int(GPUS[device.device_kind].memory * 1e9)
     return limit
+
+
+UNKNOWN_CACHE = 96 << 20  # bytes; Apple says nothing about its system-level cache, and none is larger
+
+
+def cache_bytes(cores: Iterable[int] | None = None, root: Path = Path("/")) -> int:
+    """Return the bytes of all caches of some cores, each counted once; UNKNOWN_CACHE where nothing says it.
+
+    cores: those that this process may use where it is None. root: where /sys is looked for (a test's own).
+    """
+    if platform.system() == "Darwin":
+        command = ["sysctl", "-n", "hw.l3cachesize"]  # of Intel's; Apple's own processors have no such entry
+        found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        return int(found) if found.isdigit() and int(found) > 0 else UNKNOWN_CACHE
+    if cores is None:
+        cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    sizes: dict[tuple[str, ...], int] = {}
+    for core in cores:
+        for cache in root.glob(f"sys/devices/system/cpu/cpu{core}/cache/index*"):
+            try:
+                level, kind, size, shared = (
+                    cache.joinpath(name).read_text().strip() for name in ("level", "type", "size", "shared_cpu_list")
+                )
+            except OSError:
+                continue
+            number, unit = size[:-1], {"K": 2**10, "M": 2**20, "G": 2**30}.get(size[-1:])
+            if kind != "Instruction" and unit and number.isdigit():
+                sizes[level, kind, shared] = int(number) * unit
+    return sum(sizes.values()) or UNKNOWN_CACHE
 
 
 def host_memory_bytes(root: Path = Path("/")) -> int | None:

@@ -339,3 +339,36 @@ def test_importing_the_four_modules_does_not_import_jax_or_pyplot() -> None:
     root = Path(__file__).resolve().parents[1]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+CACHES = {  # what Linux says of two cores: index, (level, type, size, shared by)
+    0: {0: ("1", "Data", "48K", "0"), 1: ("1", "Instruction", "32K", "0"), 2: ("2", "Unified", "1024K", "0"),
+        3: ("3", "Unified", "32M", "0-1")},
+    1: {0: ("1", "Data", "48K", "1"), 1: ("1", "Instruction", "32K", "1"), 2: ("2", "Unified", "1024K", "1"),
+        3: ("3", "Unified", "32M", "0-1")},
+}  # fmt: skip
+
+
+@pytest.fixture
+def cached_root(tmp_path: Path) -> Path:
+    for core, caches in CACHES.items():
+        for index, facts in caches.items():
+            folder = tmp_path / f"sys/devices/system/cpu/cpu{core}/cache/index{index}"
+            folder.mkdir(parents=True)
+            for name, text in zip(("level", "type", "size", "shared_cpu_list"), facts, strict=True):
+                (folder / name).write_text(f"{text}\n")
+    return tmp_path
+
+
+def test_a_cache_that_cores_share_counts_once(cached_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.system", lambda: "Linux")
+    assert hardware.cache_bytes([0], cached_root) == (48 + 1024 + 32 * 1024) * 1024
+    assert hardware.cache_bytes([0, 1], cached_root) == (2 * 48 + 2 * 1024 + 32 * 1024) * 1024
+    assert hardware.cache_bytes([7], cached_root) == hardware.UNKNOWN_CACHE
+
+
+@pytest.mark.parametrize(("said", "expected"), [("8388608\n", 8 << 20), ("", hardware.UNKNOWN_CACHE)])
+def test_caches_of_a_mac(said: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    monkeypatch.setattr("subprocess.run", lambda command, **_: subprocess.CompletedProcess(command, 0, stdout=said))
+    assert hardware.cache_bytes() == expected

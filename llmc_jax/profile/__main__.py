@@ -90,7 +90,7 @@ def calculate(config: TrainConfig, own: dict[str, Any]) -> int:
     """`--calculate`: everything that the shape alone says."""
     from llmc_jax import text
     from llmc_jax.console import TABLE_WIDTH, format_table
-    from llmc_jax.profile.table import calculated_text, summed_work
+    from llmc_jax.profile.table import Roof, calculated_text, summed_work
 
     model = _shape_of(config.model)
     device = own["--device"]
@@ -111,20 +111,21 @@ def calculate(config: TrainConfig, own: dict[str, Any]) -> int:
         [*memory_rows(model, shape), *temporary_rows(model, shape)],
         llmc_rows(model, shape),
     ]
-    rates = None
+    roof = None
     if device is not None:
         has_tf32 = peak_flops(device, "tf32") is not None
         precision: Any = "tf32" if dtype == "fp32" and config.tf32 and has_tf32 else dtype
         peak = peak_flops(device, precision)
         if peak is None:
             raise InputError(f"--device {device}: it does not compute in {precision}; take another --dtype")
-        rates = (peak, GPUS[device].bandwidth * 1e9)
+        bandwidth = GPUS[device].bandwidth * 1e9
+        roof = Roof(peak, bandwidth, bandwidth, None)
     work = step_work(model, shape)
     if own["--json"]:
-        totals = summed_work(work, rates or (float("inf"), float("inf")), own["--layers"])
+        totals = summed_work(work, roof, own["--layers"])
         operations = [
             {"phase": phase, "operation": operation, "layer": layer, "flops": total.flops, "bytes": total.bytes}
-            | ({"floor_seconds": total.floor} if rates else {})
+            | ({"floor_seconds": total.floor} if roof else {})
             for (phase, operation, layer), total in totals.items()
         ]
         memory = calculators.memory(model, shape)
@@ -134,7 +135,7 @@ def calculate(config: TrainConfig, own: dict[str, Any]) -> int:
             "products_flops": calculators.products_flops(model, shape), "operations": operations,
         })  # fmt: skip
     print(format_table(sections, text.screen_width() or TABLE_WIDTH))
-    print(calculated_text(work, rates, by_layer=own["--layers"]))
+    print(calculated_text(work, roof, by_layer=own["--layers"]))
     return ExitCode.DONE
 
 
@@ -167,8 +168,7 @@ def read(own: dict[str, Any]) -> int:
     facts = saved.kept(folder)
     trace = read_trace(newest_trace(folder), facts.program.name, facts.program.whole)
     work = step_work(facts.model, facts.shape)
-    rates = facts.rates or (float("inf"), float("inf"))  # not measured: no floors
-    report = table.report_from_trace(trace, facts.program, work, rates, by_layer=own["--layers"])
+    report = table.report_from_trace(trace, facts.program, work, facts.roof, by_layer=own["--layers"])
     if own["--picture"]:
         layer = facts.model.num_layers // 2 if own["--layer"] is None else own["--layer"]
         _check_layer(layer, facts.model)
@@ -205,15 +205,19 @@ def measure(config: TrainConfig, own: dict[str, Any]) -> int:
     times = measure.summary(bench.steps(own["--steps"], 2))
     used = measure.memory_used(bench)
     rates = measure.machine_rates(bench)
+    traced = None if own["--differences"] else _trace(bench, own)
+    if rates.measured:
+        rates = measure.better(rates, measure.machine_rates(bench))  # the machine may have been busy with others
     print(_summary(bench, times, used, rates))
-    rest = _table(bench, own, (rates.flops, rates.bandwidth))
+    rest = _table(bench, own, traced, rates.roof)
     if own["--json"]:
         work = calculators.products_flops(bench.model, bench.shape)
         _write_json(own["--json"], {
             "shape": bench.shape._asdict(), "device": bench.setup.device._asdict(), "jax": jax.__version__,
             "kernels": [choice._asdict() for choice in bench.setup.choices],
             "seconds": times._asdict(), "tokens": bench.tokens, "compile_seconds": bench.compile_seconds,
-            "products_flops": work, "rates": rates._asdict(), "memory_used": used._asdict(),
+            "products_flops": work, "rates": rates._asdict() | {"memory": rates.memory._asdict()},
+            "memory_used": used._asdict(),
             "memory_bytes": calculators.memory(bench.model, bench.shape)._asdict(), **table.as_json(rest),
         })  # fmt: skip
     print(table.as_text(rest))
@@ -241,15 +245,25 @@ def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
                  f"least {1e3 * times.least:.2f}, of {times.runs}"),
         ("tok/s", f"{per_second:,.0f}"),
     ]  # fmt: skip
-    if setup.device.platform == "cpu" or "measured" in rates.source:
-        share = calculators.products_flops(model, shape) / times.median / rates.flops
-        step += [("products alone", f"{rates.flops / 1e9:,.1f} GFLOP/s; the step has {100 * share:.1f}% of that rate")]
+    memory_rates = rates.memory
+    if rates.measured:
+        share = calculators.products_flops(model, shape) / times.median / rates.products
+        step += [
+            ("products alone", f"{rates.products / 1e9:,.1f} GFLOP/s; the step has {100 * share:.1f}% of that rate"),
+            ("fastest product", f"{rates.flops / 1e9:,.1f} GFLOP/s"),
+            ("memory, in place", f"{memory_rates.best / 1e9:,.1f} GB/s, median {memory_rates.median / 1e9:,.1f}"),
+            ("memory, only read", f"{memory_rates.reading / 1e9:,.1f} GB/s, "
+                                  f"median {memory_rates.reading_median / 1e9:,.1f}"),
+            ("arrays for that", f"{gib(memory_rates.array_bytes)} each"),
+        ]  # fmt: skip
+        if rates.cache is not None:
+            step.append(("caches", gib(rates.cache)))
     else:
         for definition, name in (("llm.c", "MFU (llm.c)"), ("palm", "MFU (PaLM)")):
             each: Any = definition
             flops = flops_per_token(model, shape.sequence, definition=each) * per_second
             step.append((name, f"{100 * flops / rates.flops:.1f}% of {rates.flops / 1e12:,.1f} TFLOP/s"))
-    step.append(("copy", f"{rates.bandwidth / 1e9:,.1f} GB/s, {rates.source}"))
+        step.append(("memory", f"{memory_rates.best / 1e9:,.1f} GB/s, from the table of GPUs"))
     memory = [
         *memory_rows(model, shape),
         ("program's arguments", f"{gib(used.arguments)}, {gib(used.overwritten)} of it overwritten"),
@@ -266,32 +280,39 @@ def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
     return format_table(sections, text.screen_width() or TABLE_WIDTH)
 
 
-def _table(bench: Any, own: dict[str, Any], rates: tuple[float, float]) -> Any:
-    """The table from a trace; from differences where those were asked for or the trace has no instructions."""
-    from llmc_jax.profile import saved, table
-    from llmc_jax.profile.measure import differences
-    from llmc_jax.profile.picture import draw_layer
+def _trace(bench: Any, own: dict[str, Any]) -> Any:
+    """Record some steps; return (trace, program), or None where the trace has no instructions."""
     from llmc_jax.profile.program import Program
     from llmc_jax.profile.trace import newest_trace, read_trace
 
+    place: Any = nullcontext(own["--trace"]) if own["--trace"] else tempfile.TemporaryDirectory()
+    with place as folder:
+        bench.record(Path(folder), own["--traced"])
+        program = Program(bench.compiled.as_text())
+        trace = read_trace(newest_trace(Path(folder)), program.name, program.whole)
+    if trace.spans:
+        return trace, program
+    print("the trace has no instructions of the step (a GPU's counters may be closed to this user): by differences")
+    return None
+
+
+def _table(bench: Any, own: dict[str, Any], traced: Any, roof: Any) -> Any:
+    """The table from a trace and its program; from differences where there is none."""
+    from llmc_jax.profile import saved, table
+    from llmc_jax.profile.measure import differences
+    from llmc_jax.profile.picture import draw_layer
+
     work = step_work(bench.model, bench.shape)
-    keep = own["--trace"]
-    if not own["--differences"]:
-        place: Any = nullcontext(keep) if keep else tempfile.TemporaryDirectory()
-        with place as folder:
-            bench.record(Path(folder), own["--traced"])
-            program = Program(bench.compiled.as_text())
-            trace = read_trace(newest_trace(Path(folder)), program.name, program.whole)
-        if trace.spans:
-            if keep:
-                saved.keep(Path(keep), bench.compiled.as_text(), bench.model, bench.shape, rates)
-                print(f"trace: {keep}")
-            if own["--picture"]:
-                layer = bench.model.num_layers // 2 if own["--layer"] is None else own["--layer"]
-                title = f"{bench.setup.config.model}, B={bench.shape.batch} T={bench.shape.sequence}, layer {layer}"
-                draw_layer(trace, program, layer, Path(own["--picture"]), title)
-            return table.report_from_trace(trace, program, work, rates, by_layer=own["--layers"])
-        print("the trace has no instructions of the step (a GPU's counters may be closed to this user): by differences")
+    if traced is not None:
+        trace, program = traced
+        if own["--trace"]:
+            saved.keep(Path(own["--trace"]), bench.compiled.as_text(), bench.model, bench.shape, roof)
+            print(f"trace: {own['--trace']}")
+        if own["--picture"]:
+            layer = bench.model.num_layers // 2 if own["--layer"] is None else own["--layer"]
+            title = f"{bench.setup.config.model}, B={bench.shape.batch} T={bench.shape.sequence}, layer {layer}"
+            draw_layer(trace, program, layer, Path(own["--picture"]), title)
+        return table.report_from_trace(trace, program, work, roof, by_layer=own["--layers"])
     if own["--picture"]:
         raise InputError(f"--picture {own['--picture']}: needs a trace with instructions")
     parts = differences(bench)
@@ -302,7 +323,7 @@ def _table(bench: Any, own: dict[str, Any], rates: tuple[float, float]) -> Any:
         ("backward", "rest"): parts.backward_rest,
         ("update", "rest"): parts.update,
     }
-    return table.report_from_differences(named, work, rates)
+    return table.report_from_differences(named, work, roof)
 
 
 # ----- comparing ----------------------------------------------------------------------------------------------------

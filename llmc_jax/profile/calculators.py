@@ -70,6 +70,8 @@ class Work(NamedTuple):
     layer: int | None  # None outside the layers
     flops: int  # of its matrix products
     bytes: int  # that it must read and write
+    times: int = 1  # how often it runs, each time on arrays of its own: flops and bytes are of all times together
+    writes: bool = True  # something large; False: it only reads
 
 
 # ----- work of a step -----------------------------------------------------------------------------------------------
@@ -78,8 +80,8 @@ class Work(NamedTuple):
 def step_work(config: ModelConfig, shape: Shape) -> list[Work]:
     """Every operation of one training step, in the order of the forward pass, the backward pass and the update."""
     model = [*_forward(config, shape), *_backward(config, shape)]
-    repeated = [work._replace(flops=work.flops * shape.micro_batches, bytes=work.bytes * shape.micro_batches)
-                for work in model]  # fmt: skip
+    A = shape.micro_batches
+    repeated = [work._replace(flops=A * work.flops, bytes=A * work.bytes, times=A * work.times) for work in model]
     return [*repeated, *_update(config, shape)]
 
 
@@ -90,13 +92,14 @@ def products_flops(config: ModelConfig, shape: Shape) -> int:
 
 def _forward(config: ModelConfig, shape: Shape) -> Iterator[Work]:
     n, C, Vp, T, e = shape.rows, config.channels, config.padded_vocab_size, shape.sequence, shape.element
+    chunks = n // rows_at_once(shape)
     yield Work("forward", "embedding", None, 0, 4 * n + e * (2 * n * C + T * C))
     for layer in range(config.num_layers):
         yield from block_forward(config, shape, layer, "forward")
     yield Work("forward", "lnf", None, 0, _residual_layernorm_bytes(n, C, e))
-    yield Work("forward", "head", None, 2 * n * C * Vp, e * (n * C + Vp * C + n * Vp))
+    yield Work("forward", "head", None, 2 * n * C * Vp, e * (n * C + Vp * C + n * Vp), chunks)
     # The logits become their own gradient. The sum over a row is a product with ones.
-    yield Work("forward", "classifier", None, 2 * n * Vp, e * 2 * n * Vp + 4 * 3 * n)
+    yield Work("forward", "classifier", None, 2 * n * Vp, e * 2 * n * Vp + 4 * 3 * n, chunks)
 
 
 def _residual_layernorm_bytes(n: int, C: int, e: int) -> int:
@@ -137,7 +140,8 @@ def _attention_product(config: ModelConfig, shape: Shape) -> int:
 def _backward(config: ModelConfig, shape: Shape) -> Iterator[Work]:
     n, C, Vp, T, e = shape.rows, config.channels, config.padded_vocab_size, shape.sequence, shape.element
     # dlogits read once; dwte is summed in float32
-    yield Work("backward", "head", None, 4 * n * C * Vp, e * (n * Vp + 2 * n * C + Vp * C) + 4 * Vp * C)
+    moved = e * (n * Vp + 2 * n * C + Vp * C) + 4 * Vp * C
+    yield Work("backward", "head", None, 4 * n * C * Vp, moved, n // rows_at_once(shape))
     yield Work("backward", "lnf", None, 0, e * (3 * n * C + 3 * C) + 8 * n)
     blocks = shape.recompute_blocks
     for layer in reversed(range(config.num_layers)):
@@ -184,7 +188,7 @@ def _update(config: ModelConfig, shape: Shape) -> Iterator[Work]:
     gradient = shape.element if shape.micro_batches == 1 else 4
     masters = 4 if shape.master_weights else shape.element
     copy = shape.element if has_copy(shape) else 0
-    yield Work("update", "norm", None, 0, gradient * N)
+    yield Work("update", "norm", None, 0, gradient * N, writes=False)
     yield Work("update", "adamw", None, 0, (gradient + 2 * masters + 4 * 4 + copy) * N)
 
 

@@ -4,11 +4,13 @@ Batches are random tokens and weights random numbers: neither changes what a ste
 consists of (program.py, trace.py).
 """
 
+import math
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ from llmc_jax import hardware, kernels
 from llmc_jax.config import ModelConfig, TrainConfig, check_model_fit
 from llmc_jax.params import flat_size, num_parameters
 from llmc_jax.profile.calculators import Shape, shape_of
+from llmc_jax.profile.table import Roof
 from llmc_jax.profile.trace import recorded_step, start_recording
 from llmc_jax.setup import (
     Setup,
@@ -33,6 +36,8 @@ from llmc_jax.setup import (
 from llmc_jax.step import batch_gradient, evaluate_loss, train_step
 from llmc_jax.trainer import step_numbers, step_options
 
+PATIENCE = 1.0  # seconds for one product
+ROW = 4096  # elements that are summed to one
 SCHEDULE_STEPS = 1000  # of the learning rate's course, which costs the same for any number
 
 
@@ -148,12 +153,15 @@ def summary(seconds: Sequence[float]) -> Times:
     return Times(statistics.median(seconds), low, high, min(seconds), len(seconds))
 
 
-def times_of(run: Callable[[], Any], rounds: int) -> list[float]:
-    """The seconds of some runs, after one that compiles and one that is not counted."""
+def times_of(run: Callable[[], Any], rounds: int, patience: float = math.inf) -> list[float]:
+    """The seconds of some runs, after one that compiles and one that is not counted.
+
+    patience: seconds after which three runs are enough.
+    """
     for _ in range(2):
         jax.block_until_ready(run())
-    seconds = []
-    for _ in range(rounds):
+    seconds: list[float] = []
+    while len(seconds) < rounds and (len(seconds) < 3 or sum(seconds) < patience):
         start = time.perf_counter()
         jax.block_until_ready(run())
         seconds.append(time.perf_counter() - start)
@@ -163,44 +171,105 @@ def times_of(run: Callable[[], Any], rounds: int) -> list[float]:
 # ----- the machine's own rates --------------------------------------------------------------------------------------
 
 
+class MemoryRates(NamedTuple):
+    """Bytes per second to and from memory."""
+
+    best: float  # of everything measured
+    median: float  # of scaling an array in place, which reads as much as it writes
+    reading: float  # the best where nothing is written
+    reading_median: float
+    array_bytes: int  # of an array, 0 where nothing was measured
+
+
 class Rates(NamedTuple):
     """What the roofline is drawn with."""
 
-    flops: float  # FLOP/s of matrix products
-    bandwidth: float  # bytes per second of a copy, read and write counted
-    source: str  # where the two come from
+    flops: float  # FLOP/s of the fastest product
+    products: float  # FLOP/s of all the model's products one after the other, attention's left out
+    memory: MemoryRates
+    cache: int | None  # bytes of the caches; None: not known
+    measured: bool  # here; otherwise peaks from the table of GPUs
+
+    @property
+    def roof(self) -> Roof:
+        return Roof(self.flops, self.memory.best, self.memory.reading, self.cache)
 
 
 def machine_rates(bench: Bench) -> Rates:
-    """The peaks of a GPU from its table; of anything else what it reaches with the model's own products and a copy."""
+    """Return the peaks of a GPU from its table; of anything else what its products and its memory reach at best."""
     setup = bench.setup
     peak = hardware.peak_flops(setup.device.kind, product_precision(setup))
     if setup.device.platform != "cpu" and peak is not None:
         bandwidth = hardware.GPUS[setup.device.kind].bandwidth * 1e9
-        return Rates(peak, bandwidth, f"peaks of {setup.device.kind} ({product_precision(setup)})")
-    return Rates(product_rate(bench), copy_rate(), "measured here: the model's products alone, and a copy")
+        return Rates(peak, peak, MemoryRates(bandwidth, bandwidth, bandwidth, bandwidth, 0), None, False)
+    fastest, together = product_rates(bench)
+    cache = hardware.cache_bytes()
+    memory = memory_rates(array_bytes(cache, setup.device.memory_bytes))
+    return Rates(fastest, together, memory, cache if setup.device.platform == "cpu" else None, True)
 
 
-def product_rate(bench: Bench) -> float:
-    """FLOP/s of the products of one block and of the head, forward, each alone, at its best of nine."""
-    C, Vp = bench.model.channels, bench.model.padded_vocab_size
+def better(first: Rates, second: Rates) -> Rates:
+    """Return the higher of each rate of two looks at the same machine, which others may use as well."""
+    memory = MemoryRates._make(map(max, first.memory, second.memory))
+    flops, products = max(first.flops, second.flops), max(first.products, second.products)
+    return first._replace(flops=flops, products=products, memory=memory)
+
+
+def product_rates(bench: Bench) -> tuple[float, float]:
+    """Return the FLOP/s of the fastest and of all products of one step, each alone, at its best.
+
+    Of each weight matrix there are three: forward, and the gradients of the input and of the weights.
+    """
+    C, Vp, L = bench.model.channels, bench.model.padded_vocab_size, bench.model.num_layers
     n = bench.shape.rows
     dtype = bench.weights.dtype
-    flops = seconds = 0.0
-    multiply = jax.jit(lambda x, w: jnp.einsum("ni,oi->no", x, w, preferred_element_type=x.dtype))
-    for inputs, outputs in ((C, 3 * C), (C, C), (C, 4 * C), (4 * C, C), (C, Vp)):
-        x = jnp.full((n, inputs), 0.5, dtype)
-        w = jnp.full((outputs, inputs), 0.5, dtype)
-        flops += 2 * n * inputs * outputs
-        seconds += min(times_of(lambda x=x, w=w: multiply(x, w), 9))  # type: ignore[misc]
-    return flops / seconds
+    fastest = flops = seconds = 0.0
+    for inputs, outputs, count in ((C, 3 * C, L), (C, C, L), (C, 4 * C, L), (4 * C, C, L), (C, Vp, 1)):
+        x, y, w = (jnp.full(shape, 0.5, dtype) for shape in ((n, inputs), (n, outputs), (outputs, inputs)))
+        for form, a, b in (("ni,oi->no", x, w), ("no,oi->ni", y, w), ("no,ni->oi", y, x)):
+            best = min(times_of(partial(_product, form, a, b), 9, PATIENCE))
+            work = 2 * n * inputs * outputs
+            fastest = max(fastest, work / best)
+            flops, seconds = flops + count * work, seconds + count * best
+    return fastest, flops / seconds
 
 
-def copy_rate(size: int = 1 << 28) -> float:
-    """Bytes per second of reading an array of `size` bytes and writing another, at its best of nine."""
-    x = jnp.ones(size // 4, jnp.float32)
-    copy = jax.jit(lambda x: x * 1.5)
-    return 2 * size / min(times_of(lambda: copy(x), 9))
+@partial(jax.jit, static_argnums=0)
+def _product(form: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.einsum(form, a, b, preferred_element_type=a.dtype)
+
+
+def array_bytes(cache: int, memory: int | None) -> int:
+    """Return the size of an array to measure memory with: at least four times the caches, where there is room."""
+    wanted = max(4 * cache, 1 << 28)
+    return wanted if memory is None else min(wanted, memory // 16)
+
+
+# Arrays that each reads and writes, and a program. In place, by donation: an array that is allocated anew is mapped
+# page by page, which takes longer than the copy.
+WAYS = {
+    "scale": (2, jax.jit(lambda x, y: x * 1.0001, donate_argnums=0)),
+    "add": (3, jax.jit(lambda x, y: x + y, donate_argnums=0)),
+    "read": (1, jax.jit(lambda x, y: jnp.sum(y.reshape(-1, ROW), axis=1))),
+}
+
+
+def memory_rates(size: int, rounds: int = 15) -> MemoryRates:
+    """Measure memory with arrays of `size` bytes: scaled in place, added to in place, and only read, in turns."""
+    count = size // 4 // ROW * ROW
+    x, y = jnp.full(count, 0.5, jnp.float32), jnp.full(count, 0.5, jnp.float32)
+    found: dict[str, list[float]] = {name: [] for name in WAYS}
+    for number in range(rounds + 2):
+        for name, (arrays, run) in WAYS.items():
+            start = time.perf_counter()
+            result = jax.block_until_ready(run(x, y))
+            seconds = time.perf_counter() - start
+            x = x if name == "read" else result
+            if number >= 2:  # before, it compiles and warms up
+                found[name].append(arrays * 4 * count / seconds)
+    best = max(max(each) for each in found.values())
+    read = found["read"]
+    return MemoryRates(best, statistics.median(found["scale"]), max(read), statistics.median(read), 4 * count)
 
 
 # ----- differences --------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from llmc_jax.config import ModelConfig
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.profile.calculators import Shape
 from llmc_jax.profile.program import Program
+from llmc_jax.profile.table import Roof
 from llmc_jax.runlog import write_atomic
 
 PROGRAM, STEP = "program.hlo.txt", "step.json"
@@ -20,12 +21,12 @@ class Saved(NamedTuple):
     program: Program
     model: ModelConfig
     shape: Shape
-    rates: tuple[float, float] | None  # FLOP/s and bytes per second of the machine, where they were measured
+    roof: Roof | None  # the machine's rates; None: not measured, or kept by a version that measured others
 
 
-def keep(folder: Path, text: str, model: ModelConfig, shape: Shape, rates: tuple[float, float] | None = None) -> None:
+def keep(folder: Path, text: str, model: ModelConfig, shape: Shape, roof: Roof | None = None) -> None:
     """Writes what `kept` reads into a trace folder. text: `compiled.as_text()` of the step that was traced."""
-    facts = {"model": asdict(model), "shape": shape._asdict(), "rates": rates}
+    facts = {"model": asdict(model), "shape": shape._asdict(), "roof": roof and roof._asdict()}
     write_atomic(folder / PROGRAM, text.encode())
     write_atomic(folder / STEP, (json.dumps(facts, indent=1) + "\n").encode())
 
@@ -35,8 +36,8 @@ def kept(folder: Path) -> Saved:
     try:
         text = (folder / PROGRAM).read_text()
         facts: dict[str, Any] = json.loads((folder / STEP).read_text())
-        rates = tuple(facts["rates"]) if facts["rates"] else None
-        return Saved(Program(text), ModelConfig(**facts["model"]), Shape(**facts["shape"]), rates)
+        roof = Roof(**facts["roof"]) if facts.get("roof") else None
+        return Saved(Program(text), ModelConfig(**facts["model"]), Shape(**facts["shape"]), roof)
     except OSError as error:
         raise InputError(
             f"--read {folder}: has no {Path(error.filename).name}; give a folder that --trace wrote"

@@ -14,6 +14,8 @@ from llmc_jax.profile.program import CONTAINERS, Owner, Place, Program
 from llmc_jax.profile.trace import Trace, Use, shared_time
 
 TRACE, DIFFERENCE = "trace", "difference"
+CACHE = "cache"
+TOLERANCE = 0.05  # a line that is faster than its floor by more than this part of it shows that the floor is wrong
 ORDER = (
     "embedding", "weights", "ln1", "qkv", "attention", "attproj", "ln2", "fc", "gelu", "fcproj", "lnf", "head",
     "classifier", "gradient", "norm", "adamw", "cast", "layers", "rest", "other",
@@ -33,9 +35,10 @@ class Line(NamedTuple):
     flops: int  # of products
     bytes: int  # compulsory
     floor: float  # seconds that the machine's rates allow
-    bound: str  # what sets the floor: products, memory; empty where there is no work that must be done
+    bound: str  # what sets the floor: products, memory; CACHE: there is none; empty: no work that must be done
     mixed: float  # share of the time in instructions that also do other operations' work
     source: str  # TRACE or DIFFERENCE
+    beats_floor: bool = False  # by more than TOLERANCE: then the floor is none
 
     @property
     def gap(self) -> float | None:
@@ -52,6 +55,15 @@ class Report(NamedTuple):
     unknown: float  # seconds of instructions that no operation owns
 
 
+class Roof(NamedTuple):
+    """A machine's best rates, which set the floors."""
+
+    flops: float  # FLOP/s of products
+    bandwidth: float  # bytes per second, to and from memory
+    reading: float  # the same where nothing is written
+    cache: int | None  # bytes that may lie in the caches; None: not known, and none are counted
+
+
 class Total(NamedTuple):
     """Work summed up."""
 
@@ -59,36 +71,56 @@ class Total(NamedTuple):
     bytes: int = 0
     floor: float = 0.0
     products: float = 0.0  # seconds of the floor that products set
+    cached: bool = False  # some of it has no floor, because all its arrays may lie in the caches
+    certain: bool = True  # nothing can be faster than the floor
 
 
-def roofline(flops: int, num_bytes: int, rates: tuple[float, float]) -> tuple[float, str]:
-    """Seconds that work takes at least, given FLOP/s and bytes per second, and which of the two says so."""
-    by_products, by_memory = flops / rates[0], num_bytes / rates[1]
-    if not flops and not num_bytes:
+def roofline(work: Work, roof: Roof) -> tuple[float, str]:
+    """Return the seconds that work takes at least, and what says so: products, memory, or CACHE for no floor.
+
+    What it reads may lie in the caches when it begins, and what it writes may still lie there when it ends. Only the
+    bytes beyond that must come from memory or go to it.
+    """
+    if not work.flops and not work.bytes:
         return 0.0, ""
+    spared = (2 if work.writes else 1) * work.times * (roof.cache or 0)
+    by_memory = max(0, work.bytes - spared) / (roof.bandwidth if work.writes else roof.reading)
+    by_products = work.flops / roof.flops
+    if not by_memory and not by_products:
+        return 0.0, CACHE
     return max(by_products, by_memory), "products" if by_products > by_memory else "memory"
 
 
 def _added(a: Total, b: Total) -> Total:
-    return Total(a.flops + b.flops, a.bytes + b.bytes, a.floor + b.floor, a.products + b.products)
+    return Total(
+        a.flops + b.flops, a.bytes + b.bytes, a.floor + b.floor, a.products + b.products,
+        a.cached or b.cached, a.certain and b.certain,
+    )  # fmt: skip
 
 
 Key = tuple[str, str, int | None]
 
 
-def summed_work(work: Iterable[Work], rates: tuple[float, float], by_layer: bool) -> dict[Key, Total]:
-    """The work of each line. The floors of several layers add up."""
+def summed_work(work: Iterable[Work], roof: Roof | None, by_layer: bool) -> dict[Key, Total]:
+    """The work of each line. The floors of several layers add up; without a roof there are none."""
     total: dict[Key, Total] = defaultdict(Total)
     for each in work:
         key = (each.phase, each.operation, each.layer if by_layer else None)
-        floor, bound = roofline(each.flops, each.bytes, rates)
-        total[key] = _added(total[key], Total(each.flops, each.bytes, floor, floor if bound == "products" else 0.0))
+        floor, bound = roofline(each, roof) if roof else (0.0, "")
+        by_products = bound == "products"
+        certain = by_products or (roof is not None and roof.cache is not None)
+        found = Total(each.flops, each.bytes, floor, floor if by_products else 0.0, bound == CACHE, certain)
+        total[key] = _added(total[key], found)
     return total
 
 
 def _line(key: Key, seconds: float, calls: float, mixed: float, work: Total, source: str) -> Line:
-    bound = "" if not work.floor else "products" if work.products > work.floor / 2 else "memory"
-    return Line(*key, calls, seconds, work.flops, work.bytes, work.floor, bound, mixed, source)
+    if work.floor:
+        bound = "products" if work.products > work.floor / 2 else "memory"
+    else:
+        bound = CACHE if work.cached else ""
+    beats = source == TRACE and work.certain and 0 < seconds < (1 - TOLERANCE) * work.floor
+    return Line(*key, calls, seconds, work.flops, work.bytes, work.floor, bound, mixed, source, beats)
 
 
 def _sorted(lines: Iterable[Line]) -> tuple[Line, ...]:
@@ -125,9 +157,9 @@ def used_by_place(
 
 
 def report_from_trace(
-    trace: Trace, program: Program, work: Sequence[Work], rates: tuple[float, float], *, by_layer: bool = False
+    trace: Trace, program: Program, work: Sequence[Work], roof: Roof | None, *, by_layer: bool = False
 ) -> Report:
-    """The table of a traced program. rates: FLOP/s of products and bytes per second."""
+    """The table of a traced program; without a roof it has no floors."""
     steps = max(1, len(trace.steps))
     containers = [name for name, each in program.by_name.items() if each.opcode in CONTAINERS]
     uses = shared_time(trace.spans, containers)
@@ -136,7 +168,7 @@ def report_from_trace(
     for place, found in places.items():
         key = (place.phase, place.operation, place.layer if by_layer else None)
         times[key] = [old + new / steps for old, new in zip(times[key], found, strict=True)]
-    totals = _where_it_ran(summed_work(work, rates, by_layer), times)
+    totals = _where_it_ran(summed_work(work, roof, by_layer), times)
     lines = [
         _line(key, seconds, calls, mixed / seconds if seconds else 0.0, totals.get(key, Total()), TRACE)
         for key, (seconds, calls, mixed) in times.items()
@@ -164,12 +196,10 @@ def _where_it_ran(totals: Mapping[Key, Total], times: Iterable[Key]) -> dict[Key
 # ----- from differences ---------------------------------------------------------------------------------------------
 
 
-def report_from_differences(
-    parts: Mapping[tuple[str, str], float], work: Sequence[Work], rates: tuple[float, float]
-) -> Report:
+def report_from_differences(parts: Mapping[tuple[str, str], float], work: Sequence[Work], roof: Roof | None) -> Report:
     """The table of what differences can tell. parts: seconds of (phase, 'layers' or 'rest')."""
     floors: dict[Key, Total] = defaultdict(Total)
-    for (phase, _, layer), total in summed_work(work, rates, by_layer=True).items():
+    for (phase, _, layer), total in summed_work(work, roof, by_layer=True).items():
         key = (phase, "rest" if layer is None else "layers", None)
         floors[key] = _added(floors[key], total)
     lines = [
@@ -204,7 +234,18 @@ def as_text(report: Report) -> str:
         if seconds > 0:
             rows.append(["", name, "", "", f"{1e3 * seconds:.3f}", _percent(seconds, report.step)])
     rows.append(["", "step", "", "", f"{1e3 * report.step:.3f}"])
-    return aligned(HEADINGS, rows)
+    return "\n".join([aligned(HEADINGS, rows), *_faster_than_floors(report)])
+
+
+def _faster_than_floors(report: Report) -> list[str]:
+    """Return a line that names what shows a floor to be wrong, or none."""
+    named = [
+        f"{line.phase} {line.operation}{'' if line.layer is None else f' {line.layer}'} ({line.gap or 0:.2f} x)"
+        for line in report.lines
+        if line.beats_floor
+    ]
+    words = f"Faster than the floor by more than {100 * TOLERANCE:.0f} %, so that the floor is wrong"
+    return [f"{words}: {', '.join(named)}."] if named else []
 
 
 HEADINGS = (
@@ -229,7 +270,7 @@ def _percent(part: float, whole: float) -> str:
 
 def _cells(line: Line, step: float, *, first: bool) -> list[str]:
     rate = ""
-    if line.seconds > 0 and line.bound == "memory":
+    if line.seconds > 0 and line.bound in ("memory", CACHE):
         rate = f"{line.bytes / line.seconds / 1e9:,.1f} GB/s"
     elif line.seconds > 0 and line.flops:
         rate = f"{line.flops / line.seconds / 1e9:,.0f} GFLOP/s"
@@ -263,9 +304,9 @@ def _sum_cells(phase: str, lines: Sequence[Line], step: float) -> list[str]:
     return _cells(total, step, first=False)
 
 
-def calculated_text(work: Sequence[Work], rates: tuple[float, float] | None, *, by_layer: bool) -> str:
-    """The work alone, as a table; with rates also the floors that they set."""
-    totals = summed_work(work, rates or (1.0, 1.0), by_layer)
+def calculated_text(work: Sequence[Work], roof: Roof | None, *, by_layer: bool) -> str:
+    """The work alone, as a table; with a roof also the floors that it sets."""
+    totals = summed_work(work, roof, by_layer)
     lines = _sorted(_line(key, 0.0, 0.0, 0.0, total, "") for key, total in totals.items())
     rows: list[list[str]] = []
     for phase in PHASES:
@@ -275,6 +316,4 @@ def calculated_text(work: Sequence[Work], rates: tuple[float, float] | None, *, 
     rows.append(["step", *_sum_cells("", lines, 0.0)[1:]])
     for row in rows:
         row[3:6] = ["", "", ""][: len(row)]  # nothing ran
-        if rates is None:
-            row[8:10] = ["", ""][: len(row)]
     return aligned(HEADINGS, rows)

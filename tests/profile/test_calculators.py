@@ -192,6 +192,17 @@ def test_adamw_alone_in_fp32_moves_28_bytes_a_parameter() -> None:
     assert work.bytes == 28 * num_parameters(D12)
 
 
+def test_how_often_each_runs_on_arrays_of_its_own() -> None:
+    """Two micro-batches, and the logits of each in four parts; the update is one, whose norm only reads."""
+    shape = Shape(2, 8, micro_batches=2, logit_rows=4)
+    work = {(each.phase, each.operation): each for each in step_work(parse_descriptor(TINY), shape)}
+    assert work["forward", "gelu"].times == 2
+    assert [work[phase, "head"].times for phase in ("forward", "backward")] == [8, 8]
+    assert work["forward", "classifier"].times == 8
+    assert work["update", "adamw"].times == work["update", "norm"].times == 1
+    assert [key for key, each in work.items() if not each.writes] == [("update", "norm")]
+
+
 def test_the_shape_of_a_run() -> None:
     config = TrainConfig(batch_size=2, sequence_length=16, total_batch_size=96, recompute=2, master_weights=False)
     shape = shape_of(config, dtype="bf16", flash=True, logit_rows=8)

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from llmc_jax import hardware
 from llmc_jax.presets import PRESETS
+from llmc_jax.profile import measure
 from llmc_jax.profile.__main__ import main
 from llmc_jax.profile.flags import OWN, run_config, split
 
@@ -149,7 +151,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one run writes."""
     folder = tmp_path_factory.mktemp("profile")
     words = ["--steps", "3", "--traced", "2", "--layers", "--trace", str(folder / "trace")]
-    assert main([*MODEL, *words, "--json", str(folder / "out.json"), "--picture", str(folder / "layer.png")]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "array_bytes", lambda cache, memory: 1 << 20)
+        assert main([*MODEL, *words, "--json", str(folder / "out.json"), "--picture", str(folder / "layer.png")]) == 0
     return folder
 
 
@@ -173,6 +177,17 @@ def test_times_add_up_to_the_step(measured: Path) -> None:
     assert plain["tokens"] == 32 and plain["memory_used"]["overwritten"] > 0
 
 
+def test_the_rates_that_the_floors_come_from(measured: Path) -> None:
+    """The fastest product is at least as fast as all together; what is in the caches has no floor."""
+    plain = json.loads((measured / "out.json").read_text())
+    rates, memory = plain["rates"], plain["rates"]["memory"]
+    assert rates["measured"] and rates["cache"] == hardware.cache_bytes()
+    assert rates["flops"] >= rates["products"] > 0
+    assert memory["best"] >= memory["reading"] >= memory["reading_median"] > 0 and memory["best"] >= memory["median"]
+    assert {each["bound"] for each in plain["operations"] if not each["flops"] and each["bytes"]} == {"cache"}
+    assert json.loads((measured / "trace/step.json").read_text())["roof"]["cache"] == rates["cache"]
+
+
 def test_the_table_of_a_trace_from_before(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = json.loads((measured / "out.json").read_text())
     text, _ = run(capsys, "--read", str(measured / "trace"), "--layers", "--json", str(measured / "again.json"))
@@ -188,6 +203,7 @@ def test_the_trace_and_the_picture_are_there(measured: Path) -> None:
 
 
 @pytest.mark.slow
-def test_differences(capsys: pytest.CaptureFixture[str]) -> None:
+def test_differences(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "array_bytes", lambda cache, memory: 1 << 20)
     text, _ = run(capsys, *MODEL, "--steps", "2", "--differences")
     assert text.count("difference") == 5 and "layers" in text

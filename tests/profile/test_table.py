@@ -1,11 +1,14 @@
 """The table adds up: times to the step, floors to the machine's rates, work to the operations."""
 
+from typing import Any
+
 import pytest
 
 from llmc_jax.profile.calculators import Work
 from llmc_jax.profile.program import Program
 from llmc_jax.profile.table import (
     Line,
+    Roof,
     aligned,
     as_json,
     as_text,
@@ -16,7 +19,7 @@ from llmc_jax.profile.table import (
 )
 from llmc_jax.profile.trace import Span, Trace
 
-RATES = (1e9, 1e8)  # FLOP/s, bytes per second
+RATES = Roof(flops=1e9, bandwidth=1e8, reading=5e7, cache=0)
 PROGRAM = Program(
     """HloModule jit_step, is_scheduled=true
 
@@ -91,11 +94,55 @@ def test_a_trace_without_marked_steps_is_one_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flops", "num_bytes", "expected"),
-    [(0, 0, (0.0, "")), (10**9, 1, (1.0, "products")), (1, 10**8, (1.0, "memory"))],
+    ("work", "cache", "expected"),
+    [
+        ((0, 0), 0, (0.0, "")),
+        ((10**9, 1), 0, (1.0, "products")),
+        ((1, 10**8), 0, (1.0, "memory")),
+        ((1, 10**8), None, (1.0, "memory")),  # a GPU's: not known, nothing spared
+        ((0, 10**8, 1, False), 0, (2.0, "memory")),  # 50 MB/s where nothing is written
+        ((0, 10**8), 10**7, (0.8, "memory")),  # a cache full of what it reads, and one of what it writes
+        ((0, 10**8, 1, False), 10**7, (1.8, "memory")),
+        ((0, 10**8, 4), 10**7, (0.2, "memory")),  # four times 25 MB, each with a cache full at both ends
+        ((0, 10**8, 5), 10**7, (0.0, "cache")),
+        ((10**9, 10**8, 5), 10**7, (1.0, "products")),
+    ],
 )
-def test_roofline(flops: int, num_bytes: int, expected: tuple[float, str]) -> None:
-    assert roofline(flops, num_bytes, RATES) == expected
+def test_roofline(work: tuple[Any, ...], cache: int | None, expected: tuple[float, str]) -> None:
+    seconds, bound = roofline(Work("update", "adamw", None, *work), RATES._replace(cache=cache))
+    assert (seconds, bound) == (pytest.approx(expected[0]), expected[1])
+
+
+@pytest.mark.parametrize(
+    ("changed", "beating"),
+    [
+        ({}, {("backward", "gelu")}),  # 2 ms of 3; the others take longer than their floors
+        ({"bandwidth": 1.42e8}, {("backward", "gelu")}),  # 2 ms of 2.11
+        ({"bandwidth": 1.45e8}, set()),  # 2 ms of 2.07: within 5 %
+        ({"bandwidth": 9e7, "cache": 60_000}, set()),  # 2 ms of 2, the caches' part left out
+        ({"cache": None}, set()),  # a GPU may have had it in its cache
+        ({"bandwidth": 1.5e8, "flops": 7e8}, {("forward", "fc")}),  # 5 ms of 5.71
+    ],
+)
+def test_what_beats_its_floor_is_reported(changed: dict[str, Any], beating: set[tuple[str, str]]) -> None:
+    report = report_from_trace(TRACE, PROGRAM, WORK, RATES._replace(**changed))
+    assert {(line.phase, line.operation) for line in report.lines if line.beats_floor} == beating
+    assert {(each["phase"], each["operation"]) for each in as_json(report)["operations"] if each["beats_floor"]} == (
+        beating
+    )
+    assert as_text(report).splitlines()[-1].startswith("Faster than the floor") == bool(beating)
+
+
+def test_what_may_lie_in_the_caches_has_no_floor() -> None:
+    lines = found(report_from_trace(TRACE, PROGRAM, WORK, RATES._replace(cache=1_000_000)).lines)
+    gelu = lines["backward", "gelu", None]
+    assert (gelu.floor, gelu.bound, gelu.gap, gelu.beats_floor) == (0.0, "cache", None, False)
+    assert lines["forward", "fc", None].bound == "products"
+
+
+def test_differences_are_too_coarse_to_beat_a_floor() -> None:
+    report = report_from_differences({("backward", "layers"): 1e-3}, WORK, RATES)
+    assert report.lines[0].gap is not None and report.lines[0].gap < 0.5 and not report.lines[0].beats_floor
 
 
 def test_differences_say_that_they_are_differences() -> None:
@@ -116,7 +163,7 @@ def test_the_text() -> None:
     assert rows[2][:5] == ["forward", "fc", "2", "5.000", "50.0%"]
     assert ["of", "no", "operation", "1.000", "10.0%"] in rows
     assert ["nothing", "runs", "1.000", "10.0%"] in rows
-    assert rows[-1] == ["step", "10.000"]
+    assert rows[-2] == ["step", "10.000"]  # and behind it that gelu takes 2 ms of 3
     assert "layer" in as_text(report_from_trace(TRACE, PROGRAM, WORK, RATES, by_layer=True)).splitlines()[0]
 
 

@@ -1,0 +1,46 @@
+"""What the machine's rates are measured with: arrays in place, larger than its caches."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from llmc_jax.profile.measure import WAYS, MemoryRates, Rates, array_bytes, better, memory_rates, times_of
+
+
+@pytest.mark.parametrize(
+    ("cache", "memory", "expected"),
+    [(32 << 20, None, 1 << 28), (384 << 20, 1 << 40, 1536 << 20), (32 << 20, 1 << 30, 1 << 26)],
+    ids=["256 MiB at least", "four times the caches", "a sixteenth of the memory at most"],
+)
+def test_arrays_are_larger_than_the_caches(cache: int, memory: int | None, expected: int) -> None:
+    assert array_bytes(cache, memory) == expected
+
+
+@pytest.mark.parametrize("way", ["scale", "add"])
+def test_what_is_written_is_written_in_place(way: str) -> None:
+    """An array that is allocated anew is mapped page by page: that was measured, and not the memory."""
+    x, y = jnp.ones(4096), jnp.ones(4096)
+    before = x.unsafe_buffer_pointer()
+    result = WAYS[way][1](x, y)
+    assert x.is_deleted() and not y.is_deleted()
+    assert result.unsafe_buffer_pointer() == before
+
+
+def test_bytes_are_counted_and_a_rounded_array_is_enough() -> None:
+    arrays = {"scale": 2, "add": 3, "read": 1}
+    assert {name: count for name, (count, _) in WAYS.items()} == arrays
+    rates = memory_rates(100_000, rounds=3)
+    assert rates.array_bytes == 98_304
+    assert rates.best >= rates.reading >= rates.reading_median > 0
+
+
+def test_of_two_looks_the_better_counts() -> None:
+    slow = Rates(1.0, 3.0, MemoryRates(5.0, 4.0, 3.0, 2.0, 64), 16, True)
+    fast = Rates(2.0, 2.0, MemoryRates(4.0, 5.0, 2.0, 3.0, 64), 16, True)
+    assert better(slow, fast) == Rates(2.0, 3.0, MemoryRates(5.0, 5.0, 3.0, 3.0, 64), 16, True)
+    assert better(slow, fast).roof == (2.0, 5.0, 3.0, 16)
+
+
+def test_what_takes_long_runs_three_times() -> None:
+    assert len(times_of(lambda: jax.numpy.zeros(1), 9)) == 9
+    assert len(times_of(lambda: jax.numpy.zeros(1), 9, patience=0.0)) == 3
