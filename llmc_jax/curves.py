@@ -21,8 +21,13 @@ REDRAW_SECONDS = 20.0  # between two pictures, and at least
 REDRAW_SHARE = 0.03  # of one core's time, which long runs, whose metrics are large, would exceed
 BINS = 1000  # longer curves are drawn as this many bins with their mean, least and greatest: about one per pixel
 SMOOTHING = 50  # the smooth curve averages over one part in this many of the run
+SPIKES = 0.005  # the part of the steps that may lie above the picture, so that a few spikes do not flatten the rest
+LARGEST = 1e6  # times the median: larger values count as this in averages, whose running sums they would spoil
 
-TRAIN, VAL, YARDSTICK, RATE, NORM, SKIPPED = "#1f5fa8", "#d1495b", "#555555", "#2a7f62", "#8a5fbf", "#c0392b"
+# Okabe and Ito's colours for every kind of colour vision, in an order in which the first few lie far apart; their
+# yellow is left out, which is hard to see on white.
+PALETTE = ("#0072b2", "#d55e00", "#000000", "#e69f00", "#cc79a7", "#56b4e9", "#009e73")
+TRAIN, VAL, YARDSTICK, RATE, NORM, SKIPPED = PALETTE[0], PALETTE[1], "#555555", PALETTE[6], "#8a5fbf", PALETTE[4]
 
 
 class Curve(NamedTuple):
@@ -68,13 +73,79 @@ def binned(c: Curve, bins: int = BINS) -> Bins:
     )
 
 
+def window_of(count: int) -> int:
+    """Return how many points, an odd number, a curve of `count` points is averaged over: about one in SMOOTHING."""
+    return count // SMOOTHING | 1
+
+
+def moving_mean(values: np.ndarray, window: int) -> np.ndarray:
+    """Return the mean of the finite values among the `window` (odd) round each point: at the ends of those there are.
+
+    Of a window of one, the values themselves. NaN where no value of a window is finite.
+    """
+    if window == 1:
+        return values
+    half, count = window // 2, len(values)
+    good = np.isfinite(values)
+    bound = LARGEST * max(1.0, float(np.median(np.abs(values[good]))) if good.any() else 0.0)
+    bounded = np.clip(np.where(good, values, 0.0), -bound, bound)
+    low, high = np.maximum(np.arange(count) - half, 0), np.minimum(np.arange(count) + half + 1, count)
+    totals, counts = (np.concatenate([[0.0], np.cumsum(each)]) for each in (bounded, good))
+    inside = counts[high] - counts[low]
+    return np.where(inside > 0, (totals[high] - totals[low]) / np.maximum(inside, 1), np.nan)
+
+
 def smoothed(c: Curve, window: int) -> Curve:
-    """The mean over a window centred on each point, cut short (on both sides alike) where the curve ends: no lag."""
-    count = len(c.values)
-    half = np.minimum(window // 2, np.minimum(np.arange(count), np.arange(count)[::-1]))
-    total = np.concatenate([[0.0], np.cumsum(c.values)])
-    low, high = np.arange(count) - half, np.arange(count) + half + 1
-    return Curve(c.steps, (total[high] - total[low]) / (high - low))
+    """Return the mean of `window` points, an odd number, at the middle one of them: no lag.
+
+    Every mean is one of so many points: the curve begins half a window behind the first and ends as far before the
+    last.
+    """
+    half, count = window // 2, len(c.steps)
+    full = slice(half, max(half, count - half))
+    return Curve(c.steps[full], moving_mean(c.values, window)[full])
+
+
+class LossRange(NamedTuple):
+    """The losses that a picture shows."""
+
+    low: float
+    high: float
+    log: bool  # the axis is logarithmic
+
+
+def loss_range(training: Sequence[Curve], others: Sequence[np.ndarray]) -> LossRange | None:
+    """Choose the range of a loss axis; None where no value is finite.
+
+    All of `others` lie within, and of each training curve the first loss and all but SPIKES, the largest. Where the
+    loss halves or more the axis is logarithmic, or the first steps would leave no room for the others.
+    """
+    shown = [each[np.isfinite(each)] for each in others]
+    for each in training:
+        values = finite(each).values
+        if len(values):
+            shown += [np.quantile(values, [0.0, 1 - SPIKES]), values[:1]]
+    values = np.concatenate(shown) if shown else np.zeros(0)
+    if not len(values):
+        return None
+    low, high = float(values.min()), float(values.max())
+    if low > 1e-9 and high / low >= 2:  # from nothing, no logarithm would leave the rest any room
+        margin = (high / low) ** 0.06
+        return LossRange(low / margin, high * margin, log=True)
+    margin = 0.06 * (high - low) or max(0.5, 0.06 * abs(high))
+    return LossRange(low - margin, high + margin, log=False)
+
+
+def above(c: Curve, high: float) -> Curve:
+    """Return the finite points that lie above a picture's upper edge."""
+    there = np.isfinite(c.values) & (c.values > high)
+    return Curve(c.steps[there], c.values[there])
+
+
+def not_finite(c: Curve) -> Curve:
+    """Return the points that are NaN or infinite."""
+    bad = ~np.isfinite(c.values)
+    return Curve(c.steps[bad], c.values[bad])
 
 
 def draw_curves(
@@ -107,16 +178,17 @@ def draw_curves(
 
 
 def _draw_loss(axes: Any, rows: Sequence[Mapping[str, Any]], yardsticks: Mapping[str, float]) -> None:
-    raw, val = curve(rows, "train", "loss"), finite(curve(rows, "val", "loss"))
-    train = finite(raw)
-    window = max(1, len(train.steps) // SMOOTHING)
-    if len(train.steps):
-        _draw_train(axes, train, window)
+    train, val = curve(rows, "train", "loss"), curve(rows, "val", "loss")
+    _draw_train(axes, finite(train))
     if len(val.steps):
-        label = f"validation (last {val.values[-1]:.4f})"
-        axes.plot(val.steps, val.values, "o-", color=VAL, markersize=4, linewidth=1.2, label=label, zorder=4)
-    _mark_skipped(axes, rows, raw)
-    _limit_loss(axes, train, val, yardsticks, window)
+        shown, label = finite(val), f"validation (last {val.values[-1]:.4f})"
+        axes.plot(shown.steps, shown.values, "o-", color=VAL, markersize=4, linewidth=1.2, label=label, zorder=4)
+    chosen = loss_range([train], [val.values, np.array(list(yardsticks.values()), np.float64)])
+    if chosen is not None:
+        show_range(axes, chosen)
+    mark_outside(axes, train, chosen, TRAIN, "training")
+    mark_outside(axes, val, chosen, VAL, "validation")
+    _mark_skipped(axes, rows)
     _draw_yardsticks(axes, yardsticks)
     axes.set_ylabel(f"loss (nats per token{', log scale' if axes.get_yscale() == 'log' else ''})")
     axes.grid(alpha=0.25)
@@ -130,7 +202,10 @@ def _draw_loss(axes: Any, rows: Sequence[Mapping[str, Any]], yardsticks: Mapping
         axes.text(0.5, 0.5, "no steps yet", transform=axes.transAxes, ha="center", color=YARDSTICK)
 
 
-def _draw_train(axes: Any, train: Curve, window: int) -> None:
+def _draw_train(axes: Any, train: Curve) -> None:
+    if not len(train.steps):
+        return
+    window = window_of(len(train.steps))
     b = binned(train)
     mark = "." if len(b.steps) == 1 else "-"
     look = {"linewidth": 0.7, "alpha": 0.35} if window > 1 else {"linewidth": 1.4}  # light where a smooth curve follows
@@ -141,6 +216,33 @@ def _draw_train(axes: Any, train: Curve, window: int) -> None:
     if window > 1:
         s = binned(smoothed(train, window))
         axes.plot(s.steps, s.mean, color=TRAIN, linewidth=1.8, label=f"training, mean of {window} steps", zorder=3)
+
+
+def mark_outside(axes: Any, c: Curve, shown: LossRange | None, color: str, name: str) -> None:
+    """Mark the points of a curve that a picture does not show, along its upper edge, and say how many.
+
+    Triangles stand for losses above the edge, crosses for what is NaN or infinite.
+    """
+    over, bad = above(c, shown.high if shown else np.inf), not_finite(c)
+    if len(over.steps):
+        top = int(np.argmax(over.values))
+        words = f"above the picture: {_counted(over)}, largest {over.values[top]:.4g} at step {over.steps[top]}"
+        _mark(axes, over.steps, 0.985, "^", f"{name} {words}", color)
+    if len(bad.steps):
+        _mark(axes, bad.steps, 0.985, "x", f"{name} not finite: {_counted(bad)}, first at step {bad.steps[0]}", color)
+
+
+def _counted(c: Curve) -> str:
+    return f"{len(c.steps):,} {'point' if len(c.steps) == 1 else 'points'}"
+
+
+def _mark(axes: Any, steps: np.ndarray, height: float, mark: str, label: str, color: str) -> None:
+    """Draw marks at some steps at a height of the panel from 0 to 1, no more of them than can be told apart."""
+    _, told = np.unique(steps * BINS // (int(steps[-1]) + 1), return_index=True)
+    axes.plot(
+        steps[told], np.full(len(told), height), mark, color=color, markersize=6, markeredgewidth=1.5,
+        transform=axes.get_xaxis_transform(), clip_on=False, label=label, zorder=5,
+    )  # fmt: skip
 
 
 def _draw_yardsticks(axes: Any, yardsticks: Mapping[str, float]) -> None:
@@ -164,36 +266,21 @@ def _draw_yardsticks(axes: Any, yardsticks: Mapping[str, float]) -> None:
         )
 
 
-def _limit_loss(axes: Any, train: Curve, val: Curve, yardsticks: Mapping[str, float], window: int) -> None:
-    """Choose the range so that a few spikes do not flatten the rest: at most 1 step in 200 may lie outside.
+def show_range(axes: Any, chosen: LossRange) -> None:
+    """Set the range of a loss axis.
 
-    Where the loss halves or more the axis is logarithmic, or the first steps would leave no room for the others.
+    A logarithmic one has ticks at round losses, written as plain numbers: by default it has them at 1 and 10 only.
     """
-    shown = [np.array(list(yardsticks.values()), dtype=np.float64), val.values]
-    if len(train.values):
-        shown += [np.quantile(train.values, [0.0, 0.995]), smoothed(train, window).values[[0, -1]]]
-    values = np.concatenate(shown)
-    if not len(values):
-        return
-    low, high = float(values.min()), float(values.max())
-    if low > 0 and high / low >= 2:
-        margin = (high / low) ** 0.06
-        axes.set_yscale("log")
-        axes.set_ylim(low / margin, high * margin)
-        _loss_ticks(axes, decades=np.log10(high / low))
-    else:
-        margin = 0.06 * (high - low) or 0.5
-        axes.set_ylim(low - margin, high + margin)
-
-
-def _loss_ticks(axes: Any, decades: float) -> None:
-    """Ticks at round losses, written as plain numbers: by default a logarithmic axis has them at 1 and 10 only."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    wide, narrow = (1, 2, 5), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.25, 2.5, 2.75, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9)
-    axes.yaxis.set_major_locator(LogLocator(subs=wide if decades > 1.1 else narrow))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda loss, _: f"{loss:g}"))
-    axes.yaxis.set_minor_locator(NullLocator())
+    if chosen.log:
+        axes.set_yscale("log")
+        decades = np.log10(chosen.high / chosen.low)
+        wide, narrow = (1, 2, 5), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.25, 2.5, 2.75, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9)
+        axes.yaxis.set_major_locator(LogLocator(subs=wide if decades > 1.2 else narrow))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda loss, _: f"{loss:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_ylim(chosen.low, chosen.high)
 
 
 def _limit_steps(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -205,23 +292,12 @@ def _limit_steps(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
 
 
-def _mark_skipped(axes: Any, rows: Sequence[Mapping[str, Any]], raw: Curve) -> None:
-    """Steps without an update (a non-finite loss or gradient) as marks along the lower edge."""
+def _mark_skipped(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Mark the steps without an update along the lower edge."""
     skipped = curve(rows, "train", "skipped")
-    steps = np.union1d(skipped.steps[skipped.values != 0], raw.steps[~np.isfinite(raw.values)])
+    steps = skipped.steps[skipped.values != 0]
     if len(steps):
-        axes.plot(
-            steps,
-            np.zeros(len(steps)),
-            "|",
-            color=SKIPPED,
-            markersize=9,
-            markeredgewidth=2,
-            transform=axes.get_xaxis_transform(),
-            clip_on=False,
-            label=f"skipped: {len(steps)}",
-            zorder=5,
-        )
+        _mark(axes, steps, 0.0, "|", f"update skipped: {len(steps):,}", SKIPPED)
 
 
 def _token_axis(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:

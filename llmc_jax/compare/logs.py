@@ -14,13 +14,12 @@ import numpy as np
 from llmc_jax.compare import report
 from llmc_jax.compare.logfiles import Log, read_log
 from llmc_jax.compare.tensors import DIFFERS
-from llmc_jax.curves import SMOOTHING, Curve, finite
+from llmc_jax.curves import Curve, finite, moving_mean, window_of
 from llmc_jax.errors import InputError
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 TOLERANCE = 0.01  # nats per token; what llm.c's own tests allow a loss
 TAIL = 0.1  # of the common steps: as many must follow the one at which two logs part
-LARGEST = 1e6  # nats per token: larger differences count as this in averages, whose running sums they would spoil
 ROWS = 12
 TRAIN, VAL = "training", "validation"
 CURVES = {TRAIN: "train", VAL: "val"}  # and the name of a log's field
@@ -93,13 +92,7 @@ def difference(first: Curve, other: Curve) -> Curve:
 
 def averaged(values: np.ndarray, window: int) -> np.ndarray:
     """The mean of the finite values in a window (odd) round each; infinite where the value itself is."""
-    half, count = window // 2, len(values)
-    good = np.isfinite(values)
-    bounded = np.clip(np.where(good, values, 0.0), -LARGEST, LARGEST)
-    low, high = np.maximum(np.arange(count) - half, 0), np.minimum(np.arange(count) + half + 1, count)
-    totals, counts = (np.concatenate([[0.0], np.cumsum(each)]) for each in (bounded, good))
-    means = (totals[high] - totals[low]) / np.maximum(counts[high] - counts[low], 1)
-    return np.where(good, means if half else values, np.inf)
+    return np.where(np.isfinite(values), moving_mean(values, window), np.inf)
 
 
 def differences(logs: Sequence[Log], tolerance: float = TOLERANCE, window: int = 0) -> list[Difference]:
@@ -109,7 +102,7 @@ def differences(logs: Sequence[Log], tolerance: float = TOLERANCE, window: int =
         rounding = _rounding(logs[0]) + _rounding(log)
         for name, field in CURVES.items():
             steps, values = difference(getattr(logs[0], field), getattr(log, field))
-            points = 1 if name == VAL else (window or len(steps) // SMOOTHING) | 1
+            points = 1 if name == VAL else window | 1 if window else window_of(len(steps))
             mean = averaged(values, points)
             found.append(Difference(letter, name, steps, values, mean, points, tolerance, rounding))
     return found

@@ -7,17 +7,44 @@ import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from llmc_jax.compare.logfiles import Log
 from llmc_jax.compare.logs import LETTERS, TRAIN, Difference
-from llmc_jax.curves import SMOOTHING, Curve, binned, finite, smoothed
+from llmc_jax.curves import (
+    PALETTE,
+    YARDSTICK,
+    Curve,
+    binned,
+    finite,
+    loss_range,
+    mark_outside,
+    show_range,
+    smoothed,
+    window_of,
+)
 from llmc_jax.runlog import write_atomic
 
-COLORS = ("#1f5fa8", "#d1495b", "#2a7f62", "#8a5fbf", "#e6a532", "#5b6770")
+STYLES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (6, 1.5, 1, 1.5)), (0, (1.5, 1)), (0, (6, 1.5, 1, 1.5, 1, 1.5)))
+MARKS = ("o", "s", "^", "D", "v", "P")
+WIDE = {"linewidth": 4.0, "alpha": 0.4}  # of the first log: others on top do not hide it
 LONGEST_NAME = 48
+
+
+class Look(NamedTuple):
+    """How a log is drawn: what one person cannot tell by colour differs in its dashes and dots too."""
+
+    color: str
+    style: Any  # of its line
+    mark: str  # of its validations
+
+
+def look_of(index: int) -> Look:
+    """Return the look of a log by its place; of 26 no two have the same."""
+    style = STYLES[(index - 1) % len(STYLES)] if index else STYLES[0]
+    return Look(PALETTE[index % len(PALETTE)], style, MARKS[index % len(MARKS)])
 
 
 def draw_logs(
@@ -26,7 +53,7 @@ def draw_logs(
     """Draw logs and their differences to the first into a PNG, which appears complete or not at all.
 
     names: of the logs, in place of letters and paths.
-    Solid lines are training losses (of long runs the mean, each step lightly behind it), dots validation losses.
+    Lines are training losses (of long runs the mean, each step lightly behind it), dots validation losses.
     Raises InputError if it cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -40,8 +67,8 @@ def draw_logs(
         paths = short_names([log.path for log in logs])
         names = [f"{letter}  {path}" for letter, path in zip(LETTERS, paths, strict=False)]
     for index, (name, log) in enumerate(zip(names, logs, strict=True)):
-        _draw_losses(upper, log, name, _color(index), wide=index == 0)
-    _limit_losses(upper, logs)
+        _draw_losses(upper, log, name, look_of(index), wide=index == 0)
+    _limit_losses(upper, logs, [name.split()[0] for name in names])
     _finish(upper, "loss (nats per token)")
     if upper.get_legend_handles_labels()[0]:
         upper.legend(loc="upper right", fontsize=9, edgecolor="none", framealpha=0.9, title="dots: validation")
@@ -66,56 +93,40 @@ def short_names(paths: Sequence[str]) -> list[str]:
     return [name if len(name) <= LONGEST_NAME else f"…{name[1 - LONGEST_NAME :]}" for name in names]
 
 
-def _color(index: int) -> str:
-    return COLORS[index % len(COLORS)]
-
-
-def _draw_losses(axes: Any, log: Log, name: str, color: str, *, wide: bool) -> None:
+def _draw_losses(axes: Any, log: Log, name: str, look: Look, *, wide: bool) -> None:
     """wide: the first log is a wide, light line, which others on top of it do not hide."""
     train, val = finite(log.train), finite(log.val)
-    window = (len(train.steps) // SMOOTHING) | 1
-    look = {"linewidth": 4.0, "alpha": 0.4} if wide else {"linewidth": 1.4}
+    window = window_of(len(train.steps))
     if len(train.steps):
         if window > 1:
             each = binned(train)
-            axes.plot(each.steps, each.mean, color=color, linewidth=0.6, alpha=0.3)
+            axes.plot(each.steps, each.mean, color=look.color, linewidth=0.6, alpha=0.3)
             name = f"{name}, mean of {window} steps"
-        mean = binned(smoothed(train, window))
-        axes.plot(mean.steps, mean.mean, "." if len(mean.steps) == 1 else "-", color=color, label=name, **look)
+        _draw_line(axes, smoothed(train, window), look, label=name, **(WIDE if wide else {"linewidth": 1.4}))
     if len(val.steps):
         axes.plot(
-            val.steps, val.values, "o:", color=color, linewidth=0.9, markeredgewidth=0.4, markeredgecolor="white",
+            val.steps, val.values, f"{look.mark}:", color=look.color, linewidth=0.9, markeredgewidth=0.4,
             markersize=(6 if wide else 4.5) / (1 if len(val.steps) <= 60 else 2), zorder=3.5 if wide else 4,
-            label=None if len(train.steps) else f"{name}, validation only",
+            markeredgecolor="white", label=None if len(train.steps) else f"{name}, validation only",
         )  # fmt: skip
 
 
-def _limit_losses(axes: Any, logs: Sequence[Log]) -> None:
-    """A range that a few spikes do not set: at most 1 step in 200 lies outside. Logarithmic where the loss halves."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+def _draw_line(axes: Any, c: Curve, look: Look, **more: Any) -> None:
+    line = binned(c)
+    shape = {"marker": "."} if len(line.steps) == 1 else {"linestyle": look.style}
+    axes.plot(line.steps, line.mean, color=look.color, **shape, **more)
 
-    shown = [finite(log.val).values for log in logs]
-    for log in logs:
-        train = finite(log.train).values
-        if len(train):
-            shown.append(np.quantile(train, [0.0, 0.995]))
-            shown.append(train[:1])
-    values = np.concatenate(shown)
-    if not len(values):
+
+def _limit_losses(axes: Any, logs: Sequence[Log], letters: Sequence[str]) -> None:
+    """Choose the range, and mark what lies outside."""
+    chosen = loss_range([log.train for log in logs], [log.val.values for log in logs])
+    if chosen is None:
         axes.text(0.5, 0.5, "no finite loss", transform=axes.transAxes, ha="center")
-        return
-    low, high = float(values.min()), float(values.max())
-    if low <= 0 or high / low < 2:
-        margin = 0.06 * (high - low) or 0.5
-        axes.set_ylim(low - margin, high + margin)
-        return
-    margin = (high / low) ** 0.06
-    axes.set_yscale("log")
-    axes.set_ylim(low / margin, high * margin)
-    wide, narrow = (1, 2, 5), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.25, 2.5, 2.75, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9)
-    axes.yaxis.set_major_locator(LogLocator(subs=wide if high / low > 12 else narrow))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda loss, _: f"{loss:g}"))
-    axes.yaxis.set_minor_locator(NullLocator())
+    else:
+        show_range(axes, chosen)
+    for index, (letter, log) in enumerate(zip(letters, logs, strict=True)):
+        for name, each in (("training", log.train), ("validation", log.val)):
+            mark_outside(axes, each, chosen, look_of(index).color, f"{letter}, {name}")
 
 
 def _draw_differences(axes: Any, found: Sequence[Difference]) -> None:
@@ -123,34 +134,61 @@ def _draw_differences(axes: Any, found: Sequence[Difference]) -> None:
     reach = [0.0]
     marked: list[str] = []  # logs with a line where they part: training's, else validation's
     for each in found:
-        color = _color(LETTERS.index(each.letter))
-        curve = finite(Curve(each.steps, each.averaged))
-        if not len(curve.steps):
+        look = look_of(LETTERS.index(each.letter))
+        mean = _averaged(each)
+        if not len(mean.steps):
             continue
-        reach += [float(value) for value in np.quantile(curve.values, [0.005, 0.995])]
+        reach += [float(value) for value in np.quantile(mean.values, [0.005, 0.995])]
         if each.curve == TRAIN:
             if each.window > 1:
                 single = binned(finite(Curve(each.steps, each.values)))
-                axes.plot(single.steps, single.mean, color=color, linewidth=0.6, alpha=0.3)
-            mean = binned(curve)
-            axes.plot(mean.steps, mean.mean, "." if len(mean.steps) == 1 else "-", color=color, linewidth=1.4)
+                axes.plot(single.steps, single.mean, color=look.color, linewidth=0.6, alpha=0.3)
+            _draw_line(axes, mean, look, linewidth=1.4)
         else:
-            axes.plot(curve.steps, curve.values, "o", color=color, markersize=4, markeredgecolor="white", zorder=4)
+            axes.plot(
+                mean.steps, mean.values, look.mark, color=look.color, markersize=4, markeredgecolor="white", zorder=4
+            )
         if each.parts is not None and each.letter not in marked:
-            _mark_parting(axes, each, color, row=len(marked))
+            _mark_parting(axes, each, look.color, row=len(marked))
             marked.append(each.letter)
     tolerance = found[0].tolerance if found else 0.0
     if max(map(abs, reach)) > 0.1 * tolerance:  # else the band would be all there is to see
         axes.axhspan(-tolerance, tolerance, color="#888888", alpha=0.15, linewidth=0)
         reach += [-tolerance, tolerance]
-    axes.axhline(0, color=COLORS[0], linewidth=0.8)
+    axes.axhline(0, color=PALETTE[0], linewidth=0.8)
     low, high = min(reach), max(reach)
     if high > low:
         margin = 0.12 * (high - low)
         axes.set_ylim(low - margin, high + margin)
         axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 3))
+    lines = [words for words in (outside_words(each, *axes.get_ylim()) for each in found) if words]
+    words = "\n".join(lines if len(lines) <= 4 else [*lines[:3], f"and of {len(lines) - 3} others"])
+    if words:
+        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
+        place = {"transform": axes.transAxes, "ha": "right", "va": "bottom"}
+        axes.text(0.99, 0.03, words, fontsize=8, color=YARDSTICK, bbox=box, **place)
     if not any(len(each.steps) for each in found):
         axes.text(0.5, 0.6, "no step in common", transform=axes.transAxes, ha="center")
+
+
+def _averaged(each: Difference) -> Curve:
+    """The averaged differences whose window is full, without what is not finite."""
+    half = each.window // 2
+    full = slice(half, max(half, len(each.steps) - half))
+    return finite(Curve(each.steps[full], each.averaged[full]))
+
+
+def outside_words(each: Difference, low: float, high: float) -> str:
+    """Say how many single differences a picture from `low` to `high` does not show; nothing where it shows all."""
+    infinite = int(np.count_nonzero(~np.isfinite(each.values)))
+    beyond = int(np.count_nonzero((each.values < low) | (each.values > high))) - infinite
+    words = [f"{beyond:,} beyond the edge"] if beyond else []
+    words += [f"{infinite:,} infinite"] if infinite else []
+    if not words:
+        return ""
+    largest, where = each.largest
+    at = f" (largest {largest:.3g} at step {where})" if beyond and not infinite else ""
+    return f"{each.letter}, {each.curve}: of {len(each.steps):,} single differences {', '.join(words)}{at}"
 
 
 def _mark_parting(axes: Any, each: Difference, color: str, row: int) -> None:

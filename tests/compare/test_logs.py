@@ -558,6 +558,27 @@ def test_pictures_of_anything(tmp_path: Path) -> None:
         assert (tmp_path / f"{number}.png").stat().st_size > 1000
 
 
+def test_no_two_of_26_logs_look_alike() -> None:
+    from llmc_jax.compare.picture import look_of
+
+    looks = [look_of(index) for index in range(1, 26)]  # the first is wide and light
+    assert len({(look.color, str(look.style)) for look in looks}) == 25
+    assert len({(look.color, look.mark) for look in looks}) == 25
+
+
+def test_the_picture_says_how_many_differences_it_does_not_show() -> None:
+    from llmc_jax.compare.picture import outside_words
+
+    each = one_difference([3.0] * 40, [3.0] * 36 + [4.0, 9.0, 3.0, math.nan])
+    assert outside_words(each, -10, 10) == "B, training: of 40 single differences 1 infinite"
+    assert outside_words(each, -0.5, 0.5) == "B, training: of 40 single differences 2 beyond the edge, 1 infinite"
+    finite = one_difference([3.0] * 40, [3.0] * 36 + [4.0, 9.0, 3.0, 3.0])
+    assert outside_words(finite, -0.5, 2) == (
+        "B, training: of 40 single differences 1 beyond the edge (largest 6 at step 37)"
+    )
+    assert outside_words(finite, -10, 10) == ""
+
+
 def test_names_without_what_they_share() -> None:
     from llmc_jax.compare.picture import short_names
 
