@@ -1,5 +1,6 @@
 """The run folder: llm.c's log lines, metrics at full precision, and what happens when something is in the way."""
 
+import fcntl
 import json
 import math
 import os
@@ -530,7 +531,7 @@ def test_a_folder_replaced_while_it_is_locked_is_not_taken(tmp_path: Path, monke
     run = tmp_path / "run"
     run.mkdir()
     with monkeypatch.context() as patch, pytest.raises(InputError, match="is no longer the folder"):
-        patch.setattr(runlog.fcntl, "flock", lambda *_: run.rename(tmp_path / "other"))
+        patch.setattr(fcntl, "flock", lambda *_: run.rename(tmp_path / "other"))
         with locked(run):
             pytest.fail("it is locked where it no longer is")
 
@@ -577,7 +578,7 @@ def test_without_locks_training_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     def none(*_: Any) -> NoReturn:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(runlog.fcntl, "flock", none)
+    monkeypatch.setattr(fcntl, "flock", none)
     with locked(tmp_path), locked(tmp_path):
         pass
 
