@@ -409,14 +409,14 @@ def test_the_model_is_there_before_the_checkpoint_counts(
     expected = np.asarray(weights.astype(jnp.float32)).copy()[: num_parameters(MODEL)].tobytes()
     path = tmp_path / "model_00000007.bin"
     before_done: list[bytes] = []
-    touch = Path.touch
+    write_bytes = store.write_bytes
 
-    def touched(name: Path, *rest: Any) -> None:
-        if name.name.startswith("DONE_"):
-            before_done.append(read_model(path).flat.tobytes())
-        touch(name, *rest)
+    def written(name: Path, data: bytes) -> None:
+        assert name.name == "DONE_00000007"
+        before_done.append(read_model(path).flat.tobytes())
+        write_bytes(name, data)
 
-    monkeypatch.setattr(Path, "touch", touched)
+    monkeypatch.setattr(store, "write_bytes", written)
     done = gate("begin" if way == "beside" else "seal")
     saver = Saver(tmp_path, MODEL, ALL, export=True)
     saver.save(state, facts(7), ANY)
