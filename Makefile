@@ -21,10 +21,10 @@ train: setup ## set up, then train (without ARGS: the demo, about two minutes)
 	@$(python) train.py $(ARGS)
 
 test: setup-dev ## set up, then run the tests but the slow ones
-	JAX_PLATFORMS=cpu $(python) -m pytest -q -n 2 -m "not slow" $(ARGS)
+	JAX_PLATFORMS=cpu $(python) -m pytest -q -n 2 --dist worksteal -m "not slow" $(ARGS)
 
 test-slow: setup-dev ## the tests that take minutes
-	JAX_PLATFORMS=cpu $(python) -m pytest -m slow $(ARGS)
+	JAX_PLATFORMS=cpu $(python) -m pytest -q -n 2 --dist worksteal -m slow $(ARGS)
 
 test-aot: ## compile the kernels for GPUs that are not there, with each supported JAX (Linux; 2 GB of packages)
 	@for jax in $(aot_jax); do scripts/setup_aot.sh $$jax || exit 1; done

@@ -4,7 +4,8 @@ The functions look the operations up when they are called and trace anew, so tha
 them and see the same comparison fail.
 """
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +24,12 @@ from tests import plain_model
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # half the time to compile
 GRADIENT_TOLERANCE = 1e-9  # relative, per tensor, in float64
 ADAMW_TOLERANCE = 1e-12
+
+
+@cache
+def interpreted(kernel: Callable[..., Any], *static: str) -> Callable[..., Any]:
+    """Return a kernel in interpret mode, as one program for each shape; static: its arguments that are no arrays."""
+    return jax.jit(partial(kernel, interpret=True), static_argnames=static, compiler_options=QUICK)
 
 
 class Batch(NamedTuple):

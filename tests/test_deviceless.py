@@ -125,7 +125,7 @@ LOWERED_FOR = ("a100", "rtx4090", "h200", "b200")  # sm_80, 89, 90 and 100
 
 @pytest.fixture(
     scope="module",
-    params=[gpu if gpu in ("rtx4090", "h200") else pytest.param(gpu, marks=pytest.mark.slow) for gpu in LOWERED_FOR],
+    params=[gpu if gpu == "h200" else pytest.param(gpu, marks=pytest.mark.slow) for gpu in LOWERED_FOR],
 )
 def lowered(request: pytest.FixtureRequest) -> dict[str, str]:
     """{case: error, or empty} of one GPU."""

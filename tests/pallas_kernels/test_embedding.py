@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.embedding import DIRECT, DROP, HEAD, KEEP, TAIL, _windows, embedding_backward
+from tests.comparisons import interpreted
 
 bf16, fp16, f32 = jnp.bfloat16, jnp.float16, jnp.float32
 Vp = 40
@@ -29,7 +30,7 @@ def check(tokens: np.ndarray, C: int, dout_dtype: Any = bf16, dwte_dtype: Any = 
     """Exact on whole numbers."""
     tokens = jnp.asarray(tokens, jnp.int32)
     dout, dwte = integers((*tokens.shape, C), dout_dtype), integers((padded_vocab, C), dwte_dtype, seed=1)
-    found = embedding_backward(dout, tokens, dwte, interpret=True)
+    found = interpreted(embedding_backward)(dout, tokens, dwte)
     assert found[0].dtype == dwte_dtype and found[1].dtype == dout_dtype
     for ours, wanted in zip(found, expected(dout, tokens, dwte), strict=True):
         assert ours.shape == wanted.shape
@@ -62,8 +63,8 @@ def test_patterns_of_tokens(pattern: str) -> None:
         (128, (bf16, bf16)),  # single elements: the narrowest accesses
         (256, (fp16, fp16)),
         (768, (bf16, f32)),  # GPT-2's: pairs of elements, one program for the whole row
-        (1024, (f32, f32)),
-        (1280, (bf16, bf16)),  # five programs for a row
+        pytest.param(1024, (f32, f32), marks=pytest.mark.slow),
+        pytest.param(1280, (bf16, bf16), marks=pytest.mark.slow),  # five programs for a row
         (64, (bf16, f32)),  # padded to 128
         (200, (f32, bf16)),  # padded to 256
     ],
@@ -82,10 +83,10 @@ def test_rounded_once() -> None:
     rng = np.random.default_rng(0)
     tokens = jnp.asarray(rng.integers(0, 3, (8, 12)), jnp.int32)
     dout, dwte = jnp.asarray(rng.normal(size=(8, 12, 128)), bf16), jnp.asarray(rng.normal(size=(Vp, 128)), bf16)
-    found = embedding_backward(dout, tokens, dwte, interpret=True)
+    found = interpreted(embedding_backward)(dout, tokens, dwte)
     for ours, wanted in zip(found, expected(dout, tokens, dwte), strict=True):
         np.testing.assert_allclose(np.asarray(ours, np.float64), wanted, rtol=1.01 * 2.0**-8, atol=1e-5)
-    ones = embedding_backward(jnp.ones((10, 27, 128), bf16), jnp.zeros((10, 27), jnp.int32), 0 * dwte, interpret=True)
+    ones = interpreted(embedding_backward)(jnp.ones((10, 27, 128), bf16), jnp.zeros((10, 27), jnp.int32), 0 * dwte)
     assert (ones[0][0] == 270).all() and (ones[0][1:] == 0).all() and (ones[1] == 10).all()
 
 
@@ -93,7 +94,7 @@ def test_tokens_do_not_touch_one_another() -> None:
     """A token whose gradient is not a number, in the midst of others' runs and windows."""
     tokens = jnp.asarray(np.repeat([0, 1, 2, 3, 4], [10, 5, 20, 40, 25]).reshape(4, 25), jnp.int32)
     dout, dwte = integers((4, 25, 128), bf16), integers((Vp, 128), f32)
-    found, _ = embedding_backward(jnp.where(tokens[..., None] == 2, jnp.nan, dout), tokens, dwte, interpret=True)
+    found, _ = interpreted(embedding_backward)(jnp.where(tokens[..., None] == 2, jnp.nan, dout), tokens, dwte)
     wanted = expected(dout, tokens, dwte)[0]
     assert np.isnan(found[2]).all()
     np.testing.assert_array_equal(np.delete(found, 2, 0), np.delete(wanted, 2, 0))
@@ -104,7 +105,7 @@ def test_unknown_ids_add_nothing(wrong: int) -> None:
     tokens = random.integers(0, Vp, (3, 30)).astype(np.int32)
     tokens[1, :20] = wrong
     dout, dwte = np.array(integers((3, 30, 128), f32)), integers((Vp, 128), f32)
-    found, _ = embedding_backward(jnp.asarray(dout), jnp.asarray(tokens), dwte, interpret=True)
+    found, _ = interpreted(embedding_backward)(jnp.asarray(dout), jnp.asarray(tokens), dwte)
     dout[1, :20], tokens[1, :20] = 0, 0
     np.testing.assert_array_equal(found, expected(dout, tokens, dwte)[0])
 

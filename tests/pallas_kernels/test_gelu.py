@@ -9,6 +9,7 @@ import pytest
 
 from llmc_jax.ops import gelu as plain
 from pallas_kernels import gelu
+from tests.comparisons import interpreted
 
 # Where GELU bends, where exp2 overflows, and what is far away.
 WIDE = np.concatenate([np.linspace(-12.0, 12.0, 1501), [0.0, -0.0, 1e-30, -1e-30, 80.0, -80.0, 1e4, -1e4]])
@@ -33,7 +34,7 @@ def test_forward_and_backward(shape: tuple[int, ...], dtype: jnp.dtype) -> None:
     dout = jnp.asarray(rng.normal(size=shape), dtype)
     wide, cotangent = np.asarray(x, np.float64), np.asarray(dout, np.float64)
     value, slope = expected_of(wide)
-    out, dx = gelu.gelu_forward(x, interpret=True), gelu.gelu_backward(dout, x, interpret=True)
+    out, dx = interpreted(gelu.gelu_forward)(x), interpreted(gelu.gelu_backward)(dout, x)
     assert out.shape == dx.shape == shape
     assert out.dtype == dx.dtype == dtype
     np.testing.assert_allclose(np.asarray(out, np.float64), value, rtol=ROUNDING[dtype], atol=IN_FP32)
@@ -42,8 +43,8 @@ def test_forward_and_backward(shape: tuple[int, ...], dtype: jnp.dtype) -> None:
 
 def test_far_from_zero_it_is_the_identity_or_nothing() -> None:
     x = jnp.asarray([-1e4, -50.0, 50.0, 1e4], jnp.float32)
-    np.testing.assert_array_equal(gelu.gelu_forward(x, interpret=True), [0.0, 0.0, 50.0, 1e4])
-    np.testing.assert_array_equal(gelu.gelu_backward(jnp.ones(4), x, interpret=True), [0.0, 0.0, 1.0, 1.0])
+    np.testing.assert_array_equal(interpreted(gelu.gelu_forward)(x), [0.0, 0.0, 50.0, 1e4])
+    np.testing.assert_array_equal(interpreted(gelu.gelu_backward)(jnp.ones(4), x), [0.0, 0.0, 1.0, 1.0])
 
 
 @pytest.mark.parametrize("direction", [-1.0, 1.0])
@@ -74,8 +75,8 @@ def test_it_agrees_with_the_plain_operations() -> None:
     rng = np.random.default_rng(1)
     x, dout = (jnp.asarray(rng.normal(size=(4, 300)), jnp.bfloat16) for _ in range(2))
     for ours, theirs in (
-        (gelu.gelu_forward(x, interpret=True), plain.gelu_forward(x)),
-        (gelu.gelu_backward(dout, x, interpret=True), plain.gelu_backward(dout, x)),
+        (interpreted(gelu.gelu_forward)(x), plain.gelu_forward(x)),
+        (interpreted(gelu.gelu_backward)(dout, x), plain.gelu_backward(dout, x)),
     ):
         difference = np.abs(np.asarray(ours, np.float32) - np.asarray(theirs, np.float32))
         assert difference.max() <= 2.0**-7  # both round once: a unit in the last place of numbers up to 4

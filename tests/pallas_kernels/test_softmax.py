@@ -13,6 +13,7 @@ import pytest
 
 from llmc_jax.ops import softmax as plain
 from pallas_kernels import softmax, tuning
+from tests.comparisons import interpreted
 
 # Bounds in units of the dtype's rounding of the largest element: rounded once from fp32, itself right to 2^-20.
 ROUNDING = {jnp.bfloat16: 2.0**-8, jnp.float16: 2.0**-11, jnp.float32: 2.0**-19}
@@ -54,7 +55,7 @@ def check(found: jax.Array, expected: np.ndarray, dtype: jnp.dtype) -> None:
 @every_shape
 def test_forward(shape: tuple[int, ...], dtype: jnp.dtype) -> None:
     scores = matrices(shape, dtype, 8.0)
-    check(softmax.softmax_forward(scores, 0.3, interpret=True), att_of(scores, 0.3), dtype)
+    check(interpreted(softmax.softmax_forward, "scale")(scores, 0.3), att_of(scores, 0.3), dtype)
 
 
 @every_shape
@@ -62,7 +63,7 @@ def test_backward(shape: tuple[int, ...], dtype: jnp.dtype) -> None:
     datt, att = matrices(shape, dtype, 1.0), jnp.asarray(att_of(matrices(shape, dtype, 8.0), 0.3), dtype)
     wide, weight = np.nan_to_num(np.asarray(datt, np.float64)), np.asarray(att, np.float64)
     expected = 0.3 * weight * (wide - (weight * wide).sum(-1, keepdims=True))
-    found = softmax.softmax_backward(datt, att, 0.3, interpret=True)
+    found = interpreted(softmax.softmax_backward, "scale")(datt, att, 0.3)
     # The difference of two numbers of datt's size: its rounding in fp32 stays where att is large, whatever dtype.
     assert (found.shape, found.dtype) == (shape, dtype)
     values = np.asarray(found, np.float64)
@@ -84,8 +85,8 @@ def test_backward_is_the_gradient_of_the_forward() -> None:
             return jax.nn.softmax(scale * scores, axis=-1, where=np.tri(T, dtype=bool))
 
         expected = np.asarray(jax.vjp(reference, wide)[1](cotangent)[0])
-    att = softmax.softmax_forward(scores, scale, interpret=True)
-    found = softmax.softmax_backward(datt, att, scale, interpret=True)
+    att = interpreted(softmax.softmax_forward, "scale")(scores, scale)
+    found = interpreted(softmax.softmax_backward, "scale")(datt, att, scale)
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
 
 
@@ -94,7 +95,7 @@ def test_far_from_zero_nothing_overflows() -> None:
     scores = np.zeros((1, 96, 96), np.float32)
     scores[0, 90, :91] = np.linspace(-3e4, 3e4, 91)
     scores[0, 91, :92] = np.linspace(3e4, -3e4, 92)
-    att = np.asarray(softmax.softmax_forward(jnp.asarray(scores), 1.0, interpret=True))[0]
+    att = np.asarray(interpreted(softmax.softmax_forward, "scale")(jnp.asarray(scores), 1.0))[0]
     assert (att[90, 90], att[91, 0]) == (1, 1)
     assert np.count_nonzero(att[90:92]) == 2
 
