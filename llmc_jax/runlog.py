@@ -77,11 +77,10 @@ def create_run_folder(output_dir: str, name: str, reuse: bool) -> Path:
             made.insert(0, folder)
         else:
             folder.mkdir(parents=True, exist_ok=True)
-            sync(folder.parent)  # the folder's name too is on the disk before a checkpoint counts
-            if not reuse and any(folder.iterdir()):
-                raise InputError(
-                    f"-o {output_dir}: the folder is not empty; choose another -o, or -y 1 to continue in it"
-                )
+        for each in made or [folder]:
+            sync(each.parent)  # the names of all folders too are on the disk before a checkpoint counts
+        if output_dir and not reuse and any(folder.iterdir()):
+            raise InputError(f"-o {output_dir}: the folder is not empty; choose another -o, or -y 1 to continue in it")
         with tempfile.TemporaryFile(dir=folder):
             pass  # the only portable way to learn whether files can be made here
     except (FileExistsError, NotADirectoryError) as error:
@@ -346,10 +345,13 @@ class _LineFile:
             rest = "was removed" if now is None else f"is now {now}"
             raise InputError(f"{self.path}: is no longer the file that this run writes, which {rest}")
         data = memoryview(text.encode(errors="replace"))
+        before = os.fstat(self._file.fileno()).st_size
         try:
             while data:
                 data = data[self._file.write(data) :]
         except OSError as error:
+            with suppress(OSError):  # no half line, which the next event would be glued to
+                self._file.truncate(before)
             raise InputError(f"{self.path}: cannot write to it: {error.strerror}") from error
 
     def sync(self) -> None:

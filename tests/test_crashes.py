@@ -1,22 +1,41 @@
-"""A run that SIGKILL ends again and again, at start, in steps, in saves, and that still is the run nobody disturbed."""
+"""A run that is killed, loses its power or meets an error at any point, and that still is the run nobody disturbed."""
 
 import os
 import random
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from llmc_jax.checkpoint import store
-from tests.same_run import check_same, leftovers, steps_of, write_shards
+from tests.crash_points import (
+    ERRORS,
+    Copy,
+    Ended,
+    Outcome,
+    Point,
+    Recorder,
+    copy_folder,
+    failing,
+    opened,
+    promised,
+    quick_arrays,
+    trained,
+    watched,
+)
+from tests.same_run import check_same, differences, leftovers, steps_of, write_shards
 
 ROOT = Path(__file__).resolve().parents[1]
 TOO_LONG = 300  # seconds, for whatever should happen; so that a mistake fails the test instead of holding it for ever
@@ -36,6 +55,7 @@ class Kill(NamedTuple):
     when: str  # start-up: of its own; step, save, done: after that many steps, at any time, within a save, at its end
     after: float  # seconds for start-up, else the number of the step that comes first
     delay: float = 0.0  # seconds from then on
+    files: int = 1  # of a save: which must be there
 
 
 class Life:
@@ -91,7 +111,7 @@ class Life:
             else:
                 come = self.step > 0 and self.step >= kill.after
             if come and kill.when == "save":
-                come = self.saving()
+                come = self.saving() >= kill.files
             elif come and kill.when == "done":
                 come = bool(set(steps_of(self.run, "DONE")) - complete)
             elif not come:
@@ -102,10 +122,11 @@ class Life:
             time.sleep(0.0005)
         return False
 
-    def saving(self) -> bool:
-        """Whether a checkpoint is being written."""
-        with os.scandir(self.run) as entries:
-            return any(entry.name.startswith(".") and entry.is_dir() for entry in entries)
+    def saving(self) -> int:
+        """How many files and folders there are of a checkpoint that is being written."""
+        return sum(
+            len(folders) + len(files) for path in self.run.glob(".state_*.tmp") for _, folders, files in os.walk(path)
+        )
 
 
 def where_it_died(life: Life) -> str:
@@ -135,17 +156,25 @@ def kill_and_resume(
     Returns where the kills fell, and the life that ended by itself.
     """
     rng, died = random.Random(seed), Counter[str]()
+    whole = sum(1 for _ in store.state_folder(folder / "reference", steps).rglob("*"))
+    shares = iter(rng.sample(range(1, kinds.count("save") + 1), kinds.count("save")))  # of a checkpoint, each once
+    remains: list[str] = []
     for lives, when in zip(range(len(kinds), 0, -1), kinds, strict=True):
         run = folder / "killed"
         reached = max([0, *steps_of(run, "DONE")]) if run.exists() else 0
         life = Life(folder, "killed", steps, cache)
         try:
             kill = draw(rng, when, start_up, reached, steps, lives)
+            if when == "save":
+                kill = kill._replace(delay=0, files=next(shares) * whole // (kinds.count("save") + 1))
             come = life.comes_to(kill)
         finally:
             life.end()
         assert come and life.process.returncode == -signal.SIGKILL, f"{kill}: {''.join(life.said)}"
         died[where_it_died(life)] += 1
+        if life.step:  # it trained, so it has removed what the one before left
+            assert not set(remains) & set(leftovers(run))
+        remains = leftovers(run) if run.exists() else []
         if run.exists():
             good = {entry.step: entry.problem for entry in store.entries(run)}
             assert all(good.get(step, "gone") is None for step in steps_of(run, "DONE")), good
@@ -172,16 +201,258 @@ def check_killed_run(
     return died, last
 
 
-def test_a_run_killed_three_times(tmp_path: Path) -> None:
-    died, _ = check_killed_run(tmp_path, ["save", "start-up", "step"], steps=15, seed=3)
-    assert died.total() == 3
+# ----- every point ----------------------------------------------------------------------------------------------------
+
+STEPS = 12
+
+# Of the points of a run, ten that are looked at in `make test`.
+TEN_POINTS = (
+    "fsync new/run/.config.json.*.tmp",
+    "open new/run/metrics.jsonl",
+    "half a write new/run/main.log s:2 trl",
+    "half a write new/run/metrics.jsonl train 2",
+    "rename new/run/.state_00000003.*.tmp -> new/run/state_00000003",
+    "open new/run/.DONE_00000003.*.tmp",
+    "rename new/run/.DONE_00000003.*.tmp -> new/run/DONE_00000003",
+    "write new/run/metrics.jsonl checkpoint 3",
+    "half a write new/run/metrics.jsonl checkpoint 3",
+    "fsync new/run/.curves.png.*.tmp",
+)
+
+# Where a run was killed, of which the start after it is looked at point by point.
+RESTARTS = {
+    "before anything was complete": "half a write new/run/main.log s:2 trl",
+    "after a checkpoint": "half a write new/run/metrics.jsonl train 5",
+    "with a name and without DONE": "open new/run/.DONE_00000006.*.tmp",
+    "while one is removed": "mkdir new/run/.state_00000012.*.tmp",
+    "when all was done": "end",
+}
+
+
+class Recording(NamedTuple):
+    """A run and the copies that were made of its folder."""
+
+    folder: Path  # where it has its data, and room for copies
+    run: Path
+    points: list[Point]
+    copies: list[Copy]
+    found: dict[tuple[str, bool], Copy]  # by point, and whether the power was cut
+
+
+def words(folder: Path, run: Path) -> list[str]:
+    """The command line of a run in this process."""
+    data = folder / "data"
+    return [*FLAGS, "-i", f"{data}/train_*.bin", "-j", f"{data}/val_*.bin", "-x", str(STEPS), "-o", str(run)]
+
+
+def record(folder: Path, name: str, start: Copy | None = None, until: str = "") -> Recording:
+    """Train to the end, with a copy at each point; of one that starts anew up to its first line `until`."""
+    base, over = folder / name / "base", False
+    run = base / "new" / "run"  # two folders that the program makes
+    if start is None:
+        base.mkdir(parents=True)
+    else:
+        copy_folder(start.folder, base)
+
+    def wanted(point: Point) -> bool:
+        nonlocal over
+        over = over or bool(until and point.which.startswith(until))
+        return not over
+
+    recorder = Recorder(base, run, folder / name / "aside", wanted)
+    with quick_arrays(), recorder.recording():
+        ended = trained(words(folder, run))
+    assert ended.status == 0, ended
+    return Recording(folder, run, recorder.points, recorder.copies, recorder.found)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    """A run that nobody disturbs, watched at each of its points."""
+    folder = tmp_path_factory.mktemp("points")
+    write_shards(folder / "data", SHARDS)
+    return record(folder, "undisturbed")
+
+
+def outcomes(folder: Path, copies: Iterable[Copy]) -> dict[Outcome, Copy]:
+    """Open every copy; the first one of each distinct outcome. Fails with all that could not go on as they should."""
+    found: dict[Outcome, Copy] = {}
+    wrong, clone = [], folder / "clone"
+    for copy in copies:
+        shutil.rmtree(clone, ignore_errors=True)
+        copy_folder(copy.folder, clone, lambda path, target: target.symlink_to(path))
+        run = clone / "new" / "run"
+        outcome = opened(run, words(folder, run))
+        if outcome.problem or outcome.left or outcome.step < copy.promised:
+            wrong.append(
+                f"{'power cut' if copy.cut else 'killed'} at {copy.point}, {copy.promised} promised: {outcome}"
+            )
+        found.setdefault(outcome, copy)
+    assert not wrong, "\n".join(wrong)
+    return found
+
+
+def check_continued(folder: Path, copies: Iterable[Copy], reference: Path) -> None:
+    """Continue each copy in a process of its own, two at a time, and compare it with the undisturbed run."""
+
+    def continued(copy: Copy) -> None:
+        place = Path(tempfile.mkdtemp(dir=folder)) / "base"
+        copy_folder(copy.folder, place)
+        life = Life(folder, str((place / "new" / "run").relative_to(folder)), STEPS)
+        assert life.wait() == 0, f"{copy}: {''.join(life.said)}"
+        check_same(life.run, reference)
+        assert leftovers(life.run) == []
+        assert all(entry.problem is None for entry in store.entries(life.run))
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(continued, copies))
+
+
+def test_ten_points(recorded: Recording) -> None:
+    copies = [recorded.found[point, cut] for point in TEN_POINTS for cut in (False, True)]
+    found = outcomes(recorded.folder, dict.fromkeys(copies))
+    assert {outcome.step for outcome in found} == {0, 3, STEPS}
+    check_continued(recorded.folder, found.values(), recorded.run)
+
+
+@pytest.mark.slow
+def test_every_point_of_a_run(recorded: Recording) -> None:
+    """What a run leaves that is killed, or loses its power, at any of its points can be continued, to the same bits."""
+    places = {point.place for point in recorded.points}
+    assert len(recorded.points) > 80 and len(places) > 30, places
+    found = outcomes(recorded.folder, recorded.copies)
+    print(f"{len(recorded.points)} points, {len(recorded.copies)} copies, {len(found)} outcomes")
+    assert {outcome.step for outcome in found} == {0, 3, 6, 9, 12}
+    check_continued(recorded.folder, found.values(), recorded.run)
+
+
+@pytest.mark.slow
+def test_every_point_of_a_restart(recorded: Recording) -> None:
+    """The same of runs that start anew where another was killed, up to the first checkpoint of their own."""
+    found: dict[Outcome, Copy] = {}
+    for name, point in RESTARTS.items():
+        again = record(recorded.folder, name, recorded.found[point, False], until="checkpoint")
+        check_same(again.run, recorded.run)
+        found |= outcomes(recorded.folder, again.copies)
+        print(f"{name}: {len(again.points)} points, {len(again.copies)} copies, {len(found)} outcomes so far")
+    check_continued(recorded.folder, found.values(), recorded.run)
+
+
+# ----- errors ---------------------------------------------------------------------------------------------------------
+
+
+def check_failed(ended: Ended, code: int, run: Path, reference: Path) -> Iterator[str]:
+    """What is wrong with a run that met an error: it went on to the same end, or ended with status 2 and a line."""
+    if ended.status == 0:
+        yield from differences(run, reference)
+    elif ended.status != 2:
+        yield f"status {ended.status}"
+    elif not ended.complaint.startswith("train.py: ") or os.strerror(code) not in ended.complaint:
+        yield f"it says {ended.complaint!r}"
+    if "Traceback" in ended.said + ended.complaint:
+        yield "a traceback"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", ERRORS)
+def test_an_error_at_every_place(recorded: Recording, error: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operation that fails costs no checkpoint, says what failed, and the run can be continued to the same bits.
+
+    EIO and EACCES come once, ENOSPC stays: nothing can be written from then on. The run saves twice, and removes the
+    first checkpoint at its end.
+    """
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    fewer = ["-n", str(STEPS // 2), "-nk", "1"]
+    whole = recorded.folder / error / "whole"
+    whole.mkdir(parents=True)
+    points: list[Point] = []
+    with quick_arrays(), watched(whole, points.append):
+        assert trained([*words(recorded.folder, whole / "new" / "run"), *fewer]).status == 0
+    wrong, copies = [], []
+    places = dict.fromkeys(point.place for point in points)
+    for k, place in enumerate(places):
+        base = recorded.folder / error / str(k)
+        run = base / "new" / "run"
+        base.mkdir(parents=True)
+        at = failing(place, ERRORS[error], lasting=error == "ENOSPC")
+        with quick_arrays(), watched(base, at):
+            try:
+                ended = trained([*words(recorded.folder, run), *fewer])
+            except Exception as problem:
+                wrong.append(f"{place}: {problem!r}")
+                continue
+        wrong += [f"{place}: {each}" for each in check_failed(ended, ERRORS[error], run, recorded.run)]
+        copies.append(Copy(Point(f"{error} at", place), False, base, promised(run)))
+    assert not wrong, "\n".join(wrong)
+    found = outcomes(recorded.folder, copies)
+    print(f"{error} at {len(places)} places, {len(found)} outcomes")
+    check_continued(recorded.folder, found.values(), recorded.run)
+
+
+# The program with known names for what is hidden, so that a tracer of system calls can be told of them.
+TRACED = """
+import secrets, sys
+from llmc_jax.cli import main
+secrets.token_hex = lambda count: "0" * 2 * count
+sys.exit(main())
+"""
+
+
+def no_tracer() -> str:
+    """Return why no system call can be made to fail here; empty where one can."""
+    if shutil.which("strace") is None:
+        return "strace, which makes single system calls fail, is not installed"
+    probe = subprocess.run(["strace", "-o", os.devnull, "true"], capture_output=True, check=False)
+    return "" if probe.returncode == 0 else "strace may not trace processes here"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("calls", "error", "step"),
+    [
+        ("write,writev", "ENOSPC", 6),
+        ("write,writev", "ENOSPC", STEPS),
+        ("fsync", "EIO", STEPS),
+        ("open,openat", "EACCES", STEPS),
+    ],
+)
+def test_an_error_inside_tensorstore(recorded: Recording, calls: str, error: str, step: int) -> None:
+    """A save in which a system call of tensorstore's fails costs that checkpoint alone; the last one is an error."""
+    if why := no_tracer():
+        pytest.skip(why)
+    base = recorded.folder.resolve() / f"{error} in {step}"
+    run, report = base / "new" / "run", base / "strace.txt"
+    base.mkdir()
+    tensor = run / f".state_{step:08d}.00000000.tmp" / "tensors" / "params.wte"
+    paths = [f"{tensor}/{name}" for name in ("c/0/0", "c/0/0.__lock", "zarr.json", "zarr.json.__lock")]
+    tracer = ["strace", "-f", "-qq", "-o", str(report), *(word for path in paths for word in ("-P", path))]
+    tracer += ["-e", f"trace={calls}", "-e", f"inject={calls}:error={error}"]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [*tracer, sys.executable, "-c", TRACED, *words(recorded.folder, run)],
+        env=environment, capture_output=True, text=True, timeout=TOO_LONG, check=False,
+    )  # fmt: skip
+    assert "(INJECTED)" in report.read_text()
+    report.unlink()
+    assert "Traceback" not in ended.stdout + ended.stderr
+    assert os.strerror(ERRORS[error]) in (ended.stderr if step == STEPS else ended.stdout)
+    assert ended.returncode == (2 if step == STEPS else 0)
+    if step < STEPS:
+        check_same(run, recorded.run)
+        assert step not in steps_of(run, "DONE")
+    else:
+        assert leftovers(run) == []
+        check_continued(recorded.folder, [Copy(Point(calls, "tensorstore"), False, base, promised(run))], recorded.run)
+
+
+# ----- kills at random moments ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_a_run_killed_twenty_times(tmp_path: Path) -> None:
-    """The killed run compiles for itself, into a cache that a kill may hit too."""
-    kinds = [*["start-up"] * 5, *["step"] * 6, *["save"] * 6, *["done"] * 3]
+    """At ten points of what orbax writes, and at random; its cache is its own, which a kill may hit too."""
+    kinds = [*["start-up"] * 5, *["step"] * 3, *["save"] * 10, *["done"] * 2]
     random.Random(1).shuffle(kinds)
     died, _ = check_killed_run(tmp_path, kinds, steps=120, seed=2, cache=tmp_path / "cache")
     assert died.total() == 20
-    assert died["start-up"] >= 2 and died["save"] >= 2, died
+    assert died["start-up"] >= 2 and died["save"] >= 10, died

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -450,6 +451,23 @@ def test_a_sync_that_fails_names_the_file(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr(os, "fsync", fail)
         with pytest.raises(InputError, match=r"main\.log: cannot write to it: Input/output error"):
             log.sync()
+
+
+def test_a_line_that_cannot_be_written_leaves_no_half(tmp_path: Path) -> None:
+    """Else the next event would be glued to it, and the file could not be read again."""
+    with _log(tmp_path) as log:
+        _train(log, 0)
+        before = (tmp_path / "main.log").read_bytes()
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 5, limit[1]))  # so much more can be written
+        try:
+            with pytest.raises(InputError, match=r"main\.log: cannot write to it"):
+                _train(log, 1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        assert (tmp_path / "main.log").read_bytes() == before
+        _train(log, 1)
+    assert (tmp_path / "main.log").read_bytes().count(b"\n") == 2
 
 
 def test_a_log_that_leads_nowhere_is_no_problem(tmp_path: Path) -> None:

@@ -50,7 +50,8 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LEFTOVER = re.compile(r"\.state_(\d{8,})\.[0-9a-f]{8}\.(tmp|old)")
 # Files that a killed process had not finished: complete_file's, and an exported model whose checkpoint never counted.
 _LEFTOVER_FILE = re.compile(
-    r"\.(DONE_\d{8,}|model_\d{8,}\.bin|main\.log|metrics\.jsonl|samples\.txt|config\.json|PROGRAMS\.json)\.[0-9a-f]{8}\.tmp"
+    r"\.(DONE_\d{8,}|model_\d{8,}\.bin|main\.log|metrics\.jsonl|samples\.txt|config\.json|curves\.png|PROGRAMS\.json)"
+    r"\.[0-9a-f]{8}\.tmp"
     r"|\.\.model_\d{8,}\.bin\.[0-9a-f]{8}\.tmp\.[0-9a-f]{8}\.tmp"
 )
 
@@ -388,6 +389,7 @@ def _dump_manifest(manifest: Manifest) -> bytes:
     return _dump({**body, "sha256": hashlib.sha256(_dump(body)).hexdigest()})
 
 
+@functools.lru_cache(8)  # it is asked for with every array, and takes 10 ms
 def _parse_manifest(raw: bytes) -> Manifest:
     """The opposite of _dump_manifest. Every byte counts: what _dump_manifest would not write is refused."""
     try:
