@@ -119,7 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.add_argument("model", type=Path, metavar="MODEL", help="the weights: a model_*.bin, or any checkpoint")
     parser.add_argument("state", type=Path, metavar="STATE", help="the debug state, *_debug_state.bin")
-    parser.add_argument("--dtype", choices=DTYPES, default="fp32", help="what we compute in [default fp32]")
+    parser.add_argument("--dtype", choices=DTYPES, help="what we compute in [that of the model's weights]")
     parser.add_argument(
         "--tolerances", choices=tuple(TOLERANCES),
         help="whose verdict: "
@@ -153,6 +153,7 @@ def run(args: argparse.Namespace) -> int:
     """Compare, print, and return the exit status. Raises InputError."""
     _check(args)
     source = open_source(args.model)
+    dtype = args.dtype or source.dtype
     state = read_debug_state(args.state, source.config)
     theirs = Computed(state.logits, state.loss, views(state.gradient, source.config))
     _configure()
@@ -162,10 +163,10 @@ def run(args: argparse.Namespace) -> int:
         activations.check_new(args.dump)
     batch = activations.Batch(state.x, state.y)
     folder = activations.read_folder(args.against, source.config, batch) if args.against else None
-    execution, choices = _execution(args, source.config)
-    flat = _on_device(parameters(source), args.dtype)
-    tolerances = TOLERANCES[args.tolerances or ("fp32" if args.dtype == "fp32" else "bf16")]
-    result = _header(args, source, state, tolerances, choices)
+    execution, choices = _execution(args, dtype, source.config)
+    flat = _on_device(parameters(source), dtype)
+    tolerances = TOLERANCES[args.tolerances or ("fp32" if dtype == "fp32" else "bf16")]
+    result = _header(args, dtype, source, state, tolerances, choices)
 
     model = activations.Model(source.config, views(flat, source.config), execution)
     ours = compute(flat, state, source.config, execution)
@@ -177,10 +178,10 @@ def run(args: argparse.Namespace) -> int:
         gradients = args.gradients or (folder is not None and activations.has_gradients(folder.values))
         values = activations.own_values(model, batch, gradients=gradients)
         if folder is not None:
-            result["against"] = _compare_values(args, model, values, folder)
+            result["against"] = _compare_values(args, dtype, model, values, folder)
         if args.dump:
             written = values if args.gradients else activations.forward_only(model, values)
-            count = activations.write_folder(args.dump, model, written, args.dtype)
+            count = activations.write_folder(args.dump, model, written, dtype)
             report.show(f"\n{args.dump}: {count} arrays and {activations.INDEX}", json_path=args.json)
     report.emit(result, json_path=args.json)
     return 0 if result["agrees"] and result.get("against", result)["agrees"] else DIFFERS
@@ -203,7 +204,12 @@ def _configure() -> None:
 
 
 def _header(
-    args: argparse.Namespace, source: Source, state: DebugState, tolerances: Tolerances, choices: "tuple[Choice, ...]"
+    args: argparse.Namespace,
+    dtype: str,
+    source: Source,
+    state: DebugState,
+    tolerances: Tolerances,
+    choices: "tuple[Choice, ...]",
 ) -> dict[str, Any]:
     """Says what is compared, and gives the beginning of the JSON."""
     import jax
@@ -215,14 +221,14 @@ def _header(
         f"model  {args.model}: {source.kind}, {source.dtype}, L={c.num_layers} NH={c.num_heads} C={c.channels} "
         f"V={c.vocab_size}",
         f"state  {args.state}: B={B} T={T}",
-        f"ours   {args.dtype} on {device}, "
+        f"ours   {dtype} {'' if args.dtype else '(as the weights; --dtype says otherwise) '}on {device}, "
         + ("XLA alone" if _xla_alone(choices) else ", ".join(f"{c.operation}: {c.implementation}" for c in choices)),
         *(f"warning: {line}" for line in source.warnings),
         "",
     ]
     report.show("\n".join(show), json_path=args.json)
     return {
-        "model": args.model, "state": args.state, "B": B, "T": T, "dtype": args.dtype, "device": device,
+        "model": args.model, "state": args.state, "B": B, "T": T, "dtype": dtype, "device": device,
         "kernels": {choice.operation: choice.implementation for choice in choices}, "tolerances": tolerances.source,
     }  # fmt: skip
 
@@ -245,12 +251,12 @@ def parameters(source: Source) -> np.ndarray:
     return flat
 
 
-def _execution(args: argparse.Namespace, config: ModelConfig) -> "tuple[Execution, tuple[Choice, ...]]":
+def _execution(args: argparse.Namespace, dtype: str, config: ModelConfig) -> "tuple[Execution, tuple[Choice, ...]]":
     from llmc_jax import kernels
     from llmc_jax.gpt2 import Execution
 
     wish = kernels.Wish(args.kernels, args.attention, args.strict_kernels)
-    selection = kernels.choose(wish, kernels.this_machine(), args.dtype, config.head_size)
+    selection = kernels.choose(wish, kernels.this_machine(), dtype, config.head_size)
     return Execution(selection.op), selection.choices
 
 
@@ -372,14 +378,18 @@ def _row_json(row: Row) -> dict[str, Any]:
 
 
 def _compare_values(
-    args: argparse.Namespace, model: "activations.Model", values: dict[str, Any], folder: "activations.Folder"
+    args: argparse.Namespace,
+    dtype: str,
+    model: "activations.Model",
+    values: dict[str, Any],
+    folder: "activations.Folder",
 ) -> dict[str, Any]:
     """The values of a folder beside ours: prints, and gives the JSON."""
     from llmc_jax.compare import activations
 
     tolerance = args.operation_tolerance
     if tolerance is None:
-        tolerance = activations.allowed(args.dtype, folder.dtype)
+        tolerance = activations.allowed(dtype, folder.dtype)
     found = list(activations.steps(model, values, folder.values, tolerance))
     first = activations.first_step(found)
     lines = [f"\n{args.against}: {len(found)} values, {folder.dtype}"]

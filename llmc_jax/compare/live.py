@@ -313,12 +313,12 @@ def steps_table(result: Result, rows: int) -> str:
     found = [set(log.train.steps.tolist()) | set(log.val.steps.tolist()) for log in result.logs]
     steps = sorted(found[0] | found[1])
     places = np.unique(np.linspace(0, len(steps) - 1, min(rows, len(steps))).round().astype(int))
-    lines = []
+    lines, apart = [], {each.step for each in logs.unlike(theirs, mine)}
     for step in (steps[place] for place in places):
         cells = [str(step)]
         for curve in ("train", "val"):
             a, b = (logs.at_step(getattr(log, curve), step) for log in (theirs, mine))
-            less = "" if a is None or b is None else logs.signed(b - a)
+            less = "" if a is None or b is None or (curve == "val" and step in apart) else logs.signed(b - a)
             cells += [report.number(a, 6), report.number(b, 6), less]
         cells += [report.number(logs.at_step(log.ms, step), 2) for log in (theirs, mine)]
         lines.append(cells)

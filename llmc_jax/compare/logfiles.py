@@ -25,6 +25,7 @@ LONGEST_LINE = 1 << 22  # bytes; a sample in metrics.jsonl takes a hundredth
 LONGEST_TEXT = 1 << 12  # a longer line of text is none of a log's
 NOTHING_FOUND = 1 << 26  # bytes without any loss, after which a file is taken for something else
 LARGEST_STEP = 10**12
+NONE = Curve(np.zeros(0, np.int64), np.zeros(0))
 
 NUMBER = r"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|(?i:nan(?:\(\w*\))?|inf(?:inity)?))"
 MAIN_LINE = re.compile(rf"s:(\d{{1,12}}) (tel|trl|eval):({NUMBER})(?: \w+:{NUMBER})*")
@@ -38,6 +39,7 @@ SPEED = re.compile(rf"({NUMBER}) tok/s")
 # What a program prints when it begins: in a file of several starts, the steps may go back there.
 START = re.compile(r"\| Parameter +\| Value.*|\[GPT-2\]|Running pytorch .*")
 VAL_EVERY = re.compile(r"\| val_loss_every +\| (\d{1,12}) +\|")  # of the same start-up table
+VAL_BATCHES = re.compile(r"\| val_num_batches +\| (\d{1,12}) +\|")
 OURS = re.compile(r"\| grad_clip +\| .*")  # a row that llm.c's table does not have
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -63,6 +65,7 @@ class Log(NamedTuple):
     hellaswag: Curve  # accuracy
     decimals: int | None  # of the losses in the file (training's where it has any); None: all there are
     notes: tuple[str, ...] = ()
+    batches: Curve = NONE  # that a validation is the mean of, where the log says it
 
 
 @dataclass
@@ -74,6 +77,7 @@ class Found:
     ms: dict[int, float] = field(default_factory=dict)
     speed: dict[int, float] = field(default_factory=dict)
     hellaswag: dict[int, float] = field(default_factory=dict)
+    batches: dict[int, float] = field(default_factory=dict)
     decimals: dict[str, int] = field(default_factory=dict)  # of the losses: 'train', 'val'
     kinds: dict[str, int] = field(default_factory=dict)  # and in how many lines
     notes: list[str] = field(default_factory=list)
@@ -85,7 +89,14 @@ class Found:
     def log(self, path: Path, kind: str, decimals: int | None) -> Log:
         train, val, hellaswag = _curve(self.train), _curve(self.val), _curve(self.hellaswag)
         ms, speed, notes = _curve(self.ms), _curve(self.speed), tuple(self.notes)
-        return Log(str(path), kind, train, val, ms, speed, hellaswag, decimals, notes)
+        return Log(str(path), kind, train, val, ms, speed, hellaswag, decimals, notes, _curve(self.batches))
+
+    def validate(self, step: int, loss: float, batches: float | None) -> None:
+        """Take a validation and, if it is known, the number of batches that it is the mean of."""
+        self.val[step] = loss
+        self.batches.pop(step, None)
+        if batches is not None:
+            self.batches[step] = batches
 
 
 def _curve(values: dict[int, float]) -> Curve:
@@ -188,9 +199,12 @@ def _take_event(found: Found, where: str, text: bytes) -> None:
     step = event.get("step")
     if type(step) is not int or not 0 <= step <= LARGEST_STEP:
         raise FormatError(f"{where}: the step of this {kind!r} is {_shown(step)}; expected a whole number from 0")
-    losses = found.train if kind == "train" else found.val
-    losses[step] = _number(event.get("loss"), where, "loss")
-    if kind == "train":
+    loss = _number(event.get("loss"), where, "loss")
+    if kind == "val":
+        batches = event.get("batches")
+        found.validate(step, loss, batches if type(batches) is int and 0 < batches <= LARGEST_STEP else None)
+    else:
+        found.train[step] = loss
         for values, name in ((found.ms, "ms"), (found.speed, "tokens_per_second")):
             values.pop(step, None)
             if event.get(name) is not None:
@@ -223,6 +237,7 @@ class Position:
     last: int | None = None  # the last step seen since the program began
     total: int | None = None  # steps that there will be
     every: int | None = None  # steps between validations
+    batches: int | None = None  # of a validation
     placed: int | None = None  # step of the last validation, once it is known
     val: float | None = None  # one whose step is not known yet
     hellaswag: float | None = None
@@ -251,7 +266,10 @@ def _read_text(path: Path, file: Path, opened: BinaryIO) -> Log:
 def _take_line(found: Found, position: Position, line: str) -> None:
     if match := MAIN_LINE.fullmatch(line):
         step, what, value = match.groups()
-        {"tel": found.val, "trl": found.train, "eval": found.hellaswag}[what][int(step)] = float_of(value)
+        if what == "tel":
+            found.validate(int(step), float_of(value), None)
+        else:
+            {"trl": found.train, "eval": found.hellaswag}[what][int(step)] = float_of(value)
         _count(found.kinds, MAIN_LOG)
         if what != "eval":
             _see_decimals(found, "train" if what == "trl" else "val", value)
@@ -267,9 +285,11 @@ def _take_line(found: Found, position: Position, line: str) -> None:
         _count(found.kinds, WRITERS[OUR_LINE])
     elif match := VAL_EVERY.fullmatch(line):
         position.every = int(match[1]) or None
+    elif match := VAL_BATCHES.fullmatch(line):
+        position.batches = int(match[1])
     elif START.fullmatch(line):
         _place(found, position, None)
-        position.last = position.total = position.every = position.placed = None
+        position.last = position.total = position.every = position.batches = position.placed = None
     elif match := STEP_LINE.fullmatch(line):
         _take_step(found, position, match)
 
@@ -313,7 +333,7 @@ def _take_val(found: Found, position: Position, loss: float) -> None:
     if step != position.total:  # that is where the last one stands
         least = step if position.placed is None else max(step, position.placed + 1)
         step = -(-least // position.every) * position.every
-    found.val[step] = loss
+    found.validate(step, loss, position.batches)
     position.placed = step
 
 
@@ -329,7 +349,7 @@ def _place(found: Found, position: Position, next_step: int | None) -> None:
         if next_step is not None and next_step != step and position.val is not None:
             position.unsure = True
     if position.val is not None:
-        found.val[step] = position.val
+        found.validate(step, position.val, position.batches)
     if position.hellaswag is not None:
         found.hellaswag[step] = position.hellaswag
     position.val = position.hellaswag = None

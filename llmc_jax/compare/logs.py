@@ -25,6 +25,14 @@ TRAIN, VAL = "training", "validation"
 CURVES = {TRAIN: "train", VAL: "val"}  # and the name of a log's field
 
 
+class Unlike(NamedTuple):
+    """A step at which two logs validated over another number of batches, so that their losses say nothing."""
+
+    step: int
+    first: int  # batches
+    other: int
+
+
 class Difference(NamedTuple):
     """A curve of one log minus that of the first, at the steps that both have.
 
@@ -42,6 +50,7 @@ class Difference(NamedTuple):
     window: int  # points that it averages over
     tolerance: float  # nats per token
     rounding: float  # as much may come from the digits that the logs have
+    unlike: tuple["Unlike", ...] = ()  # common steps that are left out
 
     @property
     def largest(self) -> tuple[float, int]:
@@ -102,10 +111,20 @@ def differences(logs: Sequence[Log], tolerance: float = TOLERANCE, window: int =
         rounding = _rounding(logs[0]) + _rounding(log)
         for name, field in CURVES.items():
             steps, values = difference(getattr(logs[0], field), getattr(log, field))
+            apart = unlike(logs[0], log) if name == VAL else ()
+            like = ~np.isin(steps, [each.step for each in apart])
+            steps, values = steps[like], values[like]
             points = 1 if name == VAL else window | 1 if window else window_of(len(steps))
             mean = averaged(values, points)
-            found.append(Difference(letter, name, steps, values, mean, points, tolerance, rounding))
+            found.append(Difference(letter, name, steps, values, mean, points, tolerance, rounding, apart))
     return found
+
+
+def unlike(first: Log, other: Log) -> tuple[Unlike, ...]:
+    """Return the common validations that both logs say to be of another number of batches."""
+    steps, mine, theirs = np.intersect1d(first.batches.steps, other.batches.steps, True, return_indices=True)
+    pairs = zip(steps, first.batches.values[mine], other.batches.values[theirs], strict=True)
+    return tuple(Unlike(int(step), int(a), int(b)) for step, a, b in pairs if a != b)
 
 
 def _rounding(log: Log) -> float:
@@ -137,8 +156,17 @@ def _median(c: Curve) -> float | None:
 
 
 def verdict(each: Difference, name: str = "") -> str:
-    """What a difference comes to, in one sentence. name: of what is compared, 'B beside A, training' by default."""
+    """What a difference comes to, in a sentence or two. name: what is compared, 'B beside A, training' by default."""
     name = name or f"{each.letter} beside A, {each.curve}"
+    if not each.unlike:
+        return _verdict(each, name)
+    count, one = len(each.unlike), each.unlike[0]
+    words = f"{count:,} common {'step is' if count == 1 else 'steps are'} not compared"
+    why = f"the first log validates over {one.first:,} batches, the other over {one.other:,}"
+    return (f"{_verdict(each, name)}; " if len(each.steps) else f"{name}: ") + f"{words}: {why}"
+
+
+def _verdict(each: Difference, name: str) -> str:
     if not len(each.steps):
         return f"{name}: no step in common"
     largest, where = each.largest
@@ -189,12 +217,14 @@ def steps_table(logs: Sequence[Log], steps: Sequence[int]) -> str:
     for field in CURVES.values():
         first = getattr(logs[0], field)
         for letter, log in zip(LETTERS, logs, strict=False):
+            apart = {each.step for each in unlike(logs[0], log)} if field == CURVES[VAL] else set()
             values = [at_step(getattr(log, field), step) for step in steps]
             headings.append(f"{field} {letter}")
             columns.append([report.number(value, min(6, digits)) for value in values])
             if log is not logs[0]:
                 headings.append(f"{letter} - A")
-                columns.append([_less(value, at_step(first, step)) for value, step in zip(values, steps, strict=True)])
+                pairs = zip(values, steps, strict=True)
+                columns.append(["" if step in apart else _less(value, at_step(first, step)) for value, step in pairs])
     return report.table(headings, list(zip(*columns, strict=True)))
 
 
@@ -282,7 +312,7 @@ def as_json(logs: Sequence[Log], found: Sequence[Difference], rows: int) -> dict
 
 def _log_json(letter: str, log: Log) -> dict[str, Any]:
     fast = speed(log)
-    curves = {name: getattr(log, name) for name in ("train", "val", "ms", "hellaswag")}
+    curves = {name: getattr(log, name) for name in ("train", "val", "batches", "ms", "hellaswag")}
     return {
         "letter": letter, "path": log.path, "kind": log.kind, "decimals": log.decimals, "notes": log.notes,
         "median_ms": fast.ms, "steps_per_second": fast.steps_per_second, "tokens_per_second": fast.tokens_per_second,
@@ -298,7 +328,7 @@ def _difference_json(each: Difference) -> dict[str, Any]:
         "log": each.letter, "to": "A", "curve": each.curve, "steps": each.steps, "values": each.values,
         "largest": largest, "largest_at": where, "mean": each.mean if len(each.steps) else None,
         "window": each.window, "tolerance": each.tolerance, "first_beyond": each.first_beyond, "parts": each.parts,
-        "words": verdict(each),
+        "not_compared": [one._asdict() for one in each.unlike], "words": verdict(each),
     }  # fmt: skip
 
 

@@ -463,6 +463,47 @@ def test_verdicts() -> None:
     assert parted.endswith("0.01 at 1 of 1 steps; the largest difference is 1, at step 1")
 
 
+def test_validations_over_another_number_of_batches_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where both logs say how many; one that does not say it is compared as ever."""
+    for name, batches, loss in (("a", 5, 4.0), ("b", 20, 4.5)):
+        with RunLog(new_folder(tmp_path / name)) as log:
+            for step in (0, 2):
+                log.val(step, loss=loss, batches=batches)
+            log.val(3, loss=loss, batches=7)
+            for step in range(3):
+                log.train(step, loss=3.0, norm=1.0, lr=0.1, ms=1.0, tokens_per_second=1e3, tokens=8)
+    assert main(["logs", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == logs.DIFFERS  # by step 3
+    _, val = json.loads(capsys.readouterr().out)["differences"]
+    assert (val["steps"], val["parts"]) == ([3], 3)
+    assert val["not_compared"] == [{"step": step, "first": 5, "other": 20} for step in (0, 2)]
+    a, b = (read_log(tmp_path / name) for name in "ab")
+    (row, _, _) = logs.steps_table([a, b], [0, 2, 3]).splitlines()[2:]
+    assert row.split() == ["0", "3.000000", "3.000000", "0", "4.000000", "4.500000"]
+    silent = read_log(tmp_path / "b" / "main.log")
+    assert not len(silent.batches.steps) and logs.differences([a, silent])[1].steps.tolist() == [0, 2, 3]
+    a, b = (log._replace(val=Curve(log.val.steps[:2], log.val.values[:2])) for log in (a, b))
+    found = logs.differences([a, b])
+    assert not any(each.parts for each in found) and not len(found[1].steps)
+    assert logs.verdict(found[1], "v").startswith("v: 2 common steps are not compared")
+
+
+def new_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def test_the_number_of_batches_in_what_trainers_print(tmp_path: Path) -> None:
+    """In a file of several starts each has its own."""
+    rows = [f"{TABLE}| val_num_batches       | {count:<50} |\n" for count in (20, 5)]
+    text = rows[0] + "val loss 5.0\n" + step_line(1, 4.0) + step_line(2, 3.9)
+    text += rows[1] + "val loss 4.5\n" + step_line(2, 3.5) + TABLE + "val loss 4.25\n" + step_line(3, 3.4)
+    log = read_log(written(tmp_path / "out.txt", text))
+    assert pairs(log.val) == [(0, 5.0), (1, 4.5), (2, 4.25)]
+    assert pairs(log.batches) == [(0, 20), (1, 5)]
+
+
 def test_speed_leaves_the_first_step_out() -> None:
     fast = logs.speed(log_of([1, 1, 1, 1], ms=[9000, 10, 30, math.nan]))
     assert (fast.ms, fast.steps_per_second) == (20, 50)
