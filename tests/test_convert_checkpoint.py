@@ -393,7 +393,7 @@ def test_padding_rows_that_are_not_zero(model: Path, tmp_path: Path, capsys: pyt
     assert capsys.readouterr().err == words + "\n"
     assert (tmp_path / "again.bin").read_bytes()[1024:] == model.read_bytes()[1024:]
     assert main(["convert", str(model), str(tmp_path / "hf"), "--to", "hf"]) == 0
-    assert capsys.readouterr().err == words + ", and dropped\n"
+    assert f"{words}, and dropped" in capsys.readouterr().err.splitlines()
     assert not open_source(tmp_path / "hf").read("params", "wte", 0)[50:].any()
 
 

@@ -22,12 +22,17 @@ from llmc_jax.checkpoint import hugging_face, llmc, llmc_state, store
 from llmc_jax.checkpoint.hf_tokenizer import Table, write_files
 from llmc_jax.checkpoint.llmc import UNLAYERED, bf16_to_fp32, fp32_to_bf16
 from llmc_jax.checkpoint.reading import CHUNK
-from llmc_jax.checkpoint.sources import Slice, Source, open_source, slices, slices_of
+from llmc_jax.checkpoint.sources import Slice, Source, SpecialTokens, open_source, slices, slices_of
+from llmc_jax.config import ModelConfig
 from llmc_jax.errors import InputError
 from llmc_jax.files import reason, sync
 from llmc_jax.params import TensorSpec, num_parameters, tensor_specs
 
 DIFFERS = "not written: what was read back differs from what was written; is the disk sound?"
+NO_SPECIAL = (
+    "bos_token_id and eos_token_id are null: which ids begin and end a text is not known of this vocabulary; give "
+    "--tokenizer FILE, or set them in config.json and generation_config.json"
+)
 OUR_FILES = frozenset(
     {"config.json", "generation_config.json", "model.safetensors", "vocab.json", "merges.txt", "tokenizer_config.json"}
 )
@@ -187,7 +192,7 @@ def to_model(source: Source, out: Path, version: int, force: bool) -> Outcome:
         check_written(passage, open_source(temporary), out, padding=True)
     wrote = f"{out}: version {version} ({llmc.STORAGE[version].words}), {out.stat().st_size:,} bytes"
     checked = f"{out}: read back, header right, {passage.words()}"
-    return Outcome(wrote, checked, passage.warnings(), combined(passage.digests, source))
+    return Outcome(wrote, checked, _lost_tokens(source) + passage.warnings(), combined(passage.digests, source))
 
 
 def _header_of(source: Source) -> np.ndarray | None:
@@ -205,8 +210,9 @@ def _header_of(source: Source) -> np.ndarray | None:
 def to_hugging_face(source: Source, out: Path, dtype: str, table: Table | None, force: bool) -> Outcome:
     """Write a folder as transformers does it. table: of the tokenizer, written too where there is one."""
     passage = Passage(source, dtype)
+    special = special_tokens(source, table)
     with new_folder(out, force) as temporary:
-        hugging_face.write_folder(temporary, source.config, dtype, passage.take)
+        hugging_face.write_folder(temporary, source.config, dtype, passage.take, special)
         if table is not None:
             write_files(temporary, table, source.config.max_seq_len)
         check_written(passage, open_source(temporary), out, padding=False)
@@ -214,7 +220,31 @@ def to_hugging_face(source: Source, out: Path, dtype: str, table: Table | None, 
         names = ", ".join(sorted(path.name for path in temporary.iterdir()))
     wrote = f"{out}: Hugging Face GPT-2 ({dtype}), {total:,} bytes: {names}"
     checked = f"{out}: read back, {passage.words()}"
-    return Outcome(wrote, checked, passage.warnings(drops_padding=True), combined(passage.digests, source))
+    unknown = (NO_SPECIAL,) if source.special is None and special.eos is None else ()
+    warnings = (*unknown, *passage.warnings(drops_padding=True))
+    return Outcome(wrote, checked, warnings, combined(passage.digests, source))
+
+
+def special_tokens(source: Source, table: Table | None) -> SpecialTokens:
+    """Return the ids that begin and end a text: the source's, else the tokenizer's, else by the vocabulary's size."""
+    if source.special is not None and source.special != SpecialTokens(None, None):
+        return source.special
+    if table is not None:
+        return SpecialTokens(table.eot, table.eot)
+    return source.special or _by_size(source.config)
+
+
+def _by_size(config: ModelConfig) -> SpecialTokens:
+    eot = hugging_face.end_of_text(config.vocab_size)
+    return SpecialTokens(eot, eot)
+
+
+def _lost_tokens(source: Source) -> tuple[str, ...]:
+    """Say that llm.c's files have no place for the ids that begin and end a text, where the size does not tell them."""
+    if source.special is None or source.special in (SpecialTokens(None, None), _by_size(source.config)):
+        return ()
+    bos, eos = source.special
+    return (f"bos_token_id {bos} and eos_token_id {eos} are left out: llm.c's files have no place for them",)
 
 
 @contextmanager
@@ -310,9 +340,16 @@ def state_of(source: Source, passage: Passage) -> State:
         "loader": None,
         "data": None,
         "environment": {},
-        "origin": {"kind": "llm.c" if source.kind == "llmc-model" else source.kind, "file": source.path.name},
+        "origin": _origin(source),
     }
     return State(llmc_state.LazyArrays(_makers(source, passage)), facts, ())
+
+
+def _origin(source: Source) -> dict[str, Any]:
+    """What a model was, and the ids that begin and end its texts, to hand them back."""
+    kind = "llm.c" if source.kind == "llmc-model" else source.kind
+    special = {} if source.special is None else {"special": source.special._asdict()}
+    return {"kind": kind, "file": source.path.name, **special}
 
 
 def _makers(source: Source, passage: Passage) -> dict[str, Callable[[], np.ndarray]]:
@@ -434,5 +471,5 @@ def to_llmc_state(
         path.name for path in written.paths
     )
     checked = f"{folder}: every file read back and equal to what was written"
-    warnings = (*found.warnings, *written.warnings, *final.warnings())
+    warnings = (*_lost_tokens(source), *found.warnings, *written.warnings, *final.warnings())
     return Outcome(wrote, checked, tuple(dict.fromkeys(warnings)), combined(final.digests, back))

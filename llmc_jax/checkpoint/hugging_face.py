@@ -25,7 +25,7 @@ from llmc_jax.checkpoint.safetensors import (
     read_tensor,
     write_archive,
 )
-from llmc_jax.checkpoint.sources import Slice, Source, slices
+from llmc_jax.checkpoint.sources import Slice, Source, SpecialTokens, slices
 from llmc_jax.config import GPT2_VOCAB, ModelConfig, pad_vocab
 from llmc_jax.errors import FormatError
 
@@ -68,8 +68,16 @@ def name_in_block(tensor: str, layer: int) -> str:
 # ----- reading ------------------------------------------------------------------------------------------------------
 
 
-def read_config(path: Path) -> ModelConfig:
-    """The model that a config.json describes, its vocabulary padded to a multiple of 128.
+class Described(NamedTuple):
+    """What a config.json says of a model."""
+
+    config: ModelConfig  # its vocabulary padded to a multiple of 128
+    tied: bool  # whether the output head is the token embedding, so that no file need hold it
+    special: SpecialTokens
+
+
+def read_config(path: Path) -> Described:
+    """Read a config.json.
 
     Raises FormatError if it is missing, unreadable, or describes anything but a plain GPT-2.
     """
@@ -88,7 +96,22 @@ def read_config(path: Path) -> ModelConfig:
         raise FormatError(f"{path}: n_inner is {inner!r}; this model's MLP has 4 x n_embd = {4 * sizes['channels']}")
     if sizes["channels"] % sizes["num_heads"]:
         raise FormatError(f"{path}: n_embd {sizes['channels']} is not a multiple of n_head {sizes['num_heads']}")
-    return ModelConfig(padded_vocab_size=pad_vocab(sizes["vocab_size"]), **sizes)
+    tied = found.get("tie_word_embeddings", True)
+    if type(tied) is not bool:
+        raise FormatError(f"{path}: tie_word_embeddings is {tied!r}; expected true or false")
+    config = ModelConfig(padded_vocab_size=pad_vocab(sizes["vocab_size"]), **sizes)
+    return Described(config, tied, _special_tokens(path, found, config.vocab_size))
+
+
+def _special_tokens(path: Path, found: Mapping[str, Any], V: int) -> SpecialTokens:
+    """The ids of a config.json; of one that lacks them, those that transformers puts in: GPT-2's."""
+    ids = {}
+    for key in ("bos_token_id", "eos_token_id"):
+        value = ids[key] = found.get(key, GPT2_VOCAB - 1 if V >= GPT2_VOCAB else None)
+        several = value if isinstance(value, list) and key == "eos_token_id" else [value]
+        if value is not None and not all(type(each) is int and 0 <= each <= LARGEST_SIZE for each in several):
+            raise FormatError(f"{path}: {key} is {value!r}; expected an id")
+    return SpecialTokens(ids["bos_token_id"], ids["eos_token_id"])
 
 
 def _size(path: Path, config: Mapping[str, Any], key: str) -> int:
@@ -103,12 +126,12 @@ def open_folder(folder: Path) -> Source:
 
     Raises FormatError if it is not a plain GPT-2, tensors are missing or too many, or have the wrong shape.
     """
-    config = read_config(folder / "config.json")
+    described = read_config(folder / "config.json")
     path = folder / INDEX if (folder / INDEX).is_file() else folder / WEIGHTS
     if path.name == WEIGHTS and not path.is_file():
         raise FormatError(_no_weights(folder))
     tensors = read_index(path) if path.name == INDEX else read_archive(path).tensors
-    return _source(folder, path, config, tensors)
+    return _source(folder, path, described, tensors)
 
 
 def open_file(path: Path) -> Source:
@@ -128,7 +151,8 @@ def _no_weights(folder: Path) -> str:
     return f"{folder}: has config.json, but neither {WEIGHTS} nor {INDEX}"
 
 
-def _source(shown: Path, path: Path, config: ModelConfig, stored: Mapping[str, StoredTensor]) -> Source:
+def _source(shown: Path, path: Path, described: Described, stored: Mapping[str, StoredTensor]) -> Source:
+    config = described.config
     tensors = {name.removeprefix(PREFIX): tensor for name, tensor in stored.items()}
     if len(tensors) != len(stored):
         raise FormatError(f"{path}: holds tensors with and without the prefix {PREFIX!r}")
@@ -140,6 +164,12 @@ def _source(shown: Path, path: Path, config: ModelConfig, stored: Mapping[str, S
         _check_tensor(tensors[name], stored_shape(config, piece))
     if head is not None:
         _check_tied(head, tensors[OUTSIDE["wte"]])
+    elif not described.tied:
+        raise FormatError(
+            f"{path}: config.json has tie_word_embeddings false, an output head of its own, but no {HEAD} is there, "
+            "and transformers would begin it at random; if the head is the token embedding after all, set "
+            "tie_word_embeddings to true"
+        )
 
     def read(group: str, tensor: str, layer: int) -> np.ndarray:
         assert group == "params", group
@@ -154,7 +184,7 @@ def _source(shown: Path, path: Path, config: ModelConfig, stored: Mapping[str, S
 
     dtypes = {FLOATS[tensors[name].dtype] for name in wanted}
     dtype = dtypes.pop() if len(dtypes) == 1 else "fp32"
-    return Source(shown, "hugging-face", config, dtype, None, ("params",), read, ())
+    return Source(shown, "hugging-face", config, dtype, None, ("params",), read, (), described.special)
 
 
 def stored_shape(config: ModelConfig, piece: Slice) -> tuple[int, ...]:
@@ -249,17 +279,17 @@ def _bf16(array: np.ndarray) -> np.ndarray:
     return fp32_to_bf16(array).astype("<u2", copy=False)
 
 
-def config_json(config: ModelConfig, dtype: str, eot: int | None) -> dict[str, Any]:
-    """config.json as transformers writes it for such a model. eot: id of the end-of-text token, if there is one."""
+def config_json(config: ModelConfig, dtype: str, special: SpecialTokens) -> dict[str, Any]:
+    """config.json as transformers writes it for such a model."""
     return {
         "activation_function": "gelu_new",
         "add_cross_attention": False,
         "architectures": ["GPT2LMHeadModel"],
         "attn_pdrop": 0.0,
-        "bos_token_id": eot,
+        "bos_token_id": special.bos,
         "dtype": {"fp32": "float32", "bf16": "bfloat16"}[dtype],
         "embd_pdrop": 0.0,
-        "eos_token_id": eot,
+        "eos_token_id": special.eos,
         "initializer_range": 0.02,
         "layer_norm_epsilon": 1e-5,
         "model_type": "gpt2",
@@ -291,14 +321,14 @@ def end_of_text(vocab_size: int) -> int | None:
     return 256 if vocab_size == 257 else None
 
 
-def write_folder(folder: Path, config: ModelConfig, dtype: str, read: Callable[[Slice], np.ndarray]) -> None:
+def write_folder(
+    folder: Path, config: ModelConfig, dtype: str, read: Callable[[Slice], np.ndarray], special: SpecialTokens
+) -> None:
     """Write config.json, generation_config.json and model.safetensors into an empty folder. See `write_weights`."""
-    eot = end_of_text(config.vocab_size)
-    write_json(folder / "config.json", config_json(config, dtype, eot))
-    generation: dict[str, Any] = {"_from_model_config": True, "use_cache": True}
-    if eot is not None:
-        generation |= {"bos_token_id": eot, "eos_token_id": eot}
-    write_json(folder / "generation_config.json", generation)
+    write_json(folder / "config.json", config_json(config, dtype, special))
+    ids = {"bos_token_id": special.bos, "eos_token_id": special.eos}
+    known = {name: value for name, value in ids.items() if value is not None}
+    write_json(folder / "generation_config.json", {"_from_model_config": True, "use_cache": True, **known})
     write_weights(folder / WEIGHTS, config, dtype, read)
 
 

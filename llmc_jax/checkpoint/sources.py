@@ -14,7 +14,7 @@ import numpy as np
 from llmc_jax import magics
 from llmc_jax.checkpoint.llmc import UNLAYERED, OpenModel, bf16_to_fp32, open_model, read_slice
 from llmc_jax.checkpoint.reading import fp16_to_fp32, opened
-from llmc_jax.config import ModelConfig
+from llmc_jax.config import ModelConfig, parse_descriptor
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason
 from llmc_jax.params import TensorSpec, num_parameters, tensor_specs
@@ -22,6 +22,14 @@ from llmc_jax.params import TensorSpec, num_parameters, tensor_specs
 OUR_STATE = re.compile(r"state_[0-9]{8,10}")  # a folder
 LLMC_STATE = re.compile(r"state_[0-9]{8,10}_[0-9]{5}\.bin")
 LLMC_MODEL = re.compile(r"model_[0-9]{8,10}\.bin")
+NANOGPT = "ckpt.pt"  # in its out_dir
+
+
+class SpecialTokens(NamedTuple):
+    """The ids that begin and end a text, as a config.json of Hugging Face's has them; None: there is none."""
+
+    bos: int | None
+    eos: int | list[int] | None
 
 
 class Source(NamedTuple):
@@ -30,6 +38,7 @@ class Source(NamedTuple):
     kind: "llmc-model", "llmc-state", "state", "hugging-face" or "nanogpt". dtype: of the stored weights, "fp32",
     "bf16" or "fp16". step: where the format says it. groups: "params", and where there are any "m", "v" and "copy" (the
     16-bit weights beside float32 master weights). warnings: one line each, of what is seen without reading weights.
+    special: which ids begin and end a text, where the format says it.
 
     read(group, tensor, layer) gives float32: one layer of a tensor, in the tensor's shape without its first axis, or
     the whole of one without layers (wte with Vp rows, wpe, lnfw, lnfb; layer 0). 16-bit values are widened exactly, on
@@ -44,6 +53,7 @@ class Source(NamedTuple):
     groups: tuple[str, ...]
     read: Callable[[str, str, int], np.ndarray]
     warnings: tuple[str, ...]
+    special: SpecialTokens | None = None
 
 
 class Slice(NamedTuple):
@@ -72,10 +82,10 @@ def slices(config: ModelConfig) -> Iterator[Slice]:
 def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = None) -> Source:
     """Open a checkpoint of any format that is known here; what it is, is seen from what it holds.
 
-    A file of llm.c, a .safetensors file beside its config.json, a nanoGPT ckpt.pt; a folder of Hugging Face's, a
-    training state of ours (its own folder, or a run's, whose newest good one is taken), a folder with training states
-    of llm.c (the newest complete one). v2_order: for version 2 of llm.c's model files, see llmc.read_model. step: takes
-    this step out of a folder that may hold several.
+    A file of llm.c, a .safetensors file beside its config.json, a nanoGPT ckpt.pt or the folder that it is in; a folder
+    of Hugging Face's, a training state of ours (its own folder, or a run's, whose newest good one is taken), a folder
+    with training states of llm.c (the newest complete one). v2_order: for version 2 of llm.c's model files, see
+    llmc.read_model. step: takes this step out of a folder that may hold several.
 
     Raises InputError (FormatError for bad bytes) if it is none of them, with what was found.
     """
@@ -84,6 +94,7 @@ def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = 
         return _open_folder(path, step)
     if step is not None:
         raise InputError(f"{path}: a step was asked for, but this is no folder that could hold several")
+    _refuse_descriptor(path)
     with opened(path) as file:
         start = file.read(1024)
     if _begins_as_pytorch(start):
@@ -100,6 +111,20 @@ def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = 
     if magic != magics.MODEL and int.from_bytes(start[:4], "big") != magics.MODEL and magic not in magics.MEANINGS:
         raise FormatError(_unknown_file(path, start))
     return _model_source(open_model(path, v2_order=v2_order))
+
+
+def _refuse_descriptor(path: Path) -> None:
+    """Say of `d12`, where no file has that name, that a model's shape is no checkpoint."""
+    if os.path.lexists(path):
+        return
+    try:
+        parse_descriptor(str(path))
+    except InputError:
+        return
+    raise InputError(
+        f"{path}: no such file; a descriptor is a model's shape and no checkpoint. A file of random weights: "
+        f"python train.py -e {path} -x 0 --export-llmc -o DIR, which writes DIR/model_00000000.bin"
+    )
 
 
 KNOWN = (
@@ -194,6 +219,8 @@ def _open_folder(folder: Path, step: int | None) -> Source:
         from llmc_jax.checkpoint.llmc_state import open_llmc_state
 
         return open_llmc_state(folder, step)
+    if NANOGPT in names:
+        return open_source(folder / NANOGPT, step=step)
     models = sorted(name for name in names if LLMC_MODEL.fullmatch(name))
     if models:
         raise InputError(f"{folder}: holds models, but no training state; name one of them: {folder / models[-1]}")
@@ -242,7 +269,7 @@ def _state_source(folder: Path, warnings: tuple[str, ...] = ()) -> Source:
         values = kept[name]
         return widened(values if tensor in UNLAYERED else values[layer])
 
-    return Source(folder, "state", config, dtype, step, groups, read, warnings)
+    return Source(folder, "state", config, dtype, step, groups, read, warnings, _stored_special(facts))
 
 
 def _stored_model(folder: Path, facts: Mapping[str, Any]) -> tuple[ModelConfig, str, int]:
@@ -254,6 +281,13 @@ def _stored_model(folder: Path, facts: Mapping[str, Any]) -> tuple[ModelConfig, 
     if dtype not in ("fp32", "bf16", "fp16") or type(step) is not int:
         raise FormatError(f"{folder}: run.json has dtype {dtype!r} and step {step!r}; this is no training state")
     return ModelConfig(**shape), dtype, step
+
+
+def _stored_special(facts: Mapping[str, Any]) -> SpecialTokens | None:
+    """The ids that the model had in Hugging Face's folder, if it came from one."""
+    origin = facts.get("origin")
+    found = origin.get("special") if isinstance(origin, Mapping) else None
+    return SpecialTokens(found.get("bos"), found.get("eos")) if isinstance(found, Mapping) else None
 
 
 def widened(values: np.ndarray) -> np.ndarray:

@@ -110,8 +110,8 @@ def test_a_debug_state_of_a_model(tmp_path: Path, version: int) -> None:
 
     with jax.enable_x64(True):
         wide = stored.astype(np.float64)
-        loss, gradient = jax.value_and_grad(plain_model.loss)(wide, state.x, state.y, TINY)
-        logits = plain_model.logits(wide, state.x, TINY)
+        both = jax.value_and_grad(lambda flat: plain_model.loss(flat, state.x, state.y, TINY))
+        (loss, gradient), logits = jax.jit(lambda flat: (both(flat), plain_model.logits(flat, state.x, TINY)))(wide)
     assert abs(state.loss - float(loss)) <= 1e-6
     np.testing.assert_allclose(state.logits, np.asarray(logits)[..., :V], rtol=0, atol=1e-5)
     errors = plain_model.relative_error(state.gradient, np.asarray(gradient)[:N])

@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax import gpt2
-from llmc_jax.checkpoint import hf_tokenizer, hugging_face
+from llmc_jax.checkpoint import conversion, hf_tokenizer, hugging_face
 from llmc_jax.checkpoint.hf_tokenizer import Table
 from llmc_jax.checkpoint.hugging_face import TRANSPOSED, name_in_block, write_folder
 from llmc_jax.checkpoint.safetensors import NewTensor, read_archive, read_tensor, write_archive
-from llmc_jax.checkpoint.sources import Slice, Source, open_source, slices
+from llmc_jax.checkpoint.sources import Slice, Source, SpecialTokens, open_source, slices
 from llmc_jax.config import ModelConfig, parse_descriptor
 from llmc_jax.data.tokenizers import bytes_tokenizer, gpt2_tokenizer
 from llmc_jax.errors import FormatError, InputError
@@ -26,6 +26,8 @@ from llmc_jax.params import views
 
 FIXTURE = Path(__file__).resolve().parents[1] / "golden" / "hugging_face"
 CONFIG = ModelConfig(max_seq_len=24, vocab_size=61, padded_vocab_size=128, num_layers=2, num_heads=2, channels=16)
+
+NO_IDS = SpecialTokens(None, None)
 
 Tensors = dict[str, np.ndarray]
 
@@ -70,7 +72,7 @@ def test_logits_are_those_of_transformers() -> None:
         tokens, expected = golden["tokens"], golden["logits"]
     params = views(jnp.asarray(flat_of(source)), CONFIG)
     with jax.default_matmul_precision("highest"):
-        found, _ = gpt2.forward(params, jnp.asarray(tokens, jnp.int32), CONFIG)
+        found = jax.jit(lambda params, x: gpt2.forward(params, x, CONFIG)[0])(params, jnp.asarray(tokens, jnp.int32))
     assert np.abs(expected).max() > 1
     assert np.abs(np.asarray(found)[..., : CONFIG.vocab_size] - expected).max() <= 1e-5
 
@@ -81,7 +83,7 @@ def test_writes_what_transformers_wrote(tmp_path: Path) -> None:
     for dtype, expected in (("fp32", "model.safetensors"), ("bf16", "bf16.safetensors")):
         out = tmp_path / dtype
         out.mkdir()
-        write_folder(out, CONFIG, dtype, reader(source))
+        write_folder(out, CONFIG, dtype, reader(source), NO_IDS)
         assert (out / "model.safetensors").read_bytes() == (FIXTURE / expected).read_bytes()
         assert sorted(path.name for path in out.iterdir()) == [
             "config.json", "generation_config.json", "model.safetensors"
@@ -102,14 +104,14 @@ def test_bf16_in(tmp_path: Path) -> None:
     flat, wide = flat_of(source), flat_of(open_source(FIXTURE))
     assert not (flat.view(np.uint32) & 0xFFFF).any()
     np.testing.assert_allclose(flat, wide, rtol=2.0**-8, atol=0)
-    write_folder(tmp_path, CONFIG, "bf16", reader(source))
+    write_folder(tmp_path, CONFIG, "bf16", reader(source), NO_IDS)
     assert (tmp_path / "model.safetensors").read_bytes() == (FIXTURE / "bf16.safetensors").read_bytes()
 
 
 def test_transformers_loads_what_is_written(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    write_folder(tmp_path, CONFIG, "fp32", reader(open_source(FIXTURE)))
+    write_folder(tmp_path, CONFIG, "fp32", reader(open_source(FIXTURE)), NO_IDS)
     model = transformers.GPT2LMHeadModel.from_pretrained(tmp_path).eval()
     with np.load(FIXTURE / "logits.npz") as golden, torch.no_grad():
         found = model(torch.from_numpy(golden["tokens"])).logits.numpy()
@@ -119,7 +121,7 @@ def test_transformers_loads_what_is_written(tmp_path: Path) -> None:
 def test_transformers_reads_the_config(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     hugging_face.write_json(
-        tmp_path / "config.json", hugging_face.config_json(parse_descriptor("d12"), "bf16", eot=50256)
+        tmp_path / "config.json", hugging_face.config_json(parse_descriptor("d12"), "bf16", SpecialTokens(50256, 50256))
     )
     found = transformers.AutoConfig.from_pretrained(tmp_path)
     assert type(found).__name__ == "GPT2Config"
@@ -153,6 +155,57 @@ def test_names_without_prefix_buffers_and_a_tied_head(folder: Path) -> None:
     head[7, 3] += 1
     store(folder / "model.safetensors", tensors | {"lm_head.weight": head})
     with pytest.raises(FormatError, match=r"lm_head\.weight differs from .*wte\.weight"):
+        open_source(folder)
+
+
+def test_a_head_of_its_own_that_is_not_there(folder: Path) -> None:
+    """transformers would begin it at random; taken as tied it would be another model."""
+    expected = flat_of(open_source(folder))
+    set_config(folder, tie_word_embeddings=False)
+    with pytest.raises(FormatError, match=r"tie_word_embeddings false.* no lm_head\.weight"):
+        open_source(folder)
+    tensors = stored(folder)  # one that is there and the same is no head of its own
+    store(folder / "model.safetensors", tensors | {"lm_head.weight": tensors["transformer.wte.weight"]})
+    np.testing.assert_array_equal(flat_of(open_source(folder)), expected)
+    set_config(folder, tie_word_embeddings="no")
+    with pytest.raises(FormatError, match="tie_word_embeddings is 'no'"):
+        open_source(folder)
+
+
+@pytest.mark.parametrize("ids", [(3, 5), (3, [5, 7]), (None, 5), (None, None)])
+def test_the_ids_that_begin_and_end_a_text_come_back(folder: Path, tmp_path: Path, ids: tuple[Any, Any]) -> None:
+    """Straight, and by a training state of ours."""
+    special = SpecialTokens(*ids)
+    set_config(folder, bos_token_id=special.bos, eos_token_id=special.eos)
+    assert open_source(folder).special == special
+    conversion.to_hugging_face(open_source(folder), tmp_path / "straight", "bf16", None, force=False)
+    conversion.to_state(open_source(folder), tmp_path / "run", "fp32", force=False)
+    conversion.to_hugging_face(open_source(tmp_path / "run"), tmp_path / "back", "fp32", None, force=False)
+    for out in (tmp_path / "straight", tmp_path / "back"):
+        config = json.loads((out / "config.json").read_text())
+        assert SpecialTokens(config["bos_token_id"], config["eos_token_id"]) == special
+        generation = json.loads((out / "generation_config.json").read_text())
+        assert (generation.get("bos_token_id"), generation.get("eos_token_id")) == special
+
+
+def test_ids_that_llmc_has_no_place_for(folder: Path, tmp_path: Path) -> None:
+    """The way out says so; on the way back the tokenizer has them, and without one a warning says that nothing has."""
+    set_config(folder, bos_token_id=3, eos_token_id=5)
+    made = conversion.to_model(open_source(folder), tmp_path / "a.bin", 3, force=False)
+    assert any("bos_token_id 3 and eos_token_id 5 are left out" in line for line in made.warnings)
+    model = open_source(tmp_path / "a.bin")
+    assert model.special is None
+    back = conversion.to_hugging_face(model, tmp_path / "back", "fp32", None, force=False)
+    assert conversion.NO_SPECIAL in back.warnings and open_source(tmp_path / "back").special == NO_IDS
+    table = Table(tuple(b"x%d" % token for token in range(61)), 5)
+    assert conversion.special_tokens(model, table) == conversion.special_tokens(open_source(FIXTURE), table) == (5, 5)
+    assert conversion.special_tokens(open_source(folder), table) == (3, 5)
+
+
+@pytest.mark.parametrize("value", ["5", -1, True, 2**40, [5]])
+def test_ids_that_are_none(folder: Path, value: Any) -> None:
+    set_config(folder, bos_token_id=value)
+    with pytest.raises(FormatError, match="bos_token_id is"):
         open_source(folder)
 
 

@@ -167,6 +167,7 @@ def test_files(tmp_path: Path) -> None:
     model = {name: torch.from_numpy(tensor) for name, tensor in tensors.items()}
     torch.save(checkpoint(model=model, best_val_loss=torch.tensor(1.5)), tmp_path / "ckpt.pt")
     assert_holds(open_source(tmp_path / "ckpt.pt"), tensors)
+    assert_holds(open_source(tmp_path), tensors)
     half = {name: tensor.to(torch.bfloat16) for name, tensor in model.items()}
     torch.save(checkpoint(model=half), tmp_path / "bf16.pt")
     source = open_source(tmp_path / "bf16.pt")

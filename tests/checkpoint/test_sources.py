@@ -76,6 +76,26 @@ def test_a_model_of_llmc_under_any_name(tmp_path: Path, version: int) -> None:
     np.testing.assert_array_equal(np.concatenate([values.reshape(-1) for values in found]), flat)
 
 
+def test_a_descriptor_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But a file of that name is what it holds."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("d12", "L2-NH2-C64"):
+        with pytest.raises(InputError, match=rf"{name}: no such file; a descriptor .* train\.py -e {name} -x 0"):
+            open_source(name)
+    with pytest.raises(InputError, match=r"d13: no such file$"):
+        open_source("d13")
+    write_model(tmp_path / "d12")
+    assert open_source("d12").kind == "llmc-model"
+
+
+def test_the_folder_of_a_nanogpt_run(tmp_path: Path) -> None:
+    """Its ckpt.pt is opened, which here is none; beside what else it may hold."""
+    (tmp_path / "ckpt.pt").write_bytes(b"no such thing")
+    (tmp_path / "samples.txt").write_text("once")
+    with pytest.raises(FormatError, match=r"ckpt\.pt: no checkpoint that is known here"):
+        open_source(tmp_path)
+
+
 def test_slices_are_the_parameters_in_order() -> None:
     names = [(piece.tensor, piece.layer) for piece in slices(CONFIG)]
     assert names[:5] == [("wte", 0), ("wpe", 0), ("ln1w", 0), ("ln1w", 1), ("ln1w", 2)] and len(names) == 4 + 12 * 3
