@@ -36,6 +36,7 @@ llm.c training state     a folder: model_*, state_*_* of each rank, DONE_*  yes 
 llmc-jax training state  a run's folder, or a state_%08d in it              yes             --to state
 Hugging Face GPT-2       config.json, safetensors in one file or more       F32, BF16, F16  --to hf: F32, BF16
 nanoGPT                  ckpt.pt; needs PyTorch, runs no pickle             weights         no
+random weights           a model's shape: d12, L4-NH4-C128-V257-T128        yes             no
 llm.c debug state        one batch's logits, loss and gradients             compare         debug-state
 llm.c tokenizer          gpt2_tokenizer.bin                                 --tokenizer     --tokenizer
 
@@ -58,6 +59,7 @@ KINDS = {
     "state": "training state of llmc-jax",
     "hugging-face": "Hugging Face GPT-2",
     "nanogpt": "nanoGPT checkpoint",
+    "random": "random weights",
 }
 
 

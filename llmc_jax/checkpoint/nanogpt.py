@@ -32,7 +32,7 @@ Convert = Callable[[Any], np.ndarray]
 
 
 def open_checkpoint(path: Path) -> Source:
-    """A ckpt.pt, read with torch.load(weights_only=True, mmap=True), which builds tensors and plain data and no more.
+    """A ckpt.pt, read with torch.load(weights_only=True), which builds tensors and plain data and no more.
 
     Raises InputError if PyTorch is not installed, FormatError if it refuses the file or this is no GPT-2 of nanoGPT.
     """
@@ -45,7 +45,8 @@ def open_checkpoint(path: Path) -> Source:
     with opened(path):  # a folder, a pipe, no file: said as for any other
         pass
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        # Not mapped into memory: a file that is shortened meanwhile would end this process.
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:  # PyTorch's own words advise to switch the safety off
         raise FormatError(
             f"{path}: damaged, or it holds more than tensors and plain data: opening it could run a program, so it is "

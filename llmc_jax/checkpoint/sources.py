@@ -6,6 +6,7 @@ Leaves out writing, and what beyond weights, m and v a training state holds.
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,12 +18,14 @@ from llmc_jax.checkpoint.reading import fp16_to_fp32, opened
 from llmc_jax.config import ModelConfig, parse_descriptor
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason
-from llmc_jax.params import TensorSpec, num_parameters, tensor_specs
+from llmc_jax.init import random_parameters
+from llmc_jax.params import Params, TensorSpec, num_parameters, tensor_specs, views
 
 OUR_STATE = re.compile(r"state_[0-9]{8,10}")  # a folder
 LLMC_STATE = re.compile(r"state_[0-9]{8,10}_[0-9]{5}\.bin")
 LLMC_MODEL = re.compile(r"model_[0-9]{8,10}\.bin")
 NANOGPT = "ckpt.pt"  # in its out_dir
+RANDOM_SEED = 42  # of a model that is made of its shape alone, as in llm.c
 
 
 class SpecialTokens(NamedTuple):
@@ -35,9 +38,10 @@ class SpecialTokens(NamedTuple):
 class Source(NamedTuple):
     """A checkpoint that can be read.
 
-    kind: "llmc-model", "llmc-state", "state", "hugging-face" or "nanogpt". dtype: of the stored weights, "fp32",
-    "bf16" or "fp16". step: where the format says it. groups: "params", and where there are any "m", "v" and "copy" (the
-    16-bit weights beside float32 master weights). warnings: one line each, of what is seen without reading weights.
+    kind: "llmc-model", "llmc-state", "state", "hugging-face", "nanogpt" or "random". dtype: of the stored weights,
+    "fp32", "bf16" or "fp16". step: where the format says it. groups: "params", and where there are any "m", "v" and
+    "copy" (the 16-bit weights beside float32 master weights). warnings: one line each, of what is seen without reading
+    weights.
     special: which ids begin and end a text, where the format says it.
 
     read(group, tensor, layer) gives float32: one layer of a tensor, in the tensor's shape without its first axis, or
@@ -84,8 +88,8 @@ def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = 
 
     A file of llm.c, a .safetensors file beside its config.json, a nanoGPT ckpt.pt or the folder that it is in; a folder
     of Hugging Face's, a training state of ours (its own folder, or a run's, whose newest good one is taken), a folder
-    with training states of llm.c (the newest complete one). v2_order: for version 2 of llm.c's model files, see
-    llmc.read_model. step: takes this step out of a folder that may hold several.
+    with training states of llm.c (the newest complete one); a descriptor (d12): random weights. v2_order: for version 2
+    of llm.c's model files, see llmc.read_model. step: takes this step out of a folder that may hold several.
 
     Raises InputError (FormatError for bad bytes) if it is none of them, with what was found.
     """
@@ -94,7 +98,8 @@ def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = 
         return _open_folder(path, step)
     if step is not None:
         raise InputError(f"{path}: a step was asked for, but this is no folder that could hold several")
-    _refuse_descriptor(path)
+    if (shape := _descriptor(path)) is not None:
+        return _random_source(path, shape)
     with opened(path) as file:
         start = file.read(1024)
     if _begins_as_pytorch(start):
@@ -113,18 +118,30 @@ def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = 
     return _model_source(open_model(path, v2_order=v2_order))
 
 
-def _refuse_descriptor(path: Path) -> None:
-    """Say of `d12`, where no file has that name, that a model's shape is no checkpoint."""
+def _descriptor(path: Path) -> ModelConfig | None:
+    """Return the shape that a name such as d12 describes, where no file has that name; None where it is none."""
     if os.path.lexists(path):
-        return
+        return None
     try:
-        parse_descriptor(str(path))
+        return parse_descriptor(str(path))
     except InputError:
-        return
-    raise InputError(
-        f"{path}: no such file; a descriptor is a model's shape and no checkpoint. A file of random weights: "
-        f"python train.py -e {path} -x 0 --export-llmc -o DIR, which writes DIR/model_00000000.bin"
-    )
+        return None
+
+
+def _random_source(path: Path, config: ModelConfig) -> Source:
+    """The random weights that `train.py -e d12` begins with. They are drawn, all N of them, at the first read."""
+
+    @cache
+    def tensors() -> Params:
+        return views(random_parameters(config, RANDOM_SEED), config)
+
+    def read(group: str, tensor: str, layer: int) -> np.ndarray:
+        assert group == "params", group
+        values = getattr(tensors(), tensor)
+        return np.array(values if tensor in UNLAYERED else values[layer])
+
+    warning = f"no file has this name, so it is a model's shape: the weights are random, of seed {RANDOM_SEED}"
+    return Source(path, "random", config, "fp32", None, ("params",), read, (warning,))
 
 
 KNOWN = (

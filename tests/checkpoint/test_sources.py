@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from llmc_jax.checkpoint import llmc, llmc_state, store
 from llmc_jax.checkpoint.sources import open_source, slices, widened
-from llmc_jax.config import ModelConfig
+from llmc_jax.config import ModelConfig, parse_descriptor
 from llmc_jax.errors import FormatError, InputError
+from llmc_jax.init import random_parameters
 from llmc_jax.params import num_parameters, tensor_specs
 
 CONFIG = ModelConfig(max_seq_len=4, vocab_size=9, padded_vocab_size=128, num_layers=3, num_heads=2, channels=4)
@@ -76,12 +77,19 @@ def test_a_model_of_llmc_under_any_name(tmp_path: Path, version: int) -> None:
     np.testing.assert_array_equal(np.concatenate([values.reshape(-1) for values in found]), flat)
 
 
-def test_a_descriptor_is_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_descriptor_is_the_random_weights_that_training_begins_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """But a file of that name is what it holds."""
     monkeypatch.chdir(tmp_path)
-    for name in ("d12", "L2-NH2-C64"):
-        with pytest.raises(InputError, match=rf"{name}: no such file; a descriptor .* train\.py -e {name} -x 0"):
-            open_source(name)
+    source = open_source("L2-NH2-C16-V97-T8")
+    assert (source.kind, source.dtype, source.step, source.groups) == ("random", "fp32", None, ("params",))
+    assert "random" in source.warnings[0]
+    found = [source.read("params", piece.tensor, piece.layer) for piece in slices(source.config)]
+    assert [values.shape for values in found] == [piece.shape for piece in slices(source.config)]
+    expected = random_parameters(source.config)[: num_parameters(source.config)]
+    np.testing.assert_array_equal(np.concatenate([values.reshape(-1) for values in found]), expected)
+    assert open_source("d12").config == parse_descriptor("d12")  # and draws nothing yet
     with pytest.raises(InputError, match=r"d13: no such file$"):
         open_source("d13")
     write_model(tmp_path / "d12")
