@@ -131,8 +131,8 @@ def make_facts(
 ) -> dict[str, Any]:
     """All that a checkpoint holds beside its arrays, as JSON can hold it.
 
-    loader: its position; val_data: fingerprint of the validation data; origin: of a run that another program began,
-    what must be kept to hand it back.
+    loader: its position; val_data: fingerprint of the validation data; origin: of its weights, or of the run that
+    another program began, what must be kept to hand it back.
     """
     return {
         "format": store.FORMAT,

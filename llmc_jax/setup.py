@@ -4,7 +4,7 @@ Writes nothing, so that a run that cannot begin leaves nothing behind; with -y 1
 left half-written, and writes the DONE_ files of checkpoints that lost them. Leaves out the run itself (trainer.py).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -75,6 +75,7 @@ class Setup(NamedTuple):
     has_tf32: bool  # the device multiplies in TF32, where -f lets it
     earlier: Earlier | None  # the checkpoint that the run goes on from
     identity: Identity
+    origin: Mapping[str, Any]  # of its weights: what must be kept to hand them back
     val_data: str | None  # fingerprint of the validation data
     environment: dict[str, Any]  # what its bits may depend on
     monitor: GpuMonitor | None  # of -lg
@@ -382,6 +383,7 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
         has_tf32=machine.version >= (8, 0),
         earlier=earlier,
         identity=identity,
+        origin=origin_of(earlier, source, model),
         val_data=val_data,
         environment=surroundings,
         monitor=open_monitor() if config.gpu_info_every > 0 else None,
@@ -396,6 +398,21 @@ def identify(config: TrainConfig, model: ModelConfig, dtype: str, data: Data) ->
     """What makes the run this run."""
     files = None if data.train is None else fingerprint(data.train)
     return Identity(model, dtype, config.master_weights or dtype == "fp32", resolve_rounding(config, dtype), files)
+
+
+def origin_of(earlier: Earlier | None, source: Earlier | None, model: Model) -> Mapping[str, Any]:
+    """Return the origin that the run's checkpoints hold: that of the checkpoint it goes on from, or its own.
+
+    Its own keeps the ids that begin and end a text, where the weights come from a folder of Hugging Face's.
+    """
+    if earlier is not None:
+        return earlier.facts.get("origin") or {"kind": "llmc-jax"}
+    special = None
+    if source is not None:
+        special = sources.stored_special(source.facts)
+    elif model.path is not None and sources.is_hugging_face(model.path):
+        special = sources.open_source(model.path).special
+    return {"kind": "llmc-jax"} | ({} if special is None else {"special": special._asdict()})
 
 
 def starting_state(

@@ -338,7 +338,7 @@ def save(
         loader=batches.position(),
         environment=setup.environment,
         val_data=setup.val_data,
-        origin=None if setup.earlier is None else setup.earlier.facts.get("origin"),
+        origin=setup.origin,
     )
     copies = not last and step is not None  # before the step is compiled nobody knows what memory it needs
     run.saver.save(progress.state, facts, available_memory(setup, step), last=not copies, prune=prune)

@@ -1,12 +1,14 @@
 """What a run starts from: shapes of random weights, and other programs' checkpoints behind -e and --init-from."""
 
+import json
 import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from llmc_jax.checkpoint.sources import open_source, slices
+from llmc_jax.checkpoint.sources import open_source, slices, stored_special
 from llmc_jax.cli import parse_args
 from llmc_jax.config import TrainConfig, parse_descriptor
 from llmc_jax.errors import InputError
@@ -35,6 +37,19 @@ def test_a_run_starts_from_hugging_faces_weights(flag: str, name: str) -> None:
     found = np.asarray(state.params)[: num_parameters(source.config)]
     assert setup.model == Model(source.config, path) and weights_text(setup) == str(path)
     assert found.tobytes() == np.concatenate(expected).tobytes()
+
+
+@pytest.mark.parametrize("flag", ["-e", "--init-from"])
+def test_the_ids_that_end_a_text_are_kept(flag: str, tmp_path: Path) -> None:
+    folder = tmp_path / "hf"
+    shutil.copytree(HUGGING_FACE, folder)
+    settings = json.loads((folder / "config.json").read_text()) | {"bos_token_id": 3, "eos_token_id": [4, 5]}
+    (folder / "config.json").write_text(json.dumps(settings))
+    setup, _ = prepare(parse_args([*shlex.split(COMMON), flag, str(folder)]), [])
+    assert setup.origin == {"kind": "llmc-jax", "special": {"bos": 3, "eos": [4, 5]}}
+    assert stored_special({"origin": setup.origin}) == open_source(folder).special
+    random, _ = prepare(parse_args([*shlex.split(COMMON), "-e", "L1-NH1-C8-V16-T16"]), [])
+    assert random.origin == {"kind": "llmc-jax"}
 
 
 def test_a_shape_beside_init_from_must_be_that_of_the_weights() -> None:

@@ -286,7 +286,7 @@ def _state_source(folder: Path, warnings: tuple[str, ...] = ()) -> Source:
         values = kept[name]
         return widened(values if tensor in UNLAYERED else values[layer])
 
-    return Source(folder, "state", config, dtype, step, groups, read, warnings, _stored_special(facts))
+    return Source(folder, "state", config, dtype, step, groups, read, warnings, stored_special(facts))
 
 
 def _stored_model(folder: Path, facts: Mapping[str, Any]) -> tuple[ModelConfig, str, int]:
@@ -300,7 +300,7 @@ def _stored_model(folder: Path, facts: Mapping[str, Any]) -> tuple[ModelConfig, 
     return ModelConfig(**shape), dtype, step
 
 
-def _stored_special(facts: Mapping[str, Any]) -> SpecialTokens | None:
+def stored_special(facts: Mapping[str, Any]) -> SpecialTokens | None:
     """The ids that the model had in Hugging Face's folder, if it came from one."""
     origin = facts.get("origin")
     found = origin.get("special") if isinstance(origin, Mapping) else None
