@@ -37,7 +37,7 @@ def block_of(table: str, facts: dict[str, Any], flags: list[str]) -> str:
         f"Python {platform.python_version()}, JAX {facts['jax']}. The step without a trace took "
         f"{1e3 * step['median']:.0f} ms (quartiles {1e3 * step['low']:.0f} and {1e3 * step['high']:.0f}). "
         f"Its products alone reach {rates['products'] / 1e9:,.0f} GFLOP/s, the fastest {rates['flops'] / 1e9:,.0f}; "
-        f"memory {memory['best'] / 1e9:.1f} GB/s in place (median {memory['median'] / 1e9:.1f}), where it is only read "
+        f"memory {memory['best'] / 1e9:.1f} GB/s (median in place {memory['median'] / 1e9:.1f}), where it is only read "
         f"{memory['reading'] / 1e9:.1f} (median {memory['reading_median'] / 1e9:.1f}), with arrays of "
         f"{memory['array_bytes'] / 2**20:.0f} MiB; the caches have {(rates['cache'] or 0) / 2**20:.0f} MiB."
     )

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from llmc_jax.config import (
     EXIT_MEANINGS,
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _show({"--help": help_text, "--help-markdown": flags_markdown, "--version": _versions}[shown]())
     try:
         config, notes = continued(given_options(words))
-        notes += validate(config)
+        notes += _validated(config, notes)
         from llmc_jax.trainer import run  # here, because it imports JAX, which takes a second
 
         return run(config, notes)
@@ -96,6 +96,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # before or after the training itself, which ends after a whole step
         print_error(f"{_program()}: stopped")
         return ExitCode.STOPPED
+
+
+def _validated(config: TrainConfig, notes: Sequence[str]) -> list[str]:
+    """Return the notes of `validate`. Its errors hold the notes so far: what is wrong may come from a config.json."""
+    try:
+        return validate(config)
+    except InputError as error:
+        raise InputError("\n  ".join([str(error), *notes])) from error
 
 
 def _show(text: str) -> int:
@@ -122,18 +130,30 @@ def parse_args(argv: Sequence[str]) -> TrainConfig:
     last word; of a flag that stands twice the later one counts.
     Raises one InputError with all flags that do not exist and all values that their flags cannot have.
     """
-    return replace(TrainConfig(), **given_options(argv))
+    return given_options(argv).config
 
 
-def given_options(argv: Sequence[str]) -> dict[str, Any]:
-    """Return the options that a command line names, by flags or by a preset; see `parse_args`."""
+class Given(NamedTuple):
+    """The options that a command line names: by a preset, and by flags, which have the last word."""
+
+    preset: dict[str, Any]
+    flags: dict[str, Any]
+
+    @property
+    def config(self) -> TrainConfig:
+        """They and, for all else, llm.c's defaults."""
+        return replace(TrainConfig(), **self.preset | self.flags)
+
+
+def given_options(argv: Sequence[str]) -> Given:
+    """Return the options that a command line names; see `parse_args`."""
     if not argv:
-        return preset_options(DEFAULT_PRESET)
+        return Given(preset_options(DEFAULT_PRESET), {})
     pairs, problems = _split(argv)
     given: dict[str, Any] = {}
     for flag, about, value in pairs:
         try:
-            given[about.name] = not about.default if value is None else _read(about, value)
+            given[about.name] = _switched(about, value) if about.switch else _read(about, value or "")
         except InputError as error:
             problems.append(f"{flag} {show_value(value)}: {error}")
     base: dict[str, Any] = {}
@@ -143,19 +163,27 @@ def given_options(argv: Sequence[str]) -> dict[str, Any]:
     except InputError as error:
         problems.append(str(error))
     raise_problems(problems)
-    return base | given
+    return Given(base, given)
 
 
-OF_THIS_START = {"output_dir", "reuse", "save"}  # never taken from the run before; of --no-save there is no opposite
+def _switched(about: Option, value: str | None) -> bool:
+    """The option of a flag without a value: `--no-save`, or `--no-save=1`; `--no-save=0` is as without it."""
+    if value not in (None, "0", "1"):
+        raise InputError(f"takes no value but 0 and 1; write {about.flags[0]} alone")
+    return bool(about.default) if value == "0" else not about.default
 
 
-def continued(given: Mapping[str, Any]) -> tuple[TrainConfig, list[str]]:
+OF_THIS_START = {"output_dir", "reuse", "save", "strict_kernels"}  # never taken from the run before
+
+
+def continued(given: Given) -> tuple[TrainConfig, list[str]]:
     """Return the configuration of a run, and notes on it: with -y 1, what is not given is as the folder of -o has it.
 
     Its config.json holds the options of the run's last start. Options that this version does not know are left out;
-    those that the file lacks have their defaults. Raises InputError if the file holds a value that cannot be.
+    those that the file lacks have their defaults. A preset other than the run's describes all of another run, so then
+    nothing is taken. Raises InputError if the file holds a value that cannot be.
     """
-    config = replace(TrainConfig(), **given)
+    config = given.config
     if not config.reuse or not config.output_dir:
         return config, []
     from llmc_jax.runlog import config_file, read_config  # here, because few command lines need it
@@ -164,6 +192,8 @@ def continued(given: Mapping[str, Any]) -> tuple[TrainConfig, list[str]]:
     stored = None if record is None else record.get("options")
     if place is None or not isinstance(stored, Mapping):
         return config, []
+    if given.preset and config.preset != stored.get("preset"):
+        return config, [f"-y 1: no options are taken from {place}, which is not of --preset {config.preset}"]
     names = {about.name for about in OPTIONS}
     known = {name: value for name, value in stored.items() if name in names - OF_THIS_START}
     unknown = sorted(set(stored) - names)
@@ -172,7 +202,9 @@ def continued(given: Mapping[str, Any]) -> tuple[TrainConfig, list[str]]:
     except InputError as error:
         raise InputError(f"{place}: {error}; mend the file, or give another -o") from error
     notes = [f"-y 1: {place} names options that this version does not have: {', '.join(unknown)}"] if unknown else []
-    merged = replace(before, **given)
+    if stored.get("save") is False and config.save:
+        notes.append("-y 1: --no-save is not taken from the run before; give it again to save nothing")
+    merged = replace(before, **given.flags)
     return merged, notes + _what_was_taken(place, config, before, merged)
 
 
@@ -212,9 +244,7 @@ def _split(argv: Sequence[str]) -> tuple[list[tuple[str, Option, str | None]], l
             if flag.startswith("-") and not equals and following is not None and not following.startswith("-"):
                 position += 1  # most likely the value of what is not a flag
         elif about.switch:
-            pairs.append((flag, about, None))
-            if equals:
-                problems.append(f"{flag}={value}: {flag} takes no value; write {flag} alone")
+            pairs.append((flag, about, value if equals else None))
         elif equals:
             pairs.append((flag, about, value))
         elif following is None or following in by_flag:

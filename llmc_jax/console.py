@@ -20,7 +20,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from llmc_jax import errors
+
 NAME_WIDTH, VALUE_WIDTH = 21, 50  # the columns of llm.c's table
+LINES = "\n\t"  # what of control characters a note may hold
 EMA_DECAY = 0.95  # of the smoothed speed, llm.c's
 
 
@@ -209,8 +212,8 @@ def format_table(sections: Iterable[Sequence[tuple[str, Any]]], width: int = TAB
             table.add_row(_table_text(name), _table_text(_table_value(value)))
         table.add_section()
     output = io.StringIO()
-    plain = RichConsole(file=output, width=max(NARROWEST_TABLE, width), color_system=None, force_jupyter=False)
-    plain.print(table)
+    cells = max(NARROWEST_TABLE, width)  # the height keeps rich from taking another width where TERM is dumb
+    RichConsole(file=output, width=cells, height=1, color_system=None, force_jupyter=False).print(table)
     return output.getvalue().rstrip("\n")
 
 
@@ -351,11 +354,11 @@ class Console:
 
     def note(self, text: str) -> None:
         """A line of information."""
-        self._print(text)
+        self._print(errors.printable(text, keep=LINES))
 
     def warning(self, text: str) -> None:
         """A line that the user should not miss."""
-        self._print(f"warning: {text}", "yellow")
+        self._print(f"warning: {errors.printable(text, keep=LINES)}", "yellow")
 
     def step(self, figures: StepFigures) -> None:
         """A finished training step."""

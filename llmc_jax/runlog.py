@@ -78,10 +78,11 @@ def create_run_folder(output_dir: str, name: str, reuse: bool) -> Path:
         else:
             folder.mkdir(parents=True, exist_ok=True)
         for each in made or [folder]:
-            sync(each.parent)  # the names of all folders too are on the disk before a checkpoint counts
+            with suppress(PermissionError):  # a folder that may be entered but not listed cannot be synced
+                sync(each.parent)  # the names of all folders too are on the disk before a checkpoint counts
         if output_dir and not reuse and any(folder.iterdir()):
             raise InputError(f"-o {output_dir}: the folder is not empty; choose another -o, or -y 1 to continue in it")
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=folder, prefix=".probe.", suffix=".tmp"):  # no name at all on most systems
             pass  # the only portable way to learn whether files can be made here
     except (FileExistsError, NotADirectoryError) as error:
         _remove_empty(made)
@@ -124,7 +125,9 @@ class Held:
         """Raise InputError, with both paths, if the folder was moved or removed, or another one is in its place."""
         if not self.is_there():
             now = path_of(self._descriptor)
-            rest = "was removed" if now is None else f"is now {now}; -y 1 -o {now} goes on from its last checkpoint"
+            rest = "was removed"
+            if now is not None:
+                rest = f"is now {now}; -y 1 -o {shlex.quote(now)} goes on from its last checkpoint"
             raise InputError(
                 f"{self.folder}: is no longer the folder that this run began in, so nothing more is written to it; "
                 f"that one {rest}"

@@ -65,7 +65,7 @@ def _watch(reader: int, stop: threading.Event, say: Callable[[str], None]) -> No
             words = "stopping after this step; once more ends at once and saves nothing"
             # in a thread of its own: where nobody reads the output, printing waits, and the second signal must not
             threading.Thread(target=say, args=(words,), name="llmc_jax stopping", daemon=True).start()
-        elif now - first > ONE_REQUEST:
+        elif number[0] != signal.SIGHUP and now - first > ONE_REQUEST:  # one terminal's end may send several
             _leave()
 
 
@@ -108,7 +108,14 @@ class Output:
 
     def __init__(self, file: TextIO, stop: threading.Event) -> None:
         self._file, self._stop = file, stop
+        self._was_terminal = file.isatty()
         self.error: OSError | None = None  # why it was lost
+
+    @property
+    def reader_left(self) -> bool:
+        """Whether it was lost because nobody reads it any more: a pipe without a reader, a terminal that was closed."""
+        closed = self._was_terminal and self.error is not None and self.error.errno == errno.EIO
+        return closed or isinstance(self.error, BrokenPipeError)
 
     def _guarded(self, action: Callable[[], Any]) -> None:
         if self.error is None:

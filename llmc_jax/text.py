@@ -62,7 +62,7 @@ def table(
         max(needed(least), min(needed(widths), width or needed(widths))),
     )
     if gone:
-        lines += ["", *_filled(f"no room for: {', '.join(gone)}; a wider terminal, a pipe or --json has them", width)]
+        lines += ["", *_filled(f"no room for: {', '.join(gone)}; a wider terminal or a pipe has them", width)]
     return "\n".join(lines).rstrip()
 
 
@@ -74,7 +74,8 @@ def _laid_out(columns: list[tuple[str, bool]], rows: list[list[str]], width: int
     for row in rows:
         grid.add_row(*map(Text, row))
     output = io.StringIO()
-    Console(file=output, width=width, color_system=None, force_jupyter=False, markup=False).print(grid)
+    # The height, which plays no part, keeps rich from taking another width where FORCE_COLOR or TERM stand.
+    Console(file=output, width=width, height=1, color_system=None, force_jupyter=False, markup=False).print(grid)
     head, *lines = (line.rstrip() for line in output.getvalue().splitlines())
     return [head, "-" * max(map(cell_len, [head, *lines])), *lines]
 

@@ -42,6 +42,7 @@ from llmc_jax.runlog import (
     RunLog,
     absent_folders,
     check_path,
+    config_file,
     config_record,
     create_run_folder,
     cut_logs,
@@ -113,18 +114,23 @@ def opened(setup: Setup, output: Output, stop: threading.Event, held: Held | Non
 def begun_log(setup: Setup, held: Held, made: list[Path]) -> RunLog:
     """Write the configuration, cut the logs back to where the run begins, open them and write the first event.
 
-    Where that fails, nothing of it stays: neither files, nor the folders in `made`.
+    Where that fails, nothing of it stays: neither files, nor the folders in `made`, and an earlier configuration is as
+    it was. So is that of a run which is only evaluated (-x 0): what goes on later takes its options from there.
     """
     config, shape = setup.config, setup.model.config
     kind, step = ("start", 0) if setup.earlier is None else ("resume", setup.earlier.step)
     with leaving_nothing(held, made):
         record = config_record(config.to_json(), asdict(shape), setup.device._asdict())
-        write_config(held.folder, record)
+        is_first = config_file(held.folder) is None
+        if is_first:  # before any log: what has a log but no config.json is another program's folder
+            write_config(held.folder, record)
         if config.reuse:
             cut_logs(held.folder, where_logs_stay(setup))
         with ExitStack() as closing:
             log = closing.enter_context(RunLog(held.folder, reuse=config.reuse, check=held.check))
             log.event(kind, step=step, steps=setup.steps, parameters=num_parameters(shape), config=record)
+            if not is_first and config.max_steps != 0:
+                write_config(held.folder, record)
             closing.pop_all()
             return log
 
@@ -385,7 +391,11 @@ def tell_removed(run: Run, steps: tuple[int, ...], problem: str | None) -> None:
 
 def tell_notices(run: Run, progress: Progress) -> None:
     """Log and show what happened to the token files."""
-    for loader in (run.setup.data.train, run.setup.data.val):
+    data = run.setup.data
+    for idle in (data.val, data.train if run.setup.config.overfit else None):
+        if idle is not None:  # the others are looked at as they are read
+            idle.look()
+    for loader in (data.train, data.val):
         for notice in loader.notices() if loader else ():
             run.log.event("data", step=progress.step, file=str(notice.path), what=notice.what)
             run.console.warning(notice.words)
@@ -651,7 +661,8 @@ def places(run: Run, outcome: Outcome) -> Iterator[str]:
         yield f"picture:      {run.drawer.path}"
     if progress.saved is not None:
         yield f"checkpoint:   {progress.saved}"
-    if progress.step < run.setup.steps and code != ExitCode.DIVERGED and (config.save or progress.saved is not None):
+    goes_on = progress.saved is not None or (config.save and progress.step == 0)
+    if progress.step < run.setup.steps and code != ExitCode.DIVERGED and goes_on:
         yield f"to go on:     {platform.train_command()} -y 1 -o {shlex.quote(str(run.folder))}"
 
 
@@ -692,7 +703,7 @@ def run(config: TrainConfig, notes: list[str]) -> ExitCode:
         output.discard_rest()
     if outcome.problem is not None:
         raise outcome.problem
-    if outcome.code == ExitCode.STOPPED and isinstance(output.error, BrokenPipeError):
+    if outcome.code == ExitCode.STOPPED and output.reader_left:
         print_error(f"{Path(sys.argv[0]).name}: stopped, since nobody reads the output any more")
     elif outcome.code == ExitCode.STOPPED and output.error is not None:
         raise InputError(f"standard output: cannot be written ({output.error.strerror}); the run was stopped")

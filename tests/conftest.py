@@ -36,15 +36,16 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _heard_signals() -> Iterator[None]:
-    """Ctrl-C works in the tests and the programs they start, even where a shell that put them in the background has
-    switched it off.
+    """Ctrl-C and SIGHUP work in the tests and the programs they start, even where a shell that put them in the
+    background, or nohup, has switched them off.
     """
-    switched_off = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    if switched_off:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    switched_off = [number for number in usual if signal.getsignal(number) == signal.SIG_IGN]
+    for number in switched_off:
+        signal.signal(number, usual[number])
     yield
-    if switched_off:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in switched_off:
+        signal.signal(number, signal.SIG_IGN)
 
 
 class TokenPair(NamedTuple):

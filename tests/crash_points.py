@@ -36,7 +36,8 @@ from tests.same_run import OF_THE_RUN, WALL_CLOCK, leftovers, steps_of
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 INSIDE = re.compile(r"(^|/)\.state_[^/]*/")  # a folder that is being written, or removed
-RANDOM = re.compile(r"(?<=\.)[0-9a-f]{8}(?=\.)|(?<=/tmp)[a-z0-9_]{8}$")  # the random part of a temporary name
+# The random part of a temporary name.
+RANDOM = re.compile(r"(?<=\.)[0-9a-f]{8}(?=\.)|(?<=/\.probe\.)[a-z0-9_]{8}(?=\.tmp$)")
 
 
 class Point(NamedTuple):

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -207,7 +206,9 @@ def test_any_words_give_a_configuration_or_an_input_error(words: list[str]) -> N
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
     """The folder of a run whose last start had these options, -x 100 and a preset among them."""
-    before = parse(f"--preset llmc-cpu -x 100 -n 7 --export-llmc --no-save -i 'a b.bin' -o {tmp_path / 'moved'}")
+    before = parse(
+        f"--preset llmc-cpu -x 100 -n 7 --export-llmc --no-save --strict-kernels -i 'a b.bin' -o {tmp_path / 'moved'}"
+    )
     (tmp_path / "config.json").write_text(json.dumps({"options": before.to_json()}))
     return tmp_path
 
@@ -216,15 +217,36 @@ def test_going_on_takes_the_options_of_the_run(run_folder: Path) -> None:
     before = parse("--preset llmc-cpu -x 100 -n 7 --export-llmc -i 'a b.bin'")
     config, notes = cli.continued(cli.given_options(["-y", "1", "-o", str(run_folder)]))
     assert config == replace(before, output_dir=str(run_folder), reuse=True)
-    assert notes == [f"-y 1: options as in {run_folder / 'config.json'}"]
+    assert notes[1:] == [f"-y 1: options as in {run_folder / 'config.json'}"] and "--no-save" in notes[0]
 
 
-def test_flags_and_a_preset_override_the_run_and_are_listed(run_folder: Path) -> None:
-    config, (note,) = cli.continued(options_of(f"-x 500 -n 7 -o {run_folder} -y 1"))
+def test_flags_override_the_run_and_are_listed(run_folder: Path) -> None:
+    config, notes = cli.continued(options_of(f"-x 500 -n 7 --no-save --export-llmc=0 -o {run_folder} -y 1"))
     assert (config.max_steps, config.checkpoint_every, config.train_data) == (500, 7, "a b.bin")
-    assert note.endswith(", changed by flags: -x 100 -> 500")
-    config, (note,) = cli.continued(options_of(f"--preset llmc-cpu -o {run_folder} -y 1"))
-    assert (config.max_steps, config.checkpoint_every) == (41, 7) and note.endswith(": -x 100 -> 41")
+    assert not config.save and not config.export_llmc
+    assert len(notes) == 1 and ", changed by flags: " in notes[0] and "-x 100 -> 500" in notes[0]
+
+
+def test_the_run_s_own_preset_resets_nothing_and_another_takes_nothing(run_folder: Path) -> None:
+    """A preset holds what differs from llm.c's defaults, so two of them would mix."""
+    config, _ = cli.continued(options_of(f"--preset llmc-cpu -o {run_folder} -y 1"))
+    assert (config.max_steps, config.checkpoint_every) == (100, 7)
+    config, _ = cli.continued(options_of(f"--preset llmc-cpu -x 41 -o {run_folder} -y 1"))
+    assert config.max_steps == 41
+    words = ["--preset", "demo", "-y", "1", "-o", str(run_folder)]
+    config, notes = cli.continued(cli.given_options(words))
+    assert config == parse_args(words) and len(notes) == 1
+
+
+def test_an_error_in_a_value_of_the_run_says_where_it_is_from(run_folder: Path) -> None:
+    with pytest.raises(InputError) as error:
+        cli._validated(*cli.continued(options_of(f"-d 300 -y 1 -o {run_folder}")))
+    assert "-d 300" in str(error.value) and str(run_folder / "config.json") in str(error.value)
+
+
+def test_a_switch_can_be_switched_back() -> None:
+    assert not parse("--no-save").save and not parse("--no-save=1").save and parse("--no-save=0").save
+    assert parse("--export-llmc=1").export_llmc and not parse("--export-llmc --export-llmc=0").export_llmc
 
 
 @pytest.mark.parametrize("line", ["-x 100", "-y 1", "-o {folder}", "-y 0 -o {folder}", "-y 1 -o {folder}/none"])
@@ -235,8 +257,8 @@ def test_without_a_run_to_go_on_with_defaults_hold(run_folder: Path, line: str) 
 
 def test_the_same_command_again_says_nothing(tmp_path: Path) -> None:
     options = options_of(f"-e d12 -b 8 -x 5 -o {tmp_path} -y 1")
-    (tmp_path / "config.json").write_text(json.dumps({"options": parse_of(options).to_json()}))
-    assert cli.continued(options) == (parse_of(options), [])
+    (tmp_path / "config.json").write_text(json.dumps({"options": options.config.to_json()}))
+    assert cli.continued(options) == (options.config, [])
 
 
 def test_a_config_of_another_version(run_folder: Path) -> None:
@@ -255,12 +277,8 @@ def test_a_config_of_another_version(run_folder: Path) -> None:
         cli.continued(options_of(f"-y 1 -o {run_folder}"))
 
 
-def options_of(line: str) -> dict[str, Any]:
+def options_of(line: str) -> cli.Given:
     return cli.given_options(shlex.split(line))
-
-
-def parse_of(options: dict[str, Any]) -> TrainConfig:
-    return replace(TrainConfig(), **options)
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
@@ -349,7 +367,7 @@ def test_one_wrong_letter_still_finds_the_flag(flag: str, data: st.DataObject) -
         ("-h", "-h: its value must follow, but nothing does; write -h 0|1, or --help for help"),
         ("8", "8: a value without a flag; write every value after its flag, as in -b 4"),
         ("-b 4 8", "8: a value without a flag; write every value after its flag, as in -b 4"),
-        ("--no-save=1", "--no-save=1: --no-save takes no value; write --no-save alone"),
+        ("--no-save=2", "--no-save 2: takes no value but 0 and 1; write --no-save alone"),
         ("-i ''", "-i '': train data must be given, not empty"),
     ],
 )

@@ -302,7 +302,7 @@ def _run(file: Any, print_every: int = 5) -> None:
         screen.val(0, 5.5)
         for step in range(12):
             screen.step(StepFigures(step, 12, loss=5.0 - step / 10, **STEP, skipped=step == 6))
-        screen.warning("careful")
+        screen.warning("careful\x1b[31m")
         screen.sample("x = 1\x1b[2J\ny")
 
 
@@ -310,7 +310,7 @@ EXPECTED = [
     "[bold]not markup[/bold] :smile:",
     "val loss 5.500000",
     *(line_of(step, 12, loss=5.0 - step / 10, **STEP, skipped=step == 6) for step in (0, 4, 6, 9, 11)),
-    "warning: careful",
+    r"warning: careful\x1b[31m",
     "generating:",
     "---",
     "x = 1[2J",

@@ -1,7 +1,9 @@
 """Asking a run to stop: what the first and the second signal do, also while the main thread is busy in C."""
 
+import errno
 import io
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -78,6 +80,37 @@ def test_the_first_signal_sets_the_event_and_says_so(
     assert len(said) == 1
     assert [signal.getsignal(n) for n in stopping.SIGNALS] == before
     wait_until(lambda: threading.active_count() <= threads)  # an earlier test's may end meanwhile
+
+
+def test_a_terminal_that_ends_may_send_its_signal_twice(main_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell sends one, the system another, any time apart; nobody has asked twice."""
+    monkeypatch.setattr(stopping, "ONE_REQUEST", 0.0)
+    left, said, stop = list[bool](), list[str](), threading.Event()
+    monkeypatch.setattr(stopping, "_leave", lambda: left.append(True))
+    with stop_on_signals(stop, said.append):
+        for number in (signal.SIGHUP, signal.SIGHUP):
+            os.kill(os.getpid(), number)
+            wait_until(lambda: said)
+            time.sleep(0.02)
+        assert left == []
+        os.kill(os.getpid(), signal.SIGTERM)
+        wait_until(lambda: left)
+
+
+def test_a_terminal_that_was_closed_is_a_reader_that_left() -> None:
+    """Its writes fail with EIO, as those to a bad disk do, which is another thing."""
+    master, slave = pty.openpty()
+    stop = threading.Event()
+    with os.fdopen(slave, "w") as file:
+        output = Output(file, stop)
+        os.close(master)
+        output.write("words\n")
+        output.flush()
+        assert stop.is_set() and output.error is not None and output.reader_left
+        output.discard_rest()
+    disk = Output(io.StringIO(), stop)
+    disk.error = OSError(errno.EIO, "Input/output error")
+    assert not disk.reader_left
 
 
 def test_other_signals_do_not_stop(main_thread: None) -> None:

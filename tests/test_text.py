@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc_jax import text
+from llmc_jax.console import format_table
 
 HEADINGS = ["", "operation", "layer", "ms", "share", "bound by"]
 ROWS = [
@@ -41,6 +42,15 @@ def test_without_room_optional_columns_go_and_then_words_are_folded(width: int, 
     assert max(map(len, lines(width))) <= max(width, 41)
     shown = " ".join(" ".join(lines(width)).split())
     assert all(word in shown for word in ("1.234", "99.1", "several", "words", "backward"))
+
+
+def test_the_environment_takes_no_digit_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under these two rich thinks that it knows the width better."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    numbers = ["123456789.12"] * 9
+    assert text.table([f"column {n}" for n in range(9)], [numbers]).splitlines()[2].split() == numbers
+    assert max(map(len, format_table([[("name", "value " * 20)]], 40).splitlines())) <= 40
 
 
 CELLS = st.text(st.characters(codec="ascii", exclude_categories=["Cc", "Zs"]), max_size=9)

@@ -666,7 +666,9 @@ def test_ctrl_c_ends_the_run_after_a_whole_step(program: Callable[..., subproces
     assert shlex.split(advice)[-4:] == ["-y", "1", "-o", str(tmp_path / "run")]
 
 
-def test_the_folder_alone_goes_on_with_the_run(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_folder_alone_goes_on_with_the_run(
+    train: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = train("-x", 3, "-s", 2, "-g", 4, "-b", 2)
     before = json.loads((run.folder / "config.json").read_text())["options"]
     assert cli.main(["-y", "1", "-o", str(run.folder), "-x", "5"]) == 0
@@ -677,6 +679,15 @@ def test_the_folder_alone_goes_on_with_the_run(train: Train, capsys: pytest.Capt
     assert after == before | {"max_steps": 5, "reuse": True}
     assert any(line.startswith("-y 1: options as in ") and line.endswith(": -x 3 -> 5") for line in out.splitlines())
     assert "to go on: " not in out
+    # An evaluation, and a start that fails, leave the options that the next one takes as they are.
+    assert cli.main(["-y", "1", "-o", str(run.folder), "-x", "0"]) == 0
+
+    def fails(*_: object) -> None:
+        raise InputError("main.log: cannot be written")
+
+    monkeypatch.setattr(trainer, "cut_logs", fails)
+    assert cli.main(["-y", "1", "-o", str(run.folder), "-x", "9"]) == 2
+    assert json.loads((run.folder / "config.json").read_text())["options"] == after
 
 
 def test_a_reader_that_goes_away_ends_the_run_cleanly(

@@ -84,7 +84,9 @@ def fill_exactly(file: BinaryIO, path: Path, out: np.ndarray) -> None:
 
 
 def _ended(file: BinaryIO, path: Path) -> FormatError:
-    return FormatError(f"{path}: ended at byte {stamp_of(file).size:,} while being read; is something writing to it?")
+    return FormatError(
+        f"{path}: ended at byte {os.fstat(file.fileno()).st_size:,} while being read; is something writing to it?"
+    )
 
 
 def read_float32(file: BinaryIO, path: Path, offset: int, dtype: str, out: np.ndarray) -> None:

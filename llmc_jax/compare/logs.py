@@ -225,7 +225,9 @@ def steps_table(logs: Sequence[Log], steps: Sequence[int]) -> str:
                 headings.append(f"{letter} - A")
                 pairs = zip(values, steps, strict=True)
                 columns.append(["" if step in apart else _less(value, at_step(first, step)) for value, step in pairs])
-    return report.table(headings, list(zip(*columns, strict=True)))
+    differences = [heading for heading in headings if heading.endswith(" - A")]
+    of_others = [each for each in headings[:0:-1] if each not in differences and not each.endswith(" A")]
+    return report.table(headings, list(zip(*columns, strict=True)), optional=[*dict.fromkeys(differences), *of_others])
 
 
 def _less(a: float | None, b: float | None) -> str:

@@ -176,11 +176,14 @@ class TokenLoader:
             tokens = self._next_tokens()  # (B*T + 1,)
             inputs[a] = tokens[:-1].reshape(B, T)
             targets[a] = tokens[1:].reshape(B, T)
-        assert self._file is not None
-        where = self._file.where()
-        if where != "here":
-            self._notice(self._file.path, where)
+        self.look()
         return inputs, targets
+
+    def look(self) -> None:
+        """Notice what happened to the file that is open. Only the thread that reads batches may call it."""
+        where = "here" if self._file is None else self._file.where()
+        if self._file is not None and where != "here":
+            self._notice(self._file.path, where)
 
     def _notice(self, path: Path, what: Literal["gone", "replaced", "changed"]) -> None:
         notice = Notice(self.flag, path, what)
@@ -378,6 +381,11 @@ class JointLoader:
         """Begin a new epoch."""
         for rank in self.ranks:
             rank.reset()
+
+    def look(self) -> None:
+        """Notice what happened to the open files. Only the thread that reads batches may call it."""
+        for rank in self.ranks:
+            rank.look()
 
     def notices(self) -> list[Notice]:
         """Return what happened to the files since the last call; what several ranks see is told once."""

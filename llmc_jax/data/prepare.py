@@ -96,6 +96,11 @@ def prepare(
     settings = settings or Settings()
     _check_settings(settings, name)
     files = find_inputs(inputs)
+    try:
+        if folder.is_dir():
+            remove_leftovers(folder)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written ({reason(error)}); choose another --out") from error
     earlier = _earlier_outputs(folder, name)
     if earlier and not force:
         raise InputError(
@@ -108,7 +113,6 @@ def prepare(
             closing.callback(_remove_empty, folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(folder)
             staging = closing.enter_context(_staging(folder, name))
         except OSError as error:
             raise InputError(f"{folder}: cannot be written ({reason(error)}); choose another --out") from error

@@ -251,7 +251,7 @@ def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
         step += [
             ("products alone", f"{rates.products / 1e9:,.1f} GFLOP/s; the step has {100 * share:.1f}% of that rate"),
             ("fastest product", f"{rates.flops / 1e9:,.1f} GFLOP/s"),
-            ("memory, in place", f"{memory_rates.best / 1e9:,.1f} GB/s, median {memory_rates.median / 1e9:,.1f}"),
+            ("memory", f"{memory_rates.best / 1e9:,.1f} GB/s, median {memory_rates.median / 1e9:,.1f}"),
             ("memory, only read", f"{memory_rates.reading / 1e9:,.1f} GB/s, "
                                   f"median {memory_rates.reading_median / 1e9:,.1f}"),
             ("arrays for that", f"{gib(memory_rates.array_bytes)} each"),

@@ -242,7 +242,7 @@ def _product(form: str, a: jax.Array, b: jax.Array) -> jax.Array:
 def array_bytes(cache: int, memory: int | None) -> int:
     """Return the size of an array to measure memory with: at least four times the caches, where there is room."""
     wanted = max(4 * cache, 1 << 28)
-    return wanted if memory is None else min(wanted, memory // 16)
+    return wanted if memory is None else min(wanted, memory // 8)
 
 
 # Arrays that each reads and writes, and a program. In place, by donation: an array that is allocated anew is mapped

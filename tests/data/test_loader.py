@@ -445,6 +445,9 @@ def test_a_file_that_is_deleted_or_replaced_is_read_on(tmp_path: Path, shuffle: 
         told += [(number, notice.flag, notice.path, notice.what) for notice in loader.notices()]
     assert told == [(3, "-i", path, "gone"), (9, "-i", path, "replaced")]
     assert plain.notices() == []
+    plain.paths[0].unlink()
+    plain.look()  # without a batch more
+    assert [notice.what for notice in plain.notices()] == ["gone"]
 
 
 def test_a_shard_that_is_opened_later_must_be_there(tmp_path: Path) -> None:

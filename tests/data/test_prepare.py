@@ -416,7 +416,8 @@ def test_what_a_killed_run_left_is_removed_and_nothing_else(tmp_path: Path) -> N
     prepare([str(tmp_path / "a.txt")], out, "x", bytes_tokenizer())
     assert hidden(out) == [".partial", ".x.file1234.partial", ".x.link1234.partial", lives, ".x.partial"]
     os.close(descriptor)  # which is what death does
-    prepare([str(tmp_path / "a.txt")], out, "x", bytes_tokenizer(), force=True)
+    with pytest.raises(InputError, match="--force"):  # a start that is refused for what is there removes them too
+        prepare([str(tmp_path / "a.txt")], out, "x", bytes_tokenizer())
     assert lives not in hidden(out) and (tmp_path / "a.txt").exists()
 
 

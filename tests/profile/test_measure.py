@@ -9,8 +9,8 @@ from llmc_jax.profile.measure import WAYS, MemoryRates, Rates, array_bytes, bett
 
 @pytest.mark.parametrize(
     ("cache", "memory", "expected"),
-    [(32 << 20, None, 1 << 28), (384 << 20, 1 << 40, 1536 << 20), (32 << 20, 1 << 30, 1 << 26)],
-    ids=["256 MiB at least", "four times the caches", "a sixteenth of the memory at most"],
+    [(32 << 20, None, 1 << 28), (384 << 20, 1 << 40, 1536 << 20), (32 << 20, 1 << 30, 1 << 27)],
+    ids=["256 MiB at least", "four times the caches", "an eighth of the memory at most"],
 )
 def test_arrays_are_larger_than_the_caches(cache: int, memory: int | None, expected: int) -> None:
     assert array_bytes(cache, memory) == expected
