@@ -126,6 +126,7 @@ def queued(place: Place) -> str:
     return log.read_text() if log.exists() else ""
 
 
+@pytest.mark.slow
 def test_slurm_stops_saves_and_goes_on(place: Place) -> None:
     """The warning before the time is over, then the next turn."""
     job = slurm(place, "-x", "1000000")

@@ -105,7 +105,7 @@ def excess(found: Computed, expected: Computed, dtype: str) -> dict[str, float]:
     return {name: error / tolerances.get(name, 4 * U[dtype]) for name, error in errors.items()}
 
 
-@pytest.mark.parametrize("dtype", U)
+@pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_loss_logits_and_gradients_are_fp32_s(dtype: str) -> None:
     """4 u is 1.6 % in bf16 and 0.2 % in fp16."""
     errors = excess(computed(dtype), computed("fp32"), dtype)
@@ -160,7 +160,10 @@ def tiny_state(dtype: Any, **given: Any) -> TrainState:
     return initial_state(jnp.array(random_weights(TINY)), dtype, **given)
 
 
-@pytest.mark.parametrize(("dtype", "rounding"), [("bf16", "nearest"), ("fp16", "nearest"), ("bf16", "stochastic")])
+@pytest.mark.parametrize(
+    ("dtype", "rounding"),
+    [("bf16", "nearest"), pytest.param("fp16", "nearest", marks=pytest.mark.slow), ("bf16", "stochastic")],
+)
 def test_the_copy_is_the_master_weights_rounded(dtype: str, rounding: str) -> None:
     state = tiny_state(DTYPES[dtype], loss_scale=128.0 if dtype == "fp16" else None)
     assert state.params.dtype == jnp.float32 and state.weights is state.copy
@@ -216,6 +219,7 @@ def learned(dtype: Any, rounding: str, **given: Any) -> float:
     return before - loss(state.params)
 
 
+@pytest.mark.slow
 def test_without_master_weights_only_stochastic_rounding_learns_at_a_small_rate() -> None:
     """Updates of 1e-4 to weights of about 0.2, where bf16 numbers are 0.001 apart: to nearest most come to nothing."""
     fp32 = learned(None, "nearest")

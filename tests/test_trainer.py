@@ -424,6 +424,7 @@ def test_overfitting_one_batch(train: Train) -> None:
     assert run.losses[-1] < 0.05
 
 
+@pytest.mark.slow
 def test_accumulated_micro_batches_are_one_large_batch(train: Train) -> None:
     shape = ["-d", 8 * 16, "-x", 8, "--shuffle", "none", "-v", 0]
     runs = [train("-b", B, *shape, folder=f"b{B}") for B in (8, 4, 1)]
@@ -439,6 +440,7 @@ def test_the_same_seed_gives_the_same_bits(train: Train) -> None:
     assert first.losses != other.losses
 
 
+@pytest.mark.slow
 def test_weight_decay_pulls_at_what_the_rule_names(train: Train) -> None:
     plain = train("-x", 1, folder="plain").model(1)
     start, rate, decay = initial(), 1e-2, 0.5
@@ -488,7 +490,7 @@ def test_several_gpus_are_named_and_one_is_used(train: Train, monkeypatch: pytes
     assert "one of the 8 devices is used; training on several is not built yet" in out.splitlines()
 
 
-@pytest.mark.parametrize("vocab", [257, 50257])
+@pytest.mark.parametrize("vocab", [257, pytest.param(50257, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("val", ["stdlib", "file"])
 def test_the_built_in_corpus_with_any_model_and_validation(
     train: Train, tokens: Any, monkeypatch: pytest.MonkeyPatch, vocab: int, val: str
@@ -703,6 +705,7 @@ def test_a_reader_that_goes_away_ends_the_run_cleanly(
     assert check_stopped(tmp_path / "run") >= 3
 
 
+@pytest.mark.slow
 def test_a_reader_of_both_streams_that_goes_away(tokens: Any, tmp_path: Path) -> None:
     words = shlex.join(map(str, [sys.executable, ROOT / "train.py", *tiny_flags(tokens), "-x", 10**9, "-o", "run"]))
     command = f"({words} 2>&1; echo $? > status) | head -3"
@@ -911,6 +914,7 @@ def test_16_bits_give_the_losses_of_fp32(train: Train, dtype: str) -> None:
     assert 0 < max(abs(a / b - 1) for a, b in zip(narrow.losses, wide.losses, strict=True)) < 5e-3
 
 
+@pytest.mark.slow
 def test_without_master_weights_seeds_of_rounding_are_the_run_s(train: Train) -> None:
     flags = ["--dtype", "bf16", "-w", 0, "--shuffle", "none", "-e"]
     checkpoint = train("-x", 1, "--export-llmc", folder="start").folder / "model_00000001.bin"
@@ -981,6 +985,7 @@ def test_kernels_that_must_run_but_cannot_are_refused(train: Train, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_how_the_model_is_computed_changes_no_result(train: Train) -> None:
     """Recomputation, chunks of logits and GELU within the products."""
     shape = ["-e", "L2-NH2-C16-V257-T16"]

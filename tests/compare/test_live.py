@@ -319,6 +319,7 @@ def test_a_busy_machine_is_named(load: float, busy: bool, monkeypatch: Any) -> N
     assert live.busy_note() == (expected if busy else None)
 
 
+@pytest.mark.slow
 def test_both_for_real(tmp_path: Path, model: Path, tokens: TokenPair, capsys: Any) -> None:
     """First a trainer that prints other losses, then one that prints what ours gave, with the digits that C prints."""
     wrong = f"losses, vals = {[5.5] * 41}, {{'0': 5.5}}\n" + PRINT_RUN
