@@ -7,6 +7,7 @@ Leaves out what each of these is (step.py, data/, checkpoint/, runlog.py, consol
 
 import itertools
 import math
+import os
 import shlex
 import sys
 import threading
@@ -82,6 +83,8 @@ def opened(setup: Setup, output: Output, stop: threading.Event, held: Held | Non
     config, corpus = setup.config, setup.data.corpus
     if held is not None:
         held.check()
+    elif config.reuse and config.output_dir and os.path.isdir(config.output_dir):
+        raise InputError(f"-o {config.output_dir}: another process made this folder just now; start again")
     made = absent_folders(config.output_dir)
     folder = create_run_folder(config.output_dir, setup.name, reuse=config.reuse and held is not None)
     made = made if config.output_dir else [folder, *made]

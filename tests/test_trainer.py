@@ -528,6 +528,21 @@ def test_resuming_in_an_empty_or_new_folder_starts_afresh(train: Train, tmp_path
     assert train("-y", 1, "-x", 1, folder="new").code == 0
 
 
+def test_a_folder_that_another_process_makes_meanwhile_is_its_own(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = trainer.prepare
+
+    def slow(*given: Any) -> Any:
+        found = right(*given)
+        (tmp_path / "new").mkdir()
+        return found
+
+    monkeypatch.setattr(trainer, "prepare", slow)
+    run = train("-y", 1, "-x", 1, folder="new")
+    assert run.code == 2 and "another process" in run.err and list((tmp_path / "new").iterdir()) == []
+
+
 def test_resuming_over_models_without_a_state_is_refused(train: Train) -> None:
     first = train("-x", 1, "--export-llmc", folder="first")
     shutil.rmtree(first.folder / "state_00000001")

@@ -257,7 +257,8 @@ def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
             ("arrays for that", f"{gib(memory_rates.array_bytes)} each"),
         ]  # fmt: skip
         if rates.cache is not None:
-            step.append(("caches", gib(rates.cache)))
+            doubt = "" if rates.beyond_caches else "; the arrays are not 4 times as large, so the rates may be theirs"
+            step.append(("caches", gib(rates.cache) + doubt))
     else:
         for definition, name in (("llm.c", "MFU (llm.c)"), ("palm", "MFU (PaLM)")):
             each: Any = definition

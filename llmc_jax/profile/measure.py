@@ -194,6 +194,11 @@ class Rates(NamedTuple):
     def roof(self) -> Roof:
         return Roof(self.flops, self.memory.best, self.memory.reading, self.cache)
 
+    @property
+    def beyond_caches(self) -> bool:
+        """Whether memory was measured with arrays of which the caches hold a quarter at most."""
+        return self.cache is None or self.memory.array_bytes >= 4 * self.cache
+
 
 def machine_rates(bench: Bench) -> Rates:
     """Return the peaks of a GPU from its table; of anything else what its products and its memory reach at best."""

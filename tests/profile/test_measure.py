@@ -16,6 +16,11 @@ def test_arrays_are_larger_than_the_caches(cache: int, memory: int | None, expec
     assert array_bytes(cache, memory) == expected
 
 
+@pytest.mark.parametrize(("cache", "beyond"), [(None, True), (25, True), (26, False)])
+def test_a_rate_may_be_that_of_the_caches(cache: int | None, beyond: bool) -> None:
+    assert Rates(1.0, 1.0, MemoryRates(1.0, 1.0, 1.0, 1.0, 100), cache, True).beyond_caches == beyond
+
+
 @pytest.mark.parametrize("way", ["scale", "add"])
 def test_what_is_written_is_written_in_place(way: str) -> None:
     """An array that is allocated anew is mapped page by page: that was measured, and not the memory."""
