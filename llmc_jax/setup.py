@@ -256,8 +256,8 @@ def initial_parameters(config: TrainConfig, model: Model) -> tuple[np.ndarray, t
             flat, found = sources.flat_parameters(source), source.warnings
         else:
             file = read_model(model.path, v2_order=config.v2_order)
-            flat, found = file.flat, file.warnings
-    return padded(flat, model.config), tuple(f"{flag} {model.path}: {warning}" for warning in found)
+            flat, found = padded(file.flat, file.config), file.warnings
+    return flat, tuple(f"{flag} {model.path}: {warning}" for warning in found)
 
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}

@@ -3,6 +3,7 @@
 Leaves out writing, and what beyond weights, m and v a training state holds.
 """
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -15,17 +16,16 @@ import numpy as np
 from llmc_jax import magics
 from llmc_jax.checkpoint.llmc import UNLAYERED, OpenModel, bf16_to_fp32, open_model, read_slice
 from llmc_jax.checkpoint.reading import fp16_to_fp32, opened
-from llmc_jax.config import ModelConfig, parse_descriptor
+from llmc_jax.config import ModelConfig, TrainConfig, parse_descriptor
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason
 from llmc_jax.init import random_parameters
-from llmc_jax.params import Params, TensorSpec, num_parameters, tensor_specs, views
+from llmc_jax.params import Params, TensorSpec, flat_size, tensor_specs, views
 
 OUR_STATE = re.compile(r"state_[0-9]{8,10}")  # a folder
 LLMC_STATE = re.compile(r"state_[0-9]{8,10}_[0-9]{5}\.bin")
 LLMC_MODEL = re.compile(r"model_[0-9]{8,10}\.bin")
 NANOGPT = "ckpt.pt"  # in its out_dir
-RANDOM_SEED = 42  # of a model that is made of its shape alone, as in llm.c
 
 
 class SpecialTokens(NamedTuple):
@@ -129,18 +129,19 @@ def _descriptor(path: Path) -> ModelConfig | None:
 
 
 def _random_source(path: Path, config: ModelConfig) -> Source:
-    """The random weights that `train.py -e d12` begins with. They are drawn, all N of them, at the first read."""
+    """Return the random weights that `train.py -e d12` begins with. All N of them are drawn at the first read."""
+    seed = TrainConfig().seed
 
     @cache
     def tensors() -> Params:
-        return views(random_parameters(config, RANDOM_SEED), config)
+        return views(random_parameters(config, seed), config)
 
     def read(group: str, tensor: str, layer: int) -> np.ndarray:
         assert group == "params", group
         values = getattr(tensors(), tensor)
         return np.array(values if tensor in UNLAYERED else values[layer])
 
-    warning = f"no file has this name, so it is a model's shape: the weights are random, of seed {RANDOM_SEED}"
+    warning = f"no file has this name, so it is a model's shape: the weights are random, of seed {seed}"
     return Source(path, "random", config, "fp32", None, ("params",), read, (warning,))
 
 
@@ -163,7 +164,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _begins_as_pytorch(start: bytes) -> bool:
-    """PyTorch's zip, whose first member's name ends so, or what it wrote long ago: a pickle, then its magic number."""
+    """Look for PyTorch's zip, whose first member's name ends so, or its old format: a pickle, then a magic number."""
     return (start.startswith(b"PK\x03\x04") and b"/data.pkl" in start) or start.startswith(b"\x80\x02\x8a\nl\xfc")
 
 
@@ -172,7 +173,7 @@ def _begins_as_safetensors(start: bytes) -> bool:
 
 
 def _start_of(path: Path) -> bytes:
-    """The first bytes of a regular file; none where there is no such file."""
+    """Return the first bytes of a regular file; none where there is no such file."""
     try:
         if not path.is_file():
             return b""
@@ -183,31 +184,30 @@ def _start_of(path: Path) -> bytes:
 
 
 def is_pytorch(path: Path) -> bool:
-    """Whether a path is a file of PyTorch, such as nanoGPT's ckpt.pt."""
+    """Return whether a path is a file of PyTorch, such as nanoGPT's ckpt.pt."""
     return _begins_as_pytorch(_start_of(path))
 
 
 def is_hugging_face(path: Path) -> bool:
-    """Whether a path is a folder of Hugging Face's, or a .safetensors file."""
+    """Return whether a path is a folder of Hugging Face's, or a .safetensors file."""
     if path.is_dir():
         return _is_hugging_face(_names(path))
     return path.is_file() and (path.suffix == ".safetensors" or _begins_as_safetensors(_start_of(path)))
 
 
 def of_another_program(path: Path) -> bool:
-    """Whether a path holds weights of another program that training can start from, or say what to do with."""
+    """Return whether a path is for training to start from, or to say what to do with: another program's weights."""
     return path.is_file() or is_hugging_face(path)
 
 
 def flat_parameters(source: Source) -> np.ndarray:
-    """All weights of a checkpoint, in the order of `Params`: (num_parameters,) float32."""
-    flat = np.empty(num_parameters(source.config), np.float32)
-    for spec in tensor_specs(source.config):
-        place = spec.offset
-        for piece in slices_of(spec):
-            values = source.read("params", piece.tensor, piece.layer)
-            flat[place : place + values.size] = values.reshape(-1)
-            place += values.size
+    """Return all weights of a checkpoint as one flat buffer, (flat_size,) float32, as the model takes it."""
+    flat = np.zeros(flat_size(source.config), np.float32)
+    start = 0
+    for piece in slices(source.config):
+        size = math.prod(piece.shape)
+        flat[start : start + size] = source.read("params", piece.tensor, piece.layer).reshape(-1)
+        start += size
     return flat
 
 
@@ -301,7 +301,7 @@ def _stored_model(folder: Path, facts: Mapping[str, Any]) -> tuple[ModelConfig, 
 
 
 def stored_special(facts: Mapping[str, Any]) -> SpecialTokens | None:
-    """The ids that the model had in Hugging Face's folder, if it came from one."""
+    """Return the ids that the model had in Hugging Face's folder, if it came from one."""
     origin = facts.get("origin")
     found = origin.get("special") if isinstance(origin, Mapping) else None
     return SpecialTokens(found.get("bos"), found.get("eos")) if isinstance(found, Mapping) else None

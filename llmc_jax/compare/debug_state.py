@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from llmc_jax.checkpoint.debug_state import DebugState, read_debug_state
-from llmc_jax.checkpoint.sources import Source, open_source, slices
+from llmc_jax.checkpoint.sources import Source, flat_parameters, open_source
 from llmc_jax.compare import report
 from llmc_jax.compare.tensors import DIFFERS, Difference, Limit, as_json, difference, index_text, tolerance_of
 from llmc_jax.config import ModelConfig
 from llmc_jax.errors import InputError
-from llmc_jax.params import Params, flat_size, views
+from llmc_jax.params import Params, views
 
 if TYPE_CHECKING:  # they bring JAX in
     from llmc_jax.compare import activations
@@ -164,7 +164,7 @@ def run(args: argparse.Namespace) -> int:
     batch = activations.Batch(state.x, state.y)
     folder = activations.read_folder(args.against, source.config, batch) if args.against else None
     execution, choices = _execution(args, dtype, source.config)
-    flat = _on_device(parameters(source), dtype)
+    flat = _on_device(flat_parameters(source), dtype)
     tolerances = TOLERANCES[args.tolerances or ("fp32" if dtype == "fp32" else "bf16")]
     result = _header(args, dtype, source, state, tolerances, choices)
 
@@ -238,17 +238,6 @@ def _xla_alone(choices: "tuple[Choice, ...]") -> bool:
 
 
 # ----- computing -----------------------------------------------------------------------------------------------------
-
-
-def parameters(source: Source) -> np.ndarray:
-    """The weights as one flat buffer (flat_size,) float32, padded."""
-    flat = np.zeros(flat_size(source.config), np.float32)
-    start = 0
-    for piece in slices(source.config):
-        size = math.prod(piece.shape)
-        flat[start : start + size] = source.read("params", piece.tensor, piece.layer).reshape(-1)
-        start += size
-    return flat
 
 
 def _execution(args: argparse.Namespace, dtype: str, config: ModelConfig) -> "tuple[Execution, tuple[Choice, ...]]":
