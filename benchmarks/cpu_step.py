@@ -40,7 +40,7 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from llmc_jax import hardware  # noqa: E402
+from llmc_jax import compiling, hardware  # noqa: E402
 from llmc_jax.config import ModelConfig, parse_descriptor  # noqa: E402
 from llmc_jax.gpt2 import Execution  # noqa: E402
 from llmc_jax.optimizer import AdamWNumbers  # noqa: E402
@@ -69,11 +69,13 @@ def step_runner(config: ModelConfig, B: int, T: int, recompute: int) -> Once:
     targets = rng.integers(0, config.vocab_size, (1, B, T)).astype(np.int32)
     numbers = StepNumbers(ScheduleNumbers(3e-4, 0, 1000, 1.0, 0, 1.0), AdamWNumbers(0.9, 0.95, 1e-8, 0.1), 1.0)
     options = StepOptions("cosine", "matrices", Execution(recompute=recompute))
+    lowered = train_step.lower(state, inputs, targets, numbers, config, options)
+    compiled = compiling.compiled(lowered, options.execution.compiler_options)
 
     def once() -> float:
         nonlocal state
         start = time.perf_counter()
-        state, metrics = train_step(state, inputs, targets, numbers, config, options)
+        state, metrics = compiled(state, inputs, targets, numbers)
         jax.block_until_ready((state, metrics))
         return time.perf_counter() - start
 

@@ -541,6 +541,14 @@ class TrainConfig:
         choices=("auto", "naive", "flash", "cudnn", "relu"),
     )
 
+    triton_gemm: str = option(
+        "auto", "--triton-gemm", KERNELS,
+        "whether XLA may make matrix products itself, with Triton, which leaves adding a bias to a kernel of its own: "
+        "on; off = NVIDIA's library makes them all and adds the bias in them; auto = off on Hopper GPUs (compute "
+        "capability 9.0), elsewhere XLA's default. What XLA_FLAGS says of it counts more",
+        choices=("auto", "on", "off"),
+    )
+
     zero_stage: int = option(
         0, "-z --zero-stage", DEVICES, "ZeRO: what is split over the processes: 0 = nothing, 1 = optimizer state",
         choices=(0, 1, 2, 3),

@@ -24,6 +24,7 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from llmc_jax import compiling
 from llmc_jax.errors import InputError
 from llmc_jax.hardware import GPUS
 
@@ -189,12 +190,14 @@ def compile_for(
     *,
     mesh: Mesh | None = None,
     specs: Sequence[Any] | None = None,
+    compiler_options: compiling.Options = (),
     **jit_options: Any,
 ) -> Program:
     """Compiles a function to machine code for a GPU that is not there.
 
     function, arguments, jit_options: as in `lower_for`. Without `mesh` the program runs on one GPU. mesh: several,
     from `gpu_mesh`; specs: for each argument the PartitionSpec of its arrays, or a tree of them like the argument.
+    compiler_options: XLA's, as an Execution has them.
     Memory is that of one GPU. XLA chooses its matrix products without measuring, so the workspace they need on a real
     GPU, a few MiB, is not in it.
 
@@ -213,7 +216,7 @@ def compile_for(
         lowered = _jitted(function, jit_options).trace(*placed).lower(lowering_platforms=("cuda",))
         if "mosaic_gpu" in lowered.as_text():
             _only_capability(known_target(name))
-        compiled = lowered.compile()
+        compiled = compiling.compiled(lowered, compiler_options)
     memory = compiled.memory_analysis()
     use = MemoryUse(
         arguments=memory.argument_size_in_bytes,

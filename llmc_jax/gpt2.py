@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from llmc_jax import compiling
 from llmc_jax import params as flat_params
 from llmc_jax.config import ModelConfig
 from llmc_jax.kernels import XLA, Operations
@@ -44,6 +45,7 @@ class Execution(NamedTuple):
     recompute_blocks: int = 0  # N > 0: only the stream before every N-th block is kept, all else computed again
     logit_rows: int = 0  # rows of logits that exist at a time; 0: all B T of them
     gelu_fusion: int = 0  # llm.c's -ge: XLA may put GELU into its product 0 nowhere, 1 forward, 2 backward too
+    compiler_options: compiling.Options = ()  # of XLA, which every program of the run is compiled with
 
 
 PLAIN = Execution()  # every operation as ops/ has it, everything kept

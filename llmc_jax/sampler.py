@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
+from llmc_jax import compiling
 from llmc_jax.config import ModelConfig
 from llmc_jax.gpt2 import PLAIN, Execution
 from llmc_jax.rng import random_f32
@@ -55,7 +56,8 @@ def generate(
     tokens = np.full((1, config.max_seq_len), end_of_text, np.int32)
     for position in range(1, num_tokens):
         length = min(-(-position // chunk) * chunk, config.max_seq_len)
-        logits = next_token_logits(weights, tokens[:, :length], np.int32(position - 1), config, execution)  # (V,)
+        arrays = weights, tokens[:, :length], np.int32(position - 1)
+        logits = compiling.call(next_token_logits, arrays, (config, execution), execution.compiler_options)  # (V,)
         coin, state = random_f32(state)
         tokens[0, position] = sample_softmax(np.asarray(logits), coin)
         yield int(tokens[0, position])

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmc_jax import hardware, kernels
+from llmc_jax import compiling, hardware, kernels
 from llmc_jax.checkpoint import sources, store
 from llmc_jax.checkpoint.llmc import read_header, read_model
 from llmc_jax.config import ModelConfig, TrainConfig, check_model_fit, parse_descriptor
@@ -287,7 +287,8 @@ def choose_execution(
     wish = kernels.Wish(config.kernels, config.attention, config.strict_kernels, config.gelu_fusion)
     selection = kernels.choose(wish, machine, dtype, model.head_size)
     rows = config.logit_rows if config.logit_rows >= 0 else GPU_LOGIT_ROWS * (machine.platform == "gpu")
-    execution = Execution(selection.op, config.recompute, config.recompute_blocks, rows, selection.gelu_fusion)
+    options = compiling.triton_gemm(config.triton_gemm, machine.target)
+    execution = Execution(selection.op, config.recompute, config.recompute_blocks, rows, selection.gelu_fusion, options)
     return execution, selection.choices
 
 
@@ -470,6 +471,7 @@ def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
         ("device", hardware.device_label(setup.device)),
         ("precision", precision_text(setup)),
         *kernel_rows(setup.choices),
+        *option_rows(setup),
     ]
     shapes = [
         ("weights", weights_text(setup)),
@@ -505,6 +507,13 @@ def kernel_rows(choices: tuple[kernels.Choice, ...]) -> list[tuple[str, str]]:
         ((implementation, why),) = told
         return [("kernels", f"{implementation} ({why})")]
     return [(choice.operation, f"{choice.implementation} ({choice.why})") for choice in choices]
+
+
+def option_rows(setup: Setup) -> list[tuple[str, str]]:
+    """The options that XLA compiles the run's programs with, for the table; none where it has its defaults."""
+    who = compiling.decided_by(setup.config.triton_gemm)
+    options = setup.execution.compiler_options
+    return [(name.removeprefix("xla_gpu_enable_"), f"{'on' if value else 'off'} ({who})") for name, value in options]
 
 
 def precision_text(setup: Setup) -> str:

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmc_jax import hardware, platform
+from llmc_jax import compiling, hardware, platform
 from llmc_jax.config import ExitCode, TrainConfig, parse_slice
 from llmc_jax.console import Console, Speed, StepFigures, smooth_speed, utilization_text
 from llmc_jax.curves import CurveDrawer
@@ -266,7 +266,8 @@ def compile_step(setup: Setup, state: TrainState) -> Step:
     numbers = jax.device_put(step_numbers(config, setup.steps))
     shape = (config.grad_accumulation, config.batch_size, config.sequence_length)  # (A, B, T)
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32)
-    compiled = train_step.lower(state, tokens, tokens, numbers, setup.model.config, options).compile()
+    lowered = train_step.lower(state, tokens, tokens, numbers, setup.model.config, options)
+    compiled = compiling.compiled(lowered, setup.execution.compiler_options)
     memory = compiled.memory_analysis()
     needed = 0 if memory is None else memory.argument_size_in_bytes + memory.temp_size_in_bytes
     return Step(lambda state, inputs, targets: compiled(state, inputs, targets, numbers), needed)
@@ -302,7 +303,9 @@ def validate(run: Run, progress: Progress) -> Progress:
     total = 0.0
     for _ in range(setup.val_batches):
         inputs, targets = loader.next_batch()
-        loss = evaluate_loss(progress.state.weights, inputs[0], targets[0], setup.model.config, setup.execution)
+        batch = progress.state.weights, inputs[0], targets[0]
+        static = setup.model.config, setup.execution
+        loss = compiling.call(evaluate_loss, batch, static, setup.execution.compiler_options)
         total += float(loss)
         if run.stop.is_set():
             return progress

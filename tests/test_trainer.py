@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import pytest
 
-from llmc_jax import cli, curves, hardware, trainer
+from llmc_jax import cli, compiling, curves, hardware, trainer
 from llmc_jax import setup as beforehand
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.llmc import read_header, read_model, write_model
@@ -727,6 +727,34 @@ def test_a_reader_of_both_streams_that_goes_away(tokens: Any, tmp_path: Path) ->
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (done.stdout.count("\n"), done.stderr) == (3, "")
     assert (tmp_path / "status").read_text() == "130\n"
+
+
+def test_every_program_of_a_run_is_compiled_with_its_options(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's option, which the CPU's compiler knows too and has no use for."""
+    flags = ("-x", 2, "-v", 1, "-m", 1, "-s", 1, "-g", 4)
+    plain = train(*flags, folder="plain")
+    real, compiled = compiling.compiled, []
+
+    def compile_with(lowered: Any, options: compiling.Options) -> Any:
+        compiled.append((re.findall(r"module @(\w+)", lowered.as_text())[0], options))
+        return real(lowered, options)
+
+    options = ((compiling.TRITON_GEMM, False),)
+    monkeypatch.setattr(compiling, "triton_gemm", lambda *_: options)
+    monkeypatch.setattr(compiling, "compiled", compile_with)
+    run = train(*flags, folder="with options")
+    assert run.code == plain.code == 0
+    assert sorted(compiled) == [(f"jit_{name}", options) for name in ("evaluate_loss", "next_token_logits", "step_fn")]
+    for kind, name in (("train", "loss"), ("train", "norm"), ("val", "loss"), ("sample", "text")):
+        assert run.values(kind, name) == plain.values(kind, name)
+    assert run.out.count("| triton_gemm ") == 1 and "| triton_gemm " not in plain.out
+
+
+def test_an_option_that_xla_does_not_know_is_one_line(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "triton_gemm", lambda *_: (("xla_no_such_option", True),))
+    run = train("-x", 2)
+    assert run.code == 2 and "Traceback" not in run.err
+    assert run.err.count("\n") == 1 and "xla_no_such_option" in run.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -147,6 +147,7 @@ def saves(model: str, B: int, T: int, dtype: str, steps: int, rounds: int) -> Fi
 
     from benchmarks.gpu import steps as whole_steps
     from benchmarks.gpu.problems import DTYPES, skewed_tokens
+    from llmc_jax import compiling
     from llmc_jax.config import parse_descriptor
     from llmc_jax.saver import Memory, Retention, Saver
     from llmc_jax.step import StepOptions, initial_state, train_step
@@ -159,7 +160,8 @@ def saves(model: str, B: int, T: int, dtype: str, steps: int, rounds: int) -> Fi
     state = initial_state(whole_steps.random_values(config), DTYPES[dtype])
     nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     numbers = whole_steps.step_numbers()
-    compiled = train_step.lower(state, *batch, numbers, config, StepOptions("cosine", "matrices", execution)).compile()
+    lowered = train_step.lower(state, *batch, numbers, config, StepOptions("cosine", "matrices", execution))
+    compiled = compiling.compiled(lowered, execution.compiler_options)
 
     def step(state: Any) -> Any:
         state, metrics = compiled(state, *batch, numbers)

@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.gpu.lines import Figures
 from benchmarks.gpu.problems import DTYPES, skewed_tokens, target
-from llmc_jax import hardware, kernels
+from llmc_jax import compiling, hardware, kernels
 from llmc_jax.config import ModelConfig, parse_descriptor
 from llmc_jax.gpt2 import Execution
 from llmc_jax.optimizer import AdamWNumbers
@@ -36,6 +36,7 @@ def measure(
     recompute_blocks: int = 0,
     logit_rows: int = LOGIT_ROWS,
     gelu_fusion: int = -1,
+    triton_gemm: str = "auto",
     master_weights: bool = True,
     steps: int = 36,
     digest_after: int = 0,
@@ -46,7 +47,7 @@ def measure(
     losses and parameters after so many steps. The other arguments are train.py's flags. cache: the parent's affair.
     """
     config = parse_descriptor(model)
-    execution, runs = choose(config, dtype, kernels, attention, gelu_fusion, interpret)
+    execution, runs = choose(config, dtype, kernels, attention, gelu_fusion, interpret, triton_gemm)
     execution = execution._replace(recompute=recompute, recompute_blocks=recompute_blocks, logit_rows=logit_rows)
     rounding = "nearest" if master_weights or dtype != "bf16" else "stochastic"
     options = StepOptions("cosine", "matrices", execution, rounding)
@@ -59,7 +60,8 @@ def measure(
     numbers = step_numbers()
 
     start = time.perf_counter()
-    compiled = train_step.lower(state, *batch, numbers, config, options).compile()
+    lowered = train_step.lower(state, *batch, numbers, config, options)
+    compiled = compiling.compiled(lowered, execution.compiler_options)
     state, metrics = compiled(state, *batch, numbers)
     first_loss = float(metrics.loss)
     first = time.perf_counter() - start
@@ -77,18 +79,26 @@ def measure(
 
 
 def choose(
-    config: ModelConfig, dtype: str, wanted: str, attention: str, gelu_fusion: int, interpret: bool
+    config: ModelConfig,
+    dtype: str,
+    wanted: str,
+    attention: str,
+    gelu_fusion: int,
+    interpret: bool,
+    triton_gemm: str = "auto",
 ) -> tuple[Execution, str]:
     """What runs, and in words. A fallback from what was asked for is an error: its time would be believed."""
     if interpret and wanted != "xla":
         return Execution(kernels.pallas_operations(target(), interpret=True)), "pallas, interpreted"
     wish = kernels.Wish(wanted, attention, strict=True, gelu_fusion=gelu_fusion)
-    selection = kernels.choose(wish, kernels.this_machine(), dtype, config.head_size)
+    machine = kernels.this_machine()
+    selection = kernels.choose(wish, machine, dtype, config.head_size)
     names: dict[str, list[str]] = {}
     for choice in selection.choices:
         names.setdefault(choice.implementation, []).append(choice.operation)
     runs = "; ".join(f"{implementation}: {', '.join(operations)}" for implementation, operations in names.items())
-    return Execution(selection.op, gelu_fusion=selection.gelu_fusion), runs
+    options = compiling.triton_gemm(triton_gemm, machine.target)
+    return Execution(selection.op, gelu_fusion=selection.gelu_fusion, compiler_options=options), runs
 
 
 def random_values(config: ModelConfig) -> jax.Array:

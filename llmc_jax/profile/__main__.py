@@ -235,7 +235,7 @@ def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
 
     from llmc_jax import hardware, text
     from llmc_jax.console import TABLE_WIDTH, format_table
-    from llmc_jax.setup import kernel_rows, precision_text
+    from llmc_jax.setup import kernel_rows, option_rows, precision_text
 
     setup, model, shape = bench.setup, bench.model, bench.shape
     per_second = bench.tokens / times.median
@@ -276,6 +276,7 @@ def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
         ("JAX", jax.__version__),
         ("precision", precision_text(setup)),
         *kernel_rows(setup.choices),
+        *option_rows(setup),
     ]
     sections = [machine, shape_rows(setup.config, model, shape), step, flops_rows(model, shape), memory]
     return format_table(sections, text.screen_width() or TABLE_WIDTH)

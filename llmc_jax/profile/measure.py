@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmc_jax import hardware, kernels
+from llmc_jax import compiling, hardware, kernels
 from llmc_jax.config import ModelConfig, TrainConfig, check_model_fit
 from llmc_jax.params import flat_size, num_parameters
 from llmc_jax.profile.calculators import Shape, shape_of
@@ -60,7 +60,7 @@ class Bench:
         lowered = train_step.lower(state, self.inputs, self.targets, self.numbers, self.model, self.options)
         self.lower_seconds = time.perf_counter() - start
         start = time.perf_counter()
-        self.compiled = lowered.compile()
+        self.compiled = compiling.compiled(lowered, setup.execution.compiler_options)
         self.compile_seconds = time.perf_counter() - start
 
     @property
@@ -313,13 +313,16 @@ def differences(bench: Bench, rounds: int = 5) -> Differences:
 def _loss_and_gradient_seconds(bench: Bench, model: ModelConfig, rounds: int) -> tuple[float, float]:
     weights = bench.weights[: flat_size(model)]
     execution = bench.setup.execution
+    options = execution.compiler_options
 
     def losses() -> list[jax.Array]:
         pairs = zip(bench.inputs, bench.targets, strict=True)
-        return [evaluate_loss(weights, inputs, targets, model, execution) for inputs, targets in pairs]
+        return [compiling.call(evaluate_loss, (weights, *pair), (model, execution), options) for pair in pairs]
 
-    gradient = jax.jit(lambda weights: batch_gradient(weights, bench.inputs, bench.targets, model, execution))
-    return min(times_of(losses, rounds)), min(times_of(lambda: gradient(weights), rounds))
+    gradient = jax.jit(batch_gradient, static_argnames=("config", "execution"))
+    batch = weights, bench.inputs, bench.targets
+    both = partial(compiling.call, gradient, batch, (model, execution), options)
+    return min(times_of(losses, rounds)), min(times_of(both, rounds))
 
 
 # ----- memory -------------------------------------------------------------------------------------------------------

@@ -232,7 +232,9 @@ class StepCase(NamedTuple):
         return deviceless.lower_for(train_step, self._arguments(gpu), gpu)
 
     def compile(self, gpu: str) -> deviceless.Program:
-        return deviceless.compile_for(train_step, self._arguments(gpu), gpu)
+        arguments = self._arguments(gpu)
+        options = arguments[-1].execution.compiler_options
+        return deviceless.compile_for(train_step, arguments, gpu, compiler_options=options)
 
     def _arguments(self, gpu: str) -> tuple[Any, ...]:
         config = parse_descriptor(self.model)
