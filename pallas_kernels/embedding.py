@@ -139,8 +139,8 @@ def _sum_windows(
         body,
         name="embedding_windows",
         out_type=(),
-        grid=(count, C // columns),
-        grid_names=("window", "columns"),
+        grid=(C // columns, count),
+        grid_names=("columns", "window"),
         auto_barriers=False,  # a thread reads and writes its own columns alone
         interpret=interpret,
     )
@@ -180,8 +180,8 @@ def _add_partials(partials: jax.Array, windows: Windows, dwte: jax.Array, rows: 
         body,
         name="embedding_partials",
         out_type=(),
-        grid=(count, C // columns),
-        grid_names=("window", "columns"),
+        grid=(C // columns, count),
+        grid_names=("columns", "window"),
         auto_barriers=False,
         interpret=interpret,
     )

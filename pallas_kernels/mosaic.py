@@ -23,6 +23,9 @@ bf16 = jnp.bfloat16
 
 WARPS = 4  # of a warpgroup
 LANES = 32  # of a warp
+# CUDA's limits of a launch's grid, for x, y and z. Source: CUDA C++ Programming Guide, "Technical Specifications per
+# Compute Capability"
+LIMITS = (2**31 - 1, 65_535, 65_535)
 
 
 def kernel(
@@ -44,7 +47,11 @@ def kernel(
     the same SMEM; where there are several, lax.axis_index("warpgroup") tells them apart. approx_math: tanh.approx,
     ex2.approx and the like. auto_barriers=False leaves out the barriers round memory accesses: legal where no thread
     reads what another wrote.
+
+    grid: the last axis is CUDA's x and runs the fastest; the ones before it are y and z, where only 65,535 blocks fit,
+    so that a number that grows with the batch belongs last. Raises ValueError for more.
     """
+    _check_grid(name, grid, grid_names)
     body.__name__ = name
     return plgpu.kernel(
         body,
@@ -57,6 +64,13 @@ def kernel(
         compiler_params=plgpu.CompilerParams(approx_math=approx_math, unsafe_no_auto_barriers=not auto_barriers),
         interpret=plgpu.InterpretGPUParams(detect_races=True) if interpret else None,
     )
+
+
+def _check_grid(name: str, grid: Sequence[int], grid_names: Sequence[str]) -> None:
+    """Refuses what CUDA would not launch: "invalid argument" is all that it would say, and say it late."""
+    for axis, (size, axis_name) in enumerate(zip(reversed(grid), reversed(grid_names), strict=True)):
+        if size > LIMITS[axis]:
+            raise ValueError(f"{name}: {size:,} blocks along {axis_name!r}; CUDA's grid has {LIMITS[axis]:,} there")
 
 
 def shape_of(shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:

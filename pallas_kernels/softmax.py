@@ -52,7 +52,8 @@ def softmax_backward(
 class _Tile:
     """Four rows of one matrix, a warp each, and the blocks of their columns."""
 
-    def __init__(self, first: Any, columns: int, block: int, widest: int) -> None:
+    def __init__(self, matrix: Any, first: Any, columns: int, block: int, widest: int) -> None:
+        self.matrix = matrix
         self.first = first  # row
         self.block = block  # columns of a block
         self.layout = mosaic.row_layout(block, widest)  # of (ROWS, block)
@@ -61,7 +62,7 @@ class _Tile:
 
     def at(self, ref: Any, k: Any) -> Any:
         """The tile's part of the k-th block of columns."""
-        return ref.at[lax.axis_index("matrix"), pl.ds(self.first, ROWS), pl.ds(k * self.block, self.block)]
+        return ref.at[self.matrix, pl.ds(self.first, ROWS), pl.ds(k * self.block, self.block)]
 
     def visible(self) -> jax.Array:
         """Which of the diagonal's block a row sees."""
@@ -88,7 +89,8 @@ def _by_tiles(body: Callable[..., None], name: str, inputs: list[jax.Array], tar
     tiles = rows // ROWS
 
     def kernel(*refs: Any) -> None:
-        body(_Tile((tiles - 1 - lax.axis_index("tile")) * ROWS, columns, block, widest), *refs)
+        matrix, tile = jnp.divmod(lax.axis_index("tile"), tiles)
+        body(_Tile(matrix, (tiles - 1 - tile) * ROWS, columns, block, widest), *refs)
 
     def padded(array: jax.Array) -> jax.Array:
         array = array.reshape(matrices, T, T)
@@ -98,8 +100,8 @@ def _by_tiles(body: Callable[..., None], name: str, inputs: list[jax.Array], tar
         kernel,
         name=name,
         out_type=mosaic.shape_of((matrices, rows, columns), dtype),
-        grid=(matrices, tiles),
-        grid_names=("matrix", "tile"),
+        grid=(matrices * tiles,),
+        grid_names=("tile",),
         approx_math=True,  # ex2.approx is right to 2 units in the last place of fp32
         auto_barriers=False,  # no thread reads what another wrote
         interpret=interpret,
