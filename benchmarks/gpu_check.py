@@ -1,8 +1,8 @@
 """The whole check of an NVIDIA GPU, part by part: benchmarks/gpu_check.sh starts it, benchmarks/gpu.md explains it.
 
-Each item is measured in a process that may crash or hang without the others (gpu/worker.py), what it says is kept at
-once, and an item that has been measured is not measured again unless its part is named. Leaves out how anything is
-measured (gpu/). Imports neither JAX nor anything that is not in Python's library.
+Each item is measured in a process that may crash or hang without the others (llmc_jax/trials/worker.py), what it says
+is kept at once, and an item that has been measured is not measured again unless its part is named. Leaves out how
+anything is measured (gpu/, llmc_jax/trials/). Imports neither JAX nor anything that is not in Python's library.
 """
 
 import argparse
@@ -25,9 +25,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu import targets  # noqa: E402
-from benchmarks.gpu.lines import heard  # noqa: E402
 from benchmarks.gpu.plan import PARTS, Item, plan  # noqa: E402
 from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, number, page, source_digest  # noqa: E402
+from llmc_jax.trials.lines import heard  # noqa: E402
 
 PART_SECONDS = 480
 STATUS = {"DONE": DONE, "SKIPPED": SKIPPED, "FAILED": FAILED, "SPOILT": FAILED}
@@ -86,7 +86,7 @@ class Check:
         """
         with tempfile.TemporaryFile("w+") as errors:
             process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.gpu.worker", items[0].module], stdin=subprocess.PIPE,
+                [sys.executable, "-m", "llmc_jax.trials.worker", home(items[0].module)], stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, env=self.environment(items[0]),
                 start_new_session=True,
             )  # fmt: skip
@@ -134,6 +134,11 @@ class Check:
         if done.returncode:
             sys.exit(f"JAX cannot be used with {sys.executable} (set PYTHON to another):\n{done.stderr[-800:]}")
         return json.loads(done.stdout.splitlines()[-1])
+
+
+def home(module: str) -> str:
+    """The full name of a module that an item names."""
+    return f"llmc_jax.trials.{module}" if module in ("numerics", "times") else f"benchmarks.gpu.{module}"
 
 
 def _lines_of(process: "subprocess.Popen[str]") -> "queue.Queue[str | None]":
@@ -192,7 +197,7 @@ def write_page(results: Results) -> str:
     summary = targets.summary(results)
     lines = targets.measured_lines(results, f"benchmarks/results/{results.page.name}")
     results.page.write_text(page(results, summary, lines))
-    return summary + (f"\n\nFor MEASURED in llmc_jax/kernels.py:\n{lines}" if lines else "")
+    return summary + (f"\n\nFor MEASURED in llmc_jax/kernels/choice.py:\n{lines}" if lines else "")
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

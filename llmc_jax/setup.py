@@ -502,10 +502,10 @@ def weights_text(setup: Setup) -> str:
 
 def kernel_rows(choices: tuple[kernels.Choice, ...]) -> list[tuple[str, str]]:
     """What runs where, for the table: one row where the same runs everything."""
-    told = {(choice.implementation.removeprefix("naive, "), choice.why) for choice in choices}
+    told = {(choice.by, choice.why) for choice in choices}
     if len(told) == 1:
-        ((implementation, why),) = told
-        return [("kernels", f"{implementation} ({why})")]
+        ((by, why),) = told
+        return [("kernels", f"{by} ({why})")]
     return [(choice.operation, f"{choice.implementation} ({choice.why})") for choice in choices]
 
 

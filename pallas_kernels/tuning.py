@@ -1,6 +1,6 @@
 """Tile sizes of the kernels, one table per GPU architecture, and where each number comes from.
 
-Leaves out which implementation of an operation is the fastest (llmc_jax/kernels.py).
+Leaves out which implementation of an operation is the fastest (llmc_jax/kernels/choice.py).
 """
 
 from typing import NamedTuple

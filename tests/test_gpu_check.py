@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import gpu_check, roofline
-from benchmarks.gpu import numerics, problems, resume, steps, targets
-from benchmarks.gpu.lines import heard, tell
+from benchmarks.gpu import resume, steps, targets
 from benchmarks.gpu.plan import PARTS, Item, plan
 from benchmarks.gpu.programs import step_times
 from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, page
@@ -23,6 +22,8 @@ from llmc_jax import deviceless, hardware, kernels
 from llmc_jax.config import parse_descriptor
 from llmc_jax.kernels import GROUPS
 from llmc_jax.params import flat_size
+from llmc_jax.trials import numerics, problems
+from llmc_jax.trials.lines import heard, tell
 from tests.aot.cases import public_kernels
 
 ROOT = Path(__file__).resolve().parents[1]

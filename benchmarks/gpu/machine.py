@@ -5,7 +5,7 @@ import platform
 import subprocess
 from importlib import metadata
 
-from benchmarks.gpu.lines import Figures, seconds_per_call
+from llmc_jax.trials.lines import Figures, seconds_per_call
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 

@@ -32,7 +32,7 @@ class Item(NamedTuple):
 
     part: str  # a key of PARTS
     name: str
-    module: str  # of this package
+    module: str  # of this package or of llmc_jax/trials
     arguments: dict[str, Any]
     fresh: bool = False  # in a process of its own; others share one as long as none of them crashes
     seconds: int = 120  # after which it is ended

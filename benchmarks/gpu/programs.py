@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.gpu.lines import Figures, NotMeasured
+from llmc_jax.trials.lines import Figures, NotMeasured
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCAB = 50257

@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.gpu.lines import Figures
 from benchmarks.gpu.plan import PARTS, Item
+from llmc_jax.trials.lines import Figures
 
 DONE, SKIPPED, FAILED = "done", "skipped", "failed"
 Key = tuple[str, str]  # part, name of the item
@@ -161,7 +161,7 @@ def page(results: Results, summary: str, lines_for_kernels: str) -> str:
         head += ["## Wrong", "", *[f"- {name}: {verdict}" for (_, name), verdict in wrong.items()], ""]
     head += ["## Summary", "", summary, ""]
     if lines_for_kernels:
-        head += ["## For `MEASURED` in llmc_jax/kernels.py", "", "```python", lines_for_kernels, "```", ""]
+        head += ["## For `MEASURED` in llmc_jax/kernels/choice.py", "", "```python", lines_for_kernels, "```", ""]
     tables = [table for part in PARTS if (table := part_table(results, part))]
     return "\n".join([*head, "\n\n".join(tables), ""])
 

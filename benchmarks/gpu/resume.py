@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.gpu.lines import Figures, NotMeasured
+from llmc_jax.trials.lines import Figures, NotMeasured
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = "xla_cache"  # in a run's folder: what train.py compiled for it on a GPU
@@ -146,11 +146,11 @@ def saves(model: str, B: int, T: int, dtype: str, steps: int, rounds: int) -> Fi
     import jax.numpy as jnp
 
     from benchmarks.gpu import steps as whole_steps
-    from benchmarks.gpu.problems import DTYPES, skewed_tokens
     from llmc_jax import compiling
     from llmc_jax.config import parse_descriptor
     from llmc_jax.saver import Memory, Retention, Saver
     from llmc_jax.step import StepOptions, initial_state, train_step
+    from llmc_jax.trials.problems import DTYPES, skewed_tokens
 
     config = parse_descriptor(model)
     execution, _ = whole_steps.choose(config, dtype, "auto", "auto", -1, False)

@@ -10,8 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.gpu.lines import Figures
-from benchmarks.gpu.problems import DTYPES, skewed_tokens, target
 from llmc_jax import compiling, hardware, kernels
 from llmc_jax.config import ModelConfig, parse_descriptor
 from llmc_jax.gpt2 import Execution
@@ -19,6 +17,8 @@ from llmc_jax.optimizer import AdamWNumbers
 from llmc_jax.params import flat_size, num_parameters
 from llmc_jax.schedule import ScheduleNumbers
 from llmc_jax.step import StepNumbers, StepOptions, initial_state, train_step
+from llmc_jax.trials.lines import Figures
+from llmc_jax.trials.problems import DTYPES, skewed_tokens, target
 
 LOGIT_ROWS = 8192  # train.py's own on a GPU
 QUEUED = 3  # steps that are started together

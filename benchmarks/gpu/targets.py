@@ -180,7 +180,7 @@ ATTENTIONS = {"wgmma": "flash", "wgmma2": "flash", "mma": "flash", "cudnn": "cud
 
 
 def measured_lines(results: Results, page: str) -> str:
-    """The lines of MEASURED in llmc_jax/kernels.py that these figures give, with their times as comments."""
+    """The lines of MEASURED in llmc_jax/kernels/choice.py that these figures give, with their times as comments."""
     capability = results.machine.get("capability", "")
     if not capability:
         return ""

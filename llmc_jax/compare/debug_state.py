@@ -217,12 +217,13 @@ def _header(
     B, T = state.x.shape
     device = jax.devices()[0].device_kind
     c = source.config
+    runs = ", ".join(f"{choice.operation}: {choice.implementation}" for choice in choices)
     show = [
         f"model  {args.model}: {source.kind}, {source.dtype}, L={c.num_layers} NH={c.num_heads} C={c.channels} "
         f"V={c.vocab_size}",
         f"state  {args.state}: B={B} T={T}",
         f"ours   {dtype} {'' if args.dtype else '(as the weights; --dtype says otherwise) '}on {device}, "
-        + ("XLA alone" if _xla_alone(choices) else ", ".join(f"{c.operation}: {c.implementation}" for c in choices)),
+        + ("XLA alone" if {c.by for c in choices} == {"xla"} else runs),
         *(f"warning: {line}" for line in source.warnings),
         "",
     ]
@@ -231,10 +232,6 @@ def _header(
         "model": args.model, "state": args.state, "B": B, "T": T, "dtype": dtype, "device": device,
         "kernels": {choice.operation: choice.implementation for choice in choices}, "tolerances": tolerances.source,
     }  # fmt: skip
-
-
-def _xla_alone(choices: "tuple[Choice, ...]") -> bool:
-    return all(choice.implementation in ("xla", "naive, xla") for choice in choices)
 
 
 # ----- computing -----------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""The process that measures: `python -m benchmarks.gpu.worker MODULE`, items as JSON on stdin, one line each.
+"""The process that measures: `python -m llmc_jax.trials.worker MODULE`, items as JSON on stdin, one line each.
 
-Says on stdout what it begins and what came out (lines.py). Ends after a failure that may have spoilt the GPU's context
-(SPOILT), so that the parent starts a new process for the rest.
+MODULE has a function `measure`, which an item's arguments go to. Says on stdout what it begins and what came out
+(lines.py). Ends after a failure that may have spoilt the GPU's context (SPOILT), so that the parent starts a new
+process for the rest.
 """
 
 import gc
@@ -11,12 +12,12 @@ import os
 import sys
 import traceback
 
-from benchmarks.gpu.lines import NotMeasured, error_text, note, tell
+from llmc_jax.trials.lines import NotMeasured, error_text, note, tell
 
 
 def main() -> None:
     """Measures every item of stdin."""
-    module = importlib.import_module(f"benchmarks.gpu.{sys.argv[1]}")
+    module = importlib.import_module(sys.argv[1])
     for line in sys.stdin.read().splitlines():
         item = json.loads(line)
         tell("BEGIN", item["name"])

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.gpu import problems
-from benchmarks.gpu.lines import Figures
 from llmc_jax import gpt2, kernels
 from llmc_jax.config import parse_descriptor
 from llmc_jax.params import flat_size, tensor_specs
+from llmc_jax.trials import problems
+from llmc_jax.trials.lines import Figures
 
 DTYPES = problems.DTYPES
 

@@ -20,11 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.gpu.lines import NotMeasured
 from llmc_jax import kernels
 from llmc_jax.ops import attention as jnp_attention
 from llmc_jax.ops import softmax as jnp_softmax
 from llmc_jax.optimizer import AdamWNumbers
+from llmc_jax.trials.lines import NotMeasured
 
 DTYPES = {"bf16": jnp.bfloat16, "fp16": jnp.float16, "fp32": jnp.float32}
 SCALE = 0.125  # of the softmax's scores: heads of 64 channels

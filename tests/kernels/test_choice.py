@@ -18,13 +18,14 @@ from llmc_jax.config import ModelConfig, TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.gpt2 import Execution
 from llmc_jax.kernels import GROUPS, XLA, Choice, Machine, Operations, Selection, Wish, choose
+from llmc_jax.kernels.choice import IMPLEMENTATIONS
 from llmc_jax.ops import attention
 from llmc_jax.params import flat_size
 from llmc_jax.step import StepOptions, initial_state, train_step
 from tests import plain_model
 from tests.comparisons import gradient_errors, random_batch, step_numbers
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MACHINES = {
     "CPU": Machine("cpu", "cpu"),
     "A100": Machine("gpu", "NVIDIA A100-SXM4-80GB", "8.0"),
@@ -38,6 +39,7 @@ MACHINES = {
     "AMD": Machine("gpu", "AMD Radeon"),
 }
 TARGETS = {"A100": "sm_80", "3090": "sm_86", "4090": "sm_89", "H200": "sm_90", "B200": "sm_100", "5090": "sm_120"}
+TRITON = {row.operation for row in IMPLEMENTATIONS if row.by == "triton" and row.operation != "attention"}
 WITHOUT_KERNELS = ("T4", "MI300X", "AMD")
 
 
@@ -47,6 +49,10 @@ def chosen(selection: Selection) -> dict[str, str]:
 
 def reasons(selection: Selection) -> dict[str, str]:
     return {choice.operation: choice.why for choice in selection.choices}
+
+
+def attention_of(selection: Selection) -> Choice:
+    return next(choice for choice in selection.choices if choice.operation == "attention")
 
 
 def made_by(function: Any) -> tuple[str, str | None]:
@@ -132,7 +138,7 @@ def test_on_another_gpu_all_is_xla_and_the_reason_is_said(name: str) -> None:
 def test_what_was_measured_decides_and_is_cited(monkeypatch: pytest.MonkeyPatch) -> None:
     table = {("sm_90", "gelu"): ("xla", "docs/a.md"), ("sm_90", "attention"): ("cudnn", "docs/b.md")}
     table[("sm_90", "global norm")] = ("pallas", "docs/c.md")
-    monkeypatch.setattr(kernels, "MEASURED", table)
+    monkeypatch.setattr("llmc_jax.kernels.choice.MEASURED", table)
     selection = choose(Wish(), MACHINES["H200"], "bf16", 64)
     assert {name: chosen(selection)[name] for _, name in table} == {
         "gelu": "xla", "attention": "cudnn", "global norm": "pallas",
@@ -142,48 +148,57 @@ def test_what_was_measured_decides_and_is_cited(monkeypatch: pytest.MonkeyPatch)
     assert chosen(choose(Wish(), MACHINES["A100"], "bf16", 64))["gelu"] == "pallas"
 
 
-def test_operations_not_estimated_do_not_exist() -> None:
-    assert set(kernels.ESTIMATED) == set(GROUPS)
+def test_every_operation_has_rows_of_which_xla_s_can_always_run() -> None:
+    assert {row.operation for row in IMPLEMENTATIONS} == set(GROUPS)
     assert {name for names in GROUPS.values() for name in names} == set(Operations._fields) - {"classifier_forward"}
 
 
 # --- what is asked for -----------------------------------------------------------------------------------------------
 
 SOFTMAX = "naive, softmax pallas"
-NO_GPU = "there is no GPU"
 ATTENTION = [
-    # wish, machine, dtype, head size; what runs, how the reason begins
-    (Wish(attention="naive"), "H200", "bf16", 64, "naive, xla", "as asked"),
-    (Wish(attention="naive"), "CPU", "fp32", 64, "naive, xla", "as asked"),
-    (Wish("pallas", "naive"), "H200", "bf16", 64, SOFTMAX, "as asked"),
-    (Wish("pallas", "naive"), "CPU", "bf16", 64, "naive, xla", "as asked"),
-    (Wish("pallas"), "B200", "fp32", 64, SOFTMAX, "not flash: the kernels compute in bf16 or fp16, not fp32"),
-    (Wish("pallas"), "5090", "bf16", 256, SOFTMAX, "not flash: the kernels know heads of up to 128 channels"),
-    (Wish("xla"), "H200", "bf16", 64, "naive, xla", "--kernels xla"),
-    (Wish("xla"), "CPU", "bf16", 64, "naive, xla", "on a CPU"),
-    (Wish("xla", "flash"), "H200", "bf16", 64, "flash, pallas", "as asked"),
-    (Wish(attention="flash"), "A100", "fp16", 128, "flash, pallas", "as asked"),
-    (Wish(attention="flash"), "CPU", "bf16", 64, "naive, xla", f"not flash: {NO_GPU}"),
-    (Wish(attention="flash"), "T4", "fp16", 64, "naive, xla", "not flash: there are kernels for NVIDIA GPUs of com"),
-    (Wish(attention="flash"), "H200", "fp32", 64, "naive, xla", "not flash: the kernels compute in bf16 or fp16"),
-    (Wish(attention="flash"), "H200", "bf16", 129, "naive, xla", "not flash: the kernels know heads of up to 128"),
-    (Wish("pallas", "flash"), "H200", "fp32", 64, SOFTMAX, "not flash: the kernels compute in bf16 or fp16"),
-    (Wish(attention="cudnn"), "H200", "bf16", 64, "cudnn", "as asked"),
-    (Wish("xla", "cudnn"), "3090", "fp16", 64, "cudnn", "as asked"),
-    (Wish(attention="cudnn"), "H200", "bf16", 256, "cudnn", "as asked"),
-    (Wish(attention="cudnn"), "A100", "bf16", 256, "naive, xla", "not cudnn: here it knows heads of up to 128 channel"),
-    (Wish(attention="cudnn"), "A100", "bf16", 60, "naive, xla", "not cudnn: here it knows heads of up to 128 channels"),
-    (Wish(attention="cudnn"), "A100", "fp32", 64, "naive, xla", "not cudnn: it computes in bf16 or fp16, not fp32"),
-    (Wish(attention="cudnn"), "T4", "fp16", 64, "naive, xla", "not cudnn: it serves NVIDIA GPUs from Ampere on, not T"),
-    (Wish(attention="cudnn"), "MI300X", "bf16", 64, "naive, xla", "not cudnn: it serves NVIDIA GPUs from Ampere on"),
-    (Wish(attention="cudnn"), "CPU", "bf16", 64, "naive, xla", f"not cudnn: {NO_GPU}"),
-    (Wish(attention="relu"), "4090", "bf16", 64, "relu, pallas", "without the T x T matrix"),
-    (Wish(attention="relu"), "CPU", "fp32", 64, "relu, xla", f"with the T x T matrix: {NO_GPU}"),
-    (Wish(attention="relu"), "H200", "fp32", 64, "relu, xla", "with the T x T matrix: the kernels compute in bf16 or "),
-    (Wish(attention="relu"), "H200", "bf16", 256, "relu, xla", "with the T x T matrix: the kernels know heads of up t"),
-    (Wish("pallas", "relu"), "CPU", "bf16", 64, "relu, xla", f"not pallas: {NO_GPU}"),
-    (Wish("xla", "relu"), "H200", "bf16", 64, "relu, xla", "with the T x T matrix: --kernels xla"),
-]  # fmt: skip
+    # wish, machine, dtype, head size; what runs, whether that is what was asked for
+    (Wish(attention="naive"), "H200", "bf16", 64, "naive, xla", True),
+    (Wish(attention="naive"), "CPU", "fp32", 64, "naive, xla", True),
+    (Wish("pallas", "naive"), "H200", "bf16", 64, SOFTMAX, True),
+    (Wish("pallas", "naive"), "CPU", "bf16", 64, "naive, xla", True),
+    (Wish("pallas"), "B200", "fp32", 64, SOFTMAX, False),
+    (Wish("pallas"), "5090", "bf16", 256, SOFTMAX, False),
+    (Wish("xla"), "H200", "bf16", 64, "naive, xla", True),
+    (Wish("xla"), "CPU", "bf16", 64, "naive, xla", True),
+    (Wish("xla", "flash"), "H200", "bf16", 64, "flash, pallas", True),
+    (Wish(attention="flash"), "A100", "fp16", 128, "flash, pallas", True),
+    (Wish(attention="flash"), "CPU", "bf16", 64, "naive, xla", False),
+    (Wish(attention="flash"), "T4", "fp16", 64, "naive, xla", False),
+    (Wish(attention="flash"), "H200", "fp32", 64, "naive, xla", False),
+    (Wish(attention="flash"), "H200", "bf16", 129, "naive, xla", False),
+    (Wish("pallas", "flash"), "H200", "fp32", 64, SOFTMAX, False),
+    (Wish(attention="cudnn"), "H200", "bf16", 64, "cudnn", True),
+    (Wish("xla", "cudnn"), "3090", "fp16", 64, "cudnn", True),
+    (Wish(attention="cudnn"), "H200", "bf16", 256, "cudnn", True),
+    (Wish(attention="cudnn"), "A100", "bf16", 256, "naive, xla", False),
+    (Wish(attention="cudnn"), "A100", "bf16", 60, "naive, xla", False),
+    (Wish(attention="cudnn"), "A100", "fp32", 64, "naive, xla", False),
+    (Wish(attention="cudnn"), "T4", "fp16", 64, "naive, xla", False),
+    (Wish(attention="cudnn"), "MI300X", "bf16", 64, "naive, xla", False),
+    (Wish(attention="cudnn"), "CPU", "bf16", 64, "naive, xla", False),
+    (Wish(attention="relu"), "4090", "bf16", 64, "relu, pallas", True),
+    (Wish(attention="relu"), "CPU", "fp32", 64, "relu, xla", True),
+    (Wish(attention="relu"), "H200", "fp32", 64, "relu, xla", True),
+    (Wish(attention="relu"), "H200", "bf16", 256, "relu, xla", True),
+    (Wish("pallas", "relu"), "CPU", "bf16", 64, "relu, xla", False),
+    (Wish("xla", "relu"), "H200", "bf16", 64, "relu, xla", True),
+]
+PROBLEMS = [
+    # what cannot run where, and the words by which a user finds the cause
+    (Wish(attention="flash"), "CPU", "bf16", 64, "there is no GPU"),
+    (Wish(attention="flash"), "T4", "fp16", 64, "NVIDIA GPUs of compute capability"),
+    (Wish(attention="flash"), "H200", "fp32", 64, "bf16 or fp16, not fp32"),
+    (Wish(attention="flash"), "H200", "bf16", 129, "128 channels, not 129"),
+    (Wish(attention="cudnn"), "A100", "bf16", 60, "multiple of 8, not 60"),
+    (Wish(attention="cudnn"), "T4", "fp16", 64, "from Ampere on, not Tesla T4"),
+    (Wish(attention="cudnn"), "H200", "fp32", 64, "bf16 or fp16, not fp32"),
+]
 
 
 @pytest.mark.parametrize(
@@ -200,19 +215,26 @@ ATTENTION = [
 def test_auto_is_the_fastest_attention_that_can_run(
     measured: str, machine: str, head_size: int, implementation: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "MEASURED", {("sm_90", "attention"): (measured, "table.md")})
+    monkeypatch.setattr("llmc_jax.kernels.choice.MEASURED", {("sm_90", "attention"): (measured, "table.md")})
     selection = choose(Wish(strict=True), MACHINES[machine], "bf16", head_size)  # which asks for nothing
-    choice = next(choice for choice in selection.choices if choice.operation == "attention")
+    choice = attention_of(selection)
     assert (choice.implementation, choice.why) == (implementation, why)
 
 
-@pytest.mark.parametrize(("wish", "machine", "dtype", "head_size", "implementation", "why"), ATTENTION)
-def test_attention(wish: Wish, machine: str, dtype: str, head_size: int, implementation: str, why: str) -> None:
+@pytest.mark.parametrize(("wish", "machine", "dtype", "head_size", "problem"), PROBLEMS)
+def test_the_reason_names_the_cause(wish: Wish, machine: str, dtype: str, head_size: int, problem: str) -> None:
+    choice = attention_of(choose(wish, MACHINES[machine], dtype, head_size))
+    assert choice.fell_back and problem in choice.why
+
+
+@pytest.mark.parametrize(("wish", "machine", "dtype", "head_size", "implementation", "as_asked"), ATTENTION)
+def test_attention(wish: Wish, machine: str, dtype: str, head_size: int, implementation: str, as_asked: bool) -> None:
     selection = choose(wish, MACHINES[machine], dtype, head_size)
-    choice = next(choice for choice in selection.choices if choice.operation == "attention")
-    assert choice.implementation == implementation and choice.why.startswith(why)
+    choice = attention_of(selection)
+    assert (choice.implementation, choice.fell_back) == (implementation, not as_asked)
+    assert choice.makes_matrix == (implementation not in ("flash, pallas", "cudnn", "relu, pallas"))
     modules = {
-        "naive, xla": "llmc_jax.ops.attention", SOFTMAX: "llmc_jax.ops.attention", "cudnn": "llmc_jax.kernels",
+        "naive, xla": "llmc_jax.ops.attention", SOFTMAX: "llmc_jax.ops.attention", "cudnn": "llmc_jax.kernels.cudnn",
         "relu, xla": "llmc_jax.ops.attention", "flash, pallas": "pallas_kernels.attention",
         "relu, pallas": "pallas_kernels.attention",
     }  # fmt: skip
@@ -252,7 +274,7 @@ def test_pallas_where_it_cannot_run(machine: str) -> None:
     selection = choose(Wish("pallas"), MACHINES[machine], "fp32", 64)
     assert selection.op == XLA
     for choice in others(selection):
-        assert choice.implementation == "xla" and choice.why.startswith("not pallas: there ")
+        assert (choice.implementation, choice.by, choice.fell_back) == ("xla", "xla", True)
 
 
 @pytest.mark.usefixtures("no_triton")
@@ -260,25 +282,25 @@ def test_triton_that_is_not_installed() -> None:
     selection = choose(Wish("triton", "naive"), MACHINES["H200"], "bf16", 64)
     assert selection.op == XLA
     for choice in others(selection):
-        has_one = choice.operation in kernels.TRITON
-        expected = "not triton: not installed: triton; run X" if has_one else "there is no Triton kernel of this"
-        assert (choice.implementation, choice.why) == ("xla", expected)
+        has_one = choice.operation in TRITON
+        assert (choice.implementation, choice.fell_back) == ("xla", has_one)
+        assert ("not installed: triton; run X" in choice.why) == has_one
 
 
 def test_triton_on_other_machines() -> None:
-    for machine, problem in (("CPU", NO_GPU), ("MI300X", "its kernels are made for NVIDIA GPUs, not for AMD Instinct")):
-        why = reasons(choose(Wish("triton"), MACHINES[machine], "bf16", 64))["layernorm"]
-        assert why.startswith(f"not triton: {problem}")
+    for machine in ("CPU", "MI300X"):
+        fallen = [choice.fell_back for choice in choose(Wish("triton"), MACHINES[machine], "bf16", 64).choices]
+        assert fallen == [name in TRITON for name in GROUPS]
 
 
 def test_triton_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="triton is not installed")
     monkeypatch.setattr("llmc_jax.triton.availability", lambda: None)
     selection = choose(Wish("triton", "naive"), MACHINES["H200"], "bf16", 64)
-    assert chosen(selection) == dict.fromkeys(GROUPS, "xla") | dict.fromkeys(kernels.TRITON, "triton") | {
+    assert chosen(selection) == dict.fromkeys(GROUPS, "xla") | dict.fromkeys(TRITON, "triton") | {
         "attention": "naive, softmax triton"
     }
-    for name in kernels.TRITON:
+    for name in TRITON:
         for field in GROUPS[name]:
             assert made_by(getattr(selection.op, field))[0].startswith("llmc_jax.triton.")
 
@@ -325,7 +347,7 @@ def test_whatever_is_asked_something_runs_and_says_why(wish: Wish, name: str, dt
         assert [choice.operation for choice in selection.choices] == list(GROUPS)
         assert all(choice.why and choice.implementation for choice in selection.choices)
         assert all(callable(function) for function in selection.op)
-        fallen = [choice for choice in selection.choices if choice.why.startswith("not ")]
+        fallen = [choice for choice in selection.choices if choice.fell_back]
         assert all("xla" in choice.implementation or "softmax" in choice.implementation for choice in fallen)
         strict = wish._replace(strict=True)
         if not fallen:

@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 
-from benchmarks.gpu import problems
-from benchmarks.gpu.lines import Figures, NotMeasured, seconds_per_call
-from benchmarks.gpu.problems import Function, Problem
+from llmc_jax.trials import problems
+from llmc_jax.trials.lines import Figures, NotMeasured, seconds_per_call
+from llmc_jax.trials.problems import Function, Problem
 
 SETS_BYTES = 12e9  # of inputs at most
 SETS = 4

@@ -1,0 +1,32 @@
+"""Which implementation of each operation runs: chosen once, before the run, and said once. No fallback is silent.
+
+operations.py   `Operations`, the seam: the model calls its functions and knows no kernel; XLA's plain set
+machine.py      what a choice depends on of the machine
+choice.py       every implementation as a row with what it supports, in order of preference; `choose`
+ours.py         the handwritten kernels of pallas_kernels/ and llmc_jax/triton/ as `Operations`
+cudnn.py        attention by cuDNN
+
+Leaves out the kernels themselves and their tile sizes (pallas_kernels/).
+"""
+
+from llmc_jax.kernels.choice import Choice, Selection, Wish, choose, makes_matrix
+from llmc_jax.kernels.cudnn import cudnn_attention_backward, cudnn_attention_forward
+from llmc_jax.kernels.machine import Machine, this_machine
+from llmc_jax.kernels.operations import GROUPS, XLA, Operations
+from llmc_jax.kernels.ours import pallas_operations
+
+__all__ = [
+    "GROUPS",
+    "XLA",
+    "Choice",
+    "Machine",
+    "Operations",
+    "Selection",
+    "Wish",
+    "choose",
+    "cudnn_attention_backward",
+    "cudnn_attention_forward",
+    "makes_matrix",
+    "pallas_operations",
+    "this_machine",
+]

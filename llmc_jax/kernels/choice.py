@@ -1,0 +1,315 @@
+"""Every implementation of every operation, and which of them runs.
+
+Each is a row: what computes it, what it supports, its functions. Rows stand in order of preference, and the first that
+fits what was asked for and can run here is chosen. A new implementation is a new row.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from llmc_jax.errors import InputError
+from llmc_jax.kernels import cudnn, ours
+from llmc_jax.kernels.machine import Machine
+from llmc_jax.kernels.operations import GROUPS, XLA, Function, Operations, functions_of
+from llmc_jax.ops import attention
+
+# What measurement chose, by architecture and operation: the implementation, and the table that shows it. What is not
+# here has not been measured on a GPU yet and follows the order of the rows.
+MEASURED: dict[tuple[str, str], tuple[str, str]] = {}
+ESTIMATED = "by estimate: not measured on a GPU yet"
+
+
+class Wish(NamedTuple):
+    """What the user asked for: --kernels, --attention, --strict-kernels, -ge."""
+
+    kernels: str = "auto"
+    attention: str = "auto"
+    strict: bool = False
+    gelu_fusion: int = -1
+
+
+class Setting(NamedTuple):
+    """What an implementation may or may not be able to serve."""
+
+    machine: Machine
+    dtype: str  # fp32, bf16, fp16
+    head_size: int
+
+
+class Implementation(NamedTuple):
+    """One way to compute an operation."""
+
+    operation: str  # a key of GROUPS
+    name: str  # unique within the operation
+    by: str  # xla, pallas, triton, cudnn: what --kernels names
+    functions: Callable[[Setting], Sequence[Function]]  # in the order of GROUPS
+    problem: Callable[[Setting], str]  # why it cannot serve a setting; empty where it can
+    kind: str = ""  # of attention: flash, cudnn, naive, relu: what --attention names
+    makes_matrix: bool = False  # attention's T x T matrix, which then counts in memory
+
+
+class Choice(NamedTuple):
+    """What runs one operation, and why."""
+
+    operation: str  # a key of GROUPS
+    implementation: str  # the name of a row
+    by: str  # what computes it: xla, pallas, triton, cudnn
+    why: str  # for people
+    fell_back: bool = False  # it is not what was asked for
+    makes_matrix: bool = False  # attention's T x T matrix
+
+
+class Selection(NamedTuple):
+    """What runs everything."""
+
+    op: Operations
+    choices: tuple[Choice, ...]
+    gelu_fusion: int  # 0, 1 or 2: what -ge came to
+
+
+def makes_matrix(choices: Sequence[Choice]) -> bool:
+    """Return whether attention makes its T x T matrix."""
+    return any(choice.makes_matrix for choice in choices)
+
+
+# ----- what each can serve ------------------------------------------------------------------------------------------
+
+FLASH_LARGEST_HEAD = 128  # channels of a head, which a kernel holds in registers
+NO_GPU = "there is no GPU"
+
+
+def _nothing(_: Setting) -> str:
+    """XLA serves everything."""
+    return ""
+
+
+def _pallas_problem(setting: Setting) -> str:
+    machine = setting.machine
+    if machine.platform != "gpu":
+        return NO_GPU
+    if machine.target is None:
+        found = f"{machine.kind} (compute capability {machine.capability or 'unknown'})"
+        return f"there are kernels for NVIDIA GPUs of compute capability 8.x, 9.x, 10.x and 12.x, not for {found}"
+    return ""
+
+
+def _flash_problem(setting: Setting) -> str:
+    """Attention without the T x T matrix by our kernels."""
+    if problem := _pallas_problem(setting):
+        return problem
+    if setting.dtype == "fp32":
+        return "the kernels compute in bf16 or fp16, not fp32"
+    if setting.head_size > FLASH_LARGEST_HEAD:
+        return f"the kernels know heads of up to {FLASH_LARGEST_HEAD} channels, not {setting.head_size}"
+    return ""
+
+
+def _cudnn_problem(setting: Setting) -> str:
+    """What `jax.nn.dot_product_attention` would refuse later."""
+    machine, dtype, head_size = setting
+    if machine.platform != "gpu":
+        return NO_GPU
+    if machine.version < (8, 0):
+        return f"it serves NVIDIA GPUs from Ampere on, not {machine.kind}"
+    if dtype == "fp32":
+        return "it computes in bf16 or fp16, not fp32"
+    largest = 256 if machine.version >= (9, 0) else 128
+    if head_size > largest or head_size % 8:
+        return f"here it knows heads of up to {largest} channels, a multiple of 8, not {head_size}"
+    return ""
+
+
+def _triton_problem(setting: Setting) -> str:
+    if setting.machine.platform != "gpu":
+        return NO_GPU
+    if setting.machine.version == (0, 0):
+        return f"its kernels are made for NVIDIA GPUs, not for {setting.machine.kind}"
+    from llmc_jax.triton import availability
+
+    return availability() or ""
+
+
+# ----- the rows -----------------------------------------------------------------------------------------------------
+
+
+def _xla(operation: str) -> Implementation:
+    return Implementation(operation, "xla", "xla", lambda _: functions_of(XLA, operation), _nothing)
+
+
+def _pallas(operation: str) -> Implementation:
+    def functions(setting: Setting) -> Sequence[Function]:
+        return functions_of(ours.pallas_operations(_target(setting)), operation)
+
+    return Implementation(operation, "pallas", "pallas", functions, _pallas_problem)
+
+
+def _triton(operation: str) -> Implementation:
+    def functions(_: Setting) -> Sequence[Function]:
+        return functions_of(ours.triton_operations(), operation)
+
+    return Implementation(operation, "triton", "triton", functions, _triton_problem)
+
+
+def _target(setting: Setting) -> str:
+    return str(setting.machine.target)
+
+
+def _attention(
+    name: str,
+    by: str,
+    kind: str,
+    functions: Callable[[Setting], Sequence[Function]],
+    problem: Callable[[Setting], str] = _nothing,
+    *,
+    makes_matrix: bool = False,
+) -> Implementation:
+    return Implementation("attention", name, by, functions, problem, kind, makes_matrix)
+
+
+# In order of preference. By bytes: one kernel that reads and writes each array once, against the several passes that
+# XLA's fusions make; the norm is one reading either way. Triton's kernels run where they are asked for.
+IMPLEMENTATIONS: tuple[Implementation, ...] = (
+    _pallas("layernorm"),
+    _xla("layernorm"),
+    _triton("layernorm"),
+    _pallas("gelu"),
+    _xla("gelu"),
+    _attention(
+        "flash, pallas", "pallas", "flash",
+        lambda at: functions_of(ours.pallas_operations(_target(at)), "attention"), _flash_problem,
+    ),
+    _attention(
+        "cudnn", "cudnn", "cudnn",
+        lambda _: [cudnn.cudnn_attention_forward, cudnn.cudnn_attention_backward], _cudnn_problem,
+    ),
+    _attention(
+        "naive, softmax pallas", "pallas", "naive",
+        lambda at: ours.by_softmax_kernel(_target(at)), _pallas_problem, makes_matrix=True,
+    ),
+    _attention(
+        "naive, softmax triton", "triton", "naive",
+        lambda _: ours.by_triton_softmax(), _triton_problem, makes_matrix=True,
+    ),
+    _attention("naive, xla", "xla", "naive", lambda _: functions_of(XLA, "attention"), makes_matrix=True),
+    _attention("relu, pallas", "pallas", "relu", lambda at: ours.relu_kernels(_target(at)), _flash_problem),
+    _attention(
+        "relu, xla", "xla", "relu",
+        lambda _: [attention.relu_attention_forward, attention.relu_attention_backward], makes_matrix=True,
+    ),
+    _pallas("classifier"),
+    _xla("classifier"),
+    _triton("classifier"),
+    _pallas("embedding backward"),
+    _xla("embedding backward"),
+    _pallas("adamw"),
+    _xla("adamw"),
+    _xla("global norm"),
+    _pallas("global norm"),
+)  # fmt: skip
+
+
+def implementations(operation: str) -> list[Implementation]:
+    """Return the rows of an operation, in order of preference."""
+    return [row for row in IMPLEMENTATIONS if row.operation == operation]
+
+
+# ----- choosing -----------------------------------------------------------------------------------------------------
+
+
+class Candidates(NamedTuple):
+    """What may run an operation."""
+
+    rows: list[Implementation]  # in the order in which they are tried; the last one can always run
+    why: str  # of the first one, if it runs
+    asked: bool = False  # the first one was named by the user: another one is a fallback
+
+
+def choose(wish: Wish, machine: Machine, dtype: str, head_size: int) -> Selection:
+    """Choose an implementation of every operation for a model of a head size, computed in dtype (fp32, bf16, fp16).
+
+    What was asked for and cannot run here becomes XLA's, with the reason; with wish.strict it raises InputError.
+    """
+    setting = Setting(machine, dtype, head_size)
+    chosen = {operation: _first(candidates(operation, wish, setting), setting) for operation in GROUPS}
+    if wish.strict:
+        _refuse_fallbacks([choice for choice, _ in chosen.values()])
+    fusion = max(wish.gelu_fusion, 0)
+    if fusion and chosen["gelu"][0].by != "xla":
+        functions = [XLA.gelu_forward, XLA.gelu_backward if fusion == 2 else chosen["gelu"][1][1]]
+        rest = "" if fusion == 2 else "; the backward is the kernel's"
+        chosen["gelu"] = Choice("gelu", "xla", "xla", f"-ge {fusion}: inside the product{rest}"), functions
+    by_name = {
+        name: function
+        for operation, (_, functions) in chosen.items()
+        for name, function in zip(GROUPS[operation], functions, strict=True)
+    }
+    return Selection(XLA._replace(**by_name), tuple(choice for choice, _ in chosen.values()), fusion)
+
+
+def candidates(operation: str, wish: Wish, setting: Setting) -> Candidates:
+    """Return what may run an operation, in the order in which it is tried."""
+    if operation == "attention":
+        return _attention_candidates(wish, setting)
+    rows = {row.by: row for row in implementations(operation)}
+    if wish.kernels == "auto":
+        return _automatic([row for row in rows.values() if row.by != "triton"], operation, setting)
+    if wish.kernels not in rows:
+        return Candidates([rows["xla"]], f"there is no {wish.kernels.capitalize()} kernel of this")
+    return Candidates([rows[wish.kernels], rows["xla"]], "as asked", asked=True)
+
+
+def _automatic(rows: list[Implementation], operation: str, setting: Setting) -> Candidates:
+    """What was measured to be the fastest first, then the order of the rows, with XLA's last."""
+    measured, source = MEASURED.get((str(setting.machine.target), operation), ("", ""))
+    first = [row for row in rows if measured in (row.kind, row.name)] if measured else []
+    rows = first + [row for row in rows if row not in first]
+    why = f"fastest, see {source}" if first else ESTIMATED
+    if setting.machine.platform != "gpu":
+        rows, why = [row for row in rows if row.by == "xla"], "on a CPU"
+    elif setting.machine.target is None:
+        why = _pallas_problem(setting)
+    return Candidates(rows, why)
+
+
+def _attention_candidates(wish: Wish, setting: Setting) -> Candidates:
+    """With --attention auto: without the T x T matrix where that can be, unless XLA alone was asked for."""
+    rows = implementations("attention")
+
+    def of(kind: str) -> list[Implementation]:
+        """Of naive and relu, the one whose kernels were asked for first."""
+        if kind in ("flash", "cudnn"):
+            return [row for row in rows if row.kind == kind]
+        by = "pallas" if kind == "relu" and wish.kernels != "xla" else wish.kernels
+        return [row for row in rows if row.kind == kind and row.by in (by, "xla")]
+
+    if wish.attention == "relu":
+        return Candidates(of("relu"), "as asked", asked=wish.kernels == "pallas")
+    if wish.attention == "naive" or (wish.attention == "auto" and wish.kernels == "xla"):
+        return Candidates(of("naive"), "as asked")
+    if wish.attention != "auto":
+        return Candidates([*of(wish.attention), *of("naive")], "as asked", asked=True)
+    if wish.kernels == "pallas":
+        return Candidates([*of("flash"), *of("naive")], "as asked", asked=True)
+    return _automatic([*of("flash"), *of("cudnn"), *of("naive")], "attention", setting)
+
+
+def _first(found: Candidates, setting: Setting) -> tuple[Choice, Sequence[Function]]:
+    """The first candidate that can run here."""
+    first = found.rows[0]
+    row = next(row for row in found.rows if not row.problem(setting))
+    why = found.why if row is first else first.problem(setting)
+    fell_back = found.asked and row is not first
+    if fell_back:
+        why = f"not {first.kind if first.kind in ('flash', 'cudnn') else first.by}: {why}"
+    return Choice(row.operation, row.name, row.by, why, fell_back, row.makes_matrix), row.functions(setting)
+
+
+def _refuse_fallbacks(choices: Sequence[Choice]) -> None:
+    """Raise InputError if one of them is not what was asked for; alike ones are named together."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for choice in choices:
+        if choice.fell_back:
+            alike.setdefault((choice.implementation, choice.why), []).append(choice.operation)
+    if alike:
+        found = "; ".join(f"{', '.join(which)}: {what}, {why}" for (what, why), which in alike.items())
+        raise InputError(f"--strict-kernels: {found}; without --strict-kernels they run so")

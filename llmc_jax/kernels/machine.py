@@ -1,0 +1,35 @@
+"""The machine as the choice of kernels sees it: its platform, its kind, its compute capability."""
+
+import re
+from typing import NamedTuple
+
+import jax
+
+
+class Machine(NamedTuple):
+    """What the choice depends on."""
+
+    platform: str  # cpu, gpu
+    kind: str  # as JAX names the device
+    capability: str = ""  # of an NVIDIA GPU: "9.0"; of an AMD one nothing, or "gfx942"
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """The compute capability as numbers; (0, 0) of what is no NVIDIA GPU."""
+        match = re.fullmatch(r"(\d+)\.(\d+)", self.capability)
+        return (int(match[1]), int(match[2])) if match and self.platform == "gpu" else (0, 0)
+
+    @property
+    def target(self) -> str | None:
+        """The architecture whose kernels run here; None where there are none."""
+        major, minor = self.version
+        if major == 8:
+            return "sm_89" if minor >= 9 else "sm_86" if minor >= 6 else "sm_80"
+        return {9: "sm_90", 10: "sm_100", 12: "sm_120"}.get(major)
+
+
+def this_machine() -> Machine:
+    """Return the device that JAX computes on by default. Initialises JAX's backend."""
+    device = jax.devices()[0]
+    capability = getattr(device, "compute_capability", "") if device.platform == "gpu" else ""
+    return Machine(device.platform, device.device_kind, str(capability))

@@ -1,0 +1,77 @@
+"""The handwritten kernels as sets of functions: Pallas's for an architecture, and Triton's. Imported when asked for."""
+
+from collections.abc import Sequence
+from functools import cache, partial
+
+from llmc_jax.kernels.operations import GROUPS, XLA, Function, Operations
+from llmc_jax.ops import attention
+
+
+@cache
+def pallas_operations(target: str, interpret: bool = False) -> Operations:
+    """Return the kernels for an architecture ("sm_90"); attention is `flash`, in bf16 and fp16 only.
+
+    interpret: simulated on the CPU, slowly, for tests and for whoever wants to look.
+    """
+    from pallas_kernels import adamw as adamw_kernels
+    from pallas_kernels import attention as attention_kernels
+    from pallas_kernels import classifier as classifier_kernels
+    from pallas_kernels import embedding as embedding_kernels
+    from pallas_kernels import gelu as gelu_kernels
+    from pallas_kernels import layernorm as layernorm_kernels
+
+    modules = (layernorm_kernels, gelu_kernels, attention_kernels, classifier_kernels, embedding_kernels, adamw_kernels)
+    found = {
+        name: partial(getattr(module, name), target=target, interpret=interpret)
+        for name in Operations._fields
+        for module in modules
+        if hasattr(module, name)
+    }
+    return XLA._replace(**found)
+
+
+@cache
+def relu_kernels(target: str) -> Sequence[Function]:
+    """Return ReLU attention's forward and backward for an architecture."""
+    from pallas_kernels import attention as kernels
+
+    return [partial(f, target=target) for f in (kernels.relu_attention_forward, kernels.relu_attention_backward)]
+
+
+def by_softmax_kernel(target: str) -> Sequence[Function]:
+    """Return attention's forward and backward with the T x T matrix and the softmax of an architecture."""
+    from pallas_kernels import softmax
+
+    forward = partial(softmax.softmax_forward, target=target)
+    return _by_softmax(forward, partial(softmax.softmax_backward, target=target))
+
+
+def by_triton_softmax() -> Sequence[Function]:
+    """Return attention's forward and backward with the T x T matrix and Triton's softmax."""
+    from llmc_jax.triton import softmax
+
+    return _by_softmax(softmax.softmax_forward, softmax.softmax_backward)
+
+
+def _by_softmax(forward: Function, backward: Function) -> Sequence[Function]:
+    return [
+        partial(attention.attention_by_softmax_forward, softmax=forward),
+        partial(attention.attention_by_softmax_backward, softmax=backward),
+    ]
+
+
+@cache
+def triton_operations() -> Operations:
+    """Return layernorm and classifier as Triton kernels (the extra `[triton]`)."""
+    from llmc_jax.triton import classifier as triton_classifier
+    from llmc_jax.triton import layernorm as triton_layernorm
+
+    names = (*GROUPS["layernorm"], *GROUPS["classifier"])
+    return XLA._replace(
+        **{
+            name: getattr(module, name)
+            for name in names
+            for module in (triton_layernorm, triton_classifier)
+            if hasattr(module, name)
+        }
+    )
