@@ -14,12 +14,15 @@ dropout, padding masks and windows.
                 The softmax is taken online: m is the largest score so far and total the sum of exp(score - m); when a
                 tile brings a larger one, m' > m, what was summed is multiplied by exp(m - m'). At the end comes
                 out / total, and lse = m + log(total) is kept: exp(score - lse) is a weight, the backward's start.
+                All exponents are of base 2, which the GPU has an instruction for: m, total and lse stand for
+                score log2(e), whose factor log2(e) is taken together with the scale in one fused multiply-add.
     backward    two kernels, because dq sums over u and dk, dv sum over t: each owns the rows of what it sums.
                     dq      grid point (i, n, b): 64 rows t, over the tiles of u up to the diagonal
                     dk, dv  grid point (j, n, b): 64 rows u, over the tiles of t from the diagonal on
                 with weights = exp(score - lse), dweights = dout v^T, delta = sum_h dout out:
-                    dscore = scale weights (dweights - delta)       softmax
-                    dscore = scale dweights where score > 0         relu
+                    dscore = weights (dweights - delta)             softmax
+                    dscore = dweights where score > 0               relu
+                dq and dk are multiplied by the scale of the scores once, at the end.
 """
 
 import math
@@ -36,6 +39,7 @@ from pallas_kernels.tuning import AttentionSizes, attention_sizes
 
 ROWS = 64  # of a tile: 16 per warp, what the matrix instructions take
 HEAD_SIZE_STEP = 16  # a head's channels are padded to a multiple of it: what an mma instruction sums over
+LARGEST_GRID = 65_535  # sequences and heads: y and z of a CUDA grid; tiles are its x, of which there may be 2^31
 LOG2E = math.log2(math.e)
 f32 = jnp.float32
 
@@ -56,6 +60,19 @@ class Problem(NamedTuple):
     copies: mosaic.Copies
     interpret: bool
 
+    @property
+    def scale_within(self) -> float:
+        """The part of dscore's scale that is taken before dscore is rounded; dq and dk get the rest at the end.
+
+        float16 has a largest number of 65,504, which a gradient that is multiplied by a loss scale may come near to.
+        """
+        return self.scale if self.products.dtype == jnp.float16 else 1.0
+
+    @property
+    def scale_at_end(self) -> float:
+        """What dq and dk are multiplied by."""
+        return self.scale / self.scale_within
+
 
 @partial(jax.jit, static_argnames=("num_heads", "target", "version", "interpret"))
 def attention_forward(
@@ -63,11 +80,11 @@ def attention_forward(
 ) -> tuple[jax.Array, jax.Array]:
     """Causal softmax attention from packed qkv (B, T, 3C): Q | K | V, each split into NH heads of HS channels.
 
-    Returns out (B, T, C) in qkv's dtype and lse (B, NH, T) float32, the logarithm of each row's sum of exponentials.
+    Returns out (B, T, C) in qkv's dtype and lse (B, NH, T) float32, each row's log2(sum(exp(score))): of base 2.
     qkv is bfloat16 or float16; sums and softmax are float32, weights are rounded to qkv's dtype before they meet v.
-    Any B, T and NH. T is padded to a multiple of 64 (wgmma2: 128) and HS to one of 16 with zeros, which costs a copy of
-    qkv; HS is at most 128. version: "mma", "wgmma", "wgmma2", or None for the one that target's table names. Raises
-    ValueError for other dtypes and head sizes.
+    Any T; B and NH up to 65,535, the limit of a grid. T is padded to a multiple of 64 (wgmma2: 128) and HS to one of 16
+    with zeros, which costs a copy of qkv; HS is at most 128. version: "mma", "wgmma", "wgmma2", or None for the one
+    that target's table names. Raises ValueError for other dtypes, head sizes, and numbers of sequences and heads.
 
     Compulsory bytes: 6 B T C + 2 B T C + 4 B NH T. The 4 B T^2 C / 2 operations are more than that for T above some
     hundreds, so the floor is set by the tensor cores. Source: Dao, FlashAttention-2 (2023), algorithm 1.
@@ -142,6 +159,11 @@ def _problem(qkv: jax.Array, num_heads: int, relu: bool, target: str, version: s
             "the jnp version (llmc_jax/ops/attention.py) serves float32"
         )
     B, T, C3 = qkv.shape
+    if max(B, num_heads) > LARGEST_GRID:
+        raise ValueError(
+            f"attention of {B} sequences and {num_heads} heads: a grid has at most {LARGEST_GRID} of each; "
+            "take smaller micro-batches"
+        )
     HS = C3 // 3 // num_heads
     padded = _round_up(HS, HEAD_SIZE_STEP)
     sizes = attention_sizes(target, padded, version)
@@ -221,8 +243,9 @@ def _kernel(body: Any, name: str, p: Problem, out_type: Any) -> Any:
         partial(body, p),
         name=f"{'relu_' if p.relu else ''}attention_{name}_{p.sizes.version}",
         out_type=out_type,
-        grid=(p.T // (warpgroups * ROWS), p.NH, p.B),
-        grid_names=("tile", "head", "sequence"),
+        # The last is the fastest. Blocks of one head run at about the same time, so that L2 holds what they all read.
+        grid=(p.B, p.NH, p.T // (warpgroups * ROWS)),
+        grid_names=("sequence", "head", "tile"),
         scratch=[
             *[mosaic.tile_spec((warpgroups, ROWS, p.HS), dtype)] * own,
             *[mosaic.tile_spec((stages, columns, p.HS), dtype)] * 2,  # the two that are walked over
@@ -353,15 +376,15 @@ def _forward_kernel(p: Problem, qkv: Any, out: Any, *refs: Any) -> None:
 
     def step(masked: bool, j: Any, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         k, v = walk.arrive(j)
-        score = dot.product(q, k.T) * p.scale  # (ROWS, columns)
+        score = dot.product(q, k.T)  # (ROWS, columns), not yet scaled
         if masked:
             score = _causal(score, dot.layout, i * ROWS, j * columns, rows=0)
         if p.relu:
-            return (dot.add_weighted(sums[0], jnp.maximum(score, 0), v),)
+            return (dot.add_weighted(sums[0], jnp.maximum(score * p.scale, 0), v),)
         acc, m, total = sums
-        larger = jnp.maximum(m, score.max(1))
-        shrink = jnp.exp2((m - larger) * LOG2E)
-        weights = jnp.exp2((score - mosaic.along(larger, score, 0)) * LOG2E)
+        larger = jnp.maximum(m, score.max(1) * (p.scale * LOG2E))
+        shrink = jnp.exp2(m - larger)
+        weights = jnp.exp2(score * (p.scale * LOG2E) - mosaic.along(larger, score, 0))
         total = total * shrink + weights.sum(1)
         return dot.add_weighted(acc * mosaic.along(shrink, acc, 0), weights, v), larger, total
 
@@ -376,7 +399,7 @@ def _forward_kernel(p: Problem, qkv: Any, out: Any, *refs: Any) -> None:
     if not p.relu:
         _, m, total = sums
         acc = acc / mosaic.along(total, acc, 0)
-        mosaic.store(_row_values(lse, i, ROWS), m + jnp.log(total))
+        mosaic.store(_row_values(lse, i, ROWS), m + jnp.log(total) * LOG2E)
     mosaic.store_tile(acc.astype(dot.dtype), q_s, _heads(p, out)[0].rows(i, ROWS))
 
 
@@ -402,7 +425,7 @@ def _dq_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
 
     def step(masked: bool, j: Any, dq: jax.Array) -> jax.Array:
         k, v = walk.arrive(j)
-        score = dot.product(q, k.T) * p.scale  # (ROWS, columns)
+        score = dot.product(q, k.T)  # (ROWS, columns), not yet scaled
         if masked:
             score = _causal(score, dot.layout, i * ROWS, j * columns, rows=0)
         dweights = dot.product(do, v.T)  # (ROWS, columns)
@@ -413,7 +436,7 @@ def _dq_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
     dq = lax.fori_loop(0, full, partial(step, False), dq)
     dq = _loop(full, end, tiles, partial(step, True), dq)
     walk.skip(end, walk.end)
-    mosaic.store_tile(dq.astype(dot.dtype), q_s, _heads(p, dqkv)[0].rows(i, ROWS))
+    mosaic.store_tile((dq * p.scale_at_end).astype(dot.dtype), q_s, _heads(p, dqkv)[0].rows(i, ROWS))
 
 
 def _dkv_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
@@ -443,7 +466,7 @@ def _dkv_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
         if not p.relu:
             by_column = dot.layout.reduce(0)
             lse, delta = (mosaic.load(_row_values(ref, i, columns), by_column) for ref in (lse_ref, delta_ref))
-        score = dot.product(k_s, q.T) * p.scale  # (ROWS, columns)
+        score = dot.product(k_s, q.T)  # (ROWS, columns), not yet scaled
         if masked:
             score = _causal(score, dot.layout, i * columns, j * ROWS, rows=1)
         dweights = dot.product(v_s, do.T)  # (ROWS, columns)
@@ -457,7 +480,7 @@ def _dkv_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
     sums = _loop(begin, full, tiles, partial(step, True), sums)
     dk, dv = lax.fori_loop(full, end, partial(step, False), sums)
     _, dk_g, dv_g = _heads(p, dqkv, 3)
-    mosaic.store_tile(dk.astype(dot.dtype), k_s, dk_g.rows(j, ROWS))
+    mosaic.store_tile((dk * p.scale_at_end).astype(dot.dtype), k_s, dk_g.rows(j, ROWS))
     mosaic.store_tile(dv.astype(dot.dtype), v_s, dv_g.rows(j, ROWS))
 
 
@@ -481,8 +504,8 @@ def _causal(score: jax.Array, layout: Any, first_row: Any, first_column: Any, *,
 def _weights_backward(
     p: Problem, score: jax.Array, dweights: jax.Array, lse: Any, delta: Any, *, rows: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Weights of scores, and the gradient of the scores with the scale of dq and dk. A score of -inf gives 0 and 0."""
+    """Weights of scores that are not yet scaled, and dscore times `scale_within`. A score of -inf gives 0 and 0."""
     if p.relu:
-        return jnp.maximum(score, 0), jnp.where(score > 0, dweights * p.scale, 0)
-    weights = jnp.exp2((score - mosaic.along(lse, score, rows)) * LOG2E)
-    return weights, weights * (dweights - mosaic.along(delta, score, rows)) * p.scale
+        return jnp.maximum(score * p.scale, 0), jnp.where(score > 0, dweights * p.scale_within, 0)
+    weights = jnp.exp2(score * (p.scale * LOG2E) - mosaic.along(lse, score, rows))
+    return weights, weights * (dweights - mosaic.along(delta, score, rows)) * p.scale_within
