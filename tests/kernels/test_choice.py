@@ -399,7 +399,7 @@ def test_settings_reach_the_execution() -> None:
         kernels="pallas", attention="naive", gelu_fusion=2, recompute=0, recompute_blocks=3, logit_rows=100
     )
     execution, choices = setup.choose_execution(config, SHAPE, MACHINES["A100"], "bf16")
-    assert execution[1:] == (0, 3, 100, 2)
+    assert execution[1:] == (0, 3, 100, 2, ())
     assert next(choice.implementation for choice in choices if choice.operation == "attention") == SOFTMAX
     with pytest.raises(InputError, match="--strict-kernels"):
         setup.choose_execution(TrainConfig(kernels="pallas", strict_kernels=True), SHAPE, MACHINES["CPU"], "fp32")
