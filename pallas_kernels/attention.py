@@ -19,7 +19,8 @@ dropout, padding masks and windows.
     backward    two kernels, because dq sums over u and dk, dv sum over t: each owns the rows of what it sums.
                     dq      grid point (i, n, b): 64 rows t, over the tiles of u up to the diagonal
                     dk, dv  grid point (j, n, b): 64 rows u, over the tiles of t from the diagonal on
-                with weights = exp(score - lse), dweights = dout v^T, delta = sum_h dout out:
+                with weights = exp(score - lse), dweights = dout v^T, delta = sum_h dout out, of which dq's kernel
+                writes a number for each row that the other one reads:
                     dscore = weights (dweights - delta)             softmax
                     dscore = dweights where score > 0               relu
                 dq and dk are multiplied by the scale of the scores once, at the end.
@@ -109,7 +110,8 @@ def attention_backward(
     dout and out (B, T, C), qkv (B, T, 3C), lse (B, NH, T) float32, as the forward took and returned them. Dtypes,
     padding, version and errors as in the forward.
 
-    Compulsory bytes: 2 * 2 B T C + 6 B T C read, 4 B NH T of lse, 6 B T C written. 7 products of 2 B T^2 C / 2
+    Compulsory bytes: 2 * 2 B T C + 6 B T C read, 4 B NH T of lse, 6 B T C written; delta, 4 B NH T, goes from the first
+    kernel to the second. 7 products of 2 B T^2 C / 2
     operations each, two of them twice because dq and dk, dv come from kernels of their own: the floor is the tensor
     cores'. Source: Dao, FlashAttention-2 (2023), algorithm 2.
     """
@@ -221,16 +223,19 @@ def _backward(
     relu: bool, target: str, version: str | None, interpret: bool,
 ) -> jax.Array:  # fmt: skip
     p = _problem(qkv, num_heads, relu, target, version, interpret)
-    (B, T, C), HS = dout.shape, dout.shape[-1] // num_heads
+    T, C = dout.shape[1:]
     inputs = [_padded(qkv, 3 * num_heads, p), _padded(dout.astype(qkv.dtype), num_heads, p)]
-    if not relu:
-        assert isinstance(saved, jax.Array)
-        delta = jnp.sum((dout.astype(f32) * out.astype(f32)).reshape(B, T, num_heads, HS), axis=-1)  # (B, T, NH)
-        rows = ((0, 0), (0, 0), (0, p.T - T))
-        inputs += [jnp.pad(saved, rows), jnp.pad(delta.transpose(0, 2, 1), rows)]  # (B, NH, T) each
     dqkv = [mosaic.empty(inputs[0].shape, qkv.dtype, interpret=interpret)]
-    for body, name in ((_dq_kernel, "dq"), (_dkv_kernel, "dkv")):
-        _, dqkv = mosaic.in_place(_kernel(body, name, p, ()), inputs, dqkv)
+    if relu:
+        _, dqkv = mosaic.in_place(_kernel(_dq_kernel, "dq", p, ()), inputs, dqkv)
+    else:
+        assert isinstance(saved, jax.Array)
+        inputs.append(jnp.pad(saved, ((0, 0), (0, 0), (0, p.T - T))))  # (B, NH, T)
+        with_out = [*inputs, _padded(out.astype(qkv.dtype), num_heads, p)]
+        row_sums = [mosaic.shape_of(inputs[-1].shape, f32)]
+        (delta,), dqkv = mosaic.in_place(_kernel(_dq_kernel, "dq", p, row_sums), with_out, dqkv)
+        inputs.append(delta)
+    _, dqkv = mosaic.in_place(_kernel(_dkv_kernel, "dkv", p, ()), inputs, dqkv)
     return _unpadded(dqkv[0], T, 3 * C, p)
 
 
@@ -404,7 +409,11 @@ def _forward_kernel(p: Problem, qkv: Any, out: Any, *refs: Any) -> None:
 
 
 def _dq_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
-    lse, delta, dqkv, q_s, dout_s, k_s, v_s, *barriers = (None, None, *refs) if p.relu else refs
+    if p.relu:
+        dqkv, *scratch = refs
+    else:
+        lse_g, out, dqkv, delta_g, *scratch = refs
+    q_s, dout_s, k_s, v_s, *barriers = scratch
     dot, columns = p.products, p.sizes.columns["dq"]
     (q_g, k_g, v_g), (dout_g,) = _heads(p, qkv, 3), _heads(p, dout)
     w, warpgroups, tiles = _warpgroup(p), p.sizes.warpgroups, ROWS // columns
@@ -417,10 +426,14 @@ def _dq_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
     p.copies.start(q_g.rows(i, ROWS), q_s, barriers, OWN, w)
     p.copies.start(dout_g.rows(i, ROWS), dout_s, barriers, OWN, w)
     walk.start()
+    lse, delta = None, None
     if not p.relu:
-        by_row = dot.layout.reduce(1)
-        lse, delta = (mosaic.load(_row_values(ref, i, ROWS), by_row) for ref in (lse, delta))
+        lse = mosaic.load(_row_values(lse_g, i, ROWS), dot.layout.reduce(1))
+        products = mosaic.load(_heads(p, out)[0].rows(i, ROWS), dot.layout, f32)
     p.copies.wait(barriers, OWN, w)
+    if not p.relu:
+        delta = (products * mosaic.load_tile(dout_s, dot.layout, f32)).sum(1)
+        mosaic.store(_row_values(delta_g, i, ROWS), delta)
     q, do = dot.left(q_s), dot.left(dout_s)
 
     def step(masked: bool, j: Any, dq: jax.Array) -> jax.Array:

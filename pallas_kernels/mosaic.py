@@ -214,6 +214,12 @@ def tile_spec(shape: Sequence[int], dtype: Any) -> Any:
     return plgpu.SMEM(tuple(shape), dtype, transforms=(tiling, swizzling))
 
 
+def load_tile(tile: Any, layout: Any, dtype: Any = None) -> jax.Array:
+    """Registers in the layout of a matrix product from a tile in SMEM, converted to dtype if one is given."""
+    values = plgpu.load(tile, layout=layout)
+    return values if dtype is None else values.astype(dtype)
+
+
 def store_tile(values: jax.Array, tile: Any, destination: Any) -> None:
     """Registers of a matrix product's layout to GMEM, by way of a tile in SMEM, which makes whole rows of them."""
     tile[...] = values
