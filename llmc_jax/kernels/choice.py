@@ -57,6 +57,7 @@ class Choice(NamedTuple):
     why: str  # for people
     fell_back: bool = False  # it is not what was asked for
     makes_matrix: bool = False  # attention's T x T matrix
+    backward: str = ""  # the name of the row whose backward runs, where that is another one
 
 
 class Selection(NamedTuple):
@@ -230,20 +231,41 @@ def choose(wish: Wish, machine: Machine, dtype: str, head_size: int) -> Selectio
     What was asked for and cannot run here becomes XLA's, with the reason; with wish.strict it raises InputError.
     """
     setting = Setting(machine, dtype, head_size)
-    chosen = {operation: _first(candidates(operation, wish, setting), setting) for operation in GROUPS}
-    if wish.strict:
-        _refuse_fallbacks([choice for choice, _ in chosen.values()])
+    choices = [choose_one(operation, wish, setting) for operation in GROUPS]
+    return select(choices, setting, max(wish.gelu_fusion, 0), wish.strict)
+
+
+def choose_one(operation: str, wish: Wish, setting: Setting) -> Choice:
+    """Choose an implementation of one operation."""
+    choice = _first(candidates(operation, wish, setting), setting)
     fusion = max(wish.gelu_fusion, 0)
-    if fusion and chosen["gelu"][0].by != "xla":
-        functions = [XLA.gelu_forward, XLA.gelu_backward if fusion == 2 else chosen["gelu"][1][1]]
-        rest = "" if fusion == 2 else "; the backward is the kernel's"
-        chosen["gelu"] = Choice("gelu", "xla", "xla", f"-ge {fusion}: inside the product{rest}"), functions
+    if operation != "gelu" or not fusion or choice.by == "xla":
+        return choice
+    why, backward = f"-ge {fusion}: inside the product", ""
+    if fusion == 1:
+        why, backward = f"{why}; the backward is the kernel's", choice.implementation
+    return Choice("gelu", "xla", "xla", why, choice.fell_back, backward=backward)
+
+
+def select(choices: Sequence[Choice], setting: Setting, gelu_fusion: int, strict: bool = False) -> Selection:
+    """Return what has been chosen, one choice for each operation. With strict a fallback raises InputError."""
+    if strict:
+        _refuse_fallbacks(choices)
     by_name = {
         name: function
-        for operation, (_, functions) in chosen.items()
-        for name, function in zip(GROUPS[operation], functions, strict=True)
+        for choice in choices
+        for name, function in zip(GROUPS[choice.operation], functions_for(choice, setting), strict=True)
     }
-    return Selection(XLA._replace(**by_name), tuple(choice for choice, _ in chosen.values()), fusion)
+    return Selection(XLA._replace(**by_name), tuple(choices), gelu_fusion)
+
+
+def functions_for(choice: Choice, setting: Setting) -> list[Function]:
+    """Return the functions of a choice, in the order of GROUPS. Raises KeyError for a row that there is not."""
+    rows = {row.name: row for row in implementations(choice.operation)}
+    functions = list(rows[choice.implementation].functions(setting))
+    if choice.backward:
+        functions[-1] = rows[choice.backward].functions(setting)[-1]
+    return functions
 
 
 def candidates(operation: str, wish: Wish, setting: Setting) -> Candidates:
@@ -293,7 +315,7 @@ def _attention_candidates(wish: Wish, setting: Setting) -> Candidates:
     return _automatic([*of("flash"), *of("cudnn"), *of("naive")], "attention", setting)
 
 
-def _first(found: Candidates, setting: Setting) -> tuple[Choice, Sequence[Function]]:
+def _first(found: Candidates, setting: Setting) -> Choice:
     """The first candidate that can run here."""
     first = found.rows[0]
     row = next(row for row in found.rows if not row.problem(setting))
@@ -301,7 +323,7 @@ def _first(found: Candidates, setting: Setting) -> tuple[Choice, Sequence[Functi
     fell_back = found.asked and row is not first
     if fell_back:
         why = f"not {first.kind if first.kind in ('flash', 'cudnn') else first.by}: {why}"
-    return Choice(row.operation, row.name, row.by, why, fell_back, row.makes_matrix), row.functions(setting)
+    return Choice(row.operation, row.name, row.by, why, fell_back, row.makes_matrix)
 
 
 def _refuse_fallbacks(choices: Sequence[Choice]) -> None:
