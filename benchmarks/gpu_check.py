@@ -9,13 +9,10 @@ import argparse
 import datetime
 import json
 import os
-import queue
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.gpu import targets  # noqa: E402
 from benchmarks.gpu.plan import PARTS, Item, plan  # noqa: E402
 from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, number, page, source_digest  # noqa: E402
-from llmc_jax.trials.lines import heard  # noqa: E402
+from llmc_jax.trials.children import Children, Stuck, Task  # noqa: E402
 
 PART_SECONDS = 480
 STATUS = {"DONE": DONE, "SKIPPED": SKIPPED, "FAILED": FAILED, "SPOILT": FAILED}
@@ -39,11 +36,11 @@ class Check:
     def __init__(self, results: Results, scratch: Path, tiny: bool) -> None:
         self.results, self.scratch, self.tiny = results, scratch, tiny
         self.source = source_digest(ROOT)
+        self.began = False  # something has been measured
 
     def environment(self, item: Item | None = None) -> dict[str, str]:
         """Of a measuring process."""
         found = dict(os.environ)
-        found["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), found.get("PYTHONPATH", "")]))
         found.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         found.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
         found["JAX_COMPILATION_CACHE_DIR"] = str(self.scratch / "xla")
@@ -59,60 +56,37 @@ class Check:
         return found
 
     def run_part(self, part: str, items: list[Item], deadline: float) -> bool:
-        """Measures what is left of a part; False if time ran out before all of it was."""
+        """Measures what is left of a part; False if time ran out before all of it was.
+
+        An item that the end of the part interrupts has no record, and is begun again next time; unless it is the first
+        of the whole check: that one has its own time, or no run would ever get beyond it.
+        """
         end = min(time.monotonic() + PART_SECONDS, deadline)
-        waiting, began = list(items), False
-        while waiting:
-            if end - time.monotonic() < 5:
-                print(f"{part}: time is up, {len(waiting)} items are left for the next run", flush=True)
-                return False
-            group = waiting[:1]
-            if not waiting[0].fresh:
-                same = [item for item in waiting if not item.fresh and item.module == waiting[0].module]
-                group = same
-            done = self._run_group(group, end, patient=not began)
-            began = began or done > 0
-            waiting = [item for item in waiting if item not in group[:done]]
-            if done == 0:
-                print(f"{part}: time is up, {len(waiting)} items are left for the next run", flush=True)
-                return False
+        children: Children | None = None
+        try:
+            for number, item in enumerate(items):
+                if children is None or item.fresh or items[number - 1].fresh:
+                    if children is not None:
+                        children.end()
+                    children = Children(self.environment(item), ROOT)
+                if end - time.monotonic() < 5 or not self._measure(item, children, end):
+                    print(f"{part}: time is up, {len(items) - number} items are left for the next run", flush=True)
+                    return False
+        finally:
+            if children is not None:
+                children.end()
         return True
 
-    def _run_group(self, items: list[Item], end: float, *, patient: bool) -> int:
-        """Measures items in one process, until one of them ends it; how many of them have a record now.
-
-        An item that the end of the part interrupts has none, and is begun again next time; unless it is the first
-        one of all (patient): it has its own time, or no run would ever get beyond it.
-        """
-        with tempfile.TemporaryFile("w+") as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "llmc_jax.trials.worker", home(items[0].module)], stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=errors, text=True, cwd=ROOT, env=self.environment(items[0]),
-                start_new_session=True,
-            )  # fmt: skip
-            said = _lines_of(process)
-            assert process.stdin is not None
-            process.stdin.write("".join(json.dumps(item._asdict()) + "\n" for item in items))
-            process.stdin.close()
-            done, began = 0, time.monotonic()
-            try:
-                for item in items:
-                    limit = began + item.seconds + (30 if done == 0 else 0)  # the first one starts the process
-                    within = limit if patient and done == 0 else min(limit, end)
-                    kind, content = _wait(item, said, within)
-                    if kind == "TIME" and within < limit:
-                        break
-                    if kind == "TIME":
-                        kind, content = "SPOILT", f"not done after {item.seconds} s"
-                    elif kind == "ENDED":
-                        kind, content = "SPOILT", _last_words(process, errors)
-                    self._keep(item, kind, content, time.monotonic() - began)
-                    done, began = done + 1, time.monotonic()
-                    if kind == "SPOILT":
-                        break
-            finally:
-                _end(process)
-        return done
+    def _measure(self, item: Item, children: Children, end: float) -> bool:
+        """Measures one item; False if time ran out before it was done. Raises Stuck."""
+        task = Task(item.name, home(item.module), item.arguments, item.seconds)
+        outcome = children.measure(task, end, patient=not self.began)
+        if outcome.kind != "TIME":
+            self._keep(item, outcome.kind, outcome.content, outcome.seconds)
+            self.began = True
+        if children.stuck is not None:
+            raise Stuck(f"{item.part}: {item.name}: process {children.stuck} cannot be ended")
+        return outcome.kind != "TIME"
 
     def _keep(self, item: Item, kind: str, content: Any, seconds: float) -> None:
         """Adds a record and shows it. content: the figures, or why there are none."""
@@ -139,51 +113,6 @@ class Check:
 def home(module: str) -> str:
     """The full name of a module that an item names."""
     return f"llmc_jax.trials.{module}" if module in ("numerics", "times") else f"benchmarks.gpu.{module}"
-
-
-def _lines_of(process: "subprocess.Popen[str]") -> "queue.Queue[str | None]":
-    """What a process prints, line by line, then None."""
-    said: queue.Queue[str | None] = queue.Queue()
-
-    def read() -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            said.put(line)
-        said.put(None)
-
-    threading.Thread(target=read, daemon=True).start()
-    return said
-
-
-def _end(process: "subprocess.Popen[str]") -> None:
-    """Ends a process that we started and what it started."""
-    if process.poll() is None:
-        try:
-            process.wait(timeout=2)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def _wait(item: Item, said: "queue.Queue[str | None]", within: float) -> tuple[str, Any]:
-    """What came of an item: kind and content as `lines.tell` has them; ENDED: the process did; TIME: it ran out."""
-    while True:
-        try:
-            line = said.get(timeout=max(0.0, within - time.monotonic()))
-        except queue.Empty:
-            return "TIME", None
-        if line is None:
-            return "ENDED", None
-        message = heard(line)
-        if message is not None and message[0] != "BEGIN" and message[1] == item.name:
-            return message[0], message[2]
-
-
-def _last_words(process: "subprocess.Popen[str]", errors: Any) -> str:
-    status = process.wait()
-    errors.seek(0)
-    lines = [line.strip() for line in errors.read().splitlines() if line.strip()]
-    return f"the process ended with status {status}: {' / '.join(lines[-2:])[-300:]}"
 
 
 def left(results: Results, items: Iterable[Item]) -> list[Item]:
@@ -256,7 +185,13 @@ def main(argv: list[str] | None = None) -> int:
     for part, of_part in asked.items():
         if of_part and time.monotonic() < deadline:
             print(f"----- {part}: {PARTS[part]}", flush=True)
-            check.run_part(part, of_part, deadline)
+            try:
+                check.run_part(part, of_part, deadline)
+            except Stuck as stuck:
+                results.save()
+                write_page(results)
+                print(f"{stuck}: it holds the GPU until the machine restarts", file=sys.stderr, flush=True)
+                return 1
             write_page(results)
         elif not of_part:
             print(f"----- {part}: done before", flush=True)

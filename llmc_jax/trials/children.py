@@ -1,0 +1,155 @@
+"""Processes that measure for a parent, and that may crash or hang without it: each failure costs one task.
+
+A child stays for one task after the other. One that ended, that ran out of time, or that says that its GPU context may
+be spoilt is killed, and the next task begins a new one. The child's side is worker.py, what the two say to each other
+lines.py. Imports neither JAX nor anything that is not in Python's library.
+"""
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llmc_jax.trials.lines import heard
+
+ROOT = Path(__file__).resolve().parents[2]
+START_SECONDS = 30.0  # that a process may take to start, beside its first task's own time
+END_SECONDS = 10.0  # after which a process that was killed and is still there counts as one that cannot be ended
+
+
+class Task(NamedTuple):
+    """One call of `measure(**arguments)` of a module."""
+
+    name: str
+    module: str  # its full name
+    arguments: Mapping[str, Any]
+    seconds: float  # that it may take, once its process has started
+
+
+class Outcome(NamedTuple):
+    """What came of a task."""
+
+    kind: str  # DONE, SKIPPED, FAILED, SPOILT (its process had to be ended); TIME: `until` came before its own time
+    content: Any  # the figures; of the others why there are none, of TIME None
+    seconds: float
+
+
+class Stuck(Exception):
+    """A child is still there although it was killed: what it waits for is in the driver, and holds the GPU."""
+
+
+class Children:
+    """One child at a time, begun when a task needs it. A context manager, which ends the last one."""
+
+    def __init__(self, environment: Mapping[str, str], folder: Path = ROOT) -> None:
+        self.environment = dict(environment)
+        self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH", "")]))
+        self.folder = folder
+        self.stuck: int | None = None  # the id of a process that cannot be ended
+        self.begun = 0  # processes
+        self._child: _Child | None = None
+
+    def measure(self, task: Task, until: float = float("inf"), *, patient: bool = False) -> Outcome:
+        """Return what came of a task. until: a time of `time.monotonic`. patient: the task has its own time even so.
+
+        Raises Stuck once a child could not be ended.
+        """
+        if self.stuck is not None:
+            raise Stuck(f"process {self.stuck} cannot be ended")
+        began, fresh = time.monotonic(), False
+        if self._child is None:
+            self._child, fresh = _Child(self.environment, self.folder), True
+            self.begun += 1
+        limit = began + task.seconds + (START_SECONDS if fresh else 0)
+        within = limit if patient else min(limit, until)
+        kind, content = self._child.ask(task, within)
+        if kind == "TIME" and within == limit:
+            kind, content = "SPOILT", f"not done after {task.seconds:g} s"
+        elif kind == "ENDED":
+            kind, content = "SPOILT", self._child.last_words()
+        if kind in ("SPOILT", "TIME"):
+            self.end()
+        return Outcome(kind, content, time.monotonic() - began)
+
+    def end(self) -> None:
+        """End the child, if there is one; the next task begins another. Sets `stuck` where it cannot be ended."""
+        child, self._child = self._child, None
+        if child is not None and not child.end():
+            self.stuck = child.process.pid
+
+    def __enter__(self) -> "Children":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
+class _Child:
+    """A running process. It ends by itself where its input does: when the parent is gone too."""
+
+    def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
+        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "llmc_jax.trials.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=self._errors, text=True, errors="replace", cwd=folder, env=dict(environment),
+            start_new_session=True,
+        )  # fmt: skip
+        self._said: queue.Queue[str | None] = queue.Queue()  # what it prints, line by line, then None
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._said.put(line)
+        self._said.put(None)
+
+    def ask(self, task: Task, within: float) -> tuple[str, Any]:
+        """Return kind and content of the answer; ENDED: the process did; TIME: it ran out."""
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, which `_said` tells
+            told = {"name": task.name, "module": task.module, "arguments": dict(task.arguments)}
+            self.process.stdin.write(json.dumps(told) + "\n")
+            self.process.stdin.flush()
+        while True:
+            try:
+                line = self._said.get(timeout=min(max(0.0, within - time.monotonic()), threading.TIMEOUT_MAX))
+            except queue.Empty:
+                return "TIME", None
+            if line is None:
+                return "ENDED", None
+            message = heard(line)
+            if message is not None and message[0] != "BEGIN" and message[1] == task.name:
+                return message[0], message[2]
+
+    def last_words(self) -> str:
+        """Return how a process ended whose output did."""
+        try:
+            status: Any = self.process.wait(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired:
+            status = "unknown"
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors.read().splitlines() if line.strip()]
+        return f"the process ended with status {status}: {' / '.join(lines[-2:])[-300:]}"
+
+    def end(self) -> bool:
+        """End the process and what it started; return whether it is gone."""
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        with suppress(ProcessLookupError, PermissionError):  # PermissionError: macOS, of a group that has ended
+            os.killpg(self.process.pid, signal.SIGKILL)
+        try:
+            self.process.wait(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return False
+        self._errors.close()
+        return True
