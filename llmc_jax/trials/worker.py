@@ -1,8 +1,8 @@
 """The process that measures: `python -m llmc_jax.trials.worker`, a task as JSON in each line of stdin.
 
 A task names a module, which has a function `measure`, and the arguments that go to it. Says on stdout what it begins
-and what came out (lines.py). Ends after a failure that may have spoilt the GPU's context (SPOILT), so that the parent starts a new
-process for the rest; and where stdin ends, in the middle of a task too: then its parent is gone.
+and what came out (lines.py). Ends after a failure that may have spoilt the GPU's context (SPOILT), so that the parent
+starts a new process for the rest; and where stdin ends, in the middle of a task too: then its parent is gone.
 """
 
 import gc
