@@ -3,7 +3,7 @@
 Leaves out which implementation of an operation is the fastest (llmc_jax/kernels/choice.py).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
@@ -35,11 +35,19 @@ SIZES = {
 }
 
 
-def sizes(target: str) -> Sizes:
-    """The table's row of an architecture. Raises ValueError for one that has no kernels."""
-    if target not in SIZES:
-        raise ValueError(f"no kernels for {target}: known are {', '.join(TARGETS)} (Ampere and later)")
-    return SIZES[target]
+class Tuned(NamedTuple):
+    """An architecture whose row has other numbers: what a kernel's `target` may be, to try them."""
+
+    architecture: str
+    changes: tuple[tuple[str, Any], ...]  # fields of Sizes and their values; hashable
+
+
+def sizes(target: str | Tuned) -> Sizes:
+    """The table's row of an architecture. Raises ValueError for one that has no kernels, and for unknown fields."""
+    architecture, changes = target if isinstance(target, Tuned) else (target, ())
+    if architecture not in SIZES:
+        raise ValueError(f"no kernels for {architecture}: known are {', '.join(TARGETS)} (Ampere and later)")
+    return SIZES[architecture]._replace(**dict(changes))
 
 
 # ----- attention ----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import cudnn, ours
+from llmc_jax.kernels.findings import Findings, Sizes, Variant, frozen
 from llmc_jax.kernels.machine import Machine
 from llmc_jax.kernels.operations import GROUPS, XLA, Function, Operations, functions_of
 from llmc_jax.ops import attention
@@ -16,6 +17,7 @@ from llmc_jax.ops import attention
 # What measurement chose, by architecture and operation: the implementation, and the table that shows it. What is not
 # here has not been measured on a GPU yet and follows the order of the rows.
 MEASURED: dict[tuple[str, str], tuple[str, str]] = {}
+MEASURED_HERE = "measured here"
 ESTIMATED = "by estimate: not measured on a GPU yet"
 
 
@@ -42,7 +44,7 @@ class Implementation(NamedTuple):
     operation: str  # a key of GROUPS
     name: str  # unique within the operation
     by: str  # xla, pallas, triton, cudnn: what --kernels names
-    functions: Callable[[Setting], Sequence[Function]]  # in the order of GROUPS
+    functions: Callable[[Setting, Variant], Sequence[Function]]  # in the order of GROUPS
     problem: Callable[[Setting], str]  # why it cannot serve a setting; empty where it can
     kind: str = ""  # of attention: flash, cudnn, naive, relu: what --attention names
     makes_matrix: bool = False  # attention's T x T matrix, which then counts in memory
@@ -58,6 +60,16 @@ class Choice(NamedTuple):
     fell_back: bool = False  # it is not what was asked for
     makes_matrix: bool = False  # attention's T x T matrix
     backward: str = ""  # the name of the row whose backward runs, where that is another one
+    version: str = ""  # which form of it runs; empty: the one that pallas_kernels/tuning.py names
+    sizes: Sizes = ()  # what is other than in pallas_kernels/tuning.py
+    measured: bool = False  # it was the fastest of what was timed on this card
+    ratio: float = 0.0  # of the time of the best other implementation there to its own; 0: no other was timed
+    beside: str = ""  # the name of that other row
+
+    @property
+    def text(self) -> str:
+        """What runs, in words."""
+        return " ".join(filter(None, [self.implementation, Variant(self.version, self.sizes).text]))
 
 
 class Selection(NamedTuple):
@@ -134,18 +146,18 @@ def _triton_problem(setting: Setting) -> str:
 
 
 def _xla(operation: str) -> Implementation:
-    return Implementation(operation, "xla", "xla", lambda _: functions_of(XLA, operation), _nothing)
+    return Implementation(operation, "xla", "xla", lambda *_: functions_of(XLA, operation), _nothing)
 
 
 def _pallas(operation: str) -> Implementation:
-    def functions(setting: Setting) -> Sequence[Function]:
-        return functions_of(ours.pallas_operations(_target(setting)), operation)
+    def functions(setting: Setting, variant: Variant) -> Sequence[Function]:
+        return functions_of(ours.pallas_operations(_target(setting), variant=variant), operation)
 
     return Implementation(operation, "pallas", "pallas", functions, _pallas_problem)
 
 
 def _triton(operation: str) -> Implementation:
-    def functions(_: Setting) -> Sequence[Function]:
+    def functions(_: Setting, __: Variant) -> Sequence[Function]:
         return functions_of(ours.triton_operations(), operation)
 
     return Implementation(operation, "triton", "triton", functions, _triton_problem)
@@ -159,7 +171,7 @@ def _attention(
     name: str,
     by: str,
     kind: str,
-    functions: Callable[[Setting], Sequence[Function]],
+    functions: Callable[[Setting, Variant], Sequence[Function]],
     problem: Callable[[Setting], str] = _nothing,
     *,
     makes_matrix: bool = False,
@@ -177,25 +189,28 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     _xla("gelu"),
     _attention(
         "flash, pallas", "pallas", "flash",
-        lambda at: functions_of(ours.pallas_operations(_target(at)), "attention"), _flash_problem,
+        lambda at, variant: functions_of(ours.pallas_operations(_target(at), variant=variant), "attention"),
+        _flash_problem,
     ),
     _attention(
         "cudnn", "cudnn", "cudnn",
-        lambda _: [cudnn.cudnn_attention_forward, cudnn.cudnn_attention_backward], _cudnn_problem,
+        lambda *_: [cudnn.cudnn_attention_forward, cudnn.cudnn_attention_backward], _cudnn_problem,
     ),
     _attention(
         "naive, softmax pallas", "pallas", "naive",
-        lambda at: ours.by_softmax_kernel(_target(at)), _pallas_problem, makes_matrix=True,
+        lambda at, _: ours.by_softmax_kernel(_target(at)), _pallas_problem, makes_matrix=True,
     ),
     _attention(
         "naive, softmax triton", "triton", "naive",
-        lambda _: ours.by_triton_softmax(), _triton_problem, makes_matrix=True,
+        lambda *_: ours.by_triton_softmax(), _triton_problem, makes_matrix=True,
     ),
-    _attention("naive, xla", "xla", "naive", lambda _: functions_of(XLA, "attention"), makes_matrix=True),
-    _attention("relu, pallas", "pallas", "relu", lambda at: ours.relu_kernels(_target(at)), _flash_problem),
+    _attention("naive, xla", "xla", "naive", lambda *_: functions_of(XLA, "attention"), makes_matrix=True),
+    _attention(
+        "relu, pallas", "pallas", "relu", lambda at, variant: ours.relu_kernels(_target(at), variant), _flash_problem
+    ),
     _attention(
         "relu, xla", "xla", "relu",
-        lambda _: [attention.relu_attention_forward, attention.relu_attention_backward], makes_matrix=True,
+        lambda *_: [attention.relu_attention_forward, attention.relu_attention_backward], makes_matrix=True,
     ),
     _pallas("classifier"),
     _xla("classifier"),
@@ -225,26 +240,29 @@ class Candidates(NamedTuple):
     asked: bool = False  # the first one was named by the user: another one is a fallback
 
 
-def choose(wish: Wish, machine: Machine, dtype: str, head_size: int) -> Selection:
+def choose(wish: Wish, machine: Machine, dtype: str, head_size: int, findings: Findings | None = None) -> Selection:
     """Choose an implementation of every operation for a model of a head size, computed in dtype (fp32, bf16, fp16).
 
-    What was asked for and cannot run here becomes XLA's, with the reason; with wish.strict it raises InputError.
+    findings: what was found out on this card; `auto` is then what was the fastest, and what was found to be wrong does
+    not run. What was asked for and cannot run here becomes XLA's, with the reason; with wish.strict it raises
+    InputError.
     """
     setting = Setting(machine, dtype, head_size)
-    choices = [choose_one(operation, wish, setting) for operation in GROUPS]
+    choices = [choose_one(operation, wish, setting, findings) for operation in GROUPS]
     return select(choices, setting, max(wish.gelu_fusion, 0), wish.strict)
 
 
-def choose_one(operation: str, wish: Wish, setting: Setting) -> Choice:
+def choose_one(operation: str, wish: Wish, setting: Setting, findings: Findings | None = None) -> Choice:
     """Choose an implementation of one operation."""
-    choice = _first(candidates(operation, wish, setting), setting)
+    choice = _first(candidates(operation, wish, setting), setting, findings or Findings())
     fusion = max(wish.gelu_fusion, 0)
     if operation != "gelu" or not fusion or choice.by == "xla":
         return choice
     why, backward = f"-ge {fusion}: inside the product", ""
     if fusion == 1:
         why, backward = f"{why}; the backward is the kernel's", choice.implementation
-    return Choice("gelu", "xla", "xla", why, choice.fell_back, backward=backward)
+    version, sizes = (choice.version, choice.sizes) if backward else Variant()
+    return Choice("gelu", "xla", "xla", why, choice.fell_back, backward=backward, version=version, sizes=sizes)
 
 
 def select(choices: Sequence[Choice], setting: Setting, gelu_fusion: int, strict: bool = False) -> Selection:
@@ -262,9 +280,10 @@ def select(choices: Sequence[Choice], setting: Setting, gelu_fusion: int, strict
 def functions_for(choice: Choice, setting: Setting) -> list[Function]:
     """Return the functions of a choice, in the order of GROUPS. Raises KeyError for a row that there is not."""
     rows = {row.name: row for row in implementations(choice.operation)}
-    functions = list(rows[choice.implementation].functions(setting))
+    variant = Variant(choice.version, frozen(choice.sizes))
+    functions = list(rows[choice.implementation].functions(setting, variant))
     if choice.backward:
-        functions[-1] = rows[choice.backward].functions(setting)[-1]
+        functions[-1] = rows[choice.backward].functions(setting, variant)[-1]
     return functions
 
 
@@ -315,15 +334,27 @@ def _attention_candidates(wish: Wish, setting: Setting) -> Candidates:
     return _automatic([*of("flash"), *of("cudnn"), *of("naive")], "attention", setting)
 
 
-def _first(found: Candidates, setting: Setting) -> Choice:
-    """The first candidate that can run here."""
-    first = found.rows[0]
-    row = next(row for row in found.rows if not row.problem(setting))
-    why = found.why if row is first else first.problem(setting)
+def _first(found: Candidates, setting: Setting, findings: Findings) -> Choice:
+    """The first candidate that can run here; if any of them may, the one that was the fastest on this card."""
+
+    def problem(row: Implementation) -> str:
+        return row.problem(setting) or findings.problem(row.operation, row.name)
+
+    operation, first = found.rows[0].operation, found.rows[0]
+    fastest = next((each for each in findings.fastest if each.operation == operation), None)
+    rows = {row.name: row for row in found.rows if not problem(row)}
+    if not found.asked and fastest is not None and fastest.implementation in rows and len(found.rows) > 1:
+        row, (ratio, beside) = rows[fastest.implementation], findings.ratio(fastest)
+        why = f"{ratio:.2f} x {beside}, {MEASURED_HERE}" if beside else MEASURED_HERE
+        choice = Choice(row.operation, row.name, row.by, why, False, row.makes_matrix, "", *fastest.variant)
+        return choice._replace(measured=True, ratio=ratio, beside=beside)
+    row = next(iter(rows.values()))
+    why = found.why if row is first else problem(first)
     fell_back = found.asked and row is not first
     if fell_back:
         why = f"not {first.kind if first.kind in ('flash', 'cudnn') else first.by}: {why}"
-    return Choice(row.operation, row.name, row.by, why, fell_back, row.makes_matrix)
+    variant = findings.variant(row.operation, row.name)
+    return Choice(row.operation, row.name, row.by, why, fell_back, row.makes_matrix, "", *variant)
 
 
 def _refuse_fallbacks(choices: Sequence[Choice]) -> None:

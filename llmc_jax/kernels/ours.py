@@ -3,26 +3,35 @@
 from collections.abc import Sequence
 from functools import cache, partial
 
+from llmc_jax.kernels.findings import Variant
 from llmc_jax.kernels.operations import GROUPS, XLA, Function, Operations
 from llmc_jax.ops import attention
 
+DEFAULT = Variant()
 
-@cache
-def pallas_operations(target: str, interpret: bool = False) -> Operations:
+
+def pallas_operations(target: str, interpret: bool = False, variant: Variant = DEFAULT) -> Operations:
     """Return the kernels for an architecture ("sm_90"); attention is `flash`, in bf16 and fp16 only.
 
     interpret: simulated on the CPU, slowly, for tests and for whoever wants to look.
     """
+    return _pallas_operations(target, interpret, variant)  # the same functions for the same arguments
+
+
+@cache
+def _pallas_operations(target: str, interpret: bool, variant: Variant) -> Operations:
     from pallas_kernels import adamw as adamw_kernels
     from pallas_kernels import attention as attention_kernels
     from pallas_kernels import classifier as classifier_kernels
     from pallas_kernels import embedding as embedding_kernels
     from pallas_kernels import gelu as gelu_kernels
     from pallas_kernels import layernorm as layernorm_kernels
+    from pallas_kernels import tuning
 
     modules = (layernorm_kernels, gelu_kernels, attention_kernels, classifier_kernels, embedding_kernels, adamw_kernels)
+    tuned = tuning.Tuned(target, variant.sizes) if variant.sizes else target
     found = {
-        name: partial(getattr(module, name), target=target, interpret=interpret)
+        name: partial(getattr(module, name), target=tuned, interpret=interpret, **_version(name, variant))
         for name in Operations._fields
         for module in modules
         if hasattr(module, name)
@@ -30,12 +39,19 @@ def pallas_operations(target: str, interpret: bool = False) -> Operations:
     return XLA._replace(**found)
 
 
+def _version(function: str, variant: Variant) -> dict[str, str]:
+    return {"version": variant.version} if variant.version and "attention" in function else {}
+
+
 @cache
-def relu_kernels(target: str) -> Sequence[Function]:
+def relu_kernels(target: str, variant: Variant = DEFAULT) -> Sequence[Function]:
     """Return ReLU attention's forward and backward for an architecture."""
     from pallas_kernels import attention as kernels
 
-    return [partial(f, target=target) for f in (kernels.relu_attention_forward, kernels.relu_attention_backward)]
+    more = _version("relu_attention", variant)
+    return [
+        partial(f, target=target, **more) for f in (kernels.relu_attention_forward, kernels.relu_attention_backward)
+    ]
 
 
 def by_softmax_kernel(target: str) -> Sequence[Function]:

@@ -1,0 +1,111 @@
+"""What was found out about the implementations on the card at hand, as plain data: for the choice, and for a file.
+
+Leaves out how it is found out (llmc_jax/trials/) and where it is kept.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+Sizes = tuple[tuple[str, Any], ...]  # fields of pallas_kernels/tuning.py's Sizes with another value; hashable
+
+
+class Variant(NamedTuple):
+    """Which form of an implementation: its default where nothing is said."""
+
+    version: str = ""  # of attention: mma, wgmma, …
+    sizes: Sizes = ()
+
+    @property
+    def text(self) -> str:
+        """The variant in words; empty for the default."""
+        sizes = [f"{name}={value}".replace(" ", "") for name, value in self.sizes]
+        return " ".join(filter(None, [self.version, *sizes]))
+
+
+class Finding(NamedTuple):
+    """One implementation of one operation, tried at a run's shapes."""
+
+    operation: str  # a key of GROUPS
+    implementation: str  # the name of a row
+    variant: Variant = Variant()
+    problem: str = ""  # what is wrong with it; empty: nothing
+    us: float = 0.0  # of the operation in a whole step; 0: it was not timed
+
+    @property
+    def label(self) -> str:
+        """The name of what was tried."""
+        return f"{self.operation}: {' '.join(filter(None, [self.implementation, self.variant.text]))}"
+
+
+class Findings(NamedTuple):
+    """What was found out for one combination of card, versions, shapes and precision."""
+
+    found: tuple[Finding, ...] = ()
+    fastest: tuple[Finding, ...] = ()  # of each operation at most one: what a whole step ran with, and right
+    options: tuple[tuple[str, bool], ...] = ()  # of XLA, which that step had to be compiled with
+    steps: tuple[tuple[str, float], ...] = ()  # seconds of the whole steps that were timed, by what ran them
+    notes: tuple[str, ...] = ()  # what a user should know, a line each
+    complete: bool = False  # nothing is left to be tried
+
+    def of(self, operation: str, implementation: str) -> list[Finding]:
+        """Return what was found out about a row."""
+        return [each for each in self.found if (each.operation, each.implementation) == (operation, implementation)]
+
+    def problem(self, operation: str, implementation: str) -> str:
+        """Return why a row cannot be used on this card; empty where some form of it can, or nothing is known."""
+        known = self.of(operation, implementation)
+        return known[0].problem if known and all(each.problem for each in known) else ""
+
+    def variant(self, operation: str, implementation: str) -> Variant:
+        """Return the form of a row that was the fastest of those that are right; its default if nothing is known."""
+        step = [each for each in self.fastest if (each.operation, each.implementation) == (operation, implementation)]
+        right = [each for each in self.of(operation, implementation) if not each.problem]
+        timed = sorted((each for each in right if each.us), key=lambda each: each.us)
+        return next((each.variant for each in (*step, *timed, *right)), Variant())
+
+    def ratio(self, finding: Finding) -> tuple[float, str]:
+        """Return how many times faster a finding is than the best other implementation, and that one's name.
+
+        (0, "") where no other one was timed.
+        """
+        others = [
+            each for each in self.found
+            if each.operation == finding.operation and each.implementation != finding.implementation
+            and each.us and not each.problem
+        ]  # fmt: skip
+        if not others or not finding.us:
+            return 0.0, ""
+        best = min(others, key=lambda each: each.us)
+        return best.us / finding.us, best.implementation
+
+
+def frozen(value: Any) -> Any:
+    """Return lists as tuples, all the way down: what JSON has made lists of is hashable again."""
+    return tuple(frozen(each) for each in value) if isinstance(value, list | tuple) else value
+
+
+def finding_of(content: Mapping[str, Any]) -> Finding:
+    """Return a finding from what `as_json` made of it. Raises KeyError, TypeError or ValueError for anything else."""
+    version, sizes = content["variant"]
+    return Finding(
+        str(content["operation"]), str(content["implementation"]), Variant(str(version), frozen(sizes)),
+        str(content["problem"]), float(content["us"]),
+    )  # fmt: skip
+
+
+def as_json(findings: Findings) -> dict[str, Any]:
+    """Return findings as what JSON can hold."""
+    rows = {name: [each._asdict() for each in getattr(findings, name)] for name in ("found", "fastest")}
+    return findings._asdict() | rows
+
+
+def from_json(content: Mapping[str, Any]) -> Findings:
+    """Return findings from what `as_json` made of them. Raises KeyError, TypeError or ValueError for anything else."""
+    return Findings(
+        found=tuple(finding_of(each) for each in content["found"]),
+        fastest=tuple(finding_of(each) for each in content["fastest"]),
+        options=tuple((str(name), bool(value)) for name, value in content["options"]),
+        steps=tuple((str(name), float(seconds)) for name, seconds in content["steps"]),
+        notes=tuple(map(str, content["notes"])),
+        complete=bool(content["complete"]),
+    )

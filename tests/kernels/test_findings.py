@@ -1,0 +1,77 @@
+"""What was found out on a card decides what `auto` takes; what was found to be wrong does not run."""
+
+import json
+
+import pytest
+
+from llmc_jax.errors import InputError
+from llmc_jax.kernels import Choice, Finding, Findings, Machine, Variant, Wish, choose
+from llmc_jax.kernels.findings import as_json, from_json
+from tests.kernels.test_choice import made_by
+
+AUTO = Wish()
+H200 = Machine("gpu", "NVIDIA H200", "9.0")
+WGMMA2, MMA = Variant("wgmma2"), Variant("mma")
+FLASH = Finding("attention", "flash, pallas", WGMMA2, us=1000.0)
+CUDNN = Finding("attention", "cudnn", us=1310.0)
+BLOCKS = Finding("layernorm", "pallas", Variant(sizes=(("layernorm_blocks", 3),)), us=90.0)
+WRONG = Finding("classifier", "pallas", problem="output 1: error 0.5")
+FINDINGS = Findings(
+    found=(FLASH, FLASH._replace(variant=MMA, us=2000.0), CUDNN, BLOCKS, WRONG, Finding("layernorm", "xla", us=120.0)),
+    fastest=(FLASH, BLOCKS),
+    options=(("xla_gpu_enable_dynamic_slice_fusion", False),),
+    steps=(("xla", 0.2), ("proposed", 0.1)),
+    complete=True,
+)
+
+
+def choice_of(operation: str, wish: Wish = AUTO, findings: Findings = FINDINGS) -> Choice:
+    selection = choose(wish, H200, "bf16", 64, findings)
+    return next(choice for choice in selection.choices if choice.operation == operation)
+
+
+def test_auto_is_what_was_the_fastest() -> None:
+    found = choice_of("attention")
+    assert (found.implementation, found.version, found.measured) == ("flash, pallas", "wgmma2", True)
+    assert (found.ratio, found.beside) == (1.31, "cudnn")
+    assert found.text == "flash, pallas wgmma2" and found.why == "1.31 x cudnn, measured here"
+    assert choice_of("layernorm").sizes == (("layernorm_blocks", 3),)
+    other = choice_of("attention", findings=FINDINGS._replace(fastest=(CUDNN,)))
+    assert (other.implementation, other.ratio) == ("cudnn", 1000 / 1310)
+
+
+def test_what_is_wrong_does_not_run() -> None:
+    found = choice_of("classifier")
+    assert (found.implementation, found.why, found.fell_back) == ("xla", WRONG.problem, False)
+    asked = choice_of("classifier", Wish(kernels="pallas"))
+    assert (asked.implementation, asked.fell_back) == ("xla", True)
+    with pytest.raises(InputError, match="output 1: error"):
+        choose(Wish(kernels="pallas", strict=True), H200, "bf16", 64, FINDINGS)
+    both = FINDINGS._replace(found=(*FINDINGS.found, WRONG._replace(variant=Variant("other"), problem="")))
+    assert (choice_of("classifier", findings=both).version) == "other"  # one form of it is right
+
+
+def test_what_was_asked_for_runs_in_its_fastest_form() -> None:
+    asked = choice_of("attention", Wish(attention="flash"))
+    assert (asked.implementation, asked.version, asked.measured) == ("flash, pallas", "wgmma2", False)
+    assert choice_of("attention", Wish(attention="cudnn")).implementation == "cudnn"
+
+
+def test_nothing_is_known() -> None:
+    assert choose(AUTO, H200, "bf16", 64, Findings()) == choose(AUTO, H200, "bf16", 64)
+    cpu = Machine("cpu", "cpu")
+    assert choose(AUTO, cpu, "fp32", 64, FINDINGS) == choose(AUTO, cpu, "fp32", 64)
+
+
+def test_functions_have_the_form() -> None:
+    op = choose(AUTO, H200, "bf16", 64, FINDINGS).op
+    assert op.attention_forward.keywords == {"target": "sm_90", "interpret": False, "version": "wgmma2"}  # type: ignore[attr-defined]
+    assert op.layernorm_backward.keywords["target"] == ("sm_90", (("layernorm_blocks", 3),))  # type: ignore[attr-defined]
+    assert made_by(op.gelu_forward) == ("pallas_kernels.gelu", "sm_90")
+
+
+def test_findings_through_json() -> None:
+    assert from_json(json.loads(json.dumps(as_json(FINDINGS)))) == FINDINGS
+    for damage in ({}, {"found": [{}]}, as_json(FINDINGS) | {"steps": [["a"]]}):
+        with pytest.raises((KeyError, TypeError, ValueError)):
+            from_json(damage)
