@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ class Instruction(NamedTuple):
     rest: str  # what stands behind the operands
     op_name: str
     called: tuple[str, ...]  # computations
+    is_root: bool = False  # the computation's result
 
 
 class Owner(NamedTuple):
@@ -50,10 +51,13 @@ _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _ARRAY = re.compile(r"([a-z]+[0-9]*(?:e\dm\d\w*)?)\[([0-9,]*)\]")
+_LIBRARY_PRODUCT = re.compile(r'custom_call_target="[^"]*(?:gemm|matmul)')
+_WORKSPACE = re.compile(r"s8\[\d+\](\{0\})?")
 _LAYER = re.compile(r"layer_([0-9]+)")
 _WORD = re.compile(r"[A-Za-z_][\w.]*")
 _BITS = {"pred": 8, "bf16": 16, "token": 0}
 CONTAINERS = frozenset({"while", "call", "conditional"})  # their time is that of the instructions that they call
+CALLING = frozenset({"fusion", "call", "conditional", "while", "async-start"})
 FREE = frozenset({"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "opt-barrier"})
 
 
@@ -124,20 +128,28 @@ class Program:
         counted: Counter[Place | None] = Counter()
         for computation, times in self._times().items():
             for instruction in self.computations[computation]:
-                if flops := self._product_flops(instruction):
+                if flops := self.product_flops(instruction):
                     owner = self.owners.get(instruction.name)
                     place = place_of(instruction.op_name) or (owner.place if owner else None)
                     counted[place] += times * flops
         return dict(counted)
 
-    def _times(self) -> Counter[str]:
-        """How often each computation runs in one execution of the program."""
+    def launched(self) -> Iterator[tuple[Instruction, int]]:
+        """What runs by itself in one execution, a kernel each on a GPU, and how often."""
+        for computation, times in self._times(("call", "conditional", "while")).items():
+            for each in self.computations[computation]:
+                allocates = 'custom_call_target="AllocateBuffer"' in each.rest
+                if not (each.opcode in FREE | CONTAINERS or each.opcode.endswith("-done") or allocates):
+                    yield each, times
+
+    def _times(self, opcodes: Container[str] = CALLING) -> Counter[str]:
+        """How often each computation that such instructions call runs in one execution of the program."""
         times: Counter[str] = Counter()
 
         def visit(computation: str, count: int) -> None:
             times[computation] += count
             for instruction in self.computations[computation]:
-                if instruction.opcode in ("fusion", "call", "conditional", "while", "async-start"):
+                if instruction.opcode in opcodes:
                     trips = self.trip_count(instruction) if instruction.opcode == "while" else 1
                     for called in instruction.called:
                         visit(called, count * trips)
@@ -158,11 +170,12 @@ class Program:
         ]
         return max(numbers, default=1)
 
-    def _product_flops(self, instruction: Instruction) -> int:
+    def product_flops(self, instruction: Instruction) -> int:
+        """Operations of one instruction, 0 where it is no product; what it consists of (`members`) counts by itself."""
         if instruction.opcode == "dot":
             match = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.rest)
             contracted = [int(each) for each in match[1].split(",") if each] if match else []
-        elif instruction.opcode == "custom-call" and re.search(r'custom_call_target="[^"]*gemm', instruction.rest):
+        elif instruction.opcode == "custom-call" and _LIBRARY_PRODUCT.search(instruction.rest):
             match = re.search(r'"lhs_contracting_dimensions":(\[[^\]]*\])', instruction.rest)
             contracted = [int(each) for each in json.loads(match[1])] if match else []
         else:
@@ -172,6 +185,48 @@ class Program:
         output = _ARRAY.findall(instruction.shape)[0]  # a library call's tuple ends with its workspace
         results = math.prod(int(size) for size in output[1].split(",") if size)
         return 2 * results * math.prod(sizes[axis] for axis in contracted)
+
+    # ----- bytes -----
+
+    def moved_bytes(self, instruction: Instruction) -> int:
+        """Bytes that an instruction reads and writes: each array once, of one that it only takes a part of that part.
+
+        A custom call is taken to read and write whole arrays. Workspaces of a library (s8) do not count.
+        """
+        inside = [each for name in instruction.called for each in self.computations.get(name, [])]
+        if instruction.opcode not in ("fusion", "fusion-start", "async-start") or not inside:
+            read = sum(shape_bytes(self.by_name[name].shape) for name in dict.fromkeys(instruction.operands))
+            return read + self._written(instruction)
+        parameters = [each for each in inside if each.opcode == "parameter"]
+        roots = [each for each in inside if each.is_root]
+        return sum(self._read(each, inside) for each in parameters) + sum(self._written(root) for root in roots)
+
+    def _read(self, array: Instruction, inside: Sequence[Instruction]) -> int:
+        """Bytes of a fusion's parameter, or of another name for it, that the fusion reads."""
+        total = 0
+        for user in inside:
+            if array.name not in user.operands:
+                continue
+            first = user.operands[0] == array.name
+            if user.opcode == "bitcast":
+                total += self._read(user, inside)
+            elif user.opcode in ("slice", "dynamic-slice", "gather") and first:
+                total += shape_bytes(user.shape)
+            elif not (user.opcode == "dynamic-update-slice" and first):
+                total = shape_bytes(array.shape)
+            if total >= shape_bytes(array.shape):
+                return shape_bytes(array.shape)
+        return total
+
+    def _written(self, result: Instruction) -> int:
+        """Bytes of a result, of one that is written into an array that is there already only the new part."""
+        if result.opcode == "dynamic-update-slice":
+            return shape_bytes(self.by_name[result.operands[1]].shape)
+        if result.opcode == "tuple" or (result.opcode == "bitcast" and result.operands[0] in self.by_name):
+            return sum(self._written(self.by_name[name]) for name in result.operands)
+        if result.opcode == "custom-call":
+            return shape_bytes(_WORKSPACE.sub("", result.shape))
+        return shape_bytes(result.shape)
 
     # ----- owners -----
 
@@ -186,7 +241,7 @@ class Program:
         for instructions in self.computations.values():
             self._inherit(instructions, owners)
         for name, owner in list(owners.items()):  # what a fusion or a call consists of is its own
-            for member in self._members(self.by_name[name]):
+            for member in self.members(self.by_name[name]):
                 owners.setdefault(member.name, owner)
         return owners
 
@@ -195,9 +250,9 @@ class Program:
         if instruction.opcode != "fusion":
             return Owner(own, 0.0) if own else None
         votes: Counter[Place] = Counter()
-        for member in self._members(instruction):
+        for member in self.members(instruction):
             if member.opcode not in FREE and member.opcode != "broadcast" and (place := place_of(member.op_name)):
-                votes[place] += max(elements(member.shape), self._product_flops(member))
+                votes[place] += max(elements(member.shape), self.product_flops(member))
         if own:
             votes[own] += 1  # decides where all are equal
         if not votes:
@@ -207,12 +262,13 @@ class Program:
         total = sum(votes[place] for place in named or votes)
         return Owner(winner, 1 - votes[winner] / total)
 
-    def _members(self, fusion: Instruction) -> Iterator[Instruction]:
+    def members(self, fusion: Instruction) -> Iterator[Instruction]:
+        """Every instruction that a fusion consists of."""
         for called in fusion.called:
             for member in self.computations.get(called, []):
                 yield member
                 if member.opcode == "fusion":
-                    yield from self._members(member)
+                    yield from self.members(member)
 
     def _inherit(self, instructions: list[Instruction], owners: dict[str, Owner]) -> None:
         """An instruction without a scope belongs to who made its operands, or else to who uses it."""
@@ -242,7 +298,8 @@ def _parse(line: str) -> Instruction | None:
         each.strip().split(" ")[-1] for each in inside.split(",") if each.strip()
     )
     kept = rest if opcode == "constant" else behind
-    return Instruction(name, shape, opcode, operands, kept, op_name[1] if op_name else "", tuple(called))
+    is_root = line.lstrip().startswith("ROOT ")
+    return Instruction(name, shape, opcode, operands, kept, op_name[1] if op_name else "", tuple(called), is_root)
 
 
 def _split_operands(text: str) -> tuple[str, str]:

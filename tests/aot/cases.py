@@ -14,7 +14,9 @@ import jax.numpy as jnp
 
 import pallas_kernels
 from llmc_jax import deviceless
+from llmc_jax.cli import parse_args
 from llmc_jax.config import TrainConfig, parse_descriptor
+from llmc_jax.gpt2 import Execution
 from llmc_jax.kernels import Machine
 from llmc_jax.optimizer import AdamWNumbers, decay_ranges
 from llmc_jax.outliers import init_outliers
@@ -219,10 +221,12 @@ class StepCase(NamedTuple):
     dtype: str
     B: int
     A: int
+    flags: tuple[str, ...] = ()  # of train.py, beside these
 
     @property
     def name(self) -> str:
-        return f"step {self.model} {self.dtype} B={self.B}" + (f" A={self.A}" if self.A > 1 else "")
+        more = f" A={self.A}" if self.A > 1 else ""
+        return f"step {self.model} {self.dtype} B={self.B}{more}" + "".join(f" {word}" for word in self.flags)
 
     @property
     def donated_bytes(self) -> int:
@@ -236,6 +240,14 @@ class StepCase(NamedTuple):
         options = arguments[-1].execution.compiler_options
         return deviceless.compile_for(train_step, arguments, gpu, compiler_options=options)
 
+    def execution(self, gpu: str) -> Execution:
+        target = deviceless.known_target(gpu)
+        machine = Machine("gpu", target.device_kind, "{}.{}".format(*target.capability))
+        return choose_execution(self._run(), parse_descriptor(self.model), machine, self.dtype)[0]
+
+    def _run(self) -> TrainConfig:
+        return parse_args(self.flags) if self.flags else TrainConfig()
+
     def _arguments(self, gpu: str) -> tuple[Any, ...]:
         config = parse_descriptor(self.model)
         flat, integer, real = array("fp32", flat_size(config)), array("int32"), array("fp32")
@@ -244,10 +256,8 @@ class StepCase(NamedTuple):
         schedule = ScheduleNumbers(real, integer, integer, real, integer, real)
         numbers = StepNumbers(schedule, AdamWNumbers(real, real, real, real), real)
         tokens = array("int32", self.A, self.B, config.max_seq_len)
-        target, run = deviceless.known_target(gpu), TrainConfig()
-        machine = Machine("gpu", target.device_kind, "{}.{}".format(*target.capability))
-        execution, _ = choose_execution(run, config, machine, self.dtype)
-        options = StepOptions(run.schedule, run.decay, execution, resolve_rounding(run, self.dtype))
+        run = self._run()
+        options = StepOptions(run.schedule, run.decay, self.execution(gpu), resolve_rounding(run, self.dtype))
         return state, tokens, tokens, numbers, config, options
 
 

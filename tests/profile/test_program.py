@@ -98,18 +98,80 @@ def test_an_instruction_without_a_scope_belongs_to_its_neighbours() -> None:
     assert "x" not in owners
 
 
-def test_a_library_call_is_a_product() -> None:
+@pytest.mark.parametrize("target", ["__cublas$gemm", "__cublas$lt$matmul"])
+def test_a_library_call_is_a_product(target: str) -> None:
     text = (
         HEADER
         + """ENTRY %main (x: bf16[4,6], w: bf16[6,10]) -> bf16[4,10] {
   %x = bf16[4,6]{1,0} parameter(0)
   %w = bf16[6,10]{1,0} parameter(1)
-  %gemm.1 = (bf16[4,10]{1,0}, s8[1024]{0}) custom-call(%x, %w), custom_call_target="__cublas$lt$matmul$gemm", metadata={op_name="j/forward/head/dot"}, backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}
+  %gemm.1 = (bf16[4,10]{1,0}, s8[1024]{0}) custom-call(%x, %w), custom_call_target="TARGET", metadata={op_name="j/forward/head/dot"}, backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}
   ROOT %out = bf16[4,10]{1,0} get-tuple-element(%gemm.1), index=0
 }
 """  # noqa: E501
     )
-    assert Program(text).products_flops() == {Place("forward", "head"): 2 * 4 * 10 * 6}
+    program = Program(text.replace("TARGET", target))
+    assert program.products_flops() == {Place("forward", "head"): 2 * 4 * 10 * 6}
+    (gemm, times), *rest = program.launched()
+    assert (gemm.name, times, rest) == ("gemm.1", 1, [])
+    assert program.moved_bytes(gemm) == 2 * (4 * 6 + 6 * 10 + 4 * 10)  # without the workspace
+
+
+PARTS = (
+    HEADER
+    + """%takes_a_part (p: f32[1000], i: s32[], q: f32[10]) -> (f32[10], f32[1000]) {
+  %p = f32[1000]{0} parameter(0)
+  %i = s32[] parameter(1)
+  %q = f32[10]{0} parameter(2)
+  %slice.1 = f32[10]{0} dynamic-slice(%p, %i), dynamic_slice_sizes={10}
+  %add.1 = f32[10]{0} add(%slice.1, %q)
+  %bitcast.1 = f32[1000]{0} bitcast(%p)
+  %update.1 = f32[1000]{0} dynamic-update-slice(%bitcast.1, %add.1, %i)
+  ROOT %tuple.1 = (f32[10]{0}, f32[1000]{0}) tuple(%add.1, %update.1)
+}
+
+%body (s: (s32[], f32[1000], f32[10])) -> (s32[], f32[1000], f32[10]) {
+  %s = (s32[], f32[1000]{0}, f32[10]{0}) parameter(0)
+  %n = s32[] get-tuple-element(%s), index=0
+  %a = f32[1000]{0} get-tuple-element(%s), index=1
+  %b = f32[10]{0} get-tuple-element(%s), index=2
+  %part.1 = (f32[10]{0}, f32[1000]{0}) fusion(%a, %n, %b), kind=kLoop, calls=%takes_a_part
+  %c = f32[10]{0} get-tuple-element(%part.1), index=0
+  %d = f32[1000]{0} get-tuple-element(%part.1), index=1
+  ROOT %t = (s32[], f32[1000]{0}, f32[10]{0}) tuple(%n, %d, %c)
+}
+
+%condition (s: (s32[], f32[1000], f32[10])) -> pred[] {
+  %s.1 = (s32[], f32[1000]{0}, f32[10]{0}) parameter(0)
+  ROOT %true = pred[] constant(true)
+}
+
+ENTRY %main (x: f32[1000], y: f32[10]) -> f32[1000] {
+  %x = f32[1000]{0} parameter(0)
+  %y = f32[10]{0} parameter(1)
+  %zero = s32[] constant(0)
+  %empty.1 = f32[1000]{0} custom-call(), custom_call_target="AllocateBuffer"
+  %start.1 = (f32[10]{0}, f32[10]{0}) copy-start(%y)
+  %done.1 = f32[10]{0} copy-done(%start.1)
+  %first = (s32[], f32[1000]{0}, f32[10]{0}) tuple(%zero, %x, %done.1)
+  %while.1 = (s32[], f32[1000]{0}, f32[10]{0}) while(%first), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"3"}}
+  %last = f32[1000]{0} get-tuple-element(%while.1), index=1
+  ROOT %sum.1 = f32[1000]{0} add(%last, %last)
+}
+"""  # noqa: E501
+)
+
+
+def test_what_is_launched_and_how_often() -> None:
+    launched = {each.name: times for each, times in Program(PARTS).launched()}
+    assert launched == {"part.1": 3, "start.1": 1, "sum.1": 1}
+
+
+def test_of_an_array_only_the_part_that_is_taken_is_moved() -> None:
+    """A slice and the index and q read, a slice and the changed part written; an array given twice is read once."""
+    program = Program(PARTS)
+    assert program.moved_bytes(program.by_name["part.1"]) == 4 * (10 + 1 + 10) + 4 * (10 + 10)
+    assert program.moved_bytes(program.by_name["sum.1"]) == 4 * 2000
 
 
 def test_what_waits_for_its_helpers() -> None:
