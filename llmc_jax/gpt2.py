@@ -28,7 +28,7 @@ from llmc_jax.config import ModelConfig
 from llmc_jax.kernels import XLA, Operations
 from llmc_jax.ops.embedding import embedding_forward
 from llmc_jax.ops.head import head_gradients, head_losses
-from llmc_jax.ops.linear import bias_backward, linear_backward, linear_forward
+from llmc_jax.ops.linear import linear_backward, linear_forward
 from llmc_jax.params import Params
 
 # A value that XLA must compute as such. What lies between two of these is compiled alike wherever it stands, so that
@@ -167,9 +167,19 @@ def recomputed(a: BlockActivations, p: BlockParams, op: Operations) -> BlockActi
 
 
 def block_backward(
-    dresidual3: jax.Array, p: BlockParams, a: BlockActivations, num_heads: int, execution: Execution
-) -> tuple[jax.Array, BlockParams]:
-    """One block backwards: from the gradient of its output to that of its input, and its parameters' gradients."""
+    dresidual3: jax.Array,
+    dfcprojb: jax.Array,
+    p: BlockParams,
+    a: BlockActivations,
+    num_heads: int,
+    execution: Execution,
+) -> tuple[jax.Array, jax.Array, BlockParams]:
+    """One block backwards: from the gradient of its output to that of its input, and its parameters' gradients.
+
+    The gradient of a bias is the sum of the rows that come out of the operation above it, and that operation returns
+    it too. For the block's last bias this is the layernorm of the block above, hence dfcprojb (C,) beside dresidual3
+    (B, T, C). Returns dresidual1 (B, T, C), the same two for the block below, and the gradients.
+    """
     op = execution.op
     # The barrier ties what is recomputed to the gradient that asks for it: otherwise XLA sees that the forward computed
     # the same values, and keeps those.
@@ -182,28 +192,24 @@ def block_backward(
     with scope("fcproj"):
         dfch_gelu, dfcprojw = linear_backward(dresidual3, a.fch_gelu, p.fcprojw)
         dfch_gelu = pinned(dfch_gelu) if execution.gelu_fusion < 2 else dfch_gelu
-        dfcprojb = bias_backward(dresidual3)
     with scope("gelu"):
-        dfch = op.gelu_backward(dfch_gelu, a.fch)
+        dfch, dfcb = op.gelu_backward(dfch_gelu, a.fch)
     with scope("fc"):
         dln2, dfcw = linear_backward(dfch, a.ln2, p.fcw)
-        dfcb = bias_backward(dfch)
     with scope("ln2"):
-        dresidual2, dln2w, dln2b = op.residual_layernorm_backward(
+        dresidual2, dln2w, dln2b, dattprojb = op.residual_layernorm_backward(
             dresidual3, dln2, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd
         )
 
     # Attention, the same way.
     with scope("attproj"):
         datty, dattprojw = linear_backward(dresidual2, a.atty, p.attprojw)
-        dattprojb = bias_backward(dresidual2)
     with scope("attention"):
-        dqkv = op.attention_backward(datty, a.qkv, a.atty, a.att, num_heads)
+        dqkv, dqkvb = op.attention_backward(datty, a.qkv, a.atty, a.att, num_heads)
     with scope("qkv"):
         dln1, dqkvw = linear_backward(dqkv, a.ln1, p.qkvw)
-        dqkvb = bias_backward(dqkv)
     with scope("ln1"):
-        dresidual1, dln1w, dln1b = op.residual_layernorm_backward(
+        dresidual1, dln1w, dln1b, dbias = op.residual_layernorm_backward(
             dresidual2, dln1, a.residual1, p.ln1w, a.ln1_mean, a.ln1_rstd
         )
 
@@ -212,7 +218,7 @@ def block_backward(
         ln2w=dln2w, ln2b=dln2b, fcw=dfcw, fcb=dfcb, fcprojw=dfcprojw, fcprojb=dfcprojb,
     )  # fmt: skip
     # Tied together: otherwise XLA may put off all weights' gradients to the end, and keep what they are made of.
-    return pinned((dresidual1, gradients))
+    return pinned((dresidual1, dbias, gradients))
 
 
 def layer_scope(layer: int) -> Any:
@@ -290,7 +296,7 @@ def backward(
     stretch = execution.recompute_blocks or 1
     with scope("backward"):
         with scope("lnf"):
-            dx, dlnfw, dlnfb = op.layernorm_backward(
+            dx, dlnfw, dlnfb, dbias = op.layernorm_backward(
                 dlnf, activations.residual, params.lnfw, activations.lnf_mean, activations.lnf_rstd
             )
         gradients: list[BlockParams] = []
@@ -299,7 +305,8 @@ def backward(
             blocks, dx = block_activations(activations, layers, params, config, execution, dx)
             for layer, a in reversed(list(zip(layers, blocks, strict=True))):
                 with layer_scope(layer):
-                    dx, found = block_backward(dx, block_params(params, layer), a, config.num_heads, execution)
+                    p = block_params(params, layer)
+                    dx, dbias, found = block_backward(dx, dbias, p, a, config.num_heads, execution)
                     gradients.append(found)
         with scope("embedding"):  # wte is used twice: the head's gradient and the embedding's
             dwte, dwpe = op.embedding_backward(dx, tokens, dwte)

@@ -104,8 +104,10 @@ def attention_backward(
     target: str = "sm_90",
     version: str | None = None,
     interpret: bool = False,
-) -> jax.Array:
-    """Gradient of softmax attention with respect to packed qkv: (B, T, 3C) in qkv's dtype.
+) -> tuple[jax.Array, jax.Array]:
+    """Gradient of softmax attention with respect to packed qkv: dqkv (B, T, 3C), and dbias (3C,), the sum of its rows.
+
+    Both in qkv's dtype.
 
     dout and out (B, T, C), qkv (B, T, 3C), lse (B, NH, T) float32, as the forward took and returned them. Dtypes,
     padding, version and errors as in the forward.
@@ -140,10 +142,10 @@ def relu_attention_backward(
     target: str = "sm_90",
     version: str | None = None,
     interpret: bool = False,
-) -> jax.Array:
-    """Gradient of relu attention with respect to packed qkv: (B, T, 3C). out is not read, saved is ().
+) -> tuple[jax.Array, jax.Array]:
+    """Gradient of relu attention with respect to packed qkv: dqkv (B, T, 3C), and dbias (3C,), its sum over all rows.
 
-    As `attention_backward` in everything else. Source: docs/relu_attention.md.
+    out is not read, saved is (). As `attention_backward` in everything else. Source: docs/relu_attention.md.
     """
     return _backward(dout, qkv, out, saved, num_heads, True, target, version, interpret)
 
@@ -221,7 +223,7 @@ def _forward(
 def _backward(
     dout: jax.Array, qkv: jax.Array, out: jax.Array, saved: Saved, num_heads: int,
     relu: bool, target: str, version: str | None, interpret: bool,
-) -> jax.Array:  # fmt: skip
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     p = _problem(qkv, num_heads, relu, target, version, interpret)
     T, C = dout.shape[1:]
     inputs = [_padded(qkv, 3 * num_heads, p), _padded(dout.astype(qkv.dtype), num_heads, p)]
@@ -236,7 +238,8 @@ def _backward(
         (delta,), dqkv = mosaic.in_place(_kernel(_dq_kernel, "dq", p, row_sums), with_out, dqkv)
         inputs.append(delta)
     _, dqkv = mosaic.in_place(_kernel(_dkv_kernel, "dkv", p, ()), inputs, dqkv)
-    return _unpadded(dqkv[0], T, 3 * C, p)
+    found = _unpadded(dqkv[0], T, 3 * C, p)
+    return found, jnp.sum(found, axis=(0, 1), dtype=f32).astype(qkv.dtype)
 
 
 def _kernel(body: Any, name: str, p: Problem, out_type: Any) -> Any:

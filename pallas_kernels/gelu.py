@@ -41,13 +41,16 @@ def gelu_forward(x: jax.Array, *, target: str = "sm_90", interpret: bool = False
 
 
 @partial(jax.jit, static_argnames=("target", "interpret"))
-def gelu_backward(dout: jax.Array, x: jax.Array, *, target: str = "sm_90", interpret: bool = False) -> jax.Array:
-    """Gradient of GELU at x: dx, of the shape and dtype of x. dout has x's shape.
+def gelu_backward(
+    dout: jax.Array, x: jax.Array, *, target: str = "sm_90", interpret: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """Gradient of GELU at x (..., C): dx (..., C) and its sum over all rows, dbias (C,), in x's dtype.
 
     Compulsory bytes for n elements: 3 n itemsize. On an H200 d12's 65,536 rows of 3072 bf16 take no less than 252 us.
     Alignment as in `gelu_forward`.
     """
-    return _elementwise(_backward, "gelu_backward", [dout, x], x.dtype, target, interpret)
+    dx = _elementwise(_backward, "gelu_backward", [dout, x], x.dtype, target, interpret)
+    return dx, jnp.sum(dx, axis=tuple(range(x.ndim - 1)), dtype=f32).astype(x.dtype)
 
 
 def _forward(x: jax.Array) -> jax.Array:

@@ -62,9 +62,10 @@ def no_scale_in_the_backward(patch: Patch) -> None:
     """The forward is right: only a gradient shows it."""
     right, HS = attention.attention_backward, CASE.config.head_size
 
-    def wrong(dout: jax.Array, *saved: Any) -> jax.Array:
-        dqk, dv = jnp.split(right(dout, *saved), [2 * dout.shape[-1]], axis=-1)
-        return jnp.concatenate([dqk * HS**0.5, dv], axis=-1)
+    def wrong(dout: jax.Array, *saved: Any) -> Any:
+        dqkv, dbias = right(dout, *saved)
+        dqk, dv = jnp.split(dqkv, [2 * dout.shape[-1]], axis=-1)
+        return jnp.concatenate([dqk * HS**0.5, dv], axis=-1), dbias
 
     with_operations(patch, attention_backward=wrong)
 
@@ -73,7 +74,11 @@ def exact_gelu(patch: Patch) -> None:
     def gelu(x: jax.Array) -> jax.Array:
         return jax.nn.gelu(x, approximate=False)
 
-    with_operations(patch, gelu_forward=gelu, gelu_backward=lambda dout, x: jax.vjp(gelu, x)[1](dout)[0])
+    def backward(dout: jax.Array, x: jax.Array) -> Any:
+        (dx,) = jax.vjp(gelu, x)[1](dout)
+        return dx, jnp.sum(dx, (0, 1))
+
+    with_operations(patch, gelu_forward=gelu, gelu_backward=backward)
 
 
 def large_eps(patch: Patch) -> None:
@@ -85,8 +90,8 @@ def no_path_through_the_mean(patch: Patch) -> None:
     right = layernorm.layernorm_backward
 
     def wrong(dout: Any, x: Any, w: Any, mean: Any, rstd: Any) -> Any:
-        dx, dw, db = right(dout, x, w, mean, rstd)
-        return dx + rstd[..., None] * jnp.mean(dout * w, axis=-1, keepdims=True), dw, db
+        dx, *sums = right(dout, x, w, mean, rstd)
+        return dx + rstd[..., None] * jnp.mean(dout * w, axis=-1, keepdims=True), *sums
 
     with_operations(patch, layernorm_backward=wrong)
 

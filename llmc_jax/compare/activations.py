@@ -34,7 +34,7 @@ from llmc_jax.gpt2 import (
     block_params,
 )
 from llmc_jax.ops.embedding import embedding_forward
-from llmc_jax.ops.linear import bias_backward, linear_backward, linear_forward
+from llmc_jax.ops.linear import linear_backward, linear_forward
 from llmc_jax.ops.residual import residual_forward
 from llmc_jax.params import Params
 
@@ -164,17 +164,18 @@ def backward_operations(model: Model) -> Iterator[Operation]:
     config, p, op = model.config, model.params, model.execution.op
     head = jax.jit(lambda d, x, w: _head_backward(d, x, w))
     layernorm = jax.jit(lambda d, x, mean, rstd, w: op.layernorm_backward(d, x, w, mean, rstd))
-    linear = jax.jit(lambda d, x, w: (*linear_backward(d, x, w), bias_backward(d)))
-    gelu = jax.jit(lambda d, x: (op.gelu_backward(d, x),))
+    linear = jax.jit(lambda d, x, w: linear_backward(d, x, w))
+    gelu = jax.jit(lambda d, x: op.gelu_backward(d, x))
     residual = jax.jit(lambda d, dout, x, mean, rstd, w: op.residual_layernorm_backward(d, dout, x, w, mean, rstd))
-    attention = jax.jit(lambda d, qkv, out, att: (op.attention_backward(d, qkv, out, att, config.num_heads),))
+    first_residual = jax.jit(lambda *given: residual(*given)[:3])
+    attention = jax.jit(lambda d, qkv, out, att: op.attention_backward(d, qkv, out, att, config.num_heads))
     embedding = jax.jit(lambda d, x, dwte: _embedding_backward(d, x, dwte, model))
     classifier = jax.jit(lambda logits, y: (_dlogits(logits, y, model),))
 
     yield Operation("classifier_backward", ("logits", "y"), (), ("dlogits",), classifier)
     yield Operation("linear_backward", ("dlogits", "lnf"), (p.wte,), ("dlnf", "dwte_head"), head)
     last, dlast = stream_before(config.num_layers), stream_before(config.num_layers, "dresidual3")
-    found = (dlast, "dlnfw", "dlnfb")
+    found = (dlast, "dlnfw", "dlnfb", layer_name(config.num_layers - 1, "dfcprojb"))
     yield Operation("layernorm_backward", ("dlnf", last, "lnf_mean", "lnf_rstd"), (p.lnfw,), found, layernorm)
     for layer in reversed(range(config.num_layers)):
         w = block_params(p, layer)
@@ -183,26 +184,28 @@ def backward_operations(model: Model) -> Iterator[Operation]:
         def names(*own: str, n: dict[str, str] = n) -> tuple[str, ...]:
             return tuple(n[name] for name in own)
 
+        below = (layer_name(layer - 1, "dfcprojb"),) if layer else ()  # the embedding has no bias: nobody asks for it
         yield Operation(
-            "linear_backward", names("dresidual3", "fch_gelu"), (w.fcprojw,),
-            names("dfch_gelu", "dfcprojw", "dfcprojb"), linear,
-        )  # fmt: skip
-        yield Operation("gelu_backward", names("dfch_gelu", "fch"), (), names("dfch"), gelu)
-        yield Operation("linear_backward", names("dfch", "ln2"), (w.fcw,), names("dln2", "dfcw", "dfcb"), linear)
+            "linear_backward", names("dresidual3", "fch_gelu"), (w.fcprojw,), names("dfch_gelu", "dfcprojw"), linear
+        )
+        yield Operation("gelu_backward", names("dfch_gelu", "fch"), (), names("dfch", "dfcb"), gelu)
+        yield Operation("linear_backward", names("dfch", "ln2"), (w.fcw,), names("dln2", "dfcw"), linear)
         yield Operation(
             "residual_layernorm_backward", names("dresidual3", "dln2", "residual2", "ln2_mean", "ln2_rstd"), (w.ln2w,),
-            names("dresidual2", "dln2w", "dln2b"), residual,
+            names("dresidual2", "dln2w", "dln2b", "dattprojb"), residual,
         )  # fmt: skip
         yield Operation(
-            "linear_backward", names("dresidual2", "atty"), (w.attprojw,), names("datty", "dattprojw", "dattprojb"),
-            linear,
-        )  # fmt: skip
-        yield Operation("attention_backward", names("datty", "qkv", "atty", "att"), (), names("dqkv"), attention)
-        yield Operation("linear_backward", names("dqkv", "ln1"), (w.qkvw,), names("dln1", "dqkvw", "dqkvb"), linear)
+            "linear_backward", names("dresidual2", "atty"), (w.attprojw,), names("datty", "dattprojw"), linear
+        )
+        yield Operation(
+            "attention_backward", names("datty", "qkv", "atty", "att"), (), names("dqkv", "dqkvb"), attention
+        )
+        yield Operation("linear_backward", names("dqkv", "ln1"), (w.qkvw,), names("dln1", "dqkvw"), linear)
         yield Operation(
             "residual_layernorm_backward",
             (*names("dresidual2", "dln1"), stream_before(layer), *names("ln1_mean", "ln1_rstd")), (w.ln1w,),
-            (stream_before(layer, "dresidual3"), *names("dln1w", "dln1b")), residual,
+            (stream_before(layer, "dresidual3"), *names("dln1w", "dln1b"), *below),
+            residual if layer else first_residual,
         )  # fmt: skip
     yield Operation("embedding_backward", ("dencoded", "x", "dwte_head"), (), ("dwpe", "dwte"), embedding)
 
@@ -289,17 +292,17 @@ def _block_values(layer: int, a: BlockActivations, fcproj: Any) -> Values:
 def _own_gradients(model: Model, values: Values, kept: list[BlockActivations], x: Any, mean: Any, rstd: Any) -> Values:
     """The gradients that gpt2.block_backward gives: of the stream, and of the weights."""
     config, p, op = model.config, model.params, model.execution.op
-    backward = jax.jit(lambda d, w, a: block_backward(d, w, a, config.num_heads, model.execution))
+    backward = jax.jit(lambda d, dbias, w, a: block_backward(d, dbias, w, a, config.num_heads, model.execution))
     # The head is the same operations in gpt2.py: dlnf comes from the list.
     head = list(backward_operations(model))[:2]
     found = dict(values)
     _complete(found, iter(head), model)
     dlnf = _device("dlnf", found["dlnf"], model)
-    dx, dlnfw, dlnfb = jax.jit(lambda *given: op.layernorm_backward(*given))(dlnf, x, p.lnfw, mean, rstd)
+    dx, dlnfw, dlnfb, dbias = jax.jit(lambda *given: op.layernorm_backward(*given))(dlnf, x, p.lnfw, mean, rstd)
     gradients: Values = {"dlnfw": _host(dlnfw), "dlnfb": _host(dlnfb)}
     for layer in reversed(range(config.num_layers)):
         gradients[layer_name(layer, "dresidual3")] = _host(dx)
-        dx, of_weights = backward(dx, block_params(p, layer), kept[layer])
+        dx, dbias, of_weights = backward(dx, dbias, block_params(p, layer), kept[layer])
         for name in BlockParams._fields:
             gradients[layer_name(layer, f"d{name}")] = _host(getattr(of_weights, name))
     return gradients | {"dencoded": _host(dx)}

@@ -4,6 +4,8 @@ from typing import Any
 
 import jax
 
+from llmc_jax.ops.linear import bias_backward
+
 
 def cudnn_attention_forward(qkv: jax.Array, num_heads: int) -> tuple[jax.Array, Any]:
     """Causal attention by cuDNN from packed qkv (B, T, 3C): out (B, T, C), and its own means for the backward."""
@@ -19,6 +21,7 @@ def cudnn_attention_forward(qkv: jax.Array, num_heads: int) -> tuple[jax.Array, 
 
 def cudnn_attention_backward(
     dout: jax.Array, _qkv: jax.Array, _out: jax.Array, saved: Any, _num_heads: int
-) -> jax.Array:
-    """Gradient of `cudnn_attention_forward` with respect to packed qkv: (B, T, 3C)."""
-    return saved(dout)[0]
+) -> tuple[jax.Array, jax.Array]:
+    """Gradient of `cudnn_attention_forward` with respect to packed qkv: (B, T, 3C), and its sum over all rows (3C,)."""
+    (dqkv,) = saved(dout)
+    return dqkv, bias_backward(dqkv)

@@ -31,6 +31,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from llmc_jax.ops.linear import bias_backward
+
 
 def attention_forward(qkv: jax.Array, num_heads: int) -> tuple[jax.Array, jax.Array]:
     """Causal attention from packed qkv (B, T, 3C): Q | K | V, each split into NH heads of HS channels.
@@ -47,10 +49,14 @@ def attention_forward(qkv: jax.Array, num_heads: int) -> tuple[jax.Array, jax.Ar
     return _weighted_sum(att, v), att
 
 
-def attention_backward(dout: jax.Array, qkv: jax.Array, out: jax.Array, att: jax.Array, num_heads: int) -> jax.Array:
-    """Gradient of attention with respect to packed qkv: (B, T, 3C).
+def attention_backward(
+    dout: jax.Array, qkv: jax.Array, out: jax.Array, att: jax.Array, num_heads: int
+) -> tuple[jax.Array, jax.Array]:
+    """Gradient of attention with respect to packed qkv: dqkv (B, T, 3C), and dbias (3C,), its sum over all rows.
 
-    dout (B, T, C); qkv (B, T, 3C); out (B, T, C) and att (B, NH, T, T) as the forward returned them.
+    dout (B, T, C); qkv (B, T, 3C); out (B, T, C) and att (B, NH, T, T) as the forward returned them. dbias is the
+    gradient of the bias of the linear layer that made qkv: here because a kernel that has dqkv in registers need not
+    read it again.
     Source: the derivation above; llm.c train_gpt2.c, `attention_backward`; the sum over HS instead of T from Dao et
     al., FlashAttention (2022), appendix B.
     """
@@ -81,7 +87,7 @@ def attention_by_softmax_backward(
     att: jax.Array,
     num_heads: int,
     softmax: Callable[[jax.Array, jax.Array, float], jax.Array],
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:
     """`attention_backward` with another softmax's backward: softmax(datt, att, scale) gives dscores."""
     return _backward(dout, qkv, att, lambda datt: softmax(datt.astype(qkv.dtype), att, 1.0), num_heads)
 
@@ -101,8 +107,8 @@ def relu_attention_forward(qkv: jax.Array, num_heads: int) -> tuple[jax.Array, t
 
 def relu_attention_backward(
     dout: jax.Array, qkv: jax.Array, out: jax.Array, saved: tuple[()], num_heads: int
-) -> jax.Array:
-    """Gradient of relu attention with respect to packed qkv: (B, T, 3C).
+) -> tuple[jax.Array, jax.Array]:
+    """Gradient of relu attention with respect to packed qkv: dqkv (B, T, 3C), and dbias (3C,), its sum over all rows.
 
     dout (B, T, C); qkv (B, T, 3C); out and saved as the forward returned them, which stand here only because softmax
     attention needs them. Source: the derivation above.
@@ -130,8 +136,8 @@ def _weighted_sum(att: jax.Array, v: jax.Array) -> jax.Array:
 
 def _backward(
     dout: jax.Array, qkv: jax.Array, att: jax.Array, weights_backward: Callable[[jax.Array], jax.Array], num_heads: int
-) -> jax.Array:
-    """dqkv (B, T, 3C) of any weights att (B, NH, T, T), of which weights_backward(datt) is the dscore."""
+) -> tuple[jax.Array, jax.Array]:
+    """dqkv (B, T, 3C) and dbias (3C,) of any weights att (B, NH, T, T); weights_backward(datt) is the dscore."""
     B, T, C = dout.shape
     wide = jnp.promote_types(qkv.dtype, jnp.float32)
     q, k, v = _split_heads(qkv, num_heads)  # (B, NH, T, HS) each
@@ -143,7 +149,8 @@ def _backward(
     dscore = (weights_backward(datt) * scale).astype(qkv.dtype)  # (B, NH, T, T) with the scale of dq and dk
     dq = jnp.einsum("bntu,bnuh->bnth", dscore, k, preferred_element_type=wide)  # (B, NH, T, HS)
     dk = jnp.einsum("bntu,bnth->bnuh", dscore, q, preferred_element_type=wide)  # (B, NH, T, HS)
-    return jnp.concatenate([_merge_heads(d.astype(qkv.dtype)) for d in (dq, dk, dv)], axis=-1)  # (B, T, 3C)
+    dqkv = jnp.concatenate([_merge_heads(d.astype(qkv.dtype)) for d in (dq, dk, dv)], axis=-1)  # (B, T, 3C)
+    return dqkv, bias_backward(dqkv)
 
 
 def _split_heads(qkv: jax.Array, num_heads: int) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -13,6 +13,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from llmc_jax.ops.linear import bias_backward
+
 _S = math.sqrt(2.0 / math.pi)
 _CUBIC = 0.044715
 
@@ -27,13 +29,15 @@ def gelu_forward(x: jax.Array) -> jax.Array:
     return (0.5 * wide * (1.0 + tanh)).astype(x.dtype)
 
 
-def gelu_backward(dout: jax.Array, x: jax.Array) -> jax.Array:
-    """Gradient of GELU at x: dx, of the shape and dtype of x.
+def gelu_backward(dout: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Gradient of GELU at x (..., C): dx (..., C) in x's dtype, and dbias (C,), its sum over all rows.
 
-    Source: the derivation above; llm.c train_gpt2.c, `gelu_backward`.
+    dbias is the gradient of the bias of the linear layer that made x: here because a kernel that has dx in registers
+    need not read it again.     Source: the derivation above; llm.c train_gpt2.c, `gelu_backward`.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     tanh = jnp.tanh(_S * (wide + _CUBIC * wide * wide * wide))
     du = _S * (1.0 + 3.0 * _CUBIC * wide * wide)
     slope = 0.5 * (1.0 + tanh) + 0.5 * wide * (1.0 - tanh * tanh) * du
-    return (dout * slope).astype(x.dtype)
+    dx = (dout * slope).astype(x.dtype)
+    return dx, bias_backward(dx)

@@ -24,6 +24,7 @@ backward    out is linear in w and b:
 import jax
 import jax.numpy as jnp
 
+from llmc_jax.ops.linear import bias_backward
 from llmc_jax.ops.residual import residual_backward, residual_forward
 
 EPS = 1e-5  # llm.c's and PyTorch's
@@ -45,12 +46,22 @@ def layernorm_forward(x: jax.Array, w: jax.Array, b: jax.Array) -> tuple[jax.Arr
 
 def layernorm_backward(
     dout: jax.Array, x: jax.Array, w: jax.Array, mean: jax.Array, rstd: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Gradients of layernorm: dx (..., C), dw (C,), db (C,).
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Gradients of layernorm: dx (..., C), dw (C,), db (C,), and dbias (C,), the sum of dx over all rows.
 
-    dout and x (..., C), w (C,), mean and rstd (...) as the forward returned them.
+    dout and x (..., C), w (C,), mean and rstd (...) as the forward returned them. dbias is the gradient of the bias of
+    the linear layer whose result was added to x: here because a kernel that has dx in registers need not read it again.
     Source: the derivation above; llm.c train_gpt2.c, `layernorm_backward`.
     """
+    dx, dw, db = _backward(dout, x, w, mean, rstd)
+    dx = dx.astype(x.dtype)
+    return dx, dw, db, bias_backward(dx)
+
+
+def _backward(
+    dout: jax.Array, x: jax.Array, w: jax.Array, mean: jax.Array, rstd: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """dx, not rounded yet, dw and db."""
     wide = mean.dtype
     rows = tuple(range(x.ndim - 1))
     norm = (x.astype(wide) - mean[..., None]) * rstd[..., None]  # (..., C)
@@ -61,8 +72,7 @@ def layernorm_backward(
     dnorm_mean = jnp.mean(dnorm, axis=-1, keepdims=True)  # (..., 1)
     dnorm_norm_mean = jnp.mean(dnorm * norm, axis=-1, keepdims=True)  # (..., 1)
     dx = dnorm - dnorm_mean - norm * dnorm_norm_mean  # (..., C)
-    dx = dx * rstd[..., None]
-    return dx.astype(x.dtype), dw.astype(w.dtype), db.astype(w.dtype)
+    return dx * rstd[..., None], dw.astype(w.dtype), db.astype(w.dtype)
 
 
 def residual_layernorm_forward(
@@ -80,12 +90,14 @@ def residual_layernorm_forward(
 
 def residual_layernorm_backward(
     dresidual: jax.Array, dout: jax.Array, residual: jax.Array, w: jax.Array, mean: jax.Array, rstd: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Gradients of `residual_layernorm_forward`: dx (..., C), which is df too, dw (C,), db (C,).
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Gradients of `residual_layernorm_forward`: dx (..., C), which is df too, dw (C,), db (C,), dbias (C,).
 
     dresidual (..., C) reaches the sum from further down the stream, dout (..., C) its layernorm; the two meet in at
-    least float32 and are rounded once.
+    least float32 and are rounded once. dbias is the sum of dx over all rows: the gradient of the bias of the linear
+    layer that made f.
     """
-    through_norm, dw, db = layernorm_backward(dout, residual.astype(mean.dtype), w, mean, rstd)  # not rounded yet
+    through_norm, dw, db = _backward(dout, residual, w, mean, rstd)
     dx, _ = residual_backward(dresidual + through_norm)
-    return dx.astype(residual.dtype), dw, db
+    dx = dx.astype(residual.dtype)
+    return dx, dw, db, bias_backward(dx)

@@ -142,7 +142,7 @@ def _backward(config: ModelConfig, shape: Shape) -> Iterator[Work]:
     # dlogits read once; dwte is summed in float32
     moved = e * (n * Vp + 2 * n * C + Vp * C) + 4 * Vp * C
     yield Work("backward", "head", None, 4 * n * C * Vp, moved, n // rows_at_once(shape))
-    yield Work("backward", "lnf", None, 0, e * (3 * n * C + 3 * C) + 8 * n)
+    yield Work("backward", "lnf", None, 0, e * (3 * n * C + 4 * C) + 8 * n)
     blocks = shape.recompute_blocks
     for layer in reversed(range(config.num_layers)):
         if blocks:  # what the stretch's last block adds to the stream is kept by the next stretch
@@ -159,20 +159,21 @@ def _block_backward(config: ModelConfig, shape: Shape, layer: int) -> Iterator[W
 
     def layernorm(name: str) -> Work:
         again = e * (2 * n * C + 2 * C) + 8 * n if recompute >= 2 else 0
-        return Work("backward", name, layer, 0, e * (4 * n * C + 3 * C) + 8 * n + again)
+        written = 3 * C  # dw, db, and the gradient of the bias of the linear layer below
+        return Work("backward", name, layer, 0, e * (4 * n * C + C + written) + 8 * n + again)
 
     def linear(name: str, inputs: int, outputs: int) -> Work:
-        weights = 2 * inputs * outputs + outputs  # w read, dw and db written
+        weights = 2 * inputs * outputs  # w read, dw written
         return Work("backward", name, layer, 4 * n * inputs * outputs, e * (n * (2 * inputs + outputs) + weights))
 
     yield linear("fcproj", 4 * C, C)
-    yield Work("backward", "gelu", layer, 0, e * (12 + (8 if recompute >= 1 else 0)) * n * C)
+    yield Work("backward", "gelu", layer, 0, e * ((12 + (8 if recompute >= 1 else 0)) * n * C + 4 * C))
     yield linear("fc", C, 4 * C)
     yield layernorm("ln2")
     yield linear("attproj", C, C)
     kept = shape.batch * config.num_heads * shape.sequence * (4 if shape.flash else e * shape.sequence)
     products = 5 if shape.flash else 4  # without the matrix the scores are computed again
-    yield Work("backward", "attention", layer, products * _attention_product(config, shape), e * 8 * n * C + kept)
+    yield Work("backward", "attention", layer, products * _attention_product(config, shape), e * (8 * n + 3) * C + kept)
     yield linear("qkv", C, 3 * C)
     yield layernorm("ln1")
 

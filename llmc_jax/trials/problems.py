@@ -98,7 +98,8 @@ def problem(function: str, dtype: str, sizes: Sequence[int], seed: int, **option
     if function.startswith("gelu"):
         x = normal(*sizes, scale=2.0)
         arrays = (x,) if function == "gelu_forward" else (normal(*sizes), x)
-        return Problem(function, arrays, _plain, (len(arrays) + 1) * x.nbytes)
+        sums = 0 if function == "gelu_forward" else x.shape[-1] * x.itemsize
+        return Problem(function, arrays, _plain, (len(arrays) + 1) * x.nbytes + sums)
     if function.startswith("softmax"):
         return _softmax(function, normal, *sizes)
     if function == "classifier":
@@ -123,8 +124,8 @@ def _layernorm(function: str, normal: Function, n: int, C: int) -> Problem:
     _, mean, rstd = jax.jit(kernels.XLA.layernorm_forward)(x, w, b)
     arrays = (normal(n, C), x, w, mean, rstd)
     if function == "layernorm_backward":
-        return Problem(function, arrays, _plain, 3 * x.nbytes + 8 * n + 3 * w.nbytes)
-    return Problem(function, (normal(n, C), *arrays), _plain, 4 * x.nbytes + 8 * n + 3 * w.nbytes)
+        return Problem(function, arrays, _plain, 3 * x.nbytes + 8 * n + 4 * w.nbytes)
+    return Problem(function, (normal(n, C), *arrays), _plain, 4 * x.nbytes + 8 * n + 4 * w.nbytes)
 
 
 def _softmax(function: str, normal: Function, B: int, NH: int, T: int) -> Problem:
@@ -192,11 +193,11 @@ def _attention(function: str, normal: Function, B: int, T: int, NH: int, HS: int
 
         def both(dout: jax.Array, qkv: jax.Array) -> tuple[jax.Array, ...]:
             out, saved = functions[0](qkv, NH)
-            return out, functions[1](dout, qkv, out, saved, NH)
+            return out, *functions[1](dout, qkv, out, saved, NH)
 
         return both
 
-    moved = 2 * (qkv.nbytes + dout.nbytes) + qkv.nbytes + dout.nbytes + 8 * B * NH * T
+    moved = 2 * (qkv.nbytes + dout.nbytes) + qkv.nbytes + dout.nbytes + 8 * B * NH * T + 3 * NH * HS * qkv.itemsize
     return Problem(function, (dout, qkv), bind, moved, flops=7 * B * NH * T * T * HS)
 
 

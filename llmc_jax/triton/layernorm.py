@@ -1,8 +1,8 @@
 """Layer normalisation, alone and after the residual's addition, as Triton kernels.
 
 Mathematics: llmc_jax/ops/layernorm.py. One program takes a row of C channels in registers. In the backward it takes
-every G-th row, so that its share of dw and db stays in registers too, and XLA adds up the G shares: the order of the
-sums is fixed, nothing is atomic. Any C; 16-byte accesses where C is a multiple of 8 (bf16).
+every G-th row, so that its share of the sums over rows stays in registers too, and XLA adds up the G shares: their
+order is fixed, nothing is atomic. Any C; 16-byte accesses where C is a multiple of 8 (bf16).
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -76,31 +76,35 @@ def _gradient(dout, x, w, mean, rstd, row, C: tl.constexpr, BLOCK: tl.constexpr)
 
 
 @triton.jit
-def _backward(dout, x, w, mean, rstd, dx, dw, db, N: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
+def _backward(dout, x, w, mean, rstd, dx, dw, db, dbias, N: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
     first, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, BLOCK)
     inside = column < C
     dw_share = tl.zeros((BLOCK,), tl.float32)
     db_share = tl.zeros((BLOCK,), tl.float32)
+    dbias_share = tl.zeros((BLOCK,), tl.float32)
     for turn in range(0, tl.cdiv(N - first, programs)):
         row = first.to(tl.int64) + turn * programs
         dx_row, dw_row, db_row = _gradient(dout, x, w, mean, rstd, row, C, BLOCK)
         tl.store(dx + row * C + column, dx_row, mask=inside)
         dw_share += dw_row
         db_share += db_row
+        dbias_share += dx_row
     tl.store(dw + first * C + column, dw_share, mask=inside)
     tl.store(db + first * C + column, db_share, mask=inside)
+    tl.store(dbias + first * C + column, dbias_share, mask=inside)
 
 
 @triton.jit
 def _residual_backward(
-    dresidual, dout, x, w, mean, rstd, dx, dw, db, N: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr
+    dresidual, dout, x, w, mean, rstd, dx, dw, db, dbias, N: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr
 ):
     first, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, BLOCK)
     inside = column < C
     dw_share = tl.zeros((BLOCK,), tl.float32)
     db_share = tl.zeros((BLOCK,), tl.float32)
+    dbias_share = tl.zeros((BLOCK,), tl.float32)
     for turn in range(0, tl.cdiv(N - first, programs)):
         row = first.to(tl.int64) + turn * programs
         dx_row, dw_row, db_row = _gradient(dout, x, w, mean, rstd, row, C, BLOCK)
@@ -108,8 +112,10 @@ def _residual_backward(
         tl.store(dx + row * C + column, dx_row, mask=inside)
         dw_share += dw_row
         db_share += db_row
+        dbias_share += dx_row
     tl.store(dw + first * C + column, dw_share, mask=inside)
     tl.store(db + first * C + column, db_share, mask=inside)
+    tl.store(dbias + first * C + column, dbias_share, mask=inside)
 
 
 # ----- the operations -----------------------------------------------------------------------------------------------
@@ -156,12 +162,12 @@ def layernorm_backward(
     *,
     target: str = "sm_90",
     interpret: bool = False,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Gradients of layernorm: dx (..., C) in x's dtype, dw and db (C,) in w's.
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Gradients of layernorm: dx (..., C) in x's dtype, dw and db (C,) in w's, and the sum of dx over all rows (C,).
 
     dout, x (..., C), w (C,); mean, rstd (...) fp32 as the forward returned them.
-    Bytes for N rows, at least: 3 N C size(x) + 8 N + 3 C size(w). Besides, the G = min(N, 4 SMs) shares of dw and db
-    are written and read: 16 G C, in bf16 at N = 8192 on 132 SMs a sixth of the rest.
+    Bytes for N rows, at least: 3 N C size(x) + 8 N + 3 C size(w). Besides, the G = min(N, 4 SMs) shares of dw, db
+    and dbias are written and read: 24 G C, in bf16 at N = 8192 on 132 SMs a quarter of the rest.
     """
     return _gradients(_backward, [dout, x, w, mean, rstd], x, w, target, interpret)
 
@@ -177,8 +183,8 @@ def residual_layernorm_backward(
     *,
     target: str = "sm_90",
     interpret: bool = False,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Gradients of residual + layernorm: dx (..., C), of x and of f alike, dw and db (C,).
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Gradients of residual + layernorm: dx (..., C), of x and of f alike, dw and db (C,), the sum of dx over all rows.
 
     dx = dresidual + layernorm's dx, summed in fp32 and rounded once. dresidual: what reaches the residual from above.
     Bytes for N rows, at least: 4 N C size(x) + 8 N + 3 C size(w), and the shares as in `layernorm_backward`.
@@ -207,8 +213,8 @@ def _rows(
 
 def _gradients(
     kernel: triton.JITFunction, inputs: list[jax.Array], x: jax.Array, w: jax.Array, target: str, interpret: bool
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """dx (..., C), dw and db (C,): programs that take rows in turn, and the sum of their shares."""
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """dx (..., C), dw, db and the sum of dx (C,): programs that take rows in turn, and the sum of their shares."""
     check_dtype("x", x)
     check_dtype("w", w)
     *rows, C = x.shape
@@ -216,8 +222,8 @@ def _gradients(
     programs = min(N, PROGRAMS_PER_SM * sizes(target).sms)
     share = jax.ShapeDtypeStruct((programs, C), jnp.float32)
     block = block_of(C)
-    dx, dw, db = call(
-        kernel, *inputs, outputs=[jax.ShapeDtypeStruct(x.shape, x.dtype), share, share], programs=programs,
+    dx, dw, db, dbias = call(
+        kernel, *inputs, outputs=[jax.ShapeDtypeStruct(x.shape, x.dtype), share, share, share], programs=programs,
         warps=warps_for(block), target=target, interpret=interpret, N=N, C=C, BLOCK=block,
     ).outputs  # fmt: skip
-    return dx, jnp.sum(dw, 0).astype(w.dtype), jnp.sum(db, 0).astype(w.dtype)
+    return dx, jnp.sum(dw, 0).astype(w.dtype), jnp.sum(db, 0).astype(w.dtype), jnp.sum(dbias, 0).astype(x.dtype)

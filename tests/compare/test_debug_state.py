@@ -237,9 +237,14 @@ def head_alone(dout: jax.Array, tokens: jax.Array, dwte: jax.Array) -> Any:
     return dwte, kernels.XLA.embedding_backward(dout, tokens, dwte)[1]
 
 
-def no_score_scale(dout: jax.Array, *saved: Any) -> jax.Array:
-    dqk, dv = jnp.split(kernels.XLA.attention_backward(dout, *saved), [2 * dout.shape[-1]], axis=-1)
-    return jnp.concatenate([dqk * CONFIG.head_size**0.5, dv], axis=-1)
+def no_gelu_derivative(dout: jax.Array, x: jax.Array) -> Any:
+    return dout, kernels.XLA.gelu_backward(dout, x)[1]
+
+
+def no_score_scale(dout: jax.Array, *saved: Any) -> Any:
+    dqkv, dbias = kernels.XLA.attention_backward(dout, *saved)
+    dqk, dv = jnp.split(dqkv, [2 * dout.shape[-1]], axis=-1)
+    return jnp.concatenate([dqk * CONFIG.head_size**0.5, dv], axis=-1), dbias
 
 
 def stream_ends(d: jax.Array, *rest: Any) -> Any:
@@ -272,17 +277,18 @@ MISTAKES: dict[str, tuple[Callable[[Patch], Model], str, set[str] | None]] = {
         spoiled_weight("wte", int(batch_of().x[1, 3]), lambda row: row * 1.1), "encoded", {"encoded", "logits", "dlnf"},
     ),
     "a weight of the last layernorm": (
-        spoiled_weight("lnfw", 2, lambda w: w * 1.01), "lnf", {"lnf", "layer_02.dresidual3"},
+        spoiled_weight("lnfw", 2, lambda w: w * 1.01), "lnf", {"lnf", "layer_02.dresidual3", "layer_02.dfcprojb"},
     ),
     "GELU's derivative": (
-        spoiled_operation(gelu_backward=lambda d, x: d), "layer_02.dfch", {f"layer_0{i}.dfch" for i in range(3)},
+        spoiled_operation(gelu_backward=no_gelu_derivative), "layer_02.dfch", {f"layer_0{i}.dfch" for i in range(3)},
     ),
     "attention's scale forgotten backwards": (
         spoiled_operation(attention_backward=no_score_scale), "layer_02.dqkv", {f"layer_0{i}.dqkv" for i in range(3)},
     ),
     "the stream's gradient ends at a layernorm": (
         spoiled_operation(residual_layernorm_backward=stream_ends), "layer_02.dresidual2",
-        {f"layer_0{i}.dresidual2" for i in range(3)} | {"dencoded", "layer_00.dresidual3", "layer_01.dresidual3"},
+        {f"layer_0{i}.{name}" for i in range(3) for name in ("dresidual2", "dattprojb")}
+        | {f"layer_0{i}.{name}" for i in range(2) for name in ("dresidual3", "dfcprojb")} | {"dencoded"},
     ),
     "wte's gradient without the embedding's": (spoiled_operation(embedding_backward=head_alone), "dwte", {"dwte"}),
 }  # fmt: skip

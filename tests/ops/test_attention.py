@@ -63,8 +63,9 @@ def test_forward(B: int, T: int, NH: int, HS: int, rng: np.random.Generator) -> 
 def test_backward(B: int, T: int, NH: int, HS: int, rng: np.random.Generator) -> None:
     qkv, dout = 2 * rng.normal(size=(B, T, 3 * NH * HS)), rng.normal(size=(B, T, NH * HS))
     (expected,) = jax.jit(lambda qkv, dout: jax.vjp(lambda qkv: reference(qkv, NH), qkv)[1](dout))(qkv, dout)
-    found = backward(dout, qkv, *forward(qkv, NH), NH)
+    found, dbias = backward(dout, qkv, *forward(qkv, NH), NH)
     np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-13)
+    np.testing.assert_allclose(dbias, np.sum(expected, (0, 1)), rtol=1e-11, atol=1e-13)
 
 
 def test_weights_are_a_causal_distribution(rng: np.random.Generator) -> None:
@@ -82,7 +83,7 @@ def test_the_future_reaches_neither_outputs_nor_gradients(rng: np.random.Generat
     np.testing.assert_array_equal(forward(qkv, 2)[0][:, :4], forward(changed, 2)[0][:, :4])
     dout = rng.normal(size=(1, 6, 8)).astype(np.float32)
     dout[:, 4:] = 0
-    assert (np.asarray(backward(dout, qkv, *forward(qkv, 2), 2))[:, 4:] == 0).all()
+    assert (np.asarray(backward(dout, qkv, *forward(qkv, 2), 2)[0])[:, 4:] == 0).all()
 
 
 def test_large_scores_do_not_overflow() -> None:
@@ -93,14 +94,14 @@ def test_large_scores_do_not_overflow() -> None:
     out, att = forward(qkv, 1)
     np.testing.assert_allclose(out[0], [[1, 2], [3, 4], [3, 4]], atol=3)  # finite, a mean of earlier values
     np.testing.assert_array_equal(out[0, :2], [[1, 2], [3, 4]])
-    assert np.isfinite(backward(np.ones((1, 3, 2), np.float32), qkv, out, att, 1)).all()
+    assert all(np.isfinite(each).all() for each in backward(np.ones((1, 3, 2), np.float32), qkv, out, att, 1))
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_dtypes(dtype: jnp.dtype, rng: np.random.Generator) -> None:
     qkv, dout = (jnp.asarray(rng.normal(size=(2, 5, width)), dtype) for width in (24, 8))
     out, att = forward(qkv, 2)
-    assert out.dtype == att.dtype == backward(dout, qkv, out, att, 2).dtype == dtype
+    assert {each.dtype for each in (out, att, *backward(dout, qkv, out, att, 2))} == {jnp.dtype(dtype)}
     wide = forward(qkv.astype(jnp.float32), 2)
     np.testing.assert_array_equal(att, wide[1].astype(dtype))  # the softmax is taken in float32 and rounded once
     np.testing.assert_allclose(out.astype(np.float32), wide[0], atol=2e-2)
@@ -140,15 +141,16 @@ def test_relu_forward(B: int, T: int, NH: int, HS: int, rng: np.random.Generator
 def test_relu_backward(B: int, T: int, NH: int, HS: int, rng: np.random.Generator) -> None:
     qkv, dout = 2 * rng.normal(size=(B, T, 3 * NH * HS)), rng.normal(size=(B, T, NH * HS))
     (expected,) = jax.jit(lambda qkv, dout: jax.vjp(lambda qkv: relu_reference(qkv, NH), qkv)[1](dout))(qkv, dout)
-    found = relu_backward(dout, qkv, *relu_forward(qkv, NH), NH)
+    found, dbias = relu_backward(dout, qkv, *relu_forward(qkv, NH), NH)
     np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(dbias, np.sum(expected, (0, 1)), rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.usefixtures("double")
 def test_relu_backward_by_finite_differences(rng: np.random.Generator) -> None:
     """Along random directions. Between its kinks relu attention is cubic in qkv: a small step sees its derivative."""
     qkv, dout = rng.normal(size=(1, 6, 24)), rng.normal(size=(1, 6, 8))
-    dqkv = np.asarray(relu_backward(dout, qkv, *relu_forward(qkv, 2), 2))
+    dqkv = np.asarray(relu_backward(dout, qkv, *relu_forward(qkv, 2), 2)[0])
     for _ in range(5):
         step = 1e-5 * rng.normal(size=qkv.shape)
         difference = np.sum(dout * (relu_forward(qkv + step, 2)[0] - relu_forward(qkv - step, 2)[0])) / 2
@@ -162,7 +164,7 @@ def test_relu_future_reaches_neither_outputs_nor_gradients(rng: np.random.Genera
     np.testing.assert_array_equal(relu_forward(qkv, 2)[0][:, :4], relu_forward(changed, 2)[0][:, :4])
     dout = rng.normal(size=(1, 6, 8)).astype(np.float32)
     dout[:, 4:] = 0
-    dqkv = np.asarray(relu_backward(dout, qkv, *relu_forward(qkv, 2), 2))
+    dqkv = np.asarray(relu_backward(dout, qkv, *relu_forward(qkv, 2), 2)[0])
     assert (dqkv[:, 4:] == 0).all() and (dqkv[:, :4] != 0).any()
 
 
@@ -172,4 +174,4 @@ def test_relu_score_of_zero_has_no_gradient() -> None:
     qkv[..., :4] = 0
     out, saved = relu_forward(qkv, 1)
     assert (np.asarray(out) == 0).all()
-    assert (np.asarray(relu_backward(np.ones((1, 3, 4), np.float32), qkv, out, saved, 1)) == 0).all()
+    assert (np.asarray(relu_backward(np.ones((1, 3, 4), np.float32), qkv, out, saved, 1)[0]) == 0).all()

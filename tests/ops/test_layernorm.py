@@ -51,7 +51,8 @@ def test_forward_and_backward(rows: tuple[int, ...], C: int, rng: np.random.Gene
     np.testing.assert_allclose(out, expected, rtol=1e-11, atol=1e-12)
     np.testing.assert_allclose(mean, np.mean(x, -1), rtol=1e-13)
     np.testing.assert_allclose(rstd, 1 / np.sqrt(np.var(x, -1) + 1e-5), rtol=1e-12)
-    for found, gradient in zip(backward(dout, x, w, mean, rstd), gradients, strict=True):
+    dbias = jnp.sum(gradients[0], tuple(range(len(rows))))  # of a bias that was added to x
+    for found, gradient in zip(backward(dout, x, w, mean, rstd), (*gradients, dbias), strict=True):
         np.testing.assert_allclose(found, gradient, rtol=1e-9, atol=1e-11)
 
 
@@ -88,7 +89,7 @@ def test_dtypes(dtype: jnp.dtype, rng: np.random.Generator) -> None:
     x, w, b, dout = (a.astype(dtype) for a in arrays(rng, (2, 3), 8))
     out, mean, rstd = forward(x, w, b)
     assert (out.dtype, mean.dtype, rstd.dtype) == (dtype, jnp.float32, jnp.float32)
-    assert [g.dtype for g in backward(dout, x, w, mean, rstd)] == [dtype] * 3
+    assert [g.dtype for g in backward(dout, x, w, mean, rstd)] == [dtype] * 4
 
 
 def test_sums_are_taken_in_float32() -> None:
@@ -96,7 +97,7 @@ def test_sums_are_taken_in_float32() -> None:
     x = jnp.asarray(np.tile([1.0, -1.0], (4096, 1)), jnp.bfloat16)  # normalised, it is itself (but for eps)
     w = jnp.ones(2, jnp.bfloat16)
     _, mean, rstd = forward(x, w, 0 * w)
-    _, dw, db = backward(x, x, w, mean, rstd)
+    _, dw, db, _ = backward(x, x, w, mean, rstd)
     np.testing.assert_allclose(dw.astype(np.float32), 4096, rtol=0.004)
     np.testing.assert_array_equal(db.astype(np.float32), [4096, -4096])
 
@@ -119,7 +120,7 @@ def test_with_the_residual(rows: tuple[int, ...], C: int, rng: np.random.Generat
     for found, value in zip((mean, rstd), forward(x + f, w, b)[1:], strict=True):
         np.testing.assert_allclose(found, value, rtol=1e-12)
     gradients = residual_backward(dresidual, dout, residual, w, mean, rstd)
-    for found, gradient in zip(gradients, (dx, dw, db), strict=True):
+    for found, gradient in zip(gradients, (dx, dw, db, jnp.sum(df, tuple(range(len(rows))))), strict=True):
         np.testing.assert_allclose(found, gradient, rtol=1e-9, atol=1e-11)
 
 
@@ -139,5 +140,5 @@ def test_both_gradients_of_the_stream_meet_before_rounding() -> None:
     """
     dout, stream = jnp.asarray([[1.0, -1.0]], jnp.bfloat16), jnp.asarray([[256.0, 0.0]], jnp.bfloat16)
     rstd = jnp.full(1, 1 + 2.0**-8)
-    dx, _, _ = residual_backward(stream, dout, jnp.zeros((1, 2), jnp.bfloat16), jnp.ones(2), jnp.zeros(1), rstd)
+    dx, *_ = residual_backward(stream, dout, jnp.zeros((1, 2), jnp.bfloat16), jnp.ones(2), jnp.zeros(1), rstd)
     np.testing.assert_array_equal(dx.astype(np.float32), [[258.0, -1.0]])

@@ -114,9 +114,17 @@ def check(found: jax.Array, wanted: np.ndarray, case: Case) -> None:
     assert (error <= TOLERANCE[case.dtype]).all(), f"errors of heads, {TOLERANCE[case.dtype]:.1e} allowed: {error}"
 
 
+def check_sums(dbias: jax.Array, dqkv: np.ndarray, case: Case) -> None:
+    """The sum over all rows. That of dk is 0 in truth, since softmax sees no difference: its terms are the measure."""
+    assert (dbias.shape, dbias.dtype) == (dqkv.shape[-1:], case.dtype)
+    terms = np.abs(dqkv).reshape(-1, dqkv.shape[-1]).sum(0)
+    scale = np.where(terms.max() == 0, 1, terms.max())
+    assert (np.abs(np.asarray(dbias, np.float64) - dqkv.sum((0, 1))) <= TOLERANCE[case.dtype] * scale).all()
+
+
 @partial(jax.jit, static_argnums=0, compiler_options=QUICK)
-def run(case: Case, qkv: jax.Array, dout: jax.Array) -> tuple[jax.Array, Any, jax.Array]:
-    """out, saved, dqkv by the kernels."""
+def run(case: Case, qkv: jax.Array, dout: jax.Array) -> tuple[jax.Array, Any, tuple[jax.Array, jax.Array]]:
+    """out, saved, and dqkv with its sum over all rows, by the kernels."""
     kind = "relu_attention" if case.relu else "attention"
     options: dict[str, Any] = {"version": case.version, "target": "sm_90", "interpret": True}
     out, saved = getattr(attention, f"{kind}_forward")(qkv, case.NH, **options)
@@ -126,10 +134,11 @@ def run(case: Case, qkv: jax.Array, dout: jax.Array) -> tuple[jax.Array, Any, ja
 @every_case
 def test_against_float64(case: Case) -> None:
     qkv, dout = inputs(case)
-    out, saved, dqkv = run(case, qkv, dout)
+    out, saved, (dqkv, dbias) = run(case, qkv, dout)
     wanted_out, wanted_lse, wanted_dqkv = expected(case, qkv, dout)
     check(out, wanted_out, case)
     check(dqkv, wanted_dqkv, case)
+    check_sums(dbias, wanted_dqkv, case)
     if case.relu:
         assert saved == ()
     else:
@@ -177,7 +186,7 @@ def test_the_future_reaches_nothing() -> None:
     changed, _ = inputs(case._replace(seed=1))
     changed = jnp.concatenate([qkv[:, :60], 9 * changed[:, 60:]], axis=1)
     dout = dout.at[:, 60:].set(0)
-    changed_out, _, dqkv = run(case, changed, dout)
+    changed_out, _, (dqkv, _) = run(case, changed, dout)
     np.testing.assert_array_equal(out[:, :60], changed_out[:, :60])
     assert (np.asarray(dqkv)[:, 60:] == 0).all() and (np.asarray(dqkv)[:, :60] != 0).any()
 

@@ -34,17 +34,20 @@ def test_forward_and_backward(shape: tuple[int, ...], dtype: jnp.dtype) -> None:
     dout = jnp.asarray(rng.normal(size=shape), dtype)
     wide, cotangent = np.asarray(x, np.float64), np.asarray(dout, np.float64)
     value, slope = expected_of(wide)
-    out, dx = interpreted(gelu.gelu_forward)(x), interpreted(gelu.gelu_backward)(dout, x)
+    out, (dx, dbias) = interpreted(gelu.gelu_forward)(x), interpreted(gelu.gelu_backward)(dout, x)
     assert out.shape == dx.shape == shape
-    assert out.dtype == dx.dtype == dtype
+    assert out.dtype == dx.dtype == dbias.dtype == dtype
     np.testing.assert_allclose(np.asarray(out, np.float64), value, rtol=ROUNDING[dtype], atol=IN_FP32)
     np.testing.assert_allclose(np.asarray(dx, np.float64), cotangent * slope, rtol=ROUNDING[dtype], atol=IN_FP32 * 4)
+    sums = (cotangent * slope).reshape(-1, shape[-1])
+    allowed = 2 * ROUNDING[dtype] * np.abs(sums).sum(0) + IN_FP32 * 4 * len(sums)
+    assert (np.abs(np.asarray(dbias, np.float64) - sums.sum(0)) <= allowed).all()
 
 
 def test_far_from_zero_it_is_the_identity_or_nothing() -> None:
     x = jnp.asarray([-1e4, -50.0, 50.0, 1e4], jnp.float32)
     np.testing.assert_array_equal(interpreted(gelu.gelu_forward)(x), [0.0, 0.0, 50.0, 1e4])
-    np.testing.assert_array_equal(interpreted(gelu.gelu_backward)(jnp.ones(4), x), [0.0, 0.0, 1.0, 1.0])
+    np.testing.assert_array_equal(interpreted(gelu.gelu_backward)(jnp.ones(4), x)[0], [0.0, 0.0, 1.0, 1.0])
 
 
 @pytest.mark.parametrize("direction", [-1.0, 1.0])
@@ -76,7 +79,7 @@ def test_it_agrees_with_the_plain_operations() -> None:
     x, dout = (jnp.asarray(rng.normal(size=(4, 300)), jnp.bfloat16) for _ in range(2))
     for ours, theirs in (
         (interpreted(gelu.gelu_forward)(x), plain.gelu_forward(x)),
-        (interpreted(gelu.gelu_backward)(dout, x), plain.gelu_backward(dout, x)),
+        (interpreted(gelu.gelu_backward)(dout, x)[0], plain.gelu_backward(dout, x)[0]),
     ):
         difference = np.abs(np.asarray(ours, np.float32) - np.asarray(theirs, np.float32))
         assert difference.max() <= 2.0**-7  # both round once: a unit in the last place of numbers up to 4

@@ -64,9 +64,14 @@ def reference(x: jax.Array, w: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def gradients(dout: np.ndarray, x: np.ndarray, w: np.ndarray) -> Arrays:
-    """dx, dw, db by jax.vjp in float64."""
+    """dx, dw, db and the sum of dx's rows by jax.vjp in float64."""
     with jax.enable_x64(True):
-        return tuple(map(np.asarray, jax.vjp(reference, x, w, np.zeros_like(w))[1](jnp.asarray(dout))))
+        found = tuple(map(np.asarray, jax.vjp(reference, x, w, np.zeros_like(w))[1](jnp.asarray(dout))))
+    return *found, rows_of(found[0]).sum(0)
+
+
+def rows_of(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1, array.shape[-1])
 
 
 def check(found: jax.Array, expected: np.ndarray, rounding: float) -> None:
@@ -106,7 +111,7 @@ def test_backward(rows: tuple[int, ...], C: int, dtype: jnp.dtype, of_w: jnp.dty
     wide = in_float64(x)[0]
     mean, rstd = (jnp.asarray(a, jnp.float32) for a in (wide.mean(-1), (wide.var(-1) + 1e-5) ** -0.5))
     found = interpreted(layernorm.layernorm_backward)(dout, x, w, mean, rstd)
-    assert [g.dtype for g in found] == [dtype, of_w, of_w]
+    assert [g.dtype for g in found] == [dtype, of_w, of_w, dtype]
     for got, expected in zip(found, gradients(*in_float64(dout, x, w)), strict=True):
         check(got, expected, ROUNDING[got.dtype.type])
 
@@ -117,8 +122,9 @@ def test_backward_with_the_residual(rows: tuple[int, ...], C: int, dtype: jnp.dt
     wide = in_float64(x)[0]
     mean, rstd = (jnp.asarray(a, jnp.float32) for a in (wide.mean(-1), (wide.var(-1) + 1e-5) ** -0.5))
     found = interpreted(layernorm.residual_layernorm_backward)(dresidual, dout, x, w, mean, rstd)
-    dx, dw, db = gradients(*in_float64(dout, x, w))
-    for got, expected in zip(found, (dx + in_float64(dresidual)[0], dw, db), strict=True):
+    dx, dw, db, dbias = gradients(*in_float64(dout, x, w))
+    stream = in_float64(dresidual)[0]
+    for got, expected in zip(found, (dx + stream, dw, db, dbias + rows_of(stream).sum(0)), strict=True):
         check(got, expected, ROUNDING[got.dtype.type])
 
 

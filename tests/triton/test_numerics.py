@@ -31,6 +31,10 @@ def wide(array: Any) -> np.ndarray:
     return np.asarray(array).astype(np.float64)
 
 
+def row_sum(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1, array.shape[-1]).sum(0)
+
+
 def vjp(function: Any, inputs: Sequence[jax.Array], *gradients: jax.Array) -> tuple[Any, tuple[np.ndarray, ...]]:
     """Results of a function and the gradients of its inputs, in float64."""
     with jax.enable_x64(True):
@@ -88,6 +92,7 @@ def test_layernorm_backward(
     assert_rounded(found[0], dx, dtype, sums=FP32 * max(1.0, rstd.max()))
     assert_rounded(found[1], dw, jnp.float32)
     assert_rounded(found[2], db, jnp.float32)
+    assert_rounded(found[3], row_sum(dx), dtype, sums=FP32 * max(1.0, rstd.max()) * x.size / C)
 
 
 @pytest.mark.parametrize(("rows", "C", "dtype"), LAYERNORMS)
@@ -117,6 +122,7 @@ def test_residual_layernorm_backward(
     assert_rounded(found[0], dx, dtype, sums=FP32 * max(1.0, rstd.max()))
     assert_rounded(found[1], dw, dtype)
     assert_rounded(found[2], db, dtype)
+    assert_rounded(found[3], row_sum(dx), dtype, sums=FP32 * max(1.0, rstd.max()) * x.size / C)
 
 
 def test_backwards_whose_programs_take_several_rows(
@@ -128,10 +134,11 @@ def test_backwards_whose_programs_take_several_rows(
     w, mean, rstd = draw(rng, (12,), f32), x.mean(-1), 1 / jnp.sqrt(x.var(-1) + 1e-5)
     _, gradients = vjp(layernorm, (x, w, w), dout)
     found = kernels.layernorm.layernorm_backward(dout, x, w, mean, rstd, interpret=True)
-    for ours, expected in zip(found, gradients, strict=True):
+    for ours, expected in zip(found, (*gradients, row_sum(gradients[0])), strict=True):
         assert_rounded(ours, expected, f32)
     found = kernels.layernorm.residual_layernorm_backward(dresidual, dout, x, w, mean, rstd, interpret=True)
-    for ours, expected in zip(found, (gradients[0] + wide(dresidual), *gradients[1:]), strict=True):
+    dx = gradients[0] + wide(dresidual)
+    for ours, expected in zip(found, (dx, *gradients[1:], row_sum(dx)), strict=True):
         assert_rounded(ours, expected, f32)
 
 
@@ -280,8 +287,8 @@ def test_unknown_target_and_wrong_mode_are_refused(kernels: SimpleNamespace) -> 
 def test_no_rows(kernels: SimpleNamespace) -> None:
     x, w, none = jnp.ones((0, 8)), jnp.ones(8), jnp.ones(0)
     assert kernels.layernorm.layernorm_forward(x, w, w, interpret=True)[0].shape == (0, 8)
-    dx, dw, db = kernels.layernorm.layernorm_backward(x, x, w, none, none, interpret=True)
-    assert (dx.shape, dw.tolist(), db.tolist()) == ((0, 8), [0.0] * 8, [0.0] * 8)
+    dx, *sums = kernels.layernorm.layernorm_backward(x, x, w, none, none, interpret=True)
+    assert (dx.shape, *(each.tolist() for each in sums)) == ((0, 8), [0.0] * 8, [0.0] * 8, [0.0] * 8)
     assert kernels.softmax.softmax_forward(jnp.ones((0, 3, 3)), 1.0, interpret=True).shape == (0, 3, 3)
     losses, _ = kernels.classifier.classifier(x, none.astype(jnp.int32), none, 8, interpret=True)
     assert losses.shape == (0,)
