@@ -178,9 +178,10 @@ def test_bytes_are_each_array_once() -> None:
     work = {(each.phase, each.operation, each.layer): each.bytes for each in step_work(config, shape)}
     N, nC = num_parameters(config), 16 * 32
     assert work["forward", "gelu", 1] == 2 * (4 * nC + 4 * nC)
-    assert work["backward", "gelu", 1] == 2 * 3 * 4 * nC
+    assert work["backward", "gelu", 1] == 2 * (3 * 4 * nC + 4 * 32)  # with the gradient of the bias before it
     assert work["forward", "qkv", 0] == 2 * (nC + 96 * 32 + 96 + 3 * nC)
-    assert work["backward", "qkv", 0] == 2 * (3 * nC + nC + 96 * 32 + nC + 96 * 32 + 96)
+    assert work["backward", "qkv", 0] == 2 * (3 * nC + nC + 96 * 32 + nC + 96 * 32)
+    assert work["backward", "ln2", 2] == 2 * (4 * nC + 4 * 32) + 4 * 2 * 16
     assert work["forward", "ln2", 2] == 2 * (2 * nC + 2 * 32 + 2 * nC) + 4 * 2 * 16
     assert work["forward", "classifier", None] == 2 * 2 * 16 * 384 + 4 * 3 * 16
     assert work["update", "norm", None] == 2 * N
