@@ -72,7 +72,8 @@ def _backward(
     dnorm_mean = jnp.mean(dnorm, axis=-1, keepdims=True)  # (..., 1)
     dnorm_norm_mean = jnp.mean(dnorm * norm, axis=-1, keepdims=True)  # (..., 1)
     dx = dnorm - dnorm_mean - norm * dnorm_norm_mean  # (..., C)
-    return dx * rstd[..., None], dw.astype(w.dtype), db.astype(w.dtype)
+    dx = dx * rstd[..., None]
+    return dx, dw.astype(w.dtype), db.astype(w.dtype)
 
 
 def residual_layernorm_forward(
