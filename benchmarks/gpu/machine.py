@@ -3,9 +3,12 @@
 import math
 import platform
 import subprocess
+from collections.abc import Callable
 from importlib import metadata
+from typing import Any
 
-from llmc_jax.trials.lines import Figures, seconds_per_call
+from llmc_jax.trials.clock import Timing, queued, timing
+from llmc_jax.trials.lines import Figures
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -35,25 +38,32 @@ def describe() -> dict[str, str]:
 
 
 def measure(what: str, sizes: list[int] | None = None, dtype: str = "bf16") -> Figures:
-    """what: 'copy' or 'read' of so many elements, or a 'product' of (rows, inputs) and (outputs, inputs)."""
+    """what: 'copy', 'fusion' (XLA's kernel that reads and writes as much) or 'read' of so many elements, or a 'product'
+    of (rows, inputs) and (outputs, inputs).
+    """
     import jax
     import jax.numpy as jnp
 
     if what == "describe":
         return dict(describe())
     kind, sizes = jnp.dtype(DTYPES[dtype]), sizes or []
-    calls, repeats = (10, 9) if math.prod(sizes) > 2**24 else (1, 1)
     key = jax.random.key(0)
+
+    def time_of(run: Callable[[], Any]) -> Timing:
+        return timing(queued(run)) if math.prod(sizes) > 2**24 else timing(queued(run), least=0.0, rounds=1)
+
     if what == "product":
         rows, inputs, outputs = sizes
         x = jax.random.normal(key, (rows, inputs), kind)
         w = jax.random.normal(jax.random.key(1), (outputs, inputs), kind)
         multiply = jax.jit(lambda x, w: jnp.einsum("ni,oi->no", x, w, preferred_element_type=x.dtype))
-        seconds, spread = seconds_per_call(lambda: multiply(x, w), calls, repeats)
-        return {"TFLOP/s": 2 * rows * inputs * outputs / seconds / 1e12, "us": 1e6 * seconds, "spread": spread}
+        found = time_of(lambda: multiply(x, w))
+        rate = 2 * rows * inputs * outputs / found.seconds / 1e12
+        return {"TFLOP/s": rate, "us": 1e6 * found.seconds, "spread": found.spread}
     x = jax.random.normal(key, (sizes[0],), kind)
     one = jnp.ones((), kind)
-    run = jax.jit(lambda x: x + one) if what == "copy" else jax.jit(lambda x: jnp.sum(x, dtype=jnp.float32))
-    moved = (2 if what == "copy" else 1) * x.nbytes
-    seconds, spread = seconds_per_call(lambda: run(x), calls, repeats)
-    return {"GB/s": moved / seconds / 1e9, "us": 1e6 * seconds, "spread": spread}
+    programs = {"copy": jnp.copy, "fusion": lambda x: x + one, "read": lambda x: jnp.sum(x, dtype=jnp.float32)}
+    run = jax.jit(programs[what])
+    found = time_of(lambda: run(x))
+    moved = (1 if what == "read" else 2) * x.nbytes
+    return {"GB/s": moved / found.seconds / 1e9, "us": 1e6 * found.seconds, "spread": found.spread}

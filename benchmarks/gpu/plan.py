@@ -52,6 +52,7 @@ def machine(tiny: bool) -> Iterator[Item]:
 
     size = 2**20 if tiny else 2**31
     yield Item("machine", "copy", "machine", {"what": "copy", "sizes": [size], "dtype": "bf16"})
+    yield Item("machine", "copy by a fusion", "machine", {"what": "fusion", "sizes": [size], "dtype": "bf16"})
     yield Item("machine", "read", "machine", {"what": "read", "sizes": [size], "dtype": "bf16"})
     if tiny:
         yield product(64, 128, 256)
@@ -269,7 +270,7 @@ def variants(tiny: bool) -> Iterator[Item]:
         "--xla_gpu_enable_command_buffer=",
         "--xla_gpu_enable_latency_hiding_scheduler=true",
         "--xla_gpu_exhaustive_tiling_search=true",
-        "--xla_gpu_deterministic_ops=true",
+        "--xla_gpu_exclude_nondeterministic_ops=true",
     )
     for flag in () if tiny else flags:
         yield _step_item("variants", flag, tiny, flag, **fixed)

@@ -48,6 +48,7 @@ class Implementation(NamedTuple):
     problem: Callable[[Setting], str]  # why it cannot serve a setting; empty where it can
     kind: str = ""  # of attention: flash, cudnn, naive, relu: what --attention names
     makes_matrix: bool = False  # attention's T x T matrix, which then counts in memory
+    repeats_bits: bool = False  # promised: the same inputs give the same bits. cuDNN and XLA may sum in any order
 
 
 class Choice(NamedTuple):
@@ -153,14 +154,14 @@ def _pallas(operation: str) -> Implementation:
     def functions(setting: Setting, variant: Variant) -> Sequence[Function]:
         return functions_of(ours.pallas_operations(_target(setting), variant=variant), operation)
 
-    return Implementation(operation, "pallas", "pallas", functions, _pallas_problem)
+    return Implementation(operation, "pallas", "pallas", functions, _pallas_problem, repeats_bits=True)
 
 
 def _triton(operation: str) -> Implementation:
     def functions(_: Setting, __: Variant) -> Sequence[Function]:
         return functions_of(ours.triton_operations(), operation)
 
-    return Implementation(operation, "triton", "triton", functions, _triton_problem)
+    return Implementation(operation, "triton", "triton", functions, _triton_problem, repeats_bits=True)
 
 
 def _target(setting: Setting) -> str:
@@ -175,8 +176,9 @@ def _attention(
     problem: Callable[[Setting], str] = _nothing,
     *,
     makes_matrix: bool = False,
+    repeats_bits: bool = False,
 ) -> Implementation:
-    return Implementation("attention", name, by, functions, problem, kind, makes_matrix)
+    return Implementation("attention", name, by, functions, problem, kind, makes_matrix, repeats_bits)
 
 
 # In order of preference. By bytes: one kernel that reads and writes each array once, against the several passes that
@@ -190,7 +192,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     _attention(
         "flash, pallas", "pallas", "flash",
         lambda at, variant: functions_of(ours.pallas_operations(_target(at), variant=variant), "attention"),
-        _flash_problem,
+        _flash_problem, repeats_bits=True,
     ),
     _attention(
         "cudnn", "cudnn", "cudnn",
@@ -206,7 +208,8 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     ),
     _attention("naive, xla", "xla", "naive", lambda *_: functions_of(XLA, "attention"), makes_matrix=True),
     _attention(
-        "relu, pallas", "pallas", "relu", lambda at, variant: ours.relu_kernels(_target(at), variant), _flash_problem
+        "relu, pallas", "pallas", "relu",
+        lambda at, variant: ours.relu_kernels(_target(at), variant), _flash_problem, repeats_bits=True,
     ),
     _attention(
         "relu, xla", "xla", "relu",

@@ -1,10 +1,7 @@
-"""How a measuring process tells its parent what it found, and how it measures time. Imports JAX only when used."""
+"""How a measuring process tells its parent what it found."""
 
 import json
-import statistics
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 Figures = dict[str, float | int | str]
@@ -40,22 +37,3 @@ def error_text(error: BaseException) -> str:
 def note(text: str) -> None:
     """Something for the log, which the parent keeps of a process that fails."""
     print(text, file=sys.stderr, flush=True)
-
-
-def seconds_per_call(run: Callable[[], Any], calls: int, repeats: int) -> tuple[float, float]:
-    """Median seconds of a call of `run`, `calls` of them queued at a time, and the spread: largest less least, as a
-    share of the median. run returns JAX arrays and does not wait for them; two calls that do not count come first.
-    """
-    import jax
-
-    for _ in range(2):
-        jax.block_until_ready(run())
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        for _ in range(calls):
-            result = run()
-        jax.block_until_ready(result)
-        times.append((time.perf_counter() - start) / calls)
-    median = statistics.median(times)
-    return median, (max(times) - min(times)) / median

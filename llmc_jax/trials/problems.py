@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax import kernels
+from llmc_jax.kernels.choice import implementations
 from llmc_jax.ops import attention as jnp_attention
 from llmc_jax.ops import softmax as jnp_softmax
 from llmc_jax.optimizer import AdamWNumbers
@@ -57,6 +58,7 @@ class Problem(NamedTuple):
     bytes: int  # compulsory: each input read once, each output written once
     flops: int = 0  # of matrix products: attention
     donated: tuple[int, ...] = ()  # arrays that an implementation may overwrite
+    becomes: tuple[int, ...] = ()  # of each of those, the output that takes its place
     rows: bool = True  # errors are relative to the row they are in; else to the whole array
 
 
@@ -148,7 +150,9 @@ def _classifier(normal: Function, n: int, V: int, Vp: int, *, seed: int) -> Prob
     def bind(function: Function) -> Function:
         return lambda *arrays: _tuple(function(*arrays, V))
 
-    return Problem("classifier", (logits, targets, dlosses), bind, 2 * logits.nbytes + 12 * n, donated=(0,))
+    return Problem(
+        "classifier", (logits, targets, dlosses), bind, 2 * logits.nbytes + 12 * n, donated=(0,), becomes=(1,)
+    )
 
 
 def _embedding(normal: Function, B: int, T: int, C: int, Vp: int, *, seed: int) -> Problem:
@@ -156,7 +160,7 @@ def _embedding(normal: Function, B: int, T: int, C: int, Vp: int, *, seed: int) 
     dout, dwte = normal(B, T, C), normal(Vp, C, dtype=jnp.float32)
     touched = 2 * 4 * C * len(np.unique(tokens))
     moved = dout.nbytes + tokens.nbytes + touched + T * C * dout.dtype.itemsize
-    return Problem("embedding_backward", (dout, jnp.asarray(tokens), dwte), _plain, moved, donated=(2,))
+    return Problem("embedding_backward", (dout, jnp.asarray(tokens), dwte), _plain, moved, donated=(2,), becomes=(0,))
 
 
 def _adamw(normal: Function, kind: Any, n: int, rounding: str = "nearest", master_weights: bool = True) -> Problem:
@@ -182,7 +186,8 @@ def _adamw(normal: Function, kind: Any, n: int, rounding: str = "nearest", maste
 
     written = 2 * (params.nbytes + m.nbytes + v.nbytes) + (0 if copy is None else copy.nbytes)
     donated = (0, 1, 2) if copy is None else (0, 1, 2, 4)
-    return Problem("adamw_update", arrays, bind, written + gradient.nbytes, donated=donated, rows=False)
+    moved, becomes = written + gradient.nbytes, tuple(range(len(donated)))
+    return Problem("adamw_update", arrays, bind, moved, donated=donated, becomes=becomes, rows=False)
 
 
 def _attention(function: str, normal: Function, B: int, T: int, NH: int, HS: int) -> Problem:
@@ -240,6 +245,18 @@ def _attention_pair(function: str, name: str, interpret: bool) -> tuple[Function
         partial(getattr(attention, f"{function}_forward"), **chosen),
         partial(getattr(attention, f"{function}_backward"), **chosen),
     )
+
+
+def repeats_bits(function: str, name: str) -> bool:
+    """Return whether an implementation, named as in `implementation`, promises the same bits for the same inputs."""
+    if function.startswith("softmax"):  # a kernel inside an attention whose products are XLA's
+        return name != "xla"
+    if "attention" in function:
+        kind = name if name in ("cudnn", "naive") else "relu" if function.startswith("relu") else "flash"
+        by = {"cudnn": "cudnn", "naive": "xla"}.get(name, "pallas")
+        return any(row.repeats_bits for row in implementations("attention") if (row.kind, row.by) == (kind, by))
+    operation = next(group for group, functions in kernels.GROUPS.items() if function in functions)
+    return any(row.repeats_bits for row in implementations(operation) if row.by == name)
 
 
 def expected(given: Problem, wide: Any = jnp.float64) -> tuple[jax.Array, ...]:

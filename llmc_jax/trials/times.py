@@ -1,21 +1,23 @@
 """Times of a kernel and of XLA's version of the same operation, on random inputs of a real size.
 
-Several calls on inputs of their own stand in one compiled program, and several runs of it are queued: neither the cache
-nor the time to start a kernel is measured. GB/s are compulsory bytes over time: whatever else is moved counts as loss.
+Several calls on inputs of their own stand in one compiled program, and as many runs of it are queued as clock.py says:
+neither the cache nor the time to start a kernel is measured. What overwrites its inputs goes on from its own outputs.
+GB/s are compulsory bytes over time: whatever else is moved counts as loss.
 """
 
-import time
-from statistics import median
+import math
 from typing import Any
 
 import jax
 
 from llmc_jax.trials import problems
-from llmc_jax.trials.lines import Figures, NotMeasured, seconds_per_call
+from llmc_jax.trials.clock import Timing, queued, timing
+from llmc_jax.trials.lines import Figures, NotMeasured
 from llmc_jax.trials.problems import Function, Problem
 
 SETS_BYTES = 12e9  # of inputs at most
-SETS = 4
+PROGRAM_BYTES = 2e9  # that one program moves at least: more than a cache holds, and longer than it takes to start
+SETS = 8  # of inputs at most
 
 
 def measure(
@@ -40,15 +42,21 @@ def measure(
         change_sizes(tuning)
     seed = problems.seed_of(f"{function} {sizes}")
     least = problems.problem(function, dtype, sizes, seed, **options)
-    number = 1 if interpret else max(1, min(SETS, int(SETS_BYTES / sum(array.nbytes for array in least.arrays))))
+    number = 1 if interpret else number_of_sets(least)
     sets = [least] + [problems.problem(function, dtype, sizes, seed + k, **options) for k in range(1, number)]
     solver = problems.implementation(function, implementation, interpret=interpret, form=form)
-    seconds, spread = _seconds(solver, sets, quick=interpret)
-    figures: Figures = {"us": 1e6 * seconds, "GB/s": least.bytes / seconds / 1e9, "spread": spread}
+    ours = time_of(solver, sets, quick=interpret)
+    figures: Figures = {"us": 1e6 * ours.seconds, "GB/s": least.bytes / ours.seconds / 1e9, "spread": ours.spread}
     if against:
-        other, _ = _seconds(problems.implementation(function, against), sets, quick=interpret)
-        figures |= {f"{against} us": 1e6 * other, f"{against} / ours": other / seconds}
+        other = time_of(problems.implementation(function, against), sets, quick=interpret).seconds
+        figures |= {f"{against} us": 1e6 * other, f"{against} / ours": other / ours.seconds}
     return figures
+
+
+def number_of_sets(given: Problem) -> int:
+    """Return how many calls, each on inputs of its own, stand in one program."""
+    nbytes = sum(array.nbytes for array in given.arrays)
+    return max(1, min(SETS, math.ceil(PROGRAM_BYTES / given.bytes), int(SETS_BYTES / nbytes)))
 
 
 def change_sizes(changes: dict[str, Any]) -> None:
@@ -63,35 +71,56 @@ def change_sizes(changes: dict[str, Any]) -> None:
     jax.clear_caches()
 
 
-def _seconds(solver: Function, sets: list[Problem], *, quick: bool) -> tuple[float, float]:
-    """Seconds of one call, and the spread."""
-    calls, repeats = (1, 1) if quick else (5, 9)
+def time_of(solver: Function, sets: list[Problem], *, quick: bool = False) -> Timing:
+    """Return the time of one call on one set. quick: of a single run, for what is interpreted."""
     bound = sets[0].bind(solver)
     if sets[0].donated:
-        return _seconds_in_place(bound, sets, rounds=1 if quick else 9)
-    run = jax.jit(lambda *sets: [bound(*arrays) for arrays in sets])
-    seconds, spread = seconds_per_call(lambda: run(*[each.arrays for each in sets]), calls, repeats)
-    return seconds / len(sets), spread
+        run = InPlace(bound, sets)
+        found = timing(run.run_calls, run.prepare, **_pace(quick))
+    else:
+        program = jax.jit(lambda *sets: [bound(*arrays) for arrays in sets])
+        found = timing(queued(lambda: program(*[each.arrays for each in sets])), **_pace(quick))
+    return found._replace(seconds=found.seconds / len(sets))
 
 
-def _seconds_in_place(bound: Function, sets: list[Problem], *, rounds: int) -> tuple[float, float]:
-    """As `_seconds`, of what overwrites its inputs: each round has copies, so that the data stays random."""
-    donated = sets[0].donated
+def _pace(quick: bool) -> dict[str, Any]:
+    return {"least": 0.0, "rounds": 1} if quick else {}
 
-    def call(changed: list[dict[int, jax.Array]], kept: list[dict[int, jax.Array]]) -> list[Any]:
-        arrays = [mine | others for mine, others in zip(changed, kept, strict=True)]
-        return [bound(*[of_set[k] for k in sorted(of_set)]) for of_set in arrays]
 
-    run = jax.jit(call, donate_argnums=0)
-    kept = [{k: array for k, array in enumerate(each.arrays) if k not in donated} for each in sets]
-    times = []
-    for _ in range(rounds + 2):
-        changed = jax.block_until_ready([{k: each.arrays[k].copy() for k in donated} for each in sets])
-        start = time.perf_counter()
-        jax.block_until_ready(run(changed, kept))
-        times.append((time.perf_counter() - start) / len(sets))
-    times = times[2:]  # compiled, and once more
-    return median(times), (max(times) - min(times)) / median(times)
+class InPlace:
+    """Calls that overwrite their inputs: each goes on from the outputs of the one before.
+
+    A classifier's next logits are the gradient of the last ones, which takes it the same time.
+    """
+
+    def __init__(self, bound: Function, sets: list[Problem]) -> None:
+        self.sets, self.donated = sets, sets[0].donated
+        self.kept = [{k: array for k, array in enumerate(each.arrays) if k not in self.donated} for each in sets]
+        self.changed: list[dict[int, jax.Array]] = []
+        becomes = sets[0].becomes
+
+        def call(changed: list[dict[int, jax.Array]], kept: list[dict[int, jax.Array]]) -> tuple[Any, Any]:
+            """The arrays that take the place of the changed ones, and the other outputs."""
+            following, others = [], []
+            for mine, rest in zip(changed, kept, strict=True):
+                arrays = mine | rest
+                found = bound(*[arrays[k] for k in sorted(arrays)])
+                following.append({k: found[output] for k, output in zip(self.donated, becomes, strict=True)})
+                others.append([array for output, array in enumerate(found) if output not in becomes])
+            return following, others
+
+        self.program = jax.jit(call, donate_argnums=0)
+
+    def prepare(self) -> None:
+        """Begin with copies of the inputs."""
+        self.changed = []  # frees the last ones
+        self.changed = jax.block_until_ready([{k: each.arrays[k].copy() for k in self.donated} for each in self.sets])
+
+    def run_calls(self, calls: int) -> None:
+        """Make so many calls and wait for the last."""
+        for _ in range(calls):
+            self.changed, others = self.program(self.changed, self.kept)
+        jax.block_until_ready((self.changed, others))
 
 
 def measure_attention(function: str, dtype: str, sizes: list[int], implementation: str, *, interpret: bool) -> Figures:
@@ -105,9 +134,8 @@ def measure_attention(function: str, dtype: str, sizes: list[int], implementatio
     dout, qkv = given.arrays
     forward = jax.jit(lambda qkv: pair[0](qkv, num_heads)[0])
     both = jax.jit(given.bind(pair))
-    calls, repeats = (1, 1) if interpret else (10, 9)
-    once, _ = seconds_per_call(lambda: forward(qkv), calls, repeats)
-    seconds, spread = seconds_per_call(lambda: both(dout, qkv), calls, repeats)
+    once = timing(queued(lambda: forward(qkv)), **_pace(interpret)).seconds
+    seconds, spread, _ = timing(queued(lambda: both(dout, qkv)), **_pace(interpret))
     flops = given.flops
     return {
         "us": 1e6 * seconds, "TFLOP/s": flops / seconds / 1e12, "spread": spread,

@@ -1,0 +1,106 @@
+"""llmc_jax/trials/numerics.py finds what is wrong, and accepts what is right."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmc_jax.trials import numerics, problems
+
+
+def _one_element(out: jax.Array) -> jax.Array:
+    return out.at[3, 5].add(0.2)
+
+
+SPOILT: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "zero": jnp.zeros_like,
+    "shifted": lambda out: jnp.roll(out, 1, axis=0),
+    "mirrored": lambda out: out[:, ::-1],
+    "one element": _one_element,
+    "not written": lambda out: out.at[-1, -1].set(jnp.nan),
+    "one percent": lambda out: out * jnp.asarray(1.01, out.dtype),
+}
+
+
+def _measure(monkeypatch: pytest.MonkeyPatch, function: str, sizes: list[int], spoil: Callable[..., Any]) -> str:
+    solver = problems.implementation(function, "naive" if function == "attention" else "xla")
+
+    def spoilt(*arguments: Any) -> Any:
+        first, *rest = solver(*arguments)
+        return (spoil(first), *rest)
+
+    given = (solver[0], lambda *a: spoil(solver[1](*a))) if function == "attention" else spoilt
+    with monkeypatch.context() as patch:
+        real = problems.implementation
+        patch.setattr(
+            problems, "implementation", lambda name, which="", **more: given if which == "pallas" else real(name, which)
+        )
+        return str(numerics.measure(function, "bf16", sizes, interpret=True)["verdict"])
+
+
+@pytest.mark.parametrize("what", SPOILT)
+def test_numerics_find(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    verdict = _measure(monkeypatch, "layernorm_forward", [64, 256], SPOILT[what])
+    assert verdict.startswith("WRONG: output 0")
+
+
+def test_numerics_accept_what_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    for function, sizes in (("layernorm_forward", [64, 256]), ("classifier", [8, 250, 256])):
+        assert _measure(monkeypatch, function, sizes, lambda out: out) == "right"
+
+
+@pytest.mark.parametrize("what", [None, "zero", "shifted", "one percent"])
+def test_numerics_of_attention(what: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil = SPOILT[what] if what else lambda out: out
+    verdict = _measure(monkeypatch, "attention", [2, 48, 2, 16], lambda dqkv: spoil(dqkv[0])[None].repeat(2, 0)
+                       if what else dqkv)  # fmt: skip
+    assert verdict.startswith("WRONG: output 1") if what else verdict == "right"
+
+
+@pytest.mark.parametrize("function, sizes", [("gelu_backward", [3, 300]), ("global_norm", [2**13])])
+def test_numerics_of_kernels_in_interpret_mode(function: str, sizes: list[int]) -> None:
+    assert numerics.measure(function, "bf16", sizes, interpret=True)["verdict"] == "right"
+
+
+# ----- the same bits ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, bits, verdict",
+    [
+        ("pallas", numerics.OTHER, "WRONG: the same inputs gave other bits"),
+        ("xla", numerics.FREE, "right"),  # promises none
+    ],
+)
+def test_bits_that_move(name: str, bits: str, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel whose third call differs in one bit is wrong if it has promised the same ones."""
+    real, calls = problems.implementation("gelu_forward", "xla"), []
+
+    def moving(x: jax.Array) -> jax.Array:
+        def last_bit(out: Any) -> Any:
+            calls.append(None)
+            bits = np.array(out).view(np.uint16)
+            bits[0, 0] ^= len(calls) == 3
+            return bits.view(jnp.bfloat16)
+
+        out = real(x)
+        return jax.pure_callback(last_bit, jax.ShapeDtypeStruct(out.shape, out.dtype), out)
+
+    monkeypatch.setattr(problems, "implementation", lambda *_, **more: moving if more else real)
+    monkeypatch.setattr(numerics, "POISON", 2**10)
+    found = numerics.measure("gelu_forward", "bf16", [16, 32], name)
+    assert (found["bits"], found["verdict"]) == (bits, verdict)
+    assert len(calls) == (3 if name == "pallas" else 1)
+
+
+def test_who_promises_bits() -> None:
+    """The field of the implementation says it: of every kernel of ours, of nothing that may sum in any order."""
+    for function in problems.MODULES:
+        attention = "attention" in function
+        for name in ("wgmma", "mma", "pallas") if attention else ("pallas",):
+            assert problems.repeats_bits(function, name)
+        for name in ("cudnn", "naive") if attention else ("xla",):
+            assert not problems.repeats_bits(function, name)
