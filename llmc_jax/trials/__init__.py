@@ -4,6 +4,8 @@ lines.py      what a measuring process tells its parent
 children.py   the measuring processes, for their parent
 worker.py     the measuring process
 problems.py   each operation as a problem: random inputs, who solves it, the answer in float64
+reference.py  that answer in parts, and how far off an output is
+attention.py  attention's answer, by blocks of rows
 numerics.py   errors beside float64, and whether the bits repeat
 times.py      times
 """

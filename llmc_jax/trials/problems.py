@@ -25,6 +25,7 @@ from llmc_jax.kernels.choice import implementations
 from llmc_jax.ops import attention as jnp_attention
 from llmc_jax.ops import softmax as jnp_softmax
 from llmc_jax.optimizer import AdamWNumbers
+from llmc_jax.trials import attention as by_blocks
 from llmc_jax.trials.lines import NotMeasured
 
 DTYPES = {"bf16": jnp.bfloat16, "fp16": jnp.float16, "fp32": jnp.float32}
@@ -277,7 +278,9 @@ def expected(given: Problem, wide: Any = jnp.float64) -> tuple[jax.Array, ...]:
         params, m, v, gradient, *copy = arrays
         updated = given.bind(partial(_nearest, kernels.XLA.adamw_update))(*widened(params, m, v, gradient))
         return *updated, *(updated[:1] if copy else ())
-    solver = implementation(given.function, "naive" if "attention" in given.function else "xla")
+    solver: Any = (by_blocks.attention_forward, by_blocks.attention_backward)
+    if given.function != "attention":
+        solver = implementation(given.function, "naive" if "attention" in given.function else "xla")
     return given.bind(solver)(*widened(*arrays))
 
 

@@ -1,0 +1,120 @@
+"""What a problem's outputs should be, in parts: never a whole T x T matrix, nor a whole array in float64.
+
+Rows, or sequences of attention, are independent of each other, and gradients of weights are sums over them. So the
+answer is computed for some of them at a time and compared at once.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from llmc_jax.trials import problems
+from llmc_jax.trials.problems import Problem
+
+PART = 2**26  # elements of the largest array of a part
+# Which arrays of a problem are cut along their first axis: rows, or sequences. What is not here is not cut.
+CUT = {
+    "layernorm_forward": (0,),
+    "residual_layernorm_forward": (0, 1),
+    "layernorm_backward": (0, 1, 3, 4),
+    "residual_layernorm_backward": (0, 1, 2, 4, 5),
+    "gelu_forward": (0,),
+    "gelu_backward": (0, 1),
+    "softmax_forward": (0,),
+    "softmax_backward": (0, 1),
+    "classifier": (0, 1, 2),
+    "attention": (0, 1),
+    "relu_attention": (0, 1),
+}
+
+
+def errors(found: Sequence[jax.Array], given: Problem, kind: Any) -> list[tuple[float, float]]:
+    """Return the two errors of every output (numerics.py), beside the answer in float64 or float32 (kind)."""
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        totals, wholes = [NOTHING] * len(found), dict[int, jax.Array]()
+        for here, wanted in parts(given, kind):
+            summed = set(range(len(found))) if here is None else _summed(given, kind)
+            for k, part in enumerate(wanted):
+                if k in summed:
+                    wholes[k] = wholes[k] + part if k in wholes else part
+                elif part.ndim == 1:
+                    wholes[k] = jnp.concatenate([wholes[k], part]) if k in wholes else part
+                else:
+                    totals[k] = _add(totals[k], _compare(found[k][here], part, given.rows))
+        for k, whole in wholes.items():
+            totals[k] = _compare(found[k], whole, given.rows)
+        return [_errors(total) for total in totals]
+
+
+def parts(given: Problem, kind: Any) -> Iterator[tuple[slice | None, tuple[jax.Array, ...]]]:
+    """Give the answer for some rows at a time, and which rows these are; None: all of them, or nothing to cut."""
+    run = jax.jit(lambda *arrays: problems.expected(given._replace(arrays=arrays), kind))
+    cut = CUT.get(given.function, ())
+    length = _length(given)
+    largest = max(array.size for array in given.arrays)
+    count = min(length, math.ceil(largest / PART)) if cut else 1
+    if count == 1:
+        yield None, run(*given.arrays)
+        return
+    step = math.ceil(length / count)
+    for start in range(0, length, step):
+        here = slice(start, min(start + step, length))
+        yield here, run(*[array[here] if k in cut else array for k, array in enumerate(given.arrays)])
+
+
+def _length(given: Problem) -> int:
+    """Rows or sequences."""
+    return given.arrays[0].shape[0]
+
+
+def _summed(given: Problem, kind: Any) -> set[int]:
+    """The outputs that are sums over rows: their shape does not depend on how many there are."""
+    cut = CUT[given.function]
+
+    def shapes(length: int) -> list[tuple[int, ...]]:
+        arrays = [
+            jax.ShapeDtypeStruct((length, *array.shape[1:]) if k in cut else array.shape, array.dtype)
+            for k, array in enumerate(given.arrays)
+        ]
+        found = jax.eval_shape(lambda *arrays: problems.expected(given._replace(arrays=arrays), kind), *arrays)
+        return [each.shape for each in found]
+
+    return {k for k, (one, two) in enumerate(zip(shapes(1), shapes(2), strict=True)) if one == two}
+
+
+Total = tuple[float, float, float]  # squares of what is off, squares of what is wanted, the worst element
+NOTHING: Total = (0.0, 0.0, 0.0)
+
+
+@partial(jax.jit, static_argnames="columns")
+def _sums(found: jax.Array, wanted: jax.Array, columns: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The squares' sums, and the largest of |found - wanted| / (|wanted| + its row's rms) over rows of `columns`."""
+    wanted = wanted.astype(jnp.float64).reshape(-1, columns)
+    off = jnp.abs(found.astype(jnp.float64).reshape(-1, columns) - wanted)
+    row = jnp.sqrt(jnp.mean(wanted**2, axis=1, keepdims=True))
+    size = jnp.abs(wanted) + row
+    relative = jnp.where(size > 0, off / jnp.where(size > 0, size, 1.0), jnp.where(off > 0, jnp.inf, off))
+    return jnp.sum(off**2), jnp.sum(wanted**2), jnp.max(relative)
+
+
+def _compare(found: jax.Array, wanted: jax.Array, rows: bool) -> Total:
+    """Of a vector, and where rows mean nothing, the whole is one row. Raises ValueError for another shape."""
+    if found.shape != wanted.shape:
+        raise ValueError(f"an output has the shape {found.shape}, not {wanted.shape}")
+    columns = found.shape[-1] if rows and found.ndim > 1 else found.size
+    off, size, worst = _sums(found, wanted, columns)
+    return float(off), float(size), float(worst)
+
+
+def _add(one: Total, other: Total) -> Total:
+    worst = math.nan if math.isnan(one[2]) or math.isnan(other[2]) else max(one[2], other[2])
+    return one[0] + other[0], one[1] + other[1], worst
+
+
+def _errors(total: Total) -> tuple[float, float]:
+    off, size, worst = total
+    return math.sqrt(off) / (math.sqrt(size) if size > 0 else 1.0), worst
