@@ -173,7 +173,7 @@ def _switched(about: Option, value: str | None) -> bool:
     return bool(about.default) if value == "0" else not about.default
 
 
-OF_THIS_START = {"output_dir", "reuse", "save", "strict_kernels"}  # never taken from the run before
+OF_THIS_START = {"output_dir", "reuse", "save", "strict_kernels", "kernels_from"}  # never taken from the run before
 
 
 def continued(given: Given) -> tuple[TrainConfig, list[str]]:

@@ -541,6 +541,12 @@ class TrainConfig:
         choices=("auto", "naive", "flash", "cudnn", "relu"),
     )
 
+    kernels_from: str = option(
+        "", "--kernels-from", KERNELS,
+        "run the operations as another run did, instead of choosing: its folder, one of its checkpoints, or its "
+        "kernels.json; other flags of this group count more (docs/resuming.md)",
+        value="PATH",
+    )
     triton_gemm: str = option(
         "auto", "--triton-gemm", KERNELS,
         "whether XLA may make matrix products itself, with Triton, which leaves adding a bias to a kernel of its own: "

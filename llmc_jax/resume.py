@@ -7,7 +7,7 @@ import hashlib
 import importlib.metadata
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,13 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmc_jax import hardware
+from llmc_jax import hardware, kernels
 from llmc_jax.checkpoint import store
 from llmc_jax.config import OPTIONS, ModelConfig, TrainConfig, show_value
 from llmc_jax.data.loader import Loader
 from llmc_jax.errors import FormatError, InputError
+from llmc_jax.kernels import record
 from llmc_jax.params import Params, flat_size, tensor_specs, views
-from llmc_jax.runlog import MAIN_LOG, config_file, git_state, versions
+from llmc_jax.runlog import KERNELS, MAIN_LOG, config_file, git_state, read_kernels, versions
 from llmc_jax.step import TrainState
 
 BUFFERS = ("params", "m", "v", "copy")  # of TrainState, flat; stored as the 16 tensors of each
@@ -35,7 +36,7 @@ FREE = frozenset({
     "preset", "model", "init_from", "v2_order", "train_data", "val_data", "tokenizer", "output_dir", "reuse", "save",
     "checkpoint_every", "keep_checkpoints", "major_every", "export_llmc", "save_failure", "gpu_info_every", "profile",
     "print_every", "max_nonfinite", "val_every", "val_batches", "sample_every", "sampling", "sample_tokens",
-    "hellaswag", "strict_kernels", "total_batch_size", "dtype", "master_weights", "rounding",
+    "hellaswag", "strict_kernels", "kernels_from", "total_batch_size", "dtype", "master_weights", "rounding",
 })  # fmt: skip
 
 
@@ -128,11 +129,12 @@ def make_facts(
     environment: Mapping[str, Any],
     val_data: str | None = None,
     origin: Mapping[str, Any] | None = None,
+    resolved: kernels.Resolved | None = None,
 ) -> dict[str, Any]:
     """All that a checkpoint holds beside its arrays, as JSON can hold it.
 
     loader: its position; val_data: fingerprint of the validation data; origin: of its weights, or of the run that
-    another program began, what must be kept to hand it back.
+    another program began, what must be kept to hand it back; resolved: what runs each operation.
     """
     return {
         "format": store.FORMAT,
@@ -149,6 +151,7 @@ def make_facts(
         "progress": counters._asdict(),
         "loader": loader,
         "environment": dict(environment),
+        "kernels": record.to_json(resolved),
         "origin": {"kind": "llmc-jax"} if origin is None else dict(origin),
     }
 
@@ -255,6 +258,63 @@ def open_checkpoint(name: str, report: Callable[[str], None]) -> Earlier:
     return Earlier(good.folder, good.step, store.read_facts(good.folder))
 
 
+# ----- which choice of kernels is repeated ---------------------------------------------------------------------------
+
+
+class Repeat(NamedTuple):
+    """A choice of kernels that was made before."""
+
+    place: Path  # of the file or checkpoint that holds it
+    resolved: kernels.Resolved
+
+
+def repeated(config: TrainConfig, earlier: Earlier | None) -> Repeat | None:
+    """Return the choice that a run takes instead of making one; None where there is none. Touches no device.
+
+    It is that of --kernels-from, else with -y 1 that of the checkpoint it goes on from, or of the run's last start.
+    Checkpoints of earlier versions hold none. Raises InputError, or FormatError for a file that is no choice.
+    """
+    if config.kernels_from:
+        return _named_choice(config.kernels_from)
+    if earlier is not None and (found := _choice_in(earlier.folder, earlier.facts)) is not None:
+        return found
+    path = Path(config.output_dir) / KERNELS
+    return _choice_of(path) if config.reuse and config.output_dir and path.exists() else None
+
+
+def _named_choice(name: str) -> Repeat:
+    """The choice that --kernels-from names."""
+    flag, path = f"--kernels-from {name}", Path(name)
+    try:
+        if path.is_file():
+            return _choice_of(path)
+        if (path / store.MANIFEST).exists():
+            found = _choice_in(path, store.read_facts(path))
+        else:
+            found = _choice_of(path / KERNELS) if (path / KERNELS).exists() else None
+    except InputError as error:
+        raise type(error)(f"{flag}: {error}") from error
+    if found is None and path.is_dir():
+        raise InputError(f"{flag}: holds no {KERNELS}; give the folder of a run, one of its checkpoints, or that file")
+    if found is None:
+        raise InputError(f"{flag}: no such file or folder")
+    return found
+
+
+def _choice_of(path: Path) -> Repeat:
+    """The choice in a kernels.json."""
+    try:
+        return Repeat(path, record.from_json(read_kernels(path), str(path)))
+    except FormatError as error:
+        raise FormatError(f"{error}; remove the file, and the kernels are chosen anew") from error
+
+
+def _choice_in(folder: Path, facts: Mapping[str, Any]) -> Repeat | None:
+    """The choice in a checkpoint; None in one of an earlier version, or of another program."""
+    found = facts.get("kernels")
+    return None if found is None else Repeat(folder, record.from_json(found, str(folder)))
+
+
 # ----- whether it fits ------------------------------------------------------------------------------------------------
 
 
@@ -304,9 +364,18 @@ def _flag(name: str) -> str:
 
 
 def changes(
-    earlier: Earlier, config: TrainConfig, total_steps: int, now: Mapping[str, Any], val_data: str | None = None
+    earlier: Earlier,
+    config: TrainConfig,
+    total_steps: int,
+    now: Mapping[str, Any],
+    val_data: str | None = None,
+    resolved: kernels.Resolved | None = None,
+    problems: Sequence[str] = (),
 ) -> list[str]:
-    """Notes on what makes the continuation differ from the run without a break: options, and the environment."""
+    """Notes on what makes the continuation differ from the run without a break: options, and the environment.
+
+    resolved: what runs each operation now; problems: why it is not what ran before.
+    """
     theirs = _known(earlier.facts.get("options") or {})
     notes = []
     if theirs is None:
@@ -319,9 +388,9 @@ def changes(
         and about.name not in (*BINDING, "max_steps")
         and getattr(theirs, about.name) != getattr(config, about.name)
     ]
-    before = earlier.facts.get("total_steps")
-    if before != total_steps:
-        moved.append(f"steps {before} -> {total_steps}")
+    planned = earlier.facts.get("total_steps")
+    if planned != total_steps:
+        moved.append(f"steps {planned} -> {total_steps}")
     if moved:
         notes.append(f"changed since the checkpoint, so another run from here: {', '.join(moved)}")
     val_then = earlier.facts.get("val_data")
@@ -331,8 +400,11 @@ def changes(
     other = [
         f"{name} {then.get(name)} -> {now.get(name)}" for name in {**then, **now} if then.get(name) != now.get(name)
     ]
-    if other:
-        notes.append(f"not bit-exact from here: {', '.join(other)}")
+    before = _choice_in(earlier.folder, earlier.facts)
+    if before is not None and resolved is not None:
+        other += record.differences(before.resolved, resolved)
+    if other or problems:
+        notes.append(f"not bit-exact from here: {', '.join([*other, *problems])}")
     return notes
 
 

@@ -1,4 +1,4 @@
-"""The run folder: main.log in llm.c's format, metrics.jsonl, samples.txt and config.json.
+"""The run folder: main.log in llm.c's format, metrics.jsonl, samples.txt, config.json and kernels.json.
 
 Every line is one unbuffered write, so the files are complete up to the last event whatever ends the run.
 Leaves out what is shown on the screen (console.py), the picture (curves.py) and the checkpoints.
@@ -17,19 +17,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
 from llmc_jax.config import show_value
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import leads_to, path_of, reason, sync, try_lock, write_bytes
+from llmc_jax.files import complete_file, leads_to, path_of, reason, sync, try_lock, write_bytes
 
 MAIN_LOG = "main.log"
 METRICS = "metrics.jsonl"
 SAMPLES = "samples.txt"
 CONFIG = "config.json"
+KERNELS = "kernels.json"  # which implementation of each operation the run has
 
 # JSON has no number for these; they are written as strings and read back as floats, in the fields that hold numbers
 NON_FINITE = ("nan", "inf", "-inf")
@@ -164,7 +165,7 @@ def leaving_nothing(held: Held, made: Iterable[Path]) -> Iterator[None]:
         yield
     except BaseException:
         if held.is_there():
-            for name in {CONFIG, MAIN_LOG, METRICS, SAMPLES} - before:
+            for name in {CONFIG, KERNELS, MAIN_LOG, METRICS, SAMPLES} - before:
                 with suppress(OSError):
                     (held.folder / name).unlink(missing_ok=True)
             _remove_empty(made)
@@ -454,12 +455,21 @@ def config_record(
     }
 
 
-def write_config(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write config.json, which at any moment is that of the last start or of the one before.
+def write_config(folder: Path, record: Mapping[str, Any], kernels: Mapping[str, Any] | None = None) -> None:
+    """Write config.json, which at any moment is that of the last start or of the one before, and so kernels.json.
 
-    It comes before every other file: what has a log but no config.json is another program's folder.
+    They come before every other file: what has a log but no config.json is another program's folder. Neither gets its
+    name before both are written. kernels: the choice of kernels as JSON can hold it. Raises InputError.
     """
-    write_atomic(folder / CONFIG, (json.dumps(_plain(record), indent=2, allow_nan=False) + "\n").encode())
+    contents = {folder / CONFIG: record} | ({} if kernels is None else {folder / KERNELS: kernels})
+    path = folder / CONFIG
+    try:
+        with ExitStack() as complete:  # the last one written gets its name first
+            for path, each in contents.items():
+                words = json.dumps(_plain(each), indent=2, allow_nan=False) + "\n"
+                complete.enter_context(complete_file(path)).write_bytes(words.encode())
+    except OSError as error:
+        raise InputError(f"{path}: cannot write it: {reason(error)}") from error
 
 
 def config_file(folder: Path) -> Path | None:
@@ -489,6 +499,19 @@ def read_config(folder: Path) -> dict[str, Any] | None:
     if not isinstance(record, dict):
         raise FormatError(f"{path}: is no JSON object; expected the configuration of a run")
     return record
+
+
+def read_kernels(path: Path) -> Any:
+    """Return what a kernels.json holds, which kernels/record.py knows to read.
+
+    Raises FormatError if it is no JSON, InputError if it cannot be read.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: cannot read it: {reason(error)}") from error
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: is no choice of kernels (it is not JSON)") from error
 
 
 def versions() -> dict[str, str]:

@@ -24,11 +24,13 @@ from llmc_jax.errors import InputError
 from llmc_jax.gpt2 import Execution
 from llmc_jax.gpu_info import GpuMonitor, open_monitor
 from llmc_jax.init import random_parameters
+from llmc_jax.kernels import record
 from llmc_jax.params import num_parameters, padded
 from llmc_jax.presets import PRESETS
 from llmc_jax.resume import (
     Earlier,
     Identity,
+    Repeat,
     changes,
     check_fits,
     environment,
@@ -37,6 +39,7 @@ from llmc_jax.resume import (
     open_checkpoint,
     read_state,
     read_weights,
+    repeated,
 )
 from llmc_jax.step import TrainState, initial_state
 
@@ -73,6 +76,8 @@ class Setup(NamedTuple):
     execution: Execution
     choices: tuple[kernels.Choice, ...]  # what runs each operation
     has_tf32: bool  # the device multiplies in TF32, where -f lets it
+    resolved: kernels.Resolved  # all that was chosen, as it is kept
+    repeat: Repeat | None  # an earlier choice that it was taken from
     earlier: Earlier | None  # the checkpoint that the run goes on from
     identity: Identity
     origin: Mapping[str, Any]  # of its weights: what must be kept to hand them back
@@ -281,15 +286,104 @@ def resolve_rounding(config: TrainConfig, dtype: str) -> str:
 
 
 def choose_execution(
-    config: TrainConfig, model: ModelConfig, machine: kernels.Machine, dtype: str
+    config: TrainConfig,
+    model: ModelConfig,
+    machine: kernels.Machine,
+    dtype: str,
+    before: kernels.Resolved | None = None,
+    findings: kernels.Findings | None = None,
 ) -> tuple[Execution, tuple[kernels.Choice, ...]]:
-    """How the model will be computed, and what runs each operation. Raises InputError as --strict-kernels has it."""
-    wish = kernels.Wish(config.kernels, config.attention, config.strict_kernels, config.gelu_fusion)
-    selection = kernels.choose(wish, machine, dtype, model.head_size)
+    """How the model will be computed, and what runs each operation. Raises InputError as --strict-kernels has it.
+
+    before: an earlier choice, which is repeated but for what cannot run here and what flags now ask for otherwise.
+    findings: what was found out on this card, which decides the rest.
+    """
+    asked, before = asked_of(config), record.here(before, machine)
+    setting = kernels.Setting(machine, dtype, model.head_size)
+    selection = record.choose_again(before, asked, config.strict_kernels, setting, findings)
     rows = config.logit_rows if config.logit_rows >= 0 else GPU_LOGIT_ROWS * (machine.platform == "gpu")
-    options = compiling.triton_gemm(config.triton_gemm, machine.target)
+    if before is not None and record.still(before, asked, "logit_rows"):
+        rows = before.logit_rows
+    options = _options(asked, machine, before)
     execution = Execution(selection.op, config.recompute, config.recompute_blocks, rows, selection.gelu_fusion, options)
     return execution, selection.choices
+
+
+def _options(asked: kernels.Asked, machine: kernels.Machine, before: kernels.Resolved | None) -> compiling.Options:
+    """XLA's options: as before, but for those that a flag or XLA_FLAGS sets."""
+    options = compiling.triton_gemm(asked.triton_gemm, machine.target)
+    if before is None:
+        return options
+    flags = compiling.user_flags()
+    again = {name: flags.get(name, value) for name, value in before.options}
+    set_now = compiling.TRITON_GEMM in flags or not record.still(before, asked, "triton_gemm")
+    return tuple((again | (dict(options) if set_now else {})).items())
+
+
+def asked_of(config: TrainConfig) -> kernels.Asked:
+    """Return the options that bear on what was chosen."""
+    return kernels.Asked(**{name: getattr(config, name) for name in kernels.Asked._fields})
+
+
+def made_for(config: TrainConfig, model: ModelConfig, machine: kernels.Machine, dtype: str) -> kernels.MadeFor:
+    """Return what a run's choice of kernels is made for."""
+    return kernels.MadeFor(
+        record.target_of(machine), dtype, config.batch_size, config.sequence_length, model.num_layers, model.num_heads,
+        model.channels, model.padded_vocab_size,
+    )  # fmt: skip
+
+
+def resolved_of(
+    config: TrainConfig, made: kernels.MadeFor, execution: Execution, choices: tuple[kernels.Choice, ...]
+) -> kernels.Resolved:
+    """Return all that was chosen, as it is kept in the run's folder and its checkpoints."""
+    return kernels.Resolved(
+        made_for=made,
+        asked=asked_of(config),
+        choices=choices,
+        logit_rows=execution.logit_rows,
+        gelu_fusion=execution.gelu_fusion,
+        options=execution.compiler_options,
+        sources=record.sources_of(choices),
+    )
+
+
+class Before(NamedTuple):
+    """An earlier choice of kernels, as far as it counts here."""
+
+    repeat: Repeat | None = None
+    problems: tuple[str, ...] = ()  # why it cannot be repeated
+
+    @property
+    def resolved(self) -> kernels.Resolved | None:
+        return self.repeat.resolved if self.repeat else None
+
+
+def chosen_before(
+    config: TrainConfig, earlier: Earlier | None, machine: kernels.Machine, made: kernels.MadeFor, head_size: int
+) -> Before:
+    """Return the choice that the run repeats. Raises InputError as --strict-kernels has it of --kernels-from.
+
+    That of a start with other shapes, which made no checkpoint, was one of another run.
+    """
+    repeat = repeated(config, earlier)
+    if repeat is None:
+        return Before()
+    if not config.kernels_from and repeat.resolved.made_for._replace(target=made.target) != made:
+        return Before()
+    setting = kernels.Setting(machine, made.dtype, head_size)
+    problems = record.cannot_repeat(repeat.resolved, asked_of(config), setting)
+    if problems and config.kernels_from and config.strict_kernels:
+        raise InputError(f"--strict-kernels: --kernels-from {config.kernels_from}: {'; '.join(problems)}")
+    return Before(repeat, problems)
+
+
+def notes_on_kernels(config: TrainConfig, before: Before, earlier: Earlier | None) -> list[str]:
+    """Return a note on what of an earlier choice is not repeated, unless that of a checkpoint's (`changes`)."""
+    if not before.problems or (earlier is not None and not config.kernels_from):
+        return []
+    what = f"--kernels-from {config.kernels_from}: not repeated" if config.kernels_from else "not bit-exact from here"
+    return [f"{what}: {', '.join(before.problems)}"]
 
 
 def storage_of(
@@ -335,7 +429,10 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     notes = [*notes, *check_model_fit(config, model.config)]
     machine = kernels.this_machine()
     dtype = resolve_dtype(config, machine)
-    execution, choices = choose_execution(config, model.config, machine, dtype)
+    made = made_for(config, model.config, machine, dtype)
+    before = chosen_before(config, earlier, machine, made, model.config.head_size)
+    execution, choices = choose_execution(config, model.config, machine, dtype, before.resolved)
+    resolved = resolved_of(config, made, execution, choices)
     storage = storage_of(config, machine, dtype, execution, choices)
     hardware.check_fits(model.config, config.batch_size, config.sequence_length, storage)
     data = open_data(config, model.config)
@@ -364,9 +461,11 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
                 data = data._replace(train=continued(data.train, place, config.grad_accumulation))
         complete = "; the run is complete already" if earlier.step >= steps else ""
         notes.append(f"resumed from {earlier.folder}, after step {earlier.step} of {steps}{complete}")
-        notes += changes(earlier, config, steps, surroundings, val_data)
+        problems = () if config.kernels_from else before.problems
+        notes += changes(earlier, config, steps, surroundings, val_data, resolved, problems)
     elif config.reuse and config.output_dir:
         notes.append(f"-y 1: there is no checkpoint in {config.output_dir}, so the run begins")
+    notes += notes_on_kernels(config, before, earlier)
     if tokenizer.tokenizer is None and config.sample_every:
         warnings.append(f"samples are printed as token ids: {tokenizer.note}")
     setup = Setup(
@@ -381,6 +480,8 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
         dtype=dtype,
         execution=execution,
         choices=choices,
+        resolved=resolved,
+        repeat=before.repeat,
         has_tf32=machine.version >= (8, 0),
         earlier=earlier,
         identity=identity,
@@ -471,6 +572,7 @@ def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
         ("device", hardware.device_label(setup.device)),
         ("precision", precision_text(setup)),
         *kernel_rows(setup.choices),
+        *repeat_rows(setup),
         *option_rows(setup),
     ]
     shapes = [
@@ -507,6 +609,12 @@ def kernel_rows(choices: tuple[kernels.Choice, ...]) -> list[tuple[str, str]]:
         ((by, why),) = told
         return [("kernels", f"{by} ({why})")]
     return [(choice.operation, f"{choice.text} ({choice.why})") for choice in choices]
+
+
+def repeat_rows(setup: Setup) -> list[tuple[str, Any]]:
+    """Where the kernels were taken from, for the table; on a CPU, which has one way to compute, only if asked for."""
+    shown = setup.repeat is not None and (setup.device.platform != "cpu" or setup.config.kernels_from)
+    return [("kernels as in", setup.repeat.place)] if setup.repeat is not None and shown else []
 
 
 def option_rows(setup: Setup) -> list[tuple[str, str]]:

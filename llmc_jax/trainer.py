@@ -31,6 +31,7 @@ from llmc_jax.data.loader import Batch, Prefetcher
 from llmc_jax.data.tokenizers import sample_text
 from llmc_jax.errors import InputError
 from llmc_jax.gpu_info import gpu_line, gpu_numbers
+from llmc_jax.kernels.record import to_json
 from llmc_jax.optimizer import AdamWNumbers
 from llmc_jax.outliers import skip_message
 from llmc_jax.params import num_parameters
@@ -117,23 +118,25 @@ def opened(setup: Setup, output: Output, stop: threading.Event, held: Held | Non
 def begun_log(setup: Setup, held: Held, made: list[Path]) -> RunLog:
     """Write the configuration, cut the logs back to where the run begins, open them and write the first event.
 
-    Where that fails, nothing of it stays: neither files, nor the folders in `made`, and an earlier configuration is as
-    it was. So is that of a run which is only evaluated (-x 0): what goes on later takes its options from there.
+    The configuration is config.json and kernels.json. Where something fails, nothing of it stays: neither files, nor
+    the folders in `made`, and an earlier configuration is as it was. So is that of a run which is only evaluated
+    (-x 0): what goes on later takes its options from there.
     """
     config, shape = setup.config, setup.model.config
     kind, step = ("start", 0) if setup.earlier is None else ("resume", setup.earlier.step)
     with leaving_nothing(held, made):
         record = config_record(config.to_json(), asdict(shape), setup.device._asdict())
+        kernels = to_json(setup.resolved)
         is_first = config_file(held.folder) is None
         if is_first:  # before any log: what has a log but no config.json is another program's folder
-            write_config(held.folder, record)
+            write_config(held.folder, record, kernels)
         if config.reuse:
             cut_logs(held.folder, where_logs_stay(setup))
         with ExitStack() as closing:
             log = closing.enter_context(RunLog(held.folder, reuse=config.reuse, check=held.check))
             log.event(kind, step=step, steps=setup.steps, parameters=num_parameters(shape), config=record)
             if not is_first and config.max_steps != 0:
-                write_config(held.folder, record)
+                write_config(held.folder, record, kernels)
             closing.pop_all()
             return log
 
@@ -351,6 +354,7 @@ def save(
         environment=setup.environment,
         val_data=setup.val_data,
         origin=setup.origin,
+        resolved=setup.resolved,
     )
     copies = not last and step is not None  # before the step is compiled nobody knows what memory it needs
     run.saver.save(progress.state, facts, available_memory(setup, step), last=not copies, prune=prune)

@@ -393,7 +393,7 @@ class Outcome(NamedTuple):
 
     step: int  # that it goes on from
     complete: tuple[int, ...]  # steps of the complete checkpoints
-    logs: str  # digest of what the logs say of the run, without wall-clock figures
+    logs: str  # digest of what the logs say of the run, without wall-clock figures, and of its choice of kernels
     left: tuple[str, ...] = ()  # temporary files and folders that are still there
     problem: str = ""  # why it refused
 
@@ -429,9 +429,9 @@ def opened(run: Path, words: Sequence[str]) -> Outcome:
 
 
 def logs_digest(run: Path) -> str:
-    """A digest of what the logs say of the run itself, without wall-clock figures."""
+    """A digest of what the logs say of the run itself, without wall-clock figures, and of its choice of kernels."""
     digest = hashlib.sha256()
-    for name in ("main.log", "samples.txt"):
+    for name in ("main.log", "samples.txt", "kernels.json"):
         digest.update((run / name).read_bytes() + b"\0")
     for line in (run / "metrics.jsonl").read_bytes().split(b"\n")[:-1]:
         event = json.loads(line)

@@ -64,7 +64,7 @@ def differences(found: Path, expected: Path) -> Iterator[str]:
             break
     if len(ours) != len(theirs):
         yield f"{len(ours)} events, expected {len(theirs)}"
-    for name in ("main.log", "samples.txt"):
+    for name in ("main.log", "samples.txt", "kernels.json"):
         if (found / name).read_bytes() != (expected / name).read_bytes():
             yield f"{name} differs"
     last = steps_of(expected, "state")[-1]
@@ -79,7 +79,7 @@ def differences(found: Path, expected: Path) -> Iterator[str]:
         if (one.dtype, one.shape, one.tobytes()) != (other.dtype, other.shape, other.tobytes()):
             yield f"{name} differs"
     facts, wanted = (read_facts(run / f"state_{last:08d}") for run in (found, expected))
-    for name in ("step", "model", "dtype", "loader", "data", "val_loss"):
+    for name in ("step", "model", "dtype", "loader", "data", "val_loss", "kernels"):
         if facts[name] != wanted[name]:
             yield f"{name} is {facts[name]}, expected {wanted[name]}"
 

@@ -205,9 +205,10 @@ def check_killed_run(
 
 STEPS = 12
 
-# Of the points of a run, ten that are looked at in `make test`.
-TEN_POINTS = (
+# Of the points of a run, eleven that are looked at in `make test`.
+ELEVEN_POINTS = (
     "fsync new/run/.config.json.*.tmp",
+    "rename new/run/.kernels.json.*.tmp -> new/run/kernels.json",
     "open new/run/metrics.jsonl",
     "half a write new/run/main.log s:2 trl",
     "half a write new/run/metrics.jsonl train 2",
@@ -308,8 +309,8 @@ def check_continued(folder: Path, copies: Iterable[Copy], reference: Path) -> No
         list(pool.map(continued, copies))
 
 
-def test_ten_points(recorded: Recording) -> None:
-    copies = [recorded.found[point, cut] for point in TEN_POINTS for cut in (False, True)]
+def test_eleven_points(recorded: Recording) -> None:
+    copies = [recorded.found[point, cut] for point in ELEVEN_POINTS for cut in (False, True)]
     found = outcomes(recorded.folder, dict.fromkeys(copies))
     assert {outcome.step for outcome in found} == {0, 3, STEPS}
     check_continued(recorded.folder, found.values(), recorded.run)

@@ -599,7 +599,7 @@ class Killed(BaseException):
     """What stands for SIGKILL."""
 
 
-@pytest.mark.parametrize("point", ["runlog.git_state", "runlog.write_bytes", "trainer.cut_logs", "trainer.RunLog"])
+@pytest.mark.parametrize("point", ["runlog.git_state", "runlog.complete_file", "trainer.cut_logs", "trainer.RunLog"])
 def test_a_start_that_is_killed_blocks_no_other(
     train: Train, copy: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:

@@ -43,6 +43,22 @@ def _version(function: str, variant: Variant) -> dict[str, str]:
     return {"version": variant.version} if variant.version and "attention" in function else {}
 
 
+def variant_problem(variant: Variant) -> str:
+    """Return why there is no such form of our kernels; empty where there is."""
+    from pallas_kernels import tuning
+
+    if variant.version and variant.version not in tuning.VERSIONS:
+        return f"this version has no {variant.version!r}"
+    usual = tuning.SIZES[tuning.TARGETS[0]]._asdict()
+    for name, value in variant.sizes:
+        if name not in usual:
+            return f"this version has no size {name!r}"
+        sound = [type(each) is int and each > 0 for each in (value if isinstance(value, tuple) else [value])]
+        if type(value) is not type(usual[name]) or not all(sound):
+            return f"{name}={value!r} is no size"
+    return ""
+
+
 @cache
 def relu_kernels(target: str, variant: Variant = DEFAULT) -> Sequence[Function]:
     """Return ReLU attention's forward and backward for an architecture."""

@@ -27,7 +27,10 @@ from llmc_jax.profile.trace import recorded_step, start_recording
 from llmc_jax.setup import (
     Setup,
     choose_execution,
+    chosen_before,
     first_state,
+    made_for,
+    notes_on_kernels,
     product_precision,
     resolve_dtype,
     resolve_model,
@@ -106,14 +109,16 @@ def prepared(config: TrainConfig) -> Bench:
     notes = check_model_fit(config, model.config)
     machine = kernels.this_machine()
     dtype = resolve_dtype(config, machine)
-    execution, choices = choose_execution(config, model.config, machine, dtype)
+    made = made_for(config, model.config, machine, dtype)
+    before = chosen_before(config, None, machine, made, model.config.head_size)
+    execution, choices = choose_execution(config, model.config, machine, dtype, before.resolved)
     storage = storage_of(config, machine, dtype, execution, choices)
     hardware.check_fits(model.config, config.batch_size, config.sequence_length, storage)
     known: dict[str, Any] = {
         "config": config, "name": config.model, "model": model, "steps": SCHEDULE_STEPS,
         "device": hardware.describe_device(), "dtype": dtype, "execution": execution, "choices": choices,
-        "has_tf32": machine.version >= (8, 0),
-        "notes": notes, "warnings": [],
+        "has_tf32": machine.version >= (8, 0), "repeat": before.repeat,
+        "notes": [*notes, *notes_on_kernels(config, before, None)], "warnings": [],
     }  # fmt: skip
     fields: dict[str, Any] = {name: known.get(name) for name in Setup._fields}  # what only a run has stays empty
     setup = Setup(**fields)

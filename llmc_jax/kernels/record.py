@@ -1,0 +1,271 @@
+"""The choice of a run as plain data, so that it can be repeated: by the run itself when it goes on, and elsewhere.
+
+It is written before the first step and into each checkpoint. Leaves out the files that hold it (runlog.py, resume.py).
+"""
+
+import hashlib
+import types
+import typing
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llmc_jax.errors import FormatError
+from llmc_jax.kernels.choice import (
+    Choice,
+    Selection,
+    Setting,
+    Wish,
+    choose_one,
+    implementations,
+    select,
+)
+from llmc_jax.kernels.findings import Findings, Variant, frozen
+from llmc_jax.kernels.machine import Machine
+from llmc_jax.kernels.operations import GROUPS
+from llmc_jax.kernels.ours import variant_problem
+
+FORMAT = 1
+FOR_PEOPLE = ("why", "fell_back", "measured", "ratio", "beside")  # fields of a choice on which no bit depends
+FOLDERS = ("pallas_kernels", "llmc_jax/triton")  # where our kernels' sources are
+
+
+class Asked(NamedTuple):
+    """What the user asked for. The defaults leave it to the program."""
+
+    kernels: str = "auto"
+    attention: str = "auto"
+    gelu_fusion: int = -1
+    logit_rows: int = -1
+    triton_gemm: str = "auto"
+
+
+class MadeFor(NamedTuple):
+    """What a choice was made for."""
+
+    target: str  # an architecture ("sm_90"); of a GPU without kernels its kind; cpu
+    dtype: str  # fp32, bf16, fp16
+    batch_size: int
+    sequence_length: int
+    num_layers: int
+    num_heads: int
+    channels: int
+    padded_vocab_size: int
+
+
+class Resolved(NamedTuple):
+    """Everything about how a run is computed that the machine, or a measurement on it, decided."""
+
+    made_for: MadeFor
+    asked: Asked
+    choices: tuple[Choice, ...]  # one for each operation
+    logit_rows: int
+    gelu_fusion: int
+    options: tuple[tuple[str, bool], ...]  # of XLA
+    sources: str = ""  # digest of our kernels' sources, where one of them runs
+    format: int = FORMAT
+
+
+def target_of(machine: Machine) -> str:
+    """Return what a choice is made for on a machine: on any other it cannot be repeated."""
+    return (machine.target or machine.kind) if machine.platform == "gpu" else machine.platform
+
+
+@cache
+def digest_of_sources() -> str:
+    """Return what tells our kernels' sources apart, hexadecimal."""
+    root, digest = Path(__file__).resolve().parents[2], hashlib.sha256()
+    for path in sorted(path for folder in FOLDERS for path in (root / folder).glob("*.py")):
+        data = path.read_bytes()
+        digest.update(f"{path.name} {len(data)}\n".encode() + data)
+    return digest.hexdigest()[:16]
+
+
+def sources_of(choices: tuple[Choice, ...]) -> str:
+    """Return `digest_of_sources` where one of our kernels runs, else nothing."""
+    return (
+        digest_of_sources() if any(choice.by in ("pallas", "triton") or choice.backward for choice in choices) else ""
+    )
+
+
+# ----- to and from JSON ---------------------------------------------------------------------------------------------
+
+
+def to_json(value: Any) -> Any:
+    """Return a record, or any part of one, as JSON can hold it: named tuples become objects, other tuples lists."""
+    if hasattr(value, "_asdict"):
+        return {name: to_json(each) for name, each in value._asdict().items()}
+    if isinstance(value, Mapping):
+        return {name: to_json(each) for name, each in value.items()}
+    return [to_json(each) for each in value] if isinstance(value, tuple | list) else value
+
+
+def from_json(data: Any, place: str) -> Resolved:
+    """Return the record that `to_json` gave. A field with a default may be missing: older records lack some.
+
+    Raises FormatError, which names the place, for anything that is no such record.
+    """
+    try:
+        if isinstance(data, Mapping) and type(data.get("format")) is int and data["format"] != FORMAT:
+            raise ValueError(f"format {data['format']}; this version reads format {FORMAT}")
+        resolved: Resolved = _read(Resolved, data, "")
+        operations = [choice.operation for choice in resolved.choices]
+        if len(set(operations)) < len(operations):
+            raise ValueError("choices: an operation stands there twice")
+        if resolved.logit_rows < 0 or resolved.gelu_fusion not in (0, 1, 2):
+            raise ValueError("logit_rows or gelu_fusion is out of range")
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{place}: is no choice of kernels ({error})") from None
+    return resolved
+
+
+def _read(kind: Any, value: Any, name: str) -> Any:
+    """Return a value as its type has it. Raises ValueError for one that is of another."""
+    if kind is Any:
+        return frozen(value)
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return _read_union(parts, value, name)
+    if origin is tuple and isinstance(value, list):
+        if parts[-1] is ...:
+            return tuple(_read(parts[0], each, name) for each in value)
+        if len(parts) == len(value):
+            return tuple(_read(part, each, name) for part, each in zip(parts, value, strict=True))
+    elif origin is dict and isinstance(value, Mapping):
+        return {key: _read(parts[1], each, f"{name}.{key}") for key, each in value.items()}
+    elif hasattr(kind, "_fields") and isinstance(value, Mapping):
+        return _read_fields(kind, value, name)
+    elif kind is float and type(value) in (int, float):
+        return float(value)
+    elif type(value) is kind:
+        return value
+    raise ValueError(f"{name or 'it'} is {repr(value)[:60]}")
+
+
+def _read_union(parts: tuple[Any, ...], value: Any, name: str) -> Any:
+    if value is None and type(None) in parts:
+        return None
+    for part in parts[:-1]:
+        try:
+            return _read(part, value, name)
+        except ValueError:
+            continue
+    return _read(parts[-1], value, name)
+
+
+def _read_fields(kind: Any, value: Mapping[str, Any], name: str) -> Any:
+    hints, dotted = typing.get_type_hints(kind), f"{name}." if name else ""
+    if unknown := sorted(set(value) - set(hints)):
+        raise ValueError(f"this version does not know {dotted}{unknown[0]}")
+    if missing := sorted(set(hints) - set(value) - set(kind._field_defaults)):
+        raise ValueError(f"it lacks {dotted}{missing[0]}")
+    return kind(**{each: _read(hints[each], found, f"{dotted}{each}") for each, found in value.items()})
+
+
+# ----- repeating a choice -------------------------------------------------------------------------------------------
+
+
+def here(before: Resolved | None, machine: Machine) -> Resolved | None:
+    """Return a record if it was made for such a machine, else None: on another one nothing of it counts."""
+    return before if before is not None and before.made_for.target == target_of(machine) else None
+
+
+def still(before: Resolved | None, asked: Asked, *names: str) -> bool:
+    """Return whether a record decides what these options are about: they are left to the program, or as they were."""
+    if before is None:
+        return False
+    defaults = Asked()
+    return all(getattr(asked, name) in (getattr(defaults, name), getattr(before.asked, name)) for name in names)
+
+
+def choose_again(
+    before: Resolved | None, asked: Asked, strict: bool, setting: Setting, findings: Findings | None = None
+) -> Selection:
+    """Repeat a recorded choice. What is now asked for otherwise, and what cannot run here, is chosen anew.
+
+    findings: what was found out on this card. Raises InputError, if strict, for what --kernels or --attention ask for
+    and cannot run.
+    """
+    before = here(before, setting.machine)
+    fusion = asked.gelu_fusion
+    if before is not None and still(before, asked, "gelu_fusion"):
+        fusion = before.gelu_fusion
+    wish = Wish(asked.kernels, asked.attention, strict, fusion)
+    choices = [
+        _repeated(before, asked, operation, setting, findings) or choose_one(operation, wish, setting, findings)
+        for operation in GROUPS
+    ]
+    return select(choices, setting, max(fusion, 0), strict)
+
+
+def cannot_repeat(
+    before: Resolved, asked: Asked, setting: Setting, findings: Findings | None = None
+) -> tuple[str, ...]:
+    """Return why a recorded choice cannot be repeated here, a reason for each operation of which it cannot."""
+    if here(before, setting.machine) is None:
+        return (f"it was made for {before.made_for.target}, not for {target_of(setting.machine)}",)
+    problems = ((each, _problem(before, each, setting, findings)) for each in GROUPS if _decides(before, asked, each))
+    return tuple(f"{operation}: {problem}" for operation, problem in problems if problem)
+
+
+def _repeated(
+    before: Resolved | None, asked: Asked, operation: str, setting: Setting, findings: Findings | None
+) -> Choice | None:
+    """What a record has for an operation, if it counts and can run."""
+    if before is None or not _decides(before, asked, operation) or _problem(before, operation, setting, findings):
+        return None
+    return _choice_of(before, operation)
+
+
+def _choice_of(before: Resolved, operation: str) -> Choice | None:
+    return next((choice for choice in before.choices if choice.operation == operation), None)
+
+
+def _decides(before: Resolved, asked: Asked, operation: str) -> bool:
+    """Whether a record decides what runs an operation. ReLU attention is another model, so it must be asked for."""
+    if operation == "gelu":
+        return still(before, asked, "kernels", "gelu_fusion")
+    if operation == "attention":
+        choice = _choice_of(before, operation)
+        is_relu = choice is not None and _kind(choice) == "relu"
+        return still(before, asked, "kernels", "attention") and is_relu == (asked.attention == "relu")
+    return still(before, asked, "kernels")
+
+
+def _kind(choice: Choice) -> str:
+    return next((row.kind for row in implementations(choice.operation) if row.name == choice.implementation), "")
+
+
+def _problem(before: Resolved, operation: str, setting: Setting, findings: Findings | None) -> str:
+    """Why what a record has for an operation cannot run; empty where it can."""
+    choice = _choice_of(before, operation)
+    if choice is None:
+        return "there is nothing for it in the record"
+    rows = {row.name: row for row in implementations(operation)}
+    for name in filter(None, (choice.implementation, choice.backward)):
+        if name not in rows:
+            return f"this version has no {name!r}"
+        problem = rows[name].problem(setting) or (findings or Findings()).problem(operation, name)
+        if not problem and rows[name].by == "pallas":
+            problem = variant_problem(Variant(choice.version, choice.sizes))
+        if problem:
+            return f"{name}: {problem}"
+    return ""
+
+
+def differences(then: Resolved, now: Resolved) -> list[str]:
+    """Return what differs between two choices beyond the implementations' names and what they were made for."""
+    found = [
+        f"{name} of {one.operation} {getattr(one, name)!r} -> {getattr(other, name)!r}"
+        for one in then.choices
+        for other in now.choices
+        if (one.operation, one.implementation) == (other.operation, other.implementation)
+        for name in Choice._fields
+        if name not in FOR_PEOPLE and getattr(one, name) != getattr(other, name)
+    ]
+    names = {"logit_rows": "logit rows", "gelu_fusion": "-ge", "sources": "sources of kernels"}
+    pairs = {words: (getattr(then, name), getattr(now, name)) for name, words in names.items()}
+    options, later = dict(then.options), dict(now.options)
+    pairs |= {name: (options.get(name), later.get(name)) for name in {**options, **later}}
+    return found + [f"{words} {one} -> {other}" for words, (one, other) in pairs.items() if one != other]
