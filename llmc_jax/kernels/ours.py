@@ -53,8 +53,8 @@ def variant_problem(variant: Variant) -> str:
     for name, value in variant.sizes:
         if name not in usual:
             return f"this version has no size {name!r}"
-        sound = [type(each) is int and each > 0 for each in (value if isinstance(value, tuple) else [value])]
-        if type(value) is not type(usual[name]) or not all(sound):
+        found, known = (each if isinstance(each, tuple) else (each,) for each in (value, usual[name]))
+        if len(found) != len(known) or not all(type(each) is int and each > 0 for each in found):
             return f"{name}={value!r} is no size"
     return ""
 

@@ -110,12 +110,13 @@ def from_json(data: Any, place: str) -> Resolved:
         if isinstance(data, Mapping) and type(data.get("format")) is int and data["format"] != FORMAT:
             raise ValueError(f"format {data['format']}; this version reads format {FORMAT}")
         resolved: Resolved = _read(Resolved, data, "")
+        hash(resolved)  # a size that is an object, for example, has none
         operations = [choice.operation for choice in resolved.choices]
         if len(set(operations)) < len(operations):
             raise ValueError("choices: an operation stands there twice")
         if resolved.logit_rows < 0 or resolved.gelu_fusion not in (0, 1, 2):
             raise ValueError("logit_rows or gelu_fusion is out of range")
-    except (ValueError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise FormatError(f"{place}: is no choice of kernels ({error})") from None
     return resolved
 

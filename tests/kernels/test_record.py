@@ -1,0 +1,283 @@
+"""A run's choice as plain data: there and back, repeated, and what cannot be."""
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmc_jax import kernels, setup
+from llmc_jax.config import ModelConfig, TrainConfig
+from llmc_jax.errors import FormatError, InputError
+from llmc_jax.kernels import Choice, Finding, Findings, Machine, Variant, choice, record
+from llmc_jax.kernels.operations import GROUPS, XLA
+from llmc_jax.kernels.record import Asked, MadeFor, Resolved, differences, from_json, to_json
+
+CPU = Machine("cpu", "cpu")
+H200, A100 = Machine("gpu", "NVIDIA H200", "9.0"), Machine("gpu", "NVIDIA A100-SXM4-40GB", "8.0")
+SHAPE = ModelConfig(64, 257, 384, 1, 1, 64)
+
+names = st.text(max_size=8)
+counts = st.integers(0, 2**31)
+sizes = st.lists(st.tuples(names, counts | st.tuples(counts, counts)), max_size=2).map(tuple)
+a_choice = st.builds(
+    Choice, names, names, names, names, st.booleans(), st.booleans(), names, names, sizes, st.booleans(),
+    st.floats(allow_nan=False, allow_infinity=False), names,
+)  # fmt: skip
+records = st.builds(
+    Resolved,
+    made_for=st.builds(MadeFor, names, names, *[counts] * 6),
+    asked=st.builds(Asked),
+    choices=st.lists(a_choice, max_size=3, unique_by=lambda each: each.operation).map(tuple),
+    logit_rows=counts,
+    gelu_fusion=st.sampled_from([0, 1, 2]),
+    options=st.dictionaries(names, st.booleans(), max_size=2).map(lambda each: tuple(each.items())),
+    sources=names,
+    format=st.just(record.FORMAT),
+)
+
+
+def resolved(config: TrainConfig, machine: Machine, dtype: str = "bf16", before: Resolved | None = None) -> Resolved:
+    """What a run writes down."""
+    execution, choices = setup.choose_execution(config, SHAPE, machine, dtype, before)
+    return setup.resolved_of(config, setup.made_for(config, SHAPE, machine, dtype), execution, choices)
+
+
+def with_choice(found: Resolved, operation: str, /, **fields: Any) -> Resolved:
+    """A record with another choice for an operation."""
+    changed = [each._replace(**fields) if each.operation == operation else each for each in found.choices]
+    return found._replace(choices=tuple(changed))
+
+
+def chosen(found: Resolved) -> dict[str, str]:
+    return {each.operation: each.implementation for each in found.choices}
+
+
+def problems(found: Resolved, config: TrainConfig, machine: Machine, dtype: str = "bf16", **more: Any) -> list[str]:
+    """The operations that cannot be repeated."""
+    at = kernels.Setting(machine, dtype, SHAPE.head_size)
+    return [each.split(":")[0] for each in record.cannot_repeat(found, setup.asked_of(config), at, **more)]
+
+
+# --- to and from JSON ------------------------------------------------------------------------------------------------
+
+
+@given(records)
+def test_there_and_back(found: Resolved) -> None:
+    again = from_json(json.loads(json.dumps(to_json(found))), "here")
+    assert again == found and differences(found, again) == []
+    hash(again)
+
+
+def test_a_field_with_a_default_may_be_missing() -> None:
+    found = resolved(TrainConfig(), H200)
+    older = to_json(found)
+    del older["sources"], older["format"]
+    for each in older["choices"]:
+        for name in ("fell_back", "makes_matrix", "backward", "version", "sizes", "measured", "ratio", "beside"):
+            del each[name]
+    again = from_json(older, "here")
+    assert chosen(again) == chosen(found) and again.logit_rows == found.logit_rows and again.sources == ""
+
+
+def spoiled(**fields: Any) -> dict[str, Any]:
+    return to_json(resolved(TrainConfig(), CPU, "fp32")) | fields
+
+
+DAMAGES: dict[str, Any] = {
+    "no object": [],
+    "nothing": {},
+    "another format": spoiled(format=2),
+    "an unknown field": spoiled(colour="red"),
+    "an unknown field of a choice": spoiled(choices=[to_json(Choice("gelu", "xla", "xla", "")) | {"colour": "red"}]),
+    "a missing field": {name: each for name, each in spoiled().items() if name != "asked"},
+    "a missing field of a choice": spoiled(choices=[{"operation": "gelu"}]),
+    "a number for a text": spoiled(sources=5),
+    "a text for a number": spoiled(logit_rows="8192"),
+    "true for a number": spoiled(logit_rows=True),
+    "no rows": spoiled(logit_rows=-1),
+    "no -ge": spoiled(gelu_fusion=3),
+    "an option without a value": spoiled(options=[["xla_gpu_enable_triton_gemm"]]),
+    "an operation twice": spoiled(choices=[to_json(Choice("gelu", "xla", "xla", ""))] * 2),
+    "null": spoiled(made_for=None),
+    "an object for a size": spoiled(choices=[to_json(Choice("gelu", "xla", "xla", "", sizes=(("a", {}),)))]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_no_record_is_refused(damage: str) -> None:
+    with pytest.raises(FormatError, match=r"^here: is no choice of kernels \(.+\)$"):
+        from_json(DAMAGES[damage], "here")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | names,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+)
+
+
+@given(records, st.sampled_from(Resolved._fields), json_values)
+def test_any_other_value_is_read_or_refused(found: Resolved, name: str, value: Any) -> None:
+    """Whatever stands there, nothing but FormatError comes out."""
+    with contextlib.suppress(FormatError):
+        hash(from_json(to_json(found) | {name: value}, "here"))
+
+
+# --- repeated --------------------------------------------------------------------------------------------------------
+
+SLOWER = with_choice(
+    with_choice(
+        resolved(TrainConfig(), H200), "attention",
+        version="wgmma2", why="1.31 x cudnn, measured here", measured=True, ratio=1.31, beside="cudnn",
+    ),
+    "gelu", sizes=(("gelu_block", 1024),),
+)._replace(logit_rows=1000, options=(("xla_gpu_enable_triton_gemm", True),))  # fmt: skip
+
+
+def test_a_record_wins_over_what_would_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over tables, estimates and findings: all that it holds is taken as it stands."""
+    monkeypatch.setitem(choice.MEASURED, ("sm_90", "attention"), ("cudnn", "a table"))
+    assert chosen(resolved(TrainConfig(), H200))["attention"] == "cudnn"
+    assert resolved(TrainConfig(), H200, before=SLOWER) == SLOWER
+    findings = Findings(fastest=(Finding("attention", "cudnn", us=1.0), Finding("gelu", "xla", us=1.0)))
+    execution, choices = setup.choose_execution(TrainConfig(), SHAPE, H200, "bf16", SLOWER, findings)
+    assert choices == SLOWER.choices and execution.logit_rows == 1000
+    assert problems(SLOWER, TrainConfig(), H200) == []
+
+
+def test_the_functions_are_those_of_the_record() -> None:
+    selection = record.choose_again(SLOWER, Asked(), False, kernels.Setting(H200, "bf16", 64))
+    assert selection.op.attention_forward.keywords["version"] == "wgmma2"  # type: ignore[attr-defined]
+    assert selection.op.gelu_forward.keywords["target"].changes == (("gelu_block", 1024),)  # type: ignore[attr-defined]
+    assert selection.op.classifier.keywords["target"] == "sm_90"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("fusion", [1, 2])
+def test_fused_gelu_is_repeated(fusion: int) -> None:
+    found = resolved(TrainConfig(gelu_fusion=fusion), H200)
+    again = record.choose_again(found, Asked(), False, kernels.Setting(H200, "bf16", 64))
+    kernel = kernels.pallas_operations("sm_90")
+    assert again.gelu_fusion == fusion and again.choices == found.choices
+    assert again.op.gelu_forward is XLA.gelu_forward
+    assert again.op.gelu_backward is (kernel.gelu_backward if fusion == 1 else XLA.gelu_backward)
+
+
+@pytest.mark.parametrize(
+    ("flags", "changed"),
+    [
+        ({"attention": "naive"}, {"attention"}),
+        ({"kernels": "xla"}, set(GROUPS)),
+        ({"gelu_fusion": 2}, {"gelu"}),
+        ({"logit_rows": 0}, set()),
+        ({"triton_gemm": "off"}, set()),
+    ],
+)
+def test_what_is_asked_for_now_counts_more(flags: dict[str, Any], changed: set[str]) -> None:
+    config = TrainConfig(**flags)
+    found = resolved(config, H200, before=SLOWER)
+    fresh = resolved(config, H200)
+    for ours, theirs, new in zip(found.choices, SLOWER.choices, fresh.choices, strict=True):
+        assert ours == (new if ours.operation in changed else theirs)
+    assert found.logit_rows == (fresh if "logit_rows" in flags else SLOWER).logit_rows
+    assert found.gelu_fusion == (fresh if "gelu_fusion" in flags else SLOWER).gelu_fusion
+    assert found.options == (fresh if "triton_gemm" in flags else SLOWER).options
+    assert problems(SLOWER, config, H200) == []  # it is not that it cannot run
+    # The same flags again, and auto, leave it so.
+    assert resolved(config, H200, before=found) == found
+    assert resolved(TrainConfig(), H200, before=found)._replace(asked=found.asked) == found
+
+
+def test_xla_flags_count_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_triton_gemm=false")
+    assert resolved(TrainConfig(), H200, before=SLOWER).options == (("xla_gpu_enable_triton_gemm", False),)
+
+
+def test_relu_attention_is_another_model_and_never_repeated_unasked() -> None:
+    relu = resolved(TrainConfig(attention="relu"), H200)
+    assert chosen(resolved(TrainConfig(), H200, before=relu))["attention"] == "flash, pallas"
+    assert chosen(resolved(TrainConfig(attention="relu"), H200, before=SLOWER))["attention"] == "relu, pallas"
+    assert resolved(TrainConfig(attention="relu"), H200, before=relu) == relu
+
+
+@pytest.mark.parametrize("then", [H200, CPU])
+@pytest.mark.parametrize("now", [A100, CPU, Machine("gpu", "Tesla T4", "7.5")])
+def test_on_another_architecture_everything_is_chosen_anew(then: Machine, now: Machine) -> None:
+    if then == now:
+        return
+    found = resolved(TrainConfig(), then, "fp32")._replace(logit_rows=77)
+    again = resolved(TrainConfig(), now, "fp32", before=found)
+    assert again == resolved(TrainConfig(), now, "fp32")
+    assert len(problems(found, TrainConfig(), now, "fp32")) == 1
+
+
+def test_another_card_of_the_same_architecture_repeats_it() -> None:
+    h100 = Machine("gpu", "NVIDIA H100 80GB HBM3", "9.0")
+    assert resolved(TrainConfig(), h100, before=SLOWER) == SLOWER and problems(SLOWER, TrainConfig(), h100) == []
+
+
+CANNOT: dict[str, tuple[str, dict[str, Any]]] = {
+    "an unknown row": ("gelu", {"implementation": "by hand"}),
+    "an unknown backward": ("gelu", {"backward": "by hand"}),
+    "an unknown version": ("attention", {"version": "wgmma9"}),
+    "an unknown size": ("gelu", {"sizes": (("gelu_colour", 1),)}),
+    "a size that is none": ("gelu", {"sizes": (("gelu_block", "large"),)}),
+    "sizes of another number": ("layernorm", {"sizes": (("layernorm_forward", (1, 2)),)}),
+    "an operation that there is not any more": ("layernorm", {"operation": "batchnorm"}),
+}
+
+
+@pytest.mark.parametrize("what", CANNOT)
+def test_what_cannot_run_is_chosen_anew_and_named(what: str) -> None:
+    operation, fields = CANNOT[what]
+    found = with_choice(SLOWER, operation, **fields)
+    assert problems(found, TrainConfig(), H200) == [operation]
+    again = resolved(TrainConfig(), H200, before=found)
+    fresh = resolved(TrainConfig(), H200)
+    for ours, theirs, new in zip(again.choices, SLOWER.choices, fresh.choices, strict=True):
+        assert ours == (new if ours.operation == operation else theirs)
+
+
+def test_what_another_precision_or_a_finding_rules_out_cannot_run() -> None:
+    assert problems(SLOWER, TrainConfig(), H200, "fp32") == ["attention"]
+    wrong = Findings(found=(Finding("gelu", "pallas", Variant(), "its numbers are wrong"),))
+    assert problems(SLOWER, TrainConfig(), H200, findings=wrong) == ["gelu"]
+    _, choices = setup.choose_execution(TrainConfig(), SHAPE, H200, "bf16", SLOWER, wrong)
+    assert next(each.implementation for each in choices if each.operation == "gelu") == "xla"
+
+
+def test_strict_still_refuses_what_was_asked_for_and_cannot_run() -> None:
+    config = TrainConfig(attention="flash", strict_kernels=True)
+    with pytest.raises(InputError, match="--strict-kernels"):
+        resolved(config, H200, "fp32", before=SLOWER)
+
+
+# --- differences -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        with_choice(SLOWER, "attention", version="wgmma"),
+        with_choice(SLOWER, "gelu", sizes=()),
+        SLOWER._replace(logit_rows=0),
+        SLOWER._replace(gelu_fusion=1),
+        SLOWER._replace(options=()),
+        SLOWER._replace(options=(("xla_gpu_enable_triton_gemm", False),)),
+        SLOWER._replace(sources="other"),
+    ],
+)
+def test_each_thing_that_decides_bits_is_a_difference(now: Resolved) -> None:
+    assert len(differences(SLOWER, now)) == len(differences(now, SLOWER)) == 1
+
+
+def test_what_is_for_people_is_none() -> None:
+    told = with_choice(SLOWER, "attention", why="as asked", measured=False, ratio=0.0, beside="", fell_back=True)
+    assert differences(SLOWER, told._replace(asked=Asked("pallas"))) == []
+
+
+def test_sources_count_where_our_kernels_run() -> None:
+    on_cpu, on_gpu = resolved(TrainConfig(), CPU, "fp32"), resolved(TrainConfig(), H200)
+    assert on_cpu.sources == "" and on_gpu.sources == record.digest_of_sources() != ""
+    assert resolved(TrainConfig(kernels="xla"), H200).sources == ""
