@@ -13,10 +13,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, vector
 
 f32 = jnp.float32
 bf16 = jnp.bfloat16
@@ -147,6 +150,64 @@ def flat_layout(elements: int, vector: int = 8) -> Any:
     return plgpu.Layout.WG_STRIDED((elements,), vec_size=vector)
 
 
+def by_warp(values: jax.Array, interpret: bool) -> jax.Array:
+    """Registers of `flat_layout` as (WARPS, …): each warp's own in a row, so that a sum over one is 5 shuffles.
+
+    Nothing moves: neighbouring vectors belong to neighbouring threads. Mosaic does not convert the one layout into the
+    other, so the registers get the other's name. Interpret mode has no layouts.
+    """
+    shape = WARPS, values.size // WARPS
+    if interpret:
+        return values.reshape(shape)
+    vector = values.size // (WARPS * LANES)
+    flat, rows = flat_layout(values.size, vector), row_layout(shape[1], vector)
+
+    @plgpu.inline_mgpu(arg_types=(flat,), return_type=plgpu.ShapeDtypeStruct(shape, values.dtype, layout=rows))
+    def relabel(_: Any, values: Any) -> Any:
+        layout = rows.to_mgpu()
+        registers = values.registers.reshape(layout.registers_shape(shape))
+        return mgpu.FragmentedArray(_registers=registers, _layout=layout, _is_signed=None)
+
+    return relabel(values)
+
+
+def widened(values: jax.Array, layout: Any, interpret: bool) -> jax.Array:
+    """bf16 registers in float32, an instruction an element: bf16 is float32's upper half.
+
+    LLVM takes the two halves of a register apart before it shifts them, half an instruction more for each element.
+    Other dtypes are converted as ever, and so is everything in interpret mode.
+    """
+    if interpret or values.dtype != bf16 or layout.to_mgpu().vec_size % 2:
+        return values.astype(f32)
+
+    @plgpu.inline_mgpu(
+        arg_types=(layout,), return_type=plgpu.ShapeDtypeStruct(values.shape, jnp.dtype(f32), layout=layout)
+    )
+    def widen(_: Any, values: Any) -> Any:
+        registers = np.empty_like(values.registers)
+        for place, register in np.ndenumerate(values.registers):
+            registers[place] = _widened_register(register)
+        return mgpu.FragmentedArray(_registers=registers, _layout=values.layout, _is_signed=None)
+
+    return widen(values)
+
+
+def _widened_register(register: ir.Value) -> ir.Value:
+    """MLIR's vector<2k x bf16> as vector<2k x f32>."""
+    [elements] = ir.VectorType(register.type).shape
+    i32 = ir.IntegerType.get_signless(32)
+    pairs_type, wide_type = (ir.VectorType.get((elements // 2,), element) for element in (i32, ir.F32Type.get()))
+    pairs = vector.bitcast(pairs_type, register)
+
+    def all_pairs(number: int) -> ir.Value:
+        splat = ir.DenseElementsAttr.get_splat(pairs_type, ir.IntegerAttr.get(i32, number))
+        return arith.constant(pairs_type, splat)  # type: ignore[call-arg, arg-type]
+
+    low = vector.bitcast(wide_type, arith.shli(pairs, all_pairs(16)))
+    high = vector.bitcast(wide_type, arith.andi(pairs, all_pairs(-(2**16))))
+    return vector.shuffle(low, high, [place // 2 + place % 2 * (elements // 2) for place in range(elements)])
+
+
 def load(ref: Any, layout: Any, dtype: Any = None) -> jax.Array:
     """Registers in a given layout from a Ref in GMEM, or from plain SMEM, converted to dtype if one is given."""
     values = plgpu.load(ref, layout=layout, optimized=False)
@@ -189,13 +250,13 @@ def shared(shape: Sequence[int], dtype: Any = f32) -> Any:
     return plgpu.SMEM(tuple(shape), dtype)
 
 
-def barrier() -> Any:
-    """A barrier of the whole warpgroup, for `scratch=`."""
-    return plgpu.Barrier()
+def barrier(warpgroups: int = 1) -> Any:
+    """A barrier of a block's warpgroups, for `scratch=`."""
+    return plgpu.Barrier(num_arrivals=warpgroups)
 
 
 def meet(barrier: Any) -> None:
-    """Each thread of the warpgroup waits for all: what they wrote to SMEM before, all can read afterwards."""
+    """Each thread of the barrier's warpgroups waits for all: what they wrote before, all can read afterwards."""
     plgpu.barrier_arrive(barrier)
     plgpu.barrier_wait(barrier)
 

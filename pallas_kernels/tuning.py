@@ -16,6 +16,7 @@ class Sizes(NamedTuple):
     adamw_vector: int = 4  # neighbouring elements per access: 16 bytes of float32; unmeasured
     embedding_rows: int = 32  # sorted tokens that one program sums; unmeasured
     classifier_rows: int = 2  # of logits that must fit into an SM for them to be kept there; unmeasured
+    classifier_warpgroups: int = 2  # that go through one row; unmeasured
     # longest rows that one, two and four warps hold in registers: the fewest warps that do not spill, see
     # benchmarks/results/layernorm_ladder.md; unmeasured
     layernorm_forward: tuple[int, int, int] = (1600, 2048, 8192)

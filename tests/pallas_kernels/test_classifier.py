@@ -1,14 +1,19 @@
 """The fused classifier's kernel, interpreted with race detection, against float64."""
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
+from llmc_jax import deviceless
 from llmc_jax.ops import classifier as twin
+from pallas_kernels import classifier as kernels
 from pallas_kernels.classifier import _form, classifier
+from tests.pallas_kernels.test_mosaic import launches
 
 DTYPES = {"bf16": jnp.bfloat16, "fp16": jnp.float16, "fp32": jnp.float32}
 
@@ -46,10 +51,16 @@ def check(logits: jax.Array, targets: jax.Array, dlosses: jax.Array, V: int, **h
 
 
 SHAPES = {
-    "d12's row: seven rounds of slabs, and a last one with padding": (2, 50304, 50257, "bf16"),
+    "d12's row: four rounds of slabs for two warpgroups, a narrower one, and one for the first alone": (
+        2,
+        50304,
+        50257,
+        "bf16",
+    ),
     "bytes: two narrow slabs, one real column in the second": (5, 384, 257, "bf16"),
-    "one round, a slab alone, narrow ones": (3, 8576, 8500, "bf16"),
-    "two rounds, and padding that begins with a slab": (2, 14464, 14336, "bf16"),
+    "one round, and narrow slabs, the last one for one warpgroup": (3, 8576, 8500, "bf16"),
+    "two rounds, a slab alone, and padding that begins with a slab": (2, 30848, 30720, "bf16"),
+    "padding in the second warpgroup's part": (2, 6144, 5500, "bf16"),
     "padding in the middle of a slab, and slabs of padding alone": (3, 4096, 1500, "bf16"),
     "an odd stride: padded and cut off again": (3, 1001, 999, "bf16"),
     "one column": (2, 128, 1, "bf16"),
@@ -77,19 +88,61 @@ def test_targets_at_the_borders_of_slabs_and_rounds() -> None:
     check(logits, targets, dlosses, 8500)
 
 
-def test_large_logits_do_not_overflow() -> None:
+@pytest.mark.parametrize("rounding", ["every product", "as the GPU does"])
+def test_large_logits_do_not_overflow(rounding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = np.zeros((4, 384), np.float32)
     logits[0, :3] = 1e4, -1e4, 0.0
-    logits[1, 7] = 3e38
+    logits[1, 7] = 1e9
     logits[2] = -1e4
     logits[3] = -np.inf
-    logits[3, 200] = -1e30
-    targets = jnp.array([1, 7, 0, 200], jnp.int32)
-    losses, dlogits = classifier(jnp.asarray(logits), targets, jnp.ones(4), 257, interpret=True)
-    np.testing.assert_allclose(losses, [2e4, 0.0, np.log(257), 0.0], rtol=1e-6)
-    one_hot = np.eye(384)[np.asarray(targets)]
+    logits[3, 200] = -1e9
+    targets = np.array([1, 7, 0, 200], np.int32)
+    if rounding == "as the GPU does":
+        monkeypatch.setattr(kernels, "_exponents", rounded_once)
+    with jax.enable_x64(rounding == "as the GPU does"):
+        losses, dlogits = classifier.__wrapped__(
+            jnp.asarray(logits), jnp.asarray(targets), jnp.ones(4, jnp.float32), 257, interpret=True
+        )
+    fused = rounding == "as the GPU does"  # exp2 of what the largest logit's own exponent lacks of 0 is rounded
+    np.testing.assert_allclose(losses, [2e4, 0.0, np.log(257), 0.0], rtol=1e-6, atol=1e-6 * fused)
+    one_hot = np.eye(384)[targets]
     prob = np.stack([np.eye(384)[0], np.eye(384)[7], (np.arange(384) < 257) / 257, np.eye(384)[200]])
-    np.testing.assert_allclose(dlogits, prob - one_hot, rtol=1e-5)
+    np.testing.assert_allclose(dlogits, prob - one_hot, rtol=1e-5, atol=1e-6 * fused)
+
+
+def rounded_once(logits: jax.Array, base: Any, interpret: bool) -> jax.Array:
+    """The kernel's exponents as the hardware has them: the product in full, then one rounding."""
+    product = logits.astype(jnp.float64) * float(np.float32(kernels.LOG2E))
+    return (product - base).astype(jnp.float32)
+
+
+@pytest.mark.parametrize("direction", ["up", "down", "either"])
+def test_the_hardware_s_exponential_is_exact_enough(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ex2.approx is off by up to 2 units in the last place, 2^-22: up, down, or as the argument's last bit says.
+
+    Up or down everywhere cancels between a weight and the sum of all, but for the loss, whose logarithm it moves by no
+    more; in both directions a probability may be off by twice as much, 2^-21.
+    """
+    exp2 = jnp.exp2
+
+    def approximate(x: jax.Array) -> jax.Array:
+        odd = lax.bitcast_convert_type(x, jnp.int32) & 1
+        sign = {"up": 1.0, "down": -1.0, "either": (2 * odd - 1).astype(jnp.float32)}[direction]
+        return exp2(x) * (1 + sign * jnp.float32(2.0**-22))
+
+    logits, targets, dlosses = inputs(3, 1664, 1600, "fp32")
+    wanted = expected(logits, targets, dlosses, 1600)
+    monkeypatch.setattr(kernels, "_exponents", rounded_once)
+    monkeypatch.setattr(kernels.jnp, "exp2", approximate)
+    with jax.enable_x64(True):
+        losses, dlogits = classifier.__wrapped__(logits, targets, dlosses, 1600, interpret=True)
+    moved = np.abs(np.asarray(losses, np.float64) - wanted[0]).max()
+    np.testing.assert_allclose(losses, wanted[0], rtol=2e-6, atol=2e-6)
+    hit = np.arange(1664) == np.asarray(targets)[:, None]
+    error = np.abs(np.asarray(dlogits, np.float64) - wanted[1])
+    prob = np.abs(wanted[1] + hit * np.asarray(dlosses, np.float64)[:, None])  # times |dloss|
+    assert (error <= (2.0**-21 + 4e-6) * prob + 2.0**-23 * hit).all()
+    assert moved > 2.0**-26  # it was the exponential that was spoilt
 
 
 def test_rows_do_not_touch_one_another() -> None:
@@ -124,6 +177,17 @@ def test_a_row_is_kept_where_two_fit_into_a_multiprocessor() -> None:
     }  # fmt: skip
     assert _form(2 * d12, "sm_90") == "sweeps"
     assert _form(384 * 2, "sm_89") == "shared"
+
+
+def test_the_widest_row_that_is_kept_is_kept_twice() -> None:
+    """By the shared memory that the lowered kernel asks for, and a kilobyte of the system's."""
+    Vp = max(columns for columns in range(128, 120_000, 128) if _form(columns * 2, "sm_90") == "shared")
+    kinds = ((2, Vp), jnp.bfloat16), ((2,), jnp.int32), ((2,), jnp.float32)
+    given = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kinds]
+    [launch] = launches(deviceless.lower_for(partial(classifier, vocab_size=Vp), given, "h200"))
+    assert launch.threads == 256
+    room = deviceless.TARGETS["h200"].shared_memory_per_multiprocessor
+    assert 2 * Vp <= launch.shared_memory <= room // 2 - 1024
 
 
 @pytest.mark.parametrize(

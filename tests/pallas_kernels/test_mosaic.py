@@ -1,18 +1,23 @@
-"""The grid of a launch: which axis is CUDA's x, and that batches of millions of tokens fit into it."""
+"""The grid of a launch, and what the functions written in MLIR do, which interpret mode does not run."""
 
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.experimental.mosaic import gpu as mgpu
+from jax.interpreters import mlir
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func
 
 from llmc_jax import deviceless
 from pallas_kernels import adamw, classifier, embedding, gelu, layernorm, mosaic, softmax
 from tests.aot.cases import Vp
+from tests.pallas_kernels.test_attention_layout import elements
 
 TOKENS = 2**22  # of a micro-batch: its logits alone are more than any card of today holds
 C = 128
@@ -22,8 +27,16 @@ def array(*shape: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def launched(lowered: Any) -> list[tuple[int, ...]]:
-    """The grids (x, y, z) of a program's Mosaic kernels, from the modules that the compiler gets."""
+class Launch(NamedTuple):
+    """How a kernel is launched."""
+
+    grid: tuple[int, ...]  # x, y, z
+    threads: int  # of a block
+    shared_memory: int  # bytes of a block
+
+
+def launches(lowered: Any) -> list[Launch]:
+    """Those of a program's Mosaic kernels, from the modules that the compiler gets."""
     modules: list[bytes] = []
 
     def visit(operation: Any) -> ir.WalkResult:
@@ -32,15 +45,17 @@ def launched(lowered: Any) -> list[tuple[int, ...]]:
         return ir.WalkResult.ADVANCE
 
     lowered.compiler_ir().operation.walk(visit)
-    context = ir.Context()
+    context = mlir.make_ir_context()
+    mgpu.dialect.register_dialect(context)
     context.allow_unregistered_dialects = True
-    grids = []
+    found = []
     for module in modules:
         text = str(ir.Module.parse(module, context=context))
-        constants = dict(re.findall(r'(%\d+) = "\S+arith\.constant"\(\) \{value = (\d+) : index\}', text))
-        [operands] = re.findall(r'gpu\.launch"\(%\d+, (%\d+), (%\d+), (%\d+),', text)
-        grids.append(tuple(int(constants[name]) for name in operands))
-    return grids
+        constants = dict(re.findall(r'(%\d+) = "\S+arith\.constant"\(\) \{value = (\d+) : \w+\}', text))
+        [operands] = re.findall(r'gpu\.launch"\(%\d+, ([^)]*)\)', text)
+        numbers = [int(constants[name]) for name in operands.split(", ")]
+        found.append(Launch(tuple(numbers[:3]), numbers[3] * numbers[4] * numbers[5], numbers[6]))
+    return found
 
 
 def test_the_last_axis_is_cuda_s_x() -> None:
@@ -48,7 +63,7 @@ def test_the_last_axis_is_cuda_s_x() -> None:
     given = array(TOKENS // 1024, 1024, 2048), array(TOKENS // 1024, 1024, dtype=jnp.int32), array(Vp, 2048)
     lowered = deviceless.lower_for(embedding.embedding_backward, given, "h200")
     windows = (TOKENS // 32, 2, 1)
-    assert launched(lowered) == [windows, windows, (1024 * 2048 // 1024, 1, 1)]
+    assert [launch.grid for launch in launches(lowered)] == [windows, windows, (1024 * 2048 // 1024, 1, 1)]
 
 
 rows, weights, fp32_rows = array(TOKENS, C), array(C), array(TOKENS, dtype=jnp.float32)
@@ -97,3 +112,53 @@ def test_a_grid_that_cuda_would_not_launch_is_refused(grid: tuple[int, ...], axi
         mosaic._check_grid("some_kernel", grid, names)
     largest = (2**31 - 1,) if len(grid) == 1 else grid[::-1]  # as many blocks on the last axis are none too many
     mosaic._check_grid("some_kernel", largest, names)
+
+
+# ----- registers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("vector", [1, 2, 4, 8])
+def test_a_flat_layout_s_registers_are_a_row_for_each_warp(vector: int) -> None:
+    """Thread t holds the elements from t `vector` on: what `by_warp` relies on."""
+    shape = 4, 32 * vector
+    held = elements(mosaic.row_layout(shape[1], vector).to_mgpu(), shape)  # (1, 4 warps, 32 lanes, vector, 2)
+    assert held.shape == (1, 4, 32, vector, 2)
+    flat = held[..., 0] * shape[1] + held[..., 1]
+    np.testing.assert_array_equal(flat.reshape(-1), np.arange(4 * 32 * vector))
+
+
+def run(operations: Any, given: np.ndarray) -> np.ndarray:
+    """What a few of MLIR's operations on one vector compute; the last one's result."""
+    dtypes = {"i32": "<i4", "f32": "<f4"}
+    values: dict[Any, np.ndarray] = {}
+    for operation in operations:
+        inputs = [values.get(operand, given) for operand in operation.operands]
+        match operation.name:
+            case "vector.bitcast":
+                result = inputs[0].view(dtypes[str(ir.VectorType(operation.result.type).element_type)])
+            case "arith.constant":
+                [number] = set(ir.DenseIntElementsAttr(operation.attributes["value"]))
+                result = np.int32(number)
+            case "arith.shli":
+                result = inputs[0] << inputs[1]
+            case "arith.andi":
+                result = inputs[0] & inputs[1]
+            case "vector.shuffle":
+                result = np.concatenate(inputs)[list(ir.DenseI64ArrayAttr(operation.attributes["mask"]))]
+        values[operation.result] = result
+    return result
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+def test_bf16_registers_are_widened(count: int) -> None:
+    given = np.asarray(jnp.array([1.5, -0.0, 3.4e38, 1e-40, -jnp.inf, 7.0, -2.25, 1e-3], jnp.bfloat16)[:count])
+    with mlir.make_ir_context(), ir.Location.unknown():
+        module = ir.Module.create()
+        with ir.InsertionPoint(module.body):
+            register = ir.VectorType.get((count,), ir.BF16Type.get())
+            function = func.FuncOp("widen", ([register], []))
+            with ir.InsertionPoint(function.add_entry_block()):
+                mosaic._widened_register(function.arguments[0])
+        widened = run(function.entry_block.operations, given)
+    assert widened.dtype == np.float32
+    np.testing.assert_array_equal(widened, given.astype(np.float32))
