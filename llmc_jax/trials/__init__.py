@@ -8,4 +8,6 @@ reference.py  that answer in parts, and how far off an output is
 attention.py  attention's answer, by blocks of rows
 numerics.py   errors beside float64, and whether the bits repeat
 times.py      times
+candidates.py what is tried for a run, at its own shapes
+check.py      one of them tried, and a whole step on several beside XLA's
 """

@@ -12,7 +12,7 @@ attention and relu_attention are forward and backward in one. Inputs are drawn a
 
 import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ import numpy as np
 
 from llmc_jax import kernels
 from llmc_jax.kernels.choice import implementations
+from llmc_jax.kernels.findings import frozen
 from llmc_jax.ops import attention as jnp_attention
 from llmc_jax.ops import softmax as jnp_softmax
 from llmc_jax.optimizer import AdamWNumbers
@@ -210,10 +211,18 @@ def _attention(function: str, normal: Function, B: int, T: int, NH: int, HS: int
 # ----- who solves them ----------------------------------------------------------------------------------------------
 
 
-def implementation(function: str, name: str = "pallas", *, interpret: bool = False, form: str = "") -> Any:
+def implementation(
+    function: str,
+    name: str = "pallas",
+    *,
+    interpret: bool = False,
+    form: str = "",
+    tuning: Mapping[str, Any] | None = None,
+) -> Any:
     """A function of `function`'s signature; of attention the pair forward, backward.
 
-    name: pallas, xla, triton; of attention pallas, mma, wgmma, wgmma2, cudnn, naive.
+    name: pallas, xla, triton; of attention pallas, mma, wgmma, wgmma2, cudnn, naive. tuning: fields of
+    pallas_kernels/tuning.py's Sizes that have another value.
     """
     if function in ("attention", "relu_attention"):
         return _attention_pair(function, name, interpret)
@@ -228,7 +237,16 @@ def implementation(function: str, name: str = "pallas", *, interpret: bool = Fal
         return partial(getattr(module, function), target=target())
     module = importlib.import_module(f"pallas_kernels.{MODULES[function]}")
     more = {"form": form} if form else {}
-    return partial(getattr(module, function), target=target(), interpret=interpret, **more)
+    return partial(getattr(module, function), target=_tuned(tuning or {}), interpret=interpret, **more)
+
+
+def _tuned(changes: Mapping[str, Any]) -> Any:
+    """The architecture here, with other tile sizes where there are any."""
+    from pallas_kernels import tuning
+
+    if unknown := changes.keys() - tuning.Sizes._fields:
+        raise NotMeasured(f"pallas_kernels/tuning.py has no {', '.join(sorted(unknown))}")
+    return tuning.Tuned(target(), frozen(list(changes.items()))) if changes else target()
 
 
 def _attention_pair(function: str, name: str, interpret: bool) -> tuple[Function, Function]:

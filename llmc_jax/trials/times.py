@@ -12,7 +12,7 @@ import jax
 
 from llmc_jax.trials import problems
 from llmc_jax.trials.clock import Timing, queued, timing
-from llmc_jax.trials.lines import Figures, NotMeasured
+from llmc_jax.trials.lines import Figures
 from llmc_jax.trials.problems import Function, Problem
 
 SETS_BYTES = 12e9  # of inputs at most
@@ -38,13 +38,11 @@ def measure(
     """
     if function in ("attention", "relu_attention"):
         return measure_attention(function, dtype, sizes, implementation, interpret=interpret)
-    if tuning:
-        change_sizes(tuning)
     seed = problems.seed_of(f"{function} {sizes}")
     least = problems.problem(function, dtype, sizes, seed, **options)
     number = 1 if interpret else number_of_sets(least)
     sets = [least] + [problems.problem(function, dtype, sizes, seed + k, **options) for k in range(1, number)]
-    solver = problems.implementation(function, implementation, interpret=interpret, form=form)
+    solver = problems.implementation(function, implementation, interpret=interpret, form=form, tuning=tuning)
     ours = time_of(solver, sets, quick=interpret)
     figures: Figures = {"us": 1e6 * ours.seconds, "GB/s": least.bytes / ours.seconds / 1e9, "spread": ours.spread}
     if against:
@@ -57,18 +55,6 @@ def number_of_sets(given: Problem) -> int:
     """Return how many calls, each on inputs of its own, stand in one program."""
     nbytes = sum(array.nbytes for array in given.arrays)
     return max(1, min(SETS, math.ceil(PROGRAM_BYTES / given.bytes), int(SETS_BYTES / nbytes)))
-
-
-def change_sizes(changes: dict[str, Any]) -> None:
-    """Gives the tuning table's row of this GPU other numbers, for everything that is traced from now on."""
-    from pallas_kernels import tuning
-
-    target = problems.target()
-    changes = {name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()}
-    if unknown := changes.keys() - tuning.Sizes._fields:
-        raise NotMeasured(f"pallas_kernels/tuning.py has no {', '.join(sorted(unknown))}")
-    tuning.SIZES[target] = tuning.SIZES[target]._replace(**changes)
-    jax.clear_caches()
 
 
 def time_of(solver: Function, sets: list[Problem], *, quick: bool = False) -> Timing:

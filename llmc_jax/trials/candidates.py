@@ -1,0 +1,158 @@
+"""What is tried for a run, as plain data: each operation's implementations, versions and tile sizes, and its shapes."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
+
+from llmc_jax import kernels
+from llmc_jax.config import ModelConfig
+from llmc_jax.kernels.choice import Implementation, Setting, Wish, candidates, implementations
+from llmc_jax.kernels.findings import Finding, Variant, frozen
+from llmc_jax.kernels.machine import Machine
+from llmc_jax.params import flat_size
+
+# Tile sizes that are tried beside those of pallas_kernels/tuning.py, whose own are left out.
+TILES: dict[str, dict[str, tuple[int, ...]]] = {
+    "layernorm": {"layernorm_blocks": (2, 3, 4)},
+    "gelu": {"gelu_block": (1024, 2048, 4096)},
+    "embedding backward": {"embedding_rows": (16, 32, 64)},
+    "adamw": {"adamw_vector": (2, 4, 8)},
+}
+LAYERS = 12  # of the step that is compared: a deeper model repeats them
+
+
+class Case(NamedTuple):
+    """A run as the trials see it: what decides shapes, precision and which implementations come into question."""
+
+    model: ModelConfig
+    batch_size: int  # B of a micro-batch
+    sequence_length: int
+    accumulation: int
+    dtype: str  # fp32, bf16, fp16
+    rounding: str
+    master_weights: bool
+    tf32: bool
+    recompute: int
+    recompute_blocks: int
+    logit_rows: int
+    gelu_fusion: int
+    options: tuple[tuple[str, bool], ...]  # of XLA
+    wish: Wish
+    machine: Machine
+    interpret: bool = False  # kernels are simulated on a CPU: for tests
+
+    @property
+    def setting(self) -> Setting:
+        """What an implementation may or may not be able to serve."""
+        return Setting(self.machine, self.dtype, self.model.head_size)
+
+
+def as_json(case: Case) -> dict[str, Any]:
+    """Return a case as what JSON can hold."""
+    nested = {"model": asdict(case.model), "wish": case.wish._asdict(), "machine": case.machine._asdict()}
+    return case._asdict() | nested
+
+
+def from_json(content: Mapping[str, Any]) -> Case:
+    """Return a case from what `as_json` made of it."""
+    nested = {
+        "model": ModelConfig(**content["model"]), "wish": Wish(**content["wish"]),
+        "machine": Machine(**content["machine"]), "options": frozen(content["options"]),
+    }  # fmt: skip
+    return Case(**{**content, **nested})
+
+
+# ----- what is tried ------------------------------------------------------------------------------------------------
+
+
+def listed(case: Case) -> list[Finding]:
+    """Return what is to be tried, the most important first: what would run, what it is compared with, other forms.
+
+    Where one implementation alone comes into question, there is nothing to try.
+    """
+    default, others, forms = [], [], []
+    for operation in kernels.GROUPS:
+        rows = _rows(case, operation)
+        if all(row.by == "xla" for row in rows):
+            continue
+        default.append(Finding(operation, rows[0].name))
+        others += [Finding(operation, row.name) for row in rows[1:]]
+        forms += [
+            Finding(operation, row.name, variant)
+            for row in rows
+            if row.by == "pallas" and not row.makes_matrix
+            for variant in _variants(case, row)
+        ]
+    return default + others + forms
+
+
+def _rows(case: Case, operation: str) -> list[Implementation]:
+    """The rows that may run an operation; without the slower ones that hold the T x T matrix, but for XLA's."""
+    rows = [row for row in candidates(operation, case.wish, case.setting).rows if not row.problem(case.setting)]
+    if operation == "gelu" and case.gelu_fusion == 2:
+        return [row for row in rows if row.by == "xla"]
+    return [row for row in rows if row.by == "xla" or not row.makes_matrix]
+
+
+def _variants(case: Case, row: Implementation) -> Iterator[Variant]:
+    """The forms of a row of our kernels beside its default one."""
+    from pallas_kernels import tuning
+
+    target = str(case.machine.target)
+    if row.operation == "attention":
+        padded = math.ceil(case.model.head_size / 16) * 16
+        default = tuning.attention_sizes(target, padded, None).version
+        for version in tuning.VERSIONS:
+            if version != default and (version == "mma" or target == "sm_90"):
+                yield Variant(version)
+        return
+    table = tuning.sizes(target)._asdict()
+    for name, values in TILES.get(row.operation, {}).items():
+        for value in values:
+            if name in table and table[name] != value:
+                yield Variant(sizes=((name, value),))
+
+
+# ----- its shapes ---------------------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """One function of an operation, as a problem of problems.py."""
+
+    function: str
+    sizes: list[int]
+    calls: int  # in a step
+
+
+def parts(case: Case, operation: str) -> list[Part]:
+    """Return the functions of an operation, at the run's own shapes."""
+    model, B, T = case.model, case.batch_size, case.sequence_length
+    L, C, rows = model.num_layers, model.channels, B * T
+    at_a_time = min(case.logit_rows or rows, rows)
+    size = flat_size(model)
+    if operation == "layernorm":
+        return [
+            Part(name, [rows, C], 2 * L if name.startswith("residual") else 1) for name in kernels.GROUPS[operation]
+        ]
+    if operation == "gelu":
+        return [Part(name, [rows, 4 * C], L) for name in kernels.GROUPS[operation]]
+    if operation == "attention":
+        relu = case.wish.attention == "relu"
+        return [Part("relu_attention" if relu else "attention", [B, T, model.num_heads, model.head_size], L)]
+    if operation == "classifier":
+        calls = math.ceil(rows / at_a_time)
+        return [Part("classifier", [at_a_time, model.vocab_size, model.padded_vocab_size], calls)]
+    if operation == "embedding backward":
+        return [Part("embedding_backward", [B, T, C, model.padded_vocab_size], 1)]
+    return [Part({"adamw": "adamw_update", "global norm": "global_norm"}[operation], [size], 1)]
+
+
+def row_of(finding: Finding) -> Implementation:
+    """Return the row that a finding is about."""
+    return next(row for row in implementations(finding.operation) if row.name == finding.implementation)
+
+
+def shallower(case: Case) -> Case:
+    """Return the case with as many layers as the step that is compared has."""
+    return case._replace(model=replace(case.model, num_layers=min(case.model.num_layers, LAYERS)))

@@ -1,0 +1,223 @@
+"""One implementation at a run's own shapes: is it right, and how long does it take? And a whole step on several.
+
+A task of children.py. Leaves out what is tried (candidates.py) and what follows from it (search.py).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from llmc_jax import compiling, kernels
+from llmc_jax.gpt2 import Execution
+from llmc_jax.kernels import XLA, Finding, Operations
+from llmc_jax.kernels.findings import finding_of, frozen
+from llmc_jax.kernels.operations import GROUPS, Function, functions_of
+from llmc_jax.optimizer import AdamWNumbers
+from llmc_jax.params import flat_size, num_parameters, tensor_specs
+from llmc_jax.schedule import ScheduleNumbers
+from llmc_jax.step import StepNumbers, StepOptions, initial_state, train_step
+from llmc_jax.trials import attention, candidates, numerics, problems, times
+from llmc_jax.trials.candidates import Case, Part
+from llmc_jax.trials.clock import timing
+from llmc_jax.trials.lines import Figures, NotMeasured
+
+MATRIX_BYTES = 2e9  # of attention's T x T matrix in one layer, beyond which XLA's step does without it, and has no time
+BETA1 = 0.9
+WHOLE_IN_FP64 = 2**28  # elements of AdamW's buffers; beyond that they are compared in float32
+
+
+def measure(what: str, case: Mapping[str, Any], **arguments: Any) -> Figures:
+    """Try one implementation (what: candidate) or a whole step (what: step): verdict, right or WRONG, and time."""
+    configure(candidates.from_json(case))
+    if what == "candidate":
+        return measure_candidate(candidates.from_json(case), finding_of(arguments["finding"]))
+    chosen = tuple(finding_of(each) for each in arguments["chosen"])
+    return measure_step(candidates.from_json(case), chosen, frozen(arguments["options"]))
+
+
+@cache
+def configure(case: Case) -> None:
+    """Set up JAX as the run does."""
+    if not case.tf32:
+        jax.config.update("jax_default_matmul_precision", "highest")
+
+
+# ----- one implementation -------------------------------------------------------------------------------------------
+
+
+def measure_candidate(case: Case, finding: Finding) -> Figures:
+    """The verdict on an operation's functions, and the microseconds that they take in one step.
+
+    XLA's are what the others are compared with in the end, so they are only timed.
+    """
+    solvers = functions(case, finding)
+    by_xla = candidates.row_of(finding).by == "xla"
+    total, wrong = 0.0, []
+    for part in candidates.parts(case, finding.operation):
+        if by_xla and part.function == "attention" and matrix_bytes(case) > MATRIX_BYTES:
+            raise NotMeasured("its T x T matrix is too large")
+        given = _problem(case, part)
+        solver: Any = (
+            solvers if "attention" in part.function else solvers[GROUPS[finding.operation].index(part.function)]
+        )
+        if not by_xla:
+            verdict = _verdict(case, finding, given, solver)
+            if verdict != "right":
+                wrong.append(f"{part.function}, {verdict.removeprefix('WRONG: ')}")
+        if not wrong:
+            total += part.calls * times.time_of(solver, [given], quick=case.interpret).seconds
+        del given
+    if wrong:
+        return {"verdict": f"WRONG: {'; '.join(wrong)}"}
+    return {"verdict": "right", "us": 1e6 * total}
+
+
+def _problem(case: Case, part: Part) -> problems.Problem:
+    options: dict[str, Any] = {}
+    if part.function == "adamw_update":
+        options = {"rounding": case.rounding, "master_weights": case.master_weights}
+    return problems.problem(part.function, case.dtype, part.sizes, problems.seed_of(part.function), **options)
+
+
+def _verdict(case: Case, finding: Finding, given: problems.Problem, solver: Any) -> str:
+    huge = given.function == "adamw_update" and given.arrays[0].size > WHOLE_IN_FP64
+    figures = numerics.judged(
+        given, solver, promised=candidates.row_of(finding).repeats_bits, interpret=case.interpret,
+        reference="fp32" if huge else "fp64", rounding=case.rounding,
+    )  # fmt: skip
+    return str(figures["verdict"])
+
+
+def functions(case: Case, finding: Finding) -> Sequence[Function]:
+    """Return the functions that a finding is about, in the order of GROUPS."""
+    row = candidates.row_of(finding)
+    if case.interpret and row.by == "pallas":
+        op = kernels.pallas_operations(str(case.machine.target), interpret=True, variant=finding.variant)
+        return functions_of(op, finding.operation)
+    return row.functions(case.setting, finding.variant)
+
+
+def matrix_bytes(case: Case) -> float:
+    """Bytes of attention's T x T matrix in one layer."""
+    size = 4 if case.dtype == "fp32" else 2
+    return float(size) * case.batch_size * case.model.num_heads * case.sequence_length**2
+
+
+# ----- a whole step -------------------------------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """What a step gave."""
+
+    loss: float  # in nats per token
+    gradient: np.ndarray  # (flat_size,) float32
+    seconds: float  # 0: not known
+
+
+def measure_step(case: Case, chosen: tuple[Finding, ...], options: compiling.Options) -> Figures:
+    """The verdict on a step on what was chosen beside XLA's, and its seconds. chosen: nothing is XLA's step itself.
+
+    options: of XLA, beside the run's own. Both steps are the run's own program, but for their number of layers
+    (candidates.LAYERS); the gradient is what AdamW makes of it in its first step.
+    """
+    case = candidates.shallower(case)
+    reference = _xla_step(case)
+    if not chosen:
+        return {"verdict": "right", "seconds": reference.seconds}
+    found = _step(case, operations(case, chosen), options)
+    return {"verdict": _beside(case, found, reference), "seconds": found.seconds}
+
+
+@cache
+def _xla_step(case: Case) -> Step:
+    """XLA's step; where the T x T matrix is too large for it, without that, and its time does not count."""
+    if matrix_bytes(case) <= MATRIX_BYTES:
+        try:
+            return _step(case, XLA, ())
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+    op = XLA._replace(attention_forward=attention.attention_forward, attention_backward=attention.attention_backward)
+    return _step(case, op, ())._replace(seconds=0.0)
+
+
+def operations(case: Case, chosen: Sequence[Finding]) -> Operations:
+    """Return XLA's operations with what was chosen in their place."""
+    by_name = {
+        name: function
+        for finding in chosen
+        for name, function in zip(GROUPS[finding.operation], functions(case, finding), strict=True)
+    }
+    if case.gelu_fusion and case.machine.platform == "gpu":  # as choice.choose has it
+        by_name["gelu_forward"] = XLA.gelu_forward
+    return XLA._replace(**by_name)
+
+
+def _step(case: Case, op: Operations, options: compiling.Options) -> Step:
+    """The run's program on random weights and tokens: loss and gradient of its first step, seconds of the next ones."""
+    model, kind = case.model, problems.DTYPES[case.dtype]
+    merged = tuple((dict(case.options) | dict(options)).items())
+    execution = Execution(op, case.recompute, case.recompute_blocks, case.logit_rows, case.gelu_fusion, merged)
+    step_options = StepOptions("constant", "matrices", execution, case.rounding)
+    scale = 128.0 if case.dtype == "fp16" else None
+    master = case.master_weights or case.dtype == "fp32"
+    state = initial_state(_weights(case), kind, master_weights=master, loss_scale=scale)
+    tokens = problems.skewed_tokens(
+        (min(case.accumulation, 2), case.batch_size, case.sequence_length + 1), model.vocab_size, seed=1
+    )
+    batch = jnp.asarray(tokens[..., :-1]), jnp.asarray(tokens[..., 1:])
+    numbers = _numbers()
+    program = compiling.compiled(train_step.lower(state, *batch, numbers, model, step_options), merged)
+    state, metrics = program(state, *batch, numbers)
+    loss, gradient = float(metrics.loss), np.asarray(state.m) / np.float32(1 - BETA1)
+    if case.interpret:
+        return Step(loss, gradient, 1.0)
+    states = [state]
+
+    def run_calls(calls: int) -> None:
+        for _ in range(calls):
+            states[0], metrics = program(states[0], *batch, numbers)
+        jax.block_until_ready(metrics)
+
+    return Step(loss, gradient, timing(run_calls, least=0.3, rounds=3).seconds)
+
+
+def _numbers() -> StepNumbers:
+    """Nothing is clipped, and the weights hardly move: AdamW's first m is the gradient times 1 - beta1."""
+    real, count = np.float32, np.int32
+    schedule = ScheduleNumbers(real(1e-6), count(0), count(1000), real(1.0), count(1000), real(0.1))
+    adamw = AdamWNumbers(real(BETA1), real(0.95), real(1e-8), real(0.0))
+    return jax.device_put(StepNumbers(schedule, adamw, real(0.0)))
+
+
+def _weights(case: Case) -> jax.Array:
+    """Random weights (flat_size,) float32: normalisations near one, all else small and not zero."""
+    model = case.model
+    used = jnp.arange(flat_size(model)) < num_parameters(model)
+    values = jnp.where(used, 0.02 * jax.random.normal(jax.random.key(0), used.shape, jnp.float32), 0.0)
+    for spec in tensor_specs(model):
+        if spec.name in ("ln1w", "ln2w", "lnfw"):
+            values = values.at[spec.offset : spec.offset + spec.size].add(1.0)
+    return values
+
+
+def _beside(case: Case, found: Step, reference: Step) -> str:
+    """The verdict: the loss, and every tensor's gradient, within what two steps in this precision differ by."""
+    loss_allowed, allowed = numerics.MODEL[case.dtype]
+    wrong, off = [], abs(found.loss - reference.loss)
+    if not off <= loss_allowed:
+        wrong.append(f"loss off by {off:.2g}, allowed {loss_allowed}")
+    errors = {}
+    for spec in tensor_specs(case.model):
+        here = slice(spec.offset, spec.offset + spec.size)
+        one, other = found.gradient[here].astype(np.float64), reference.gradient[here].astype(np.float64)
+        errors[spec.name] = float(np.linalg.norm(one - other) / np.linalg.norm(other))
+    name, error = max(errors.items(), key=lambda each: math.inf if math.isnan(each[1]) else each[1])
+    if not error <= allowed:
+        wrong.append(f"gradient of {name} off by {error:.2g}, allowed {allowed}")
+    return f"WRONG: {'; '.join(wrong)}" if wrong else "right"

@@ -1,0 +1,154 @@
+"""What is tried for a run, and what a try says: on a CPU, where kernels are interpreted, at tiny shapes."""
+
+import json
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmc_jax import kernels
+from llmc_jax.config import parse_descriptor
+from llmc_jax.kernels import Finding, Machine, Variant, Wish
+from llmc_jax.kernels.operations import GROUPS
+from llmc_jax.params import flat_size, tensor_specs
+from llmc_jax.trials import candidates, check, problems
+from llmc_jax.trials.candidates import Case
+
+H200 = Machine("gpu", "NVIDIA H200", "9.0")
+TINY = Case(
+    model=parse_descriptor("L1-NH2-C64-V100-T32"), batch_size=1, sequence_length=24, accumulation=1, dtype="bf16",
+    rounding="nearest", master_weights=True, tf32=True, recompute=1, recompute_blocks=0, logit_rows=8, gelu_fusion=0,
+    options=(), wish=Wish(), machine=H200, interpret=True,
+)  # fmt: skip
+D12 = TINY._replace(
+    model=parse_descriptor("d12"), batch_size=64, sequence_length=1024, logit_rows=8192, interpret=False
+)
+
+
+def labels(case: Case) -> list[str]:
+    return [each.label for each in candidates.listed(case)]
+
+
+def test_what_is_tried_on_hopper() -> None:
+    found = labels(D12)
+    assert len(found) == len(set(found))
+    assert found[:5] == [f"{operation}: {name}" for operation, name in (
+        ("layernorm", "pallas"), ("gelu", "pallas"), ("attention", "flash, pallas"), ("classifier", "pallas"),
+        ("embedding backward", "pallas"),
+    )]  # fmt: skip
+    assert {"attention: cudnn", "attention: naive, xla", "layernorm: xla"} <= set(found)
+    assert "attention: flash, pallas mma" in found and "adamw: pallas adamw_vector=8" in found
+    assert not any("triton" in name or "softmax" in name for name in found)
+
+
+def test_what_is_tried_elsewhere() -> None:
+    found = labels(D12._replace(machine=Machine("gpu", "NVIDIA A100-SXM4-80GB", "8.0")))
+    assert "attention: flash, pallas" in found and not any("wgmma" in name or "mma" in name for name in found)
+    assert "attention: cudnn" not in labels(D12._replace(dtype="fp32"))
+    assert candidates.listed(D12._replace(wish=Wish(kernels="xla"))) == []
+    assert candidates.listed(D12._replace(machine=Machine("cpu", "cpu"))) == []
+    cudnn = labels(D12._replace(wish=Wish(kernels="xla", attention="cudnn")))
+    assert cudnn == ["attention: cudnn", "attention: naive, xla"]
+    assert not any(name.startswith("gelu") for name in labels(D12._replace(gelu_fusion=2)))
+
+
+def test_shapes_are_the_runs_own() -> None:
+    sizes = {part.function: (part.sizes, part.calls) for name in GROUPS for part in candidates.parts(D12, name)}
+    assert set(sizes) == set(problems.MODULES) - {"softmax_forward", "softmax_backward", "relu_attention"}
+    assert sizes["residual_layernorm_backward"] == ([65536, 768], 24)
+    assert sizes["classifier"] == ([8192, 50257, 50304], 8)
+    assert sizes["attention"] == ([64, 1024, 12, 64], 12)
+    assert candidates.parts(D12._replace(logit_rows=0), "classifier")[0].sizes[0] == 65536
+    assert candidates.shallower(D12._replace(model=parse_descriptor("d48"))).model.num_layers == candidates.LAYERS
+
+
+def test_a_case_through_json() -> None:
+    case = D12._replace(options=(("xla_gpu_enable_triton_gemm", False),))
+    again = candidates.from_json(json.loads(json.dumps(candidates.as_json(case))))
+    assert again == case and hash(again) == hash(case)
+
+
+def tried(finding: Finding, case: Case = TINY) -> dict[str, Any]:
+    return check.measure("candidate", candidates.as_json(case), finding=finding._asdict())
+
+
+def test_a_right_kernel() -> None:
+    found = tried(Finding("gelu", "pallas", Variant(sizes=(("gelu_block", 1024),))))
+    assert found["verdict"] == "right" and found["us"] > 0
+    assert tried(Finding("gelu", "xla"))["verdict"] == "right"
+
+
+def test_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one function of several, and there in the gradient that is summed over the rows."""
+    real = kernels.pallas_operations
+
+    def spoilt(*arguments: Any, **named: Any) -> Any:
+        op = real(*arguments, **named)
+
+        def gelu_backward(*arrays: Any) -> Any:
+            dx, bias = op.gelu_backward(*arrays)
+            return dx, bias * jnp.asarray(1.05, bias.dtype)
+
+        return op._replace(gelu_backward=gelu_backward)
+
+    monkeypatch.setattr(kernels, "pallas_operations", spoilt)
+    found = tried(Finding("gelu", "pallas"))
+    assert found["verdict"].startswith("WRONG: gelu_backward, output 1") and "us" not in found
+
+
+def test_a_form_that_there_is_not() -> None:
+    with pytest.raises(ValueError, match="no_such_size"):
+        tried(Finding("gelu", "pallas", Variant(sizes=(("no_such_size", 1),))))
+
+
+CHOSEN = (Finding("gelu", "pallas"), Finding("classifier", "pallas"))
+
+
+def step(chosen: tuple[Finding, ...], case: Case = TINY) -> dict[str, Any]:
+    return check.measure(
+        "step", candidates.as_json(case), chosen=[each._asdict() for each in chosen], options=[]
+    )  # fmt: skip
+
+
+def test_steps_side_by_side() -> None:
+    """Every tensor's gradient counts, and what is no number is wrong."""
+    gradient = np.random.default_rng(0).standard_normal(flat_size(TINY.model)).astype(np.float32)
+    reference = check.Step(4.0, gradient, 1.0)
+    assert check._beside(TINY, reference._replace(gradient=gradient * 1.01), reference) == "right"
+    assert "loss off by 0.1" in check._beside(TINY, reference._replace(loss=4.1), reference)
+    for spec in tensor_specs(TINY.model):
+        for spoilt in (1.1, np.nan):
+            other = gradient.copy()
+            other[spec.offset : spec.offset + spec.size] *= spoilt
+            assert f"gradient of {spec.name} off" in check._beside(TINY, check.Step(4.0, other, 1.0), reference)
+
+
+@pytest.mark.slow
+def test_a_whole_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On kernels as XLA's; and where the classifier's gradient is off by a little."""
+    assert step(())["verdict"] == "right"
+    assert step(CHOSEN)["verdict"] == "right"
+    real = check.operations
+
+    def spoilt(case: Case, chosen: Any) -> Any:
+        op = real(case, chosen)
+
+        def classifier(*arguments: Any) -> Any:
+            losses, dlogits = op.classifier(*arguments)
+            return losses, dlogits * jnp.asarray(1.05, dlogits.dtype)
+
+        return op._replace(classifier=classifier)
+
+    monkeypatch.setattr(check, "operations", spoilt)
+    assert step(CHOSEN)["verdict"].startswith("WRONG: gradient of")
+
+
+@pytest.mark.slow
+def test_a_step_without_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is too large, XLA's step is compared without it, and its time is not one."""
+    monkeypatch.setattr(check, "MATRIX_BYTES", 100)
+    found = step((), TINY._replace(batch_size=2))
+    assert found == {"verdict": "right", "seconds": 0.0}
+    with pytest.raises(check.NotMeasured):
+        tried(Finding("attention", "naive, xla"))
