@@ -279,7 +279,12 @@ def repeated(config: TrainConfig, earlier: Earlier | None) -> Repeat | None:
     if earlier is not None and (found := _choice_in(earlier.folder, earlier.facts)) is not None:
         return found
     path = Path(config.output_dir) / KERNELS
-    return _choice_of(path) if config.reuse and config.output_dir and path.exists() else None
+    if not config.reuse or not config.output_dir or not path.exists():
+        return None
+    try:
+        return _choice_of(path)
+    except FormatError as error:
+        raise FormatError(f"{error}; remove the file, and the kernels are chosen anew") from error
 
 
 def _named_choice(name: str) -> Repeat:
@@ -303,10 +308,7 @@ def _named_choice(name: str) -> Repeat:
 
 def _choice_of(path: Path) -> Repeat:
     """The choice in a kernels.json."""
-    try:
-        return Repeat(path, record.from_json(read_kernels(path), str(path)))
-    except FormatError as error:
-        raise FormatError(f"{error}; remove the file, and the kernels are chosen anew") from error
+    return Repeat(path, record.from_json(read_kernels(path), str(path)))
 
 
 def _choice_in(folder: Path, facts: Mapping[str, Any]) -> Repeat | None:

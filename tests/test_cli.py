@@ -302,7 +302,7 @@ def options_of(line: str) -> cli.Given:
         ("--bath-size", "--batch-size"),
         ("--dtpye", "--dtype"),
         ("--learning", "--learning-rate"),
-        ("--kernel", "--kernels"),
+        ("--kernel", "--kernels or --kernels-from"),
         ("-help", "--help"),
     ],
 )

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -21,8 +22,9 @@ from llmc_jax.checkpoint.llmc import read_model
 from llmc_jax.config import TrainConfig
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.errors import FormatError, InputError
+from llmc_jax.kernels import choice, record
 from llmc_jax.resume import Counters, find_earlier, stored_counters
-from llmc_jax.runlog import RunLog, locked, read_metrics
+from llmc_jax.runlog import KERNELS, RunLog, locked, read_kernels, read_metrics
 from tests.same_run import arrays, check_same, differences, leftovers, steps_of, write_shards
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -483,6 +485,163 @@ def test_another_number_of_threads_is_told(train: Train, copy: Path, monkeypatch
     run = complete(train("-y", 1))
     (note,) = [line for line in run.out.splitlines() if "not bit-exact from here" in line]
     assert f"threads {device.cpu_cores} -> {device.cpu_cores + 1}" in note
+
+
+# ----- the kernels of the run ---------------------------------------------------------------------------------------
+
+
+BARE = ("-v", 0, "-s", 0)
+
+
+def rows_with(name: str = "", *, preferred: bool) -> tuple[choice.Implementation, ...]:
+    """The implementations and, if named, one more of GELU; of those of XLA the last one is preferred."""
+    plain = next(row for row in choice.IMPLEMENTATIONS if (row.operation, row.name) == ("gelu", "xla"))
+    more = (plain._replace(name=name),) if name else ()
+    return (*choice.IMPLEMENTATIONS, *more) if preferred else (*more, *choice.IMPLEMENTATIONS)
+
+
+@contextmanager
+def other_gelu(name: str = "other", *, preferred: bool = False) -> Iterator[None]:
+    """Within the block there is another implementation of GELU; preferred: which would be chosen."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choice, "IMPLEMENTATIONS", rows_with(name, preferred=preferred))
+        yield
+
+
+def gelu_of(place: Path) -> str:
+    """The implementation of GELU that a run folder's kernels.json, or a checkpoint, says."""
+    found = read_kernels(place / KERNELS) if (place / KERNELS).exists() else store.read_facts(place)["kernels"]
+    return next(each.implementation for each in record.from_json(found, "").choices if each.operation == "gelu")
+
+
+@pytest.fixture(scope="module")
+def by_other(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run stopped after two steps whose GELU is another row's; read-only by agreement."""
+    folder = tmp_path_factory.mktemp("other") / "run"
+    with pytest.MonkeyPatch.context() as patch, stopped_after(2), other_gelu(preferred=True):
+        patch.setattr(curves, "draw_curves", lambda *_: None)
+        patch.setattr(os, "fsync", lambda _: None)
+        assert cli.main([str(word) for word in (*flags_of(data), *BARE, "-o", folder)]) == 130
+    assert gelu_of(folder) == gelu_of(folder / "state_00000002") == "other"
+    return folder
+
+
+@pytest.fixture
+def other_copy(by_other: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(by_other, tmp_path / "run"))
+
+
+def not_exact(run: Result) -> list[str]:
+    return [line for line in run.out.splitlines() if "not bit-exact from here" in line]
+
+
+def test_a_continued_run_takes_the_kernels_of_its_checkpoint(train: Train, other_copy: Path) -> None:
+    """Though another would be chosen now; the folder's own file counts only where there is no checkpoint."""
+    (other_copy / KERNELS).write_text("damaged")
+    with other_gelu():
+        run = complete(train(*BARE, "-y", 1, "-x", 4))
+    assert not_exact(run) == [] and run.values("resume", "step") == [2]
+    assert gelu_of(run.folder) == gelu_of(run.folder / "state_00000004") == "other"
+
+
+def test_kernels_that_there_are_not_any_more_are_chosen_anew(train: Train, other_copy: Path) -> None:
+    run = complete(train(*BARE, "-y", 1, "-x", 4))
+    (note,) = not_exact(run)
+    assert "kernel of gelu other -> xla" in note and "no 'other'" in note
+    assert gelu_of(run.folder) == gelu_of(run.folder / "state_00000004") == "xla"
+
+
+def test_a_flag_counts_more_than_the_kernels_of_the_checkpoint(train: Train, other_copy: Path) -> None:
+    with other_gelu():
+        run = complete(train(*BARE, "-y", 1, "-x", 3, "--logit-rows", 8))
+        (note,) = not_exact(run)
+        assert "logit rows 0 -> 8" in note and "gelu" not in note
+        assert (read_kernels(run.folder / KERNELS)["logit_rows"], gelu_of(run.folder)) == (8, "other")
+        again = complete(train(*BARE, "-y", 1, "-x", 4, "--logit-rows", -1))  # which leaves it as it was
+    assert not_exact(again) == [] and read_kernels(run.folder / KERNELS)["logit_rows"] == 8
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_restart_before_the_first_checkpoint_takes_the_kernels(train: Train, other_copy: Path, there: bool) -> None:
+    forget(other_copy, 2)
+    with other_gelu("other" if there else ""):
+        run = complete(train(*BARE, "-y", 1, "-x", 1))
+    assert run.values("resume", "step") == [] and run.values("train", "step") == [0]
+    assert gelu_of(run.folder) == ("other" if there else "xla")
+    assert len(not_exact(run)) == (0 if there else 1)
+
+
+def test_a_restart_with_other_shapes_is_another_run(data: Path, other_copy: Path) -> None:
+    forget(other_copy, 2)
+    words = [str(word) for word in (*flags_of(data), *BARE, "-o", other_copy, "-y", 1)]
+    with other_gelu():
+        for more, expected in (([], "other"), (["-b", "1"], "xla")):
+            setup, _ = trainer.prepare(cli.parse_args([*words, *more]), [])
+            assert [each.implementation for each in setup.choices if each.operation == "gelu"] == [expected]
+            assert not any("not bit-exact" in note for note in setup.notes)
+
+
+def test_a_damaged_choice_is_refused_where_it_would_be_taken(train: Train, other_copy: Path) -> None:
+    forget(other_copy, 2)
+    (other_copy / KERNELS).write_text('{"format": 1}')
+    before = snapshot(other_copy)
+    refused = train("-y", 1)
+    assert refused.code == 2 and refused.err.startswith(f"train.py: {other_copy / KERNELS}: ")
+    assert refused.err.count("\n") == 1 and snapshot(other_copy) == before
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_kernels(
+    train: Train, unbroken: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        make = trainer.make_facts
+        patch.setattr(trainer, "make_facts", lambda *args, **more: without(make(*args, **more), "kernels"))
+        older = train("-n", 4, stop=7)
+    (older.folder / KERNELS).unlink()
+    run = complete(train("-y", 1, "-n", 4))
+    assert not_exact(run) == []
+    check_same(run.folder, unbroken)
+
+
+def without(facts: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: each for key, each in facts.items() if key != name}
+
+
+@pytest.mark.parametrize("place", ["run", "run/state_00000002", "run/kernels.json"])
+def test_kernels_from_repeats_the_choice_of_another_run(train: Train, by_other: Path, place: str) -> None:
+    with other_gelu():
+        run = complete(train(*BARE, "-x", 1, "--kernels-from", by_other.parent / place, folder="new"))
+        assert gelu_of(run.folder) == "other" and "not repeated" not in run.out
+        # It is this run's own from then on.
+        again = complete(train(*BARE, "-x", 2, "-y", 1, folder="new"))
+    assert gelu_of(again.folder) == "other" and not_exact(again) == []
+
+
+def test_kernels_from_counts_more_than_the_checkpoint(train: Train, stopped: Path, other_copy: Path) -> None:
+    with other_gelu():
+        run = complete(train(*BARE, "-y", 1, "-x", 3, "--kernels-from", stopped))
+    (note,) = not_exact(run)
+    assert "kernel of gelu other -> xla" in note and gelu_of(run.folder) == "xla"
+
+
+def test_kernels_from_another_machine(train: Train, by_other: Path) -> None:
+    """What cannot run is said, and with --strict-kernels refused."""
+    run = complete(train(*BARE, "-x", 1, "--kernels-from", by_other, folder="new"))
+    (note,) = [line for line in run.out.splitlines() if "not repeated" in line]
+    assert note.startswith(f"--kernels-from {by_other}: ") and "no 'other'" in note
+    assert gelu_of(run.folder) == "xla"
+    refused = train(*BARE, "-x", 1, "--kernels-from", by_other, "--strict-kernels", folder="strict")
+    assert refused.code == 2 and "no 'other'" in refused.err and refused.err.count("\n") == 1
+    assert not refused.folder.exists()
+
+
+def test_kernels_from_what_holds_none(train: Train, by_other: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "damaged").write_bytes(b"\xff")
+    for place in (tmp_path / "missing", tmp_path / "empty", tmp_path / "damaged", by_other / "config.json"):
+        refused = train("--kernels-from", place, folder="new")
+        assert refused.code == 2 and not refused.folder.exists()
+        assert refused.err.startswith(f"train.py: --kernels-from {place}: ") and refused.err.count("\n") == 1
 
 
 # ----- checkpoints that are damaged, logs that are torn -------------------------------------------------------------

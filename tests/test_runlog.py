@@ -623,6 +623,29 @@ def test_there_is_one_configuration(tmp_path: Path) -> None:
     assert runlog.read_config(tmp_path) == {"start": 2}
 
 
+@pytest.mark.parametrize("failing", [1, 2])
+def test_of_the_configuration_and_the_kernels_both_are_written_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    runlog.write_config(tmp_path, {"start": 1}, {"kernels": 1})
+    write, calls = Path.write_bytes, []
+
+    def fail(path: Path, data: bytes) -> int:
+        calls.append(path)
+        if len(calls) == failing:
+            raise OSError(28, "No space left on device")
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(InputError, match=r"json: cannot write it: No space left"):
+        runlog.write_config(tmp_path, {"start": 2}, {"kernels": 2})
+    assert runlog.read_config(tmp_path) == {"start": 1}
+    assert runlog.read_kernels(tmp_path / "kernels.json") == {"kernels": 1}
+    assert len(list(tmp_path.iterdir())) == 2
+    runlog.write_config(tmp_path, {"start": 3}, {"kernels": 3})
+    assert runlog.read_kernels(tmp_path / "kernels.json") == {"kernels": 3}
+
+
 def test_the_configurations_of_earlier_versions(tmp_path: Path) -> None:
     """They kept those of earlier starts under numbers; killed at a start, they could leave these alone."""
     assert runlog.config_file(tmp_path) is None and runlog.read_config(tmp_path) is None
