@@ -125,8 +125,8 @@ class Table(NamedTuple):
 # ----- groups -------------------------------------------------------------------------------------------------------
 
 
-def group_of(program: Program, instruction: Instruction, rows: int) -> str:
-    """The group of a kernel. rows: of a micro-batch, B T."""
+def group_of(program: Program, instruction: Instruction, rows: int, heads: int) -> str:
+    """The group of a kernel. rows: of a micro-batch, B T; heads: NH."""
     parts = [instruction, *program.members(instruction)]
     owner = program.owners.get(instruction.name)
     place = owner.place if owner else Place("forward", "other")
@@ -141,7 +141,7 @@ def group_of(program: Program, instruction: Instruction, rows: int) -> str:
         return "slices of weights" if place.operation == "weights" else place.operation
     summed = (*LINEAR, *LAYERNORMS, "gelu", "attention")
     if place.phase == "backward" and place.operation in summed and any(each.opcode == "reduce" for each in parts):
-        return _sum_group(program, instruction, place.operation, rows)
+        return _sum_group(program, instruction, rows, heads)
     if place.operation in LINEAR:
         return "sums of partial sums" if "dot_general" in instruction.op_name else "bias additions"
     return _kernel_group(place, names)
@@ -158,8 +158,8 @@ def _kernel_group(place: Place, names: str) -> str:
     )
 
 
-def _sum_group(program: Program, instruction: Instruction, operation: str, rows: int) -> str:
-    if operation == "attention" and elements(instruction.shape) >= rows:
+def _sum_group(program: Program, instruction: Instruction, rows: int, heads: int) -> str:
+    if elements(instruction.shape) == rows * heads:
         return "delta of attention"
     largest = max((elements(program.by_name[name].shape) for name in instruction.operands), default=0)
     return "bias gradients" if largest >= rows * 64 else "sums of partial sums"
@@ -222,7 +222,7 @@ def make_table(
     program, target = Program(text), deviceless.TARGETS[gpu]
     groups = dict.fromkeys(GROUPS, Group())
     for instruction, times in program.launched():
-        name = group_of(program, instruction, shape.rows)
+        name = group_of(program, instruction, shape.rows, model.num_heads)
         known = name in KNOWN_BYTES and "mosaic_gpu" in instruction.rest
         moved = 0 if known else program.moved_bytes(instruction)
         flops = sum(program.product_flops(each) for each in (instruction, *program.members(instruction)))

@@ -503,8 +503,9 @@ class TrainConfig:
     )
     gelu_fusion: int = option(
         -1, "-ge --gelu-fusion", PRECISION,
-        "where XLA may put GELU into the matrix product beside it: 0 = nowhere, 1 = forward, 2 = backward too, "
-        "-1 = nowhere, until it has been measured",
+        "GELU in the matrix product before it, by NVIDIA's library: 1 = forward (needs -r 0, since it has other bits "
+        "than one computed again; no product by Triton), 0 = not, -1 = not, until it has been measured; 2 (llm.c: its "
+        "gradient too) is refused: XLA has no form of that",
         choices=(-1, 0, 1, 2),
     )
     recompute: int = option(
@@ -730,6 +731,20 @@ def _contradictions(config: TrainConfig) -> list[str]:
         problems.append(
             f"{_given(config, 'total_batch_size')}: an update's tokens must be a multiple of {unit} ({product}); "
             f"take {choice}"
+        )
+    if config.gelu_fusion == 2:
+        problems.append(
+            "-ge 2: XLA cannot let NVIDIA's library compute GELU's gradient in a product; write -ge 1: GELU itself is "
+            "computed in one, its gradient by a kernel"
+        )
+    if config.gelu_fusion == 1 and config.recompute and not config.recompute_blocks:
+        problems.append(
+            f"-ge 1: GELU in the product has other bits than one that {_given(config, 'recompute')} computes again; "
+            "write -r 0, which takes more memory, or leave -ge out"
+        )
+    if config.gelu_fusion == 1 and config.triton_gemm == "on":
+        problems.append(
+            "-ge 1: GELU is computed in a product of NVIDIA's library, not in one by Triton; leave --triton-gemm out"
         )
     if config.dtype == "fp16" and config.rounding == "stochastic":
         problems.append("--rounding stochastic: is for bf16 only; with --dtype fp16 weights are rounded to nearest")

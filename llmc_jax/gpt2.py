@@ -44,7 +44,7 @@ class Execution(NamedTuple):
     recompute: int = 0  # llm.c's -r: the backward computes again 0 nothing, 1 GELU, 2 GELU and layernorms
     recompute_blocks: int = 0  # N > 0: only the stream before every N-th block is kept, all else computed again
     logit_rows: int = 0  # rows of logits that exist at a time; 0: all B T of them
-    gelu_fusion: int = 0  # llm.c's -ge: XLA may put GELU into its product 0 nowhere, 1 forward, 2 backward too
+    gelu_fusion: int = 0  # llm.c's -ge: 1: the forward's GELU is computed in the product before it
     compiler_options: compiling.Options = ()  # of XLA, which every program of the run is compiled with
 
 
@@ -130,7 +130,7 @@ def block_forward(
         residual2, ln2, ln2_mean, ln2_rstd = pinned(op.residual_layernorm_forward(residual1, attproj, p.ln2w, p.ln2b))
     with scope("fc"):
         fch = linear_forward(ln2, p.fcw, p.fcb)  # (B, T, 4C)
-        fch = pinned(fch) if execution.gelu_fusion < 1 else fch
+        fch = fch if execution.gelu_fusion else pinned(fch)
     with scope("gelu"):
         fch, fch_gelu = pinned((fch, op.gelu_forward(fch)))  # (B, T, 4C) each
     with scope("fcproj"):
@@ -191,7 +191,7 @@ def block_backward(
     # straight on, to be added to what comes out of layernorm 2.
     with scope("fcproj"):
         dfch_gelu, dfcprojw = linear_backward(dresidual3, a.fch_gelu, p.fcprojw)
-        dfch_gelu = pinned(dfch_gelu) if execution.gelu_fusion < 2 else dfch_gelu
+        dfch_gelu = pinned(dfch_gelu)
     with scope("gelu"):
         dfch, dfcb = op.gelu_backward(dfch_gelu, a.fch)
     with scope("fc"):

@@ -296,7 +296,8 @@ def choose_execution(
     """How the model will be computed, and what runs each operation. Raises InputError as --strict-kernels has it.
 
     before: an earlier choice, which is repeated but for what cannot run here and what flags now ask for otherwise.
-    findings: what was found out on this card, which decides the rest.
+    findings: what was found out on this card, which decides the rest. Raises InputError, too, where GELU would be in
+    the product and other options do not go with that.
     """
     asked, before = asked_of(config), record.here(before, machine)
     setting = kernels.Setting(machine, dtype, model.head_size)
@@ -305,18 +306,39 @@ def choose_execution(
     if before is not None and record.still(before, asked, "logit_rows"):
         rows = before.logit_rows
     options = _options(asked, machine, before)
+    if selection.gelu_fusion:
+        _check_gelu_in_product(config, options)
     execution = Execution(selection.op, config.recompute, config.recompute_blocks, rows, selection.gelu_fusion, options)
     return execution, selection.choices
 
 
+def triton_gemm_wish(asked: kernels.Asked) -> str:
+    """What --triton-gemm comes to before the GPU is known: GELU is computed in a product by NVIDIA's library alone."""
+    return "off" if asked.gelu_fusion == 1 and asked.triton_gemm == "auto" else asked.triton_gemm
+
+
+def _check_gelu_in_product(config: TrainConfig, options: compiling.Options) -> None:
+    """Raise InputError where GELU would be computed again, or the product by XLA. Flags alone config.py has checked."""
+    if config.recompute and not config.recompute_blocks:
+        raise InputError(
+            f"-r {config.recompute}: the repeated choice of kernels has GELU in the product, with other bits than "
+            "one that is computed again; write -r 0 or -ge 0"
+        )
+    if dict(options).get(compiling.TRITON_GEMM) is not False:
+        raise InputError(
+            "-ge 1: NVIDIA's library must make the products, and XLA_FLAGS has "
+            f"--{compiling.TRITON_GEMM}=true; take that out, or write -ge 0"
+        )
+
+
 def _options(asked: kernels.Asked, machine: kernels.Machine, before: kernels.Resolved | None) -> compiling.Options:
     """XLA's options: as before, but for those that a flag or XLA_FLAGS sets."""
-    options = compiling.triton_gemm(asked.triton_gemm, machine.target)
+    options = compiling.triton_gemm(triton_gemm_wish(asked), machine.target)
     if before is None:
         return options
     flags = compiling.user_flags()
     again = {name: flags.get(name, value) for name, value in before.options}
-    set_now = compiling.TRITON_GEMM in flags or not record.still(before, asked, "triton_gemm")
+    set_now = compiling.TRITON_GEMM in flags or not record.still(before, asked, "triton_gemm", "gelu_fusion")
     return tuple((again | (dict(options) if set_now else {})).items())
 
 
@@ -619,7 +641,7 @@ def repeat_rows(setup: Setup) -> list[tuple[str, Any]]:
 
 def option_rows(setup: Setup) -> list[tuple[str, str]]:
     """The options that XLA compiles the run's programs with, for the table; none where it has its defaults."""
-    who = compiling.decided_by(setup.config.triton_gemm)
+    who = compiling.decided_by(triton_gemm_wish(asked_of(setup.config)))
     options = setup.execution.compiler_options
     return [(name.removeprefix("xla_gpu_enable_"), f"{'on' if value else 'off'} ({who})") for name, value in options]
 

@@ -48,6 +48,17 @@ def test_only_hopper_differs_from_xlas_default() -> None:
     assert on_cpu.compiler_options == ()
 
 
+def test_gelu_in_a_product_takes_nvidia_s_library_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, model = TrainConfig(gelu_fusion=1, recompute=0), parse_descriptor("d12")
+    for gpu in deviceless.TARGETS.values():
+        machine = Machine("gpu", gpu.device_kind, "{}.{}".format(*gpu.capability))
+        assert choose_execution(config, model, machine, "bf16")[0].compiler_options == OFF
+    assert choose_execution(config, model, Machine("cpu", "cpu"), "fp32")[0].compiler_options == ()
+    monkeypatch.setenv("XLA_FLAGS", f"--{TRITON_GEMM}=true")
+    with pytest.raises(InputError, match=rf"^-ge 1: [^\n]*{TRITON_GEMM}=true"):
+        choose_execution(config, model, machine, "bf16")
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [

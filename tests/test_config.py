@@ -227,6 +227,22 @@ def test_a_rank_without_processes_and_a_step_schedule_without_steps_are_refused(
     validate(TrainConfig(schedule="cosine", step_every=0))
 
 
+@pytest.mark.parametrize("level", [1, 2])
+def test_gelu_in_the_product_is_not_computed_again(level: int) -> None:
+    with pytest.raises(InputError, match=rf"^-ge 1: [^\n]*-r {level} computes again; write -r 0\b[^\n]*$"):
+        validate(TrainConfig(gelu_fusion=1, recompute=level))
+
+
+def test_gelu_s_gradient_is_in_no_product() -> None:
+    with pytest.raises(InputError, match=r"^-ge 2: [^\n]*-ge 1[^\n]*$"):
+        validate(TrainConfig(gelu_fusion=2))
+
+
+def test_gelu_is_in_no_product_by_triton() -> None:
+    with pytest.raises(InputError, match=r"^-ge 1: [^\n]*leave --triton-gemm out$"):
+        validate(TrainConfig(gelu_fusion=1, recompute=0, triton_gemm="on"))
+
+
 @pytest.mark.parametrize(
     ("asked", "flags"),
     [
@@ -264,7 +280,9 @@ def test_all_that_is_not_built_comes_in_one_message() -> None:
         {"tf32": False},
         {"master_weights": False},
         {"gelu_fusion": 0},
-        {"gelu_fusion": 2},
+        {"gelu_fusion": 1, "recompute": 0},
+        {"gelu_fusion": 1, "recompute": 0, "triton_gemm": "off"},
+        {"gelu_fusion": 1, "recompute_blocks": 2},
         {"gpu_info_every": 1},
         {"recompute": 0},
         {"recompute": 2},

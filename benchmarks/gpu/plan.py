@@ -257,7 +257,6 @@ def variants(tiny: bool) -> Iterator[Item]:
         "-r 2": {"recompute": 2},
         "--recompute-blocks 1": {"recompute_blocks": 1},
         "-ge 1": {"gelu_fusion": 1},
-        "-ge 2": {"gelu_fusion": 2},
         "-w 0": {"master_weights": False},
         "--dtype fp16": {"dtype": "fp16"},
     }

@@ -97,7 +97,7 @@ def choose(
     for choice in selection.choices:
         names.setdefault(choice.implementation, []).append(choice.operation)
     runs = "; ".join(f"{implementation}: {', '.join(operations)}" for implementation, operations in names.items())
-    options = compiling.triton_gemm(triton_gemm, machine.target)
+    options = compiling.triton_gemm("off" if selection.gelu_fusion else triton_gemm, machine.target)
     return Execution(selection.op, gelu_fusion=selection.gelu_fusion, compiler_options=options), runs
 
 

@@ -12,7 +12,7 @@ from llmc_jax.kernels import cudnn, ours
 from llmc_jax.kernels.findings import Findings, Sizes, Variant, frozen
 from llmc_jax.kernels.machine import Machine
 from llmc_jax.kernels.operations import GROUPS, XLA, Function, Operations, functions_of
-from llmc_jax.ops import attention
+from llmc_jax.ops import attention, gelu
 
 # What measurement chose, by architecture and operation: the implementation, and the table that shows it. What is not
 # here has not been measured on a GPU yet and follows the order of the rows.
@@ -43,7 +43,7 @@ class Implementation(NamedTuple):
 
     operation: str  # a key of GROUPS
     name: str  # unique within the operation
-    by: str  # xla, pallas, triton, cudnn: what --kernels names
+    by: str  # xla, pallas, triton: what --kernels names; cudnn, cublas
     functions: Callable[[Setting, Variant], Sequence[Function]]  # in the order of GROUPS
     problem: Callable[[Setting], str]  # why it cannot serve a setting; empty where it can
     kind: str = ""  # of attention: flash, cudnn, naive, relu: what --attention names
@@ -56,7 +56,7 @@ class Choice(NamedTuple):
 
     operation: str  # a key of GROUPS
     implementation: str  # the name of a row
-    by: str  # what computes it: xla, pallas, triton, cudnn
+    by: str  # what computes it: xla, pallas, triton, cudnn, cublas
     why: str  # for people
     fell_back: bool = False  # it is not what was asked for
     makes_matrix: bool = False  # attention's T x T matrix
@@ -78,7 +78,7 @@ class Selection(NamedTuple):
 
     op: Operations
     choices: tuple[Choice, ...]
-    gelu_fusion: int  # 0, 1 or 2: what -ge came to
+    gelu_fusion: int  # 1: the forward's GELU is computed in the product before it
 
 
 def makes_matrix(choices: Sequence[Choice]) -> bool:
@@ -90,6 +90,7 @@ def makes_matrix(choices: Sequence[Choice]) -> bool:
 
 FLASH_LARGEST_HEAD = 128  # channels of a head, which a kernel holds in registers
 NO_GPU = "there is no GPU"
+IN_PRODUCT = "in the product"  # GELU, by NVIDIA's library, which computes no gradient of it
 
 
 def _nothing(_: Setting) -> str:
@@ -130,6 +131,12 @@ def _cudnn_problem(setting: Setting) -> str:
     largest = 256 if machine.version >= (9, 0) else 128
     if head_size > largest or head_size % 8:
         return f"here it knows heads of up to {largest} channels, a multiple of 8, not {head_size}"
+    return ""
+
+
+def _cublas_problem(setting: Setting) -> str:
+    if setting.machine.version < (8, 0):
+        return f"NVIDIA's library computes it there, on GPUs from Ampere on, not on {setting.machine.kind}"
     return ""
 
 
@@ -189,6 +196,9 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     _triton("layernorm"),
     _pallas("gelu"),
     _xla("gelu"),
+    Implementation(
+        "gelu", IN_PRODUCT, "cublas", lambda *_: [gelu.gelu_forward_in_product, XLA.gelu_backward], _cublas_problem
+    ),
     _attention(
         "flash, pallas", "pallas", "flash",
         lambda at, variant: functions_of(ours.pallas_operations(_target(at), variant=variant), "attention"),
@@ -252,23 +262,24 @@ def choose(wish: Wish, machine: Machine, dtype: str, head_size: int, findings: F
     """
     setting = Setting(machine, dtype, head_size)
     choices = [choose_one(operation, wish, setting, findings) for operation in GROUPS]
-    return select(choices, setting, max(wish.gelu_fusion, 0), wish.strict)
+    return select(choices, setting, wish.strict)
 
 
 def choose_one(operation: str, wish: Wish, setting: Setting, findings: Findings | None = None) -> Choice:
     """Choose an implementation of one operation."""
     choice = _first(candidates(operation, wish, setting), setting, findings or Findings())
-    fusion = max(wish.gelu_fusion, 0)
-    if operation != "gelu" or not fusion or choice.by == "xla":
+    if operation != "gelu" or wish.gelu_fusion < 1:
         return choice
-    why, backward = f"-ge {fusion}: inside the product", ""
-    if fusion == 1:
-        why, backward = f"{why}; the backward is the kernel's", choice.implementation
-    version, sizes = (choice.version, choice.sizes) if backward else Variant()
-    return Choice("gelu", "xla", "xla", why, choice.fell_back, backward=backward, version=version, sizes=sizes)
+    row = next(row for row in implementations("gelu") if row.name == IN_PRODUCT)
+    if problem := row.problem(setting):
+        return choice._replace(why=f"not {row.name}: {problem}", fell_back=True)
+    return Choice(
+        "gelu", row.name, row.by, "as asked", choice.fell_back,
+        backward=choice.implementation, version=choice.version, sizes=choice.sizes,
+    )  # fmt: skip
 
 
-def select(choices: Sequence[Choice], setting: Setting, gelu_fusion: int, strict: bool = False) -> Selection:
+def select(choices: Sequence[Choice], setting: Setting, strict: bool = False) -> Selection:
     """Return what has been chosen, one choice for each operation. With strict a fallback raises InputError."""
     if strict:
         _refuse_fallbacks(choices)
@@ -277,7 +288,8 @@ def select(choices: Sequence[Choice], setting: Setting, gelu_fusion: int, strict
         for choice in choices
         for name, function in zip(GROUPS[choice.operation], functions_for(choice, setting), strict=True)
     }
-    return Selection(XLA._replace(**by_name), tuple(choices), gelu_fusion)
+    in_product = any(choice.implementation == IN_PRODUCT for choice in choices)
+    return Selection(XLA._replace(**by_name), tuple(choices), int(in_product))
 
 
 def functions_for(choice: Choice, setting: Setting) -> list[Function]:
@@ -294,7 +306,7 @@ def candidates(operation: str, wish: Wish, setting: Setting) -> Candidates:
     """Return what may run an operation, in the order in which it is tried."""
     if operation == "attention":
         return _attention_candidates(wish, setting)
-    rows = {row.by: row for row in implementations(operation)}
+    rows = {row.by: row for row in implementations(operation) if row.by != "cublas"}  # -ge asks for that
     if wish.kernels == "auto":
         return _automatic([row for row in rows.values() if row.by != "triton"], operation, setting)
     if wish.kernels not in rows:

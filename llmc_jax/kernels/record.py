@@ -114,7 +114,7 @@ def from_json(data: Any, place: str) -> Resolved:
         operations = [choice.operation for choice in resolved.choices]
         if len(set(operations)) < len(operations):
             raise ValueError("choices: an operation stands there twice")
-        if resolved.logit_rows < 0 or resolved.gelu_fusion not in (0, 1, 2):
+        if resolved.logit_rows < 0 or resolved.gelu_fusion not in (0, 1):
             raise ValueError("logit_rows or gelu_fusion is out of range")
     except (TypeError, ValueError, RecursionError) as error:
         raise FormatError(f"{place}: is no choice of kernels ({error})") from None
@@ -197,7 +197,7 @@ def choose_again(
         _repeated(before, asked, operation, setting, findings) or choose_one(operation, wish, setting, findings)
         for operation in GROUPS
     ]
-    return select(choices, setting, max(fusion, 0), strict)
+    return select(choices, setting, strict)
 
 
 def cannot_repeat(

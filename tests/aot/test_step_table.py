@@ -1,8 +1,10 @@
 """The kernels of a whole step on GPUs that are not there: how many of each group, and what there must be none of."""
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -22,18 +24,19 @@ PER_LAYER = {
 ONCE = 31
 
 
+def made(folder: Path, *words: str) -> step_table.Table:
+    """The table of a step on an H200, made by a process of its own."""
+    command = [sys.executable, step_table.__file__, *words, "--json", str(folder / "table.json")]
+    subprocess.run(command, env={**os.environ, "JAX_PLATFORMS": "cpu"}, check=True)
+    (table,) = step_table.read_tables(folder / "table.json").values()
+    return table
+
+
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[int, step_table.Table]:
     """A step on an H200 with so many layers, all else as GPT-2 124M, nothing recomputed; in a process of their own."""
-    found = {}
-    for layers in (LAYERS - 1, LAYERS):
-        path = tmp_path_factory.mktemp("tables") / "table.json"
-        words = ["-e", f"L{layers}-NH12-C768", "-b", "4", "-r", "0", "--json", str(path)]
-        subprocess.run(
-            [sys.executable, step_table.__file__, *words], env={**os.environ, "JAX_PLATFORMS": "cpu"}, check=True
-        )
-        (found[layers],) = step_table.read_tables(path).values()
-    return found
+    folder = tmp_path_factory.mktemp("tables")
+    return {layers: made(folder, "-e", f"L{layers}-NH12-C768", "-b", "4", "-r", "0") for layers in (LAYERS - 1, LAYERS)}
 
 
 def test_nothing_is_copied_widened_or_added_by_itself(tables: dict[int, step_table.Table]) -> None:
@@ -41,6 +44,19 @@ def test_nothing_is_copied_widened_or_added_by_itself(tables: dict[int, step_tab
         assert table.facts.copies == [] and table.facts.wide == []
         assert table.groups["bias additions"].kernels == 0
         assert table.facts.epilogues["BIAS"] == 4 * layers
+
+
+@pytest.mark.parametrize(("flags", "times"), [("-r 0", 1), ("--recompute-blocks 1", 2)])
+def test_gelu_is_in_the_product(flags: str, times: int, tmp_path: Path) -> None:
+    """In that of the forward, and where that is computed again in the same one."""
+    kept = tmp_path / "program.txt"
+    table = made(tmp_path, "-e", f"L{LAYERS}-NH12-C768", "-b", "4", *flags.split(), "-ge", "1", "--keep", str(kept))
+    assert table.facts.epilogues["BIAS_GELU_AUX"] == times * LAYERS
+    assert table.groups["GELU forward"].kernels == 0 < table.groups["GELU backward"].kernels
+    assert table.facts.copies == [] and table.facts.wide == []
+    products = re.findall(r"= (\(bf16.*?\)) custom-call.*backend_config=(.*BIAS_GELU_AUX.*)", kept.read_text())
+    assert len(products) == times * LAYERS
+    assert len(set(products)) == 1  # so the same program of the library: the same bits
 
 
 def test_kernels_of_a_layer(tables: dict[int, step_table.Table]) -> None:

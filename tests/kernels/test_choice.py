@@ -14,12 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc_jax import gpt2, kernels, setup
+from llmc_jax.compiling import TRITON_GEMM
 from llmc_jax.config import ModelConfig, TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.gpt2 import Execution
 from llmc_jax.kernels import GROUPS, XLA, Choice, Machine, Operations, Selection, Wish, choose
 from llmc_jax.kernels.choice import IMPLEMENTATIONS
 from llmc_jax.ops import attention
+from llmc_jax.ops.gelu import gelu_forward_in_product
 from llmc_jax.params import flat_size
 from llmc_jax.step import StepOptions, initial_state, train_step
 from tests import plain_model
@@ -335,7 +337,7 @@ wishes = st.builds(
     kernels=st.sampled_from(["auto", "xla", "pallas", "triton"]),
     attention=st.sampled_from(["auto", "naive", "flash", "cudnn", "relu"]),
     strict=st.just(False),
-    gelu_fusion=st.sampled_from([-1, 0, 1, 2]),
+    gelu_fusion=st.sampled_from([-1, 0, 1]),
 )
 
 
@@ -353,7 +355,7 @@ def test_whatever_is_asked_something_runs_and_says_why(wish: Wish, name: str, dt
         if not fallen:
             assert choose(strict, MACHINES[name], dtype, head_size).choices == selection.choices
             return
-        assert (wish.kernels, wish.attention) != ("auto", "auto")
+        assert (wish.kernels, wish.attention) != ("auto", "auto") or wish.gelu_fusion == 1
         with pytest.raises(InputError, match="--strict-kernels"):
             choose(strict, MACHINES[name], dtype, head_size)
 
@@ -361,20 +363,17 @@ def test_whatever_is_asked_something_runs_and_says_why(wish: Wish, name: str, dt
 # --- -ge -------------------------------------------------------------------------------------------------------------
 
 
-def test_fused_gelu_is_xla_s() -> None:
-    kernel = kernels.pallas_operations("sm_90")
-    for wanted, forward, backward, rest in (
-        (1, XLA.gelu_forward, kernel.gelu_backward, "; the backward is the kernel's"),
-        (2, XLA.gelu_forward, XLA.gelu_backward, ""),
-    ):
-        selection = choose(Wish("pallas", strict=True, gelu_fusion=wanted), MACHINES["H200"], "bf16", 64)
-        assert selection.gelu_fusion == wanted
-        assert (selection.op.gelu_forward, selection.op.gelu_backward) == (forward, backward)
-        assert (chosen(selection)["gelu"], reasons(selection)["gelu"]) == (
-            "xla",
-            f"-ge {wanted}: inside the product{rest}",
-        )
-        assert selection.op.layernorm_forward is kernel.layernorm_forward
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize(("which", "backward"), [("pallas", "pallas"), ("auto", "pallas"), ("xla", "xla")])
+def test_gelu_in_the_product_keeps_its_backward(name: str, which: str, backward: str) -> None:
+    selection = choose(Wish(which, "naive", strict=True, gelu_fusion=1), MACHINES[name], "bf16", 64)
+    choice = next(choice for choice in selection.choices if choice.operation == "gelu")
+    assert (selection.gelu_fusion, choice.implementation, choice.backward) == (1, "in the product", backward)
+    assert not choice.fell_back
+    kernel = XLA if backward == "xla" else kernels.pallas_operations(TARGETS[name])
+    assert selection.op.gelu_forward is gelu_forward_in_product
+    assert selection.op.gelu_backward is kernel.gelu_backward
+    assert selection.op.layernorm_forward is kernel.layernorm_forward
 
 
 @pytest.mark.parametrize("wanted", [-1, 0])
@@ -383,10 +382,14 @@ def test_gelu_that_is_not_fused_is_the_kernel(wanted: int) -> None:
     assert selection.gelu_fusion == 0 and chosen(selection)["gelu"] == "pallas"
 
 
-@pytest.mark.parametrize("wanted", [0, 1, 2])
-def test_fusion_on_a_cpu_changes_the_program_alone(wanted: int) -> None:
-    selection = choose(Wish(gelu_fusion=wanted), MACHINES["CPU"], "fp32", 64)
-    assert (selection.op, selection.gelu_fusion, reasons(selection)["gelu"]) == (XLA, wanted, "on a CPU")
+@pytest.mark.parametrize("name", ["CPU", *WITHOUT_KERNELS])
+def test_without_nvidia_s_library_gelu_stays_outside(name: str) -> None:
+    selection = choose(Wish(gelu_fusion=1), MACHINES[name], "fp32", 64)
+    assert (selection.op, selection.gelu_fusion) == (XLA, 0)
+    assert [choice.operation for choice in selection.choices if choice.fell_back] == ["gelu"]
+    assert reasons(selection)["gelu"].startswith("not in the product: ")
+    with pytest.raises(InputError, match="--strict-kernels: gelu"):
+        choose(Wish(gelu_fusion=1, strict=True), MACHINES[name], "fp32", 64)
 
 
 # --- how a run's settings come to this -------------------------------------------------------------------------------
@@ -396,10 +399,10 @@ SHAPE = ModelConfig(64, 257, 384, 1, 1, 64)
 
 def test_settings_reach_the_execution() -> None:
     config = TrainConfig(
-        kernels="pallas", attention="naive", gelu_fusion=2, recompute=0, recompute_blocks=3, logit_rows=100
+        kernels="pallas", attention="naive", gelu_fusion=1, recompute=0, recompute_blocks=3, logit_rows=100
     )
     execution, choices = setup.choose_execution(config, SHAPE, MACHINES["A100"], "bf16")
-    assert execution[1:] == (0, 3, 100, 2, ())
+    assert execution[1:] == (0, 3, 100, 1, ((TRITON_GEMM, False),))
     assert next(choice.implementation for choice in choices if choice.operation == "attention") == SOFTMAX
     with pytest.raises(InputError, match="--strict-kernels"):
         setup.choose_execution(TrainConfig(kernels="pallas", strict_kernels=True), SHAPE, MACHINES["CPU"], "fp32")

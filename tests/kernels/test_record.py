@@ -12,12 +12,15 @@ from llmc_jax import kernels, setup
 from llmc_jax.config import ModelConfig, TrainConfig
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.kernels import Choice, Finding, Findings, Machine, Variant, choice, record
-from llmc_jax.kernels.operations import GROUPS, XLA
+from llmc_jax.kernels.operations import GROUPS
 from llmc_jax.kernels.record import Asked, MadeFor, Resolved, differences, from_json, to_json
+from llmc_jax.ops.gelu import gelu_forward_in_product
 
 CPU = Machine("cpu", "cpu")
 H200, A100 = Machine("gpu", "NVIDIA H200", "9.0"), Machine("gpu", "NVIDIA A100-SXM4-40GB", "8.0")
 SHAPE = ModelConfig(64, 257, 384, 1, 1, 64)
+
+IN_PRODUCT, TRITON_OFF = TrainConfig(gelu_fusion=1, recompute=0), (("xla_gpu_enable_triton_gemm", False),)
 
 names = st.text(max_size=8)
 counts = st.integers(0, 2**31)
@@ -32,7 +35,7 @@ records = st.builds(
     asked=st.builds(Asked),
     choices=st.lists(a_choice, max_size=3, unique_by=lambda each: each.operation).map(tuple),
     logit_rows=counts,
-    gelu_fusion=st.sampled_from([0, 1, 2]),
+    gelu_fusion=st.sampled_from([0, 1]),
     options=st.dictionaries(names, st.booleans(), max_size=2).map(lambda each: tuple(each.items())),
     sources=names,
     format=st.just(record.FORMAT),
@@ -154,14 +157,21 @@ def test_the_functions_are_those_of_the_record() -> None:
     assert selection.op.classifier.keywords["target"] == "sm_90"  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("fusion", [1, 2])
-def test_fused_gelu_is_repeated(fusion: int) -> None:
-    found = resolved(TrainConfig(gelu_fusion=fusion), H200)
-    again = record.choose_again(found, Asked(), False, kernels.Setting(H200, "bf16", 64))
-    kernel = kernels.pallas_operations("sm_90")
-    assert again.gelu_fusion == fusion and again.choices == found.choices
-    assert again.op.gelu_forward is XLA.gelu_forward
-    assert again.op.gelu_backward is (kernel.gelu_backward if fusion == 1 else XLA.gelu_backward)
+def test_gelu_in_the_product_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = resolved(IN_PRODUCT, A100)
+    again = record.choose_again(found, Asked(), False, kernels.Setting(A100, "bf16", 64))
+    assert again.gelu_fusion == 1 and again.choices == found.choices
+    assert again.op.gelu_forward is gelu_forward_in_product
+    assert again.op.gelu_backward is kernels.pallas_operations("sm_80").gelu_backward
+    assert found.options == resolved(TrainConfig(recompute=0), A100, before=found).options == TRITON_OFF
+    for level in (1, 2):  # which nobody asked for together with it
+        with pytest.raises(InputError, match=rf"^-r {level}: [^\n]*-r 0 or -ge 0$"):
+            resolved(TrainConfig(recompute=level), A100, before=found)
+    assert resolved(TrainConfig(recompute_blocks=1), A100, before=found).gelu_fusion == 1
+    assert resolved(TrainConfig(recompute=1, gelu_fusion=0), A100, before=found).gelu_fusion == 0
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_triton_gemm=true")
+    with pytest.raises(InputError, match=r"^-ge 1: [^\n]*XLA_FLAGS"):
+        resolved(TrainConfig(recompute=0), A100, before=found)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +179,7 @@ def test_fused_gelu_is_repeated(fusion: int) -> None:
     [
         ({"attention": "naive"}, {"attention"}),
         ({"kernels": "xla"}, set(GROUPS)),
-        ({"gelu_fusion": 2}, {"gelu"}),
+        ({"gelu_fusion": 1, "recompute": 0}, {"gelu"}),
         ({"logit_rows": 0}, set()),
         ({"triton_gemm": "off"}, set()),
     ],
@@ -182,11 +192,12 @@ def test_what_is_asked_for_now_counts_more(flags: dict[str, Any], changed: set[s
         assert ours == (new if ours.operation in changed else theirs)
     assert found.logit_rows == (fresh if "logit_rows" in flags else SLOWER).logit_rows
     assert found.gelu_fusion == (fresh if "gelu_fusion" in flags else SLOWER).gelu_fusion
-    assert found.options == (fresh if "triton_gemm" in flags else SLOWER).options
+    assert found.options == (fresh if {"triton_gemm", "gelu_fusion"} & set(flags) else SLOWER).options
     assert problems(SLOWER, config, H200) == []  # it is not that it cannot run
     # The same flags again, and auto, leave it so.
     assert resolved(config, H200, before=found) == found
-    assert resolved(TrainConfig(), H200, before=found)._replace(asked=found.asked) == found
+    config = TrainConfig(recompute=config.recompute)
+    assert resolved(config, H200, before=found)._replace(asked=found.asked) == found
 
 
 def test_xla_flags_count_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,13 @@
 """GELU against jax.nn.gelu and its derivative."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmc_jax.ops.gelu import gelu_backward, gelu_forward
+from llmc_jax.ops.gelu import gelu_backward, gelu_forward, gelu_forward_in_product
 
 WIDE = np.concatenate([np.linspace(-12.0, 12.0, 1001), [0.0, -0.0, 1e-30, -1e-30, 80.0, -80.0, 1e4, -1e4]])
 
@@ -15,9 +17,10 @@ def reference(x: jax.Array) -> jax.Array:
 
 
 @pytest.mark.usefixtures("double")
-def test_forward_is_the_tanh_approximation() -> None:
+@pytest.mark.parametrize("function", [gelu_forward, gelu_forward_in_product])
+def test_forward_is_the_tanh_approximation(function: Callable[[np.ndarray], jax.Array]) -> None:
     # 1 + tanh cancels far to the left, where both formulations keep an absolute error of some 1e-16 times x
-    np.testing.assert_allclose(jax.jit(gelu_forward)(WIDE), jax.jit(reference)(WIDE), rtol=1e-13, atol=1e-13)
+    np.testing.assert_allclose(jax.jit(function)(WIDE), jax.jit(reference)(WIDE), rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.usefixtures("double")
@@ -43,6 +46,14 @@ def test_far_from_zero_it_is_the_identity_or_nothing() -> None:
     x = np.array([-1e4, -50.0, 50.0, 1e4], np.float32)
     np.testing.assert_array_equal(gelu_forward(x), [0.0, 0.0, 50.0, 1e4])
     np.testing.assert_array_equal(gelu_backward(np.ones_like(x), x)[0], [0.0, 0.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_in_the_product_nothing_is_converted(dtype: jnp.dtype) -> None:
+    """The form that XLA knows."""
+    jaxpr = jax.make_jaxpr(gelu_forward_in_product)(jnp.ones(3, dtype))
+    assert {variable.aval.dtype for each in jaxpr.eqns for variable in each.outvars} == {jnp.dtype(dtype)}
+    assert "convert_element_type" not in str(jaxpr)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
