@@ -45,6 +45,7 @@ class Findings(NamedTuple):
     options: tuple[tuple[str, bool], ...] = ()  # of XLA, which that step had to be compiled with
     steps: tuple[tuple[str, float], ...] = ()  # seconds of the whole steps that were timed, by what ran them
     notes: tuple[str, ...] = ()  # what a user should know, a line each
+    starts: int = 0  # of the program in which it was searched
     complete: bool = False  # nothing is left to be tried
 
     def of(self, operation: str, implementation: str) -> list[Finding]:
@@ -107,5 +108,6 @@ def from_json(content: Mapping[str, Any]) -> Findings:
         options=tuple((str(name), bool(value)) for name, value in content["options"]),
         steps=tuple((str(name), float(seconds)) for name, seconds in content["steps"]),
         notes=tuple(map(str, content["notes"])),
+        starts=int(content["starts"]),
         complete=bool(content["complete"]),
     )

@@ -10,4 +10,5 @@ numerics.py   errors beside float64, and whether the bits repeat
 times.py      times
 candidates.py what is tried for a run, at its own shapes
 check.py      one of them tried, and a whole step on several beside XLA's
+search.py     what follows from it: which implementation of each operation is right and the fastest
 """

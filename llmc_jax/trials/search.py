@@ -1,0 +1,233 @@
+"""What follows from trying: implementations by themselves first, then whole steps, since what XLA fuses counts too.
+
+Times of single operations propose a set, and a whole step on it decides: it must give XLA's loss and gradients, and be
+faster than XLA's and than the set that is shipped. Measures nothing itself: what tries a task is handed in, and so is
+the clock.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from llmc_jax.kernels import GROUPS, Finding, Findings
+from llmc_jax.kernels.choice import candidates as rows_of
+from llmc_jax.trials import candidates
+from llmc_jax.trials.candidates import Case, row_of
+from llmc_jax.trials.children import Outcome, Task
+
+MODULE = "llmc_jax.trials.check"
+CANDIDATE_SECONDS = 40.0  # that one implementation may take, its compilation included
+STEP_SECONDS = 100.0
+SHARE = 0.5  # of the time, that implementations by themselves may take
+NO_FUSION = (("xla_gpu_enable_dynamic_slice_fusion", False),)  # the second try, where a step on kernels is wrong
+STARTS = 3  # in which a search that runs out of time goes on; what is not known then stays so
+
+Try = Callable[[Task, float], Outcome]  # a task, and the time of the clock by which it must be done
+
+
+class Search(NamedTuple):
+    """What a search needs, and says."""
+
+    case: Case
+    attempt: Try
+    clock: Callable[[], float]
+    say: Callable[[str], None]  # a line for the user
+
+
+def search(how: Search, seconds: float, known: Findings) -> Findings:
+    """Return what is found out within so many seconds, beginning with what is known.
+
+    What time does not suffice for is left to the next start. Raises what `attempt` raises.
+    """
+    start = how.clock()
+    known = known._replace(starts=known.starts + 1, notes=())
+    listed = candidates.listed(how.case)
+    if not listed:
+        return known._replace(complete=True)
+    found, done = try_each(how, listed, known.found, start + SHARE * seconds)
+    known = known._replace(found=found)
+    if not done and known.starts < STARTS:
+        left = len(listed) - len(found)
+        return _told(how, known, f"time was up with {left} of {len(listed)} kernels not tried; the next start goes on")
+    return compare_steps(how, known, start + seconds)
+
+
+def _told(how: Search, known: Findings, note: str) -> Findings:
+    how.say(note)
+    return known._replace(notes=(*known.notes, note))
+
+
+# ----- each by itself -----------------------------------------------------------------------------------------------
+
+
+def try_each(
+    how: Search, listed: Sequence[Finding], known: Sequence[Finding], until: float
+) -> tuple[tuple[Finding, ...], bool]:
+    """Return what was found out about each, and whether the time sufficed for all."""
+    found = {_key(each): each for each in known}
+    for number, finding in enumerate(listed):
+        if _key(finding) in found or _hopeless(finding, found):
+            continue
+        how.say(f"{number + 1}/{len(listed)} {finding.label}")
+        outcome = how.attempt(_task(how.case, finding), until)
+        if outcome.kind == "TIME":
+            return tuple(found.values()), False
+        found[_key(finding)] = tried = _finding(finding, outcome)
+        if tried.problem:
+            how.say(f"{finding.label} is not used: {tried.problem}")
+    return tuple(found.values()), True
+
+
+def _key(finding: Finding) -> tuple[Any, ...]:
+    return finding.operation, finding.implementation, finding.variant
+
+
+def _hopeless(finding: Finding, found: dict[Any, Finding]) -> bool:
+    """Other tile sizes of a kernel that is wrong are not tried; another version of attention is another kernel."""
+    default = found.get(_key(finding._replace(variant=type(finding.variant)())))
+    return bool(finding.variant.sizes) and default is not None and bool(default.problem)
+
+
+def _task(case: Case, finding: Finding) -> Task:
+    arguments = {"what": "candidate", "case": candidates.as_json(case), "finding": finding._asdict()}
+    return Task(finding.label, MODULE, arguments, CANDIDATE_SECONDS)
+
+
+def _finding(finding: Finding, outcome: Outcome) -> Finding:
+    """What came of trying it. XLA's have no problem, since they are what remains; nor has what cannot be tried here."""
+    if outcome.kind == "DONE":
+        problem = _problem(outcome.content["verdict"])
+        return finding._replace(problem=problem, us=0.0 if problem else float(outcome.content["us"]))
+    no_memory = "RESOURCE_EXHAUSTED" in str(outcome.content)  # the comparison needs more of it than the kernel does
+    if row_of(finding).by == "xla" or outcome.kind == "SKIPPED" or no_memory:
+        return finding
+    return finding._replace(problem=str(outcome.content))
+
+
+def _problem(verdict: str) -> str:
+    """Empty for what is right."""
+    return "" if verdict == "right" else verdict.removeprefix("WRONG: ")
+
+
+# ----- whole steps --------------------------------------------------------------------------------------------------
+
+Set = tuple[Finding, ...]  # what runs each operation that there is a choice of
+
+
+class Tried(NamedTuple):
+    """A whole step on a set."""
+
+    problem: str  # empty: right
+    seconds: float = 0.0  # 0: not known
+
+
+def compare_steps(how: Search, known: Findings, until: float) -> Findings:
+    """Return the findings with the set whose whole step is right and the fastest; if time suffices, complete."""
+    how.say("a whole step by XLA")
+    xla = _try_step(how, (), (), until)
+    if xla is None or xla.problem:
+        why = "time was up before a whole step was compared" if xla is None else f"XLA's step: {xla.problem}"
+        return _told(how, known._replace(complete=known.starts >= STARTS), f"{why}; the kernels are used as shipped")
+    steps = {"xla": xla.seconds}
+    for number, (sets, options, name) in enumerate(_attempts(how.case, known)):
+        how.say(f"a whole step on {name}")
+        tried = _try_step(how, sets, options, until)
+        if tried is None:
+            known = known._replace(complete=known.starts >= STARTS)
+            return _told(how, known, "time was up before a whole step was compared; the kernels are used as shipped")
+        if tried.problem:
+            known = _told(how, known, f"a whole step on {name}: {tried.problem}")
+            continue
+        steps[name] = tried.seconds
+        guilty = ["classifier"] if number == 2 else []
+        known = known._replace(found=_spoilt(known.found, guilty), options=options)
+        return _decided(how, known, sets, steps, until)
+    known = _told(how, known, "no whole step on kernels is right, so XLA runs everything")
+    return _decided(how, known._replace(found=_spoilt(known.found, GROUPS)), _by_xla(how.case), steps, until)
+
+
+def _attempts(case: Case, known: Findings) -> Iterator[tuple[Set, tuple[tuple[str, bool], ...], str]]:
+    """The sets that may be right, the best first: all kernels, compiled otherwise too, or without the classifier's."""
+    sets = proposed(case, known)
+    if all(row_of(each).by == "xla" for each in sets):
+        return
+    yield sets, (), "the fastest"
+    yield sets, NO_FUSION, "the fastest without XLA's dynamic-slice fusion"
+    fewer = tuple(each._replace(implementation="xla", variant=type(each.variant)())
+                  if each.operation == "classifier" else each for each in sets)  # fmt: skip
+    if fewer != sets:
+        yield fewer, (), "the fastest with XLA's classifier"
+
+
+def proposed(case: Case, known: Findings) -> Set:
+    """Return what was the fastest of each operation by itself; what was asked for, where that is right."""
+    chosen = []
+    for operation, listed in _by_operation(case).items():
+        right = [each for each in known.found if each.operation == operation and not each.problem]
+        timed = sorted((each for each in right if each.us), key=lambda each: each.us)
+        asked = rows_of(operation, case.wish, case.setting)
+        first = [each for each in (*timed, *right) if each.implementation == asked.rows[0].name]
+        default = next((each for each in listed if not known.problem(operation, each.implementation)), listed[-1])
+        chosen.append(([*first, default] if asked.asked else [*timed, default])[0])
+    return tuple(chosen)
+
+
+def shipped(case: Case, known: Findings) -> Set:
+    """Return what runs where nothing has been measured, without what is wrong."""
+    sets = _by_operation(case)
+    return tuple(
+        next((each for each in listed if not known.problem(operation, each.implementation)), listed[-1])
+        for operation, listed in sets.items()
+    )
+
+
+def _by_operation(case: Case) -> dict[str, list[Finding]]:
+    """The default forms that are tried, in order of preference."""
+    found: dict[str, list[Finding]] = {name: [] for name in GROUPS}
+    for each in candidates.listed(case):
+        if each.variant == type(each.variant)():
+            found[each.operation].append(each)
+    return {name: listed for name, listed in found.items() if listed}
+
+
+def _by_xla(case: Case) -> Set:
+    return tuple(next(each for each in listed if row_of(each).by == "xla") for listed in _by_operation(case).values())
+
+
+def _decided(how: Search, known: Findings, sets: Set, steps: dict[str, float], until: float) -> Findings:
+    """The findings with the fastest of the steps that are right, the shipped set's among them."""
+    contest = {"xla": _by_xla(how.case)} if steps["xla"] else {}
+    name = next((name for name in steps if name != "xla"), "xla")
+    contest[name] = sets
+    other = shipped(how.case, known)
+    if name != "xla" and other != sets:
+        how.say("a whole step on the kernels as shipped")
+        tried = _try_step(how, other, known.options, until)
+        if tried is not None and not tried.problem:
+            contest["as shipped"], steps["as shipped"] = other, tried.seconds
+    best = min((each for each in contest if steps[each]), key=lambda each: steps[each], default=name)
+    named = {_key(each): each for each in known.found}
+    fastest = tuple(named.get(_key(each), each) for each in contest[best])
+    return known._replace(fastest=fastest, steps=tuple(steps.items()), complete=True)
+
+
+def _spoilt(found: Sequence[Finding], operations: Collection[str]) -> Set:
+    """The findings, with a problem for all kernels of some operations."""
+    return tuple(
+        each if each.operation not in operations or row_of(each).by == "xla"
+        else each._replace(problem="a whole step with it is wrong", us=0.0)
+        for each in found
+    )  # fmt: skip
+
+
+def _try_step(how: Search, sets: Set, options: tuple[tuple[str, bool], ...], until: float) -> Tried | None:
+    """None: time was up."""
+    arguments = {
+        "what": "step", "case": candidates.as_json(how.case), "chosen": [each._asdict() for each in sets],
+        "options": options,
+    }  # fmt: skip
+    outcome = how.attempt(Task("step", MODULE, arguments, STEP_SECONDS), until)
+    if outcome.kind == "TIME":
+        return None
+    if outcome.kind != "DONE":
+        return Tried(str(outcome.content))
+    return Tried(_problem(outcome.content["verdict"]), float(outcome.content["seconds"]))

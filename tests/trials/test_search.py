@@ -1,0 +1,168 @@
+"""What follows from tries whose outcomes and clock are made up: a whole step decides, and time is kept."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from llmc_jax.kernels import Finding, Findings, Variant, Wish, choose
+from llmc_jax.trials import candidates, search
+from llmc_jax.trials.candidates import Case
+from llmc_jax.trials.children import Outcome, Task
+from llmc_jax.trials.search import Search
+from tests.trials.test_check import D12
+
+RIGHT = {"verdict": "right"}
+NOTHING = Findings()
+CRASH = Outcome("SPOILT", "the process ended with status -6", 0.0)
+
+
+class Card:
+    """A card that answers from a table, and whose clock goes on by a second with each task."""
+
+    def __init__(self, us: Mapping[str, float] = {}, step: Any = lambda chosen, options: 0.1, seconds: float = 1.0):
+        self.now, self.seconds, self.us, self.step = 0.0, seconds, us, step
+        self.tried: list[str] = []
+        self.said: list[str] = []
+        self.bad: dict[str, Outcome] = {}
+
+    def attempt(self, task: Task, until: float) -> Outcome:
+        self.now += self.seconds
+        if self.now > until:
+            return Outcome("TIME", None, self.seconds)
+        if task.arguments["what"] == "step":
+            chosen = {each["operation"]: Finding(**each) for each in task.arguments["chosen"]}
+            self.tried.append(f"step on {len(chosen)}")
+            found = self.step(chosen, task.arguments["options"])
+            if isinstance(found, Outcome):
+                return found
+            return Outcome("DONE", RIGHT | {"seconds": found} if found else {"verdict": "WRONG: x", "seconds": 1}, 1.0)
+        self.tried.append(task.name)
+        if task.name in self.bad:
+            return self.bad[task.name]
+        return Outcome("DONE", RIGHT | {"us": self.us.get(task.name, 100.0)}, 1.0)
+
+    def search(self, case: Case = D12, seconds: float = 1e6, known: Findings = NOTHING) -> Findings:
+        return search.search(Search(case, self.attempt, lambda: self.now, self.said.append), seconds, known)
+
+
+def fastest(found: Findings) -> dict[str, str]:
+    return {each.operation: each.label.partition(": ")[2] for each in found.fastest}
+
+
+US = {"attention: flash, pallas wgmma2": 50.0, "attention: cudnn": 80.0, "gelu: xla": 50.0, "global norm: xla": 9.0,
+      "layernorm: pallas layernorm_blocks=4": 60.0}  # fmt: skip
+
+
+def test_times_propose_and_the_step_decides() -> None:
+    """The step on the proposed set is the fastest; the second row of a kernel is only a form of it."""
+    card = Card(US, lambda chosen, _: 0.2 if not chosen else 0.1 if chosen["gelu"].implementation == "xla" else 0.15)
+    found = card.search()
+    assert found.complete and not found.notes
+    assert dict(found.steps) == {"xla": 0.2, "the fastest": 0.1, "as shipped": 0.15}
+    assert fastest(found)["attention"] == "flash, pallas wgmma2" and fastest(found)["gelu"] == "xla"
+    assert fastest(found)["layernorm"] == "pallas layernorm_blocks=4"
+    assert card.tried[-3:] == ["step on 0", "step on 7", "step on 7"]
+    chosen = {each.operation: each for each in choose(Wish(), D12.machine, "bf16", 64, found).choices}
+    assert (chosen["attention"].ratio, chosen["attention"].beside) == (1.6, "cudnn")
+    assert (chosen["gelu"].implementation, chosen["gelu"].ratio) == ("xla", 2.0)
+
+
+@pytest.mark.parametrize("winner", ["xla", "as shipped"])
+def test_fusions_count(winner: str) -> None:
+    """What is faster by itself loses where the whole step is slower."""
+    seconds = {"xla": 0.3, "proposed": 0.2, "as shipped": 0.25} | {winner: 0.1}
+
+    def step(chosen: dict[str, Finding], _: Any) -> float:
+        return seconds["xla" if not chosen else "proposed" if chosen["gelu"].implementation == "xla" else "as shipped"]
+
+    found = Card(US, step).search()
+    assert fastest(found)["gelu"] == {"xla": "xla", "as shipped": "pallas"}[winner]
+    assert fastest(found)["attention"] == {"xla": "naive, xla", "as shipped": "flash, pallas"}[winner]
+
+
+def test_what_is_wrong_costs_itself() -> None:
+    card = Card()
+    card.bad = {
+        "classifier: pallas": Outcome("DONE", {"verdict": "WRONG: output 1: error 0.3"}, 1.0),
+        "attention: flash, pallas": CRASH,
+        "adamw: pallas": Outcome("SPOILT", "not done after 40 s", 40.0),
+        "gelu: pallas": Outcome("FAILED", "ValueError: Mosaic", 1.0),
+        "embedding backward: pallas": Outcome("SPOILT", "JaxRuntimeError: RESOURCE_EXHAUSTED: 5 GB", 1.0),
+        "attention: naive, xla": Outcome("SKIPPED", "too large", 1.0),
+    }  # fmt: skip
+    found = card.search()
+    assert found.complete
+    assert found.problem("classifier", "pallas") == "output 1: error 0.3"
+    assert found.problem("gelu", "pallas") and found.problem("adamw", "pallas")
+    assert not found.problem("attention", "flash, pallas")  # another version of it is right
+    assert not found.problem("embedding backward", "pallas")  # what could not be compared is not wrong
+    assert not found.problem("attention", "naive, xla")
+    assert sum("is not used" in line for line in card.said) == 4
+    assert not any(name.startswith(("adamw: pallas ", "gelu: pallas ")) for name in card.tried)  # nor their other sizes
+    assert fastest(found)["classifier"] == "xla"
+
+
+NO_FUSION = (("xla_gpu_enable_dynamic_slice_fusion", False),)
+
+
+def test_a_wrong_step_is_tried_again() -> None:
+    """First compiled otherwise, then with XLA's classifier, then by XLA alone."""
+    found = Card({}, lambda chosen, options: 0.2 if not chosen or options else None).search()
+    assert found.options == NO_FUSION and found.complete and len(found.notes) == 1
+    assert not any(each.problem for each in found.found)
+
+    def without_classifier(chosen: dict[str, Finding], _: Any) -> float | None:
+        return 0.3 if not chosen else 0.2 if chosen["classifier"].implementation == "xla" else None
+
+    found = Card({}, without_classifier).search()
+    assert found.options == () and found.problem("classifier", "pallas") and not found.problem("gelu", "pallas")
+    assert fastest(found)["classifier"] == "xla" and fastest(found)["gelu"] == "pallas"
+    found = Card({}, lambda chosen, _: CRASH if chosen else 0.2).search()
+    assert set(fastest(found).values()) == {"xla", "naive, xla"} and len(found.notes) == 4
+    assert all(choice.by == "xla" for choice in choose(Wish(), D12.machine, "bf16", 64, found).choices)
+    asked = choose(Wish(kernels="pallas"), D12.machine, "bf16", 64, found).choices
+    assert all(choice.by == "xla" for choice in asked if choice.operation != "attention")
+
+
+def test_what_was_asked_for_is_checked_too() -> None:
+    case = D12._replace(wish=Wish(kernels="pallas"))
+    card = Card({"gelu: xla": 1.0}, lambda chosen, _: 0.1 if not chosen else 0.2)
+    found = card.search(case)
+    assert {each.operation: each.implementation for each in search.proposed(case, found)}["gelu"] == "pallas"
+    assert all(choice.by == "pallas" for choice in choose(case.wish, D12.machine, "bf16", 64, found).choices)
+
+
+def test_time_is_kept_and_the_next_start_goes_on() -> None:
+    total = len(candidates.listed(D12))
+    card = Card(US)
+    first = card.search(seconds=20.0)
+    assert card.now <= 12 and len(card.tried) == 10 and not first.complete and not first.fastest
+    assert len(first.notes) == 1
+    second = card.search(seconds=1e6, known=first)
+    assert second.complete and len(second.found) == total and second.fastest
+    assert len(set(card.tried[:total])) == total  # nothing twice
+
+
+def test_a_search_that_never_ends_does_not_return_for_ever() -> None:
+    known = Findings()
+    for start in range(search.STARTS):
+        assert not known.complete and known.starts == start
+        known = Card(seconds=7.0).search(seconds=20.0, known=known)
+    assert known.complete and not known.fastest and known.notes
+
+
+def test_without_a_step_of_xla_nothing_is_decided() -> None:
+    found = Card(US, lambda chosen, _: CRASH).search()
+    assert not found.fastest and not found.complete and "XLA's step" in found.notes[0]
+
+
+def test_nothing_to_try() -> None:
+    card = Card()
+    assert card.search(D12._replace(wish=Wish(kernels="xla"))).complete and not card.tried
+
+
+def test_what_is_told_is_json() -> None:
+    """A variant goes to the child and back."""
+    finding = Finding("gelu", "pallas", Variant("", (("gelu_block", 1024),)))
+    assert search._task(D12, finding).arguments["finding"]["variant"] == finding.variant
