@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.gpu import targets  # noqa: E402
 from benchmarks.gpu.plan import PARTS, Item, plan  # noqa: E402
 from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, number, page, source_digest  # noqa: E402
+from llmc_jax.platform import MEMORY_SHARE  # noqa: E402
 from llmc_jax.trials.children import Children, Stuck, Task  # noqa: E402
 
 PART_SECONDS = 480
@@ -42,7 +43,7 @@ class Check:
         """Of a measuring process."""
         found = dict(os.environ)
         found.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-        found.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
+        found.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(MEMORY_SHARE))
         found["JAX_COMPILATION_CACHE_DIR"] = str(self.scratch / "xla")
         found["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
         found["GPU_CHECK_OUTPUT"] = str(self.results.json_file.parent.resolve())

@@ -22,10 +22,9 @@ sys.path.insert(0, str(ROOT))
 
 from llmc_jax.config import ModelConfig, parse_descriptor  # noqa: E402
 from llmc_jax.errors import InputError  # noqa: E402
-from llmc_jax.hardware import GPUS, flops_per_token  # noqa: E402
+from llmc_jax.hardware import GPUS, Storage, card_memory_bytes, chosen_logit_rows, flops_per_token  # noqa: E402
 from llmc_jax.profile.calculators import PHASES, Shape, Work, step_work  # noqa: E402
 
-LOGIT_ROWS = 8192  # rows of logits at a time, train.py's own on a GPU
 # Estimates, as shares of a GPU's peaks: what well-made kernels reach. Products of a model's sizes: cuBLAS on Hopper.
 # Attention at 64 channels a head, T=1024, causal: what cuDNN and FlashAttention-3 are published with, forward about
 # 310 to 390 of 989 TFLOP/s, backward 210 to 360. Bandwidth: what a large copy reaches.
@@ -236,12 +235,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--gpu", default="NVIDIA H200", help="as the driver names it (default NVIDIA H200)")
     parser.add_argument("--measured", type=Path, metavar="FILE", help="JSON of the profiler or of gpu_check.sh")
     args = parser.parse_args(argv)
-    shape = Shape(
-        args.batch_size, args.sequence_length, recompute=args.recompute, logit_rows=LOGIT_ROWS, dtype=args.dtype,
-        flash=args.dtype != "fp32",
-    )  # fmt: skip
+    B, T, fp32 = args.batch_size, args.sequence_length, args.dtype == "fp32"
+    storage = Storage(4 if fp32 else 2, attention_weights=fp32, sliced_weights=False)
     try:
         config, rates = parse_descriptor(args.model), estimated(args.gpu, args.dtype)
+        rows = chosen_logit_rows(config, B, T, storage, args.recompute, card_memory_bytes(args.gpu))
+        shape = Shape(B, T, recompute=args.recompute, logit_rows=rows, dtype=args.dtype, flash=not fp32)
         measured: dict[tuple[str, str], float] = {}
         if args.measured:
             rates, measured = read_measured(args.measured, args.gpu, config, shape, rates)

@@ -521,8 +521,9 @@ class TrainConfig:
     )
     logit_rows: int = option(
         -1, "--logit-rows", PRECISION,
-        "make the logits of so many tokens at a time, never those of the whole batch; 0 = of all, -1 = 8192 on a GPU, "
-        "all on a CPU", unit="tokens", check=minus_one_or_at_least(0, "auto"),
+        "make the logits of so many tokens at a time, never those of the whole batch; 0 = of all, -1 = on a GPU as "
+        "many as its memory has room for, never fewer than 8192, on a CPU all", unit="tokens",
+        check=minus_one_or_at_least(0, "auto"),
     )
 
     kernels: str = option(

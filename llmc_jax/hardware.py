@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from llmc_jax.config import GPT3_CHANNELS_TO_SHAPE, LLMC_DEPTH_TO_CHANNELS, ModelConfig, parse_descriptor
 from llmc_jax.errors import InputError
 from llmc_jax.params import flat_size, num_parameters
+from llmc_jax.platform import MEMORY_SHARE
 
 Precision = Literal["fp16", "bf16", "tf32", "fp32"]
 
@@ -232,10 +233,12 @@ def available_memory_bytes() -> int | None:
     if device.platform == "cpu":
         return host_memory_bytes()
     stats = device.memory_stats() or {}
-    limit = stats.get("bytes_limit")
-    if limit is None and device.device_kind in GPUS:
-        limit = int(GPUS[device.device_kind].memory * 1e9)
-    return limit
+    return stats.get("bytes_limit") or card_memory_bytes(device.device_kind)
+
+
+def card_memory_bytes(kind: str) -> int | None:
+    """Bytes of a whole GPU as it is sold, by the driver's name; None for one not in the table, such as a MIG slice."""
+    return int(GPUS[kind].memory * 1e9) if kind in GPUS else None
 
 
 UNKNOWN_CACHE = 96 << 20  # bytes; Apple says nothing about its system-level cache, and none is larger
@@ -357,6 +360,51 @@ def required_memory_bytes(
         per_token = -(-config.num_layers // stretch) * config.channels + stretch * row
     logits = min(storage.logit_rows or tokens, tokens) * config.padded_vocab_size
     return Memory(state, size * (tokens * per_token + logits))
+
+
+LEAST_LOGIT_ROWS = 8192  # a chunk that keeps a GPU busy: 0.8 GB of bf16 logits for GPT-2
+SPARE = 1.1  # bytes that a compiled step takes for each that it keeps: how XLA lays the buffers out
+
+
+def estimated_step_bytes(
+    config: ModelConfig, batch_size: int, sequence_length: int, storage: Storage, recompute: int
+) -> int:
+    """Bytes that a compiled step takes on a GPU, rather too many: to decide what fits, not what may be tried.
+
+    recompute: -r, 0 to 2. Beyond `required_memory_bytes`: GELU's output (4C a token and layer) and the layernorms' (2C)
+    where they are not computed again, and the logits' gradient, which no kernel may write over the logits. 1.1 to 1.4
+    times what the compiler reports (tests/test_hardware.py).
+    """
+    need = required_memory_bytes(config, batch_size, sequence_length, storage)
+    tokens = batch_size * sequence_length
+    outputs = {0: 6, 1: 2}.get(recompute, 0) * (not storage.recompute_blocks)
+    dlogits = min(storage.logit_rows or tokens, tokens) * config.padded_vocab_size
+    kept = storage.bytes_per_value * (tokens * config.num_layers * config.channels * outputs + dlogits)
+    return need.state + int(SPARE * (need.activations + kept))
+
+
+def chosen_logit_rows(
+    config: ModelConfig, batch_size: int, sequence_length: int, storage: Storage, recompute: int, memory: int | None
+) -> int:
+    """Return how many rows of logits a GPU makes at a time: 0 (all) where they fit, or the largest power of two.
+
+    storage: but for its logit_rows. recompute: -r, 0 to 2. memory: bytes of the whole card (`card_memory_bytes`), and
+    never what is free: a run that is started again must compute as before. Never fewer than LEAST_LOGIT_ROWS, which is
+    also the answer where memory is None.
+
+    Why many: the gradient of the head's input is a product of `rows` x C, a block for each tile of 128 x 256. With 8192
+    rows and C=768 these are 64 * 3 = 192 tiles on an H200's 132 multiprocessors, 1.45 waves that take the time of 2:
+    73 % of them work. 32,768 rows are 5.82 waves of 6, 97 %, and all 65,536 of B=64 T=1024 11.6 of 12. With one chunk
+    there is also no sum of the chunks' dwte, 4 Vp C bytes that each chunk reads and writes.
+    """
+    if memory is None:
+        return LEAST_LOGIT_ROWS
+    highest = (batch_size * sequence_length - 1).bit_length()
+    for rows in (0, *(2**k for k in range(highest - 1, LEAST_LOGIT_ROWS.bit_length() - 1, -1))):
+        chunked = storage._replace(logit_rows=rows)
+        if estimated_step_bytes(config, batch_size, sequence_length, chunked, recompute) <= MEMORY_SHARE * memory:
+            return rows
+    return LEAST_LOGIT_ROWS
 
 
 def check_fits(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from llmc_jax.files import cache_folder, reason, sync, write_bytes
 
+MEMORY_SHARE = 0.92  # of a GPU that JAX's allocator is given; what CUDA's libraries need is the rest
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
 
@@ -78,8 +79,8 @@ def configure(*, tf32: bool = True) -> list[str]:
     Returns notes for the user: the compile cache stays off where its folder cannot be written.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's informational lines on stderr
-    # JAX takes three quarters of a GPU's memory; a trainer has the card to itself, but for what CUDA's libraries need.
-    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
+    # JAX takes three quarters of a GPU's memory; a trainer has the card to itself.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(MEMORY_SHARE))
     import jax
 
     if not tf32:

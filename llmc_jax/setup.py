@@ -266,7 +266,6 @@ def initial_parameters(config: TrainConfig, model: Model) -> tuple[np.ndarray, t
 
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
-GPU_LOGIT_ROWS = 8192  # of -1: a chunk of the head's product that keeps a GPU busy, 0.8 GB of bf16 logits for GPT-2
 
 
 def resolve_dtype(config: TrainConfig, machine: kernels.Machine) -> str:
@@ -302,9 +301,10 @@ def choose_execution(
     asked, before = asked_of(config), record.here(before, machine)
     setting = kernels.Setting(machine, dtype, model.head_size)
     selection = record.choose_again(before, asked, config.strict_kernels, setting, findings)
-    rows = config.logit_rows if config.logit_rows >= 0 else GPU_LOGIT_ROWS * (machine.platform == "gpu")
     if before is not None and record.still(before, asked, "logit_rows"):
         rows = before.logit_rows
+    else:
+        rows = logit_rows_of(config, model, machine, storage_of(config, machine, dtype, 0, selection.choices))
     options = _options(asked, machine, before)
     if selection.gelu_fusion:
         _check_gelu_in_product(config, options)
@@ -408,11 +408,20 @@ def notes_on_kernels(config: TrainConfig, before: Before, earlier: Earlier | Non
     return [f"{what}: {', '.join(before.problems)}"]
 
 
+def logit_rows_of(config: TrainConfig, model: ModelConfig, machine: kernels.Machine, storage: hardware.Storage) -> int:
+    """What --logit-rows comes to on a machine; storage: what the run needs but for them."""
+    if config.logit_rows >= 0 or machine.platform != "gpu":
+        return max(config.logit_rows, 0)
+    memory = hardware.card_memory_bytes(machine.kind)
+    B, T = config.batch_size, config.sequence_length
+    return hardware.chosen_logit_rows(model, B, T, storage, config.recompute, memory)
+
+
 def storage_of(
     config: TrainConfig,
     machine: kernels.Machine,
     dtype: str,
-    execution: Execution,
+    logit_rows: int,
     choices: tuple[kernels.Choice, ...],
 ) -> hardware.Storage:
     """What decides how much memory the run needs."""
@@ -422,7 +431,7 @@ def storage_of(
         accumulation=config.grad_accumulation,
         attention_weights=kernels.makes_matrix(choices),
         recompute_blocks=config.recompute_blocks,
-        logit_rows=execution.logit_rows,
+        logit_rows=logit_rows,
         sliced_weights=machine.platform == "cpu",
     )
 
@@ -455,7 +464,7 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     before = chosen_before(config, earlier, machine, made, model.config.head_size)
     execution, choices = choose_execution(config, model.config, machine, dtype, before.resolved)
     resolved = resolved_of(config, made, execution, choices)
-    storage = storage_of(config, machine, dtype, execution, choices)
+    storage = storage_of(config, machine, dtype, execution.logit_rows, choices)
     hardware.check_fits(model.config, config.batch_size, config.sequence_length, storage)
     data = open_data(config, model.config)
     identity = identify(config, model.config, dtype, data)

@@ -16,6 +16,8 @@ from llmc_jax.hardware import (
     GPUS,
     Storage,
     check_fits,
+    chosen_logit_rows,
+    estimated_step_bytes,
     flops_per_token,
     largest_that_fits,
     peak_flops,
@@ -372,3 +374,55 @@ def test_caches_of_a_mac(said: str, expected: int, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("platform.system", lambda: "Darwin")
     monkeypatch.setattr("subprocess.run", lambda command, **_: subprocess.CompletedProcess(command, 0, stdout=said))
     assert hardware.cache_bytes() == expected
+
+
+# ----- rows of logits -----------------------------------------------------------------------------------------------
+
+BF16 = Storage(2, attention_weights=False, sliced_weights=False)  # on a GPU with our kernels
+
+
+@pytest.mark.parametrize(
+    ("batch", "recompute", "rows", "compiled"),
+    [
+        (64, 0, 0, 28_325_554_264),
+        (64, 0, 32_768, 24_986_380_656),
+        (64, 0, 8192, 22_513_838_448),
+        (64, 1, 0, 23_941_559_384),
+        (64, 2, 0, 21_480_456_280),
+    ],
+)
+def test_a_step_takes_no_more_than_estimated(batch: int, recompute: int, rows: int, compiled: int) -> None:
+    """compiled: arguments and temporaries of d12 at T=1024 as JAX 0.12.0.1 compiles it for an H200."""
+    d12, storage = parse_descriptor("d12"), BF16._replace(logit_rows=rows)
+    assert compiled <= estimated_step_bytes(d12, batch, 1024, storage, recompute) <= 1.4 * compiled
+
+
+@pytest.mark.parametrize(
+    ("card", "model", "batch", "recompute", "rows"),
+    [
+        ("NVIDIA H200", "d12", 64, 0, 0),
+        ("NVIDIA H200", "d48", 16, 0, 0),
+        ("NVIDIA H200", "d48", 40, 0, 8192),
+        ("NVIDIA A100-SXM4-80GB", "d24", 64, 0, 32_768),
+        ("NVIDIA A100-SXM4-80GB", "d24", 64, 1, 0),
+        ("NVIDIA GeForce RTX 4090", "d12", 64, 1, 16_384),
+        ("NVIDIA GeForce RTX 4090", "d12", 4, 0, 0),
+        ("NVIDIA GeForce RTX 4090", "d48", 4, 0, 8192),  # which does not fit either: its message is check_fits' affair
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", "d12", 4, 0, 8192),  # nothing says how much memory it has
+    ],
+)
+def test_as_many_rows_of_logits_as_a_card_s_memory_has_room_for(
+    card: str, model: str, batch: int, recompute: int, rows: int
+) -> None:
+    memory = hardware.card_memory_bytes(card)
+    assert chosen_logit_rows(parse_descriptor(model), batch, 1024, BF16, recompute, memory) == rows
+
+
+@given(st.integers(1, 200), st.integers(0, 2), st.integers(10**9, 10**12), st.integers(10**9, 10**12))
+def test_more_memory_never_makes_the_chunks_smaller(batch: int, recompute: int, memory: int, other: int) -> None:
+    def rows(memory: int) -> int:
+        return chosen_logit_rows(parse_descriptor("d12"), batch, 1024, BF16, recompute, memory) or batch * 1024
+
+    few, many = sorted((memory, other))
+    assert rows(few) <= max(rows(many), 8192)
+    assert rows(few) >= 8192 or rows(few) == batch * 1024

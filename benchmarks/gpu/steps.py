@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmc_jax import compiling, hardware, kernels
-from llmc_jax.config import ModelConfig, parse_descriptor
+from llmc_jax import compiling, hardware, kernels, setup
+from llmc_jax.config import ModelConfig, TrainConfig, parse_descriptor
 from llmc_jax.gpt2 import Execution
 from llmc_jax.optimizer import AdamWNumbers
 from llmc_jax.params import flat_size, num_parameters
@@ -20,7 +20,6 @@ from llmc_jax.step import StepNumbers, StepOptions, initial_state, train_step
 from llmc_jax.trials.lines import Figures
 from llmc_jax.trials.problems import DTYPES, skewed_tokens, target
 
-LOGIT_ROWS = 8192  # train.py's own on a GPU
 QUEUED = 3  # steps that are started together
 
 
@@ -34,7 +33,7 @@ def measure(
     attention: str = "auto",
     recompute: int = 0,
     recompute_blocks: int = 0,
-    logit_rows: int = LOGIT_ROWS,
+    logit_rows: int = -1,
     gelu_fusion: int = -1,
     triton_gemm: str = "auto",
     master_weights: bool = True,
@@ -48,7 +47,11 @@ def measure(
     """
     config = parse_descriptor(model)
     execution, runs = choose(config, dtype, kernels, attention, gelu_fusion, interpret, triton_gemm)
-    execution = execution._replace(recompute=recompute, recompute_blocks=recompute_blocks, logit_rows=logit_rows)
+    rows = chosen_rows(
+        config, B, T, dtype, recompute=recompute, recompute_blocks=recompute_blocks, logit_rows=logit_rows,
+        master_weights=master_weights, attention=attention,
+    )  # fmt: skip
+    execution = execution._replace(recompute=recompute, recompute_blocks=recompute_blocks, logit_rows=rows)
     rounding = "nearest" if master_weights or dtype != "bf16" else "stochastic"
     options = StepOptions("cosine", "matrices", execution, rounding)
     state = initial_state(
@@ -99,6 +102,12 @@ def choose(
     runs = "; ".join(f"{implementation}: {', '.join(operations)}" for implementation, operations in names.items())
     options = compiling.triton_gemm("off" if selection.gelu_fusion else triton_gemm, machine.target)
     return Execution(selection.op, gelu_fusion=selection.gelu_fusion, compiler_options=options), runs
+
+
+def chosen_rows(config: ModelConfig, B: int, T: int, dtype: str, **flags: Any) -> int:
+    """What --logit-rows comes to in a step of train.py with these flags on this machine."""
+    run = TrainConfig(batch_size=B, sequence_length=T, **flags)
+    return setup.choose_execution(run, config, kernels.this_machine(), dtype)[0].logit_rows
 
 
 def random_values(config: ModelConfig) -> jax.Array:

@@ -10,7 +10,15 @@ from typing import Any
 
 from llmc_jax.config import ExitCode, ModelConfig, TrainConfig, parse_descriptor
 from llmc_jax.errors import InputError
-from llmc_jax.hardware import GPUS, flops_per_token, gib, peak_flops
+from llmc_jax.hardware import (
+    GPUS,
+    Storage,
+    card_memory_bytes,
+    chosen_logit_rows,
+    flops_per_token,
+    gib,
+    peak_flops,
+)
 from llmc_jax.params import num_parameters
 from llmc_jax.platform import restart_with_huge_pages
 from llmc_jax.profile import calculators
@@ -102,7 +110,14 @@ def calculate(config: TrainConfig, own: dict[str, Any]) -> int:
         raise InputError(f"--device {device}: not in the table of GPUs; {advice}")
     dtype = config.dtype if config.dtype != "auto" else "bf16" if device and GPUS[device].bf16 else "fp32"
     flash = config.attention in ("flash", "cudnn") or (config.attention == "auto" and dtype != "fp32" and bool(device))
-    rows = config.logit_rows if config.logit_rows >= 0 else 8192 if device else 0
+    rows = max(config.logit_rows, 0)
+    if config.logit_rows < 0 and device:
+        storage = Storage(
+            4 if dtype == "fp32" else 2, config.master_weights, config.grad_accumulation, not flash,
+            config.recompute_blocks, sliced_weights=False,
+        )  # fmt: skip
+        B, T = config.batch_size, config.sequence_length
+        rows = chosen_logit_rows(model, B, T, storage, config.recompute, card_memory_bytes(device))
     shape = shape_of(config, dtype=dtype, flash=flash, logit_rows=rows)
     attention = "without the T x T matrix" if flash else "with the T x T matrix"
     sections = [

@@ -112,7 +112,7 @@ def prepared(config: TrainConfig) -> Bench:
     made = made_for(config, model.config, machine, dtype)
     before = chosen_before(config, None, machine, made, model.config.head_size)
     execution, choices = choose_execution(config, model.config, machine, dtype, before.resolved)
-    storage = storage_of(config, machine, dtype, execution, choices)
+    storage = storage_of(config, machine, dtype, execution.logit_rows, choices)
     hardware.check_fits(model.config, config.batch_size, config.sequence_length, storage)
     known: dict[str, Any] = {
         "config": config, "name": config.model, "model": model, "steps": SCHEDULE_STEPS,

@@ -3,6 +3,7 @@
 Shared by tests/test_deviceless.py (lowering), tests/aot/test_aot.py (compiling) and benchmarks/aot.py (the table).
 """
 
+import dataclasses
 import importlib
 import inspect
 import pkgutil
@@ -246,7 +247,9 @@ class StepCase(NamedTuple):
         return choose_execution(self._run(), parse_descriptor(self.model), machine, self.dtype)[0]
 
     def _run(self) -> TrainConfig:
-        return parse_args(self.flags) if self.flags else TrainConfig()
+        given = parse_args(self.flags) if self.flags else TrainConfig()
+        T = parse_descriptor(self.model).max_seq_len
+        return dataclasses.replace(given, batch_size=self.B, sequence_length=T, total_batch_size=self.A * self.B * T)
 
     def _arguments(self, gpu: str) -> tuple[Any, ...]:
         config = parse_descriptor(self.model)

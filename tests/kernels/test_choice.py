@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from llmc_jax import gpt2, kernels, setup
 from llmc_jax.compiling import TRITON_GEMM
-from llmc_jax.config import ModelConfig, TrainConfig
+from llmc_jax.config import ModelConfig, TrainConfig, parse_descriptor
 from llmc_jax.errors import InputError
 from llmc_jax.gpt2 import Execution
 from llmc_jax.kernels import GROUPS, XLA, Choice, Machine, Operations, Selection, Wish, choose
@@ -408,12 +408,18 @@ def test_settings_reach_the_execution() -> None:
         setup.choose_execution(TrainConfig(kernels="pallas", strict_kernels=True), SHAPE, MACHINES["CPU"], "fp32")
 
 
-def test_logits_come_in_chunks_on_a_gpu_alone() -> None:
-    rows = [setup.choose_execution(TrainConfig(), SHAPE, MACHINES[name], "bf16")[0].logit_rows for name in MACHINES]
-    assert rows == [0] + [8192] * (len(MACHINES) - 1)
+def test_logits_come_in_chunks_where_a_gpu_s_memory_asks_for_it() -> None:
+    def rows_of(name: str, config: TrainConfig, model: ModelConfig = SHAPE) -> int:
+        return setup.choose_execution(config, model, MACHINES[name], "bf16")[0].logit_rows
+
+    unknown = {"MI300X", "AMD"}  # how much memory these have
+    assert {name: rows_of(name, TrainConfig()) for name in MACHINES} == {
+        name: 8192 if name in unknown else 0 for name in MACHINES
+    }
+    large = TrainConfig(batch_size=64, sequence_length=1024, recompute=0)
+    assert [rows_of(name, large, parse_descriptor("d24")) for name in ("H200", "A100")] == [0, 32_768]
     for given_rows in (0, 5):
-        config = TrainConfig(logit_rows=given_rows)
-        assert setup.choose_execution(config, SHAPE, MACHINES["H200"], "bf16")[0].logit_rows == given_rows
+        assert rows_of("H200", TrainConfig(logit_rows=given_rows)) == given_rows
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -455,7 +461,7 @@ def test_rounding(dtype: str, master_weights: bool, rounding: str, expected: str
 def test_memory_counts_the_matrix_of_attention_where_it_is_kept(wish: Wish, machine: str, kept: bool) -> None:
     config = TrainConfig(kernels=wish.kernels, attention=wish.attention, total_batch_size=3 * 4096, recompute_blocks=2)
     execution, choices = setup.choose_execution(config, SHAPE, MACHINES[machine], "bf16")
-    storage = setup.storage_of(config, MACHINES[machine], "bf16", execution, choices)
+    storage = setup.storage_of(config, MACHINES[machine], "bf16", execution.logit_rows, choices)
     assert storage == (2, True, 3, kept, 2, execution.logit_rows, machine == "CPU")
 
 
