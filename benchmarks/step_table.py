@@ -141,7 +141,10 @@ def group_of(program: Program, instruction: Instruction, rows: int, heads: int) 
         return "slices of weights" if place.operation == "weights" else place.operation
     summed = (*LINEAR, *LAYERNORMS, "gelu", "attention")
     if place.phase == "backward" and place.operation in summed and any(each.opcode == "reduce" for each in parts):
-        return _sum_group(program, instruction, rows, heads)
+        if place.operation == "attention" and elements(instruction.shape) == rows * heads:
+            return "delta of attention"
+        largest = max((elements(program.by_name[name].shape) for name in instruction.operands), default=0)
+        return "bias gradients" if largest >= rows * 64 else "sums of partial sums"
     if place.operation in LINEAR:
         return "sums of partial sums" if "dot_general" in instruction.op_name else "bias additions"
     return _kernel_group(place, names)
@@ -156,13 +159,6 @@ def _kernel_group(place: Place, names: str) -> str:
     return {"adamw": "AdamW", "norm": "norm"}.get(
         place.operation, place.operation if place.operation in GROUPS else "other"
     )
-
-
-def _sum_group(program: Program, instruction: Instruction, rows: int, heads: int) -> str:
-    if elements(instruction.shape) == rows * heads:
-        return "delta of attention"
-    largest = max((elements(program.by_name[name].shape) for name in instruction.operands), default=0)
-    return "bias gradients" if largest >= rows * 64 else "sums of partial sums"
 
 
 # ----- seconds ------------------------------------------------------------------------------------------------------
