@@ -512,10 +512,10 @@ def loop(run: Run, state: TrainState) -> Outcome:
     progress, flight, problem = first_progress(setup, state), None, None
     # XLA compiles the step while the main thread validates, which needs a compilation of its own.
     with ThreadPoolExecutor(max_workers=1) as pool, training_batches(setup) as batches, traced(run) as tick:
-        compiling = pool.submit(compile_step, setup, state) if progress.step < setup.steps else None
+        compilation = pool.submit(compile_step, setup, state) if progress.step < setup.steps else None
         try:
             progress = look(run, progress, batches, None)
-            step = compiling.result() if compiling else None
+            step = compilation.result() if compilation else None
             while progress.step < setup.steps and not stop.is_set() and not diverged(setup, progress):
                 assert step is not None
                 tick(progress.step)
