@@ -14,15 +14,16 @@ Leaves out float64, and the bias and the product before it, which XLA fuses. Sou
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 
 from pallas_kernels import mosaic
 from pallas_kernels.mosaic import f32, load, store
-from pallas_kernels.tuning import sizes
+from pallas_kernels.tuning import Sizes, sizes
 
 THREADS = mosaic.WARPS * mosaic.LANES
 CUBIC = 0.044715
@@ -46,11 +47,83 @@ def gelu_backward(
 ) -> tuple[jax.Array, jax.Array]:
     """Gradient of GELU at x (..., C): dx (..., C) and its sum over all rows, dbias (C,), in x's dtype.
 
-    Compulsory bytes for n elements: 3 n itemsize. On an H200 d12's 65,536 rows of 3072 bf16 take no less than 252 us.
-    Alignment as in `gelu_forward`.
+    dout has x's shape. The sum is of dx in fp32, before it is rounded.
+    Compulsory bytes for n elements: 3 n itemsize, and C of them. On an H200 d12's 65,536 rows of 3072 bf16 take no less
+    than 252 us. Beyond them, each block's sums are written and read once: 8 C shares, see `shares_of`.
+    Alignment: C to a multiple of 256 (fp32: 128), n / C to one of 8 (fp32: 16); else they are padded, by copies.
     """
-    dx = _elementwise(_backward, "gelu_backward", [dout, x], x.dtype, target, interpret)
-    return dx, jnp.sum(dx, axis=tuple(range(x.ndim - 1)), dtype=f32).astype(x.dtype)
+    C = x.shape[-1]
+    n = x.size // C
+    size = sizes(target)
+    plan = plan_strips(C, 16 // x.dtype.itemsize, size.gelu_block)
+    tiles = _up(n, plan.rows) // plan.rows
+    shares = shares_of(size, plan, tiles)
+    up = tiles * plan.rows, plan.columns
+    dx, of_shares = mosaic.kernel(
+        partial(_backward_strips, plan=plan, tiles=tiles),
+        name="gelu_backward",
+        out_type=[mosaic.shape_of(up, x.dtype), mosaic.shape_of((shares, plan.columns), f32)],
+        grid=(shares, plan.columns // plan.strip),
+        grid_names=("share", "strip"),
+        scratch=mosaic.sums_scratch(plan.at_once, plan.parts),
+        approx_math=True,
+        auto_barriers=False,  # where a thread reads what another wrote, `store_sums` has barriers
+        interpret=interpret,
+    )(*[jnp.pad(array.reshape(n, C), [(0, to - given) for to, given in zip(up, (n, C), strict=True)])
+        for array in (dout, x)])  # fmt: skip
+    dbias = jnp.sum(of_shares[:, :C], axis=0).astype(x.dtype)  # rows of padding have dout 0 and add nothing
+    return dx[:n, :C].reshape(x.shape), dbias
+
+
+class Strips(NamedTuple):
+    """How the backward divides an array: a block goes down the rows of one strip of columns, and keeps its sums."""
+
+    columns: int  # of the array, after padding
+    strip: int  # columns of a block
+    at_once: int  # rows of which each warpgroup holds one access
+    rows: int  # that are on their way together
+    parts: list[mosaic.Part]  # of the strip: one
+
+
+def plan_strips(columns: int, vector: int, block: int) -> Strips:
+    """The widest strips that divide the columns, so that accesses are long runs; block: elements at a time."""
+    columns = _up(columns, mosaic.LANES * vector)
+    team = next(team for team in (4, 2, 1) if columns % (mosaic.LANES * vector * team) == 0)  # warps that share a row
+    strip, at_once = mosaic.LANES * vector * team, mosaic.WARPS // team
+    turns = max(1, block // (strip * at_once))
+    return Strips(columns, strip, at_once, at_once * turns, mosaic.row_parts(strip, team, vector))
+
+
+def shares_of(size: Sizes, plan: Strips, tiles: int) -> int:
+    """Blocks that a strip's rows are divided over: those that the GPU runs at once, if there are so many rows."""
+    return max(1, min(size.sms * size.gelu_blocks * plan.strip // plan.columns, tiles))
+
+
+def _backward_strips(
+    dout_ref: Any, x_ref: Any, dx_ref: Any, sums_ref: Any, *scratch: Any, plan: Strips, tiles: int
+) -> None:
+    """One strip's rows of one share, `plan.rows` at a time, and in registers the sums of the rows so far."""
+    share, shares = lax.axis_index("share"), lax.axis_size("share")
+    columns = pl.ds(lax.axis_index("strip") * plan.strip, plan.strip)
+    layout = plan.parts[0].layout
+
+    def tile(k: Any, sums: jax.Array) -> jax.Array:
+        start = (share + k * shares) * plan.rows
+        places = [(pl.ds(start + row, plan.at_once), columns) for row in range(0, plan.rows, plan.at_once)]
+        loaded = [[load(ref.at[place], layout) for ref in (dout_ref, x_ref)] for place in places]
+        for place, pair in zip(places, loaded, strict=True):
+            dx = _backward(*(values.astype(f32) for values in pair))  # (at_once, strip)
+            store(dx_ref.at[place], dx.astype(dx_ref.dtype))
+            sums = sums + dx
+        return sums
+
+    nothing = mosaic.zeros((plan.at_once, plan.strip), layout)
+    sums = lax.fori_loop(0, pl.cdiv(tiles - share, shares), tile, nothing)
+    mosaic.store_sums(sums_ref.at[pl.ds(share, 1), columns], plan.parts, [sums], scratch)
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def _forward(x: jax.Array) -> jax.Array:

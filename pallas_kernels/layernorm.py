@@ -2,9 +2,10 @@
 
 A team of one, two or four warps holds a row in registers: x is read once, its mean and its variance are taken from
 registers, out is written once. Rows too long for that are read in blocks, several times, of which the first comes from
-memory and the others from a cache. The gradients of w and b are sums over all rows: the backward's grid is as large
-as the GPU, each block goes over its share of the rows with its own sums, and these few rows of sums are added
-afterwards: no atomics, the same bits each time. docs/kernels/layernorm.md has drawings.
+memory and the others from a cache. The gradients of w and b are sums over all rows, and so is that of the bias of the
+linear layer before: the backward's grid is as large as the GPU, each block goes over its share of the rows with its own
+sums, and these few rows of sums are added afterwards: no atomics, the same bits each time. docs/kernels/layernorm.md
+has drawings.
 
 Leaves out dropout, float64, and rows longer than `longest_row`.
 
@@ -75,8 +76,8 @@ def layernorm_backward(
     """Gradients of layernorm: dx (..., C) in x's dtype, dw and db (C,) in w's, dbias (C,), the sum of dx, in x's.
 
     dout and x (..., C) bf16, fp16 or fp32, w (C,), mean and rstd (...) fp32 as the forward returned them.
-    Compulsory bytes for n rows: 3 n C itemsize + 8 n + three of w. On an H200 d12's 65,536 rows of 768 bf16 take no
-    less than 63 us. Beyond them, each block's sums for dw and db are written and read once: 16 C blocks, see `blocks`.
+    Compulsory bytes for n rows: 3 n C itemsize + 8 n + four of w. On an H200 d12's 65,536 rows of 768 bf16 take no
+    less than 63 us. Beyond them, each block's three sums are written and read once: 24 C blocks, see `blocks`.
     Alignment: C to a multiple of 32, n to one of 4; else they are padded, by copies.
     """
     return _backward(None, dout, x, w, mean, rstd, target, interpret)
@@ -97,7 +98,7 @@ def residual_layernorm_backward(
     """Gradients of `residual_layernorm_forward`: dx (..., C), which is df too, dw (C,), db (C,), dbias (C,).
 
     dresidual (..., C) reaches the sum from further down the stream, dout (..., C) its layernorm; the two meet in fp32
-    and are rounded once. Compulsory bytes for n rows: 4 n C itemsize + 8 n + three of w; apart, the layernorm's
+    and are rounded once. Compulsory bytes for n rows: 4 n C itemsize + 8 n + four of w; apart, the layernorm's
     gradient and the addition move 6 n C itemsize. On an H200 d12's 65,536 rows of 768 bf16 take no less than 84 us.
     """
     return _backward(dresidual, dout, residual, w, mean, rstd, target, interpret)
@@ -290,18 +291,20 @@ def _backward(
     n_up = _up(n, plan.rows)
     grid = blocks(size, plan, n_up)
     if plan.team == 0:
-        body, scratch = _backward_streamed, [mosaic.shared((plan.columns // plan.block, plan.block))] * 2
+        body, sums = _backward_streamed, 2
+        scratch = [mosaic.shared((plan.columns // plan.block, plan.block))] * sums
     else:
         parts = mosaic.row_parts(plan.columns, plan.team, _widest(x.dtype))
-        sums = [mosaic.shared((plan.rows, part.size)) for part in parts] if plan.rows > 1 else []
-        body, scratch = _backward_held, [*sums, mosaic.barrier()]
+        body, sums, scratch = _backward_held, 3, mosaic.sums_scratch(plan.rows, parts)
     wide = [array for array in (dresidual, dout, x) if array is not None]
     name = "layernorm_backward" if dresidual is None else "residual_layernorm_backward"
-    sums_type = mosaic.shape_of((grid, plan.columns), f32)
-    dx, dw, db = mosaic.kernel(
+    dx, of_blocks = mosaic.kernel(
         partial(body, C=C, plan=plan, tiles=n_up // plan.rows, fused=dresidual is not None),
         name=name,
-        out_type=[mosaic.shape_of((n_up, plan.columns), x.dtype), sums_type, sums_type],
+        out_type=[
+            mosaic.shape_of((n_up, plan.columns), x.dtype),
+            mosaic.shape_of((sums, grid, plan.columns), f32),  # in one array, so that XLA adds them in one kernel
+        ],
         grid=(grid,),
         grid_names=("block",),
         scratch=scratch,
@@ -313,15 +316,16 @@ def _backward(
         _padded(mean.reshape(n), n_up),
         _padded(rstd.reshape(n), n_up),  # a row of padding has rstd 0 and adds nothing
     )
-    dw, db = (jnp.sum(sums[:, :C], axis=0).astype(w.dtype) for sums in (dw, db))  # (C,)
+    dw, db, *dbias = jnp.sum(of_blocks[:, :, :C], axis=1)  # (C,) each
     dx = dx[:n, :C]
-    return dx.reshape(x.shape), dw, db, jnp.sum(dx, axis=0, dtype=f32).astype(x.dtype)
+    of_dx = dbias[0] if dbias else jnp.sum(dx, axis=0, dtype=f32)
+    return dx.reshape(x.shape), dw.astype(w.dtype), db.astype(w.dtype), of_dx.astype(x.dtype)
 
 
 def _backward_held(*refs: Any, C: int, plan: Plan, tiles: int, fused: bool) -> None:
-    """`plan.rows` rows at a time in registers, and beside them the sums for dw and db of the rows so far."""
+    """`plan.rows` rows at a time in registers, and beside them the sums for dw, db and dbias of the rows so far."""
     dresidual_ref = refs[0] if fused else None
-    dout_ref, x_ref, w_ref, mean_ref, rstd_ref, dx_ref, dw_ref, db_ref, *shared, barrier = refs[fused:]
+    dout_ref, x_ref, w_ref, mean_ref, rstd_ref, dx_ref, sums_ref, *scratch = refs[fused:]
     parts = mosaic.row_parts(plan.columns, plan.team, _widest(x_ref.dtype))
     per_row = parts[0].layout.reduce(1)
     block, grid = lax.axis_index("block"), lax.axis_size("block")
@@ -337,34 +341,28 @@ def _backward_held(*refs: Any, C: int, plan: Plan, tiles: int, fused: bool) -> N
         dnorm = [dout * along(w.astype(f32), dout, 1) for dout, w in zip(dout, w, strict=True)]
         dnorm_mean = _row_sums(dnorm) / C  # (rows,)  padding: w = 0
         dnorm_norm_mean = _row_sums([dn * norm for dn, norm in zip(dnorm, norm, strict=True)]) / C
+        every_dx = []
         for part, dn, values in zip(parts, dnorm, norm, strict=True):
             dx = (dn - along(dnorm_mean, dn, 0) - values * along(dnorm_norm_mean, dn, 0)) * along(rstd, dn, 0)
             if dresidual_ref is not None:
                 dx = dx + load(dresidual_ref.at[rows, part.columns], part.layout, f32)
             store(dx_ref.at[rows, part.columns], dx.astype(dx_ref.dtype))
-        dw, db = sums
-        dw = tuple(dw + dout * norm for dw, dout, norm in zip(dw, dout, norm, strict=True))
-        return dw, tuple(db + dout for db, dout in zip(db, dout, strict=True))
+            every_dx.append(dx)
+        terms = [dout * norm for dout, norm in zip(dout, norm, strict=True)], dout, every_dx
+        return tuple(tuple(map(add, *pair)) for pair in zip(sums, terms, strict=True))
 
-    sums = lax.fori_loop(0, pl.cdiv(tiles - block, grid), tile, (nothing, nothing))
-    for ref, of_parts in zip((dw_ref, db_ref), sums, strict=True):
-        if plan.rows == 1:
-            for part, values in zip(parts, of_parts, strict=True):
-                store(ref.at[pl.ds(block, 1), part.columns], values)
-            continue
-        for buffer, values in zip(shared, of_parts, strict=True):
-            store(buffer, values)
-        mosaic.meet(barrier)
-        for part, buffer in zip(parts, shared, strict=True):
-            rows = [load(buffer.at[row], part.layout.reduce(0)) for row in range(plan.rows)]  # (part,) each
-            store(ref.at[block, part.columns], reduce(add, rows))
-        mosaic.meet(barrier)  # before the buffers are written again
+    sums = lax.fori_loop(0, pl.cdiv(tiles - block, grid), tile, (nothing,) * 3)  # of dout norm, of dout, of dx
+    for number, of_parts in enumerate(sums):
+        mosaic.store_sums(sums_ref.at[number, pl.ds(block, 1)], parts, of_parts, scratch)
 
 
 def _backward_streamed(*refs: Any, C: int, plan: Plan, tiles: int, fused: bool) -> None:
-    """One row at a time in blocks of columns, twice; the sums for dw and db lie in shared memory."""
+    """One row at a time in blocks of columns, twice; the sums for dw and db lie in shared memory.
+
+    Beside them a third for dbias would not leave room for rows as long as `longest_row`: XLA adds up dx.
+    """
     dresidual_ref = refs[0] if fused else None
-    dout_ref, x_ref, w_ref, mean_ref, rstd_ref, dx_ref, dw_ref, db_ref, dw_sum, db_sum = refs[fused:]
+    dout_ref, x_ref, w_ref, mean_ref, rstd_ref, dx_ref, sums_ref, dw_sum, db_sum = refs[fused:]
     layout = mosaic.flat_layout(plan.block, _widest(x_ref.dtype))
     block, grid = lax.axis_index("block"), lax.axis_size("block")
     count = plan.columns // plan.block
@@ -406,5 +404,5 @@ def _backward_streamed(*refs: Any, C: int, plan: Plan, tiles: int, fused: bool) 
 
     @pl.loop(0, count)
     def _(k: Any) -> None:
-        for ref, sums in ((dw_ref, dw_sum), (db_ref, db_sum)):
-            store(ref.at[block, columns(k)], load(sums.at[k], layout))
+        for number, sums in enumerate((dw_sum, db_sum)):
+            store(sums_ref.at[number, block, columns(k)], load(sums.at[k], layout))

@@ -9,6 +9,8 @@ not know has a stand-in here, each with a note; docs/kernels/proof.md lists how 
 """
 
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import add
 from typing import Any, NamedTuple
 
 import jax
@@ -259,6 +261,27 @@ def meet(barrier: Any) -> None:
     """Each thread of the barrier's warpgroups waits for all: what they wrote before, all can read afterwards."""
     plgpu.barrier_arrive(barrier)
     plgpu.barrier_wait(barrier)
+
+
+def sums_scratch(rows: int, parts: Sequence[Part]) -> list[Any]:
+    """Scratch for `store_sums` of so many rows: SMEM for each part and a barrier; one row needs none."""
+    return [*[shared((rows, part.size)) for part in parts], barrier()] if rows > 1 else []
+
+
+def store_sums(destination: Any, parts: Sequence[Part], sums: Sequence[jax.Array], scratch: Sequence[Any]) -> None:
+    """Sums (rows, part) of each part, added over the rows by way of SMEM, to a Ref (1, columns) in GMEM."""
+    if not scratch:
+        for part, values in zip(parts, sums, strict=True):
+            store(destination.at[:, part.columns], values)
+        return
+    *buffers, barrier = scratch
+    for buffer, values in zip(buffers, sums, strict=True):
+        store(buffer, values)
+    meet(barrier)
+    for part, buffer in zip(parts, buffers, strict=True):
+        rows = [load(buffer.at[row], part.layout.reduce(0)) for row in range(buffer.shape[0])]  # (part,) each
+        store(destination.at[0, part.columns], reduce(add, rows))
+    meet(barrier)  # before the buffers are written again
 
 
 # ----- tiles in shared memory ---------------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ class Sizes(NamedTuple):
     layernorm_backward: tuple[int, int, int] = (1024, 2048, 4096)
     layernorm_blocks: int = 2  # of the backward's on a multiprocessor; unmeasured
     softmax_block: int = 512  # columns that a row is read by; a power of two; unmeasured
-    gelu_block: int = 2048  # elements of a warpgroup; a power of two from 1024 on; unmeasured
+    gelu_block: int = 2048  # elements of a warpgroup at a time; a power of two from 1024 on; unmeasured
+    gelu_blocks: int = 6  # of the backward's on a multiprocessor: what its registers leave room for; unmeasured
 
 
 SIZES = {
@@ -31,7 +32,7 @@ SIZES = {
     "sm_86": Sizes(sms=82, smem=101_376),  # RTX 3090
     "sm_89": Sizes(sms=128, smem=101_376),  # RTX 4090
     "sm_90": Sizes(sms=132, smem=232_448),  # H100, H200
-    "sm_100": Sizes(sms=148, smem=232_448),  # B200
+    "sm_100": Sizes(sms=148, smem=232_448, gelu_blocks=5),  # B200
     "sm_120": Sizes(sms=170, smem=101_376),  # RTX 5090
 }
 

@@ -113,7 +113,7 @@ def test_backward(rows: tuple[int, ...], C: int, dtype: jnp.dtype, of_w: jnp.dty
     found = interpreted(layernorm.layernorm_backward)(dout, x, w, mean, rstd)
     assert [g.dtype for g in found] == [dtype, of_w, of_w, dtype]
     for got, expected in zip(found, gradients(*in_float64(dout, x, w)), strict=True):
-        check(got, expected, 2 * ROUNDING[got.dtype.type])
+        check(got, expected, ROUNDING[got.dtype.type])
 
 
 @every(BACKWARD[::2])
@@ -125,7 +125,7 @@ def test_backward_with_the_residual(rows: tuple[int, ...], C: int, dtype: jnp.dt
     dx, dw, db, dbias = gradients(*in_float64(dout, x, w))
     stream = in_float64(dresidual)[0]
     for got, expected in zip(found, (dx + stream, dw, db, dbias + rows_of(stream).sum(0)), strict=True):
-        check(got, expected, 2 * ROUNDING[got.dtype.type])
+        check(got, expected, ROUNDING[got.dtype.type])
 
 
 @pytest.mark.parametrize(
@@ -144,9 +144,9 @@ def test_a_block_goes_over_several_rows(rows: int, C: int, monkeypatch: pytest.M
         check(got, expected, IN_FP32)
 
 
-@pytest.mark.parametrize(("C", "waits"), [(768, 4), (1600, 4), (2560, 0), (5120, 0)])
+@pytest.mark.parametrize(("C", "waits"), [(768, 6), (1600, 6), (2560, 0), (5120, 0)])
 def test_warps_wait_where_they_read_each_other_s_sums(C: int, waits: int) -> None:
-    """Twice for dw and twice for db, where rows of several warps are added. Interpret mode has one thread for all."""
+    """Twice for each of three sums, where rows of several warps are added. Interpret mode has one thread for all."""
     x, w, rows = jnp.zeros((8, C), jnp.bfloat16), jnp.zeros(C), jnp.zeros(8)
     program = str(jax.make_jaxpr(layernorm.layernorm_backward)(x, x, w, rows, rows))
     assert program.count("barrier_arrive") == program.count("barrier_wait") == waits
