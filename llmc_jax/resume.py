@@ -279,7 +279,7 @@ def repeated(config: TrainConfig, earlier: Earlier | None) -> Repeat | None:
     if earlier is not None and (found := _choice_in(earlier.folder, earlier.facts)) is not None:
         return found
     path = Path(config.output_dir) / KERNELS
-    if not config.reuse or not config.output_dir or not path.exists():
+    if not config.reuse or not config.output_dir or not path.is_file():
         return None
     try:
         return _choice_of(path)
@@ -296,7 +296,7 @@ def _named_choice(name: str) -> Repeat:
         if (path / store.MANIFEST).exists():
             found = _choice_in(path, store.read_facts(path))
         else:
-            found = _choice_of(path / KERNELS) if (path / KERNELS).exists() else None
+            found = _choice_of(path / KERNELS) if (path / KERNELS).is_file() else None
     except InputError as error:
         raise type(error)(f"{flag}: {error}") from error
     if found is None and path.is_dir():

@@ -404,7 +404,7 @@ def test_control_characters_in_a_flag_are_not_obeyed(bench: Bench) -> None:
         assert done.code == 2 and "\\x1b[2J" in done.err and done.err.replace("\n", "").isprintable(), done.err
 
 
-@pytest.mark.parametrize("broken", ["write_bytes", "_LineFile.write"])
+@pytest.mark.parametrize("broken", ["complete_file", "_LineFile.write"])
 @pytest.mark.parametrize("there", ["nothing", "the folder", "a file of mine"])
 def test_a_full_disk_at_the_start_leaves_the_folder_as_it_was(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, broken: str, there: str
