@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from typing import NamedTuple
 import pytest
 
 from llmc_jax.checkpoint import store
+from llmc_jax.runlog import KERNELS, read_kernels
 from tests.crash_points import (
     ERRORS,
     Copy,
@@ -246,8 +247,11 @@ def words(folder: Path, run: Path) -> list[str]:
     return [*FLAGS, "-i", f"{data}/train_*.bin", "-j", f"{data}/val_*.bin", "-x", str(STEPS), "-o", str(run)]
 
 
-def record(folder: Path, name: str, start: Copy | None = None, until: str = "") -> Recording:
-    """Train to the end, with a copy at each point; of one that starts anew up to its first line `until`."""
+def record(folder: Path, name: str, start: Copy | None = None, until: str = "", more: Sequence[str] = ()) -> Recording:
+    """Train to the end, with a copy at each point; of one that starts anew up to its first line `until`.
+
+    more: further flags.
+    """
     base, over = folder / name / "base", False
     run = base / "new" / "run"  # two folders that the program makes
     if start is None:
@@ -262,7 +266,7 @@ def record(folder: Path, name: str, start: Copy | None = None, until: str = "") 
 
     recorder = Recorder(base, run, folder / name / "aside", wanted)
     with quick_arrays(), recorder.recording():
-        ended = trained(words(folder, run))
+        ended = trained([*words(folder, run), *more])
     assert ended.status == 0, ended
     return Recording(folder, run, recorder.points, recorder.copies, recorder.found)
 
@@ -337,6 +341,29 @@ def test_every_point_of_a_restart(recorded: Recording) -> None:
         found |= outcomes(recorded.folder, again.copies)
         print(f"{name}: {len(again.points)} points, {len(again.copies)} copies, {len(found)} outcomes so far")
     check_continued(recorded.folder, found.values(), recorded.run)
+
+
+@pytest.mark.slow
+def test_at_every_point_a_start_takes_the_kernels_of_the_run(recorded: Recording) -> None:
+    """They are on the disk before the first step, and a start that would choose otherwise takes them from there."""
+    rows = record(recorded.folder, "rows", until="checkpoint 6", more=["--logit-rows", "8"])
+    known, taken = set[tuple[object, ...]](), 0
+    for copy in rows.copies:
+        run = copy.folder / "new" / "run"
+        there, log = run / KERNELS, run / "metrics.jsonl"
+        begun = steps_of(run, "state") or (log.exists() and b'"event": "train"' in log.read_bytes())
+        assert there.exists() or not begun, copy
+        state = (there.exists(), *steps_of(run, "state"), *steps_of(run, "DONE"), copy.cut)
+        if state in known:
+            continue
+        known.add(state)
+        shutil.rmtree(clone := rows.folder / "clone", ignore_errors=True)
+        copy_folder(copy.folder, clone, lambda path, target: target.symlink_to(path))
+        outcome = opened(clone / "new" / "run", [*words(rows.folder, clone / "new" / "run"), "--logit-rows", "-1"])
+        found = read_kernels(clone / "new" / "run" / KERNELS)["logit_rows"]
+        assert (outcome.problem, found) == ("", 8 if there.exists() else 0), copy
+        taken += found == 8
+    assert taken >= 4, known
 
 
 # ----- errors ---------------------------------------------------------------------------------------------------------
