@@ -173,7 +173,14 @@ def _switched(about: Option, value: str | None) -> bool:
     return bool(about.default) if value == "0" else not about.default
 
 
-OF_THIS_START = {"output_dir", "reuse", "save", "strict_kernels", "kernels_from"}  # never taken from the run before
+OF_THIS_START = {
+    "output_dir",
+    "reuse",
+    "save",
+    "strict_kernels",
+    "kernels_from",
+    "no_kernel_check",
+}  # never taken from the run before
 
 
 def continued(given: Given) -> tuple[TrainConfig, list[str]]:

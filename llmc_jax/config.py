@@ -549,6 +549,12 @@ class TrainConfig:
         "kernels.json; other flags of this group count more (docs/resuming.md)",
         value="PATH",
     )
+    no_kernel_check: bool = option(
+        False, "--no-kernel-check", KERNELS,
+        "do not check and time the kernels when this GPU, or these versions or shapes, are new (it takes up to two "
+        "minutes, once): they run as the tables that are shipped say",
+        switch=True,
+    )
     triton_gemm: str = option(
         "auto", "--triton-gemm", KERNELS,
         "whether XLA may make matrix products itself, with Triton, which leaves adding a bias to a kernel of its own: "

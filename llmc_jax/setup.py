@@ -6,6 +6,7 @@ left half-written, and writes the DONE_ files of checkpoints that lost them. Lea
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -42,6 +43,8 @@ from llmc_jax.resume import (
     repeated,
 )
 from llmc_jax.step import TrainState, initial_state
+from llmc_jax.trials import candidates, start
+from llmc_jax.trials.card import find_card
 
 CHECKED_TOKENS = 1 << 20  # of each data set, before the run begins: takes a tenth of a second
 
@@ -306,10 +309,49 @@ def choose_execution(
     else:
         rows = logit_rows_of(config, model, machine, storage_of(config, machine, dtype, 0, selection.choices))
     options = _options(asked, machine, before)
+    if findings is not None and before is None:
+        options = tuple((dict(options) | dict(findings.options)).items())
     if selection.gelu_fusion:
         _check_gelu_in_product(config, options)
     execution = Execution(selection.op, config.recompute, config.recompute_blocks, rows, selection.gelu_fusion, options)
     return execution, selection.choices
+
+
+def try_kernels(config: TrainConfig, model: ModelConfig, earlier: Earlier | None = None) -> start.Found:
+    """Return what is known of this GPU's kernels, found out now if need be. Call it before JAX has a device.
+
+    Nothing where there is no NVIDIA GPU, where the run takes an earlier choice, or with --no-kernel-check.
+    """
+    here = None if config.no_kernel_check or earlier is not None else find_card()
+    if here is None:
+        return start.Found(None)
+    dtype = resolve_dtype(config, here.machine)
+    made = made_for(config, model, here.machine, dtype)
+    if chosen_before(config, None, here.machine, made, model.head_size).repeat is not None:
+        return start.Found(None)
+    return start.find_out(case_of(config, model, here.machine, dtype), here)
+
+
+def case_of(config: TrainConfig, model: ModelConfig, machine: kernels.Machine, dtype: str) -> candidates.Case:
+    """Return a run as the trials of its kernels see it."""
+    execution, _ = choose_execution(replace(config, strict_kernels=False), model, machine, dtype)
+    return candidates.Case(
+        model=model,
+        batch_size=config.batch_size,
+        sequence_length=config.sequence_length,
+        accumulation=min(config.grad_accumulation, 2),  # a step over several repeats what it does of one
+        dtype=dtype,
+        rounding=resolve_rounding(config, dtype),
+        master_weights=config.master_weights,
+        tf32=config.tf32,
+        recompute=config.recompute,
+        recompute_blocks=config.recompute_blocks,
+        logit_rows=execution.logit_rows,
+        gelu_fusion=execution.gelu_fusion,
+        options=execution.compiler_options,
+        wish=kernels.Wish(config.kernels, config.attention, gelu_fusion=config.gelu_fusion),
+        machine=machine,
+    )
 
 
 def triton_gemm_wish(asked: kernels.Asked) -> str:
@@ -458,15 +500,16 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
         source = open_checkpoint(config.init_from, warnings.append)
     model = resolve_model(config, earlier, source)
     notes = [*notes, *check_model_fit(config, model.config)]
+    data = open_data(config, model.config)
+    tried = try_kernels(config, model.config, earlier)
     machine = kernels.this_machine()
     dtype = resolve_dtype(config, machine)
     made = made_for(config, model.config, machine, dtype)
     before = chosen_before(config, earlier, machine, made, model.config.head_size)
-    execution, choices = choose_execution(config, model.config, machine, dtype, before.resolved)
+    execution, choices = choose_execution(config, model.config, machine, dtype, before.resolved, tried.findings)
     resolved = resolved_of(config, made, execution, choices)
     storage = storage_of(config, machine, dtype, execution.logit_rows, choices)
     hardware.check_fits(model.config, config.batch_size, config.sequence_length, storage)
-    data = open_data(config, model.config)
     identity = identify(config, model.config, dtype, data)
     device = hardware.describe_device()
     val_data = None if data.val is None else fingerprint(data.val)
@@ -496,7 +539,7 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
         notes += changes(earlier, config, steps, surroundings, val_data, resolved, problems)
     elif config.reuse and config.output_dir:
         notes.append(f"-y 1: there is no checkpoint in {config.output_dir}, so the run begins")
-    notes += notes_on_kernels(config, before, earlier)
+    notes += [*notes_on_kernels(config, before, earlier), *tried.notes]
     if tokenizer.tokenizer is None and config.sample_every:
         warnings.append(f"samples are printed as token ids: {tokenizer.note}")
     setup = Setup(
@@ -650,9 +693,14 @@ def repeat_rows(setup: Setup) -> list[tuple[str, Any]]:
 
 def option_rows(setup: Setup) -> list[tuple[str, str]]:
     """The options that XLA compiles the run's programs with, for the table; none where it has its defaults."""
-    who = compiling.decided_by(triton_gemm_wish(asked_of(setup.config)))
-    options = setup.execution.compiler_options
-    return [(name.removeprefix("xla_gpu_enable_"), f"{'on' if value else 'off'} ({who})") for name, value in options]
+    decided = compiling.decided_by(triton_gemm_wish(asked_of(setup.config)))
+    return [
+        (
+            name.removeprefix("xla_gpu_enable_"),
+            f"{'on' if value else 'off'} ({decided if name == compiling.TRITON_GEMM else kernels.MEASURED_HERE})",
+        )
+        for name, value in setup.execution.compiler_options
+    ]
 
 
 def precision_text(setup: Setup) -> str:

@@ -11,7 +11,7 @@ cudnn.py        attention by cuDNN
 Leaves out the kernels themselves and their tile sizes (pallas_kernels/).
 """
 
-from llmc_jax.kernels.choice import Choice, Selection, Setting, Wish, choose, makes_matrix
+from llmc_jax.kernels.choice import MEASURED_HERE, Choice, Selection, Setting, Wish, choose, makes_matrix
 from llmc_jax.kernels.cudnn import cudnn_attention_backward, cudnn_attention_forward
 from llmc_jax.kernels.findings import Finding, Findings, Variant
 from llmc_jax.kernels.machine import Machine, this_machine
@@ -21,6 +21,7 @@ from llmc_jax.kernels.record import Asked, MadeFor, Resolved
 
 __all__ = [
     "GROUPS",
+    "MEASURED_HERE",
     "XLA",
     "Asked",
     "Choice",

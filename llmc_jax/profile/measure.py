@@ -35,6 +35,7 @@ from llmc_jax.setup import (
     resolve_dtype,
     resolve_model,
     storage_of,
+    try_kernels,
 )
 from llmc_jax.step import batch_gradient, evaluate_loss, train_step
 from llmc_jax.trainer import step_numbers, step_options
@@ -107,18 +108,19 @@ def prepared(config: TrainConfig) -> Bench:
     """The step of a run's configuration, compiled. Raises InputError as train.py does for what cannot run here."""
     model = resolve_model(config)
     notes = check_model_fit(config, model.config)
+    tried = try_kernels(config, model.config)
     machine = kernels.this_machine()
     dtype = resolve_dtype(config, machine)
     made = made_for(config, model.config, machine, dtype)
     before = chosen_before(config, None, machine, made, model.config.head_size)
-    execution, choices = choose_execution(config, model.config, machine, dtype, before.resolved)
+    execution, choices = choose_execution(config, model.config, machine, dtype, before.resolved, tried.findings)
     storage = storage_of(config, machine, dtype, execution.logit_rows, choices)
     hardware.check_fits(model.config, config.batch_size, config.sequence_length, storage)
     known: dict[str, Any] = {
         "config": config, "name": config.model, "model": model, "steps": SCHEDULE_STEPS,
         "device": hardware.describe_device(), "dtype": dtype, "execution": execution, "choices": choices,
         "has_tf32": machine.version >= (8, 0), "repeat": before.repeat,
-        "notes": [*notes, *notes_on_kernels(config, before, None)], "warnings": [],
+        "notes": [*notes, *notes_on_kernels(config, before, None), *tried.notes], "warnings": [],
     }  # fmt: skip
     fields: dict[str, Any] = {name: known.get(name) for name in Setup._fields}  # what only a run has stays empty
     setup = Setup(**fields)

@@ -11,4 +11,7 @@ times.py      times
 candidates.py what is tried for a run, at its own shapes
 check.py      one of them tried, and a whole step on several beside XLA's
 search.py     what follows from it: which implementation of each operation is right and the fastest
+card.py       the GPU, before JAX has it
+known.py      what was found out before
+start.py      all of it before a run
 """

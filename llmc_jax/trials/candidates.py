@@ -90,8 +90,6 @@ def listed(case: Case) -> list[Finding]:
 def _rows(case: Case, operation: str) -> list[Implementation]:
     """The rows that may run an operation; without the slower ones that hold the T x T matrix, but for XLA's."""
     rows = [row for row in candidates(operation, case.wish, case.setting).rows if not row.problem(case.setting)]
-    if operation == "gelu" and case.gelu_fusion == 2:
-        return [row for row in rows if row.by == "xla"]
     return [row for number, row in enumerate(rows) if number == 0 or row.by == "xla" or not row.makes_matrix]
 
 

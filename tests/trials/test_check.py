@@ -50,7 +50,6 @@ def test_what_is_tried_elsewhere() -> None:
     assert candidates.listed(D12._replace(machine=Machine("cpu", "cpu"))) == []
     cudnn = labels(D12._replace(wish=Wish(kernels="xla", attention="cudnn")))
     assert cudnn == ["attention: cudnn", "attention: naive, xla"]
-    assert not any(name.startswith("gelu") for name in labels(D12._replace(gelu_fusion=2)))
 
 
 def test_shapes_are_the_runs_own() -> None:

@@ -1,0 +1,158 @@
+"""What was found out before: a file for each combination of card, versions, kernels and shapes, in the user's cache.
+
+And the lock of a card, so that two programs do not try things on it at the same time.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llmc_jax.files import cache_folder, reason, try_lock, write_bytes
+from llmc_jax.kernels import Findings, findings
+from llmc_jax.trials import candidates
+from llmc_jax.trials.candidates import Case
+from llmc_jax.trials.card import Card
+
+FORMAT = 1
+PACKAGE = Path(__file__).resolve().parents[1]
+SOURCES = ("../pallas_kernels", "kernels", "ops", "triton", "trials")  # folders, from llmc_jax/
+FILES = ("gpt2.py", "step.py", "optimizer.py", "compiling.py")
+VERSIONS = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
+WAIT = 0.5  # seconds between two looks at a lock
+
+
+class Known(NamedTuple):
+    """What a file holds."""
+
+    facts: dict[str, Any]  # what it was found out for
+    found: Findings
+    date: str
+
+
+def folder() -> Path:
+    """Return where the files are."""
+    return cache_folder() / "kernels"
+
+
+def facts_of(case: Case, card: Card) -> dict[str, Any]:
+    """Return all that the findings depend on, as JSON has it. Of the machine, nothing but the card and its driver."""
+    told = {
+        "format": FORMAT,
+        "card": card.name,
+        "capability": card.capability,
+        "driver": card.driver,
+        "versions": versions(),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "sources": sources_digest(),
+        "case": candidates.as_json(case),
+    }
+    return json.loads(json.dumps(told))
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what compiles and runs the kernels, where it is installed."""
+    found = {}
+    for name in VERSIONS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def sources_digest() -> str:
+    """Return a digest of the kernels' sources and of what calls them."""
+    hashed = hashlib.sha256()
+    paths = [path for name in SOURCES for path in (PACKAGE / name).resolve().glob("*.py")]
+    for path in sorted([*paths, *(PACKAGE / name for name in FILES)]):
+        hashed.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return hashed.hexdigest()[:16]
+
+
+def file_of(facts: Mapping[str, Any]) -> Path:
+    """Return the file of a combination."""
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return folder() / f"{digest[:24]}.json"
+
+
+def read(facts: Mapping[str, Any], say: Callable[[str], None]) -> Findings:
+    """Return what is known of a combination; of a damaged file nothing, and that is said."""
+    path = file_of(facts)
+    try:
+        known = _parsed(path)
+    except FileNotFoundError:
+        return Findings()
+    except (OSError, ValueError) as error:
+        why = reason(error) if isinstance(error, OSError) else "it is damaged"
+        say(f"{path}: cannot be used ({why}); what it held is found out again")
+        return Findings()
+    return known.found if known.facts == facts else Findings()
+
+
+def write(facts: Mapping[str, Any], found: Findings, say: Callable[[str], None]) -> None:
+    """Keep what was found out. Where it cannot be kept that is said, and it is found out again next time."""
+    content = {"facts": facts, "found": findings.as_json(found), "date": time.strftime("%Y-%m-%d %H:%M")}
+    path = file_of(facts)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, json.dumps(content, indent=1).encode())
+    except OSError as error:
+        say(f"{path}: cannot be written ({reason(error)}); the kernels are checked again next time")
+
+
+def all_known() -> list[Known]:
+    """Return what all files hold, the newest last; those that are damaged are left out."""
+    found = []
+    for path in sorted(folder().glob("*.json")):
+        try:
+            found.append(_parsed(path))
+        except (OSError, ValueError):
+            continue
+    return sorted(found, key=lambda each: each.date)
+
+
+def clear() -> int:
+    """Delete all that is known; return the number of files. Raises OSError."""
+    paths = list(folder().glob("*.json"))
+    for path in paths:
+        path.unlink()
+    return len(paths)
+
+
+def _parsed(path: Path) -> Known:
+    """Raises ValueError for what `write` has not written."""
+    try:
+        content = json.loads(path.read_bytes())
+        return Known(dict(content["facts"]), findings.from_json(content["found"]), str(content["date"]))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(str(error)) from error
+
+
+@contextmanager
+def locked(card: Card, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep) -> Iterator[bool]:
+    """Within the block no other program of ours tries anything on the card: waits for one that does, and says so.
+
+    Gives whether it had to wait. Where there can be no lock, the block runs without.
+    """
+    descriptor, waited = None, False
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder() / f"{card.uuid}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        yield False
+        return
+    try:
+        while try_lock(descriptor) is False:
+            if not waited:
+                say(f"another process is checking the kernels on this {card.name}; waiting for it")
+            waited = True
+            sleep(WAIT)
+        yield waited
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,104 @@
+"""The kernels of a run, tried before it begins: known from an earlier start, or found out now, by other processes.
+
+They run before this one has a GPU context, so that a card that only one process may use serves them and then the run.
+Nothing here touches a machine without an NVIDIA GPU.
+"""
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from llmc_jax.kernels import Findings
+from llmc_jax.trials import candidates, card, known, search
+from llmc_jax.trials.candidates import Case
+from llmc_jax.trials.card import Card
+from llmc_jax.trials.children import Children, Outcome, Stuck, Task
+
+SECONDS = 110.0  # for all of it, so that two minutes are not exceeded
+
+
+class Found(NamedTuple):
+    """What is known of the kernels at a start."""
+
+    findings: Findings | None  # None: nothing; the table that is shipped decides
+    notes: tuple[str, ...] = ()
+
+
+def say(line: str) -> None:
+    """Show the progress of a check."""
+    print(f"kernel check: {line}", file=sys.stderr, flush=True)
+
+
+def find_out(
+    case: Case,
+    here: Card,
+    *,
+    again: bool = False,
+    seconds: float = SECONDS,
+    say: Callable[[str], None] = say,
+    environment: dict[str, str] | None = None,
+) -> Found:
+    """Return what is known of a case's kernels on a card, and what a user should know; tries what is not known yet.
+
+    again: what is known does not count. environment: of the processes that try, instead of this one's.
+    """
+    if not candidates.listed(case):
+        return Found(None)
+    facts = known.facts_of(case, here)
+    found = Findings() if again else known.read(facts, say)
+    if found.complete:
+        return Found(found, found.notes)
+    if card.jax_has_begun():
+        return _shipped("this process uses the GPU already", found)
+    if problem := card.busy(here):
+        return _shipped(problem, found)
+    with known.locked(here, say) as waited:
+        if waited and (found := known.read(facts, say)).complete:
+            return Found(found, found.notes)
+        if waited and (problem := card.busy(here)):
+            return _shipped(problem, found)
+        say(f"new combination of {here.name}, versions and shapes; at most {seconds:.0f} s (--no-kernel-check: none)")
+        try:
+            found = _searched(case, found, seconds, say, environment)
+        except Stuck as stuck:
+            return _shipped(f"{stuck}, and holds the card", found)
+        known.write(facts, found, say)
+    return Found(found, found.notes)
+
+
+def _shipped(why: str, found: Findings) -> Found:
+    """Without trying: as shipped, but for what is known to be wrong."""
+    return Found(found if found.found else None, (f"the kernels are not checked: {why}; they are used as shipped",))
+
+
+def _searched(
+    case: Case, found: Findings, seconds: float, say: Callable[[str], None], environment: dict[str, str] | None
+) -> Findings:
+    """Raises Stuck."""
+    with tempfile.TemporaryDirectory() as folder, Children(environment or child_environment(), Path(folder)) as running:
+
+        def attempt(task: Task, until: float) -> Outcome:
+            outcome = running.measure(task, until)
+            if running.stuck is not None:
+                raise Stuck(f"process {running.stuck} cannot be ended")
+            return outcome
+
+        found = search.search(search.Search(case, attempt, time.monotonic, say), seconds, found)
+    if running.stuck is not None:
+        raise Stuck(f"process {running.stuck} cannot be ended")
+    return found
+
+
+def child_environment() -> dict[str, str]:
+    """Return the environment of processes that share the card with nobody, and take only the memory that they need."""
+    found = dict(os.environ)
+    found["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    found.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if not found.get("JAX_COMPILATION_CACHE_DIR"):
+        found["JAX_COMPILATION_CACHE_DIR"] = str(known.cache_folder() / "xla")
+    found.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    return found

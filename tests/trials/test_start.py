@@ -1,0 +1,271 @@
+"""A check before a run: the card, its cache and lock, processes that go wrong, and that a CPU notices nothing of it."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmc_jax.kernels import Finding, Findings
+from llmc_jax.trials import card, children, known, search, start
+from llmc_jax.trials.card import Card
+from llmc_jax.trials.start import Found
+from tests.trials.test_check import D12
+
+ROOT = Path(__file__).resolve().parents[2]
+H200 = Card("NVIDIA H200", "0123456789abcdef0123456789abcdef", "9.0", 150_000_000_000, "580.1")
+FOUND = Findings(found=(Finding("gelu", "pallas", us=3.0),), notes=("a note",), complete=True)
+
+# Stands for check.py: what `bad` names goes wrong, all else is right.
+FAKE = """
+import os, time
+def measure(what, case, finding=None, chosen=None, options=()):
+    if what == "step":
+        return {"verdict": "right", "seconds": 0.1 if chosen else 0.2}
+    how = {"classifier": "abort", "adamw": "hang", "gelu": "wrong", "layernorm": "fail"}.get(finding["operation"])
+    if finding["implementation"] == "pallas" and os.environ.get("BAD"):
+        if how == "abort":
+            os.abort()
+        if how == "hang":
+            time.sleep(60)
+        if how == "fail":
+            raise ValueError("Mosaic does not compile this")
+        if how == "wrong":
+            return {"verdict": "WRONG: output 0: error 0.2"}
+    return {"verdict": "right", "us": 10.0}
+"""
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fake")
+    folder.joinpath("fake_check.py").write_text(FAKE)
+    return folder
+
+
+@pytest.fixture
+def find_out(
+    module: Path, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Found]]:
+    """A check with the module above, a cache of its own, and a free card."""
+    monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path))
+    monkeypatch.setattr(search, "MODULE", "fake_check")
+    monkeypatch.setattr(search, "CANDIDATE_SECONDS", 1.0)
+    monkeypatch.setattr(children, "START_SECONDS", 10.0)
+    monkeypatch.setattr(card, "jax_has_begun", lambda: False)
+    monkeypatch.setattr(card, "busy", lambda _: "")
+
+    def run(bad: str = "", **more: Any) -> Found:
+        return start.find_out(
+            D12, H200, say=said.append, environment=dict(os.environ, PYTHONPATH=str(module), BAD=bad), **more
+        )  # fmt: skip
+
+    yield run
+
+
+def test_a_check_and_what_is_kept(find_out: Callable[..., Found], said: list[str], tmp_path: Path) -> None:
+    first = find_out()
+    assert first.findings is not None and first.findings.complete and not first.notes
+    assert any("at most" in line for line in said) and any("1/" in line for line in said)
+    assert {path.suffix for path in tmp_path.glob("kernels/*")} == {".json", ".lock"}
+    said.clear()
+    assert find_out(bad="all") == first and not said  # no process, no word
+    assert find_out(bad="", again=True).findings == first.findings and said
+    (one,) = known.all_known()
+    assert one.facts["card"] == "NVIDIA H200" and H200.uuid not in json.dumps(one.facts)
+    assert known.clear() == 1 and known.all_known() == []
+
+
+def test_failures_cost_their_candidates(find_out: Callable[..., Found], said: list[str]) -> None:
+    """A wrong number, a crash, a hang and a failed compilation: a line each, and the check goes on."""
+    found = find_out(bad="all").findings
+    assert found is not None and found.complete and found.fastest
+    for operation, problem in (
+        ("gelu", "output 0: error 0.2"), ("classifier", "status -6"), ("adamw", "not done after 1 s"),
+        ("layernorm", "Mosaic does not compile"),
+    ):  # fmt: skip
+        assert problem in found.problem(operation, "pallas")
+        assert sum(f"{operation}: pallas is not used" in line for line in said) == 1
+    assert not found.problem("attention", "flash, pallas")
+    assert {each.operation: each.implementation for each in found.fastest}["gelu"] == "xla"
+
+
+def test_time_is_kept(find_out: Callable[..., Found]) -> None:
+    found = find_out(seconds=0.0)
+    assert found.findings == Findings(starts=1, notes=found.notes) and len(found.notes) == 1
+    assert find_out().findings.complete  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("what", ["busy", "begun", "stuck"])
+def test_what_means_the_shipped_table(
+    what: str, find_out: Callable[..., Found], said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if what == "busy":
+        monkeypatch.setattr(card, "busy", lambda _: "other processes use the card (17)")
+    elif what == "begun":
+        monkeypatch.setattr(card, "jax_has_begun", lambda: True)
+    else:
+        monkeypatch.setattr(children._Child, "end", lambda self: [self.process.kill(), self.process.wait(), False][2])
+    found = find_out(bad="all")
+    assert found.findings is None and len(found.notes) == 1 and "as shipped" in found.notes[0]
+    assert known.all_known() == []
+
+
+def test_two_at_once(find_out: Callable[..., Found], said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one waits, says so, and takes what the first one found."""
+    facts = known.facts_of(D12, H200)
+    waiting, result = threading.Event(), list[Found]()
+    monkeypatch.setattr(known, "WAIT", 0.01)
+    with known.locked(H200, said.append):
+        monkeypatch.setattr(start, "_searched", lambda *_: pytest.fail("it tries again"))
+
+        def say(line: str) -> None:
+            said.append(line)
+            waiting.set()
+
+        other = threading.Thread(target=lambda: result.append(start.find_out(D12, H200, say=say)))
+        other.start()
+        assert waiting.wait(10)
+        known.write(facts, FOUND, said.append)
+    other.join(10)
+    assert result == [Found(FOUND, FOUND.notes)]
+    assert [line for line in said if "another process" in line] == said
+
+
+def test_another_combination_is_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = known.facts_of(D12, H200)
+    others = [
+        known.facts_of(D12._replace(batch_size=32), H200),
+        known.facts_of(D12._replace(dtype="fp16"), H200),
+        known.facts_of(D12._replace(options=(("xla_gpu_enable_triton_gemm", False),)), H200),
+        known.facts_of(D12, H200._replace(driver="581")),
+        known.facts_of(D12, H200._replace(name="NVIDIA H200 MIG 1g.18gb")),
+    ]
+    monkeypatch.setattr(known, "sources_digest", lambda: "other")
+    others.append(known.facts_of(D12, H200))
+    assert len({known.file_of(each) for each in (facts, *others)}) == 7
+    assert known.facts_of(D12, H200._replace(uuid="f" * 32)) == others[-1]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[1]", b'{"facts": {}}', b"\xff\xfe", b'{"facts": 1, "found": 2, "date": 3}']
+)
+def test_a_damaged_file_is_a_miss(
+    content: bytes, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path))
+    facts = known.facts_of(D12, H200)
+    known.write(facts, FOUND, said.append)
+    assert known.read(facts, said.append) == FOUND and not said
+    known.file_of(facts).write_bytes(content)
+    assert known.read(facts, said.append) == Findings() and len(said) == 1
+    assert known.all_known() == []
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path / "file"))
+    facts = known.facts_of(D12, H200)
+    known.write(facts, FOUND, said.append)
+    assert len(said) == 1
+    with known.locked(H200, said.append) as waited:
+        assert not waited
+
+
+# ----- the card -----------------------------------------------------------------------------------------------------
+
+
+class Driver:
+    """libcuda of a machine with one GPU."""
+
+    def __init__(self, status: int = 0) -> None:
+        self.status = status
+
+    def cuInit(self, _: int) -> int:
+        return self.status
+
+    def cuDeviceGet(self, device: Any, number: int) -> int:
+        return number
+
+    def cuDeviceGetName(self, name: Any, length: int, device: Any) -> int:
+        name.value = b"NVIDIA H200"
+        return 0
+
+    def cuDeviceGetUuid_v2(self, uuid: Any, device: Any) -> int:
+        uuid.raw = bytes.fromhex(H200.uuid)
+        return 0
+
+    def cuDeviceTotalMem_v2(self, memory: Any, device: Any) -> int:
+        memory._obj.value = H200.memory
+        return 0
+
+    def cuDeviceGetAttribute(self, number: Any, attribute: int, device: Any) -> int:
+        number._obj.value = {card.MAJOR: 9, card.MINOR: 0}[attribute]
+        return 0
+
+
+def test_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(card, "DRIVER_VERSION", tmp_path / "version")
+    (tmp_path / "version").write_text("580.1\n")
+    assert card.find_card(Driver()) == H200
+    assert H200.machine.target == "sm_90"
+    assert card.find_card(Driver(status=100)) is None
+    assert card.find_card(object()) is None
+
+
+def test_whether_others_use_it() -> None:
+    def smi(processes: str, memory: str) -> Callable[[Any], str]:
+        return lambda words: processes if "compute-apps" in words[2] else memory
+
+    assert card.busy(H200, smi("", "140000, 143000\n")) == ""
+    assert card.busy(H200, smi(f"{os.getpid()}\n", "140000, 143000\n")) == ""
+    assert "17, 18" in card.busy(H200, smi("17\n18\n", "140000, 143000\n"))
+    assert "9000 of 143000" in card.busy(H200, smi("", "9000, 143000\n"))
+    assert card.busy(H200, lambda _: None) == "" == card.busy(H200, smi("[N/A]", "[N/A], [N/A]"))
+    asked: list[Any] = []
+    card.busy(H200, lambda words: asked.append(words) or "")
+    assert asked[0][1] == "GPU-01234567-89ab-cdef-0123-456789abcdef"
+    assert card.busy(H200._replace(name="NVIDIA H200 MIG 1g.18gb"), smi("17", "1, 2")) == ""
+
+
+IN_ORDER = """
+import sys
+from llmc_jax import setup
+from llmc_jax.config import TrainConfig
+from llmc_jax.trials import card, start
+shape = {"model": "L1-NH2-C64-V256-T32", "batch_size": 1, "sequence_length": 16}
+config = TrainConfig(**shape, max_steps=0, val_every=0, sample_every=0)
+assert card.find_card() is None and not card.jax_has_begun()
+seen = []
+def find_out(case, here, **_):
+    seen.append((case.machine.kind, card.jax_has_begun()))
+    return start.Found(None, ("said",))
+start.find_out = find_out
+setup.find_card = lambda: card.Card("NVIDIA H200", "0" * 32, "9.0", 10**11, "580")
+made, _ = setup.prepare(config, [])
+assert seen == [("NVIDIA H200", False)] and card.jax_has_begun(), seen
+assert "said" in made.notes
+setup.try_kernels(TrainConfig(**{**config.__dict__, "no_kernel_check": True}), made.model.config)
+assert len(seen) == 1
+print("in order")
+"""
+
+
+def test_it_comes_before_jax_has_a_device(tmp_path: Path) -> None:
+    """And on a CPU it leaves nothing, not even a folder."""
+    environment = dict(os.environ, JAX_PLATFORMS="cpu", LLMC_JAX_CACHE=str(tmp_path), PYTHONPATH=str(ROOT))
+    done = subprocess.run(
+        [sys.executable, "-c", IN_ORDER], capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
+    )
+    assert done.stdout == "in order\n", done.stderr
+    assert not (tmp_path / "kernels").exists()
