@@ -309,7 +309,7 @@ def choose_execution(
     else:
         rows = logit_rows_of(config, model, machine, storage_of(config, machine, dtype, 0, selection.choices))
     options = _options(asked, machine, before)
-    if findings is not None and before is None:
+    if findings is not None and before is None:  # an earlier choice has its own
         options = tuple((dict(options) | dict(findings.options)).items())
     if selection.gelu_fusion:
         _check_gelu_in_product(config, options)
@@ -320,14 +320,16 @@ def choose_execution(
 def try_kernels(config: TrainConfig, model: ModelConfig, earlier: Earlier | None = None) -> start.Found:
     """Return what is known of this GPU's kernels, found out now if need be. Call it before JAX has a device.
 
-    Nothing where there is no NVIDIA GPU, where the run takes an earlier choice, or with --no-kernel-check.
+    Nothing where there is no NVIDIA GPU, where the run takes an earlier choice and all of it can run, or with
+    --no-kernel-check.
     """
     here = None if config.no_kernel_check or earlier is not None else find_card()
     if here is None:
         return start.Found(None)
     dtype = resolve_dtype(config, here.machine)
     made = made_for(config, model, here.machine, dtype)
-    if chosen_before(config, None, here.machine, made, model.head_size).repeat is not None:
+    before = chosen_before(config, None, here.machine, made, model.head_size)
+    if before.repeat is not None and not before.problems:
         return start.Found(None)
     return start.find_out(case_of(config, model, here.machine, dtype), here)
 

@@ -3,17 +3,24 @@
 import json
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from llmc_jax import setup
 from llmc_jax.checkpoint.sources import open_source, slices, stored_special
 from llmc_jax.cli import parse_args
 from llmc_jax.config import TrainConfig, parse_descriptor
 from llmc_jax.errors import InputError
+from llmc_jax.kernels import Machine, record
 from llmc_jax.params import num_parameters
+from llmc_jax.resume import Earlier
 from llmc_jax.setup import Model, prepare, resolve_model, weights_text
+from llmc_jax.trials import start
+from llmc_jax.trials.card import Card
 
 HUGGING_FACE = Path(__file__).resolve().parent / "golden" / "hugging_face"
 COMMON = "-x 0 -v 0 -s 0 -t 16 --no-save"
@@ -67,3 +74,38 @@ def test_pytorchs_file_is_refused_with_the_command_that_converts_it(flag: str, p
         prepare(parse_args([*shlex.split(COMMON), flag, str(pytorch_file)]), [])
     assert str(refused.value).startswith(f"{flag} {pytorch_file}: ")
     assert f"`python convert_checkpoint.py convert {pytorch_file} {pytorch_file.parent}/ckpt.bin`" in str(refused.value)
+
+
+# ----- the kernels ----------------------------------------------------------------------------------------------------
+
+H200, A100 = Card("NVIDIA H200", "0" * 32, "9.0", 141 << 30, "580"), Machine("gpu", "NVIDIA A100-SXM4-40GB", "8.0")
+SHAPE = parse_descriptor("L1-NH1-C64-V257-T64")
+
+
+@pytest.mark.parametrize(
+    ("made_on", "flag", "tried"),
+    [
+        (None, "", True),  # no earlier choice
+        (H200.machine, "-y", False),  # a start that was killed before its first checkpoint
+        (H200.machine, "--kernels-from", False),
+        (A100, "-y", True),  # which cannot be repeated here
+        (A100, "--kernels-from", True),
+    ],
+)
+def test_nothing_is_measured_where_an_earlier_choice_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_on: Machine | None, flag: str, tried: bool
+) -> None:
+    cases: list[Any] = []
+    monkeypatch.setattr(setup, "find_card", lambda: H200)
+    monkeypatch.setattr(setup.start, "find_out", lambda case, here: cases.append(case) or start.Found(None))
+    plain = TrainConfig(batch_size=2, sequence_length=64)
+    if made_on is not None:
+        execution, choices = setup.choose_execution(plain, SHAPE, made_on, "bf16")
+        resolved = setup.resolved_of(plain, setup.made_for(plain, SHAPE, made_on, "bf16"), execution, choices)
+        (tmp_path / "kernels.json").write_text(json.dumps(record.to_json(resolved)))
+    options = {"-y": {"output_dir": str(tmp_path), "reuse": True}, "--kernels-from": {"kernels_from": str(tmp_path)}}
+    config = replace(plain, **options.get(flag, {}))
+    setup.try_kernels(config, SHAPE)
+    assert len(cases) == tried
+    setup.try_kernels(config, SHAPE, Earlier(tmp_path, 3, {}))  # nor where a checkpoint is continued
+    assert len(cases) == tried
