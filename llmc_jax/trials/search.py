@@ -5,10 +5,10 @@ faster than XLA's and than the set that is shipped. Measures nothing itself: wha
 the clock.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from llmc_jax.kernels import GROUPS, Finding, Findings
+from llmc_jax.kernels import GROUPS, Finding, Findings, Variant
 from llmc_jax.kernels.choice import candidates as rows_of
 from llmc_jax.trials import candidates
 from llmc_jax.trials.candidates import Case, row_of
@@ -21,6 +21,8 @@ SHARE = 0.5  # of the time, that implementations by themselves may take
 NO_FUSION = (("xla_gpu_enable_dynamic_slice_fusion", False),)  # the second try, where a step on kernels is wrong
 STARTS = 3  # in which a search that runs out of time goes on; what is not known then stays so
 
+DEFAULT = Variant()
+Set = tuple[Finding, ...]
 Try = Callable[[Task, float], Outcome]  # a task, and the time of the clock by which it must be done
 
 
@@ -43,11 +45,13 @@ def search(how: Search, seconds: float, known: Findings) -> Findings:
     listed = candidates.listed(how.case)
     if not listed:
         return known._replace(complete=True)
-    found, done = try_each(how, listed, known.found, start + SHARE * seconds)
-    known = known._replace(found=found)
-    if not done and known.starts < STARTS:
-        left = len(listed) - len(found)
-        return _told(how, known, f"time was up with {left} of {len(listed)} kernels not tried; the next start goes on")
+    known = known._replace(found=try_each(how, listed, known.found, start + SHARE * seconds))
+    tried = {_key(each) for each in known.found}
+    left = [each for each in listed if _key(each) not in tried and not _hopeless(each, known.found)]
+    if any(each.variant == DEFAULT for each in left) and known.starts < STARTS:
+        return _told(how, known, f"time was up with {len(left)} of {len(listed)} not tried; the next start goes on")
+    if left:
+        known = _told(how, known, f"time was up with {len(left)} of {len(listed)} not tried, other forms of kernels")
     return compare_steps(how, known, start + seconds)
 
 
@@ -59,32 +63,30 @@ def _told(how: Search, known: Findings, note: str) -> Findings:
 # ----- each by itself -----------------------------------------------------------------------------------------------
 
 
-def try_each(
-    how: Search, listed: Sequence[Finding], known: Sequence[Finding], until: float
-) -> tuple[tuple[Finding, ...], bool]:
-    """Return what was found out about each, and whether the time sufficed for all."""
-    found = {_key(each): each for each in known}
+def try_each(how: Search, listed: Sequence[Finding], known: Sequence[Finding], until: float) -> Set:
+    """Return what is known and what was found out about each that was not; of some nothing if the time was up."""
+    found = list(known)
     for number, finding in enumerate(listed):
-        if _key(finding) in found or _hopeless(finding, found):
+        if _key(finding) in {_key(each) for each in found} or _hopeless(finding, found):
             continue
         how.say(f"{number + 1}/{len(listed)} {finding.label}")
         outcome = how.attempt(_task(how.case, finding), until)
         if outcome.kind == "TIME":
-            return tuple(found.values()), False
-        found[_key(finding)] = tried = _finding(finding, outcome)
+            break
+        found.append(tried := _finding(finding, outcome))
         if tried.problem:
             how.say(f"{finding.label} is not used: {tried.problem}")
-    return tuple(found.values()), True
+    return tuple(found)
 
 
 def _key(finding: Finding) -> tuple[Any, ...]:
     return finding.operation, finding.implementation, finding.variant
 
 
-def _hopeless(finding: Finding, found: dict[Any, Finding]) -> bool:
+def _hopeless(finding: Finding, found: Sequence[Finding]) -> bool:
     """Other tile sizes of a kernel that is wrong are not tried; another version of attention is another kernel."""
-    default = found.get(_key(finding._replace(variant=type(finding.variant)())))
-    return bool(finding.variant.sizes) and default is not None and bool(default.problem)
+    default = _key(finding._replace(variant=DEFAULT))
+    return bool(finding.variant.sizes) and any(_key(each) == default and each.problem for each in found)
 
 
 def _task(case: Case, finding: Finding) -> Task:
@@ -110,8 +112,6 @@ def _problem(verdict: str) -> str:
 
 # ----- whole steps --------------------------------------------------------------------------------------------------
 
-Set = tuple[Finding, ...]  # what runs each operation that there is a choice of
-
 
 class Tried(NamedTuple):
     """A whole step on a set."""
@@ -128,7 +128,8 @@ def compare_steps(how: Search, known: Findings, until: float) -> Findings:
         why = "time was up before a whole step was compared" if xla is None else f"XLA's step: {xla.problem}"
         return _told(how, known._replace(complete=known.starts >= STARTS), f"{why}; the kernels are used as shipped")
     steps = {"xla": xla.seconds}
-    for number, (sets, options, name) in enumerate(_attempts(how.case, known)):
+    attempts = _attempts(how.case, known)
+    for number, (sets, options, name) in enumerate(attempts):
         how.say(f"a whole step on {name}")
         tried = _try_step(how, sets, options, until)
         if tried is None:
@@ -141,21 +142,35 @@ def compare_steps(how: Search, known: Findings, until: float) -> Findings:
         guilty = ["classifier"] if number == 2 else []
         known = known._replace(found=_spoilt(known.found, guilty), options=options)
         return _decided(how, known, sets, steps, until)
-    known = _told(how, known, "no whole step on kernels is right, so XLA runs everything")
-    return _decided(how, known._replace(found=_spoilt(known.found, GROUPS)), _by_xla(how.case), steps, until)
+    if attempts:
+        known = _told(how, known, "no whole step on kernels is right, so XLA runs everything")
+        known = known._replace(found=_spoilt(known.found, GROUPS))
+    return _decided(how, known, _by_xla(how.case), steps, until)
 
 
-def _attempts(case: Case, known: Findings) -> Iterator[tuple[Set, tuple[tuple[str, bool], ...], str]]:
-    """The sets that may be right, the best first: all kernels, compiled otherwise too, or without the classifier's."""
-    sets = proposed(case, known)
-    if all(row_of(each).by == "xla" for each in sets):
-        return
-    yield sets, (), "the fastest"
-    yield sets, NO_FUSION, "the fastest without XLA's dynamic-slice fusion"
-    fewer = tuple(each._replace(implementation="xla", variant=type(each.variant)())
-                  if each.operation == "classifier" else each for each in sets)  # fmt: skip
-    if fewer != sets:
-        yield fewer, (), "the fastest with XLA's classifier"
+def _attempts(case: Case, known: Findings) -> list[tuple[Set, tuple[tuple[str, bool], ...], str]]:
+    """The sets that may be right, the best first: all kernels, compiled otherwise too, or without the classifier's.
+
+    Where XLA is the fastest at each operation by itself, the kernels as shipped still may be in a whole step.
+    """
+    name, sets = "the fastest", proposed(case, known)
+    if _is_xla(sets):
+        name, sets = "the kernels as shipped", shipped(case, known)
+    if _is_xla(sets):
+        return []
+    fewer = tuple(
+        each._replace(implementation="xla", variant=DEFAULT) if each.operation == "classifier" else each
+        for each in sets
+    )  # fmt: skip
+    found: list[tuple[Set, tuple[tuple[str, bool], ...], str]] = [
+        (sets, (), name),
+        (sets, NO_FUSION, f"{name} without XLA's dynamic-slice fusion"),
+    ]
+    return found if fewer == sets else [*found, (fewer, (), f"{name} with XLA's classifier")]
+
+
+def _is_xla(sets: Set) -> bool:
+    return all(row_of(each).by == "xla" for each in sets)
 
 
 def proposed(case: Case, known: Findings) -> Set:
@@ -184,7 +199,7 @@ def _by_operation(case: Case) -> dict[str, list[Finding]]:
     """The default forms that are tried, in order of preference."""
     found: dict[str, list[Finding]] = {name: [] for name in GROUPS}
     for each in candidates.listed(case):
-        if each.variant == type(each.variant)():
+        if each.variant == DEFAULT:
             found[each.operation].append(each)
     return {name: listed for name, listed in found.items() if listed}
 
@@ -199,7 +214,7 @@ def _decided(how: Search, known: Findings, sets: Set, steps: dict[str, float], u
     name = next((name for name in steps if name != "xla"), "xla")
     contest[name] = sets
     other = shipped(how.case, known)
-    if name != "xla" and other != sets:
+    if not _is_xla(sets) and not _is_xla(other) and other != sets:
         how.say("a whole step on the kernels as shipped")
         tried = _try_step(how, other, known.options, until)
         if tried is not None and not tried.problem:
