@@ -25,6 +25,7 @@ SOURCES = ("../pallas_kernels", "kernels", "ops", "triton", "trials")  # folders
 FILES = ("gpt2.py", "step.py", "optimizer.py", "compiling.py")
 VERSIONS = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 WAIT = 0.5  # seconds between two looks at a lock
+PATIENCE = 300.0  # seconds for which one is waited for: more than a check takes
 
 
 class Known(NamedTuple):
@@ -121,7 +122,7 @@ def clear() -> int:
     """Delete all that is known; return the number of files. Raises OSError."""
     paths = list(folder().glob("*.json"))
     for path in paths:
-        path.unlink()
+        path.unlink(missing_ok=True)
     return len(paths)
 
 
@@ -135,12 +136,16 @@ def _parsed(path: Path) -> Known:
 
 
 @contextmanager
-def locked(card: Card, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep) -> Iterator[bool]:
+def locked(
+    card: Card, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
+) -> Iterator[bool | None]:
     """Within the block no other program of ours tries anything on the card: waits for one that does, and says so.
 
-    Gives whether it had to wait. Where there can be no lock, the block runs without.
+    Gives whether it had to wait; None where it waited in vain, for one that is suspended for example. Where there can
+    be no lock, the block runs without.
     """
     descriptor, waited = None, False
+    until = time.monotonic() + PATIENCE
     try:
         folder().mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder() / f"{card.uuid}.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -152,6 +157,9 @@ def locked(card: Card, say: Callable[[str], None], sleep: Callable[[float], None
             if not waited:
                 say(f"another process is checking the kernels on this {card.name}; waiting for it")
             waited = True
+            if time.monotonic() >= until:
+                yield None
+                return
             sleep(WAIT)
         yield waited
     finally:

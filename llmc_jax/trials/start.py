@@ -19,6 +19,7 @@ from llmc_jax.trials.card import Card
 from llmc_jax.trials.children import Children, Outcome, Stuck, Task
 
 SECONDS = 110.0  # for all of it, so that two minutes are not exceeded
+LOOKS, PAUSE = 6, 0.5  # at a card that is in use, seconds between them: a process that was killed takes a while to go
 
 
 class Found(NamedTuple):
@@ -54,20 +55,37 @@ def find_out(
         return Found(found, found.notes)
     if card.jax_has_begun():
         return _shipped("this process uses the GPU already", found)
-    if problem := card.busy(here):
-        return _shipped(problem, found)
     with known.locked(here, say) as waited:
+        if waited is None:
+            return _shipped("another process has been checking them for too long", found)
         if waited and (found := known.read(facts, say)).complete:
             return Found(found, found.notes)
-        if waited and (problem := card.busy(here)):
+        if found.starts >= search.STARTS:  # the last one of these would have completed it
+            return _shipped("earlier checks did not live to their end", found)
+        if problem := _in_use(here):  # by now not by another check, whose processes would count
             return _shipped(problem, found)
         say(f"new combination of {here.name}, versions and shapes; at most {seconds:.0f} s (--no-kernel-check: none)")
+        known.write(facts, found._replace(starts=found.starts + 1), say)  # one that takes this process down counts
         try:
             found = _searched(case, found, seconds, say, environment)
+        except KeyboardInterrupt:
+            known.write(facts, found, say)
+            raise
         except Stuck as stuck:
             return _shipped(f"{stuck}, and holds the card", found)
         known.write(facts, found, say)
     return Found(found, found.notes)
+
+
+def _in_use(here: Card) -> str:
+    """Why nothing should be tried on a card now; empty where it is free, or soon becomes so."""
+    problem = card.busy(here)
+    for _ in range(LOOKS - 1):
+        if not problem:
+            break
+        time.sleep(PAUSE)
+        problem = card.busy(here)
+    return problem
 
 
 def _shipped(why: str, found: Findings) -> Found:
@@ -99,6 +117,8 @@ def child_environment() -> dict[str, str]:
     found["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     found.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if not found.get("JAX_COMPILATION_CACHE_DIR"):
-        found["JAX_COMPILATION_CACHE_DIR"] = str(known.cache_folder() / "xla")
+        # Not the one of the runs: a process that is ended while it writes leaves a torn file, over which JAX trips at
+        # every start.
+        found["JAX_COMPILATION_CACHE_DIR"] = str(known.folder() / "xla")
     found.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     return found

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -64,6 +64,7 @@ def find_out(
     monkeypatch.setattr(children, "START_SECONDS", 10.0)
     monkeypatch.setattr(card, "jax_has_begun", lambda: False)
     monkeypatch.setattr(card, "busy", lambda _: "")
+    monkeypatch.setattr(start, "PAUSE", 0.0)
 
     def run(bad: str = "", **more: Any) -> Found:
         return start.find_out(
@@ -106,6 +107,57 @@ def test_time_is_kept(find_out: Callable[..., Found]) -> None:
     assert find_out().findings.complete  # type: ignore[union-attr]
 
 
+def test_checks_that_take_their_process_down_come_to_an_end(
+    find_out: Callable[..., Found], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the system for want of memory, for example: a run that is started again and again must train some day."""
+
+    def killed(*_: Any) -> NoReturn:
+        raise SystemExit
+
+    def interrupted(*_: Any) -> NoReturn:
+        raise KeyboardInterrupt
+
+    facts = known.facts_of(D12, H200)
+    with monkeypatch.context() as patch:
+        patch.setattr(start, "_searched", killed)
+        for count in range(1, search.STARTS + 1):
+            with pytest.raises(SystemExit):
+                find_out()
+            assert known.read(facts, print) == Findings(starts=count)
+        found = find_out()
+        patch.setattr(start, "_searched", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            find_out(again=True)  # by the user, which does not count
+    assert found.findings is None and len(found.notes) == 1
+    assert known.read(facts, print).starts == 0
+    assert find_out(again=True).findings.complete  # type: ignore[union-attr]
+    assert not find_out().notes
+
+
+def test_a_card_that_becomes_free_is_used(find_out: Callable[..., Found], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a start that was killed, whose process was still there."""
+    looks = iter(["other processes use the card (17)"] * 2)
+    monkeypatch.setattr(card, "busy", lambda _: next(looks, ""))
+    assert find_out().findings.complete  # type: ignore[union-attr]
+
+
+def test_a_lock_that_is_never_given_back(find_out: Callable[..., Found], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known, "PATIENCE", 0.05)
+    monkeypatch.setattr(known, "WAIT", 0.01)
+    with known.locked(H200, print):
+        found = find_out()
+    assert found.findings is None and len(found.notes) == 1 and not known.all_known()
+
+
+def test_processes_that_may_be_killed_do_not_write_into_the_cache_of_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    assert start.child_environment()["JAX_COMPILATION_CACHE_DIR"] != str(tmp_path / "xla")
+
+
 @pytest.mark.parametrize("what", ["busy", "begun", "stuck"])
 def test_what_means_the_shipped_table(
     what: str, find_out: Callable[..., Found], said: list[str], monkeypatch: pytest.MonkeyPatch
@@ -118,11 +170,12 @@ def test_what_means_the_shipped_table(
         monkeypatch.setattr(children._Child, "end", lambda self: [self.process.kill(), self.process.wait(), False][2])
     found = find_out(bad="all")
     assert found.findings is None and len(found.notes) == 1 and "as shipped" in found.notes[0]
-    assert known.all_known() == []
+    assert not any(each.found.found or each.found.complete for each in known.all_known())
 
 
 def test_two_at_once(find_out: Callable[..., Found], said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one waits, says so, and takes what the first one found."""
+    monkeypatch.setattr(card, "busy", lambda _: "other processes use the card (17)")  # the first one's
     facts = known.facts_of(D12, H200)
     waiting, result = threading.Event(), list[Found]()
     monkeypatch.setattr(known, "WAIT", 0.01)
