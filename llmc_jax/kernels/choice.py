@@ -271,7 +271,7 @@ def choose_one(operation: str, wish: Wish, setting: Setting, findings: Findings 
     if operation != "gelu" or wish.gelu_fusion < 1:
         return choice
     row = next(row for row in implementations("gelu") if row.name == IN_PRODUCT)
-    if problem := row.problem(setting):
+    if problem := row.problem(setting) or (findings or Findings()).problem("gelu", row.name):
         return choice._replace(why=f"not {row.name}: {problem}", fell_back=True)
     return Choice(
         "gelu", row.name, row.by, "as asked", choice.fell_back,

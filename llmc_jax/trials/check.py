@@ -17,6 +17,7 @@ from llmc_jax.gpt2 import Execution
 from llmc_jax.kernels import XLA, Finding, Operations
 from llmc_jax.kernels.findings import finding_of, frozen
 from llmc_jax.kernels.operations import GROUPS, Function, functions_of
+from llmc_jax.ops.gelu import gelu_forward_in_product
 from llmc_jax.optimizer import AdamWNumbers
 from llmc_jax.params import flat_size, num_parameters, tensor_specs
 from llmc_jax.schedule import ScheduleNumbers
@@ -153,8 +154,8 @@ def operations(case: Case, chosen: Sequence[Finding]) -> Operations:
         for finding in chosen
         for name, function in zip(GROUPS[finding.operation], functions(case, finding), strict=True)
     }
-    if case.gelu_fusion and case.machine.platform == "gpu":  # as choice.choose has it
-        by_name["gelu_forward"] = XLA.gelu_forward
+    if case.gelu_fusion:  # -ge 1
+        by_name["gelu_forward"] = gelu_forward_in_product
     return XLA._replace(**by_name)
 
 

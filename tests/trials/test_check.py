@@ -11,6 +11,7 @@ from llmc_jax import kernels
 from llmc_jax.config import parse_descriptor
 from llmc_jax.kernels import Finding, Machine, Variant, Wish
 from llmc_jax.kernels.operations import GROUPS
+from llmc_jax.ops.gelu import gelu_forward_in_product
 from llmc_jax.params import flat_size, tensor_specs
 from llmc_jax.trials import candidates, check, problems
 from llmc_jax.trials.candidates import Case
@@ -94,6 +95,13 @@ def test_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "pallas_operations", spoilt)
     found = tried(Finding("gelu", "pallas"))
     assert found["verdict"].startswith("WRONG: gelu_backward, output 1") and "us" not in found
+
+
+def test_the_step_has_gelu_in_the_product_where_the_run_has() -> None:
+    fused = check.operations(TINY._replace(gelu_fusion=1, recompute=0), CHOSEN)
+    plain = check.operations(TINY, CHOSEN)
+    assert fused.gelu_forward is gelu_forward_in_product is not plain.gelu_forward
+    assert fused == plain._replace(gelu_forward=gelu_forward_in_product)
 
 
 def test_a_form_that_there_is_not() -> None:
