@@ -10,6 +10,7 @@ import datetime
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,13 +22,16 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.gpu import targets  # noqa: E402
+from benchmarks.gpu import first, targets  # noqa: E402
 from benchmarks.gpu.plan import PARTS, Item, plan  # noqa: E402
 from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, number, page, source_digest  # noqa: E402
+from llmc_jax.errors import InputError  # noqa: E402
 from llmc_jax.platform import MEMORY_SHARE  # noqa: E402
 from llmc_jax.trials.children import Children, Stuck, Task  # noqa: E402
 
-PART_SECONDS = 480
+PART_SECONDS = 480  # after which no more of a part is begun: the others have their turn
+LEAST_SECONDS = 5  # that are not worth beginning an item for
+DESCRIBE_SECONDS = 120
 STATUS = {"DONE": DONE, "SKIPPED": SKIPPED, "FAILED": FAILED, "SPOILT": FAILED}
 
 
@@ -37,7 +41,7 @@ class Check:
     def __init__(self, results: Results, scratch: Path, tiny: bool) -> None:
         self.results, self.scratch, self.tiny = results, scratch, tiny
         self.source = source_digest(ROOT)
-        self.began = False  # something has been measured
+        self.began = False  # something has been measured in this call
 
     def environment(self, item: Item | None = None) -> dict[str, str]:
         """Of a measuring process."""
@@ -56,13 +60,12 @@ class Check:
             found["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(dir=self.scratch)
         return found
 
-    def run_part(self, part: str, items: list[Item], deadline: float) -> bool:
-        """Measures what is left of a part; False if time ran out before all of it was.
+    def run_items(self, title: str, items: list[Item], end: float, begin_until: float = float("inf")) -> bool:
+        """Measure items until a time of `time.monotonic`; False if it came before all of them were measured.
 
-        An item that the end of the part interrupts has no record, and is begun again next time; unless it is the first
-        of the whole check: that one has its own time, or no run would ever get beyond it.
+        What `end` interrupts has no record, and is begun again next time; unless it is the first one of the whole
+        call, which had all of its time: no call would ever get beyond that one. begin_until: when no more are begun.
         """
-        end = min(time.monotonic() + PART_SECONDS, deadline)
         children: Children | None = None
         try:
             for number, item in enumerate(items):
@@ -70,8 +73,9 @@ class Check:
                     if children is not None:
                         children.end()
                     children = Children(self.environment(item), ROOT)
-                if end - time.monotonic() < 5 or not self._measure(item, children, end):
-                    print(f"{part}: time is up, {len(items) - number} items are left for the next run", flush=True)
+                over = time.monotonic() > min(begin_until, end - LEAST_SECONDS)
+                if over or not self._measure(item, children, end):
+                    print(f"{title}: time is up, {len(items) - number} items are left for the next call", flush=True)
                     return False
         finally:
             if children is not None:
@@ -79,15 +83,19 @@ class Check:
         return True
 
     def _measure(self, item: Item, children: Children, end: float) -> bool:
-        """Measures one item; False if time ran out before it was done. Raises Stuck."""
+        """Measure one item; False if time ran out before it was done. Raises Stuck."""
         task = Task(item.name, home(item.module), item.arguments, item.seconds)
-        outcome = children.measure(task, end, patient=not self.began)
-        if outcome.kind != "TIME":
+        outcome = children.measure(task, end)
+        done = outcome.kind != "TIME"
+        if done:
             self._keep(item, outcome.kind, outcome.content, outcome.seconds)
-            self.began = True
+        elif not self.began:
+            told = f"not done after {outcome.seconds:.0f} s, all the time of a call; give it more with --minutes"
+            self._keep(item, "FAILED", told, outcome.seconds)
+        self.began = True
         if children.stuck is not None:
             raise Stuck(f"{item.part}: {item.name}: process {children.stuck} cannot be ended")
-        return outcome.kind != "TIME"
+        return done
 
     def _keep(self, item: Item, kind: str, content: Any, seconds: float) -> None:
         """Adds a record and shows it. content: the figures, or why there are none."""
@@ -95,19 +103,26 @@ class Check:
         today = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M")
         record = Record(STATUS[kind], figures, message, today, self.source, round(seconds, 1))
         self.results.add(item, record)
+        write_page(self.results, self.tiny)
         shown = self.results.shown(item.part, item.name, record)
         text = "  ".join(f"{name} {number(value)}" for name, value in shown.items())
         print(f"{item.part}: {item.name}: {text or f'{record.status}: {message}'}", flush=True)
 
     def describe(self) -> dict[str, str]:
-        """The machine, asked in a process of its own."""
+        """Return what there is to know of the machine, asked in a process of its own. Raises InputError."""
         code = "import json; from benchmarks.gpu.machine import describe; print(json.dumps(describe()))"
         command = [sys.executable, "-c", code]
-        done = subprocess.run(
-            command, capture_output=True, text=True, cwd=ROOT, env=self.environment(), timeout=120, check=False
-        )
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, cwd=ROOT, env=self.environment(), timeout=DESCRIBE_SECONDS,
+                check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise InputError(f"JAX does not find its devices within {DESCRIBE_SECONDS} s: is the GPU in use?") from None
         if done.returncode:
-            sys.exit(f"JAX cannot be used with {sys.executable} (set PYTHON to another):\n{done.stderr[-800:]}")
+            raise InputError(
+                f"JAX cannot be used with {sys.executable} (set PYTHON to another): {done.stderr.strip()[-800:]}"
+            )
         return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -122,88 +137,160 @@ def left(results: Results, items: Iterable[Item]) -> list[Item]:
     return [item for item in items if (item.part, item.name) not in known]
 
 
-def write_page(results: Results) -> str:
-    """Writes the page and returns its summary."""
-    summary = targets.summary(results)
+def continued(source: Path, output: Path, name: str) -> None:
+    """Copy the results of an earlier call, so that this one goes on from them. name: of the results' files.
+
+    Raises InputError where there are none of this machine, or two to choose from.
+    """
+    if not source.is_dir():
+        raise InputError(f"--from {source}: there is no such folder; it is one that an earlier call had as --output")
+    if not (source / f"{name}.json").is_file():
+        others = ", ".join(sorted(path.name for path in source.glob("gpu_*.json") if "_profile" not in path.name))
+        raise InputError(f"--from {source}: has no {name}.json, the results of this machine; it has {others or 'none'}")
+    if source.resolve() == output.resolve():
+        return
+    if (output / f"{name}.json").exists():
+        raise InputError(f"--from {source}: {output} has a {name}.json of its own; go on with that, without --from")
+    for path in sorted(source.glob(f"{name}*")):
+        if path.is_file():
+            shutil.copyfile(path, output / path.name)
+
+
+def write_page(results: Results, tiny: bool = False) -> str:
+    """Write the page and return its summary."""
+    summary = f"{targets.summary(results)}\n\n{first.progress(results, plan(tiny), tiny)}"
     lines = targets.measured_lines(results, f"benchmarks/results/{results.page.name}")
     results.page.write_text(page(results, summary, lines))
     return summary + (f"\n\nFor MEASURED in llmc_jax/kernels/choice.py:\n{lines}" if lines else "")
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    epilog = "parts:\n" + "\n".join(f"  {name:10} {about}" for name, about in PARTS.items())
+    epilog = "\n".join([
+        "parts:", *(f"  {name:10} {about}" for name, about in PARTS.items()),
+        "", "first: the most important of all parts, in three calls of nine minutes (see --minutes), each of which",
+        "goes on where the last one stopped, given the same --output, or --from",
+    ])  # fmt: skip
     parser = argparse.ArgumentParser(
         prog="benchmarks/gpu_check.sh", description="Checks and measures everything on an NVIDIA GPU.", epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument(
-        "parts", nargs="*", metavar="PART", help="what to measure, again if need be; without: all that is missing"
-    )
+        "parts", nargs="*", metavar="PART",
+        help="what to measure, again if need be; or `first`; without: all that is missing",
+    )  # fmt: skip
     parser.add_argument("--tiny", action="store_true", help="small shapes on a CPU, kernels interpreted: no figures")
-    parser.add_argument("--only", default="", metavar="TEXT", help="items whose names contain it")
-    parser.add_argument("--minutes", type=float, default=1e6, metavar="N", help="end after so many")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="TEXT[,TEXT]", help="items whose names contain one of these"
+    )
+    parser.add_argument("--minutes", type=float, metavar="N", help="end after so many (default of `first` 9)")
     parser.add_argument("--output", type=Path, metavar="DIR", help="for the results (default benchmarks/results)")
+    parser.add_argument(
+        "--from", type=Path, dest="source", metavar="DIR", help="begin with a copy of the results there"
+    )
     parser.add_argument("--list", action="store_true", help="the items, and which are done")
     args = parser.parse_args(argv)
     if "tiny" in args.parts:
         args.tiny, args.parts = True, [part for part in args.parts if part != "tiny"]
+    args.first = "first" in args.parts
+    if args.first and len(args.parts) > 1:
+        parser.error("`first` has an order of its own: name no part beside it")
+    args.parts = [] if args.first else args.parts
     if unknown := [part for part in args.parts if part not in PARTS]:
         parser.error(f"there is no part {', '.join(unknown)}; the parts are {', '.join(PARTS)}")
+    args.only = [text.strip() for texts in args.only for text in texts.split(",") if text.strip()]
+    args.items = items = [item for item in plan(args.tiny) if item.part in (args.parts or PARTS)]
+    if unknown := [text for text in args.only if not any(text in item.name for item in items)]:
+        known = ", ".join(sorted({item.name.split()[0] for item in items}))
+        parser.error(f"--only: no item's name contains {' or '.join(unknown)}; they begin with {known} (see --list)")
+    if args.only:
+        args.items = [item for item in items if any(text in item.name for text in args.only)]
+    if args.minutes is None:
+        args.minutes = first.MINUTES if args.first else 1e6
+    if not args.minutes > 0:
+        parser.error(f"--minutes {args.minutes:g}: must be more than 0")
     return args
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the check; 0 unless a kernel is wrong, something failed, or there is no GPU."""
-    args = parse(argv)
-    began = time.monotonic()
-    scratch = Path(tempfile.gettempdir()) / f"gpu_check_{os.getuid()}"
-    scratch.mkdir(exist_ok=True)
-    output = args.output or (scratch if args.tiny else ROOT / "benchmarks/results")
-    output.mkdir(parents=True, exist_ok=True)
-    check = Check(Results(output, "tiny"), scratch, args.tiny)
-    machine = check.describe()
-    if not args.tiny and not machine["capability"]:
-        print("JAX sees no NVIDIA GPU here; `--tiny` goes through the check on a CPU", file=sys.stderr)
+    """Run the check; 0 unless a kernel is wrong, something failed, or there is no GPU."""
+    began, args = time.monotonic(), parse(argv)
+    try:
+        check = prepare(args, shlex.join(["benchmarks/gpu_check.sh", *(sys.argv[1:] if argv is None else argv)]))
+    except InputError as error:
+        print(f"gpu_check.sh: {error}", file=sys.stderr)
         return 2
-    if not args.tiny:
-        check.results = Results(output, machine["device"])
     results = check.results
-    results.machine = machine
-    results.commands = [
-        *results.commands,
-        shlex.join(["benchmarks/gpu_check.sh", *(sys.argv[1:] if argv is None else argv)]),
-    ]
-    items = [item for item in plan(args.tiny) if args.only in item.name]
-    asked = {part: [item for item in items if item.part == part] for part in PARTS if part in (args.parts or PARTS)}
-    if not args.parts:
-        asked = {part: left(results, of_part) for part, of_part in asked.items()}
     if args.list:
-        for item in items:
-            known = results.records.get((item.part, item.name))
-            print(f"{item.part}: {item.name}: {known.status + ' ' + known.date if known else 'not measured'}")
+        show_items(results, args)
         return 0
-    deadline = began + 60 * args.minutes
-    for part, of_part in asked.items():
-        if of_part and time.monotonic() < deadline:
-            print(f"----- {part}: {PARTS[part]}", flush=True)
-            try:
-                check.run_part(part, of_part, deadline)
-            except Stuck as stuck:
-                results.save()
-                write_page(results)
-                print(f"{stuck}: it holds the GPU until the machine restarts", file=sys.stderr, flush=True)
-                return 1
-            write_page(results)
-        elif not of_part:
-            print(f"----- {part}: done before", flush=True)
+    try:
+        run(check, args, began + 60 * args.minutes)
+    except Stuck as stuck:
+        results.save()
+        write_page(results, args.tiny)
+        print(f"{stuck}: it holds the GPU until the machine restarts", file=sys.stderr, flush=True)
+        return 1
     results.save()
-    print(f"{write_page(results)}\n\n{results.page}", flush=True)
+    print(f"{write_page(results, args.tiny)}\n\n{results.page}", flush=True)
     for (_, name), verdict in results.wrong().items():
         print(f"WRONG {name}: {verdict}", flush=True)
     failed = [key for key, record in results.records.items() if record.status == FAILED]
     for key in failed:
         print(f"FAILED {': '.join(key)}: {results.records[key].message}", flush=True)
     return 1 if failed or results.wrong() else 0
+
+
+def prepare(args: argparse.Namespace, command: str) -> Check:
+    """Return the check of this machine with what is known of it. Raises InputError for what cannot be checked."""
+    scratch = Path(tempfile.gettempdir()) / f"gpu_check_{os.getuid()}"
+    scratch.mkdir(exist_ok=True)
+    output = args.output or (scratch if args.tiny else ROOT / "benchmarks/results")
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--output {output}: no folder can be made there: {error.strerror}") from error
+    check = Check(Results(output, "tiny"), scratch, args.tiny)
+    machine = check.describe()
+    if not args.tiny and not machine["capability"]:
+        raise InputError("JAX sees no NVIDIA GPU here; `--tiny` goes through the check on a CPU")
+    device = "tiny" if args.tiny else machine["device"]
+    if args.source:
+        continued(args.source, output, Results(output, device).name)
+    check.results = Results(output, device)
+    check.results.read()
+    check.results.machine = machine
+    check.results.commands.append(command)
+    return check
+
+
+def show_items(results: Results, args: argparse.Namespace) -> None:
+    """Print the items in the order in which they run, and which are done."""
+    items = args.items
+    if args.first:
+        legs = [first.items_of(leg, items, args.tiny) for leg in first.LEGS if leg.needed(results)]
+        items = list({(item.part, item.name): item for leg in legs for item in leg}.values())
+    for item in items:
+        known = results.records.get((item.part, item.name))
+        print(f"{item.part}: {item.name}: {known.status + ' ' + known.date if known else 'not measured'}")
+
+
+def run(check: Check, args: argparse.Namespace, deadline: float) -> None:
+    """Measure what was asked for until a time of `time.monotonic`. Raises Stuck."""
+    if args.first:
+        for leg in first.LEGS:
+            items = left(check.results, first.items_of(leg, args.items, args.tiny)) if leg.needed(check.results) else []
+            if items:
+                print(f"----- call {leg.call}, {leg.what}: {leg.part}", flush=True)
+                if not check.run_items(leg.part, items, deadline):
+                    return
+        return
+    for part in PARTS:
+        items = [item for item in args.items if item.part == part]
+        if not args.parts and items and not (items := left(check.results, items)):
+            print(f"----- {part}: done before", flush=True)
+        if items and time.monotonic() < deadline:
+            print(f"----- {part}: {PARTS[part]}", flush=True)
+            check.run_items(part, items, deadline, begin_until=time.monotonic() + PART_SECONDS)
 
 
 if __name__ == "__main__":

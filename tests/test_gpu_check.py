@@ -12,8 +12,8 @@ import jax
 import pytest
 
 from benchmarks import gpu_check, roofline
-from benchmarks.gpu import resume, steps, targets
-from benchmarks.gpu.plan import PARTS, Item, plan
+from benchmarks.gpu import first, races, resume, steps, targets
+from benchmarks.gpu.plan import ATTENTION, D12_NUMERICS, PARTS, Item, plan
 from benchmarks.gpu.programs import step_times
 from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, page
 from llmc_jax import deviceless, hardware, kernels
@@ -21,7 +21,9 @@ from llmc_jax.config import parse_descriptor
 from llmc_jax.kernels import GROUPS
 from llmc_jax.params import flat_size
 from llmc_jax.trials import problems
-from llmc_jax.trials.lines import heard, tell
+from llmc_jax.trials.children import END_SECONDS, Outcome, Task
+from llmc_jax.trials.lines import FREE, OTHER, SAME, NotMeasured, heard, tell
+from pallas_kernels import tuning
 from tests.aot.cases import public_kernels
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,6 +51,7 @@ def test_plan(tiny: bool) -> None:
     assert {part for part, _ in names} == set(PARTS)
     assert [part for part, _ in names] == sorted((part for part, _ in names), key=list(PARTS).index)
     assert all(item.fresh for item in items if item.xla_flags)
+    assert not any("," in item.name for item in items)  # --only takes several names
     json.dumps([item._asdict() for item in items])  # what a process is told
 
 
@@ -61,6 +64,7 @@ def test_every_kernel_is_checked() -> None:
         assert problems.MODULES[function.removesuffix("_forward").removesuffix("_backward")
                                 if "attention" in function else function] == module  # fmt: skip
     assert {*targets.COMPARED, "attention"} == set(GROUPS)
+    assert set(ATTENTION) == set(tuning.VERSIONS)
 
 
 def test_sizes_of_the_flat_buffers() -> None:
@@ -74,14 +78,19 @@ def test_no_step_falls_back_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for item in plan():
         if item.module == "steps":
             asked, config = item.arguments, parse_descriptor(item.arguments["model"])
-            _, runs = steps.choose(
-                config, asked["dtype"], asked.get("kernels", "auto"), asked.get("attention", "auto"),
-                asked.get("gelu_fusion", -1), interpret=False,
-            )  # fmt: skip
+            own = ("model", "B", "dtype", "digest_after", "cache")
+            flags = {name: value for name, value in asked.items() if name not in own}
+            _, runs = steps.choose(config, asked["dtype"], asked["B"], 1024, **flags)
             if asked.get("kernels") == "xla":
                 assert "xla: layernorm, gelu, classifier" in runs
             if "attention" in asked:
                 assert f"{asked['attention']}" in runs.replace("naive, xla", "naive")
+
+
+def program_sizes(function: str, sizes: list[int]) -> list[int]:
+    """The sizes that a kernel's program depends on: B and NH of attention are its grid, whole tiles of T a loop."""
+    _, T, _, HS = sizes if "attention" in function else (0, 0, 0, 0)
+    return [T if T < 128 else 128 + T % 128, HS] if "attention" in function else sizes
 
 
 @pytest.mark.slow
@@ -96,7 +105,7 @@ def test_every_kernel_of_the_plan_lowers(monkeypatch: pytest.MonkeyPatch) -> Non
             continue
         options = {name: given[name] for name in ("rounding", "master_weights") if name in given}
         how = {"name": given.get("implementation", "pallas"), "form": given.get("form", "")}
-        key = str([given["function"], given["dtype"], given["sizes"], options, how])
+        key = str([given["function"], given["dtype"], program_sizes(given["function"], given["sizes"]), options, how])
         if key in done:
             continue
         done.add(key)
@@ -193,16 +202,16 @@ def test_repetition(tmp_path: Path) -> None:
 def test_continued_runs(tmp_path: Path) -> None:
     at = {"resumed at": 5, "state": "a"}
     results = results_of(tmp_path, {
-        ("resume", "killed, compile cache kept"): record(verdict="right: the same bits", **at),
-        ("resume", "killed, compile cache deleted"): record(bits="from step 7 other bits", **at),
+        ("resume", "killed with compile cache kept"): record(verdict="right: the same bits", **at),
+        ("resume", "killed with compile cache deleted"): record(bits="from step 7 other bits", **at),
         ("resume", "save of d12 bf16"): record(**{"of a 524,288-token step": 0.06}),
     })  # fmt: skip
     (line,) = targets.resumption(results)
     assert "kept': right: the same bits; " in line and "deleted': from step 7 other bits." in line
     assert results.wrong() == {}
     assert "| time that a save adds, d12, bf16 | 5.0 % | 5.0 % | 6.0 % | NOT MET |" in targets.summary(results)
-    results.records["resume", "killed, compile cache kept"] = record(verdict="WRONG: from step 6 other bits", **at)
-    assert list(results.wrong()) == [("resume", "killed, compile cache kept")]
+    results.records["resume", "killed with compile cache kept"] = record(verdict="WRONG: from step 6 other bits", **at)
+    assert list(results.wrong()) == [("resume", "killed with compile cache kept")]
 
 
 def run_folder(folder: Path, losses: list[float], resumed: int | None = None) -> Path:
@@ -229,6 +238,7 @@ def test_results_are_kept(tmp_path: Path) -> None:
     item = Item("machine", "copy", "machine", {})
     results_of(tmp_path, {}).add(item, record(**{"GB/s": 4000.0}))
     again = Results(tmp_path, "NVIDIA H200")
+    again.read()
     assert again.copy_rate() == 4000.0
     items = [item, item._replace(name="read"), item._replace(name="more")]
     again.add(items[1], record(SKIPPED, "not here"))
@@ -255,6 +265,196 @@ step    2/74: train loss 4.031242 (77.4 ms, 52900 tok/s)
     assert step_times(fp32) == [80.639, 77.4]
 
 
+def test_the_faster_copy_is_the_ceiling(tmp_path: Path) -> None:
+    """XLA's kernel that copies must not flatter the others where a plain copy is faster, nor the other way round."""
+    fusion, kernel = ("machine", "copy by a fusion"), ("kernels", LAYERNORM)
+    results = results_of(tmp_path, COPY | {kernel: record(**{"GB/s": 3600.0}), fusion: record(**{"GB/s": 3000.0})})
+    assert results.shown(*kernel, results.records[kernel])["of copy"] == 0.9
+    results.records[fusion] = record(**{"GB/s": 4500.0})
+    assert results.shown(*kernel, results.records[kernel])["of copy"] == 0.8
+    results.records[fusion] = record(FAILED, "no memory")
+    assert results.copy_rate() == 4000.0
+
+
+def test_variants_are_shown_beside_the_step(tmp_path: Path) -> None:
+    key = ("variants", "--logit-rows 0")
+    records = {("step", "d12 bf16 B=64"): record(**{"tok/s": 500e3}), key: record(**{"tok/s": 550e3})}
+    results = results_of(tmp_path, records)
+    assert results.shown(*key, records[key])["of the step"] == pytest.approx(1.1)
+    results.records["variants", "as it is"] = record(**{"tok/s": 440e3})
+    assert results.shown(*key, records[key])["of the step"] == pytest.approx(1.25)
+
+
+# ----- the first calls ----------------------------------------------------------------------------------------------
+
+
+def test_first_calls_take_what_matters() -> None:
+    """Every pattern names something; the calls are in order; the whole of numerics is among them, d12's first."""
+    items = plan()
+    assert [leg.call for leg in first.LEGS] == sorted(leg.call for leg in first.LEGS)
+    for leg in first.LEGS:
+        for pattern in leg.patterns:
+            assert first.items_of(leg._replace(patterns=(pattern,)), items, tiny=False), pattern
+    of_call = {call: {item.part: item for leg in first.LEGS if leg.call == call
+                      for item in first.items_of(leg, items, tiny=False)} for call in (1, 2, 3)}  # fmt: skip
+    assert of_call[1].keys() == {"machine", "numerics", "races", "step", "torch", "kernels"}
+    assert {"profile", "variants"} < of_call[2].keys() and {"repeat", "resume", "numerics"} < of_call[3].keys()
+    assert [item.name for item in items if item.part == "numerics"][: len(D12_NUMERICS)] == list(D12_NUMERICS)
+    small = {item.part for leg in first.LEGS for item in first.items_of(leg, plan(tiny=True), tiny=True)}
+    assert small == {leg.part for leg in first.LEGS}
+
+
+def test_limits_fit_a_call() -> None:
+    """Nothing of the first calls may take so long that it alone fills one."""
+    for leg in first.LEGS:
+        for item in first.items_of(leg, plan(), tiny=False):
+            assert item.seconds <= 60 * first.MINUTES - 60, item.name
+
+
+class Card:
+    """A made-up machine on a made-up clock: what each item takes, or None for one that hangs."""
+
+    def __init__(self, takes: dict[str, float | None]) -> None:
+        self.takes, self.now, self.measured = takes, 0.0, []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def children(self, *_: Any) -> "Card":
+        return self
+
+    stuck = None
+
+    def end(self) -> None:
+        self.now += 1.0
+
+    def measure(self, task: Task, until: float) -> Outcome:
+        begin, takes = self.now, self.takes.get(task.name, 10.0)
+        limit = begin + task.seconds
+        done = begin + takes if takes is not None else float("inf")
+        self.now = max(begin, min(done, limit, until))
+        kind = "DONE" if self.now == done else "SPOILT" if self.now == limit else "TIME"
+        if kind == "TIME":
+            self.now += END_SECONDS  # to end the process
+        self.measured.append(task.name)
+        figures = {"verdict": "right", "bits": SAME, "tok/s": 1.0, "GB/s": 1.0, "losses": "a", "state": "b"}
+        return Outcome(kind, figures if kind == "DONE" else "hangs", self.now - begin)
+
+
+def one_call(card: Card, folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[Results, float]:
+    """A call of the command on the made-up machine: its results, and the seconds that it took."""
+    began = card.now
+    monkeypatch.setattr(gpu_check, "time", card)
+    monkeypatch.setattr(gpu_check, "Children", card.children)
+    machine = {"device": "NVIDIA H200", "capability": "9.0"}
+    monkeypatch.setattr(gpu_check.Check, "describe", lambda _: setattr(card, "now", card.now + 20) or machine)
+    gpu_check.main([*words, "--output", str(folder)])
+    results = Results(folder, "NVIDIA H200")
+    results.read()
+    return results, card.now - began
+
+
+@pytest.mark.parametrize("takes", [29.0, 170.0, None])
+def test_no_call_lasts_longer_than_its_minutes(
+    takes: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the items take, and though they hang: seconds at most; and each call gets further."""
+    card = Card(dict.fromkeys((item.name for item in plan()), takes))
+    known = -1
+    while True:
+        results, seconds = one_call(card, tmp_path, monkeypatch, "first")
+        assert seconds < 60 * first.MINUTES + 15
+        assert (tmp_path / "gpu_nvidia_h200.md").exists()
+        if len(results.records) == known:
+            break
+        known = len(results.records)
+    assert "1: done; 2: done; 3: done." in first.progress(results, plan())
+    assert one_call(card, tmp_path, monkeypatch, "first")[1] < 60  # nothing is measured again
+
+
+def test_an_item_longer_than_a_call_does_not_stop_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card({"copy": 400.0})
+    results, seconds = one_call(card, tmp_path, monkeypatch, "machine", "--only", "copy,read", "--minutes", "1")
+    assert seconds < 75 and results.records["machine", "copy"].status == FAILED
+    assert "--minutes" in results.records["machine", "copy"].message
+    results, _ = one_call(card, tmp_path, monkeypatch, "--only", "copy,read", "--minutes", "2")
+    assert results.records["machine", "read"].status == DONE
+
+
+def test_bits_that_move_are_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Races are searched for in the first call if numerics moved, and not in these calls if they did not."""
+    card = Card({})
+    one_call(card, tmp_path / "still", monkeypatch, "first")
+    assert not any("1x256x2x64" in name for name in card.measured)
+    moved = {("numerics", D12_NUMERICS[0]): record(bits=OTHER), ("numerics", D12_NUMERICS[1]): record(bits=FREE)}
+    (tmp_path / "moved").mkdir()
+    results_of(tmp_path / "moved", moved).save()
+    results, _ = one_call(card, tmp_path / "moved", monkeypatch, "first")
+    assert [name for part, name in results.records if part == "races"]
+    assert results.moved() == [("numerics", D12_NUMERICS[0])]
+
+
+def test_results_of_an_earlier_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--from copies what an earlier call left, and goes on from it."""
+    card = Card({})
+    one_call(card, tmp_path / "a", monkeypatch, "machine", "--only", "copy")
+    (tmp_path / "a" / "gpu_nvidia_h200_profile.json").write_text("{}")
+    results, _ = one_call(card, tmp_path / "b", monkeypatch, "--only", "copy,read", "--from", str(tmp_path / "a"))
+    assert card.measured == ["copy", "copy by a fusion", "read"]
+    assert len(results.records) == 3 and len(results.commands) == 2
+    assert (tmp_path / "b" / "gpu_nvidia_h200_profile.json").exists()
+
+
+def test_what_is_held_wrong_gets_one_clear_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card, mine = Card({}), tmp_path / "mine"
+    one_call(card, mine, monkeypatch, "machine", "--only", "copy")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "gpu_nvidia_a100.json").write_text("{}")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "gpu_nvidia_h200.json").write_text("[1, 2")
+    wrong = {
+        ("--from", str(tmp_path / "none")): "there is no such folder",
+        ("--from", str(tmp_path / "other")): "it has gpu_nvidia_a100.json",
+        ("--from", str(tmp_path / "broken"), "--output", str(tmp_path / "new")): "not what this check writes",
+        ("--from", str(tmp_path / "broken")): "has a gpu_nvidia_h200.json of its own",
+        ("--only", "copy,reed"): "no item's name contains reed; they begin with",
+        ("--minutes", "0"): "must be more than 0",
+        ("first", "machine"): "name no part beside it",
+    }
+    for words, told in wrong.items():
+        capsys.readouterr()
+        try:
+            status = gpu_check.main(["--output", str(mine), *words])
+        except SystemExit as error:
+            status = error.code
+        assert status == 2 and told in capsys.readouterr().err, words
+
+
+# ----- races --------------------------------------------------------------------------------------------------------
+
+
+def test_what_compute_sanitizer_says() -> None:
+    clean = "========= COMPUTE-SANITIZER\n========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
+    assert races.figures_of(clean, 0) == {"hazards": 0, "errors": 0, "warnings": 0}
+    found = races.figures_of(
+        "========= Error: Race reported between Write access at flash+0x40 and Read access: 4 hazards\n"
+        "========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\n", 1
+    )  # fmt: skip
+    assert found["errors"] == 1 and "flash+0x40" in str(found["first"])
+    with pytest.raises(NotMeasured, match="Device not supported"):
+        races.figures_of("========= COMPUTE-SANITIZER\n========= Error: Device not supported\n", 1)
+    with pytest.raises(RuntimeError, match="status 3: boom"):
+        races.figures_of("boom\n", 3)
+
+
+def test_races_need_their_tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(races, "find", lambda: None)
+    with pytest.raises(NotMeasured, match="compute-sanitizer is not installed"):
+        races.measure([1, 256, 2, 64], "mma")
+
+
 # ----- whole runs ---------------------------------------------------------------------------------------------------
 
 
@@ -274,7 +474,7 @@ def test_a_crash_costs_one_line(tmp_path: Path) -> None:
         Item("machine", "good too", "machine", good),
     ]
     check = check_in(tmp_path)
-    assert check.run_part("machine", items, time.monotonic() + 300)
+    assert check.run_items("machine", items, time.monotonic() + 300)
     found = {name: record for (_, name), record in check.results.records.items()}
     assert [found[item.name].status for item in items] == [FAILED, DONE, FAILED, FAILED, DONE]
     assert "ValueError" in found["mistake"].message
@@ -286,7 +486,7 @@ def test_a_crash_costs_one_line(tmp_path: Path) -> None:
 def test_time_is_up(tmp_path: Path) -> None:
     check = check_in(tmp_path)
     item = Item("machine", "copy", "machine", {"what": "copy", "sizes": [4096], "dtype": "bf16"})
-    assert not check.run_part("machine", [item], time.monotonic() + 1)
+    assert not check.run_items("machine", [item], time.monotonic() + 1)
     assert not check.results.records
 
 

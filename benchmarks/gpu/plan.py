@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 PARTS = {
     "machine": "what the machine reaches at most: a copy, and matrix products of the models' shapes",
     "numerics": "every kernel, and the model on kernels, against float64",
+    "races": "what compute-sanitizer finds in a small attention, where it is installed",
     "kernels": "the time of every kernel beside XLA's version of the operation, and of attention beside cuDNN",
     "tiles": "the kernels once more with other tile sizes",
     "step": "training steps: GPT-2 124M to 1558M in bf16, 124M in fp32 with TF32",
-    "torch": "the same step in PyTorch, compiled, with flash attention",
+    "torch": "the same step in PyTorch, compiled, with flash attention; and its attention alone",
     "repeat": "the same 20 steps in separate processes, and with recomputation: the same bits",
     "resume": "a run killed and continued in a new process: the same bits; and what a save costs",
     "variants": "GPT-2 124M's step with one thing changed at a time",
@@ -25,6 +26,8 @@ PARTS = {
 MODELS = {"d12": 768, "d24": 1024, "d36": 1280, "d48": 1600}  # channels
 V, VP = 50257, 50304
 ROWS = 65_536  # B T of the measured kernels: B=64 T=1024
+D12_ELEMENTS, D48_ELEMENTS = 124_518_400, 1_557_725_184  # of the flat buffers
+ATTENTION = ("wgmma", "wgmma2", "mma")  # the versions of our own, as pallas_kernels/tuning.py has them
 
 
 class Item(NamedTuple):
@@ -41,7 +44,9 @@ class Item(NamedTuple):
 
 def plan(tiny: bool = False) -> list[Item]:
     """All items, in the order in which they run."""
-    parts = (machine, numerics, kernels, tiles, step, torch, repeat, resume, variants, start, profile, triton, llmc)
+    parts = (
+        machine, numerics, races, kernels, tiles, step, torch, repeat, resume, variants, start, profile, triton, llmc
+    )  # fmt: skip
     return [item for part in parts for item in part(tiny)]
 
 
@@ -74,7 +79,9 @@ def machine(tiny: bool) -> Iterator[Item]:
 def _kernel_item(part: str, module: str, function: str, dtype: str, sizes: list[int], **more: Any) -> Item:
     told = {name: value for name, value in more.items() if name not in ("interpret", "against", "tuning")}
     told |= more.get("tuning", {})
-    changed = [f"{name}={value}".replace(" ", "") for name, value in told.items()]
+    changed = [
+        f"{name}={'/'.join(map(str, value)) if isinstance(value, list) else value}" for name, value in told.items()
+    ]
     name = " ".join([function, dtype, "x".join(map(str, sizes)), *changed])
     return Item(part, name, module, dict(function=function, dtype=dtype, sizes=sizes, **more))
 
@@ -85,7 +92,24 @@ LAYERNORM = (
 
 
 def numerics(tiny: bool) -> Iterator[Item]:
-    """Shapes as in training, and shapes that need padding. sizes: see problems.py."""
+    """The kernels of GPT-2 124M's step at its shapes, then all others. sizes: see problems.py."""
+    items = {item.name: item for item in _numerics(tiny)}
+    names = [] if tiny else D12_NUMERICS
+    yield from ({name: items[name] for name in names} | items).values()
+
+
+D12_NUMERICS = (
+    *[f"{function} bf16 {ROWS}x768" for function in LAYERNORM],
+    f"gelu_forward bf16 {ROWS}x3072", f"gelu_backward bf16 {ROWS}x3072",
+    f"classifier bf16 4096x{V}x{VP} form=shared", f"embedding_backward bf16 64x1024x768x{VP}",
+    f"adamw_update bf16 {D12_ELEMENTS}", f"global_norm bf16 {D12_ELEMENTS}",
+    *[f"attention bf16 4x1024x12x64 implementation={name}" for name in (*ATTENTION, "cudnn")],
+    "model L2-NH12-C768 bf16",
+)  # fmt: skip
+
+
+def _numerics(tiny: bool) -> Iterator[Item]:
+    """Shapes as in training, and shapes that need padding."""
 
     def item(function: str, dtype: str, sizes: list[int], **more: Any) -> Item:
         more |= {"interpret": True} if tiny else {}
@@ -124,7 +148,7 @@ def numerics(tiny: bool) -> Iterator[Item]:
         ("fp16", [4, 1024, 768, VP]), ("fp32", [4, 1024, 768, VP]),
     ]:  # fmt: skip
         yield item("embedding_backward", dtype, sizes)
-    d12, d48 = 124_518_400, 1_557_725_184  # elements of the flat buffers
+    d12, d48 = D12_ELEMENTS, D48_ELEMENTS
     for dtype, size in [("bf16", 2**16)] if tiny else [("bf16", d12), ("fp32", d12), ("fp16", d12), ("bf16", d48)]:
         yield item(
             "adamw_update", dtype, [size], **({"reference": "fp32"} if size == d48 else {})
@@ -139,7 +163,7 @@ def numerics(tiny: bool) -> Iterator[Item]:
         ("bf16", [3, 1, 2, 64]), ("bf16", [1, 4096, 4, 64]),
     ]  # fmt: skip
     for function in ("attention", "relu_attention"):
-        for version in ("mma", "wgmma", "wgmma2"):
+        for version in ATTENTION[-1:] if tiny else ATTENTION:
             for dtype, sizes in shapes[: 4 if function == "relu_attention" else None]:
                 yield item(function, dtype, sizes, implementation=version)
     if not tiny:
@@ -149,6 +173,12 @@ def numerics(tiny: bool) -> Iterator[Item]:
         arguments = {"function": "model", "dtype": dtype, "sizes": [2, 24] if tiny else [4, 1024], "model": model}
         more = {"interpret": True} if tiny else {}
         yield Item("numerics", f"model {model} {dtype}", "numerics", arguments | more, seconds=180)
+
+
+def races(tiny: bool) -> Iterator[Item]:
+    for version in ATTENTION[-1:] if tiny else ATTENTION:
+        arguments = {"sizes": [1, 256, 2, 64], "implementation": version}
+        yield Item("races", f"attention bf16 1x256x2x64 implementation={version}", "races", arguments, True, 300)
 
 
 def kernels(tiny: bool) -> Iterator[Item]:
@@ -162,7 +192,6 @@ def kernels(tiny: bool) -> Iterator[Item]:
         yield item("layernorm_forward", "bf16", [16, 128], against="xla")
         yield item("classifier", "bf16", [4, 250, 256], form="sweeps", against="xla")
         yield item("adamw_update", "bf16", [2**16], against="xla")
-        yield item("attention", "bf16", [1, 64, 2, 64], implementation="mma")
         yield item("attention", "bf16", [1, 64, 2, 64], implementation="naive")
         return
     for C in (768, 1600):
@@ -176,17 +205,17 @@ def kernels(tiny: bool) -> Iterator[Item]:
         yield item("classifier", "bf16", [8192, V, VP], form=form)
     yield item("classifier", "fp32", [4096, V, VP], against="xla")
     yield item("embedding_backward", "bf16", [64, 1024, 768, VP], against="xla")
-    for size in (124_518_400, 1_557_725_184):
+    for size in (D12_ELEMENTS, D48_ELEMENTS):
         yield item("adamw_update", "bf16", [size], against="xla")
         yield item("global_norm", "bf16", [size], against="xla")
-    yield item("adamw_update", "bf16", [124_518_400], rounding="stochastic")
+    yield item("adamw_update", "bf16", [D12_ELEMENTS], rounding="stochastic")
     for function in ("softmax_forward", "softmax_backward"):
         yield item(function, "bf16", [16, 12, 1024], against="xla")
     for sizes in ([64, 1024, 12, 64], [16, 1024, 25, 64], [16, 1024, 12, 128], [16, 4096, 12, 64]):
-        for implementation in ("wgmma", "wgmma2", "mma", "cudnn", "naive"):
+        for implementation in (*ATTENTION, "cudnn", "naive"):
             if implementation != "naive" or sizes[1] == 1024:
                 yield item("attention", "bf16", sizes, implementation=implementation)
-    for implementation in ("wgmma", "wgmma2", "mma"):
+    for implementation in ATTENTION:
         yield item("relu_attention", "bf16", [64, 1024, 12, 64], implementation=implementation)
 
 
@@ -213,7 +242,7 @@ def tiles(tiny: bool) -> Iterator[Item]:
         yield item("gelu_forward", [ROWS, 3072], gelu_block=block)
         yield item("gelu_backward", [ROWS, 3072], gelu_block=block)
     for vector in (2, 4, 8):
-        yield item("adamw_update", [124_518_400], adamw_vector=vector)
+        yield item("adamw_update", [D12_ELEMENTS], adamw_vector=vector)
     for rows in (16, 32, 64, 128):
         yield item("embedding_backward", [64, 1024, 768, VP], embedding_rows=rows)
     for block in (256, 512, 1024):
@@ -225,23 +254,33 @@ def tiles(tiny: bool) -> Iterator[Item]:
 TINY_MODEL = "L1-NH2-C64-V100-T32"
 
 
-def _step_item(part: str, name: str, tiny: bool, xla_flags: str = "", **arguments: Any) -> Item:
+SECONDS = {"d12": 240, "d24": 300, "d36": 360, "d48": 420}  # a step's first compilation and its measurement
+
+
+def _step_item(part: str, name: str, tiny: bool, xla_flags: str = "", seconds: int = 0, **arguments: Any) -> Item:
+    """seconds: more than its model's, where the compiler tries more."""
+    within = max(seconds, SECONDS[arguments["model"]])
     if tiny:
         arguments |= {"model": TINY_MODEL, "B": 2, "T": 24, "steps": 1, "interpret": part == "step"}
-    return Item(part, name, "steps", arguments, fresh=True, seconds=300, xla_flags=xla_flags)
+    return Item(part, name, "steps", arguments, fresh=True, seconds=within, xla_flags=xla_flags)
 
 
 def step(tiny: bool) -> Iterator[Item]:
+    """As train.py makes it; and once with XLA free to make products itself, in Triton, which autotunes them."""
     sizes = [("d12", B) for B in (64, 32, 16)] + [("d48", 16), ("d36", 16), ("d24", 32), ("d24", 64), ("d48", 8)]
     for model, B in sizes[:1] if tiny else sizes:
         yield _step_item("step", f"{model} bf16 B={B}", tiny, model=model, B=B, dtype="bf16", recompute=0)
     if not tiny:
-        yield _step_item("step", "d12 fp32 TF32 B=4", tiny, model="d12", B=4, dtype="fp32", recompute=0)
+        fixed: dict[str, Any] = {"model": "d12", "recompute": 0}
+        for choice in ("on", "off"):
+            name, more = f"d12 bf16 --triton-gemm {choice} B=64", {"B": 64, "dtype": "bf16", "triton_gemm": choice}
+            yield _step_item("step", name, tiny, seconds=360 if choice == "on" else 0, **fixed, **more)
+        yield _step_item("step", "d12 fp32 TF32 B=4", tiny, B=4, dtype="fp32", **fixed)
 
 
 def variants(tiny: bool) -> Iterator[Item]:
-    """GPT-2 124M in bf16 at B=32; the first line is what the others are changed from."""
-    fixed: dict[str, Any] = {"model": "d12", "B": 32, "dtype": "bf16", "recompute": 0}
+    """GPT-2 124M in bf16 at B=64; the first line is what the others are changed from."""
+    fixed: dict[str, Any] = {"model": "d12", "B": 64, "dtype": "bf16", "recompute": 0}
     changes: dict[str, dict[str, Any]] = {
         "as it is": {},
         "--kernels xla": {"kernels": "xla"},
@@ -260,19 +299,19 @@ def variants(tiny: bool) -> Iterator[Item]:
         "-w 0": {"master_weights": False},
         "--dtype fp16": {"dtype": "fp16"},
     }
-    for name, change in list(changes.items())[:2] if tiny else changes.items():
+    for name, change in list(changes.items())[:1] if tiny else changes.items():
         yield _step_item("variants", name, tiny, **(fixed | change))
-    flags = (
-        "--xla_gpu_enable_triton_gemm=false",
-        "--xla_gpu_triton_gemm_any=true",
-        "--xla_gpu_enable_cublaslt=true",
-        "--xla_gpu_enable_command_buffer=",
-        "--xla_gpu_enable_latency_hiding_scheduler=true",
-        "--xla_gpu_exhaustive_tiling_search=true",
-        "--xla_gpu_exclude_nondeterministic_ops=true",
-    )
-    for flag in () if tiny else flags:
-        yield _step_item("variants", flag, tiny, flag, **fixed)
+    flags = {
+        "--xla_gpu_triton_gemm_any=true": 360,
+        "--xla_gpu_enable_cublaslt=true": 0,
+        "--xla_gpu_enable_command_buffer=": 0,
+        "--xla_gpu_enable_latency_hiding_scheduler=true": 0,
+        "--xla_gpu_enable_dynamic_slice_fusion=false": 0,
+        "--xla_gpu_exhaustive_tiling_search=true": 900,
+        "--xla_gpu_exclude_nondeterministic_ops=true": 360,
+    }
+    for flag, seconds in () if tiny else flags.items():
+        yield _step_item("variants", flag, tiny, flag, seconds, **fixed)
 
 
 def repeat(tiny: bool) -> Iterator[Item]:
@@ -285,7 +324,7 @@ def repeat(tiny: bool) -> Iterator[Item]:
         "-r 2": {"recompute": 2},
         "--recompute-blocks 1": {"recompute_blocks": 1},
         "--kernels xla --attention cudnn": {"kernels": "xla", "attention": "cudnn"},
-        "--kernels xla --attention cudnn, again": {"kernels": "xla", "attention": "cudnn"},
+        "--kernels xla --attention cudnn again": {"kernels": "xla", "attention": "cudnn"},
     }
     fixed: dict[str, Any] = {"model": "d12", "B": 16, "dtype": "bf16", "recompute": 0}
     fixed["digest_after"] = 2 if tiny else 20
@@ -296,10 +335,10 @@ def repeat(tiny: bool) -> Iterator[Item]:
 def resume(tiny: bool) -> Iterator[Item]:
     """programs: whether the process that goes on finds what was compiled for the run."""
     words = f"-e {TINY_MODEL} -b 2 -t 24 --dtype bf16" if tiny else "-e d12 -b 16 -t 1024 --dtype bf16"
-    for programs in ("kept", "deleted"):
+    for programs in ("kept",) if tiny else ("kept", "deleted"):
         arguments = {"what": "killed", "words": words, "steps": 20, "every": 5, "programs": programs}
-        yield Item("resume", f"killed, compile cache {programs}", "resume", arguments, fresh=True, seconds=420)
-    for dtype in ("bf16", "fp32"):
+        yield Item("resume", f"killed with compile cache {programs}", "resume", arguments, fresh=True, seconds=420)
+    for dtype in ("bf16",) if tiny else ("bf16", "fp32"):
         cost = {
             "model": TINY_MODEL if tiny else "d12",
             "dtype": dtype,
@@ -312,7 +351,8 @@ def resume(tiny: bool) -> Iterator[Item]:
 
 
 def torch(tiny: bool) -> Iterator[Item]:
-    for B, dtype in [(2, "bf16")] if tiny else [(32, "bf16"), (64, "bf16"), (16, "bf16"), (4, "tf32")]:
+    """The step, and the attention kernels that PyTorch has, as part `kernels` measures ours."""
+    for B, dtype in [(2, "bf16")] if tiny else [(64, "bf16"), (32, "bf16"), (16, "bf16"), (4, "tf32")]:
         arguments = {
             "B": B,
             "T": 32 if tiny else 1024,
@@ -320,7 +360,12 @@ def torch(tiny: bool) -> Iterator[Item]:
             "steps": 1 if tiny else 30,
             "compiled": not tiny,
         }
-        yield Item("torch", f"d12 {dtype} B={B}", "torch_step", arguments, fresh=True, seconds=240)
+        yield Item("torch", f"d12 {dtype} B={B}", "torch_step", arguments, fresh=True, seconds=300)
+    for sizes in [[1, 64, 2, 64]] if tiny else [[64, 1024, 12, 64], [16, 1024, 25, 64]]:
+        for backend in ("math",) if tiny else ("flash", "cudnn"):
+            name = f"attention bf16 {'x'.join(map(str, sizes))} backend={backend}"
+            arguments = {"sizes": sizes, "backend": backend, "quick": tiny}
+            yield Item("torch", name, "torch_attention", arguments)
 
 
 # ----- whole programs -----------------------------------------------------------------------------------------------
@@ -332,7 +377,7 @@ def start(tiny: bool) -> Iterator[Item]:
 
 
 def profile(tiny: bool) -> Iterator[Item]:
-    words = "-e L1-NH2-C64-V100-T64 -b 2 -t 24 --steps 1" if tiny else "-e d12 -b 32 -t 1024 -r 0 --dtype bf16"
+    words = "-e L1-NH2-C64-V100-T64 -b 2 -t 24 --steps 1" if tiny else "-e d12 -b 64 -t 1024 -r 0 --dtype bf16"
     yield Item("profile", "d12", "programs", {"what": "profile", "words": words}, fresh=True, seconds=400)
 
 

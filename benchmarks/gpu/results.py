@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.gpu.plan import PARTS, Item
-from llmc_jax.trials.lines import Figures
+from llmc_jax.errors import InputError
+from llmc_jax.trials.lines import OTHER, Figures
 
 DONE, SKIPPED, FAILED = "done", "skipped", "failed"
+KERNEL_PARTS = ("kernels", "tiles", "triton")  # whose items time a kernel that part numerics checks
 COPIES = ("copy", "copy by a fusion")  # items of part machine: what a kernel's GB/s are compared with
 Key = tuple[str, str]  # part, name of the item
 
@@ -36,10 +38,17 @@ class Results:
         self.machine: dict[str, str] = {}
         self.commands: list[str] = []
         self.records: dict[Key, Record] = {}
-        if self.json_file.exists():
+
+    def read(self) -> None:
+        """Take the records of the file, if there is one. Raises InputError if it is something else."""
+        if not self.json_file.exists():
+            return
+        try:
             content = json.loads(self.json_file.read_text())
             self.machine, self.commands = content["machine"], content["commands"]
             self.records = {(part, name): Record(*fields) for part, name, *fields in content["records"]}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{self.json_file}: not what this check writes ({error}); move it away") from error
 
     def save(self) -> None:
         """Writes the JSON file, whole or not at all."""
@@ -76,9 +85,20 @@ class Results:
     def shown(self, part: str, name: str, record: Record) -> Figures:
         """The figures, with GB/s as a share of the measured copy's where both are known."""
         rate, figures = self.copy_rate(), dict(record.figures)
-        if part in ("kernels", "tiles", "triton") and rate and "GB/s" in figures:
+        if part in KERNEL_PARTS and rate and "GB/s" in figures:
             figures["of copy"] = float(figures["GB/s"]) / rate
+        unchanged = self.unchanged_step()
+        if part == "variants" and unchanged and "tok/s" in figures:
+            figures["of the step"] = float(figures["tok/s"]) / unchanged
         return figures
+
+    def unchanged_step(self) -> float | None:
+        """Tokens per second of the step that the variants change."""
+        for key in (("variants", "as it is"), ("step", "d12 bf16 B=64")):
+            record = self.records.get(key)
+            if record and record.status == DONE:
+                return float(record.figures["tok/s"])
+        return None
 
     def wrong(self) -> dict[Key, str]:
         """What failed its comparison, with float64 or of a continued run with the whole one, and how."""
@@ -90,9 +110,13 @@ class Results:
                     found[part, name] = record.message or verdict
         return found
 
+    def moved(self) -> list[Key]:
+        """Return the items of numerics whose bits did not repeat although that is promised."""
+        return [key for key, record in self.records.items() if record.figures.get("bits") == OTHER]
+
     def is_wrong(self, part: str, name: str) -> bool:
         """Whether the kernel that an item times failed, in this dtype and form, on any shape."""
-        return any(
+        return part in KERNEL_PARTS and any(
             (part == "triton") == (of_part == "triton") and _same_kernel(name, failed)
             for of_part, failed in self.wrong()
         )
@@ -144,7 +168,7 @@ def part_table(results: Results, part: str) -> str:
     for name, record in of_part.items():
         if record.status == DONE:
             cells = [number(shown[name][column]) if column in shown[name] else "" for column in columns]
-            if part in ("kernels", "tiles", "triton") and results.is_wrong(part, name):
+            if part in KERNEL_PARTS and results.is_wrong(part, name):
                 cells[-1] += " (its numerics are wrong: not to be believed)"
         else:
             cells = [f"{record.status}: {record.message}", *[""] * (len(columns) - 1)]

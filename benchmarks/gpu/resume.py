@@ -153,8 +153,7 @@ def saves(model: str, B: int, T: int, dtype: str, steps: int, rounds: int) -> Fi
     from llmc_jax.trials.problems import DTYPES, skewed_tokens
 
     config = parse_descriptor(model)
-    execution, _ = whole_steps.choose(config, dtype, "auto", "auto", -1, False)
-    execution = execution._replace(recompute=0, logit_rows=whole_steps.chosen_rows(config, B, T, dtype, recompute=0))
+    execution, _ = whole_steps.choose(config, dtype, B, T)
     tokens = skewed_tokens((1, B, T + 1), config.vocab_size, seed=1)
     batch = jnp.asarray(tokens[..., :-1]), jnp.asarray(tokens[..., 1:])
     state = initial_state(whole_steps.random_values(config), DTYPES[dtype])

@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmc_jax import compiling, hardware, kernels, setup
+from llmc_jax import compiling, hardware, kernels
 from llmc_jax.config import ModelConfig, TrainConfig, parse_descriptor
 from llmc_jax.gpt2 import Execution
 from llmc_jax.optimizer import AdamWNumbers
 from llmc_jax.params import flat_size, num_parameters
 from llmc_jax.schedule import ScheduleNumbers
+from llmc_jax.setup import choose_execution
 from llmc_jax.step import StepNumbers, StepOptions, initial_state, train_step
 from llmc_jax.trials.lines import Figures
 from llmc_jax.trials.problems import DTYPES, skewed_tokens, target
@@ -29,29 +30,18 @@ def measure(
     dtype: str,
     *,
     T: int = 1024,
-    kernels: str = "auto",
-    attention: str = "auto",
-    recompute: int = 0,
-    recompute_blocks: int = 0,
-    logit_rows: int = -1,
-    gelu_fusion: int = -1,
-    triton_gemm: str = "auto",
     master_weights: bool = True,
     steps: int = 36,
     digest_after: int = 0,
     interpret: bool = False,
     cache: str = "",
+    **flags: Any,
 ) -> Figures:
     """Tokens per second, both MFUs, seconds of the first call and peak memory; or, with digest_after, the bits of the
-    losses and parameters after so many steps. The other arguments are train.py's flags. cache: the parent's affair.
+    losses and parameters after so many steps. flags: train.py's, of the execution. cache: the parent's affair.
     """
     config = parse_descriptor(model)
-    execution, runs = choose(config, dtype, kernels, attention, gelu_fusion, interpret, triton_gemm)
-    rows = chosen_rows(
-        config, B, T, dtype, recompute=recompute, recompute_blocks=recompute_blocks, logit_rows=logit_rows,
-        master_weights=master_weights, attention=attention,
-    )  # fmt: skip
-    execution = execution._replace(recompute=recompute, recompute_blocks=recompute_blocks, logit_rows=rows)
+    execution, runs = choose(config, dtype, B, T, interpret, master_weights=master_weights, **flags)
     rounding = "nearest" if master_weights or dtype != "bf16" else "stochastic"
     options = StepOptions("cosine", "matrices", execution, rounding)
     state = initial_state(
@@ -82,32 +72,20 @@ def measure(
 
 
 def choose(
-    config: ModelConfig,
-    dtype: str,
-    wanted: str,
-    attention: str,
-    gelu_fusion: int,
-    interpret: bool,
-    triton_gemm: str = "auto",
+    config: ModelConfig, dtype: str, B: int, T: int, interpret: bool = False, **flags: Any
 ) -> tuple[Execution, str]:
-    """What runs, and in words. A fallback from what was asked for is an error: its time would be believed."""
-    if interpret and wanted != "xla":
+    """What train.py runs with these flags, and in words. A fallback from what was asked for is an error: its time would
+    be believed. interpret: the kernels, simulated on a CPU.
+    """
+    if interpret:
         return Execution(kernels.pallas_operations(target(), interpret=True)), "pallas, interpreted"
-    wish = kernels.Wish(wanted, attention, strict=True, gelu_fusion=gelu_fusion)
-    machine = kernels.this_machine()
-    selection = kernels.choose(wish, machine, dtype, config.head_size)
+    shape = {"batch_size": B, "sequence_length": T}
+    run = TrainConfig(dtype=dtype, strict_kernels=True, **shape, **({"recompute": 0} | flags))
+    execution, choices = choose_execution(run, config, kernels.this_machine(), dtype)
     names: dict[str, list[str]] = {}
-    for choice in selection.choices:
-        names.setdefault(choice.implementation, []).append(choice.operation)
-    runs = "; ".join(f"{implementation}: {', '.join(operations)}" for implementation, operations in names.items())
-    options = compiling.triton_gemm("off" if selection.gelu_fusion else triton_gemm, machine.target)
-    return Execution(selection.op, gelu_fusion=selection.gelu_fusion, compiler_options=options), runs
-
-
-def chosen_rows(config: ModelConfig, B: int, T: int, dtype: str, **flags: Any) -> int:
-    """What --logit-rows comes to in a step of train.py with these flags on this machine."""
-    run = TrainConfig(batch_size=B, sequence_length=T, **flags)
-    return setup.choose_execution(run, config, kernels.this_machine(), dtype)[0].logit_rows
+    for choice in choices:
+        names.setdefault(choice.text, []).append(choice.operation)
+    return execution, "; ".join(f"{text}: {', '.join(operations)}" for text, operations in names.items())
 
 
 def random_values(config: ModelConfig) -> jax.Array:

@@ -58,8 +58,8 @@ class Children:
         self.begun = 0  # processes
         self._child: _Child | None = None
 
-    def measure(self, task: Task, until: float = float("inf"), *, patient: bool = False) -> Outcome:
-        """Return what came of a task. until: a time of `time.monotonic`. patient: the task has its own time even so.
+    def measure(self, task: Task, until: float = float("inf")) -> Outcome:
+        """Return what came of a task. until: a time of `time.monotonic` at which it is over, come what may.
 
         Raises Stuck once a child could not be ended.
         """
@@ -70,7 +70,7 @@ class Children:
             self._child, fresh = _Child(self.environment, self.folder), True
             self.begun += 1
         limit = began + task.seconds + (START_SECONDS if fresh else 0)
-        within = limit if patient else min(limit, until)
+        within = min(limit, until)
         kind, content = self._child.ask(task, within)
         if kind == "TIME" and within == limit:
             kind, content = "SPOILT", f"not done after {task.seconds:g} s"

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 Figures = dict[str, float | int | str]
+SAME, OTHER, FREE = "the same", "OTHER", "not promised"  # the figure `bits` of numerics
 
 
 class NotMeasured(Exception):

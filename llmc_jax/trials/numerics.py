@@ -16,7 +16,7 @@ from llmc_jax.config import parse_descriptor
 from llmc_jax.params import flat_size, tensor_specs
 from llmc_jax.trials import problems
 from llmc_jax.trials import reference as references
-from llmc_jax.trials.lines import Figures
+from llmc_jax.trials.lines import FREE, OTHER, SAME, Figures
 from llmc_jax.trials.problems import Problem
 
 DTYPES = problems.DTYPES
@@ -38,7 +38,6 @@ ROUNDED = {
 # times larger in single elements.
 ATTENTION = {"bfloat16": Tolerance(5e-3, 5e-2), "float16": Tolerance(6e-4, 7e-3)}
 POISON = 2**28  # elements of NaN, 1 GB, that the allocator gives to the kernel's outputs next
-SAME, OTHER, FREE = "the same", "OTHER", "not promised"  # what `bits` says
 DIFFERING = 1e-3  # share of a rounded copy's elements that may differ from XLA's, by a float32 rounding before
 
 
