@@ -269,6 +269,7 @@ def parsed(words: list[str]) -> Any:
     from llmc_jax.checkpoint import convert
     from llmc_jax.compare import __main__ as compare
     from llmc_jax.data import __main__ as data
+    from llmc_jax.kernels import __main__ as kernels
     from llmc_jax.profile import flags
 
     for start, parse in (
@@ -276,6 +277,7 @@ def parsed(words: list[str]) -> Any:
         (["llmc-jax"], cli.parse_args),
         (["python", "-m", "llmc_jax.data"], data._parser().parse_args),
         (["python", "-m", "llmc_jax.profile"], flags.split),
+        (["python", "-m", "llmc_jax.kernels"], kernels.parse),
         (["python", "-m", "llmc_jax.checkpoint"], checkpoint._parser().parse_args),
         (["python", "-m", "llmc_jax.compare"], compare._parser().parse_args),
         (["python", "convert_checkpoint.py"], convert._parser().parse_args),
