@@ -5,9 +5,9 @@ registers from its birth to its last use. The backward computes the scores again
 from the beginning, with pictures. qkv is read, and its gradient written, as packed as the linear layers have them:
 no transposition of heads takes place. No atomics: the same inputs give the same bits.
 
-Three versions: products by mma.sync for every GPU from Ampere on, by wgmma for Hopper (compute capability 9.0 exactly),
-and by wgmma with two warpgroups in a block, which share the tiles they walk over. All else is the same code. Leaves out
-dropout, padding masks and windows.
+Two versions: products by mma.sync for every GPU from Ampere on, with one warpgroup in a block, and by wgmma for Hopper
+(compute capability 9.0 exactly), with two, which share the tiles that they walk over. All else is the same code. Leaves
+out dropout, padding masks and windows.
 
     forward     grid point (i, n, b): 64 rows t of one head, over the tiles of keys and values u up to the diagonal:
                     score = q k^T;  weights = softmax or relu of it;  out += weights v
@@ -40,7 +40,6 @@ from pallas_kernels.tuning import AttentionSizes, attention_sizes
 
 ROWS = 64  # of a tile: 16 per warp, what the matrix instructions take
 HEAD_SIZE_STEP = 16  # a head's channels are padded to a multiple of it: what an mma instruction sums over
-LARGEST_GRID = 65_535  # sequences and heads: y and z of a CUDA grid; tiles are its x, of which there may be 2^31
 LOG2E = math.log2(math.e)
 f32 = jnp.float32
 
@@ -83,9 +82,9 @@ def attention_forward(
 
     Returns out (B, T, C) in qkv's dtype and lse (B, NH, T) float32, each row's log2(sum(exp(score))): of base 2.
     qkv is bfloat16 or float16; sums and softmax are float32, weights are rounded to qkv's dtype before they meet v.
-    Any T; B and NH up to 65,535, the limit of a grid. T is padded to a multiple of 64 (wgmma2: 128) and HS to one of 16
-    with zeros, which costs a copy of qkv; HS is at most 128. version: "mma", "wgmma", "wgmma2", or None for the one
-    that target's table names. Raises ValueError for other dtypes, head sizes, and numbers of sequences and heads.
+    Any T; B and NH up to 65,535, the limit of a grid. T is padded to a multiple of a block's rows, 64 (mma) or 128
+    (wgmma), and HS to one of 16 with zeros, which costs a copy of qkv; HS is at most 128. version: "mma", "wgmma", or
+    None for the one that target's table names. Raises ValueError for other dtypes, head sizes and larger grids.
 
     Compulsory bytes: 6 B T C + 2 B T C + 4 B NH T. The 4 B T^2 C / 2 operations are more than that for T above some
     hundreds, so the floor is set by the tensor cores. Source: Dao, FlashAttention-2 (2023), algorithm 1.
@@ -107,15 +106,15 @@ def attention_backward(
 ) -> tuple[jax.Array, jax.Array]:
     """Gradient of softmax attention with respect to packed qkv: dqkv (B, T, 3C), and dbias (3C,), the sum of its rows.
 
-    Both in qkv's dtype.
+    Both in qkv's dtype; the sum is of the rounded gradients, in float32.
 
     dout and out (B, T, C), qkv (B, T, 3C), lse (B, NH, T) float32, as the forward took and returned them. Dtypes,
     padding, version and errors as in the forward.
 
-    Compulsory bytes: 2 * 2 B T C + 6 B T C read, 4 B NH T of lse, 6 B T C written; delta, 4 B NH T, goes from the first
-    kernel to the second. 7 products of 2 B T^2 C / 2
-    operations each, two of them twice because dq and dk, dv come from kernels of their own: the floor is the tensor
-    cores'. Source: Dao, FlashAttention-2 (2023), algorithm 2.
+    Compulsory bytes: 2 * 2 B T C + 6 B T C read, 4 B NH T of lse, 6 B T C written. Besides, delta and lse go from the
+    first kernel to the second, 8 B NH T, and sums over 64 rows to their sum over all, 12 B T C / 64. 7 products of
+    2 B T^2 C / 2 operations each, two of them twice because dq and dk, dv come from kernels of their own: the floor is
+    the tensor cores'. Source: Dao, FlashAttention-2 (2023), algorithm 2.
     """
     return _backward(dout, qkv, out, lse, num_heads, False, target, version, interpret)
 
@@ -163,18 +162,13 @@ def _problem(qkv: jax.Array, num_heads: int, relu: bool, target: str, version: s
             "the jnp version (llmc_jax/ops/attention.py) serves float32"
         )
     B, T, C3 = qkv.shape
-    if max(B, num_heads) > LARGEST_GRID:
-        raise ValueError(
-            f"attention of {B} sequences and {num_heads} heads: a grid has at most {LARGEST_GRID} of each; "
-            "take smaller micro-batches"
-        )
     HS = C3 // 3 // num_heads
     padded = _round_up(HS, HEAD_SIZE_STEP)
     sizes = attention_sizes(target, padded, version)
     if sizes.version == "mma":
         products: Any = mosaic.MmaProducts(qkv.dtype, interpret)
     else:
-        products = mosaic.WgmmaProducts(qkv.dtype, interpret, sizes.warpgroups)
+        products = mosaic.WgmmaProducts(qkv.dtype, interpret)
     return Problem(
         B=B, T=_round_up(T, sizes.warpgroups * ROWS), NH=num_heads, HS=padded, scale=1 / math.sqrt(HS), relu=relu,
         sizes=sizes, products=products, copies=mosaic.Copies(target, interpret), interpret=interpret,
@@ -227,25 +221,28 @@ def _backward(
     p = _problem(qkv, num_heads, relu, target, version, interpret)
     T, C = dout.shape[1:]
     inputs = [_padded(qkv, 3 * num_heads, p), _padded(dout.astype(qkv.dtype), num_heads, p)]
-    dqkv = [mosaic.empty(inputs[0].shape, qkv.dtype, interpret=interpret)]
+    changed = [
+        mosaic.empty(inputs[0].shape, qkv.dtype, interpret=interpret),
+        mosaic.empty((p.B, p.T // ROWS, inputs[0].shape[-1]), f32, interpret=interpret),  # sums over a tile's rows
+    ]
     if relu:
-        _, dqkv = mosaic.in_place(_kernel(_dq_kernel, "dq", p, ()), inputs, dqkv)
+        _, changed = mosaic.in_place(_kernel(_dq_kernel, "dq", p, ()), inputs, changed)
     else:
         assert isinstance(saved, jax.Array)
         inputs.append(jnp.pad(saved, ((0, 0), (0, 0), (0, p.T - T))))  # (B, NH, T)
         with_out = [*inputs, _padded(out.astype(qkv.dtype), num_heads, p)]
-        row_sums = [mosaic.shape_of(inputs[-1].shape, f32)]
-        (delta,), dqkv = mosaic.in_place(_kernel(_dq_kernel, "dq", p, row_sums), with_out, dqkv)
-        inputs.append(delta)
-    _, dqkv = mosaic.in_place(_kernel(_dkv_kernel, "dkv", p, ()), inputs, dqkv)
-    found = _unpadded(dqkv[0], T, 3 * C, p)
-    return found, jnp.sum(found, axis=(0, 1), dtype=f32).astype(qkv.dtype)
+        values = [mosaic.shape_of((p.B, p.NH, 2, p.T), f32)]  # of each row: lse and minus delta
+        inputs[-1:], changed = mosaic.in_place(_kernel(_dq_kernel, "dq", p, values), with_out, changed)
+    _, (dqkv, sums) = mosaic.in_place(_kernel(_dkv_kernel, "dkv", p, ()), inputs, changed)
+    dbias = jnp.sum(sums, axis=(0, 1)).reshape(-1, p.HS)[:, : C // num_heads].reshape(-1)
+    return _unpadded(dqkv, T, 3 * C, p), dbias.astype(qkv.dtype)
 
 
 def _kernel(body: Any, name: str, p: Problem, out_type: Any) -> Any:
     """A kernel with one block of threads for each 64 rows of every warpgroup, each head and sequence."""
     columns, stages, warpgroups = p.sizes.columns[name], p.sizes.stages, p.sizes.warpgroups
     own = 1 if name == "forward" else 2  # tiles of a block's own rows: q, or q and dout, or k and v
+    values = name == "dkv" and not p.relu  # of rows, which are walked over as well
     dtype = p.products.dtype
     return mosaic.kernel(
         partial(body, p),
@@ -255,12 +252,15 @@ def _kernel(body: Any, name: str, p: Problem, out_type: Any) -> Any:
         grid=(p.B, p.NH, p.T // (warpgroups * ROWS)),
         grid_names=("sequence", "head", "tile"),
         scratch=[
+            *([mosaic.shared((stages, 2, ROWS))] if values else []),
+            *([mosaic.shared((warpgroups, ROWS))] if name == "dq" and not p.relu else []),
             *[mosaic.tile_spec((warpgroups, ROWS, p.HS), dtype)] * own,
             *[mosaic.tile_spec((stages, columns, p.HS), dtype)] * 2,  # the two that are walked over
-            *p.copies.barriers((warpgroups, own), (stages, 2)),
+            *p.copies.barriers((warpgroups, own), (stages, 2 + values)),
             *(p.copies.barriers((stages, warpgroups)) if warpgroups > 1 else []),
         ],
         approx_math=True,
+        sums_cross_warps=False,
         warpgroups=warpgroups,
         interpret=p.interpret,
     )
@@ -285,6 +285,21 @@ class Head(NamedTuple):
         """A Ref (size, HS) of the rows of a tile."""
         return self.x.at[self.b, mosaic.ds(tile * size, size), mosaic.ds(self.column, self.HS)]
 
+    def row(self, t: Any) -> Any:
+        """A Ref (HS,) of one row."""
+        return self.x.at[self.b, t, mosaic.ds(self.column, self.HS)]
+
+
+class RowValues(NamedTuple):
+    """What an array (B, NH, 2, T) in GMEM holds of the rows of this block's head."""
+
+    x: Any
+
+    def rows(self, tile: Any, size: int) -> Any:
+        """A Ref (2, ROWS) with the rows of a tile: a smaller one's neighbours too, since copies have a least size."""
+        first = tile * size // ROWS * ROWS
+        return self.x.at[lax.axis_index("sequence"), lax.axis_index("head"), :, mosaic.ds(first, ROWS)]
+
 
 def _heads(p: Problem, x: Any, parts: int = 1) -> list[Head]:
     """The head that this block works at, in each part of a packed array: Q, K and V of qkv."""
@@ -293,7 +308,7 @@ def _heads(p: Problem, x: Any, parts: int = 1) -> list[Head]:
 
 
 class Walk(NamedTuple):
-    """A block's walk over the tiles begin..end-1 of two arrays, in SMEM a ring of slots: some are always on their way.
+    """A block's walk over the tiles begin..end-1 of some arrays, in SMEM a ring of slots: some are always on their way.
 
     Every warpgroup has to arrive at every tile; the first of them starts the copies for all.
     A slot is filled anew when the block is so many tiles further as it has warpgroups: a warpgroup that is alone has
@@ -302,8 +317,8 @@ class Walk(NamedTuple):
 
     begin: Any
     end: Any
-    sources: tuple[Head, Head]
-    rings: tuple[Any, Any]  # SMEM (stages, size, HS)
+    sources: Sequence[Any]  # what of an array belongs to a tile: Head, RowValues
+    rings: Sequence[Any]  # SMEM for each, (stages, …)
     size: int  # of a tile
     barriers: Sequence[Any]
     p: Problem
@@ -315,7 +330,7 @@ class Walk(NamedTuple):
 
     def slot(self, tile: Any) -> Any:
         """Where a tile lies."""
-        return lax.rem(jnp.int32(tile - self.begin), jnp.int32(self.p.sizes.stages))
+        return jnp.int32(tile - self.begin) & (self.p.sizes.stages - 1)
 
     def fetch(self, tile: Any) -> None:
         """Starts copying a tile if there is one of this number."""
@@ -337,8 +352,8 @@ class Walk(NamedTuple):
         for tile in range(self.ahead):
             self.fetch(self.begin + tile)
 
-    def arrive(self, tile: Any) -> tuple[Any, Any]:
-        """The two tiles of a number, when they are there; this warpgroup is done with the tile before."""
+    def arrive(self, tile: Any) -> list[Any]:
+        """What belongs to a tile, when it is there; this warpgroup is done with the tile before."""
         if self.p.sizes.warpgroups > 1:
 
             @mosaic.when((tile > self.begin) & (tile - 1 + self.p.sizes.stages < self.end))  # if the slot is used again
@@ -349,7 +364,7 @@ class Walk(NamedTuple):
         self.p.copies.wait(self.barriers, WALKED, slot)
         self.p.products.finish_reading(self.p.copies)  # of the slot that is overwritten
         self.fetch(tile + self.ahead)
-        return self.rings[0].at[slot], self.rings[1].at[slot]
+        return [ring.at[slot] for ring in self.rings]
 
     def skip(self, begin: Any, end: Any) -> None:
         """Passes tiles that only other warpgroups of the block have to see."""
@@ -413,9 +428,10 @@ def _forward_kernel(p: Problem, qkv: Any, out: Any, *refs: Any) -> None:
 
 def _dq_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
     if p.relu:
-        dqkv, *scratch = refs
+        dqkv, sums_g, *scratch = refs
     else:
-        lse_g, out, dqkv, delta_g, *scratch = refs
+        lse_g, out, dqkv, sums_g, values_g, minus_delta_s, *scratch = refs
+        minus_delta_s = minus_delta_s.at[_warpgroup(p)]
     q_s, dout_s, k_s, v_s, *barriers = scratch
     dot, columns = p.products, p.sizes.columns["dq"]
     (q_g, k_g, v_g), (dout_g,) = _heads(p, qkv, 3), _heads(p, dout)
@@ -429,34 +445,46 @@ def _dq_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
     p.copies.start(q_g.rows(i, ROWS), q_s, barriers, OWN, w)
     p.copies.start(dout_g.rows(i, ROWS), dout_s, barriers, OWN, w)
     walk.start()
-    lse, delta = None, None
+    lse: Any = None
+    zeros, by_row = mosaic.zeros((ROWS, columns), dot.layout), dot.layout.reduce(1)
     if not p.relu:
-        lse = mosaic.load(_row_values(lse_g, i, ROWS), dot.layout.reduce(1))
+        lse = mosaic.load(_row_values(lse_g, i, ROWS), by_row)
         products = mosaic.load(_heads(p, out)[0].rows(i, ROWS), dot.layout, f32)
     p.copies.wait(barriers, OWN, w)
     if not p.relu:
-        delta = (products * mosaic.load_tile(dout_s, dot.layout, f32)).sum(1)
-        mosaic.store(_row_values(delta_g, i, ROWS), delta)
+        minus_delta = -(products * mosaic.load_tile(dout_s, dot.layout, f32)).sum(1)
+        values = RowValues(values_g).rows(i, ROWS)
+        mosaic.store(values.at[0], lse)
+        mosaic.store(values.at[1], minus_delta)
+        mosaic.store(minus_delta_s, minus_delta)
     q, do = dot.left(q_s), dot.left(dout_s)
 
     def step(masked: bool, j: Any, dq: jax.Array) -> jax.Array:
         k, v = walk.arrive(j)
-        score = dot.product(q, k.T)  # (ROWS, columns), not yet scaled
-        if masked:
-            score = _causal(score, dot.layout, i * ROWS, j * columns, rows=0)
-        dweights = dot.product(do, v.T)  # (ROWS, columns)
-        _, dscore = _weights_backward(p, score, dweights, lse, delta, rows=0)
-        return dot.add_weighted(dq, dscore, k)
+
+        def weigh(score: jax.Array) -> jax.Array:
+            if masked:
+                score = _causal(score, dot.layout, i * ROWS, j * columns, rows=0)
+            return _weights_again(p, score, lse, rows=0)
+
+        # Read anew for every tile: what is kept in registers gets a copy for each of a thread's elements of a tile.
+        start = zeros if p.relu else mosaic.along(mosaic.load(minus_delta_s, by_row), zeros, 0)
+        (dq,) = dot.gradients((q, k.T), weigh, (do, v.T), start, partial(_dscore, p), [(dq, k)])
+        return dq
 
     dq = mosaic.zeros((ROWS, p.HS), dot.layout)
     dq = lax.fori_loop(0, full, partial(step, False), dq)
     dq = _loop(full, end, tiles, partial(step, True), dq)
     walk.skip(end, walk.end)
-    mosaic.store_tile((dq * p.scale_at_end).astype(dot.dtype), q_s, _heads(p, dqkv)[0].rows(i, ROWS))
+    _store_gradient(p, dq * p.scale_at_end, q_s, _heads(p, dqkv)[0], _heads(p, sums_g)[0], i)
 
 
 def _dkv_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
-    lse_ref, delta_ref, dqkv, k_s, v_s, q_s, dout_s, *barriers = (None, None, *refs) if p.relu else refs
+    if p.relu:
+        dqkv, sums_g, *scratch = refs
+    else:
+        values_g, dqkv, sums_g, values_s, *scratch = refs
+    k_s, v_s, q_s, dout_s, *barriers = scratch
     dot, columns = p.products, p.sizes.columns["dkv"]
     (q_g, k_g, v_g), (dout_g,) = _heads(p, qkv, 3), _heads(p, dout)
     w, warpgroups, tiles = _warpgroup(p), p.sizes.warpgroups, ROWS // columns
@@ -464,45 +492,56 @@ def _dkv_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
     j = block * warpgroups + w
     begin, full, end = j * tiles, (j + 1) * tiles, p.T // columns
     k_s, v_s = k_s.at[w], v_s.at[w]
-    walk = Walk(block * warpgroups * tiles, end, (q_g, dout_g), (q_s, dout_s), columns, barriers, p)
+    sources: tuple[Any, ...] = q_g, dout_g
+    rings: tuple[Any, ...] = q_s, dout_s
+    if not p.relu:
+        sources, rings = (*sources, RowValues(values_g)), (*rings, values_s)
+    walk = Walk(block * warpgroups * tiles, end, sources, rings, columns, barriers, p)
 
     p.copies.start(k_g.rows(j, ROWS), k_s, barriers, OWN, w)
     p.copies.start(v_g.rows(j, ROWS), v_s, barriers, OWN, w)
     walk.start()
     p.copies.wait(barriers, OWN, w)
+    k, v = (mosaic.load_tile(tile, dot.layout) if p.sizes.held else tile for tile in (k_s, v_s))
 
-    def step(masked: bool, i: Any, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def step(masked: bool, i: Any, sums: list[jax.Array]) -> list[jax.Array]:
         """Everything is transposed here: row u of a tile is a key, column t a query.
 
         The keys and values are read anew for each product, because the registers are full of dk and dv.
         """
         dk, dv = sums
-        q, do = walk.arrive(i)
-        lse, delta = None, None
+        q, do, *values = walk.arrive(i)
+        lse, start = None, mosaic.zeros((ROWS, columns), dot.layout)
         if not p.relu:
-            by_column = dot.layout.reduce(0)
-            lse, delta = (mosaic.load(_row_values(ref, i, columns), by_column) for ref in (lse_ref, delta_ref))
-        score = dot.product(k_s, q.T)  # (ROWS, columns), not yet scaled
-        if masked:
-            score = _causal(score, dot.layout, i * columns, j * ROWS, rows=1)
-        dweights = dot.product(v_s, do.T)  # (ROWS, columns)
-        weights, dscore = _weights_backward(p, score, dweights, lse, delta, rows=1)
-        dv = dot.add_weighted(dv, weights, do)
-        dk = dot.add_weighted(dk, dscore, q)
-        return dk, dv
+            here = mosaic.ds(i * columns % ROWS, columns)
+            lse, minus_delta = (mosaic.load(values[0].at[n, here], dot.layout.reduce(0)) for n in range(2))
+            start = mosaic.along(minus_delta, start, 1)
+
+        def weigh(score: jax.Array) -> jax.Array:
+            if masked:
+                score = _causal(score, dot.layout, i * columns, j * ROWS, rows=1)
+            return _weights_again(p, score, lse, rows=1)
+
+        return dot.gradients((k, q.T), weigh, (v, do.T), start, partial(_dscore, p), [(dk, q), (dv, do)])
 
     walk.skip(walk.begin, begin)
-    sums = (mosaic.zeros((ROWS, p.HS), dot.layout), mosaic.zeros((ROWS, p.HS), dot.layout))
+    sums = [mosaic.zeros((ROWS, p.HS), dot.layout)] * 2
     sums = _loop(begin, full, tiles, partial(step, True), sums)
     dk, dv = lax.fori_loop(full, end, partial(step, False), sums)
-    _, dk_g, dv_g = _heads(p, dqkv, 3)
-    mosaic.store_tile((dk * p.scale_at_end).astype(dot.dtype), k_s, dk_g.rows(j, ROWS))
-    mosaic.store_tile(dv.astype(dot.dtype), v_s, dv_g.rows(j, ROWS))
+    (_, *gradients), (_, *sums_heads) = _heads(p, dqkv, 3), _heads(p, sums_g, 3)
+    _store_gradient(p, dk * p.scale_at_end, k_s, gradients[0], sums_heads[0], j)
+    _store_gradient(p, dv, v_s, gradients[1], sums_heads[1], j)
 
 
 def _loop(begin: Any, end: Any, times: int, step: Any, carry: Any) -> Any:
     """A loop of so many times, without its bookkeeping where that is once."""
     return step(begin, carry) if times == 1 else lax.fori_loop(begin, end, step, carry)
+
+
+def _store_gradient(p: Problem, values: jax.Array, tile_s: Any, gradient: Head, sums: Head, tile: Any) -> None:
+    """Writes a tile of a gradient, by way of SMEM, and the sum over its rows, as they were rounded."""
+    mosaic.store_tile(values.astype(p.products.dtype), tile_s, gradient.rows(tile, ROWS))
+    mosaic.store(sums.row(tile), mosaic.column_sums(tile_s))
 
 
 def _row_values(x: Any, tile: Any, size: int) -> Any:
@@ -517,11 +556,14 @@ def _causal(score: jax.Array, layout: Any, first_row: Any, first_column: Any, *,
     return jnp.where(t >= u, score, -math.inf)
 
 
-def _weights_backward(
-    p: Problem, score: jax.Array, dweights: jax.Array, lse: Any, delta: Any, *, rows: int
-) -> tuple[jax.Array, jax.Array]:
-    """Weights of scores that are not yet scaled, and dscore times `scale_within`. A score of -inf gives 0 and 0."""
+def _weights_again(p: Problem, score: jax.Array, lse: Any, *, rows: int) -> jax.Array:
+    """Weights of scores that are not yet scaled. A score of -inf gives 0."""
     if p.relu:
-        return jnp.maximum(score * p.scale, 0), jnp.where(score > 0, dweights * p.scale_within, 0)
-    weights = jnp.exp2(score * (p.scale * LOG2E) - mosaic.along(lse, score, rows))
-    return weights, weights * (dweights - mosaic.along(delta, score, rows)) * p.scale_within
+        return jnp.maximum(score * p.scale, 0)
+    return jnp.exp2(score * (p.scale * LOG2E) - mosaic.along(lse, score, rows))
+
+
+def _dscore(p: Problem, weights: jax.Array, dweights: jax.Array) -> jax.Array:
+    """dscore times `scale_within`, of weights and of dweights less delta."""
+    dscore = jnp.where(weights > 0, dweights, 0) if p.relu else weights * dweights
+    return dscore * p.scale_within

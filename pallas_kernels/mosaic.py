@@ -28,6 +28,7 @@ bf16 = jnp.bfloat16
 
 WARPS = 4  # of a warpgroup
 LANES = 32  # of a warp
+SCRATCH_OF_SUMS = 2048  # bytes of SMEM: Pallas's own default
 # CUDA's limits of a launch's grid, for x, y and z. Source: CUDA C++ Programming Guide, "Technical Specifications per
 # Compute Capability"
 LIMITS = (2**31 - 1, 65_535, 65_535)
@@ -43,6 +44,7 @@ def kernel(
     scratch: Sequence[Any] = (),
     approx_math: bool = False,
     auto_barriers: bool = True,
+    sums_cross_warps: bool = True,
     warpgroups: int = 1,
     interpret: bool = False,
 ) -> Callable[..., Any]:
@@ -51,7 +53,8 @@ def kernel(
     name: what profilers, dumps and compiled programs call it. warpgroups: how many of them run the body together, with
     the same SMEM; where there are several, lax.axis_index("warpgroup") tells them apart. approx_math: tanh.approx,
     ex2.approx and the like. auto_barriers=False leaves out the barriers round memory accesses: legal where no thread
-    reads what another wrote.
+    reads what another wrote. sums_cross_warps=False saves the 2 KB of SMEM in which warps would meet for a sum or a
+    maximum: legal where each is taken within a warp; lowering refuses the others then.
 
     grid: the last axis is CUDA's x and runs the fastest; the ones before it are y and z, where only 65,535 blocks fit,
     so that a number that grows with the batch belongs last. Raises ValueError for more.
@@ -66,7 +69,11 @@ def kernel(
         scratch_types=list(scratch),
         num_threads=warpgroups if warpgroups > 1 else None,
         thread_name="warpgroup" if warpgroups > 1 else None,
-        compiler_params=plgpu.CompilerParams(approx_math=approx_math, unsafe_no_auto_barriers=not auto_barriers),
+        compiler_params=plgpu.CompilerParams(
+            approx_math=approx_math,
+            unsafe_no_auto_barriers=not auto_barriers,
+            reduction_scratch_bytes=SCRATCH_OF_SUMS if sums_cross_warps else 0,
+        ),
         interpret=plgpu.InterpretGPUParams(detect_races=True) if interpret else None,
     )
 
@@ -311,6 +318,16 @@ def store_tile(values: jax.Array, tile: Any, destination: Any) -> None:
     store(destination, plgpu.load(tile, layout=layout))
 
 
+def column_sums(tile: Any) -> jax.Array:
+    """Sums over the 16 k rows of a tile (rows, 16 n) in SMEM, (columns,) in float32.
+
+    Of each 16 columns a warp takes 4, two lanes beside each other, so that no sum has to cross from warp to warp.
+    """
+    tiling = plgpu.Tiling(((16, 16), (4,), (2,)))
+    layout = plgpu.Layout.TILED(tiling, warp_dims=(-3,), lane_dims=(-4, -2), vector_dim=-1)
+    return plgpu.load(tile, layout=layout, optimized=False).astype(f32).sum(0)
+
+
 class Copies(NamedTuple):
     """Asynchronous copies of tiles from GMEM to SMEM.
 
@@ -354,6 +371,10 @@ ds = pl.ds
 
 
 # ----- matrix products ----------------------------------------------------------------------------------------------
+
+Operands = tuple[Any, Any]  # left and right: a tile in SMEM each, the left one maybe in registers
+Weigh = Callable[[jax.Array], jax.Array]
+Sums = Sequence[tuple[jax.Array, Any]]  # registers (64, columns), and the tile in SMEM that is weighted and added
 
 
 class MmaProducts(NamedTuple):
@@ -399,6 +420,18 @@ class MmaProducts(NamedTuple):
         """sums + weights b, where weights are registers in the layout of sums, rounded here to the operands' dtype."""
         return self.add(sums, self.relabelled(weights.astype(self.dtype)), b)
 
+    def gradients(
+        self, score: Operands, weigh: Weigh, dweights: Operands, start: jax.Array, dscore: Any, sums: Sums
+    ) -> list[jax.Array]:
+        """Sums, the first of which gets dscore times its tile, the second, if there is one, weights times its tile.
+
+        weights = weigh(a b of `score`); dscore = dscore(weights, start + c d of `dweights`).
+        """
+        weights = weigh(self.product(*score))
+        dweighted = self.add(start, *dweights)
+        added = [self.add_weighted(sum, weights, tile) for sum, tile in sums[1:]]
+        return [self.add_weighted(sums[0][0], dscore(weights, dweighted), sums[0][1]), *added]
+
     def relabelled(self, weights: jax.Array) -> jax.Array:
         """Registers in the layout of sums as a left operand.
 
@@ -424,14 +457,13 @@ class MmaProducts(NamedTuple):
 class WgmmaProducts(NamedTuple):
     """Products of 64-row tiles by wgmma, Hopper alone: operands are read from SMEM, the left one maybe from registers.
 
-    Interpret mode has neither accumulators that begin with a value nor a left operand in registers: that operand is
-    put into SMEM and the sum is taken apart. Nor has it accumulators of one of several warpgroups: there operands are
-    loaded, which a fence ends as wgmma's own end would, and jnp.dot multiplies them.
+    A warpgroup starts products and goes on; it waits where it needs a result. Interpret mode knows neither sums of one
+    of several warpgroups nor a left operand in registers: there operands are loaded, which a fence ends as wgmma's own
+    end would, and jnp.dot multiplies them at once.
     """
 
     dtype: Any
     interpret: bool
-    warpgroups: int
 
     @property
     def layout(self) -> Any:
@@ -447,8 +479,8 @@ class WgmmaProducts(NamedTuple):
 
     def product(self, a: Any, b: Any) -> jax.Array:
         """a b of two tiles in SMEM, the second maybe transposed."""
-        if self.interpret and self.warpgroups > 1:
-            return self.loaded_product(a[...], b)
+        if self.interpret:
+            return self.loaded_product(a, b)
 
         def multiply(sums: Any) -> jax.Array:
             plgpu.wgmma(sums, a, b)
@@ -459,20 +491,38 @@ class WgmmaProducts(NamedTuple):
     def add_weighted(self, sums: jax.Array, weights: jax.Array, b: Any) -> jax.Array:
         """sums + weights b, where weights are registers in the layout of sums, rounded here to the operands' dtype."""
         weights = weights.astype(self.dtype)
-        if not self.interpret:
-            return pl.run_state(lambda sums: plgpu.wgmma(sums, weights, b))(plgpu.ACC.init(sums))
-        if self.warpgroups > 1:
+        if self.interpret:
             return sums + self.loaded_product(weights, b)
+        return pl.run_state(lambda sums: plgpu.wgmma(sums, weights, b))(plgpu.ACC.init(sums))
 
-        def staged(tile: Any) -> jax.Array:
-            tile[...] = weights
-            plgpu.commit_smem()
-            return self.product(tile, b)
+    def gradients(
+        self, score: Operands, weigh: Weigh, dweights: Operands, start: jax.Array, dscore: Any, sums: Sums
+    ) -> list[jax.Array]:
+        """As in MmaProducts. While weights are computed dweights is under way, and while dscore is, the second sum."""
+        if self.interpret:
+            weights = weigh(self.loaded_product(*score))
+            dweighted = start + self.loaded_product(*dweights)
+            lefts = (dscore(weights, dweighted), weights)
+            return [self.add_weighted(sum, left, tile) for (sum, tile), left in zip(sums, lefts, strict=False)]
 
-        return sums + pl.run_scoped(staged, tile_spec(weights.shape, self.dtype))
+        def multiply(second: Any, *sums_s: Any) -> None:
+            def begin(first: Any) -> None:
+                plgpu.wgmma(first, *score)
+                plgpu.wgmma(second, *dweights)
+                weights = weigh(plgpu.wgmma_accumulator_load(first, wait_n=1))
+                for sum_s, (_, tile) in zip(sums_s[1:], sums[1:], strict=True):
+                    plgpu.wgmma(sum_s, weights.astype(self.dtype), tile)
+                dweighted = plgpu.wgmma_accumulator_load(second, wait_n=len(sums) - 1)
+                plgpu.wgmma(sums_s[0], dscore(weights, dweighted).astype(self.dtype), sums[0][1])
 
-    def loaded_product(self, a: jax.Array, b: Any) -> jax.Array:
-        """Interpret mode's stand-in where there are several warpgroups."""
+            pl.run_scoped(begin, plgpu.ACC((start.shape[0], start.shape[1]), f32))
+
+        state = (start, *(sum for sum, _ in sums))
+        return list(pl.run_state(lambda refs: multiply(*refs))(tuple(map(plgpu.ACC.init, state)))[1:])
+
+    def loaded_product(self, a: Any, b: Any) -> jax.Array:
+        """Interpret mode's stand-in."""
+        a = a if isinstance(a, jax.Array) else a[...]
         product = jnp.dot(a, plgpu.load(b), preferred_element_type=f32)
         plgpu.commit_smem()
         return product

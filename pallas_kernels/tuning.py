@@ -60,22 +60,21 @@ class AttentionSizes(NamedTuple):
 
     version: str  # of VERSIONS
     columns: dict[str, int]  # of a tile of scores, which has 64 rows, in each kernel
-    stages: int = (
-        2  # slots for the tiles that a block walks over: one in use for each warpgroup, the others being filled
-    )
+    # Slots for the tiles that a block walks over, a power of two: one in use for each warpgroup, the rest being filled.
+    stages: int = 2
     warpgroups: int = 1  # of a block, each with 64 rows
+    held: bool = False  # keys and values of dkv's own rows stay in registers
 
 
 HEAD_SIZES = range(16, 129, 16)  # channels of a head, padded
-VERSIONS = ("mma", "wgmma", "wgmma2")  # the last: blocks of two warpgroups, which share the tiles that they walk over
+VERSIONS = ("mma", "wgmma")
 
 
 def attention_sizes(target: str, head_size: int, version: str | None) -> AttentionSizes:
     """The table's row of an architecture and a head size; version None leaves the choice to the table.
 
-    wgmma and wgmma2 exist on Hopper (sm_90) alone, later GPUs have dropped the instruction. Which of the two is faster
-    there is unmeasured: two warpgroups get each tile from the L2 cache once for both, which halves what is asked of
-    it. Raises ValueError for what no kernel serves.
+    wgmma exists on Hopper (sm_90) alone, later GPUs have dropped the instruction. Raises ValueError for what no kernel
+    serves.
     """
     sizes(target)
     if version is None:
@@ -89,9 +88,11 @@ def attention_sizes(target: str, head_size: int, version: str | None) -> Attenti
             f"heads of {head_size} channels are more than the attention kernels' registers hold: at most "
             f"{HEAD_SIZES[-1]}; take more heads, or the jnp version"
         )
+    if version == "wgmma":
+        # Two warpgroups get each tile from the L2 cache once for both; two slots in use, as one may be a tile ahead.
+        return AttentionSizes(
+            version, {"forward": 64, "dq": 64, "dkv": 64}, stages=4, warpgroups=2, held=head_size <= 64
+        )
     # mma has its operands in registers: beside sums of more than 80 columns, tiles of 64 do not fit.
-    backward = 32 if version == "mma" and head_size > 80 else 64
-    columns = {"forward": 64, "dq": backward, "dkv": backward}
-    if version == "wgmma2":  # two slots in use, because one warpgroup may be a tile ahead
-        return AttentionSizes(version, columns, stages=3, warpgroups=2)
-    return AttentionSizes(version, columns)
+    backward = 32 if head_size > 80 else 64
+    return AttentionSizes(version, {"forward": 64, "dq": backward, "dkv": backward})

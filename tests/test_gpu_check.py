@@ -100,7 +100,7 @@ def test_every_kernel_of_the_plan_lowers(monkeypatch: pytest.MonkeyPatch) -> Non
     done = set()
     for item in plan():
         given = dict(item.arguments)
-        ours = given.get("implementation", "pallas") in ("pallas", "mma", "wgmma", "wgmma2")
+        ours = given.get("implementation", "pallas") in ("pallas", "mma", "wgmma")
         if item.module not in ("numerics", "times") or not ours or given["function"] == "model" or "tuning" in given:
             continue
         options = {name: given[name] for name in ("rounding", "master_weights") if name in given}

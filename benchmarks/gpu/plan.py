@@ -27,7 +27,7 @@ MODELS = {"d12": 768, "d24": 1024, "d36": 1280, "d48": 1600}  # channels
 V, VP = 50257, 50304
 ROWS = 65_536  # B T of the measured kernels: B=64 T=1024
 D12_ELEMENTS, D48_ELEMENTS = 124_518_400, 1_557_725_184  # of the flat buffers
-ATTENTION = ("wgmma", "wgmma2", "mma")  # the versions of our own, as pallas_kernels/tuning.py has them
+ATTENTION = ("wgmma", "mma")  # the versions of our own, as pallas_kernels/tuning.py has them
 
 
 class Item(NamedTuple):

@@ -176,7 +176,7 @@ COMPARED = {
     "adamw": ("adamw_update bf16 124518400",),
     "global norm": ("global_norm bf16 124518400",),
 }  # fmt: skip
-ATTENTIONS = {"wgmma": "flash", "wgmma2": "flash", "mma": "flash", "cudnn": "cudnn", "naive": "naive"}
+ATTENTIONS = {"wgmma": "flash", "mma": "flash", "cudnn": "cudnn", "naive": "naive"}
 
 
 def measured_lines(results: Results, page: str) -> str:

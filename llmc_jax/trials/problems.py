@@ -221,7 +221,7 @@ def implementation(
 ) -> Any:
     """A function of `function`'s signature; of attention the pair forward, backward.
 
-    name: pallas, xla, triton; of attention pallas, mma, wgmma, wgmma2, cudnn, naive. tuning: fields of
+    name: pallas, xla, triton; of attention pallas, mma, wgmma, cudnn, naive. tuning: fields of
     pallas_kernels/tuning.py's Sizes that have another value.
     """
     if function in ("attention", "relu_attention"):
@@ -254,7 +254,7 @@ def _attention_pair(function: str, name: str, interpret: bool) -> tuple[Function
         return kernels.cudnn_attention_forward, kernels.cudnn_attention_backward
     if name == "naive":
         return getattr(jnp_attention, f"{function}_forward"), getattr(jnp_attention, f"{function}_backward")
-    if name.startswith("wgmma") and target() != "sm_90":
+    if name == "wgmma" and target() != "sm_90":
         raise NotMeasured(f"wgmma exists on Hopper alone, and this is {target()}")
     from pallas_kernels import attention
 

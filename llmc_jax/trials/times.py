@@ -112,7 +112,7 @@ class InPlace:
 def measure_attention(function: str, dtype: str, sizes: list[int], implementation: str, *, interpret: bool) -> Figures:
     """Forward, and forward with backward; FLOPs of what lies inside the mask, five products backward for two forward.
 
-    implementation: mma, wgmma, wgmma2, cudnn, naive.
+    implementation: mma, wgmma, cudnn, naive.
     """
     given = problems.problem(function, dtype, sizes, problems.seed_of(f"attention {sizes}"))
     pair = problems.implementation(function, implementation, interpret=interpret)

@@ -11,8 +11,8 @@ from tests.kernels.test_choice import made_by
 
 AUTO = Wish()
 H200 = Machine("gpu", "NVIDIA H200", "9.0")
-WGMMA2, MMA = Variant("wgmma2"), Variant("mma")
-FLASH = Finding("attention", "flash, pallas", WGMMA2, us=1000.0)
+WGMMA, MMA = Variant("wgmma"), Variant("mma")
+FLASH = Finding("attention", "flash, pallas", WGMMA, us=1000.0)
 CUDNN = Finding("attention", "cudnn", us=1310.0)
 BLOCKS = Finding("layernorm", "pallas", Variant(sizes=(("layernorm_blocks", 3),)), us=90.0)
 WRONG = Finding("classifier", "pallas", problem="output 1: error 0.5")
@@ -32,9 +32,9 @@ def choice_of(operation: str, wish: Wish = AUTO, findings: Findings = FINDINGS) 
 
 def test_auto_is_what_was_the_fastest() -> None:
     found = choice_of("attention")
-    assert (found.implementation, found.version, found.measured) == ("flash, pallas", "wgmma2", True)
+    assert (found.implementation, found.version, found.measured) == ("flash, pallas", "wgmma", True)
     assert (found.ratio, found.beside) == (1.31, "cudnn")
-    assert found.text == "flash, pallas wgmma2" and found.why == "1.31 x cudnn, measured here"
+    assert found.text == "flash, pallas wgmma" and found.why == "1.31 x cudnn, measured here"
     assert choice_of("layernorm").sizes == (("layernorm_blocks", 3),)
     other = choice_of("attention", findings=FINDINGS._replace(fastest=(CUDNN,)))
     assert (other.implementation, other.ratio) == ("cudnn", 1000 / 1310)
@@ -53,7 +53,7 @@ def test_what_is_wrong_does_not_run() -> None:
 
 def test_what_was_asked_for_runs_in_its_fastest_form() -> None:
     asked = choice_of("attention", Wish(attention="flash"))
-    assert (asked.implementation, asked.version, asked.measured) == ("flash, pallas", "wgmma2", False)
+    assert (asked.implementation, asked.version, asked.measured) == ("flash, pallas", "wgmma", False)
     assert choice_of("attention", Wish(attention="cudnn")).implementation == "cudnn"
 
 
@@ -65,7 +65,7 @@ def test_nothing_is_known() -> None:
 
 def test_functions_have_the_form() -> None:
     op = choose(AUTO, H200, "bf16", 64, FINDINGS).op
-    assert op.attention_forward.keywords == {"target": "sm_90", "interpret": False, "version": "wgmma2"}  # type: ignore[attr-defined]
+    assert op.attention_forward.keywords == {"target": "sm_90", "interpret": False, "version": "wgmma"}  # type: ignore[attr-defined]
     assert op.layernorm_backward.keywords["target"] == ("sm_90", (("layernorm_blocks", 3),))  # type: ignore[attr-defined]
     assert made_by(op.gelu_forward) == ("pallas_kernels.gelu", "sm_90")
 

@@ -133,7 +133,7 @@ def test_any_other_value_is_read_or_refused(found: Resolved, name: str, value: A
 SLOWER = with_choice(
     with_choice(
         resolved(TrainConfig(), H200), "attention",
-        version="wgmma2", why="1.31 x cudnn, measured here", measured=True, ratio=1.31, beside="cudnn",
+        version="mma", why="1.31 x cudnn, measured here", measured=True, ratio=1.31, beside="cudnn",
     ),
     "gelu", sizes=(("gelu_block", 1024),),
 )._replace(logit_rows=1000, options=(("xla_gpu_enable_triton_gemm", True),))  # fmt: skip
@@ -152,7 +152,7 @@ def test_a_record_wins_over_what_would_be_chosen(monkeypatch: pytest.MonkeyPatch
 
 def test_the_functions_are_those_of_the_record() -> None:
     selection = record.choose_again(SLOWER, Asked(), False, kernels.Setting(H200, "bf16", 64))
-    assert selection.op.attention_forward.keywords["version"] == "wgmma2"  # type: ignore[attr-defined]
+    assert selection.op.attention_forward.keywords["version"] == "mma"  # type: ignore[attr-defined]
     assert selection.op.gelu_forward.keywords["target"].changes == (("gelu_block", 1024),)  # type: ignore[attr-defined]
     assert selection.op.classifier.keywords["target"] == "sm_90"  # type: ignore[attr-defined]
 

@@ -50,7 +50,7 @@ def fastest(found: Findings) -> dict[str, str]:
     return {each.operation: each.label.partition(": ")[2] for each in found.fastest}
 
 
-US = {"attention: flash, pallas wgmma2": 50.0, "attention: cudnn": 80.0, "gelu: xla": 50.0, "global norm: xla": 9.0,
+US = {"attention: flash, pallas mma": 50.0, "attention: cudnn": 80.0, "gelu: xla": 50.0, "global norm: xla": 9.0,
       "layernorm: pallas layernorm_blocks=4": 60.0}  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def test_times_propose_and_the_step_decides() -> None:
     found = card.search()
     assert found.complete and not found.notes
     assert dict(found.steps) == {"xla": 0.2, "the fastest": 0.1, "as shipped": 0.15}
-    assert fastest(found)["attention"] == "flash, pallas wgmma2" and fastest(found)["gelu"] == "xla"
+    assert fastest(found)["attention"] == "flash, pallas mma" and fastest(found)["gelu"] == "xla"
     assert fastest(found)["layernorm"] == "pallas layernorm_blocks=4"
     assert card.tried[-3:] == ["step on 0", "step on 7", "step on 7"]
     chosen = {each.operation: each for each in choose(Wish(), D12.machine, "bf16", 64, found).choices}
