@@ -15,7 +15,8 @@ from llmc_jax.params import flat_size
 # Tile sizes that are tried beside those of pallas_kernels/tuning.py, whose own are left out.
 TILES: dict[str, dict[str, tuple[int, ...]]] = {
     "layernorm": {"layernorm_blocks": (2, 3, 4)},
-    "gelu": {"gelu_block": (1024, 2048, 4096)},
+    "gelu": {"gelu_blocks": (4, 6, 8), "gelu_block": (1024, 2048, 4096)},
+    "classifier": {"classifier_warpgroups": (1, 2), "classifier_rows": (1, 2, 8)},  # 8: long rows are read twice
     "embedding backward": {"embedding_rows": (16, 32, 64)},
     "adamw": {"adamw_vector": (2, 4, 8)},
 }
@@ -84,13 +85,14 @@ def listed(case: Case) -> list[Finding]:
             if row.by == "pallas" and not row.makes_matrix
             for variant in _variants(case, row)
         ]
-    return default + others + forms
+    versions = [each for each in forms if each.variant.version]
+    return default + others + versions + [each for each in forms if not each.variant.version]
 
 
 def _rows(case: Case, operation: str) -> list[Implementation]:
-    """The rows that may run an operation; without the slower ones that hold the T x T matrix, but for XLA's."""
+    """The rows that may run an operation. Of those with the T x T matrix XLA's alone: ours is for who asks for it."""
     rows = [row for row in candidates(operation, case.wish, case.setting).rows if not row.problem(case.setting)]
-    return [row for number, row in enumerate(rows) if number == 0 or row.by == "xla" or not row.makes_matrix]
+    return [row for row in rows if row.by == "xla" or not row.makes_matrix]
 
 
 def _variants(case: Case, row: Implementation) -> Iterator[Variant]:

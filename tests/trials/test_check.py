@@ -15,6 +15,7 @@ from llmc_jax.ops.gelu import gelu_forward_in_product
 from llmc_jax.params import flat_size, tensor_specs
 from llmc_jax.trials import candidates, check, problems
 from llmc_jax.trials.candidates import Case
+from pallas_kernels import tuning
 
 H200 = Machine("gpu", "NVIDIA H200", "9.0")
 TINY = Case(
@@ -39,7 +40,12 @@ def test_what_is_tried_on_hopper() -> None:
         ("embedding backward", "pallas"),
     )]  # fmt: skip
     assert {"attention: cudnn", "attention: naive, xla", "layernorm: xla"} <= set(found)
-    assert "attention: flash, pallas mma" in found and "adamw: pallas adamw_vector=8" in found
+    assert labels(D12._replace(wish=Wish(kernels="pallas", attention="naive")))[2] == "classifier: pallas"
+    assert (
+        "attention: flash, pallas mma" in found
+        and "classifier: pallas classifier_warpgroups=1" in found
+        and "adamw: pallas adamw_vector=8" in found
+    )
     assert not any("triton" in name or "softmax" in name for name in found)
 
 
@@ -51,6 +57,13 @@ def test_what_is_tried_elsewhere() -> None:
     assert candidates.listed(D12._replace(machine=Machine("cpu", "cpu"))) == []
     cudnn = labels(D12._replace(wish=Wish(kernels="xla", attention="cudnn")))
     assert cudnn == ["attention: cudnn", "attention: naive, xla"]
+
+
+def test_tile_sizes_are_those_of_the_table() -> None:
+    """Each is tried beside the table's own; none of them is one that there is not."""
+    for changes in candidates.TILES.values():
+        for name, values in changes.items():
+            assert getattr(tuning.sizes("sm_90"), name) in values
 
 
 def test_shapes_are_the_runs_own() -> None:

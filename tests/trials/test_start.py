@@ -11,11 +11,11 @@ from typing import Any, NoReturn
 
 import pytest
 
-from llmc_jax.kernels import Finding, Findings
-from llmc_jax.trials import card, children, known, search, start
+from llmc_jax.kernels import Finding, Findings, Variant
+from llmc_jax.trials import candidates, card, children, known, search, start
 from llmc_jax.trials.card import Card
 from llmc_jax.trials.start import Found
-from tests.trials.test_check import D12
+from tests.trials.test_check import D12, TINY
 
 ROOT = Path(__file__).resolve().parents[2]
 H200 = Card("NVIDIA H200", "0123456789abcdef0123456789abcdef", "9.0", 150_000_000_000, "580.1")
@@ -99,6 +99,24 @@ def test_failures_cost_their_candidates(find_out: Callable[..., Found], said: li
         assert sum(f"{operation}: pallas is not used" in line for line in said) == 1
     assert not found.problem("attention", "flash, pallas")
     assert {each.operation: each.implementation for each in found.fastest}["gelu"] == "xla"
+
+
+@pytest.mark.slow
+def test_with_kernels(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it with interpreted kernels: two that are right, one that there is not, and a whole step."""
+    monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path))
+    monkeypatch.setattr(card, "jax_has_begun", lambda: False)
+    monkeypatch.setattr(card, "busy", lambda _: "")
+    tried = [Finding("gelu", "pallas"), Finding("gelu", "xla")]
+    tried += [Finding("gelu", "pallas", Variant(sizes=((name, 1024),))) for name in ("gelu_block", "no_such_size")]
+    monkeypatch.setattr(candidates, "listed", lambda _: tried)
+    found = start.find_out(
+        TINY, H200, seconds=300.0, say=said.append, environment=dict(os.environ, JAX_PLATFORMS="cpu")
+    ).findings  # fmt: skip
+    assert found is not None and found.complete and not found.notes
+    assert [bool(each.problem) for each in found.found] == [False, False, False, True]
+    assert "no_such_size" in found.found[3].problem and all(each.us for each in found.found[:3])
+    assert [name for name, _ in found.steps] == ["xla", "the kernels as shipped"]
 
 
 def test_time_is_kept(find_out: Callable[..., Found]) -> None:
@@ -295,7 +313,7 @@ IN_ORDER = """
 import sys
 from llmc_jax import setup
 from llmc_jax.config import TrainConfig
-from llmc_jax.trials import card, start
+from llmc_jax.trials import candidates, card, start
 shape = {"model": "L1-NH2-C64-V256-T32", "batch_size": 1, "sequence_length": 16}
 config = TrainConfig(**shape, max_steps=0, val_every=0, sample_every=0)
 assert card.find_card() is None and not card.jax_has_begun()
