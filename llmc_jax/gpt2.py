@@ -99,11 +99,7 @@ class Activations(NamedTuple):
 
 def block_params(params: Params, layer: int) -> BlockParams:
     """The slices of one layer."""
-    p = BlockParams(*(getattr(params, name)[layer] for name in BlockParams._fields))
-    # As slices of the flat buffer the biases would keep XLA from adding them inside a GPU's matrix product, at the cost
-    # of reading and writing its result once more.
-    biases = {"qkvb": p.qkvb, "attprojb": p.attprojb, "fcb": p.fcb, "fcprojb": p.fcprojb}
-    return p._replace(**pinned(biases))
+    return BlockParams(*(getattr(params, name)[layer] for name in BlockParams._fields))
 
 
 def block_forward(

@@ -73,9 +73,10 @@ def layernorm_backward(
     target: str = "sm_90",
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Gradients of layernorm: dx (..., C) in x's dtype, dw and db (C,) in w's, dbias (C,), the sum of dx, in x's.
+    """Gradients of layernorm: dx (..., C) in x's dtype, and three sums over all rows in fp32: dw, db, dbias (C,).
 
-    dout and x (..., C) bf16, fp16 or fp32, w (C,), mean and rstd (...) fp32 as the forward returned them.
+    dout and x (..., C) bf16, fp16 or fp32, w (C,), mean and rstd (...) fp32 as the forward returned them. dbias is the
+    sum of dx before it is rounded. Whoever puts the sums into the gradient rounds them, without a kernel for it.
     Compulsory bytes for n rows: 3 n C itemsize + 8 n + four of w. On an H200 d12's 65,536 rows of 768 bf16 take no
     less than 63 us. Beyond them, each block's three sums are written and read once: 24 C blocks, see `blocks`.
     Alignment: C to a multiple of 32, n to one of 4; else they are padded, by copies.
@@ -95,7 +96,7 @@ def residual_layernorm_backward(
     target: str = "sm_90",
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Gradients of `residual_layernorm_forward`: dx (..., C), which is df too, dw (C,), db (C,), dbias (C,).
+    """Gradients of `residual_layernorm_forward`: dx (..., C), which is df too, and in fp32 dw, db, dbias (C,).
 
     dresidual (..., C) reaches the sum from further down the stream, dout (..., C) its layernorm; the two meet in fp32
     and are rounded once. Compulsory bytes for n rows: 4 n C itemsize + 8 n + four of w; apart, the layernorm's
@@ -298,12 +299,12 @@ def _backward(
         body, sums, scratch = _backward_held, 3, mosaic.sums_scratch(plan.rows, parts)
     wide = [array for array in (dresidual, dout, x) if array is not None]
     name = "layernorm_backward" if dresidual is None else "residual_layernorm_backward"
-    dx, of_blocks = mosaic.kernel(
+    dx, *of_blocks = mosaic.kernel(
         partial(body, C=C, plan=plan, tiles=n_up // plan.rows, fused=dresidual is not None),
         name=name,
         out_type=[
             mosaic.shape_of((n_up, plan.columns), x.dtype),
-            mosaic.shape_of((sums, grid, plan.columns), f32),  # in one array, so that XLA adds them in one kernel
+            *[mosaic.shape_of((grid, plan.columns), f32)] * sums,
         ],
         grid=(grid,),
         grid_names=("block",),
@@ -316,16 +317,18 @@ def _backward(
         _padded(mean.reshape(n), n_up),
         _padded(rstd.reshape(n), n_up),  # a row of padding has rstd 0 and adds nothing
     )
-    dw, db, *dbias = jnp.sum(of_blocks[:, :, :C], axis=1)  # (C,) each
+    of_blocks = [each[:, :C] for each in of_blocks]  # (grid, C) each
+    # One reduction of several arrays: XLA makes one kernel of it. Rounding the sums here would be one more for each.
+    dw, db, *dbias = lax.reduce(of_blocks, [jnp.float32(0)] * sums, lambda a, b: list(map(add, a, b)), (0,))  # (C,)
     dx = dx[:n, :C]
-    of_dx = dbias[0] if dbias else jnp.sum(dx, axis=0, dtype=f32)
-    return dx.reshape(x.shape), dw.astype(w.dtype), db.astype(w.dtype), of_dx.astype(x.dtype)
+    return dx.reshape(x.shape), dw, db, dbias[0] if dbias else jnp.sum(dx, axis=0, dtype=f32)
 
 
 def _backward_held(*refs: Any, C: int, plan: Plan, tiles: int, fused: bool) -> None:
     """`plan.rows` rows at a time in registers, and beside them the sums for dw, db and dbias of the rows so far."""
     dresidual_ref = refs[0] if fused else None
-    dout_ref, x_ref, w_ref, mean_ref, rstd_ref, dx_ref, sums_ref, *scratch = refs[fused:]
+    dout_ref, x_ref, w_ref, mean_ref, rstd_ref, dx_ref, *rest = refs[fused:]
+    sums_refs, scratch = rest[:3], rest[3:]
     parts = mosaic.row_parts(plan.columns, plan.team, _widest(x_ref.dtype))
     per_row = parts[0].layout.reduce(1)
     block, grid = lax.axis_index("block"), lax.axis_size("block")
@@ -352,8 +355,8 @@ def _backward_held(*refs: Any, C: int, plan: Plan, tiles: int, fused: bool) -> N
         return tuple(tuple(map(add, *pair)) for pair in zip(sums, terms, strict=True))
 
     sums = lax.fori_loop(0, pl.cdiv(tiles - block, grid), tile, (nothing,) * 3)  # of dout norm, of dout, of dx
-    for number, of_parts in enumerate(sums):
-        mosaic.store_sums(sums_ref.at[number, pl.ds(block, 1)], parts, of_parts, scratch)
+    for ref, of_parts in zip(sums_refs, sums, strict=True):
+        mosaic.store_sums(ref.at[pl.ds(block, 1)], parts, of_parts, scratch)
 
 
 def _backward_streamed(*refs: Any, C: int, plan: Plan, tiles: int, fused: bool) -> None:
@@ -362,7 +365,7 @@ def _backward_streamed(*refs: Any, C: int, plan: Plan, tiles: int, fused: bool) 
     Beside them a third for dbias would not leave room for rows as long as `longest_row`: XLA adds up dx.
     """
     dresidual_ref = refs[0] if fused else None
-    dout_ref, x_ref, w_ref, mean_ref, rstd_ref, dx_ref, sums_ref, dw_sum, db_sum = refs[fused:]
+    dout_ref, x_ref, w_ref, mean_ref, rstd_ref, dx_ref, dw_ref, db_ref, dw_sum, db_sum = refs[fused:]
     layout = mosaic.flat_layout(plan.block, _widest(x_ref.dtype))
     block, grid = lax.axis_index("block"), lax.axis_size("block")
     count = plan.columns // plan.block
@@ -404,5 +407,5 @@ def _backward_streamed(*refs: Any, C: int, plan: Plan, tiles: int, fused: bool) 
 
     @pl.loop(0, count)
     def _(k: Any) -> None:
-        for number, sums in enumerate((dw_sum, db_sum)):
-            store(sums_ref.at[number, block, columns(k)], load(sums.at[k], layout))
+        for ref, sums in ((dw_ref, dw_sum), (db_ref, db_sum)):
+            store(ref.at[block, columns(k)], load(sums.at[k], layout))
