@@ -15,95 +15,37 @@ the package nvidia-cuda-nvdisasm, on PATH or by --nvdisasm. Nothing runs on a GP
 """
 
 import argparse
-import os
-import re
 import shutil
-import subprocess
 import sys
-import tempfile
-from collections import Counter
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-REGISTERS = 65_536  # of an SM
-ALLOCATED = 8  # registers of a thread are given out in steps of so many
-RESERVED = 1024  # bytes of shared memory that the system takes of each block
-LARGEST_BLOCKS = 32  # of an SM
+from benchmarks.sass import Kernel, Loop, assembled  # noqa: E402
+
 TENSOR_RATE = 2048  # 16-bit multiply-adds of an SM in a clock on Hopper: 989 TFLOP/s of 132 SMs at 1.83 GHz
 
 
-class Loop(NamedTuple):
-    """The shortest loop with matrix products in a kernel's machine code: a tile below the diagonal."""
-
-    instructions: int
-    kinds: Counter[str]
-
-    def count(self, *kinds: str) -> int:
-        """How many of its instructions begin so."""
-        return sum(number for kind, number in self.kinds.items() if kind.startswith(kinds))
-
-
-class Kernel(NamedTuple):
-    """A compiled kernel."""
-
-    name: str
-    registers: int
-    spilled: int  # bytes
-    serialized: bool  # Hopper's matrix products wait for each other
-    shared_memory: int  # bytes of a block
-    threads: int  # of a block
-    loop: Loop
-
-
-def main_loop(sass: str) -> Loop:
-    """Finds the loop in nvdisasm's text. Raises ValueError where no loop has a matrix product."""
-    instructions: list[str] = []
-    labels: dict[str, int] = {}
-    loops = []
-    for line in sass.splitlines():
-        if match := re.match(r"\s*(\.L_x_\d+):", line):
-            labels[match[1]] = len(instructions)
-        elif match := re.search(r"/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", line):
-            instructions.append(match[1])
-            target = re.search(r"\bBRA\b.*?(\.L_x_\d+)", match[1])
-            if target and target[1] in labels:
-                body = instructions[labels[target[1]] :]
-                loop = Loop(len(body), Counter(re.sub(r"^@!?U?P\w+\s+", "", each).split()[0] for each in body))
-                if loop.count("HGMMA", "HMMA"):
-                    loops.append(loop)
+def main_loop(kernel: Kernel) -> Loop:
+    """The shortest loop with matrix products: a tile below the diagonal. Raises ValueError where there is none."""
+    loops = [loop for loop in kernel.loops if loop.count("HGMMA", "HMMA")]
     if not loops:
         raise ValueError("no loop with matrix products: is this the machine code of an attention kernel?")
-    return min(loops)
-
-
-def blocks_per_multiprocessor(kernel: Kernel, shared_memory: int, threads: int) -> int:
-    """How many blocks an SM holds at once that has so many bytes of shared memory and so many threads."""
-    registers = -(-kernel.registers // ALLOCATED) * ALLOCATED * kernel.threads
-    return min(
-        REGISTERS // registers,
-        shared_memory // (kernel.shared_memory + RESERVED),
-        threads // kernel.threads,
-        LARGEST_BLOCKS,
-    )
+    return min(loops, key=lambda loop: loop.instructions)
 
 
 def clocks(kernel: Kernel, step: str, columns: int, head_size: int) -> tuple[int, int, int]:
     """Clocks of an SM's tensor cores, of its exponentials (16 a clock) and of a scheduler, for a warpgroup's tile."""
     products = {"forward": 2, "dq": 3, "dkv": 4}[step]
     tensor = products * 64 * columns * head_size // TENSOR_RATE
-    return tensor, kernel.loop.count("MUFU") * 128 // 16, kernel.loop.instructions
+    loop = main_loop(kernel)
+    return tensor, loop.count("MUFU") * 128 // 16, loop.instructions
 
 
 def compiled(target: str, version: str | None, shape: list[int], dtype: str, nvdisasm: str) -> list[Kernel]:
     """Forward, dq and dkv for B, T, NH, HS. One target for each process."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["MOSAIC_GPU_DUMP_TO"] = folder
-        _compile(target, version, shape, dtype)
-        dumped = sorted(Path(folder).glob("*.ptx"), key=lambda path: int(re.findall(r"\d+", path.stem)[-1]))
-        return [_assembled(path, nvdisasm) for path in dumped]
+    return assembled(lambda: _compile(target, version, shape, dtype), nvdisasm)
 
 
 def _compile(target: str, version: str | None, shape: list[int], dtype: str) -> None:
@@ -122,36 +64,7 @@ def _compile(target: str, version: str | None, shape: list[int], dtype: str) -> 
         forward = attention.attention_forward(qkv, NH, **options)
         return forward, attention.attention_backward(dout, qkv, out, lse, NH, **options)
 
-    with deviceless.kernel_resources():  # keeps back what the compiler prints
-        deviceless.compile_for(both, (x, qkv, x, of((B, NH, T), jnp.float32)), target)
-
-
-PTX = {
-    "name": r"\.entry (\w+?)(?:_mosaic_gpu_kernel)?\(",
-    "target": r"\.target (\w+)",
-    "threads": r"\.maxntid (\d+)",
-}
-
-
-def _assembled(ptx: Path, nvdisasm: str) -> Kernel:
-    """Assembles and disassembles the text of one kernel."""
-    text = ptx.read_text(errors="replace")
-    found = {key: match[1] for key, pattern in PTX.items() if (match := re.search(pattern, text))}
-    (resources,) = ptx.parent.glob(f"{found['name']}_*.resources.txt")
-    assembler = next(Path(sys.prefix).glob("lib/python3*/site-packages/nvidia/*/bin/ptxas"))
-    binary = ptx.with_suffix(".cubin")
-    command = [str(assembler), "-v", "-O3", "-arch", found["target"], str(ptx), "-o", str(binary)]
-    log = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-    sass = subprocess.run([nvdisasm, "-c", str(binary)], check=True, capture_output=True, text=True).stdout
-    return Kernel(
-        name=found["name"],
-        registers=int(re.findall(r"Used (\d+) registers", log)[0]),
-        spilled=int(re.findall(r"(\d+) bytes spill stores", log)[0]),
-        serialized="serialized" in log,
-        shared_memory=int(re.findall(r"smem_scratch_bytes=(\d+)", resources.read_text())[0]),
-        threads=int(found["threads"]),
-        loop=main_loop(sass),
-    )
+    deviceless.compile_for(both, (x, qkv, x, of((B, NH, T), jnp.float32)), target)
 
 
 def row(kernel: Kernel, target: str, head_size: int, item_bytes: int = 2) -> str:
@@ -164,7 +77,7 @@ def row(kernel: Kernel, target: str, head_size: int, item_bytes: int = 2) -> str
     _, step, version = kernel.name.rsplit("_", 2)
     sizes = attention_sizes(gpu.architecture, head_size, version)
     columns = sizes.columns[step]
-    blocks = blocks_per_multiprocessor(kernel, gpu.shared_memory_per_multiprocessor, gpu.threads_per_multiprocessor)
+    blocks = kernel.blocks(gpu.shared_memory_per_multiprocessor, gpu.threads_per_multiprocessor)
     tensor, exponentials, issue = clocks(kernel, step, columns, head_size)
     asked = 2 * columns * head_size * item_bytes // sizes.warpgroups
     cells = [

@@ -129,7 +129,7 @@ def main() -> None:
     if not arguments.nvdisasm:
         parser.error("nvdisasm is not on PATH; name it with --nvdisasm (package nvidia-cuda-nvdisasm has one)")
 
-    from benchmarks.attention_loops import blocks_per_multiprocessor, compiled
+    from benchmarks.attention_loops import compiled
     from llmc_jax import deviceless
     from llmc_jax.hardware import GPUS
 
@@ -140,7 +140,7 @@ def main() -> None:
     print("|---" * len(COLUMNS) + "|")
     for kernel in compiled(arguments.target, None, shape, "bf16", arguments.nvdisasm):
         _, step, version = kernel.name.rsplit("_", 2)
-        fit = blocks_per_multiprocessor(kernel, gpu.shared_memory_per_multiprocessor, gpu.threads_per_multiprocessor)
+        fit = kernel.blocks(gpu.shared_memory_per_multiprocessor, gpu.threads_per_multiprocessor)
         resident = fit * gpu.multiprocessors
         for row in rows(step, gpu.architecture, version, shape, resident, gpu.l2_cache):
             figures = [f"{size / 1e9:.2f}" for size in (row.read, row.compulsory, row.missed, row.missed_half)]
