@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.gpu import first, targets  # noqa: E402
+from benchmarks.gpu import first, groups, targets  # noqa: E402
 from benchmarks.gpu.plan import PARTS, Item, plan  # noqa: E402
 from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, number, page, source_digest  # noqa: E402
 from llmc_jax.errors import InputError  # noqa: E402
@@ -30,6 +30,7 @@ from llmc_jax.platform import MEMORY_SHARE  # noqa: E402
 from llmc_jax.trials.children import Children, Stuck, Task  # noqa: E402
 
 PART_SECONDS = 480  # after which no more of a part is begun: the others have their turn
+MORE = ("_profile", "_groups")  # what the names of other JSON files than the results end with
 LEAST_SECONDS = 5  # that are not worth beginning an item for
 DESCRIBE_SECONDS = 120
 STATUS = {"DONE": DONE, "SKIPPED": SKIPPED, "FAILED": FAILED, "SPOILT": FAILED}
@@ -145,7 +146,7 @@ def continued(source: Path, output: Path, name: str) -> None:
     if not source.is_dir():
         raise InputError(f"--from {source}: there is no such folder; it is one that an earlier call had as --output")
     if not (source / f"{name}.json").is_file():
-        others = ", ".join(sorted(path.name for path in source.glob("gpu_*.json") if "_profile" not in path.name))
+        others = ", ".join(sorted(path.name for path in source.glob("gpu_*.json") if not path.stem.endswith(MORE)))
         raise InputError(f"--from {source}: has no {name}.json, the results of this machine; it has {others or 'none'}")
     if source.resolve() == output.resolve():
         return
@@ -158,7 +159,10 @@ def continued(source: Path, output: Path, name: str) -> None:
 
 def write_page(results: Results, tiny: bool = False) -> str:
     """Write the page and return its summary."""
-    summary = f"{targets.summary(results)}\n\n{first.progress(results, plan(tiny), tiny)}"
+    said = [targets.summary(results), first.progress(results, plan(tiny), tiny)]
+    if by_group := groups.read(results.groups_file):
+        said += groups.wrong_estimates(by_group)
+    summary = "\n\n".join(said)
     lines = targets.measured_lines(results, f"benchmarks/results/{results.page.name}")
     results.page.write_text(page(results, summary, lines))
     return summary + (f"\n\nFor MEASURED in llmc_jax/kernels/choice.py:\n{lines}" if lines else "")

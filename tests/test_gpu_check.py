@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import pytest
 
-from benchmarks import gpu_check, roofline
-from benchmarks.gpu import first, races, resume, steps, targets
+from benchmarks import gpu_check, roofline, step_table
+from benchmarks.gpu import first, groups, races, resume, steps, targets
 from benchmarks.gpu.plan import ATTENTION, D12_NUMERICS, PARTS, Item, plan
 from benchmarks.gpu.programs import step_times
 from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, page
@@ -430,6 +430,40 @@ def test_what_is_held_wrong_gets_one_clear_message(
         except SystemExit as error:
             status = error.code
         assert status == 2 and told in capsys.readouterr().err, words
+
+
+# ----- measured beside estimated ------------------------------------------------------------------------------------
+
+
+def test_estimates_stand_beside_what_was_measured(tmp_path: Path) -> None:
+    """The page has both, and names the estimates that were off by more than a tenth, the costliest first."""
+    found = groups.Groups("-e d12 -b 64 -r 0", "results/step_table.md", 110.0, 2.5, (
+        groups.Group("classifier", 8, 3.5, 3.84), groups.Group("GELU forward", 12, 2.5, 2.8),
+        groups.Group("norm", 8, 0.2, 0.1), groups.Group("attention forward", 12, 4.0, 5.5),
+        groups.Group("other", 3, None, 0.4),
+    ))  # fmt: skip
+    results = results_of(tmp_path, {})
+    results.groups_file.write_text(json.dumps(found._asdict()))
+    assert groups.read(results.groups_file) == found
+    (line,) = groups.wrong_estimates(found)
+    assert [line.index(name) for name in ("attention forward (4.00", "GELU forward (2.50", "norm (0.20")] == sorted(
+        line.index(name) for name in ("attention forward (4.00", "GELU forward (2.50", "norm (0.20")
+    )
+    assert "classifier" not in line and "other" not in line
+    summary = gpu_check.write_page(results)
+    assert line in summary and "| attention forward | 12 | 4.00 | 5.50 | +38 % |" in results.page.read_text()
+    assert groups.wrong_estimates(found._replace(source="")) == []
+    (line,) = groups.wrong_estimates(found._replace(groups=found.groups[:1]))
+    assert line == "No estimate was off by more than 10 %."
+
+
+def test_the_committed_estimates_are_those_of_the_profiled_step() -> None:
+    (item,) = [item for item in plan() if item.part == "profile"]
+    estimates, source = groups.estimated(Path("."), None, item.arguments["words"], "NVIDIA H200")
+    assert source == "results/step_table.md"
+    table = step_table.read_tables(step_table.NOW)["h200 -e d12 -b 64 -r 0"]
+    assert sum(estimates.values()) == pytest.approx(1e3 * table.total.seconds)
+    assert groups.estimated(Path("."), None, item.arguments["words"], "a card nobody knows") == ({}, "")
 
 
 # ----- races --------------------------------------------------------------------------------------------------------

@@ -1,8 +1,10 @@
 """Whole programs, started as a user would: train.py to its first step, the profiler, and llm.c's own trainers."""
 
+import json
 import os
 import re
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.gpu import groups
 from llmc_jax.trials.lines import Figures, NotMeasured
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,12 +83,23 @@ def profile(words: str) -> Figures:
     json_file, text_file = results / f"{name}_profile.json", results / f"{name}_profile.txt"
     picture = results / f"{name}_layer.png"
     command = [sys.executable, "-m", "llmc_jax.profile", *shlex.split(words), "--json", str(json_file)]
+    shutil.rmtree(scratch / "trace", ignore_errors=True)
     command += ["--trace", str(scratch / "trace"), "--picture", str(picture)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode:
         raise RuntimeError(f"{shlex.join(command)} ended with status {done.returncode}: {done.stderr[-300:]}")
     text_file.write_text(f"$ python -m llmc_jax.profile {words}\n\n{done.stdout}")
-    return {"table": text_file.name, "JSON": json_file.name, "trace": str(scratch / "trace"), "flags": words}
+    found: Figures = {"table": text_file.name, "JSON": json_file.name, "trace": str(scratch / "trace"), "flags": words}
+    if not json.loads(json_file.read_text())["operations"] or not list((scratch / "trace").glob("step.json")):
+        return found | {"groups": "none: the trace has no instructions"}
+    device = json.loads(json_file.read_text())["device"]["kind"]
+    groups.write(scratch / "trace", _step_flags(words), device, results / f"{name}_groups.json")
+    return found
+
+
+def _step_flags(words: str) -> str:
+    """The profiler's flags without those that are its own."""
+    return words.replace(" --steps 1", "")
 
 
 # ----- llm.c --------------------------------------------------------------------------------------------------------

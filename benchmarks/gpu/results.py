@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.gpu import groups
 from benchmarks.gpu.plan import PARTS, Item
 from llmc_jax.errors import InputError
 from llmc_jax.trials.lines import OTHER, Figures
@@ -35,6 +36,7 @@ class Results:
     def __init__(self, folder: Path, device: str) -> None:
         self.name = "gpu_" + re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_")
         self.json_file, self.page = folder / f"{self.name}.json", folder / f"{self.name}.md"
+        self.groups_file = folder / f"{self.name}_groups.json"  # of part profile
         self.machine: dict[str, str] = {}
         self.commands: list[str] = []
         self.records: dict[Key, Record] = {}
@@ -186,6 +188,8 @@ def page(results: Results, summary: str, lines_for_kernels: str) -> str:
     if wrong:
         head += ["## Wrong", "", *[f"- {name}: {verdict}" for (_, name), verdict in wrong.items()], ""]
     head += ["## Summary", "", summary, ""]
+    if by_group := groups.read(results.groups_file):
+        head += [groups.section(by_group), ""]
     if lines_for_kernels:
         head += ["## For `MEASURED` in llmc_jax/kernels/choice.py", "", "```python", lines_for_kernels, "```", ""]
     tables = [table for part in PARTS if (table := part_table(results, part))]
