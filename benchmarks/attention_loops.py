@@ -12,6 +12,7 @@ the package nvidia-cuda-nvdisasm, on PATH or by --nvdisasm. Nothing runs on a GP
     tensor, MUFU         clocks that a warpgroup's tile occupies an SM's tensor cores (at Hopper's rate) and its units
                          for exponentials. A tile cannot take less than the largest of these three
     bytes of L2          that a warpgroup's tile asks of the L2 cache, warpgroups of a block sharing what they read
+    too early            instructions that touch registers of products which have not been waited for: none may
 """
 
 import argparse
@@ -24,7 +25,14 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.sass import Kernel, Loop, assembled  # noqa: E402
 
+ROWS = 64  # of a warpgroup
+STEPS = ("forward", "dq", "dkv")
 TENSOR_RATE = 2048  # 16-bit multiply-adds of an SM in a clock on Hopper: 989 TFLOP/s of 132 SMs at 1.83 GHz
+MUFU_RATE = 16  # exponentials of an SM in a clock
+COLUMNS = (
+    "kernel", "tile", "registers", "spilled", "shared memory", "blocks", "warpgroups", "instructions", "tensor", "MUFU",
+    "bytes of L2", "too early",
+)  # fmt: skip
 
 
 def main_loop(kernel: Kernel) -> Loop:
@@ -36,19 +44,15 @@ def main_loop(kernel: Kernel) -> Loop:
 
 
 def clocks(kernel: Kernel, step: str, columns: int, head_size: int) -> tuple[int, int, int]:
-    """Clocks of an SM's tensor cores, of its exponentials (16 a clock) and of a scheduler, for a warpgroup's tile."""
+    """Clocks of an SM's tensor cores, of its exponentials and of a scheduler, for a warpgroup's tile."""
     products = {"forward": 2, "dq": 3, "dkv": 4}[step]
-    tensor = products * 64 * columns * head_size // TENSOR_RATE
+    tensor = products * ROWS * columns * head_size // TENSOR_RATE
     loop = main_loop(kernel)
-    return tensor, loop.count("MUFU") * 128 // 16, loop.instructions
+    return tensor, loop.count("MUFU") * 128 // MUFU_RATE, loop.instructions
 
 
 def compiled(target: str, version: str | None, shape: list[int], dtype: str, nvdisasm: str) -> list[Kernel]:
     """Forward, dq and dkv for B, T, NH, HS. One target for each process."""
-    return assembled(lambda: _compile(target, version, shape, dtype), nvdisasm)
-
-
-def _compile(target: str, version: str | None, shape: list[int], dtype: str) -> None:
     import jax
     import jax.numpy as jnp
 
@@ -58,19 +62,19 @@ def _compile(target: str, version: str | None, shape: list[int], dtype: str) -> 
     (B, T, NH, HS), of = shape, jax.ShapeDtypeStruct
     kind = {"bf16": jnp.bfloat16, "fp16": jnp.float16}[dtype]
     options = {"target": deviceless.known_target(target).architecture, "version": version}
-    x, qkv = of((B, T, NH * HS), kind), of((B, T, 3 * NH * HS), kind)
+    x, qkv, lse = of((B, T, NH * HS), kind), of((B, T, 3 * NH * HS), kind), of((B, NH, T), jnp.float32)
 
     def both(dout: jax.Array, qkv: jax.Array, out: jax.Array, lse: jax.Array) -> tuple[object, object]:
         forward = attention.attention_forward(qkv, NH, **options)
         return forward, attention.attention_backward(dout, qkv, out, lse, NH, **options)
 
-    deviceless.compile_for(both, (x, qkv, x, of((B, NH, T), jnp.float32)), target)
+    found = assembled(lambda: deviceless.compile_for(both, (x, qkv, x, lse), target), nvdisasm)
+    return sorted(found, key=lambda kernel: STEPS.index(kernel.name.split("_")[1]))
 
 
 def row(kernel: Kernel, target: str, head_size: int, item_bytes: int = 2) -> str:
     """The table's line of a kernel."""
     from llmc_jax import deviceless
-    from pallas_kernels.attention import ROWS
     from pallas_kernels.tuning import attention_sizes
 
     gpu = deviceless.known_target(target)
@@ -83,14 +87,9 @@ def row(kernel: Kernel, target: str, head_size: int, item_bytes: int = 2) -> str
     cells = [
         kernel.name, f"{ROWS} x {columns}", kernel.registers, f"{kernel.spilled}{' serialized' * kernel.serialized}",
         kernel.shared_memory, blocks, blocks * sizes.warpgroups, issue, tensor, exponentials, asked,
+        len(kernel.early),
     ]  # fmt: skip
     return "| " + " | ".join(map(str, cells)) + " |"
-
-
-COLUMNS = (
-    "kernel", "tile", "registers", "spilled", "shared memory", "blocks", "warpgroups", "instructions", "tensor", "MUFU",
-    "bytes of L2",
-)  # fmt: skip
 
 
 def main() -> None:

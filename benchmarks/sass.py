@@ -42,6 +42,7 @@ class Kernel(NamedTuple):
     threads: int  # of a block
     instructions: int
     loops: tuple[Loop, ...]  # in the order of their ends
+    early: tuple[str, ...] = ()  # instructions that touch registers of unfinished products: none may
 
     def blocks(self, shared_memory: int, threads: int) -> int:
         """How many blocks an SM holds at once that has so many bytes of shared memory and so many threads."""
@@ -68,6 +69,37 @@ def parse(sass: str) -> tuple[int, tuple[Loop, ...]]:
                 body = instructions[labels[target[1]] :]
                 loops.append(Loop(len(body), Counter(re.sub(r"^@!?U?P\w+\s+", "", each).split()[0] for each in body)))
     return len(instructions), tuple(loops)
+
+
+def early(sass: str) -> tuple[str, ...]:
+    """The instructions in nvdisasm's text that touch registers which an unfinished wgmma reads or writes.
+
+    Read from top to bottom, as the loops here are: each waits for its products before its branch. A group of HGMMA ends
+    with gsb0, and DEPBAR.LE gsb0, n waits until at most n groups, the youngest, are unfinished.
+    """
+    found, groups, reads, writes = [], [], set[int](), set[int]()
+    for match in re.finditer(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?((\S+).*?)\s*;", sass):
+        instruction, kind = match[1], match[2]
+        registers = [int(number) for number in re.findall(r"\bR(\d+)", instruction)]
+        if kind.startswith("HGMMA"):
+            columns = int(kind.split(".")[1].split("x")[1])
+            writes |= set(range(registers[0], registers[0] + columns // 2))
+            if re.match(r"\S+ R\d+, R\d+, gdesc", instruction):  # the left operand is in registers
+                reads |= set(range(registers[1], registers[1] + 4))
+            if "gsb0" in instruction:
+                groups.append((reads, writes))
+                reads, writes = set(), set()
+        elif wait := re.search(r"DEPBAR\.LE gsb0, 0x(\d+)", instruction):
+            groups = groups[len(groups) - int(wait[1]) :] if int(wait[1]) else []
+        elif registers:
+            target = set()
+            if re.match(r"\S+ (P\w+, )?R\d", instruction) and not kind.startswith(("ST", "R2UR")):
+                wide = 4 if ".128" in kind or kind.startswith("LDSM") else 2 if ".64" in kind or kind == "CS2R" else 1
+                target = set(range(registers[0], registers[0] + wide))
+            for read, written in [*groups, (reads, writes)]:
+                if target & read or (target | set(registers)) & written:
+                    found.append(instruction)
+    return tuple(found)
 
 
 def assembled(compile_kernels: Callable[[], object], nvdisasm: str) -> list[Kernel]:
@@ -112,4 +144,5 @@ def _assemble(ptx: Path, nvdisasm: str) -> Kernel:
         threads=int(found["threads"]),
         instructions=instructions,
         loops=loops,
+        early=early(sass),
     )

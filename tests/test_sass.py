@@ -1,8 +1,10 @@
-"""benchmarks/sass.py: the loops in a disassembly, and how many blocks an SM holds."""
+"""benchmarks/sass.py: the loops in a disassembly, registers that products use, and how many blocks an SM holds."""
 
 from collections import Counter
 
-from benchmarks.sass import Kernel, Loop, parse
+import pytest
+
+from benchmarks.sass import Kernel, Loop, early, parse
 
 TEXT = """
         /*0000*/                   LDC R1, c[0x0][0x28] ;
@@ -35,3 +37,30 @@ def test_registers_shared_memory_and_threads_each_may_limit_the_blocks() -> None
     assert blocks(32, 104_448, 128) == 2
     assert blocks(32, 0, 1024) == 2
     assert blocks(16, 0, 32) == 32
+
+
+PRODUCTS = """
+        /*0010*/                   HGMMA.64x64x16.F32.BF16 R56, gdesc[UR12], RZ, !UPT, gsb0 ;
+        /*0020*/                   HGMMA.64x64x16.F32.BF16 R24, gdesc[UR56], R24, gsb0 ;
+        /*0030*/                   {} ;
+        /*0040*/                   WARPGROUP.DEPBAR.LE gsb0, 0x1 ;
+        /*0050*/                   {} ;
+        /*0060*/                   HGMMA.64x64x16.F32.BF16 R88, R8, gdesc[UR8].tnspB, R88, gsb0 ;
+        /*0070*/              @!P0 {} ;
+        /*0080*/                   WARPGROUP.DEPBAR.LE gsb0, 0x0 ;
+        /*0090*/                   FADD R8, R24, R88 ;
+"""
+
+
+@pytest.mark.parametrize(
+    ("instructions", "too_early"),
+    [
+        (("FMUL R1, R2, R3", "FMUL R8, R56, R87", "FMUL R12, R8, R57"), 0),
+        (("FMUL R1, R56, R3", "FMUL R1, R2, R3", "FMUL R1, R2, R3"), 1),  # reads a sum of the first
+        (("FMUL R1, R2, R3", "FADD R1, R24, R3", "FMUL R1, R2, R3"), 1),  # the second is still under way
+        (("FMUL R1, R2, R3", "FMUL R1, R2, R3", "MOV R11, R2"), 1),  # writes the third's left operand
+        (("FMUL R1, R2, R3", "FMUL R1, R2, R3", "LDS.64 R118, [R2]"), 1),  # writes its last sum and the next register
+    ],
+)
+def test_registers_of_unfinished_products_are_left_alone(instructions: tuple[str, ...], too_early: int) -> None:
+    assert len(early(PRODUCTS.format(*instructions))) == too_early
