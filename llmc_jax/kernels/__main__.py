@@ -147,7 +147,7 @@ def _run(words: list[str]) -> int:
         print(measure(own))
         return ExitCode.DONE
     if own.action == "clear":
-        print(f"{known.folder()}: {known.clear()} files deleted")
+        print(f"{known.folder()}: {known.clear()} combinations forgotten")
         return ExitCode.DONE
     everything = known.all_known()
     if own.action == "report":

@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -39,6 +40,11 @@ class Known(NamedTuple):
 def folder() -> Path:
     """Return where the files are."""
     return cache_folder() / "kernels"
+
+
+def programs() -> Path:
+    """Return the compile cache of the trials."""
+    return folder() / "xla"
 
 
 def facts_of(case: Case, card: Card) -> dict[str, Any]:
@@ -119,10 +125,11 @@ def all_known() -> list[Known]:
 
 
 def clear() -> int:
-    """Delete all that is known; return the number of files. Raises OSError."""
+    """Delete all that is known, and the programs of the trials; return the number of combinations. Raises OSError."""
     paths = list(folder().glob("*.json"))
     for path in paths:
         path.unlink(missing_ok=True)
+    shutil.rmtree(programs(), ignore_errors=True)
     return len(paths)
 
 

@@ -60,6 +60,7 @@ def parts(given: Problem, kind: Any) -> Iterator[tuple[slice | None, tuple[jax.A
     if count == 1:
         yield None, run(*given.arrays)
         return
+    count = next((more for more in range(count, 2 * count) if length % more == 0), count)  # alike ones compile once
     step = math.ceil(length / count)
     for start in range(0, length, step):
         here = slice(start, min(start + step, length))

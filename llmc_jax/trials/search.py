@@ -48,11 +48,19 @@ def search(how: Search, seconds: float, known: Findings) -> Findings:
     known = known._replace(found=try_each(how, listed, known.found, start + SHARE * seconds))
     tried = {_key(each) for each in known.found}
     left = [each for each in listed if _key(each) not in tried and not _hopeless(each, known.found)]
-    if any(each.variant == DEFAULT for each in left) and known.starts < STARTS:
+    if any(each in _preferred(how.case) for each in left) and known.starts < STARTS:
         return _told(how, known, f"time was up with {len(left)} of {len(listed)} not tried; the next start goes on")
-    if left:
-        known = _told(how, known, f"time was up with {len(left)} of {len(listed)} not tried, other forms of kernels")
-    return compare_steps(how, known, start + seconds)
+    whole = compare_steps(how, known, start + seconds)
+    if not left or not whole.complete:
+        return whole
+    go_on = any(each.variant == DEFAULT for each in left) and known.starts < STARTS
+    then = "the next start goes on" if go_on else "python -m llmc_jax.kernels --measure tries them"
+    return _told(how, whole._replace(complete=not go_on), f"{len(left)} of {len(listed)} not tried yet; {then}")
+
+
+def _preferred(case: Case) -> Set:
+    """What would run unmeasured: without having tried these, no whole step is compared."""
+    return tuple(each[0] for each in _by_operation(case).values())
 
 
 def _told(how: Search, known: Findings, note: str) -> Findings:
