@@ -27,7 +27,7 @@ out dropout, padding masks and windows.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -40,6 +40,8 @@ from pallas_kernels.tuning import AttentionSizes, attention_sizes
 
 ROWS = 64  # of a tile: 16 per warp, what the matrix instructions take
 HEAD_SIZE_STEP = 16  # a head's channels are padded to a multiple of it: what an mma instruction sums over
+# Of a thread, where a warpgroup of its own copies: a launch gives all three alike 168, of the 65,536 of an SM.
+COMPUTING_REGISTERS, COPYING_REGISTERS = 240, 24
 LOG2E = math.log2(math.e)
 f32 = jnp.float32
 
@@ -261,7 +263,7 @@ def _kernel(body: Any, name: str, p: Problem, out_type: Any) -> Any:
         ],
         approx_math=True,
         sums_cross_warps=False,
-        warpgroups=warpgroups,
+        warpgroups=warpgroups + (name in p.sizes.copied_apart),
         interpret=p.interpret,
     )
 
@@ -310,7 +312,7 @@ def _heads(p: Problem, x: Any, parts: int = 1) -> list[Head]:
 class Walk(NamedTuple):
     """A block's walk over the tiles begin..end-1 of some arrays, in SMEM a ring of slots: some are always on their way.
 
-    Every warpgroup has to arrive at every tile; the first of them starts the copies for all.
+    Every warpgroup has to arrive at every tile. The first of them starts the copies for all, or one of its own does.
     A slot is filled anew when the block is so many tiles further as it has warpgroups: a warpgroup that is alone has
     then read it, and of two the slower may be a tile behind the faster.
     """
@@ -322,6 +324,7 @@ class Walk(NamedTuple):
     size: int  # of a tile
     barriers: Sequence[Any]
     p: Problem
+    apart: bool  # a warpgroup of its own starts the copies, and does nothing else
 
     @property
     def ahead(self) -> int:
@@ -333,24 +336,43 @@ class Walk(NamedTuple):
         return jnp.int32(tile - self.begin) & (self.p.sizes.stages - 1)
 
     def fetch(self, tile: Any) -> None:
-        """Starts copying a tile if there is one of this number."""
+        """Starts copying a tile, when its slot is free."""
+        slot = self.slot(tile)
+        if self.p.sizes.warpgroups > 1:
 
-        @mosaic.when((tile < self.end) & (_warpgroup(self.p) == 0))
-        def _() -> None:
-            slot = self.slot(tile)
-            if self.p.sizes.warpgroups > 1:
+            @mosaic.when(tile - self.begin >= self.p.sizes.stages)
+            def _() -> None:
+                self.p.copies.wait(self.barriers, RELEASED, slot)
 
-                @mosaic.when(tile - self.begin >= self.p.sizes.stages)
-                def _() -> None:
-                    self.p.copies.wait(self.barriers, RELEASED, slot)
+        for source, ring in zip(self.sources, self.rings, strict=True):
+            self.p.copies.start(source.rows(tile, self.size), ring.at[slot], self.barriers, WALKED, slot)
 
-            for source, ring in zip(self.sources, self.rings, strict=True):
-                self.p.copies.start(source.rows(tile, self.size), ring.at[slot], self.barriers, WALKED, slot)
+    def fetch_early(self, tile: Any) -> None:
+        """The first warpgroup starts copying a tile if there is one of this number."""
+        if not self.apart:
+            mosaic.when((tile < self.end) & (_warpgroup(self.p) == 0))(lambda: self.fetch(tile))
 
     def start(self) -> None:
         """Starts copying the first tiles."""
         for tile in range(self.ahead):
-            self.fetch(self.begin + tile)
+            self.fetch_early(self.begin + tile)
+
+    def divide(self, work: Callable[[], None]) -> None:
+        """Runs a block's work. A warpgroup that only copies does so meanwhile, and leaves registers to the others."""
+        if not self.apart:
+            work()
+            return
+        computes = _warpgroup(self.p) < self.p.sizes.warpgroups
+
+        @mosaic.when(computes)
+        def _() -> None:
+            mosaic.set_registers(COMPUTING_REGISTERS, more=True)
+            work()
+
+        @mosaic.when(~computes)
+        def _() -> None:
+            mosaic.set_registers(COPYING_REGISTERS, more=False)
+            lax.fori_loop(self.begin, self.end, lambda tile, _: self.fetch(tile), None)
 
     def arrive(self, tile: Any) -> list[Any]:
         """What belongs to a tile, when it is there; this warpgroup is done with the tile before."""
@@ -363,7 +385,7 @@ class Walk(NamedTuple):
         slot = self.slot(tile)
         self.p.copies.wait(self.barriers, WALKED, slot)
         self.p.products.finish_reading(self.p.copies)  # of the slot that is overwritten
-        self.fetch(tile + self.ahead)
+        self.fetch_early(tile + self.ahead)
         return [ring.at[slot] for ring in self.rings]
 
     def skip(self, begin: Any, end: Any) -> None:
@@ -389,41 +411,53 @@ def _forward_kernel(p: Problem, qkv: Any, out: Any, *refs: Any) -> None:
     block = p.T // (warpgroups * ROWS) - 1 - lax.axis_index("tile")  # the longest first: the GPU ends with short ones
     i = block * warpgroups + w
     full, end = i * tiles, (i + 1) * tiles  # tiles below the diagonal; those and the ones on it
-    q_s = q_s.at[w]
-    walk = Walk(0, (block + 1) * warpgroups * tiles, (k_g, v_g), (k_s, v_s), columns, barriers, p)
+    walk = Walk(
+        0,
+        (block + 1) * warpgroups * tiles,
+        (k_g, v_g),
+        (k_s, v_s),
+        columns,
+        barriers,
+        p,
+        "forward" in p.sizes.copied_apart,
+    )
 
-    p.copies.start(q_g.rows(i, ROWS), q_s, barriers, OWN, w)
-    walk.start()
-    p.copies.wait(barriers, OWN, w)
-    q = dot.left(q_s)
+    def work() -> None:
+        own_q_s = q_s.at[w]
+        p.copies.start(q_g.rows(i, ROWS), own_q_s, barriers, OWN, w)
+        walk.start()
+        p.copies.wait(barriers, OWN, w)
+        q = dot.left(own_q_s)
 
-    def step(masked: bool, j: Any, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        k, v = walk.arrive(j)
-        score = dot.product(q, k.T)  # (ROWS, columns), not yet scaled
-        if masked:
-            score = _causal(score, dot.layout, i * ROWS, j * columns, rows=0)
-        if p.relu:
-            return (dot.add_weighted(sums[0], jnp.maximum(score * p.scale, 0), v),)
-        acc, m, total = sums
-        larger = jnp.maximum(m, score.max(1) * (p.scale * LOG2E))
-        shrink = jnp.exp2(m - larger)
-        weights = jnp.exp2(score * (p.scale * LOG2E) - mosaic.along(larger, score, 0))
-        total = total * shrink + weights.sum(1)
-        return dot.add_weighted(acc * mosaic.along(shrink, acc, 0), weights, v), larger, total
+        def step(masked: bool, j: Any, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            k, v = walk.arrive(j)
+            score = dot.product(q, k.T)  # (ROWS, columns), not yet scaled
+            if masked:
+                score = _causal(score, dot.layout, i * ROWS, j * columns, rows=0)
+            if p.relu:
+                return (dot.add_weighted(sums[0], jnp.maximum(score * p.scale, 0), v),)
+            acc, m, total = sums
+            larger = jnp.maximum(m, score.max(1) * (p.scale * LOG2E))
+            shrink = jnp.exp2(m - larger)
+            weights = jnp.exp2(score * (p.scale * LOG2E) - mosaic.along(larger, score, 0))
+            total = total * shrink + weights.sum(1)
+            return dot.add_weighted(acc * mosaic.along(shrink, acc, 0), weights, v), larger, total
 
-    sums: tuple[jax.Array, ...] = (mosaic.zeros((ROWS, p.HS), dot.layout),)
-    if not p.relu:
-        by_row = dot.layout.reduce(1)
-        sums += (mosaic.full((ROWS,), -math.inf, by_row), mosaic.zeros((ROWS,), by_row))
-    sums = lax.fori_loop(0, full, partial(step, False), sums)
-    sums = _loop(full, end, tiles, partial(step, True), sums)
-    walk.skip(end, walk.end)
-    acc = sums[0]
-    if not p.relu:
-        _, m, total = sums
-        acc = acc / mosaic.along(total, acc, 0)
-        mosaic.store(_row_values(lse, i, ROWS), m + jnp.log(total) * LOG2E)
-    mosaic.store_tile(acc.astype(dot.dtype), q_s, _heads(p, out)[0].rows(i, ROWS))
+        sums: tuple[jax.Array, ...] = (mosaic.zeros((ROWS, p.HS), dot.layout),)
+        if not p.relu:
+            by_row = dot.layout.reduce(1)
+            sums += (mosaic.full((ROWS,), -math.inf, by_row), mosaic.zeros((ROWS,), by_row))
+        sums = lax.fori_loop(0, full, partial(step, False), sums)
+        sums = _loop(full, end, tiles, partial(step, True), sums)
+        walk.skip(end, walk.end)
+        acc = sums[0]
+        if not p.relu:
+            _, m, total = sums
+            acc = acc / mosaic.along(total, acc, 0)
+            mosaic.store(_row_values(lse, i, ROWS), m + jnp.log(total) * LOG2E)
+        mosaic.store_tile(acc.astype(dot.dtype), own_q_s, _heads(p, out)[0].rows(i, ROWS))
+
+    walk.divide(work)
 
 
 def _dq_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
@@ -431,7 +465,6 @@ def _dq_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
         dqkv, sums_g, *scratch = refs
     else:
         lse_g, out, dqkv, sums_g, values_g, minus_delta_s, *scratch = refs
-        minus_delta_s = minus_delta_s.at[_warpgroup(p)]
     q_s, dout_s, k_s, v_s, *barriers = scratch
     dot, columns = p.products, p.sizes.columns["dq"]
     (q_g, k_g, v_g), (dout_g,) = _heads(p, qkv, 3), _heads(p, dout)
@@ -439,44 +472,49 @@ def _dq_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
     block = p.T // (warpgroups * ROWS) - 1 - lax.axis_index("tile")
     i = block * warpgroups + w
     full, end = i * tiles, (i + 1) * tiles
-    q_s, dout_s = q_s.at[w], dout_s.at[w]
-    walk = Walk(0, (block + 1) * warpgroups * tiles, (k_g, v_g), (k_s, v_s), columns, barriers, p)
+    walk = Walk(
+        0, (block + 1) * warpgroups * tiles, (k_g, v_g), (k_s, v_s), columns, barriers, p, "dq" in p.sizes.copied_apart
+    )
 
-    p.copies.start(q_g.rows(i, ROWS), q_s, barriers, OWN, w)
-    p.copies.start(dout_g.rows(i, ROWS), dout_s, barriers, OWN, w)
-    walk.start()
-    lse: Any = None
-    zeros, by_row = mosaic.zeros((ROWS, columns), dot.layout), dot.layout.reduce(1)
-    if not p.relu:
-        lse = mosaic.load(_row_values(lse_g, i, ROWS), by_row)
-        products = mosaic.load(_heads(p, out)[0].rows(i, ROWS), dot.layout, f32)
-    p.copies.wait(barriers, OWN, w)
-    if not p.relu:
-        minus_delta = -(products * mosaic.load_tile(dout_s, dot.layout, f32)).sum(1)
-        values = RowValues(values_g).rows(i, ROWS)
-        mosaic.store(values.at[0], lse)
-        mosaic.store(values.at[1], minus_delta)
-        mosaic.store(minus_delta_s, minus_delta)
-    q, do = dot.left(q_s), dot.left(dout_s)
+    def work() -> None:
+        own_q_s, own_dout_s = q_s.at[w], dout_s.at[w]
+        p.copies.start(q_g.rows(i, ROWS), own_q_s, barriers, OWN, w)
+        p.copies.start(dout_g.rows(i, ROWS), own_dout_s, barriers, OWN, w)
+        walk.start()
+        lse: Any = None
+        zeros, by_row = mosaic.zeros((ROWS, columns), dot.layout), dot.layout.reduce(1)
+        if not p.relu:
+            lse = mosaic.load(_row_values(lse_g, i, ROWS), by_row)
+            products = mosaic.load(_heads(p, out)[0].rows(i, ROWS), dot.layout, f32)
+        p.copies.wait(barriers, OWN, w)
+        if not p.relu:
+            minus_delta = -(products * mosaic.load_tile(own_dout_s, dot.layout, f32)).sum(1)
+            values = RowValues(values_g).rows(i, ROWS)
+            mosaic.store(values.at[0], lse)
+            mosaic.store(values.at[1], minus_delta)
+            mosaic.store(minus_delta_s.at[w], minus_delta)
+        q, do = dot.left(own_q_s), dot.left(own_dout_s)
 
-    def step(masked: bool, j: Any, dq: jax.Array) -> jax.Array:
-        k, v = walk.arrive(j)
+        def step(masked: bool, j: Any, dq: jax.Array) -> jax.Array:
+            k, v = walk.arrive(j)
 
-        def weigh(score: jax.Array) -> jax.Array:
-            if masked:
-                score = _causal(score, dot.layout, i * ROWS, j * columns, rows=0)
-            return _weights_again(p, score, lse, rows=0)
+            def weigh(score: jax.Array) -> jax.Array:
+                if masked:
+                    score = _causal(score, dot.layout, i * ROWS, j * columns, rows=0)
+                return _weights_again(p, score, lse, rows=0)
 
-        # Read anew for every tile: what is kept in registers gets a copy for each of a thread's elements of a tile.
-        start = zeros if p.relu else mosaic.along(mosaic.load(minus_delta_s, by_row), zeros, 0)
-        (dq,) = dot.gradients((q, k.T), weigh, (do, v.T), start, partial(_dscore, p), [(dq, k)])
-        return dq
+            # Read anew for every tile: what is kept in registers gets a copy for each of a thread's elements of a tile.
+            start = zeros if p.relu else mosaic.along(mosaic.load(minus_delta_s.at[w], by_row), zeros, 0)
+            (dq,) = dot.gradients((q, k.T), weigh, (do, v.T), start, partial(_dscore, p), [(dq, k)])
+            return dq
 
-    dq = mosaic.zeros((ROWS, p.HS), dot.layout)
-    dq = lax.fori_loop(0, full, partial(step, False), dq)
-    dq = _loop(full, end, tiles, partial(step, True), dq)
-    walk.skip(end, walk.end)
-    _store_gradient(p, dq * p.scale_at_end, q_s, _heads(p, dqkv)[0], _heads(p, sums_g)[0], i)
+        dq = mosaic.zeros((ROWS, p.HS), dot.layout)
+        dq = lax.fori_loop(0, full, partial(step, False), dq)
+        dq = _loop(full, end, tiles, partial(step, True), dq)
+        walk.skip(end, walk.end)
+        _store_gradient(p, dq * p.scale_at_end, own_q_s, _heads(p, dqkv)[0], _heads(p, sums_g)[0], i)
+
+    walk.divide(work)
 
 
 def _dkv_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
@@ -491,46 +529,49 @@ def _dkv_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
     block = lax.axis_index("tile")  # the first keys are seen by the most rows: again the longest first
     j = block * warpgroups + w
     begin, full, end = j * tiles, (j + 1) * tiles, p.T // columns
-    k_s, v_s = k_s.at[w], v_s.at[w]
     sources: tuple[Any, ...] = q_g, dout_g
     rings: tuple[Any, ...] = q_s, dout_s
     if not p.relu:
         sources, rings = (*sources, RowValues(values_g)), (*rings, values_s)
-    walk = Walk(block * warpgroups * tiles, end, sources, rings, columns, barriers, p)
+    walk = Walk(block * warpgroups * tiles, end, sources, rings, columns, barriers, p, "dkv" in p.sizes.copied_apart)
 
-    p.copies.start(k_g.rows(j, ROWS), k_s, barriers, OWN, w)
-    p.copies.start(v_g.rows(j, ROWS), v_s, barriers, OWN, w)
-    walk.start()
-    p.copies.wait(barriers, OWN, w)
-    k, v = (mosaic.load_tile(tile, dot.layout) if p.sizes.held else tile for tile in (k_s, v_s))
+    def work() -> None:
+        own_k_s, own_v_s = k_s.at[w], v_s.at[w]
+        p.copies.start(k_g.rows(j, ROWS), own_k_s, barriers, OWN, w)
+        p.copies.start(v_g.rows(j, ROWS), own_v_s, barriers, OWN, w)
+        walk.start()
+        p.copies.wait(barriers, OWN, w)
+        k, v = (mosaic.load_tile(tile, dot.layout) if p.sizes.held else tile for tile in (own_k_s, own_v_s))
 
-    def step(masked: bool, i: Any, sums: list[jax.Array]) -> list[jax.Array]:
-        """Everything is transposed here: row u of a tile is a key, column t a query.
+        def step(masked: bool, i: Any, sums: list[jax.Array]) -> list[jax.Array]:
+            """Everything is transposed here: row u of a tile is a key, column t a query.
 
-        The keys and values are read anew for each product, because the registers are full of dk and dv.
-        """
-        dk, dv = sums
-        q, do, *values = walk.arrive(i)
-        lse, start = None, mosaic.zeros((ROWS, columns), dot.layout)
-        if not p.relu:
-            here = mosaic.ds(i * columns % ROWS, columns)
-            lse, minus_delta = (mosaic.load(values[0].at[n, here], dot.layout.reduce(0)) for n in range(2))
-            start = mosaic.along(minus_delta, start, 1)
+            The keys and values are read anew for each product, because the registers are full of dk and dv.
+            """
+            dk, dv = sums
+            q, do, *values = walk.arrive(i)
+            lse, start = None, mosaic.zeros((ROWS, columns), dot.layout)
+            if not p.relu:
+                here = mosaic.ds(i * columns % ROWS, columns)
+                lse, minus_delta = (mosaic.load(values[0].at[n, here], dot.layout.reduce(0)) for n in range(2))
+                start = mosaic.along(minus_delta, start, 1)
 
-        def weigh(score: jax.Array) -> jax.Array:
-            if masked:
-                score = _causal(score, dot.layout, i * columns, j * ROWS, rows=1)
-            return _weights_again(p, score, lse, rows=1)
+            def weigh(score: jax.Array) -> jax.Array:
+                if masked:
+                    score = _causal(score, dot.layout, i * columns, j * ROWS, rows=1)
+                return _weights_again(p, score, lse, rows=1)
 
-        return dot.gradients((k, q.T), weigh, (v, do.T), start, partial(_dscore, p), [(dk, q), (dv, do)])
+            return dot.gradients((k, q.T), weigh, (v, do.T), start, partial(_dscore, p), [(dk, q), (dv, do)])
 
-    walk.skip(walk.begin, begin)
-    sums = [mosaic.zeros((ROWS, p.HS), dot.layout)] * 2
-    sums = _loop(begin, full, tiles, partial(step, True), sums)
-    dk, dv = lax.fori_loop(full, end, partial(step, False), sums)
-    (_, *gradients), (_, *sums_heads) = _heads(p, dqkv, 3), _heads(p, sums_g, 3)
-    _store_gradient(p, dk * p.scale_at_end, k_s, gradients[0], sums_heads[0], j)
-    _store_gradient(p, dv, v_s, gradients[1], sums_heads[1], j)
+        walk.skip(walk.begin, begin)
+        sums = [mosaic.zeros((ROWS, p.HS), dot.layout)] * 2
+        sums = _loop(begin, full, tiles, partial(step, True), sums)
+        dk, dv = lax.fori_loop(full, end, partial(step, False), sums)
+        (_, *gradients), (_, *sums_heads) = _heads(p, dqkv, 3), _heads(p, sums_g, 3)
+        _store_gradient(p, dk * p.scale_at_end, own_k_s, gradients[0], sums_heads[0], j)
+        _store_gradient(p, dv, own_v_s, gradients[1], sums_heads[1], j)
+
+    walk.divide(work)
 
 
 def _loop(begin: Any, end: Any, times: int, step: Any, carry: Any) -> Any:

@@ -366,6 +366,14 @@ class Copies(NamedTuple):
         plgpu.barrier_arrive(barriers[kind].at[slot])
 
 
+def set_registers(number: int, *, more: bool) -> None:
+    """Changes how many registers each thread of this warpgroup has: first some give theirs up, then others take more.
+
+    number: a multiple of 8. Hopper's setmaxnreg; interpret mode has no registers.
+    """
+    plgpu.set_max_registers(number, action="increase" if more else "decrease")
+
+
 when = pl.when
 ds = pl.ds
 

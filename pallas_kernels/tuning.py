@@ -63,6 +63,7 @@ class AttentionSizes(NamedTuple):
     # Slots for the tiles that a block walks over, a power of two: one in use for each warpgroup, the rest being filled.
     stages: int = 2
     warpgroups: int = 1  # of a block, each with 64 rows
+    copied_apart: tuple[str, ...] = ()  # kernels in which one warpgroup more does nothing but start copies
     held: bool = False  # keys and values of dkv's own rows stay in registers
 
 
@@ -90,9 +91,10 @@ def attention_sizes(target: str, head_size: int, version: str | None) -> Attenti
         )
     if version == "wgmma":
         # Two warpgroups get each tile from the L2 cache once for both; two slots in use, as one may be a tile ahead.
-        return AttentionSizes(
-            version, {"forward": 64, "dq": 64, "dkv": 64}, stages=4, warpgroups=2, held=head_size <= 64
-        )
+        # One that only copies saves the others instructions, where an SM holds one block with it or without.
+        apart = ("dkv",) + ("dq",) * (head_size > 64) + ("forward",) * (head_size > 80)
+        columns = {"forward": 64, "dq": 64, "dkv": 64}
+        return AttentionSizes(version, columns, 4, 2, apart, held=head_size <= 64)
     # mma has its operands in registers: beside sums of more than 80 columns, tiles of 64 do not fit.
     backward = 32 if head_size > 80 else 64
     return AttentionSizes(version, {"forward": 64, "dq": backward, "dkv": backward})

@@ -209,6 +209,13 @@ def test_tiles_fit_the_shared_memory(target: str, version: str, HS: int) -> None
         rows = 2 * max(sizes.stages, sizes.warpgroups) * attention.ROWS * 4  # lse and delta
         assert (own * attention.ROWS + 2 * sizes.stages * columns) * HS * 2 + rows + 1024 <= tuning.sizes(target).smem
     assert sizes.stages & (sizes.stages - 1) == 0  # slots are counted by the last bits
+    assert set(sizes.copied_apart) <= set(sizes.columns)
+
+
+def test_registers_suffice_where_a_warpgroup_only_copies() -> None:
+    """Three warpgroups get 168 a thread at launch; what two of them ask for later must then be there."""
+    computing, copying = attention.COMPUTING_REGISTERS, attention.COPYING_REGISTERS
+    assert 2 * computing + copying <= 3 * 168 and computing % 8 == copying % 8 == 0
 
 
 def test_the_table_chooses_wgmma_for_hopper_alone() -> None:
