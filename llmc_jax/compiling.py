@@ -38,6 +38,16 @@ def triton_gemm(wish: str, target: str | None) -> Options:
     return () if value is None else ((TRITON_GEMM, value),)
 
 
+def untried(wish: str, target: str | None) -> Options:
+    """Return the options that nobody has decided for a GPU, with the value that is not XLA's default.
+
+    Where Triton is off by estimate, its products are not tried: XLA would time each of them for minutes first.
+    """
+    if target is None or target in ESTIMATED or wish != "auto" or TRITON_GEMM in user_flags():
+        return ()
+    return ((TRITON_GEMM, False),)
+
+
 def decided_by(wish: str) -> str:
     """Return who decided what `triton_gemm` returned, for the table of a run."""
     if TRITON_GEMM in user_flags():

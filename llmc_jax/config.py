@@ -559,7 +559,7 @@ class TrainConfig:
         "auto", "--triton-gemm", KERNELS,
         "whether XLA may make matrix products itself, with Triton, which leaves adding a bias to a kernel of its own: "
         "on; off = NVIDIA's library makes them all and adds the bias in them; auto = off on Hopper GPUs (compute "
-        "capability 9.0), elsewhere XLA's default. What XLA_FLAGS says of it counts more",
+        "capability 9.0), elsewhere XLA's default or what was faster on the card. What XLA_FLAGS says counts more",
         choices=("auto", "on", "off"),
     )
 

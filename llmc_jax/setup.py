@@ -353,6 +353,7 @@ def case_of(config: TrainConfig, model: ModelConfig, machine: kernels.Machine, d
         options=execution.compiler_options,
         wish=kernels.Wish(config.kernels, config.attention, gelu_fusion=config.gelu_fusion),
         machine=machine,
+        other_options=compiling.untried(triton_gemm_wish(asked_of(config)), machine.target),
     )
 
 
@@ -695,13 +696,15 @@ def repeat_rows(setup: Setup) -> list[tuple[str, Any]]:
 
 def option_rows(setup: Setup) -> list[tuple[str, str]]:
     """The options that XLA compiles the run's programs with, for the table; none where it has its defaults."""
-    decided = compiling.decided_by(triton_gemm_wish(asked_of(setup.config)))
+    wish = triton_gemm_wish(asked_of(setup.config))
+    by_default = compiling.triton_gemm(wish, setup.resolved.made_for.target or None)
+    found_out = "as before" if setup.repeat else kernels.MEASURED_HERE
     return [
         (
-            name.removeprefix("xla_gpu_enable_"),
-            f"{'on' if value else 'off'} ({decided if name == compiling.TRITON_GEMM else kernels.MEASURED_HERE})",
+            option[0].removeprefix("xla_gpu_enable_"),
+            f"{'on' if option[1] else 'off'} ({compiling.decided_by(wish) if option in by_default else found_out})",
         )
-        for name, value in setup.execution.compiler_options
+        for option in setup.execution.compiler_options
     ]
 
 

@@ -36,6 +36,16 @@ def test_what_is_chosen(wish: str, target: str | None, expected: compiling.Optio
     assert triton_gemm(wish, target) == expected
 
 
+def test_what_nobody_has_decided_may_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    name = compiling.TRITON_GEMM
+    assert compiling.untried("auto", "sm_80") == ((name, False),)
+    assert compiling.untried("auto", None) == compiling.untried("auto", "sm_90") == ()
+    assert compiling.untried("on", "sm_80") == compiling.untried("off", "sm_80") == ()
+    monkeypatch.setenv("XLA_FLAGS", f"--{name}=true")
+    assert compiling.untried("auto", "sm_80") == ()
+
+
 def test_only_hopper_differs_from_xlas_default() -> None:
     found = {}
     for name, gpu in deviceless.TARGETS.items():

@@ -41,6 +41,7 @@ class Case(NamedTuple):
     options: tuple[tuple[str, bool], ...]  # of XLA
     wish: Wish
     machine: Machine
+    other_options: tuple[tuple[str, bool], ...] = ()  # of XLA, which may be better here: nobody has asked for either
     interpret: bool = False  # kernels are simulated on a CPU: for tests
 
     @property
@@ -60,6 +61,7 @@ def from_json(content: Mapping[str, Any]) -> Case:
     nested = {
         "model": ModelConfig(**content["model"]), "wish": Wish(**content["wish"]),
         "machine": Machine(**content["machine"]), "options": frozen(content["options"]),
+        "other_options": frozen(content["other_options"]),
     }  # fmt: skip
     return Case(**{**content, **nested})
 

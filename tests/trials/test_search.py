@@ -125,6 +125,24 @@ def test_a_wrong_step_is_tried_again() -> None:
     assert all(choice.by == "xla" for choice in asked if choice.operation != "attention")
 
 
+NO_TRITON = (("xla_gpu_enable_triton_gemm", False),)
+
+
+@pytest.mark.parametrize(("otherwise", "expected"), [(0.05, NO_TRITON), (0.2, ()), (None, ())])
+def test_options_that_nobody_has_decided_are_tried_on_the_best_step(otherwise: float | None, expected: Any) -> None:
+    """They are taken where the step is right and faster."""
+
+    def step(chosen: dict[str, Finding], options: Any) -> float | None:
+        return otherwise if options else 0.3 if not chosen else 0.1
+
+    card = Card(US, step)
+    found = card.search(D12._replace(other_options=NO_TRITON))
+    assert found.complete and found.options == expected
+    assert fastest(found)["attention"] == "flash, pallas mma"
+    assert len(found.steps) == 3 + bool(expected) and min(dict(found.steps).values()) == min(0.1, otherwise or 1.0)
+    assert card.tried[-1] == "step on 7"
+
+
 def test_what_was_asked_for_is_checked_too() -> None:
     case = D12._replace(wish=Wish(kernels="pallas"))
     card = Card({"gelu: xla": 1.0}, lambda chosen, _: 0.1 if not chosen else 0.2)
