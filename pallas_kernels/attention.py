@@ -36,7 +36,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels import mosaic
-from pallas_kernels.tuning import AttentionSizes, attention_sizes
+from pallas_kernels.tuning import AttentionSizes, architecture_of, attention_sizes
 
 ROWS = 64  # of a tile: 16 per warp, what the matrix instructions take
 HEAD_SIZE_STEP = 16  # a head's channels are padded to a multiple of it: what an mma instruction sums over
@@ -173,7 +173,8 @@ def _problem(qkv: jax.Array, num_heads: int, relu: bool, target: str, version: s
         products = mosaic.WgmmaProducts(qkv.dtype, interpret)
     return Problem(
         B=B, T=_round_up(T, sizes.warpgroups * ROWS), NH=num_heads, HS=padded, scale=1 / math.sqrt(HS), relu=relu,
-        sizes=sizes, products=products, copies=mosaic.Copies(target, interpret), interpret=interpret,
+        sizes=sizes, products=products, copies=mosaic.Copies(architecture_of(target), interpret),
+        interpret=interpret,
     )  # fmt: skip
 
 
@@ -233,7 +234,7 @@ def _backward(
         assert isinstance(saved, jax.Array)
         inputs.append(jnp.pad(saved, ((0, 0), (0, 0), (0, p.T - T))))  # (B, NH, T)
         with_out = [*inputs, _padded(out.astype(qkv.dtype), num_heads, p)]
-        values = [mosaic.shape_of((p.B, p.NH, 2, p.T), f32)]  # of each row: lse and minus delta
+        values = [mosaic.shape_of((p.B, p.NH, p.T // ROWS, 2, ROWS), f32)]  # of each row, by tile: lse and minus delta
         inputs[-1:], changed = mosaic.in_place(_kernel(_dq_kernel, "dq", p, values), with_out, changed)
     _, (dqkv, sums) = mosaic.in_place(_kernel(_dkv_kernel, "dkv", p, ()), inputs, changed)
     dbias = jnp.sum(sums, axis=(0, 1)).reshape(-1, p.HS)[:, : C // num_heads].reshape(-1)
@@ -293,14 +294,16 @@ class Head(NamedTuple):
 
 
 class RowValues(NamedTuple):
-    """What an array (B, NH, 2, T) in GMEM holds of the rows of this block's head."""
+    """What an array (B, NH, T / ROWS, 2, ROWS) in GMEM holds of the rows of this block's head."""
 
     x: Any
 
     def rows(self, tile: Any, size: int) -> Any:
-        """A Ref (2, ROWS) with the rows of a tile: a smaller one's neighbours too, since copies have a least size."""
-        first = tile * size // ROWS * ROWS
-        return self.x.at[lax.axis_index("sequence"), lax.axis_index("head"), :, mosaic.ds(first, ROWS)]
+        """A Ref (2, ROWS) with the rows of a tile: a smaller one's neighbours too, since copies have a least size.
+
+        Its elements lie one after another, because cp.async takes a plain array for one piece, whatever its strides.
+        """
+        return self.x.at[lax.axis_index("sequence"), lax.axis_index("head"), tile * size // ROWS]
 
 
 def _heads(p: Problem, x: Any, parts: int = 1) -> list[Head]:

@@ -71,13 +71,19 @@ HEAD_SIZES = range(16, 129, 16)  # channels of a head, padded
 VERSIONS = ("mma", "wgmma")
 
 
-def attention_sizes(target: str, head_size: int, version: str | None) -> AttentionSizes:
+def architecture_of(target: str | Tuned) -> str:
+    """Return the name of the architecture, such as sm_90."""
+    return target.architecture if isinstance(target, Tuned) else target
+
+
+def attention_sizes(target: str | Tuned, head_size: int, version: str | None) -> AttentionSizes:
     """The table's row of an architecture and a head size; version None leaves the choice to the table.
 
     wgmma exists on Hopper (sm_90) alone, later GPUs have dropped the instruction. Raises ValueError for what no kernel
     serves.
     """
     sizes(target)
+    target = architecture_of(target)
     if version is None:
         version = "wgmma" if target == "sm_90" else "mma"
     if version not in VERSIONS:

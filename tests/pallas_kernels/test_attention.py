@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from llmc_jax.ops import attention as plain
-from pallas_kernels import attention, tuning
+from pallas_kernels import attention, mosaic, tuning
 from tests.comparisons import QUICK
 
 # Largest error of a head's q, k or v part, of its largest element. Three roundings to the dtype (the weights or their
@@ -210,6 +210,40 @@ def test_tiles_fit_the_shared_memory(target: str, version: str, HS: int) -> None
         assert (own * attention.ROWS + 2 * sizes.stages * columns) * HS * 2 + rows + 1024 <= tuning.sizes(target).smem
     assert sizes.stages & (sizes.stages - 1) == 0  # slots are counted by the last bits
     assert set(sizes.copied_apart) <= set(sizes.columns)
+
+
+def contiguous(source: Any) -> bool:
+    """Whether the elements that a copy takes of an array lie one after another."""
+    (indexer,) = source.transforms
+    taken = [getattr(index, "size", 1) if not hasattr(index, "dtype") else 1 for index in indexer.indices]
+    first = next(axis for axis, size in enumerate(taken) if size > 1)
+    return taken[first + 1 :] == list(indexer.shape[first + 1 :])
+
+
+def test_plain_arrays_are_copied_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cp.async takes that for granted, and interpret mode copies otherwise."""
+    copied = []
+    start = mosaic.plgpu.copy_gmem_to_smem
+
+    def record(source: Any, tile: Any, *rest: Any, **named: Any) -> None:
+        copied.append((tile.dtype, source))
+        start(source, tile, *rest, **named)
+
+    monkeypatch.setattr(mosaic.plgpu, "copy_gmem_to_smem", record)
+    bf16 = partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
+    arguments = bf16((2, 192, 384)), bf16((2, 192, 128)), jax.ShapeDtypeStruct((2, 2, 192), jnp.float32)
+    jax.eval_shape(
+        lambda qkv, out, lse: attention.attention_backward(out, qkv, out, lse, 2, target="sm_80"), *arguments
+    )
+    plain = [source for dtype, source in copied if dtype == jnp.float32]
+    assert plain and all(map(contiguous, plain))
+    assert not any(contiguous(source) for dtype, source in copied if dtype != jnp.float32)  # tiles have rows apart
+
+
+def test_a_tuned_target_has_the_version_of_its_architecture() -> None:
+    for target in tuning.TARGETS:
+        tuned = tuning.Tuned(target, (("layernorm_blocks", 1),))
+        assert tuning.attention_sizes(tuned, 64, None) == tuning.attention_sizes(target, 64, None)
 
 
 def test_registers_suffice_where_a_warpgroup_only_copies() -> None:
