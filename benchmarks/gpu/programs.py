@@ -58,6 +58,7 @@ def start(words: str) -> Figures:
 def seconds_to_first_step(words: str, tokens: Path, folder: Path, run: str) -> float:
     """Starts train.py and waits for the line of its first step."""
     command = [sys.executable, "-u", str(ROOT / "train.py"), *shlex.split(words), "-i", str(tokens), "-j", str(tokens)]
+    command.append("--no-kernel-check")
     command += ["-x", "2", "-v", "0", "-s", "0", "--no-save", "-o", str(folder / run)]
     environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
     environment["LLMC_JAX_CACHE"] = str(folder / "cache")
@@ -83,6 +84,7 @@ def profile(words: str) -> Figures:
     json_file, text_file = results / f"{name}_profile.json", results / f"{name}_profile.txt"
     picture = results / f"{name}_layer.png"
     command = [sys.executable, "-m", "llmc_jax.profile", *shlex.split(words), "--json", str(json_file)]
+    command.append("--no-kernel-check")
     shutil.rmtree(scratch / "trace", ignore_errors=True)
     command += ["--trace", str(scratch / "trace"), "--picture", str(picture)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)

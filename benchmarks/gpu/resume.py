@@ -50,6 +50,7 @@ def killed(words: str, steps: int, every: int, programs: str) -> Figures:
         folder = Path(name)
         tokens = write_tokens(folder / "tokens.bin", 11 * int(flags["-b"]) * int(flags["-t"]) + 1, vocab_size)
         common = [*given, "-i", str(tokens), "-j", str(tokens), "-x", str(steps), "-n", str(every), "-nk", "1"]
+        common.append("--no-kernel-check")  # which takes time, and may choose otherwise in each of the runs
         common += ["-v", str(every), "-m", "2", "-s", "0", "-y", "1"]
         train(common, folder, "whole")
         whole = bits(folder / "whole", steps)

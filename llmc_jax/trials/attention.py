@@ -10,24 +10,27 @@ SCORES = 2**27  # that exist at a time
 
 
 def attention_forward(qkv: jax.Array, num_heads: int) -> tuple[jax.Array, None]:
-    """Causal attention from packed qkv (B, T, 3C), by blocks of query rows: out (B, T, C), and nothing that is kept."""
-    q, k, v = _heads(qkv, num_heads)
+    """Causal attention from packed qkv (B, T, 3C), by blocks of query rows: out (B, T, C), and nothing that is kept.
+
+    Computed in at least float32.
+    """
+    q, k, v = _heads(_wide(qkv), num_heads)
     blocks, starts = _blocks(q)
 
     def block(rows: tuple[jax.Array, jax.Array]) -> jax.Array:
         return _weights(*rows, k) @ v  # (B, NH, R, HS)
 
-    return _packed(_joined(jax.lax.map(block, (blocks, starts)))), None
+    return _packed(_joined(jax.lax.map(block, (blocks, starts)))).astype(qkv.dtype), None
 
 
 def attention_backward(
     dout: jax.Array, qkv: jax.Array, _out: jax.Array, _saved: None, num_heads: int
 ) -> tuple[jax.Array, jax.Array]:
     """Return the gradients of `attention_forward` for qkv (B, T, 3C), and for the bias before it (3C,)."""
-    q, k, v = _heads(qkv, num_heads)
+    q, k, v = _heads(_wide(qkv), num_heads)
     B, NH, T, HS = q.shape
     blocks, starts = _blocks(q)
-    douts, _ = _blocks(dout.reshape(B, T, NH, HS).transpose(0, 2, 1, 3))
+    douts, _ = _blocks(_wide(dout).reshape(B, T, NH, HS).transpose(0, 2, 1, 3))
     scale = 1.0 / math.sqrt(HS)
 
     def block(sums: tuple[jax.Array, jax.Array], rows: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
@@ -40,7 +43,11 @@ def attention_backward(
 
     (dk, dv), dq = jax.lax.scan(block, (jnp.zeros_like(k), jnp.zeros_like(v)), (blocks, douts, starts))
     dqkv = jnp.concatenate([_packed(each) for each in (_joined(dq), dk, dv)], axis=-1)
-    return dqkv, jnp.sum(dqkv, axis=(0, 1))
+    return dqkv.astype(qkv.dtype), jnp.sum(dqkv, axis=(0, 1)).astype(qkv.dtype)
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _heads(qkv: jax.Array, num_heads: int) -> list[jax.Array]:

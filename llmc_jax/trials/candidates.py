@@ -41,7 +41,7 @@ class Case(NamedTuple):
     options: tuple[tuple[str, bool], ...]  # of XLA
     wish: Wish
     machine: Machine
-    other_options: tuple[tuple[str, bool], ...] = ()  # of XLA, which may be better here: nobody has asked for either
+    other_options: tuple[tuple[str, bool], ...] = ()  # of XLA, which may be better here than its defaults
     interpret: bool = False  # kernels are simulated on a CPU: for tests
 
     @property

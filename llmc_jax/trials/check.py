@@ -33,8 +33,14 @@ WHOLE_IN_FP64 = 2**28  # elements of AdamW's buffers; beyond that they are compa
 
 
 def measure(what: str, case: Mapping[str, Any], **arguments: Any) -> Figures:
-    """Try one implementation (what: candidate) or a whole step (what: step): verdict, right or WRONG, and time."""
+    """Try one implementation (what: candidate) or a whole step (what: step): verdict, right or WRONG, and time.
+
+    what: device: what this process computes on.
+    """
     configure(candidates.from_json(case))
+    if what == "device":
+        machine = kernels.this_machine()
+        return {"platform": machine.platform, "kind": machine.kind, "capability": machine.capability}
     if what == "candidate":
         return measure_candidate(candidates.from_json(case), finding_of(arguments["finding"]))
     chosen = tuple(finding_of(each) for each in arguments["chosen"])
@@ -139,12 +145,12 @@ def _xla_step(case: Case) -> Step:
     """XLA's step; where the T x T matrix is too large for it, without that, and its time does not count."""
     if matrix_bytes(case) <= MATRIX_BYTES:
         try:
-            return _step(case, XLA, ())
+            return _step(case, XLA, case.other_options)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
     op = XLA._replace(attention_forward=attention.attention_forward, attention_backward=attention.attention_backward)
-    return _step(case, op, ())._replace(seconds=0.0)
+    return _step(case, op, case.other_options)._replace(seconds=0.0)
 
 
 def operations(case: Case, chosen: Sequence[Finding]) -> Operations:

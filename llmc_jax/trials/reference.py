@@ -35,16 +35,17 @@ CUT = {
 def errors(found: Sequence[jax.Array], given: Problem, kind: Any) -> list[tuple[float, float]]:
     """Return the two errors of every output (numerics.py), beside the answer in float64 or float32 (kind)."""
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        totals, wholes = [NOTHING] * len(found), dict[int, jax.Array]()
+        totals, wholes, vectors = [NOTHING] * len(found), dict[int, jax.Array](), dict[int, list[jax.Array]]()
         for here, wanted in parts(given, kind):
             summed = set(range(len(found))) if here is None else _summed(given, kind)
             for k, part in enumerate(wanted):
                 if k in summed:
                     wholes[k] = wholes[k] + part if k in wholes else part
                 elif part.ndim == 1:
-                    wholes[k] = jnp.concatenate([wholes[k], part]) if k in wholes else part
+                    vectors.setdefault(k, []).append(part)
                 else:
                     totals[k] = _add(totals[k], _compare(found[k][here], part, given.rows))
+        wholes |= {k: jnp.concatenate(cut) for k, cut in vectors.items()}
         for k, whole in wholes.items():
             totals[k] = _compare(found[k], whole, given.rows)
         return [_errors(total) for total in totals]

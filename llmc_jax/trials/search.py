@@ -19,6 +19,7 @@ CANDIDATE_SECONDS = 40.0  # that one implementation may take, its compilation in
 STEP_SECONDS = 100.0
 SHARE = 0.5  # of the time, that implementations by themselves may take
 NO_FUSION = (("xla_gpu_enable_dynamic_slice_fusion", False),)  # the second try, where a step on kernels is wrong
+UNCOMPARED = "there was not the time, or the memory, to compare a whole step"
 STARTS = 3  # in which a search that runs out of time goes on; what is not known then stays so
 
 DEFAULT = Variant()
@@ -45,10 +46,14 @@ def search(how: Search, seconds: float, known: Findings) -> Findings:
     listed = candidates.listed(how.case)
     if not listed:
         return known._replace(complete=True)
-    known = known._replace(found=try_each(how, listed, known.found, start + SHARE * seconds))
+    needed = _preferred(how.case)
+    found = try_each(how, [each for each in listed if each in needed], known.found, start + seconds)
+    if known.starts == 1 or known.steps:  # else a whole step comes first, for which there was no time before
+        found = try_each(how, [each for each in listed if each not in needed], found, start + SHARE * seconds)
+    known = known._replace(found=found)
     tried = {_key(each) for each in known.found}
     left = [each for each in listed if _key(each) not in tried and not _hopeless(each, known.found)]
-    if any(each in _preferred(how.case) for each in left) and known.starts < STARTS:
+    if any(each in needed for each in left) and known.starts < STARTS:
         return _told(how, known, f"time was up with {len(left)} of {len(listed)} not tried; the next start goes on")
     whole = compare_steps(how, known, start + seconds)
     if not left or not whole.complete:
@@ -77,10 +82,14 @@ def try_each(how: Search, listed: Sequence[Finding], known: Sequence[Finding], u
     for number, finding in enumerate(listed):
         if _key(finding) in {_key(each) for each in found} or _hopeless(finding, found):
             continue
+        if how.clock() >= until:
+            break
         how.say(f"{number + 1}/{len(listed)} {finding.label}")
         outcome = how.attempt(_task(how.case, finding), until)
         if outcome.kind == "TIME":
-            break
+            if outcome.seconds < CANDIDATE_SECONDS:
+                break
+            outcome = outcome._replace(kind="SPOILT", content=f"not done after {outcome.seconds:.0f} s")
         found.append(tried := _finding(finding, outcome))
         if tried.problem:
             how.say(f"{finding.label} is not used: {tried.problem}")
@@ -100,6 +109,11 @@ def _hopeless(finding: Finding, found: Sequence[Finding]) -> bool:
 def _task(case: Case, finding: Finding) -> Task:
     arguments = {"what": "candidate", "case": candidates.as_json(case), "finding": finding._asdict()}
     return Task(finding.label, MODULE, arguments, CANDIDATE_SECONDS)
+
+
+def device_task(case: Case) -> Task:
+    """Return the task that asks a process what it computes on."""
+    return Task("device", MODULE, {"what": "device", "case": candidates.as_json(case)}, CANDIDATE_SECONDS)
 
 
 def _finding(finding: Finding, outcome: Outcome) -> Finding:
@@ -133,16 +147,17 @@ def compare_steps(how: Search, known: Findings, until: float) -> Findings:
     how.say("a whole step by XLA")
     xla = _try_step(how, (), (), until)
     if xla is None or xla.problem:
-        why = "time was up before a whole step was compared" if xla is None else f"XLA's step: {xla.problem}"
+        why = UNCOMPARED if xla is None else f"XLA's step: {xla.problem}"
         return _told(how, known._replace(complete=known.starts >= STARTS), f"{why}; the kernels are used as shipped")
     steps = {"xla": xla.seconds}
     attempts = _attempts(how.case, known)
     for number, (sets, options, name) in enumerate(attempts):
         how.say(f"a whole step on {name}")
+        options = (*how.case.other_options, *options)
         tried = _try_step(how, sets, options, until)
         if tried is None:
             known = known._replace(complete=known.starts >= STARTS)
-            return _told(how, known, "time was up before a whole step was compared; the kernels are used as shipped")
+            return _told(how, known, f"{UNCOMPARED}; the kernels are used as shipped")
         if tried.problem:
             known = _told(how, known, f"a whole step on {name}: {tried.problem}")
             continue
@@ -153,7 +168,7 @@ def compare_steps(how: Search, known: Findings, until: float) -> Findings:
     if attempts:
         known = _told(how, known, "no whole step on kernels is right, so XLA runs everything")
         known = known._replace(found=_spoilt(known.found, GROUPS))
-    return _decided(how, known, _by_xla(how.case), steps, until)
+    return _decided(how, known._replace(options=how.case.other_options), _by_xla(how.case), steps, until)
 
 
 def _attempts(case: Case, known: Findings) -> list[tuple[Set, tuple[tuple[str, bool], ...], str]]:
@@ -228,25 +243,28 @@ def _decided(how: Search, known: Findings, sets: Set, steps: dict[str, float], u
         if tried is not None and not tried.problem:
             contest["as shipped"], steps["as shipped"] = other, tried.seconds
     best = min((each for each in contest if steps[each]), key=lambda each: steps[each], default=name)
-    known = _compiled_otherwise(how, known, contest[best], steps, best, until)
+    known = _compiled_by_default(how, known, contest[best], steps, best, until)
     named = {_key(each): each for each in known.found}
     fastest = tuple(named.get(_key(each), each) for each in contest[best])
     return known._replace(fastest=fastest, steps=tuple(steps.items()), complete=True)
 
 
-def _compiled_otherwise(
+def _compiled_by_default(
     how: Search, known: Findings, sets: Set, steps: dict[str, float], best: str, until: float
 ) -> Findings:
-    """The findings with those of XLA's other options that make the best step faster; adds that step to steps."""
-    if not how.case.other_options or not steps.get(best):
+    """The findings without the case's other options of XLA, if the best step is faster so; adds that step to steps.
+
+    It comes last because XLA may time each product for it first. Without time for it, what was compared remains.
+    """
+    others = how.case.other_options
+    if not others or not steps.get(best):
         return known
-    options = tuple((dict(known.options) | dict(how.case.other_options)).items())
-    words = ", ".join(f"{name}={str(value).lower()}" for name, value in how.case.other_options)
-    how.say(f"the fastest whole step once more, with {words}")
+    how.say("the fastest whole step once more, with XLA's default products")
+    options = tuple(option for option in known.options if option not in others)
     tried = _try_step(how, sets, options, until)
     if tried is None or tried.problem or not 0 < tried.seconds < steps[best]:
         return known
-    steps[f"{best}, {words}"] = tried.seconds
+    steps[f"{best}, XLA's default products"] = tried.seconds
     return known._replace(options=options)
 
 
@@ -260,13 +278,13 @@ def _spoilt(found: Sequence[Finding], operations: Collection[str]) -> Set:
 
 
 def _try_step(how: Search, sets: Set, options: tuple[tuple[str, bool], ...], until: float) -> Tried | None:
-    """None: time was up."""
+    """None: time was up, or the memory too small for two steps."""
     arguments = {
         "what": "step", "case": candidates.as_json(how.case), "chosen": [each._asdict() for each in sets],
         "options": options,
     }  # fmt: skip
     outcome = how.attempt(Task("step", MODULE, arguments, STEP_SECONDS), until)
-    if outcome.kind == "TIME":
+    if outcome.kind == "TIME" or "RESOURCE_EXHAUSTED" in str(outcome.content):
         return None
     if outcome.kind != "DONE":
         return Tried(str(outcome.content))

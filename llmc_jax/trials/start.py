@@ -73,8 +73,15 @@ def find_out(
             raise
         except Stuck as stuck:
             return _shipped(f"{stuck}, and holds the card", found)
+        except NoCard as reason:  # says nothing of the kernels
+            known.write(facts, found, say)
+            return _shipped(f"the processes that check them do not get the card ({reason})", found)
         known.write(facts, found, say)
     return Found(found, found.notes)
+
+
+class NoCard(Exception):
+    """A process that tries kernels does not compute on the card."""
 
 
 def _in_use(here: Card) -> str:
@@ -96,7 +103,7 @@ def _shipped(why: str, found: Findings) -> Found:
 def _searched(
     case: Case, found: Findings, seconds: float, say: Callable[[str], None], environment: dict[str, str] | None
 ) -> Findings:
-    """Raises Stuck."""
+    """Raises Stuck and NoCard."""
     with tempfile.TemporaryDirectory() as folder, Children(environment or child_environment(), Path(folder)) as running:
 
         def attempt(task: Task, until: float) -> Outcome:
@@ -105,10 +112,22 @@ def _searched(
                 raise Stuck(f"process {running.stuck} cannot be ended")
             return outcome
 
+        if not case.interpret:
+            _check_device(case, attempt(search.device_task(case), time.monotonic() + seconds))
         found = search.search(search.Search(case, attempt, time.monotonic, say), seconds, found)
     if running.stuck is not None:
         raise Stuck(f"process {running.stuck} cannot be ended")
     return found
+
+
+def _check_device(case: Case, outcome: Outcome) -> None:
+    """Raise NoCard if JAX found another device than the run's: then nothing that fails there is a kernel's fault."""
+    if outcome.kind == "TIME":
+        return  # nothing is tried then
+    if outcome.kind != "DONE":
+        raise NoCard(str(outcome.content))
+    if (outcome.content["platform"], outcome.content["capability"]) != ("gpu", case.machine.capability):
+        raise NoCard(f"JAX computes on {outcome.content['kind']} there")
 
 
 def child_environment() -> dict[str, str]:

@@ -25,6 +25,10 @@ FOUND = Findings(found=(Finding("gelu", "pallas", us=3.0),), notes=("a note",), 
 FAKE = """
 import os, time
 def measure(what, case, finding=None, chosen=None, options=()):
+    if what == "device":
+        there = os.environ.get("BAD") != "no card"
+        return {"platform": "gpu", "kind": "x", "capability": "9.0"} if there else {
+            "platform": "cpu", "kind": "cpu", "capability": ""}
     if what == "step":
         return {"verdict": "right", "seconds": 0.1 if chosen else 0.2}
     how = {"classifier": "abort", "adamw": "hang", "gelu": "wrong", "layernorm": "fail"}.get(finding["operation"])
@@ -99,6 +103,14 @@ def test_failures_cost_their_candidates(find_out: Callable[..., Found], said: li
         assert sum(f"{operation}: pallas is not used" in line for line in said) == 1
     assert not found.problem("attention", "flash, pallas")
     assert {each.operation: each.implementation for each in found.fastest}["gelu"] == "xla"
+
+
+def test_processes_that_do_not_get_the_card_say_nothing_of_kernels(find_out: Callable[..., Found]) -> None:
+    found = find_out(bad="no card")
+    assert found.findings is None and len(found.notes) == 1
+    assert [each.found for each in known.all_known()] == [Findings()]
+    again = find_out()  # with the card
+    assert again.findings is not None and again.findings.complete
 
 
 @pytest.mark.slow
