@@ -134,6 +134,8 @@ def test_with_kernels(tmp_path: Path, said: list[str], monkeypatch: pytest.Monke
 def test_time_is_kept(find_out: Callable[..., Found]) -> None:
     found = find_out(seconds=0.0)
     assert found.findings == Findings(starts=1, notes=found.notes) and len(found.notes) == 1
+    second = find_out().findings
+    assert second is not None and second.fastest and not second.complete  # a whole step first
     assert find_out().findings.complete  # type: ignore[union-attr]
 
 
