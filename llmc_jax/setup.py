@@ -453,6 +453,16 @@ def notes_on_kernels(config: TrainConfig, before: Before, earlier: Earlier | Non
     return [f"{what}: {', '.join(before.problems)}"]
 
 
+def notes_on_bits(choices: tuple[kernels.Choice, ...]) -> list[str]:
+    """Return a note where what runs need not give the same bits twice, though a kernel of ours would."""
+    return [
+        f"{choice.operation} by cuDNN need not repeat its bits, so a run that is continued may differ from one without "
+        "a break by a rounding; --attention flash repeats them"
+        for choice in choices
+        if choice.by == "cudnn"
+    ]
+
+
 def logit_rows_of(config: TrainConfig, model: ModelConfig, machine: kernels.Machine, storage: hardware.Storage) -> int:
     """What --logit-rows comes to on a machine; storage: what the run needs but for them."""
     if config.logit_rows >= 0 or machine.platform != "gpu":
@@ -542,7 +552,7 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
         notes += changes(earlier, config, steps, surroundings, val_data, resolved, problems)
     elif config.reuse and config.output_dir:
         notes.append(f"-y 1: there is no checkpoint in {config.output_dir}, so the run begins")
-    notes += [*notes_on_kernels(config, before, earlier), *tried.notes]
+    notes += [*notes_on_kernels(config, before, earlier), *tried.notes, *notes_on_bits(choices)]
     if tokenizer.tokenizer is None and config.sample_every:
         warnings.append(f"samples are printed as token ids: {tokenizer.note}")
     setup = Setup(

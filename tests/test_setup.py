@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc_jax import setup
+from llmc_jax import kernels, setup
 from llmc_jax.checkpoint.sources import open_source, slices, stored_special
 from llmc_jax.cli import parse_args
 from llmc_jax.config import TrainConfig, parse_descriptor
@@ -109,3 +109,10 @@ def test_nothing_is_measured_where_an_earlier_choice_is_taken(
     assert len(cases) == tried
     setup.try_kernels(config, SHAPE, Earlier(tmp_path, 3, {}))  # nor where a checkpoint is continued
     assert len(cases) == tried
+
+
+def test_a_note_where_bits_need_not_repeat() -> None:
+    machine = kernels.Machine("gpu", "NVIDIA H200", "9.0")
+    for attention, expected in (("cudnn", 1), ("flash", 0)):
+        choices = kernels.choose(kernels.Wish(attention=attention), machine, "bf16", 64).choices
+        assert len(setup.notes_on_bits(choices)) == expected
