@@ -123,7 +123,7 @@ def test_with_kernels(tmp_path: Path, said: list[str], monkeypatch: pytest.Monke
     tried += [Finding("gelu", "pallas", Variant(sizes=((name, 1024),))) for name in ("gelu_block", "no_such_size")]
     monkeypatch.setattr(candidates, "listed", lambda _: tried)
     found = start.find_out(
-        TINY, H200, seconds=300.0, say=said.append, environment=dict(os.environ, JAX_PLATFORMS="cpu")
+        TINY, H200, seconds=300.0, say=said.append, environment=dict(os.environ, JAX_PLATFORMS="cpu", PJRT_NPROC="8")
     ).findings  # fmt: skip
     assert found is not None and found.complete and not found.notes
     assert [bool(each.problem) for each in found.found] == [False, False, False, True]
