@@ -707,7 +707,9 @@ def repeat_rows(setup: Setup) -> list[tuple[str, Any]]:
 def option_rows(setup: Setup) -> list[tuple[str, str]]:
     """The options that XLA compiles the run's programs with, for the table; none where it has its defaults."""
     wish = triton_gemm_wish(asked_of(setup.config))
-    by_default = compiling.triton_gemm(wish, setup.resolved.made_for.target or None)
+    made = setup.resolved.made_for if setup.resolved else None  # the profile keeps nothing
+    target = made.target if made else kernels.this_machine().target
+    by_default = compiling.triton_gemm(wish, target)
     found_out = "as before" if setup.repeat else kernels.MEASURED_HERE
     return [
         (
