@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from llmc_jax.config import ExitCode
-from llmc_jax.errors import printable
+from llmc_jax.errors import InputError, printable
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last one where the terminal is closed
 ONE_REQUEST = 0.5  # seconds within which signals count as one: `timeout`, for one, signals its child and then its group
@@ -80,6 +80,27 @@ def open_missing_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  as long as the program
+
+
+def exit_status(program: str, run: Callable[[], int | None]) -> int:
+    """Run a command line and return its exit status: what `run` returns, where nothing (None) that of success.
+
+    Bad input, and what the system refuses, is one line on standard error that begins with the program's name. A reader
+    of the output that went away is no error.
+    """
+    try:
+        status = run()
+        sys.stdout.flush()
+        return int(status or ExitCode.DONE)
+    except BrokenPipeError:
+        discard_rest(sys.stdout)
+        return ExitCode.DONE
+    except (InputError, OSError) as error:
+        print_error(f"{program}: {error}")
+        return ExitCode.BAD_INPUT
+    except KeyboardInterrupt:
+        print_error(f"{program}: stopped")
+        return ExitCode.STOPPED
 
 
 def print_error(line: str) -> None:

@@ -18,7 +18,7 @@ from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.store import Entry
 from llmc_jax.config import ExitCode
 from llmc_jax.errors import InputError
-from llmc_jax.stopping import discard_rest, open_missing_streams, print_error
+from llmc_jax.stopping import exit_status, open_missing_streams
 
 SHOWN_ITEMS = 8  # of a list among the facts
 
@@ -29,19 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files that the terminal cannot show
     options = _parser().parse_args(argv)
-    try:
-        status = options.run(options)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        discard_rest(sys.stdout)
-        status = ExitCode.DONE
-    except InputError as error:
-        print_error(f"llmc_jax.checkpoint: {error}")
-        status = ExitCode.BAD_INPUT
-    except KeyboardInterrupt:
-        print_error("llmc_jax.checkpoint: stopped")
-        status = ExitCode.STOPPED
-    return int(status)
+    return exit_status("llmc_jax.checkpoint", lambda: options.run(options))
 
 
 def _parser() -> argparse.ArgumentParser:

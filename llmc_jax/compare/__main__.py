@@ -7,9 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from llmc_jax.compare import checkpoints, debug_state, live, logs
-from llmc_jax.config import ExitCode
-from llmc_jax.errors import InputError
-from llmc_jax.stopping import discard_rest, open_missing_streams, print_error
+from llmc_jax.stopping import exit_status, open_missing_streams
 
 PROGRAM = "python -m llmc_jax.compare"
 
@@ -59,19 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     open_missing_streams()
     args = _parser().parse_args(argv)
-    try:
-        status = COMMANDS[args.command][0].run(args)
-        sys.stdout.flush()
-        return status
-    except InputError as error:
-        print_error(f"{PROGRAM} {args.command}: {error}")
-        return ExitCode.BAD_INPUT
-    except KeyboardInterrupt:
-        print_error(f"{PROGRAM} {args.command}: stopped")
-        return ExitCode.STOPPED
-    except BrokenPipeError:
-        discard_rest(sys.stdout)
-        return ExitCode.DONE
+    return exit_status(f"{PROGRAM} {args.command}", lambda: COMMANDS[args.command][0].run(args))
 
 
 if __name__ == "__main__":

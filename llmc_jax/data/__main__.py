@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from llmc_jax.config import ExitCode, TrainConfig
+from llmc_jax.config import TrainConfig
 from llmc_jax.data.corpora import (
     TINYSHAKESPEARE_FOLDER,
     Corpus,
@@ -36,7 +36,7 @@ from llmc_jax.data.tokenizers import (
 )
 from llmc_jax.errors import InputError
 from llmc_jax.platform import train_command
-from llmc_jax.stopping import discard_rest, open_missing_streams, print_error
+from llmc_jax.stopping import exit_status, open_missing_streams
 
 SMALL_SHARD = 64 * 1024 + 1  # B*T+1 of llm.c's run of GPT-2 124M
 PROGRESS_SECONDS = 10.0
@@ -50,18 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status. Bad input is one line on standard error."""
     open_missing_streams()
     options = _parser().parse_args(arguments)
-    try:
-        options.run(options)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        discard_rest(sys.stdout)
-    except (InputError, OSError) as error:
-        print_error(f"llmc_jax.data: {error}")
-        return ExitCode.BAD_INPUT
-    except KeyboardInterrupt:
-        print_error("llmc_jax.data: stopped")
-        return ExitCode.STOPPED
-    return ExitCode.DONE
+    return exit_status("llmc_jax.data", lambda: options.run(options))
 
 
 # ----- options ------------------------------------------------------------------------------------------------------

@@ -3,14 +3,14 @@
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from llmc_jax import text
 from llmc_jax.config import ExitCode
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import Findings
 from llmc_jax.platform import python_command
-from llmc_jax.stopping import discard_rest, open_missing_streams, print_error
+from llmc_jax.stopping import exit_status, open_missing_streams
 from llmc_jax.trials import known
 from llmc_jax.trials.known import Known
 
@@ -162,20 +162,8 @@ def _run(words: list[str]) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     open_missing_streams()
-    words: Any = sys.argv[1:] if argv is None else argv
-    try:
-        status = _run(list(words))
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:
-        discard_rest(sys.stdout)
-        return ExitCode.DONE
-    except (InputError, OSError) as error:
-        print_error(f"{PROGRAM}: {error}")
-        return ExitCode.BAD_INPUT
-    except KeyboardInterrupt:
-        print_error(f"{PROGRAM}: stopped")
-        return ExitCode.STOPPED
+    words = list(sys.argv[1:] if argv is None else argv)
+    return exit_status(PROGRAM, lambda: _run(words))
 
 
 if __name__ == "__main__":

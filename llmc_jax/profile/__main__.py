@@ -25,7 +25,7 @@ from llmc_jax.profile import calculators
 from llmc_jax.profile.calculators import Shape, shape_of, step_work
 from llmc_jax.profile.flags import PROGRAM, help_text, run_config, split
 from llmc_jax.runlog import write_atomic
-from llmc_jax.stopping import discard_rest, open_missing_streams, print_error
+from llmc_jax.stopping import exit_status, open_missing_streams
 
 # ----- what is printed ----------------------------------------------------------------------------------------------
 
@@ -367,19 +367,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status."""
     open_missing_streams()
     words = list(sys.argv[1:] if argv is None else argv)
-    try:
-        status = _run(words)
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:
-        discard_rest(sys.stdout)
-        return ExitCode.DONE
-    except (InputError, OSError) as error:
-        print_error(f"{PROGRAM}: {error}")
-        return ExitCode.BAD_INPUT
-    except KeyboardInterrupt:
-        print_error(f"{PROGRAM}: stopped")
-        return ExitCode.STOPPED
+    return exit_status(PROGRAM, lambda: _run(words))
 
 
 def _run(words: list[str]) -> int:
