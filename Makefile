@@ -33,7 +33,7 @@ test-aot: ## compile the kernels for GPUs that are not there, with each supporte
 	done
 
 test-triton: .venv-triton/.ready ## the Triton kernels: in Triton's interpreter, and compiled (Linux; 2 GB of packages)
-	JAX_PLATFORMS=cpu .venv-triton/bin/python -m pytest -q tests/triton $(ARGS)
+	JAX_PLATFORMS=cpu .venv-triton/bin/python -m pytest -q tests/kernels/triton $(ARGS)
 
 .venv-triton/.ready: pyproject.toml
 	rm -rf .venv-triton

@@ -42,7 +42,7 @@ Table = dict[str, Rows]  # JAX version -> …
 
 def problem() -> str:
     """Why this Python cannot make or check the table, or nothing."""
-    from llmc_jax import deviceless
+    from llmc_jax.machine import deviceless
 
     try:
         found = importlib.metadata.version("nvidia-cuda-nvcc")
@@ -58,7 +58,7 @@ def measure(target: str, only: str, output: Path) -> None:
 
     Cases that output has already are left out. Run it once in a process.
     """
-    from llmc_jax import deviceless
+    from llmc_jax.machine import deviceless
     from tests.aot import cases
 
     done = dict(read_rows(output))

@@ -56,7 +56,7 @@ def compiled(target: str, version: str | None, shape: list[int], dtype: str, nvd
     import jax
     import jax.numpy as jnp
 
-    from llmc_jax import deviceless
+    from llmc_jax.machine import deviceless
     from pallas_kernels import attention
 
     (B, T, NH, HS), of = shape, jax.ShapeDtypeStruct
@@ -74,7 +74,7 @@ def compiled(target: str, version: str | None, shape: list[int], dtype: str, nvd
 
 def row(kernel: Kernel, target: str, head_size: int, item_bytes: int = 2) -> str:
     """The table's line of a kernel."""
-    from llmc_jax import deviceless
+    from llmc_jax.machine import deviceless
     from pallas_kernels.tuning import attention_sizes
 
     gpu = deviceless.known_target(target)

@@ -37,7 +37,7 @@ def compiled(target: str, dtype: str, warpgroups: int, group: int, nvdisasm: str
     import jax
     import jax.numpy as jnp
 
-    from llmc_jax import deviceless
+    from llmc_jax.machine import deviceless
     from pallas_kernels import classifier, tuning
 
     architecture = deviceless.known_target(target).architecture
@@ -56,7 +56,7 @@ def compiled(target: str, dtype: str, warpgroups: int, group: int, nvdisasm: str
 
 def row(kernel: Kernel, target: str, dtype: str, warpgroups: int) -> str:
     """The table's line of a kernel."""
-    from llmc_jax import deviceless
+    from llmc_jax.machine import deviceless
     from pallas_kernels import classifier
 
     gpu = deviceless.known_target(target)
@@ -82,7 +82,7 @@ def main() -> None:
     given = parser.parse_args()
     if not given.nvdisasm:
         parser.error("nvdisasm is not on PATH; name it with --nvdisasm (package nvidia-cuda-nvdisasm has one)")
-    from llmc_jax import deviceless
+    from llmc_jax.machine import deviceless
     from pallas_kernels import classifier, tuning
 
     used = tuning.sizes(deviceless.known_target(given.target).architecture).classifier_warpgroups, classifier.GROUP

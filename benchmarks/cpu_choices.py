@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from llmc_jax import platform as llmc_platform  # noqa: E402
+from llmc_jax.machine import jax_setup as llmc_platform  # noqa: E402
 
 llmc_platform.configure()
 
@@ -30,11 +30,13 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from cpu_step import step_runner  # noqa: E402
 
-from llmc_jax import gpt2, hardware, params  # noqa: E402
-from llmc_jax.config import ModelConfig, parse_descriptor  # noqa: E402
+from llmc_jax.config.train import ModelConfig, parse_descriptor  # noqa: E402
+from llmc_jax.machine import device as hardware  # noqa: E402
+from llmc_jax.models.gpt2 import model as gpt2  # noqa: E402
+from llmc_jax.models.gpt2 import tensors as params  # noqa: E402
 from llmc_jax.ops.classifier import classifier_forward  # noqa: E402
 from llmc_jax.ops.layernorm import layernorm_forward  # noqa: E402
-from llmc_jax.optimizer import AdamWNumbers, adamw_update, decay_ranges  # noqa: E402
+from llmc_jax.training.adamw import AdamWNumbers, adamw_update, decay_ranges  # noqa: E402
 
 FLAGS = (
     "--xla_cpu_prefer_vector_width=512",

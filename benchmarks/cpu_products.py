@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from turns import Peer, blocks_in_turns, ratios, serve, spread  # noqa: E402
 
-from llmc_jax import platform as llmc_platform  # noqa: E402
+from llmc_jax.machine import jax_setup as llmc_platform  # noqa: E402
 
 LIBRARIES = {  # what XLA is told to use for its products
     "XLA": "",
@@ -139,8 +139,8 @@ def main() -> None:
 
         serve_products(12, runner, {"jax": jax.__version__})
         return
-    from llmc_jax import hardware
-    from llmc_jax.config import parse_descriptor
+    from llmc_jax.config.train import parse_descriptor
+    from llmc_jax.machine import device as hardware
 
     config = parse_descriptor(args.model)
     taking_part = peers(args.torch_python, args.libraries)

@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from cpu_products import LIBRARIES, flags_for, products, runner  # noqa: E402
 from turns import Peer, blocks_in_turns, ratios, serve, spread  # noqa: E402
 
-from llmc_jax import platform as llmc_platform  # noqa: E402
+from llmc_jax.machine import jax_setup as llmc_platform  # noqa: E402
 
 if __name__ == "__main__" and "--serve" in sys.argv:
     llmc_platform.restart_with_huge_pages()
@@ -40,13 +40,14 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from llmc_jax import compiling, hardware  # noqa: E402
-from llmc_jax.config import ModelConfig, parse_descriptor  # noqa: E402
-from llmc_jax.gpt2 import Execution  # noqa: E402
-from llmc_jax.optimizer import AdamWNumbers  # noqa: E402
-from llmc_jax.params import flat_size, num_parameters  # noqa: E402
-from llmc_jax.schedule import ScheduleNumbers  # noqa: E402
-from llmc_jax.step import StepNumbers, StepOptions, initial_state, train_step  # noqa: E402
+from llmc_jax.config.train import ModelConfig, parse_descriptor  # noqa: E402
+from llmc_jax.machine import compiling  # noqa: E402
+from llmc_jax.machine import device as hardware  # noqa: E402
+from llmc_jax.models.gpt2.model import Execution  # noqa: E402
+from llmc_jax.models.gpt2.tensors import flat_size, num_parameters  # noqa: E402
+from llmc_jax.training.adamw import AdamWNumbers  # noqa: E402
+from llmc_jax.training.schedule import ScheduleNumbers  # noqa: E402
+from llmc_jax.training.step import StepNumbers, StepOptions, initial_state, train_step  # noqa: E402
 
 Once = Callable[[], float]
 

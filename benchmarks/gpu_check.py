@@ -26,7 +26,7 @@ from benchmarks.gpu import first, groups, targets  # noqa: E402
 from benchmarks.gpu.plan import PARTS, Item, plan  # noqa: E402
 from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, number, page, source_digest  # noqa: E402
 from llmc_jax.errors import InputError  # noqa: E402
-from llmc_jax.platform import MEMORY_SHARE  # noqa: E402
+from llmc_jax.machine.jax_setup import MEMORY_SHARE  # noqa: E402
 from llmc_jax.trials.children import Children, Stuck, Task  # noqa: E402
 
 PART_SECONDS = 480  # after which no more of a part is begun: the others have their turn

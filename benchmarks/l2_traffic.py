@@ -6,8 +6,8 @@ Every block of threads walks over the tiles of one head of one sequence; whether
 about the same time is decided by the order in which blocks are started. The simulation starts them in that order, as
 many as the GPU holds at once, lets each read a tile per round, starts the next one where a block has ended, and keeps
 the tiles that were used last. Rows, tiles and versions are those of pallas_kernels/tuning.py, the cache the target's
-(llmc_jax/deviceless.py); how many blocks an SM holds comes from compiling the kernels, so that this needs a Python with
-JAX's CUDA plugin and nvdisasm, as benchmarks/attention_loops.py does.
+(llmc_jax/machine/deviceless.py); how many blocks an SM holds comes from compiling the kernels, so that this needs a
+Python with JAX's CUDA plugin and nvdisasm, as benchmarks/attention_loops.py does.
 
 What the simulation does not know: blocks that run faster than others, an L2 cache of two halves that hold some data
 twice (the column "half" stands for that), what else needs the cache.
@@ -130,8 +130,8 @@ def main() -> None:
         parser.error("nvdisasm is not on PATH; name it with --nvdisasm (package nvidia-cuda-nvdisasm has one)")
 
     from benchmarks.attention_loops import compiled
-    from llmc_jax import deviceless
-    from llmc_jax.hardware import GPUS
+    from llmc_jax.machine import deviceless
+    from llmc_jax.machine.device import GPUS
 
     gpu, shape = deviceless.known_target(arguments.target), arguments.shape
     bandwidth = GPUS[gpu.device_kind].bandwidth * 1e9

@@ -36,8 +36,8 @@ import numpy as np  # noqa: E402
 from jax import lax  # noqa: E402
 from jax.experimental import pallas as pl  # noqa: E402
 
-from llmc_jax.deviceless import TARGETS, compile_for  # noqa: E402
 from llmc_jax.errors import InputError  # noqa: E402
+from llmc_jax.machine.deviceless import TARGETS, compile_for  # noqa: E402
 from pallas_kernels import layernorm, mosaic  # noqa: E402
 from pallas_kernels.mosaic import along, f32, load, store  # noqa: E402
 from pallas_kernels.tuning import sizes  # noqa: E402

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from llmc_jax import hardware
-from llmc_jax.config import GPT2_VOCAB
+from llmc_jax.config.train import GPT2_VOCAB
 from llmc_jax.data.loader import Prefetcher, TokenLoader
 from llmc_jax.data.tokenfile import write_token_file
+from llmc_jax.machine import device as hardware
 
 FILE_TOKENS = 100_000_000
 PASS_TOKENS = 40_000_000

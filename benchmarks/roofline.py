@@ -5,7 +5,7 @@
 
 FILE.json is what `python -m llmc_jax.profile --json` wrote, or benchmarks/results/gpu_….json of gpu_check.sh: the rates
 in it then take the place of the estimates, and the times of its kernels stand where the shapes are the same. Needs no
-GPU, compiles nothing. FLOPs are those of the products, bytes are compulsory ones (llmc_jax/profile/calculators.py).
+GPU, compiles nothing. FLOPs are those of the products, bytes are compulsory ones (llmc_jax/models/gpt2/work.py).
 """
 
 import argparse
@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llmc_jax.config import ModelConfig, parse_descriptor  # noqa: E402
+from llmc_jax.config.train import ModelConfig, parse_descriptor  # noqa: E402
 from llmc_jax.errors import InputError  # noqa: E402
-from llmc_jax.hardware import GPUS, Storage, card_memory_bytes, chosen_logit_rows, flops_per_token  # noqa: E402
-from llmc_jax.profile.calculators import PHASES, Shape, Work, step_work  # noqa: E402
+from llmc_jax.machine.device import GPUS, Storage, card_memory_bytes, chosen_logit_rows, flops_per_token  # noqa: E402
+from llmc_jax.models.gpt2.work import PHASES, Shape, Work, step_work  # noqa: E402
 
 # Estimates, as shares of a GPU's peaks: what well-made kernels reach. Products of a model's sizes: cuBLAS on Hopper.
 # Attention at 64 channels a head, T=1024, causal: what cuDNN and FlashAttention-3 are published with, forward about

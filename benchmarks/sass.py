@@ -104,7 +104,7 @@ def early(sass: str) -> tuple[str, ...]:
 
 def assembled(compile_kernels: Callable[[], object], nvdisasm: str) -> list[Kernel]:
     """The Mosaic kernels that a function compiles, in that order. One compute capability for each process."""
-    from llmc_jax import deviceless
+    from llmc_jax.machine import deviceless
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MOSAIC_GPU_DUMP_TO"] = folder

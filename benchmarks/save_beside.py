@@ -23,10 +23,10 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llmc_jax import hardware  # noqa: E402
-from llmc_jax.config import parse_descriptor  # noqa: E402
+from llmc_jax.config.train import parse_descriptor  # noqa: E402
 from llmc_jax.data.tokenfile import write_token_file  # noqa: E402
-from llmc_jax.runlog import read_metrics, versions  # noqa: E402
+from llmc_jax.machine import device as hardware  # noqa: E402
+from llmc_jax.run.folder import read_metrics, versions  # noqa: E402
 
 BATCH = 524_288  # tokens
 

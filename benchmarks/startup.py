@@ -20,8 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llmc_jax import hardware  # noqa: E402
-from llmc_jax.runlog import versions  # noqa: E402
+from llmc_jax.machine import device as hardware  # noqa: E402
+from llmc_jax.run.folder import versions  # noqa: E402
 
 
 def seconds_to_first_step(cache: Path, output: Path) -> float:

@@ -18,7 +18,7 @@ times are estimates.
 - Each kernel is followed by 1 µs of nothing.
 
 Bytes are those of each kernel's arrays, of an array that it takes a part of only the part; of attention, AdamW and the
-embedding, which write parts of arrays, those that llmc_jax/profile/calculators.py knows. What the caches hold and how
+embedding, which write parts of arrays, those that llmc_jax/models/gpt2/work.py knows. What the caches hold and how
 many instructions a kernel has is not seen.
 """
 
@@ -39,11 +39,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import roofline  # noqa: E402
-from llmc_jax import deviceless  # noqa: E402
-from llmc_jax.cli import parse_args  # noqa: E402
-from llmc_jax.config import ModelConfig, TrainConfig, parse_descriptor  # noqa: E402
+from llmc_jax.cli.train import parse_args  # noqa: E402
+from llmc_jax.config.train import ModelConfig, TrainConfig, parse_descriptor  # noqa: E402
 from llmc_jax.errors import InputError  # noqa: E402
-from llmc_jax.profile.calculators import Shape, rows_at_once, shape_of, step_work  # noqa: E402
+from llmc_jax.machine import deviceless  # noqa: E402
+from llmc_jax.models.gpt2.work import Shape, rows_at_once, shape_of, step_work  # noqa: E402
 from llmc_jax.profile.program import Instruction, Place, Program, elements  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/step_table.md"
@@ -68,7 +68,7 @@ GROUPS = (
     "layernorm backward", "GELU forward", "GELU backward", "classifier", "embedding", "slices of weights",
     "gradient in one piece", "norm", "AdamW", "other",
 )  # fmt: skip
-# Groups whose kernels write parts of arrays, and what calculators.py calls their work.
+# Groups whose kernels write parts of arrays, and what models/gpt2/work.py calls their work.
 KNOWN_BYTES = {
     "attention forward": ("forward", "attention"),
     "attention backward": ("backward", "attention"),

@@ -12,13 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmc_jax import gpt2, optimizer, step
-from llmc_jax.config import ModelConfig
-from llmc_jax.gpt2 import PLAIN, Execution
-from llmc_jax.optimizer import AdamWNumbers
-from llmc_jax.params import flat_size
-from llmc_jax.schedule import ScheduleNumbers
-from llmc_jax.step import StepNumbers, StepOptions
+from llmc_jax.config.train import ModelConfig
+from llmc_jax.models.gpt2 import model as gpt2
+from llmc_jax.models.gpt2.model import PLAIN, Execution
+from llmc_jax.models.gpt2.tensors import flat_size
+from llmc_jax.training import adamw as optimizer
+from llmc_jax.training import step
+from llmc_jax.training.adamw import AdamWNumbers
+from llmc_jax.training.schedule import ScheduleNumbers
+from llmc_jax.training.step import StepNumbers, StepOptions
 from tests import plain_model
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # half the time to compile

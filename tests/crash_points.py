@@ -26,12 +26,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
-from llmc_jax import cli, resume, runlog, trainer
 from llmc_jax.checkpoint import store
-from llmc_jax.config import validate
+from llmc_jax.cli import train as cli
+from llmc_jax.config.train import validate
 from llmc_jax.errors import InputError
 from llmc_jax.files import path_of
-from llmc_jax.stopping import Output
+from llmc_jax.run import folder as runlog
+from llmc_jax.run import loop as trainer
+from llmc_jax.run import resume
+from llmc_jax.run.stopping import Output
 from tests.same_run import OF_THE_RUN, WALL_CLOCK, leftovers, steps_of
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC

@@ -2,7 +2,7 @@
 
 The model is the textbook's (softmax, log_softmax, gelu and variance are JAX's own, heads are a vmap), differentiated by
 `jax.grad`; the optimizer and the schedule are NumPy and plain Python. Meant for float64 and small shapes; slow and
-wasteful on purpose. A configuration is anything with the attributes of llmc_jax.config.ModelConfig.
+wasteful on purpose. A configuration is anything with the attributes of llmc_jax.config.train.ModelConfig.
 """
 
 import math

@@ -13,7 +13,7 @@ import numpy as np
 
 from llmc_jax.checkpoint.store import array_specs, read_array, read_facts
 from llmc_jax.data.tokenfile import write_token_file
-from llmc_jax.runlog import read_metrics
+from llmc_jax.run.folder import read_metrics
 
 WALL_CLOCK = {"ms", "tokens_per_second", "time", "seconds"}
 OF_THE_RUN = ("train", "val", "sample")  # the events that must be the same; and the last "end"

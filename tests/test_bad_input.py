@@ -13,16 +13,18 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import pytest
 
-from llmc_jax import cli, curves, trainer
-from llmc_jax import setup as beforehand
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.llmc import write_model
-from llmc_jax.config import ModelConfig, parse_descriptor
+from llmc_jax.cli import train as cli
+from llmc_jax.config.train import ModelConfig, parse_descriptor
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.data.tokenizers import bytes_tokenizer, write_tokenizer_bin
 from llmc_jax.errors import InputError
-from llmc_jax.init import random_parameters
-from llmc_jax.runlog import read_metrics
+from llmc_jax.models.gpt2.init import random_parameters
+from llmc_jax.run import curves
+from llmc_jax.run import loop as trainer
+from llmc_jax.run import prepare as beforehand
+from llmc_jax.run.folder import read_metrics
 
 TINY = "L1-NH1-C16-V257-T16"
 
@@ -206,7 +208,7 @@ def test_an_unclear_version_2(bench: Bench) -> None:
 
 
 def _unpadded(config: ModelConfig) -> list[Any]:
-    from llmc_jax.params import tensor_specs
+    from llmc_jax.models.gpt2.tensors import tensor_specs
 
     specs = list(tensor_specs(config))
     return [specs[0]._replace(size=config.vocab_size * config.channels), *specs[1:]]
@@ -417,7 +419,7 @@ def test_a_full_disk_at_the_start_leaves_the_folder_as_it_was(
     if there == "a file of mine":
         Path("new/run/samples.txt").write_text("mine\n")
     before = sorted(bench.folder.rglob("*"))
-    monkeypatch.setattr(f"llmc_jax.runlog.{broken}", full)
+    monkeypatch.setattr(f"llmc_jax.run.folder.{broken}", full)
     done = bench.run("-o", "new/run", "-y", 1)
     assert done.code == 2 and "No space left on device" in done.err
     assert sorted(bench.folder.rglob("*")) == before

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import pytest
 
 from llmc_jax.checkpoint import store
-from llmc_jax.runlog import KERNELS, read_kernels
+from llmc_jax.run.folder import KERNELS, read_kernels
 from tests.crash_points import (
     ERRORS,
     Copy,
@@ -420,7 +420,7 @@ def test_an_error_at_every_place(recorded: Recording, error: str, monkeypatch: p
 # The program with known names for what is hidden, so that a tracer of system calls can be told of them.
 TRACED = """
 import secrets, sys
-from llmc_jax.cli import main
+from llmc_jax.cli.train import main
 secrets.token_hex = lambda count: "0" * 2 * count
 sys.exit(main())
 """

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc_jax.config import TrainConfig
+from llmc_jax.config.presets import PRESETS
+from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
-from llmc_jax.presets import PRESETS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -264,13 +264,9 @@ def commands(path: Path) -> list[list[str]]:
 
 def parsed(words: list[str]) -> Any:
     """A command's options, or None where it has none. Raises what the program does where it would refuse them."""
-    from llmc_jax import cli
-    from llmc_jax.checkpoint import __main__ as checkpoint
-    from llmc_jax.checkpoint import convert
-    from llmc_jax.compare import __main__ as compare
-    from llmc_jax.data import __main__ as data
-    from llmc_jax.kernels import __main__ as kernels
-    from llmc_jax.profile import flags
+    from llmc_jax.cli import checkpoint, compare, convert, data, kernels
+    from llmc_jax.cli import train as cli
+    from llmc_jax.cli.train import profile_flags as flags
 
     for start, parse in (
         (["python", "train.py"], cli.parse_args),
@@ -351,8 +347,8 @@ def table_rows(path: Path, first_column: str) -> list[list[str]]:
 
 
 def test_table_of_tensors_is_the_layout_of_d12() -> None:
-    from llmc_jax.config import parse_descriptor
-    from llmc_jax.params import MATRICES, tensor_specs
+    from llmc_jax.config.train import parse_descriptor
+    from llmc_jax.models.gpt2.tensors import MATRICES, tensor_specs
 
     config = parse_descriptor("d12")
     rows = table_rows(ROOT / "docs/derivations/whole_model.md", "tensor")

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmc_jax import gpt2
 from llmc_jax.checkpoint.llmc import read_model
-from llmc_jax.config import ModelConfig, parse_descriptor
-from llmc_jax.gpt2 import Execution
-from llmc_jax.init import random_parameters
-from llmc_jax.params import flat_size, num_parameters, views
-from llmc_jax.step import StepNumbers, StepOptions
+from llmc_jax.config.train import ModelConfig, parse_descriptor
+from llmc_jax.models.gpt2 import model as gpt2
+from llmc_jax.models.gpt2.init import random_parameters
+from llmc_jax.models.gpt2.model import Execution
+from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, views
+from llmc_jax.training.step import StepNumbers, StepOptions
 from tests import plain_model
 from tests.comparisons import QUICK, Batch, Run, step_numbers, train
 from tests.golden import make_run

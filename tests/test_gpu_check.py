@@ -16,10 +16,12 @@ from benchmarks.gpu import first, groups, races, resume, steps, targets
 from benchmarks.gpu.plan import ATTENTION, D12_NUMERICS, PARTS, Item, plan
 from benchmarks.gpu.programs import step_times
 from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, page
-from llmc_jax import deviceless, hardware, kernels
-from llmc_jax.config import parse_descriptor
+from llmc_jax import kernels
+from llmc_jax.config.train import parse_descriptor
 from llmc_jax.kernels import GROUPS
-from llmc_jax.params import flat_size
+from llmc_jax.machine import device as hardware
+from llmc_jax.machine import deviceless
+from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.trials import problems
 from llmc_jax.trials.children import END_SECONDS, Outcome, Task
 from llmc_jax.trials.lines import FREE, OTHER, SAME, NotMeasured, heard, tell

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from llmc_jax import cli
-from llmc_jax.config import TrainConfig
+from llmc_jax.cli import train as cli
+from llmc_jax.config.train import TrainConfig
 from tests.same_run import check_same, steps_of, write_shards
 
 ROOT = Path(__file__).resolve().parents[1]

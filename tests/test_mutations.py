@@ -14,9 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmc_jax import gpt2, kernels, optimizer, step
-from llmc_jax.config import ModelConfig
+from llmc_jax import kernels
+from llmc_jax.config.train import ModelConfig
+from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.ops import attention, layernorm
+from llmc_jax.training import adamw as optimizer
+from llmc_jax.training import step
 from tests.comparisons import (
     ADAMW_TOLERANCE,
     GRADIENT_TOLERANCE,

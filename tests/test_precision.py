@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmc_jax import gpt2
-from llmc_jax.config import ModelConfig, parse_descriptor
-from llmc_jax.gpt2 import PLAIN
-from llmc_jax.init import random_parameters
-from llmc_jax.optimizer import round_stochastically
-from llmc_jax.params import flat_size, views
-from llmc_jax.step import (
+from llmc_jax.config.train import ModelConfig, parse_descriptor
+from llmc_jax.models.gpt2 import model as gpt2
+from llmc_jax.models.gpt2.init import random_parameters
+from llmc_jax.models.gpt2.model import PLAIN
+from llmc_jax.models.gpt2.tensors import flat_size, views
+from llmc_jax.training.adamw import round_stochastically
+from llmc_jax.training.step import (
     LossScale,
     LossScaleNumbers,
     Metrics,

@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks import step_table
 from benchmarks.step_table import GAP, GROUPS, LEAST, OF_COPY, Facts, Group, Table, make_table, product_seconds
-from llmc_jax.config import parse_descriptor
+from llmc_jax.config.train import parse_descriptor
 from llmc_jax.errors import InputError
-from llmc_jax.profile.calculators import Shape, step_work
+from llmc_jax.models.gpt2.work import Shape, step_work
 
 MODEL = parse_descriptor("L1-NH2-C128-V200-T64")
 SHAPE = Shape(4, 64, dtype="bf16", flash=True)  # 256 rows

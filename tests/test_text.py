@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc_jax import text
-from llmc_jax.console import format_table
+from llmc_jax.run.console import format_table
 
 HEADINGS = ["", "operation", "layer", "ms", "share", "bound by"]
 ROWS = [

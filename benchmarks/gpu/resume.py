@@ -41,7 +41,7 @@ def killed(words: str, steps: int, every: int, programs: str) -> Figures:
     that is continued finds what was compiled for it; or 'deleted', where the compiler has to choose again.
     """
     from benchmarks.gpu.programs import write_tokens
-    from llmc_jax.config import parse_descriptor
+    from llmc_jax.config.train import parse_descriptor
 
     given = shlex.split(words)
     flags = dict(zip(given[::2], given[1::2], strict=True))
@@ -111,7 +111,7 @@ def bits(run: Path, step: int) -> Figures:
 
 def resumption(run: Path, whole: Path) -> tuple[int, int | None]:
     """The step that a run went on from, and the first step whose figures are not those of the whole run."""
-    from llmc_jax.runlog import read_metrics
+    from llmc_jax.run.folder import read_metrics
 
     def figures(folder: Path) -> list[dict[str, Any]]:
         events = [event for event in read_metrics(folder / "metrics.jsonl") if event["event"] in ("train", "val")]
@@ -147,10 +147,10 @@ def saves(model: str, B: int, T: int, dtype: str, steps: int, rounds: int) -> Fi
     import jax.numpy as jnp
 
     from benchmarks.gpu import steps as whole_steps
-    from llmc_jax import compiling
-    from llmc_jax.config import parse_descriptor
-    from llmc_jax.saver import Memory, Retention, Saver
-    from llmc_jax.step import StepOptions, initial_state, train_step
+    from llmc_jax.config.train import parse_descriptor
+    from llmc_jax.machine import compiling
+    from llmc_jax.run.saver import Memory, Retention, Saver
+    from llmc_jax.training.step import StepOptions, initial_state, train_step
     from llmc_jax.trials.problems import DTYPES, skewed_tokens
 
     config = parse_descriptor(model)

@@ -10,14 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmc_jax import compiling, hardware, kernels
-from llmc_jax.config import ModelConfig, TrainConfig, parse_descriptor
-from llmc_jax.gpt2 import Execution
-from llmc_jax.optimizer import AdamWNumbers
-from llmc_jax.params import flat_size, num_parameters
-from llmc_jax.schedule import ScheduleNumbers
-from llmc_jax.setup import choose_execution
-from llmc_jax.step import StepNumbers, StepOptions, initial_state, train_step
+from llmc_jax import kernels
+from llmc_jax.config.train import ModelConfig, TrainConfig, parse_descriptor
+from llmc_jax.machine import compiling
+from llmc_jax.machine import device as hardware
+from llmc_jax.models.gpt2.model import Execution
+from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
+from llmc_jax.run.prepare import choose_execution
+from llmc_jax.training.adamw import AdamWNumbers
+from llmc_jax.training.schedule import ScheduleNumbers
+from llmc_jax.training.step import StepNumbers, StepOptions, initial_state, train_step
 from llmc_jax.trials.lines import Figures
 from llmc_jax.trials.problems import DTYPES, skewed_tokens, target
 

@@ -1,6 +1,6 @@
 """From any checkpoint that can be opened to each format that can be written, a slice at a time, and checked.
 
-What is written is read back and compared before it gets its name. Leaves out the command line (convert.py) and the
+What is written is read back and compared before it gets its name. Leaves out the command line (cli/convert.py) and the
 formats themselves.
 """
 
@@ -23,10 +23,10 @@ from llmc_jax.checkpoint.hf_tokenizer import Table, write_files
 from llmc_jax.checkpoint.llmc import UNLAYERED, bf16_to_fp32, fp32_to_bf16
 from llmc_jax.checkpoint.reading import CHUNK
 from llmc_jax.checkpoint.sources import Slice, Source, SpecialTokens, open_source, slices, slices_of
-from llmc_jax.config import ModelConfig
+from llmc_jax.config.train import ModelConfig
 from llmc_jax.errors import InputError
 from llmc_jax.files import reason, sync
-from llmc_jax.params import TensorSpec, num_parameters, tensor_specs
+from llmc_jax.models.gpt2.tensors import TensorSpec, num_parameters, tensor_specs
 
 DIFFERS = "not written: what was read back differs from what was written; is the disk sound?"
 NO_SPECIAL = (

@@ -22,10 +22,10 @@ from llmc_jax import magics
 from llmc_jax.checkpoint import llmc
 from llmc_jax.checkpoint.binary import HEADER_BYTES, Values, read_at, read_header_ints
 from llmc_jax.checkpoint.reading import CHUNK, opened, stamp_of
-from llmc_jax.config import ModelConfig
+from llmc_jax.config.train import ModelConfig
 from llmc_jax.data.tokenfile import open_token_file
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.params import flat_size, num_parameters
+from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
 
 WHAT = "a debug state of llm.c"
 VERSIONS = (1, 2)
@@ -186,8 +186,8 @@ def _program(config: ModelConfig) -> Callable[..., Any]:
     """The compiled function from a flat buffer, x and y to logits, loss and flat gradient."""
     import jax
 
-    from llmc_jax import gpt2
-    from llmc_jax.params import views
+    from llmc_jax.models.gpt2 import model as gpt2
+    from llmc_jax.models.gpt2.tensors import views
 
     @jax.jit
     def program(flat: Any, x: Any, y: Any) -> Any:

@@ -50,11 +50,11 @@ from llmc_jax.checkpoint import llmc
 from llmc_jax.checkpoint.binary import HEADER_BYTES, Values, read_at, read_header_ints
 from llmc_jax.checkpoint.llmc import UNLAYERED
 from llmc_jax.checkpoint.reading import CHUNK, opened, stamp_of
-from llmc_jax.config import ModelConfig
+from llmc_jax.config.train import ModelConfig
 from llmc_jax.data.loader import NOT_IN_LLMC
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason
-from llmc_jax.params import TensorSpec, num_parameters, tensor_specs
+from llmc_jax.models.gpt2.tensors import TensorSpec, num_parameters, tensor_specs
 from llmc_jax.rng import MT_WORDS, Mt19937, seed_words, skip_u32
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import numpy as np
 from llmc_jax.checkpoint.hugging_face import BUFFERS, HEAD, check_count, name_in_block
 from llmc_jax.checkpoint.reading import opened
 from llmc_jax.checkpoint.sources import Source, slices
-from llmc_jax.config import ModelConfig, pad_vocab
+from llmc_jax.config.train import ModelConfig, pad_vocab
 from llmc_jax.errors import FormatError, InputError
 
 PREFIXES = ("_orig_mod.", "module.", "transformer.")  # of torch.compile, of DistributedDataParallel, of the model

@@ -16,11 +16,11 @@ import numpy as np
 from llmc_jax import magics
 from llmc_jax.checkpoint.llmc import UNLAYERED, OpenModel, bf16_to_fp32, open_model, read_slice
 from llmc_jax.checkpoint.reading import fp16_to_fp32, opened
-from llmc_jax.config import ModelConfig, TrainConfig, parse_descriptor
+from llmc_jax.config.train import ModelConfig, TrainConfig, parse_descriptor
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason
-from llmc_jax.init import random_parameters
-from llmc_jax.params import Params, TensorSpec, flat_size, tensor_specs, views
+from llmc_jax.models.gpt2.init import random_parameters
+from llmc_jax.models.gpt2.tensors import Params, TensorSpec, flat_size, tensor_specs, views
 
 OUR_STATE = re.compile(r"state_[0-9]{8,10}")  # a folder
 LLMC_STATE = re.compile(r"state_[0-9]{8,10}_[0-9]{5}\.bin")

@@ -1,64 +1,8 @@
-"""The command line of the comparisons: `python -m llmc_jax.compare`. Leaves out the comparisons."""
+"""Run `python -m llmc_jax.compare`; the command line is llmc_jax/cli/compare.py."""
 
-import argparse
 import sys
-from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
 
-from llmc_jax.compare import checkpoints, debug_state, live, logs
-from llmc_jax.stopping import exit_status, open_missing_streams
-
-PROGRAM = "python -m llmc_jax.compare"
-
-# Each has add_arguments(parser) and run(args), and imports JAX, if at all, when it runs.
-COMMANDS: dict[str, tuple[ModuleType, str]] = {
-    "logs": (logs, "losses of several runs, by step"),
-    "checkpoints": (checkpoints, "two checkpoints of any format, tensor by tensor"),
-    "debug-state": (debug_state, "a debug state of llm.c and our forward and backward"),
-    "run": (live, "run a trainer of llm.c and ours, one after the other"),
-}
-
-
-class _Parser(argparse.ArgumentParser):
-    """The words behind the first `--` are another program's: they come as `flags`, and are not looked at."""
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        words = list(sys.argv[1:] if args is None else args)
-        place = words.index("--") if "--" in words else len(words)
-        found = super().parse_args(words[:place], namespace)
-        found.flags = words[place + 1 :]
-        if found.flags and found.command != "run":
-            self.error(f"{found.command} takes no words behind --")
-        return found
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog=PROGRAM,
-        description="Compare runs, programs and files with llm.c's, or with each other.",
-        allow_abbrev=False,
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30),
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (module, words) in COMMANDS.items():
-        command = commands.add_parser(
-            name, help=words, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        module.add_arguments(command)
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one comparison. Returns the exit status.
-
-    0: compared, and nothing differs by more than it may; 4: compared, and something does; 2: bad input, with one line
-    on standard error.
-    """
-    open_missing_streams()
-    args = _parser().parse_args(argv)
-    return exit_status(f"{PROGRAM} {args.command}", lambda: COMMANDS[args.command][0].run(args))
-
+from llmc_jax.cli.compare import main
 
 if __name__ == "__main__":
     sys.exit(main())

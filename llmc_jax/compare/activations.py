@@ -1,7 +1,7 @@
 """One batch through the model, operation by operation, with everything in between: kept, written, read, compared.
 
-The values are those of gpt2.py's own blocks. Beside them stands the list of the operations that make them, by which one
-operation can be computed from inputs of another program. Leaves out what is printed (debug_state.py).
+The values are those of models/gpt2/model.py's own blocks. Beside them stands the list of the operations that make them,
+by which one operation can be computed from inputs of another program. Leaves out what is printed (debug_state.py).
 
     B batch, T sequence length, C channels, L layers, NH heads, V vocabulary, Vp padded vocabulary
 """
@@ -22,10 +22,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax.compare.tensors import Difference, Limit, difference
-from llmc_jax.config import ModelConfig
+from llmc_jax.config.train import ModelConfig
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason
-from llmc_jax.gpt2 import (
+from llmc_jax.models.gpt2.model import (
     BlockActivations,
     BlockParams,
     Execution,
@@ -33,10 +33,10 @@ from llmc_jax.gpt2 import (
     block_forward,
     block_params,
 )
+from llmc_jax.models.gpt2.tensors import Params
 from llmc_jax.ops.embedding import embedding_forward
 from llmc_jax.ops.linear import linear_backward, linear_forward
 from llmc_jax.ops.residual import residual_forward
-from llmc_jax.params import Params
 
 Function = Callable[..., tuple[Any, ...]]
 Values = dict[str, Any]  # by name: NumPy arrays, float32 or float64; of `att` also what only our attention understands
@@ -248,7 +248,7 @@ def _embedding_backward(dx: jax.Array, x: jax.Array, dwte: jax.Array, model: Mod
     return dwpe, dwte.astype(model.params.wte.dtype)
 
 
-# ----- the values that gpt2.py's own blocks make ---------------------------------------------------------------------
+# ----- the values that the model's own blocks make ------------------------------------------------------------------
 
 
 def own_values(model: Model, batch: Batch, *, gradients: bool) -> Values:
@@ -293,7 +293,7 @@ def _own_gradients(model: Model, values: Values, kept: list[BlockActivations], x
     """The gradients that gpt2.block_backward gives: of the stream, and of the weights."""
     config, p, op = model.config, model.params, model.execution.op
     backward = jax.jit(lambda d, dbias, w, a: block_backward(d, dbias, w, a, config.num_heads, model.execution))
-    # The head is the same operations in gpt2.py: dlnf comes from the list.
+    # The head is the same operations in models/gpt2/model.py: dlnf comes from the list.
     head = list(backward_operations(model))[:2]
     found = dict(values)
     _complete(found, iter(head), model)

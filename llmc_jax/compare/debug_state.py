@@ -15,14 +15,14 @@ from llmc_jax.checkpoint.debug_state import DebugState, read_debug_state
 from llmc_jax.checkpoint.sources import Source, flat_parameters, open_source
 from llmc_jax.compare import report
 from llmc_jax.compare.tensors import DIFFERS, Difference, Limit, as_json, difference, index_text, tolerance_of
-from llmc_jax.config import ModelConfig
+from llmc_jax.config.train import ModelConfig
 from llmc_jax.errors import InputError
-from llmc_jax.params import Params, views
+from llmc_jax.models.gpt2.tensors import Params, views
 
 if TYPE_CHECKING:  # they bring JAX in
     from llmc_jax.compare import activations
-    from llmc_jax.gpt2 import Execution
     from llmc_jax.kernels import Choice
+    from llmc_jax.models.gpt2.model import Execution
 
 DESCRIPTION = """\
 Run our forward and backward on the batch of a debug state (gpt2_124M_debug_state.bin) and compare logits, loss and
@@ -198,7 +198,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _configure() -> None:
-    from llmc_jax import platform
+    from llmc_jax.machine import jax_setup as platform
 
     platform.configure(tf32=False)  # as in llm.c's tests
 
@@ -239,7 +239,7 @@ def _header(
 
 def _execution(args: argparse.Namespace, dtype: str, config: ModelConfig) -> "tuple[Execution, tuple[Choice, ...]]":
     from llmc_jax import kernels
-    from llmc_jax.gpt2 import Execution
+    from llmc_jax.models.gpt2.model import Execution
 
     wish = kernels.Wish(args.kernels, args.attention, args.strict_kernels)
     selection = kernels.choose(wish, kernels.this_machine(), dtype, config.head_size)
@@ -257,7 +257,7 @@ def compute(flat: Any, state: DebugState, config: ModelConfig, execution: "Execu
     import jax
     import jax.numpy as jnp
 
-    from llmc_jax import gpt2
+    from llmc_jax.models.gpt2 import model as gpt2
 
     x, y = jnp.asarray(state.x), jnp.asarray(state.y)
     loss, gradient = jax.jit(lambda flat: jax.value_and_grad(gpt2.loss_fn)(flat, x, y, config, execution))(flat)

@@ -20,11 +20,11 @@ import numpy as np
 
 import llmc_jax
 from llmc_jax.checkpoint.llmc import read_header
-from llmc_jax.cli import parse_args
+from llmc_jax.cli.train import parse_args
 from llmc_jax.compare import logs, report
 from llmc_jax.compare.logfiles import Log, read_log
 from llmc_jax.compare.tensors import DIFFERS
-from llmc_jax.config import OPTIONS, ExitCode, TrainConfig, validate
+from llmc_jax.config.train import OPTIONS, ExitCode, TrainConfig, validate
 from llmc_jax.data.tokenizers import write_tokenizer_bin
 from llmc_jax.errors import InputError
 from llmc_jax.files import reason
@@ -239,7 +239,7 @@ def run_ours(plan: Plan, folder: Path, dtype: str | None) -> tuple[Log, list[str
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, environment.get("PYTHONPATH")]))
     if plan.kind == CPU:  # beside a CPU a CPU
         environment.setdefault("JAX_PLATFORMS", "cpu")
-    program = [sys.executable, "-c", "from llmc_jax.cli import program; program()"]
+    program = [sys.executable, "-c", "from llmc_jax.cli.train import program; program()"]
     output = folder / "ours.txt"
     status = _run([*program, *words], output, None, environment)
     if status not in (ExitCode.DONE, ExitCode.DIVERGED):

@@ -15,11 +15,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from llmc_jax.curves import Curve
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason
 from llmc_jax.magics import MEANINGS
-from llmc_jax.runlog import MAIN_LOG, METRICS, NON_FINITE
+from llmc_jax.run.curves import Curve
+from llmc_jax.run.folder import MAIN_LOG, METRICS, NON_FINITE
 
 LONGEST_LINE = 1 << 22  # bytes; a sample in metrics.jsonl takes a hundredth
 LONGEST_TEXT = 1 << 12  # a longer line of text is none of a log's

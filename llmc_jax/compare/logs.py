@@ -14,8 +14,8 @@ import numpy as np
 from llmc_jax.compare import report
 from llmc_jax.compare.logfiles import Log, read_log
 from llmc_jax.compare.tensors import DIFFERS
-from llmc_jax.curves import Curve, finite, moving_mean, window_of
 from llmc_jax.errors import InputError
+from llmc_jax.run.curves import Curve, finite, moving_mean, window_of
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 TOLERANCE = 0.01  # nats per token; what llm.c's own tests allow a loss

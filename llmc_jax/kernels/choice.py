@@ -10,9 +10,9 @@ from typing import NamedTuple
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import cudnn, ours
 from llmc_jax.kernels.findings import Findings, Sizes, Variant, frozen
-from llmc_jax.kernels.machine import Machine
-from llmc_jax.kernels.operations import GROUPS, XLA, Function, Operations, functions_of
+from llmc_jax.machine.target import Machine
 from llmc_jax.ops import attention, gelu
+from llmc_jax.ops.table import GROUPS, XLA, Function, Operations, functions_of
 
 # What measurement chose, by architecture and operation: the implementation, and the table that shows it. What is not
 # here has not been measured on a GPU yet and follows the order of the rows.
@@ -145,7 +145,7 @@ def _triton_problem(setting: Setting) -> str:
         return NO_GPU
     if setting.machine.version == (0, 0):
         return f"its kernels are made for NVIDIA GPUs, not for {setting.machine.kind}"
-    from llmc_jax.triton import availability
+    from llmc_jax.kernels.triton import availability
 
     return availability() or ""
 

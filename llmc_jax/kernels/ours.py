@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from functools import cache, partial
 
 from llmc_jax.kernels.findings import Variant
-from llmc_jax.kernels.operations import GROUPS, XLA, Function, Operations
 from llmc_jax.ops import attention
+from llmc_jax.ops.table import GROUPS, XLA, Function, Operations
 
 DEFAULT = Variant()
 
@@ -80,7 +80,7 @@ def by_softmax_kernel(target: str) -> Sequence[Function]:
 
 def by_triton_softmax() -> Sequence[Function]:
     """Return attention's forward and backward with the T x T matrix and Triton's softmax."""
-    from llmc_jax.triton import softmax
+    from llmc_jax.kernels.triton import softmax
 
     return _by_softmax(softmax.softmax_forward, softmax.softmax_backward)
 
@@ -95,8 +95,8 @@ def _by_softmax(forward: Function, backward: Function) -> Sequence[Function]:
 @cache
 def triton_operations() -> Operations:
     """Return layernorm and classifier as Triton kernels (the extra `[triton]`)."""
-    from llmc_jax.triton import classifier as triton_classifier
-    from llmc_jax.triton import layernorm as triton_layernorm
+    from llmc_jax.kernels.triton import classifier as triton_classifier
+    from llmc_jax.kernels.triton import layernorm as triton_layernorm
 
     names = (*GROUPS["layernorm"], *GROUPS["classifier"])
     return XLA._replace(

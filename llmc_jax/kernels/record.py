@@ -1,6 +1,7 @@
 """The choice of a run as plain data, so that it can be repeated: by the run itself when it goes on, and elsewhere.
 
-It is written before the first step and into each checkpoint. Leaves out the files that hold it (runlog.py, resume.py).
+It is written before the first step and into each checkpoint. Leaves out the files that hold it (run/folder.py,
+run/resume.py).
 """
 
 import hashlib
@@ -22,13 +23,13 @@ from llmc_jax.kernels.choice import (
     select,
 )
 from llmc_jax.kernels.findings import Findings, Variant, frozen
-from llmc_jax.kernels.machine import Machine
-from llmc_jax.kernels.operations import GROUPS
 from llmc_jax.kernels.ours import variant_problem
+from llmc_jax.machine.target import Machine
+from llmc_jax.ops.table import GROUPS
 
 FORMAT = 1
 FOR_PEOPLE = ("why", "fell_back", "measured", "ratio", "beside")  # fields of a choice on which no bit depends
-FOLDERS = ("pallas_kernels", "llmc_jax/triton")  # where our kernels' sources are
+FOLDERS = ("pallas_kernels", "llmc_jax/kernels/triton")  # where our kernels' sources are
 
 
 class Asked(NamedTuple):

@@ -33,8 +33,8 @@ def gelu_forward_in_product(x: jax.Array) -> jax.Array:
     """GELU of x, the result of a matrix product, written so that XLA lets cuBLASLt compute it before that is rounded.
 
     XLA knows this form alone, without conversions to another dtype, and puts it into the product only where NVIDIA's
-    library makes that (compiling.py). Then the sum is still in float32 when GELU is applied, so that the result differs
-    in its last bits from GELU of what is kept of x. Source: as `gelu_forward`.
+    library makes that (machine/compiling.py). Then the sum is still in float32 when GELU is applied, so that the
+    result differs in its last bits from GELU of what is kept of x. Source: as `gelu_forward`.
     """
     return x * (0.5 * (1.0 + jnp.tanh(_S * (x + _CUBIC * (x * x * x)))))
 

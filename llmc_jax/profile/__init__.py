@@ -1,7 +1,7 @@
 """Where a training step's time, memory and operations go: `python -m llmc_jax.profile --help`.
 
-flags.py         its flags
-calculators.py   FLOPs, bytes and memory from the shape alone
+cli/profile_flags.py         its flags
+models/gpt2/work.py   FLOPs, bytes and memory from the shape alone
 program.py       what a compiled program consists of, and which operation of the model each instruction belongs to
 trace.py         recording steps with jax.profiler, and reading back when each instruction ran
 saved.py         what is kept beside a trace, to make the table of it later

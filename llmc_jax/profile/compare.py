@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.config import OPTIONS
+from llmc_jax.cli.profile_flags import run_config
+from llmc_jax.config.train import OPTIONS
 from llmc_jax.errors import InputError
-from llmc_jax.profile.flags import run_config
 from llmc_jax.text import screen_width, table
 
 CORES = "LLMC_JAX_PROFILE_CORES"  # tells a worker which cores it may use
@@ -192,7 +192,7 @@ def serve(words: Sequence[str]) -> int:
 
     try:
         config, _ = run_config(words)
-        from llmc_jax import platform
+        from llmc_jax.machine import jax_setup as platform
 
         platform.configure(tf32=config.tf32)
         from llmc_jax.profile.measure import prepared

@@ -18,13 +18,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmc_jax import compiling, hardware, kernels
-from llmc_jax.config import ModelConfig, TrainConfig, check_model_fit
-from llmc_jax.params import flat_size, num_parameters
-from llmc_jax.profile.calculators import Shape, shape_of
+from llmc_jax import kernels
+from llmc_jax.config.train import ModelConfig, TrainConfig, check_model_fit
+from llmc_jax.machine import compiling
+from llmc_jax.machine import device as hardware
+from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
+from llmc_jax.models.gpt2.work import Shape, shape_of
 from llmc_jax.profile.table import Roof
 from llmc_jax.profile.trace import recorded_step, start_recording
-from llmc_jax.setup import (
+from llmc_jax.run.loop import step_numbers, step_options
+from llmc_jax.run.prepare import (
     Setup,
     choose_execution,
     chosen_before,
@@ -37,8 +40,7 @@ from llmc_jax.setup import (
     storage_of,
     try_kernels,
 )
-from llmc_jax.step import batch_gradient, evaluate_loss, train_step
-from llmc_jax.trainer import step_numbers, step_options
+from llmc_jax.training.step import batch_gradient, evaluate_loss, train_step
 
 PATIENCE = 1.0  # seconds for one product
 ROW = 4096  # elements that are summed to one

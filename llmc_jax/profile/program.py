@@ -13,7 +13,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
-from llmc_jax.profile.calculators import OPERATIONS, PHASES
+from llmc_jax.models.gpt2.work import OPERATIONS, PHASES
 
 
 class Place(NamedTuple):

@@ -5,12 +5,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.config import ModelConfig
+from llmc_jax.config.train import ModelConfig
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.profile.calculators import Shape
+from llmc_jax.models.gpt2.work import Shape
 from llmc_jax.profile.program import Program
 from llmc_jax.profile.table import Roof
-from llmc_jax.runlog import write_atomic
+from llmc_jax.run.folder import write_atomic
 
 PROGRAM, STEP = "program.hlo.txt", "step.json"
 

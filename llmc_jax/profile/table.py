@@ -1,6 +1,6 @@
 """The table: each operation's time beside its work, and how far it is from what the machine could do.
 
-Takes the time from a trace or, where there is none, from differences; the work from calculators.py. Leaves out how
+Takes the time from a trace or, where there is none, from differences; the work from models/gpt2/work.py. Leaves out how
 either is obtained.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from llmc_jax import text
-from llmc_jax.profile.calculators import PHASES, Work
+from llmc_jax.models.gpt2.work import PHASES, Work
 from llmc_jax.profile.program import CONTAINERS, Owner, Place, Program
 from llmc_jax.profile.trace import Trace, Use, shared_time
 

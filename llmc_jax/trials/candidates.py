@@ -6,11 +6,11 @@ from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from llmc_jax import kernels
-from llmc_jax.config import ModelConfig
+from llmc_jax.config.train import ModelConfig
 from llmc_jax.kernels.choice import Implementation, Setting, Wish, candidates, implementations
 from llmc_jax.kernels.findings import Finding, Variant, frozen
-from llmc_jax.kernels.machine import Machine
-from llmc_jax.params import flat_size
+from llmc_jax.machine.target import Machine
+from llmc_jax.models.gpt2.tensors import flat_size
 
 # Tile sizes that are tried beside those of pallas_kernels/tuning.py, whose own are left out.
 TILES: dict[str, dict[str, tuple[int, ...]]] = {

@@ -1,7 +1,7 @@
 """The GPU that JAX is going to use, asked before JAX touches it: by the driver's library, which makes no context.
 
 So that others can still use the card afterwards, where only one process at a time may (compute mode exclusive). Leaves
-out the figures that change while it works (llmc_jax/gpu_info.py). Imports JAX only to ask for its settings.
+out the figures that change while it works (llmc_jax/machine/nvml.py). Imports JAX only to ask for its settings.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.kernels.machine import Machine
+from llmc_jax.machine.target import Machine
 
 DRIVER_VERSION = Path("/sys/module/nvidia/version")
 MAJOR, MINOR = 75, 76  # CUDA's numbers of the attributes that are the compute capability

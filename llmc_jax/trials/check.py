@@ -12,16 +12,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmc_jax import compiling, kernels
-from llmc_jax.gpt2 import Execution
+from llmc_jax import kernels
 from llmc_jax.kernels import XLA, Finding, Operations
 from llmc_jax.kernels.findings import finding_of, frozen
-from llmc_jax.kernels.operations import GROUPS, Function, functions_of
+from llmc_jax.machine import compiling
+from llmc_jax.models.gpt2.model import Execution
+from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, tensor_specs
 from llmc_jax.ops.gelu import gelu_forward_in_product
-from llmc_jax.optimizer import AdamWNumbers
-from llmc_jax.params import flat_size, num_parameters, tensor_specs
-from llmc_jax.schedule import ScheduleNumbers
-from llmc_jax.step import StepNumbers, StepOptions, initial_state, train_step
+from llmc_jax.ops.table import GROUPS, Function, functions_of
+from llmc_jax.training.adamw import AdamWNumbers
+from llmc_jax.training.schedule import ScheduleNumbers
+from llmc_jax.training.step import StepNumbers, StepOptions, initial_state, train_step
 from llmc_jax.trials import attention, candidates, numerics, problems, times
 from llmc_jax.trials.candidates import Case, Part
 from llmc_jax.trials.clock import timing

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmc_jax import gpt2, kernels
-from llmc_jax.config import parse_descriptor
-from llmc_jax.params import flat_size, tensor_specs
+from llmc_jax import kernels
+from llmc_jax.config.train import parse_descriptor
+from llmc_jax.models.gpt2 import model as gpt2
+from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
 from llmc_jax.trials import problems
 from llmc_jax.trials import reference as references
 from llmc_jax.trials.lines import FREE, OTHER, SAME, Figures

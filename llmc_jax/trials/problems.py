@@ -25,7 +25,7 @@ from llmc_jax.kernels.choice import implementations
 from llmc_jax.kernels.findings import frozen
 from llmc_jax.ops import attention as jnp_attention
 from llmc_jax.ops import softmax as jnp_softmax
-from llmc_jax.optimizer import AdamWNumbers
+from llmc_jax.training.adamw import AdamWNumbers
 from llmc_jax.trials import attention as by_blocks
 from llmc_jax.trials.lines import NotMeasured
 
@@ -229,11 +229,11 @@ def implementation(
     if name == "xla":
         return getattr(jnp_softmax, function, None) or getattr(kernels.XLA, function)
     if name == "triton":
-        from llmc_jax import triton
+        from llmc_jax.kernels import triton
 
         if problem := triton.availability():
             raise NotMeasured(problem)
-        module = importlib.import_module(f"llmc_jax.triton.{MODULES[function]}")
+        module = importlib.import_module(f"llmc_jax.kernels.triton.{MODULES[function]}")
         return partial(getattr(module, function), target=target())
     module = importlib.import_module(f"pallas_kernels.{MODULES[function]}")
     more = {"form": form} if form else {}

@@ -1,6 +1,7 @@
 """What is lowered and compiled for GPUs that are not there: every kernel over its dtypes and shapes, and whole steps.
 
-Shared by tests/test_deviceless.py (lowering), tests/aot/test_aot.py (compiling) and benchmarks/aot.py (the table).
+Shared by tests/machine/test_deviceless.py (lowering), tests/aot/test_aot.py (compiling) and benchmarks/aot.py (the
+table).
 """
 
 import dataclasses
@@ -14,17 +15,17 @@ import jax
 import jax.numpy as jnp
 
 import pallas_kernels
-from llmc_jax import deviceless
-from llmc_jax.cli import parse_args
-from llmc_jax.config import TrainConfig, parse_descriptor
-from llmc_jax.gpt2 import Execution
+from llmc_jax.cli.train import parse_args
+from llmc_jax.config.train import TrainConfig, parse_descriptor
 from llmc_jax.kernels import Machine
-from llmc_jax.optimizer import AdamWNumbers, decay_ranges
-from llmc_jax.outliers import init_outliers
-from llmc_jax.params import flat_size
-from llmc_jax.schedule import ScheduleNumbers
-from llmc_jax.setup import choose_execution, resolve_rounding
-from llmc_jax.step import StepNumbers, StepOptions, TrainState, train_step
+from llmc_jax.machine import deviceless
+from llmc_jax.models.gpt2.model import Execution
+from llmc_jax.models.gpt2.tensors import flat_size
+from llmc_jax.run.prepare import choose_execution, resolve_rounding
+from llmc_jax.training.adamw import AdamWNumbers, decay_ranges
+from llmc_jax.training.outliers import init_outliers
+from llmc_jax.training.schedule import ScheduleNumbers
+from llmc_jax.training.step import StepNumbers, StepOptions, TrainState, train_step
 from pallas_kernels.layernorm import longest_row
 from pallas_kernels.tuning import VERSIONS, attention_sizes
 

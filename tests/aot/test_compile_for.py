@@ -8,8 +8,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from benchmarks import aot
-from llmc_jax import deviceless
 from llmc_jax.errors import InputError
+from llmc_jax.machine import deviceless
 from pallas_kernels.gelu import gelu_forward
 
 pytestmark = [

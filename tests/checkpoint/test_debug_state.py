@@ -20,10 +20,10 @@ from llmc_jax.checkpoint.debug_state import (
     write_debug_state,
 )
 from llmc_jax.checkpoint.llmc import read_model, write_model
-from llmc_jax.config import ModelConfig
+from llmc_jax.config.train import ModelConfig
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.params import num_parameters
+from llmc_jax.models.gpt2.tensors import num_parameters
 from tests import plain_model
 
 TINY = ModelConfig(max_seq_len=6, vocab_size=5, padded_vocab_size=128, num_layers=2, num_heads=2, channels=4)

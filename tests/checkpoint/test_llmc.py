@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from llmc_jax.checkpoint import llmc, reading
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16, read_header, read_model, write_model
-from llmc_jax.config import ModelConfig
+from llmc_jax.config.train import ModelConfig
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.params import num_parameters, tensor_specs
+from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
 
 TINY = ModelConfig(
     max_seq_len=2, vocab_size=3, padded_vocab_size=128, num_layers=2, num_heads=2, channels=4

@@ -35,11 +35,11 @@ from llmc_jax.checkpoint.llmc_state import (
     write_llmc_state,
 )
 from llmc_jax.checkpoint.reading import Stamp, opened
-from llmc_jax.config import ModelConfig
+from llmc_jax.config.train import ModelConfig
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.params import num_parameters, tensor_specs
+from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
 from llmc_jax.rng import Mt19937, random_u32
 
 CONFIG = ModelConfig(max_seq_len=16, vocab_size=96, padded_vocab_size=128, num_layers=2, num_heads=2, channels=16)

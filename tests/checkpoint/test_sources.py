@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from llmc_jax.checkpoint import llmc, llmc_state, store
 from llmc_jax.checkpoint.sources import open_source, slices, widened
-from llmc_jax.config import ModelConfig, parse_descriptor
+from llmc_jax.config.train import ModelConfig, parse_descriptor
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.init import random_parameters
-from llmc_jax.params import num_parameters, tensor_specs
+from llmc_jax.models.gpt2.init import random_parameters
+from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
 
 CONFIG = ModelConfig(max_seq_len=4, vocab_size=9, padded_vocab_size=128, num_layers=3, num_heads=2, channels=4)
 HUGGING_FACE = Path(__file__).resolve().parents[1] / "golden" / "hugging_face"

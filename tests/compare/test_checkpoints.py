@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16, write_model
 from llmc_jax.checkpoint.sources import Source, open_source, slices
 from llmc_jax.compare import checkpoints
-from llmc_jax.config import ModelConfig
+from llmc_jax.config.train import ModelConfig
 from llmc_jax.errors import InputError
-from llmc_jax.params import num_parameters, tensor_specs, views
+from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs, views
 from tests import plain_model
 
 CONFIG = ModelConfig(max_seq_len=6, vocab_size=11, padded_vocab_size=128, num_layers=3, num_heads=2, channels=8)

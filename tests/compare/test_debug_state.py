@@ -20,16 +20,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmc_jax import gpt2, kernels
+from llmc_jax import kernels
 from llmc_jax.checkpoint.llmc import write_model
 from llmc_jax.compare import activations, debug_state
 from llmc_jax.compare.activations import Batch, Model, Step
 from llmc_jax.compare.tensors import difference
-from llmc_jax.config import ModelConfig
+from llmc_jax.config.train import ModelConfig
 from llmc_jax.errors import InputError
-from llmc_jax.gpt2 import PLAIN, Execution
+from llmc_jax.models.gpt2 import model as gpt2
+from llmc_jax.models.gpt2.model import PLAIN, Execution
+from llmc_jax.models.gpt2.tensors import Params, flat_size, num_parameters, views
 from llmc_jax.ops import attention, layernorm
-from llmc_jax.params import Params, flat_size, num_parameters, views
 from tests import plain_model
 
 CONFIG = ModelConfig(max_seq_len=7, vocab_size=13, padded_vocab_size=16, num_layers=3, num_heads=2, channels=8)

@@ -19,12 +19,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from llmc_jax.cli.compare import main
 from llmc_jax.compare import logfiles, logs
-from llmc_jax.compare.__main__ import main
 from llmc_jax.compare.logfiles import Log, read_log
-from llmc_jax.curves import Curve
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.runlog import RunLog
+from llmc_jax.run.curves import Curve
+from llmc_jax.run.folder import RunLog
 
 TABLE = "+-----------------------+\n| Parameter             | Value                     |\n+-----------------------+\n"
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from llmc_jax.cli.data import main
 from llmc_jax.data import inspect as module
-from llmc_jax.data.__main__ import main
 from llmc_jax.data.inspect import describe, inspect_token_file, token_stats
 from llmc_jax.data.tokenfile import open_token_file, write_token_file
 from llmc_jax.errors import FormatError, InputError
@@ -156,7 +156,7 @@ def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("llmc_jax.data.__main__.stdlib_corpus", interrupt)
+    monkeypatch.setattr("llmc_jax.cli.data.stdlib_corpus", interrupt)
     assert main(["stdlib"]) == 130
     assert capsys.readouterr().err == "llmc_jax.data: stopped\n"
 
@@ -165,6 +165,6 @@ def test_nothing_of_the_data_tools_needs_jax() -> None:
     import subprocess
     import sys
 
-    code = "import sys, llmc_jax.data.__main__; sys.exit('jax' in sys.modules or 'tiktoken' in sys.modules)"
+    code = "import sys, llmc_jax.cli.data; sys.exit('jax' in sys.modules or 'tiktoken' in sys.modules)"
     root = Path(module.__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0

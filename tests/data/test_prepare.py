@@ -17,9 +17,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from llmc_jax.cli.data import main
 from llmc_jax.data import documents
 from llmc_jax.data import prepare as module
-from llmc_jax.data.__main__ import main
 from llmc_jax.data.documents import Reading, cut_documents, find_inputs
 from llmc_jax.data.prepare import Prepared, Settings, prepare
 from llmc_jax.data.tokenizers import Tokenizer, bin_tokenizer, bytes_tokenizer
@@ -501,7 +501,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     [("32768", 32768), ("1e8", 10**8), ("100M", 10**8), ("1.5k", 1500), ("9007199254740993", 2**53 + 1)],
 )
 def test_counts(text: str, value: int) -> None:
-    from llmc_jax.data.__main__ import _count
+    from llmc_jax.cli.data import _count
 
     assert _count(text) == value
 
@@ -518,7 +518,7 @@ def test_counts_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_progress_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
-    monkeypatch.setattr("llmc_jax.data.__main__.PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr("llmc_jax.cli.data.PROGRESS_SECONDS", 0.0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
     (tmp_path / "a.txt").write_text("hello world")
     assert main(["prepare", str(tmp_path / "a.txt"), "--tokenizer=bytes", "-o", str(tmp_path / "out")]) == 0

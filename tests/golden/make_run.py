@@ -2,10 +2,10 @@
 
     python -m tests.golden.make_run          (from the repository's root; seconds; JAX on the CPU)
 
-Initial parameters are the deterministic ones of llmc_jax.init (seed 42), tokens come from a seed. Everything else is
-tests/plain_model.py: its loss differentiated by jax.grad, its AdamW and schedule in NumPy and Python, and the clipping
-and the mean over micro-batches below. So the file changes only with the initialisation or the mathematics; run this
-again after a change that is meant to alter either, and say in the commit why. What it holds:
+Initial parameters are the deterministic ones of llmc_jax.models.gpt2.init (seed 42), tokens come from a seed.
+Everything else is tests/plain_model.py: its loss differentiated by jax.grad, its AdamW and schedule in NumPy and
+Python, and the clipping and the mean over micro-batches below. So the file changes only with the initialisation or the
+mathematics; run this again after a change that is meant to alter either, and say in the commit why. What it holds:
 
     made_by, versions      provenance
     settings               model, batch and optimizer, as `SETTINGS` below
@@ -26,9 +26,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from llmc_jax.config import parse_descriptor
-from llmc_jax.init import random_parameters
-from llmc_jax.params import num_parameters
+from llmc_jax.config.train import parse_descriptor
+from llmc_jax.models.gpt2.init import random_parameters
+from llmc_jax.models.gpt2.tensors import num_parameters
 from tests import plain_model
 from tests.comparisons import Batch, skewed_tokens
 

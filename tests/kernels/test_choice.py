@@ -13,17 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc_jax import gpt2, kernels, setup
-from llmc_jax.compiling import TRITON_GEMM
-from llmc_jax.config import ModelConfig, TrainConfig, parse_descriptor
+from llmc_jax import kernels
+from llmc_jax.config.train import ModelConfig, TrainConfig, parse_descriptor
 from llmc_jax.errors import InputError
-from llmc_jax.gpt2 import Execution
 from llmc_jax.kernels import GROUPS, XLA, Choice, Machine, Operations, Selection, Wish, choose
 from llmc_jax.kernels.choice import IMPLEMENTATIONS
+from llmc_jax.machine.compiling import TRITON_GEMM
+from llmc_jax.models.gpt2 import model as gpt2
+from llmc_jax.models.gpt2.model import Execution
+from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.ops import attention
 from llmc_jax.ops.gelu import gelu_forward_in_product
-from llmc_jax.params import flat_size
-from llmc_jax.step import StepOptions, initial_state, train_step
+from llmc_jax.run import prepare as setup
+from llmc_jax.training.step import StepOptions, initial_state, train_step
 from tests import plain_model
 from tests.comparisons import gradient_errors, random_batch, step_numbers
 
@@ -66,7 +68,7 @@ def made_by(function: Any) -> tuple[str, str | None]:
 
 @pytest.fixture
 def no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmc_jax.triton.availability", lambda: "not installed: triton; run X")
+    monkeypatch.setattr("llmc_jax.kernels.triton.availability", lambda: "not installed: triton; run X")
 
 
 # --- the architecture ------------------------------------------------------------------------------------------------
@@ -297,14 +299,14 @@ def test_triton_on_other_machines() -> None:
 
 def test_triton_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="triton is not installed")
-    monkeypatch.setattr("llmc_jax.triton.availability", lambda: None)
+    monkeypatch.setattr("llmc_jax.kernels.triton.availability", lambda: None)
     selection = choose(Wish("triton", "naive"), MACHINES["H200"], "bf16", 64)
     assert chosen(selection) == dict.fromkeys(GROUPS, "xla") | dict.fromkeys(TRITON, "triton") | {
         "attention": "naive, softmax triton"
     }
     for name in TRITON:
         for field in GROUPS[name]:
-            assert made_by(getattr(selection.op, field))[0].startswith("llmc_jax.triton.")
+            assert made_by(getattr(selection.op, field))[0].startswith("llmc_jax.kernels.triton.")
 
 
 # --- strict ----------------------------------------------------------------------------------------------------------
@@ -344,7 +346,7 @@ wishes = st.builds(
 @given(wishes, st.sampled_from(list(MACHINES)), st.sampled_from(["fp32", "bf16", "fp16"]), st.integers(1, 300))
 def test_whatever_is_asked_something_runs_and_says_why(wish: Wish, name: str, dtype: str, head_size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("llmc_jax.triton.availability", lambda: "not installed: triton; run X")
+        patch.setattr("llmc_jax.kernels.triton.availability", lambda: "not installed: triton; run X")
         selection = choose(wish, MACHINES[name], dtype, head_size)
         assert [choice.operation for choice in selection.choices] == list(GROUPS)
         assert all(choice.why and choice.implementation for choice in selection.choices)

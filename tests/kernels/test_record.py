@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc_jax import kernels, setup
-from llmc_jax.config import ModelConfig, TrainConfig
+from llmc_jax import kernels
+from llmc_jax.config.train import ModelConfig, TrainConfig
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.kernels import Choice, Finding, Findings, Machine, Variant, choice, record
-from llmc_jax.kernels.operations import GROUPS
 from llmc_jax.kernels.record import Asked, MadeFor, Resolved, differences, from_json, to_json
 from llmc_jax.ops.gelu import gelu_forward_in_product
+from llmc_jax.ops.table import GROUPS
+from llmc_jax.run import prepare as setup
 
 CPU = Machine("cpu", "cpu")
 H200, A100 = Machine("gpu", "NVIDIA H200", "9.0"), Machine("gpu", "NVIDIA A100-SXM4-40GB", "8.0")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from llmc_jax import optimizer
-from llmc_jax.optimizer import AdamWNumbers
+from llmc_jax.training import adamw as optimizer
+from llmc_jax.training.adamw import AdamWNumbers
 from pallas_kernels import adamw as kernels
 from pallas_kernels import mosaic
 from pallas_kernels.adamw import adamw_update, global_norm

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from llmc_jax import deviceless
+from llmc_jax.machine import deviceless
 from llmc_jax.ops import classifier as twin
 from pallas_kernels import classifier as kernels
 from pallas_kernels.classifier import _form, classifier

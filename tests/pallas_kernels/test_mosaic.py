@@ -14,7 +14,7 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
-from llmc_jax import deviceless
+from llmc_jax.machine import deviceless
 from pallas_kernels import adamw, classifier, embedding, gelu, layernorm, mosaic, softmax
 from tests.aot.cases import Vp
 from tests.pallas_kernels.test_attention_layout import elements

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from llmc_jax.cli.profile_flags import run_config
 from llmc_jax.errors import InputError
 from llmc_jax.profile import compare
 from llmc_jax.profile.compare import ROOT, Result, Variant, as_text, parse_variant, ratios, thread_count, usable_cores
-from llmc_jax.profile.flags import run_config
 
 WORDS = ["-e", "L1-NH1-C16-V20-T8", "-b", "1", "-t", "8"]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from llmc_jax.profile.calculators import Work
+from llmc_jax.models.gpt2.work import Work
 from llmc_jax.profile.program import Program
 from llmc_jax.profile.table import (
     Line,

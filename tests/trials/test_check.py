@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from llmc_jax import kernels
-from llmc_jax.config import parse_descriptor
+from llmc_jax.config.train import parse_descriptor
 from llmc_jax.kernels import Finding, Machine, Variant, Wish
-from llmc_jax.kernels.operations import GROUPS
+from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
 from llmc_jax.ops.gelu import gelu_forward_in_product
-from llmc_jax.params import flat_size, tensor_specs
+from llmc_jax.ops.table import GROUPS
 from llmc_jax.trials import candidates, check, problems
 from llmc_jax.trials.candidates import Case
 from pallas_kernels import tuning

@@ -325,8 +325,8 @@ def test_whether_others_use_it() -> None:
 
 IN_ORDER = """
 import sys
-from llmc_jax import setup
-from llmc_jax.config import TrainConfig
+from llmc_jax.run import prepare as setup
+from llmc_jax.config.train import TrainConfig
 from llmc_jax.trials import candidates, card, start
 shape = {"model": "L1-NH2-C64-V256-T32", "batch_size": 1, "sequence_length": 16}
 config = TrainConfig(**shape, max_steps=0, val_every=0, sample_every=0)

@@ -1,0 +1,453 @@
+"""The commands of convert_checkpoint.py: look into a checkpoint of any format, and turn one into another.
+
+Leaves out the formats (llmc.py, llmc_state.py, store.py, hugging_face.py, nanogpt.py) and the converting itself
+(conversion.py).
+"""
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import numpy as np
+
+from llmc_jax.checkpoint import conversion, llmc, llmc_state
+from llmc_jax.checkpoint.conversion import Outcome, Passage, combined
+from llmc_jax.checkpoint.hf_tokenizer import Table, merges_of, read_table
+from llmc_jax.checkpoint.hugging_face import end_of_text
+from llmc_jax.checkpoint.llmc import STORAGE, V2_ORDERS, WRITABLE
+from llmc_jax.checkpoint.reading import CHUNK
+from llmc_jax.checkpoint.sources import Slice, Source, open_source, slices_of
+from llmc_jax.config.train import GPT2_VOCAB, ExitCode
+from llmc_jax.data.tokenizers import load_tokenizer, read_tokenizer_bin, write_tokenizer_bin
+from llmc_jax.errors import InputError
+from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
+from llmc_jax.run.stopping import discard_rest, open_missing_streams, print_error
+
+FORMATS = """\
+format                   what it is                                         read            written
+llm.c model              model_%08d.bin, gpt2_124M.bin                      versions 1-5    --to llmc: 3 fp32, 5 bf16
+llm.c training state     a folder: model_*, state_*_* of each rank, DONE_*  yes             --to llmc-state
+llmc-jax training state  a run's folder, or a state_%08d in it              yes             --to state
+Hugging Face GPT-2       config.json, safetensors in one file or more       F32, BF16, F16  --to hf: F32, BF16
+nanoGPT                  ckpt.pt; needs PyTorch, runs no pickle             weights         no
+random weights           a model's shape: d12, L4-NH4-C128-V257-T128        yes             no
+llm.c debug state        one batch's logits, loss and gradients             compare         debug-state
+llm.c tokenizer          gpt2_tokenizer.bin                                 --tokenizer     --tokenizer
+
+Each that is read becomes each that is written. What has no m and v becomes a training state at step 0, both zero. A
+training state becomes a model: fp32 from its master weights, bf16 from the 16-bit weights that it computed with."""
+
+DESCRIPTION = """\
+Look into a checkpoint of any format, and convert between them. Needs the memory of the largest tensor, not of the
+model; nothing is overwritten without --force, and an output has its name only when it is complete and was checked."""
+
+TARGETS = {
+    "llmc": "a model file of llm.c",
+    "llmc-state": "a folder with a training state of llm.c",
+    "state": "a run folder with a training state of llmc-jax",
+    "hf": "a folder of Hugging Face's transformers",
+}
+KINDS = {
+    "llmc-model": "llm.c model",
+    "llmc-state": "training state of llm.c",
+    "state": "training state of llmc-jax",
+    "hugging-face": "Hugging Face GPT-2",
+    "nanogpt": "nanoGPT checkpoint",
+    "random": "random weights",
+}
+
+
+# ----- inspect ------------------------------------------------------------------------------------------------------
+
+
+class Stats(NamedTuple):
+    """What a tensor's values are like; min to std are of the finite ones (NaN where there are none)."""
+
+    min: float
+    max: float
+    mean: float
+    std: float
+    nan: int
+    inf: int
+
+
+def _chunks(parts: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
+    for part in parts:
+        flat = part.reshape(-1)
+        for start in range(0, flat.size, CHUNK):
+            yield flat[start : start + CHUNK]
+
+
+def tensor_stats(parts: Iterable[np.ndarray]) -> Stats:
+    """Statistics of a tensor that comes in float32 parts, in float64.
+
+    The mean and the sum of squared distances from it are those of each chunk, put together without cancellation: two
+    sets of sizes a and b whose means differ by d have a + b values, d * b / (a + b) more mean than the first, and
+    d^2 * a * b / (a + b) more squared distance than their sums.
+    """
+    count, mean, squares, low, high, nan, inf = 0, 0.0, 0.0, math.inf, -math.inf, 0, 0
+    for chunk in _chunks(parts):
+        nan += int(np.count_nonzero(np.isnan(chunk)))
+        inf += int(np.count_nonzero(np.isinf(chunk)))
+        finite = chunk[np.isfinite(chunk)].astype(np.float64)
+        if not finite.size:
+            continue
+        low, high = min(low, float(finite.min())), max(high, float(finite.max()))
+        own = float(finite.mean())
+        difference, total = own - mean, count + finite.size
+        squares += float(((finite - own) ** 2).sum()) + difference**2 * count * finite.size / total
+        mean += difference * finite.size / total
+        count = total
+    if not count:
+        return Stats(math.nan, math.nan, math.nan, math.nan, nan, inf)
+    return Stats(low, high, mean, math.sqrt(squares / count), nan, inf)
+
+
+def _headline(source: Source, v2_order: str) -> str:
+    return f"{source.path}: {KINDS[source.kind]}, {_precision(source, v2_order)}, N={num_parameters(source.config):,}"
+
+
+def _precision(source: Source, v2_order: str) -> str:
+    if source.kind == "llmc-model":
+        model = llmc.open_model(source.path, v2_order=v2_order)
+        order = ", layernorms at the end" if model.order == "end" else ""
+        return f"version {model.header.version} ({STORAGE[model.header.version].words}{order})"
+    step = "" if source.step is None else f", step {source.step}"
+    master = " with float32 master weights" if "copy" in source.groups else ""
+    return f"{source.dtype}{master}{step}"
+
+
+def _shape_line(source: Source) -> str:
+    c = source.config
+    size = f", {source.path.stat().st_size:,} bytes" if source.path.is_file() else ""
+    return (
+        f"max_seq_len {c.max_seq_len}, vocab_size {c.vocab_size} (padded {c.padded_vocab_size}), "
+        f"num_layers {c.num_layers}, num_heads {c.num_heads}, channels {c.channels}{size}"
+    )
+
+
+class Row(NamedTuple):
+    """One line of the table. type: of the stored values; byte: where they begin, in llm.c's model files."""
+
+    group: str
+    name: str
+    shape: tuple[int, ...]
+    type: str
+    byte: int | None
+    stats: Stats
+
+
+def _rows(source: Source, passage: Passage, v2_order: str) -> Iterator[Row]:
+    """A row for each tensor, in the order of the file if it is llm.c's; what passes goes through the passage."""
+    specs = {spec.name: spec for spec in tensor_specs(source.config)}
+    if source.kind == "llmc-model":
+        for piece in llmc.open_model(source.path, v2_order=v2_order).pieces.values():
+            parts = map(passage.take, slices_of(specs[piece.name]))
+            rows = (part[: piece.shape[0]] if piece.name == "wte" else part for part in parts)
+            yield Row("params", piece.name, piece.shape, piece.dtype, piece.file_offset, tensor_stats(rows))
+        return
+    for group in source.groups:
+        weights = {"params": "fp32" if "copy" in source.groups else source.dtype, "copy": source.dtype}
+        for spec in specs.values():
+            take = passage.take if group == "params" else partial(_read_slice, source, group)
+            stats = tensor_stats(map(take, slices_of(spec)))
+            yield Row(group, spec.name, spec.shape, weights.get(group, "fp32"), None, stats)
+
+
+def _read_slice(source: Source, group: str, piece: Slice) -> np.ndarray:
+    return source.read(group, piece.tensor, piece.layer)
+
+
+def inspect(path: Path, v2_order: str, step: int | None, as_json: bool) -> None:
+    """Print what a checkpoint holds: its shape and, for each tensor, place and statistics; and a digest of it all."""
+    source = open_source(path, v2_order=v2_order, step=step)
+    passage = Passage(source, "fp32")
+    rows = _rows(source, passage, v2_order)
+    if as_json:
+        print(json.dumps(_inspection(source, passage, list(rows)), indent=1))
+        return
+    print(_headline(source, v2_order))
+    print(_shape_line(source))
+    for line in _extra_lines(source):
+        print(line)
+    group = ""
+    for row in rows:
+        if row.group != group:
+            group = row.group
+            _print_head(source, group)
+        numbers = " ".join(f"{value:>11.4g}" for value in row.stats[:4])
+        byte = f"{row.byte:>14,} " if row.byte is not None else ""
+        print(
+            f"{row.name:<9} {row.shape!s:<18} {row.type} {byte}{numbers} {row.stats.nan:>7,} {row.stats.inf:>7,}",
+            flush=True,
+        )
+    print()
+    warnings = (*source.warnings, *passage.warnings())
+    _print_warnings(warnings, sys.stdout)
+    if not passage.warnings():
+        print("ok: every weight is finite, and the padding rows of wte are zero")
+    print(f"digest of the weights: {combined(passage.digests, source)}")
+
+
+def _print_head(source: Source, group: str) -> None:
+    titles = {"params": "weights", "m": "m (AdamW's mean)", "v": "v (AdamW's mean square)", "copy": "16-bit weights"}
+    byte = f"{'byte':>14} " if source.kind == "llmc-model" else ""
+    print("" if source.groups == ("params",) else f"\n{titles[group]}")
+    print(
+        f"{'tensor':<9} {'shape':<18} type {byte}{'min':>11} {'max':>11} {'mean':>11} {'std':>11} {'NaN':>7} {'inf':>7}"
+    )
+
+
+def _extra_lines(source: Source) -> Iterator[str]:
+    if source.kind == "llmc-model":
+        header = llmc.read_header(source.path).ints
+        extra = np.flatnonzero(header[8:]) + 8
+        if extra.size:
+            yield f"header ints that llm.c leaves zero: {', '.join(f'[{i}]={header[i]}' for i in extra[:8])}"
+    if source.kind == "llmc-state":
+        ranks = llmc_state.read_folder(source.path, source.step).ranks
+        shared = ", m, v and master weights shared out (ZeRO-1)" if ranks[0].sharded else ""
+        order = "shuffled" if ranks[0].should_shuffle else "not shuffled"
+        yield (
+            f"{len(ranks)} {'process' if len(ranks) == 1 else 'processes'}{shared}; data {order}, rank 0 at shard "
+            f"{ranks[0].current_shard_idx}, sample {ranks[0].current_sample_idx}"
+        )
+    if source.kind == "state":
+        yield f"what else it holds: python -m llmc_jax.checkpoint show {source.path}"
+
+
+def _inspection(source: Source, passage: Passage, rows: list[Row]) -> dict[str, Any]:
+    """For --json. Numbers that are not finite are null."""
+    tensors: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        stats = {name: value if math.isfinite(value) else None for name, value in row.stats._asdict().items()}
+        place = {} if row.byte is None else {"byte": row.byte}
+        tensors.setdefault(row.group, {})[row.name] = {"shape": row.shape, "type": row.type, **place, **stats}
+    return {
+        "path": str(source.path),
+        "kind": source.kind,
+        "model": vars(source.config),
+        "dtype": source.dtype,
+        "step": source.step,
+        "parameters": num_parameters(source.config),
+        "tensors": tensors,
+        "warnings": [*source.warnings, *passage.warnings()],
+        "digest": combined(passage.digests, source),
+    }
+
+
+def _print_warnings(warnings: Iterable[str], stream: TextIO) -> None:
+    for line in warnings:
+        print(f"warning: {line}", file=stream)
+
+
+# ----- convert ------------------------------------------------------------------------------------------------------
+
+
+def _target(args: argparse.Namespace) -> str:
+    if args.to:
+        return str(args.to)
+    if args.version is not None or args.out.suffix == ".bin":
+        return "llmc"
+    choices = "; ".join(f"--to {name}: {words}" for name, words in TARGETS.items())
+    raise InputError(f"{args.out}: what it shall become is not seen from its name; {choices}")
+
+
+def _output_dtype(source: Source, target: str, args: argparse.Namespace) -> str:
+    """fp32 or bf16: as --version or --dtype say, else as the source's weights are; fp16 widens to fp32."""
+    wanted: str | None = args.dtype
+    if args.version is not None:
+        if target != "llmc":
+            raise InputError(f"--version {args.version} is of llm.c's model files; for --to {target} give --dtype")
+        by_version = "fp32" if args.version == 3 else "bf16"
+        if wanted not in (None, by_version):
+            raise InputError(f"--version {args.version} holds {by_version}, not {wanted}; give one of the two")
+        wanted = by_version
+    if target in ("state", "llmc-state") and "m" in source.groups:
+        if wanted not in (None, source.dtype):
+            raise InputError(f"{source.path}: a training state stays {source.dtype}; leave --dtype {wanted} away")
+        return source.dtype
+    return wanted or ("bf16" if source.dtype == "bf16" else "fp32")
+
+
+def _table_for_hugging_face(source: Source, tokenizer: str | None) -> tuple[Table | None, str]:
+    """The tokenizer to write into a folder, and a note on where it comes from or why there is none."""
+    V = source.config.vocab_size
+    if source.kind == "hugging-face" and tokenizer is None:
+        folder = source.path if source.path.is_dir() else source.path.parent
+        if not (folder / "vocab.json").is_file() and not (folder / "tokenizer.json").is_file():
+            return None, f"{folder} has none"
+        table, words = read_table(folder), str(folder)
+    elif tokenizer is not None:
+        read = read_tokenizer_bin(tokenizer)
+        table, words = Table(read.pieces, read.eot), tokenizer
+    else:
+        choice = load_tokenizer("auto", GPT2_VOCAB if end_of_text(V) == GPT2_VOCAB - 1 else V)
+        if choice.tokenizer is None:
+            return None, choice.note
+        table, words = Table(choice.tokenizer.pieces, choice.tokenizer.eot), choice.note
+    if len(table.pieces) > V:
+        raise InputError(f"{words}: has {len(table.pieces):,} ids, but the model's vocabulary is V={V}")
+    try:
+        merges_of(table)
+    except InputError as error:
+        raise InputError(f"{words}: the tokenizer cannot be written as merges: {error}") from None
+    return table, words
+
+
+def convert(args: argparse.Namespace) -> None:
+    """Turn one checkpoint into another; print what was read, written and checked."""
+    target = _target(args)
+    source = open_source(args.source, v2_order=args.v2_order, step=args.step)
+    if target == "state" and source.kind == "state":
+        raise InputError(f"{source.path}: is a training state of llmc-jax already; copy the folder and its DONE_ file")
+    dtype = _output_dtype(source, target, args)
+    if args.tokenizer is not None and target != "hf" and source.kind != "hugging-face":
+        raise InputError("--tokenizer: only Hugging Face's folders hold a tokenizer; neither IN nor OUT is one")
+    print(f"read    {_headline(source, args.v2_order)}")
+    _print_warnings(source.warnings, sys.stderr)
+    table = _tokenizer_out(source, target, args)
+    outcome = _write(source, target, dtype, table, args)
+    print(f"wrote   {outcome.wrote}")
+    if table is not None and target != "hf":
+        write_tokenizer_bin(args.tokenizer, table.pieces, table.eot)
+        print(f"wrote   {args.tokenizer}: llm.c's tokenizer, {len(table.pieces):,} ids")
+    print(f"checked {outcome.checked}")
+    print(f"digest  {outcome.digest} of the weights (`inspect` prints it too)")
+    _print_warnings(outcome.warnings, sys.stderr)
+
+
+def _tokenizer_out(source: Source, target: str, args: argparse.Namespace) -> Table | None:
+    """The tokenizer that is to be written, read and checked before anything is."""
+    if target == "hf":
+        table, words = _table_for_hugging_face(source, args.tokenizer)
+        print(f"read    tokenizer: {words}" if table else f"note    no tokenizer files are written: {words}")
+        return table
+    if args.tokenizer is None:
+        return None
+    if os.path.lexists(args.tokenizer) and not args.force:
+        raise InputError(f"{args.tokenizer}: exists already; --force replaces it")
+    return read_table(source.path if source.path.is_dir() else source.path.parent)
+
+
+def _write(source: Source, target: str, dtype: str, table: Table | None, args: argparse.Namespace) -> Outcome:
+    if target == "llmc":
+        return conversion.to_model(source, args.out, 3 if dtype == "fp32" else 5, args.force)
+    if target == "hf":
+        return conversion.to_hugging_face(source, args.out, dtype, table, args.force)
+    if target == "state":
+        return conversion.to_state(source, args.out, dtype, args.force)
+    zero = None if args.zero is None else bool(args.zero)
+    return conversion.to_llmc_state(source, args.out, dtype, args.processes, zero, args.force)
+
+
+# ----- debug-state --------------------------------------------------------------------------------------------------
+
+
+def debug_state(args: argparse.Namespace) -> None:
+    """Write the debug state of a model and a batch, computed here."""
+    from llmc_jax.checkpoint.debug_state import make_debug_state
+
+    made = make_debug_state(args.model, args.out, args.tokens, args.batch_size, args.sequence_length, args.force)
+    c = made.config
+    print(f"read    {args.model}: L={c.num_layers} NH={c.num_heads} C={c.channels} V={c.vocab_size}, {made.dtype}")
+    print(f"read    tokens: {made.tokens}")
+    print(
+        f"wrote   {made.path}: debug state of B={args.batch_size} T={args.sequence_length}, loss {made.loss:.6f}, "
+        f"{made.bytes:,} bytes"
+    )
+    print(f"checked {made.path}: read back, every value equal")
+    _print_warnings(made.warnings, sys.stderr)
+
+
+# ----- the command line ---------------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="convert_checkpoint.py",
+        description=DESCRIPTION,
+        epilog=FORMATS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("formats", help="print what can become what", allow_abbrev=False)
+    look = commands.add_parser("inspect", help="print shape, tensors and their statistics", allow_abbrev=False)
+    look.add_argument("source", type=Path, metavar="CHECKPOINT")
+    look.add_argument("--json", action="store_true", help="print JSON")
+    turn = commands.add_parser("convert", help="turn one checkpoint into another", allow_abbrev=False)
+    turn.add_argument("source", type=Path, metavar="IN")
+    turn.add_argument("out", type=Path, metavar="OUT")
+    words = "; ".join(f"{name}: {text}" for name, text in TARGETS.items())
+    turn.add_argument("--to", choices=tuple(TARGETS), help=f"what OUT becomes (llmc if it ends in .bin). {words}")
+    turn.add_argument("--version", type=int, choices=WRITABLE, help="of llm.c's model file, 3: fp32; 5: bf16")
+    turn.add_argument("--dtype", choices=("fp32", "bf16"), help="of the weights; as they are in IN (default)")
+    turn.add_argument(
+        "--tokenizer",
+        type=str,
+        metavar="FILE",
+        help="llm.c's tokenizer file: read for --to hf (else GPT-2's table, where it is found, for V=50257), written "
+        "when IN is Hugging Face's",
+    )
+    turn.add_argument(
+        "--processes", type=int, metavar="N", help="--to llmc-state: for so many (default: as in IN, or 1)"
+    )
+    turn.add_argument(
+        "--zero",
+        type=int,
+        choices=(0, 1),
+        help="--to llmc-state: 1 = shared out as by llm.c's -z 1 (default: as in IN)",
+    )
+    turn.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    for command in (look, turn):
+        command.add_argument(
+            "--step", type=int, help="of a folder with several training states: this one, not the newest"
+        )
+        command.add_argument(
+            "--v2-order",
+            choices=V2_ORDERS,
+            default="auto",
+            help="where the layernorms of a version 2 file stand; auto tells by their values (default)",
+        )
+    debug = commands.add_parser(
+        "debug-state", help="write what llm.c's test compares with: logits, loss, gradients", allow_abbrev=False
+    )
+    debug.add_argument("model", type=Path, metavar="CHECKPOINT")
+    debug.add_argument("out", type=Path, metavar="OUT")
+    debug.add_argument("--tokens", type=Path, metavar="FILE", help="take the batch from here (default: random tokens)")
+    debug.add_argument("-b", "--batch-size", type=int, default=4, metavar="B", help="rows of the batch (default 4)")
+    debug.add_argument("-t", "--sequence-length", type=int, default=64, metavar="T", help="their length (default 64)")
+    debug.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit status: 0 done, 2 bad input (one line on stderr), 130 stopped by Ctrl-C."""
+    open_missing_streams()
+    args = _parser().parse_args(argv)
+    try:
+        if args.command == "formats":
+            print(FORMATS)
+        elif args.command == "inspect":
+            inspect(args.source, args.v2_order, args.step, args.json)
+        elif args.command == "convert":
+            convert(args)
+        else:
+            debug_state(args)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        discard_rest(sys.stdout)
+    except InputError as error:
+        print_error(f"convert_checkpoint.py: {error}")
+        return int(ExitCode.BAD_INPUT)
+    except KeyboardInterrupt:
+        print_error("convert_checkpoint.py: stopped")
+        return int(ExitCode.STOPPED)
+    return int(ExitCode.DONE)

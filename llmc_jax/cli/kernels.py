@@ -1,0 +1,166 @@
+"""What is known of this machine's kernels: python -m llmc_jax.kernels --help."""
+
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from llmc_jax import text
+from llmc_jax.config.train import ExitCode
+from llmc_jax.errors import InputError
+from llmc_jax.kernels import Findings
+from llmc_jax.machine.jax_setup import python_command
+from llmc_jax.run.stopping import exit_status, open_missing_streams
+from llmc_jax.trials import known
+from llmc_jax.trials.known import Known
+
+PROGRAM = "llmc_jax.kernels"
+SECONDS = 600  # of --measure, which is in no hurry
+HELP = f"""usage: {{python}} -m {PROGRAM} [--report | --clear | --measure [--seconds N] [flags of train.py]]
+
+Shows what was found out about the kernels on this machine's GPUs: which are right, how fast they are, which run.
+train.py finds it out when a GPU, versions or shapes are new; docs/kernels/check.md explains how.
+
+  --report      the same as Markdown, with the versions: what a bug report needs
+  --measure     find it out again, for the run that flags of train.py describe (-e -b -t --dtype -r --kernels …)
+  --seconds N   with --measure: how long that may take [default {SECONDS}]
+  --clear       forget all of it
+"""
+
+
+class Own(NamedTuple):
+    """The flags that train.py does not have."""
+
+    action: str  # show, report, measure, clear
+    seconds: float
+    rest: list[str]  # train.py's
+
+
+def parse(words: Sequence[str]) -> Own:
+    """Return what the words ask for. Raises InputError."""
+    actions, seconds, rest = list[str](), float(SECONDS), list[str]()
+    given = list(words)
+    while given:
+        word = given.pop(0)
+        flag, equals, value = word.partition("=")
+        if word in ("--report", "--measure", "--clear"):
+            actions.append(word[2:])
+        elif flag == "--seconds":
+            value = value if equals or not given else given.pop(0)
+            if not (value.isascii() and value.isdigit() and int(value) > 0):
+                raise InputError(f"--seconds {value}: must be a whole number, at least 1")
+            seconds = float(value)
+        else:
+            rest.append(word)
+    if len(actions) > 1:
+        raise InputError(f"--{actions[0]} and --{actions[1]}: only one of them at a time")
+    if rest and actions != ["measure"]:
+        raise InputError(f"{rest[0]}: goes with --measure alone")
+    return Own(actions[0] if actions else "show", seconds, rest)
+
+
+# ----- what is shown ------------------------------------------------------------------------------------------------
+
+
+def heading(each: Known) -> str:
+    """Return a combination in one line."""
+    facts, case = each.facts, each.facts["case"]
+    model = case["model"]
+    shape = f"L{model['num_layers']}-NH{model['num_heads']}-C{model['channels']}-V{model['vocab_size']}"
+    batch = f"B={case['batch_size']} T={case['sequence_length']} -r {case['recompute']}"
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    other = "" if facts["sources"] == known.sources_digest() else " (other kernels than these)"
+    card = f"{facts['card']}, driver {facts['driver'] or 'unknown'}"
+    return f"{shape}, {batch}, {case['dtype']}: {card}; {versions}; {each.date}{other}"
+
+
+def rows(found: Findings) -> list[list[str]]:
+    """Return a row for each implementation that was tried, and whether it runs."""
+    runs = {(each.operation, each.implementation, each.variant) for each in found.fastest}
+    return [
+        [
+            each.operation, " ".join(filter(None, [each.implementation, each.variant.text])),
+            f"{each.us:,.0f}" if each.us else "", each.problem or "right",
+            "runs" if (each.operation, each.implementation, each.variant) in runs else "",
+        ]
+        for each in sorted(found.found, key=lambda each: each.operation)
+    ]  # fmt: skip
+
+
+HEADINGS = ("operation", "implementation", "us in a step", "verdict", "")
+
+
+def rest_of(found: Findings) -> list[str]:
+    """Return what is not in the table: whole steps, options of XLA, what a user should know."""
+    steps = [f"{name} {1e3 * seconds:.2f} ms" for name, seconds in found.steps if seconds]
+    lines = [f"whole steps: {', '.join(steps)}"] if steps else []
+    lines += [f"compiled with {name}={str(value).lower()}" for name, value in found.options]
+    return [*lines, *found.notes, *([] if found.complete else ["not complete: the next start goes on"])]
+
+
+def shown(each: Known) -> str:
+    """Return a combination as text."""
+    width = text.screen_width()
+    body = text.table(HEADINGS, rows(each.found), left=HEADINGS, width=width)
+    return "\n".join([text.wrapped(heading(each), width), "", body, *rest_of(each.found)])
+
+
+def report(everything: Sequence[Known]) -> str:
+    """Return all that is known as Markdown."""
+    lines = []
+    for each in everything:
+        lines += [f"### {heading(each)}", "", f"| {' | '.join(HEADINGS)} |", f"|{'---|' * len(HEADINGS)}"]
+        lines += ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows(each.found)]
+        lines += ["", *(f"- {line}" for line in rest_of(each.found)), ""]
+    return "\n".join(lines)
+
+
+# ----- what is done -------------------------------------------------------------------------------------------------
+
+
+def measure(own: Own) -> str:
+    """Find out again what a run needs to know; return it as text. Raises InputError where there is no GPU for it."""
+    from llmc_jax.cli.profile_flags import run_config
+    from llmc_jax.run.prepare import case_of, resolve_dtype, resolve_model
+    from llmc_jax.trials import candidates, start
+    from llmc_jax.trials.card import find_card
+
+    config, _ = run_config(own.rest)
+    here = find_card()
+    if here is None:
+        raise InputError("--measure: there is no NVIDIA GPU here that JAX would use; there is nothing to measure")
+    case = case_of(config, resolve_model(config).config, here.machine, resolve_dtype(config, here.machine))
+    if not candidates.listed(case):
+        return f"{here.name}: one implementation of each operation comes into question, so there is nothing to measure"
+    found = start.find_out(case, here, again=True, seconds=own.seconds)
+    if found.findings is None or not found.findings.found:
+        raise InputError(f"--measure: {'; '.join(found.notes)}")
+    return shown(Known(known.facts_of(case, here), found.findings, "now"))
+
+
+def _run(words: list[str]) -> int:
+    if "--help" in words or "-h" in words:
+        print(HELP.format(python=python_command()))
+        return ExitCode.DONE
+    own = parse(words)
+    if own.action == "measure":
+        print(measure(own))
+        return ExitCode.DONE
+    if own.action == "clear":
+        print(f"{known.folder()}: {known.clear()} combinations forgotten")
+        return ExitCode.DONE
+    everything = known.all_known()
+    if own.action == "report":
+        print(report(everything) or "Nothing is known of this machine's kernels.")
+    else:
+        nothing = f"Nothing is known of this machine's kernels: {known.folder()} holds nothing. train.py finds it out "
+        empty = textwrap.fill(nothing + "on a GPU, and so does --measure.", 100)
+        print("\n\n".join(map(shown, everything)) or empty)
+    return ExitCode.DONE
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status."""
+    open_missing_streams()
+    words = list(sys.argv[1:] if argv is None else argv)
+    return exit_status(PROGRAM, lambda: _run(words))

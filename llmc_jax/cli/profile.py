@@ -1,0 +1,398 @@
+"""The profiler's command line: python -m llmc_jax.profile --help."""
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from llmc_jax.cli.profile_flags import PROGRAM, help_text, run_config, split
+from llmc_jax.config.train import ExitCode, ModelConfig, TrainConfig, parse_descriptor
+from llmc_jax.errors import InputError
+from llmc_jax.machine.device import (
+    GPUS,
+    Storage,
+    card_memory_bytes,
+    chosen_logit_rows,
+    flops_per_token,
+    gib,
+    peak_flops,
+)
+from llmc_jax.machine.jax_setup import restart_with_huge_pages
+from llmc_jax.models.gpt2 import work as calculators
+from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.models.gpt2.work import Shape, shape_of, step_work
+from llmc_jax.run.folder import write_atomic
+from llmc_jax.run.stopping import exit_status, open_missing_streams
+
+# ----- what is printed ----------------------------------------------------------------------------------------------
+
+
+def shape_rows(config: TrainConfig, model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
+    """The model and the batch, for the table at the top."""
+    return [
+        ("model", config.model),
+        ("num_parameters", f"{num_parameters(model):,}"),
+        ("B x T", f"{shape.batch} x {shape.sequence}"),
+        ("micro-batches", shape.micro_batches),
+        ("tokens of a step", f"{shape.rows * shape.micro_batches:,}"),
+        ("computed in", shape.dtype),
+        ("recompute", f"every {shape.recompute_blocks} blocks" if shape.recompute_blocks else shape.recompute),
+    ]
+
+
+def memory_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
+    """Memory by kind, from the shape."""
+    memory = calculators.memory(model, shape)
+    return [
+        ("parameters", gib(memory.parameters)),
+        ("optimizer m and v", gib(memory.optimizer)),
+        ("gradient", gib(memory.gradient)),
+        ("activations", f"{gib(memory.activations)}, kept for the backward"),
+        ("logits", f"{gib(memory.head)}, at a time"),
+    ]
+
+
+def temporary_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
+    """What the compiled step would need beside its arguments on a CPU, which is what there is an estimate of."""
+    if shape.flash or shape.dtype != "fp32":
+        return []
+    needed = calculators.temporaries(model, shape)
+    moment = max(needed._asdict().items(), key=lambda pair: pair[1])[0]
+    return [("temporaries on a CPU", f"about {gib(needed.peak)}, most at: {moment}")]
+
+
+def flops_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
+    """FLOPs by the definitions in use."""
+    tokens = shape.rows * shape.micro_batches
+    exact = calculators.products_flops(model, shape)
+    llmc = flops_per_token(model, shape.sequence)
+    palm = flops_per_token(model, shape.sequence, definition="palm")
+    return [
+        ("FLOPs of the products", f"{exact / tokens:,.0f} per token, {exact:,} per step"),
+        ("FLOPs as llm.c counts", f"{llmc:,} per token (6N + 6LCT)"),
+        ("FLOPs as PaLM counts", f"{palm:,} per token (6N + 12LCT)"),
+    ]
+
+
+def llmc_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
+    """What llm.c's own programs allocate for the same model and batch."""
+    B, T = shape.batch, shape.sequence
+    kept, gradients = calculators.llmc_fp32_bytes(model, B, T)
+    mixed = [calculators.llmc_mixed_bytes(model, B, T, min(shape.recompute, 2), cudnn=cudnn) for cudnn in (False, True)]
+
+    def mib(num_bytes: int) -> str:
+        return f"{num_bytes >> 20} MiB"
+
+    return [
+        ("train_gpt2.c", f"num_activations: {calculators.llmc_activations(model, B, T)}"),
+        ("train_gpt2_fp32.cu", f"{mib(4 * num_parameters(model))} for parameters, gradients, m and v each"),
+        ("", f"{mib(kept)} for activations, {mib(gradients)} for their gradients"),
+        ("train_gpt2.cu, bf16", f"{mib(mixed[0])} for activations, {mib(mixed[1])} with cuDNN (-r {shape.recompute})"),
+    ]
+
+
+def calculate(config: TrainConfig, own: dict[str, Any]) -> int:
+    """`--calculate`: everything that the shape alone says."""
+    from llmc_jax import text
+    from llmc_jax.profile.table import Roof, calculated_text, summed_work
+    from llmc_jax.run.console import TABLE_WIDTH, format_table
+
+    model = _shape_of(config.model)
+    device = own["--device"]
+    if device is not None and device not in GPUS:
+        import difflib
+
+        near = difflib.get_close_matches(device, GPUS, n=1, cutoff=0.3)
+        advice = f"did you mean {near[0]!r}?" if near else "the names are JAX's, such as 'NVIDIA H200'"
+        raise InputError(f"--device {device}: not in the table of GPUs; {advice}")
+    dtype = config.dtype if config.dtype != "auto" else "bf16" if device and GPUS[device].bf16 else "fp32"
+    flash = config.attention in ("flash", "cudnn") or (config.attention == "auto" and dtype != "fp32" and bool(device))
+    rows = max(config.logit_rows, 0)
+    if config.logit_rows < 0 and device:
+        storage = Storage(
+            4 if dtype == "fp32" else 2, config.master_weights, config.grad_accumulation, not flash,
+            config.recompute_blocks, sliced_weights=False,
+        )  # fmt: skip
+        B, T = config.batch_size, config.sequence_length
+        rows = chosen_logit_rows(model, B, T, storage, config.recompute, card_memory_bytes(device))
+    shape = shape_of(config, dtype=dtype, flash=flash, logit_rows=rows)
+    attention = "without the T x T matrix" if flash else "with the T x T matrix"
+    sections = [
+        [*shape_rows(config, model, shape), ("attention", attention)],
+        flops_rows(model, shape),
+        [*memory_rows(model, shape), *temporary_rows(model, shape)],
+        llmc_rows(model, shape),
+    ]
+    roof = None
+    if device is not None:
+        has_tf32 = peak_flops(device, "tf32") is not None
+        precision: Any = "tf32" if dtype == "fp32" and config.tf32 and has_tf32 else dtype
+        peak = peak_flops(device, precision)
+        if peak is None:
+            raise InputError(f"--device {device}: it does not compute in {precision}; take another --dtype")
+        bandwidth = GPUS[device].bandwidth * 1e9
+        roof = Roof(peak, bandwidth, bandwidth, None)
+    work = step_work(model, shape)
+    if own["--json"]:
+        totals = summed_work(work, roof, own["--layers"])
+        operations = [
+            {"phase": phase, "operation": operation, "layer": layer, "flops": total.flops, "bytes": total.bytes}
+            | ({"floor_seconds": total.floor} if roof else {})
+            for (phase, operation, layer), total in totals.items()
+        ]
+        memory = calculators.memory(model, shape)
+        _write_json(own["--json"], {
+            "shape": shape._asdict(), "memory_bytes": memory._asdict() | {"state": memory.state},
+            "activation_bytes": calculators.activations(model, shape),
+            "products_flops": calculators.products_flops(model, shape), "operations": operations,
+        })  # fmt: skip
+    print(format_table(sections, text.screen_width() or TABLE_WIDTH))
+    print(calculated_text(work, roof, by_layer=own["--layers"]))
+    return ExitCode.DONE
+
+
+def _shape_of(name: str) -> ModelConfig:
+    """The shape that -e names: a descriptor, or a checkpoint of any format."""
+    from llmc_jax.checkpoint.sources import open_source
+
+    try:
+        return parse_descriptor(name)
+    except InputError:
+        if not name.endswith(".bin") and not Path(name).exists():
+            raise
+    return open_source(Path(name)).config
+
+
+def _write_json(path: str, content: dict[str, Any]) -> None:
+    write_atomic(Path(path), (json.dumps(content, indent=1) + "\n").encode())
+
+
+# ----- measuring ----------------------------------------------------------------------------------------------------
+
+
+def read(own: dict[str, Any]) -> int:
+    """`--read`: the table of a trace from before."""
+    from llmc_jax.profile import saved, table
+    from llmc_jax.profile.picture import draw_layer
+    from llmc_jax.profile.trace import newest_trace, read_trace
+
+    folder = Path(own["--read"])
+    facts = saved.kept(folder)
+    trace = read_trace(newest_trace(folder), facts.program.name, facts.program.whole)
+    work = step_work(facts.model, facts.shape)
+    report = table.report_from_trace(trace, facts.program, work, facts.roof, by_layer=own["--layers"])
+    if own["--picture"]:
+        layer = facts.model.num_layers // 2 if own["--layer"] is None else own["--layer"]
+        _check_layer(layer, facts.model)
+        draw_layer(trace, facts.program, layer, Path(own["--picture"]), f"layer {layer}")
+    if own["--json"]:
+        _write_json(own["--json"], table.as_json(report))
+    print(table.as_text(report))
+    return ExitCode.DONE
+
+
+def measure(config: TrainConfig, own: dict[str, Any]) -> int:
+    """The default: compiles, times and traces the step, and prints the table."""
+    from llmc_jax.machine import jax_setup as platform
+    from llmc_jax.profile.trace import check_writable
+
+    if own["--trace"]:
+        check_writable(Path(own["--trace"]))
+    for flag in ("--json", "--picture"):
+        if own[flag] and not Path(own[flag]).resolve().parent.is_dir():
+            raise InputError(f"{flag} {own[flag]}: there is no folder {Path(own[flag]).parent} to write it into")
+    if own["--picture"] and own["--differences"]:
+        raise InputError(f"--picture {own['--picture']}: needs a trace; differences know no timeline")
+    notes = platform.configure(tf32=config.tf32)
+    import jax
+
+    jax.config.update("jax_enable_compilation_cache", False)  # the time of a compilation is to be measured
+    from llmc_jax.profile import measure, table
+
+    if own["--layer"] is not None:
+        _check_layer(own["--layer"], measure.resolve_model(config).config)
+    bench = measure.prepared(config)
+    for note in notes:
+        print(note)
+    times = measure.summary(bench.steps(own["--steps"], 2))
+    used = measure.memory_used(bench)
+    rates = measure.machine_rates(bench)
+    traced = None if own["--differences"] else _trace(bench, own)
+    if rates.measured:
+        rates = measure.better(rates, measure.machine_rates(bench))  # the machine may have been busy with others
+    print(_summary(bench, times, used, rates))
+    rest = _table(bench, own, traced, rates.roof)
+    if own["--json"]:
+        work = calculators.products_flops(bench.model, bench.shape)
+        _write_json(own["--json"], {
+            "shape": bench.shape._asdict(), "device": bench.setup.device._asdict(), "jax": jax.__version__,
+            "kernels": [choice._asdict() for choice in bench.setup.choices],
+            "seconds": times._asdict(), "tokens": bench.tokens, "compile_seconds": bench.compile_seconds,
+            "products_flops": work, "rates": rates._asdict() | {"memory": rates.memory._asdict()},
+            "memory_used": used._asdict(),
+            "memory_bytes": calculators.memory(bench.model, bench.shape)._asdict(), **table.as_json(rest),
+        })  # fmt: skip
+    print(table.as_text(rest))
+    return ExitCode.DONE
+
+
+def _check_layer(layer: int, model: ModelConfig) -> None:
+    if layer >= model.num_layers:
+        raise InputError(f"--layer {layer}: the model has {model.num_layers} layers, counted from 0")
+
+
+def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
+    """The box at the top: machine, model, step, memory."""
+    import jax
+
+    from llmc_jax import text
+    from llmc_jax.machine import device as hardware
+    from llmc_jax.run.console import TABLE_WIDTH, format_table
+    from llmc_jax.run.prepare import kernel_rows, option_rows, precision_text
+
+    setup, model, shape = bench.setup, bench.model, bench.shape
+    per_second = bench.tokens / times.median
+    step = [
+        ("lowering, compiling", f"{bench.lower_seconds:.2f} s, {bench.compile_seconds:.2f} s"),
+        ("step", f"{1e3 * times.median:.2f} ms, quartiles {1e3 * times.low:.2f} and {1e3 * times.high:.2f}, "
+                 f"least {1e3 * times.least:.2f}, of {times.runs}"),
+        ("tok/s", f"{per_second:,.0f}"),
+    ]  # fmt: skip
+    memory_rates = rates.memory
+    if rates.measured:
+        share = calculators.products_flops(model, shape) / times.median / rates.products
+        step += [
+            ("products alone", f"{rates.products / 1e9:,.1f} GFLOP/s; the step has {100 * share:.1f}% of that rate"),
+            ("fastest product", f"{rates.flops / 1e9:,.1f} GFLOP/s"),
+            ("memory", f"{memory_rates.best / 1e9:,.1f} GB/s, median {memory_rates.median / 1e9:,.1f}"),
+            ("memory, only read", f"{memory_rates.reading / 1e9:,.1f} GB/s, "
+                                  f"median {memory_rates.reading_median / 1e9:,.1f}"),
+            ("arrays for that", f"{gib(memory_rates.array_bytes)} each"),
+        ]  # fmt: skip
+        if rates.cache is not None:
+            doubt = "" if rates.beyond_caches else "; the arrays are not 4 times as large, so the rates may be theirs"
+            step.append(("caches", gib(rates.cache) + doubt))
+    else:
+        for definition, name in (("llm.c", "MFU (llm.c)"), ("palm", "MFU (PaLM)")):
+            each: Any = definition
+            flops = flops_per_token(model, shape.sequence, definition=each) * per_second
+            step.append((name, f"{100 * flops / rates.flops:.1f}% of {rates.flops / 1e12:,.1f} TFLOP/s"))
+        step.append(("memory", f"{memory_rates.best / 1e9:,.1f} GB/s, from the table of GPUs"))
+    memory = [
+        *memory_rows(model, shape),
+        ("program's arguments", f"{gib(used.arguments)}, {gib(used.overwritten)} of it overwritten"),
+        ("program's temporaries", gib(used.temporaries)),
+        ("peak", "not known" if used.peak is None else gib(used.peak)),
+    ]
+    machine = [
+        ("device", hardware.device_label(setup.device)),
+        ("JAX", jax.__version__),
+        ("precision", precision_text(setup)),
+        *kernel_rows(setup.choices),
+        *option_rows(setup),
+    ]
+    sections = [machine, shape_rows(setup.config, model, shape), step, flops_rows(model, shape), memory]
+    return format_table(sections, text.screen_width() or TABLE_WIDTH)
+
+
+def _trace(bench: Any, own: dict[str, Any]) -> Any:
+    """Record some steps; return (trace, program), or None where the trace has no instructions."""
+    from llmc_jax.profile.program import Program
+    from llmc_jax.profile.trace import newest_trace, read_trace
+
+    place: Any = nullcontext(own["--trace"]) if own["--trace"] else tempfile.TemporaryDirectory()
+    with place as folder:
+        bench.record(Path(folder), own["--traced"])
+        program = Program(bench.compiled.as_text())
+        trace = read_trace(newest_trace(Path(folder)), program.name, program.whole)
+    if trace.spans:
+        return trace, program
+    print("the trace has no instructions of the step (a GPU's counters may be closed to this user): by differences")
+    return None
+
+
+def _table(bench: Any, own: dict[str, Any], traced: Any, roof: Any) -> Any:
+    """The table from a trace and its program; from differences where there is none."""
+    from llmc_jax.profile import saved, table
+    from llmc_jax.profile.measure import differences
+    from llmc_jax.profile.picture import draw_layer
+
+    work = step_work(bench.model, bench.shape)
+    if traced is not None:
+        trace, program = traced
+        if own["--trace"]:
+            saved.keep(Path(own["--trace"]), bench.compiled.as_text(), bench.model, bench.shape, roof)
+            print(f"trace: {own['--trace']}")
+        if own["--picture"]:
+            layer = bench.model.num_layers // 2 if own["--layer"] is None else own["--layer"]
+            title = f"{bench.setup.config.model}, B={bench.shape.batch} T={bench.shape.sequence}, layer {layer}"
+            draw_layer(trace, program, layer, Path(own["--picture"]), title)
+        return table.report_from_trace(trace, program, work, roof, by_layer=own["--layers"])
+    if own["--picture"]:
+        raise InputError(f"--picture {own['--picture']}: needs a trace with instructions")
+    parts = differences(bench)
+    named = {
+        ("forward", "layers"): parts.forward_layers,
+        ("forward", "rest"): parts.forward_rest,
+        ("backward", "layers"): parts.backward_layers,
+        ("backward", "rest"): parts.backward_rest,
+        ("update", "rest"): parts.update,
+    }
+    return table.report_from_differences(named, work, roof)
+
+
+# ----- comparing ----------------------------------------------------------------------------------------------------
+
+
+def compare(words: list[str], own: dict[str, Any]) -> int:
+    """`--vs` and `--threads`: versions in turns."""
+    from llmc_jax.profile import compare
+
+    variants = [compare.Variant("this", tuple(words))]
+    variants += [compare.parse_variant(text, words) for text in own["--vs"]]
+    if own["--threads"]:
+        counts = [compare.thread_count(text, f"--threads {own['--threads']}") for text in own["--threads"].split(",")]
+        threads = [compare.Variant(f"threads={count}", tuple(words), threads=count) for count in counts]
+        variants = [*threads, *variants[1:]]
+    results = compare.compare(variants, own["--rounds"], steps=3)
+    if own["--json"]:
+        _write_json(own["--json"], {"results": [each._asdict() for each in results]})
+    print(compare.as_text(results))
+    return ExitCode.DONE
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit status."""
+    open_missing_streams()
+    words = list(sys.argv[1:] if argv is None else argv)
+    return exit_status(PROGRAM, lambda: _run(words))
+
+
+def _run(words: list[str]) -> int:
+    if "--help" in words:
+        print(help_text())
+        return ExitCode.DONE
+    if words[:1] == ["--worker"]:
+        from llmc_jax.profile.compare import serve, stay_on_cores
+
+        stay_on_cores()
+        return serve(words[1:])
+    own, rest = split(words)
+    if own["--read"]:
+        return read(own)
+    config, _ = run_config(rest)
+    if own["--calculate"]:
+        return calculate(config, own)
+    if own["--vs"] or own["--threads"]:
+        return compare(rest, own)
+    return measure(config, own)
+
+
+def program() -> int:
+    """Run the command line as a program of its own, and return the exit status."""
+    if "--help" not in sys.argv and "--calculate" not in sys.argv:
+        restart_with_huge_pages()
+    return main()

@@ -1,0 +1,456 @@
+"""The command line: words to a checked TrainConfig, `--help` and docs/flags.md, and the exit status of a run.
+
+Options are defined in config/train.py, presets in config/presets.py. What a run does is in run/loop.py, which is
+imported only when the options are sound.
+"""
+
+import re
+import shlex
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from llmc_jax.config.presets import DEFAULT_PRESET, PRESETS, preset_options
+from llmc_jax.config.train import (
+    EXIT_MEANINGS,
+    NOT_BUILT,
+    OPTIONS,
+    ExitCode,
+    Option,
+    TrainConfig,
+    raise_problems,
+    show_value,
+    validate,
+    value_problem,
+)
+from llmc_jax.errors import InputError
+from llmc_jax.machine.jax_setup import restart_with_huge_pages, train_command
+from llmc_jax.run.stopping import Output, open_missing_streams, print_error
+
+WIDTH = 100  # columns of --help
+FLAG_COLUMN = 36
+NO_BREAK = "\u00a0"
+
+SHOW_ALONE = {
+    "--help": "this text",
+    "--help-markdown": "this text as Markdown, as in docs/flags.md",
+    "--version": "the versions of this program, Python and JAX",
+}
+
+# What llm.c's train_gpt2.py, nanoGPT and common habit call an option, where likeness does not lead here.
+ELSEWHERE = {
+    "-lr": "--learning-rate",
+    "--input-bin": "--train-data",
+    "--input-val-bin": "--val-data",
+    "--num-iterations": "--max-steps",
+    "--steps": "--max-steps",
+    "--warmup-iters": "--warmup-steps",
+    "--lr": "--learning-rate",
+    "--learning-rate-decay-frac": "--final-lr-fraction",
+    "--val-loss-every": "--val-every",
+    "--val-max-steps": "--val-batches",
+    "--max-iters": "--max-steps",
+    "--block-size": "--sequence-length",
+    "--precision": "--dtype",
+}
+LIKENESS = 0.82  # of two words, by difflib: a typing mistake or two; from 0.6 on it takes --device for --decay
+
+EXAMPLES = (
+    ("python train.py", "the demo: a small model learns Python's own source"),
+    ("python train.py --preset llmc-cpu -x 100 -o runs/tuned", "a preset, with flags over it"),
+    ('python train.py -e d12 -i "data/train_*.bin" -j "data/val_*.bin" -b 8 -d 65536', "your own token files"),
+)
+
+
+def program() -> NoReturn:
+    """Run `python train.py` or the command `llmc-jax`. May start the process again (machine/jax_setup.py)."""
+    restart_with_huge_pages()
+    sys.exit(main())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line (without the program's name; sys.argv's by default). Returns the exit status."""
+    open_missing_streams()
+    words = sys.argv[1:] if argv is None else argv
+    shown = next((word for word in words if word in SHOW_ALONE), None)
+    if shown:
+        return _show({"--help": help_text, "--help-markdown": flags_markdown, "--version": _versions}[shown]())
+    try:
+        config, notes = continued(given_options(words))
+        notes += _validated(config, notes)
+        from llmc_jax.run.loop import run  # here, because it imports JAX, which takes a second
+
+        return run(config, notes)
+    except InputError as error:
+        return _complain(str(error))
+    except OSError as error:
+        if error.filename is not None:
+            return _complain(f"{error.filename}: {error.strerror}")
+        if isinstance(error, FileNotFoundError | PermissionError):
+            return _complain(str(error))
+        raise
+    except KeyboardInterrupt:  # before or after the training itself, which ends after a whole step
+        print_error(f"{_program()}: stopped")
+        return ExitCode.STOPPED
+
+
+def _validated(config: TrainConfig, notes: Sequence[str]) -> list[str]:
+    """Return the notes of `validate`. Its errors hold the notes so far: what is wrong may come from a config.json."""
+    try:
+        return validate(config)
+    except InputError as error:
+        raise InputError("\n  ".join([str(error), *notes])) from error
+
+
+def _show(text: str) -> int:
+    output = Output(sys.stdout, threading.Event())  # no traceback where the reader leaves early: --help | head
+    output.write(f"{text}\n")
+    output.flush()
+    output.discard_rest()
+    return ExitCode.DONE
+
+
+def _complain(problem: str) -> int:
+    print_error(f"{_program()}: {problem}")
+    return ExitCode.BAD_INPUT
+
+
+def _program() -> str:
+    return "llmc-jax" if Path(sys.argv[0]).stem == "llmc-jax" else "train.py"
+
+
+def parse_args(argv: Sequence[str]) -> TrainConfig:
+    """Return the configuration that a command line (without the program's name) describes.
+
+    No words at all are the preset `demo`. Otherwise llm.c's defaults hold, a preset changes them, and flags have the
+    last word; of a flag that stands twice the later one counts.
+    Raises one InputError with all flags that do not exist and all values that their flags cannot have.
+    """
+    return given_options(argv).config
+
+
+class Given(NamedTuple):
+    """The options that a command line names: by a preset, and by flags, which have the last word."""
+
+    preset: dict[str, Any]
+    flags: dict[str, Any]
+
+    @property
+    def config(self) -> TrainConfig:
+        """They and, for all else, llm.c's defaults."""
+        return replace(TrainConfig(), **self.preset | self.flags)
+
+
+def given_options(argv: Sequence[str]) -> Given:
+    """Return the options that a command line names; see `parse_args`."""
+    if not argv:
+        return Given(preset_options(DEFAULT_PRESET), {})
+    pairs, problems = _split(argv)
+    given: dict[str, Any] = {}
+    for flag, about, value in pairs:
+        try:
+            given[about.name] = _switched(about, value) if about.switch else _read(about, value or "")
+        except InputError as error:
+            problems.append(f"{flag} {show_value(value)}: {error}")
+    base: dict[str, Any] = {}
+    try:
+        if "preset" in given:
+            base = preset_options(given["preset"])
+    except InputError as error:
+        problems.append(str(error))
+    raise_problems(problems)
+    return Given(base, given)
+
+
+def _switched(about: Option, value: str | None) -> bool:
+    """The option of a flag without a value: `--no-save`, or `--no-save=1`; `--no-save=0` is as without it."""
+    if value not in (None, "0", "1"):
+        raise InputError(f"takes no value but 0 and 1; write {about.flags[0]} alone")
+    return bool(about.default) if value == "0" else not about.default
+
+
+OF_THIS_START = {
+    "output_dir",
+    "reuse",
+    "save",
+    "strict_kernels",
+    "kernels_from",
+    "no_kernel_check",
+}  # never taken from the run before
+
+
+def continued(given: Given) -> tuple[TrainConfig, list[str]]:
+    """Return the configuration of a run, and notes on it: with -y 1, what is not given is as the folder of -o has it.
+
+    Its config.json holds the options of the run's last start. Options that this version does not know are left out;
+    those that the file lacks have their defaults. A preset other than the run's describes all of another run, so then
+    nothing is taken. Raises InputError if the file holds a value that cannot be.
+    """
+    config = given.config
+    if not config.reuse or not config.output_dir:
+        return config, []
+    from llmc_jax.run.folder import config_file, read_config  # here, because few command lines need it
+
+    place, record = config_file(Path(config.output_dir)), read_config(Path(config.output_dir))
+    stored = None if record is None else record.get("options")
+    if place is None or not isinstance(stored, Mapping):
+        return config, []
+    if given.preset and config.preset != stored.get("preset"):
+        return config, [f"-y 1: no options are taken from {place}, which is not of --preset {config.preset}"]
+    names = {about.name for about in OPTIONS}
+    known = {name: value for name, value in stored.items() if name in names - OF_THIS_START}
+    unknown = sorted(set(stored) - names)
+    try:
+        before = TrainConfig.from_json(known)
+    except InputError as error:
+        raise InputError(f"{place}: {error}; mend the file, or give another -o") from error
+    notes = [f"-y 1: {place} names options that this version does not have: {', '.join(unknown)}"] if unknown else []
+    if stored.get("save") is False and config.save:
+        notes.append("-y 1: --no-save is not taken from the run before; give it again to save nothing")
+    merged = replace(before, **given.flags)
+    return merged, notes + _what_was_taken(place, config, before, merged)
+
+
+def _what_was_taken(place: Path, config: TrainConfig, before: TrainConfig, merged: TrainConfig) -> list[str]:
+    """A note on the options that a run has from its config.json, and on those that flags change; none where none is."""
+
+    def values(first: TrainConfig, second: TrainConfig) -> Iterator[tuple[str, str, str]]:
+        for about in OPTIONS:
+            a, b = getattr(first, about.name), getattr(second, about.name)
+            if a != b and about.name not in OF_THIS_START:
+                yield about.flags[0], show_value(a), show_value(b)
+
+    changed = ", ".join(f"{flag} {then} -> {now}" for flag, then, now in values(before, merged))
+    if not any(values(config, merged)) and not changed:
+        return []  # the same command again
+    return [f"-y 1: options as in {place}" + (f", changed by flags: {changed}" if changed else "")]
+
+
+def _split(argv: Sequence[str]) -> tuple[list[tuple[str, Option, str | None]], list[str]]:
+    """Words to (flag as typed, its option, its value), and problems.
+
+    Done by hand because argparse reads `-ge1` and `-ix foo` as `-g e1` and `-i x`, takes some negative values for
+    flags, and reports one problem at a time. Here a flag is its exact spelling, and the word after it, or after the
+    equals sign, is its value.
+    """
+    by_flag = {flag: about for about in OPTIONS for flag in about.flags}
+    pairs: list[tuple[str, Option, str | None]] = []
+    problems: list[str] = []
+    position = 0
+    while position < len(argv):
+        flag, equals, value = argv[position].partition("=")
+        following = argv[position + 1] if position + 1 < len(argv) else None
+        position += 1
+        about = by_flag.get(flag)
+        if about is None:
+            problems.append(_unknown(argv[position - 1]))
+            if flag.startswith("-") and not equals and following is not None and not following.startswith("-"):
+                position += 1  # most likely the value of what is not a flag
+        elif about.switch:
+            pairs.append((flag, about, value if equals else None))
+        elif equals:
+            pairs.append((flag, about, value))
+        elif following is None or following in by_flag:
+            problems.append(_without_value(flag, about, following))
+        else:
+            pairs.append((flag, about, following))
+            position += 1
+    return pairs, problems
+
+
+def _unknown(word: str) -> str:
+    if not word.startswith("-"):
+        return f"{show_value(word)}: a value without a flag; write every value after its flag, as in -b 4"
+    flag = word.partition("=")[0]
+    near = " or ".join(near_flags(flag))
+    advice = f"did you mean {near}? " if near else ""
+    return f"{show_value(flag)}: there is no such flag; {advice}--help lists all"
+
+
+def near_flags(flag: str) -> list[str]:
+    """Return the flags that this one is most likely meant for: at most three, none where nothing is clearly like it.
+
+    Another program's name for an option first, then what it is the beginning of (--learning), then a likeness
+    (-batch-size), then a short flag with its value glued on (-b8, -ix).
+    """
+    import difflib  # here, because only mistakes need it
+
+    word = flag.replace("_", "-")
+    if word in ELSEWHERE:
+        return [ELSEWHERE[word]]
+    known = [*(flag for about in OPTIONS for flag in about.flags), *SHOW_ALONE]
+    begun = [each for each in known if len(word) > 3 and each.startswith(word)]
+    if 0 < len(begun) <= 3:
+        return begun
+    if likely := difflib.get_close_matches(word, known, n=1, cutoff=LIKENESS):
+        return likely
+    short = (each for each in known if each[1] != "-" and re.fullmatch(f"{each}([-+.0-9].*|.)", word, re.DOTALL))
+    return sorted(short, key=len, reverse=True)[:1]
+
+
+def _without_value(flag: str, about: Option, following: str | None) -> str:
+    found = "nothing does" if following is None else f"{following} does"
+    advice = ", or --help for help" if flag == "-h" else ""
+    return f"{flag}: its value must follow, but {found}; write {flag} {_value_name(about)}{advice}"
+
+
+def _read(about: Option, text: str) -> Any:
+    """The option's value out of a word. Raises InputError that says what it must be."""
+    value = _READERS[about.type](text)
+    problem = value_problem(about, value)
+    if problem is None:
+        return value
+    raise InputError(f"{about.noun} {problem}{_advice(about, text)}")
+
+
+def _read_int(text: str) -> int | str:
+    return int(text) if re.fullmatch(r"[+-]?[0-9]{1,20}", text) else text
+
+
+def _read_float(text: str) -> float | str:
+    return float(text) if re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text) else text
+
+
+def _read_bool(text: str) -> bool | str:
+    return {"0": False, "1": True}.get(text, text)
+
+
+# What is no such value stays text, which value_problem then refuses.
+_READERS: dict[type, Callable[[str], Any]] = {int: _read_int, float: _read_float, bool: _read_bool, str: str}
+
+
+def _advice(about: Option, text: str) -> str:
+    """What to write instead, where that can be guessed."""
+    if about.type is int and isinstance(_read_int(text), str):  # 1e4 or 4.0
+        number = _read_float(text)
+        whole = isinstance(number, float) and number.is_integer() and value_problem(about, int(number)) is None
+        return f"; write {int(number)}" if whole else ""
+    if about.type is float and re.fullmatch(r"[eE][+-]?[0-9]+", text):  # 0 to C's atof
+        return f"; write 1{text}"
+    if about.type is str and about.choices:
+        import difflib
+
+        near = difflib.get_close_matches(text, about.choices, n=1)
+        return f"; did you mean {near[0]}?" if near else ""
+    return ""
+
+
+def _value_name(about: Option) -> str:
+    if about.value or about.switch:
+        return about.value
+    if about.choices:
+        return "|".join(map(str, about.choices))
+    return {int: "N", float: "X", bool: "0|1", str: about.name.upper()}[about.type]
+
+
+def _default(about: Option) -> str:
+    return "" if about.switch or about.default == "" else show_value(about.default)
+
+
+def _meaning(about: Option) -> str:
+    later = any(about.name == missing.name for missing in NOT_BUILT)
+    return about.meaning + (" (not built yet)" if later else "")
+
+
+def _groups() -> dict[str, list[Option]]:
+    groups: dict[str, list[Option]] = {}
+    for about in OPTIONS:
+        groups.setdefault(about.group, []).append(about)
+    return groups
+
+
+def help_text() -> str:
+    """What `--help` prints: every option in its group, the presets, the exit statuses and examples."""
+    program = train_command()
+    lines = [f"usage: {program} [flag value ...]", ""]
+    lines += textwrap.wrap(
+        "Trains a GPT-2. Without any flag it runs the demo; with flags, llm.c's defaults hold unless --preset names "
+        "other ones. Flags are those of llm.c's train_gpt2cu, each with a long name beside it.",
+        WIDTH,
+    )
+    for group, members in _groups().items():
+        lines += ["", f"{group}:"]
+        for about in members:
+            flags = f"{', '.join(about.flags)} {_value_name(about)}".rstrip()
+            facts = [fact for fact in (about.unit, _default(about) and f"default {_default(about)}") if fact]
+            bracket = f" [{'; '.join(facts)}]".replace(" ", NO_BREAK).replace(NO_BREAK, " ", 1) if facts else ""
+            lines += _two_columns(flags, _meaning(about) + bracket)
+        if group == "Start":
+            for flag, meaning in SHOW_ALONE.items():
+                lines += _two_columns(flag, meaning)
+    lines += ["", "Presets:"]
+    for name, preset in PRESETS.items():
+        lines += _two_columns(name, preset.description)
+    lines += ["", "Exit status:"]
+    for code, meaning in EXIT_MEANINGS.items():
+        lines += _two_columns(str(int(code)), meaning)
+    lines += ["", "Examples:"]
+    for command, meaning in EXAMPLES:
+        lines += [f"  {command.replace('python train.py', program)}", f"      {meaning}"]
+    return "\n".join(lines)
+
+
+def _two_columns(left: str, right: str) -> list[str]:
+    gap = " " * FLAG_COLUMN
+    lines = textwrap.wrap(right, WIDTH, initial_indent=gap, subsequent_indent=gap, break_on_hyphens=False)
+    lines = [line.replace(NO_BREAK, " ") for line in lines]
+    left = f"  {left}"
+    if len(left) + 2 > FLAG_COLUMN:
+        return [left, *lines]
+    return [left + lines[0][len(left) :], *lines[1:]]
+
+
+def flags_markdown() -> str:
+    """docs/flags.md, made from the same facts as `--help`."""
+    lines = [
+        "# Flags of train.py",
+        "",
+        "Made from `llmc_jax/config/train.py` by `python train.py --help-markdown > docs/flags.md`, and tested so.",
+        "",
+        "A flag is followed by its value: `-b 8`, `--batch-size 8` or `--batch-size=8`. One- and two-letter names are",
+        "those of llm.c's train_gpt2cu. Without any flag the preset `demo` runs; with flags, the defaults below hold",
+        "unless `--preset` names other ones.",
+    ]
+    for group, members in _groups().items():
+        lines += ["", f"## {group}", "", "| flag | value | unit | default | meaning |", "|---|---|---|---|---|"]
+        lines += [_row(about) for about in members]
+        if group == "Start":
+            lines += [f"| `{flag}` | | | | {meaning} |" for flag, meaning in SHOW_ALONE.items()]
+    lines += ["", "## Presets", "", "| name | what it is | options |", "|---|---|---|"]
+    for name, preset in PRESETS.items():
+        lines.append(f"| `{name}` | {preset.description} | `{_as_flags(name)}` |")
+    lines += ["", "## Exit status", "", "| status | meaning |", "|---|---|"]
+    lines += [f"| {int(code)} | {meaning} |" for code, meaning in EXIT_MEANINGS.items()]
+    return "\n".join(lines)
+
+
+def _row(about: Option) -> str:
+    def code(text: str) -> str:
+        return f"`{text}`" if text else ""
+
+    flags = ", ".join(f"`{flag}`" for flag in about.flags)
+    value = code(_value_name(about)).replace("|", "\\|")
+    row = f"| {flags} | {value} | {about.unit} | {code(_default(about))} | {_meaning(about)} |"
+    return row.replace("|  |", "| |")
+
+
+def _as_flags(preset: str) -> str:
+    """What a preset stands for, as flags."""
+    options = PRESETS[preset].options
+    given = {about.flags[0]: show_value(options[about.name]) for about in OPTIONS if about.name in options}
+    return " ".join(f"{flag} {shlex.quote(value)}" for flag, value in given.items())
+
+
+def _versions() -> str:
+    from llmc_jax.run.folder import versions
+
+    found = versions()
+    return ", ".join(f"{name} {found[name]}" for name in ("llmc-jax", "python", "jax", "jaxlib", "numpy"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

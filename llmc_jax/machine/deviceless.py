@@ -1,0 +1,367 @@
+"""GPUs that are not there: lower a program for one, or compile it to machine code, on a machine without any.
+
+Lowering (`lower_for`) needs JAX alone: every Python pass of the kernels runs, layouts are inferred, nothing is
+assembled. Compiling (`compile_for`) needs the packages of JAX's CUDA plugin and of NVIDIA's assembler as well, but no
+driver and nothing else of CUDA. What comes out is the program a GPU would run, with its memory to the byte and the
+registers of every kernel. Leaves out running it, and cuDNN, whose package is not needed here.
+
+Start Python with JAX_PLATFORMS=cpu: without it JAX looks for a GPU first and complains at length that there is none.
+"""
+
+import ctypes
+import dataclasses
+import importlib.util
+import math
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from llmc_jax.errors import InputError
+from llmc_jax.machine import compiling
+from llmc_jax.machine.device import GPUS
+
+PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
+
+
+class Target(NamedTuple):
+    """What the compiler must know of a GPU. Its memory and bandwidth stand in llmc_jax/machine/device.py."""
+
+    device_kind: str  # the driver's name: a key of hardware.GPUS, and what JAX's own tables know
+    capability: tuple[int, int]  # compute capability
+    multiprocessors: int
+    shared_memory: int  # bytes of shared memory that a block may use
+    shared_memory_per_multiprocessor: int  # bytes
+    threads_per_multiprocessor: int
+    cores_per_multiprocessor: int  # fp32
+    l2_cache: int  # bytes
+    clock: float  # GHz, boost
+
+    @property
+    def architecture(self) -> str:
+        """The name that kernels are chosen by, such as sm_90."""
+        return "sm_{}{}".format(*self.capability)
+
+
+MIB = 2**20
+# Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" (shared memory, threads); the
+# cards' datasheets and whitepapers as named in device.py (multiprocessors, cores, cache, clock).
+TARGETS = {
+    "h200": Target("NVIDIA H200", (9, 0), 132, 232_448, 233_472, 2048, 128, 50 * MIB, 1.98),
+    "h100": Target("NVIDIA H100 80GB HBM3", (9, 0), 132, 232_448, 233_472, 2048, 128, 50 * MIB, 1.98),
+    "a100": Target("NVIDIA A100-SXM4-80GB", (8, 0), 108, 166_912, 167_936, 2048, 64, 40 * MIB, 1.41),
+    "rtx3090": Target("NVIDIA GeForce RTX 3090", (8, 6), 82, 101_376, 102_400, 1536, 128, 6 * MIB, 1.70),
+    "rtx4090": Target("NVIDIA GeForce RTX 4090", (8, 9), 128, 101_376, 102_400, 1536, 128, 72 * MIB, 2.52),
+    "rtx5090": Target("NVIDIA GeForce RTX 5090", (12, 0), 170, 101_376, 102_400, 1536, 128, 96 * MIB, 2.41),
+    "b200": Target("NVIDIA B200", (10, 0), 148, 232_448, 233_472, 2048, 128, 126 * MIB, 1.96),
+}
+
+
+class MemoryUse(NamedTuple):
+    """Bytes that a compiled program needs on each device."""
+
+    arguments: int
+    outputs: int  # those that lie in a donated argument's place included
+    aliased: int  # of the outputs: lie in the place of a donated argument
+    temporaries: int  # the largest total that is live at once beside arguments and outputs
+    code: int
+
+    @property
+    def total(self) -> int:
+        """Bytes of everything that exists at once while the program runs."""
+        return self.arguments + self.outputs - self.aliased + self.temporaries + self.code
+
+
+class Program(NamedTuple):
+    """A program compiled for a GPU that is not there."""
+
+    target: str
+    memory: MemoryUse
+    compiled: jax.stages.Compiled
+
+    @property
+    def hlo(self) -> str:
+        """XLA's program after all optimisations, as text."""
+        return self.compiled.as_text() or ""
+
+    def copies(self, least: int = 0) -> list[str]:
+        """The arrays of at least so many bytes that the program copies whole, such as `f32[124518400]`."""
+        return [shape for shape, size in copied_arrays(self.hlo) if size >= least]
+
+
+class KernelResources(NamedTuple):
+    """What the assembler reports of one kernel, per thread."""
+
+    name: str
+    registers: int  # of at most 255
+    spilled: int  # bytes of registers that had to go to memory: stores and loads, whichever are more
+    serialized: bool  # Hopper's matrix products wait for each other, which costs much of their speed
+
+
+def known_target(name: str) -> Target:
+    """The facts about a GPU by its short name. Raises InputError with the list of names for one that is not known."""
+    if name not in TARGETS:
+        raise InputError(f"GPU {name!r} is not known here: take one of {', '.join(TARGETS)}")
+    return TARGETS[name]
+
+
+def plugin_installed() -> bool:
+    """Whether this Python has JAX's CUDA plugin, which `compile_for` needs.
+
+    The assembler, ptxas, is found beside the plugin (package nvidia-cuda-nvcc), or else on PATH or in /usr/local/cuda.
+    """
+    return importlib.util.find_spec("jax_plugins") is not None and any(map(importlib.util.find_spec, PLUGINS))
+
+
+# ----- lowering -----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Gpu(AbstractDevice):
+    """JAX's abstract device with its compute capability, without which Mosaic GPU takes every GPU for an sm_90."""
+
+    compute_capability: str = ""
+
+
+def abstract_gpu(name: str, shape: Sequence[int] = (1,), axis_names: Sequence[str] = ("data",)) -> AbstractMesh:
+    """A mesh of GPUs that are not there, to lower for: `with jax.sharding.use_abstract_mesh(abstract_gpu("h200"))`.
+
+    Then `jax.jit(f).trace(*args).lower(lowering_platforms=("cuda",))`, or both in one: `lower_for`.
+    shape, axis_names: the mesh's, as for a real one. Raises InputError for a GPU that is not known.
+    """
+    target = known_target(name)
+    device = _Gpu(target.device_kind, target.multiprocessors, "gpu", "{}.{}".format(*target.capability))
+    return AbstractMesh(
+        tuple(shape), tuple(axis_names), axis_types=(AxisType.Auto,) * len(axis_names), abstract_device=device
+    )
+
+
+def lower_for(function: Callable[..., Any], arguments: Sequence[Any], name: str, **jit_options: Any) -> Any:
+    """The `jax.stages.Lowered` of a function for one GPU. Needs no CUDA packages.
+
+    arguments: positional; arrays may be `jax.ShapeDtypeStruct`s. function: if it is jitted already, its own static and
+    donated arguments count; else jit_options go to jax.jit (static_argnums=…, donate_argnums=…).
+    Raises InputError for a GPU that is not known, and whatever the kernels raise for shapes that they refuse.
+    """
+    with jax.sharding.use_abstract_mesh(abstract_gpu(name)):
+        return _jitted(function, jit_options).trace(*arguments).lower(lowering_platforms=("cuda",))
+
+
+def _jitted(function: Callable[..., Any], options: dict[str, Any]) -> Any:
+    if not hasattr(function, "trace"):
+        return jax.jit(function, **options)
+    assert not options, "a jitted function brings its own options"
+    return function
+
+
+# ----- compiling ----------------------------------------------------------------------------------------------------
+
+
+def gpu_mesh(name: str, shape: Sequence[int] = (1,), axis_names: Sequence[str] = ("data",)) -> Mesh:
+    """A mesh of GPUs of one machine that are not there, to compile for. Arrays cannot be put on it.
+
+    Raises InputError for a GPU that is not known, and where the CUDA plugin is not installed.
+    """
+    target = known_target(name)
+    if not plugin_installed():
+        version = jax.__version__
+        raise InputError(
+            "compiling for a GPU needs JAX's CUDA plugin and NVIDIA's assembler, on Linux: pip install --no-deps "
+            f"jax-cuda13-plugin=={version} jax-cuda13-pjrt=={version} nvidia-cuda-nvcc"
+        )
+    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # the plugin would ask for cuDNN, cuBLAS and others
+    topology = topologies.get_topology_desc(
+        platform="cuda", topology_name="", target_config=_target_config(target), topology=f"1x1x{math.prod(shape)}"
+    )
+    return topologies.make_mesh(topology, tuple(shape), tuple(axis_names))
+
+
+def compile_for(
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    name: str,
+    *,
+    mesh: Mesh | None = None,
+    specs: Sequence[Any] | None = None,
+    compiler_options: compiling.Options = (),
+    **jit_options: Any,
+) -> Program:
+    """Compiles a function to machine code for a GPU that is not there.
+
+    function, arguments, jit_options: as in `lower_for`. Without `mesh` the program runs on one GPU. mesh: several,
+    from `gpu_mesh`; specs: for each argument the PartitionSpec of its arrays, or a tree of them like the argument.
+    compiler_options: XLA's, as an Execution has them.
+    Memory is that of one GPU. XLA chooses its matrix products without measuring, so the workspace they need on a real
+    GPU, a few MiB, is not in it.
+
+    Raises InputError for a GPU that is not known, without the CUDA plugin, and for a second compute capability in a
+    process that has compiled a Mosaic kernel: the compiler would take the kernel for the first one.
+    """
+    given_mesh = mesh is not None
+    mesh = mesh or gpu_mesh(name)
+    assert given_mesh or specs is None, "specs without a mesh"
+    if specs is None:
+        placed = jax.tree.map(lambda leaf: _on(mesh, leaf, PartitionSpec()), tuple(arguments))
+    else:
+        placed = tuple(_placed(mesh, argument, spec) for argument, spec in zip(arguments, specs, strict=True))
+    shape, axis_names = mesh.devices.shape, mesh.axis_names
+    with jax.sharding.use_abstract_mesh(abstract_gpu(name, shape, axis_names)):
+        lowered = _jitted(function, jit_options).trace(*placed).lower(lowering_platforms=("cuda",))
+        if "mosaic_gpu" in lowered.as_text():
+            _only_capability(known_target(name))
+        compiled = compiling.compiled(lowered, compiler_options)
+    memory = compiled.memory_analysis()
+    use = MemoryUse(
+        arguments=memory.argument_size_in_bytes,
+        outputs=memory.output_size_in_bytes,
+        aliased=memory.alias_size_in_bytes,
+        temporaries=memory.temp_size_in_bytes,
+        code=memory.generated_code_size_in_bytes,
+    )
+    return Program(name, use, compiled)
+
+
+def _placed(mesh: Mesh, argument: Any, spec: Any) -> Any:
+    """An argument with each array's sharding; spec: one for all of them, or a tree of them."""
+    if isinstance(spec, PartitionSpec):
+        return jax.tree.map(lambda leaf: _on(mesh, leaf, spec), argument)
+    return jax.tree.map(lambda leaf, own: _on(mesh, leaf, own), argument, spec)
+
+
+def _on(mesh: Mesh, leaf: Any, spec: PartitionSpec) -> Any:
+    """An array's shape on the mesh. What is no array (a static argument, a Python number) stays as it is."""
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+
+_capability: tuple[int, int] | None = None  # that of this process's first Mosaic kernel, which Mosaic keeps
+
+
+def _only_capability(target: Target) -> None:
+    """Refuses a second compute capability: Mosaic would assemble for the first one, or end the process."""
+    global _capability
+    if _capability not in (None, target.capability):
+        raise InputError(
+            f"this process has compiled kernels for compute capability {_capability[0]}.{_capability[1]} and cannot "
+            f"compile them for {target.capability[0]}.{target.capability[1]}: start one process per GPU"
+        )
+    _capability = target.capability
+
+
+def _target_config(target: Target) -> str:
+    """XLA's GpuTargetConfigProto of a GPU, as text."""
+    gpu = GPUS[target.device_kind]
+    major, minor = target.capability
+    # Mosaic's kernels for consumer Blackwell are sm_120a, which plain sm_120 must not run.
+    accelerated = " feature_extension: ACCELERATED_FEATURES" if major == 12 else ""
+    return f"""
+gpu_device_info {{
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: {target.shared_memory}
+  shared_memory_per_core: {target.shared_memory_per_multiprocessor}
+  threads_per_core_limit: {target.threads_per_multiprocessor}
+  core_count: {target.multiprocessors}
+  fpus_per_core: {target.cores_per_multiprocessor}
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: {round(gpu.bandwidth * 1e9)}
+  l2_cache_size: {target.l2_cache}
+  clock_rate_ghz: {target.clock}
+  device_memory_size: {round(gpu.memory * 1e9)}
+  cuda_compute_capability {{ major: {major} minor: {minor}{accelerated} }}
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 8 }}
+runtime_version {{ major: 12 minor: 9 patch: 0 }}
+device_description_str: "{target.device_kind}"
+"""
+
+
+# ----- what XLA and the assembler say -------------------------------------------------------------------------------
+
+_COPY = re.compile(r"= \(?([a-z]+(\d+)\w*\[([\d,]*)\])[^=]* copy(?:-start)?\(")
+
+
+def copied_arrays(hlo: str) -> list[tuple[str, int]]:
+    """Shape and bytes of every array that a program's text copies whole. Booleans (`pred`) are left out."""
+    found = []
+    for line in hlo.splitlines():
+        if match := _COPY.search(line):
+            elements = math.prod(int(size) for size in match[3].split(",") if size)
+            found.append((match[1], elements * int(match[2]) // 8))
+    return found
+
+
+_FUNCTION = re.compile(r"Compiling entry function '(\w+?)(?:_mosaic_gpu_kernel)?' for")
+_SPILLED = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads$")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_SERIALIZED = re.compile(r"wgmma.* serialized .*function '(\w+?)(?:_mosaic_gpu_kernel)?'")
+
+
+@contextmanager
+def kernel_resources() -> Iterator[list[KernelResources]]:
+    """Within the block, what the process prints is kept back; afterwards the list holds the Mosaic kernels compiled.
+
+    One entry for each kernel, in the order of compilation. A kernel that this process has compiled before is not
+    compiled again and has none. Where compiling fails, what was kept back goes to standard error.
+    """
+    kernels: list[KernelResources] = []
+    before = os.environ.get("MOSAIC_GPU_DUMP_PTXAS")
+    os.environ["MOSAIC_GPU_DUMP_PTXAS"] = "1"
+    log = ""
+    try:
+        with tempfile.TemporaryFile() as file:
+            _flush()
+            stdout = os.dup(1)
+            os.dup2(file.fileno(), 1)  # it is the C++ side that prints
+            try:
+                yield kernels
+            finally:
+                _flush()
+                os.dup2(stdout, 1)
+                os.close(stdout)
+                file.seek(0)
+                log = file.read().decode(errors="replace")
+    except BaseException:
+        sys.stderr.write(log)
+        raise
+    finally:
+        if before is None:
+            del os.environ["MOSAIC_GPU_DUMP_PTXAS"]
+        else:
+            os.environ["MOSAIC_GPU_DUMP_PTXAS"] = before
+    kernels.extend(parse_resources(log))
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    ctypes.CDLL(None).fflush(None)
+
+
+def parse_resources(log: str) -> list[KernelResources]:
+    """The kernels in the words of `ptxas -v`."""
+    kernels = []
+    serialized = set(_SERIALIZED.findall(log))
+    name, spilled = "", 0
+    for line in log.splitlines():
+        if match := _FUNCTION.search(line):
+            name, spilled = match[1], 0
+        elif (match := _SPILLED.search(line)) and "warning" not in line:
+            spilled = max(int(match[1]), int(match[2]))
+        elif (match := _REGISTERS.search(line)) and name:
+            kernels.append(KernelResources(name, int(match[1]), spilled, name in serialized))
+            name = ""
+    return kernels

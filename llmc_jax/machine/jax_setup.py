@@ -1,0 +1,152 @@
+"""How the program stands in its surroundings: its packages and its command, and what is set before JAX starts.
+
+The settings (compile cache, memory pages) are not needed for correct results; each is here because a measurement says
+so (benchmarks/README.md). Leaves out what the machine can do (device.py).
+"""
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from llmc_jax.files import cache_folder, reason, sync, write_bytes
+
+MEMORY_SHARE = 0.92  # of a GPU that JAX's allocator is given; what CUDA's libraries need is the rest
+_HUGE_PAGES = "glibc.malloc.hugetlb=1"
+
+
+@contextmanager
+def packages_for(script: str, setup: str) -> Iterator[None]:
+    """Within the block a package that is not installed ends the script with one line and status 2, not a traceback.
+
+    setup: the command that installs all packages. A module of ours that is missing is a mistake and raises.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "llmc_jax"):
+            raise
+        print(
+            f"{script}: needs the package {package}: run `{setup}`, or `.venv/bin/python {script}`, or `pip install .`",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+
+
+def python_command() -> str:
+    """How one types the Python that runs: `.venv/bin/python` where it is the repository's and not activated."""
+    own = Path(".venv")
+    if "VIRTUAL_ENV" not in os.environ and own.is_dir() and own.resolve() == Path(sys.prefix).resolve():
+        return ".venv/bin/python"
+    return "python"
+
+
+def train_command() -> str:
+    """How one types the training program here: `llmc-jax` where it is installed, else train.py with its Python."""
+    in_repository = Path(__file__).resolve().parents[2].joinpath("train.py").exists()
+    if Path(sys.argv[0]).stem == "llmc-jax" or not in_repository:
+        return "llmc-jax"
+    return f"{python_command()} train.py"
+
+
+def restart_with_huge_pages() -> None:
+    """On Linux, starts this Python process again with 2 MiB pages for large allocations, unless it has them already.
+
+    XLA allocates a step's temporaries anew each step, about 1 GB for GPT-2 124M at B=4 T=64; with 4 KiB pages it
+    spends a sixth of the step mapping them. glibc reads this setting only when a process starts, hence the
+    restart. Call it first thing in a script, before anything is imported that takes time.
+    """
+    if sys.platform != "linux" or "GLIBC_TUNABLES" in os.environ or os.environ.get("LLMC_JAX_NO_RESTART"):
+        return
+    try:
+        if "[madvise]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
+            return  # 'always' needs no help, 'never' cannot be helped
+    except OSError:
+        return
+    os.environ["GLIBC_TUNABLES"] = _HUGE_PAGES
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def configure(*, tf32: bool = True) -> list[str]:
+    """Sets up JAX: call before its first computation. What the user has set in the environment stays.
+
+    tf32: whether float32 products may use TF32 on NVIDIA GPUs that have it; the CPU always computes in float32.
+    Returns notes for the user: the compile cache stays off where its folder cannot be written.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's informational lines on stderr
+    # JAX takes three quarters of a GPU's memory; a trainer has the card to itself.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(MEMORY_SHARE))
+    import jax
+
+    if not tf32:
+        jax.config.update("jax_default_matmul_precision", "highest")
+    notes = []
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        folder = cache_folder() / "xla"
+        problem = _write_problem(folder)
+        jax.config.update("jax_compilation_cache_dir", None if problem else str(folder))
+        if problem:
+            notes.append(f"{folder}: cannot be written ({problem}), so nothing compiled is kept; see LLMC_JAX_CACHE")
+    # JAX caches only what took a second to compile; the demo's programs are smaller, and a cached one starts at once.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    return notes
+
+
+PROGRAMS = "PROGRAMS.json"  # the digest of every program that a run keeps
+
+
+def keep_programs(folder: Path) -> bool:
+    """Keeps what is compiled from now on in a run's own folder, so that the run is continued with the same programs.
+
+    A GPU's compiler times several ways of a product and takes the fastest: compiled again elsewhere it may choose
+    otherwise, and the bits of a result would change. A folder that the user has named in the environment stays.
+    Files that are not as `seal_programs` left them are deleted: JAX would trip over a torn one at every start, and
+    never write it anew. Returns whether all that it knew of are still there.
+    """
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return True
+    folder.mkdir(exist_ok=True)
+    try:
+        known = json.loads(folder.joinpath(PROGRAMS).read_bytes())
+    except (OSError, ValueError):
+        known = {}
+    known = known if isinstance(known, dict) else {}
+    found = _program_digests(folder)
+    for name in found:
+        if known.get(name) != found[name]:
+            folder.joinpath(name).unlink()
+    compilation_cache.reset_cache()
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    return all(found.get(name) == digest for name, digest in known.items())
+
+
+def seal_programs(folder: Path) -> None:
+    """Brings a run's programs and their digests to the disk. Raises OSError."""
+    digests = _program_digests(folder)
+    for name in digests:
+        sync(folder / name)
+    write_bytes(folder / PROGRAMS, json.dumps(digests, indent=1).encode())
+
+
+def _program_digests(folder: Path) -> dict[str, str]:
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != PROGRAMS]
+    paths = [path for path in paths if not path.name.endswith("-atime")]  # when one was last used
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+def _write_problem(folder: Path) -> str | None:
+    """Why no file can be made in a folder, which is made if need be; None if one can."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return reason(error)

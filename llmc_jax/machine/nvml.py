@@ -1,0 +1,198 @@
+"""What an NVIDIA GPU says of itself while it trains (-lg): memory, clocks, power, temperature, load.
+
+Read from the driver through NVML, the library behind nvidia-smi, with the package nvidia-ml-py, which is imported when
+a monitor is opened. Leaves out what a model needs (device.py) and where its time goes (profiles).
+"""
+
+import contextlib
+import ctypes
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from llmc_jax.errors import InputError
+from llmc_jax.machine.device import gib
+
+# Bits of NVML's reasons for a clock below the highest one, grouped as llm.c does; the bits for an idle GPU and for
+# clocks that somebody has set are no cap.
+POWER_CAP = 0x4 | 0x80  # the power limit; the power supply's brake
+THERMAL_CAP = 0x20 | 0x40  # the driver's and the hardware's slowdown
+NO_CAP = 0x1 | 0x2 | 0x100  # idle; clocks set by the user; clocks of the display
+
+
+class GpuReading(NamedTuple):
+    """One reading of the whole card, other processes included. None: the card or the driver does not say."""
+
+    compute_percent: int | None  # share of the last moments in which a kernel ran
+    memory_busy_percent: int | None  # share in which memory was read or written
+    memory_used_bytes: int | None  # what JAX's allocator keeps counts as used: nearly all of the card
+    memory_total_bytes: int | None
+    fan_percent: int | None
+    clock_mhz: int | None  # of the multiprocessors
+    max_clock_mhz: int | None
+    power_watts: float | None
+    power_limit_watts: float | None
+    temperature_celsius: int | None
+    slowdown_celsius: int | None  # from where on the hardware slows down
+    cap: str | None  # what holds the clock back: power, thermal, other, no
+
+
+class GpuMonitor:
+    """The open NVML of one GPU. `open_monitor` makes one."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml = nvml
+        self._handle = handle
+        self._warned = False
+
+    def read(self, warn: Callable[[str], None]) -> GpuReading | None:
+        """A reading; None where it fails, with one warning in the life of the monitor. Never raises for that."""
+        try:
+            return read_gpu(self._nvml, self._handle)
+        except self._nvml.NVMLError as error:
+            if not self._warned:
+                warn(f"-lg: the GPU's figures cannot be read ({error}); training goes on without them")
+            self._warned = True
+            return None
+
+    def close(self) -> None:
+        """Gives NVML back. May be called twice."""
+        with contextlib.suppress(self._nvml.NVMLError):  # closed already, or the driver is gone
+            self._nvml.nvmlShutdown()
+
+
+def open_monitor(device: Any = None) -> GpuMonitor:
+    """Opens NVML for the GPU of a JAX device (None: the first one) and reads it once.
+
+    Raises InputError, naming -lg and what to do, where there is no NVIDIA GPU, no nvidia-ml-py or no NVML.
+    """
+    if device is None:
+        import jax
+
+        device = jax.local_devices()[0]
+    if device.platform != "gpu" or "rocm" in getattr(device.client, "platform_version", ""):
+        raise InputError("-lg: there is no NVIDIA GPU here; leave it out")
+    nvml = _nvml()
+    try:
+        nvml.nvmlInit()
+        handle = nvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id(device.local_hardware_id).encode())
+        read_gpu(nvml, handle)
+    except nvml.NVMLError as error:
+        raise InputError(
+            f"-lg: NVML, NVIDIA's management library, says {str(error)!r}; it belongs to the driver: see whether "
+            "nvidia-smi works, or leave -lg out"
+        ) from error
+    return GpuMonitor(nvml, handle)
+
+
+def _nvml() -> Any:
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError as error:
+        raise InputError(
+            "-lg: needs the package nvidia-ml-py: run `python -m pip install nvidia-ml-py`, or leave -lg out"
+        ) from error
+
+
+def pci_bus_id(ordinal: int, driver: Any = None) -> str:
+    """Where a GPU sits, such as 0000:65:00.0, by its number among those that CUDA shows to this process.
+
+    JAX counts as CUDA does, NVML counts all cards of the machine, and in another order. Asking CUDA itself heeds
+    CUDA_VISIBLE_DEVICES, whether it has numbers or UUIDs, and CUDA_DEVICE_ORDER. For a slice of a card (MIG) it is the
+    whole card's. driver: libcuda, where a test has its own. Raises InputError if the driver does not answer.
+    """
+    number, name = ctypes.c_int(), ctypes.create_string_buffer(32)
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1") if driver is None else driver
+        status = cuda.cuInit(0)
+        status = status or cuda.cuDeviceGet(ctypes.byref(number), ordinal)
+        status = status or cuda.cuDeviceGetPCIBusId(name, len(name), number)
+    except (OSError, AttributeError) as error:
+        raise InputError(f"-lg: the CUDA driver cannot be asked which GPU this is ({error}); leave -lg out") from error
+    if status:
+        raise InputError(f"-lg: the CUDA driver does not say which GPU this is (error {status}); leave -lg out")
+    return name.value.decode()
+
+
+def read_gpu(nvml: Any, handle: Any) -> GpuReading:
+    """One reading. What the card does not support is None; raises NVMLError where it does not answer at all."""
+    absent = (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_NO_PERMISSION, nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+
+    def ask(name: str, *arguments: Any) -> Any:
+        try:
+            return getattr(nvml, name)(handle, *arguments)
+        except nvml.NVMLError as error:
+            if error.value not in absent:
+                raise
+            return None
+
+    memory = ask("nvmlDeviceGetMemoryInfo")
+    load = ask("nvmlDeviceGetUtilizationRates")
+    power, limit = ask("nvmlDeviceGetPowerUsage"), ask("nvmlDeviceGetEnforcedPowerLimit")
+    reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+    return GpuReading(
+        compute_percent=None if load is None else load.gpu,
+        memory_busy_percent=None if load is None else load.memory,
+        memory_used_bytes=None if memory is None else memory.used,
+        memory_total_bytes=None if memory is None else memory.total,
+        fan_percent=ask("nvmlDeviceGetFanSpeed"),
+        clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+        max_clock_mhz=ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
+        power_watts=None if power is None else power / 1000,
+        power_limit_watts=None if limit is None else limit / 1000,
+        temperature_celsius=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+        slowdown_celsius=ask("nvmlDeviceGetTemperatureThreshold", nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
+        cap=None if reasons is None else _cap(reasons),
+    )
+
+
+def _cap(reasons: int) -> str:
+    """What holds the clock back, in llm.c's words but the last one: `power`, `thermal`, `other`, `no`."""
+    if reasons & POWER_CAP:
+        return "power"
+    if reasons & THERMAL_CAP:
+        return "thermal"
+    return "other" if reasons & ~NO_CAP else "no"
+
+
+def gpu_line(reading: GpuReading) -> str:
+    """A reading as a line for the screen, indented as llm.c's; what is not known is left out.
+
+    `compute 99% | memory 105.3 GiB of 139.8 GiB, 41% busy | 1755 of 1980 MHz | 612 of 700 W | 54 of 87 °C | power cap`
+    Source: llm.c train_gpt2.cu, end of the training loop, and mfu.h.
+    """
+    r = reading
+    memory = [
+        _part("memory ", _size(r.memory_used_bytes), _size(r.memory_total_bytes), ""),
+        _part("", r.memory_busy_percent, None, "% busy"),
+    ]
+    parts = [
+        _part("compute ", r.compute_percent, None, "%"),
+        ", ".join(filter(None, memory)),
+        _part("fan ", r.fan_percent, None, "%"),
+        _part("", r.clock_mhz, r.max_clock_mhz, " MHz"),
+        _part("", _whole(r.power_watts), _whole(r.power_limit_watts), " W"),
+        _part("", r.temperature_celsius, r.slowdown_celsius, " °C"),
+        _part("", r.cap, None, " cap"),
+    ]
+    return " " * 18 + " | ".join(filter(None, parts))
+
+
+def _part(before: str, value: object, most: object, after: str) -> str:
+    """`before value of most after`, without `of most` where that is not known; empty where the value is not."""
+    if value is None:
+        return ""
+    return f"{before}{value}{after}" if most is None else f"{before}{value} of {most}{after}"
+
+
+def _size(num_bytes: int | None) -> str | None:
+    return None if num_bytes is None else gib(num_bytes)
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)
+
+
+def gpu_numbers(reading: GpuReading) -> dict[str, int | float | str]:
+    """What is known of a reading, for metrics.jsonl: the fields' names carry the units."""
+    return {name: value for name, value in reading._asdict().items() if value is not None}

@@ -1,0 +1,43 @@
+"""Random initial parameters from llm.c's random stream: what its model descriptors (`-e d12`) start from.
+
+Leaves out llm.c's rounding to bfloat16: the numbers here are the float32 ones before it.
+"""
+
+import numpy as np
+
+from llmc_jax.config.train import ModelConfig
+from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
+from llmc_jax.rng import Mt19937
+
+WEIGHT_STD = 0.02
+LAYERED = ("qkvw", "attprojw", "fcw", "fcprojw")  # drawn in this order, layer by layer
+INTO_RESIDUAL = frozenset({"attprojw", "fcprojw"})
+
+
+def random_parameters(config: ModelConfig, seed: int = 42) -> np.ndarray:
+    """Return the initial parameters of a model, a flat buffer (flat_size,) float32 as the model takes it.
+
+    Matrices are normal with standard deviation 0.02, the two that write to the residual stream with 0.02 / sqrt(2L),
+    so that its variance does not grow with the 2L additions; layernorm weights are 1; biases, the padded rows of wte
+    and the buffer's padding are 0. The stream gives wte (V rows), wpe, then for each layer qkvw, attprojw, fcw and
+    fcprojw.
+
+    Memory beyond the result is a few chunks of the stream. The values are PyTorch's for the same seed and draws, up to
+    the last bits of the machine's logarithm and sine.
+    Source: llm.c train_gpt2.cu, `gpt2_build_from_descriptor`.
+    """
+    specs = {spec.name: spec for spec in tensor_specs(config)}
+    flat = np.zeros(flat_size(config), np.float32)
+    for name in ("ln1w", "ln2w", "lnfw"):
+        flat[specs[name].offset :][: specs[name].size] = 1
+
+    rng = Mt19937(seed)
+    rng.fill_normal(flat[: config.vocab_size * config.channels], 0.0, WEIGHT_STD)
+    rng.fill_normal(flat[specs["wpe"].offset :][: specs["wpe"].size], 0.0, WEIGHT_STD)
+    residual_scale = np.float32(1) / np.sqrt(np.float32(2 * config.num_layers))  # llm.c computes it in float32
+    for layer in range(config.num_layers):
+        for name in LAYERED:
+            size = specs[name].size // config.num_layers
+            std = np.float32(WEIGHT_STD) * residual_scale if name in INTO_RESIDUAL else WEIGHT_STD
+            rng.fill_normal(flat[specs[name].offset + layer * size :][:size], 0.0, float(std))
+    return flat

@@ -1,0 +1,399 @@
+"""GPT-2: the forward pass, the backward pass written out by hand, and the loss that carries both.
+
+    tokens ─ embedding ─► x                                           x = wte[token] + wpe[position]
+    L times:   x ─┬─ layernorm ─ qkv ─ attention ─ projection ─(+)─► x     the stream goes round each block's
+                  └─────────────────────────────────────────────┘          two halves by a residual connection
+               x ─┬─ layernorm ─ fc ─ gelu ─ projection ───────(+)─► x
+                  └─────────────────────────────────────────────┘
+    x ─ layernorm ─ head (wte again) ─► logits ─ classifier ─► loss
+
+`forward_stream` keeps what `backward` needs; that walks the same operations in reverse order and adds up the
+gradients where a value was used twice. Each operation's own derivation stands in ops/; which implementation of it runs
+is `Execution.op`'s affair. An addition to the stream (+) is made together with the layernorm that follows it, which
+spares a GPU one reading of the stream. The layers are unrolled rather than scanned: on the CPU a scan costs a copy of
+every layer's weights, activations and gradients (benchmarks/README.md).
+
+    B batch, T sequence length, C channels, L layers, NH heads, HS head size, V vocabulary, Vp padded vocabulary
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from llmc_jax.config.train import ModelConfig
+from llmc_jax.kernels import XLA, Operations
+from llmc_jax.machine import compiling
+from llmc_jax.models.gpt2 import tensors as flat_params
+from llmc_jax.models.gpt2.tensors import Params
+from llmc_jax.ops.embedding import embedding_forward
+from llmc_jax.ops.head import head_gradients, head_losses
+from llmc_jax.ops.linear import linear_backward, linear_forward
+
+# A value that XLA must compute as such. What lies between two of these is compiled alike wherever it stands, so that
+# what the backward recomputes has the bits of what the forward computed: without them XLA fuses each place differently.
+pinned: Any = jax.lax.optimization_barrier
+scope = jax.named_scope
+
+
+class Execution(NamedTuple):
+    """How the model is computed. Static, and of no influence on the results but for their rounding."""
+
+    op: Operations = XLA  # which implementation of each operation
+    recompute: int = 0  # llm.c's -r: the backward computes again 0 nothing, 1 GELU, 2 GELU and layernorms
+    recompute_blocks: int = 0  # N > 0: only the stream before every N-th block is kept, all else computed again
+    logit_rows: int = 0  # rows of logits that exist at a time; 0: all B T of them
+    gelu_fusion: int = 0  # llm.c's -ge: 1: the forward's GELU is computed in the product before it
+    compiler_options: compiling.Options = ()  # of XLA, which every program of the run is compiled with
+
+
+PLAIN = Execution()  # every operation as ops/ has it, everything kept
+
+
+class BlockParams(NamedTuple):
+    """One layer's slice of the 12 tensors that have a layer axis; also the shape of one layer's gradients."""
+
+    ln1w: Any  # (C,)
+    ln1b: Any  # (C,)
+    qkvw: Any  # (3C, C)
+    qkvb: Any  # (3C,)
+    attprojw: Any  # (C, C)
+    attprojb: Any  # (C,)
+    ln2w: Any  # (C,)
+    ln2b: Any  # (C,)
+    fcw: Any  # (4C, C)
+    fcb: Any  # (4C,)
+    fcprojw: Any  # (C, 4C)
+    fcprojb: Any  # (C,)
+
+
+class BlockActivations(NamedTuple):
+    """What one block's backward needs of its forward. None: recomputed in the backward to save memory."""
+
+    residual1: jax.Array  # (B, T, C)  the block's input
+    ln1: jax.Array | None  # (B, T, C)  None from recompute level 2
+    ln1_mean: jax.Array  # (B, T)
+    ln1_rstd: jax.Array  # (B, T)
+    qkv: jax.Array  # (B, T, 3C)
+    att: Any  # what the implementation of attention keeps: its weights (B, NH, T, T), or a sum for each row
+    atty: jax.Array  # (B, T, C)
+    residual2: jax.Array  # (B, T, C)  after attention
+    ln2: jax.Array | None  # (B, T, C)  None from recompute level 2
+    ln2_mean: jax.Array  # (B, T)
+    ln2_rstd: jax.Array  # (B, T)
+    fch: jax.Array  # (B, T, 4C)
+    fch_gelu: jax.Array | None  # (B, T, 4C)  None from recompute level 1
+
+
+class Activations(NamedTuple):
+    """What the model's backward needs of its forward."""
+
+    # L of them, a tuple, because stacking them would copy them. Where whole blocks are recomputed, the stream (B, T, C)
+    # before every N-th block stands there instead, and None for the others.
+    blocks: tuple[BlockActivations | jax.Array | None, ...]
+    residual: jax.Array  # (B, T, C)  the last block's output
+    lnf_mean: jax.Array  # (B, T)
+    lnf_rstd: jax.Array  # (B, T)
+
+
+def block_params(params: Params, layer: int) -> BlockParams:
+    """The slices of one layer."""
+    return BlockParams(*(getattr(params, name)[layer] for name in BlockParams._fields))
+
+
+def block_forward(
+    x: jax.Array, pending: jax.Array | None, p: BlockParams, num_heads: int, execution: Execution
+) -> tuple[jax.Array, jax.Array, BlockActivations]:
+    """One transformer block, from the stream x (B, T, C) and what is still to be added to it, pending (B, T, C).
+
+    Returns the same two for the next block, and every activation.
+    """
+    op = execution.op
+    with scope("ln1"):
+        if pending is None:  # the first block: the embedding has made the whole stream
+            residual1 = x
+            ln1, ln1_mean, ln1_rstd = pinned(op.layernorm_forward(x, p.ln1w, p.ln1b))
+        else:
+            residual1, ln1, ln1_mean, ln1_rstd = pinned(op.residual_layernorm_forward(x, pending, p.ln1w, p.ln1b))
+    with scope("qkv"):
+        qkv = pinned(linear_forward(ln1, p.qkvw, p.qkvb))  # (B, T, 3C)
+    with scope("attention"):
+        atty, att = pinned(op.attention_forward(qkv, num_heads))  # (B, T, C)
+    with scope("attproj"):
+        attproj = pinned(linear_forward(atty, p.attprojw, p.attprojb))  # (B, T, C)
+    with scope("ln2"):
+        residual2, ln2, ln2_mean, ln2_rstd = pinned(op.residual_layernorm_forward(residual1, attproj, p.ln2w, p.ln2b))
+    with scope("fc"):
+        fch = linear_forward(ln2, p.fcw, p.fcb)  # (B, T, 4C)
+        fch = fch if execution.gelu_fusion else pinned(fch)
+    with scope("gelu"):
+        fch, fch_gelu = pinned((fch, op.gelu_forward(fch)))  # (B, T, 4C) each
+    with scope("fcproj"):
+        fcproj = pinned(linear_forward(fch_gelu, p.fcprojw, p.fcprojb))  # (B, T, C)
+    return residual2, fcproj, BlockActivations(
+        residual1=residual1, ln1=ln1, ln1_mean=ln1_mean, ln1_rstd=ln1_rstd, qkv=qkv, att=att, atty=atty,
+        residual2=residual2, ln2=ln2, ln2_mean=ln2_mean, ln2_rstd=ln2_rstd, fch=fch, fch_gelu=fch_gelu,
+    )  # fmt: skip
+
+
+def kept(a: BlockActivations, layer: int, execution: Execution) -> BlockActivations | jax.Array | None:
+    """What is kept of a block's activations for the backward."""
+    if execution.recompute_blocks:
+        return a.residual1 if layer % execution.recompute_blocks == 0 else None
+    if execution.recompute >= 1:
+        a = a._replace(fch_gelu=None)
+    if execution.recompute >= 2:
+        a = a._replace(ln1=None, ln2=None)
+    return a
+
+
+def recomputed(a: BlockActivations, p: BlockParams, op: Operations) -> BlockActivations:
+    """The activations with what was dropped computed again."""
+    if a.fch_gelu is None:
+        with scope("gelu"):
+            a = a._replace(fch_gelu=pinned(op.gelu_forward(a.fch)))
+    if a.ln1 is None:
+        with scope("ln1"):
+            a = a._replace(ln1=pinned(op.layernorm_forward(a.residual1, p.ln1w, p.ln1b))[0])
+    if a.ln2 is None:
+        with scope("ln2"):
+            a = a._replace(ln2=pinned(op.layernorm_forward(a.residual2, p.ln2w, p.ln2b))[0])
+    return a
+
+
+def block_backward(
+    dresidual3: jax.Array,
+    dfcprojb: jax.Array,
+    p: BlockParams,
+    a: BlockActivations,
+    num_heads: int,
+    execution: Execution,
+) -> tuple[jax.Array, jax.Array, BlockParams]:
+    """One block backwards: from the gradient of its output to that of its input, and its parameters' gradients.
+
+    The gradient of a bias is the sum of the rows that come out of the operation above it, and that operation returns
+    it too. For the block's last bias this is the layernorm of the block above, hence dfcprojb (C,) beside dresidual3
+    (B, T, C). Returns dresidual1 (B, T, C), the same two for the block below, and the gradients.
+    """
+    op = execution.op
+    # The barrier ties what is recomputed to the gradient that asks for it: otherwise XLA sees that the forward computed
+    # the same values, and keeps those.
+    a, dresidual3 = pinned((a, dresidual3))
+    a = recomputed(a, p, op)
+    assert a.ln1 is not None and a.ln2 is not None and a.fch_gelu is not None
+
+    # The MLP. The stream's gradient goes down both sides of the residual: through the block's half as dfcproj, and
+    # straight on, to be added to what comes out of layernorm 2.
+    with scope("fcproj"):
+        dfch_gelu, dfcprojw = linear_backward(dresidual3, a.fch_gelu, p.fcprojw)
+        dfch_gelu = pinned(dfch_gelu)
+    with scope("gelu"):
+        dfch, dfcb = op.gelu_backward(dfch_gelu, a.fch)
+    with scope("fc"):
+        dln2, dfcw = linear_backward(dfch, a.ln2, p.fcw)
+    with scope("ln2"):
+        dresidual2, dln2w, dln2b, dattprojb = op.residual_layernorm_backward(
+            dresidual3, dln2, a.residual2, p.ln2w, a.ln2_mean, a.ln2_rstd
+        )
+
+    # Attention, the same way.
+    with scope("attproj"):
+        datty, dattprojw = linear_backward(dresidual2, a.atty, p.attprojw)
+    with scope("attention"):
+        dqkv, dqkvb = op.attention_backward(datty, a.qkv, a.atty, a.att, num_heads)
+    with scope("qkv"):
+        dln1, dqkvw = linear_backward(dqkv, a.ln1, p.qkvw)
+    with scope("ln1"):
+        dresidual1, dln1w, dln1b, dbias = op.residual_layernorm_backward(
+            dresidual2, dln1, a.residual1, p.ln1w, a.ln1_mean, a.ln1_rstd
+        )
+
+    gradients = BlockParams(
+        ln1w=dln1w, ln1b=dln1b, qkvw=dqkvw, qkvb=dqkvb, attprojw=dattprojw, attprojb=dattprojb,
+        ln2w=dln2w, ln2b=dln2b, fcw=dfcw, fcb=dfcb, fcprojw=dfcprojw, fcprojb=dfcprojb,
+    )  # fmt: skip
+    # Tied together: otherwise XLA may put off all weights' gradients to the end, and keep what they are made of.
+    return pinned((dresidual1, dbias, gradients))
+
+
+def layer_scope(layer: int) -> Any:
+    """The named scope of one layer, by which profiles tell them apart."""
+    return scope(f"layer_{layer:02d}")
+
+
+def forward_stream(
+    params: Params, tokens: jax.Array, config: ModelConfig, execution: Execution = PLAIN
+) -> tuple[jax.Array, Activations]:
+    """Everything before the output head: lnf (B, T, C) of tokens (B, T) int32, T <= maxT, and the activations."""
+    op = execution.op
+    with scope("forward"):
+        with scope("embedding"):
+            x = pinned(embedding_forward(tokens, params.wte, params.wpe))  # (B, T, C)
+        pending, blocks = None, []
+        for layer in range(config.num_layers):
+            with layer_scope(layer):
+                x, pending, a = block_forward(x, pending, block_params(params, layer), config.num_heads, execution)
+                blocks.append(kept(a, layer, execution))
+        with scope("lnf"):
+            assert pending is not None  # there is at least one layer
+            x, lnf, mean, rstd = pinned(op.residual_layernorm_forward(x, pending, params.lnfw, params.lnfb))
+    return lnf, Activations(tuple(blocks), x, mean, rstd)
+
+
+def forward(
+    params: Params, tokens: jax.Array, config: ModelConfig, execution: Execution = PLAIN
+) -> tuple[jax.Array, Activations]:
+    """Logits (B, T, Vp) of tokens (B, T) int32, T <= maxT, and what `backward` needs.
+
+    Columns V..Vp-1 of the logits are padding and mean nothing. Source: llm.c train_gpt2.c, `gpt2_forward`.
+    """
+    lnf, activations = forward_stream(params, tokens, config, execution)
+    with scope("forward"), scope("head"):
+        return linear_forward(lnf, params.wte, None), activations  # (B, T, Vp)
+
+
+def block_activations(
+    activations: Activations, layers: range, params: Params, config: ModelConfig, execution: Execution, dx: jax.Array
+) -> tuple[list[BlockActivations], jax.Array]:
+    """The activations of some blocks: as kept, or computed again from the stream before the first of them.
+
+    Also returns dx, tied to the recomputation so that it does not begin before its turn.
+    """
+    blocks = [activations.blocks[layer] for layer in layers]
+    if not execution.recompute_blocks:
+        return blocks, dx  # type: ignore[return-value]
+    x, dx = pinned((blocks[0], dx))
+    assert isinstance(x, jax.Array)
+    pending, found = None, []
+    for layer in layers:
+        with layer_scope(layer):
+            p = block_params(params, layer)
+            x, pending, a = block_forward(x, pending, p, config.num_heads, execution)
+            found.append(a)
+    return found, dx
+
+
+def backward(
+    dlnf: jax.Array,
+    dwte: jax.Array,
+    params: Params,
+    tokens: jax.Array,
+    activations: Activations,
+    config: ModelConfig,
+    execution: Execution = PLAIN,
+) -> Params:
+    """Gradients of the 16 tensors from dlnf (B, T, C), and from dwte (Vp, C), the output head's share of wte's.
+
+    The tensors with a layer axis come as tuples of L arrays, ready for `flatten_gradients`.
+    Source: llm.c train_gpt2.c, `gpt2_backward`.
+    """
+    op = execution.op
+    stretch = execution.recompute_blocks or 1
+    with scope("backward"):
+        with scope("lnf"):
+            dx, dlnfw, dlnfb, dbias = op.layernorm_backward(
+                dlnf, activations.residual, params.lnfw, activations.lnf_mean, activations.lnf_rstd
+            )
+        gradients: list[BlockParams] = []
+        for start in reversed(range(0, config.num_layers, stretch)):
+            layers = range(start, min(start + stretch, config.num_layers))
+            blocks, dx = block_activations(activations, layers, params, config, execution, dx)
+            for layer, a in reversed(list(zip(layers, blocks, strict=True))):
+                with layer_scope(layer):
+                    p = block_params(params, layer)
+                    dx, dbias, found = block_backward(dx, dbias, p, a, config.num_heads, execution)
+                    gradients.append(found)
+        with scope("embedding"):  # wte is used twice: the head's gradient and the embedding's
+            dwte, dwpe = op.embedding_backward(dx, tokens, dwte)
+    unused_positions = jnp.zeros((config.max_seq_len - dwpe.shape[0], config.channels), dwpe.dtype)
+    by_tensor = BlockParams(*zip(*reversed(gradients), strict=True))
+    return Params(wte=dwte, wpe=(dwpe, unused_positions), lnfw=dlnfw, lnfb=dlnfb, **by_tensor._asdict())
+
+
+def flatten_gradients(gradients: Params, config: ModelConfig, dtype: Any) -> jax.Array:
+    """The flat gradient (flat_size,) of what `backward` returned: one concatenation, in the file's order."""
+    with scope("backward"), scope("gradient"):
+        pieces = [jnp.ravel(piece).astype(dtype) for piece in jax.tree.leaves(gradients)]
+        padding = flat_params.flat_size(config) - flat_params.num_parameters(config)
+        return jnp.concatenate([*pieces, jnp.zeros(padding, dtype)])
+
+
+def tensors_of(flat: jax.Array, config: ModelConfig) -> Params:
+    """Return the 16 tensors of a flat buffer (flat_size,). Raises ValueError for a buffer of another size."""
+    size = flat_params.flat_size(config)
+    if flat.shape != (size,):
+        raise ValueError(f"parameters of shape {flat.shape}: this model takes ({size},); params.padded makes it of N")
+    return flat_params.views(flat, config)
+
+
+def mean_loss(
+    flat: jax.Array, tokens: jax.Array, targets: jax.Array, config: ModelConfig, execution: Execution = PLAIN
+) -> jax.Array:
+    """Mean cross-entropy in nats of targets (B, T) given tokens (B, T), without the means for a gradient."""
+    params = tensors_of(flat, config)
+    lnf, _ = forward_stream(params, tokens, config, execution)
+    rows = lnf.reshape(-1, config.channels)  # (B T, C)
+    with scope("forward"):
+        return jnp.mean(
+            head_losses(
+                rows,
+                params.wte,
+                targets.reshape(-1),
+                config.vocab_size,
+                execution.op.classifier_forward,
+                execution.logit_rows,
+            )
+        )
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def loss_fn(
+    flat: jax.Array,
+    tokens: jax.Array,
+    targets: jax.Array,
+    config: ModelConfig,
+    execution: Execution = PLAIN,
+    weight: jax.Array | float = 1.0,
+) -> jax.Array:
+    """weight times the mean cross-entropy in nats of targets (B, T) given tokens (B, T), in at least float32.
+
+    flat (flat_size,) holds the parameters, in the dtype that the model computes in. `jax.grad(loss_fn)` runs the
+    backward written here, not JAX's own, and gives the gradient (flat_size,) in flat's dtype. The weight goes in where
+    the gradient begins, so that a large one keeps small 16-bit gradients from vanishing; it is not differentiated.
+    """
+    return weight * mean_loss(flat, tokens, targets, config, execution)
+
+
+def _loss_forward(
+    flat: jax.Array,
+    tokens: jax.Array,
+    targets: jax.Array,
+    config: ModelConfig,
+    execution: Execution,
+    weight: jax.Array | float,
+) -> tuple[jax.Array, tuple[Any, ...]]:
+    params = tensors_of(flat, config)
+    lnf, activations = forward_stream(params, tokens, config, execution)
+    wide = jnp.promote_types(lnf.dtype, jnp.float32)
+    dlosses = jnp.full((targets.size,), weight / targets.size, wide)  # (B T,) each counts alike in the mean
+    # The classifier makes the logits' gradient of the logits, one over the other, so the head goes backwards at once.
+    with scope("forward"):
+        losses, dlnf, dwte = head_gradients(
+            lnf.reshape(-1, config.channels), params.wte, targets.reshape(-1), dlosses, config.vocab_size,
+            execution.op.classifier, execution.logit_rows,
+        )  # fmt: skip
+    return weight * jnp.mean(losses), (params, tokens, activations, dlnf.reshape(lnf.shape), dwte)
+
+
+def _loss_backward(
+    config: ModelConfig, execution: Execution, saved: tuple[Any, ...], dloss: jax.Array
+) -> tuple[jax.Array, None, None, None]:
+    params, tokens, activations, dlnf, dwte = saved
+    # dloss is 1 where loss_fn itself is differentiated, and XLA drops the products with it.
+    dlnf, dwte = (dlnf * dloss).astype(dlnf.dtype), (dwte * dloss).astype(dwte.dtype)
+    gradients = backward(dlnf, dwte, params, tokens, activations, config, execution)
+    return flatten_gradients(gradients, config, params.wte.dtype), None, None, None
+
+
+loss_fn.defvjp(_loss_forward, _loss_backward)

@@ -1,0 +1,435 @@
+"""What a run shows on the screen: the start-up table, llm.c's step line, and a progress bar on a terminal.
+
+A pipe or a file gets plain lines without control characters. Leaves out the files of a run (folder.py).
+"""
+
+import atexit
+import io
+import itertools
+import os
+import sys
+import time
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, TextIO
+
+from rich.box import Box
+from rich.console import Console as RichConsole
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from llmc_jax import errors
+
+NAME_WIDTH, VALUE_WIDTH = 21, 50  # the columns of llm.c's table
+LINES = "\n\t"  # what of control characters a note may hold
+EMA_DECAY = 0.95  # of the smoothed speed, llm.c's
+
+
+# ---- plain functions: numbers and text in, text out
+
+
+class StepFigures(NamedTuple):
+    """What the screen shows of a step. `step` counts from 0 as everywhere in the code; the line counts from 1."""
+
+    step: int
+    total_steps: int
+    loss: float
+    norm: float
+    lr: float
+    ms: float
+    tokens_per_second: float  # as `smooth_speed` gives it
+    utilization: str  # as `utilization_text` gives it
+    skipped: bool = False
+    z_loss: float | None = None  # shown where it is given; NaN, as llm.c has it, before there is one
+    z_norm: float | None = None
+
+
+class Column(NamedTuple):
+    """A figure of the step line. Where a terminal is too narrow, the highest importance goes first."""
+
+    importance: int
+    cells: int  # that it usually takes, so that a short first line shows no column for which later ones have no room
+    text: Callable[[StepFigures], str]  # empty: there is nothing to show
+
+
+# Without the last, llm.c's line. A figure more is a row more, and a field of StepFigures.
+# Source: llm.c train_gpt2.cu, end of the training loop.
+STEP_COLUMNS = (
+    Column(0, 12, lambda f: f"step {f.step + 1:4d}/{f.total_steps}"),
+    Column(1, 13, lambda f: f"loss {float(f.loss):7.6f}{_z_text(f.z_loss)}"),
+    Column(3, 12, lambda f: f"norm {float(f.norm):6.4f}{_z_text(f.z_norm)}"),
+    Column(5, 11, lambda f: f"lr {float(f.lr):.2e}"),
+    Column(4, 10, lambda f: f"{f.ms:.2f} ms"),
+    Column(7, 14, lambda f: f.utilization),
+    Column(6, 12, lambda f: f"{f.tokens_per_second:.0f} tok/s"),
+    Column(2, 7, lambda f: "skipped" if f.skipped else ""),
+)
+
+
+def step_texts(figures: StepFigures, columns: Sequence[Column] = STEP_COLUMNS) -> list[str]:
+    """Return the text of each column of a step line."""
+    return [column.text(figures) for column in columns]
+
+
+def step_line(texts: Sequence[str]) -> str:
+    """Return one step in llm.c's words from the columns' texts; empty ones are left out.
+
+    Behind a z-score llm.c has no space. Without z-scores what follows stands further left than there.
+    """
+    return "".join(f"{text}| " if text.endswith("z)") else f"{text} | " for text in texts if text).rstrip("| ")
+
+
+def _z_text(z: float | None) -> str:
+    return "" if z is None else f" ({float(z):+.2f}z)"
+
+
+def fitting(pieces: Sequence[tuple[int, int]], width: int, gap: int) -> set[int]:
+    """Return which of the pieces (importance, cells) stand together in `width` cells, the lowest importance first.
+
+    Pieces without cells are never among them; one that does not fit keeps out all that are less important.
+    """
+    shown: set[int] = set()
+    used = 0
+    for _, index in sorted((importance, index) for index, (importance, cells) in enumerate(pieces) if cells):
+        used += pieces[index][1] + (gap if shown else 0)
+        if used > width:
+            break
+        shown.add(index)
+    return shown
+
+
+SHORT_RUN = 100  # steps of which all are printed
+FIRST_STEPS = 3  # of a longer run, printed at once: does it learn, and how fast is it?
+LONGEST_SILENCE = 60.0  # seconds
+
+
+def automatic_every(total_steps: int) -> int:
+    """Return N of "every N-th step has its line", for 40 to 100 lines: 1, 2, 5, 10, 20, 50 …"""
+    factors = (digit * 10**power for power in itertools.count() for digit in (1, 2, 5))
+    return next(every for every in factors if total_steps <= every * SHORT_RUN)
+
+
+def utilization_text(flops_per_second: float, peak: float | None, precision: str = "bf16") -> str:
+    """`38.0% bf16 MFU` where the peak is known, else the rate itself: `12.3 GFLOP/s`, `98.76 TFLOP/s`.
+
+    flops_per_second and peak in FLOP/s, peak of all devices together. llm.c prints -100% for a card it does not know.
+    """
+    if peak is not None:
+        return f"{100 * flops_per_second / peak:.1f}% {precision} MFU"
+    if flops_per_second < 1e12:
+        return f"{flops_per_second / 1e9:.1f} GFLOP/s"
+    return f"{flops_per_second / 1e12:.2f} TFLOP/s"
+
+
+class Speed(NamedTuple):
+    """The state of the smoothed speed: steps seen, and their biased average without the first."""
+
+    steps: int = 0
+    ema: float = 0.0
+
+
+def smooth_speed(speed: Speed, tokens_per_second: float) -> tuple[Speed, float]:
+    """llm.c's smoothed tok/s: an exponential average with bias correction; the first step, which compiles, is left out.
+
+    Returns the new state and the speed to show; for the first step that is its own.
+    Source: llm.c train_gpt2.cu, `ema_tokens_per_second`.
+    """
+    if speed.steps == 0:
+        return Speed(1, 0.0), tokens_per_second
+    ema = EMA_DECAY * speed.ema + (1 - EMA_DECAY) * tokens_per_second
+    return Speed(speed.steps + 1, ema), ema / (1 - EMA_DECAY**speed.steps)
+
+
+class Pace(NamedTuple):
+    """What the time left is reckoned from; all times in seconds."""
+
+    steps: int = 0  # finished in this process
+    ema: float = 0.0  # biased average of the step's time, without the first, which compiles
+    pauses: float = 0.0  # time between steps since the first: validation, sampling, checkpoints
+    last: float = 0.0  # the clock at the end of the last step
+
+
+def advance(pace: Pace, step_seconds: float, now: float) -> Pace:
+    """The pace after another step that took `step_seconds` and ended at clock time `now`."""
+    if pace.steps == 0:
+        return Pace(steps=1, last=now)
+    return Pace(
+        steps=pace.steps + 1,
+        ema=EMA_DECAY * pace.ema + (1 - EMA_DECAY) * step_seconds,
+        pauses=pace.pauses + max(0.0, now - pace.last - step_seconds),
+        last=now,
+    )
+
+
+def seconds_left(pace: Pace, remaining_steps: int) -> float | None:
+    """Time for the remaining steps: each takes what recent ones took, plus its share of the pauses seen so far.
+
+    Pauses are rare and long, so their share is averaged over the whole run, not over recent steps.
+    None until a step without compilation has been seen.
+    """
+    counted = pace.steps - 1
+    if counted < 1:
+        return None
+    return remaining_steps * (pace.ema / (1 - EMA_DECAY**counted) + pace.pauses / counted)
+
+
+def duration(seconds: float) -> str:
+    """`0:07`, `12:34`, `1:02:03`, `2d 03:04`: short enough for a bar."""
+    whole = max(0, round(seconds))
+    days, rest = divmod(whole, 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, secs = divmod(rest, 60)
+    if days:
+        return f"{days}d {hours:02d}:{minutes:02d}"
+    return f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"
+
+
+def printable(text: str) -> str:
+    """Text without control characters but newline and tab: what a model wrote must not drive the terminal."""
+    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs"))
+
+
+# The corners and lines of llm.c's table: top, head, rule, rows, rule, rule, foot, bottom.
+_LLMC_BOX = Box("+-++\n| ||\n+-++\n| ||\n+-++\n+-++\n| ||\n+-++\n", ascii=True)
+TABLE_WIDTH = NAME_WIDTH + VALUE_WIDTH + 7
+NARROWEST_TABLE = 24
+
+
+def format_table(sections: Iterable[Sequence[tuple[str, Any]]], width: int = TABLE_WIDTH) -> str:
+    """Return the start-up table in llm.c's box: sections of (name, value), a rule between them, long values folded.
+
+    width: cells of the screen; where it is narrower than llm.c's table, so are the columns.
+    Source: llm.c train_gpt2.cu, `printf("| %-21s | %-50s |")`.
+    """
+    whole = width >= TABLE_WIDTH
+    table = Table(box=_LLMC_BOX)
+    for heading, cells in (("Parameter", NAME_WIDTH), ("Value", VALUE_WIDTH)):
+        table.add_column(heading, min_width=cells if whole else 1, max_width=cells, overflow="fold")
+    for section in sections:
+        for name, value in section:
+            table.add_row(_table_text(name), _table_text(_table_value(value)))
+        table.add_section()
+    output = io.StringIO()
+    cells = max(NARROWEST_TABLE, width)  # the height keeps rich from taking another width where TERM is dumb
+    RichConsole(file=output, width=cells, height=1, color_system=None, force_jupyter=False).print(table)
+    return output.getvalue().rstrip("\n")
+
+
+def _table_value(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _table_text(text: str) -> Text:
+    return Text(printable(text).replace("\n", " ").replace("\t", " ").strip())
+
+
+class BarState(NamedTuple):
+    """What the progress bar shows."""
+
+    done: int
+    total: int
+    elapsed: float
+    left: float | None = None
+    loss: float | None = None
+    val_loss: float | None = None
+    tokens_per_second: float | None = None
+
+
+def bar_segments(state: BarState, width: int, ascii_only: bool = False) -> list[tuple[str, str]]:
+    """The bar as (text, style) pieces that together take at most `width` cells on one line.
+
+    What fits is shown, in this order of importance: steps, loss, time left, percentage, a bar of at least 8 cells,
+    validation loss, time so far, speed.
+    """
+    percent = 100 * state.done // max(1, state.total)
+    pieces = [  # (importance, text, style) in the order of the line
+        (0, f"{state.done}/{state.total}", ""),
+        (4, "bar", ""),
+        (3, f"{percent}%", "dim"),
+        (1, "" if state.loss is None else f"loss {state.loss:.4f}", "bold"),
+        (5, "" if state.val_loss is None else f"val {state.val_loss:.4f}", "magenta"),
+        (7, "" if state.tokens_per_second is None else f"{state.tokens_per_second:,.0f} tok/s", "dim"),
+        (6, duration(state.elapsed), "dim"),
+        (2, "compiling" if state.loss is None else _left_text(state.left), "cyan"),
+    ]
+    sizes = [(importance, 8 if text == "bar" else len(text)) for importance, text, _ in pieces]
+    shown = fitting(sizes, width, gap=1)
+    used = sum(sizes[index][1] for index in shown) + max(0, len(shown) - 1)
+    segments: list[tuple[str, str]] = []
+    for index, (_, text, style) in enumerate(pieces):
+        if index not in shown:
+            continue
+        if segments:
+            segments.append((" ", ""))
+        segments += _bar(state, min(40, 8 + width - used), ascii_only) if text == "bar" else [(text, style)]
+    return segments or [(f"{state.done}"[:width], "")]
+
+
+def _left_text(left: float | None) -> str:
+    return "" if left is None else f"{duration(left)} left"
+
+
+def _bar(state: BarState, cells: int, ascii_only: bool) -> list[tuple[str, str]]:
+    full = cells * state.done // max(1, state.total)
+    done, rest = ("#", ".") if ascii_only else ("━", "─")
+    return [(done * full, "green"), (rest * (cells - full), "dim")]
+
+
+# ---- the screen
+
+
+def is_live(file: TextIO) -> bool:
+    """Whether the bar can live there: a terminal that takes control sequences."""
+    return file.isatty() and os.environ.get("TERM", "") != "dumb"
+
+
+class Console:
+    """The screen of one run. On a terminal lines scroll above a live bar; elsewhere they are simply printed.
+
+    Every `print_every`-th step prints its line, the first and the last too; with 0 none does, with -1 what
+    `automatic_every` says, the first few, and one where nothing was printed for a minute. Skipped ones always do.
+    The bar shows each. A pipe gets whole lines, a terminal the figures that it has room for.
+    Use it in a `with` block or call `close`, which takes the bar away and leaves the terminal as it was.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        print_every: int = 1,
+        file: TextIO | None = None,
+        *,
+        first_step: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """first_step: the step (from 0) that a resumed run begins with; file: where to show (None: standard output)."""
+        assert print_every >= -1
+        self._file = sys.stdout if file is None else file
+        self._automatic = print_every == -1
+        self._print_every = automatic_every(total_steps) if self._automatic else print_every
+        self._widest = [column.cells for column in STEP_COLUMNS]
+        self._first_step = first_step
+        self._clock = clock
+        self._began = self._last_line = clock()
+        self._pace = Pace()
+        self._state = BarState(done=first_step, total=total_steps, elapsed=0.0)
+        self._ascii = not _can_encode(self._file, "━─")
+        self._live = self._new_live() if is_live(self._file) else None
+
+    def _new_live(self) -> Live:
+        colorless = bool(os.environ.get("NO_COLOR"))  # no-color.org: takes the colours away, not the bar
+        screen = RichConsole(file=self._file, force_terminal=True, no_color=colorless, highlight=False, soft_wrap=True)
+        return Live(
+            get_renderable=lambda: self._render(screen.width),
+            console=screen,
+            refresh_per_second=4,
+            transient=True,
+        )
+
+    def _render(self, width: int) -> Text:
+        # one column stays free: a line that fills the last one makes some terminals wrap
+        state = self._state._replace(elapsed=self._clock() - self._began, left=self._left())
+        return Text.assemble(*bar_segments(state, max(1, width - 1), self._ascii), no_wrap=True, overflow="crop")
+
+    def _left(self) -> float | None:
+        left = seconds_left(self._pace, self._state.total - self._state.done)
+        # counts down during a long step instead of standing still
+        return None if left is None else max(0.0, left - (self._clock() - self._pace.last))
+
+    def start(self) -> None:
+        """Begin the run: from here on the clock runs and a terminal shows the bar."""
+        self._began = self._last_line = self._clock()
+        if self._live is not None and not self._live.is_started:
+            atexit.register(self.close)
+            self._live.start()
+
+    def table(self, sections: Iterable[Sequence[tuple[str, Any]]]) -> None:
+        """The start-up table: sections of (name, value) rows."""
+        self._print(format_table(sections, TABLE_WIDTH if self._live is None else self._live.console.width))
+
+    def note(self, text: str) -> None:
+        """A line of information."""
+        self._print(errors.printable(text, keep=LINES))
+
+    def warning(self, text: str) -> None:
+        """A line that the user should not miss."""
+        self._print(f"warning: {errors.printable(text, keep=LINES)}", "yellow")
+
+    def step(self, figures: StepFigures) -> None:
+        """A finished training step."""
+        now = self._clock()
+        self._pace = advance(self._pace, figures.ms / 1000, now)
+        self._state = self._state._replace(
+            done=figures.step + 1, loss=float(figures.loss), tokens_per_second=figures.tokens_per_second
+        )
+        if self._is_due(figures.step, now) or figures.skipped:
+            self._last_line = now
+            self._print(self._fitted(step_texts(figures)), "yellow" if figures.skipped else "")
+        else:
+            self._file.flush()  # notices a reader that went away: stopping.Output
+
+    def _is_due(self, step: int, now: float) -> bool:
+        every = self._print_every
+        if every == 0:
+            return False
+        if self._automatic and (step - self._first_step < FIRST_STEPS or now - self._last_line >= LONGEST_SILENCE):
+            return True
+        return step == self._first_step or (step + 1) % every == 0 or step + 1 == self._state.total
+
+    def _fitted(self, texts: Sequence[str]) -> str:
+        """The step line; on a terminal without the columns that it has no room for, the same in every line."""
+        if self._live is None:
+            return step_line(texts)
+        self._widest = [max(cells, len(text)) for cells, text in zip(self._widest, texts, strict=True)]
+        sizes = [
+            (column.importance, cells if text else 0)
+            for column, cells, text in zip(STEP_COLUMNS, self._widest, texts, strict=True)
+        ]
+        shown = fitting(sizes, self._live.console.width, gap=len(" | ")) or {0}
+        return step_line([text for index, text in enumerate(texts) if index in shown])
+
+    def val(self, step: int, loss: float) -> None:
+        """The validation loss before step `step`, as llm.c prints it."""
+        self._state = self._state._replace(val_loss=float(loss))
+        self._print(f"val loss {float(loss):.6f}", "magenta")
+
+    def sample(self, text: str) -> None:
+        """A sample, between llm.c's rules."""
+        self._print(f"generating:\n---\n{printable(text)}\n---")
+
+    def close(self) -> None:
+        """Take the bar away and give the terminal back. May be called twice."""
+        if self._live is not None:
+            self._live.stop()
+            atexit.unregister(self.close)
+
+    def _print(self, text: str, style: str = "") -> None:
+        encoding = getattr(self._file, "encoding", None) or "utf-8"
+        text = text.encode(encoding, "replace").decode(encoding)
+        if self._live is not None:
+            self._live.console.print(Text(text, style), soft_wrap=True)
+        else:
+            self._file.write(f"{text}\n")  # one write: lines of two threads do not mix
+            self._file.flush()
+
+    def __enter__(self) -> "Console":
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _can_encode(file: TextIO, text: str) -> bool:
+    try:
+        text.encode(getattr(file, "encoding", None) or "utf-8")
+    except UnicodeError:
+        return False
+    return True

@@ -1,0 +1,397 @@
+"""The picture of a run: loss, learning rate and gradient norm over the steps, as a PNG.
+
+`draw_curves` draws one, `CurveDrawer` keeps it fresh while a run goes on. Leaves out comparing runs with each other.
+matplotlib is imported when a picture is drawn, and used without pyplot, so that no global state and no display is
+touched.
+"""
+
+import io
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from llmc_jax.run.folder import METRICS, read_metrics, write_atomic
+
+CURVES = "curves.png"
+REDRAW_SECONDS = 20.0  # between two pictures, and at least
+REDRAW_SHARE = 0.03  # of one core's time, which long runs, whose metrics are large, would exceed
+BINS = 1000  # longer curves are drawn as this many bins with their mean, least and greatest: about one per pixel
+SMOOTHING = 50  # the smooth curve averages over one part in this many of the run
+SPIKES = 0.005  # the part of the steps that may lie above the picture, so that a few spikes do not flatten the rest
+LARGEST = 1e6  # times the median: larger values count as this in averages, whose running sums they would spoil
+
+# Okabe and Ito's colours for every kind of colour vision, in an order in which the first few lie far apart; their
+# yellow is left out, which is hard to see on white.
+PALETTE = ("#0072b2", "#d55e00", "#000000", "#e69f00", "#cc79a7", "#56b4e9", "#009e73")
+TRAIN, VAL, YARDSTICK, RATE, NORM, SKIPPED = PALETTE[0], PALETTE[1], "#555555", PALETTE[6], "#8a5fbf", PALETTE[4]
+
+
+class Curve(NamedTuple):
+    """Values over steps, each step once and in order."""
+
+    steps: np.ndarray  # (n,) int64
+    values: np.ndarray  # (n,) float64
+
+
+class Bins(NamedTuple):
+    """A curve for drawing: one point per bin."""
+
+    steps: np.ndarray  # mean step of the bin
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def curve(metrics: Sequence[Mapping[str, Any]], event: str, field: str) -> Curve:
+    """The values of one field of one kind of event. A step that was logged again (after a resume) counts once, last."""
+    last = {row["step"]: row[field] for row in metrics if row["event"] == event and row.get(field) is not None}
+    steps = np.array(sorted(last), dtype=np.int64)
+    return Curve(steps, np.array([last[step] for step in steps.tolist()], dtype=np.float64))
+
+
+def finite(c: Curve) -> Curve:
+    """The curve without infinities and NaNs."""
+    good = np.isfinite(c.values)
+    return Curve(c.steps[good], c.values[good])
+
+
+def binned(c: Curve, bins: int = BINS) -> Bins:
+    """Runs of consecutive points gathered into at most `bins` bins of equal count; short curves stay as they are."""
+    if len(c.steps) <= bins:
+        return Bins(c.steps.astype(np.float64), c.values, c.values, c.values)
+    edges = np.linspace(0, len(c.steps), bins + 1).astype(np.int64)
+    starts, counts = edges[:-1], np.diff(edges)
+    return Bins(
+        steps=np.add.reduceat(c.steps.astype(np.float64), starts) / counts,
+        mean=np.add.reduceat(c.values, starts) / counts,
+        low=np.minimum.reduceat(c.values, starts),
+        high=np.maximum.reduceat(c.values, starts),
+    )
+
+
+def window_of(count: int) -> int:
+    """Return how many points, an odd number, a curve of `count` points is averaged over: about one in SMOOTHING."""
+    return count // SMOOTHING | 1
+
+
+def moving_mean(values: np.ndarray, window: int) -> np.ndarray:
+    """Return the mean of the finite values among the `window` (odd) round each point: at the ends of those there are.
+
+    Of a window of one, the values themselves. NaN where no value of a window is finite.
+    """
+    if window == 1:
+        return values
+    half, count = window // 2, len(values)
+    good = np.isfinite(values)
+    bound = LARGEST * max(1.0, float(np.median(np.abs(values[good]))) if good.any() else 0.0)
+    bounded = np.clip(np.where(good, values, 0.0), -bound, bound)
+    low, high = np.maximum(np.arange(count) - half, 0), np.minimum(np.arange(count) + half + 1, count)
+    totals, counts = (np.concatenate([[0.0], np.cumsum(each)]) for each in (bounded, good))
+    inside = counts[high] - counts[low]
+    return np.where(inside > 0, (totals[high] - totals[low]) / np.maximum(inside, 1), np.nan)
+
+
+def smoothed(c: Curve, window: int) -> Curve:
+    """Return the mean of `window` points, an odd number, at the middle one of them: no lag.
+
+    Every mean is one of so many points: the curve begins half a window behind the first and ends as far before the
+    last.
+    """
+    half, count = window // 2, len(c.steps)
+    full = slice(half, max(half, count - half))
+    return Curve(c.steps[full], moving_mean(c.values, window)[full])
+
+
+class LossRange(NamedTuple):
+    """The losses that a picture shows."""
+
+    low: float
+    high: float
+    log: bool  # the axis is logarithmic
+
+
+def loss_range(training: Sequence[Curve], others: Sequence[np.ndarray]) -> LossRange | None:
+    """Choose the range of a loss axis; None where no value is finite.
+
+    All of `others` lie within, and of each training curve the first loss and all but SPIKES, the largest. Where the
+    loss halves or more the axis is logarithmic, or the first steps would leave no room for the others.
+    """
+    shown = [each[np.isfinite(each)] for each in others]
+    for each in training:
+        values = finite(each).values
+        if len(values):
+            shown += [np.quantile(values, [0.0, 1 - SPIKES]), values[:1]]
+    values = np.concatenate(shown) if shown else np.zeros(0)
+    if not len(values):
+        return None
+    low, high = float(values.min()), float(values.max())
+    if low > 1e-9 and high / low >= 2:  # from nothing, no logarithm would leave the rest any room
+        margin = (high / low) ** 0.06
+        return LossRange(low / margin, high * margin, log=True)
+    margin = 0.06 * (high - low) or max(0.5, 0.06 * abs(high))
+    return LossRange(low - margin, high + margin, log=False)
+
+
+def above(c: Curve, high: float) -> Curve:
+    """Return the finite points that lie above a picture's upper edge."""
+    there = np.isfinite(c.values) & (c.values > high)
+    return Curve(c.steps[there], c.values[there])
+
+
+def not_finite(c: Curve) -> Curve:
+    """Return the points that are NaN or infinite."""
+    bad = ~np.isfinite(c.values)
+    return Curve(c.steps[bad], c.values[bad])
+
+
+def draw_curves(
+    metrics: Sequence[Mapping[str, Any]] | Path,
+    out_png: Path,
+    title: str = "",
+    yardsticks: Mapping[str, float] | None = None,
+) -> None:
+    """Draw a run's metrics (events as `read_metrics` gives them, or the metrics.jsonl) into a PNG file.
+
+    yardsticks: losses to compare with, in nats per token, drawn as horizontal lines under their names.
+    The file appears complete or not at all. Steps count from 0, as in the log.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = read_metrics(metrics) if isinstance(metrics, Path) else metrics
+    figure = Figure(figsize=(9, 6), dpi=110)
+    canvas = FigureCanvasAgg(figure)
+    margins = {"left": 0.085, "right": 0.91, "top": 0.865, "bottom": 0.085, "hspace": 0.1}  # a layout engine is slower
+    loss_axes, lower_axes = figure.subplots(2, 1, sharex=True, height_ratios=[3.4, 1], gridspec_kw=margins)
+    _draw_loss(loss_axes, rows, yardsticks or {})
+    _draw_rate_and_norm(lower_axes, rows)
+    _limit_steps(lower_axes, rows)
+    if title:
+        figure.suptitle(title, fontsize=12, fontweight="bold", y=0.985)
+    picture = io.BytesIO()
+    canvas.print_png(picture)
+    write_atomic(out_png, picture.getvalue())
+
+
+def _draw_loss(axes: Any, rows: Sequence[Mapping[str, Any]], yardsticks: Mapping[str, float]) -> None:
+    train, val = curve(rows, "train", "loss"), curve(rows, "val", "loss")
+    _draw_train(axes, finite(train))
+    if len(val.steps):
+        shown, label = finite(val), f"validation (last {val.values[-1]:.4f})"
+        axes.plot(shown.steps, shown.values, "o-", color=VAL, markersize=4, linewidth=1.2, label=label, zorder=4)
+    chosen = loss_range([train], [val.values, np.array(list(yardsticks.values()), np.float64)])
+    if chosen is not None:
+        show_range(axes, chosen)
+    mark_outside(axes, train, chosen, TRAIN, "training")
+    mark_outside(axes, val, chosen, VAL, "validation")
+    _mark_skipped(axes, rows)
+    _draw_yardsticks(axes, yardsticks)
+    axes.set_ylabel(f"loss (nats per token{', log scale' if axes.get_yscale() == 'log' else ''})")
+    axes.grid(alpha=0.25)
+    axes.spines["right"].set_visible(False)
+    _token_axis(axes, rows)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(
+            loc="upper center", bbox_to_anchor=(0.56, 0.99), fontsize=9, edgecolor="none", framealpha=0.9
+        )  # the names of the yardsticks stand at the right, the curve begins at the left
+    else:
+        axes.text(0.5, 0.5, "no steps yet", transform=axes.transAxes, ha="center", color=YARDSTICK)
+
+
+def _draw_train(axes: Any, train: Curve) -> None:
+    if not len(train.steps):
+        return
+    window = window_of(len(train.steps))
+    b = binned(train)
+    mark = "." if len(b.steps) == 1 else "-"
+    look = {"linewidth": 0.7, "alpha": 0.35} if window > 1 else {"linewidth": 1.4}  # light where a smooth curve follows
+    axes.plot(b.steps, b.mean, mark, color=TRAIN, label="training, each step", zorder=2, **look)
+    if len(b.steps) < len(train.steps):
+        # the curve hides none of its steps: the band spans the least and the greatest loss of each bin
+        axes.fill_between(b.steps, b.low, b.high, color=TRAIN, alpha=0.18, linewidth=0)
+    if window > 1:
+        s = binned(smoothed(train, window))
+        axes.plot(s.steps, s.mean, color=TRAIN, linewidth=1.8, label=f"training, mean of {window} steps", zorder=3)
+
+
+def mark_outside(axes: Any, c: Curve, shown: LossRange | None, color: str, name: str) -> None:
+    """Mark the points of a curve that a picture does not show, along its upper edge, and say how many.
+
+    Triangles stand for losses above the edge, crosses for what is NaN or infinite.
+    """
+    over, bad = above(c, shown.high if shown else np.inf), not_finite(c)
+    if len(over.steps):
+        top = int(np.argmax(over.values))
+        words = f"above the picture: {_counted(over)}, largest {over.values[top]:.4g} at step {over.steps[top]}"
+        _mark(axes, over.steps, 0.985, "^", f"{name} {words}", color)
+    if len(bad.steps):
+        _mark(axes, bad.steps, 0.985, "x", f"{name} not finite: {_counted(bad)}, first at step {bad.steps[0]}", color)
+
+
+def _counted(c: Curve) -> str:
+    return f"{len(c.steps):,} {'point' if len(c.steps) == 1 else 'points'}"
+
+
+def _mark(axes: Any, steps: np.ndarray, height: float, mark: str, label: str, color: str) -> None:
+    """Draw marks at some steps at a height of the panel from 0 to 1, no more of them than can be told apart."""
+    _, told = np.unique(steps * BINS // (int(steps[-1]) + 1), return_index=True)
+    axes.plot(
+        steps[told], np.full(len(told), height), mark, color=color, markersize=6, markeredgewidth=1.5,
+        transform=axes.get_xaxis_transform(), clip_on=False, label=label, zorder=5,
+    )  # fmt: skip
+
+
+def _draw_yardsticks(axes: Any, yardsticks: Mapping[str, float]) -> None:
+    """Horizontal lines with their names at the right: above the line, or below it where the next line is close."""
+    height_above = 1.0
+    for name, value in sorted(yardsticks.items(), key=lambda item: -item[1]):
+        height = axes.transAxes.inverted().transform(axes.transData.transform((0, value)))[1]
+        below = height_above - height < 0.05
+        height_above = height
+        axes.axhline(value, color=YARDSTICK, linestyle=(0, (5, 3)), linewidth=1.1, zorder=1)
+        axes.annotate(
+            f"{name} {value:.3f}",
+            xy=(1, value),
+            xycoords=("axes fraction", "data"),
+            xytext=(-4, -3 if below else 3),
+            textcoords="offset points",
+            ha="right",
+            va="top" if below else "bottom",
+            fontsize=9,
+            color=YARDSTICK,
+        )
+
+
+def show_range(axes: Any, chosen: LossRange) -> None:
+    """Set the range of a loss axis.
+
+    A logarithmic one has ticks at round losses, written as plain numbers: by default it has them at 1 and 10 only.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    if chosen.log:
+        axes.set_yscale("log")
+        decades = np.log10(chosen.high / chosen.low)
+        wide, narrow = (1, 2, 5), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.25, 2.5, 2.75, 3, 3.5, 4, 4.5, 5, 6, 7, 8, 9)
+        axes.yaxis.set_major_locator(LogLocator(subs=wide if decades > 1.2 else narrow))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda loss, _: f"{loss:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_ylim(chosen.low, chosen.high)
+
+
+def _limit_steps(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    last = max((row["step"] for row in rows if row["event"] in ("train", "val")), default=0)
+    margin = 0.015 * max(1, last)
+    axes.set_xlim(-margin, max(1, last) + margin)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=9, integer=True))
+
+
+def _mark_skipped(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Mark the steps without an update along the lower edge."""
+    skipped = curve(rows, "train", "skipped")
+    steps = skipped.steps[skipped.values != 0]
+    if len(steps):
+        _mark(axes, steps, 0.0, "|", f"update skipped: {len(steps):,}", SKIPPED)
+
+
+def _token_axis(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Tokens seen, along the top; every step has the same number of them."""
+    tokens = curve(rows, "train", "tokens")
+    if not len(tokens.steps) or tokens.values[-1] <= 0:
+        axes.spines["top"].set_visible(False)
+        return
+    per_step = tokens.values[-1] / (tokens.steps[-1] + 1)
+    unit, name = next(
+        (scale for scale in ((1e9, "billion"), (1e6, "million"), (1e3, "thousand")) if tokens.values[-1] >= scale[0]),
+        (1.0, ""),
+    )
+    top = axes.secondary_xaxis("top", functions=(lambda s: s * per_step / unit, lambda t: t * unit / per_step))
+    top.set_xlabel(f"tokens ({name})" if name else "tokens")
+
+
+def _draw_rate_and_norm(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    rate, norm = binned(finite(curve(rows, "train", "lr"))), finite(curve(rows, "train", "norm"))
+    axes.plot(rate.steps, rate.mean, color=RATE, linewidth=1.5)
+    axes.set_ylabel("learning rate", color=RATE)
+    axes.tick_params(axis="y", colors=RATE)
+    axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("step")
+    axes.spines["top"].set_visible(False)
+    axes.grid(alpha=0.25)
+    right = axes.twinx()
+    b = binned(norm)
+    right.plot(b.steps, b.mean, color=NORM, linewidth=0.9, alpha=0.85)
+    if len(b.steps) < len(norm.steps):
+        right.fill_between(b.steps, b.low, b.high, color=NORM, alpha=0.2, linewidth=0)
+    if len(b.low) and b.low.min() > 0 and b.high.max() > 20 * float(np.median(b.mean)):
+        right.set_yscale("log")
+    right.set_ylabel("gradient norm", color=NORM)
+    right.tick_params(axis="y", colors=NORM, which="both")
+    right.spines["top"].set_visible(False)
+
+
+class CurveDrawer:
+    """Redraws the picture of the curves in a thread of its own, so that the training step does not wait for it.
+
+    A picture that cannot be drawn is worth one warning, not the run.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        title: str,
+        yardsticks: dict[str, float],
+        warn: Callable[[str], None],
+        is_there: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """warn: shows a warning; is_there: whether the folder is still the run's, without which nothing is drawn."""
+        self._is_there = is_there
+        self.path = folder / CURVES
+        self._metrics, self._title, self._yardsticks = folder / METRICS, title, yardsticks
+        self._warn, self._warned = warn, False
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llmc_jax curves")
+        self._drawing: Future[float] | None = None
+        self._next = time.monotonic() + REDRAW_SECONDS
+
+    def _draw(self) -> float:
+        start = time.monotonic()
+        if self._is_there():
+            draw_curves(read_metrics(self._metrics), self.path, self._title, self._yardsticks)
+        return time.monotonic() - start
+
+    def refresh(self) -> None:
+        """Begins a new picture if the last one is old enough."""
+        if self._drawing is None and time.monotonic() >= self._next:
+            self._drawing = self._pool.submit(self._draw)
+        elif self._drawing is not None and self._drawing.done():
+            self._collect()
+
+    def _collect(self) -> None:
+        """Waits for the picture in work, and says when the next one may begin."""
+        if self._drawing is not None:
+            error = self._drawing.exception()
+            seconds = 0.0 if error else self._drawing.result()
+            self._drawing = None
+            self._next = time.monotonic() + max(REDRAW_SECONDS, seconds / REDRAW_SHARE)
+            if error and not self._warned:
+                self._warned = True
+                self._warn(f"{self.path}: cannot be drawn, training goes on: {type(error).__name__}: {error}")
+
+    def finish(self) -> None:
+        """Draws the last picture."""
+        self._collect()
+        self._drawing = self._pool.submit(self._draw)
+        self._collect()
+
+    def __enter__(self) -> "CurveDrawer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()

@@ -1,0 +1,551 @@
+"""The run folder: main.log in llm.c's format, metrics.jsonl, samples.txt, config.json and kernels.json.
+
+Every line is one unbuffered write, so the files are complete up to the last event whatever ends the run.
+Leaves out what is shown on the screen (console.py), the picture (curves.py) and the checkpoints.
+"""
+
+import errno
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from llmc_jax.config.train import show_value
+from llmc_jax.errors import FormatError, InputError
+from llmc_jax.files import complete_file, leads_to, path_of, reason, sync, try_lock, write_bytes
+
+MAIN_LOG = "main.log"
+METRICS = "metrics.jsonl"
+SAMPLES = "samples.txt"
+CONFIG = "config.json"
+KERNELS = "kernels.json"  # which implementation of each operation the run has
+
+# JSON has no number for these; they are written as strings and read back as floats, in the fields that hold numbers
+NON_FINITE = ("nan", "inf", "-inf")
+NUMBER_FIELDS = frozenset({"loss", "norm", "lr", "ms", "tokens_per_second"})
+
+
+def check_path(output_dir: str) -> None:
+    """Raise InputError for a run folder whose path is not UTF-8, where orbax could not write a checkpoint."""
+    path = os.path.abspath(output_dir or "runs")
+    try:
+        if os.fsencode(path).decode() == path:
+            return
+    except UnicodeDecodeError:
+        pass
+    raise InputError(
+        f"-o {show_value(output_dir)}: {show_value(path)} is not UTF-8 text, so checkpoints cannot be written there; "
+        "choose another -o"
+    )
+
+
+def absent_folders(output_dir: str) -> list[Path]:
+    """Return which folders of a run's path are not there yet, the innermost first."""
+    path = Path(output_dir or "runs")
+    return [each for each in (path, *path.parents) if not os.path.lexists(each)]
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def create_run_folder(output_dir: str, name: str, reuse: bool) -> Path:
+    """The folder of a run, made if need be.
+
+    output_dir: as given with -o; empty for a new runs/<date>-<time>-<name>, which no other run has.
+    name: a few words on the run (the model's descriptor); reuse: -y 1, an existing folder may hold a run already.
+    Raises InputError if the folder holds files and reuse is off, if a file is in the way, or if it cannot be written;
+    folders that it made are removed then.
+    """
+    made = absent_folders(output_dir)
+    try:
+        folder = Path(output_dir) if output_dir else _new_folder(name)
+        if not output_dir:
+            made.insert(0, folder)
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+        for each in made or [folder]:
+            with suppress(PermissionError):  # a folder that may be entered but not listed cannot be synced
+                sync(each.parent)  # the names of all folders too are on the disk before a checkpoint counts
+        if output_dir and not reuse and any(folder.iterdir()):
+            raise InputError(f"-o {output_dir}: the folder is not empty; choose another -o, or -y 1 to continue in it")
+        with tempfile.TemporaryFile(dir=folder, prefix=".probe.", suffix=".tmp"):  # no name at all on most systems
+            pass  # the only portable way to learn whether files can be made here
+    except (FileExistsError, NotADirectoryError) as error:
+        _remove_empty(made)
+        raise InputError(f"-o {output_dir or 'runs'}: a file is in the way of the folder; choose another -o") from error
+    except OSError as error:
+        _remove_empty(made)
+        raise InputError(
+            f"-o {output_dir or 'runs'}: cannot write to the folder ({error.strerror}); choose another -o"
+        ) from error
+    return folder
+
+
+def _new_folder(name: str) -> Path:
+    """A new folder runs/<date>-<time>-<name>; a number is appended while another run of the same second has it."""
+    words = re.sub(r"[^A-Za-z0-9._]+", "-", name)[:60].strip("-.") or "run"
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{words}"
+    parent = Path("runs")
+    parent.mkdir(exist_ok=True)
+    attempt = 1
+    while True:
+        folder = parent / (stem if attempt == 1 else f"{stem}-{attempt}")
+        try:
+            folder.mkdir()  # atomic: of two runs one succeeds
+            return folder
+        except FileExistsError:
+            attempt += 1
+
+
+class Held:
+    """A run folder that this process holds open and locked."""
+
+    def __init__(self, folder: Path, descriptor: int) -> None:
+        self.folder, self._descriptor = folder, descriptor
+
+    def is_there(self) -> bool:
+        """Return whether the folder's path still leads to it."""
+        return leads_to(self.folder, self._descriptor)
+
+    def check(self) -> None:
+        """Raise InputError, with both paths, if the folder was moved or removed, or another one is in its place."""
+        if not self.is_there():
+            now = path_of(self._descriptor)
+            rest = "was removed"
+            if now is not None:
+                rest = f"is now {now}; -y 1 -o {shlex.quote(now)} goes on from its last checkpoint"
+            raise InputError(
+                f"{self.folder}: is no longer the folder that this run began in, so nothing more is written to it; "
+                f"that one {rest}"
+            )
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[Held]:
+    """Within the block no other process of ours trains in the folder. Raises InputError if one does already.
+
+    The lock is the system's and dies with the process, however that ends. A file system without locks has none.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        if try_lock(descriptor) is False:
+            raise InputError(
+                f"-o {folder}: another process is training in this folder; stop that one, or choose another -o"
+            )
+        held = Held(folder, descriptor)
+        held.check()  # it may have been replaced while the lock was being taken
+        yield held
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def leaving_nothing(held: Held, made: Iterable[Path]) -> Iterator[None]:
+    """Remove, if the block ends with an error, the files of a run that it made, and the folders in `made`, if empty.
+
+    What was there before stays, and a folder that is no longer the run's is not touched.
+    """
+    before = set(os.listdir(held.folder))
+    try:
+        yield
+    except BaseException:
+        if held.is_there():
+            for name in {CONFIG, KERNELS, MAIN_LOG, METRICS, SAMPLES} - before:
+                with suppress(OSError):
+                    (held.folder / name).unlink(missing_ok=True)
+            _remove_empty(made)
+        raise
+
+
+class Kept(NamedTuple):
+    """Up to where the logs of a run stay when it is continued: the steps before `step`, and what was done at it."""
+
+    step: int
+    validated: bool  # the validation before this step belongs to it
+    sampled: bool  # so does the sample
+
+
+def cut_logs(folder: Path, kept: Kept | None) -> None:
+    """Drop from main.log, metrics.jsonl and samples.txt what lies beyond the point where a run continues.
+
+    kept: that point; None drops everything. Each file has either its old or its new content, whatever happens.
+    Lines that cannot be understood stay. Raises InputError if a file cannot be read or written.
+    """
+    _rewrite(folder / MAIN_LOG, lambda line: _stays(*_main_log_step(line), kept))
+    events = _rewrite(folder / METRICS, lambda line: _stays(*_event_step(line), kept))
+    if events is not None and (folder / SAMPLES).exists():
+        samples = [json.loads(line) for line in events.split(b"\n") if _event_step(line)[0] == "sample"]
+        texts = (_sample_text(e["step"], e["text"], e["tokens"]) for e in samples if {"text", "tokens"} <= e.keys())
+        write_atomic(folder / SAMPLES, "".join(texts).encode(errors="replace"))
+
+
+def _stays(kind: str, step: int, kept: Kept | None) -> bool:
+    if kept is None:
+        return False
+    if not kind:
+        return True
+    if step == kept.step:
+        return {"train": False, "val": kept.validated, "sample": kept.sampled}.get(kind, True)
+    return step < kept.step
+
+
+def _main_log_step(line: bytes) -> tuple[str, int]:
+    """What a line of main.log tells, and of which step: ("train", 3); ("", 0) if it is not understood."""
+    match = re.match(rb"s:(\d{1,18}) (trl|tel|eval):", line)
+    if match is None:
+        return "", 0
+    return {b"trl": "train", b"tel": "val", b"eval": "val"}[match[2]], int(match[1])
+
+
+def _event_step(line: bytes) -> tuple[str, int]:
+    """The kind and the step of an event; ("", 0) if the line is none. A GPU's figures come after their step."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return "", 0
+    if not isinstance(event, dict) or not isinstance(event.get("step"), int) or not isinstance(event.get("event"), str):
+        return "", 0
+    return ("train" if event["event"] == "gpu" else event["event"]), event["step"]
+
+
+def _rewrite(path: Path, stays: Callable[[bytes], bool]) -> bytes | None:
+    """Keep some lines of a file, and never its torn last one. Returns what it holds then; None where there is none."""
+    try:
+        if not path.is_file():
+            return None
+        before = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot read it: {error.strerror}") from error
+    *lines, _torn = before.split(b"\n")
+    after = b"".join(line + b"\n" for line in lines if stays(line))
+    if after != before:
+        write_atomic(path, after)
+    return after
+
+
+def _sample_text(step: int, text: str, tokens: int) -> str:
+    return f"step {step}, {tokens} tokens\n---\n{text}\n---\n"
+
+
+class RunLog:
+    """The open files of one run. Steps are counted from 0, as llm.c counts them in its main.log.
+
+    Every method writes at once and raises InputError, naming the file, when that fails (a full disk), and when the file
+    or the folder is no longer where it was opened.
+    """
+
+    def __init__(self, folder: Path, *, reuse: bool = False, check: Callable[[], None] = lambda: None) -> None:
+        """Open the folder's files, emptied unless reuse. check: raises InputError where the folder is another one."""
+        self.folder, self._check = folder, check
+        self._main = _LineFile(folder / MAIN_LOG, reuse)
+        self._metrics = _LineFile(folder / METRICS, reuse)
+        self._samples = _LineFile(folder / SAMPLES, reuse)
+
+    def train(
+        self,
+        step: int,
+        *,
+        loss: float,
+        norm: float,
+        lr: float,
+        ms: float,
+        tokens_per_second: float,
+        tokens: int,
+        skipped: bool = False,
+        **more: float,
+    ) -> None:
+        """One training step. loss in nats per token; norm before clipping; ms of the step; tokens seen so far.
+
+        more: figures that only some runs have; they go into metrics.jsonl.
+        """
+        self._write(self._main, f"s:{step} trl:{float(loss):.4f} lr:{float(lr):.6f} norm:{float(norm):.2f}\n")
+        self.event(
+            "train",
+            step=step,
+            loss=loss,
+            norm=norm,
+            lr=lr,
+            ms=ms,
+            tokens_per_second=tokens_per_second,
+            skipped=skipped,
+            tokens=tokens,
+            **more,
+        )
+
+    def val(self, step: int, *, loss: float, batches: int) -> None:
+        """The mean validation loss before step `step`, over a number of batches."""
+        self._write(self._main, f"s:{step} tel:{float(loss):.4f}\n")
+        self.event("val", step=step, loss=loss, batches=batches)
+
+    def sample(self, step: int, text: str, tokens: int) -> None:
+        """A sample drawn before step `step`: its text and how many tokens it has."""
+        self._write(self._samples, _sample_text(step, text, tokens))
+        self.event("sample", step=step, tokens=tokens, text=text)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Any other event (start, end, checkpoint, stop …) as one line of metrics.jsonl."""
+        self._write(self._metrics, _json_line({"event": kind, **fields}))
+
+    def _write(self, file: "_LineFile", text: str) -> None:
+        self._check()
+        file.write(text)
+
+    def sync(self) -> None:
+        """Brings what was written to the disk."""
+        self._check()
+        for file in (self._main, self._metrics, self._samples):
+            file.sync()
+
+    def close(self) -> None:
+        for file in (self._main, self._metrics, self._samples):
+            file.close()
+
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; a pipe that nobody reads is an error, where it would else wait."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
+class _LineFile:
+    """A file that grows by whole lines, unbuffered: what `write` returned from has left this process."""
+
+    def __init__(self, path: Path, append: bool) -> None:
+        self.path = path
+        try:
+            if append and path.is_file():
+                _cut_torn_line(path)
+            self._file = open(path, "ab" if append else "wb", buffering=0, opener=_open_at_once)  # noqa: SIM115
+        except OSError as error:
+            raise InputError(f"{path}: cannot open it for writing: {error.strerror}") from error
+
+    def write(self, text: str) -> None:
+        if not leads_to(self.path, self._file.fileno()):
+            now = path_of(self._file.fileno())
+            rest = "was removed" if now is None else f"is now {now}"
+            raise InputError(f"{self.path}: is no longer the file that this run writes, which {rest}")
+        data = memoryview(text.encode(errors="replace"))
+        before = os.fstat(self._file.fileno()).st_size
+        try:
+            while data:
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            with suppress(OSError):  # no half line, which the next event would be glued to
+                self._file.truncate(before)
+            raise InputError(f"{self.path}: cannot write to it: {error.strerror}") from error
+
+    def sync(self) -> None:
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                return  # no regular file (main.log as a link to /dev/null), so there is nothing to bring to a disk
+            raise InputError(f"{self.path}: cannot write to it: {error.strerror}") from error
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Drop what follows the last newline: the part of a line that a killed run left."""
+    size = path.stat().st_size
+    with path.open("rb+") as file:
+        end = size
+        while end > 0:
+            start = max(0, end - 65536)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        if end < size:
+            file.truncate(end)
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can hold it: NumPy's and JAX's scalars as Python's, non-finite numbers as strings."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        value = value.item()  # a float32 becomes the double of the same value: nothing is rounded
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+def _json_line(event: Mapping[str, Any]) -> str:
+    return json.dumps(_plain(event), allow_nan=False) + "\n"
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The events of a metrics.jsonl, in order; non-finite losses and norms come back as floats.
+
+    A last line without its newline is dropped: the run was killed while it wrote.
+    Raises FormatError for any other line that is not a JSON object, InputError if the file cannot be read.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot read it: {error.strerror}") from error
+    *lines, _torn = data.split(b"\n")
+    return [_parse_event(path, number, line) for number, line in enumerate(lines, start=1)]
+
+
+def _parse_event(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: line {number} is not JSON; expected one event a line") from error
+    if not isinstance(event, dict):
+        raise FormatError(f"{path}: line {number} is not a JSON object; expected one event a line")
+    for key in NUMBER_FIELDS & event.keys():
+        if event[key] in NON_FINITE:
+            event[key] = float(event[key])
+    return event
+
+
+# ----- the configuration ----------------------------------------------------------------------------------------------
+
+
+def config_record(
+    options: Mapping[str, Any], model: Mapping[str, Any], device: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return what a start is told and finds: config.json holds it, and so does its event in metrics.jsonl.
+
+    options: every setting of the run; model: the model's shape; device: what it runs on (`Device._asdict()`).
+    """
+    return {
+        "options": options,
+        "model": model,
+        "device": device,
+        "versions": versions(),
+        "git": git_state(),
+        "platform": platform.platform(),
+        "command_line": shlex.join([sys.executable, *sys.argv]),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def write_config(folder: Path, record: Mapping[str, Any], kernels: Mapping[str, Any] | None = None) -> None:
+    """Write config.json, which at any moment is that of the last start or of the one before, and so kernels.json.
+
+    They come before every other file: what has a log but no config.json is another program's folder. Neither gets its
+    name before both are written. kernels: the choice of kernels as JSON can hold it. Raises InputError.
+    """
+    contents = {folder / CONFIG: record} | ({} if kernels is None else {folder / KERNELS: kernels})
+    path = folder / CONFIG
+    try:
+        with ExitStack() as complete:  # the last one written gets its name first
+            for path, each in contents.items():
+                words = json.dumps(_plain(each), indent=2, allow_nan=False) + "\n"
+                complete.enter_context(complete_file(path)).write_bytes(words.encode())
+    except OSError as error:
+        raise InputError(f"{path}: cannot write it: {reason(error)}") from error
+
+
+def config_file(folder: Path) -> Path | None:
+    """Return the file that holds the configuration of a run's last start; None where no run of ours was.
+
+    Earlier versions moved the one before aside, as config-1.json, config-2.json, …, and could be killed right then.
+    """
+    aside = [path for path in folder.glob("config-*.json") if re.fullmatch(r"config-[1-9][0-9]{0,8}", path.stem)]
+    newest_first = sorted(aside, key=lambda path: int(path.stem.removeprefix("config-")), reverse=True)
+    return next((path for path in [folder / CONFIG, *newest_first] if path.is_file()), None)
+
+
+def read_config(folder: Path) -> dict[str, Any] | None:
+    """Return the configuration of a run's last start, as `config_record` made it; None where no run of ours was.
+
+    Raises FormatError if the file is no JSON object, InputError if it cannot be read.
+    """
+    path = config_file(folder)
+    if path is None:
+        return None
+    try:
+        record = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: cannot read it: {reason(error)}") from error
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict):
+        raise FormatError(f"{path}: is no JSON object; expected the configuration of a run")
+    return record
+
+
+def read_kernels(path: Path) -> Any:
+    """Return what a kernels.json holds, which kernels/record.py knows to read.
+
+    Raises FormatError if it is no JSON, InputError if it cannot be read.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: cannot read it: {reason(error)}") from error
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: is no choice of kernels (it is not JSON)") from error
+
+
+def versions() -> dict[str, str]:
+    """The versions that a result may depend on. Imports none of the packages."""
+    found = {"python": platform.python_version()}
+    for package in ("jax", "jaxlib", "numpy", "llmc-jax"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def git_state(root: Path | None = None) -> dict[str, Any] | None:
+    """The commit of the source and whether files differ from it; None where the source is not a git checkout."""
+    root = Path(__file__).resolve().parents[2] if root is None else root
+    if not (root / ".git").exists():
+        return None
+    commit = _git(root, "rev-parse", "HEAD")
+    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
+    return None if commit is None else {"commit": commit, "modified": bool(changes)}
+
+
+def _git(root: Path, *command: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file so that its name shows either the old content or all of the new. InputError if that fails."""
+    try:
+        write_bytes(path, data)
+    except OSError as error:
+        raise InputError(f"{path}: cannot write it: {reason(error)}") from error

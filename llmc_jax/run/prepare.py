@@ -1,0 +1,740 @@
+"""Before a run: everything that can be known beforehand is checked, the data opened, the parameters put on the device.
+
+Writes nothing, so that a run that cannot begin leaves nothing behind; with -y 1 it clears away what a killed process
+left half-written, and writes the DONE_ files of checkpoints that lost them. Leaves out the run itself (loop.py).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from llmc_jax import kernels
+from llmc_jax.checkpoint import sources, store
+from llmc_jax.checkpoint.llmc import read_header, read_model
+from llmc_jax.config.presets import PRESETS
+from llmc_jax.config.train import ModelConfig, TrainConfig, check_model_fit, parse_descriptor
+from llmc_jax.data.corpora import Corpus, stdlib_corpus
+from llmc_jax.data.loader import Loader, TokenLoader, continued
+from llmc_jax.data.tokenizers import Choice, load_tokenizer
+from llmc_jax.errors import InputError
+from llmc_jax.kernels import record
+from llmc_jax.machine import compiling
+from llmc_jax.machine import device as hardware
+from llmc_jax.machine.nvml import GpuMonitor, open_monitor
+from llmc_jax.models.gpt2.init import random_parameters
+from llmc_jax.models.gpt2.model import Execution
+from llmc_jax.models.gpt2.tensors import num_parameters, padded
+from llmc_jax.run.resume import (
+    Earlier,
+    Identity,
+    Repeat,
+    changes,
+    check_fits,
+    environment,
+    find_earlier,
+    fingerprint,
+    open_checkpoint,
+    read_state,
+    read_weights,
+    repeated,
+)
+from llmc_jax.training.step import TrainState, initial_state
+from llmc_jax.trials import candidates, start
+from llmc_jax.trials.card import find_card
+
+CHECKED_TOKENS = 1 << 20  # of each data set, before the run begins: takes a tenth of a second
+
+
+class Model(NamedTuple):
+    """What `-e` names, or --init-from where it names another program's checkpoint."""
+
+    config: ModelConfig
+    path: Path | None  # of the checkpoint; None: random weights
+
+
+class Data(NamedTuple):
+    """What `-i` and `-j` name; None where the run does not read it (no steps, no validation)."""
+
+    train: Loader | None
+    val: TokenLoader | None
+    corpus: Corpus | None  # the built-in one, if it is that
+
+
+class Setup(NamedTuple):
+    """A run that can begin."""
+
+    config: TrainConfig
+    name: str
+    model: Model
+    data: Data
+    steps: int
+    val_batches: int  # of one validation
+    tokenizer: Choice
+    device: hardware.Device
+    dtype: str  # what the model computes in: fp32, bf16 or fp16
+    execution: Execution
+    choices: tuple[kernels.Choice, ...]  # what runs each operation
+    has_tf32: bool  # the device multiplies in TF32, where -f lets it
+    resolved: kernels.Resolved  # all that was chosen, as it is kept
+    repeat: Repeat | None  # an earlier choice that it was taken from
+    earlier: Earlier | None  # the checkpoint that the run goes on from
+    identity: Identity
+    origin: Mapping[str, Any]  # of its weights: what must be kept to hand them back
+    val_data: str | None  # fingerprint of the validation data
+    environment: dict[str, Any]  # what its bits may depend on
+    monitor: GpuMonitor | None  # of -lg
+    run_ahead: bool  # whether a step is begun before the one before it has been read: so a GPU never waits
+    notes: list[str]
+    warnings: list[str]
+
+
+@contextmanager
+def naming(flag: str) -> Iterator[None]:
+    """Within the block an error about a file says which flag gave it, unless it begins with a flag already."""
+    try:
+        yield
+    except InputError as error:
+        if str(error).startswith("-"):
+            raise
+        raise type(error)(f"{flag} {error}") from error
+
+
+def resolve_model(config: TrainConfig, earlier: Earlier | None = None, source: Earlier | None = None) -> Model:
+    """The model's shape, from a descriptor or from the header of a checkpoint; reads no weights.
+
+    earlier: what is continued; if -e says what it said then, the file that it named need not be there any more.
+    source: what --init-from names, which must have the shape that -e describes, if it describes one.
+    """
+    if earlier is not None and _names_nothing_new(config.model, earlier):
+        return Model(earlier.model, None)
+    if source is not None:
+        return Model(_checked_shape(config, source.model), None)
+    if config.init_from:
+        model = _read_shape("--init-from", config.init_from)
+        return Model(_checked_shape(config, model.config), model.path)
+    name = config.model
+    path = Path(name)
+    if not name.endswith(".bin") and "/" not in name:
+        try:
+            return Model(parse_descriptor(name), None)
+        except InputError:
+            if not path.exists():
+                raise
+    if not path.exists():
+        raise InputError(
+            f"-e {name}: no such file; give the path of an llm.c checkpoint or of a folder of Hugging Face's, or a "
+            "shape such as d12 for random weights (without any flag, a small demo model is trained)"
+        )
+    return _read_shape("-e", name)
+
+
+def _read_shape(flag: str, name: str) -> Model:
+    """The shape of a model of llm.c or Hugging Face. Raises InputError, with what to do, for any other checkpoint."""
+    path = Path(name)
+    if sources.is_hugging_face(path):
+        with naming(flag):
+            return Model(sources.open_source(path).config, path)
+    if sources.is_pytorch(path):
+        raise InputError(
+            f"{flag} {name}: a file of PyTorch, as nanoGPT writes; `python convert_checkpoint.py convert {name} "
+            f"{path.with_suffix('.bin')}` makes a file of it that -e takes"
+        )
+    if path.is_dir():
+        raise InputError(
+            f"{flag} {name}: is a folder; name the checkpoint in it, such as {path / 'model_00000100.bin'}, or with "
+            "--init-from the folder of a run of this program"
+        )
+    with naming(flag):
+        return Model(read_header(path).config, path)
+
+
+def _names_nothing_new(name: str, earlier: Earlier) -> bool:
+    """Whether -e need not be looked at: as it was then, a default, or a file that is not there any more."""
+    is_file = name.endswith(".bin") or "/" in name
+    said_then = (earlier.facts.get("options") or {}).get("model") == name
+    return said_then or (is_file and (name in _default_models() or not Path(name).exists()))
+
+
+def _default_models() -> set[Any]:
+    return {TrainConfig().model, *(preset.options.get("model") for preset in PRESETS.values())}
+
+
+def _checked_shape(config: TrainConfig, shape: ModelConfig) -> ModelConfig:
+    """The shape of the checkpoint that --init-from names. Raises InputError if -e asks for another model."""
+    name = config.model
+    if name.endswith(".bin") or "/" in name:
+        if name not in _default_models():
+            raise InputError(f"-e {name} and --init-from {config.init_from} both name weights; leave one of them out")
+    elif parse_descriptor(name) != shape:
+        raise InputError(f"-e {name}: the checkpoint that --init-from names has another shape, {shape}; leave -e out")
+    return shape
+
+
+def open_data(config: TrainConfig, model: ModelConfig) -> Data:
+    """The loaders that the run needs. With -a both read the validation data, unshuffled, as llm.c has it."""
+    train_name, train_flag = (config.val_data, "-j") if config.overfit else (config.train_data, "-i")
+    needs_train, needs_val = config.max_steps != 0, config.val_every > 0
+    named = [name for name, needed in ((train_name, needs_train), (config.val_data, needs_val)) if needed]
+    corpus = stdlib_corpus() if "stdlib" in named else None
+
+    def loader(name: str, flag: str, shuffle: bool) -> TokenLoader:
+        if name == "stdlib":
+            assert corpus is not None
+            paths: Any = [corpus.train if flag == "-i" else corpus.val]
+        else:
+            paths = name
+        B, T = config.batch_size, config.sequence_length
+        with naming(flag):
+            opened = TokenLoader(paths, B, T, vocab_size=model.vocab_size, shuffle=shuffle, flag=flag, seed=config.seed)
+            check_tokens(opened)
+        return opened
+
+    shuffle = config.shuffle == "llmc" and not config.overfit
+    return Data(
+        train=loader(train_name, train_flag, shuffle) if needs_train else None,
+        val=loader(config.val_data, "-j", False) if needs_val else None,
+        corpus=corpus,
+    )
+
+
+def check_tokens(loader: TokenLoader) -> None:
+    """Reads some batches and goes back: ids that the model does not know end the run before it begins, if they are
+    many, or the data is small. The loader checks the rest as it is read.
+    """
+    start = loader.state()
+    batch_tokens = loader.batch_size * loader.sequence_length
+    for _ in range(min(loader.batches_per_epoch, max(1, CHECKED_TOKENS // batch_tokens))):
+        loader.next_batch()
+    loader.restore(start)
+
+
+def total_steps(config: TrainConfig, train: Loader | None) -> int:
+    """Steps of the run: as asked, or one epoch, as llm.c counts it."""
+    if train is None or config.max_steps >= 0:
+        return config.max_steps
+    steps = train.num_tokens // config.tokens_per_step
+    if steps == 0:
+        raise InputError(
+            f"-d {config.tokens_per_step}: one update takes more tokens than the training data holds "
+            f"({train.num_tokens}); lower -d, give more data, or say how many steps to make with -x"
+        )
+    return steps
+
+
+def validation_batches(config: TrainConfig, val: TokenLoader | None) -> int:
+    """Return the batches of one validation as llm.c counts them: beyond the last the loader begins at the first again.
+
+    -1 is the number of tokens over B * T. A shard's last token is only a target, so this can be one batch more than
+    there are.
+    """
+    if val is None:
+        return 0
+    return val.num_tokens // (val.batch_size * val.sequence_length) if config.val_batches == -1 else config.val_batches
+
+
+def choose_tokenizer(
+    config: TrainConfig, model: ModelConfig, train_vocab: int | None = None, folders: Iterable[Path] = ()
+) -> Choice:
+    """The tokenizer of the samples. Without samples only one that was asked for is looked at.
+
+    train_vocab: V of the built-in corpus where the run trains on it. A model of another V then has no tokenizer by
+    itself: what V suggests is not what the corpus was made with. folders: of the token files, where GPT-2's table may
+    lie beside them.
+    """
+    if config.sample_every == 0 and config.tokenizer == "auto":
+        return Choice(None, "no samples were asked for")
+    if config.tokenizer == "auto" and train_vocab not in (None, model.vocab_size):
+        flag = "-j" if config.overfit else "-i"
+        return Choice(None, f"{flag} stdlib has V={train_vocab}, the model V={model.vocab_size}; take one of that V")
+    return load_tokenizer(config.tokenizer, model.vocab_size, folders)
+
+
+def initial_parameters(config: TrainConfig, model: Model) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The flat buffer to start from (flat_size,), and warnings about the checkpoint's content."""
+    if model.path is None:
+        return random_parameters(model.config, config.seed), ()
+    flag = "--init-from" if config.init_from else "-e"
+    with naming(flag):
+        if sources.is_hugging_face(model.path):
+            source = sources.open_source(model.path)
+            flat, found = sources.flat_parameters(source), source.warnings
+        else:
+            file = read_model(model.path, v2_order=config.v2_order)
+            flat, found = padded(file.flat, file.config), file.warnings
+    return flat, tuple(f"{flag} {model.path}: {warning}" for warning in found)
+
+
+DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
+
+
+def resolve_dtype(config: TrainConfig, machine: kernels.Machine) -> str:
+    """What --dtype comes to on a machine: fp32, bf16 or fp16."""
+    if config.dtype != "auto":
+        return config.dtype
+    return "bf16" if machine.target is not None else "fp32"
+
+
+def resolve_rounding(config: TrainConfig, dtype: str) -> str:
+    """How updated weights become 16-bit: nearest or stochastic."""
+    if dtype != "bf16":
+        return "nearest"
+    if config.rounding == "auto":
+        return "nearest" if config.master_weights else "stochastic"
+    return config.rounding
+
+
+def choose_execution(
+    config: TrainConfig,
+    model: ModelConfig,
+    machine: kernels.Machine,
+    dtype: str,
+    before: kernels.Resolved | None = None,
+    findings: kernels.Findings | None = None,
+) -> tuple[Execution, tuple[kernels.Choice, ...]]:
+    """How the model will be computed, and what runs each operation. Raises InputError as --strict-kernels has it.
+
+    before: an earlier choice, which is repeated but for what cannot run here and what flags now ask for otherwise.
+    findings: what was found out on this card, which decides the rest. Raises InputError, too, where GELU would be in
+    the product and other options do not go with that.
+    """
+    asked, before = asked_of(config), record.here(before, machine)
+    setting = kernels.Setting(machine, dtype, model.head_size)
+    selection = record.choose_again(before, asked, config.strict_kernels, setting, findings)
+    if before is not None and record.still(before, asked, "logit_rows"):
+        rows = before.logit_rows
+    else:
+        rows = logit_rows_of(config, model, machine, storage_of(config, machine, dtype, 0, selection.choices))
+    options = _options(asked, machine, before)
+    if findings is not None and before is None:  # an earlier choice has its own
+        options = tuple((dict(options) | dict(findings.options)).items())
+    if selection.gelu_fusion:
+        _check_gelu_in_product(config, options)
+    execution = Execution(selection.op, config.recompute, config.recompute_blocks, rows, selection.gelu_fusion, options)
+    return execution, selection.choices
+
+
+def try_kernels(config: TrainConfig, model: ModelConfig, earlier: Earlier | None = None) -> start.Found:
+    """Return what is known of this GPU's kernels, found out now if need be. Call it before JAX has a device.
+
+    Nothing where there is no NVIDIA GPU, where the run takes an earlier choice and all of it can run, or with
+    --no-kernel-check.
+    """
+    here = None if config.no_kernel_check or earlier is not None else find_card()
+    if here is None:
+        return start.Found(None)
+    dtype = resolve_dtype(config, here.machine)
+    made = made_for(config, model, here.machine, dtype)
+    before = chosen_before(config, None, here.machine, made, model.head_size)
+    if before.repeat is not None and not before.problems:
+        return start.Found(None)
+    return start.find_out(case_of(config, model, here.machine, dtype), here)
+
+
+def case_of(config: TrainConfig, model: ModelConfig, machine: kernels.Machine, dtype: str) -> candidates.Case:
+    """Return a run as the trials of its kernels see it."""
+    execution, _ = choose_execution(replace(config, strict_kernels=False), model, machine, dtype)
+    return candidates.Case(
+        model=model,
+        batch_size=config.batch_size,
+        sequence_length=config.sequence_length,
+        accumulation=min(config.grad_accumulation, 2),  # a step over several repeats what it does of one
+        dtype=dtype,
+        rounding=resolve_rounding(config, dtype),
+        master_weights=config.master_weights,
+        tf32=config.tf32,
+        recompute=config.recompute,
+        recompute_blocks=config.recompute_blocks,
+        logit_rows=execution.logit_rows,
+        gelu_fusion=execution.gelu_fusion,
+        options=execution.compiler_options,
+        wish=kernels.Wish(config.kernels, config.attention, gelu_fusion=config.gelu_fusion),
+        machine=machine,
+        other_options=compiling.untried(triton_gemm_wish(asked_of(config)), machine.target),
+    )
+
+
+def triton_gemm_wish(asked: kernels.Asked) -> str:
+    """What --triton-gemm comes to before the GPU is known: GELU is computed in a product by NVIDIA's library alone."""
+    return "off" if asked.gelu_fusion == 1 and asked.triton_gemm == "auto" else asked.triton_gemm
+
+
+def _check_gelu_in_product(config: TrainConfig, options: compiling.Options) -> None:
+    """Raise InputError where GELU would be computed again, or the product by XLA. config/train.py has checked flags."""
+    if config.recompute and not config.recompute_blocks:
+        raise InputError(
+            f"-r {config.recompute}: the repeated choice of kernels has GELU in the product, with other bits than "
+            "one that is computed again; write -r 0 or -ge 0"
+        )
+    if dict(options).get(compiling.TRITON_GEMM) is not False:
+        raise InputError(
+            "-ge 1: NVIDIA's library must make the products, and XLA_FLAGS has "
+            f"--{compiling.TRITON_GEMM}=true; take that out, or write -ge 0"
+        )
+
+
+def _options(asked: kernels.Asked, machine: kernels.Machine, before: kernels.Resolved | None) -> compiling.Options:
+    """XLA's options: as before, but for those that a flag or XLA_FLAGS sets."""
+    options = compiling.triton_gemm(triton_gemm_wish(asked), machine.target)
+    if before is None:
+        return options
+    flags = compiling.user_flags()
+    again = {name: flags.get(name, value) for name, value in before.options}
+    set_now = compiling.TRITON_GEMM in flags or not record.still(before, asked, "triton_gemm", "gelu_fusion")
+    return tuple((again | (dict(options) if set_now else {})).items())
+
+
+def asked_of(config: TrainConfig) -> kernels.Asked:
+    """Return the options that bear on what was chosen."""
+    return kernels.Asked(**{name: getattr(config, name) for name in kernels.Asked._fields})
+
+
+def made_for(config: TrainConfig, model: ModelConfig, machine: kernels.Machine, dtype: str) -> kernels.MadeFor:
+    """Return what a run's choice of kernels is made for."""
+    return kernels.MadeFor(
+        record.target_of(machine), dtype, config.batch_size, config.sequence_length, model.num_layers, model.num_heads,
+        model.channels, model.padded_vocab_size,
+    )  # fmt: skip
+
+
+def resolved_of(
+    config: TrainConfig, made: kernels.MadeFor, execution: Execution, choices: tuple[kernels.Choice, ...]
+) -> kernels.Resolved:
+    """Return all that was chosen, as it is kept in the run's folder and its checkpoints."""
+    return kernels.Resolved(
+        made_for=made,
+        asked=asked_of(config),
+        choices=choices,
+        logit_rows=execution.logit_rows,
+        gelu_fusion=execution.gelu_fusion,
+        options=execution.compiler_options,
+        sources=record.sources_of(choices),
+    )
+
+
+class Before(NamedTuple):
+    """An earlier choice of kernels, as far as it counts here."""
+
+    repeat: Repeat | None = None
+    problems: tuple[str, ...] = ()  # why it cannot be repeated
+
+    @property
+    def resolved(self) -> kernels.Resolved | None:
+        return self.repeat.resolved if self.repeat else None
+
+
+def chosen_before(
+    config: TrainConfig, earlier: Earlier | None, machine: kernels.Machine, made: kernels.MadeFor, head_size: int
+) -> Before:
+    """Return the choice that the run repeats. Raises InputError as --strict-kernels has it of --kernels-from.
+
+    That of a start with other shapes, which made no checkpoint, was one of another run.
+    """
+    repeat = repeated(config, earlier)
+    if repeat is None:
+        return Before()
+    if not config.kernels_from and repeat.resolved.made_for._replace(target=made.target) != made:
+        return Before()
+    setting = kernels.Setting(machine, made.dtype, head_size)
+    problems = record.cannot_repeat(repeat.resolved, asked_of(config), setting)
+    if problems and config.kernels_from and config.strict_kernels:
+        raise InputError(f"--strict-kernels: --kernels-from {config.kernels_from}: {'; '.join(problems)}")
+    return Before(repeat, problems)
+
+
+def notes_on_kernels(config: TrainConfig, before: Before, earlier: Earlier | None) -> list[str]:
+    """Return a note on what of an earlier choice is not repeated, unless that of a checkpoint's (`changes`)."""
+    if not before.problems or (earlier is not None and not config.kernels_from):
+        return []
+    what = f"--kernels-from {config.kernels_from}: not repeated" if config.kernels_from else "not bit-exact from here"
+    return [f"{what}: {', '.join(before.problems)}"]
+
+
+def notes_on_bits(choices: tuple[kernels.Choice, ...]) -> list[str]:
+    """Return a note where what runs need not give the same bits twice, though a kernel of ours would."""
+    return [
+        f"{choice.operation} by cuDNN need not repeat its bits, so a run that is continued may differ from one without "
+        "a break by a rounding; --attention flash repeats them"
+        for choice in choices
+        if choice.by == "cudnn"
+    ]
+
+
+def logit_rows_of(config: TrainConfig, model: ModelConfig, machine: kernels.Machine, storage: hardware.Storage) -> int:
+    """What --logit-rows comes to on a machine; storage: what the run needs but for them."""
+    if config.logit_rows >= 0 or machine.platform != "gpu":
+        return max(config.logit_rows, 0)
+    memory = hardware.card_memory_bytes(machine.kind)
+    B, T = config.batch_size, config.sequence_length
+    return hardware.chosen_logit_rows(model, B, T, storage, config.recompute, memory)
+
+
+def storage_of(
+    config: TrainConfig,
+    machine: kernels.Machine,
+    dtype: str,
+    logit_rows: int,
+    choices: tuple[kernels.Choice, ...],
+) -> hardware.Storage:
+    """What decides how much memory the run needs."""
+    return hardware.Storage(
+        bytes_per_value=4 if dtype == "fp32" else 2,
+        master_weights=config.master_weights,
+        accumulation=config.grad_accumulation,
+        attention_weights=kernels.makes_matrix(choices),
+        recompute_blocks=config.recompute_blocks,
+        logit_rows=logit_rows,
+        sliced_weights=machine.platform == "cpu",
+    )
+
+
+def first_state(parameters: np.ndarray, config: TrainConfig, dtype: str) -> TrainState:
+    """The state before the first step, on the device."""
+    start = jax.jit(initial_state, static_argnames=("dtype", "master_weights"), donate_argnums=0)
+    scale = float(config.loss_scale) if dtype == "fp16" else None
+    master = config.master_weights or dtype == "fp32"
+    return start(jnp.array(parameters), DTYPES[dtype], master_weights=master, loss_scale=scale)
+
+
+def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
+    """Checks everything that can be known before the run; puts the parameters on the device.
+
+    Raises InputError for whatever cannot be used.
+    """
+    warnings: list[str] = []
+    if config.save or config.checkpoint_every:
+        store.require_orbax()
+    earlier = find_earlier(config, warnings.append)
+    source = None
+    if config.init_from and earlier is None and not sources.of_another_program(Path(config.init_from)):
+        source = open_checkpoint(config.init_from, warnings.append)
+    model = resolve_model(config, earlier, source)
+    notes = [*notes, *check_model_fit(config, model.config)]
+    data = open_data(config, model.config)
+    tried = try_kernels(config, model.config, earlier)
+    machine = kernels.this_machine()
+    dtype = resolve_dtype(config, machine)
+    made = made_for(config, model.config, machine, dtype)
+    before = chosen_before(config, earlier, machine, made, model.config.head_size)
+    execution, choices = choose_execution(config, model.config, machine, dtype, before.resolved, tried.findings)
+    resolved = resolved_of(config, made, execution, choices)
+    storage = storage_of(config, machine, dtype, execution.logit_rows, choices)
+    hardware.check_fits(model.config, config.batch_size, config.sequence_length, storage)
+    identity = identify(config, model.config, dtype, data)
+    device = hardware.describe_device()
+    val_data = None if data.val is None else fingerprint(data.val)
+    surroundings = environment(device, {choice.operation: choice.implementation for choice in choices})
+    if earlier is not None:
+        check_fits(earlier, config, identity)
+    steps = total_steps(config, data.train)
+    trains_on_corpus = data.corpus and (config.val_data if config.overfit else config.train_data) == "stdlib"
+    tokenizer = choose_tokenizer(
+        config,
+        model.config,
+        data.corpus.vocab_size if data.corpus and trains_on_corpus else None,
+        [loader.paths[0].parent for loader in (data.train, data.val) if loader is not None],
+    )
+    state, found = starting_state(config, model, dtype, earlier, source)
+    if device.platform != "cpu" and device.num_devices > 1:
+        notes.append(f"one of the {device.num_devices} devices is used; training on several is not built yet")
+    warnings += found
+    if earlier is not None:
+        if data.train is not None and not config.overfit and earlier.facts.get("loader") is not None:
+            with naming("-i"):
+                place = earlier.facts["loader"]
+                data = data._replace(train=continued(data.train, place, config.grad_accumulation))
+        complete = "; the run is complete already" if earlier.step >= steps else ""
+        notes.append(f"resumed from {earlier.folder}, after step {earlier.step} of {steps}{complete}")
+        problems = () if config.kernels_from else before.problems
+        notes += changes(earlier, config, steps, surroundings, val_data, resolved, problems)
+    elif config.reuse and config.output_dir:
+        notes.append(f"-y 1: there is no checkpoint in {config.output_dir}, so the run begins")
+    notes += [*notes_on_kernels(config, before, earlier), *tried.notes, *notes_on_bits(choices)]
+    if tokenizer.tokenizer is None and config.sample_every:
+        warnings.append(f"samples are printed as token ids: {tokenizer.note}")
+    setup = Setup(
+        config=config,
+        name=config.preset or (model.path.stem if model.path else config.model),
+        model=model,
+        data=data,
+        steps=steps,
+        val_batches=validation_batches(config, data.val),
+        tokenizer=tokenizer,
+        device=device,
+        dtype=dtype,
+        execution=execution,
+        choices=choices,
+        resolved=resolved,
+        repeat=before.repeat,
+        has_tf32=machine.version >= (8, 0),
+        earlier=earlier,
+        identity=identity,
+        origin=origin_of(earlier, source, model),
+        val_data=val_data,
+        environment=surroundings,
+        monitor=open_monitor() if config.gpu_info_every > 0 else None,
+        run_ahead=device.platform != "cpu",
+        notes=notes,
+        warnings=warnings,
+    )
+    return setup, state
+
+
+def identify(config: TrainConfig, model: ModelConfig, dtype: str, data: Data) -> Identity:
+    """What makes the run this run."""
+    files = None if data.train is None else fingerprint(data.train)
+    return Identity(model, dtype, config.master_weights or dtype == "fp32", resolve_rounding(config, dtype), files)
+
+
+def origin_of(earlier: Earlier | None, source: Earlier | None, model: Model) -> Mapping[str, Any]:
+    """Return the origin that the run's checkpoints hold: that of the checkpoint it goes on from, or its own.
+
+    Its own keeps the ids that begin and end a text, where the weights come from a folder of Hugging Face's.
+    """
+    if earlier is not None:
+        return earlier.facts.get("origin") or {"kind": "llmc-jax"}
+    special = None
+    if source is not None:
+        special = sources.stored_special(source.facts)
+    elif model.path is not None and sources.is_hugging_face(model.path):
+        special = sources.open_source(model.path).special
+    return {"kind": "llmc-jax"} | ({} if special is None else {"special": special._asdict()})
+
+
+def starting_state(
+    config: TrainConfig, model: Model, dtype: str, earlier: Earlier | None, source: Earlier | None
+) -> tuple[TrainState, tuple[str, ...]]:
+    """The state that the run begins with, on the device, and warnings about what it was read from."""
+    if earlier is not None:
+        return read_state(earlier, first_state(np.zeros(1, np.float32), config, dtype)), ()
+    if source is not None:
+        return first_state(read_weights(source), config, dtype), ()
+    parameters, found = initial_parameters(config, model)
+    return first_state(parameters, config, dtype), found
+
+
+def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
+    """The sections of the start-up table, its rows named as llm.c names them."""
+    config, model, data = setup.config, setup.model, setup.data
+    shape = model.config
+    steps_down = config.schedule == "step"
+    settings = [
+        (
+            "train data pattern",
+            (config.val_data if config.overfit else config.train_data) if data.train else "not read",
+        ),
+        ("val data pattern", config.val_data if data.val else "not read"),
+        ("output log dir", folder),
+        ("checkpoint_every", config.checkpoint_every),
+        ("micro batch size B", config.batch_size),
+        ("sequence length T", config.sequence_length),
+        ("total batch size", config.tokens_per_step),
+        ("grad_accum_steps", config.grad_accumulation),
+        ("LR scheduler", config.schedule),
+        ("learning rate (LR)", f"{config.learning_rate:e}"),
+        ("warmup iterations", config.warmup_steps),
+        ("final LR fraction", f"{config.final_lr_fraction:e}"),
+        *([("step_every", config.step_every), ("step_factor", config.step_factor)] if steps_down else []),
+        ("weight decay", f"{config.weight_decay:e}"),
+        ("decay", config.decay),
+        ("beta1", config.beta1),
+        ("beta2", config.beta2),
+        ("eps", f"{config.eps:e}"),
+        ("grad_clip", config.grad_clip),
+        ("max_steps", config.max_steps),
+        ("val_loss_every", config.val_every),
+        ("val_max_steps", config.val_batches),
+        ("sample_every", config.sample_every),
+        ("genT", config.sample_tokens),
+        ("overfit_single_batch", int(config.overfit)),
+        ("recompute", f"blocks of {config.recompute_blocks}" if config.recompute_blocks else config.recompute),
+        *([("logit_rows", setup.execution.logit_rows)] if setup.execution.logit_rows else []),
+        ("seed", config.seed),
+        ("shuffle", config.shuffle),
+    ]
+    machine = [
+        ("device", hardware.device_label(setup.device)),
+        ("precision", precision_text(setup)),
+        *kernel_rows(setup.choices),
+        *repeat_rows(setup),
+        *option_rows(setup),
+    ]
+    shapes = [
+        ("weights", weights_text(setup)),
+        ("max_sequence_length T", shape.max_seq_len),
+        ("vocab_size V", shape.vocab_size),
+        ("padded_vocab_size Vp", shape.padded_vocab_size),
+        ("num_layers L", shape.num_layers),
+        ("num_heads NH", shape.num_heads),
+        ("channels C", shape.channels),
+        ("num_parameters", num_parameters(shape)),
+    ]
+    counts = [
+        ("train tokens", data.train.num_tokens if data.train else "not read"),
+        ("train_num_batches", setup.steps),
+        ("val_num_batches", setup.val_batches),
+    ]
+    return [settings, machine, shapes, counts]
+
+
+def weights_text(setup: Setup) -> str:
+    """Where the weights come from."""
+    if setup.earlier is not None:
+        return str(setup.earlier.folder)
+    if setup.config.init_from:
+        return setup.config.init_from
+    return str(setup.model.path or f"random, seed {setup.config.seed}")
+
+
+def kernel_rows(choices: tuple[kernels.Choice, ...]) -> list[tuple[str, str]]:
+    """What runs where, for the table: one row where the same runs everything."""
+    told = {(choice.by, choice.why) for choice in choices}
+    if len(told) == 1:
+        ((by, why),) = told
+        return [("kernels", f"{by} ({why})")]
+    return [(choice.operation, f"{choice.text} ({choice.why})") for choice in choices]
+
+
+def repeat_rows(setup: Setup) -> list[tuple[str, Any]]:
+    """Where the kernels were taken from, for the table; on a CPU, which has one way to compute, only if asked for."""
+    shown = setup.repeat is not None and (setup.device.platform != "cpu" or setup.config.kernels_from)
+    return [("kernels as in", setup.repeat.place)] if setup.repeat is not None and shown else []
+
+
+def option_rows(setup: Setup) -> list[tuple[str, str]]:
+    """The options that XLA compiles the run's programs with, for the table; none where it has its defaults."""
+    wish = triton_gemm_wish(asked_of(setup.config))
+    made = setup.resolved.made_for if setup.resolved else None  # the profile keeps nothing
+    target = made.target if made else kernels.this_machine().target
+    by_default = compiling.triton_gemm(wish, target)
+    found_out = "as before" if setup.repeat else kernels.MEASURED_HERE
+    return [
+        (
+            option[0].removeprefix("xla_gpu_enable_"),
+            f"{'on' if option[1] else 'off'} ({compiling.decided_by(wish) if option in by_default else found_out})",
+        )
+        for option in setup.execution.compiler_options
+    ]
+
+
+def precision_text(setup: Setup) -> str:
+    """The precision in words: of the products, of the weights, and how these are rounded."""
+    config = setup.config
+    if setup.dtype == "fp32":
+        return "fp32, products in TF32" if product_precision(setup) == "tf32" else "fp32"
+    weights = "fp32 master weights" if config.master_weights else "no master weights"
+    rounded = f"rounded {'stochastically' if resolve_rounding(config, setup.dtype) == 'stochastic' else 'to nearest'}"
+    scaled = f", loss scale {config.loss_scale:g}" if setup.dtype == "fp16" else ""
+    return f"{setup.dtype}, {weights}, {rounded}{scaled}"
+
+
+def product_precision(setup: Setup) -> hardware.Precision:
+    """In what the matrix products are computed."""
+    if setup.dtype != "fp32":
+        return cast(hardware.Precision, setup.dtype)
+    return "tf32" if setup.has_tf32 and setup.config.tf32 else "fp32"

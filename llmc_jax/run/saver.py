@@ -1,0 +1,253 @@
+"""Saving checkpoints beside training: a snapshot, a thread that writes it, and what to do when that fails.
+
+Leaves out how a checkpoint is stored (checkpoint/store.py) and what it holds (resume.py).
+
+A step is given the state's buffers to overwrite. Whoever still holds one of them when the step begins makes JAX copy
+it instead, without a word: the step then needs the memory of two states. So a save must let go of the state before the
+next step, in one of two ways: it copies the state on the device, or it has written everything by then.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from llmc_jax.checkpoint import store
+from llmc_jax.checkpoint.llmc import write_model
+from llmc_jax.config.train import ModelConfig
+from llmc_jax.errors import InputError
+from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.run.resume import named_arrays
+from llmc_jax.training.step import TrainState
+
+ALWAYS_ROOM = 64 << 20  # bytes: a copy of this size is nothing beside the program itself
+GPU_SHARE = 0.9  # of a GPU's free memory, which is not all in one piece
+SHARE = 0.2  # of the memory that a step needs, which a copy may add to it
+
+
+class Memory(NamedTuple):
+    """What decides whether a second state fits, in bytes."""
+
+    step: int  # what the step needs, state included
+    free: int | None  # of the device; None where the step's need is the measure (a CPU)
+
+
+def room_for_copy(state_bytes: int, memory: Memory) -> bool:
+    """Whether a copy of the state may lie beside the training: a GPU where it fits, a CPU where it adds little."""
+    if state_bytes <= ALWAYS_ROOM:
+        return True
+    if memory.free is not None:
+        return state_bytes <= GPU_SHARE * memory.free
+    return state_bytes <= SHARE * memory.step
+
+
+class Retention(NamedTuple):
+    """Which checkpoints stay."""
+
+    keep: int  # the latest; 0: all
+    major_every: int  # those of every so many steps; 0: none
+
+
+class Saved(NamedTuple):
+    """How a save ended."""
+
+    step: int
+    path: Path
+    problem: str | None  # None: the checkpoint is complete and has been read back
+    waited: float  # seconds that the training stood still
+    seconds: float  # in all
+    removed: tuple[int, ...] = ()  # steps whose checkpoints were deleted afterwards
+    unremoved: str | None = None  # why one that should have been deleted is still there
+
+
+@jax.jit
+def copied(state: TrainState) -> TrainState:
+    """The state in new buffers."""
+    return jax.tree.map(jnp.copy, state)
+
+
+class Saver:
+    """Writes one checkpoint at a time into a run's folder. Used by one thread; `finished` and `wait` tell of the ends.
+
+    export: also write model_%08d.bin in llm.c's format; sync: called before a checkpoint counts, to bring what it
+    refers to (the logs) to the disk; check: called before anything is written or removed, raises InputError where the
+    folder is another one.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        model: ModelConfig,
+        retention: Retention,
+        *,
+        export: bool = False,
+        sync: Callable[[], None] = lambda: None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._folder, self._model, self._retention = folder, model, retention
+        self._export, self._sync, self._check = export, sync, check
+        self._thread: threading.Thread | None = None
+        self._ended: list[Saved] = []
+        self._good: set[int] = set()  # steps whose checkpoints this process has read back
+        self._error: BaseException | None = None
+        self._copies: bool | None = None  # decided at the first save: afterwards the peak of memory includes the copy
+
+    def save(
+        self,
+        state: TrainState,
+        facts: Mapping[str, Any],
+        memory: Memory,
+        *,
+        last: bool = False,
+        prune: bool = True,
+    ) -> None:
+        """Begins to save a state; returns when the state's buffers may be overwritten.
+
+        Waits for the save before it. last: no step follows, so nothing is copied. prune: delete what need not stay.
+        """
+        start = time.perf_counter()
+        self._join()
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        work = _Work(int(facts["step"]), dict(facts), start, prune)
+        if self._copies is None and not last:
+            self._copies = room_for_copy(size, memory)
+        snapshot = None if last or not self._copies else self._copied(state)
+        if snapshot is None:
+            self._guarded(work, lambda: self._write(work, state))
+            if work.writing is None:
+                return
+            self._start(lambda: self._seal(work))
+        else:
+            self._start(lambda: self._write_and_seal(work, snapshot))
+        work.waited = time.perf_counter() - start
+
+    def _copied(self, state: TrainState) -> list[TrainState] | None:
+        """A copy, in a list that gives it away: the thread's is then the only reference. None where none fits."""
+        try:
+            return [jax.block_until_ready(copied(state))]
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            self._copies = False
+            return None
+
+    def finished(self) -> list[Saved]:
+        """The saves that have ended since this was last asked. Raises what is a mistake in the program."""
+        if self._thread is not None and not self._thread.is_alive():
+            self._join()
+        ended = self._ended.copy()
+        del self._ended[: len(ended)]  # the thread may have added another meanwhile
+        return ended
+
+    def wait(self) -> list[Saved]:
+        """Waits for the save under way; the saves that have ended since `finished` was last asked."""
+        self._join()
+        return self.finished()
+
+    def _start(self, work: Callable[[], None]) -> None:
+        self._thread = threading.Thread(target=self._run, args=(work,), name="llmc_jax saver")
+        self._thread.start()
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:  # belongs to the thread that asks
+            self._error = error
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _guarded(self, work: "_Work", action: Callable[[], None]) -> None:
+        """Does a part of a save; what goes wrong ends it, and harms nothing that was saved before."""
+        try:
+            action()
+        except (InputError, OSError, MemoryError) as error:
+            if work.writing is not None:
+                store.abandon(work.writing)
+                work.writing = None
+            if work.model is not None:
+                with suppress(OSError):
+                    work.model.unlink(missing_ok=True)
+            problem = f"{self._folder}: the checkpoint of step {work.step} cannot be written: "
+            words = str(error) or type(error).__name__
+            self._end(work, words if words.startswith(problem) else problem + words)
+
+    def _write_and_seal(self, work: "_Work", snapshot: list[TrainState]) -> None:
+        self._guarded(work, lambda: self._write(work, snapshot.pop()))
+        if work.writing is not None:
+            self._seal(work)
+
+    def _write(self, work: "_Work", state: TrainState) -> None:
+        """Everything that needs the state's buffers."""
+        self._check()
+        arrays = named_arrays(state, self._model)
+        work.writing = store.begin(self._folder, work.step, arrays, work.facts)
+        if self._export:
+            self._write_model(work, state)
+
+    def _write_model(self, work: "_Work", state: TrainState) -> None:
+        """model_%08d.bin, under a hidden name until the checkpoint counts; of bf16 weights version 5, else 3."""
+        bf16 = state.weights.dtype == jnp.bfloat16
+        weights = state.weights if bf16 else state.params
+        values = np.asarray(weights)[: num_parameters(self._model)].astype(np.float32, copy=False)
+        work.model = store.hidden_model(self._folder, work.step)
+        write_model(work.model, self._model, values, version=5 if bf16 else 3)
+
+    def _seal(self, work: "_Work") -> None:
+        def seal() -> None:
+            assert work.writing is not None
+            self._check()
+            self._sync()
+            store.seal(work.writing, work.model)
+            work.writing = None
+            self._good.add(work.step)
+            self._end(work, None, *(self._prune(least=2) if work.prune else ((), None)))
+
+        self._guarded(work, seal)
+
+    def _prune(self, least: int) -> tuple[tuple[int, ...], str | None]:
+        """Deletes what need not stay. Returns the steps; and why not, where something could not be deleted."""
+        keep, major_every = self._retention
+        if keep == 0:
+            return (), None
+        try:
+            self._check()
+            steps = store.prune(self._folder, keep=keep, major_every=major_every, least=least, known_good=self._good)
+        except InputError as error:
+            return (), str(error)
+        return tuple(steps), None
+
+    def prune_rest(self) -> tuple[tuple[int, ...], str | None]:
+        """Once the run is complete: deletes down to what -nk says, which may be one. Call after `wait`.
+
+        Returns the steps; and why not, where something could not be deleted.
+        """
+        return self._prune(least=1)
+
+    def _end(
+        self, work: "_Work", problem: str | None, removed: tuple[int, ...] = (), unremoved: str | None = None
+    ) -> None:
+        path = store.state_folder(self._folder, work.step)
+        seconds = time.perf_counter() - work.start
+        self._ended.append(Saved(work.step, path, problem, work.waited or seconds, seconds, removed, unremoved))
+
+
+class _Work:
+    """One save under way."""
+
+    def __init__(self, step: int, facts: dict[str, Any], start: float, prune: bool) -> None:
+        self.step, self.facts, self.start, self.prune = step, facts, start, prune
+        self.waited = 0.0
+        self.model: Path | None = None  # where the exported model is
+        self.writing: store.Writing | None = None

@@ -1,0 +1,141 @@
+"""The command line: its comparisons, what they share, and how it ends."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmc_jax.cli import compare as command
+from llmc_jax.cli.compare import COMMANDS, main
+from llmc_jax.compare import report
+from llmc_jax.config.train import ExitCode
+from llmc_jax.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_comparison_has_help_and_json(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert "--json [FILE]" in text and "Exit status: 0" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_it_is_a_program_that_starts_without_jax() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "llmc_jax.compare", "--help"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert done.returncode == 0 and all(name in done.stdout for name in COMMANDS)
+    code = "import sys; import llmc_jax.cli.compare; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["nothing"], ["logs"], ["logs", "a", "b", "--", "-b", "4"], ["logs", "--pict", "x"]]
+)
+def test_wrong_words(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert "usage: python -m llmc_jax.compare" in capsys.readouterr().err
+
+
+def test_how_it_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def failing(error: BaseException) -> int:
+        def run(args: object) -> int:
+            raise error
+
+        monkeypatch.setattr(COMMANDS["logs"][0], "run", run)
+        return main(["logs", "a", "b"])
+
+    assert failing(InputError("a: bad")) == 2
+    assert capsys.readouterr().err == "python -m llmc_jax.compare logs: a: bad\n"
+    assert failing(KeyboardInterrupt()) == ExitCode.STOPPED
+    with pytest.raises(ZeroDivisionError):  # a mistake of ours keeps its traceback
+        failing(ZeroDivisionError())
+
+
+def test_flags_of_another_program() -> None:
+    found = command._parser().parse_args(["run", "x", "--json", "--", "-b", "--", "4"])
+    assert (found.executable, found.json, found.flags) == ("x", report.SCREEN, ["-b", "--", "4"])
+    assert command._parser().parse_args(["logs", "a"]).flags == []
+
+
+def test_a_reader_that_goes_away(tmp_path: Path) -> None:
+    log = tmp_path / "main.log"
+    log.write_text("".join(f"s:{step} trl:4.0\n" for step in range(20000)))
+    command = [sys.executable, "-m", "llmc_jax.compare", "logs", str(log), str(log), "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.read(10)
+    process.stdout.close()
+    assert process.stderr.read() == b"" and process.wait() == 0
+
+
+# ----- what all of them print ---------------------------------------------------------------------------------------
+
+
+def test_tables() -> None:
+    rows = [["a", "1.5"], [], ["bb", "10.25", "", "x"]]
+    assert report.table(["name", "value", "empty", "more"], rows, left=["name"]).splitlines() == [
+        "name  value  more",
+        "-----------------",
+        "a       1.5",
+        "",
+        "bb    10.25     x",
+    ]
+
+
+def test_sentences_are_wrapped() -> None:
+    lines = report.wrapped("word " * 60 + "x" * 150).splitlines()
+    assert len(lines[0]) <= 116 and all(line.startswith("    ") for line in lines[1:])
+    assert " ".join(line.strip() for line in lines) == "word " * 60 + "x" * 150
+
+
+def test_numbers() -> None:
+    assert [report.number(value) for value in (None, 1.0, float("nan"), float("-inf"))] == ["", "1.0000", "nan", "-inf"]
+    assert [report.small(value) for value in (None, 0.0, 1.23456e-7, 12.0)] == ["", "0", "1.23e-07", "12"]
+
+
+numbers = st.floats() | st.integers() | st.booleans() | st.none() | st.text()
+
+
+@given(st.recursive(numbers, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+def test_anything_becomes_json(value: object) -> None:
+    text = json.dumps(report.plain({"x": value}), allow_nan=False)
+    assert set(json.loads(text)) == {"x"}
+
+
+def test_arrays_and_odd_values_become_json() -> None:
+    value = {
+        "a": np.array([1.0, np.nan, np.inf]),
+        "b": np.float32(0.5),
+        "c": Path("x"),
+        "d": (np.int64(3), np.bool_(True)),
+    }
+    assert report.plain(value) == {"a": [1.0, "nan", "inf"], "b": 0.5, "c": "x", "d": [3, True]}
+
+
+def test_where_json_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report.emit({"a": 1}, json_path=None)
+    report.show("table", json_path=None)
+    assert capsys.readouterr().out == "table\n"
+    report.show("table", json_path=report.SCREEN)
+    report.emit({"a": 1}, json_path=report.SCREEN)
+    assert json.loads(capsys.readouterr().out) == {"a": 1}
+    report.emit({"a": 1}, json_path=str(tmp_path / "a.json"))
+    assert json.loads((tmp_path / "a.json").read_text()) == {"a": 1}
+    with pytest.raises(InputError, match="cannot write it"):
+        report.emit({"a": 1}, json_path=str(tmp_path / "nowhere" / "a.json"))
+    for good in (None, "-", "a.json"):
+        report.check_json(good)
+    with pytest.raises(InputError, match=r"a.log: the name of a file of results must end in \.json"):
+        report.check_json("a.log")

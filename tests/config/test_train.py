@@ -1,0 +1,423 @@
+"""TrainConfig: llm.c's defaults, the checks and what they say, JSON."""
+
+import json
+import math
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llmc_jax.config.train import (
+    NOT_BUILT,
+    OPTIONS,
+    SLICE,
+    ModelConfig,
+    Option,
+    TrainConfig,
+    check_model_fit,
+    parse_descriptor,
+    validate,
+    value_problem,
+)
+from llmc_jax.errors import InputError
+
+# Flags, names and defaults of train_gpt2.cu's main(), written down from its source.
+LLMC = {
+    "-i": ("train_data", "dev/data/tinyshakespeare/tiny_shakespeare_train.bin"),
+    "-j": ("val_data", "dev/data/tinyshakespeare/tiny_shakespeare_val.bin"),
+    "-e": ("model", "gpt2_124M_bf16.bin"),
+    "-o": ("output_dir", ""),
+    "-lg": ("gpu_info_every", -1),
+    "-n": ("checkpoint_every", 0),
+    "-nk": ("keep_checkpoints", 0),
+    "-nm": ("major_every", 0),
+    "-y": ("reuse", False),
+    "-b": ("batch_size", 4),
+    "-t": ("sequence_length", 1024),
+    "-d": ("total_batch_size", -1),
+    "-x": ("max_steps", -1),
+    "-k": ("schedule", "cosine"),
+    "-l": ("learning_rate", 3e-4),
+    "-u": ("warmup_steps", 0),
+    "-q": ("final_lr_fraction", 1.0),
+    "-c": ("weight_decay", 0.0),
+    "-sl": ("skip_loss_z", 0.0),
+    "-sg": ("skip_norm_z", 0.0),
+    "-v": ("val_every", 20),
+    "-m": ("val_batches", 20),
+    "-s": ("sample_every", 20),
+    "-g": ("sample_tokens", 64),
+    "-h": ("hellaswag", False),
+    "-a": ("overfit", False),
+    "-f": ("tf32", True),
+    "-w": ("master_weights", True),
+    "-ge": ("gelu_fusion", -1),
+    "-z": ("zero_stage", 0),
+    "-r": ("recompute", 1),
+    "-pn": ("num_processes", 1),
+    "-pr": ("process_rank", 0),
+    "-pg": ("gpus_per_node", 8),
+    "-pi": ("init_method", "mpi"),
+    "-pm": ("init_method", "mpi"),
+    "-ps": ("server_ip", ""),
+    "-pf": ("fs_path", ""),
+    "-pp": ("fs_path", ""),
+}
+# What its code holds fixed: AdamW's numbers, the clipping, the data order and its seed.
+FIXED = {
+    "beta1": 0.9,
+    "beta2": 0.95,
+    "eps": 1e-8,
+    "grad_clip": 1.0,
+    "decay": "matrices",
+    "shuffle": "llmc",
+    "seed": 42,
+}
+BY_NAME = {about.name: about for about in OPTIONS}
+# One field's odd value rejects a whole example; and no test may fail because the machine is busy.
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+
+
+slices = st.tuples(st.integers(0, 999), st.integers(1, 999)).map(lambda pair: f"{pair[0]}:{sum(pair)}")
+
+
+def valid_values(about: Option) -> st.SearchStrategy:
+    """Values that this option may have on its own."""
+    if about.choices:
+        return st.sampled_from(about.choices)
+    if about.check is SLICE:
+        return st.just("") | slices
+    kinds: dict[type, st.SearchStrategy] = {
+        bool: st.booleans(),
+        int: st.integers(-1, 2**31 - 1),
+        float: st.floats(0, 1e6) | st.floats(0, 1),
+        str: st.text(st.characters(blacklist_categories=["Cs"])),
+    }
+    return kinds[about.type].filter(lambda value: value_problem(about, value) is None)
+
+
+configs = st.builds(
+    TrainConfig, **{about.name: valid_values(about) for about in OPTIONS if about.name not in ("preset", "save")}
+)
+
+
+def test_every_llmc_flag_has_its_name_and_default() -> None:
+    found = {
+        flag: (about.name, about.default) for about in OPTIONS for flag in about.flags if len(flag.lstrip("-")) < 3
+    }
+    assert found == LLMC
+
+
+def test_what_llmc_holds_fixed_is_the_default() -> None:
+    assert {name: getattr(TrainConfig(), name) for name in FIXED} == FIXED
+
+
+def test_every_flag_stands_once_and_has_a_readable_name() -> None:
+    flags = [flag for about in OPTIONS for flag in about.flags]
+    assert len(set(flags)) == len(flags)
+    for about in OPTIONS:
+        assert sum(flag.startswith("--") and len(flag) > 4 for flag in about.flags) == 1, about.name
+        assert about.meaning and about.group
+
+
+def test_defaults_and_every_choice_are_valid() -> None:
+    for about in OPTIONS:
+        assert value_problem(about, about.default) is None, about.name
+        assert isinstance(about.default, about.type), about.name
+        for choice in about.choices:
+            assert value_problem(about, choice) is None, (about.name, choice)
+    assert validate(TrainConfig()) == []
+
+
+def test_the_schedules_are_those_of_the_schedule_module() -> None:
+    from llmc_jax.training.schedule import SCHEDULES
+
+    assert BY_NAME["schedule"].choices == SCHEDULES
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed", "refused"),
+    [
+        ("batch_size", [1, 512], [0, -1]),
+        ("sequence_length", [1, 2048], [0, -1]),
+        ("max_steps", [-1, 0, 1, 2**31 - 1], [-2, 2**31]),
+        ("val_batches", [-1, 1], [0, -2]),
+        ("learning_rate", [0, 0.0, 3e-4, 1], [-1e-9, math.nan, math.inf]),
+        ("final_lr_fraction", [0.0, 1.0], [-0.1, 1.1]),
+        ("beta1", [0.0, 0.999], [1.0, -0.1]),
+        ("beta2", [0.0, 0.999], [1.0, -0.1]),
+        ("eps", [1e-30], [0.0]),
+        ("grad_clip", [0.0, 1.0], [-1.0]),
+        ("max_nonfinite", [0, 10], [-1]),
+        ("step_factor", [0.5, 1.0], [0.0, 1.5]),
+        ("gpu_info_every", [-1, 0], [-2]),
+        ("sample_tokens", [1, 64], [0]),
+        ("seed", [0, 1337], [-1]),
+        ("recompute", [0, 1, 2], [3, -1]),
+        ("gelu_fusion", [-1, 0], [3, -2]),
+        ("train_data", ["stdlib", "a*.bin"], [""]),
+        ("overfit", [True, False], [2, "yes"]),
+        ("model", ["d12"], [12, None]),
+        ("dtype", ["auto", "fp32", "bf16", "fp16"], ["fp8", "", 16]),
+        ("loss_scale", [1.0, 2.0**24, 0.5], [0.0, -1.0, math.inf]),
+        ("loss_scale_steps", [1, 2000], [0, -1]),
+        ("loss_scale_factor", [1.0, 2.0], [0.5, 0.0]),
+        ("recompute_blocks", [0, 1, 99], [-1]),
+        ("logit_rows", [-1, 0, 1], [-2]),
+        ("kernels", ["auto", "xla", "pallas", "triton"], ["cuda"]),
+        ("attention", ["auto", "naive", "flash", "cudnn", "relu"], ["linear"]),
+        ("profile", ["", "0:1", "10:15"], ["5", "5:5", "15:10", "a:b", "-1:3", "1:2:3"]),
+        ("print_every", [-1, 0, 7], [-2]),
+        *[(name, [0, 7], [-1]) for name in ("val_every", "sample_every", "checkpoint_every")],
+    ],
+)
+def test_ranges(name: str, allowed: list, refused: list) -> None:
+    for value in allowed:
+        assert value_problem(BY_NAME[name], value) is None, value
+        assert isinstance(validate(replace(TrainConfig(), **{name: value})), list)
+    for value in refused:
+        with pytest.raises(InputError, match=BY_NAME[name].flags[0]):
+            validate(replace(TrainConfig(), **{name: value}))
+
+
+def test_a_true_is_no_number_and_a_number_no_true() -> None:
+    assert value_problem(BY_NAME["batch_size"], True) == "must be a whole number"
+    assert value_problem(BY_NAME["learning_rate"], True) == "must be a number"
+    assert value_problem(BY_NAME["overfit"], 1) == "must be 0 or 1"
+
+
+def test_out_of_range_values_are_reported_together() -> None:
+    with pytest.raises(InputError) as caught:
+        validate(TrainConfig(batch_size=0, learning_rate=-1.0, schedule="cosin"))
+    head, *problems = str(caught.value).split("\n")
+    assert head == "3 problems:"
+    assert [problem.split(":")[0].strip() for problem in problems] == ["-b 0", "-k cosin", "-l -1"]
+
+
+@pytest.mark.parametrize(
+    ("total", "advice"), [(5000, "-d 4096 or -d 8192"), (256, "-d 4096, or a smaller -b or -t"), (4097, "-d 8192")]
+)
+def test_the_total_batch_is_a_multiple_of_the_micro_batch(total: int, advice: str) -> None:
+    with pytest.raises(InputError, match=f"^-d {total}: .*4096 .*{advice}"):
+        validate(TrainConfig(total_batch_size=total))
+
+
+def test_tokens_and_micro_batches_of_a_step() -> None:
+    config = TrainConfig(batch_size=4, sequence_length=64)
+    assert (config.tokens_per_step, config.grad_accumulation) == (256, 1)
+    config = replace(config, total_batch_size=1024)
+    assert (config.tokens_per_step, config.grad_accumulation) == (1024, 4)
+    config = replace(config, num_processes=2)
+    assert (config.tokens_per_step, config.grad_accumulation) == (1024, 2)
+
+
+def test_stochastic_rounding_to_fp16_is_refused() -> None:
+    """Its noise is made for the 16 bits that bf16 drops."""
+    with pytest.raises(InputError, match=r"^--rounding stochastic: is for bf16 only.*--dtype fp16"):
+        validate(TrainConfig(dtype="fp16", rounding="stochastic"))
+
+
+def test_a_rank_without_processes_and_a_step_schedule_without_steps_are_refused() -> None:
+    with pytest.raises(InputError, match=r"^-pr 3: .*-pn 1"):
+        validate(TrainConfig(process_rank=3))
+    with pytest.raises(InputError, match=r"^--step-every 0: "):
+        validate(TrainConfig(schedule="step", step_every=0))
+    validate(TrainConfig(schedule="cosine", step_every=0))
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_gelu_in_the_product_is_not_computed_again(level: int) -> None:
+    with pytest.raises(InputError, match=rf"^-ge 1: [^\n]*-r {level} computes again; write -r 0\b[^\n]*$"):
+        validate(TrainConfig(gelu_fusion=1, recompute=level))
+
+
+def test_gelu_s_gradient_is_in_no_product() -> None:
+    with pytest.raises(InputError, match=r"^-ge 2: [^\n]*-ge 1[^\n]*$"):
+        validate(TrainConfig(gelu_fusion=2))
+
+
+def test_gelu_is_in_no_product_by_triton() -> None:
+    with pytest.raises(InputError, match=r"^-ge 1: [^\n]*leave --triton-gemm out$"):
+        validate(TrainConfig(gelu_fusion=1, recompute=0, triton_gemm="on"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "flags"),
+    [
+        ({"hellaswag": True}, ["-h 1"]),
+        ({"num_processes": 2}, ["-pn 2"]),
+        ({"num_processes": 2, "zero_stage": 1}, ["-pn 2", "-z 1"]),
+        ({"zero_stage": 2}, ["-z 2"]),
+        ({"zero_stage": 3}, ["-z 3"]),
+    ],
+)
+def test_what_is_not_built_is_named_with_a_way_on(asked: dict, flags: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        validate(TrainConfig(**asked))
+    lines = [line.strip() for line in str(caught.value).split("\n") if "problems:" not in line]
+    assert [line.split(":")[0] for line in lines] == flags
+    for line in lines:
+        assert "not built yet; it would " in line and ". To go on, " in line
+
+
+def test_all_that_is_not_built_comes_in_one_message() -> None:
+    config = TrainConfig(
+        hellaswag=True, num_processes=2, zero_stage=1, total_batch_size=5000,
+        skip_loss_z=1, skip_norm_z=1, keep_checkpoints=1, major_every=1,  # which are built
+    )  # fmt: skip
+    with pytest.raises(InputError) as caught:
+        validate(config)
+    assert str(caught.value).count("not built yet") == len(NOT_BUILT) == 3
+    assert "-d 5000: " in str(caught.value)
+    assert not any(flag in str(caught.value) for flag in ("-sl", "-sg", "-nk", "-nm"))
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"tf32": False},
+        {"master_weights": False},
+        {"gelu_fusion": 0},
+        {"gelu_fusion": 1, "recompute": 0},
+        {"gelu_fusion": 1, "recompute": 0, "triton_gemm": "off"},
+        {"gelu_fusion": 1, "recompute_blocks": 2},
+        {"gpu_info_every": 1},
+        {"recompute": 0},
+        {"recompute": 2},
+        {"gpu_info_every": 0},
+        {"reuse": True, "output_dir": "log"},
+        {"skip_loss_z": 7.0, "skip_norm_z": 6.5},
+        {"keep_checkpoints": 5, "major_every": 50000},
+        {"export_llmc": True, "save_failure": "stop"},
+        {"init_from": "log/state_00000100"},
+        {"max_steps": 0},
+        {"val_every": 0, "sample_every": 0, "checkpoint_every": 0, "print_every": 0},
+    ],
+)
+def test_values_that_mean_off_or_change_nothing_pass(harmless: dict) -> None:
+    assert validate(TrainConfig(**harmless)) == []
+
+
+def test_resuming_without_a_folder_is_noted() -> None:
+    (note,) = validate(TrainConfig(reuse=True))
+    assert "-o" in note
+
+
+def test_fit_of_rows_and_samples_to_the_model() -> None:
+    model = ModelConfig(64, 257, 384, 2, 2, 64)
+    config = TrainConfig(sequence_length=64, sample_tokens=64)
+    assert check_model_fit(config, model) == []
+    (note,) = check_model_fit(replace(config, sequence_length=32), model)
+    assert "from 32 on do not train" in note
+    with pytest.raises(InputError, match=r"^-t 65: the model knows 64 positions"):
+        check_model_fit(replace(config, sequence_length=65), model)
+    with pytest.raises(InputError, match=r"^-g 65: the model knows 64 positions"):
+        check_model_fit(replace(config, sample_tokens=65), model)
+    assert check_model_fit(replace(config, sample_tokens=65, sample_every=0), model) == []
+    assert check_model_fit(TrainConfig(), parse_descriptor("d12")) == []
+
+
+def test_json_holds_every_field_and_missing_ones_are_defaults() -> None:
+    assert list(TrainConfig().to_json()) == [each.name for each in fields(TrainConfig)]
+    assert TrainConfig.from_json({}) == TrainConfig()
+    learning_rate = TrainConfig.from_json({"learning_rate": 1}).learning_rate
+    assert learning_rate == 1.0 and isinstance(learning_rate, float)
+
+
+def test_json_with_unknown_or_wrong_fields_is_refused_as_a_whole() -> None:
+    with pytest.raises(InputError) as caught:
+        TrainConfig.from_json({"batchsize": 4, "batch_size": "4", "learning_rate": None, "seed": 1})
+    lines = str(caught.value).split("\n")
+    assert lines[0] == "3 problems:"
+    assert "'batchsize'" in lines[1] and "batch_size is '4'" in lines[2] and "learning_rate is None" in lines[3]
+
+
+@UNHURRIED
+@given(configs)
+def test_any_configuration_passes_through_json_and_is_accepted_or_refused(config: TrainConfig) -> None:
+    """One draw for both: to draw 50 options a hundred times takes most of the time."""
+    text = json.dumps(config.to_json(), allow_nan=False)
+    assert TrainConfig.from_json(json.loads(text)) == config
+    try:
+        notes = validate(config)
+    except InputError:
+        return
+    assert all(isinstance(note, str) for note in notes)
+    assert config.tokens_per_step == config.grad_accumulation * config.batch_size * config.sequence_length
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        ({"schedule": "constant", "warmup_steps": 5}, "-u 5: has no effect with -k constant, which does not warm up"),
+        (
+            {"warmup_steps": 5, "max_steps": 5},
+            "-u 5: the run of -x 5 ends before the learning rate reaches -l",
+        ),
+        ({"step_every": 7}, "--step-every 7: has no effect without -k step"),
+        ({"step_factor": 0.5}, "--step-factor 0.5: has no effect without -k step"),
+        ({"decay": "all"}, "--decay all: has no effect with -c 0, where nothing decays"),
+        ({"loss_scale": 1024.0}, "--loss-scale 1024: has no effect without --dtype fp16"),
+        ({"dtype": "bf16", "loss_scale_steps": 7}, "--loss-scale-steps 7: has no effect without --dtype fp16"),
+        ({"dtype": "fp32", "loss_scale_factor": 4.0}, "--loss-scale-factor 4: has no effect without --dtype fp16"),
+        (
+            {"dtype": "fp32", "master_weights": False},
+            "-w 0: has no effect with --dtype fp32, where the weights are in fp32 anyway",
+        ),
+        (
+            {"dtype": "fp32", "rounding": "stochastic"},
+            "--rounding stochastic: has no effect with --dtype fp32, where nothing is rounded",
+        ),
+        (
+            {"dtype": "bf16", "master_weights": False, "rounding": "nearest"},
+            "--rounding nearest: with -w 0 small updates round to nothing and training may stall",
+        ),
+        (
+            {"dtype": "fp16", "master_weights": False},
+            "-w 0: with --dtype fp16 small updates round to nothing and training may stall",
+        ),
+        (
+            {"zero_stage": 1},
+            "-z 1: no effect, since this is one process; training on several devices is not built yet",
+        ),
+        (
+            {"gpus_per_node": 4, "init_method": "tcp", "server_ip": "10.0.0.1"},
+            "-pg 4, -pi tcp, -ps 10.0.0.1: no effect, since this is one process; training on several devices is not "
+            "built yet",
+        ),
+        (
+            {"save": False, "checkpoint_every": 5, "max_steps": 0, "export_llmc": True},
+            "--export-llmc: has no effect with --no-save and -x 0, where nothing is saved",
+        ),
+        (
+            {"recompute": 2, "recompute_blocks": 3},
+            "-r 2: has no effect with --recompute-blocks, which computes all again",
+        ),
+    ],
+)
+def test_what_has_no_effect_is_noted(changes: dict[str, Any], note: str) -> None:
+    assert validate(replace(TrainConfig(), **changes)) == [note]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schedule": "constant"},
+        {"warmup_steps": 5},
+        {"warmup_steps": 5, "max_steps": 6},
+        {"warmup_steps": 5, "max_steps": 0},
+        {"schedule": "step", "step_every": 7, "step_factor": 0.5},
+        {"decay": "all", "weight_decay": 0.1},
+        {"dtype": "fp16", "loss_scale": 1024.0, "loss_scale_steps": 7, "loss_scale_factor": 4.0},
+        {"dtype": "bf16", "master_weights": False},
+        {"dtype": "bf16", "rounding": "stochastic"},
+        {"master_weights": False, "rounding": "stochastic"},
+        {"recompute_blocks": 3},
+        {"recompute": 2},
+        {"dtype": "fp16", "rounding": "nearest"},
+    ],
+)
+def test_what_has_an_effect_is_not(changes: dict[str, Any]) -> None:
+    assert validate(replace(TrainConfig(), **changes)) == []

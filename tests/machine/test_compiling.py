@@ -1,0 +1,135 @@
+"""The options that programs are compiled with: who decides, and that they reach the compiler."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmc_jax.config.train import TrainConfig, parse_descriptor
+from llmc_jax.errors import InputError
+from llmc_jax.kernels import Machine
+from llmc_jax.machine import compiling, deviceless
+from llmc_jax.machine.compiling import ESTIMATED, TRITON_GEMM, triton_gemm
+from llmc_jax.run.prepare import choose_execution
+
+ON, OFF = ((TRITON_GEMM, True),), ((TRITON_GEMM, False),)
+UNKNOWN = (("xla_no_such_option", True),)
+
+
+@pytest.fixture(autouse=True)
+def no_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("wish", "target", "expected"),
+    [
+        ("auto", "sm_90", OFF), ("on", "sm_90", ON), ("off", "sm_90", OFF),
+        ("auto", "sm_80", ()), ("auto", "sm_100", ()), ("off", "sm_80", OFF), ("on", "sm_120", ON),
+        ("auto", None, ()), ("off", None, ()), ("on", None, ()),
+    ],
+)  # fmt: skip
+def test_what_is_chosen(wish: str, target: str | None, expected: compiling.Options) -> None:
+    assert triton_gemm(wish, target) == expected
+
+
+def test_what_nobody_has_decided_may_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    name = compiling.TRITON_GEMM
+    assert compiling.untried("auto", "sm_80") == ((name, False),)
+    assert compiling.untried("auto", None) == compiling.untried("auto", "sm_90") == ()
+    assert compiling.untried("on", "sm_80") == compiling.untried("off", "sm_80") == ()
+    monkeypatch.setenv("XLA_FLAGS", f"--{name}=true")
+    assert compiling.untried("auto", "sm_80") == ()
+
+
+def test_only_hopper_differs_from_xlas_default() -> None:
+    found = {}
+    for name, gpu in deviceless.TARGETS.items():
+        machine = Machine("gpu", gpu.device_kind, "{}.{}".format(*gpu.capability))
+        execution, _ = choose_execution(TrainConfig(), parse_descriptor("d12"), machine, "bf16")
+        found[name] = execution.compiler_options
+        hash(execution)  # it is a static argument
+    assert {name for name, options in found.items() if options} == {"h100", "h200"} and ESTIMATED == {"sm_90": False}
+    on_cpu, _ = choose_execution(TrainConfig(triton_gemm="off"), parse_descriptor("d12"), Machine("cpu", "cpu"), "fp32")
+    assert on_cpu.compiler_options == ()
+
+
+def test_gelu_in_a_product_takes_nvidia_s_library_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, model = TrainConfig(gelu_fusion=1, recompute=0), parse_descriptor("d12")
+    for gpu in deviceless.TARGETS.values():
+        machine = Machine("gpu", gpu.device_kind, "{}.{}".format(*gpu.capability))
+        assert choose_execution(config, model, machine, "bf16")[0].compiler_options == OFF
+    assert choose_execution(config, model, Machine("cpu", "cpu"), "fp32")[0].compiler_options == ()
+    monkeypatch.setenv("XLA_FLAGS", f"--{TRITON_GEMM}=true")
+    with pytest.raises(InputError, match=rf"^-ge 1: [^\n]*{TRITON_GEMM}=true"):
+        choose_execution(config, model, machine, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (f"--{TRITON_GEMM}=true", ON), (f"--{TRITON_GEMM}", ON), (f"--{TRITON_GEMM}=1", ON),
+        (f"--xla_dump_to=x --{TRITON_GEMM}=False", OFF), (f"--{TRITON_GEMM}=true --{TRITON_GEMM}=0", OFF),
+        ("--xla_gpu_enable_triton_gemm_any=true", None), ("--xla_dump_to=x", None), ("", None), ("absent.txt", None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("wish", ["auto", "on", "off"])
+def test_what_the_user_set_in_xla_flags_counts_more(
+    flags: str, wish: str, expected: compiling.Options | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = triton_gemm(wish, "sm_90")
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    assert triton_gemm(wish, "sm_90") == (before if expected is None else expected)
+    assert (compiling.decided_by(wish) == "XLA_FLAGS") == (expected is not None)
+    assert triton_gemm(wish, None) == ()
+
+
+def test_xla_flags_may_name_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "flags.txt"
+    path.write_text(f"--xla_dump_to=x\n--{TRITON_GEMM}=true\n")
+    monkeypatch.setenv("XLA_FLAGS", str(path))
+    assert triton_gemm("off", "sm_90") == ON
+
+
+def double(x: jax.Array, y: jax.Array, times: int) -> jax.Array:
+    return times * (x + y)
+
+
+def test_an_option_that_xla_does_not_know_is_one_line() -> None:
+    lowered = jax.jit(double, static_argnums=2).lower(jnp.ones(3), jnp.ones(3), 2)
+    with pytest.raises(InputError, match=r"^[^\n]*\bxla_no_such_option\b[^\n]*$"):
+        compiling.compiled(lowered, UNKNOWN)
+    np.testing.assert_array_equal(compiling.compiled(lowered, OFF)(jnp.ones(3), jnp.ones(3)), 4 * np.ones(3))
+    np.testing.assert_array_equal(compiling.compiled(lowered, ())(jnp.ones(3), jnp.ones(3)), 4 * np.ones(3))
+
+
+def test_another_problem_of_the_compiler_is_its_own() -> None:
+    lowered = jax.jit(double, static_argnums=2).lower(jnp.ones(3), jnp.ones(3), 2)
+    wrong: Any = ((TRITON_GEMM, "maybe"),)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="not a valid bool"):
+        compiling.compiled(lowered, wrong)
+
+
+def test_a_call_is_compiled_with_the_options_once_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    function, real, options = jax.jit(double, static_argnums=2), compiling.compiled, []
+
+    def compiled(lowered: Any, given: compiling.Options) -> Any:
+        options.append(given)
+        return real(lowered, given)
+
+    monkeypatch.setattr(compiling, "compiled", compiled)
+    for size in (3, 4, 3):
+        x, y = jnp.ones(size), np.ones(size, np.float32)
+        np.testing.assert_array_equal(compiling.call(function, (x, y), (5,), OFF), 10 * np.ones(size))
+        np.testing.assert_array_equal(compiling.call(function, (x, y), (5,), ()), 10 * np.ones(size))
+    assert options == [OFF, OFF]
+    compiling.call(function, (x, y), (6,), OFF)
+    compiling.call(function, (x, y), (6,), ON)
+    assert options == [OFF, OFF, OFF, ON]
+    assert function._cache_size() == 2  # jit's own, without options
+    with pytest.raises(InputError):
+        compiling.call(function, (x, y), (5,), UNKNOWN)

@@ -1,0 +1,146 @@
+"""Lowering and compiling for GPUs that are not there: the facts, the messages, and every kernel lowered for four GPUs.
+
+What compiles is tested in tests/aot (make test-aot).
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from llmc_jax.errors import InputError
+from llmc_jax.machine import deviceless
+from llmc_jax.machine.device import GPUS
+from llmc_jax.machine.deviceless import MemoryUse
+from pallas_kernels import tuning
+from tests.aot import cases
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+# ----- what is known ------------------------------------------------------------------------------------------------
+
+
+def test_targets_agree_with_the_other_tables() -> None:
+    """Memory and bandwidth come from machine/device.py; tile sizes for the same architectures are in tuning.py."""
+    for name, target in deviceless.TARGETS.items():
+        assert target.device_kind in GPUS, name
+        sizes = tuning.sizes(target.architecture)
+        assert (sizes.sms, sizes.smem) == (target.multiprocessors, target.shared_memory), name
+        cores, clock = target.multiprocessors * target.cores_per_multiprocessor, target.clock
+        # fp32 peak: a multiplication and an addition per core and clock. The clocks are rounded, NVIDIA's peaks too.
+        assert 2e-3 * cores * clock == pytest.approx(GPUS[target.device_kind].fp32, rel=0.02), name
+    assert {target.architecture for target in deviceless.TARGETS.values()} == set(tuning.TARGETS)
+
+
+def test_an_unknown_gpu_is_answered_with_the_list() -> None:
+    with pytest.raises(InputError, match="'v100' is not known here: take one of h200, h100, a100, rtx3090"):
+        deviceless.lower_for(jnp.sin, [jnp.ones(3)], "v100")
+    with pytest.raises(InputError, match="'v100'"):
+        deviceless.gpu_mesh("v100")
+
+
+@pytest.mark.skipif(deviceless.plugin_installed(), reason="the CUDA plugin is installed")
+def test_without_the_plugin_the_message_says_what_to_install() -> None:
+    with pytest.raises(InputError, match=rf"pip install --no-deps jax-cuda13-plugin=={jax.__version__} ") as error:
+        deviceless.compile_for(jnp.sin, [jnp.ones(3)], "h200")
+    assert "\n" not in str(error.value)
+
+
+def test_memory_total_counts_donated_memory_once() -> None:
+    assert MemoryUse(arguments=100, outputs=60, aliased=50, temporaries=7, code=3).total == 120
+
+
+def test_a_second_capability_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deviceless, "_capability", None)
+    deviceless._only_capability(deviceless.TARGETS["h200"])
+    deviceless._only_capability(deviceless.TARGETS["h100"])
+    with pytest.raises(InputError, match=r"for compute capability 9\.0 and cannot compile them for 8\.0"):
+        deviceless._only_capability(deviceless.TARGETS["a100"])
+
+
+# ----- reading what the compiler says -------------------------------------------------------------------------------
+
+PTXAS = """ptxas warning : Registers are spilled to local memory in function 'b_mosaic_gpu_kernel', 8 bytes spill \
+stores, 12 bytes spill loads
+ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'a_mosaic_gpu_kernel' for 'sm_90a'
+ptxas info    : Function properties for a_mosaic_gpu_kernel
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 167 registers, used 2 barriers
+ptxas info    : Compile time = 38.466 ms
+
+ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to insufficient \
+register resources for the wgmma pipeline in the function 'b_mosaic_gpu_kernel'
+ptxas info    : Compiling entry function 'b_mosaic_gpu_kernel' for 'sm_90a'
+ptxas info    : Function properties for b_mosaic_gpu_kernel
+    16 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 255 registers, used 2 barriers, 16 bytes cumulative stack size
+"""
+
+
+def test_registers_spills_and_serialized_products_are_read() -> None:
+    assert deviceless.parse_resources(PTXAS) == [("a", 167, 0, False), ("b", 255, 12, True)]
+
+
+HLO = """
+  %copy.3 = f32[124518400]{0} copy(%p), metadata={op_name="x"}
+  ROOT %copy.4 = bf16[4,1024,768]{2,1,0:T(8,128)} copy(%q)
+  %copy-start.1 = (s32[4]{0}, s32[4]{0}, u32[]) copy-start(%r)
+  %fusion.1 = f32[124518400]{0} fusion(%p), kind=kLoop, calls=%copy_fusion
+  %scalar = f32[] copy(%s)
+"""
+
+
+def test_copies_are_found() -> None:
+    assert deviceless.copied_arrays(HLO) == [
+        ("f32[124518400]", 498_073_600), ("bf16[4,1024,768]", 6_291_456), ("s32[4]", 16), ("f32[]", 4),
+    ]  # fmt: skip
+
+
+# ----- lowering -----------------------------------------------------------------------------------------------------
+
+
+def test_lowering_makes_a_program_for_a_gpu() -> None:
+    """Static and donated arguments work for a plain function as for a jitted one."""
+
+    def scaled(x: jax.Array, factor: int) -> jax.Array:
+        return factor * x
+
+    x = jax.ShapeDtypeStruct((8,), jnp.float32)
+    plain = deviceless.lower_for(scaled, (x, 3), "h200", static_argnums=1, donate_argnums=0)
+    jitted = deviceless.lower_for(jax.jit(scaled, static_argnums=1, donate_argnums=0), (x, 3), "a100")
+    for lowered in (plain, jitted):
+        text = lowered.as_text()
+        assert "tensor<8xf32>" in text and "tf.aliasing_output" in text and "dense<3.0" in text
+
+
+LOWERED_FOR = ("a100", "rtx4090", "h200", "b200")  # sm_80, 89, 90 and 100
+
+
+@pytest.fixture(
+    scope="module",
+    params=[gpu if gpu == "h200" else pytest.param(gpu, marks=pytest.mark.slow) for gpu in LOWERED_FOR],
+)
+def lowered(request: pytest.FixtureRequest) -> dict[str, str]:
+    """{case: error, or empty} of one GPU."""
+    command = [sys.executable, str(ROOT / "tests/aot/lower.py"), request.param]
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
+    return json.loads(run.stdout)
+
+
+def test_every_kernel_and_the_step_lower(lowered: dict[str, str]) -> None:
+    assert lowered
+    assert {name: error for name, error in lowered.items() if error} == {}
+
+
+def test_every_public_kernel_is_lowered_and_compiled() -> None:
+    for gpu in LOWERED_FOR:
+        assert cases.public_kernels() == {case.function for case in cases.cases(gpu)}

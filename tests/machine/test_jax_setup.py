@@ -1,0 +1,149 @@
+"""The program's surroundings: packages that are missing, the command in hints, a cache that cannot be written."""
+
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from llmc_jax.machine import jax_setup as platform
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(("script", "flags", "setup"), [
+    ("train.py", ["-b", "2"], "make train"), ("convert_checkpoint.py", ["inspect", "x.bin"], "make setup"),
+])  # fmt: skip
+def test_a_python_without_the_packages_is_one_line(script: str, flags: list[str], setup: str) -> None:
+    command = [sys.executable, "-I", "-S", str(ROOT / script)]  # -S: without site-packages; -I: nor PYTHONPATH
+    code = f"import sys, runpy; sys.path.insert(0, {str(ROOT)!r}); sys.argv = {[script, *flags]!r}; "
+    code += f"runpy.run_path({str(ROOT / script)!r}, run_name='__main__')"
+    done = subprocess.run([*command[:3], "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
+    assert done.stderr.startswith(f"{script}: needs the package ")
+    assert f"run `{setup}`, or `.venv/bin/python {script}`, or `pip install .`" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["llmc_jax.nothing", None])
+def test_a_module_of_ours_that_is_missing_is_a_mistake(name: str | None) -> None:
+    with pytest.raises(ModuleNotFoundError), platform.packages_for("train.py", "make train"):
+        raise ModuleNotFoundError("missing", name=name)
+
+
+def test_the_command_in_hints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    assert platform.train_command() == "python train.py"
+    (tmp_path / ".venv").mkdir()
+    assert platform.train_command() == "python train.py"  # another Python than the one that runs
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    assert platform.train_command() == ".venv/bin/python train.py"
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / ".venv"))
+    assert platform.train_command() == "python train.py"
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/llmc-jax"])
+    assert platform.train_command() == "llmc-jax"
+    monkeypatch.setattr(sys, "argv", ["__main__.py"])
+    monkeypatch.setattr(platform, "__file__", str(tmp_path / "site-packages/llmc_jax/machine/jax_setup.py"))
+    assert platform.train_command() == "llmc-jax"  # installed: there is no train.py
+
+
+def test_a_cache_that_cannot_be_written_is_one_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = jax.config.jax_compilation_cache_dir
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    try:
+        (tmp_path / "file").write_text("x")
+        monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path / "file"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            (note,) = platform.configure()
+        assert note.startswith(f"{tmp_path / 'file' / 'xla'}: cannot be written (")
+        assert jax.config.jax_compilation_cache_dir is None
+        monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path / "new"))
+        assert platform.configure() == []
+        assert jax.config.jax_compilation_cache_dir == str(tmp_path / "new" / "xla")
+        assert os.listdir(tmp_path / "new" / "xla") == []
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+
+
+# ---- programs kept in a run's folder
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for programs; afterwards JAX keeps them where it did before."""
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    names = (
+        "jax_compilation_cache_dir", "jax_enable_compilation_cache", "jax_persistent_cache_min_compile_time_secs",
+        "jax_persistent_cache_min_entry_size_bytes",
+    )  # fmt: skip
+    before = {name: getattr(jax.config, name) for name in names}
+    jax.config.update("jax_enable_compilation_cache", True)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    yield tmp_path / "xla_cache"
+    compilation_cache.reset_cache()
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def compile_something(number: float) -> None:
+    jax.jit(lambda x: jnp.sin(x) * number).lower(np.zeros(7, np.float32)).compile()
+
+
+def kept(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if path.name.endswith("-cache")}
+
+
+def test_programs_are_kept_where_the_run_is(programs: Path) -> None:
+    assert platform.keep_programs(programs)  # nothing is known yet, so nothing is missing
+    compile_something(0.5)
+    platform.seal_programs(programs)
+    assert len(kept(programs)) == 1
+    assert platform.keep_programs(programs)
+    compile_something(0.5)
+    assert len(kept(programs)) == 1  # found, not compiled again
+
+
+@pytest.mark.parametrize("damage", ["torn", "flipped", "gone", "unknown"])
+def test_a_damaged_program_is_thrown_away_and_told_of(programs: Path, damage: str) -> None:
+    platform.keep_programs(programs)
+    compile_something(0.25)
+    platform.seal_programs(programs)
+    (name,) = kept(programs)
+    file = programs / name
+    data = file.read_bytes()
+    if damage == "torn":
+        file.write_bytes(data[:100])
+    elif damage == "flipped":
+        file.write_bytes(data[:50] + bytes([data[50] ^ 1]) + data[51:])
+    elif damage == "gone":
+        file.unlink()
+    else:  # written after the last checkpoint, perhaps only in part
+        (programs / "other-cache").write_bytes(b"half")
+    assert platform.keep_programs(programs) == (damage == "unknown")
+    assert kept(programs) == ({name} if damage == "unknown" else set())
+    damaged = file.read_bytes() if file.exists() else b""
+    compile_something(0.25)
+    assert file.exists() and (file.read_bytes() != damaged or damage == "unknown")
+
+
+def test_rubbish_in_the_list_of_programs(programs: Path) -> None:
+    programs.mkdir()
+    for rubbish in (b"", b"{", b"[1]", b'{"a": 1}', b"null", b"\xff"):
+        (programs / platform.PROGRAMS).write_bytes(rubbish)
+        platform.keep_programs(programs)
+
+
+def test_a_cache_that_the_user_named_stays(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "elsewhere")
+    assert platform.keep_programs(programs)
+    assert not programs.exists()

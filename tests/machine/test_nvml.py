@@ -1,0 +1,250 @@
+"""-lg with a stand-in for NVML: which GPU is asked, what is shown and logged, and what happens where one is missing."""
+
+import ctypes
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from llmc_jax.errors import InputError
+from llmc_jax.machine import nvml as gpu_info
+from llmc_jax.machine.nvml import GpuReading, gpu_line, gpu_numbers, open_monitor, pci_bus_id
+
+GIB = 2**30
+NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND_FUNCTION, LOST, NO_LIBRARY = 3, 4, 13, 15, 12  # NVML's own numbers
+
+
+class FakeNvml:
+    """The part of pynvml that is used. answers: by function, a value or an NVMLError to raise."""
+
+    class NVMLError(Exception):
+        def __init__(self, value: int) -> None:
+            self.value = value
+
+        def __str__(self) -> str:
+            return {LOST: "GPU is lost", NO_LIBRARY: "NVML Shared Library Not Found"}.get(self.value, "?")
+
+    NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_NO_PERMISSION, NVML_ERROR_FUNCTION_NOT_FOUND = 3, 4, 13
+    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU, NVML_TEMPERATURE_THRESHOLD_SLOWDOWN = 1, 0, 1
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.answers: dict[str, Any] = {
+            "nvmlInit": None,
+            "nvmlShutdown": None,
+            "nvmlDeviceGetHandleByPciBusId": "handle",
+            "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=105 * GIB, total=140 * GIB, free=35 * GIB),
+            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=99, memory=41),
+            "nvmlDeviceGetPowerUsage": 612_345,  # mW
+            "nvmlDeviceGetEnforcedPowerLimit": 700_000,
+            "nvmlDeviceGetFanSpeed": 30,
+            "nvmlDeviceGetClockInfo": 1755,
+            "nvmlDeviceGetMaxClockInfo": 1980,
+            "nvmlDeviceGetTemperature": 54,
+            "nvmlDeviceGetTemperatureThreshold": 87,
+            "nvmlDeviceGetCurrentClocksThrottleReasons": 0x4,
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.answers:
+            raise AttributeError(name)
+        answer = self.answers[name]
+
+        def function(*arguments: Any) -> Any:
+            self.asked.append((name, *arguments))
+            if isinstance(answer, FakeNvml.NVMLError):
+                raise answer
+            return answer
+
+        return function
+
+
+FULL = GpuReading(99, 41, 105 * GIB, 140 * GIB, 30, 1755, 1980, 612.345, 700.0, 54, 87, "power")
+
+
+def jax_device(ordinal: int = 0, platform: str = "gpu", version: str = "cuda 12090") -> Any:
+    return SimpleNamespace(
+        platform=platform, local_hardware_id=ordinal, client=SimpleNamespace(platform_version=version)
+    )
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    fake = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)  # type: ignore[arg-type]
+    monkeypatch.setattr(gpu_info, "pci_bus_id", lambda ordinal: f"0000:0{ordinal}:00.0")
+    return fake
+
+
+def no_warning(text: str) -> None:
+    raise AssertionError(text)
+
+
+# ----- a reading ----------------------------------------------------------------------------------------------------
+
+
+def test_reading_line_and_numbers(nvml: FakeNvml) -> None:
+    reading = open_monitor(jax_device()).read(no_warning)
+    assert reading == FULL
+    assert gpu_line(FULL) == (
+        "                  compute 99% | memory 105.0 GiB of 140.0 GiB, 41% busy | fan 30% | 1755 of 1980 MHz | "
+        "612 of 700 W | 54 of 87 °C | power cap"
+    )
+    assert gpu_numbers(FULL) == {
+        "compute_percent": 99, "memory_busy_percent": 41, "memory_used_bytes": 105 * GIB,
+        "memory_total_bytes": 140 * GIB, "fan_percent": 30, "clock_mhz": 1755, "max_clock_mhz": 1980,
+        "power_watts": 612.345, "power_limit_watts": 700.0, "temperature_celsius": 54, "slowdown_celsius": 87,
+        "cap": "power",
+    }  # fmt: skip
+
+
+def test_the_right_clock_and_temperature_are_asked_for(nvml: FakeNvml) -> None:
+    open_monitor(jax_device())
+    for question in (
+        ("nvmlDeviceGetClockInfo", "handle", 1),  # the multiprocessors', not the memory's
+        ("nvmlDeviceGetMaxClockInfo", "handle", 1),
+        ("nvmlDeviceGetTemperature", "handle", 0),
+        ("nvmlDeviceGetTemperatureThreshold", "handle", 1),
+    ):
+        assert question in nvml.asked
+
+
+@pytest.mark.parametrize("number", [NOT_SUPPORTED, NO_PERMISSION, NOT_FOUND_FUNCTION])
+def test_what_a_card_does_not_say_is_left_out(nvml: FakeNvml, number: int) -> None:
+    """A card without fans, in a driver without reasons, and a slice whose load nobody counts."""
+    names = ("FanSpeed", "UtilizationRates", "CurrentClocksThrottleReasons", "EnforcedPowerLimit")
+    nvml.answers |= {f"nvmlDeviceGet{name}": FakeNvml.NVMLError(number) for name in names}
+    reading = open_monitor(jax_device()).read(no_warning)
+    assert reading == FULL._replace(
+        fan_percent=None, compute_percent=None, memory_busy_percent=None, cap=None, power_limit_watts=None
+    )
+    assert gpu_line(reading).strip() == "memory 105.0 GiB of 140.0 GiB | 1755 of 1980 MHz | 612 W | 54 of 87 °C"
+    assert set(gpu_numbers(reading)) == {
+        "memory_used_bytes", "memory_total_bytes", "clock_mhz", "max_clock_mhz", "power_watts", "temperature_celsius",
+        "slowdown_celsius",
+    }  # fmt: skip
+
+
+def test_zero_is_a_reading(nvml: FakeNvml) -> None:
+    nvml.answers["nvmlDeviceGetUtilizationRates"] = SimpleNamespace(gpu=0, memory=0)
+    nvml.answers["nvmlDeviceGetFanSpeed"] = 0
+    reading = open_monitor(jax_device()).read(no_warning)
+    assert reading is not None
+    assert "compute 0% | memory 105.0 GiB of 140.0 GiB, 0% busy | fan 0% |" in gpu_line(reading)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "cap"),
+    [(0, "no"), (0x1, "no"), (0x2, "no"), (0x4, "power"), (0x80, "power"), (0x20, "thermal"), (0x40, "thermal"),
+     (0x24, "power"), (0x8, "other"), (0x10 | 0x1, "other")],
+)  # fmt: skip
+def test_caps(nvml: FakeNvml, reasons: int, cap: str) -> None:
+    nvml.answers["nvmlDeviceGetCurrentClocksThrottleReasons"] = reasons
+    reading = open_monitor(jax_device()).read(no_warning)
+    assert reading is not None
+    assert reading.cap == cap
+
+
+def test_a_reading_that_fails_later_warns_once(nvml: FakeNvml) -> None:
+    monitor, warnings = open_monitor(jax_device()), []
+    good = nvml.answers["nvmlDeviceGetMemoryInfo"]
+    nvml.answers["nvmlDeviceGetMemoryInfo"] = FakeNvml.NVMLError(LOST)
+    assert monitor.read(warnings.append) is None
+    assert monitor.read(warnings.append) is None
+    assert len(warnings) == 1
+    assert warnings[0].startswith("-lg: ")
+    assert "GPU is lost" in warnings[0]
+    nvml.answers["nvmlDeviceGetMemoryInfo"] = good
+    assert monitor.read(no_warning) == FULL
+
+
+def test_closing_twice(nvml: FakeNvml) -> None:
+    monitor = open_monitor(jax_device())
+    monitor.close()
+    assert nvml.asked[-1] == ("nvmlShutdown",)
+    nvml.answers["nvmlShutdown"] = FakeNvml.NVMLError(1)  # uninitialised
+    monitor.close()
+
+
+# ----- which GPU ----------------------------------------------------------------------------------------------------
+
+
+def test_the_gpu_is_found_by_its_place(nvml: FakeNvml) -> None:
+    open_monitor(jax_device(ordinal=3))
+    assert ("nvmlDeviceGetHandleByPciBusId", b"0000:03:00.0") in nvml.asked
+
+
+class FakeCuda:
+    """libcuda on a machine whose GPUs CUDA shows in its own order."""
+
+    places = (b"0000:65:00.0", b"0000:17:00.0")
+
+    def __init__(self, failing: str = "") -> None:
+        self.failing = failing
+
+    def cuInit(self, flags: int) -> int:
+        return 100 if self.failing == "cuInit" else 0
+
+    def cuDeviceGet(self, device: Any, ordinal: int) -> int:
+        device._obj.value = 70 + ordinal  # a handle need not be the ordinal
+        return 101 if ordinal >= len(self.places) else 0
+
+    def cuDeviceGetPCIBusId(self, name: Any, size: int, device: ctypes.c_int) -> int:
+        assert size == 32
+        name.value = self.places[device.value - 70]
+        return 0
+
+
+def test_cuda_says_where_its_gpu_sits() -> None:
+    assert pci_bus_id(0, FakeCuda()) == "0000:65:00.0"
+    assert pci_bus_id(1, FakeCuda()) == "0000:17:00.0"
+
+
+def test_a_driver_that_does_not_answer() -> None:
+    with pytest.raises(InputError, match=r"-lg: .*error 101.*leave -lg out"):
+        pci_bus_id(2, FakeCuda())
+    with pytest.raises(InputError, match=r"-lg: .*error 100.*leave -lg out"):
+        pci_bus_id(0, FakeCuda("cuInit"))
+    with pytest.raises(InputError, match=r"-lg: the CUDA driver cannot be asked .*leave -lg out"):
+        pci_bus_id(0, SimpleNamespace())
+
+
+# ----- nothing to read ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", [None, jax_device(platform="cpu"), jax_device(version="rocm 60300")])
+def test_no_nvidia_gpu(device: Any) -> None:
+    """None: this test's own, which runs on the CPU."""
+    with pytest.raises(InputError, match=r"^-lg: there is no NVIDIA GPU here; leave it out$"):
+        open_monitor(device)
+
+
+def test_no_package(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # an import of it fails
+    with pytest.raises(InputError, match=r"-lg: needs the package nvidia-ml-py: .*pip install.* or leave -lg out"):
+        open_monitor(jax_device())
+
+
+@pytest.mark.parametrize("function", ["nvmlInit", "nvmlDeviceGetHandleByPciBusId", "nvmlDeviceGetMemoryInfo"])
+def test_nvml_that_does_not_work(nvml: FakeNvml, function: str) -> None:
+    nvml.answers[function] = FakeNvml.NVMLError(NO_LIBRARY)
+    with pytest.raises(InputError, match=r"-lg: .*NVML Shared Library Not Found.*nvidia-smi.* leave -lg out"):
+        open_monitor(jax_device())
+
+
+def test_the_package_has_what_is_used() -> None:
+    """Every name of the stand-in is one of nvidia-ml-py's, with the same number."""
+    pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py, which the extras cuda12 and cuda13 bring, is not here")
+    assert [name for name in FakeNvml().answers if not callable(getattr(pynvml, name, None))] == []
+    for name in [name for name in vars(FakeNvml) if name.startswith("NVML_")]:
+        assert getattr(pynvml, name) == getattr(FakeNvml, name)
+    assert (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_LIBRARY_NOT_FOUND) == (LOST, NO_LIBRARY)
+    assert pynvml.nvmlClocksThrottleReasonSwPowerCap | pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown == (
+        gpu_info.POWER_CAP
+    )
+    assert (
+        pynvml.nvmlClocksThrottleReasonSwThermalSlowdown | pynvml.nvmlClocksThrottleReasonHwThermalSlowdown
+        == gpu_info.THERMAL_CAP
+    )
+    assert pynvml.NVMLError(LOST).value == LOST

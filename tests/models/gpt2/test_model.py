@@ -1,0 +1,244 @@
+"""The model: its gradients against jax.grad of the plain model, and what must hold of any GPT-2."""
+
+import math
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmc_jax.config.train import ModelConfig, parse_descriptor
+from llmc_jax.kernels import XLA
+from llmc_jax.models.gpt2 import model as gpt2
+from llmc_jax.models.gpt2.init import random_parameters
+from llmc_jax.models.gpt2.model import PLAIN, Execution
+from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, views
+from llmc_jax.ops.gelu import gelu_forward_in_product
+from llmc_jax.training.step import evaluate_loss, next_token_logits
+from tests import plain_model
+from tests.comparisons import (
+    GRADIENT_TOLERANCE,
+    GradientCase,
+    batch_gradient,
+    expected_gradient,
+    gradient_errors,
+    loss_fn_gradient,
+    random_batch,
+)
+
+GELU_AGAIN, BOTH_AGAIN = Execution(recompute=1), Execution(recompute=2)
+IN_PRODUCT = Execution(XLA._replace(gelu_forward=gelu_forward_in_product), gelu_fusion=1)
+CASES = {  # config: maxT, V, Vp, L, NH, C; then A, B, T
+    "T=7 is no power of two, below maxT; V < Vp; two layers": GradientCase(ModelConfig(16, 61, 64, 2, 3, 12), 2, 2, 7),
+    "25 heads of 64, as GPT-2 1558M": GradientCase(ModelConfig(5, 23, 128, 1, 25, 1600), 1, 1, 3, GELU_AGAIN),
+    "B=1, T=maxT, three layers": GradientCase(ModelConfig(8, 32, 128, 3, 2, 8), 2, 1, 8, BOTH_AGAIN),
+    "T=1: every token sees itself alone": GradientCase(ModelConfig(4, 19, 32, 1, 2, 8), 1, 3, 1),
+    "blocks of two out of three layers again; logits of 4 tokens at a time": GradientCase(
+        ModelConfig(8, 32, 128, 3, 2, 8), 2, 1, 8, Execution(recompute_blocks=2, logit_rows=4)
+    ),
+    "GELU in the product": GradientCase(ModelConfig(8, 32, 128, 2, 2, 8), 1, 2, 8, IN_PRODUCT),
+    "V=Vp: no padding; one head of 5": GradientCase(ModelConfig(12, 16, 16, 1, 1, 5), 3, 1, 6, GELU_AGAIN),
+    "V=3 in 39 positions: every token many times": GradientCase(ModelConfig(13, 3, 4, 1, 2, 6), 1, 3, 13, BOTH_AGAIN),
+}
+SMALL = ModelConfig(max_seq_len=12, vocab_size=29, padded_vocab_size=128, num_layers=1, num_heads=2, channels=16)
+B, T = 2, 10
+
+
+SLOW_CASES = {
+    "25 heads of 64, as GPT-2 1558M", "B=1, T=maxT, three layers", "GELU in the product",
+    "V=Vp: no padding; one head of 5",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "why", [pytest.param(why, marks=pytest.mark.slow) if why in SLOW_CASES else why for why in CASES]
+)
+def test_gradients_of_all_16_tensors(why: str) -> None:
+    """Each level of recomputation is among the cases."""
+    case = CASES[why]
+    expected = expected_gradient(case)
+    for found in (loss_fn_gradient, batch_gradient):
+        errors = gradient_errors(found(case), expected, case.config)
+        assert max(errors.values()) <= GRADIENT_TOLERANCE, (found.__name__, errors)
+
+
+@cache
+def small_flat() -> np.ndarray:
+    return plain_model.random_flat(SMALL, flat_size(SMALL), seed=11).astype(np.float32)
+
+
+@partial(jax.jit, static_argnums=1)
+def logits_of(flat: jax.Array, config: ModelConfig, tokens: jax.Array) -> jax.Array:
+    return gpt2.forward(views(flat, config), tokens, config)[0]
+
+
+@partial(jax.jit, static_argnums=(3, 4))
+def loss_and_gradient(flat: Any, tokens: Any, targets: Any, config: ModelConfig, execution: Execution = PLAIN) -> Any:
+    return jax.value_and_grad(gpt2.loss_fn)(flat, tokens, targets, config, execution)
+
+
+def test_logits_are_the_plain_model_s() -> None:
+    tokens = random_batch(SMALL.vocab_size, 1, B, T).inputs[0]
+    flat = small_flat()
+    found = logits_of(flat, SMALL, tokens)
+    assert found.shape == (B, T, SMALL.padded_vocab_size) and found.dtype == jnp.float32
+    with jax.enable_x64(True):
+        expected = jax.jit(plain_model.logits, static_argnums=2)(flat.astype(np.float64), tokens, SMALL)
+        np.testing.assert_allclose(found[..., : SMALL.vocab_size], expected, rtol=0, atol=2e-5)
+
+
+RECOMPUTING = {
+    "GELU": GELU_AGAIN,
+    "GELU and layernorms": BOTH_AGAIN,
+    "every block": Execution(recompute_blocks=1),
+    "two blocks, of three": Execution(recompute_blocks=2),
+    "every block, GELU in the product": IN_PRODUCT._replace(recompute_blocks=1),
+}
+
+
+@pytest.mark.slow
+def test_recomputing_saves_memory() -> None:
+    """What the compiled program allocates beside its inputs and outputs."""
+    config = parse_descriptor("L6-NH2-C64-V97-T64")
+    flat = jax.ShapeDtypeStruct((flat_size(config),), np.float32)
+    tokens = jax.ShapeDtypeStruct((8, 64), np.int32)
+
+    def needed(execution: Execution) -> int:
+        compiled = loss_and_gradient.lower(flat, tokens, tokens, config, execution).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    everything, gelu, both = (needed(execution) for execution in (PLAIN, GELU_AGAIN, BOTH_AGAIN))
+    assert gelu < 0.9 * everything and both < 0.93 * gelu
+    assert needed(Execution(recompute_blocks=1)) < 0.6 * both
+
+
+@pytest.mark.parametrize(
+    "dtype", [jnp.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)], ids=["fp32", "bf16"]
+)
+@pytest.mark.parametrize(
+    "what",
+    [
+        what if what in ("GELU and layernorms", "two blocks") else pytest.param(what, marks=pytest.mark.slow)
+        for what in RECOMPUTING
+    ],
+)
+def test_recomputing_changes_no_bit(what: str, dtype: Any) -> None:
+    config = parse_descriptor("L3-NH2-C64-V97-T64")
+    flat = jnp.asarray(plain_model.random_flat(config, flat_size(config), seed=1), dtype)
+    batch = random_batch(config.vocab_size, 1, 4, 48)
+    rows = (batch.inputs[0], batch.targets[0])
+    again = RECOMPUTING[what]
+    loss, gradient = loss_and_gradient(flat, *rows, config, again._replace(recompute=0, recompute_blocks=0))
+    found_loss, found = loss_and_gradient(flat, *rows, config, again)
+    assert float(found_loss) == float(loss)
+    np.testing.assert_array_equal(found, gradient)
+
+
+def test_recomputing_drops_the_activations_it_names() -> None:
+    tokens = np.zeros((B, T), np.int32)
+
+    def dropped(level: int) -> set[str]:
+        activations = jax.eval_shape(
+            lambda flat: gpt2.forward(views(flat, SMALL), tokens, SMALL, Execution(recompute=level))[1], small_flat()
+        )
+        return {name for name, value in activations.blocks[0]._asdict().items() if value is None}
+
+    assert {level: dropped(level) for level in (0, 1, 2)} == {0: set(), 1: {"fch_gelu"}, 2: {"fch_gelu", "ln1", "ln2"}}
+
+
+@pytest.mark.parametrize("changed_at", [1, 5, T - 1])
+def test_changing_a_token_changes_no_logit_before_it(changed_at: int) -> None:
+    tokens = random_batch(SMALL.vocab_size, 1, B, T).inputs[0]
+    changed = tokens.copy()
+    changed[:, changed_at] = (changed[:, changed_at] + 7) % SMALL.vocab_size
+    before, after = logits_of(small_flat(), SMALL, tokens), logits_of(small_flat(), SMALL, changed)
+    np.testing.assert_array_equal(before[:, :changed_at], after[:, :changed_at])
+    real = np.asarray(before != after)[..., : SMALL.vocab_size]
+    assert real[:, changed_at:].any(axis=-1).all()  # it reaches every later position
+
+
+def test_rows_of_a_batch_do_not_see_each_other() -> None:
+    tokens = random_batch(SMALL.vocab_size, 1, B, T).inputs[0]
+    changed = tokens.copy()
+    changed[1] = (changed[1] + 3) % SMALL.vocab_size
+    np.testing.assert_array_equal(logits_of(small_flat(), SMALL, tokens)[0], logits_of(small_flat(), SMALL, changed)[0])
+
+
+def test_padded_rows_of_wte_take_no_part() -> None:
+    """To the bit: whatever they hold, loss and gradients are the same, and their own gradient is zero."""
+    batch = random_batch(SMALL.vocab_size, 1, B, T)
+    flat = small_flat()
+    expected_loss, expected = loss_and_gradient(flat, batch.inputs[0], batch.targets[0], SMALL)
+    other = flat.copy()
+    views(other, SMALL).wte[SMALL.vocab_size :] = 100 * np.random.default_rng(1).normal(
+        size=(SMALL.padded_vocab_size - SMALL.vocab_size, SMALL.channels)
+    )
+    loss, gradient = loss_and_gradient(other, batch.inputs[0], batch.targets[0], SMALL)
+    assert float(loss) == float(expected_loss)
+    np.testing.assert_array_equal(gradient, expected)
+    wte = np.asarray(views(gradient, SMALL).wte)
+    assert not wte[SMALL.vocab_size :].any()
+    assert wte[: SMALL.vocab_size].any(axis=1).all()
+
+
+def test_positions_beyond_t_and_the_padding_of_the_buffer_have_no_gradient() -> None:
+    batch = random_batch(SMALL.vocab_size, 1, B, T)
+    _, gradient = loss_and_gradient(small_flat(), batch.inputs[0], batch.targets[0], SMALL)
+    wpe = np.asarray(views(gradient, SMALL).wpe)
+    assert wpe[:T].any(axis=1).all() and not wpe[T:].any()
+    assert not np.asarray(gradient)[sum(tensor.size for tensor in views(gradient, SMALL)) :].any()
+
+
+def test_the_gradient_is_linear_in_what_reaches_the_loss() -> None:
+    """loss_fn's backward multiplies by the gradient that arrives; batch_gradient counts on it."""
+    batch = random_batch(SMALL.vocab_size, 1, B, T)
+    rows = (batch.inputs[0], batch.targets[0])
+    scaled = jax.jit(jax.grad(lambda flat, *rows: -0.5 * gpt2.loss_fn(flat, *rows, SMALL)))(small_flat(), *rows)
+    _, gradient = loss_and_gradient(small_flat(), *rows, SMALL)
+    np.testing.assert_allclose(scaled, -0.5 * np.asarray(gradient), rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("descriptor", ["L2-NH2-C32-V257-T16", "L1-NH1-C16-V2000-T16"])
+def test_at_initialisation_the_loss_is_ln_v(descriptor: str) -> None:
+    config = parse_descriptor(descriptor)
+    batch = random_batch(config.vocab_size, 1, 4, 16)
+    loss = evaluate_loss(random_parameters(config), batch.inputs[0], batch.targets[0], config)
+    np.testing.assert_allclose(loss, math.log(config.vocab_size), atol=0.05)
+
+
+def test_random_parameters_are_what_the_gradient_takes() -> None:
+    config = parse_descriptor("L1-NH1-C16-V29-T8")
+    flat = jnp.array(random_parameters(config))
+    batch = random_batch(29, 1, 2, 8)
+    gradient = jax.jit(jax.grad(gpt2.loss_fn), static_argnums=3)(flat, batch.inputs[0], batch.targets[0], config)
+    assert gradient.shape == flat.shape and jnp.isfinite(gradient).all() and gradient.any()
+
+
+@pytest.mark.parametrize("function", [gpt2.loss_fn, jax.grad(gpt2.loss_fn), evaluate_loss])
+def test_parameters_without_their_padding_are_refused(function: Any) -> None:
+    batch = random_batch(29, 1, 2, 12)
+    with pytest.raises(ValueError, match=r"\(65536,\); params\.padded"):
+        function(jnp.array(small_flat()[: num_parameters(SMALL)]), batch.inputs[0], batch.targets[0], SMALL)
+
+
+def test_evaluate_loss_is_the_loss_that_training_sees() -> None:
+    batch = random_batch(SMALL.vocab_size, 1, B, T)
+    rows = (batch.inputs[0], batch.targets[0])
+    np.testing.assert_allclose(
+        evaluate_loss(small_flat(), *rows, SMALL), loss_and_gradient(small_flat(), *rows, SMALL)[0], rtol=1e-6
+    )
+
+
+def test_next_token_logits_are_those_of_the_position_whatever_follows_it() -> None:
+    tokens = random_batch(SMALL.vocab_size, 1, 1, T).inputs[0]
+    expected = np.asarray(logits_of(small_flat(), SMALL, tokens))[0, :, : SMALL.vocab_size]
+    before = next_token_logits._cache_size()  # other tests may have compiled it already
+    for position in (0, 4, T - 1):
+        filled = tokens.copy()
+        filled[:, position + 1 :] = 0  # what a sampler has not written yet
+        found = next_token_logits(small_flat(), filled, np.int32(position), SMALL)
+        assert found.shape == (SMALL.vocab_size,)
+        np.testing.assert_allclose(found, expected[position], rtol=1e-5, atol=1e-5)
+    assert next_token_logits._cache_size() <= before + 1  # the position is traced

@@ -1,0 +1,211 @@
+"""The calculators agree with the compiled program: products to the operation, state to the byte, temporaries to 5 %."""
+
+from collections import Counter
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from llmc_jax.config.train import TrainConfig, parse_descriptor
+from llmc_jax.machine.device import flops_per_token
+from llmc_jax.models.gpt2 import work as calculators
+from llmc_jax.models.gpt2.model import Execution
+from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
+from llmc_jax.models.gpt2.work import Shape, Work, memory, products_flops, shape_of, step_work, temporaries
+from llmc_jax.profile.program import Place, Program
+from llmc_jax.training.adamw import AdamWNumbers
+from llmc_jax.training.schedule import ScheduleNumbers
+from llmc_jax.training.step import StepNumbers, StepOptions, initial_state, train_step
+from tests.comparisons import QUICK
+
+DTYPES: dict[str, Any] = {"fp32": None, "bf16": jnp.bfloat16, "fp16": jnp.float16}
+NUMBERS = StepNumbers(ScheduleNumbers(3e-4, 0, 1000, 1.0, 0, 1.0), AdamWNumbers(0.9, 0.95, 1e-8, 0.1), 1.0)
+TINY = "L3-NH2-C32-V300-T16"
+D12 = parse_descriptor("d12")
+
+
+def lowered(descriptor: str, shape: Shape) -> Any:
+    """The step of a model as train.py lowers it, from shapes alone."""
+    config = parse_descriptor(descriptor)
+    flat = jax.ShapeDtypeStruct((flat_size(config),), jnp.float32)
+    scale = 128.0 if shape.dtype == "fp16" else None
+
+    def begin(parameters: jax.Array) -> Any:
+        return initial_state(parameters, DTYPES[shape.dtype], master_weights=shape.master_weights, loss_scale=scale)
+
+    state = jax.eval_shape(begin, flat)
+    tokens = jax.ShapeDtypeStruct((shape.micro_batches, shape.batch, shape.sequence), jnp.int32)
+    execution = Execution(
+        recompute=shape.recompute, recompute_blocks=shape.recompute_blocks, logit_rows=shape.logit_rows
+    )
+    return train_step.lower(state, tokens, tokens, NUMBERS, config, StepOptions("cosine", "matrices", execution))
+
+
+def without_phase_of_the_head(counted: Any) -> dict[tuple[Any, ...], int]:
+    """FLOPs by place. The head goes backwards within the forward pass, so its phase is left out."""
+    total: Counter[tuple[Any, ...]] = Counter()
+    for (phase, operation, layer), flops in counted:
+        total["" if operation == "head" else phase, operation, layer] += flops
+    return {place: flops for place, flops in total.items() if flops}
+
+
+def by_place(work: list[Work]) -> dict[tuple[Any, ...], int]:
+    return without_phase_of_the_head(((each.phase, each.operation, each.layer), each.flops) for each in work)
+
+
+SHAPES = [
+    Shape(2, 8, recompute=0),
+    Shape(2, 8, recompute=1),
+    Shape(3, 16, recompute=2),
+    Shape(2, 8, micro_batches=3),
+    Shape(2, 8, recompute_blocks=1),
+    Shape(2, 8, recompute_blocks=2),
+    Shape(2, 8, recompute_blocks=3),
+    Shape(2, 8, recompute_blocks=4),
+    Shape(2, 16, logit_rows=8),
+    Shape(3, 5, logit_rows=4),  # 3 rows at a time: the largest divisor
+    Shape(2, 8, dtype="bf16"),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_are_those_of_the_program(shape: Shape) -> None:
+    """Before XLA's optimisations; loops count as often as they run."""
+    program = Program(lowered(TINY, shape).as_text(dialect="hlo"))
+    found = program.products_flops()
+    assert sum(found.values()) == products_flops(parse_descriptor(TINY), shape)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [Shape(3, 16, micro_batches=2, recompute=0), Shape(2, 8, recompute_blocks=2, logit_rows=8),
+     Shape(1, 16, dtype="bf16"), Shape(2, 8, dtype="bf16", master_weights=False), Shape(2, 8, dtype="fp16")],
+    ids=str,
+)  # fmt: skip
+def test_the_compiled_program(shape: Shape) -> None:
+    """After them: products by place, and the bytes that the step overwrites with its results."""
+    config = parse_descriptor(TINY)
+    compiled = lowered(TINY, shape).compile(QUICK)
+    found = Program(compiled.as_text()).products_flops()
+    assert None not in found
+    counted = [(tuple(place or Place("", "")), flops) for place, flops in found.items()]
+    assert without_phase_of_the_head(counted) == by_place(step_work(config, shape))
+    assert compiled.memory_analysis().alias_size_in_bytes == memory(config, shape).state
+
+
+def check_temporaries(descriptor: str, shape: Shape, moment: str) -> None:
+    actual = lowered(descriptor, shape).compile(QUICK).memory_analysis().temp_size_in_bytes
+    expected = temporaries(parse_descriptor(descriptor), shape)
+    assert expected.peak == getattr(expected, moment)
+    assert expected.peak == pytest.approx(actual, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("descriptor", "shape", "moment"),
+    [
+        ("L4-NH4-C128-V257-T512", Shape(8, 512), "block"),  # activations are most of it
+        ("L4-NH4-C128-T128", Shape(8, 128, logit_rows=128), "head"),
+        ("L4-NH4-C512-V257-T64", Shape(1, 64), "gradient"),
+    ],
+    ids=str,
+)
+def test_temporaries_within_five_percent(descriptor: str, shape: Shape, moment: str) -> None:
+    check_temporaries(descriptor, shape, moment)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("descriptor", "shape", "moment"),
+    [
+        ("L4-NH4-C128-V257-T512", Shape(8, 512, recompute=0), "block"),
+        ("L4-NH4-C128-V257-T512", Shape(8, 512, recompute=2), "block"),
+        ("L4-NH4-C128-V257-T512", Shape(8, 512, micro_batches=4), "block"),
+        ("L4-NH4-C128-V257-T512", Shape(8, 512, recompute_blocks=1), "block"),
+        ("L4-NH4-C128-V257-T512", Shape(8, 512, recompute_blocks=2), "block"),  # those of two blocks at a time
+        ("L8-NH4-C256-V257-T512", Shape(4, 512), "block"),
+        ("d12", Shape(4, 64), "gradient"),
+        ("d12", Shape(2, 256), "head"),
+        ("d12", Shape(4, 1024), "head"),
+    ],
+    ids=str,
+)
+def test_temporaries_of_more_shapes(descriptor: str, shape: Shape, moment: str) -> None:
+    check_temporaries(descriptor, shape, moment)
+
+
+def test_activations_are_what_is_kept() -> None:
+    """By hand for 124M at B=4 T=1024, -r 1: a block keeps 12 arrays of C, one row of T x NH, 4 statistics."""
+    n, per_token = 4096, 12 * (12 * 768 + 12 * 1024 + 4) + 2 * 768 + 2
+    assert memory(D12, Shape(4, 1024)).activations == 4 * n * per_token
+    kept = calculators.activations(D12, Shape(4, 1024, recompute=2))
+    assert kept["ln1"] == kept["ln2"] == kept["fch_gelu"] == 0
+    assert calculators.activations(D12, Shape(4, 1024, flash=True, dtype="bf16"))["att"] == 12 * 4 * 12 * 1024 * 4
+
+
+def test_recomputing_whole_blocks_keeps_one_stream_a_stretch() -> None:
+    kept = calculators.activations(D12, Shape(4, 64, recompute_blocks=5))  # before blocks 0, 5 and 10
+    assert kept["residual1"] == 3 * 4 * 256 * 768
+    assert "qkv" not in kept
+
+
+def test_llmcs_figures() -> None:
+    """What llm.c's programs print."""
+    assert calculators.llmc_activations(D12, 4, 64) == 73_347_840
+    assert num_parameters(D12) == 124_475_904
+    assert [size >> 20 for size in calculators.llmc_fp32_bytes(D12, 4, 1024)] == [5706, 252]
+    assert [size >> 20 for size in calculators.llmc_fp32_bytes(D12, 4, 64)] == [221, 4]
+    assert 4 * num_parameters(D12) >> 20 == 474
+    mixed = calculators.llmc_mixed_bytes
+    assert mixed(D12, 56, 1024, 1, cudnn=True) >> 20 == 18_564
+    assert mixed(parse_descriptor("d48"), 16, 1024, 0, cudnn=True) >> 20 == 40_409
+    assert mixed(D12, 64, 1024, 0, cudnn=True) >> 20 == 25_440
+    assert mixed(D12, 32, 1024, 0, cudnn=False) >> 20 == 21_918
+
+
+def test_flops_are_close_to_the_usual_counts() -> None:
+    """6N counts wpe, biases and layernorms as if they were multiplied; attention is counted half or whole."""
+    assert flops_per_token(D12, 1024) == 803_478_528
+    whole = products_flops(D12, Shape(4, 1024)) / 4096
+    assert whole == pytest.approx(flops_per_token(D12, 1024, definition="palm"), rel=0.01)
+    flash = products_flops(D12, Shape(4, 1024, flash=True)) / 4096  # half of it, and the scores once more
+    assert flops_per_token(D12, 1024) < flash < whole
+
+
+def test_bytes_are_each_array_once() -> None:
+    """Counted from the arrays' shapes: B=2 T=8 in bf16, C=32, Vp=384."""
+    config, shape = parse_descriptor(TINY), Shape(2, 8, dtype="bf16", recompute=0)
+    work = {(each.phase, each.operation, each.layer): each.bytes for each in step_work(config, shape)}
+    N, nC = num_parameters(config), 16 * 32
+    assert work["forward", "gelu", 1] == 2 * (4 * nC + 4 * nC)
+    assert work["backward", "gelu", 1] == 2 * (3 * 4 * nC + 4 * 32)  # with the gradient of the bias before it
+    assert work["forward", "qkv", 0] == 2 * (nC + 96 * 32 + 96 + 3 * nC)
+    assert work["backward", "qkv", 0] == 2 * (3 * nC + nC + 96 * 32 + nC + 96 * 32)
+    assert work["backward", "ln2", 2] == 2 * (4 * nC + 4 * 32) + 4 * 2 * 16
+    assert work["forward", "ln2", 2] == 2 * (2 * nC + 2 * 32 + 2 * nC) + 4 * 2 * 16
+    assert work["forward", "classifier", None] == 2 * 2 * 16 * 384 + 4 * 3 * 16
+    assert work["update", "norm", None] == 2 * N
+    assert work["update", "adamw", None] == (2 + 2 * 12 + 2) * N  # the gradient; params, m and v; the copy
+
+
+def test_adamw_alone_in_fp32_moves_28_bytes_a_parameter() -> None:
+    work = next(each for each in step_work(D12, Shape(4, 64)) if each.operation == "adamw")
+    assert work.bytes == 28 * num_parameters(D12)
+
+
+def test_how_often_each_runs_on_arrays_of_its_own() -> None:
+    """Two micro-batches, and the logits of each in four parts; the update is one, whose norm only reads."""
+    shape = Shape(2, 8, micro_batches=2, logit_rows=4)
+    work = {(each.phase, each.operation): each for each in step_work(parse_descriptor(TINY), shape)}
+    assert work["forward", "gelu"].times == 2
+    assert [work[phase, "head"].times for phase in ("forward", "backward")] == [8, 8]
+    assert work["forward", "classifier"].times == 8
+    assert work["update", "adamw"].times == work["update", "norm"].times == 1
+    assert [key for key, each in work.items() if not each.writes] == [("update", "norm")]
+
+
+def test_the_shape_of_a_run() -> None:
+    config = TrainConfig(batch_size=2, sequence_length=16, total_batch_size=96, recompute=2, master_weights=False)
+    shape = shape_of(config, dtype="bf16", flash=True, logit_rows=8)
+    assert shape == Shape(2, 16, 3, 2, 0, 8, "bf16", False, True)
+    assert (shape.rows, shape.element) == (32, 2)

@@ -1,0 +1,451 @@
+"""The screen: llm.c's lines to the character, and a bar that leaves a terminal as it found it."""
+
+import io
+import itertools
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from llmc_jax.run import console
+from llmc_jax.run.console import (
+    BarState,
+    Console,
+    Pace,
+    Speed,
+    StepFigures,
+    advance,
+    bar_segments,
+    seconds_left,
+    smooth_speed,
+)
+
+STEP: dict[str, Any] = {
+    "norm": 15.3666,
+    "lr": 6e-4,
+    "ms": 140.123,
+    "tokens_per_second": 3.74e6,
+    "utilization": "38.0% bf16 MFU",
+}
+
+
+def line_of(step: int, total: int, **figures: Any) -> str:
+    return console.step_line(console.step_texts(StepFigures(step, total, **figures)))
+
+
+def test_step_line_is_llmcs() -> None:
+    line = line_of(0, 10, loss=5.2700091, **STEP)
+    assert line == (
+        "step    1/10 | loss 5.270009 | norm 15.3666 | lr 6.00e-04 | 140.12 ms | 38.0% bf16 MFU | 3740000 tok/s"
+    )
+    assert line[20:28] == "5.270009"  # the columns that llm.c's loss_checker_ci.py reads
+    assert line_of(1, 10, loss=float("nan"), **STEP, skipped=True).endswith(" tok/s | skipped")
+    assert "loss     nan |" in line_of(1, 10, loss=float("nan"), **STEP)
+
+
+def test_step_line_with_z_scores_is_llmcs_to_the_column() -> None:
+    line = line_of(0, 10, loss=5.2700091, z_loss=float("nan"), z_norm=float("nan"), **STEP)
+    assert line == (
+        "step    1/10 | loss 5.270009 (+nanz)| norm 15.3666 (+nanz)| lr 6.00e-04 | 140.12 ms | 38.0% bf16 MFU | "
+        "3740000 tok/s"
+    )
+    assert line[20:28] == "5.270009"
+    line = line_of(149, 18865, loss=6.1, z_loss=-0.004, z_norm=11.2694, **STEP, skipped=True)
+    assert line.startswith("step  150/18865 | loss 6.100000 (-0.00z)| norm 15.3666 (+11.27z)| lr 6.00e-04 | ")
+    assert line.endswith(" tok/s | skipped")
+    line = line_of(0, 10, loss=5.2700091, z_loss=0.0, **STEP)
+    assert "| loss 5.270009 (+0.00z)| norm 15.3666 | lr" in line
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 20)), max_size=9), st.integers(0, 80), st.integers(0, 3))
+def test_what_fits_is_as_much_of_the_most_important_as_there_is_room_for(
+    pieces: list[tuple[int, int]], width: int, gap: int
+) -> None:
+    def cells(indices: set[int]) -> int:
+        return sum(pieces[index][1] for index in indices) + gap * max(0, len(indices) - 1)
+
+    shown = console.fitting(pieces, width, gap)
+    assert cells(shown) <= width
+    left_out = [index for index in range(len(pieces)) if pieces[index][1] and index not in shown]
+    if left_out:
+        first = min(left_out, key=lambda index: (pieces[index][0], index))
+        assert cells(shown | {first}) > width
+        assert all((pieces[index][0], index) < (pieces[first][0], first) for index in shown)
+
+
+def test_a_figure_more_is_a_column_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = (*console.STEP_COLUMNS, console.Column(2, 14, lambda figures: f"step from 0: {figures.step}"))
+    assert console.step_line(console.step_texts(StepFigures(6, 9, loss=1.0, **STEP), columns)).endswith(
+        " tok/s | step from 0: 6"
+    )
+
+
+@given(st.integers(1, 10**9))
+def test_a_run_prints_40_to_100_lines_or_all(steps: int) -> None:
+    every = console.automatic_every(steps)
+    assert steps / every <= 100 and (every == 1 or steps / every > 40)
+
+
+@pytest.mark.parametrize(
+    ("rate", "peak", "precision", "expected"),
+    [
+        (3.76e14, 9.894e14, "bf16", "38.0% bf16 MFU"),
+        (3e13, 1.56e14, "tf32", "19.2% tf32 MFU"),
+        (1.234e11, None, "fp32", "123.4 GFLOP/s"),
+        (9.876e13, None, "bf16", "98.76 TFLOP/s"),
+    ],
+)
+def test_utilization(rate: float, peak: float | None, precision: str, expected: str) -> None:
+    assert console.utilization_text(rate, peak, precision) == expected
+
+
+def test_speed_is_llmcs_average() -> None:
+    # the loop of train_gpt2.cu, transcribed: ema starts at 0, step 0 does not enter, bias correction with 0.95^step
+    speeds = [100.0, 900.0, 1000.0, 1100.0, 500.0]
+    expected, ema = [], 0.0
+    for step, tokens_per_second in enumerate(speeds):
+        shown = tokens_per_second
+        if step > 0:
+            ema = 0.95 * ema + 0.05 * tokens_per_second
+            shown = ema / (1.0 - 0.95**step)
+        expected.append(shown)
+    state, got = Speed(), []
+    for tokens_per_second in speeds:
+        state, shown = smooth_speed(state, tokens_per_second)
+        got.append(shown)
+    assert got == pytest.approx(expected, rel=1e-12)
+    assert got[1] == pytest.approx(900.0)
+
+
+@given(st.lists(st.floats(1, 1e7), min_size=2, max_size=50))
+def test_speed_lies_between_the_speeds_seen(speeds: list[float]) -> None:
+    state = Speed()
+    for tokens_per_second in speeds:
+        state, shown = smooth_speed(state, tokens_per_second)
+    assert min(speeds[1:]) * 0.999999 <= shown <= max(speeds[1:]) * 1.000001
+
+
+def _pace(steps: list[tuple[float, float]]) -> Pace:
+    """The pace after steps given as (pause before it, its seconds)."""
+    pace, now = Pace(), 0.0
+    for pause, seconds in steps:
+        now += pause + seconds
+        pace = advance(pace, seconds, now)
+    return pace
+
+
+def test_time_left_leaves_out_compilation_and_shares_out_pauses() -> None:
+    assert seconds_left(Pace(), 10) is None
+    assert seconds_left(_pace([(3.0, 60.0)]), 10) is None
+    assert seconds_left(_pace([(3.0, 60.0)] + [(0, 2.0)] * 9), 10) == pytest.approx(20.0)
+    # a validation of 5 s after every 10 steps of 1 s: 100 more steps will take about 150 s
+    steps = [(0.0, 30.0)] + [(5.0 if i % 10 == 0 else 0.0, 1.0) for i in range(1, 101)]
+    assert seconds_left(_pace(steps), 100) == pytest.approx(150.0, rel=0.01)
+
+
+def test_time_left_follows_recent_steps() -> None:
+    slow_then_fast = [(0.0, 1.0)] + [(0.0, 10.0)] * 100 + [(0.0, 1.0)] * 200
+    assert seconds_left(_pace(slow_then_fast), 1) == pytest.approx(1.0, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00"), (7.4, "0:07"), (754, "12:34"), (3723, "1:02:03"), (183840, "2d 03:04"), (-5, "0:00")],
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert console.duration(seconds) == text
+
+
+def test_printable_keeps_text_and_drops_control() -> None:
+    assert console.printable("a\x1b[31mb\r\x00\x9b\u202e é日\n\tc\ud800") == "a[31mb é日\n\tc"
+
+
+# ---- the table
+
+
+def test_table_is_llmcs_box() -> None:
+    table = console.format_table([[("batch size B", 4), ("learning rate", 3e-4)], [("device", "cpu")]])
+    assert table == "\n".join(
+        [
+            "+-----------------------+----------------------------------------------------+",
+            "| Parameter             | Value                                              |",
+            "+-----------------------+----------------------------------------------------+",
+            "| batch size B          | 4                                                  |",
+            "| learning rate         | 0.0003                                             |",
+            "+-----------------------+----------------------------------------------------+",
+            "| device                | cpu                                                |",
+            "+-----------------------+----------------------------------------------------+",
+        ]
+    )
+
+
+WORD = st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs", "Mn", "Me", "Mc", "Zs", "Zl", "Zp"]), max_size=150)
+
+
+@given(WORD, WORD, st.integers(1, 200))
+def test_no_value_breaks_the_box_and_nothing_is_lost(name: str, value: str, width: int) -> None:
+    lines = console.format_table([[(name, value)]], width).split("\n")
+    assert len({cell_len(line) for line in lines}) == 1
+    assert cell_len(lines[0]) <= max(24, min(width, 78))
+    left = lines[0].index("+", 1)  # between the columns: names and values may hold bars themselves
+    rule = [line for line in lines if line.startswith("+-")]
+    rows = lines[lines.index(rule[1], 1) + 1 : -1]
+    assert "".join(_cells(row, 2, left - 3) for row in rows).replace(" ", "") == name
+    assert "".join(_cells(row, left + 2, cell_len(row) - left - 4) for row in rows).replace(" ", "") == value
+
+
+def _cells(line: str, start: int, width: int) -> str:
+    """The characters of a line that lie in `width` cells from cell `start` on."""
+    out, position = "", 0
+    for character in line:
+        if start <= position < start + width:
+            out += character
+        position += cell_len(character)
+    return out
+
+
+def test_long_values_are_folded() -> None:
+    path = "/data/fineweb10B/a_rather_long_folder_name/fineweb_train_*.bin"
+    table = console.format_table([[("train data pattern", path), ("note", "one\ntwo\tthree")]])
+    assert "| train data pattern    | /data/fineweb10B/a_rather_long_folder_name/fineweb |" in table
+    assert "|                       | _train_*.bin        " in table
+    assert "| one two three  " in table
+
+
+# ---- the bar
+
+
+@given(
+    st.integers(0, 10**7),
+    st.integers(1, 10**7),
+    st.integers(1, 250),
+    st.none() | st.floats(0, 1e7),
+    st.none() | st.floats(),
+)
+def test_bar_fits_every_width(done: int, total: int, width: int, left: float | None, loss: float | None) -> None:
+    state = BarState(min(done, total), total, 5.0, left, loss, loss, 1.5e6)
+    for ascii_only in (False, True):
+        text = "".join(piece for piece, _ in bar_segments(state, width, ascii_only))
+        assert 0 < cell_len(text) <= width
+        assert "\n" not in text
+        assert text.isascii() or not ascii_only
+
+
+def test_bar_shows_what_matters_most_first() -> None:
+    state = BarState(30, 120, 65.0, 754.0, 3.25, 3.5, 12345.0)
+
+    def shown(width: int) -> str:
+        return "".join(text for text, _ in bar_segments(state, width, ascii_only=True))
+
+    assert shown(80) == "30/120 ####............. 25% loss 3.2500 val 3.5000 12,345 tok/s 1:05 12:34 left"
+    assert shown(42) == "30/120 ##...... 25% loss 3.2500 12:34 left"
+    assert shown(36) == "30/120 25% loss 3.2500 12:34 left"
+    assert shown(20) == "30/120 loss 3.2500"
+    assert shown(8) == "30/120"
+    assert shown(2) == "30"
+    assert "compiling" in "".join(t for t, _ in bar_segments(BarState(0, 9, 1.0), 60))
+
+
+# ---- the screen
+
+
+class Terminal(io.StringIO):
+    """A file that says it is a terminal and keeps what was written to it."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def _screen(written: str) -> list[str]:
+    """What a terminal shows after `written`: the few sequences that rich uses, no wrapping."""
+    rows, row, column = [""], 0, 0
+    for token in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|.|\n", written):
+        if token == "\r":
+            column = 0
+        elif token == "\n":
+            row, column = row + 1, 0
+            rows += [""] * (row + 1 - len(rows))
+        elif token == "\x1b[2K":
+            rows[row] = ""
+        elif re.fullmatch(r"\x1b\[\d*A", token):
+            row -= int(token[2:-1] or 1)
+        elif re.fullmatch(r"\x1b\[(\?25[hl]|[0-9;]*m)", token):
+            pass
+        else:
+            assert not token.startswith("\x1b"), f"unknown sequence {token!r}"
+            rows[row] = rows[row][:column].ljust(column) + token + rows[row][column + 1 :]
+            column += 1
+    return [line.rstrip() for line in rows]
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    for name in ("NO_COLOR", "COLORTERM", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("LINES", "40")
+    return Terminal()
+
+
+def _run(file: Any, print_every: int = 5) -> None:
+    with Console(12, print_every, file) as screen:
+        screen.note("[bold]not markup[/bold] :smile:")
+        screen.val(0, 5.5)
+        for step in range(12):
+            screen.step(StepFigures(step, 12, loss=5.0 - step / 10, **STEP, skipped=step == 6))
+        screen.warning("careful\x1b[31m")
+        screen.sample("x = 1\x1b[2J\ny")
+
+
+EXPECTED = [
+    "[bold]not markup[/bold] :smile:",
+    "val loss 5.500000",
+    *(line_of(step, 12, loss=5.0 - step / 10, **STEP, skipped=step == 6) for step in (0, 4, 6, 9, 11)),
+    r"warning: careful\x1b[31m",
+    "generating:",
+    "---",
+    "x = 1[2J",
+    "y",
+    "---",
+]
+
+
+def test_elsewhere_lines_are_plain() -> None:
+    file = io.StringIO()
+    _run(file)
+    assert file.getvalue().splitlines() == EXPECTED
+    assert not re.search(r"[\x00-\x09\x0b-\x1f]", file.getvalue())
+
+
+def test_a_terminal_shows_the_same_lines_and_is_given_back(terminal: Terminal) -> None:
+    _run(terminal)
+    written = terminal.getvalue()
+    assert [line for line in _screen(written) if line] == EXPECTED  # the bar is gone
+    assert "\x1b[?25l" in written and written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
+    assert sys.stdout is not terminal
+
+
+def test_the_bar_shows_steps_that_are_not_printed(terminal: Terminal) -> None:
+    screen = Console(12, 100, terminal)
+    screen.start()
+    for step in range(3):
+        screen.step(StepFigures(step, 12, loss=5.0 - step / 10, **STEP))
+    screen._live.refresh()  # type: ignore[union-attr]
+    bar = [line for line in _screen(terminal.getvalue()) if line][-1]
+    assert bar.startswith("3/12 ") and "loss 4.8000" in bar and " left" in bar
+    screen.close()
+    screen.close()
+    assert terminal.getvalue().endswith("\x1b[2K")
+
+
+def test_a_failing_run_gives_the_terminal_back(terminal: Terminal) -> None:
+    with pytest.raises(RuntimeError), Console(12, 1, terminal) as screen:
+        screen.step(StepFigures(0, 1, loss=1.0, **STEP))
+        raise RuntimeError
+    assert terminal.getvalue().rindex("\x1b[?25h") > terminal.getvalue().rindex("\x1b[?25l")
+
+
+@pytest.mark.parametrize("columns", [1, 7, 28, 30, 40, 60, 80, 100])
+def test_a_narrow_terminal_shows_the_same_columns_in_every_line(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    _run(terminal)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
+    assert all(line in text for line in EXPECTED if not line.startswith("step"))
+    lines = [line for line in re.split(r"[\r\n]+", text) if line.startswith("step ") and "warning" not in line]
+    assert len(lines) == 5 and all(len(line) <= max(columns, 12) for line in lines)
+    shown = {line.count(" | ") + 1 for line in lines if "skipped" not in line}
+    assert shown == {{1: 1, 7: 1, 28: 2, 30: 2, 40: 2, 60: 4, 80: 5, 100: 6}[columns]}
+
+
+def test_a_slow_first_step_shows_no_more_than_those_after_it(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "84")
+    with Console(2, 1, terminal) as screen:
+        screen.step(StepFigures(0, 2, loss=5.0, **STEP | {"tokens_per_second": 183}))
+        screen.step(StepFigures(1, 2, loss=5.0, **STEP))
+    lines = [line for line in _screen(terminal.getvalue()) if line.startswith("step")]
+    assert [line.count(" | ") for line in lines] == [4, 4]
+
+
+def test_a_narrow_terminal_gets_a_narrow_table(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    with Console(12, 1, terminal) as screen:
+        screen.table([[("train data pattern", "a/long/path/" * 9)]])
+    rows = [line for line in _screen(terminal.getvalue()) if line]
+    assert all(len(row) == 40 for row in rows) and len(rows) > 5
+
+
+def test_a_dumb_terminal_gets_no_control_sequences(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    _run(terminal)
+    assert terminal.getvalue().splitlines() == EXPECTED
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_no_color_takes_the_colours_and_leaves_the_bar(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    if refused:
+        monkeypatch.setenv("NO_COLOR", "1")
+    _run(terminal)
+    written = terminal.getvalue()
+    assert [line for line in _screen(written) if line] == EXPECTED
+    assert "\x1b[?25l" in written  # the bar hides the cursor
+    colours = re.findall(r"\x1b\[(?:\d+;)*[349]\dm", written)
+    assert bool(colours) == (not refused)
+
+
+def test_an_encoding_without_the_characters_does_not_stop_the_run() -> None:
+    buffer = io.BytesIO()
+    file = io.TextIOWrapper(buffer, encoding="ascii")
+    with Console(1, 1, file) as screen:
+        screen.sample("日本 é x")
+    assert buffer.getvalue() == b"generating:\n---\n?? ? x\n---\n"
+
+
+def printed(total: int, every: int, first: int = 0, last: int | None = None, seconds: float = 0.0) -> list[int]:
+    """The steps, from 1, whose lines a pipe gets; each step takes so many seconds."""
+    file, now = io.StringIO(), itertools.count(step=seconds) if seconds else itertools.repeat(0.0)
+    with Console(total, every, file, first_step=first, clock=lambda: next(now)) as screen:
+        for step in range(first, total if last is None else last):
+            screen.step(StepFigures(step, total, loss=1.0, **STEP))
+    return [int(line.split()[1].split("/")[0]) for line in file.getvalue().splitlines()]
+
+
+def test_which_steps_are_printed() -> None:
+    assert printed(100, 50, first=7, last=10) == [8]  # the first one after a resume
+    assert printed(7, 3) == [1, 3, 6, 7]
+    assert printed(7, 0) == []
+    assert printed(100, -1) == list(range(1, 101))
+    assert printed(500, -1) == [1, 2, 3, *range(5, 501, 5)]
+    assert printed(501, -1, first=300) == [301, 302, 303, *range(310, 501, 10), 501]
+    assert printed(500, 1) == list(range(1, 501))
+
+
+def test_where_steps_are_slow_a_minute_is_the_longest_silence() -> None:
+    """Of 10,000 steps every 100th has a line; of those that take 5 s every 12th has one too."""
+    assert printed(10_000, -1, last=250, seconds=5.0) == [
+        *(1, 2, 3, *range(15, 100, 12), 100, *range(112, 200, 12), 200, *range(212, 251, 12))
+    ]
+
+
+def test_a_pipe_gets_each_line_at_once() -> None:
+    code = (
+        "import os\nfrom llmc_jax.run.console import Console\n"
+        "screen = Console(3, 1)\nscreen.start()\nscreen.val(0, 1.0)\nos._exit(0)"  # no flush at exit
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout == "val loss 1.000000\n"

@@ -1,0 +1,290 @@
+"""The picture: what is drawn is what was logged."""
+
+import io
+import itertools
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from PIL import Image
+
+from llmc_jax.errors import InputError
+from llmc_jax.run import curves
+from llmc_jax.run import folder as runlog
+from llmc_jax.run.curves import PALETTE, Curve, above, binned, curve, draw_curves, loss_range, smoothed, window_of
+
+VALUES = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=300)
+
+
+def _curve(values: list[float]) -> Curve:
+    return Curve(np.arange(len(values), dtype=np.int64), np.array(values))
+
+
+def _metrics(steps: int = 60, **changes: Any) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = [{"event": "start"}]
+    for step in range(steps):
+        if step % 20 == 0:
+            rows.append({"event": "val", "step": step, "loss": 5.6 - step / 20, "batches": 2})
+        row = {"event": "train", "step": step, "loss": 5.5 - step / 20, "norm": 1.0, "lr": 1e-3, "ms": 1.0}
+        rows.append({**row, "skipped": False, "tokens": 256 * (step + 1), **changes})
+    return rows
+
+
+def _pixels(png: Path) -> np.ndarray:
+    with Image.open(png) as image:
+        return np.asarray(image.convert("RGB")).astype(int)
+
+
+def _has_colour(pixels: np.ndarray, colour: str) -> bool:
+    wanted = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)])
+    return bool((np.abs(pixels - wanted).max(axis=-1) < 8).any())
+
+
+@given(VALUES, st.integers(1, 40))
+def test_bins_hide_no_value_and_keep_the_mean(values: list[float], bins: int) -> None:
+    c = _curve(values)
+    b = binned(c, bins)
+    assert len(b.steps) == min(len(values), bins) if len(values) > bins else len(values)
+    assert b.low.min() == min(values) and b.high.max() == max(values)
+    assert np.all(b.low <= b.mean + 1e-9) and np.all(b.mean <= b.high + 1e-9)
+    assert np.all(np.diff(b.steps) > 0)
+    if len(values) % len(b.steps) == 0:
+        assert b.mean.mean() == pytest.approx(np.mean(values), abs=1e-9)
+    # every value lies within the band of the bin that holds it
+    owner = np.clip(
+        np.searchsorted(np.linspace(0, len(values), len(b.steps) + 1).astype(int), c.steps, "right") - 1, 0, None
+    )
+    assert np.all(c.values >= b.low[owner]) and np.all(c.values <= b.high[owner])
+
+
+@given(VALUES, st.integers(0, 30))
+def test_a_smooth_curve_has_full_windows_alone(values: list[float], half: int) -> None:
+    got = smoothed(_curve(values), 2 * half + 1)
+    assert got.steps.tolist() == list(range(half, len(values) - half))
+    for step, mean in zip(got.steps, got.values, strict=True):
+        assert mean == pytest.approx(np.mean(values[step - half : step + half + 1]), abs=1e-8)
+
+
+def test_one_enormous_loss_spoils_no_mean_after_it() -> None:
+    values = np.full(1000, 2.5)
+    values[100] = 1e30
+    np.testing.assert_allclose(smoothed(Curve(np.arange(1000), values), 21).values[111:], 2.5, rtol=1e-6)
+
+
+@given(st.integers(1, 100_000))
+def test_every_curve_has_a_window_that_fits_and_has_a_middle(count: int) -> None:
+    window = window_of(count)
+    assert window % 2 == 1 and 1 <= window <= count
+
+
+def test_a_step_logged_again_counts_once_as_it_was_last() -> None:
+    rows = [{"event": "train", "step": s, "loss": v} for s, v in [(0, 5.0), (1, 4.0), (2, 3.0), (1, 4.5), (2, 3.5)]]
+    rows.append({"event": "val", "step": 9, "loss": 1.0})
+    c = curve(rows, "train", "loss")
+    assert c.steps.tolist() == [0, 1, 2] and c.values.tolist() == [5.0, 4.5, 3.5]
+    assert curve(rows, "train", "norm").steps.tolist() == []
+
+
+def test_the_picture_shows_every_curve(tmp_path: Path) -> None:
+    draw_curves(_metrics(), tmp_path / "a.png", "a run", {"bigram entropy": 4.0})
+    draw_curves(_metrics(), tmp_path / "b.png", "a run")
+    draw_curves([r for r in _metrics() if r["event"] != "val"], tmp_path / "c.png", "a run", {"bigram entropy": 4.0})
+    with_all, no_yardstick, no_val = (_pixels(tmp_path / f"{name}.png") for name in "abc")
+    # a yardstick within the range of the losses changes nothing but its line, across the panel, and its name above it
+    rows, columns = np.nonzero((with_all != no_yardstick).any(axis=-1))
+    assert np.ptp(rows) < 30 and np.ptp(columns) > 700
+    assert with_all.shape[0] > 500 and with_all.shape[1] > 800
+    for colour in (curves.TRAIN, curves.VAL, curves.RATE, curves.NORM):
+        assert _has_colour(with_all, colour)
+    assert not _has_colour(no_val, curves.VAL)
+    assert not _has_colour(with_all, curves.SKIPPED)
+
+
+@pytest.fixture
+def panels(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The panels of the picture drawn last, to look at what is in them."""
+    found: list[Any] = []
+
+    def keep(canvas: FigureCanvasAgg, file: Any) -> None:
+        found[:] = canvas.figure.axes
+
+    monkeypatch.setattr(FigureCanvasAgg, "print_png", keep)
+    return found
+
+
+def _line(axes: Any, beginning: str) -> tuple[str, list[int], np.ndarray]:
+    """The label, the steps and the heights of the one line whose label begins so."""
+    (line,) = [each for each in axes.lines if str(each.get_label()).startswith(beginning)]
+    return str(line.get_label()), [int(step) for step in line.get_xdata()], np.asarray(line.get_ydata())
+
+
+def test_the_bold_curve_is_what_its_label_says(tmp_path: Path, panels: list[Any]) -> None:
+    """To its last point, which was once the mean of one step."""
+    rows = _metrics(850)
+    rng = np.random.default_rng(0)
+    for row in rows:
+        if row["event"] == "train":
+            row["loss"] = 3 + rng.normal()
+    losses = np.array([row["loss"] for row in rows if row["event"] == "train"])
+    draw_curves(rows, tmp_path / "a.png")
+    label, steps, drawn = _line(panels[0], "training, mean of")
+    window = int(label.split()[3])
+    assert window == 17 and steps == list(range(8, 842))
+    np.testing.assert_allclose(drawn, np.lib.stride_tricks.sliding_window_view(losses, window).mean(axis=1), rtol=1e-9)
+
+
+def test_skipped_steps_are_marked_and_do_not_stop_the_drawing(tmp_path: Path, panels: list[Any]) -> None:
+    rows = _metrics()
+    bad = [row for row in rows if row["event"] == "train"]
+    bad[30].update(loss=float("nan"), norm=float("inf"), skipped=True)
+    bad[31].update(loss=float("inf"), norm=float("nan"))
+    draw_curves(rows, tmp_path / "a.png")
+    assert _line(panels[0], "update skipped: 1")[1] == [30]
+    assert _line(panels[0], "training not finite: 2 points, first at step 30")[1] == [30, 31]
+
+
+def test_a_picture_says_what_lies_outside_of_it(tmp_path: Path, panels: list[Any]) -> None:
+    """A run that diverges: its last losses are enormous, then no numbers."""
+    rows = _metrics(1000)
+    for row in rows:
+        row["loss"] = 5.5 - row["step"] / 250 if "step" in row else None
+        if row["event"] == "train" and row["step"] >= 990:
+            row["loss"] = [1e3, 4e4, 2e3, math.inf][row["step"] - 990] if row["step"] < 994 else math.nan
+    rows.append({"event": "val", "step": 1000, "loss": math.nan, "batches": 2})
+    draw_curves(rows, tmp_path / "a.png")
+    axes = panels[0]
+    assert axes.get_ylim()[1] < 100
+    label, steps, _ = _line(axes, "training above the picture: 3 points")
+    assert steps == [990, 991, 992] and label.endswith("largest 4e+04 at step 991")
+    assert _line(axes, "training not finite: 7 points, first at step 993")[1] == list(range(993, 1000))
+    assert _line(axes, "validation not finite: 1 point, first at step 1000")[1] == [1000]
+    assert _line(axes, "validation (last nan)")[1][-1] == 980
+    draw_curves(_metrics(1000), tmp_path / "a.png")
+    assert not [line for line in panels[0].lines if re.search("above|finite|skipped", str(line.get_label()))]
+
+
+def test_a_long_run_of_nan_is_a_thousand_marks_and_not_a_million(tmp_path: Path, panels: list[Any]) -> None:
+    rows = [{"event": "train", "step": step, "loss": math.nan} for step in range(50_000)]
+    draw_curves(rows, tmp_path / "a.png")
+    label, steps, _ = _line(panels[0], "training not finite")
+    assert "50,000 points" in label and len(steps) == curves.BINS and (steps[0], steps[-1]) == (0, 49_950)
+
+
+@given(st.lists(st.floats(-1e3, 1e30), min_size=1, max_size=300), st.lists(st.floats(-1e3, 1e3), max_size=5))
+def test_of_a_thousand_losses_five_lie_outside_at_most(training: list[float], others: list[float]) -> None:
+    """And none of the others; a logarithmic axis has positive ends."""
+    found = loss_range([_curve(training)], [np.array(others)])
+    assert found is not None and found.low < found.high
+    assert found.low > 0 or not found.log
+    assert len(above(_curve(training), found.high).steps) <= 0.005 * len(training)
+    assert all(found.low <= value <= found.high for value in [min(training), training[0], *others])
+
+
+# What people see who lack one kind of cone, in linear RGB: Machado, Oliveira and Fernandes 2009, severity 1.
+VISIONS = {
+    "all cones": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]
+    ],
+    "tritanopia": [
+        [1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]
+    ],
+}  # fmt: skip
+
+
+def _lab(colour: str, vision: str) -> np.ndarray:
+    """CIE L*a*b* of a colour as it is seen."""
+    rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(np.array(VISIONS[vision]) @ linear, 0, 1)
+    to_xyz = [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
+    white = np.array([0.95047, 1, 1.08883])
+    t = np.array(to_xyz) @ seen / white
+    f = np.where(t > (6 / 29) ** 3, np.cbrt(t), t / (3 * (6 / 29) ** 2) + 4 / 29)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def _least_distance(colours: Sequence[str], vision: str) -> float:
+    pairs = itertools.combinations([_lab(colour, vision) for colour in colours], 2)
+    return min(float(np.linalg.norm(a - b)) for a, b in pairs)
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+def test_colours_can_be_told_apart_by_everybody(vision: str) -> None:
+    """In CIE L*a*b*, where 2.3 can just be seen. The palette before had two colours 8 apart, of four 7."""
+    for count, least in ((2, 75), (3, 50), (4, 16), (7, 16)):
+        assert _least_distance(PALETTE[:count], vision) >= least, count
+    assert _least_distance([curves.TRAIN, curves.VAL, curves.YARDSTICK, curves.SKIPPED], vision) >= 16
+    assert _least_distance([curves.RATE, curves.NORM], vision) >= 16
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [{"event": "start"}],
+        _metrics(1),
+        _metrics(2)[2:],
+        [{"event": "val", "step": 0, "loss": 5.5}],
+        _metrics(3, loss=float("nan"), norm=float("nan")),
+        _metrics(40, loss=0.0, norm=0.0, lr=0.0),
+        _metrics(40, tokens=0),
+        _metrics(3000),
+    ],
+    ids=["empty", "started", "one step", "no val", "val only", "all nan", "all zero", "no tokens", "binned"],
+)
+@pytest.mark.filterwarnings("error")
+def test_any_run_can_be_drawn(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    draw_curves(rows, tmp_path / "a.png", "title", {"bigram entropy": 2.48, "goal": 2.45})
+    assert _pixels(tmp_path / "a.png").std() > 1
+
+
+def test_the_metrics_file_gives_the_same_picture_as_its_events(tmp_path: Path) -> None:
+    with runlog.RunLog(tmp_path) as log:
+        for row in _metrics(30):
+            log.event(row["event"], **{k: v for k, v in row.items() if k != "event"})
+    draw_curves(tmp_path / "metrics.jsonl", tmp_path / "a.png", "t")
+    draw_curves(_metrics(30), tmp_path / "b.png", "t")
+    assert np.array_equal(_pixels(tmp_path / "a.png"), _pixels(tmp_path / "b.png"))
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "a.png"
+    draw_curves(_metrics(), target)
+    before = target.read_bytes()
+
+    def fail(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(InputError, match=r"a\.png"):
+        draw_curves(_metrics(10), target)
+    assert target.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["a.png"]
+
+
+def test_no_pyplot_and_no_changed_settings(tmp_path: Path) -> None:
+    code = (
+        "import sys, matplotlib; from pathlib import Path; from llmc_jax.run.curves import draw_curves\n"
+        "def settings(): return {k: matplotlib.rcParams[k] for k in matplotlib.rcParams if k != 'backend'}\n"
+        "before = settings()\n"
+        f"draw_curves([{{'event': 'val', 'step': 0, 'loss': 1.0}}], Path({str(tmp_path / 'a.png')!r}))\n"
+        "print('matplotlib.pyplot' in sys.modules, before == settings())"
+    )
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
+    with Image.open(io.BytesIO((tmp_path / "a.png").read_bytes())) as image:
+        image.verify()

@@ -1,0 +1,702 @@
+"""The run folder: llm.c's log lines, metrics at full precision, and what happens when something is in the way."""
+
+import fcntl
+import json
+import math
+import os
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llmc_jax.errors import FormatError, InputError
+from llmc_jax.run import folder as runlog
+from llmc_jax.run.folder import Kept, RunLog, create_run_folder, cut_logs, locked, read_metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+OPTIONS = {"learning_rate": 3e-4, "output_dir": Path("out"), "inputs": ("a", "b"), "seed": None}
+MODEL = {"num_layers": 2, "channels": 32}
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # however busy the machine is
+
+
+def _log(folder: Path, reuse: bool = False) -> RunLog:
+    folder.mkdir(exist_ok=True)
+    return RunLog(folder, reuse=reuse)
+
+
+def _train(log: RunLog, step: int, loss: Any = 4.0, **changes: Any) -> None:
+    fields = {"norm": 1.0, "lr": 1e-4, "ms": 12.5, "tokens_per_second": 5e3, "tokens": (step + 1) * 256}
+    log.train(step, loss=loss, **{**fields, **changes})
+
+
+# ---- the folder
+
+
+def test_new_folders_of_one_second_do_not_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runlog.time, "strftime", lambda _: "20250102-030405")
+    folders = [create_run_folder("", "gpt3:c768", reuse=False) for _ in range(3)]
+    assert [str(f) for f in folders] == [
+        "runs/20250102-030405-gpt3-c768",
+        "runs/20250102-030405-gpt3-c768-2",
+        "runs/20250102-030405-gpt3-c768-3",
+    ]
+    assert all(f.is_dir() for f in folders)
+
+
+@pytest.mark.parametrize("name", ["", "../..", "/a/b/c.bin", "x" * 500, "d12\n"])
+def test_any_name_makes_a_folder_inside_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = create_run_folder("", name, reuse=False)
+    assert folder.parent == Path("runs") and folder.resolve().parent == tmp_path.resolve() / "runs"
+
+
+def test_a_folder_with_files_is_refused_unless_reused(tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert create_run_folder(str(empty), "d12", reuse=False) == empty
+    (empty / "main.log").write_text("s:0 tel:1.0000\n")
+    with pytest.raises(InputError, match=r"choose another -o, or -y 1"):
+        create_run_folder(str(empty), "d12", reuse=False)
+    assert create_run_folder(str(empty), "d12", reuse=True) == empty
+    assert create_run_folder(str(tmp_path / "a/b/c"), "d12", reuse=False).is_dir()
+    assert list((tmp_path / "a/b/c").iterdir()) == []  # the trial of writing left nothing
+
+
+def test_a_file_in_the_way_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs").write_text("")
+    for output_dir in ("runs", "runs/inside", ""):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(InputError, match="a file is in the way"):
+            create_run_folder(output_dir, "d12", reuse=True)
+
+
+@pytest.mark.parametrize("output_dir", ["", "a/b"])
+def test_a_folder_that_cannot_be_used_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output_dir: str
+) -> None:
+    def full(**_: Any) -> NoReturn:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runlog.tempfile, "TemporaryFile", full)
+    for there in ([], ["a"], ["a/b", "runs"]):
+        for name in there:
+            (tmp_path / name).mkdir(exist_ok=True)
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(InputError, match="No space left on device"):
+            create_run_folder(output_dir, "d12", reuse=False)
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(InputError, match="cannot write"):
+        create_run_folder(str(tmp_path), "d12", reuse=True)
+
+
+def test_a_folder_that_takes_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: Any) -> NoReturn:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(runlog.tempfile, "TemporaryFile", fail)
+    with pytest.raises(InputError, match=r"cannot write to the folder \(Read-only file system\)"):
+        create_run_folder(str(tmp_path / "out"), "d12", reuse=False)
+
+
+# ---- the lines
+
+
+def test_main_log_is_llmcs(tmp_path: Path) -> None:
+    with _log(tmp_path) as log:
+        log.val(0, loss=11.00918, batches=20)
+        _train(log, 0, loss=np.float32(11.009131), lr=8.571428e-07, norm=15.3666)
+        _train(log, 1, loss=float("nan"), norm=float("inf"), skipped=True)
+    assert (tmp_path / "main.log").read_bytes() == (
+        b"s:0 tel:11.0092\ns:0 trl:11.0091 lr:0.000001 norm:15.37\ns:1 trl:nan lr:0.000100 norm:inf\n"
+    )
+
+
+def test_events_are_written_before_the_log_is_closed(tmp_path: Path) -> None:
+    log = _log(tmp_path)
+    log.event("start", tokens=0)
+    log.val(0, loss=5.5, batches=3)
+    _train(log, 0, loss=5.25)
+    log.sample(1, "def f():\n    \x1b", tokens=64)
+    assert read_metrics(tmp_path / "metrics.jsonl") == [
+        {"event": "start", "tokens": 0},
+        {"event": "val", "step": 0, "loss": 5.5, "batches": 3},
+        {
+            "event": "train",
+            "step": 0,
+            "loss": 5.25,
+            "norm": 1.0,
+            "lr": 1e-4,
+            "ms": 12.5,
+            "tokens_per_second": 5e3,
+            "skipped": False,
+            "tokens": 256,
+        },
+        {"event": "sample", "step": 1, "tokens": 64, "text": "def f():\n    \x1b"},
+    ]
+    assert (tmp_path / "samples.txt").read_text() == "step 1, 64 tokens\n---\ndef f():\n    \x1b\n---\n"
+    log.close()
+
+
+@UNHURRIED
+@given(st.floats(width=32))
+def test_a_float32_comes_back_with_the_same_bits(tmp_path_factory: pytest.TempPathFactory, value: float) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    with _log(folder) as log:
+        _train(log, 0, loss=np.float32(value))
+    line = (folder / "metrics.jsonl").read_text()
+    json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    (event,) = read_metrics(folder / "metrics.jsonl")
+    back = np.float32(event["loss"])
+    assert back.tobytes() == np.float32(value).tobytes() or (math.isnan(back) and math.isnan(value))
+
+
+def test_reuse_continues_the_files_and_a_new_run_empties_them(tmp_path: Path) -> None:
+    for reuse, expected in ((False, [0]), (True, [0, 0]), (False, [0])):
+        with _log(tmp_path, reuse) as log:
+            _train(log, 0)
+        assert [e["step"] for e in read_metrics(tmp_path / "metrics.jsonl")] == expected
+        assert len((tmp_path / "main.log").read_text().splitlines()) == len(expected)
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"event": "tr', b"x" * 200_000])
+def test_a_torn_last_line_is_dropped_on_reading_and_on_reuse(tmp_path: Path, torn: bytes) -> None:
+    with _log(tmp_path) as log:
+        _train(log, 0)
+    for name in ("metrics.jsonl", "main.log"):
+        with (tmp_path / name).open("ab") as file:
+            file.write(torn)
+    assert [e["step"] for e in read_metrics(tmp_path / "metrics.jsonl")] == [0]
+    with _log(tmp_path, reuse=True) as log:
+        _train(log, 1)
+    assert [e["step"] for e in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1]
+    lines = (tmp_path / "main.log").read_text().splitlines()
+    assert [line.split()[0] for line in lines] == ["s:0", "s:1"]
+
+
+def test_a_file_that_is_one_torn_line_becomes_empty(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"event"')
+    _log(tmp_path, reuse=True).close()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == b""
+
+
+@UNHURRIED
+@given(st.binary(max_size=300))
+def test_reading_any_bytes_gives_events_or_a_format_error(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
+    path.write_bytes(b'{"event": "val", "step": 0, "loss": "nan"}\n' + data)
+    try:
+        events = read_metrics(path)
+    except FormatError as error:
+        assert "line" in str(error) and str(path) in str(error)
+    else:
+        assert math.isnan(events[0]["loss"])
+        assert len(events) == 1 + data.count(b"\n")
+
+
+def test_damage_within_the_file_is_named_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"event": "val"}\nnot json\n{"event": "val"}\n')
+    with pytest.raises(FormatError, match="line 2"):
+        read_metrics(path)
+    path.write_text("[1]\n")
+    with pytest.raises(FormatError, match="not a JSON object"):
+        read_metrics(path)
+    with pytest.raises(InputError, match="cannot read"):
+        read_metrics(tmp_path / "missing")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("name", ["main.log", "metrics.jsonl"])
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).symlink_to("/dev/full")
+    with _log(tmp_path, reuse=True) as log, pytest.raises(InputError, match=f"{name}: .*No space left"):
+        _train(log, 0)
+
+
+def test_a_pipe_in_place_of_a_log_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "main.log")
+    with pytest.raises(InputError, match=r"main\.log: cannot open"):
+        _log(tmp_path, reuse=True)
+    reader = os.open(tmp_path / "main.log", os.O_RDONLY | os.O_NONBLOCK)
+    with _log(tmp_path, reuse=True) as log:  # somebody reads it
+        log.val(0, loss=1.0, batches=1)
+        log.sync()
+        assert os.read(reader, 100) == b"s:0 tel:1.0000\n"
+    os.close(reader)
+
+
+def test_a_folder_in_place_of_a_log_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "main.log").mkdir()
+    with pytest.raises(InputError, match=r"main\.log: cannot open"):
+        _log(tmp_path, reuse=True)
+
+
+# ---- the logs of a run that is continued
+
+
+class Plan(NamedTuple):
+    """What a run does; 0: never."""
+
+    val_every: int
+    sample_every: int
+    save_every: int
+    gpu_every: int
+    texts: tuple[str, ...]
+    broken: frozenset[int]  # steps that are not finite
+
+
+TEXTS = st.text(max_size=12) | st.sampled_from(["---\n", "\ud800", "\u2028\x85\r", ""])
+plans = st.builds(
+    Plan, *[st.integers(0, 4)] * 4,
+    texts=st.lists(TEXTS, min_size=1, max_size=4).map(tuple),
+    broken=st.frozensets(st.integers(0, 12), max_size=3),
+)  # fmt: skip
+
+
+def write_run(folder: Path, plan: Plan, last: int, validated: bool = True, sampled: bool = True) -> Path:
+    """The logs of a run that ends after `last` steps; there too it validates and samples, or was stopped before."""
+
+    def due(every: int, step: int) -> bool:
+        return every > 0 and step % every == 0
+
+    with _log(folder) as log:
+        log.event("start", step=0, steps=100)
+        for step in range(last + 1):
+            if due(plan.val_every, step) and (validated or step < last):
+                log.val(step, loss=5 - step / 7, batches=3)
+            if due(plan.sample_every, step) and (sampled or step < last):
+                log.sample(step, plan.texts[step % len(plan.texts)], tokens=step)
+            if due(plan.save_every, step):
+                log.event("checkpoint", step=step, path=f"state_{step:08d}")
+            if step < last:
+                loss = math.nan if step in plan.broken else 5 - step / 7
+                _train(log, step, loss=np.float32(loss), skipped=step in plan.broken)
+                if due(plan.gpu_every, step + 1):
+                    log.event("gpu", step=step, watts=300.0)
+    return folder
+
+
+def logs_of(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in ("main.log", "metrics.jsonl", "samples.txt")}
+
+
+@UNHURRIED
+@given(plan=plans, end=st.integers(0, 12), data=st.data(), torn=st.sampled_from([b"", b'{"event": "tr', b"s:3 tr"]))
+def test_cut_logs_are_those_of_a_run_up_to_there(
+    tmp_path_factory: pytest.TempPathFactory, plan: Plan, end: int, data: st.DataObject, torn: bytes
+) -> None:
+    folder = tmp_path_factory.mktemp("cut")
+    step = data.draw(st.integers(0, end), "step")
+    validated, sampled = data.draw(st.tuples(st.booleans(), st.booleans()), "validated, sampled")
+    found = write_run(folder / "found", plan, end)
+    expected = logs_of(write_run(folder / "expected", plan, step, validated, sampled))
+    for name in ("main.log", "metrics.jsonl"):
+        with (found / name).open("ab") as file:
+            file.write(torn)
+    for _ in range(2):  # a second time changes nothing: a run may be killed right after the first
+        cut_logs(found, Kept(step, validated, sampled))
+        assert logs_of(found) == expected
+    (found / "samples.txt").write_bytes(b"whatever was there when the run was killed")
+    cut_logs(found, Kept(step, validated, sampled))
+    assert logs_of(found) == expected
+    assert sorted(path.name for path in found.iterdir()) == ["main.log", "metrics.jsonl", "samples.txt"]
+    cut_logs(found, None)
+    assert set(logs_of(found).values()) == {b""}
+
+
+def test_llmcs_own_log_is_cut_too(tmp_path: Path) -> None:
+    """llm.c validates before the update of a step, as we do, and writes HellaSwag's accuracy as eval."""
+    lines = [
+        *("s:0 tel:11.0317", "s:0 eval:0.2487", "s:0 trl:11.0317 lr:0.000001 norm:15.37"),
+        *(
+            "s:1 trl:10.9 lr:0.000002 norm:15.1",
+            "s:2 tel:10.5",
+            "s:2 eval:0.2490",
+            "s:2 trl:10.4 lr:0.000003 norm:9.00",
+        ),
+        *("s:3 trl:nan lr:0.000004 norm:-nan", "s:4 tel:9.8"),
+    ]
+    cases = {
+        Kept(0, False, False): 0, Kept(0, True, False): 2, Kept(1, False, False): 3, Kept(2, False, True): 4,
+        Kept(2, True, False): 6, Kept(3, True, True): 7, Kept(4, False, False): 8, Kept(4, True, False): 9,
+        Kept(10**9, False, False): 9,
+    }  # fmt: skip
+    for kept, count in cases.items():
+        (tmp_path / "main.log").write_text("".join(f"{line}\n" for line in lines))
+        cut_logs(tmp_path, kept)
+        assert (tmp_path / "main.log").read_text().splitlines() == lines[:count], kept
+    assert [path.name for path in tmp_path.iterdir()] == ["main.log"]  # what is not there is not made
+
+
+def test_a_whole_log_of_llmc(shared: Path, tmp_path: Path) -> None:
+    whole = (shared / "data" / "llmc_124M_8xH100_main.log").read_bytes()
+    path = tmp_path / "main.log"
+    path.write_bytes(whole)
+    last = int(whole.rstrip(b"\n").split(b"\n")[-1].split()[0][2:])
+    assert last > 10_000
+    cut_logs(tmp_path, Kept(last + 1, True, True))
+    assert path.read_bytes() == whole
+    cut_logs(tmp_path, Kept(10_000, True, True))
+    assert whole.startswith(path.read_bytes())
+    after = whole[len(path.read_bytes()) :].split(b"\n")[0]
+    assert after.startswith(b"s:10000 trl:")
+
+
+def test_lines_that_cannot_be_understood_stay(tmp_path: Path) -> None:
+    odd_log = ["# a note of mine", "s:9 abc:1", "s:-1 trl:2", "s:99999999999999999999999 trl:1", "", "s:9"]
+    odd_events = [
+        *(
+            "not json",
+            "[1]",
+            "7",
+            '{"event": "val"}',
+            '{"event": 3, "step": 9}',
+            '{"step": 9}',
+            "",
+            '{"event": "val", "st',
+        ),
+        *('{"event": "val", "step": "9"}', '{"event": "val", "step": 9.5}', "[" * 100_000, "\udcff"),
+    ]
+    (tmp_path / "main.log").write_text("".join(f"{line}\n" for line in [*odd_log, "s:9 trl:1 lr:1 norm:1"]))
+    events = [*odd_events, '{"event": "train", "step": 9}', '{"event": "sample", "step": 2}']
+    text = "".join(f"{line}\n" for line in events).encode(errors="surrogateescape")
+    (tmp_path / "metrics.jsonl").write_bytes(text)
+    cut_logs(tmp_path, Kept(5, True, True))
+    assert (tmp_path / "main.log").read_text().splitlines() == odd_log
+    left = (tmp_path / "metrics.jsonl").read_bytes().decode(errors="surrogateescape").split("\n")
+    assert left == [*odd_events, '{"event": "sample", "step": 2}', ""]
+
+
+@UNHURRIED
+@given(st.binary(max_size=300), st.sampled_from([None, Kept(0, False, False), Kept(1, True, True)]))
+def test_any_bytes_are_cut_to_some_of_their_lines(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, kept: Kept | None
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    for name in ("main.log", "metrics.jsonl", "samples.txt"):
+        (folder / name).write_bytes(data)
+    cut_logs(folder, kept)
+    for name in ("main.log", "metrics.jsonl"):
+        lines = iter(data.split(b"\n")[:-1])
+        assert all(line in lines for line in (folder / name).read_bytes().split(b"\n")[:-1])  # in their order
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_cut_that_fails_leaves_whole_files_and_is_made_up_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    plan = Plan(1, 1, 2, 0, ("a", "b"), frozenset())
+    found = write_run(tmp_path / "found", plan, 6)
+    before, after = logs_of(found), logs_of(write_run(tmp_path / "expected", plan, 3))
+    replace, calls = os.replace, []
+
+    def full(*names: Any) -> None:
+        calls.append(names)
+        if len(calls) == nth:
+            raise OSError(28, "No space left on device")
+        replace(*names)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        with pytest.raises(InputError, match="No space left on device"):
+            cut_logs(found, Kept(3, True, True))
+    assert len(calls) == nth
+    half = logs_of(found)
+    assert [half[name] == before[name] for name in half] == [k + 1 >= nth for k in range(3)]
+    assert [half[name] == after[name] for name in half] == [k + 1 < nth for k in range(3)]
+    assert not [path for path in found.iterdir() if path.name.startswith(".")]
+    cut_logs(found, Kept(3, True, True))
+    assert logs_of(found) == after
+
+
+def test_synced_is_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[os.stat_result] = []
+    with _log(tmp_path) as log:
+        _train(log, 0)
+        fsync = os.fsync
+
+        def watched(descriptor: int) -> None:
+            synced.append(os.fstat(descriptor))
+            fsync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", watched)
+        log.sync()
+    assert [(each.st_ino, each.st_size) for each in synced] == [
+        (path.stat().st_ino, path.stat().st_size) for path in (tmp_path / name for name in logs_of(tmp_path))
+    ]
+
+
+def test_a_sync_that_fails_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> NoReturn:
+        raise OSError(5, "Input/output error")
+
+    with _log(tmp_path) as log:
+        monkeypatch.setattr(os, "fsync", fail)
+        with pytest.raises(InputError, match=r"main\.log: cannot write to it: Input/output error"):
+            log.sync()
+
+
+def test_a_line_that_cannot_be_written_leaves_no_half(tmp_path: Path) -> None:
+    """Else the next event would be glued to it, and the file could not be read again."""
+    with _log(tmp_path) as log:
+        _train(log, 0)
+        before = (tmp_path / "main.log").read_bytes()
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 5, limit[1]))  # so much more can be written
+        try:
+            with pytest.raises(InputError, match=r"main\.log: cannot write to it"):
+                _train(log, 1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        assert (tmp_path / "main.log").read_bytes() == before
+        _train(log, 1)
+    assert (tmp_path / "main.log").read_bytes().count(b"\n") == 2
+
+
+def test_a_log_that_leads_nowhere_is_no_problem(tmp_path: Path) -> None:
+    (tmp_path / "main.log").symlink_to(os.devnull)
+    cut_logs(tmp_path, Kept(0, False, False))
+    with _log(tmp_path, reuse=True) as log:
+        _train(log, 0)
+        log.sync()
+    assert (tmp_path / "main.log").is_symlink()
+    assert [each["step"] for each in read_metrics(tmp_path / "metrics.jsonl")] == [0]
+
+
+# ---- one process at a time
+
+HOLDER = """
+import sys, pathlib
+from llmc_jax.run.folder import locked
+with locked(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_process_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "main.log").write_text("")
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    other = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        for _ in range(2):  # a refusal leaves no lock of its own
+            with (
+                pytest.raises(InputError, match="another process is training in this folder; stop that one"),
+                locked(tmp_path),
+            ):
+                pytest.fail("two processes have the folder")
+        other.kill()  # nothing of ours runs at the end of such a process
+        other.wait()
+        with locked(tmp_path):
+            pass
+    finally:
+        other.kill()
+        other.communicate()
+    assert [path.name for path in tmp_path.iterdir()] == ["main.log"]  # the lock is no file
+
+
+def test_a_lock_ends_with_its_block_however_it_ends(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), locked(tmp_path):
+        raise KeyError
+    with locked(tmp_path):
+        with pytest.raises(InputError), locked(tmp_path):
+            pytest.fail("the folder is locked twice")
+        (tmp_path / "other").mkdir()
+        with locked(tmp_path / "other"):
+            pass
+    with locked(tmp_path):
+        pass
+
+
+def test_a_folder_that_is_held_knows_where_it_is(tmp_path: Path) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    run.mkdir()
+    with locked(run) as held:
+        held.check()
+        run.rename(other)
+        assert not held.is_there()
+        run.mkdir()  # another one
+        where = f".*{re.escape(str(other))}" if Path("/proc/self/fd").exists() or sys.platform == "darwin" else ""
+        with pytest.raises(InputError, match=f"^{re.escape(str(run))}: is no longer the folder{where}"):
+            held.check()
+        run.rmdir()
+        other.rename(run)
+        held.check()
+        run.rmdir()
+        with pytest.raises(InputError, match="was removed"):
+            held.check()
+
+
+def test_a_folder_replaced_while_it_is_locked_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    with monkeypatch.context() as patch, pytest.raises(InputError, match="is no longer the folder"):
+        patch.setattr(fcntl, "flock", lambda *_: run.rename(tmp_path / "other"))
+        with locked(run):
+            pytest.fail("it is locked where it no longer is")
+
+
+@pytest.mark.parametrize("name", ["main.log", "metrics.jsonl", "samples.txt"])
+def test_a_log_that_was_replaced_is_not_written(tmp_path: Path, name: str) -> None:
+    """It would be lost with the file that only this process still has."""
+    with _log(tmp_path) as log:
+        events: list[Callable[[], None]] = [
+            lambda: _train(log, 0),
+            lambda: log.sample(0, "a", 1),
+            lambda: _train(log, 1),
+        ]
+        for event in events:
+            event()
+        os.rename(tmp_path / name, tmp_path / "moved")
+        (tmp_path / name).write_text("of somebody else")
+        for _ in range(2):
+            with pytest.raises(InputError, match=f"{name}: is no longer the file that this run writes"):
+                for event in events:
+                    event()
+        os.remove(tmp_path / name)
+        with pytest.raises(InputError, match=f"{name}: is no longer"):
+            for event in events:
+                event()
+        os.rename(tmp_path / "moved", tmp_path / name)
+        for event in events:
+            event()
+
+
+def test_nothing_is_written_where_the_folder_is_another_one(tmp_path: Path) -> None:
+    def check() -> None:
+        raise InputError("moved")
+
+    with RunLog(tmp_path, check=check) as log:
+        calls: list[Callable[[], None]] = [lambda: _train(log, 0), lambda: log.sample(0, "a", 1), log.sync]
+        for call in calls:
+            with pytest.raises(InputError, match="moved"):
+                call()
+    assert set(logs_of(tmp_path).values()) == {b""}
+
+
+def test_without_locks_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: Any) -> NoReturn:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with locked(tmp_path), locked(tmp_path):
+        pass
+
+
+# ---- the configuration
+
+
+def test_config_holds_options_shape_and_versions(tmp_path: Path) -> None:
+    runlog.write_config(tmp_path, runlog.config_record(OPTIONS, MODEL, {"kind": "cpu"}))
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert runlog.read_config(tmp_path) == config
+    assert config["options"] == {"learning_rate": 3e-4, "output_dir": "out", "inputs": ["a", "b"], "seed": None}
+    assert config["model"] == MODEL
+    assert config["device"] == {"kind": "cpu"}
+    assert {"python", "jax", "jaxlib", "numpy", "llmc-jax"} == set(config["versions"])
+    assert config["versions"]["numpy"] == np.__version__
+    assert config["command_line"] and config["platform"] and config["started"]
+
+
+def test_there_is_one_configuration(tmp_path: Path) -> None:
+    for start in range(3):
+        runlog.write_config(tmp_path, {"start": start})
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    assert runlog.read_config(tmp_path) == {"start": 2}
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_of_the_configuration_and_the_kernels_both_are_written_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    runlog.write_config(tmp_path, {"start": 1}, {"kernels": 1})
+    write, calls = Path.write_bytes, []
+
+    def fail(path: Path, data: bytes) -> int:
+        calls.append(path)
+        if len(calls) == failing:
+            raise OSError(28, "No space left on device")
+        return write(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", fail)
+    with pytest.raises(InputError, match=r"json: cannot write it: No space left"):
+        runlog.write_config(tmp_path, {"start": 2}, {"kernels": 2})
+    assert runlog.read_config(tmp_path) == {"start": 1}
+    assert runlog.read_kernels(tmp_path / "kernels.json") == {"kernels": 1}
+    assert len(list(tmp_path.iterdir())) == 2
+    runlog.write_config(tmp_path, {"start": 3}, {"kernels": 3})
+    assert runlog.read_kernels(tmp_path / "kernels.json") == {"kernels": 3}
+
+
+def test_the_configurations_of_earlier_versions(tmp_path: Path) -> None:
+    """They kept those of earlier starts under numbers; killed at a start, they could leave these alone."""
+    assert runlog.config_file(tmp_path) is None and runlog.read_config(tmp_path) is None
+    for name in ("config-0.json", "config-x.json", "config-.json", "config-1.json.bak"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "config-77.json").mkdir()
+    assert runlog.config_file(tmp_path) is None
+    for number in (1, 2, 10):
+        (tmp_path / f"config-{number}.json").write_text(json.dumps({"start": number}))
+        assert runlog.read_config(tmp_path) == {"start": number}
+    runlog.write_config(tmp_path, {"start": 11})
+    assert runlog.read_config(tmp_path) == {"start": 11}
+
+
+@pytest.mark.parametrize("data", [b"", b"[1]", b"\xff", b"[" * 100_000])
+def test_a_configuration_that_is_none_is_named(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(data)
+    with pytest.raises(FormatError, match=r"config\.json: is no JSON object"):
+        runlog.read_config(tmp_path)
+
+
+def test_git_state_tells_the_commit_and_changes(tmp_path: Path) -> None:
+    assert runlog.git_state(tmp_path) is None
+
+    def git(*command: str) -> str:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        done = subprocess.run(["git", *identity, *command], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    git("init", "-q")
+    (tmp_path / "file").write_text("1")
+    git("add", "file")
+    git("commit", "-q", "-m", "one")
+    assert runlog.git_state(tmp_path) == {"commit": git("rev-parse", "HEAD"), "modified": False}
+    (tmp_path / "file").write_text("2")
+    state = runlog.git_state(tmp_path)
+    assert state is not None and state["modified"]
+
+
+def test_an_atomic_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "out.bin"
+    runlog.write_atomic(path, b"old")
+
+    def fail(_: int) -> NoReturn:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(InputError, match=r"out\.bin: cannot write it: No space left"):
+        runlog.write_atomic(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["out.bin"]
+    monkeypatch.undo()
+    runlog.write_atomic(path, b"new")
+    assert path.read_bytes() == b"new"

@@ -1,0 +1,1198 @@
+"""Whole runs of the command line on tiny models: what they compute, what they leave behind, and how they end."""
+
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from llmc_jax.checkpoint import store
+from llmc_jax.checkpoint.llmc import read_header, read_model, write_model
+from llmc_jax.cli import train as cli
+from llmc_jax.config.train import ModelConfig, TrainConfig, parse_descriptor
+from llmc_jax.data.corpora import Corpus
+from llmc_jax.data.loader import TokenLoader
+from llmc_jax.data.tokenfile import open_token_file, write_token_file
+from llmc_jax.data.tokenizers import bytes_tokenizer, sample_text
+from llmc_jax.errors import InputError
+from llmc_jax.machine import compiling
+from llmc_jax.machine import device as hardware
+from llmc_jax.machine.nvml import GpuReading
+from llmc_jax.models.gpt2.init import random_parameters
+from llmc_jax.models.gpt2.tensors import Params, num_parameters, padded, tensor_specs
+from llmc_jax.run import curves
+from llmc_jax.run import loop as trainer
+from llmc_jax.run import prepare as beforehand
+from llmc_jax.run.folder import read_config, read_metrics
+from llmc_jax.run.sampler import generate
+from llmc_jax.training.step import Metrics, evaluate_loss
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = "L1-NH1-C16-V257-T16"
+STEP_TOKENS = 64  # 4 x 16
+VAL_BATCHES = 31  # (2000 - 1) // 64
+
+
+class Result(NamedTuple):
+    """What a run left."""
+
+    code: int
+    folder: Path
+    events: list[dict[str, Any]]
+    out: str
+    err: str
+
+    def values(self, event: str, field: str) -> list[Any]:
+        return [each[field] for each in self.events if each["event"] == event]
+
+    @property
+    def losses(self) -> list[float]:
+        return self.values("train", "loss")
+
+    @property
+    def models(self) -> list[str]:
+        return sorted(path.name for path in self.folder.glob("model_*.bin"))
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """The steps of the checkpoints, each complete and every byte of it right."""
+        entries = store.entries(self.folder)
+        assert [entry for entry in entries if entry.problem is not None] == []
+        return [entry.step for entry in entries]
+
+    def state(self, step: int) -> dict[str, np.ndarray]:
+        """The arrays of a good checkpoint."""
+        entry = store.entry(self.folder, step)
+        assert entry.problem is None, entry
+        return {name: store.read_array(entry.folder, name) for name in store.array_specs(entry.folder)}
+
+    def bits(self, step: int) -> dict[str, bytes]:
+        """The same, as it lies in memory."""
+        return {name: array.tobytes() for name, array in self.state(step).items()}
+
+    def model(self, step: int) -> np.ndarray:
+        """The parameters of a checkpoint (N,): the master weights where there are any."""
+        state = self.state(step)
+        return np.concatenate([state[f"params/{name}"].reshape(-1) for name in Params._fields])
+
+    def exported(self, step: int) -> np.ndarray:
+        """The parameters (N,) in the model file of a step."""
+        return read_model(self.folder / f"model_{step:08d}.bin").flat
+
+
+Train = Callable[..., Result]
+
+
+@pytest.fixture
+def train(tmp_path: Path, tokens: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Train:
+    """Runs the command line in this process: a tiny model, quiet, without the picture; flags given here count."""
+
+    def run(*flags: Any, folder: str = "run", picture: bool = False) -> Result:
+        if not picture:
+            monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
+        output = tmp_path / folder
+        defaults = [*tiny_flags(tokens), "-o", output]
+        code = cli.main([str(word) for word in (*defaults, *flags)])
+        out, err = capsys.readouterr()
+        metrics = output / "metrics.jsonl"
+        return Result(code, output, read_metrics(metrics) if metrics.exists() else [], out, err)
+
+    return run
+
+
+def tiny_flags(tokens: Any) -> list[Any]:
+    return [
+        *("-e", TINY, "-i", tokens.train, "-j", tokens.val, "-b", 4, "-t", 16, "-l", "1e-2"),
+        *("-v", 0, "-s", 0, "-x", 3),
+    ]
+
+
+def initial() -> np.ndarray:
+    model = parse_descriptor(TINY)
+    return random_parameters(model)[: num_parameters(model)]
+
+
+def no_leftovers(folder: Path) -> None:
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+
+
+# ---- what llm.c computed
+
+
+# What train_gpt2.c drew before its updates 20 and 40: from the golden model at a rate of 1e-3, and as it is from random
+# weights of the shape below, trained on the corpus of conftest.py. Its tokenizer file gave the last id as end of text.
+GOLDEN_IDS = {
+    20: "66 54 85 204 117 84 79 101 101 115 105 101 129 104 47 97 46 162 75 197 97 10 121 106 17 108 109 168 68 111 "
+    "32 245 25 51 117 77 6 40 111 114 179 122 110 185 45 171 101 124 115 38 89 142 32 252 121 173 110 8 97 182 "
+    "119 249 105",
+    40: "116 224 196 32 32 116 32 121 25 105 32 111 101 101 58 105 121 104 110 32 111 114 117 99 101 108 44 225 58 32 "
+    "32 79 97 97 210 97 105 111 117 116 111 101 221 112 109 32 98 32 58 115 101 32 101 32 32 110 32 32 213 108 10 "
+    "108 98",
+}
+SMALL = "L1-NH2-C16-V257-T64"
+SMALL_IDS = {
+    20: "58 48 79 231 175 78 73 108 109 169 125 110 194 122 46 88 44 211 68 228 91 7 190 128 13 133 137 214 61 151 25 "
+    "250 17 47 177 68 2 37 150 157 219 190 142 222 42 215 107 192 162 35 84 201 27 255 187 216 141 3 91 220 183 "
+    "253 125",
+    40: "218 252 248 25 17 212 14 237 11 144 32 175 118 112 60 140 235 138 158 40 173 194 229 95 117 150 49 252 52 28 "
+    "30 66 83 80 250 76 135 180 228 221 176 111 252 185 156 42 89 13 54 200 115 15 113 35 41 162 19 42 250 153 6 "
+    "150 91",
+}
+
+
+def samples(events: list[dict[str, Any]]) -> dict[int, str]:
+    return {each["step"]: each["text"].rstrip() for each in events if each["event"] == "sample"}
+
+
+def test_the_preset_samples_as_train_gpt2_c(tokens: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    flags = f"--preset llmc-cpu -e {SMALL} --tokenizer none --no-save --print-every 0 -o {folder}"
+    assert cli.main([*flags.split(), "-i", str(tokens.train), "-j", str(tokens.val)]) == 0
+    assert samples(read_metrics(folder / "metrics.jsonl")) == SMALL_IDS
+
+
+def test_golden_run_of_llmc(shared: Path, train: Train) -> None:
+    golden = shared / "golden"
+    files = ["-e", f"{golden}/model.bin", "-i", f"{golden}/train.bin", "-j", f"{golden}/val.bin"]
+    flags = "--preset llmc-cpu -t 64 -x 41 -l 1e-3 -v 10 -s 20 -g 64 --tokenizer none --export-llmc"
+    run = train(*files, *flags.split())
+    assert (run.code, run.err) == (0, "")
+    assert samples(run.events) == GOLDEN_IDS
+
+    ours = {(each["event"], each["step"]): each["loss"] for each in run.events if each["event"] in ("train", "val")}
+    names = {"trl": "train", "tel": "val"}
+    lines = [
+        re.fullmatch(r"s:(\d+) (trl|tel):(\S+)", line) for line in (golden / "losses.log").read_text().splitlines()
+    ]
+    theirs = {(names[line[2]], int(line[1])): float(line[3]) for line in lines if line}
+    assert sorted(step for name, step in theirs if name == "train") == list(range(41))
+    assert sorted(step for name, step in theirs if name == "val") == [0, 10, 20, 30, 40]
+    train = max(abs(ours[key] - theirs[key]) for key in theirs if key[0] == "train")
+    val = max(abs(ours[key] - theirs[key]) for key in theirs if key[0] == "val")
+
+    expected = np.fromfile(golden / "final_params.f32", np.float32)
+    found = run.exported(41)
+    assert run.checkpoints == [41] and run.model(41).tobytes() == found.tobytes()
+    params = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+    print(f"golden: training losses within {train:.1e}, validation {val:.1e}, final parameters {params:.1e} relative")
+    assert abs(ours["train", 0] - theirs["train", 0]) <= 5e-6
+    assert train <= 3e-5
+    assert val <= 3e-5
+    assert params <= 1e-4
+
+
+# ---- the run folder
+
+
+@pytest.fixture(scope="module")
+def full_run(tokens: Any, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """A run in which everything happens: validation, samples, checkpoints, a picture."""
+    folder = tmp_path_factory.mktemp("full") / "new" / "run"
+    flags = ["-x", 6, "-v", 2, "-m", 3, "-s", 3, "-g", 8, "-n", 4, "-k", "linear", "-u", 2, "-q", 0.1, "-o", folder]
+    flags += ["--export-llmc"]
+    argv = [str(word) for word in (*tiny_flags(tokens), *flags)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["train.py", *argv])
+        done = cli.main(argv)
+    return Result(done, folder, read_metrics(folder / "metrics.jsonl"), "", "")
+
+
+def test_the_folder_holds_everything_and_nothing_else(full_run: Result) -> None:
+    assert full_run.code == 0
+    assert sorted(path.name for path in full_run.folder.iterdir()) == [
+        *("DONE_00000004", "DONE_00000006", "config.json", "curves.png", "kernels.json", "main.log", "metrics.jsonl"),
+        *("model_00000004.bin", "model_00000006.bin", "samples.txt", "state_00000004", "state_00000006"),
+    ]
+    assert full_run.checkpoints == [4, 6]
+
+
+def test_main_log_is_that_of_llmc(full_run: Result) -> None:
+    lines = (full_run.folder / "main.log").read_text().splitlines()
+    assert [re.sub(r":-?\d+\.\d+", ":", line) for line in lines] == [
+        "s:0 tel:", "s:0 trl: lr: norm:", "s:1 trl: lr: norm:",
+        "s:2 tel:", "s:2 trl: lr: norm:", "s:3 trl: lr: norm:",
+        "s:4 tel:", "s:4 trl: lr: norm:", "s:5 trl: lr: norm:",
+        "s:6 tel:",
+    ]  # fmt: skip
+    first = next(each for each in full_run.events if each["event"] == "train")
+    assert lines[1] == f"s:0 trl:{first['loss']:.4f} lr:{first['lr']:.6f} norm:{first['norm']:.2f}"
+
+
+def test_metrics_are_complete(full_run: Result) -> None:
+    order = [(each["event"], each["step"]) for each in full_run.events]
+    saved = order.index(("checkpoint", 4))  # it is told when it is complete, while training goes on
+    assert order.index(("train", 3)) < saved < order.index(("checkpoint", 6))
+    assert order[:saved] + order[saved + 1 :] == [
+        ("start", 0),
+        *(("val", 0), ("train", 0), ("train", 1)),
+        *(("val", 2), ("train", 2)),
+        *(("sample", 3), ("train", 3)),
+        *(("val", 4), ("train", 4), ("train", 5)),
+        *(("val", 6), ("sample", 6)),
+        *(("checkpoint", 6), ("end", 6)),
+    ]
+    waited, whole = full_run.values("checkpoint", "waited_ms"), full_run.values("checkpoint", "ms")
+    assert all(0 < part <= all_of_it for part, all_of_it in zip(waited, whole, strict=True))
+    for each in full_run.events:
+        if each["event"] == "train":
+            assert each["tokens"] == (each["step"] + 1) * STEP_TOKENS
+            assert each["ms"] > 0 and math.isclose(each["tokens_per_second"], STEP_TOKENS / each["ms"] * 1e3)
+            assert each["norm"] > 0 and each["skipped"] is False
+    assert full_run.values("val", "batches") == [3, 3, 3, 3]
+    assert abs(full_run.values("val", "loss")[0] - math.log(257)) < 0.1  # nothing learned yet
+    assert full_run.events[-1] == {"event": "end", "step": 6, "outcome": "done", "skipped": 0}
+
+
+def test_the_schedule_is_that_of_the_flags(full_run: Result) -> None:
+    # llm.c's linear schedule: peak 0.01, 2 steps of warm-up, 6 steps in all, down to a tenth
+    expected = [0.005, 0.01, *(0.01 - done / 4 * 0.009 for done in range(4))]
+    np.testing.assert_allclose(full_run.values("train", "lr"), expected, rtol=1e-6)
+
+
+def test_samples_and_models_are_those_of_their_step(full_run: Result) -> None:
+    assert full_run.values("sample", "tokens") == [7, 7]  # -g counts the end-of-text token too
+    text = (full_run.folder / "samples.txt").read_text()
+    assert text == "".join(
+        f"step {each['step']}, 7 tokens\n---\n{each['text']}\n---\n"
+        for each in full_run.events
+        if each["event"] == "sample"
+    )
+    assert full_run.values("checkpoint", "path") == ["state_00000004", "state_00000006"]
+    assert full_run.models == ["model_00000004.bin", "model_00000006.bin"]
+    params = jax.numpy.array(padded(full_run.model(6), parse_descriptor(TINY)))
+    ids = list(generate(params, parse_descriptor(TINY), 8, 16, end_of_text=256))
+    assert full_run.values("sample", "text")[-1] == sample_text(bytes_tokenizer(), ids)
+    four, six = full_run.model(4), full_run.model(6)
+    assert (four.tobytes(), six.tobytes()) == (full_run.exported(4).tobytes(), full_run.exported(6).tobytes())
+    assert [int(full_run.state(step)["step"]) for step in (4, 6)] == [4, 6]
+    facts = [store.read_facts(full_run.folder / f"state_{step:08d}") for step in (4, 6)]
+    assert [each["val_loss"] for each in facts] == full_run.values("val", "loss")[-2:]  # of steps 4 and 6
+    assert np.isfinite(six).all()
+    assert 0 < np.linalg.norm(six - four) < np.linalg.norm(six - initial())
+    assert read_model(full_run.folder / "model_00000006.bin").config == parse_descriptor(TINY)
+
+
+def test_configuration_and_picture(full_run: Result, tokens: Any) -> None:
+    record = read_config(full_run.folder)
+    assert record is not None
+    assert full_run.values("start", "config") == [record]
+    config = TrainConfig.from_json(record["options"])
+    assert (config.train_data, config.schedule, config.max_steps) == (str(tokens.train), "linear", 6)
+    assert ModelConfig(**record["model"]) == parse_descriptor(TINY)
+    assert record["versions"]["jax"] == jax.__version__
+    assert "train.py" in record["command_line"] and "linear" in record["command_line"]
+    picture = (full_run.folder / "curves.png").read_bytes()
+    assert picture.startswith(b"\x89PNG\r\n\x1a\n") and picture.endswith(b"IEND\xaeB\x60\x82")
+
+
+def test_the_screen_shows_table_steps_and_where_everything_is(train: Train) -> None:
+    run = train("-v", 3, "-m", 2, "-s", 3, "-g", 4, "--print-every", 2, picture=True)
+    assert run.code == 0 and run.err == ""
+    lines = run.out.splitlines()
+    assert f"| train_num_batches     | {3:<50} |" in lines
+    assert f"| num_parameters        | {initial().size:<50} |" in lines
+    assert [line.split("|")[0].strip() for line in lines if line.startswith("step ")] == [
+        f"step{n:5d}/3" for n in (1, 2, 3)
+    ]
+    pattern = (
+        r"step    1/3 \| loss \d\.\d{6} \| norm \d+\.\d{4} \| lr 1\.00e-02 \| \d+\.\d\d ms \| .*FLOP/s \| \d+ tok/s"
+    )
+    assert any(re.fullmatch(pattern, line) for line in lines)
+    assert f"val loss {run.values('val', 'loss')[-1]:.6f}" in lines
+    assert "generating:" in lines
+    assert f"run folder:   {run.folder}" in lines
+    assert f"picture:      {run.folder / 'curves.png'}" in lines
+    assert f"checkpoint:   {run.folder / 'state_00000003'}" in lines
+    assert run.checkpoints == [3] and run.models == []  # which only --export-llmc writes
+    mean = next(line for line in lines if line.startswith("total average iteration time: "))
+    assert math.isclose(float(mean.split()[-2]), np.mean(run.values("train", "ms")[1:]), abs_tol=1e-5)
+
+
+def test_without_an_output_folder_a_run_gets_a_new_one(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert train("-o", "", "-x", 1).code == 0
+    names = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert len(names) == 2
+    assert all(re.fullmatch(rf"\d{{8}}-\d{{6}}-{TINY}(-2)?", name) for name in names)
+
+
+# ---- what the flags mean
+
+
+def test_off_means_off(train: Train, tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere.bin"
+    run = train("-v", 0, "-s", 0, "-n", 0, "--no-save", "-j", nowhere)  # what is not used need not be there
+    assert run.code == 0
+    assert [each["event"] for each in run.events] == ["start", "train", "train", "train", "end"]
+    assert run.models == [] and run.checkpoints == []
+    assert "checkpoint:" not in run.out
+    assert (run.folder / "samples.txt").read_text() == ""
+
+
+def test_no_save_leaves_the_checkpoints_that_were_asked_for(train: Train) -> None:
+    run = train("-n", 2, "-x", 5, "--no-save")
+    assert run.checkpoints == run.values("checkpoint", "step") == [2, 4]
+
+
+def test_a_checkpoint_on_the_way_changes_nothing(train: Train) -> None:
+    plain = train("-x", 4, folder="plain")
+    saving = train("-x", 4, "-n", 1, "-v", 1, "-m", 1, "-s", 2, "-g", 4, folder="saving")
+    assert saving.losses == plain.losses
+    assert saving.bits(4) == plain.bits(4)
+    assert saving.values("checkpoint", "step") == saving.checkpoints == [1, 2, 3, 4]  # the last one not twice
+    assert len({saving.bits(step)["params/wte"] for step in saving.checkpoints}) == 4
+
+
+def test_zero_steps_evaluate_only(train: Train, tmp_path: Path) -> None:
+    run = train("-x", 0, "-v", 5, "-m", -1, "-s", 5, "-g", 4, "-i", tmp_path / "nowhere.bin")
+    assert run.code == 0
+    assert [each["event"] for each in run.events] == ["start", "val", "sample", "end"]
+    assert run.models == [] and run.checkpoints == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "states", "models"),
+    [(["--export-llmc"], [0], ["model_00000000.bin"]), (["-n", 5], [0], []), (["-n", 5, "--no-save"], [], [])],
+)
+def test_zero_steps_save_what_is_asked_for(
+    train: Train, flags: list[Any], states: list[int], models: list[str]
+) -> None:
+    run = train("-x", 0, *flags)
+    assert (run.code, run.checkpoints, run.models) == (0, states, models)
+    if models:
+        np.testing.assert_array_equal(run.exported(0), initial())
+
+
+def test_a_run_goes_on_from_a_state_of_step_0(train: Train) -> None:
+    flags = ("-v", 1, "-m", 1, "-n", 5)
+    assert train("-x", 0, *flags).checkpoints == [0]
+    assert train("-x", 3, *flags, "-y", 1).bits(3) == train("-x", 3, *flags, folder="whole").bits(3)
+
+
+def test_a_checkpoint_continues_from_its_weights(train: Train) -> None:
+    first = train("-x", 3, "-v", 3, "-m", 5, "--export-llmc", folder="first")
+    checkpoint = first.folder / "model_00000003.bin"
+    second = train("-e", checkpoint, "-x", 0, "-v", 1, "-m", 5, folder="second")
+    assert second.values("val", "loss") == first.values("val", "loss")[-1:]
+
+
+def test_one_epoch_is_the_default(train: Train, tokens: Any) -> None:
+    run = train("-x", -1, "-i", tokens.val)
+    assert len(run.losses) == 2000 // STEP_TOKENS
+    assert run.losses[-1] < 3.2 < run.losses[0]  # ln 257 is 5.5, the ten letters and the space have 2.4
+
+
+def test_validation_goes_round_as_llmc_does(train: Train, tokens: Any, tmp_path: Path) -> None:
+    """Of 128 tokens B * T = 64 make one whole batch, for which -1 stands twice: the last token is only a target."""
+    ids = open_token_file(tokens.val).read(0, 128)
+    write_token_file(tmp_path / "two.bin", ids)
+    losses = {}
+    for asked, batches in ((1, 1), (-1, 2), (5, 5)):
+        run = train("-x", 0, "-v", 1, "-m", asked, "-j", tmp_path / "two.bin", folder=f"{asked}")
+        assert run.values("val", "batches") == [batches]
+        losses[asked] = run.values("val", "loss")[0]
+    assert losses[-1] == losses[1] and losses[5] == pytest.approx(losses[1], abs=1e-15)
+
+
+def test_validation_is_the_mean_over_the_first_batches(train: Train, tokens: Any) -> None:
+    model = parse_descriptor(TINY)
+    params = jax.numpy.array(padded(initial(), model))
+    ids = open_token_file(tokens.val).read().astype(np.int32)
+    batches = [ids[start : start + STEP_TOKENS + 1] for start in range(0, 3 * STEP_TOKENS, STEP_TOKENS)]
+    each = [evaluate_loss(params, x[:-1].reshape(4, 16), x[1:].reshape(4, 16), model) for x in batches]
+    for count in (1, 3):
+        run = train("-x", 0, "-v", 1, "-m", count, folder=f"{count}")
+        assert abs(run.values("val", "loss")[0] - np.mean(each[:count])) <= 1e-6
+
+
+def test_overfitting_one_batch(train: Train) -> None:
+    run = train("-a", 1, "-x", 250, "-l", 3e-2, "-q", 0.1, "-v", 1, "-m", 1)
+    # the batch trained on is the first of the validation: its loss before each step is the step's own
+    np.testing.assert_allclose(run.values("val", "loss")[:-1], run.losses, rtol=1e-5)
+    assert run.losses[-1] < 0.05
+
+
+@pytest.mark.slow
+def test_accumulated_micro_batches_are_one_large_batch(train: Train) -> None:
+    shape = ["-d", 8 * 16, "-x", 8, "--shuffle", "none", "-v", 0]
+    runs = [train("-b", B, *shape, folder=f"b{B}") for B in (8, 4, 1)]
+    for run in runs:
+        assert run.values("train", "tokens") == [128 * step for step in range(1, 9)]
+        np.testing.assert_allclose(run.losses, runs[0].losses, rtol=0, atol=1e-5)
+
+
+def test_the_same_seed_gives_the_same_bits(train: Train) -> None:
+    first, second, other = (train("--seed", seed, folder=f"{i}") for i, seed in enumerate((5, 5, 6)))
+    assert first.losses == second.losses
+    assert first.bits(3) == second.bits(3)
+    assert first.losses != other.losses
+
+
+@pytest.mark.slow
+def test_weight_decay_pulls_at_what_the_rule_names(train: Train) -> None:
+    plain = train("-x", 1, folder="plain").model(1)
+    start, rate, decay = initial(), 1e-2, 0.5
+    for rule in ("matrices", "all"):
+        pulled = train("-x", 1, "-c", decay, "--decay", rule, folder=rule).model(1) - plain
+        for spec in tensor_specs(parse_descriptor(TINY)):
+            matrix = spec.name in ("wte", "wpe", "qkvw", "attprojw", "fcw", "fcprojw")
+            part = slice(spec.offset, spec.offset + spec.size)
+            expected = -rate * decay * start[part] if matrix or rule == "all" else 0 * start[part]
+            np.testing.assert_allclose(pulled[part], expected, atol=2e-7)
+
+
+def test_the_order_of_the_data_is_the_loaders(train: Train, tokens: Any) -> None:
+    shuffled, plain = train(folder="shuffled"), train("--shuffle", "none", folder="plain")
+    assert shuffled.losses != plain.losses
+    loader = TokenLoader(tokens.train, 4, 16, vocab_size=257, shuffle=True, flag="-i")
+    position = loader.state()
+    beforehand.check_tokens(loader)
+    assert loader.state() == position
+
+
+def test_samples_without_a_tokenizer_are_ids(train: Train) -> None:
+    run = train("-e", "L1-NH1-C16-V300-T16", "-x", 0, "-s", 1, "-g", 5)
+    assert "warning: samples are printed as token ids: no tokenizer is known for V=300" in run.out
+    ids = run.values("sample", "text")[0].split()
+    assert len(ids) == 4 and all(0 <= int(token) < 300 for token in ids)
+
+
+def test_a_sample_of_one_token_is_empty(train: Train) -> None:
+    assert train("-x", 1, "-s", 1, "-g", 1).values("sample", "text") == [""]
+
+
+def test_the_table_has_the_optimizers_numbers(train: Train) -> None:
+    out = train("-x", 1, "-k", "step", "--step-every", 9, "--beta2", 0.75, "--seed", 7, "--shuffle", "none").out
+    rows = {line.split("|")[1].strip(): line.split("|")[2].strip() for line in out.splitlines() if line[:2] == "| "}
+    expected = {"decay": "matrices", "beta1": "0.9", "beta2": "0.75", "eps": "1.000000e-08", "seed": "7"}
+    expected |= {"shuffle": "none", "step_every": "9", "step_factor": "0.1"}
+    assert {name: rows[name] for name in expected} == expected
+    assert "| step_every" not in train("-x", 1, folder="other").out
+
+
+def test_several_gpus_are_named_and_one_is_used(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = hardware.describe_device()._replace(platform="gpu", kind="Some GPU", num_devices=8, memory_bytes=None)
+    monkeypatch.setattr(hardware, "describe_device", lambda: device)
+    out = train("-x", 1).out
+    assert "1 of 8 x Some GPU" in out
+    assert "one of the 8 devices is used; training on several is not built yet" in out.splitlines()
+
+
+@pytest.mark.parametrize("vocab", [257, pytest.param(50257, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("val", ["stdlib", "file"])
+def test_the_built_in_corpus_with_any_model_and_validation(
+    train: Train, tokens: Any, monkeypatch: pytest.MonkeyPatch, vocab: int, val: str
+) -> None:
+    corpus = Corpus(
+        *("stdlib", Path(tokens.train), Path(tokens.val), 257, "bytes", "f00d", "the corpus"),
+        *(3000, 2000, 1, 1, 5.0, 2.5),
+    )
+    monkeypatch.setattr(beforehand, "stdlib_corpus", lambda: corpus)
+    flags = ["-e", f"L1-NH1-C16-V{vocab}-T16", "-i", "stdlib", "-j", "stdlib" if val == "stdlib" else tokens.val]
+    run = train(*flags, "-x", 1, "-v", 1, "-m", 1, "-s", 1, "-g", 3)
+    assert run.code == 0, run.err
+    assert ("guessing from the byte before gives a loss of 2.500 nats" in run.out) == (val == "stdlib")
+    warning = "-i stdlib has V=257, the model V=50257; take one of that V"
+    assert ([warning in line for line in run.out.splitlines() if line.startswith("warning: ")] == [True]) == (
+        vocab != 257
+    )
+
+
+# ---- the folder again
+
+
+def test_an_empty_folder_is_taken_and_a_full_one_is_not(train: Train, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    assert train("-x", 1).code == 0
+    again = train("-x", 1)
+    assert again.code == 2
+    assert "the folder is not empty" in again.err
+    assert [each["event"] for each in again.events] == ["start", "train", "checkpoint", "end"]
+
+
+def test_resuming_in_an_empty_or_new_folder_starts_afresh(train: Train, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert train("-y", 1, "-x", 1, folder="empty").code == 0
+    assert train("-y", 1, "-x", 1, folder="new").code == 0
+
+
+def test_a_folder_that_another_process_makes_meanwhile_is_its_own(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = trainer.prepare
+
+    def slow(*given: Any) -> Any:
+        found = right(*given)
+        (tmp_path / "new").mkdir()
+        return found
+
+    monkeypatch.setattr(trainer, "prepare", slow)
+    run = train("-y", 1, "-x", 1, folder="new")
+    assert run.code == 2 and "another process" in run.err and list((tmp_path / "new").iterdir()) == []
+
+
+def test_resuming_over_models_without_a_state_is_refused(train: Train) -> None:
+    first = train("-x", 1, "--export-llmc", folder="first")
+    shutil.rmtree(first.folder / "state_00000001")
+    (first.folder / "DONE_00000001").unlink()
+    before = {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in first.folder.iterdir()}
+    refused = train("-x", 1, "-y", 1, folder="first")
+    assert refused.code == 2
+    assert f"-e {first.folder / 'model_00000001.bin'}" in refused.err
+    assert {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in first.folder.iterdir()} == before
+
+
+def test_a_reused_folder_without_a_checkpoint_begins_its_logs_anew(train: Train) -> None:
+    everything = ("-v", 1, "-m", 1, "-s", 1, "-g", 4)
+    train("-x", 2, "--no-save", *everything)
+    run = train("-x", 1, "-y", 1, *everything)
+    assert run.code == 0
+    assert f"-y 1: there is no checkpoint in {run.folder}, so the run begins" in run.out.splitlines()
+    lines = (run.folder / "main.log").read_text().splitlines()
+    assert [" ".join(line.split(":")[:2]) for line in lines] == ["s 0 tel", "s 0 trl", "s 1 tel"]
+    assert [(each["event"], each["step"]) for each in run.events] == [
+        *(("start", 0), ("val", 0), ("train", 0), ("val", 1), ("sample", 1), ("checkpoint", 1), ("end", 1)),
+    ]
+    assert (run.folder / "samples.txt").read_text().count("---\n") == 2  # of one sample
+    assert not list(run.folder.glob("config-*"))
+
+
+def test_a_continued_run_keeps_its_logs(train: Train) -> None:
+    first = train("-x", 2)
+    run = train("-x", 4, "-y", 1)
+    assert run.code == 0
+    assert run.events[: len(first.events)] == first.events
+    configurations = [each["config"] for each in run.events if "config" in each]  # of each start
+    assert [each["options"]["max_steps"] for each in configurations] == [2, 4]
+    assert configurations[1] == read_config(run.folder)
+    assert [(each["event"], each["step"]) for each in run.events[len(first.events) :]] == [
+        *(("resume", 2), ("train", 2), ("train", 3), ("checkpoint", 4), ("end", 4)),
+    ]
+    log = (run.folder / "main.log").read_text().splitlines()
+    assert [line.split()[0] for line in log] == ["s:0", "s:1", "s:2", "s:3"]
+    assert run.checkpoints == [2, 4]
+
+
+# ---- the picture
+
+
+def test_the_picture_is_refreshed_in_another_thread(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[tuple[str, int]] = []
+
+    def draw(metrics: list[dict[str, Any]], path: Path, title: str, yardsticks: dict[str, float]) -> None:
+        assert path.name == "curves.png" and title == TINY and yardsticks == {}
+        drawn.append((threading.current_thread().name, sum(each["event"] == "train" for each in metrics)))
+
+    monkeypatch.setattr(curves, "REDRAW_SECONDS", 0.0)
+    monkeypatch.setattr(curves, "REDRAW_SHARE", 1e9)
+    monkeypatch.setattr(curves, "draw_curves", draw)
+    run = train("-x", 200, picture=True)
+    assert run.code == 0
+    assert all(name.startswith("llmc_jax curves") for name, _ in drawn)
+    counts = [count for _, count in drawn]
+    assert len(counts) > 2 and counts == sorted(counts)
+    assert counts[0] < 200 and counts[-1] == 200
+
+
+def test_a_picture_that_cannot_be_drawn_is_one_warning(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no fonts")
+
+    monkeypatch.setattr(curves, "REDRAW_SECONDS", 0.0)
+    monkeypatch.setattr(curves, "draw_curves", broken)
+    run = train("-x", 50, picture=True)
+    assert run.code == 0 and run.checkpoints == [50]
+    assert run.out.count("no fonts") == 1
+    assert "picture:" not in run.out
+
+
+# ---- stopping
+
+
+@pytest.fixture
+def main_thread() -> None:
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("Python lets only the main thread handle signals")
+
+
+@pytest.fixture
+def program(tokens: Any, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts train.py on the tiny model in a process of its own; whatever still runs is killed at the end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*flags: Any) -> subprocess.Popen[str]:
+        words = [str(word) for word in (*tiny_flags(tokens), "-o", tmp_path / "run", *flags)]
+        pipe = subprocess.PIPE
+        command = [sys.executable, str(ROOT / "train.py"), *words]
+        started.append(subprocess.Popen(command, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    metrics = folder / "metrics.jsonl"
+    while not (metrics.exists() and f'"event": "train", "step": {step},' in metrics.read_text()):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def check_stopped(folder: Path) -> int:
+    """Everything a stopped run must leave; returns the steps it made."""
+    events = read_metrics(folder / "metrics.jsonl")
+    steps = sum(each["event"] == "train" for each in events)
+    assert events[-1] == {"event": "end", "step": steps, "outcome": "stopped", "skipped": 0}
+    run = Result(130, folder, events, "", "")
+    assert run.checkpoints == run.values("checkpoint", "step") == [steps]
+    facts = store.read_facts(folder / f"state_{steps:08d}")
+    assert ModelConfig(**facts["model"]) == parse_descriptor(TINY)
+    assert facts["step"] == run.state(steps)["step"] == steps
+    assert len((folder / "main.log").read_text().splitlines()) == steps
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    no_leftovers(folder)
+    return steps
+
+
+def test_ctrl_c_ends_the_run_after_a_whole_step(program: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    process = program("-x", 10**9, "--print-every", 10**6)
+    wait_for_step(tmp_path / "run", 5, process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert err == ""
+    steps = check_stopped(tmp_path / "run")
+    assert "stopping after this step; once more ends at once" in out
+    assert f"stopped:      after {steps} of 1000000000 steps" in out
+    (advice,) = (line for line in out.splitlines() if line.startswith("to go on: "))
+    assert shlex.split(advice)[-4:] == ["-y", "1", "-o", str(tmp_path / "run")]
+
+
+def test_the_folder_alone_goes_on_with_the_run(
+    train: Train, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train("-x", 3, "-s", 2, "-g", 4, "-b", 2)
+    before = json.loads((run.folder / "config.json").read_text())["options"]
+    assert cli.main(["-y", "1", "-o", str(run.folder), "-x", "5"]) == 0
+    out = capsys.readouterr().out
+    steps = [each["step"] for each in read_metrics(run.folder / "metrics.jsonl") if each["event"] == "train"]
+    assert steps == [0, 1, 2, 3, 4]
+    after = json.loads((run.folder / "config.json").read_text())["options"]
+    assert after == before | {"max_steps": 5, "reuse": True}
+    assert any(line.startswith("-y 1: options as in ") and line.endswith(": -x 3 -> 5") for line in out.splitlines())
+    assert "to go on: " not in out
+    # An evaluation, and a start that fails, leave the options that the next one takes as they are, and the kernels.
+    kernels = (run.folder / "kernels.json").read_bytes()
+    assert cli.main(["-y", "1", "-o", str(run.folder), "-x", "0", "--logit-rows", "5"]) == 0
+
+    def fails(*_: object) -> None:
+        raise InputError("main.log: cannot be written")
+
+    monkeypatch.setattr(trainer, "cut_logs", fails)
+    assert cli.main(["-y", "1", "-o", str(run.folder), "-x", "9", "--logit-rows", "5"]) == 2
+    assert json.loads((run.folder / "config.json").read_text())["options"] == after
+    assert (run.folder / "kernels.json").read_bytes() == kernels
+
+
+def test_a_reader_that_goes_away_ends_the_run_cleanly(
+    program: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = program("-x", 10**9)  # after the first three steps the next line is due in a minute
+    assert process.stdout is not None and process.stderr is not None
+    while not process.stdout.readline().startswith("step    3/"):
+        assert process.poll() is None
+    process.stdout.close()  # as `train.py | head` does
+    assert process.wait(timeout=120) == 130
+    assert process.stderr.read() == "train.py: stopped, since nobody reads the output any more\n"
+    assert check_stopped(tmp_path / "run") >= 3
+
+
+@pytest.mark.slow
+def test_a_reader_of_both_streams_that_goes_away(tokens: Any, tmp_path: Path) -> None:
+    words = shlex.join(map(str, [sys.executable, ROOT / "train.py", *tiny_flags(tokens), "-x", 10**9, "-o", "run"]))
+    command = f"({words} 2>&1; echo $? > status) | head -3"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.stdout.count("\n"), done.stderr) == (3, "")
+    assert (tmp_path / "status").read_text() == "130\n"
+
+
+def test_every_program_of_a_run_is_compiled_with_its_options(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's option, which the CPU's compiler knows too and has no use for."""
+    flags = ("-x", 2, "-v", 1, "-m", 1, "-s", 1, "-g", 4)
+    plain = train(*flags, folder="plain")
+    real, compiled = compiling.compiled, []
+
+    def compile_with(lowered: Any, options: compiling.Options) -> Any:
+        compiled.append((re.findall(r"module @(\w+)", lowered.as_text())[0], options))
+        return real(lowered, options)
+
+    options = ((compiling.TRITON_GEMM, False),)
+    monkeypatch.setattr(compiling, "triton_gemm", lambda *_: options)
+    monkeypatch.setattr(compiling, "compiled", compile_with)
+    run = train(*flags, folder="with options")
+    assert run.code == plain.code == 0
+    assert sorted(compiled) == [(f"jit_{name}", options) for name in ("evaluate_loss", "next_token_logits", "step_fn")]
+    for kind, name in (("train", "loss"), ("train", "norm"), ("val", "loss"), ("sample", "text")):
+        assert run.values(kind, name) == plain.values(kind, name)
+    assert run.out.count("| triton_gemm ") == 1 and "| triton_gemm " not in plain.out
+
+
+def test_an_option_that_xla_does_not_know_is_one_line(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "triton_gemm", lambda *_: (("xla_no_such_option", True),))
+    run = train("-x", 2)
+    assert run.code == 2 and "Traceback" not in run.err
+    assert run.err.count("\n") == 1 and "xla_no_such_option" in run.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_validation_ends_it_there(
+    train: Train, main_thread: None, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    real, calls = trainer.evaluate_loss, []
+
+    def evaluate(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 5 + 3:  # the third batch of the second validation
+            os.kill(os.getpid(), number)
+        return real(*arguments)
+
+    monkeypatch.setattr(trainer, "evaluate_loss", evaluate)
+    run = train("-v", 2, "-m", 5, "-s", 2, "-g", 4, "-n", 2, "-x", 10)
+    assert run.code == 130
+    assert len(calls) == 5 + 3
+    assert run.values("val", "step") == [0]  # no half validation is logged
+    assert [each["event"] for each in run.events] == ["start", "val", "train", "train", "checkpoint", "end"]
+    assert run.checkpoints == [2]
+    facts = store.read_facts(run.folder / "state_00000002")
+    assert (facts["progress"]["validated"], facts["progress"]["sampled"]) == (0, -1)  # so both are done when it goes on
+
+
+def test_a_signal_while_sampling_ends_it_there(
+    train: Train, main_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+
+    def generate(*_: Any) -> Iterator[int]:
+        for token in range(100):
+            if token == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+            drawn.append(token)
+            yield token
+
+    monkeypatch.setattr(trainer, "generate", generate)
+    run = train("-s", 2, "-g", 16, "-x", 10)
+    assert run.code == 130
+    assert drawn == [0, 1, 2, 3]
+    assert run.values("sample", "text") == []
+    assert run.checkpoints == [2]
+
+
+def test_a_signal_before_the_first_step_leaves_no_checkpoint(
+    train: Train, main_thread: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer, "announce", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    run = train("-v", 1)
+    assert run.code == 130
+    assert [each["event"] for each in run.events] == ["start", "end"]
+    assert run.checkpoints == []
+
+
+# ---- divergence
+
+
+def broken_checkpoint(folder: Path) -> Path:
+    path = folder / "broken.bin"
+    flat = initial()
+    flat[-1] = np.nan  # lnfb: reaches every logit
+    write_model(path, parse_descriptor(TINY), flat)
+    return path
+
+
+def test_steps_that_are_not_finite_change_nothing_and_end_the_run(train: Train, tmp_path: Path) -> None:
+    checkpoint = broken_checkpoint(tmp_path)
+    run = train("-e", checkpoint, "--max-nonfinite", 3, "-x", 10, "-v", 5, "-m", 1, "--export-llmc")
+    assert run.code == 3
+    assert f"warning: -e {checkpoint}: lnfb: 1 of 16 values are NaN or infinite" in run.out
+    assert run.values("train", "skipped") == [True] * 3
+    assert all(math.isnan(loss) for loss in run.losses)
+    assert run.out.count("| skipped") == 3
+    assert "3 times in a row" in run.out and "are the weights that it started from sound" in run.out
+    assert run.events[-1] == {"event": "end", "step": 3, "outcome": "diverged", "skipped": 3}
+    assert (run.folder / "model_00000003.bin").read_bytes() == checkpoint.read_bytes()
+    state = run.state(3)
+    assert (state["step"], state["updates"]) == (3, 0)
+    assert not any(array.any() for name, array in state.items() if name[:2] in ("m/", "v/"))
+    progress = store.read_facts(run.folder / "state_00000003")["progress"]
+    assert (progress["skipped"], progress["skipped_in_a_row"]) == (3, 3)
+
+
+def test_an_absurd_learning_rate_keeps_what_the_last_finite_step_left(train: Train) -> None:
+    run = train("-l", 1e25, "--grad-clip", 0, "--max-nonfinite", 4, "-x", 100, folder="diverged")
+    assert run.code == 3
+    assert "a lower -l (it was 1e+25)" in run.out
+    skipped = run.values("train", "skipped")
+    finite = skipped.index(True)
+    assert finite > 0 and skipped == [False] * finite + [True] * 4
+    until_then = train("-l", 1e25, "--grad-clip", 0, "-x", finite, folder="finite")
+    assert until_then.code == 0
+    after, before = run.bits(finite + 4), until_then.bits(finite)
+    assert {name for name in after if after[name] != before[name]} == {"step"}
+
+
+def test_a_loss_scale_that_stays_does_not_hide_a_divergence(train: Train, tmp_path: Path) -> None:
+    run = train(
+        *("-e", broken_checkpoint(tmp_path), "--max-nonfinite", 3, "-x", 10),
+        *("--dtype", "fp16", "--loss-scale", 1024, "--loss-scale-factor", 1),
+    )
+    assert run.code == 3
+    assert run.values("train", "loss_scale") == [1024] * 3
+
+
+def test_zero_never_stops(train: Train, tmp_path: Path) -> None:
+    run = train("-e", broken_checkpoint(tmp_path), "--max-nonfinite", 0, "-x", 15)
+    assert run.code == 0
+    assert run.values("train", "skipped") == [True] * 15
+    assert "skipped:      15 steps" in run.out
+
+
+def metrics(*, finite: bool = True, applied: bool = True) -> Metrics:
+    """What a step reports, on the host."""
+    nan = np.float32("nan")
+    numbers = {"loss": 1, "norm": 2, "learning_rate": 3, "loss_scale": 1, "z_loss": nan, "z_norm": nan}
+    made = {name: np.float32(value) for name, value in numbers.items()}
+    return Metrics(**made, finite=np.bool_(finite), applied=np.bool_(applied))  # type: ignore[arg-type]
+
+
+def test_only_steps_in_a_row_count() -> None:
+    pattern = [(True, True), (False, False), (False, False), (True, True), (False, False), (True, False)]  # an outlier
+
+    def step(state: int, *_: Any) -> tuple[int, Metrics]:
+        finite, applied = pattern[state]
+        return state + 1, metrics(finite=finite, applied=applied)
+
+    progress = trainer.Progress(0)  # type: ignore[arg-type]
+    counts = []
+    for _ in pattern:
+        batches = trainer.Batches(iter([(np.zeros(1), np.zeros(1))]), lambda: None)  # type: ignore[arg-type]
+        progress, flight = trainer.begin_step(trainer.Step(step, 0), batches, progress)
+        progress, result = trainer.end_step(progress, flight)
+        counts.append((progress.counters.skipped, progress.counters.skipped_in_a_row, result.applied))
+    assert counts == [(0, 0, True), (1, 1, False), (2, 2, False), (2, 0, True), (3, 1, False), (4, 0, False)]
+    assert progress.step == progress.state == len(pattern)
+
+
+def test_waiting_for_data_is_part_of_a_step() -> None:
+    def slow_batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        time.sleep(0.05)
+        yield np.zeros(1), np.zeros(1)
+
+    def take(start: trainer.Progress) -> tuple[trainer.Progress, trainer.StepResult]:
+        batches = trainer.Batches(slow_batches(), lambda: None)  # type: ignore[arg-type]
+        return trainer.end_step(*trainer.begin_step(trainer.Step(lambda *_: (1, metrics()), 0), batches, start))
+
+    progress, result = take(trainer.Progress(0, step=1, read=1))  # type: ignore[arg-type]
+    assert result.seconds >= 0.05
+    assert progress.seconds == result.seconds
+    progress, result = take(trainer.Progress(0, step=7, begun_at=7, read=7))  # type: ignore[arg-type]
+    assert result.seconds >= 0.05
+    assert progress.seconds == 0  # the first step of a process is left out of the mean, as llm.c does
+
+
+# ---- precision, kernels, and a loop that runs ahead
+
+
+def table_rows(out: str) -> dict[str, str]:
+    """The start-up table; what goes on in a line of its own put together."""
+    rows: dict[str, str] = {}
+    name = ""
+    for line in out.splitlines():
+        if line[:2] == "| ":
+            left, right = (cell.strip() for cell in line.split("|")[1:3])
+            name = left or name
+            rows[name] = right if left else f"{rows[name]} {right}"
+    return rows
+
+
+def test_a_bf16_run_writes_what_a_run_can_start_from(train: Train) -> None:
+    run = train("--dtype", "bf16", "-v", 3, "-m", 4, "-s", 3, "-g", 4, "--export-llmc")
+    assert (run.code, run.err) == (0, "")
+    assert run.losses[-1] < run.losses[0]
+    path = run.folder / "model_00000003.bin"
+    assert read_header(path).version == 5
+    assert path.stat().st_size == 1024 + 2 * initial().size
+    values, state = run.exported(3), run.state(3)
+    assert not (values.view(np.uint32) & 0xFFFF).any()  # all of them bf16 numbers
+    assert not np.array_equal(values, initial())
+    copy = np.concatenate([state[f"copy/{name}"].reshape(-1) for name in Params._fields])
+    assert copy.dtype.name == "bfloat16" and copy.astype(np.float32).tobytes() == values.tobytes()
+    masters = run.model(3)
+    assert masters.dtype == np.float32 and masters.astype(copy.dtype).tobytes() == copy.tobytes()
+    assert not np.array_equal(masters, values)
+
+    again = train("-e", path, "--dtype", "bf16", "-v", 1, "-m", 4, "-x", 0, folder="again")
+    assert again.code == 0
+    assert again.values("val", "loss") == run.values("val", "loss")[-1:]  # the very weights that were validated
+    in_fp32 = train("-e", path, "--dtype", "fp32", "-v", 1, "-m", 4, "-x", 1, "--export-llmc", folder="fp32")
+    assert in_fp32.values("val", "loss")[0] == pytest.approx(again.values("val", "loss")[0], rel=2e-3)
+    assert read_header(in_fp32.folder / "model_00000001.bin").version == 3
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_16_bits_give_the_losses_of_fp32(train: Train, dtype: str) -> None:
+    wide, narrow = (train("--dtype", name, "-x", 10, folder=name) for name in ("fp32", dtype))
+    assert wide.losses[-1] < wide.losses[0] - 0.5
+    assert 0 < max(abs(a / b - 1) for a, b in zip(narrow.losses, wide.losses, strict=True)) < 5e-3
+
+
+@pytest.mark.slow
+def test_without_master_weights_seeds_of_rounding_are_the_run_s(train: Train) -> None:
+    flags = ["--dtype", "bf16", "-w", 0, "--shuffle", "none", "-e"]
+    checkpoint = train("-x", 1, "--export-llmc", folder="start").folder / "model_00000001.bin"
+    runs = [
+        train(*flags, checkpoint, "--seed", seed, *more, "--export-llmc", folder=f"{k}")
+        for k, (seed, more) in enumerate([(42, []), (42, []), (7, []), (42, ["--rounding", "nearest"])])
+    ]
+    models = [run.model(3) for run in runs]
+    assert all(model.dtype.name == "bfloat16" for model in models)
+    assert all((run.exported(3) == model.astype(np.float32)).all() for run, model in zip(runs, models, strict=True))
+    assert not any(name.startswith("copy/") for name in runs[0].state(3))
+    assert models[0].tobytes() == models[1].tobytes()
+    assert models[0].tobytes() != models[2].tobytes() != models[3].tobytes() != models[0].tobytes()
+
+
+def test_an_fp16_run_logs_its_loss_scale(train: Train) -> None:
+    run = train("--dtype", "fp16", "--loss-scale", 64, "--loss-scale-steps", 2, "-x", 5, "--export-llmc")
+    assert run.code == 0
+    assert run.values("train", "loss_scale") == [64, 64, 128, 128, 256]
+    assert run.values("train", "skipped") == [False] * 5
+    assert read_header(run.folder / "model_00000005.bin").version == 3  # the master weights
+    state = run.state(5)
+    assert run.exported(5).tobytes() == run.model(5).tobytes()
+    assert (state["loss_scale/scale"], state["loss_scale/clean"]) == (256, 1)
+    assert state["copy/wte"].dtype == np.float16
+    assert all("loss_scale" not in event for event in train("--dtype", "bf16", folder="bf16").events)
+
+
+def test_a_loss_scale_that_is_too_large_gives_way_and_is_no_divergence(train: Train) -> None:
+    run = train("--dtype", "fp16", "--loss-scale", 2.0**30, "--max-nonfinite", 2, "-x", 20)
+    assert run.code == 0
+    skipped, scales = run.values("train", "skipped"), run.values("train", "loss_scale")
+    overflows = skipped.index(False)
+    assert 2 < overflows < 20 and skipped == [True] * overflows + [False] * (20 - overflows)
+    assert scales == [2.0 ** (30 - min(step, overflows)) for step in range(20)]
+    assert all(math.isfinite(loss) for loss in run.losses)
+    assert run.losses[-1] < run.losses[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "precision"),
+    [
+        ([], "fp32"),
+        (["--dtype", "bf16"], "bf16, fp32 master weights, rounded to nearest"),
+        (["--dtype", "bf16", "-w", 0], "bf16, no master weights, rounded stochastically"),
+        (["--dtype", "bf16", "-w", 0, "--rounding", "nearest"], "bf16, no master weights, rounded to nearest"),
+        (["--dtype", "fp16"], "fp16, fp32 master weights, rounded to nearest, loss scale 128"),
+    ],
+)
+def test_the_table_names_the_precision(train: Train, flags: list[Any], precision: str) -> None:
+    assert table_rows(train("-x", 0, *flags).out)["precision"] == precision
+
+
+def test_the_table_says_what_runs(train: Train) -> None:
+    assert table_rows(train("-x", 0).out)["kernels"] == "xla (on a CPU)"
+    rows = table_rows(train("-x", 0, "--kernels", "pallas", "--attention", "flash", folder="asked").out)
+    assert rows["layernorm"] == "xla (not pallas: there is no GPU)"
+    assert rows["attention"] == "naive, xla (not flash: there is no GPU)"
+    assert "kernels" not in rows
+
+
+@pytest.mark.parametrize("flags", [("--kernels", "pallas"), ("--kernels", "triton"), ("--attention", "cudnn")])
+def test_kernels_that_must_run_but_cannot_are_refused(train: Train, tmp_path: Path, flags: tuple[str, str]) -> None:
+    run = train("--strict-kernels", *flags)
+    assert (run.code, run.out) == (2, "")
+    assert run.err.startswith("train.py: --strict-kernels: ") and run.err.count("\n") == 1
+    assert f"not {flags[1]}: there is no GPU" in run.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_how_the_model_is_computed_changes_no_result(train: Train) -> None:
+    """Recomputation, chunks of logits and GELU within the products."""
+    shape = ["-e", "L2-NH2-C16-V257-T16"]
+    plain = train(*shape)
+    for k, flags in enumerate((["--recompute-blocks", 1, "--logit-rows", 16], ["-ge", 1, "-r", 0])):
+        run = train(*shape, *flags, folder=str(k))
+        np.testing.assert_allclose(run.losses, plain.losses, rtol=0, atol=2e-6)
+        assert np.linalg.norm(run.model(3) - plain.model(3)) < 1e-3 * np.linalg.norm(plain.model(3))
+
+
+def test_relu_attention_is_another_model_that_learns(train: Train) -> None:
+    relu, softmax = train("--attention", "relu", "-x", 10), train("-x", 10, folder="softmax")
+    assert relu.losses[-1] < relu.losses[0] - 0.5
+    assert relu.losses != softmax.losses
+    assert table_rows(relu.out)["attention"].startswith("relu, xla (")
+
+
+@pytest.fixture
+def run_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop as it runs on a GPU: a step is begun before the one before it has been read."""
+    prepare = trainer.prepare
+
+    def prepared(*args: Any) -> Any:
+        setup, state = prepare(*args)
+        return setup._replace(run_ahead=True), state
+
+    monkeypatch.setattr(trainer, "prepare", prepared)
+
+
+EVERYTHING = ["-x", 7, "-v", 3, "-m", 2, "-s", 5, "-g", 4, "-n", 2]
+
+
+def test_running_ahead_changes_nothing_but_the_time(train: Train, request: pytest.FixtureRequest) -> None:
+    def without_times(run: Result) -> list[dict[str, Any]]:
+        times = ("ms", "tokens_per_second", "time", "waited_ms", "config")  # the last names the folder
+        events = [{k: v for k, v in each.items() if k not in times} for each in run.events]
+        # when a save on the way has ended is a matter of time too
+        return sorted(events, key=lambda each: each["event"] == "checkpoint")
+
+    plain = train(*EVERYTHING, folder="plain")
+    request.getfixturevalue("run_ahead")
+    ahead = train(*EVERYTHING, folder="ahead")
+    assert (ahead.code, ahead.checkpoints) == (0, [2, 4, 6, 7])
+    assert without_times(ahead) == without_times(plain)
+    assert (ahead.folder / "samples.txt").read_bytes() == (plain.folder / "samples.txt").read_bytes()
+    for step in ahead.checkpoints:
+        assert ahead.bits(step) == plain.bits(step)
+    steps = [line.split("|")[:3] for run in (plain, ahead) for line in run.out.splitlines() if line[:5] == "step "]
+    assert steps[:7] == steps[7:]
+
+
+@pytest.mark.usefixtures("run_ahead")
+def test_running_ahead_a_divergence_ends_the_run(train: Train, tmp_path: Path) -> None:
+    """One step later: it was in flight already when the last one was read. No step changes anything."""
+    checkpoint = broken_checkpoint(tmp_path)
+    run = train("-e", checkpoint, "--max-nonfinite", 3, "-x", 10, "--export-llmc")
+    assert run.code == 3
+    assert run.values("train", "skipped") == [True] * 4
+    assert run.events[-1] == {"event": "end", "step": 4, "outcome": "diverged", "skipped": 4}
+    assert (run.folder / "model_00000004.bin").read_bytes() == checkpoint.read_bytes()
+
+
+def test_profile_records_the_steps_that_were_named(train: Train) -> None:
+    run = train("-x", 4, "--profile", "1:3")
+    assert run.code == 0 and len(run.losses) == 4
+    assert f"profile:      {run.folder / 'profile'}" in run.out
+    assert list((run.folder / "profile").rglob("*.xplane.pb"))
+
+
+# ---- two runs in one process
+
+
+def test_a_second_run_compiles_nothing_and_nothing_is_left_behind(train: Train) -> None:
+    everything = ["-v", 2, "-m", 1, "-s", 2, "-g", 4, "-n", 2]
+    train(*everything, folder="first")
+    compiled: list[str] = []
+    listening = True
+
+    def listen(event: str, *_: Any, **__: Any) -> None:
+        if listening and "backend_compile" in event:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    threads = threading.active_count()
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    train(*everything, "-l", 5e-3, "-x", 4, "--seed", 3, folder="second")
+    listening = False
+    assert compiled == []
+    assert threading.active_count() == threads
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+# ---- small functions
+
+
+def test_a_descriptor_is_not_mistaken_for_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("d12").mkdir()  # as `-o d12` leaves it
+    Path(TINY).write_text("")
+    assert beforehand.resolve_model(TrainConfig(model="d12")).config == parse_descriptor("d12")
+    assert beforehand.resolve_model(TrainConfig(model=TINY)).path is None
+    write_model("weights", parse_descriptor(TINY), initial())
+    assert beforehand.resolve_model(TrainConfig(model="weights")) == (parse_descriptor(TINY), Path("weights"))
+
+
+def test_an_epoch_of_less_than_one_update_is_refused(tokens: Any) -> None:
+    config = TrainConfig(batch_size=4, sequence_length=16, total_batch_size=2048)
+    loader = TokenLoader(tokens.val, 4, 16, vocab_size=257, shuffle=False, flag="-i")
+    with pytest.raises(InputError, match=r"-d 2048: .*\(2000\); lower -d"):
+        beforehand.total_steps(config, loader)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_a_full_disk_under_the_screen_is_one_line(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as screen:
+        monkeypatch.setattr(sys, "stdout", screen)
+        run = train()
+        assert run.code == 2
+        assert (
+            run.err == "train.py: standard output: cannot be written (No space left on device); the run was stopped\n"
+        )
+
+
+def test_memory_that_is_not_enough_is_one_line(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.\nmore")
+
+    monkeypatch.setattr(trainer, "compile_step", full)
+    run = train()
+    assert run.code == 2
+    assert run.err.count("\n") == 1 and "Out of memory allocating 123 bytes; lower -b" in run.err
+
+
+# ---- the GPU's figures
+
+
+class FakeMonitor:
+    """A GPU's figures that come, and once do not."""
+
+    def __init__(self) -> None:
+        self.read_times, self.closed = 0, False
+
+    def read(self, warn: Callable[[str], None]) -> GpuReading | None:
+        self.read_times += 1
+        if self.read_times == 2:
+            warn("-lg: gone")
+            return None
+        return GpuReading(*[None] * 5, 1755, 1980, 612.0, 700.0, 54, 87, "no")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_the_gpu_s_figures_are_shown_and_kept(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = FakeMonitor()
+    monkeypatch.setattr(beforehand, "open_monitor", lambda: monitor)
+    run = train("-lg", 2, "-x", 7)
+    assert run.code == 0 and monitor.closed
+    assert run.values("gpu", "step") == [1, 5]  # after steps 2, 4 and 6, of which the second reading failed
+    assert run.values("gpu", "temperature_celsius") == [54, 54]
+    assert run.out.count("1755 of 1980 MHz") == 2 and run.out.count("-lg: gone") == 1

@@ -1,0 +1,119 @@
+"""What a run starts from: shapes of random weights, and other programs' checkpoints behind -e and --init-from."""
+
+import json
+import shlex
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmc_jax import kernels
+from llmc_jax.checkpoint.sources import open_source, slices, stored_special
+from llmc_jax.cli.train import parse_args
+from llmc_jax.config.train import TrainConfig, parse_descriptor
+from llmc_jax.errors import InputError
+from llmc_jax.kernels import Machine, record
+from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.run import prepare as setup
+from llmc_jax.run.prepare import Model, prepare, resolve_model, weights_text
+from llmc_jax.run.resume import Earlier
+from llmc_jax.trials import start
+from llmc_jax.trials.card import Card
+
+HUGGING_FACE = Path(__file__).resolve().parents[1] / "golden" / "hugging_face"
+COMMON = "-x 0 -v 0 -s 0 -t 16 --no-save"
+
+
+@pytest.fixture
+def pytorch_file(tmp_path: Path) -> Path:
+    """The first bytes of what torch.save writes."""
+    path = tmp_path / "ckpt.pt"
+    path.write_bytes(b"PK\x03\x04" + bytes(26) + b"ckpt/data.pkl" + bytes(100))
+    return path
+
+
+@pytest.mark.parametrize("flag", ["-e", "--init-from"])
+@pytest.mark.parametrize("name", ["", "model.safetensors"])
+def test_a_run_starts_from_hugging_faces_weights(flag: str, name: str) -> None:
+    path = HUGGING_FACE / name
+    source = open_source(path)
+    expected = [source.read("params", piece.tensor, piece.layer).ravel() for piece in slices(source.config)]
+    setup, state = prepare(parse_args([*shlex.split(COMMON), flag, str(path)]), [])
+    found = np.asarray(state.params)[: num_parameters(source.config)]
+    assert setup.model == Model(source.config, path) and weights_text(setup) == str(path)
+    assert found.tobytes() == np.concatenate(expected).tobytes()
+
+
+@pytest.mark.parametrize("flag", ["-e", "--init-from"])
+def test_the_ids_that_end_a_text_are_kept(flag: str, tmp_path: Path) -> None:
+    folder = tmp_path / "hf"
+    shutil.copytree(HUGGING_FACE, folder)
+    settings = json.loads((folder / "config.json").read_text()) | {"bos_token_id": 3, "eos_token_id": [4, 5]}
+    (folder / "config.json").write_text(json.dumps(settings))
+    setup, _ = prepare(parse_args([*shlex.split(COMMON), flag, str(folder)]), [])
+    assert setup.origin == {"kind": "llmc-jax", "special": {"bos": 3, "eos": [4, 5]}}
+    assert stored_special({"origin": setup.origin}) == open_source(folder).special
+    random, _ = prepare(parse_args([*shlex.split(COMMON), "-e", "L1-NH1-C8-V16-T16"]), [])
+    assert random.origin == {"kind": "llmc-jax"}
+
+
+def test_a_shape_beside_init_from_must_be_that_of_the_weights() -> None:
+    source = str(HUGGING_FACE)
+    shape = open_source(HUGGING_FACE).config
+    words = f"L{shape.num_layers}-NH{shape.num_heads}-C{shape.channels}-V{shape.vocab_size}-T{shape.max_seq_len}"
+    assert resolve_model(TrainConfig(init_from=source, model=words)).config == shape == parse_descriptor(words)
+    with pytest.raises(InputError, match=r"^-e d12: .*another shape"):
+        resolve_model(TrainConfig(init_from=source, model="d12"))
+
+
+@pytest.mark.parametrize("flag", ["-e", "--init-from"])
+def test_pytorchs_file_is_refused_with_the_command_that_converts_it(flag: str, pytorch_file: Path) -> None:
+    with pytest.raises(InputError) as refused:
+        prepare(parse_args([*shlex.split(COMMON), flag, str(pytorch_file)]), [])
+    assert str(refused.value).startswith(f"{flag} {pytorch_file}: ")
+    assert f"`python convert_checkpoint.py convert {pytorch_file} {pytorch_file.parent}/ckpt.bin`" in str(refused.value)
+
+
+# ----- the kernels ----------------------------------------------------------------------------------------------------
+
+H200, A100 = Card("NVIDIA H200", "0" * 32, "9.0", 141 << 30, "580"), Machine("gpu", "NVIDIA A100-SXM4-40GB", "8.0")
+SHAPE = parse_descriptor("L1-NH1-C64-V257-T64")
+
+
+@pytest.mark.parametrize(
+    ("made_on", "flag", "tried"),
+    [
+        (None, "", True),  # no earlier choice
+        (H200.machine, "-y", False),  # a start that was killed before its first checkpoint
+        (H200.machine, "--kernels-from", False),
+        (A100, "-y", True),  # which cannot be repeated here
+        (A100, "--kernels-from", True),
+    ],
+)
+def test_nothing_is_measured_where_an_earlier_choice_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_on: Machine | None, flag: str, tried: bool
+) -> None:
+    cases: list[Any] = []
+    monkeypatch.setattr(setup, "find_card", lambda: H200)
+    monkeypatch.setattr(setup.start, "find_out", lambda case, here: cases.append(case) or start.Found(None))
+    plain = TrainConfig(batch_size=2, sequence_length=64)
+    if made_on is not None:
+        execution, choices = setup.choose_execution(plain, SHAPE, made_on, "bf16")
+        resolved = setup.resolved_of(plain, setup.made_for(plain, SHAPE, made_on, "bf16"), execution, choices)
+        (tmp_path / "kernels.json").write_text(json.dumps(record.to_json(resolved)))
+    options = {"-y": {"output_dir": str(tmp_path), "reuse": True}, "--kernels-from": {"kernels_from": str(tmp_path)}}
+    config = replace(plain, **options.get(flag, {}))
+    setup.try_kernels(config, SHAPE)
+    assert len(cases) == tried
+    setup.try_kernels(config, SHAPE, Earlier(tmp_path, 3, {}))  # nor where a checkpoint is continued
+    assert len(cases) == tried
+
+
+def test_a_note_where_bits_need_not_repeat() -> None:
+    machine = kernels.Machine("gpu", "NVIDIA H200", "9.0")
+    for attention, expected in (("cudnn", 1), ("flash", 0)):
+        choices = kernels.choose(kernels.Wish(attention=attention), machine, "bf16", 64).choices
+        assert len(setup.notes_on_bits(choices)) == expected

@@ -1,0 +1,1032 @@
+"""Stopping a run and continuing it: the same bits as without a break, what is refused, what a failing save costs."""
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+import pytest
+
+from llmc_jax.checkpoint import store
+from llmc_jax.checkpoint.llmc import read_model
+from llmc_jax.cli import train as cli
+from llmc_jax.config.train import TrainConfig
+from llmc_jax.data.loader import TokenLoader
+from llmc_jax.errors import FormatError, InputError
+from llmc_jax.kernels import choice, record
+from llmc_jax.run import curves
+from llmc_jax.run import loop as trainer
+from llmc_jax.run.folder import KERNELS, RunLog, locked, read_kernels, read_metrics
+from llmc_jax.run.resume import Counters, find_earlier, stored_counters
+from tests.same_run import arrays, check_same, differences, leftovers, steps_of, write_shards
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Batches of 2 x 16 tokens, 20 of them an epoch in two shards: with one or two a step, an epoch ends at every 20 or 10.
+SHARDS = {"train": (9 * 32 + 1, 11 * 32 + 5), "val": (200,), "other": (9 * 32 + 1, 11 * 32 + 5)}
+TINY = "L1-NH1-C16-V257-T16"
+
+
+class Result(NamedTuple):
+    """What the command line said."""
+
+    code: int
+    folder: Path
+    out: str
+    err: str
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return read_metrics(self.folder / "metrics.jsonl")
+
+    def values(self, event: str, field: str) -> list[Any]:
+        return [each[field] for each in self.events if each["event"] == event]
+
+
+Train = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Token files train_*.bin, val_*.bin and other_*.bin; read-only by agreement."""
+    folder = tmp_path_factory.mktemp("data")
+    write_shards(folder, SHARDS)
+    return folder
+
+
+def flags_of(data: Path) -> list[Any]:
+    return [
+        *("-e", TINY, "-i", data / "train_*.bin", "-j", data / "val_*.bin", "-b", 2, "-t", 16, "-l", "1e-2"),
+        *("-v", 3, "-m", 2, "-s", 5, "-g", 4, "-x", 12),
+    ]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here outlives the machine: what is written need not reach the disk."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture
+def train(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Train:
+    """Runs the command line in this process; flags given here count. stop: a signal comes after so many steps."""
+    monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
+
+    def run(*flags: Any, folder: Path | str = "run", stop: int = 0, number: int = signal.SIGTERM) -> Result:
+        output = tmp_path / folder
+        with stopped_after(stop, number):
+            code = cli.main([str(word) for word in (*flags_of(data), "-o", output, *flags)])
+        return Result(code, output, *capsys.readouterr())
+
+    return run
+
+
+class stopped_after:
+    """Within the block a signal comes once so many steps have been logged; 0: none."""
+
+    def __init__(self, steps: int, number: int = signal.SIGTERM) -> None:
+        self.steps, self.number, self.patch = steps, number, pytest.MonkeyPatch()
+
+    def __enter__(self) -> None:
+        log_train = RunLog.train
+
+        def train(log: RunLog, step: int, **figures: Any) -> None:
+            log_train(log, step, **figures)
+            if step + 1 == self.steps:
+                os.kill(os.getpid(), self.number)
+
+        self.patch.setattr(RunLog, "train", train)
+
+    def __exit__(self, *_: object) -> None:
+        self.patch.undo()
+
+
+def complete(run: Result) -> Result:
+    assert (run.code, run.err) == (0, ""), run.out + run.err
+    return run
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
+    """What would show that something was written: of every file and folder its size and time."""
+    return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in [folder, *folder.rglob("*")]}
+
+
+# ----- the same bits ------------------------------------------------------------------------------------------------
+
+SCHEDULES = {
+    "cosine": ["-k", "cosine", "-u", 30, "-q", 0.1],
+    "linear": ["-k", "linear", "-u", 20, "-q", 0.0],
+    "constant": ["-k", "constant"],
+    "wsd": ["-k", "wsd", "-u", 10],
+    "step": ["-k", "step", "--step-every", 50, "--step-factor", 0.3],
+}
+PRECISIONS = {
+    "fp32": [],
+    "bf16": ["--dtype", "bf16"],
+    "stochastic": ["--dtype", "bf16", "-w", 0],
+    # overflows at first, and grows into the next one
+    "fp16": ["--dtype", "fp16", "--loss-scale", 2.0**24, "--loss-scale-steps", 9],
+}
+OUTLIERS = ["-sl", 0.5, "-sg", 0.5, "-l", 1e-4]  # losses that fall are never above those before
+STEPS, EPOCH_END = 145, 140  # more than the 128 that the outlier detector looks at
+STOPS = {"before": EPOCH_END - 1, "at": EPOCH_END, "after": EPOCH_END + 1}
+
+
+class Case(NamedTuple):
+    """A way to train, and where it is interrupted."""
+
+    schedule: str
+    precision: str
+    accumulation: int
+    outliers: bool  # updates whose loss or norm is an outlier are skipped
+    stop: str
+
+    def flags(self) -> list[Any]:
+        return [
+            *SCHEDULES[self.schedule], *PRECISIONS[self.precision], "-d", 32 * self.accumulation, "-x", STEPS,
+            *(OUTLIERS if self.outliers else []), "-v", 70, "-s", 139, "-y", 1,
+        ]  # fmt: skip
+
+
+def covering(cases: list[Case], together: int) -> list[Case]:
+    """As few of the cases as it takes to have every combination of so many of their values (found greedily)."""
+
+    def combinations(case: Case) -> set[Any]:
+        return set(itertools.combinations(enumerate(case), together))
+
+    chosen = []
+    missing = set().union(*map(combinations, cases))
+    while missing:
+        chosen.append(max(cases, key=lambda case: len(combinations(case) & missing)))
+        missing -= combinations(chosen[-1])
+    return chosen
+
+
+ALL = [Case(*each) for each in itertools.product(SCHEDULES, PRECISIONS, (1, 2), (False, True), STOPS)]
+EVERY = covering(ALL, 2)
+
+SOME = [Case("linear", "bf16", 2, False, "at")]
+names_of = {"ids": lambda case: "-".join(map(str, case))}
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Case, Path]]:
+    """The runs without a break, made when they are first needed."""
+    yield {}
+
+
+def check_resumed(
+    case: Case,
+    train: Train,
+    references: dict[Case, Path],
+    tmp_path_factory: Any,
+    between: Callable[[], None] = lambda: None,
+) -> None:
+    """A run stopped by a signal and continued is the run without a break. between: called before it is continued."""
+    uninterrupted = case._replace(stop="")
+    if uninterrupted not in references:
+        references[uninterrupted] = complete(
+            train(*case.flags(), folder=tmp_path_factory.mktemp("reference") / "run")
+        ).folder
+    stop = STOPS[case.stop]
+    first = train(*case.flags(), stop=stop)
+    assert (first.code, steps_of(first.folder, "DONE")) == (130, [stop]), first.out + first.err
+    between()
+    again = complete(train(*case.flags()))
+    assert "not bit-exact" not in again.out and "another run" not in again.out
+    check_same(again.folder, references[uninterrupted])
+    if case.outliers:
+        skipped = again.values("train", "skipped")
+        assert 0 < sum(skipped[128:]) < STEPS - 128, "choose another threshold"
+
+
+@pytest.mark.parametrize("case", SOME, **names_of)
+def test_stopped_and_continued_is_the_same_run(
+    case: Case, train: Train, references: dict[Case, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    check_resumed(case, train, references, tmp_path_factory)
+
+
+def only_first(values: Any, count: int = 1) -> list[Any]:
+    """Parameters of a test of which but the first ones are slow."""
+    return [each if k < count else pytest.param(each, marks=pytest.mark.slow) for k, each in enumerate(values)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in EVERY if case not in SOME], **names_of)
+def test_every_way_to_train_stopped_and_continued(
+    case: Case, train: Train, references: dict[Case, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    check_resumed(case, train, references, tmp_path_factory)
+
+
+TWICE = (
+    ("-x", -1),  # an epoch of ten steps
+    ("-a", 1),  # one batch over and over, which the loader does not move on from
+    ("--shuffle", "none"),
+    ("-n", 1, "-nk", 1),
+    ("-v", 0, "-s", 0),
+    ("-v", 1, "-s", 1),
+)
+
+
+@pytest.mark.parametrize("flags", only_first(TWICE, 0), ids=lambda flags: " ".join(map(str, flags)))
+def test_stopped_twice(train: Train, flags: tuple[Any, ...]) -> None:
+    """By Ctrl-C and by SIGTERM; each time something was due at that step."""
+    expected = complete(train(*flags, folder="expected"))
+    assert train("-y", 1, *flags, stop=5, number=signal.SIGINT).code == 130
+    second = train("-y", 1, *flags, stop=6)
+    assert (second.code, steps_of(second.folder, "DONE")[-1]) == (130, 6)
+    run = complete(train("-y", 1, *flags))
+    check_same(run.folder, expected.folder)
+    assert run.values("resume", "step") == [5, 6]
+    assert leftovers(run.folder) == []
+
+
+def test_stopped_after_the_last_step(train: Train) -> None:
+    """What is due after it, the last validation and sample, comes when the run goes on."""
+    expected = complete(train(folder="expected"))
+    assert train("-y", 1, stop=12).code == 130
+    run = complete(train("-y", 1))
+    assert run.values("val", "step")[-1] == run.values("sample", "step")[-1] == 12
+    check_same(run.folder, expected.folder)
+
+
+def test_running_ahead_changes_nothing(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where a step is begun before the one before it has been read."""
+    expected = complete(train("-n", 4, "-v", 0, "-s", 0, folder="expected"))
+    prepare = trainer.prepare
+
+    def prepared(*args: Any) -> Any:
+        setup, *rest = prepare(*args)
+        return setup._replace(run_ahead=True), *rest
+
+    monkeypatch.setattr(trainer, "prepare", prepared)
+    first = train("-n", 4, "-v", 0, "-s", 0, "-y", 1, stop=6)
+    assert first.code == 130 and steps_of(first.folder, "DONE") == [4, 7]  # one was under way
+    check_same(complete(train("-n", 4, "-v", 0, "-s", 0, "-y", 1)).folder, expected.folder)
+
+
+def test_a_longer_run_goes_on_from_a_complete_one(train: Train) -> None:
+    flags = ["-k", "constant", "-v", 3, "-s", 0]
+    expected = complete(train(*flags, folder="expected"))
+    complete(train(*flags, "-x", 6))
+    run = complete(train(*flags, "-y", 1))
+    assert "another run from here: steps 6 -> 12" in run.out
+    check_same(run.folder, expected.folder)
+
+
+def test_a_complete_run_says_so(train: Train) -> None:
+    first = complete(train("-n", 5, "-y", 1))
+    kept = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
+    again = complete(train("-n", 5, "-y", 1))
+    assert "after step 12 of 12; the run is complete already" in again.out
+    assert not any(line.startswith("step ") for line in again.out.splitlines())
+    changed = {path.name for path, content in kept.items() if path.read_bytes() != content}
+    assert changed <= {"metrics.jsonl", "config.json"}
+
+
+def test_what_was_done_at_the_step_is_not_done_again(train: Train) -> None:
+    """Of a checkpoint made on the way, what lies before it in the order of a step is there already. The random numbers
+    of the next sample are those that follow.
+    """
+    flags = ("-n", 6, "-v", 3, "-s", 6, "--sampling", "train_gpt2.c")
+    expected = complete(train(*flags, folder="expected"))
+    shutil.copytree(expected.folder, expected.folder.with_name("run"))
+    forget(expected.folder.with_name("run"), 12)
+    done: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        log_val = RunLog.val
+        patch.setattr(RunLog, "val", lambda log, step, **more: (done.append(step), log_val(log, step, **more)))
+        run = complete(train(*flags, "-y", 1))
+    assert done == [9, 12]
+    check_same(run.folder, expected.folder)
+
+
+@pytest.mark.parametrize("broken", [{"drawn": -1}, {"skipped": True}, {"validated": -2}, {"sampled": "3"}])
+def test_counters_that_are_no_counts_are_refused(broken: dict[str, Any]) -> None:
+    with pytest.raises(FormatError, match=f"here: .* {next(iter(broken))}="):
+        stored_counters({"progress": broken}, Path("here"))
+
+
+def test_counters_of_an_older_checkpoint_begin_anew() -> None:
+    older = {"skipped": 2, "skipped_in_a_row": 0, "val_loss": None, "validated": -1, "sampled": 20}
+    assert stored_counters({"progress": older}, Path("here")) == Counters(skipped=2, sampled=20, drawn=0)
+
+
+def forget(run: Path, *steps: int) -> None:
+    """Takes checkpoints away, as if the run had been killed before it made them."""
+    for step in steps:
+        (run / f"DONE_{step:08d}").unlink()
+        shutil.rmtree(run / f"state_{step:08d}")
+
+
+# ----- that a mistake would be seen ---------------------------------------------------------------------------------
+
+
+def misread(wrong: str, factor: float = 0) -> Callable[..., np.ndarray]:
+    """store.read_array, but for some arrays, which come back as zeros or another multiple of themselves."""
+    read_array = store.read_array
+
+    def read(folder: Path, name: str) -> np.ndarray:
+        found = read_array(folder, name)
+        return (found * factor).astype(found.dtype) if name.startswith(wrong) else found
+
+    return read
+
+
+MISTAKES: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
+    "position of the data": lambda patch: patch.setattr(TokenLoader, "restore", lambda *_: None),
+    "outliers": lambda patch: patch.setattr(store, "read_array", misread("outliers/values")),
+    "m": lambda patch: patch.setattr(store, "read_array", misread("m/wte")),
+    "v of the last tensor": lambda patch: patch.setattr(store, "read_array", misread("v/lnfb")),
+    "number of the step": lambda patch: patch.setattr(store, "read_array", misread("step")),
+    "number of the update": lambda patch: patch.setattr(store, "read_array", misread("updates")),
+    "loss scale": lambda patch: patch.setattr(store, "read_array", misread("loss_scale/scale", 2)),
+    "16-bit copy": lambda patch: patch.setattr(store, "read_array", misread("copy/qkvw")),
+}
+
+
+@pytest.mark.parametrize("mistake", only_first(MISTAKES))
+def test_a_resume_that_forgets_is_seen(
+    mistake: str, train: Train, references: dict[Case, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    case = Case("constant", "fp16", 2, True, "before")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(AssertionError, match=r"event |differs"):
+        check_resumed(case, train, references, tmp_path_factory, lambda: MISTAKES[mistake](patch))
+
+
+# ----- refusals and notes -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stopped(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of twelve steps stopped after seven, with a checkpoint at four; read-only by agreement."""
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    with pytest.MonkeyPatch.context() as patch, stopped_after(7):
+        patch.setattr(curves, "draw_curves", lambda *_: None)
+        assert cli.main([str(word) for word in (*flags_of(data), "-n", 4, "-o", folder)]) == 130
+    assert steps_of(folder, "DONE") == [4, 7]
+    return folder
+
+
+@pytest.fixture
+def copy(stopped: Path, tmp_path: Path) -> Path:
+    """A copy of that run where `train` works by default."""
+    return Path(shutil.copytree(stopped, tmp_path / "run"))
+
+
+def words_of(value: Any) -> str:
+    """A test's name: its flags."""
+    return " ".join(map(str, value)) if isinstance(value, list) and " " not in str(value[0]) else "-"
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["-e", "L2-NH1-C16-V257-T16"], ["num_layers is 1 there, 2 here"]),
+        (["-e", "L1-NH2-C16-V300-T16", "-s", 0], ["num_heads is 1 there, 2 here", "vocab_size is 257 there, 300 here"]),
+        (["-b", 4, "-d", 32, "-t", 8], ["-b is 2 there, 4 here", "-t is 16 there, 8 here"]),
+        (["-d", 64], ["-d is 32 there, 64 here"]),
+        (["--dtype", "bf16"], ["--dtype is fp32 there, bf16 here"]),
+        (["--dtype", "fp16", "-w", 0], ["--dtype is fp32 there, fp16 here", "-w is 1 there, 0 here"]),
+        (["--seed", 7], ["--seed is 42 there, 7 here"]),
+        (["--shuffle", "none"], ["--shuffle is llmc there, none here"]),
+        (["-i", "other"], ["-i"]),
+        (["--attention", "relu"], ["--attention is auto there, relu here"]),
+        (
+            ["-e", "L1-NH1-C32-V257-T16", "--dtype", "bf16", "-d", 64, "--seed", 1, "-i", "other"],
+            ["channels is 16 there, 32 here", "--dtype", "-d is 32 there, 64 here", "--seed is 42 there, 1 here", "-i"],
+        ),
+    ],
+    ids=words_of,
+)
+def test_another_run_is_refused(train: Train, data: Path, copy: Path, flags: list[Any], named: list[str]) -> None:
+    before = snapshot(copy)
+    given = [data / "other_*.bin" if word == "other" else word for word in flags]
+    refused = train("-y", 1, *given)
+    assert refused.code == 2 and "Traceback" not in refused.err
+    lines = refused.err.splitlines()
+    assert f"{copy}/state_00000007" in lines[0]
+    for words in named:
+        assert any(words in line for line in lines[1:-1]), (words, refused.err)
+    assert len(lines) == len(named) + 2, refused.err  # and nothing else
+    assert "another -o" in lines[-1] and "--init-from" in lines[-1]
+    assert snapshot(copy) == before
+
+
+@pytest.mark.parametrize(
+    ("made", "asked", "named"),
+    [
+        (["--dtype", "bf16"], ["--dtype", "bf16", "-w", 0], ["-w is 1 there, 0 here", "--rounding is nearest there"]),
+        (["--dtype", "bf16"], ["--dtype", "bf16", "--rounding", "stochastic"], ["--rounding is nearest there"]),
+        (["-a", 1], ["-a", 0], ["-a is 1 there, 0 here"]),
+    ],
+    ids=["master weights", "rounding", "overfit"],
+)
+def test_another_precision_or_order_is_refused(
+    train: Train, made: list[Any], asked: list[Any], named: list[str]
+) -> None:
+    complete(train(*made, "-x", 2))
+    refused = train(*asked, "-x", 4, "-y", 1)
+    assert refused.code == 2
+    assert all(words in refused.err for words in named), refused.err
+
+
+def test_the_same_batch_in_other_words_is_the_same(train: Train, copy: Path) -> None:
+    complete(train("-y", 1, "-n", 4, "-d", 32, "--shuffle", "llmc", "--seed", 42, "--dtype", "fp32"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["-l", "2e-2"], "-l 0.01 -> 0.02"),
+        (["-x", 14], "steps 12 -> 14"),
+        pytest.param(["-k", "linear"], "-k cosine -> linear", marks=pytest.mark.slow),
+        pytest.param(["-c", 0.1, "-u", 3], "-u 0 -> 3, -c 0 -> 0.1", marks=pytest.mark.slow),
+    ],
+    ids=words_of,
+)
+def test_what_may_change_is_told(train: Train, copy: Path, flags: list[Any], named: str) -> None:
+    run = complete(train("-y", 1, *flags))
+    (note,) = [line for line in run.out.splitlines() if "another run from here" in line]
+    assert named.split(", ")[0] in note and all(words in note for words in named.split(", "))
+    assert run.values("train", "step") == list(range(14 if "-x" in flags else 12))
+    assert "not bit-exact" not in run.out
+
+
+def test_what_does_not_matter_is_not_told(train: Train, copy: Path) -> None:
+    run = complete(train("-y", 1, "-n", 3, "-nk", 5, "-v", 4, "-s", 0, "--print-every", 2))
+    assert "another run" not in run.out and "not bit-exact" not in run.out
+
+
+def test_another_environment_is_told_in_one_line(train: Train, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from llmc_jax.run import resume
+
+    versions = resume.versions()
+    monkeypatch.setattr(resume, "versions", lambda: versions | {"jax": "0.99"})
+    run = complete(train("-y", 1))
+    (note,) = [line for line in run.out.splitlines() if "not bit-exact from here" in line]
+    assert f"jax {versions['jax']} -> 0.99" in note
+
+
+def test_another_number_of_threads_is_told(train: Train, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from llmc_jax.machine import device as hardware
+
+    device = hardware.describe_device()
+    monkeypatch.setattr(hardware, "describe_device", lambda: device._replace(cpu_cores=device.cpu_cores + 1))
+    run = complete(train("-y", 1))
+    (note,) = [line for line in run.out.splitlines() if "not bit-exact from here" in line]
+    assert f"threads {device.cpu_cores} -> {device.cpu_cores + 1}" in note
+
+
+# ----- the kernels of the run ---------------------------------------------------------------------------------------
+
+
+BARE = ("-v", 0, "-s", 0)
+
+
+def rows_with(name: str = "", *, preferred: bool) -> tuple[choice.Implementation, ...]:
+    """The implementations and, if named, one more of GELU; of those of XLA the last one is preferred."""
+    plain = next(row for row in choice.IMPLEMENTATIONS if (row.operation, row.name) == ("gelu", "xla"))
+    more = (plain._replace(name=name),) if name else ()
+    return (*choice.IMPLEMENTATIONS, *more) if preferred else (*more, *choice.IMPLEMENTATIONS)
+
+
+@contextmanager
+def other_gelu(name: str = "other", *, preferred: bool = False) -> Iterator[None]:
+    """Within the block there is another implementation of GELU; preferred: which would be chosen."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choice, "IMPLEMENTATIONS", rows_with(name, preferred=preferred))
+        yield
+
+
+def gelu_of(place: Path) -> str:
+    """The implementation of GELU that a run folder's kernels.json, or a checkpoint, says."""
+    found = read_kernels(place / KERNELS) if (place / KERNELS).exists() else store.read_facts(place)["kernels"]
+    return next(each.implementation for each in record.from_json(found, "").choices if each.operation == "gelu")
+
+
+@pytest.fixture(scope="module")
+def by_other(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run stopped after two steps whose GELU is another row's; read-only by agreement."""
+    folder = tmp_path_factory.mktemp("other") / "run"
+    with pytest.MonkeyPatch.context() as patch, stopped_after(2), other_gelu(preferred=True):
+        patch.setattr(curves, "draw_curves", lambda *_: None)
+        patch.setattr(os, "fsync", lambda _: None)
+        assert cli.main([str(word) for word in (*flags_of(data), *BARE, "-o", folder)]) == 130
+    assert gelu_of(folder) == gelu_of(folder / "state_00000002") == "other"
+    return folder
+
+
+@pytest.fixture
+def other_copy(by_other: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(by_other, tmp_path / "run"))
+
+
+def not_exact(run: Result) -> list[str]:
+    return [line for line in run.out.splitlines() if "not bit-exact from here" in line]
+
+
+def test_a_continued_run_takes_the_kernels_of_its_checkpoint(train: Train, other_copy: Path) -> None:
+    """Though another would be chosen now; the folder's own file counts only where there is no checkpoint."""
+    (other_copy / KERNELS).write_text("damaged")
+    with other_gelu():
+        run = complete(train(*BARE, "-y", 1, "-x", 4))
+    assert not_exact(run) == [] and run.values("resume", "step") == [2]
+    assert gelu_of(run.folder) == gelu_of(run.folder / "state_00000004") == "other"
+
+
+def test_kernels_that_there_are_not_any_more_are_chosen_anew(train: Train, other_copy: Path) -> None:
+    run = complete(train(*BARE, "-y", 1, "-x", 4))
+    (note,) = not_exact(run)
+    assert "kernel of gelu other -> xla" in note and "no 'other'" in note
+    assert gelu_of(run.folder) == gelu_of(run.folder / "state_00000004") == "xla"
+
+
+def test_a_flag_counts_more_than_the_kernels_of_the_checkpoint(train: Train, other_copy: Path) -> None:
+    with other_gelu():
+        run = complete(train(*BARE, "-y", 1, "-x", 3, "--logit-rows", 8))
+        (note,) = not_exact(run)
+        assert "logit rows 0 -> 8" in note and "gelu" not in note
+        assert (read_kernels(run.folder / KERNELS)["logit_rows"], gelu_of(run.folder)) == (8, "other")
+        again = complete(train(*BARE, "-y", 1, "-x", 4, "--logit-rows", -1))  # which leaves it as it was
+    assert not_exact(again) == [] and read_kernels(run.folder / KERNELS)["logit_rows"] == 8
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_restart_before_the_first_checkpoint_takes_the_kernels(train: Train, other_copy: Path, there: bool) -> None:
+    forget(other_copy, 2)
+    with other_gelu("other" if there else ""):
+        run = complete(train(*BARE, "-y", 1, "-x", 1))
+    assert run.values("resume", "step") == [] and run.values("train", "step") == [0]
+    assert gelu_of(run.folder) == ("other" if there else "xla")
+    assert len(not_exact(run)) == (0 if there else 1)
+
+
+def test_a_restart_with_other_shapes_is_another_run(data: Path, other_copy: Path) -> None:
+    forget(other_copy, 2)
+    words = [str(word) for word in (*flags_of(data), *BARE, "-o", other_copy, "-y", 1)]
+    with other_gelu():
+        for more, expected in (([], "other"), (["-b", "1"], "xla")):
+            setup, _ = trainer.prepare(cli.parse_args([*words, *more]), [])
+            assert [each.implementation for each in setup.choices if each.operation == "gelu"] == [expected]
+            assert not any("not bit-exact" in note for note in setup.notes)
+
+
+def test_a_damaged_choice_is_refused_where_it_would_be_taken(train: Train, other_copy: Path) -> None:
+    forget(other_copy, 2)
+    (other_copy / KERNELS).write_text('{"format": 1}')
+    before = snapshot(other_copy)
+    refused = train("-y", 1)
+    assert refused.code == 2 and refused.err.startswith(f"train.py: {other_copy / KERNELS}: ")
+    assert refused.err.count("\n") == 1 and snapshot(other_copy) == before
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_kernels(
+    train: Train, unbroken: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        make = trainer.make_facts
+        patch.setattr(trainer, "make_facts", lambda *args, **more: without(make(*args, **more), "kernels"))
+        older = train("-n", 4, stop=7)
+    (older.folder / KERNELS).unlink()
+    run = complete(train("-y", 1, "-n", 4))
+    assert not_exact(run) == []
+    check_same(run.folder, unbroken)
+
+
+def without(facts: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: each for key, each in facts.items() if key != name}
+
+
+@pytest.mark.parametrize("place", ["run", "run/state_00000002", "run/kernels.json"])
+def test_kernels_from_repeats_the_choice_of_another_run(train: Train, by_other: Path, place: str) -> None:
+    with other_gelu():
+        run = complete(train(*BARE, "-x", 1, "--kernels-from", by_other.parent / place, folder="new"))
+        assert gelu_of(run.folder) == "other" and "not repeated" not in run.out
+        # It is this run's own from then on.
+        again = complete(train(*BARE, "-x", 2, "-y", 1, folder="new"))
+    assert gelu_of(again.folder) == "other" and not_exact(again) == []
+
+
+def test_kernels_from_counts_more_than_the_checkpoint(train: Train, stopped: Path, other_copy: Path) -> None:
+    with other_gelu():
+        run = complete(train(*BARE, "-y", 1, "-x", 3, "--kernels-from", stopped))
+    (note,) = not_exact(run)
+    assert "kernel of gelu other -> xla" in note and gelu_of(run.folder) == "xla"
+
+
+def test_kernels_from_another_machine(train: Train, by_other: Path) -> None:
+    """What cannot run is said, and with --strict-kernels refused."""
+    run = complete(train(*BARE, "-x", 1, "--kernels-from", by_other, folder="new"))
+    (note,) = [line for line in run.out.splitlines() if "not repeated" in line]
+    assert note.startswith(f"--kernels-from {by_other}: ") and "no 'other'" in note
+    assert gelu_of(run.folder) == "xla"
+    refused = train(*BARE, "-x", 1, "--kernels-from", by_other, "--strict-kernels", folder="strict")
+    assert refused.code == 2 and "no 'other'" in refused.err and refused.err.count("\n") == 1
+    assert not refused.folder.exists()
+
+
+def test_kernels_from_what_holds_none(train: Train, by_other: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "damaged").write_bytes(b"\xff")
+    for place in (tmp_path / "missing", tmp_path / "empty", tmp_path / "damaged", by_other / "config.json"):
+        refused = train("--kernels-from", place, folder="new")
+        assert refused.code == 2 and not refused.folder.exists()
+        assert refused.err.startswith(f"train.py: --kernels-from {place}: ") and refused.err.count("\n") == 1
+
+
+# ----- checkpoints that are damaged, logs that are torn -------------------------------------------------------------
+
+
+def largest_file(folder: Path) -> Path:
+    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+def flip_a_bit(folder: Path) -> None:
+    path = largest_file(folder)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def unbroken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of `stopped` without a break."""
+    folder = tmp_path_factory.mktemp("unbroken") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(curves, "draw_curves", lambda *_: None)
+        assert cli.main([str(word) for word in (*flags_of(data), "-n", 4, "-o", folder)]) == 0
+    return folder
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "a flipped bit": flip_a_bit,
+    "the folder gone": shutil.rmtree,
+    "a file cut off": lambda folder: os.truncate(largest_file(folder), 100),
+    "a file gone": lambda folder: largest_file(folder).unlink(),
+    "no manifest": lambda folder: (folder / store.MANIFEST).unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", only_first(DAMAGES))
+def test_a_bad_checkpoint_is_reported_and_the_one_before_used(
+    train: Train, copy: Path, unbroken: Path, damage: str
+) -> None:
+    DAMAGES[damage](copy / "state_00000007")
+    run = complete(train("-y", 1, "-n", 4))
+    assert any("state_00000007" in line for line in run.out.splitlines() if "warning" in line), run.out
+    assert run.values("resume", "step") == [4]
+    check_same(run.folder, unbroken)
+
+
+def test_where_no_checkpoint_is_good_nothing_is_begun_anew(train: Train, copy: Path) -> None:
+    for step in (4, 7):
+        flip_a_bit(copy / f"state_{step:08d}")
+    before = snapshot(copy)
+    refused = train("-y", 1, "-n", 4)
+    assert refused.code == 2 and "Traceback" not in refused.err
+    assert "no checkpoint" in refused.err and f"llmc_jax.checkpoint verify {copy}" in refused.err
+    assert "another -o" in refused.err
+    assert snapshot(copy) == before
+
+
+def test_a_copy_without_its_empty_files_goes_on(train: Train, copy: Path, unbroken: Path) -> None:
+    """Some tools copy none: the digests of the states say what the DONE_ files said."""
+    for done in copy.glob("DONE_*"):
+        done.unlink()
+    run = complete(train("-y", 1, "-n", 4))
+    assert run.values("resume", "step") == [7]
+    assert steps_of(run.folder, "DONE") == [4, 7, 8, 12]
+    check_same(run.folder, unbroken)
+
+
+@pytest.mark.parametrize("kind", ["DONE", "state"])
+def test_logs_are_kept_where_there_was_a_checkpoint(copy: Path, kind: str) -> None:
+    """However little of one is left, it is for the user to begin anew."""
+    for step in (4, 7):
+        if kind == "DONE":
+            shutil.rmtree(copy / f"state_{step:08d}")
+        else:
+            (copy / f"DONE_{step:08d}").unlink()
+            flip_a_bit(copy / f"state_{step:08d}")
+    with pytest.raises(InputError, match=r"no checkpoint in .* is good"):
+        find_earlier(TrainConfig(output_dir=str(copy), reuse=True), lambda line: None)
+
+
+def test_logs_are_cut_back_and_torn_lines_dropped(train: Train, copy: Path, unbroken: Path) -> None:
+    """What a run wrote after its last checkpoint, and the half of a line that SIGKILL left."""
+    forget(copy, 7)
+    for name, torn in (("metrics.jsonl", b'{"event": "tra'), ("main.log", b"s:7 trl:5."), ("samples.txt", b"step 9,")):
+        with (copy / name).open("ab") as file:
+            file.write(torn)
+    run = complete(train("-y", 1, "-n", 4))
+    check_same(run.folder, unbroken)
+    assert run.values("resume", "step") == [4]
+    assert [step for step in run.values("start", "step") if step] == []
+
+
+def test_a_killed_run_s_unfinished_save_is_cleared_away(train: Train, copy: Path, unbroken: Path) -> None:
+    entry = store.entries(copy)[-1]
+    assert entry.problem is None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "seal", lambda *_: (_ for _ in ()).throw(InputError("killed here")))
+        patch.setattr(store, "abandon", lambda *_: None)
+        train("-y", 1, "-n", 1, "-x", 8)
+    assert leftovers(copy)
+    run = complete(train("-y", 1, "-n", 4))
+    assert leftovers(copy) == []
+    check_same(run.folder, unbroken)
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_again(train: Train, copy: Path, unbroken: Path) -> None:
+    forget(copy, 4, 7)
+    run = complete(train("-y", 1, "-n", 4))
+    assert run.values("resume", "step") == []
+    check_same(run.folder, unbroken)
+
+
+class Killed(BaseException):
+    """What stands for SIGKILL."""
+
+
+@pytest.mark.parametrize("point", ["runlog.git_state", "runlog.complete_file", "trainer.cut_logs", "trainer.RunLog"])
+def test_a_start_that_is_killed_blocks_no_other(
+    train: Train, copy: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """A run that was killed before its first checkpoint, and killed again while it started once more."""
+    forget(copy, 4, 7)
+
+    def killed(*_: Any, **__: Any) -> NoReturn:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(f"llmc_jax.{point}", killed)
+        train("-y", 1, "-n", 4)
+    check_same(complete(train("-y", 1, "-n", 4)).folder, unbroken)
+
+
+def test_whose_main_log_it_is(tmp_path: Path) -> None:
+    """Another program's would be lost; one beside a configuration of ours may begin anew."""
+    config = TrainConfig(output_dir=str(tmp_path), reuse=True)
+    (tmp_path / "main.log").write_text("s:0 tel:1.0000\n")
+    with pytest.raises(InputError, match=r"main\.log of another program"):
+        find_earlier(config, print)
+    (tmp_path / "config-1.json").write_text("{}")  # what a killed start of an earlier version left
+    assert find_earlier(config, print) is None
+
+
+def test_two_processes_do_not_train_in_one_folder(train: Train, copy: Path) -> None:
+    before = snapshot(copy)
+    with locked(copy):
+        refused = train("-y", 1)
+    assert refused.code == 2 and "another process is training in this folder" in refused.err
+    assert snapshot(copy) == before
+
+
+def after_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], Any]) -> None:
+    """Once so many steps have been logged, does something."""
+    log_train = RunLog.train
+
+    def train(log: RunLog, at: int, **figures: Any) -> None:
+        log_train(log, at, **figures)
+        if at + 1 == step:
+            action()
+
+    patch.setattr(RunLog, "train", train)
+
+
+def move(run: Path) -> None:
+    run.rename(run.with_name("elsewhere"))
+
+
+def replace_by_links(run: Path) -> None:
+    """By a folder with the same files in it."""
+    move(run)
+    shutil.copytree(run.with_name("elsewhere"), run, copy_function=os.link)
+
+
+def replace_a_log(run: Path) -> None:
+    (run / "main.log").rename(run.with_name("elsewhere"))
+    (run / "main.log").write_text("of somebody else\n")
+
+
+@pytest.mark.parametrize("away", [move, shutil.rmtree, replace_by_links, replace_a_log])
+def test_a_run_whose_files_were_taken_away_ends_and_writes_nothing_there(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, away: Callable[[Path], None]
+) -> None:
+    """Between two saves; the last save, the last event and the last picture must not come either."""
+    run, there = tmp_path / "run", dict[str, Any]()
+
+    def act() -> None:
+        while not (run / "DONE_00000004").exists():  # the save beside the steps comes to its end
+            time.sleep(0.01)
+        away(run)
+        there.update(snapshot(run) if run.exists() else {})
+
+    monkeypatch.setattr(curves, "draw_curves", lambda rows, path, *_: path.write_bytes(b"a picture"))
+    with monkeypatch.context() as patch:
+        after_step(patch, 6, act)
+        ended = train("-n", 4)
+    assert ended.code == 2 and ended.err.startswith(f"train.py: {run}") and ended.err.count("\n") == 1
+    assert (str(tmp_path / "elsewhere") in ended.err) == (away is not shutil.rmtree)
+    if away is replace_a_log:  # the folder is still the run's, so that what was learned is saved
+        assert (run / "main.log").read_text() == "of somebody else\n"
+        assert steps_of(run, "state") == [4, 6]
+    else:
+        assert (snapshot(run) if run.exists() else {}) == there
+    if away in (move, replace_by_links):
+        assert steps_of(tmp_path / "elsewhere", "state") == [4] and leftovers(tmp_path / "elsewhere") == []
+        assert train("-n", 4, "-y", 1, folder="elsewhere").code == 0
+
+
+# ----- starting from the weights ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        ("bf16", "state_00000004"),
+        pytest.param("fp32", "", marks=pytest.mark.slow),
+        pytest.param("fp32", "state_00000007", marks=pytest.mark.slow),
+    ],
+)
+def test_init_from_takes_the_weights_alone(train: Train, stopped: Path, name: str, dtype: str) -> None:
+    before = snapshot(stopped)
+    run = complete(train("--init-from", stopped / name, "-x", 2, "-v", 1, "--dtype", dtype, folder="new"))
+    step = 4 if name.endswith("4") else 7
+    assert run.values("train", "step") == [0, 1] and run.values("train", "lr")[0] == np.float32(0.01)
+    assert run.values("resume", "step") == []
+    assert snapshot(stopped) == before
+    weights = complete(
+        train("--init-from", stopped / name, "-x", 0, "-v", 1, "--dtype", dtype, folder="weights")
+    ).values("val", "loss")
+    assert weights == run.values("val", "loss")[:1]
+    assert steps_of(run.folder, "DONE") == [2]
+    found, theirs = arrays(run.folder, 2), arrays(stopped, step)
+    assert found["step"] == 2 and np.abs(found["params/wte"] - theirs["params/wte"]).max() <= 2.1e-2  # two updates
+
+
+def test_init_from_gives_the_loss_that_was_left(train: Train, stopped: Path) -> None:
+    """At step 4 nothing was validated, so the same weights go through the run's own validation again."""
+    continued = complete(train("--init-from", stopped, "-x", 0, "-v", 1, folder="new"))
+    train("-v", 7, "-n", 4, "-x", 7, folder="expected")
+    assert continued.values("val", "loss") == train("-v", 7, "-x", 7, folder="other").values("val", "loss")[-1:]
+
+
+@pytest.mark.parametrize("what", ["missing", "empty", "damaged"])
+def test_init_from_what_is_no_checkpoint(train: Train, tmp_path: Path, copy: Path, what: str) -> None:
+    (tmp_path / "empty").mkdir()
+    flip_a_bit(copy / "state_00000007")
+    name = {"damaged": copy / "state_00000007"}.get(what, tmp_path / what)
+    refused = train("--init-from", name, folder="new")
+    assert refused.code == 2
+    assert refused.err.startswith(f"train.py: --init-from {name}: ") and refused.err.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+# ----- what is saved, and what a failing save costs -----------------------------------------------------------------
+
+
+def test_files_of_a_run(train: Train) -> None:
+    run = complete(train("-n", 5, "-nk", 0, "--export-llmc"))
+    assert steps_of(run.folder, "state") == steps_of(run.folder, "DONE") == steps_of(run.folder, "model") == [5, 10, 12]
+    for step in (5, 12):
+        model = read_model(run.folder / f"model_{step:08d}.bin").flat
+        stored = arrays(run.folder, step)
+        assert (
+            model.tobytes()
+            == np.concatenate([stored[f"params/{name}"].ravel() for name in parameter_names()]).tobytes()
+        )
+    plain = complete(train("-n", 5, folder="plain"))
+    assert steps_of(plain.folder, "model") == []
+
+
+def parameter_names() -> list[str]:
+    from llmc_jax.models.gpt2.tensors import Params
+
+    return list(Params._fields)
+
+
+def test_no_save_saves_nothing_at_the_end(train: Train) -> None:
+    assert steps_of(complete(train("-n", 5, "--no-save")).folder, "DONE") == [5, 10]
+    assert steps_of(train("-n", 5, "--no-save", folder="stopped", stop=7).folder, "DONE") == [5]
+
+
+def test_retention(train: Train) -> None:
+    run = complete(train("-n", 2, "-nk", 2, "-nm", 6))
+    kept = set(steps_of(run.folder, "DONE"))
+    losses = dict(zip(run.values("val", "step"), run.values("val", "loss"), strict=True))
+    best = min(losses, key=lambda step: losses[step])
+    assert kept >= {6, 10, 12} and any(losses[step - step % 3] == losses[best] for step in kept)
+    assert len(kept) <= 4
+    assert steps_of(run.folder, "state") == sorted(kept)
+
+
+def failing(step: int, words: str = "no space left on device") -> Callable[..., Any]:
+    """store.begin, but for one step, whose save fails."""
+    begin = store.begin
+
+    def begun(run: Path, at: int, *rest: Any) -> Any:
+        if at == step:
+            raise InputError(f"{run}/state_{at:08d}: {words}")
+        return begin(run, at, *rest)
+
+    return begun
+
+
+def healthy(run: Path) -> list[int]:
+    entries = store.entries(run)
+    assert all(entry.problem is None for entry in entries), entries
+    assert leftovers(run) == []
+    return [entry.step for entry in entries]
+
+
+def test_a_failed_save_is_told_and_the_run_goes_on(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = complete(train("-n", 4, folder="expected"))
+    monkeypatch.setattr(store, "begin", failing(8))
+    run = train("-n", 4)
+    assert run.code == 0
+    assert any("no space left on device" in line for line in run.out.splitlines()), run.out
+    assert healthy(run.folder) == [4, 12]
+    check_same(run.folder, expected.folder)
+
+
+def test_a_failed_save_stops_the_run_where_that_is_asked_for(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = complete(train("-n", 4, folder="expected"))
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "begin", failing(8))
+        run = train("-n", 4, "--save-failure", "stop")
+    assert run.code == 2 and "no space left on device" in run.err and "Traceback" not in run.err
+    assert healthy(run.folder)[0] == 4
+    check_same(complete(train("-n", 4, "-y", 1)).folder, expected.folder)
+
+
+def test_a_last_save_that_fails_is_bad(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "begin", failing(12))
+    run = train("-n", 4)
+    assert run.code == 2 and "no space left on device" in run.err
+    assert healthy(run.folder) == [4, 8]
+
+
+def test_a_save_that_fails_while_stopping_is_bad(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "begin", failing(6))
+    run = train("-n", 4, stop=6)
+    assert run.code == 2 and "no space left on device" in run.err
+    assert healthy(run.folder) == [4]
+
+
+def test_a_file_in_the_way(train: Train, tmp_path: Path) -> None:
+    """Something else has the name of the checkpoint."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "state_00000004").write_text("in the way")
+    run = train("-y", 1, "-n", 4)
+    assert run.code in (0, 2) and "Traceback" not in run.err
+    if run.code == 0:
+        assert healthy(run.folder)[-1] == 12
+
+
+LIMITED = 'ulimit -f "$0" && exec "$@"'  # KiB that a file may have: the disk's end, near enough
+
+
+@pytest.mark.slow
+def test_a_full_disk_harms_nothing(train: Train, data: Path, tmp_path: Path) -> None:
+    """A real one, in a process of its own: every write beyond some size fails."""
+    flags = ["-n", 4, "-e", "L1-NH1-C64-V257-T16"]
+    expected = complete(train(*flags, folder="expected"))
+    first = train(*flags, "-y", 1, stop=6)
+    assert first.code == 130
+    command = [sys.executable, ROOT / "train.py", *flags_of(data), *flags, "-y", 1, "-o", first.folder]
+    done = subprocess.run(
+        ["bash", "-c", LIMITED, "64", *map(str, command)], capture_output=True, text=True, check=False,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )  # fmt: skip
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stdout + done.stderr
+    assert "the checkpoint of step 12 cannot be written" in done.stderr
+    assert "the checkpoint of step 8 cannot be written" in done.stdout, done.stdout  # told, and gone on
+    assert healthy(first.folder) == [4, 6]
+    check_same(complete(train(*flags, "-y", 1)).folder, expected.folder)
+
+
+def test_an_outlier_is_said_and_kept(train: Train) -> None:
+    run = complete(train(*OUTLIERS, "-x", 145, "-v", 0, "-s", 0))
+    skipped = run.values("train", "skipped")
+    assert not any(skipped[:128]) and 0 < sum(skipped[128:]) < 17
+    assert arrays(run.folder, 145)["outliers/values"].shape == (2, 128)
+    assert arrays(run.folder, 145)["updates"] == 145  # AdamW counts them, as llm.c's does
+
+
+def test_differences_are_found(stopped: Path, unbroken: Path) -> None:
+    assert list(differences(unbroken, unbroken)) == []
+    assert any("events" in line for line in differences(stopped, unbroken))
+    assert json.dumps(list(differences(stopped, unbroken)))

@@ -1,0 +1,149 @@
+"""Sampling: llm.c's function written out once more with scalars, its random stream, and what causality promises."""
+
+import math
+import warnings
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from llmc_jax.config.train import ModelConfig, parse_descriptor
+from llmc_jax.models.gpt2.model import Execution, forward
+from llmc_jax.models.gpt2.tensors import padded, tensor_specs, views
+from llmc_jax.run.sampler import CHUNK, LARGE, generate, sample_softmax
+
+# The first numbers of llm.c's random_f32 from the state 1337
+COINS = (0.23031723, 0.19051826, 0.31086516, 0.90265948, 0.68491787, 0.30783039)
+
+
+def scalar_sample_softmax(logits: np.ndarray, coin: float) -> int:
+    """llm.c's sample_softmax line by line: norm is a double, coin and cdf are floats, expf gives a float."""
+    exps = [np.float32(math.exp(float(logit))) for logit in logits]
+    norm = 0.0
+    for value in exps:
+        norm += float(value)
+    scaled = np.float32(float(np.float32(coin)) * norm)
+    cdf = np.float32(0.0)
+    for index, value in enumerate(exps):
+        cdf = np.float32(cdf + value)
+        if scaled < cdf:
+            return index
+    return len(logits) - 1
+
+
+@pytest.mark.parametrize(("V", "scale"), [(2, 1.0), (257, 1.0), (257, 8.0), (5000, 3.0)])
+def test_picks_what_llmc_picks(V: int, scale: float) -> None:
+    rng = np.random.default_rng(V)
+    picks = []
+    for coin in [0.0, 0.5, 1 - 2**-24, *rng.integers(0, 1 << 24, 40) / 2**24]:
+        logits = (scale * rng.standard_normal(V)).astype(np.float32)
+        picks.append(sample_softmax(logits, float(coin)))
+        assert picks[-1] == scalar_sample_softmax(logits, float(coin))
+    assert len(set(picks)) > min(V, 20) // 2  # the coins do reach many ids
+
+
+def test_frequencies_are_the_softmax() -> None:
+    logits = np.log(np.array([0.1, 0.2, 0.3, 0.4], np.float32))
+    coins = (np.arange(1000) + 0.5) / 1000
+    assert np.bincount([sample_softmax(logits, coin) for coin in coins]).tolist() == [100, 200, 300, 400]
+
+
+@pytest.mark.parametrize("shift", [-1000.0, -200.0, -72.0, 72.0, 88.0, 200.0, 1000.0])
+def test_logits_beyond_the_range_of_exp_are_sampled_all_the_same(shift: float) -> None:
+    probabilities = np.array([0.125, 0.25, 0.5, 0.125])
+    logits = (np.log(probabilities) + shift).astype(np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        picks = [sample_softmax(logits, coin) for coin in (0.0, 0.1, 0.2, 0.35, 0.4, 0.8, 0.9, 0.999)]
+    assert picks == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+@example([-90.0, 20.0], 0.0)
+@given(
+    st.lists(st.floats(-400, 400, width=32), min_size=1, max_size=30),
+    st.integers(0, (1 << 24) - 1).map(lambda word: word / (1 << 24)),
+)
+def test_always_an_id_that_can_occur(values: list[float], coin: float) -> None:
+    logits = np.array(values, np.float32)
+    pick = sample_softmax(logits, coin)
+    assert 0 <= pick < len(values)
+    subtracted = logits.max() if abs(logits.max()) > LARGE else np.float32(0)
+    assert np.exp(logits[pick] - subtracted) > 0  # in float32; a coin of 0 takes the first, however improbable
+
+
+def test_a_diverged_model_still_gives_an_id() -> None:
+    assert sample_softmax(np.full(5, np.nan, np.float32), 0.5) in range(5)
+
+
+# ---- generating
+
+
+class Small(NamedTuple):
+    """A random model that is far from uniform, so that a wrong position or token shows."""
+
+    config: ModelConfig
+    params: jax.Array
+
+
+@pytest.fixture(scope="module")
+def small() -> Small:
+    config = parse_descriptor("L2-NH2-C16-V40-T24")
+    rng = np.random.default_rng(7)
+    specs = tensor_specs(config)
+    flat = 0.4 * rng.standard_normal(specs[-1].offset + specs[-1].size).astype(np.float32)
+    for spec in specs:
+        if spec.name in ("ln1w", "ln2w", "lnfw"):
+            flat[spec.offset :][: spec.size] = 1
+    return Small(config, jnp.array(padded(flat, config)))
+
+
+def ids(small: Small, num_tokens: int, sequence_length: int, **options: int) -> list[int]:
+    return list(generate(small.params, small.config, num_tokens, sequence_length, end_of_text=39, **options))
+
+
+def test_every_token_comes_from_the_whole_model_on_the_tokens_before_it(small: Small) -> None:
+    whole = jax.jit(lambda tokens: forward(views(small.params, small.config), tokens, small.config)[0])
+    tokens = [39]
+    for coin in COINS:
+        row = tokens + [0] * (len(COINS) - len(tokens))
+        logits = np.asarray(whole(jnp.array([row])))[0, len(tokens) - 1]  # (Vp,)
+        tokens.append(scalar_sample_softmax(logits[: small.config.vocab_size], coin))
+    assert ids(small, len(COINS) + 1, 24) == tokens[1:]
+    assert len(set(tokens)) > 3
+
+
+def test_positions_after_the_current_one_do_not_matter(small: Small) -> None:
+    whole = ids(small, 24, 24)
+    assert len(whole) == 23
+    assert ids(small, 24, 5) == whole  # chunks of 5 positions, the last one cut at maxT: longer than the run's T
+    assert ids(small, 10, 24) == whole[:9]
+
+
+def test_reproducible_and_different_for_another_seed(small: Small) -> None:
+    assert ids(small, 16, 24) == ids(small, 16, 24)
+    assert ids(small, 16, 24) != ids(small, 16, 24, state=1338)
+
+
+def test_one_token_is_the_end_of_text_alone(small: Small) -> None:
+    assert ids(small, 1, 24) == []
+
+
+def test_few_lengths_are_computed(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = []
+
+    def logits(
+        weights: jax.Array, tokens: np.ndarray, position: np.int32, config: ModelConfig, execution: Execution
+    ) -> np.ndarray:
+        assert position < tokens.shape[1]
+        lengths.append(tokens.shape[1])
+        return np.zeros(config.vocab_size, np.float32)
+
+    monkeypatch.setattr("llmc_jax.run.sampler.next_token_logits", logits)
+    long = small.config.__class__(1000, 40, 128, 1, 1, 16)
+    assert len(list(generate(small.params, long, 1000, 1024, end_of_text=39))) == 999
+    assert sorted(set(lengths)) == [CHUNK, 2 * CHUNK, 3 * CHUNK, 1000]
+    assert lengths.index(2 * CHUNK) == CHUNK  # 256 positions fit the first chunk

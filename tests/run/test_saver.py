@@ -1,0 +1,550 @@
+"""Saving beside training: what is stored, that steps still overwrite the state, and what happens when a save fails."""
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmc_jax.checkpoint import store
+from llmc_jax.checkpoint.llmc import read_header, read_model
+from llmc_jax.config.train import TrainConfig, parse_descriptor
+from llmc_jax.errors import InputError
+from llmc_jax.models.gpt2.init import random_parameters
+from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
+from llmc_jax.run import saver as saver_module
+from llmc_jax.run.folder import RunLog
+from llmc_jax.run.loop import step_numbers
+from llmc_jax.run.resume import Counters, Identity, make_facts, named_arrays
+from llmc_jax.run.saver import ALWAYS_ROOM, GPU_SHARE, SHARE, Memory, Retention, Saved, Saver, room_for_copy
+from llmc_jax.training.step import StepOptions, TrainState, initial_state, train_step
+
+MODEL = parse_descriptor("L1-NH1-C16-V257-T16")
+ALL = Retention(0, 0)
+ANY = Memory(0, None)  # of a CPU; a state as small as these has room beside any step
+WAYS = ("beside", "between")
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether the state is copied on the device, or written before the next step."""
+    if request.param == "between":
+        monkeypatch.setattr(saver_module, "ALWAYS_ROOM", 0)
+        monkeypatch.setattr(saver_module, "copied", no_copy)
+    return str(request.param)
+
+
+def no_copy(state: TrainState) -> NoReturn:
+    pytest.fail("the state was copied")
+
+
+def new_state(dtype: Any = None, master_weights: bool = True, loss_scale: float | None = None) -> TrainState:
+    params = jnp.array(random_parameters(MODEL, 42))
+    start = jax.jit(initial_state, static_argnames=("dtype", "master_weights"))
+    return start(params, dtype, master_weights=master_weights, loss_scale=loss_scale)
+
+
+def facts(step: int, val_loss: float | None = None) -> dict[str, Any]:
+    return make_facts(
+        step, TrainConfig(), Identity(MODEL, "fp32", True, "nearest", None), Counters(val_loss=val_loss),
+        total_steps=9, loader=None, environment={},
+    )  # fmt: skip
+
+
+@jax.jit
+def _next(state: TrainState) -> TrainState:
+    return jax.tree.map(lambda leaf: leaf + jnp.ones((), leaf.dtype), state)
+
+
+advanced = jax.jit(_next, donate_argnums=0)  # a step of a kind: every number of the state becomes another
+
+
+def bits(arrays: dict[str, np.ndarray]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    return {name: (array.dtype.name, array.shape, array.tobytes()) for name, array in arrays.items()}
+
+
+def in_memory(state: TrainState) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """The bits of a state, from a copy of it, so that nothing holds its own buffers."""
+    return bits(named_arrays(jax.tree.map(jnp.copy, state), MODEL))
+
+
+def stored(run: Path, step: int) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """The bits of a checkpoint that is complete and good."""
+    entry = store.entry(run, step)
+    assert entry.problem is None
+    return bits({name: store.read_array(entry.folder, name) for name in store.array_specs(entry.folder)})
+
+
+def healthy(run: Path) -> list[int]:
+    """The steps of a run's checkpoints, each of which must be good; and nothing else may have been left."""
+    entries = store.entries(run)
+    assert [entry for entry in entries if entry.problem is not None] == []
+    assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
+    return [entry.step for entry in entries]
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], threading.Event]]:
+    """gate("begin"): whoever enters store.begin waits there until the event is set. Set at the end in any case."""
+    events: list[threading.Event] = []
+
+    def close(name: str) -> threading.Event:
+        real, event = getattr(store, name), threading.Event()
+
+        def waiting(*arguments: Any) -> Any:
+            assert event.wait(60)
+            return real(*arguments)
+
+        monkeypatch.setattr(store, name, waiting)
+        events.append(event)
+        return event
+
+    yield close
+    for event in events:
+        event.set()
+
+
+# ---- room
+
+
+def test_what_is_small_always_has_room() -> None:
+    for memory in (Memory(0, None), Memory(0, 0), Memory(0, -1)):
+        assert room_for_copy(ALWAYS_ROOM, memory)
+        assert not room_for_copy(ALWAYS_ROOM + 1, memory)
+
+
+def test_on_a_gpu_what_fits_has_room() -> None:
+    state = 2 * ALWAYS_ROOM
+    assert room_for_copy(state, Memory(0, int(state / GPU_SHARE) + 1))
+    assert not room_for_copy(state, Memory(10**15, int(state / GPU_SHARE) - 10))
+    assert GPU_SHARE <= 1
+
+
+def test_on_a_cpu_a_copy_adds_little_to_what_the_step_needs() -> None:
+    state = 2 * ALWAYS_ROOM
+    assert room_for_copy(state, Memory(int(state / SHARE) + 1, None))
+    assert not room_for_copy(state, Memory(int(state / SHARE) - 10, None))
+    assert SHARE <= 0.25  # the memory with a save is at most 1.25 times that without
+
+
+# ---- what is stored
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {},
+        {"dtype": jnp.bfloat16},
+        {"dtype": jnp.bfloat16, "master_weights": False},
+        {"dtype": jnp.float16, "loss_scale": 128.0},
+    ],
+    ids=["fp32", "bf16", "bf16 alone", "fp16"],
+)
+def test_the_bits_are_those_of_the_time_of_the_save(
+    tmp_path: Path, way: str, kind: dict[str, Any], gate: Callable[[str], threading.Event]
+) -> None:
+    state = new_state(**kind)
+    expected = in_memory(state)
+    done = gate("begin" if way == "beside" else "seal")
+    saver = Saver(tmp_path, MODEL, ALL)
+    saver.save(state, facts(3), ANY)
+    for _ in range(2):
+        state = advanced(state)  # overwrites every buffer while the save is under way
+    assert in_memory(state) != expected
+    assert saver.finished() == []
+    done.set()
+    (saved,) = saver.wait()
+    assert (saved.step, saved.path, saved.problem) == (3, tmp_path / "state_00000003", None)
+    assert 0 < saved.waited <= saved.seconds
+    assert stored(tmp_path, 3) == expected
+    assert store.read_facts(saved.path) == facts(3)
+    assert healthy(tmp_path) == [3]
+
+
+def test_the_last_one_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saver_module, "copied", no_copy)
+    state = new_state()
+    expected = in_memory(state)
+    saver = Saver(tmp_path, MODEL, ALL)
+    saver.save(state, facts(3), ANY, last=True)
+    assert saver.wait()[0].problem is None
+    assert stored(tmp_path, 3) == expected
+
+
+def test_a_copy_is_one() -> None:
+    state = new_state(jnp.bfloat16)
+    copy = saver_module.copied(state)
+    both = list(zip(pointers(state), pointers(copy), strict=True))
+    assert len(both) >= 6 and all(one != other for one, other in both)
+    assert in_memory(copy) == in_memory(state)
+
+
+# ---- steps that overwrite the state
+
+
+def pointers(state: TrainState) -> list[int]:
+    return [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(state)]
+
+
+def compiled_step(state: TrainState) -> Callable[[TrainState], TrainState]:
+    """The real step on a fixed batch, compiled."""
+    numbers = step_numbers(TrainConfig(), 9)
+    tokens = jnp.arange(4 * 16, dtype=jnp.int32).reshape(1, 4, 16)
+    options = StepOptions("constant", "matrices")
+    compiled = train_step.lower(state, tokens, tokens, numbers, MODEL, options).compile()
+    return lambda state: compiled(state, tokens, tokens, numbers)[0]
+
+
+def test_a_save_leaves_every_step_its_buffers(tmp_path: Path, way: str, gate: Callable[[str], threading.Event]) -> None:
+    state = new_state()
+    step = compiled_step(state)
+    done = gate("begin" if way == "beside" else "seal")
+    saver = Saver(tmp_path, MODEL, ALL)
+    state = step(state)
+    expected = in_memory(state)
+    saver.save(state, facts(1), ANY)
+    for turn in range(4):
+        if turn == 2:  # the first two while the save is under way, the others after it
+            done.set()
+            assert saver.wait()[0].problem is None
+        before, size = pointers(state)[:3], state.params.nbytes
+        old, state = state, step(state)
+        assert pointers(state)[:3] == before and size == 4 * flat_size(MODEL)
+        assert all(leaf.is_deleted() for leaf in old[:3])
+    assert stored(tmp_path, 1) == expected
+
+
+def test_a_step_copies_what_somebody_holds() -> None:
+    """The reason for all this; and that the test above would see it."""
+    state = new_state()
+    held = np.asarray(state.params)
+    before = state.params.unsafe_buffer_pointer()
+    copy = held.copy()
+    state = advanced(state)
+    assert state.params.unsafe_buffer_pointer() != before
+    assert np.array_equal(held, copy)
+
+
+# ---- one after the other
+
+
+def test_one_save_at_a_time_in_order(tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    running: list[int] = []
+    order: list[int] = []
+    seal = store.seal
+
+    def watched(writing: store.Writing, *rest: Any) -> store.Entry:
+        running.append(writing.step)
+        assert len(running) == 1
+        time.sleep(0.05)
+        entry = seal(writing, *rest)
+        order.append(running.pop())
+        return entry
+
+    monkeypatch.setattr(store, "seal", watched)
+    saver = Saver(tmp_path, MODEL, ALL)
+    state, expected, ended = new_state(), {}, []
+    for step in range(1, 5):
+        expected[step] = in_memory(state)
+        saver.save(state, facts(step), ANY)
+        ended += saver.finished()
+        state = advanced(state)
+    ended += saver.wait()
+    assert order == [1, 2, 3, 4] == [each.step for each in ended]
+    assert saver.wait() == saver.finished() == []  # each is told once
+    assert {step: stored(tmp_path, step) for step in healthy(tmp_path)} == expected
+
+
+def test_the_same_step_again_replaces_it(tmp_path: Path) -> None:
+    saver = Saver(tmp_path, MODEL, ALL)
+    state = new_state()
+    for _ in range(2):
+        saver.save(state, facts(2), ANY)
+        assert saver.wait()[0].problem is None
+        assert stored(tmp_path, 2) == in_memory(state)
+        state = advanced(state)
+    assert healthy(tmp_path) == [2]
+
+
+# ---- saves that fail
+
+
+def full(*_: Any) -> NoReturn:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def no_permission(*_: Any, **__: Any) -> NoReturn:
+    raise InputError("state_00000002: Permission denied")
+
+
+FAILURES = {
+    "begin": (store, "begin", no_permission, "Permission denied"),
+    "begin, an OSError": (store, "begin", full, "No space left"),
+    "seal": (store, "seal", no_permission, "Permission denied"),
+    "sync": (os, "fsync", full, "No space left"),
+    "the name": (os, "rename", full, "No space left"),
+    "the model": (saver_module, "write_model", no_permission, "Permission denied"),
+}
+
+
+QUICK = ("begin", "seal", "the name")
+
+
+@pytest.mark.parametrize(
+    "failure", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in FAILURES]
+)
+def test_a_save_that_fails_harms_nothing(
+    tmp_path: Path, way: str, failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, name, fail, words = FAILURES[failure]
+    saver = Saver(tmp_path, MODEL, ALL, export=True)
+    state = new_state()
+    expected = in_memory(state)
+    saver.save(state, facts(1), ANY)
+    assert saver.wait()[0].problem is None
+    state = advanced(state)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, fail)
+        saver.save(state, facts(2), ANY)
+        (failed,) = saver.wait()
+    assert failed.step == 2 and failed.problem is not None and words in failed.problem
+    assert "\n" not in failed.problem and 0 < failed.waited <= failed.seconds
+    assert healthy(tmp_path) == [1] and stored(tmp_path, 1) == expected
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["DONE_00000001", "model_00000001.bin", "state_00000001"]
+
+    before = pointers(state)[:3]
+    state = advanced(state)
+    assert pointers(state)[:3] == before  # what failed holds nothing either
+    saver.save(state, facts(2), ANY)
+    assert saver.wait()[0].problem is None
+    assert healthy(tmp_path) == [1, 2] and stored(tmp_path, 2) == in_memory(state)
+
+
+def test_a_failed_save_of_the_same_step_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saver = Saver(tmp_path, MODEL, ALL, export=True)
+    state = new_state()
+    expected = in_memory(state)
+    saver.save(state, facts(1), ANY)
+    assert saver.wait()[0].problem is None
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "seal", no_permission)
+        saver.save(advanced(state), facts(1), ANY)
+        assert saver.wait()[0].problem is not None
+    assert healthy(tmp_path) == [1] and stored(tmp_path, 1) == expected
+    assert (tmp_path / "model_00000001.bin").exists()
+
+
+def test_a_folder_that_is_gone_is_a_failed_save(tmp_path: Path, way: str) -> None:
+    saver = Saver(tmp_path / "gone", MODEL, ALL)
+    saver.save(new_state(), facts(1), ANY)
+    (failed,) = saver.wait()
+    assert failed.problem is not None and "No such file" in failed.problem
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["begin", "seal"])
+def test_a_mistake_of_ours_is_raised(tmp_path: Path, way: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*_: Any) -> NoReturn:
+        raise TypeError("a bug")
+
+    saver = Saver(tmp_path, MODEL, ALL)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, name, wrong)
+        with pytest.raises(TypeError, match="a bug"):
+            saver.save(new_state(), facts(1), ANY)
+            saver.wait()
+    assert saver.wait() == []  # it is raised once
+    saver.save(new_state(), facts(2), ANY)
+    assert saver.wait()[0].problem is None
+
+
+def test_a_mistake_is_raised_by_whoever_asks_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*_: Any) -> NoReturn:
+        raise TypeError("a bug")
+
+    saver = Saver(tmp_path, MODEL, ALL)
+    for ask in (saver.finished, lambda: saver.save(new_state(), facts(2), ANY)):
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "begin", wrong)
+            saver.save(new_state(), facts(1), ANY)
+            for thread in threading.enumerate():
+                if thread.name == "llmc_jax saver":
+                    thread.join()
+        with pytest.raises(TypeError, match="a bug"):
+            ask()
+
+
+# ---- the model file and the logs
+
+
+@pytest.mark.parametrize(
+    ("kind", "version"),
+    [
+        ({}, 3),
+        ({"dtype": jnp.bfloat16}, 5),
+        ({"dtype": jnp.bfloat16, "master_weights": False}, 5),
+        ({"dtype": jnp.float16}, 3),
+        ({"dtype": jnp.float16, "master_weights": False}, 3),
+    ],
+    ids=["fp32", "bf16", "bf16 alone", "fp16", "fp16 alone"],
+)
+def test_the_model_is_there_before_the_checkpoint_counts(
+    tmp_path: Path,
+    way: str,
+    kind: dict[str, Any],
+    version: int,
+    gate: Callable[[str], threading.Event],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    state = new_state(**kind)
+    weights = state.weights if version == 5 else state.params  # bf16 is kept, fp16 would lose the master weights
+    expected = np.asarray(weights.astype(jnp.float32)).copy()[: num_parameters(MODEL)].tobytes()
+    path = tmp_path / "model_00000007.bin"
+    before_done: list[bytes] = []
+    write_bytes = store.write_bytes
+
+    def written(name: Path, data: bytes) -> None:
+        assert name.name == "DONE_00000007"
+        before_done.append(read_model(path).flat.tobytes())
+        write_bytes(name, data)
+
+    monkeypatch.setattr(store, "write_bytes", written)
+    done = gate("begin" if way == "beside" else "seal")
+    saver = Saver(tmp_path, MODEL, ALL, export=True)
+    saver.save(state, facts(7), ANY)
+    del weights
+    state = advanced(state)
+    assert not path.exists()
+    done.set()
+    assert saver.wait()[0].problem is None
+    assert before_done == [expected]
+    assert read_header(path).version == version
+    assert read_model(path).flat.tobytes() == expected
+    assert healthy(tmp_path) == [7]
+
+
+def test_no_model_is_written_unless_asked_for(tmp_path: Path) -> None:
+    saver = Saver(tmp_path, MODEL, ALL)
+    saver.save(new_state(), facts(7), ANY)
+    assert saver.wait()[0].problem is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["DONE_00000007", "state_00000007"]
+
+
+def test_logs_are_on_the_disk_before_the_checkpoint_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        assert not (tmp_path / "DONE_00000001").exists() or "main.log" in synced
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    with RunLog(tmp_path) as log:
+        monkeypatch.setattr(os, "fsync", watched)
+        saver = Saver(tmp_path, MODEL, ALL, sync=log.sync)
+        saver.save(new_state(), facts(1), ANY)
+        assert saver.wait()[0].problem is None
+    assert {"main.log", "metrics.jsonl", "samples.txt"} <= set(synced)
+    done = next(at for at, name in enumerate(synced) if name.startswith(".DONE_00000001."))
+    assert done > max(synced.index(name) for name in ("main.log", "metrics.jsonl"))
+
+
+def test_nothing_is_saved_or_removed_where_the_folder_is_another_one(tmp_path: Path) -> None:
+    left = [0]  # so many times the folder is still the run's
+
+    def check() -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise InputError("moved")
+
+    saver = Saver(tmp_path, MODEL, Retention(1, 0), check=check)
+    for checks in (0, 1):  # before it is begun, before it counts
+        left[0] = checks
+        saver.save(new_state(), facts(1), ANY)
+        (ended,) = saver.wait()
+        assert ended.problem is not None and ended.problem.endswith("moved")
+        assert list(tmp_path.iterdir()) == []
+    left[0] = 6
+    save_all(saver, {1: None, 2: None})
+    left[0] = 0
+    assert saver.prune_rest() == ((), "moved")
+    assert sorted(path.name for path in tmp_path.glob("state_*")) == ["state_00000001", "state_00000002"]
+
+
+def test_logs_that_cannot_be_synced_fail_the_save(tmp_path: Path, way: str) -> None:
+    saver = Saver(tmp_path, MODEL, ALL, sync=lambda: no_permission())
+    saver.save(new_state(), facts(1), ANY)
+    assert saver.wait()[0].problem is not None
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- which stay
+
+
+def save_all(saver: Saver, losses: dict[int, float | None]) -> list[Saved]:
+    state, ended = new_state(), []
+    for step, loss in losses.items():
+        saver.save(state, facts(step, loss), ANY)
+        ended += saver.wait()
+    return ended
+
+
+def test_the_latest_the_major_and_the_best_stay(tmp_path: Path) -> None:
+    saver = Saver(tmp_path, MODEL, Retention(2, 4), export=True)
+    losses = {1: 5.0, 2: 2.0, 3: 4.0, 4: 3.9, 5: 3.0, 6: 3.5, 7: None}
+    ended = save_all(saver, losses)
+    assert [each.removed for each in ended] == [(), (), (1,), (), (3,), (), (5,)]
+    assert healthy(tmp_path) == [2, 4, 6, 7]
+    assert sorted(path.name for path in tmp_path.glob("model_*")) == [f"model_{step:08d}.bin" for step in (2, 4, 6, 7)]
+
+
+def test_never_fewer_than_two_before_the_end(tmp_path: Path) -> None:
+    saver = Saver(tmp_path, MODEL, Retention(1, 0))
+    save_all(saver, dict.fromkeys(range(1, 5)))
+    assert healthy(tmp_path) == [3, 4]
+    assert saver.prune_rest() == ((3,), None)
+    assert healthy(tmp_path) == [4]
+
+
+def test_a_checkpoint_that_rotted_does_not_count(tmp_path: Path) -> None:
+    """One that this process has read back is believed; those of another are read before others go because of them."""
+    save_all(Saver(tmp_path, MODEL, ALL), dict.fromkeys(range(1, 4)))
+    largest = max((path for path in (tmp_path / "state_00000003").rglob("*") if path.is_file()), key=os.path.getsize)
+    data = bytearray(largest.read_bytes())
+    data[len(data) // 2] ^= 1
+    largest.write_bytes(data)
+    (ended,) = save_all(Saver(tmp_path, MODEL, Retention(1, 0)), {4: None})
+    assert ended.removed == (1,)
+    assert [(entry.step, entry.problem is None) for entry in store.entries(tmp_path)] == [
+        *((2, True), (3, False), (4, True)),
+    ]
+
+
+def test_without_a_number_all_stay(tmp_path: Path) -> None:
+    saver = Saver(tmp_path, MODEL, Retention(0, 2))
+    assert [each.removed for each in save_all(saver, dict.fromkeys(range(1, 5)))] == [()] * 4
+    assert saver.prune_rest() == ((), None)
+    assert healthy(tmp_path) == [1, 2, 3, 4]
+
+
+def test_one_that_cannot_be_deleted_is_no_failed_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stuck(*_: Any) -> NoReturn:
+        raise InputError("the checkpoint of step 1 cannot be removed: Operation not permitted")
+
+    saver = Saver(tmp_path, MODEL, Retention(2, 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_remove_checkpoint", stuck)
+        ended = save_all(saver, dict.fromkeys(range(1, 4)))
+    assert [each.problem for each in ended] == [None] * 3
+    assert [each.removed for each in ended] == [()] * 3
+    assert ended[2].unremoved is not None and "Operation not permitted" in ended[2].unremoved
+    assert healthy(tmp_path) == [1, 2, 3]
+    assert save_all(saver, {4: None})[0].removed == (1, 2)

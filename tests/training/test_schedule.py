@@ -1,0 +1,115 @@
+"""The learning-rate schedules against llm.c's formulas in plain Python."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmc_jax.training.schedule import SCHEDULES, ScheduleNumbers, learning_rate
+from tests import plain_model
+
+WIDTH = 32
+RUNS = [  # W, S
+    (0, 1),  # one step
+    (1, 1),  # nothing but warm-up
+    (5, 5),
+    (40, 20),  # the run ends inside the warm-up
+    (0, 7),
+    (1, 7),
+    (6, 7),
+    (3, 25),
+    (700, 18865),  # llm.c's 124M
+    (700, 60_000),
+    (0, 2_000_000),
+]
+
+
+@partial(jax.jit, static_argnums=0)
+def rates(kind: str, steps: jax.Array, numbers: ScheduleNumbers) -> jax.Array:
+    return jax.vmap(lambda step: learning_rate(kind, step, numbers))(steps)
+
+
+def interesting_steps(W: int, S: int) -> np.ndarray:
+    """(WIDTH,) steps of the run: all of a short one; the ends, the joints and a spread of a long one."""
+    wanted = {0, 1, W - 2, W - 1, W, W + 1, int(0.8 * S) - 1, int(0.8 * S), int(0.8 * S) + 1, S - 2, S - 1}
+    steps = sorted(wanted | set(np.linspace(0, S - 1, WIDTH - len(wanted)).astype(int)))
+    return np.resize([step for step in steps if 0 <= step < S], WIDTH).astype(np.int32)
+
+
+def compare(kind: str, W: int, S: int, final: float, rtol: float, every: int = 4, factor: float = 0.5) -> None:
+    numbers = ScheduleNumbers(6e-4, W, S, final, every, factor)
+    steps = interesting_steps(W, S)
+    expected = [plain_model.learning_rate(kind, int(step), *numbers) for step in steps]
+    np.testing.assert_allclose(rates(kind, steps, numbers), expected, rtol=rtol, atol=rtol * 6e-4)
+
+
+@pytest.mark.parametrize(("W", "S"), RUNS)
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_llm_c_s_formulas(kind: str, W: int, S: int) -> None:
+    for final in (0.0, 0.1, 1.0):
+        compare(kind, W, S, final, rtol=2e-6)
+        with jax.enable_x64(True):
+            compare(kind, W, S, final, rtol=1e-12)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.sampled_from(SCHEDULES), st.integers(0, 300), st.integers(1, 400), st.floats(0, 1), st.integers(1, 99),
+    st.floats(0.1, 1),
+)  # fmt: skip
+def test_any_run(kind: str, W: int, S: int, final: float, every: int, factor: float) -> None:
+    with jax.enable_x64(True):
+        compare(kind, W, S, final, 1e-11, every, factor)
+
+
+def test_known_rates() -> None:
+    """lr 1, 10 steps of warm-up, 110 in all, a tenth at the end."""
+    numbers = ScheduleNumbers(1.0, 10, 110, 0.1, 30, 0.5)
+    steps = np.array([0, 4, 9, 10, 35, 60, 87, 88, 109], np.int32)
+    warm = [0.1, 0.5, 1.0]
+    half = 0.1 + 0.9 / 2
+    np.testing.assert_allclose(rates("cosine", steps, numbers)[:6], [*warm, 1.0, 0.8681981, half], rtol=1e-5)
+    np.testing.assert_allclose(rates("linear", steps, numbers)[:6], [*warm, 1.0, 1 - 0.225, half], rtol=1e-5)
+    np.testing.assert_allclose(rates("constant", steps, numbers), np.ones(9))
+    np.testing.assert_allclose(rates("wsd", steps, numbers)[:8], [*warm, 1, 1, 1, 1, 1], rtol=1e-5)
+    assert 0.1 < float(rates("wsd", steps, numbers)[8]) < 0.13
+    np.testing.assert_allclose(rates("step", steps, numbers), [*warm, 1, 0.5, 0.25, 0.25, 0.25, 0.125], rtol=1e-5)
+
+
+def test_the_decay_of_wsd_begins_where_llm_c_truncates() -> None:
+    """int(0.8 * S), for every S: one step later the rate is sqrt(1 / what is left) lower, whatever the precision."""
+    total = np.arange(10, 20_000, dtype=np.int32)
+    start = (4 * total) // 5
+    found = jax.jit(jax.vmap(lambda S, step: learning_rate("wsd", step, ScheduleNumbers(1.0, 0, S, 0.0, 1, 1.0))))
+    np.testing.assert_allclose(found(total, start), 1.0, rtol=1e-6)
+    np.testing.assert_allclose(found(total, start + 1), 1 - np.sqrt(1 / (total - start)), rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_beyond_the_last_step_the_rate_stays_where_it_ended(kind: str) -> None:
+    numbers = ScheduleNumbers(1.0, 2, 10, 0.25, 1000, 0.5)
+    after = np.asarray(rates(kind, np.arange(10, 42, dtype=np.int32), numbers))
+    np.testing.assert_allclose(after, 1.0 if kind in ("constant", "step") else 0.25, rtol=1e-6)
+
+
+def test_a_traced_number_is_no_part_of_the_program() -> None:
+    before = rates._cache_size()
+    for lr, W, S in ((1e-3, 5, 50), (2e-3, 0, 60), (3e-3, 9, 7)):
+        rates("cosine", np.zeros(WIDTH + 1, np.int32), ScheduleNumbers(lr, W, S, 0.1, 1, 1.0))
+    assert rates._cache_size() == before + 1
+
+
+def test_the_rate_is_in_the_precision_in_force() -> None:
+    numbers = ScheduleNumbers(6e-4, 1, 10, 0.1, 1, 1.0)
+    assert {learning_rate(kind, jnp.int32(3), numbers).dtype for kind in SCHEDULES} == {jnp.dtype("float32")}
+    with jax.enable_x64(True):
+        assert {learning_rate(kind, jnp.int32(3), numbers).dtype for kind in SCHEDULES} == {jnp.dtype("float64")}
+
+
+def test_an_unknown_schedule_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown schedule 'cosin'; one of cosine, linear, constant, wsd, step"):
+        learning_rate("cosin", jnp.int32(0), ScheduleNumbers(1.0, 0, 1, 0.0, 1, 1.0))
