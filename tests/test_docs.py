@@ -15,8 +15,6 @@ import doctest
 import math
 import re
 import shlex
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -265,8 +263,8 @@ def commands(path: Path) -> list[list[str]]:
 def parsed(words: list[str]) -> Any:
     """A command's options, or None where it has none. Raises what the program does where it would refuse them."""
     from llmc_jax.cli import checkpoint, compare, convert, data, kernels
+    from llmc_jax.cli import profile_flags as flags
     from llmc_jax.cli import train as cli
-    from llmc_jax.cli.train import profile_flags as flags
 
     for start, parse in (
         (["python", "train.py"], cli.parse_args),
@@ -362,86 +360,3 @@ def test_table_of_tensors_is_the_layout_of_d12() -> None:
         assert tuple(map(int, numbers.split(" × "))) == spec.shape
         assert (int(offset.replace(",", "")), int(size.replace(",", ""))) == (spec.offset, spec.size)
         assert decays == ("yes" if spec.name in MATRICES else "no")
-
-
-# ----- architecture.md: rooms and imports ---------------------------------------------------------------------------
-
-ARCHITECTURE = ROOT / "docs/architecture.md"
-PACKAGE = ROOT / "llmc_jax"
-
-
-def source_files() -> list[Path]:
-    """The package's files that hold code or say something."""
-    return [path for path in sorted(PACKAGE.rglob("*.py")) if path.name != "__init__.py"]
-
-
-def test_every_file_has_its_room() -> None:
-    named = [INLINE_CODE.findall(row[0])[0] for row in table_rows(ARCHITECTURE, "file")]
-    assert len(named) == len(set(named))
-    there = {name_of(path) for path in source_files()} | {"train.py", "convert_checkpoint.py"}
-    assert there - set(named) == set(), "add these files to the table of rooms in docs/architecture.md"
-    assert set(named) - there == set(), "the table of rooms in docs/architecture.md names files that are not there"
-
-
-def layer_of(path: Path, layers: list[list[str]]) -> int:
-    """The row of a file: its own, or its folder's."""
-    inside = path.relative_to(PACKAGE)
-    for name in (inside.as_posix(), f"{inside.parts[0]}/"):
-        places = [place for place, row in enumerate(layers) if name in INLINE_CODE.findall(row[0])]
-        if places:
-            assert len(places) == 1, f"name {name} only once in the table of imports in docs/architecture.md"
-            return places[0]
-    raise AssertionError(f"name {inside} in the table of imports in docs/architecture.md")
-
-
-def imported(path: Path) -> list[tuple[str, bool]]:
-    """The modules that a file imports, and whether it does when it is imported itself, rather than in a function."""
-    tree = ast.parse(text_of(path))
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            continue
-        found += [(name, node in tree.body) for name in names]
-    return found
-
-
-def file_of(module: str) -> Path | None:
-    """The file of a module of ours, or of the one that a name is imported from."""
-    parts = module.split(".")
-    while parts[0] == PACKAGE.name and len(parts) > 1:
-        path = ROOT.joinpath(*parts).with_suffix(".py")
-        if path.is_file():
-            return path
-        parts.pop()
-    return None
-
-
-@pytest.mark.parametrize("path", source_files(), ids=name_of)
-def test_imports_point_one_way(path: Path) -> None:
-    layers = table_rows(ARCHITECTURE, "room")
-    own = layer_of(path, layers)
-    at_import, when_called = False, False
-    for module, at_top in imported(path):
-        there = file_of(module)
-        if there is not None:
-            assert layer_of(there, layers) <= own, f"{name_of(path)} imports {name_of(there)}, which stands below it"
-        elif module.split(".")[0] == "jax":
-            at_import, when_called = at_import or at_top, when_called or not at_top
-    said = layers[own][1]
-    assert said in ("never", "when called", "at once")
-    if said != "at once":
-        assert not at_import, f"{name_of(path)} imports JAX"
-    if said == "never":
-        assert not when_called, f"{name_of(path)} imports JAX when called"
-
-
-def test_what_needs_no_jax_does_not_bring_it_in() -> None:
-    layers = table_rows(ARCHITECTURE, "room")
-    without = [path for path in source_files() if layers[layer_of(path, layers)][1] != "at once"]
-    modules = [name_of(path).removesuffix(".py").replace("/", ".") for path in without]
-    code = f"import sys, {', '.join(modules)}; sys.exit('jax' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -1,0 +1,89 @@
+"""The package's folders, its rooms, stand in an order, and imports point to earlier rooms alone.
+
+docs/architecture.md says what each room is for.
+"""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "llmc_jax"
+ORDER = [
+    "errors",
+    "magics",
+    "text",
+    "files",
+    "rng",
+    "config",
+    "machine",
+    "ops",
+    "models",
+    "training",
+    "kernels",
+    "data",
+    "checkpoint",
+    "trials",
+    "run",
+    "profile",
+    "compare",
+    "cli",
+]
+WITHOUT_JAX = ("errors", "magics", "text", "files", "rng", "config", "data", "checkpoint", "cli")
+BUT = ("cli/kernels.py", "cli/profile.py")  # measuring is all they do
+AND = ("machine/device.py", "machine/jax_setup.py", "run/console.py", "run/curves.py", "run/folder.py")
+# imports that the order does not allow yet: (file, room)
+UNMENDED = {
+    ("machine/device.py", "models"), ("models/gpt2/model.py", "kernels"), ("models/gpt2/work.py", "training"),
+    ("ops/table.py", "training"), ("run/loop.py", "profile"),
+    ("compare/live.py", "cli"), ("profile/compare.py", "cli"),
+}  # fmt: skip
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def files() -> list[Path]:
+    """The package's files but the entrances, which only call the command line."""
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if path.name != "__main__.py" and path.parent != PACKAGE] + [
+        path for path in sorted(PACKAGE.glob("*.py")) if path.name != "__init__.py"
+    ]
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The rooms that a file imports from, in functions too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from (parts[1] for name in names if (parts := name.split("."))[0] == PACKAGE.name and len(parts) > 1)
+
+
+def test_imports_point_to_earlier_rooms() -> None:
+    against = {
+        (path.relative_to(PACKAGE).as_posix(), room)
+        for path in files()
+        for room in imported(path)
+        if ORDER.index(room) > ORDER.index(room_of(path))
+    }
+    assert against == UNMENDED
+
+
+def test_the_architecture_names_every_room_in_this_order() -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)(?:/|\.py)` \|", text, re.MULTILINE) == ORDER
+    assert {room_of(path) for path in files()} == set(ORDER)
+
+
+def test_what_needs_no_jax_does_not_bring_it_in() -> None:
+    names = {path.relative_to(PACKAGE).as_posix() for path in files() if room_of(path) in WITHOUT_JAX}
+    modules = [f"llmc_jax.{name.removesuffix('.py').replace('/', '.')}" for name in names - {*BUT} | {*AND}]
+    code = f"import sys, {', '.join(modules)}; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code.replace(".__init__", "")], cwd=ROOT, check=True)
