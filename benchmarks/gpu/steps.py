@@ -16,7 +16,7 @@ from llmc_jax.machine import compiling
 from llmc_jax.machine import device as hardware
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
-from llmc_jax.run.prepare import choose_execution
+from llmc_jax.plan import choose_execution
 from llmc_jax.training.adamw import AdamWNumbers
 from llmc_jax.training.schedule import ScheduleNumbers
 from llmc_jax.training.step import StepNumbers, StepOptions, initial_state, train_step

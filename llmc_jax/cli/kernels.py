@@ -121,7 +121,8 @@ def report(everything: Sequence[Known]) -> str:
 def measure(own: Own) -> str:
     """Find out again what a run needs to know; return it as text. Raises InputError where there is no GPU for it."""
     from llmc_jax.cli.profile_flags import run_config
-    from llmc_jax.run.prepare import case_of, resolve_dtype, resolve_model
+    from llmc_jax.plan import resolve_dtype
+    from llmc_jax.run.prepare import case_of, resolve_model
     from llmc_jax.trials import candidates, start
     from llmc_jax.trials.card import find_card
 

@@ -251,7 +251,7 @@ def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
     from llmc_jax import text
     from llmc_jax.machine import device as hardware
     from llmc_jax.run.console import TABLE_WIDTH, format_table
-    from llmc_jax.run.prepare import kernel_rows, option_rows, precision_text
+    from llmc_jax.run.table import kernel_rows, option_rows, precision_text
 
     setup, model, shape = bench.setup, bench.model, bench.shape
     per_second = bench.tokens / times.median

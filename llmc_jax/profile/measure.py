@@ -24,22 +24,19 @@ from llmc_jax.machine import compiling
 from llmc_jax.machine import device as hardware
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
 from llmc_jax.models.gpt2.work import Shape, shape_of
+from llmc_jax.plan import choose_execution, made_for, resolve_dtype, step_numbers, storage_of
 from llmc_jax.profile.table import Roof
 from llmc_jax.profile.trace import recorded_step, start_recording
-from llmc_jax.run.loop import step_numbers, step_options
+from llmc_jax.run.loop import step_options
 from llmc_jax.run.prepare import (
     Setup,
-    choose_execution,
     chosen_before,
     first_state,
-    made_for,
     notes_on_kernels,
-    product_precision,
-    resolve_dtype,
     resolve_model,
-    storage_of,
     try_kernels,
 )
+from llmc_jax.run.table import product_precision
 from llmc_jax.training.step import batch_gradient, evaluate_loss, train_step
 
 PATIENCE = 1.0  # seconds for one product

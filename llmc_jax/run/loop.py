@@ -22,7 +22,6 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from llmc_jax.config.train import ExitCode, TrainConfig, parse_slice
 from llmc_jax.data.loader import Batch, Prefetcher
@@ -34,6 +33,7 @@ from llmc_jax.machine import device as hardware
 from llmc_jax.machine import jax_setup as platform
 from llmc_jax.machine.nvml import gpu_line, gpu_numbers
 from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.plan import resolve_rounding, step_numbers
 from llmc_jax.profile.trace import slice_trace
 from llmc_jax.rng import skip_u32
 from llmc_jax.run.console import Console, Speed, StepFigures, smooth_speed, utilization_text
@@ -52,15 +52,14 @@ from llmc_jax.run.folder import (
     locked,
     write_config,
 )
-from llmc_jax.run.prepare import Setup, prepare, product_precision, resolve_rounding, table
+from llmc_jax.run.prepare import Setup, prepare
 from llmc_jax.run.resume import Counters, make_facts
 from llmc_jax.run.sampler import SEED, generate
 from llmc_jax.run.saver import Memory, Retention, Saved, Saver
 from llmc_jax.run.stopping import Output, print_error, stop_on_signals
-from llmc_jax.training.adamw import AdamWNumbers
+from llmc_jax.run.table import product_precision, table
 from llmc_jax.training.outliers import skip_message
-from llmc_jax.training.schedule import ScheduleNumbers
-from llmc_jax.training.step import LossScaleNumbers, StepNumbers, StepOptions, TrainState, evaluate_loss, train_step
+from llmc_jax.training.step import StepOptions, TrainState, evaluate_loss, train_step
 
 # ----- the run's folder and screen ----------------------------------------------------------------------------------
 
@@ -227,29 +226,6 @@ class Outcome(NamedTuple):
     code: ExitCode
     progress: Progress
     problem: InputError | None = None
-
-
-def step_numbers(config: TrainConfig, steps: int) -> StepNumbers:
-    """The traced numbers of the step."""
-    schedule = ScheduleNumbers(
-        learning_rate=float(config.learning_rate),
-        warmup_steps=config.warmup_steps,
-        total_steps=steps,
-        final_fraction=float(config.final_lr_fraction),
-        step_every=config.step_every,
-        step_factor=float(config.step_factor),
-    )
-    adamw = AdamWNumbers(float(config.beta1), float(config.beta2), float(config.eps), float(config.weight_decay))
-    moves = LossScaleNumbers(config.loss_scale_steps, float(config.loss_scale_factor))
-    return StepNumbers(
-        schedule,
-        adamw,
-        float(config.grad_clip),
-        moves,
-        np.uint32(config.seed),
-        skip_loss_z=float(config.skip_loss_z),
-        skip_norm_z=float(config.skip_norm_z),
-    )
 
 
 def step_options(setup: Setup) -> StepOptions:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,19 @@ from llmc_jax.machine import device as hardware
 from llmc_jax.machine.nvml import GpuMonitor, open_monitor
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.model import Execution
-from llmc_jax.models.gpt2.tensors import num_parameters, padded
+from llmc_jax.models.gpt2.tensors import padded
+from llmc_jax.plan import (
+    DTYPES,
+    asked_of,
+    choose_execution,
+    made_for,
+    notes_on_bits,
+    resolve_dtype,
+    resolve_rounding,
+    resolved_of,
+    storage_of,
+    triton_gemm_wish,
+)
 from llmc_jax.run.resume import (
     Earlier,
     Identity,
@@ -270,55 +282,6 @@ def initial_parameters(config: TrainConfig, model: Model) -> tuple[np.ndarray, t
     return flat, tuple(f"{flag} {model.path}: {warning}" for warning in found)
 
 
-DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
-
-
-def resolve_dtype(config: TrainConfig, machine: kernels.Machine) -> str:
-    """What --dtype comes to on a machine: fp32, bf16 or fp16."""
-    if config.dtype != "auto":
-        return config.dtype
-    return "bf16" if machine.target is not None else "fp32"
-
-
-def resolve_rounding(config: TrainConfig, dtype: str) -> str:
-    """How updated weights become 16-bit: nearest or stochastic."""
-    if dtype != "bf16":
-        return "nearest"
-    if config.rounding == "auto":
-        return "nearest" if config.master_weights else "stochastic"
-    return config.rounding
-
-
-def choose_execution(
-    config: TrainConfig,
-    model: ModelConfig,
-    machine: kernels.Machine,
-    dtype: str,
-    before: kernels.Resolved | None = None,
-    findings: kernels.Findings | None = None,
-) -> tuple[Execution, tuple[kernels.Choice, ...]]:
-    """How the model will be computed, and what runs each operation. Raises InputError as --strict-kernels has it.
-
-    before: an earlier choice, which is repeated but for what cannot run here and what flags now ask for otherwise.
-    findings: what was found out on this card, which decides the rest. Raises InputError, too, where GELU would be in
-    the product and other options do not go with that.
-    """
-    asked, before = asked_of(config), record.here(before, machine)
-    setting = kernels.Setting(machine, dtype, model.head_size)
-    selection = record.choose_again(before, asked, config.strict_kernels, setting, findings)
-    if before is not None and record.still(before, asked, "logit_rows"):
-        rows = before.logit_rows
-    else:
-        rows = logit_rows_of(config, model, machine, storage_of(config, machine, dtype, 0, selection.choices))
-    options = _options(asked, machine, before)
-    if findings is not None and before is None:  # an earlier choice has its own
-        options = tuple((dict(options) | dict(findings.options)).items())
-    if selection.gelu_fusion:
-        _check_gelu_in_product(config, options)
-    execution = Execution(selection.op, config.recompute, config.recompute_blocks, rows, selection.gelu_fusion, options)
-    return execution, selection.choices
-
-
 def try_kernels(config: TrainConfig, model: ModelConfig, earlier: Earlier | None = None) -> start.Found:
     """Return what is known of this GPU's kernels, found out now if need be. Call it before JAX has a device.
 
@@ -359,64 +322,6 @@ def case_of(config: TrainConfig, model: ModelConfig, machine: kernels.Machine, d
     )
 
 
-def triton_gemm_wish(asked: kernels.Asked) -> str:
-    """What --triton-gemm comes to before the GPU is known: GELU is computed in a product by NVIDIA's library alone."""
-    return "off" if asked.gelu_fusion == 1 and asked.triton_gemm == "auto" else asked.triton_gemm
-
-
-def _check_gelu_in_product(config: TrainConfig, options: compiling.Options) -> None:
-    """Raise InputError where GELU would be computed again, or the product by XLA. config/train.py has checked flags."""
-    if config.recompute and not config.recompute_blocks:
-        raise InputError(
-            f"-r {config.recompute}: the repeated choice of kernels has GELU in the product, with other bits than "
-            "one that is computed again; write -r 0 or -ge 0"
-        )
-    if dict(options).get(compiling.TRITON_GEMM) is not False:
-        raise InputError(
-            "-ge 1: NVIDIA's library must make the products, and XLA_FLAGS has "
-            f"--{compiling.TRITON_GEMM}=true; take that out, or write -ge 0"
-        )
-
-
-def _options(asked: kernels.Asked, machine: kernels.Machine, before: kernels.Resolved | None) -> compiling.Options:
-    """XLA's options: as before, but for those that a flag or XLA_FLAGS sets."""
-    options = compiling.triton_gemm(triton_gemm_wish(asked), machine.target)
-    if before is None:
-        return options
-    flags = compiling.user_flags()
-    again = {name: flags.get(name, value) for name, value in before.options}
-    set_now = compiling.TRITON_GEMM in flags or not record.still(before, asked, "triton_gemm", "gelu_fusion")
-    return tuple((again | (dict(options) if set_now else {})).items())
-
-
-def asked_of(config: TrainConfig) -> kernels.Asked:
-    """Return the options that bear on what was chosen."""
-    return kernels.Asked(**{name: getattr(config, name) for name in kernels.Asked._fields})
-
-
-def made_for(config: TrainConfig, model: ModelConfig, machine: kernels.Machine, dtype: str) -> kernels.MadeFor:
-    """Return what a run's choice of kernels is made for."""
-    return kernels.MadeFor(
-        record.target_of(machine), dtype, config.batch_size, config.sequence_length, model.num_layers, model.num_heads,
-        model.channels, model.padded_vocab_size,
-    )  # fmt: skip
-
-
-def resolved_of(
-    config: TrainConfig, made: kernels.MadeFor, execution: Execution, choices: tuple[kernels.Choice, ...]
-) -> kernels.Resolved:
-    """Return all that was chosen, as it is kept in the run's folder and its checkpoints."""
-    return kernels.Resolved(
-        made_for=made,
-        asked=asked_of(config),
-        choices=choices,
-        logit_rows=execution.logit_rows,
-        gelu_fusion=execution.gelu_fusion,
-        options=execution.compiler_options,
-        sources=record.sources_of(choices),
-    )
-
-
 class Before(NamedTuple):
     """An earlier choice of kernels, as far as it counts here."""
 
@@ -453,44 +358,6 @@ def notes_on_kernels(config: TrainConfig, before: Before, earlier: Earlier | Non
         return []
     what = f"--kernels-from {config.kernels_from}: not repeated" if config.kernels_from else "not bit-exact from here"
     return [f"{what}: {', '.join(before.problems)}"]
-
-
-def notes_on_bits(choices: tuple[kernels.Choice, ...]) -> list[str]:
-    """Return a note where what runs need not give the same bits twice, though a kernel of ours would."""
-    return [
-        f"{choice.operation} by cuDNN need not repeat its bits, so a run that is continued may differ from one without "
-        "a break by a rounding; --attention flash repeats them"
-        for choice in choices
-        if choice.by == "cudnn"
-    ]
-
-
-def logit_rows_of(config: TrainConfig, model: ModelConfig, machine: kernels.Machine, storage: hardware.Storage) -> int:
-    """What --logit-rows comes to on a machine; storage: what the run needs but for them."""
-    if config.logit_rows >= 0 or machine.platform != "gpu":
-        return max(config.logit_rows, 0)
-    memory = hardware.card_memory_bytes(machine.kind)
-    B, T = config.batch_size, config.sequence_length
-    return hardware.chosen_logit_rows(model, B, T, storage, config.recompute, memory)
-
-
-def storage_of(
-    config: TrainConfig,
-    machine: kernels.Machine,
-    dtype: str,
-    logit_rows: int,
-    choices: tuple[kernels.Choice, ...],
-) -> hardware.Storage:
-    """What decides how much memory the run needs."""
-    return hardware.Storage(
-        bytes_per_value=4 if dtype == "fp32" else 2,
-        master_weights=config.master_weights,
-        accumulation=config.grad_accumulation,
-        attention_weights=kernels.makes_matrix(choices),
-        recompute_blocks=config.recompute_blocks,
-        logit_rows=logit_rows,
-        sliced_weights=machine.platform == "cpu",
-    )
 
 
 def first_state(parameters: np.ndarray, config: TrainConfig, dtype: str) -> TrainState:
@@ -616,125 +483,3 @@ def starting_state(
         return first_state(read_weights(source), config, dtype), ()
     parameters, found = initial_parameters(config, model)
     return first_state(parameters, config, dtype), found
-
-
-def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
-    """The sections of the start-up table, its rows named as llm.c names them."""
-    config, model, data = setup.config, setup.model, setup.data
-    shape = model.config
-    steps_down = config.schedule == "step"
-    settings = [
-        (
-            "train data pattern",
-            (config.val_data if config.overfit else config.train_data) if data.train else "not read",
-        ),
-        ("val data pattern", config.val_data if data.val else "not read"),
-        ("output log dir", folder),
-        ("checkpoint_every", config.checkpoint_every),
-        ("micro batch size B", config.batch_size),
-        ("sequence length T", config.sequence_length),
-        ("total batch size", config.tokens_per_step),
-        ("grad_accum_steps", config.grad_accumulation),
-        ("LR scheduler", config.schedule),
-        ("learning rate (LR)", f"{config.learning_rate:e}"),
-        ("warmup iterations", config.warmup_steps),
-        ("final LR fraction", f"{config.final_lr_fraction:e}"),
-        *([("step_every", config.step_every), ("step_factor", config.step_factor)] if steps_down else []),
-        ("weight decay", f"{config.weight_decay:e}"),
-        ("decay", config.decay),
-        ("beta1", config.beta1),
-        ("beta2", config.beta2),
-        ("eps", f"{config.eps:e}"),
-        ("grad_clip", config.grad_clip),
-        ("max_steps", config.max_steps),
-        ("val_loss_every", config.val_every),
-        ("val_max_steps", config.val_batches),
-        ("sample_every", config.sample_every),
-        ("genT", config.sample_tokens),
-        ("overfit_single_batch", int(config.overfit)),
-        ("recompute", f"blocks of {config.recompute_blocks}" if config.recompute_blocks else config.recompute),
-        *([("logit_rows", setup.execution.logit_rows)] if setup.execution.logit_rows else []),
-        ("seed", config.seed),
-        ("shuffle", config.shuffle),
-    ]
-    machine = [
-        ("device", hardware.device_label(setup.device)),
-        ("precision", precision_text(setup)),
-        *kernel_rows(setup.choices),
-        *repeat_rows(setup),
-        *option_rows(setup),
-    ]
-    shapes = [
-        ("weights", weights_text(setup)),
-        ("max_sequence_length T", shape.max_seq_len),
-        ("vocab_size V", shape.vocab_size),
-        ("padded_vocab_size Vp", shape.padded_vocab_size),
-        ("num_layers L", shape.num_layers),
-        ("num_heads NH", shape.num_heads),
-        ("channels C", shape.channels),
-        ("num_parameters", num_parameters(shape)),
-    ]
-    counts = [
-        ("train tokens", data.train.num_tokens if data.train else "not read"),
-        ("train_num_batches", setup.steps),
-        ("val_num_batches", setup.val_batches),
-    ]
-    return [settings, machine, shapes, counts]
-
-
-def weights_text(setup: Setup) -> str:
-    """Where the weights come from."""
-    if setup.earlier is not None:
-        return str(setup.earlier.folder)
-    if setup.config.init_from:
-        return setup.config.init_from
-    return str(setup.model.path or f"random, seed {setup.config.seed}")
-
-
-def kernel_rows(choices: tuple[kernels.Choice, ...]) -> list[tuple[str, str]]:
-    """What runs where, for the table: one row where the same runs everything."""
-    told = {(choice.by, choice.why) for choice in choices}
-    if len(told) == 1:
-        ((by, why),) = told
-        return [("kernels", f"{by} ({why})")]
-    return [(choice.operation, f"{choice.text} ({choice.why})") for choice in choices]
-
-
-def repeat_rows(setup: Setup) -> list[tuple[str, Any]]:
-    """Where the kernels were taken from, for the table; on a CPU, which has one way to compute, only if asked for."""
-    shown = setup.repeat is not None and (setup.device.platform != "cpu" or setup.config.kernels_from)
-    return [("kernels as in", setup.repeat.place)] if setup.repeat is not None and shown else []
-
-
-def option_rows(setup: Setup) -> list[tuple[str, str]]:
-    """The options that XLA compiles the run's programs with, for the table; none where it has its defaults."""
-    wish = triton_gemm_wish(asked_of(setup.config))
-    made = setup.resolved.made_for if setup.resolved else None  # the profile keeps nothing
-    target = made.target if made else kernels.this_machine().target
-    by_default = compiling.triton_gemm(wish, target)
-    found_out = "as before" if setup.repeat else kernels.MEASURED_HERE
-    return [
-        (
-            option[0].removeprefix("xla_gpu_enable_"),
-            f"{'on' if option[1] else 'off'} ({compiling.decided_by(wish) if option in by_default else found_out})",
-        )
-        for option in setup.execution.compiler_options
-    ]
-
-
-def precision_text(setup: Setup) -> str:
-    """The precision in words: of the products, of the weights, and how these are rounded."""
-    config = setup.config
-    if setup.dtype == "fp32":
-        return "fp32, products in TF32" if product_precision(setup) == "tf32" else "fp32"
-    weights = "fp32 master weights" if config.master_weights else "no master weights"
-    rounded = f"rounded {'stochastically' if resolve_rounding(config, setup.dtype) == 'stochastic' else 'to nearest'}"
-    scaled = f", loss scale {config.loss_scale:g}" if setup.dtype == "fp16" else ""
-    return f"{setup.dtype}, {weights}, {rounded}{scaled}"
-
-
-def product_precision(setup: Setup) -> hardware.Precision:
-    """In what the matrix products are computed."""
-    if setup.dtype != "fp32":
-        return cast(hardware.Precision, setup.dtype)
-    return "tf32" if setup.has_tf32 and setup.config.tf32 else "fp32"

@@ -21,7 +21,7 @@ from llmc_jax.kernels import Machine
 from llmc_jax.machine import deviceless
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.models.gpt2.tensors import flat_size
-from llmc_jax.run.prepare import choose_execution, resolve_rounding
+from llmc_jax.plan import choose_execution, resolve_rounding
 from llmc_jax.training.adamw import AdamWNumbers, decay_ranges
 from llmc_jax.training.outliers import init_outliers
 from llmc_jax.training.schedule import ScheduleNumbers

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc_jax import kernels
+from llmc_jax import kernels, plan
 from llmc_jax.config.train import ModelConfig, TrainConfig, parse_descriptor
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import GROUPS, XLA, Choice, Machine, Operations, Selection, Wish, choose
@@ -24,7 +24,7 @@ from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.ops import attention
 from llmc_jax.ops.gelu import gelu_forward_in_product
-from llmc_jax.run import prepare as setup
+from llmc_jax.run.table import kernel_rows
 from llmc_jax.training.step import StepOptions, initial_state, train_step
 from tests import plain_model
 from tests.comparisons import gradient_errors, random_batch, step_numbers
@@ -403,16 +403,16 @@ def test_settings_reach_the_execution() -> None:
     config = TrainConfig(
         kernels="pallas", attention="naive", gelu_fusion=1, recompute=0, recompute_blocks=3, logit_rows=100
     )
-    execution, choices = setup.choose_execution(config, SHAPE, MACHINES["A100"], "bf16")
+    execution, choices = plan.choose_execution(config, SHAPE, MACHINES["A100"], "bf16")
     assert execution[1:] == (0, 3, 100, 1, ((TRITON_GEMM, False),))
     assert next(choice.implementation for choice in choices if choice.operation == "attention") == SOFTMAX
     with pytest.raises(InputError, match="--strict-kernels"):
-        setup.choose_execution(TrainConfig(kernels="pallas", strict_kernels=True), SHAPE, MACHINES["CPU"], "fp32")
+        plan.choose_execution(TrainConfig(kernels="pallas", strict_kernels=True), SHAPE, MACHINES["CPU"], "fp32")
 
 
 def test_logits_come_in_chunks_where_a_gpu_s_memory_asks_for_it() -> None:
     def rows_of(name: str, config: TrainConfig, model: ModelConfig = SHAPE) -> int:
-        return setup.choose_execution(config, model, MACHINES[name], "bf16")[0].logit_rows
+        return plan.choose_execution(config, model, MACHINES[name], "bf16")[0].logit_rows
 
     unknown = {"MI300X", "AMD"}  # how much memory these have
     assert {name: rows_of(name, TrainConfig()) for name in MACHINES} == {
@@ -426,9 +426,9 @@ def test_logits_come_in_chunks_where_a_gpu_s_memory_asks_for_it() -> None:
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_auto_dtype_is_bf16_where_there_are_kernels(name: str) -> None:
-    assert setup.resolve_dtype(TrainConfig(), MACHINES[name]) == ("bf16" if name in TARGETS else "fp32")
+    assert plan.resolve_dtype(TrainConfig(), MACHINES[name]) == ("bf16" if name in TARGETS else "fp32")
     for dtype in ("fp32", "bf16", "fp16"):
-        assert setup.resolve_dtype(TrainConfig(dtype=dtype), MACHINES[name]) == dtype
+        assert plan.resolve_dtype(TrainConfig(dtype=dtype), MACHINES[name]) == dtype
 
 
 @pytest.mark.parametrize(
@@ -445,7 +445,7 @@ def test_auto_dtype_is_bf16_where_there_are_kernels(name: str) -> None:
 )
 def test_rounding(dtype: str, master_weights: bool, rounding: str, expected: str) -> None:
     config = TrainConfig(master_weights=master_weights, rounding=rounding)
-    assert setup.resolve_rounding(config, dtype) == expected
+    assert plan.resolve_rounding(config, dtype) == expected
 
 
 @pytest.mark.parametrize(
@@ -462,14 +462,14 @@ def test_rounding(dtype: str, master_weights: bool, rounding: str, expected: str
 )
 def test_memory_counts_the_matrix_of_attention_where_it_is_kept(wish: Wish, machine: str, kept: bool) -> None:
     config = TrainConfig(kernels=wish.kernels, attention=wish.attention, total_batch_size=3 * 4096, recompute_blocks=2)
-    execution, choices = setup.choose_execution(config, SHAPE, MACHINES[machine], "bf16")
-    storage = setup.storage_of(config, MACHINES[machine], "bf16", execution.logit_rows, choices)
+    execution, choices = plan.choose_execution(config, SHAPE, MACHINES[machine], "bf16")
+    storage = plan.storage_of(config, MACHINES[machine], "bf16", execution.logit_rows, choices)
     assert storage == (2, True, 3, kept, 2, execution.logit_rows, machine == "CPU")
 
 
 def test_the_table_has_one_row_where_the_same_runs_everything() -> None:
     def rows(wish: Wish, machine: str) -> list[tuple[str, str]]:
-        return setup.kernel_rows(choose(wish, MACHINES[machine], "bf16", 64).choices)
+        return kernel_rows(choose(wish, MACHINES[machine], "bf16", 64).choices)
 
     assert rows(Wish(), "CPU") == [("kernels", "xla (on a CPU)")]
     assert [name for name, _ in rows(Wish(), "T4")] == ["kernels"]
@@ -480,7 +480,7 @@ def test_the_table_has_one_row_where_the_same_runs_everything() -> None:
 
 def test_a_cpu_imports_no_kernel() -> None:
     code = (
-        "import sys; from llmc_jax import kernels, setup, trainer; "
+        "import sys; from llmc_jax import kernels; from llmc_jax.run import loop; "
         "kernels.choose(kernels.Wish('pallas', 'relu'), kernels.this_machine(), 'fp32', 64); "
         "print([name for name in sys.modules if name.startswith(('pallas_kernels', 'triton', 'jax_triton'))])"
     )

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc_jax import kernels
+from llmc_jax import kernels, plan
 from llmc_jax.config.train import ModelConfig, TrainConfig
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.kernels import Choice, Finding, Findings, Machine, Variant, choice, record
 from llmc_jax.kernels.record import Asked, MadeFor, Resolved, differences, from_json, to_json
 from llmc_jax.ops.gelu import gelu_forward_in_product
 from llmc_jax.ops.table import GROUPS
-from llmc_jax.run import prepare as setup
 
 CPU = Machine("cpu", "cpu")
 H200, A100 = Machine("gpu", "NVIDIA H200", "9.0"), Machine("gpu", "NVIDIA A100-SXM4-40GB", "8.0")
@@ -45,8 +44,8 @@ records = st.builds(
 
 def resolved(config: TrainConfig, machine: Machine, dtype: str = "bf16", before: Resolved | None = None) -> Resolved:
     """What a run writes down."""
-    execution, choices = setup.choose_execution(config, SHAPE, machine, dtype, before)
-    return setup.resolved_of(config, setup.made_for(config, SHAPE, machine, dtype), execution, choices)
+    execution, choices = plan.choose_execution(config, SHAPE, machine, dtype, before)
+    return plan.resolved_of(config, plan.made_for(config, SHAPE, machine, dtype), execution, choices)
 
 
 def with_choice(found: Resolved, operation: str, /, **fields: Any) -> Resolved:
@@ -62,7 +61,7 @@ def chosen(found: Resolved) -> dict[str, str]:
 def problems(found: Resolved, config: TrainConfig, machine: Machine, dtype: str = "bf16", **more: Any) -> list[str]:
     """The operations that cannot be repeated."""
     at = kernels.Setting(machine, dtype, SHAPE.head_size)
-    return [each.split(":")[0] for each in record.cannot_repeat(found, setup.asked_of(config), at, **more)]
+    return [each.split(":")[0] for each in record.cannot_repeat(found, plan.asked_of(config), at, **more)]
 
 
 # --- to and from JSON ------------------------------------------------------------------------------------------------
@@ -146,7 +145,7 @@ def test_a_record_wins_over_what_would_be_chosen(monkeypatch: pytest.MonkeyPatch
     assert chosen(resolved(TrainConfig(), H200))["attention"] == "cudnn"
     assert resolved(TrainConfig(), H200, before=SLOWER) == SLOWER
     findings = Findings(fastest=(Finding("attention", "cudnn", us=1.0), Finding("gelu", "xla", us=1.0)))
-    execution, choices = setup.choose_execution(TrainConfig(), SHAPE, H200, "bf16", SLOWER, findings)
+    execution, choices = plan.choose_execution(TrainConfig(), SHAPE, H200, "bf16", SLOWER, findings)
     assert choices == SLOWER.choices and execution.logit_rows == 1000
     assert problems(SLOWER, TrainConfig(), H200) == []
 
@@ -255,7 +254,7 @@ def test_what_another_precision_or_a_finding_rules_out_cannot_run() -> None:
     assert problems(SLOWER, TrainConfig(), H200, "fp32") == ["attention"]
     wrong = Findings(found=(Finding("gelu", "pallas", Variant(), "its numbers are wrong"),))
     assert problems(SLOWER, TrainConfig(), H200, findings=wrong) == ["gelu"]
-    _, choices = setup.choose_execution(TrainConfig(), SHAPE, H200, "bf16", SLOWER, wrong)
+    _, choices = plan.choose_execution(TrainConfig(), SHAPE, H200, "bf16", SLOWER, wrong)
     assert next(each.implementation for each in choices if each.operation == "gelu") == "xla"
 
 

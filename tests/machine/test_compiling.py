@@ -13,7 +13,7 @@ from llmc_jax.errors import InputError
 from llmc_jax.kernels import Machine
 from llmc_jax.machine import compiling, deviceless
 from llmc_jax.machine.compiling import ESTIMATED, TRITON_GEMM, triton_gemm
-from llmc_jax.run.prepare import choose_execution
+from llmc_jax.plan import choose_execution
 
 ON, OFF = ((TRITON_GEMM, True),), ((TRITON_GEMM, False),)
 UNKNOWN = (("xla_no_such_option", True),)

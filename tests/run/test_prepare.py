@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc_jax import kernels
+from llmc_jax import kernels, plan
 from llmc_jax.checkpoint.sources import open_source, slices, stored_special
 from llmc_jax.cli.train import parse_args
 from llmc_jax.config.train import TrainConfig, parse_descriptor
@@ -18,8 +18,9 @@ from llmc_jax.errors import InputError
 from llmc_jax.kernels import Machine, record
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.run import prepare as setup
-from llmc_jax.run.prepare import Model, prepare, resolve_model, weights_text
+from llmc_jax.run.prepare import Model, prepare, resolve_model
 from llmc_jax.run.resume import Earlier
+from llmc_jax.run.table import weights_text
 from llmc_jax.trials import start
 from llmc_jax.trials.card import Card
 
@@ -101,8 +102,8 @@ def test_nothing_is_measured_where_an_earlier_choice_is_taken(
     monkeypatch.setattr(setup.start, "find_out", lambda case, here: cases.append(case) or start.Found(None))
     plain = TrainConfig(batch_size=2, sequence_length=64)
     if made_on is not None:
-        execution, choices = setup.choose_execution(plain, SHAPE, made_on, "bf16")
-        resolved = setup.resolved_of(plain, setup.made_for(plain, SHAPE, made_on, "bf16"), execution, choices)
+        execution, choices = plan.choose_execution(plain, SHAPE, made_on, "bf16")
+        resolved = plan.resolved_of(plain, plan.made_for(plain, SHAPE, made_on, "bf16"), execution, choices)
         (tmp_path / "kernels.json").write_text(json.dumps(record.to_json(resolved)))
     options = {"-y": {"output_dir": str(tmp_path), "reuse": True}, "--kernels-from": {"kernels_from": str(tmp_path)}}
     config = replace(plain, **options.get(flag, {}))
@@ -116,4 +117,4 @@ def test_a_note_where_bits_need_not_repeat() -> None:
     machine = kernels.Machine("gpu", "NVIDIA H200", "9.0")
     for attention, expected in (("cudnn", 1), ("flash", 0)):
         choices = kernels.choose(kernels.Wish(attention=attention), machine, "bf16", 64).choices
-        assert len(setup.notes_on_bits(choices)) == expected
+        assert len(plan.notes_on_bits(choices)) == expected

@@ -19,9 +19,9 @@ from llmc_jax.config.train import TrainConfig, parse_descriptor
 from llmc_jax.errors import InputError
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
+from llmc_jax.plan import step_numbers
 from llmc_jax.run import saver as saver_module
 from llmc_jax.run.folder import RunLog
-from llmc_jax.run.loop import step_numbers
 from llmc_jax.run.resume import Counters, Identity, make_facts, named_arrays
 from llmc_jax.run.saver import ALWAYS_ROOM, GPU_SHARE, SHARE, Memory, Retention, Saved, Saver, room_for_copy
 from llmc_jax.training.step import StepOptions, TrainState, initial_state, train_step
