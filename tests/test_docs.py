@@ -346,7 +346,7 @@ def table_rows(path: Path, first_column: str) -> list[list[str]]:
 
 def test_table_of_tensors_is_the_layout_of_d12() -> None:
     from llmc_jax.config.train import parse_descriptor
-    from llmc_jax.models.gpt2.tensors import MATRICES, tensor_specs
+    from llmc_jax.models.gpt2.tensors import BY_NAME, tensor_specs
 
     config = parse_descriptor("d12")
     rows = table_rows(ROOT / "docs/derivations/whole_model.md", "tensor")
@@ -359,4 +359,4 @@ def test_table_of_tensors_is_the_layout_of_d12() -> None:
         assert tuple(letters[word] for word in shape.strip("()").split(", ")) == spec.shape
         assert tuple(map(int, numbers.split(" × "))) == spec.shape
         assert (int(offset.replace(",", "")), int(size.replace(",", ""))) == (spec.offset, spec.size)
-        assert decays == ("yes" if spec.name in MATRICES else "no")
+        assert decays == ("yes" if BY_NAME[spec.name].matrix else "no")

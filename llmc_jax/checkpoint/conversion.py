@@ -20,13 +20,14 @@ import numpy as np
 
 from llmc_jax.checkpoint import hugging_face, llmc, llmc_state, store
 from llmc_jax.checkpoint.hf_tokenizer import Table, write_files
-from llmc_jax.checkpoint.llmc import UNLAYERED, bf16_to_fp32, fp32_to_bf16
+from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16
 from llmc_jax.checkpoint.reading import CHUNK
 from llmc_jax.checkpoint.sources import Slice, Source, SpecialTokens, open_source, slices, slices_of
 from llmc_jax.config.train import ModelConfig
 from llmc_jax.errors import InputError
 from llmc_jax.files import reason, sync
-from llmc_jax.models.gpt2.tensors import TensorSpec, num_parameters, tensor_specs
+from llmc_jax.models.gpt2.tensors import BY_NAME, num_parameters, tensor_specs
+from llmc_jax.models.tensors import TensorSpec
 
 DIFFERS = "not written: what was read back differs from what was written; is the disk sound?"
 NO_SPECIAL = (
@@ -370,7 +371,7 @@ def _makers(source: Source, passage: Passage) -> dict[str, Callable[[], np.ndarr
 def _whole(source: Source, spec: TensorSpec) -> np.ndarray:
     out = np.empty(spec.shape, np.float32)
     for piece in slices_of(spec):
-        target = out if spec.name in UNLAYERED else out[piece.layer]
+        target = out[piece.layer] if BY_NAME[spec.name].layered else out
         target.view(np.uint32)[...] = source.read("params", piece.tensor, piece.layer).view(np.uint32)
     return out
 
@@ -380,7 +381,7 @@ def _whole_copy(passage: Passage, spec: TensorSpec) -> np.ndarray:
 
     out = np.empty(spec.shape, np.uint16)
     for piece in slices_of(spec):
-        target = out if spec.name in UNLAYERED else out[piece.layer]
+        target = out[piece.layer] if BY_NAME[spec.name].layered else out
         target[...] = fp32_to_bf16(passage.take(piece))
     return out.view(ml_dtypes.bfloat16)
 

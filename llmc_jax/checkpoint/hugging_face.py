@@ -28,6 +28,7 @@ from llmc_jax.checkpoint.safetensors import (
 from llmc_jax.checkpoint.sources import Slice, Source, SpecialTokens, slices
 from llmc_jax.config.train import GPT2_VOCAB, ModelConfig, pad_vocab
 from llmc_jax.errors import FormatError
+from llmc_jax.models.gpt2.tensors import BY_NAME, TENSORS
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -39,14 +40,6 @@ SIZES = {
     "max_seq_len": "n_positions", "vocab_size": "vocab_size", "num_layers": "n_layer", "num_heads": "n_head",
     "channels": "n_embd",
 }  # fmt: skip
-
-IN_BLOCK = {
-    "ln1w": "ln_1.weight", "ln1b": "ln_1.bias", "qkvw": "attn.c_attn.weight", "qkvb": "attn.c_attn.bias",
-    "attprojw": "attn.c_proj.weight", "attprojb": "attn.c_proj.bias", "ln2w": "ln_2.weight", "ln2b": "ln_2.bias",
-    "fcw": "mlp.c_fc.weight", "fcb": "mlp.c_fc.bias", "fcprojw": "mlp.c_proj.weight", "fcprojb": "mlp.c_proj.bias",
-}  # fmt: skip
-OUTSIDE = {"wte": "wte.weight", "wpe": "wpe.weight", "lnfw": "ln_f.weight", "lnfb": "ln_f.bias"}
-TRANSPOSED = ("qkvw", "attprojw", "fcw", "fcprojw")  # transformers' Conv1D
 BUFFERS = re.compile(r"h\.[0-9]+\.attn\.(bias|masked_bias)")  # the causal mask, which older files hold
 
 # What this model is: other values mean another model. None: where the key is missing, which older folders do.
@@ -62,7 +55,8 @@ EXPECTED: dict[str, tuple[Any, ...]] = {
 
 def name_in_block(tensor: str, layer: int) -> str:
     """transformers' name of a slice, without the prefix."""
-    return OUTSIDE[tensor] if tensor in OUTSIDE else f"h.{layer}.{IN_BLOCK[tensor]}"
+    row = BY_NAME[tensor]
+    return f"h.{layer}.{row.hugging_face}" if row.layered else row.hugging_face
 
 
 # ----- reading ------------------------------------------------------------------------------------------------------
@@ -163,7 +157,7 @@ def _source(shown: Path, path: Path, described: Described, stored: Mapping[str, 
     for name, piece in wanted.items():
         _check_tensor(tensors[name], stored_shape(config, piece))
     if head is not None:
-        _check_tied(head, tensors[OUTSIDE["wte"]])
+        _check_tied(head, tensors[BY_NAME["wte"].hugging_face])
     elif not described.tied:
         raise FormatError(
             f"{path}: config.json has tie_word_embeddings false, an output head of its own, but no {HEAD} is there, "
@@ -174,7 +168,7 @@ def _source(shown: Path, path: Path, described: Described, stored: Mapping[str, 
     def read(group: str, tensor: str, layer: int) -> np.ndarray:
         assert group == "params", group
         values = read_tensor(tensors[name_in_block(tensor, layer)])
-        if tensor in TRANSPOSED:
+        if BY_NAME[tensor].transposed:
             return np.ascontiguousarray(values.T)
         if tensor == "wte":
             out = np.zeros((config.padded_vocab_size, config.channels), np.float32)
@@ -191,17 +185,14 @@ def stored_shape(config: ModelConfig, piece: Slice) -> tuple[int, ...]:
     """The shape in which transformers keeps a slice."""
     if piece.tensor == "wte":
         return config.vocab_size, config.channels
-    return piece.shape[::-1] if piece.tensor in TRANSPOSED else piece.shape
+    return piece.shape[::-1] if BY_NAME[piece.tensor].transposed else piece.shape
 
 
 def check_count(path: Path, config: ModelConfig, found: int) -> None:
     """That a file holds about as many tensors as the layers take: before anything is made for each layer."""
-    outside, inside = len(OUTSIDE), len(IN_BLOCK)
     if config.num_layers > found:
-        raise FormatError(
-            f"{path}: holds {found:,} tensors; a model of {config.num_layers:,} layers has "
-            f"{outside + config.num_layers * inside:,}"
-        )
+        expected = sum(config.num_layers if tensor.layered else 1 for tensor in TENSORS)
+        raise FormatError(f"{path}: holds {found:,} tensors; a model of {config.num_layers:,} layers has {expected:,}")
 
 
 def _check_names(path: Path, wanted: Mapping[str, Slice], found: Mapping[str, StoredTensor]) -> None:
@@ -267,7 +258,7 @@ def write_weights(path: Path, config: ModelConfig, dtype: str, read: Callable[[S
         for _, piece in order:
             array = read(piece)
             array = array[: config.vocab_size] if piece.tensor == "wte" else array
-            array = array.T if piece.tensor in TRANSPOSED else array
+            array = array.T if BY_NAME[piece.tensor].transposed else array
             array = np.ascontiguousarray(array)
             yield array.view(np.uint32).astype("<u4", copy=False) if dtype == "fp32" else _bf16(array)
 

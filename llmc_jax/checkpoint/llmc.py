@@ -20,7 +20,7 @@ from llmc_jax.checkpoint.reading import CHUNK, Stamp, opened, read_float32, stam
 from llmc_jax.config.train import ModelConfig, pad_vocab
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import complete_file, reason
-from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
+from llmc_jax.models.gpt2.tensors import BY_NAME, num_parameters, tensor_specs
 
 MAGIC = magics.MODEL
 HEADER_INTS = 256
@@ -28,8 +28,6 @@ HEADER_BYTES = 4 * HEADER_INTS
 SHAPE_FIELDS = ("max_seq_len", "vocab_size", "num_layers", "num_heads", "channels")  # header ints 2..6
 INT32_MAX = 2**31 - 1
 
-LAYERNORMS = ("ln1w", "ln1b", "ln2w", "ln2b", "lnfw", "lnfb")
-UNLAYERED = ("wte", "wpe", "lnfw", "lnfb")  # the others hold all layers, one after the other
 V2_ORDERS = ("auto", "in-place", "end")
 
 
@@ -110,13 +108,7 @@ def fp32_to_bf16(values: np.ndarray) -> np.ndarray:
 
 def body_bytes(config: ModelConfig, version: int) -> int:
     """Bytes of the 16 tensors in a file of this version, in Python integers, which no header can overflow."""
-    storage = STORAGE[version]
-    L, C = config.num_layers, config.channels
-    rows = config.padded_vocab_size if storage.padded else config.vocab_size
-    layernorms = 4 * L * C + 2 * C
-    matrices = (rows + config.max_seq_len) * C + L * 12 * C * C
-    biases = L * 9 * C  # qkvb 3C, attprojb C, fcb 4C, fcprojb C
-    return storage.layernorm_bytes * layernorms + storage.other_bytes * (matrices + biases)
+    return sum(piece.size * piece.itemsize for piece in file_layout(config, version))
 
 
 def file_layout(config: ModelConfig, version: int, order: str = "in-place") -> tuple[Piece, ...]:
@@ -124,13 +116,13 @@ def file_layout(config: ModelConfig, version: int, order: str = "in-place") -> t
     storage = STORAGE[version]
     specs = list(tensor_specs(config))
     if order == "end":
-        specs.sort(key=lambda spec: spec.name in LAYERNORMS)  # stable: both halves keep their own order
+        specs.sort(key=lambda spec: BY_NAME[spec.name].kind == "layernorm")  # stable: both halves keep their own order
     pieces = []
     file_offset = HEADER_BYTES
     for spec in specs:
         shape = (config.vocab_size, config.channels) if spec.name == "wte" and not storage.padded else spec.shape
         size = shape[0] * (spec.size // spec.shape[0])
-        itemsize = storage.layernorm_bytes if spec.name in LAYERNORMS else storage.other_bytes
+        itemsize = storage.layernorm_bytes if BY_NAME[spec.name].kind == "layernorm" else storage.other_bytes
         pieces.append(Piece(spec.name, shape, itemsize, file_offset, spec.offset, size))
         file_offset += size * itemsize
     return tuple(pieces)
@@ -286,9 +278,10 @@ def read_slice(model: OpenModel, tensor: str, layer: int = 0) -> np.ndarray:
     Takes the memory of the slice. Raises FormatError if the file changed since it was opened.
     """
     piece, config = model.pieces[tensor], model.header.config
-    layers = 1 if tensor in UNLAYERED else config.num_layers
+    layered = BY_NAME[tensor].layered
+    layers = config.num_layers if layered else 1
     assert 0 <= layer < layers, (tensor, layer)
-    shape = piece.shape if tensor in UNLAYERED else piece.shape[1:]
+    shape = piece.shape[1:] if layered else piece.shape
     rows = config.padded_vocab_size if tensor == "wte" else shape[0]
     out = np.zeros((rows, *shape[1:]), np.float32)
     count = piece.size // layers

@@ -48,13 +48,13 @@ import numpy as np
 from llmc_jax import magics
 from llmc_jax.checkpoint import llmc
 from llmc_jax.checkpoint.binary import HEADER_BYTES, Values, read_at, read_header_ints
-from llmc_jax.checkpoint.llmc import UNLAYERED
 from llmc_jax.checkpoint.reading import CHUNK, opened, stamp_of
 from llmc_jax.config.train import ModelConfig
 from llmc_jax.data.loader import NOT_IN_LLMC
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason
-from llmc_jax.models.gpt2.tensors import TensorSpec, num_parameters, tensor_specs
+from llmc_jax.models.gpt2.tensors import BY_NAME, num_parameters, tensor_specs
+from llmc_jax.models.tensors import TensorSpec
 from llmc_jax.rng import MT_WORDS, Mt19937, seed_words, skip_u32
 
 if TYPE_CHECKING:
@@ -354,7 +354,7 @@ def _check_rank(state: StateFile, rank: int, step: int, first: StateFile) -> Non
 
 def layers_of(spec: TensorSpec) -> int:
     """Layers that a tensor holds: 1 for those outside the blocks."""
-    return 1 if spec.name in UNLAYERED else spec.shape[0]
+    return spec.shape[0] if BY_NAME[spec.name].layered else 1
 
 
 def _group_values(state: StateFile, group: str) -> Values:
@@ -398,7 +398,7 @@ def open_llmc_state(folder: str | Path, step: int | None = None) -> "Source":
         spec = specs[tensor]
         if group == "copy" or (group == "params" and not state.has_master):
             return llmc.read_slice(state.model, tensor, layer)
-        return read_layer(state, group, spec, layer).reshape(spec.shape if tensor in UNLAYERED else spec.shape[1:])
+        return read_layer(state, group, spec, layer).reshape(spec.shape[1:] if BY_NAME[tensor].layered else spec.shape)
 
     groups = ("params", "m", "v", "copy") if state.has_copy else ("params", "m", "v")
     return Source(state.folder, "llmc-state", state.config, state.dtype, state.step, groups, read, ())
@@ -542,7 +542,7 @@ def _content_warnings(state: LlmcState) -> Iterator[str]:
             if bad:
                 yield f"{rank.path.name}: {name}: {bad:,} of {values.size:,} values are NaN or infinite"
     for piece in state.model.pieces.values():
-        layers = range(1 if piece.name in UNLAYERED else state.config.num_layers)
+        layers = range(state.config.num_layers if BY_NAME[piece.name].layered else 1)
         bad = sum(_not_finite(llmc.read_slice(state.model, piece.name, layer)) for layer in layers)
         if bad:
             yield f"{state.model.path.name}: {piece.name}: {bad:,} of {piece.size:,} values are NaN or infinite"

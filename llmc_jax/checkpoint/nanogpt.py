@@ -10,19 +10,17 @@ from typing import Any
 
 import numpy as np
 
+from llmc_jax.checkpoint import hugging_face
 from llmc_jax.checkpoint.hugging_face import BUFFERS, HEAD, check_count, name_in_block
 from llmc_jax.checkpoint.reading import opened
 from llmc_jax.checkpoint.sources import Source, slices
 from llmc_jax.config.train import ModelConfig, pad_vocab
 from llmc_jax.errors import FormatError, InputError
+from llmc_jax.models.gpt2.tensors import BY_NAME
 
 PREFIXES = ("_orig_mod.", "module.", "transformer.")  # of torch.compile, of DistributedDataParallel, of the model
-SIZES = {
-    "max_seq_len": "block_size", "vocab_size": "vocab_size", "num_layers": "n_layer", "num_heads": "n_head",
-    "channels": "n_embd",
-}  # fmt: skip
+SIZES = hugging_face.SIZES | {"max_seq_len": "block_size"}
 LARGEST_SIZE = 2**31 - 1
-BIASES = ("ln1b", "qkvb", "attprojb", "ln2b", "fcb", "fcprojb", "lnfb")  # which a model with bias=False has not
 GELU = (
     "nanoGPT computes GELU in its tanh form, as this model does, until June 2023, and exactly since; the file does not "
     "say which: after a newer one, expect slightly different logits"
@@ -118,7 +116,7 @@ def _tensors(path: Path, model: Mapping[Any, Any]) -> dict[str, Any]:
 def _check(path: Path, config: ModelConfig, tensors: dict[str, Any], with_biases: bool, convert: Convert) -> None:
     wanted = {}
     for piece in slices(config):
-        if with_biases or piece.tensor not in BIASES:
+        if with_biases or not BY_NAME[piece.tensor].bias:
             shape = (config.vocab_size, config.channels) if piece.tensor == "wte" else piece.shape
             wanted[name_in_block(piece.tensor, piece.layer)] = shape
     for name, shape in wanted.items():
@@ -148,7 +146,7 @@ def _equal(a: np.ndarray, b: np.ndarray) -> bool:
 def _read(
     config: ModelConfig, tensors: Mapping[str, Any], with_biases: bool, convert: Convert, tensor: str, layer: int
 ) -> np.ndarray:
-    if tensor in BIASES and not with_biases:
+    if BY_NAME[tensor].bias and not with_biases:
         return np.zeros(next(p.shape for p in slices(config) if p.tensor == tensor), np.float32)
     values = convert(tensors[name_in_block(tensor, layer)])
     if tensor != "wte":

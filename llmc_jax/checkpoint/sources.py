@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llmc_jax import magics
-from llmc_jax.checkpoint.llmc import UNLAYERED, OpenModel, bf16_to_fp32, open_model, read_slice
+from llmc_jax.checkpoint.llmc import OpenModel, bf16_to_fp32, open_model, read_slice
 from llmc_jax.checkpoint.reading import fp16_to_fp32, opened
 from llmc_jax.config.train import ModelConfig, TrainConfig, parse_descriptor
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason
 from llmc_jax.models.gpt2.init import random_parameters
-from llmc_jax.models.gpt2.tensors import Params, TensorSpec, flat_size, tensor_specs, views
+from llmc_jax.models.gpt2.tensors import BY_NAME, Params, flat_size, tensor_specs, views
+from llmc_jax.models.tensors import TensorSpec
 
 OUR_STATE = re.compile(r"state_[0-9]{8,10}")  # a folder
 LLMC_STATE = re.compile(r"state_[0-9]{8,10}_[0-9]{5}\.bin")
@@ -70,7 +71,7 @@ class Slice(NamedTuple):
 
 def slices_of(spec: TensorSpec) -> Iterator[Slice]:
     """The slices of one tensor: its layers, or the whole of one that has none."""
-    if spec.name in UNLAYERED:
+    if not BY_NAME[spec.name].layered:
         yield Slice(spec.name, 0, spec.shape)
         return
     for layer in range(spec.shape[0]):
@@ -139,7 +140,7 @@ def _random_source(path: Path, config: ModelConfig) -> Source:
     def read(group: str, tensor: str, layer: int) -> np.ndarray:
         assert group == "params", group
         values = getattr(tensors(), tensor)
-        return np.array(values if tensor in UNLAYERED else values[layer])
+        return np.array(values[layer] if BY_NAME[tensor].layered else values)
 
     warning = f"no file has this name, so it is a model's shape: the weights are random, of seed {seed}"
     return Source(path, "random", config, "fp32", None, ("params",), read, (warning,))
@@ -284,7 +285,7 @@ def _state_source(folder: Path, warnings: tuple[str, ...] = ()) -> Source:
             kept.clear()
             kept[name] = store.read_array(folder, name)
         values = kept[name]
-        return widened(values if tensor in UNLAYERED else values[layer])
+        return widened(values[layer] if BY_NAME[tensor].layered else values)
 
     return Source(folder, "state", config, dtype, step, groups, read, warnings, stored_special(facts))
 

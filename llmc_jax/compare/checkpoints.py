@@ -14,7 +14,8 @@ from llmc_jax.checkpoint.sources import Source, open_source
 from llmc_jax.compare import report
 from llmc_jax.compare.tensors import DIFFERS, Difference, Limit, Measure, as_json, index_text, tolerance_of
 from llmc_jax.config.train import ModelConfig
-from llmc_jax.models.gpt2.tensors import TensorSpec, tensor_specs
+from llmc_jax.models.gpt2.tensors import BY_NAME, tensor_specs
+from llmc_jax.models.tensors import TensorSpec
 
 DESCRIPTION = """\
 Compare two checkpoints of any format (llm.c's model files and training states, our own, Hugging Face, nanoGPT): for
@@ -25,7 +26,6 @@ weights, and m, v and the 16-bit copy where both have them.
 Exit status: 0 all the same bits (with --tolerance: all within it), 2 bad input, 4 compared, and something differs."""
 
 WORDS = {"params": "weights", "m": "m", "v": "v", "copy": "16-bit copy"}
-LAYERLESS = ("wte", "wpe", "lnfw", "lnfb")
 
 
 class Row(NamedTuple):
@@ -95,13 +95,13 @@ def _compare_tensor(
     shapes = (ours.shape, theirs.shape)
     if ours.shape != theirs.shape:
         return Row(group, ours.name, shapes, None, ())
-    whole = ours.name in LAYERLESS
+    layered = BY_NAME[ours.name].layered
     measure = Measure(None if tolerance is None else Limit(tolerance), nan_agrees=True)
     layers = []
-    for layer in range(1 if whole else ours.shape[0]):
+    for layer in range(ours.shape[0] if layered else 1):
         before = measure.other_values
         measure.add(a.read(group, ours.name, layer), b.read(group, ours.name, layer))
-        if measure.other_values > before and not whole:
+        if layered and measure.other_values > before:
             layers.append(layer)
     return Row(group, ours.name, shapes, measure.result(ours.shape), tuple(layers))
 

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from llmc_jax.config.train import ModelConfig
-from llmc_jax.models.gpt2.tensors import FLAT_MULTIPLE, MATRICES, tensor_specs
+from llmc_jax.models.gpt2.tensors import BY_NAME, tensor_specs
+from llmc_jax.models.tensors import FLAT_MULTIPLE
 
 
 class AdamWNumbers(NamedTuple):
@@ -50,7 +51,7 @@ def decay_ranges(config: ModelConfig, rule: str) -> tuple[tuple[int, int], ...]:
     """
     ranges: list[tuple[int, int]] = []
     for spec in tensor_specs(config):
-        if rule == "all" or spec.name in MATRICES:
+        if rule == "all" or BY_NAME[spec.name].matrix:
             start = spec.offset
             if ranges and ranges[-1][1] == start:
                 start = ranges.pop()[0]

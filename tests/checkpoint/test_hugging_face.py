@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from llmc_jax.checkpoint import conversion, hf_tokenizer, hugging_face
 from llmc_jax.checkpoint.hf_tokenizer import Table
-from llmc_jax.checkpoint.hugging_face import TRANSPOSED, name_in_block, write_folder
+from llmc_jax.checkpoint.hugging_face import name_in_block, write_folder
 from llmc_jax.checkpoint.safetensors import NewTensor, read_archive, read_tensor, write_archive
 from llmc_jax.checkpoint.sources import Slice, Source, SpecialTokens, open_source, slices
 from llmc_jax.config.train import ModelConfig, parse_descriptor
 from llmc_jax.data.tokenizers import bytes_tokenizer, gpt2_tokenizer
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.models.gpt2 import model as gpt2
-from llmc_jax.models.gpt2.tensors import views
+from llmc_jax.models.gpt2.tensors import BY_NAME, views
 
 FIXTURE = Path(__file__).resolve().parents[1] / "golden" / "hugging_face"
 CONFIG = ModelConfig(max_seq_len=24, vocab_size=61, padded_vocab_size=128, num_layers=2, num_heads=2, channels=16)
@@ -139,7 +139,7 @@ def test_every_slice_by_hand() -> None:
         if piece.tensor == "wte":
             assert found.shape == (128, 16) and not found[61:].any()
             found = found[:61]
-        np.testing.assert_array_equal(found, expected.T if piece.tensor in TRANSPOSED else expected)
+        np.testing.assert_array_equal(found, expected.T if BY_NAME[piece.tensor].transposed else expected)
         assert found.flags.c_contiguous and found.dtype == np.float32
 
 

@@ -17,7 +17,7 @@ from llmc_jax.checkpoint import llmc, reading
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16, read_header, read_model, write_model
 from llmc_jax.config.train import ModelConfig
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
+from llmc_jax.models.gpt2.tensors import BY_NAME, num_parameters, tensor_specs
 
 TINY = ModelConfig(
     max_seq_len=2, vocab_size=3, padded_vocab_size=128, num_layers=2, num_heads=2, channels=4
@@ -471,7 +471,7 @@ def test_slices_are_those_of_the_whole(tmp_path: Path, version: int, order: str)
     whole, model = read_model(path, v2_order=order), llmc.open_model(path, v2_order=order)
     assert (model.header.config, model.header.version, model.order) == (whole.config, whole.version, whole.order)
     for spec in tensor_specs(TINY):
-        layered = spec.name not in llmc.UNLAYERED
+        layered = BY_NAME[spec.name].layered
         found = [llmc.read_slice(model, spec.name, i) for i in range(TINY.num_layers if layered else 1)]
         assert all(part.shape == (spec.shape[1:] if layered else spec.shape) for part in found)
         expected = whole.flat[spec.offset : spec.offset + spec.size]

@@ -6,12 +6,10 @@ Leaves out llm.c's rounding to bfloat16: the numbers here are the float32 ones b
 import numpy as np
 
 from llmc_jax.config.train import ModelConfig
-from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
+from llmc_jax.models.gpt2.tensors import BY_NAME, flat_size, tensor_specs
 from llmc_jax.rng import Mt19937
 
 WEIGHT_STD = 0.02
-LAYERED = ("qkvw", "attprojw", "fcw", "fcprojw")  # drawn in this order, layer by layer
-INTO_RESIDUAL = frozenset({"attprojw", "fcprojw"})
 
 
 def random_parameters(config: ModelConfig, seed: int = 42) -> np.ndarray:
@@ -26,18 +24,21 @@ def random_parameters(config: ModelConfig, seed: int = 42) -> np.ndarray:
     the last bits of the machine's logarithm and sine.
     Source: llm.c train_gpt2.cu, `gpt2_build_from_descriptor`.
     """
-    specs = {spec.name: spec for spec in tensor_specs(config)}
     flat = np.zeros(flat_size(config), np.float32)
-    for name in ("ln1w", "ln2w", "lnfw"):
-        flat[specs[name].offset :][: specs[name].size] = 1
-
-    rng = Mt19937(seed)
-    rng.fill_normal(flat[: config.vocab_size * config.channels], 0.0, WEIGHT_STD)
-    rng.fill_normal(flat[specs["wpe"].offset :][: specs["wpe"].size], 0.0, WEIGHT_STD)
     residual_scale = np.float32(1) / np.sqrt(np.float32(2 * config.num_layers))  # llm.c computes it in float32
+    std = {"normal": WEIGHT_STD, "residual": float(np.float32(WEIGHT_STD) * residual_scale)}
+    rng = Mt19937(seed)
+    drawn = []  # those of the layers, whose turn comes after the others'
+    for spec in tensor_specs(config):
+        tensor, values = BY_NAME[spec.name], flat[spec.offset :][: spec.size]
+        if tensor.start == "one":
+            values[:] = 1
+        elif tensor.start in std and tensor.layered:
+            drawn.append((values.reshape(config.num_layers, -1), std[tensor.start]))
+        elif tensor.start in std:
+            rows = config.vocab_size * config.channels if tensor.name == "wte" else spec.size
+            rng.fill_normal(values[:rows], 0.0, std[tensor.start])
     for layer in range(config.num_layers):
-        for name in LAYERED:
-            size = specs[name].size // config.num_layers
-            std = np.float32(WEIGHT_STD) * residual_scale if name in INTO_RESIDUAL else WEIGHT_STD
-            rng.fill_normal(flat[specs[name].offset + layer * size :][:size], 0.0, float(std))
+        for layers, deviation in drawn:
+            rng.fill_normal(layers[layer], 0.0, deviation)
     return flat

@@ -1,21 +1,18 @@
-"""The parameters: one flat buffer, viewed as llm.c's 16 tensors.
+"""GPT-2's parameters: the table of llm.c's 16 tensors, and one flat buffer viewed as them.
 
-A checkpoint is then one write, AdamW one pass and the gradient norm one reduction. The order and the shapes are
-llm.c's (`fill_in_parameter_sizes` in train_gpt2.c), so files agree byte for byte. Leaves out initialisation (init.py).
+The order and the shapes are llm.c's (`fill_in_parameter_sizes` in train_gpt2.c), so files agree byte for byte. Whatever
+else knows the tensors (initialisation, weight decay, file formats, comparisons) derives it from the table.
 
     B batch, T sequence length, C channels, L layers, NH heads, V vocabulary, Vp padded vocabulary, N parameters
 """
 
-import math
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from llmc_jax.config.train import ModelConfig
-
-# Buffers are padded at the end to a multiple of this, so that every kernel's tile (at most 1024) and every shard
-# (at most 64 devices) divides them: 124,475,904 itself is not even a multiple of 1024. Files hold N, never the padding.
-FLAT_MULTIPLE = 65_536
+from llmc_jax.models.tensors import FLAT_MULTIPLE, Tensor, TensorSpec, layout
 
 
 class Params(NamedTuple):
@@ -39,54 +36,54 @@ class Params(NamedTuple):
     lnfb: Any  # (C,)
 
 
-MATRICES = frozenset({"wte", "wpe", "qkvw", "attprojw", "fcw", "fcprojw"})  # what llm.c's weight decay applies to
+TENSORS = (  # in the order of the file, which is that of Params
+    Tensor("wte", "Vp C", "embedding", "normal", "wte.weight"),
+    Tensor("wpe", "maxT C", "embedding", "normal", "wpe.weight"),
+    Tensor("ln1w", "L C", "layernorm", "one", "ln_1.weight"),
+    Tensor("ln1b", "L C", "layernorm", "zero", "ln_1.bias"),
+    Tensor("qkvw", "L 3C C", "linear", "normal", "attn.c_attn.weight"),
+    Tensor("qkvb", "L 3C", "linear", "zero", "attn.c_attn.bias"),
+    Tensor("attprojw", "L C C", "linear", "residual", "attn.c_proj.weight"),
+    Tensor("attprojb", "L C", "linear", "zero", "attn.c_proj.bias"),
+    Tensor("ln2w", "L C", "layernorm", "one", "ln_2.weight"),
+    Tensor("ln2b", "L C", "layernorm", "zero", "ln_2.bias"),
+    Tensor("fcw", "L 4C C", "linear", "normal", "mlp.c_fc.weight"),
+    Tensor("fcb", "L 4C", "linear", "zero", "mlp.c_fc.bias"),
+    Tensor("fcprojw", "L C 4C", "linear", "residual", "mlp.c_proj.weight"),
+    Tensor("fcprojb", "L C", "linear", "zero", "mlp.c_proj.bias"),
+    Tensor("lnfw", "C", "layernorm", "one", "ln_f.weight"),
+    Tensor("lnfb", "C", "layernorm", "zero", "ln_f.bias"),
+)
+BY_NAME = {tensor.name: tensor for tensor in TENSORS}
 
 
-class TensorSpec(NamedTuple):
-    """Where one tensor lies in the flat buffer; offset and size count elements."""
-
-    name: str
-    shape: tuple[int, ...]
-    offset: int
-    size: int
-
-
+@cache
 def tensor_specs(config: ModelConfig) -> tuple[TensorSpec, ...]:
-    """The 16 tensors of a model, in order, with their offsets in the flat buffer."""
-    L, C = config.num_layers, config.channels
-    shapes = Params(
-        wte=(config.padded_vocab_size, C), wpe=(config.max_seq_len, C),
-        ln1w=(L, C), ln1b=(L, C), qkvw=(L, 3 * C, C), qkvb=(L, 3 * C), attprojw=(L, C, C), attprojb=(L, C),
-        ln2w=(L, C), ln2b=(L, C), fcw=(L, 4 * C, C), fcb=(L, 4 * C), fcprojw=(L, C, 4 * C), fcprojb=(L, C),
-        lnfw=(C,), lnfb=(C,),
-    )  # fmt: skip
-    specs = []
-    offset = 0
-    for name, shape in zip(Params._fields, shapes, strict=True):
-        size = math.prod(shape)
-        specs.append(TensorSpec(name, shape, offset, size))
-        offset += size
-    return tuple(specs)
+    """Return where the 16 tensors of a model lie in the flat buffer, in order."""
+    letters = {
+        "L": config.num_layers, "C": config.channels, "Vp": config.padded_vocab_size, "maxT": config.max_seq_len,
+    }  # fmt: skip
+    return layout(TENSORS, letters)
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """N: the parameters of a model as llm.c counts them, padded vocabulary rows included."""
+    """Return N, the parameters of a model as llm.c counts them, padded vocabulary rows included."""
     last = tensor_specs(config)[-1]
     return last.offset + last.size
 
 
 def flat_size(config: ModelConfig) -> int:
-    """Elements of the flat buffer: N padded to a multiple of FLAT_MULTIPLE."""
+    """Return the elements of the flat buffer: N padded to a multiple of FLAT_MULTIPLE."""
     return -(-num_parameters(config) // FLAT_MULTIPLE) * FLAT_MULTIPLE
 
 
 def views(flat: Any, config: ModelConfig) -> Params:
-    """The 16 tensors of a flat buffer (JAX or NumPy array of at least N elements), without its padding."""
+    """Return the 16 tensors of a flat buffer (JAX or NumPy array of at least N elements), without its padding."""
     return Params(*(flat[s.offset : s.offset + s.size].reshape(s.shape) for s in tensor_specs(config)))
 
 
 def padded(values: Any, config: ModelConfig) -> Any:
-    """A flat buffer (flat_size,) on the host, from the N values of a file (NumPy, float32)."""
+    """Return a flat buffer (flat_size,) on the host, from the N values of a file (NumPy, float32)."""
     buffer = np.zeros(flat_size(config), np.float32)
     buffer[: num_parameters(config)] = values
     return buffer

@@ -1,0 +1,72 @@
+"""What a model's tables of tensors and of activations consist of, and how its parameters lie in one flat buffer.
+
+A checkpoint is then one write, AdamW one pass and the gradient norm one reduction. Leaves out which tensors a model has
+(gpt2/tensors.py).
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+# Buffers are padded at the end to a multiple of this, so that every kernel's tile (at most 1024) and every shard
+# (at most 64 devices) divides them: 124,475,904 itself is not even a multiple of 1024. Files hold N, never the padding.
+FLAT_MULTIPLE = 65_536
+
+
+class Tensor(NamedTuple):
+    """One of a model's parameters: a row of its table."""
+
+    name: str  # llm.c's
+    shape: str  # in letters, such as "L 3C C"; one that each layer has begins with L
+    kind: str  # what it belongs to: "embedding", "layernorm" or "linear"
+    start: str  # how it is initialised: "normal"; "residual": normal, and smaller; "one"; "zero"
+    hugging_face: str  # transformers' name, within the layer where each layer has one
+
+    @property
+    def layered(self) -> bool:
+        """Return whether each layer has one."""
+        return self.shape.startswith("L ")
+
+    @property
+    def matrix(self) -> bool:
+        """Return whether it is a matrix, which llm.c's weight decay applies to, or one for each layer."""
+        return len(self.shape.split()) - self.layered == 2
+
+    @property
+    def transposed(self) -> bool:
+        """Return whether transformers keeps it as (in, out), in its Conv1D, where llm.c has (out, in)."""
+        return self.matrix and self.kind == "linear"
+
+    @property
+    def bias(self) -> bool:
+        """Return whether it is added, rather than multiplied with."""
+        return self.start == "zero"
+
+
+class TensorSpec(NamedTuple):
+    """Where one tensor lies in the flat buffer; offset and size count elements."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+
+
+def sizes(shape: str, letters: Mapping[str, int]) -> tuple[int, ...]:
+    """Return a shape in numbers: "L 3C C" with L=2 and C=8 is (2, 24, 8)."""
+    axes = (word.lstrip("0123456789") for word in shape.split())
+    return tuple(
+        int(word.removesuffix(axis) or 1) * letters[axis] for word, axis in zip(shape.split(), axes, strict=True)
+    )
+
+
+def layout(tensors: Iterable[Tensor], letters: Mapping[str, int]) -> tuple[TensorSpec, ...]:
+    """Return where the tensors lie: one after the other in the order of the table, with nothing between them."""
+    specs = []
+    offset = 0
+    for tensor in tensors:
+        shape = sizes(tensor.shape, letters)
+        size = math.prod(shape)
+        specs.append(TensorSpec(tensor.name, shape, offset, size))
+        offset += size
+    return tuple(specs)
