@@ -23,13 +23,13 @@ import jax
 import jax.numpy as jnp
 
 from llmc_jax.config.train import ModelConfig
-from llmc_jax.kernels import XLA, Operations
 from llmc_jax.machine import compiling
 from llmc_jax.models.gpt2 import tensors as flat_params
 from llmc_jax.models.gpt2.tensors import Params
 from llmc_jax.ops.embedding import embedding_forward
 from llmc_jax.ops.head import head_gradients, head_losses
 from llmc_jax.ops.linear import linear_backward, linear_forward
+from llmc_jax.ops.table import XLA, Operations
 
 # A value that XLA must compute as such. What lies between two of these is compiled alike wherever it stands, so that
 # what the backward recomputes has the bits of what the forward computed: without them XLA fuses each place differently.
