@@ -26,7 +26,8 @@ sys.path.insert(0, str(ROOT))
 from llmc_jax.config.train import parse_descriptor  # noqa: E402
 from llmc_jax.data.tokenfile import write_token_file  # noqa: E402
 from llmc_jax.machine import device as hardware  # noqa: E402
-from llmc_jax.run.folder import read_metrics, versions  # noqa: E402
+from llmc_jax.machine.versions import versions  # noqa: E402
+from llmc_jax.run.folder import read_metrics  # noqa: E402
 
 BATCH = 524_288  # tokens
 

@@ -30,8 +30,8 @@ from llmc_jax.checkpoint import store  # noqa: E402
 from llmc_jax.config.train import ModelConfig, parse_descriptor  # noqa: E402
 from llmc_jax.errors import InputError  # noqa: E402
 from llmc_jax.machine import device as hardware  # noqa: E402
+from llmc_jax.machine.versions import versions  # noqa: E402
 from llmc_jax.models.gpt2.tensors import Params, flat_size, num_parameters, views  # noqa: E402
-from llmc_jax.run.folder import versions  # noqa: E402
 
 PARTS = {
     "one file, written and synced": "disk",

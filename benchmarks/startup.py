@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from llmc_jax.machine import device as hardware  # noqa: E402
-from llmc_jax.run.folder import versions  # noqa: E402
+from llmc_jax.machine.versions import versions  # noqa: E402
 
 
 def seconds_to_first_step(cache: Path, output: Path) -> float:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from llmc_jax.errors import InputError
+
 
 def cache_folder() -> Path:
     """Where this user's caches live: $LLMC_JAX_CACHE, else llmc-jax in $XDG_CACHE_HOME or the system's usual place."""
@@ -41,6 +43,14 @@ def write_bytes(path: str | Path, data: bytes) -> None:
     """Write a file that appears under its name only when complete. Raises OSError."""
     with complete_file(path) as temporary:
         temporary.write_bytes(data)
+
+
+def write_atomic(path: str | Path, data: bytes) -> None:
+    """Write a file that appears under its name only when complete. Raises InputError, naming the file."""
+    try:
+        write_bytes(path, data)
+    except OSError as error:
+        raise InputError(f"{path}: cannot write it: {reason(error)}") from error
 
 
 def reason(error: BaseException) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from llmc_jax.cli.profile_flags import PROGRAM, help_text, run_config, split
 from llmc_jax.config.train import ExitCode, ModelConfig, TrainConfig, parse_descriptor
 from llmc_jax.errors import InputError
+from llmc_jax.files import write_atomic
 from llmc_jax.machine.device import (
     GPUS,
     Storage,
@@ -24,7 +25,6 @@ from llmc_jax.machine.jax_setup import restart_with_huge_pages
 from llmc_jax.models.gpt2 import work as calculators
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.models.gpt2.work import Shape, shape_of, step_work
-from llmc_jax.run.folder import write_atomic
 from llmc_jax.run.stopping import exit_status, open_missing_streams
 
 # ----- what is printed ----------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import numpy as np
 
 from llmc_jax.compare.logfiles import Log
 from llmc_jax.compare.logs import LETTERS, TRAIN, Difference
+from llmc_jax.files import write_atomic
 from llmc_jax.run.curves import (
     PALETTE,
     YARDSTICK,
@@ -25,7 +26,6 @@ from llmc_jax.run.curves import (
     smoothed,
     window_of,
 )
-from llmc_jax.run.folder import write_atomic
 
 STYLES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (6, 1.5, 1, 1.5)), (0, (1.5, 1)), (0, (6, 1.5, 1, 1.5, 1, 1.5)))
 MARKS = ("o", "s", "^", "D", "v", "P")

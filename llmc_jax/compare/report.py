@@ -13,7 +13,7 @@ from typing import Any
 
 from llmc_jax import text
 from llmc_jax.errors import InputError
-from llmc_jax.run.folder import write_atomic
+from llmc_jax.files import write_atomic
 
 SCREEN = "-"  # --json without a file: the JSON takes the tables' place on standard output
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmc_jax.errors import InputError
+from llmc_jax.files import write_atomic
 from llmc_jax.profile.program import CONTAINERS, Program
 from llmc_jax.profile.trace import Span, Trace
-from llmc_jax.run.folder import write_atomic
 
 COLORS = {
     "ln1": "#7fb069", "ln2": "#7fb069", "lnf": "#7fb069", "qkv": "#1f5fa8", "attproj": "#4a86c5", "fc": "#274b7a",

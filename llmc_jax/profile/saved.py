@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from llmc_jax.config.train import ModelConfig
 from llmc_jax.errors import FormatError, InputError
+from llmc_jax.files import write_atomic
 from llmc_jax.models.gpt2.work import Shape
 from llmc_jax.profile.program import Program
 from llmc_jax.profile.table import Roof
-from llmc_jax.run.folder import write_atomic
 
 PROGRAM, STEP = "program.hlo.txt", "step.json"
 

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmc_jax.run.folder import METRICS, read_metrics, write_atomic
+from llmc_jax.files import write_atomic
+from llmc_jax.run.folder import METRICS, read_metrics
 
 CURVES = "curves.png"
 REDRAW_SECONDS = 20.0  # between two pictures, and at least

@@ -5,14 +5,12 @@ Leaves out what is shown on the screen (console.py), the picture (curves.py) and
 """
 
 import errno
-import importlib.metadata
 import json
 import math
 import os
 import platform
 import re
 import shlex
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,7 +22,8 @@ from typing import Any, NamedTuple
 
 from llmc_jax.config.train import show_value
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import complete_file, leads_to, path_of, reason, sync, try_lock, write_bytes
+from llmc_jax.files import complete_file, leads_to, path_of, reason, sync, try_lock, write_atomic
+from llmc_jax.machine.versions import git_state, versions
 
 MAIN_LOG = "main.log"
 METRICS = "metrics.jsonl"
@@ -512,40 +511,3 @@ def read_kernels(path: Path) -> Any:
         raise InputError(f"{path}: cannot read it: {reason(error)}") from error
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}: is no choice of kernels (it is not JSON)") from error
-
-
-def versions() -> dict[str, str]:
-    """The versions that a result may depend on. Imports none of the packages."""
-    found = {"python": platform.python_version()}
-    for package in ("jax", "jaxlib", "numpy", "llmc-jax"):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
-    return found
-
-
-def git_state(root: Path | None = None) -> dict[str, Any] | None:
-    """The commit of the source and whether files differ from it; None where the source is not a git checkout."""
-    root = Path(__file__).resolve().parents[2] if root is None else root
-    if not (root / ".git").exists():
-        return None
-    commit = _git(root, "rev-parse", "HEAD")
-    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
-    return None if commit is None else {"commit": commit, "modified": bool(changes)}
-
-
-def _git(root: Path, *command: str) -> str | None:
-    try:
-        done = subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file so that its name shows either the old content or all of the new. InputError if that fails."""
-    try:
-        write_bytes(path, data)
-    except OSError as error:
-        raise InputError(f"{path}: cannot write it: {reason(error)}") from error

@@ -23,8 +23,9 @@ from llmc_jax.data.loader import Loader
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.kernels import record
 from llmc_jax.machine import device as hardware
+from llmc_jax.machine.versions import git_state, versions
 from llmc_jax.models.gpt2.tensors import Params, flat_size, tensor_specs, views
-from llmc_jax.run.folder import KERNELS, MAIN_LOG, config_file, git_state, read_kernels, versions
+from llmc_jax.run.folder import KERNELS, MAIN_LOG, config_file, read_kernels
 from llmc_jax.training.step import TrainState
 
 BUFFERS = ("params", "m", "v", "copy")  # of TrainState, flat; stored as the 16 tensors of each

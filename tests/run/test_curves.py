@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
-from llmc_jax.errors import InputError
 from llmc_jax.run import curves
 from llmc_jax.run import folder as runlog
 from llmc_jax.run.curves import PALETTE, Curve, above, binned, curve, draw_curves, loss_range, smoothed, window_of
@@ -258,21 +257,6 @@ def test_the_metrics_file_gives_the_same_picture_as_its_events(tmp_path: Path) -
     draw_curves(tmp_path / "metrics.jsonl", tmp_path / "a.png", "t")
     draw_curves(_metrics(30), tmp_path / "b.png", "t")
     assert np.array_equal(_pixels(tmp_path / "a.png"), _pixels(tmp_path / "b.png"))
-
-
-def test_a_picture_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tmp_path / "a.png"
-    draw_curves(_metrics(), target)
-    before = target.read_bytes()
-
-    def fail(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(InputError, match=r"a\.png"):
-        draw_curves(_metrics(10), target)
-    assert target.read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["a.png"]
 
 
 def test_no_pyplot_and_no_changed_settings(tmp_path: Path) -> None:

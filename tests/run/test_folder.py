@@ -665,38 +665,3 @@ def test_a_configuration_that_is_none_is_named(tmp_path: Path, data: bytes) -> N
     (tmp_path / "config.json").write_bytes(data)
     with pytest.raises(FormatError, match=r"config\.json: is no JSON object"):
         runlog.read_config(tmp_path)
-
-
-def test_git_state_tells_the_commit_and_changes(tmp_path: Path) -> None:
-    assert runlog.git_state(tmp_path) is None
-
-    def git(*command: str) -> str:
-        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        done = subprocess.run(["git", *identity, *command], cwd=tmp_path, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    git("init", "-q")
-    (tmp_path / "file").write_text("1")
-    git("add", "file")
-    git("commit", "-q", "-m", "one")
-    assert runlog.git_state(tmp_path) == {"commit": git("rev-parse", "HEAD"), "modified": False}
-    (tmp_path / "file").write_text("2")
-    state = runlog.git_state(tmp_path)
-    assert state is not None and state["modified"]
-
-
-def test_an_atomic_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "out.bin"
-    runlog.write_atomic(path, b"old")
-
-    def fail(_: int) -> NoReturn:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(InputError, match=r"out\.bin: cannot write it: No space left"):
-        runlog.write_atomic(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert [p.name for p in tmp_path.iterdir()] == ["out.bin"]
-    monkeypatch.undo()
-    runlog.write_atomic(path, b"new")
-    assert path.read_bytes() == b"new"

@@ -760,7 +760,7 @@ class Killed(BaseException):
     """What stands for SIGKILL."""
 
 
-@pytest.mark.parametrize("point", ["runlog.git_state", "runlog.complete_file", "trainer.cut_logs", "trainer.RunLog"])
+@pytest.mark.parametrize("point", ["folder.git_state", "folder.complete_file", "loop.cut_logs", "loop.RunLog"])
 def test_a_start_that_is_killed_blocks_no_other(
     train: Train, copy: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
@@ -771,7 +771,7 @@ def test_a_start_that_is_killed_blocks_no_other(
         raise Killed
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(f"llmc_jax.{point}", killed)
+        patch.setattr(f"llmc_jax.run.{point}", killed)
         train("-y", 1, "-n", 4)
     check_same(complete(train("-y", 1, "-n", 4)).folder, unbroken)
 
