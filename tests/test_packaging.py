@@ -338,6 +338,12 @@ def test_extras(project: dict) -> None:
         assert jax.replace(f"[{cuda}]", "") == project["dependencies"][0]  # the same versions as without a GPU
 
 
+def test_uv_takes_the_same_versions_as_make() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    uv = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]
+    assert uv["constraint-dependencies"] == [line for line in lines if not line.startswith("#")]
+
+
 def test_every_source_folder_is_a_package() -> None:
     """A folder without __init__.py would be missing from the wheel while everything works in the clone."""
     folders = {source.parent for source in (ROOT / "llmc_jax").rglob("*.py")}
