@@ -30,7 +30,7 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from cpu_step import step_runner  # noqa: E402
 
-from llmc_jax.config.train import ModelConfig, parse_descriptor  # noqa: E402
+from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
 from llmc_jax.machine import device as hardware  # noqa: E402
 from llmc_jax.models.gpt2 import model as gpt2  # noqa: E402
 from llmc_jax.models.gpt2 import tensors as params  # noqa: E402

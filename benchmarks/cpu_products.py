@@ -139,7 +139,7 @@ def main() -> None:
 
         serve_products(12, runner, {"jax": jax.__version__})
         return
-    from llmc_jax.config.train import parse_descriptor
+    from llmc_jax.config.model import parse_descriptor
     from llmc_jax.machine import device as hardware
 
     config = parse_descriptor(args.model)

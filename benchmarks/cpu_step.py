@@ -40,7 +40,7 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from llmc_jax.config.train import ModelConfig, parse_descriptor  # noqa: E402
+from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
 from llmc_jax.machine import compiling  # noqa: E402
 from llmc_jax.machine import device as hardware  # noqa: E402
 from llmc_jax.models.gpt2.model import Execution  # noqa: E402

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llmc_jax.config.train import GPT2_VOCAB
+from llmc_jax.config.model import GPT2_VOCAB
 from llmc_jax.data.loader import Prefetcher, TokenLoader
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.machine import device as hardware

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llmc_jax.config.train import ModelConfig, parse_descriptor  # noqa: E402
+from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
 from llmc_jax.errors import InputError  # noqa: E402
 from llmc_jax.machine.device import GPUS, Storage, card_memory_bytes, chosen_logit_rows, flops_per_token  # noqa: E402
 from llmc_jax.models.gpt2.work import PHASES, Shape, Work, step_work  # noqa: E402

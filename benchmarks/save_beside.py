@@ -23,7 +23,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from llmc_jax.config.train import parse_descriptor  # noqa: E402
+from llmc_jax.config.model import parse_descriptor  # noqa: E402
 from llmc_jax.data.tokenfile import write_token_file  # noqa: E402
 from llmc_jax.machine import device as hardware  # noqa: E402
 from llmc_jax.machine.versions import versions  # noqa: E402

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from llmc_jax.checkpoint import store  # noqa: E402
-from llmc_jax.config.train import ModelConfig, parse_descriptor  # noqa: E402
+from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
 from llmc_jax.errors import InputError  # noqa: E402
 from llmc_jax.machine import device as hardware  # noqa: E402
 from llmc_jax.machine.versions import versions  # noqa: E402

@@ -39,8 +39,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import roofline  # noqa: E402
-from llmc_jax.cli.train import parse_args  # noqa: E402
-from llmc_jax.config.train import ModelConfig, TrainConfig, parse_descriptor  # noqa: E402
+from llmc_jax.config.flags import parse_args  # noqa: E402
+from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
+from llmc_jax.config.train import TrainConfig  # noqa: E402
 from llmc_jax.errors import InputError  # noqa: E402
 from llmc_jax.machine import deviceless  # noqa: E402
 from llmc_jax.models.gpt2.work import Shape, rows_at_once, shape_of, step_work  # noqa: E402

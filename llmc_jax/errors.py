@@ -5,6 +5,9 @@ found, what was expected and what to do. The command line prints the message alo
 status 2. Anything else that escapes is a bug of ours and keeps its traceback.
 """
 
+from collections.abc import Iterable
+from enum import IntEnum
+
 
 def printable(text: str, keep: str = "") -> str:
     """Return text in which what a terminal would obey, or cannot show, is escaped; characters in keep stay."""
@@ -17,3 +20,30 @@ class InputError(ValueError):
 
 class FormatError(InputError):
     """A file's bytes are not what its format demands: wrong magic or version, truncated, oversized, bad ids."""
+
+
+def raise_problems(problems: Iterable[str]) -> None:
+    """Raise one InputError that lists all problems, one a line; return if there are none."""
+    lines = list(dict.fromkeys(problems))
+    if len(lines) == 1:
+        raise InputError(lines[0])
+    if lines:
+        raise InputError("\n  ".join([f"{len(lines)} problems:", *lines]))
+
+
+class ExitCode(IntEnum):
+    """The exit status of train.py. 1 is Python's own, for an exception that nobody caught."""
+
+    DONE = 0
+    BAD_INPUT = 2
+    DIVERGED = 3
+    STOPPED = 130  # 128 + SIGINT, as shells have it
+
+
+EXIT_MEANINGS: dict[int, str] = {
+    ExitCode.DONE: "the run is complete",
+    1: "a mistake in this program, with a traceback",
+    ExitCode.BAD_INPUT: "a flag, a file or the machine cannot be used as it stands; one line says why",
+    ExitCode.DIVERGED: "the loss or the gradient was not finite --max-nonfinite times in a row",
+    ExitCode.STOPPED: "stopped by Ctrl-C, SIGTERM or SIGHUP after a whole step, with all saved; by a second at once",
+}

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax import kernels
-from llmc_jax.config.train import ModelConfig, TrainConfig
+from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import record
 from llmc_jax.machine import compiling

@@ -28,7 +28,8 @@ from unittest import mock
 
 from llmc_jax.checkpoint import store
 from llmc_jax.cli import train as cli
-from llmc_jax.config.train import validate
+from llmc_jax.config.checks import validate
+from llmc_jax.config.flags import parse_args
 from llmc_jax.errors import InputError
 from llmc_jax.files import path_of
 from llmc_jax.run import folder as runlog
@@ -414,7 +415,7 @@ def opened(run: Path, words: Sequence[str]) -> Outcome:
         mock.patch.object(resume, "git_state", _commit),
     ):
         try:
-            config = cli.parse_args(list(words))
+            config = parse_args(list(words))
             notes = validate(config)
             stop = threading.Event()
             with trainer.lock_of(config) as held:

@@ -16,7 +16,7 @@ import pytest
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.llmc import write_model
 from llmc_jax.cli import train as cli
-from llmc_jax.config.train import ModelConfig, parse_descriptor
+from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.data.tokenizers import bytes_tokenizer, write_tokenizer_bin
 from llmc_jax.errors import InputError

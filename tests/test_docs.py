@@ -263,14 +263,14 @@ def commands(path: Path) -> list[list[str]]:
 def parsed(words: list[str]) -> Any:
     """A command's options, or None where it has none. Raises what the program does where it would refuse them."""
     from llmc_jax.cli import checkpoint, compare, convert, data, kernels
-    from llmc_jax.cli import profile_flags as flags
-    from llmc_jax.cli import train as cli
+    from llmc_jax.cli import profile_flags as profile
+    from llmc_jax.config import flags
 
     for start, parse in (
-        (["python", "train.py"], cli.parse_args),
-        (["llmc-jax"], cli.parse_args),
+        (["python", "train.py"], flags.parse_args),
+        (["llmc-jax"], flags.parse_args),
         (["python", "-m", "llmc_jax.data"], data._parser().parse_args),
-        (["python", "-m", "llmc_jax.profile"], flags.split),
+        (["python", "-m", "llmc_jax.profile"], profile.split),
         (["python", "-m", "llmc_jax.kernels"], kernels.parse),
         (["python", "-m", "llmc_jax.checkpoint"], checkpoint._parser().parse_args),
         (["python", "-m", "llmc_jax.compare"], compare._parser().parse_args),
@@ -278,7 +278,7 @@ def parsed(words: list[str]) -> Any:
     ):
         rest = words[len(start) :]
         if words[: len(start)] == start:
-            return parse(rest) if rest and rest[-1] not in cli.SHOW_ALONE else None
+            return parse(rest) if rest and rest[-1] not in flags.SHOW_ALONE else None
     if words[:2] == ["python", "-m"]:
         assert words[2] == "pytest", words
         assert all((ROOT / word).is_file() for word in words[3:] if word.endswith(".py")), words
@@ -345,7 +345,7 @@ def table_rows(path: Path, first_column: str) -> list[list[str]]:
 
 
 def test_table_of_tensors_is_the_layout_of_d12() -> None:
-    from llmc_jax.config.train import parse_descriptor
+    from llmc_jax.config.model import parse_descriptor
     from llmc_jax.models.gpt2.tensors import BY_NAME, tensor_specs
 
     config = parse_descriptor("d12")

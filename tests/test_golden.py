@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from llmc_jax.checkpoint.llmc import read_model
-from llmc_jax.config.train import ModelConfig, parse_descriptor
+from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.model import Execution

@@ -17,7 +17,7 @@ from benchmarks.gpu.plan import ATTENTION, D12_NUMERICS, PARTS, Item, plan
 from benchmarks.gpu.programs import step_times
 from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, page
 from llmc_jax import kernels
-from llmc_jax.config.train import parse_descriptor
+from llmc_jax.config.model import parse_descriptor
 from llmc_jax.kernels import GROUPS
 from llmc_jax.machine import device as hardware
 from llmc_jax.machine import deviceless

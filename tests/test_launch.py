@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from llmc_jax.cli import train as cli
+from llmc_jax.config.flags import parse_args
 from llmc_jax.config.train import TrainConfig
 from tests.same_run import check_same, steps_of, write_shards
 
@@ -180,7 +181,7 @@ def test_slurm_flags() -> None:
     text = (LAUNCH / "slurm.sh").read_text()
     found = re.search(r"^flags=\((.*?)\)$", text, re.MULTILINE | re.DOTALL)
     assert found
-    config = cli.parse_args([*shlex.split(found[1].replace("\n", " ")), "-o", "x", "-y", "1"])
+    config = parse_args([*shlex.split(found[1].replace("\n", " ")), "-o", "x", "-y", "1"])
     assert isinstance(config, TrainConfig) and config.checkpoint_every and config.grad_accumulation == 8
     asked = re.findall(r"^#SBATCH (\S+)$", text, re.MULTILINE)
     assert {"--requeue", "--signal=B:USR1@120", "--open-mode=append"} <= set(asked)
@@ -194,7 +195,7 @@ def test_kubernetes_job() -> None:
     assert (job["kind"], pod["restartPolicy"]) == ("Job", "OnFailure")
     assert pod["terminationGracePeriodSeconds"] >= 60
     assert container["command"][-1] == "train.py"  # no shell, which would keep the signal for itself
-    config = cli.parse_args(container["args"])
+    config = parse_args(container["args"])
     assert isinstance(config, TrainConfig) and config.reuse and config.checkpoint_every
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert config.output_dir.startswith(mounts["runs"]) and config.train_data.startswith(mounts["data"])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from llmc_jax import kernels
-from llmc_jax.config.train import ModelConfig
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.ops import attention, layernorm
 from llmc_jax.training import adamw as optimizer

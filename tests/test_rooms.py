@@ -40,7 +40,6 @@ AND = ("machine/device.py", "machine/jax_setup.py", "run/console.py", "run/curve
 UNMENDED = {
     ("machine/device.py", "models"), ("models/gpt2/work.py", "training"),
     ("ops/table.py", "training"), ("run/loop.py", "profile"),
-    ("compare/live.py", "cli"), ("profile/compare.py", "cli"),
 }  # fmt: skip
 
 

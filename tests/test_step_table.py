@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import step_table
 from benchmarks.step_table import GAP, GROUPS, LEAST, OF_COPY, Facts, Group, Table, make_table, product_seconds
-from llmc_jax.config.train import parse_descriptor
+from llmc_jax.config.model import parse_descriptor
 from llmc_jax.errors import InputError
 from llmc_jax.models.gpt2.work import Shape, step_work
 

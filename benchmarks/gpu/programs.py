@@ -45,7 +45,7 @@ def write_tokens(path: Path, count: int, vocab_size: int) -> Path:
 
 def start(words: str) -> Figures:
     """Seconds from the command to the line of the first step, with an empty compile cache and then with that filled."""
-    from llmc_jax.config.train import parse_descriptor
+    from llmc_jax.config.model import parse_descriptor
 
     flags = dict(zip(words.split()[::2], words.split()[1::2], strict=True))
     vocab_size = parse_descriptor(flags["-e"]).vocab_size
@@ -145,7 +145,7 @@ def step_times(output: str) -> list[float]:
 def write_random_model(path: Path) -> None:
     """GPT-2 124M with random weights, as a file of llm.c's."""
     from llmc_jax.checkpoint.llmc import write_model
-    from llmc_jax.config.train import parse_descriptor
+    from llmc_jax.config.model import parse_descriptor
     from llmc_jax.models.gpt2.init import random_parameters
 
     config = parse_descriptor("d12")

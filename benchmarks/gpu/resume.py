@@ -41,7 +41,7 @@ def killed(words: str, steps: int, every: int, programs: str) -> Figures:
     that is continued finds what was compiled for it; or 'deleted', where the compiler has to choose again.
     """
     from benchmarks.gpu.programs import write_tokens
-    from llmc_jax.config.train import parse_descriptor
+    from llmc_jax.config.model import parse_descriptor
 
     given = shlex.split(words)
     flags = dict(zip(given[::2], given[1::2], strict=True))
@@ -147,7 +147,7 @@ def saves(model: str, B: int, T: int, dtype: str, steps: int, rounds: int) -> Fi
     import jax.numpy as jnp
 
     from benchmarks.gpu import steps as whole_steps
-    from llmc_jax.config.train import parse_descriptor
+    from llmc_jax.config.model import parse_descriptor
     from llmc_jax.machine import compiling
     from llmc_jax.run.saver import Memory, Retention, Saver
     from llmc_jax.training.step import StepOptions, initial_state, train_step

@@ -23,7 +23,7 @@ from llmc_jax.checkpoint.hf_tokenizer import Table, write_files
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16
 from llmc_jax.checkpoint.reading import CHUNK
 from llmc_jax.checkpoint.sources import Slice, Source, SpecialTokens, open_source, slices, slices_of
-from llmc_jax.config.train import ModelConfig
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError
 from llmc_jax.files import reason, sync
 from llmc_jax.models.gpt2.tensors import BY_NAME, num_parameters, tensor_specs

@@ -17,7 +17,7 @@ import numpy as np
 
 from llmc_jax import magics
 from llmc_jax.checkpoint.reading import CHUNK, Stamp, opened, read_float32, stamp_of
-from llmc_jax.config.train import ModelConfig, pad_vocab
+from llmc_jax.config.model import ModelConfig, pad_vocab
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import complete_file, reason
 from llmc_jax.models.gpt2.tensors import BY_NAME, num_parameters, tensor_specs

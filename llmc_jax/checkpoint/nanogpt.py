@@ -14,7 +14,7 @@ from llmc_jax.checkpoint import hugging_face
 from llmc_jax.checkpoint.hugging_face import BUFFERS, HEAD, check_count, name_in_block
 from llmc_jax.checkpoint.reading import opened
 from llmc_jax.checkpoint.sources import Source, slices
-from llmc_jax.config.train import ModelConfig, pad_vocab
+from llmc_jax.config.model import ModelConfig, pad_vocab
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.models.gpt2.tensors import BY_NAME
 

@@ -16,7 +16,8 @@ import numpy as np
 from llmc_jax import magics
 from llmc_jax.checkpoint.llmc import OpenModel, bf16_to_fp32, open_model, read_slice
 from llmc_jax.checkpoint.reading import fp16_to_fp32, opened
-from llmc_jax.config.train import ModelConfig, TrainConfig, parse_descriptor
+from llmc_jax.config.model import ModelConfig, parse_descriptor
+from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason
 from llmc_jax.models.gpt2.init import random_parameters

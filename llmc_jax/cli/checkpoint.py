@@ -16,8 +16,7 @@ from typing import Any
 
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.store import Entry
-from llmc_jax.config.train import ExitCode
-from llmc_jax.errors import InputError
+from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.run.stopping import exit_status, open_missing_streams
 
 SHOWN_ITEMS = 8  # of a list among the facts

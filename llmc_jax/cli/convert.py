@@ -23,9 +23,9 @@ from llmc_jax.checkpoint.hugging_face import end_of_text
 from llmc_jax.checkpoint.llmc import STORAGE, V2_ORDERS, WRITABLE
 from llmc_jax.checkpoint.reading import CHUNK
 from llmc_jax.checkpoint.sources import Slice, Source, open_source, slices_of
-from llmc_jax.config.train import GPT2_VOCAB, ExitCode
+from llmc_jax.config.model import GPT2_VOCAB
 from llmc_jax.data.tokenizers import load_tokenizer, read_tokenizer_bin, write_tokenizer_bin
-from llmc_jax.errors import InputError
+from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
 from llmc_jax.run.stopping import discard_rest, open_missing_streams, print_error
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from llmc_jax import text
-from llmc_jax.config.train import ExitCode
-from llmc_jax.errors import InputError
+from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.kernels import Findings
 from llmc_jax.machine.jax_setup import python_command
 from llmc_jax.run.stopping import exit_status, open_missing_streams
@@ -120,13 +119,13 @@ def report(everything: Sequence[Known]) -> str:
 
 def measure(own: Own) -> str:
     """Find out again what a run needs to know; return it as text. Raises InputError where there is no GPU for it."""
-    from llmc_jax.cli.profile_flags import run_config
+    from llmc_jax.config.flags import step_config
     from llmc_jax.plan import resolve_dtype
     from llmc_jax.run.prepare import case_of, resolve_model
     from llmc_jax.trials import candidates, start
     from llmc_jax.trials.card import find_card
 
-    config, _ = run_config(own.rest)
+    config, _ = step_config(own.rest)
     here = find_card()
     if here is None:
         raise InputError("--measure: there is no NVIDIA GPU here that JAX would use; there is nothing to measure")

@@ -8,9 +8,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from llmc_jax.cli.profile_flags import PROGRAM, help_text, run_config, split
-from llmc_jax.config.train import ExitCode, ModelConfig, TrainConfig, parse_descriptor
-from llmc_jax.errors import InputError
+from llmc_jax.cli.profile_flags import PROGRAM, help_text, split
+from llmc_jax.config.flags import step_config
+from llmc_jax.config.model import ModelConfig, parse_descriptor
+from llmc_jax.config.train import TrainConfig
+from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import write_atomic
 from llmc_jax.machine.device import (
     GPUS,
@@ -383,7 +385,7 @@ def _run(words: list[str]) -> int:
     own, rest = split(words)
     if own["--read"]:
         return read(own)
-    config, _ = run_config(rest)
+    config, _ = step_config(rest)
     if own["--calculate"]:
         return calculate(config, own)
     if own["--vs"] or own["--threads"]:

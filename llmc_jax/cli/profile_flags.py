@@ -5,19 +5,13 @@ Leaves out what they lead to (__main__.py).
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.cli.train import parse_args
-from llmc_jax.config.presets import preset_config
-from llmc_jax.config.train import DATA, DEVICES, EVALUATION, OPTIONS, OUTPUT, TrainConfig, validate
 from llmc_jax.errors import InputError
 from llmc_jax.machine.jax_setup import python_command
 
 PROGRAM = "llmc_jax.profile"
 WIDTH = 100
-MODEL = "d12"  # GPT-2 124M, the shape of the gpt2_124M.bin that llm.c's trainers start from
 
 
 class Own(NamedTuple):
@@ -46,7 +40,6 @@ OWN = (
     Own("--threads", "LIST", None, "run with so many threads each, in turns, such as 1,2,4 (CPU)"),
     Own("--rounds", "N", 5, "with --vs and --threads: turns"),
 )  # fmt: skip
-NOT_HERE = {DATA: "reads no data", OUTPUT: "writes no run", EVALUATION: "evaluates nothing", DEVICES: "uses one device"}
 
 
 def help_text() -> str:
@@ -116,25 +109,3 @@ def _number(flag: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text) >= least):
         raise InputError(f"{flag} {text}: must be a whole number, at least {least}")
     return int(text)
-
-
-def run_config(words: Sequence[str]) -> tuple[TrainConfig, list[str]]:
-    """Return the configuration that train.py's flags describe, and words that describe it alone. Raises InputError.
-
-    Without -e the model is the preset's, or MODEL where none is named.
-    """
-    groups = {flag: about.group for about in OPTIONS for flag in about.flags}
-    for word in words:
-        group = groups.get(word.partition("=")[0])
-        if group in NOT_HERE:
-            raise InputError(f"{word.partition('=')[0]}: a profile {NOT_HERE[group]}; leave it out")
-    whole = ["-e", _preset_model(parse_args(["-e", MODEL, *words]).preset), *words]
-    config = replace(parse_args(whole), sample_every=0, val_every=0)  # what a profile leaves out need not fit the model
-    validate(config)
-    return config, whole
-
-
-def _preset_model(preset: str) -> str:
-    """Return the model that a preset trains. Weights are random here, so that a shape stands for a file not at hand."""
-    model = preset_config(preset).model if preset else MODEL
-    return MODEL if model.endswith(".bin") and not Path(model).exists() else model

@@ -4,60 +4,27 @@ Options are defined in config/train.py, presets in config/presets.py. What a run
 imported only when the options are sound.
 """
 
-import re
 import shlex
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NoReturn
 
-from llmc_jax.config.presets import DEFAULT_PRESET, PRESETS, preset_options
-from llmc_jax.config.train import (
-    EXIT_MEANINGS,
-    NOT_BUILT,
-    OPTIONS,
-    ExitCode,
-    Option,
-    TrainConfig,
-    raise_problems,
-    show_value,
-    validate,
-    value_problem,
-)
-from llmc_jax.errors import InputError
+from llmc_jax.config.checks import NOT_BUILT, validate
+from llmc_jax.config.flags import SHOW_ALONE, Given, given_options
+from llmc_jax.config.options import Option, show_value
+from llmc_jax.config.presets import PRESETS
+from llmc_jax.config.train import OPTIONS, TrainConfig
+from llmc_jax.errors import EXIT_MEANINGS, ExitCode, InputError
 from llmc_jax.machine.jax_setup import restart_with_huge_pages, train_command
 from llmc_jax.run.stopping import Output, open_missing_streams, print_error
 
 WIDTH = 100  # columns of --help
 FLAG_COLUMN = 36
 NO_BREAK = "\u00a0"
-
-SHOW_ALONE = {
-    "--help": "this text",
-    "--help-markdown": "this text as Markdown, as in docs/flags.md",
-    "--version": "the versions of this program, Python and JAX",
-}
-
-# What llm.c's train_gpt2.py, nanoGPT and common habit call an option, where likeness does not lead here.
-ELSEWHERE = {
-    "-lr": "--learning-rate",
-    "--input-bin": "--train-data",
-    "--input-val-bin": "--val-data",
-    "--num-iterations": "--max-steps",
-    "--steps": "--max-steps",
-    "--warmup-iters": "--warmup-steps",
-    "--lr": "--learning-rate",
-    "--learning-rate-decay-frac": "--final-lr-fraction",
-    "--val-loss-every": "--val-every",
-    "--val-max-steps": "--val-batches",
-    "--max-iters": "--max-steps",
-    "--block-size": "--sequence-length",
-    "--precision": "--dtype",
-}
-LIKENESS = 0.82  # of two words, by difflib: a typing mistake or two; from 0.6 on it takes --device for --decay
 
 EXAMPLES = (
     ("python train.py", "the demo: a small model learns Python's own source"),
@@ -123,56 +90,6 @@ def _program() -> str:
     return "llmc-jax" if Path(sys.argv[0]).stem == "llmc-jax" else "train.py"
 
 
-def parse_args(argv: Sequence[str]) -> TrainConfig:
-    """Return the configuration that a command line (without the program's name) describes.
-
-    No words at all are the preset `demo`. Otherwise llm.c's defaults hold, a preset changes them, and flags have the
-    last word; of a flag that stands twice the later one counts.
-    Raises one InputError with all flags that do not exist and all values that their flags cannot have.
-    """
-    return given_options(argv).config
-
-
-class Given(NamedTuple):
-    """The options that a command line names: by a preset, and by flags, which have the last word."""
-
-    preset: dict[str, Any]
-    flags: dict[str, Any]
-
-    @property
-    def config(self) -> TrainConfig:
-        """They and, for all else, llm.c's defaults."""
-        return replace(TrainConfig(), **self.preset | self.flags)
-
-
-def given_options(argv: Sequence[str]) -> Given:
-    """Return the options that a command line names; see `parse_args`."""
-    if not argv:
-        return Given(preset_options(DEFAULT_PRESET), {})
-    pairs, problems = _split(argv)
-    given: dict[str, Any] = {}
-    for flag, about, value in pairs:
-        try:
-            given[about.name] = _switched(about, value) if about.switch else _read(about, value or "")
-        except InputError as error:
-            problems.append(f"{flag} {show_value(value)}: {error}")
-    base: dict[str, Any] = {}
-    try:
-        if "preset" in given:
-            base = preset_options(given["preset"])
-    except InputError as error:
-        problems.append(str(error))
-    raise_problems(problems)
-    return Given(base, given)
-
-
-def _switched(about: Option, value: str | None) -> bool:
-    """The option of a flag without a value: `--no-save`, or `--no-save=1`; `--no-save=0` is as without it."""
-    if value not in (None, "0", "1"):
-        raise InputError(f"takes no value but 0 and 1; write {about.flags[0]} alone")
-    return bool(about.default) if value == "0" else not about.default
-
-
 OF_THIS_START = {
     "output_dir",
     "reuse",
@@ -230,123 +147,6 @@ def _what_was_taken(place: Path, config: TrainConfig, before: TrainConfig, merge
     return [f"-y 1: options as in {place}" + (f", changed by flags: {changed}" if changed else "")]
 
 
-def _split(argv: Sequence[str]) -> tuple[list[tuple[str, Option, str | None]], list[str]]:
-    """Words to (flag as typed, its option, its value), and problems.
-
-    Done by hand because argparse reads `-ge1` and `-ix foo` as `-g e1` and `-i x`, takes some negative values for
-    flags, and reports one problem at a time. Here a flag is its exact spelling, and the word after it, or after the
-    equals sign, is its value.
-    """
-    by_flag = {flag: about for about in OPTIONS for flag in about.flags}
-    pairs: list[tuple[str, Option, str | None]] = []
-    problems: list[str] = []
-    position = 0
-    while position < len(argv):
-        flag, equals, value = argv[position].partition("=")
-        following = argv[position + 1] if position + 1 < len(argv) else None
-        position += 1
-        about = by_flag.get(flag)
-        if about is None:
-            problems.append(_unknown(argv[position - 1]))
-            if flag.startswith("-") and not equals and following is not None and not following.startswith("-"):
-                position += 1  # most likely the value of what is not a flag
-        elif about.switch:
-            pairs.append((flag, about, value if equals else None))
-        elif equals:
-            pairs.append((flag, about, value))
-        elif following is None or following in by_flag:
-            problems.append(_without_value(flag, about, following))
-        else:
-            pairs.append((flag, about, following))
-            position += 1
-    return pairs, problems
-
-
-def _unknown(word: str) -> str:
-    if not word.startswith("-"):
-        return f"{show_value(word)}: a value without a flag; write every value after its flag, as in -b 4"
-    flag = word.partition("=")[0]
-    near = " or ".join(near_flags(flag))
-    advice = f"did you mean {near}? " if near else ""
-    return f"{show_value(flag)}: there is no such flag; {advice}--help lists all"
-
-
-def near_flags(flag: str) -> list[str]:
-    """Return the flags that this one is most likely meant for: at most three, none where nothing is clearly like it.
-
-    Another program's name for an option first, then what it is the beginning of (--learning), then a likeness
-    (-batch-size), then a short flag with its value glued on (-b8, -ix).
-    """
-    import difflib  # here, because only mistakes need it
-
-    word = flag.replace("_", "-")
-    if word in ELSEWHERE:
-        return [ELSEWHERE[word]]
-    known = [*(flag for about in OPTIONS for flag in about.flags), *SHOW_ALONE]
-    begun = [each for each in known if len(word) > 3 and each.startswith(word)]
-    if 0 < len(begun) <= 3:
-        return begun
-    if likely := difflib.get_close_matches(word, known, n=1, cutoff=LIKENESS):
-        return likely
-    short = (each for each in known if each[1] != "-" and re.fullmatch(f"{each}([-+.0-9].*|.)", word, re.DOTALL))
-    return sorted(short, key=len, reverse=True)[:1]
-
-
-def _without_value(flag: str, about: Option, following: str | None) -> str:
-    found = "nothing does" if following is None else f"{following} does"
-    advice = ", or --help for help" if flag == "-h" else ""
-    return f"{flag}: its value must follow, but {found}; write {flag} {_value_name(about)}{advice}"
-
-
-def _read(about: Option, text: str) -> Any:
-    """The option's value out of a word. Raises InputError that says what it must be."""
-    value = _READERS[about.type](text)
-    problem = value_problem(about, value)
-    if problem is None:
-        return value
-    raise InputError(f"{about.noun} {problem}{_advice(about, text)}")
-
-
-def _read_int(text: str) -> int | str:
-    return int(text) if re.fullmatch(r"[+-]?[0-9]{1,20}", text) else text
-
-
-def _read_float(text: str) -> float | str:
-    return float(text) if re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text) else text
-
-
-def _read_bool(text: str) -> bool | str:
-    return {"0": False, "1": True}.get(text, text)
-
-
-# What is no such value stays text, which value_problem then refuses.
-_READERS: dict[type, Callable[[str], Any]] = {int: _read_int, float: _read_float, bool: _read_bool, str: str}
-
-
-def _advice(about: Option, text: str) -> str:
-    """What to write instead, where that can be guessed."""
-    if about.type is int and isinstance(_read_int(text), str):  # 1e4 or 4.0
-        number = _read_float(text)
-        whole = isinstance(number, float) and number.is_integer() and value_problem(about, int(number)) is None
-        return f"; write {int(number)}" if whole else ""
-    if about.type is float and re.fullmatch(r"[eE][+-]?[0-9]+", text):  # 0 to C's atof
-        return f"; write 1{text}"
-    if about.type is str and about.choices:
-        import difflib
-
-        near = difflib.get_close_matches(text, about.choices, n=1)
-        return f"; did you mean {near[0]}?" if near else ""
-    return ""
-
-
-def _value_name(about: Option) -> str:
-    if about.value or about.switch:
-        return about.value
-    if about.choices:
-        return "|".join(map(str, about.choices))
-    return {int: "N", float: "X", bool: "0|1", str: about.name.upper()}[about.type]
-
-
 def _default(about: Option) -> str:
     return "" if about.switch or about.default == "" else show_value(about.default)
 
@@ -375,7 +175,7 @@ def help_text() -> str:
     for group, members in _groups().items():
         lines += ["", f"{group}:"]
         for about in members:
-            flags = f"{', '.join(about.flags)} {_value_name(about)}".rstrip()
+            flags = f"{', '.join(about.flags)} {about.value_name}".rstrip()
             facts = [fact for fact in (about.unit, _default(about) and f"default {_default(about)}") if fact]
             bracket = f" [{'; '.join(facts)}]".replace(" ", NO_BREAK).replace(NO_BREAK, " ", 1) if facts else ""
             lines += _two_columns(flags, _meaning(about) + bracket)
@@ -433,7 +233,7 @@ def _row(about: Option) -> str:
         return f"`{text}`" if text else ""
 
     flags = ", ".join(f"`{flag}`" for flag in about.flags)
-    value = code(_value_name(about)).replace("|", "\\|")
+    value = code(about.value_name).replace("|", "\\|")
     row = f"| {flags} | {value} | {about.unit} | {code(_default(about))} | {_meaning(about)} |"
     return row.replace("|  |", "| |")
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax.compare.tensors import Difference, Limit, difference
-from llmc_jax.config.train import ModelConfig
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason
 from llmc_jax.models.gpt2.model import (

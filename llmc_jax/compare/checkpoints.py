@@ -13,7 +13,7 @@ from llmc_jax.checkpoint.llmc import V2_ORDERS
 from llmc_jax.checkpoint.sources import Source, open_source
 from llmc_jax.compare import report
 from llmc_jax.compare.tensors import DIFFERS, Difference, Limit, Measure, as_json, index_text, tolerance_of
-from llmc_jax.config.train import ModelConfig
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2.tensors import BY_NAME, tensor_specs
 from llmc_jax.models.tensors import TensorSpec
 

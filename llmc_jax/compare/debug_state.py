@@ -15,7 +15,7 @@ from llmc_jax.checkpoint.debug_state import DebugState, read_debug_state
 from llmc_jax.checkpoint.sources import Source, flat_parameters, open_source
 from llmc_jax.compare import report
 from llmc_jax.compare.tensors import DIFFERS, Difference, Limit, as_json, difference, index_text, tolerance_of
-from llmc_jax.config.train import ModelConfig
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError
 from llmc_jax.models.gpt2.tensors import Params, views
 

@@ -20,13 +20,14 @@ import numpy as np
 
 import llmc_jax
 from llmc_jax.checkpoint.llmc import read_header
-from llmc_jax.cli.train import parse_args
 from llmc_jax.compare import logs, report
 from llmc_jax.compare.logfiles import Log, read_log
 from llmc_jax.compare.tensors import DIFFERS
-from llmc_jax.config.train import OPTIONS, ExitCode, TrainConfig, validate
+from llmc_jax.config.checks import validate
+from llmc_jax.config.flags import parse_args
+from llmc_jax.config.train import OPTIONS, TrainConfig
 from llmc_jax.data.tokenizers import write_tokenizer_bin
-from llmc_jax.errors import InputError
+from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import reason
 
 CPU, FP32, CUDA = "train_gpt2", "train_gpt2fp32cu", "train_gpt2cu"  # the names that llm.c's Makefile gives them

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llmc_jax.config.train import GPT2_VOCAB
+from llmc_jax.config.model import GPT2_VOCAB
 from llmc_jax.data.tokenfile import TokenFile, open_token_file
 from llmc_jax.data.tokenizers import (
     BYTES_EOT,

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from llmc_jax import magics
-from llmc_jax.config.train import GPT2_VOCAB
+from llmc_jax.config.model import GPT2_VOCAB
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason, write_bytes
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from llmc_jax.config.train import GPT3_CHANNELS_TO_SHAPE, LLMC_DEPTH_TO_CHANNELS, ModelConfig, parse_descriptor
+from llmc_jax.config.model import GPT3_CHANNELS_TO_SHAPE, LLMC_DEPTH_TO_CHANNELS, ModelConfig, parse_descriptor
 from llmc_jax.errors import InputError
 from llmc_jax.machine.jax_setup import MEMORY_SHARE
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.cli.profile_flags import run_config
+from llmc_jax.config.flags import step_config
 from llmc_jax.config.train import OPTIONS
 from llmc_jax.errors import InputError
 from llmc_jax.text import screen_width, table
@@ -52,7 +52,7 @@ def parse_variant(text: str, words: Sequence[str]) -> Variant:
             f"--vs {text}: there is no flag --{flag}; train.py --help lists them, beside threads and commit"
         )
     changed = (*words, f"{about.long_flag}={value}")
-    run_config(changed)
+    step_config(changed)
     return Variant(text, changed)
 
 
@@ -127,7 +127,7 @@ class Worker:
             # XLA makes as many threads as the process may use cores; where there is no affinity, as PJRT_NPROC says.
             environment[CORES] = ",".join(map(str, usable_cores()[: variant.threads]))
             environment["PJRT_NPROC"] = str(variant.threads)
-        _, words = run_config(variant.words)  # with the model: an older commit's profiler takes none from a preset
+        _, words = step_config(variant.words)  # with the model: an older commit's profiler takes none from a preset
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed in close
         self._process = subprocess.Popen(
             [sys.executable, "-m", "llmc_jax.profile", "--worker", *words],
@@ -191,7 +191,7 @@ def serve(words: Sequence[str]) -> int:
         print(json.dumps(answer), flush=True)
 
     try:
-        config, _ = run_config(words)
+        config, _ = step_config(words)
         from llmc_jax.machine import jax_setup as platform
 
         platform.configure(tf32=config.tf32)

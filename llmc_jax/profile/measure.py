@@ -19,7 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax import kernels
-from llmc_jax.config.train import ModelConfig, TrainConfig, check_model_fit
+from llmc_jax.config.checks import check_model_fit
+from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import compiling
 from llmc_jax.machine import device as hardware
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters

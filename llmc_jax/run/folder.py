@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from llmc_jax.config.train import show_value
+from llmc_jax.config.options import show_value
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import complete_file, leads_to, path_of, reason, sync, try_lock, write_atomic
 from llmc_jax.machine.versions import git_state, versions

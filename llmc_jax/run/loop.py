@@ -23,10 +23,11 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from llmc_jax.config.train import ExitCode, TrainConfig, parse_slice
+from llmc_jax.config.options import parse_slice
+from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.loader import Batch, Prefetcher
 from llmc_jax.data.tokenizers import sample_text
-from llmc_jax.errors import InputError
+from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.kernels.record import to_json
 from llmc_jax.machine import compiling
 from llmc_jax.machine import device as hardware

@@ -17,8 +17,10 @@ import numpy as np
 from llmc_jax import kernels
 from llmc_jax.checkpoint import sources, store
 from llmc_jax.checkpoint.llmc import read_header, read_model
+from llmc_jax.config.checks import check_model_fit
+from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.presets import PRESETS
-from llmc_jax.config.train import ModelConfig, TrainConfig, check_model_fit, parse_descriptor
+from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.corpora import Corpus, stdlib_corpus
 from llmc_jax.data.loader import Loader, TokenLoader, continued
 from llmc_jax.data.tokenizers import Choice, load_tokenizer

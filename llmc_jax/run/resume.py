@@ -18,7 +18,9 @@ import numpy as np
 
 from llmc_jax import kernels
 from llmc_jax.checkpoint import store
-from llmc_jax.config.train import OPTIONS, ModelConfig, TrainConfig, show_value
+from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.options import show_value
+from llmc_jax.config.train import OPTIONS, TrainConfig
 from llmc_jax.data.loader import Loader
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.kernels import record

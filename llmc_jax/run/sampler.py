@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from llmc_jax.config.train import ModelConfig
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.machine import compiling
 from llmc_jax.models.gpt2.model import PLAIN, Execution
 from llmc_jax.rng import random_f32

@@ -20,7 +20,7 @@ import numpy as np
 
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.llmc import write_model
-from llmc_jax.config.train import ModelConfig
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.run.resume import named_arrays

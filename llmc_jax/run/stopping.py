@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from llmc_jax.config.train import ExitCode
-from llmc_jax.errors import InputError, printable
+from llmc_jax.errors import ExitCode, InputError, printable
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last one where the terminal is closed
 ONE_REQUEST = 0.5  # seconds within which signals count as one: `timeout`, for one, signals its child and then its group

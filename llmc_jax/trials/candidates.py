@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from llmc_jax import kernels
-from llmc_jax.config.train import ModelConfig
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.kernels.choice import Implementation, Setting, Wish, candidates, implementations
 from llmc_jax.kernels.findings import Finding, Variant, frozen
 from llmc_jax.machine.target import Machine

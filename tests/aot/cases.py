@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 
 import pallas_kernels
-from llmc_jax.cli.train import parse_args
-from llmc_jax.config.train import TrainConfig, parse_descriptor
+from llmc_jax.config.flags import parse_args
+from llmc_jax.config.model import parse_descriptor
+from llmc_jax.config.train import TrainConfig
 from llmc_jax.kernels import Machine
 from llmc_jax.machine import deviceless
 from llmc_jax.models.gpt2.model import Execution

@@ -20,7 +20,7 @@ from llmc_jax.checkpoint.debug_state import (
     write_debug_state,
 )
 from llmc_jax.checkpoint.llmc import read_model, write_model
-from llmc_jax.config.train import ModelConfig
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.models.gpt2.tensors import num_parameters

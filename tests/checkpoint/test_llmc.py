@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from llmc_jax.checkpoint import llmc, reading
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16, read_header, read_model, write_model
-from llmc_jax.config.train import ModelConfig
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.models.gpt2.tensors import BY_NAME, num_parameters, tensor_specs
 

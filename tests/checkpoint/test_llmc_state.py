@@ -35,7 +35,7 @@ from llmc_jax.checkpoint.llmc_state import (
     write_llmc_state,
 )
 from llmc_jax.checkpoint.reading import Stamp, opened
-from llmc_jax.config.train import ModelConfig
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.errors import FormatError, InputError

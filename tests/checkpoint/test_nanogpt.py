@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from llmc_jax.checkpoint.nanogpt import source_of
 from llmc_jax.checkpoint.sources import Source, open_source, slices
-from llmc_jax.config.train import ModelConfig
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import FormatError, InputError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from llmc_jax.checkpoint import llmc, llmc_state, store
 from llmc_jax.checkpoint.sources import open_source, slices, widened
-from llmc_jax.config.train import ModelConfig, parse_descriptor
+from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs

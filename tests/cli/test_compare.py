@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from llmc_jax.cli import compare as command
 from llmc_jax.cli.compare import COMMANDS, main
 from llmc_jax.compare import report
-from llmc_jax.config.train import ExitCode
-from llmc_jax.errors import InputError
+from llmc_jax.errors import ExitCode, InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -19,7 +19,7 @@ from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16, read_model, wri
 from llmc_jax.checkpoint.sources import Source, open_source, slices
 from llmc_jax.cli import convert
 from llmc_jax.cli.convert import main, tensor_stats
-from llmc_jax.config.train import ModelConfig
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenizers import bytes_tokenizer, read_tokenizer_bin
 from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from llmc_jax.cli.profile import main
-from llmc_jax.cli.profile_flags import OWN, run_config, split
+from llmc_jax.cli.profile_flags import OWN, split
+from llmc_jax.config.flags import step_config
 from llmc_jax.config.presets import PRESETS
 from llmc_jax.machine import device as hardware
 from llmc_jax.profile import measure
@@ -32,7 +33,7 @@ def test_its_own_flags_and_train_pys() -> None:
     own, rest = split(["-b", "2", "--layers", "--vs", "r=0", "--steps=3", "--vs=dtype=bf16", "-r", "0"])
     assert rest == ["-b", "2", "-r", "0"]
     assert own["--layers"] and own["--steps"] == 3 and own["--vs"] == ["r=0", "dtype=bf16"] and own["--json"] is None
-    config, words = run_config(rest)
+    config, words = step_config(rest)
     assert (config.model, config.batch_size, config.recompute) == ("d12", 2, 0)
     assert words == ["-e", "d12", *rest]
 
@@ -52,9 +53,9 @@ def test_a_preset_shapes_the_step_and_flags_override_it(
     words: list[str], expected: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    config, whole = run_config(words)
+    config, whole = step_config(words)
     assert {name: getattr(config, name) for name in expected} == expected
-    assert run_config(whole)[0] == config  # the words mean the same to another process
+    assert step_config(whole)[0] == config  # the words mean the same to another process
 
 
 def test_the_weights_that_a_preset_names_are_read_for_their_shape(
@@ -62,7 +63,7 @@ def test_the_weights_that_a_preset_names_are_read_for_their_shape(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gpt2_124M.bin").touch()
-    assert run_config(["--preset", "llmc-cpu"])[0].model == "gpt2_124M.bin"
+    assert step_config(["--preset", "llmc-cpu"])[0].model == "gpt2_124M.bin"
 
 
 @pytest.mark.parametrize("words", [["--help"], [*MODEL, "--calculate", "--json", "all.json"]], ids=["help", "table"])

@@ -14,10 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.cli import train as cli
-from llmc_jax.cli.train import EXAMPLES, flags_markdown, help_text, main, parse_args
+from llmc_jax.cli.train import EXAMPLES, flags_markdown, help_text, main
+from llmc_jax.config.checks import validate
+from llmc_jax.config.flags import Given, given_options, near_flags, parse_args
+from llmc_jax.config.options import SLICE, Option, value_problem
 from llmc_jax.config.presets import PRESETS, preset_config
-from llmc_jax.config.train import OPTIONS, SLICE, ExitCode, Option, TrainConfig, validate, value_problem
-from llmc_jax.errors import FormatError, InputError
+from llmc_jax.config.train import OPTIONS, TrainConfig
+from llmc_jax.errors import ExitCode, FormatError, InputError
 from llmc_jax.machine.jax_setup import train_command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -215,7 +218,7 @@ def run_folder(tmp_path: Path) -> Path:
 
 def test_going_on_takes_the_options_of_the_run(run_folder: Path) -> None:
     before = parse("--preset llmc-cpu -x 100 -n 7 --export-llmc -i 'a b.bin'")
-    config, notes = cli.continued(cli.given_options(["-y", "1", "-o", str(run_folder)]))
+    config, notes = cli.continued(given_options(["-y", "1", "-o", str(run_folder)]))
     assert config == replace(before, output_dir=str(run_folder), reuse=True)
     assert notes[1:] == [f"-y 1: options as in {run_folder / 'config.json'}"] and "--no-save" in notes[0]
 
@@ -234,7 +237,7 @@ def test_the_run_s_own_preset_resets_nothing_and_another_takes_nothing(run_folde
     config, _ = cli.continued(options_of(f"--preset llmc-cpu -x 41 -o {run_folder} -y 1"))
     assert config.max_steps == 41
     words = ["--preset", "demo", "-y", "1", "-o", str(run_folder)]
-    config, notes = cli.continued(cli.given_options(words))
+    config, notes = cli.continued(given_options(words))
     assert config == parse_args(words) and len(notes) == 1
 
 
@@ -252,7 +255,7 @@ def test_a_switch_can_be_switched_back() -> None:
 @pytest.mark.parametrize("line", ["-x 100", "-y 1", "-o {folder}", "-y 0 -o {folder}", "-y 1 -o {folder}/none"])
 def test_without_a_run_to_go_on_with_defaults_hold(run_folder: Path, line: str) -> None:
     words = shlex.split(line.format(folder=run_folder))
-    assert cli.continued(cli.given_options(words)) == (parse_args(words), [])
+    assert cli.continued(given_options(words)) == (parse_args(words), [])
 
 
 def test_the_same_command_again_says_nothing(tmp_path: Path) -> None:
@@ -277,8 +280,8 @@ def test_a_config_of_another_version(run_folder: Path) -> None:
         cli.continued(options_of(f"-y 1 -o {run_folder}"))
 
 
-def options_of(line: str) -> cli.Given:
-    return cli.given_options(shlex.split(line))
+def options_of(line: str) -> Given:
+    return given_options(shlex.split(line))
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
@@ -318,14 +321,14 @@ def test_unknown_flags_are_errors_with_the_nearest_name(word: str, near: str) ->
      "-device", "-epochs", "--n-layer", "--v", "-"],
 )  # fmt: skip
 def test_a_flag_that_nothing_is_like_gets_no_guess(word: str) -> None:
-    assert cli.near_flags(word) == []
+    assert near_flags(word) == []
     assert problems_of(lambda: parse_args([word, "8"])) == [f"{word}: there is no such flag; --help lists all"]
 
 
 def test_a_beginning_that_fits_several_flags_names_them_all() -> None:
-    assert cli.near_flags("--sample") == ["--sample-every", "--sample-tokens"]
-    assert cli.near_flags("--beta") == ["--beta1", "--beta2"]
-    assert cli.near_flags("--") == []
+    assert near_flags("--sample") == ["--sample-every", "--sample-tokens"]
+    assert near_flags("--beta") == ["--beta1", "--beta2"]
+    assert near_flags("--") == []
 
 
 @UNHURRIED
@@ -334,7 +337,7 @@ def test_one_wrong_letter_still_finds_the_flag(flag: str, data: st.DataObject) -
     place = data.draw(st.integers(2, len(flag) - 1))
     letter = data.draw(st.sampled_from("aeiou"))
     wrong = flag[:place] + letter + flag[place + 1 :]
-    assert wrong in FLAGS or len(cli.near_flags(wrong)) == 1
+    assert wrong in FLAGS or len(near_flags(wrong)) == 1
 
 
 @pytest.mark.parametrize(
@@ -532,7 +535,7 @@ def test_train_py_fails_with_one_line_and_status_2() -> None:
 
 def test_help_imports_neither_jax_nor_numpy() -> None:
     code = (
-        "import sys; from llmc_jax import cli; cli.main(['--help']); cli.validate(cli.parse_args([])); "
+        "import sys; from llmc_jax.cli import train; train.main(['--help']); "
         "sys.exit(len({'jax', 'jaxlib', 'numpy', 'matplotlib', 'rich'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)

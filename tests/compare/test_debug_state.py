@@ -25,7 +25,7 @@ from llmc_jax.checkpoint.llmc import write_model
 from llmc_jax.compare import activations, debug_state
 from llmc_jax.compare.activations import Batch, Model, Step
 from llmc_jax.compare.tensors import difference
-from llmc_jax.config.train import ModelConfig
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.gpt2.model import PLAIN, Execution

@@ -17,7 +17,7 @@ from llmc_jax.checkpoint.llmc import write_model
 from llmc_jax.cli.compare import main
 from llmc_jax.compare import live
 from llmc_jax.compare.logfiles import Log, read_log
-from llmc_jax.config.train import parse_descriptor
+from llmc_jax.config.model import parse_descriptor
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.run.curves import Curve

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from llmc_jax.cli.train import parse_args
+from llmc_jax.config.checks import check_model_fit, validate
+from llmc_jax.config.flags import parse_args
+from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.presets import PRESETS, preset_config
-from llmc_jax.config.train import TrainConfig, check_model_fit, parse_descriptor, validate
+from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 
 # The flags of llm.c's scripts/run_gpt2_*.sh, less -o, -y 1 (a folder of its own), -z 1 (one process), -h 1 (not built)

@@ -9,18 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.config.train import (
-    NOT_BUILT,
-    OPTIONS,
-    SLICE,
-    ModelConfig,
-    Option,
-    TrainConfig,
-    check_model_fit,
-    parse_descriptor,
-    validate,
-    value_problem,
-)
+from llmc_jax.config.checks import NOT_BUILT, check_model_fit, validate
+from llmc_jax.config.model import ModelConfig, parse_descriptor
+from llmc_jax.config.options import SLICE, Option, value_problem
+from llmc_jax.config.train import OPTIONS, TrainConfig
 from llmc_jax.errors import InputError
 
 # Flags, names and defaults of train_gpt2.cu's main(), written down from its source.

@@ -26,7 +26,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from llmc_jax.config.train import parse_descriptor
+from llmc_jax.config.model import parse_descriptor
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import num_parameters
 from tests import plain_model

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc_jax import kernels, plan
-from llmc_jax.config.train import ModelConfig, TrainConfig, parse_descriptor
+from llmc_jax.config.model import ModelConfig, parse_descriptor
+from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import GROUPS, XLA, Choice, Machine, Operations, Selection, Wish, choose
 from llmc_jax.kernels.choice import IMPLEMENTATIONS

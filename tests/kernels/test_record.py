@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc_jax import kernels, plan
-from llmc_jax.config.train import ModelConfig, TrainConfig
+from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.kernels import Choice, Finding, Findings, Machine, Variant, choice, record
 from llmc_jax.kernels.record import Asked, MadeFor, Resolved, differences, from_json, to_json

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmc_jax.config.train import TrainConfig, parse_descriptor
+from llmc_jax.config.model import parse_descriptor
+from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import Machine
 from llmc_jax.machine import compiling, deviceless

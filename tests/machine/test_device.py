@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc_jax.config.train import ModelConfig, parse_descriptor
+from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.errors import InputError
 from llmc_jax.machine import device as hardware
 from llmc_jax.machine.device import (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc_jax.cli.profile_flags import run_config
+from llmc_jax.config.flags import step_config
 from llmc_jax.errors import InputError
 from llmc_jax.profile import compare
 from llmc_jax.profile.compare import ROOT, Result, Variant, as_text, parse_variant, ratios, thread_count, usable_cores
@@ -23,7 +23,7 @@ def test_a_flag_of_train_py() -> None:
 
 
 def test_a_preset_brings_its_own_model() -> None:
-    config, _ = run_config(parse_variant("preset=demo", ["-b", "2"]).words)
+    config, _ = step_config(parse_variant("preset=demo", ["-b", "2"]).words)
     assert (config.model, config.batch_size, config.total_batch_size) == ("L4-NH4-C128-V257-T128", 2, 2048)
 
 

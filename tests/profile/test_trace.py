@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from llmc_jax.config.train import parse_slice
+from llmc_jax.config.options import parse_slice
 from llmc_jax.errors import InputError
 from llmc_jax.profile.program import Program
 from llmc_jax.profile.trace import (

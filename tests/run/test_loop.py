@@ -22,7 +22,8 @@ import pytest
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.llmc import read_header, read_model, write_model
 from llmc_jax.cli import train as cli
-from llmc_jax.config.train import ModelConfig, TrainConfig, parse_descriptor
+from llmc_jax.config.model import ModelConfig, parse_descriptor
+from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.corpora import Corpus
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.data.tokenfile import open_token_file, write_token_file

@@ -12,8 +12,9 @@ import pytest
 
 from llmc_jax import kernels, plan
 from llmc_jax.checkpoint.sources import open_source, slices, stored_special
-from llmc_jax.cli.train import parse_args
-from llmc_jax.config.train import TrainConfig, parse_descriptor
+from llmc_jax.config.flags import parse_args
+from llmc_jax.config.model import parse_descriptor
+from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import Machine, record
 from llmc_jax.models.gpt2.tensors import num_parameters

@@ -19,6 +19,7 @@ import pytest
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.llmc import read_model
 from llmc_jax.cli import train as cli
+from llmc_jax.config.flags import parse_args
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.errors import FormatError, InputError
@@ -578,7 +579,7 @@ def test_a_restart_with_other_shapes_is_another_run(data: Path, other_copy: Path
     words = [str(word) for word in (*flags_of(data), *BARE, "-o", other_copy, "-y", 1)]
     with other_gelu():
         for more, expected in (([], "other"), (["-b", "1"], "xla")):
-            setup, _ = trainer.prepare(cli.parse_args([*words, *more]), [])
+            setup, _ = trainer.prepare(parse_args([*words, *more]), [])
             assert [each.implementation for each in setup.choices if each.operation == "gelu"] == [expected]
             assert not any("not bit-exact" in note for note in setup.notes)
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from llmc_jax.config.train import ModelConfig, parse_descriptor
+from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.models.gpt2.model import Execution, forward
 from llmc_jax.models.gpt2.tensors import padded, tensor_specs, views
 from llmc_jax.run.sampler import CHUNK, LARGE, generate, sample_softmax

@@ -15,7 +15,8 @@ import pytest
 
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.llmc import read_header, read_model
-from llmc_jax.config.train import TrainConfig, parse_descriptor
+from llmc_jax.config.model import parse_descriptor
+from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters

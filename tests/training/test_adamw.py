@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmc_jax.config.train import ModelConfig
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, tensor_specs
 from llmc_jax.models.tensors import FLAT_MULTIPLE
 from llmc_jax.training.adamw import (

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmc_jax.config.train import parse_descriptor
+from llmc_jax.config.model import parse_descriptor
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.model import PLAIN, Execution
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, tensor_specs, views

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llmc_jax import kernels
-from llmc_jax.config.train import parse_descriptor
+from llmc_jax.config.model import parse_descriptor
 from llmc_jax.kernels import Finding, Machine, Variant, Wish
 from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
 from llmc_jax.ops.gelu import gelu_forward_in_product

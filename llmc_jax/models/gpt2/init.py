@@ -5,7 +5,7 @@ Leaves out llm.c's rounding to bfloat16: the numbers here are the float32 ones b
 
 import numpy as np
 
-from llmc_jax.config.train import ModelConfig
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2.tensors import BY_NAME, flat_size, tensor_specs
 from llmc_jax.rng import Mt19937
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from llmc_jax.config.train import ModelConfig
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.machine import compiling
 from llmc_jax.models.gpt2 import tensors as flat_params
 from llmc_jax.models.gpt2.tensors import Params

@@ -12,7 +12,8 @@ a product: they are few, and such an operation waits for memory.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from llmc_jax.config.train import ModelConfig, TrainConfig
+from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.train import TrainConfig
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
 from llmc_jax.training.outliers import WINDOW
 

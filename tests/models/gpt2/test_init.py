@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmc_jax.config.train import ModelConfig, parse_descriptor
+from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import TENSORS, Params, flat_size, views
 from llmc_jax.rng import Mt19937

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmc_jax.config.train import ModelConfig, parse_descriptor
+from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.models.gpt2.tensors import (
     TENSORS,
     Params,

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from llmc_jax.config.train import TrainConfig, parse_descriptor
+from llmc_jax.config.model import parse_descriptor
+from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine.device import flops_per_token
 from llmc_jax.models.gpt2 import work as calculators
 from llmc_jax.models.gpt2.model import Execution

@@ -1,0 +1,137 @@
+"""The shape of a GPT-2 (`ModelConfig`) and the descriptors that name one. Leaves out its tensors (models/)."""
+
+import re
+from dataclasses import dataclass
+
+from llmc_jax.errors import InputError
+
+GPT2_VOCAB = 50257
+LLMC_DEPTH_TO_CHANNELS = {6: 384, 12: 768, 24: 1024, 36: 1280, 48: 1600, 60: 1920, 72: 2880, 84: 3456}
+LLMC_DEPTH_TO_HEADS = {6: 6, 12: 12, 24: 16, 36: 20, 48: 25, 60: 30, 72: 30, 84: 36}
+# gpt3:cN -> (layers, head size); c5140 stands in llm.c's table, but 5140 is not a multiple of its head size 128
+GPT3_CHANNELS_TO_SHAPE = {
+    384: (6, 64), 768: (12, 64), 1024: (24, 64), 1536: (24, 96), 2048: (24, 128), 2560: (32, 80),
+    4096: (32, 128), 5140: (40, 128), 12288: (96, 128),
+}  # fmt: skip
+
+
+def pad_vocab(vocab_size: int) -> int:
+    """The next multiple of 128: llm.c pads the vocabulary so that the head's matrix product tiles evenly."""
+    return -(-vocab_size // 128) * 128
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a GPT-2. Field names are llm.c's (`GPT2Config` in train_gpt2.c).
+
+    max_seq_len: most positions the model knows (maxT, rows of wpe); vocab_size: V; padded_vocab_size: Vp (rows of
+    wte; rows V..Vp-1 are zero and stay zero); num_layers: L; num_heads: NH; channels: C.
+    """
+
+    max_seq_len: int
+    vocab_size: int
+    padded_vocab_size: int
+    num_layers: int
+    num_heads: int
+    channels: int
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 1:
+                raise InputError(f"model shape: {name} is {value}; it must be at least 1")
+        if self.padded_vocab_size < self.vocab_size:
+            raise InputError(
+                f"model shape: padded vocabulary Vp={self.padded_vocab_size} is smaller than V={self.vocab_size}"
+            )
+        if self.channels % self.num_heads:
+            raise InputError(
+                f"model shape: channels C={self.channels} is not a multiple of the number of heads NH={self.num_heads}"
+            )
+
+    @property
+    def head_size(self) -> int:
+        return self.channels // self.num_heads
+
+
+def _from_depth(depth: int) -> ModelConfig:
+    return ModelConfig(
+        max_seq_len=1024,
+        vocab_size=GPT2_VOCAB,
+        padded_vocab_size=pad_vocab(GPT2_VOCAB),
+        num_layers=depth,
+        num_heads=LLMC_DEPTH_TO_HEADS[depth],
+        channels=LLMC_DEPTH_TO_CHANNELS[depth],
+    )
+
+
+def _from_gpt3_channels(channels: int) -> ModelConfig:
+    layers, head_size = GPT3_CHANNELS_TO_SHAPE[channels]
+    if channels % head_size:
+        raise InputError(
+            f"-e gpt3:c{channels}: {channels} channels cannot be split into heads of {head_size} "
+            "(llm.c lists this size, and its own check refuses it too); take gpt3:c4096 or gpt3:c12288"
+        )
+    return ModelConfig(
+        max_seq_len=2048,
+        vocab_size=GPT2_VOCAB,
+        padded_vocab_size=pad_vocab(GPT2_VOCAB),
+        num_layers=layers,
+        num_heads=channels // head_size,
+        channels=channels,
+    )
+
+
+def _from_custom(descriptor: str) -> ModelConfig:
+    fields: dict[str, int] = {}
+    for part in descriptor.split("-"):
+        match = re.fullmatch(r"(L|NH|C|V|T)([0-9]{1,9})", part)
+        if match is None or match[1] in fields:
+            raise InputError(
+                f"-e {descriptor}: {part!r} is not understood; write each of L, NH, C and, if wanted, V and T once, "
+                "as in L4-NH4-C256-V257-T128"
+            )
+        fields[match[1]] = int(match[2])
+    missing = [name for name in ("L", "NH", "C") if name not in fields]
+    if missing:
+        raise InputError(f"-e {descriptor}: {', '.join(missing)} missing; write for example L4-NH4-C256")
+    zeros = [name for name, value in fields.items() if value == 0]
+    if zeros:
+        raise InputError(f"-e {descriptor}: {' and '.join(zeros)} must be at least 1, as in L4-NH4-C256-V257-T128")
+    channels, heads = fields["C"], fields["NH"]
+    if channels % heads:
+        raise InputError(
+            f"-e {descriptor}: C={channels} channels cannot be split into NH={heads} heads; C must be a multiple of "
+            f"NH: write C{-(-channels // heads) * heads}, or another NH"
+        )
+    vocab = fields.get("V", GPT2_VOCAB)
+    return ModelConfig(
+        max_seq_len=fields.get("T", 1024),
+        vocab_size=vocab,
+        padded_vocab_size=pad_vocab(vocab),
+        num_layers=fields["L"],
+        num_heads=fields["NH"],
+        channels=fields["C"],
+    )
+
+
+def parse_descriptor(descriptor: str) -> ModelConfig:
+    """The model that a descriptor names: `d12`, `gpt2:d12`, `gpt3:c768`, or a custom `L4-NH4-C256[-V257][-T128]`.
+
+    Custom ones default to V=50257 and T=1024, and pad V to a multiple of 128.
+    Raises InputError with the list of known names if it is none of these.
+    Source: llm.c train_gpt2.cu, `gpt2_set_hyperparameters` and `gpt3_set_hyperparameters`.
+    """
+    depth = re.fullmatch(r"(?:gpt2:)?d([0-9]{1,9})", descriptor)
+    if depth and int(depth[1]) in LLMC_DEPTH_TO_CHANNELS:
+        return _from_depth(int(depth[1]))
+    gpt3 = re.fullmatch(r"gpt3:c([0-9]{1,9})", descriptor)
+    if gpt3 and int(gpt3[1]) in GPT3_CHANNELS_TO_SHAPE:
+        return _from_gpt3_channels(int(gpt3[1]))
+    if re.match(r"(L|NH|C|V|T)[0-9]", descriptor):
+        return _from_custom(descriptor)
+    depths = ", ".join(f"d{n}" for n in LLMC_DEPTH_TO_CHANNELS)
+    channels = ", ".join(f"gpt3:c{n}" for n in GPT3_CHANNELS_TO_SHAPE if n != 5140)
+    raise InputError(
+        f"-e {descriptor}: no such model. Known: {depths} (or gpt2:dN), {channels}, "
+        "a custom shape such as L4-NH4-C256-V257-T128, or the path of a .bin checkpoint"
+    )

@@ -1,0 +1,146 @@
+"""What an option is: a field of `TrainConfig` with its flags, documentation and check; its values, read and shown.
+
+Leaves out which options there are (train.py) and how words of the command line become values (flags.py).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import field
+from typing import Any, NamedTuple
+
+from llmc_jax.errors import InputError
+
+INT_MAX = 2**31 - 1  # llm.c's options are C ints, and the step number is an int32 on the device
+
+
+class Check(NamedTuple):
+    """What a value must be beyond its type."""
+
+    holds: Callable[[Any], bool]
+    words: str  # completes "must be ..."
+
+
+def at_least(low: float, words: str = "") -> Check:
+    return Check(lambda value: value >= low, words or f"at least {low:g}")
+
+
+def minus_one_or_at_least(low: int, minus_one: str) -> Check:
+    return Check(lambda value: value == -1 or value >= low, f"at least {low}, or -1 ({minus_one})")
+
+
+def parse_slice(text: str) -> tuple[int, int]:
+    """`START:STOP` as two step numbers; raises InputError if it is none, or empty."""
+    start, colon, stop = text.partition(":")
+    if not (colon and start.isascii() and start.isdigit() and stop.isascii() and stop.isdigit()):
+        raise InputError(f"--profile {text}: must be START:STOP, two step numbers, as in 10:15")
+    if int(start) >= int(stop):
+        raise InputError(f"--profile {text}: no step is in it; STOP must be above START, as in 10:15")
+    return int(start), int(stop)
+
+
+def is_slice(text: str) -> bool:
+    """Whether a text is what `parse_slice` takes."""
+    try:
+        parse_slice(text)
+    except InputError:
+        return False
+    return True
+
+
+ZERO_IS_OFF = at_least(0, "at least 0 (0 = off)")
+FRACTION = Check(lambda value: 0 <= value <= 1, "between 0 and 1")
+BELOW_ONE = Check(lambda value: 0 <= value < 1, "at least 0 and below 1")
+ABOVE_ZERO = Check(lambda value: value > 0, "above 0")
+NOT_EMPTY = Check(lambda value: value != "", "given, not empty")
+SLICE = Check(
+    lambda value: not value or is_slice(value), "two step numbers with a colon between, the first the lower: 10:15"
+)
+
+
+class Option(NamedTuple):
+    """All there is to know about one field of TrainConfig."""
+
+    name: str
+    type: type  # int, float, str, or bool (0 or 1 on the command line)
+    default: Any
+    flags: tuple[str, ...]  # spellings, llm.c's first; the readable one begins with two dashes
+    group: str
+    meaning: str
+    unit: str
+    value: str  # how a value is called in --help
+    choices: tuple[Any, ...]
+    check: Check | None
+    switch: bool  # stands alone, without a value
+
+    @property
+    def long_flag(self) -> str:
+        return next(flag for flag in self.flags if flag.startswith("--"))
+
+    @property
+    def noun(self) -> str:
+        return self.long_flag.removeprefix("--").replace("-", " ")
+
+    @property
+    def value_name(self) -> str:
+        """Return how its value is called in --help; empty for a switch."""
+        if self.value or self.switch:
+            return self.value
+        if self.choices:
+            return "|".join(map(str, self.choices))
+        return {int: "N", float: "X", bool: "0|1", str: self.name.upper()}[self.type]
+
+
+def option(
+    default: Any,
+    flags: str,
+    group: str,
+    meaning: str,
+    *,
+    unit: str = "",
+    value: str = "",
+    choices: tuple[Any, ...] = (),
+    check: Check | None = None,
+    switch: bool = False,
+) -> Any:
+    """A field of TrainConfig that carries its own documentation and checks."""
+    about = {
+        "flags": tuple(flags.split()),
+        "group": group,
+        "meaning": meaning,
+        "unit": unit,
+        "value": value,
+        "choices": choices,
+        "check": check,
+        "switch": switch,
+    }
+    return field(default=default, metadata=about)
+
+
+TYPE_WORDS = {int: "a whole number", float: "a number", bool: "0 or 1", str: "text"}
+
+
+def value_problem(about: Option, value: object) -> str | None:
+    """Why an option cannot have this value ("must be …"), or None if it can."""
+    expected = (int, float) if about.type is float else about.type
+    if not isinstance(value, expected) or (isinstance(value, bool) and about.type is not bool):
+        return f"must be {TYPE_WORDS[about.type]}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "must be finite"
+    if isinstance(value, int) and value > INT_MAX:
+        return f"must be at most {INT_MAX}"
+    if about.choices and value not in about.choices:
+        return f"must be one of {', '.join(map(str, about.choices))}"
+    if about.check and not about.check.holds(value):
+        return f"must be {about.check.words}"
+    return None
+
+
+def show_value(value: object) -> str:
+    """A value as it is written on the command line; quoted where it would not be visible."""
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+    text = str(value)
+    return text if text and text.isprintable() and " " not in text else repr(text)
