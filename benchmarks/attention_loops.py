@@ -56,12 +56,12 @@ def compiled(target: str, version: str | None, shape: list[int], dtype: str, nvd
     import jax
     import jax.numpy as jnp
 
-    from llmc_jax.machine import deviceless
+    from llmc_jax.machine import deviceless, gpus
     from pallas_kernels import attention
 
     (B, T, NH, HS), of = shape, jax.ShapeDtypeStruct
     kind = {"bf16": jnp.bfloat16, "fp16": jnp.float16}[dtype]
-    options = {"target": deviceless.known_target(target).architecture, "version": version}
+    options = {"target": gpus.known_target(target).architecture, "version": version}
     x, qkv, lse = of((B, T, NH * HS), kind), of((B, T, 3 * NH * HS), kind), of((B, NH, T), jnp.float32)
 
     def both(dout: jax.Array, qkv: jax.Array, out: jax.Array, lse: jax.Array) -> tuple[object, object]:
@@ -74,10 +74,10 @@ def compiled(target: str, version: str | None, shape: list[int], dtype: str, nvd
 
 def row(kernel: Kernel, target: str, head_size: int, item_bytes: int = 2) -> str:
     """The table's line of a kernel."""
-    from llmc_jax.machine import deviceless
+    from llmc_jax.machine import gpus
     from pallas_kernels.tuning import attention_sizes
 
-    gpu = deviceless.known_target(target)
+    gpu = gpus.known_target(target)
     _, step, version = kernel.name.rsplit("_", 2)
     sizes = attention_sizes(gpu.architecture, head_size, version)
     columns = sizes.columns[step]

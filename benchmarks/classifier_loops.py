@@ -37,10 +37,10 @@ def compiled(target: str, dtype: str, warpgroups: int, group: int, nvdisasm: str
     import jax
     import jax.numpy as jnp
 
-    from llmc_jax.machine import deviceless
+    from llmc_jax.machine import deviceless, gpus
     from pallas_kernels import classifier, tuning
 
-    architecture = deviceless.known_target(target).architecture
+    architecture = gpus.known_target(target).architecture
     tuning.SIZES[architecture] = tuning.sizes(architecture)._replace(classifier_warpgroups=warpgroups)
     classifier.GROUP = group
     kind = {"bf16": jnp.bfloat16, "fp16": jnp.float16, "fp32": jnp.float32}[dtype]
@@ -56,10 +56,10 @@ def compiled(target: str, dtype: str, warpgroups: int, group: int, nvdisasm: str
 
 def row(kernel: Kernel, target: str, dtype: str, warpgroups: int) -> str:
     """The table's line of a kernel."""
-    from llmc_jax.machine import deviceless
+    from llmc_jax.machine import gpus
     from pallas_kernels import classifier
 
-    gpu = deviceless.known_target(target)
+    gpu = gpus.known_target(target)
     plan = classifier._plan(Vp, V, 16 // BYTES[dtype], warpgroups)
     blocks = kernel.blocks(gpu.shared_memory_per_multiprocessor, gpu.threads_per_multiprocessor)
     loops = sum(loop.instructions for loop in kernel.loops if loop.count("MUFU"))
@@ -82,10 +82,10 @@ def main() -> None:
     given = parser.parse_args()
     if not given.nvdisasm:
         parser.error("nvdisasm is not on PATH; name it with --nvdisasm (package nvidia-cuda-nvdisasm has one)")
-    from llmc_jax.machine import deviceless
+    from llmc_jax.machine import gpus
     from pallas_kernels import classifier, tuning
 
-    used = tuning.sizes(deviceless.known_target(given.target).architecture).classifier_warpgroups, classifier.GROUP
+    used = tuning.sizes(gpus.known_target(given.target).architecture).classifier_warpgroups, classifier.GROUP
     print(HEAD)
     for warpgroups, group in VARIANTS if given.variants else [used]:
         kernel = compiled(given.target, given.dtype, warpgroups, group, given.nvdisasm)

@@ -130,11 +130,10 @@ def main() -> None:
         parser.error("nvdisasm is not on PATH; name it with --nvdisasm (package nvidia-cuda-nvdisasm has one)")
 
     from benchmarks.attention_loops import compiled
-    from llmc_jax.machine import deviceless
-    from llmc_jax.machine.device import GPUS
+    from llmc_jax.machine import gpus
 
-    gpu, shape = deviceless.known_target(arguments.target), arguments.shape
-    bandwidth = GPUS[gpu.device_kind].bandwidth * 1e9
+    gpu, shape = gpus.known_target(arguments.target), arguments.shape
+    bandwidth = gpu.gpu.bandwidth * 1e9
     print(f"{gpu.device_kind}, B T NH HS = {shape}, L2 of {gpu.l2_cache / 2**20:.0f} MiB; GB\n")
     print("| " + " | ".join(COLUMNS) + " |")
     print("|---" * len(COLUMNS) + "|")

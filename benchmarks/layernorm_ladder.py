@@ -37,7 +37,8 @@ from jax import lax  # noqa: E402
 from jax.experimental import pallas as pl  # noqa: E402
 
 from llmc_jax.errors import InputError  # noqa: E402
-from llmc_jax.machine.deviceless import TARGETS, compile_for  # noqa: E402
+from llmc_jax.machine.deviceless import compile_for  # noqa: E402
+from llmc_jax.machine.gpus import TARGETS  # noqa: E402
 from pallas_kernels import layernorm, mosaic  # noqa: E402
 from pallas_kernels.mosaic import along, f32, load, store  # noqa: E402
 from pallas_kernels.tuning import sizes  # noqa: E402

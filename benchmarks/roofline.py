@@ -22,7 +22,8 @@ sys.path.insert(0, str(ROOT))
 
 from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
 from llmc_jax.errors import InputError  # noqa: E402
-from llmc_jax.machine.device import GPUS, Storage, card_memory_bytes, chosen_logit_rows, flops_per_token  # noqa: E402
+from llmc_jax.machine.device import Storage, chosen_logit_rows, flops_per_token  # noqa: E402
+from llmc_jax.machine.gpus import GPUS, card_memory_bytes  # noqa: E402
 from llmc_jax.models.gpt2.work import PHASES, Shape, Work, step_work  # noqa: E402
 
 # Estimates, as shares of a GPU's peaks: what well-made kernels reach. Products of a model's sizes: cuBLAS on Hopper.

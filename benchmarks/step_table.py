@@ -43,7 +43,7 @@ from llmc_jax.config.flags import parse_args  # noqa: E402
 from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
 from llmc_jax.config.train import TrainConfig  # noqa: E402
 from llmc_jax.errors import InputError  # noqa: E402
-from llmc_jax.machine import deviceless  # noqa: E402
+from llmc_jax.machine import deviceless, gpus  # noqa: E402
 from llmc_jax.models.gpt2.work import Shape, rows_at_once, shape_of, step_work  # noqa: E402
 from llmc_jax.profile.program import Instruction, Place, Program, elements  # noqa: E402
 
@@ -196,7 +196,7 @@ def kernel_seconds(
 
 def rates_of(gpu: str, dtype: str, attention: str = "") -> dict[str, float]:
     """What times are estimated with. attention: TFLOP/s forward and backward, such as 300,250. Raises InputError."""
-    target = deviceless.known_target(gpu)
+    target = gpus.known_target(gpu)
     known = roofline.estimated(target.device_kind, dtype)
     peak = known.products / roofline.PRODUCTS
     shares = ATTENTION.get(target.capability, ATTENTION_ELSEWHERE)
@@ -215,8 +215,8 @@ def rates_of(gpu: str, dtype: str, attention: str = "") -> dict[str, float]:
 def make_table(
     case: str, jax: str, text: str, gpu: str, model: ModelConfig, shape: Shape, rates: dict[str, float]
 ) -> Table:
-    """The table of a program's text. gpu: a name of deviceless.TARGETS."""
-    program, target = Program(text), deviceless.TARGETS[gpu]
+    """The table of a program's text. gpu: a name of gpus.TARGETS."""
+    program, target = Program(text), gpus.TARGETS[gpu]
     groups = dict.fromkeys(GROUPS, Group())
     for instruction, times in program.launched():
         name = group_of(program, instruction, shape.rows, model)
@@ -376,7 +376,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("--gpu", default="h200", help=f"one of {', '.join(deviceless.TARGETS)} (default h200)")
+    parser.add_argument("--gpu", default="h200", help=f"one of {', '.join(gpus.TARGETS)} (default h200)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the figures there")
     parser.add_argument("--compare", type=Path, metavar="FILE", help="show those that --json kept beside them")
     parser.add_argument("--keep", type=Path, metavar="FILE", help="keep the program's text there")

@@ -12,7 +12,7 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import record
-from llmc_jax.machine import compiling
+from llmc_jax.machine import compiling, gpus
 from llmc_jax.machine import device as hardware
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.training.adamw import AdamWNumbers
@@ -130,7 +130,7 @@ def logit_rows_of(config: TrainConfig, model: ModelConfig, machine: kernels.Mach
     """What --logit-rows comes to on a machine; storage: what the run needs but for them."""
     if config.logit_rows >= 0 or machine.platform != "gpu":
         return max(config.logit_rows, 0)
-    memory = hardware.card_memory_bytes(machine.kind)
+    memory = gpus.card_memory_bytes(machine.kind)
     B, T = config.batch_size, config.sequence_length
     return hardware.chosen_logit_rows(model, B, T, storage, config.recompute, memory)
 

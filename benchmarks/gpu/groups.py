@@ -71,10 +71,10 @@ def of_trace(folder: Path, words: str, device: str) -> Groups:
 def estimated(folder: Path, traced: Any, words: str, device: str) -> tuple[dict[str, float], str]:
     """Return the milliseconds of each group: as they were committed, else of the very program; and which of these."""
     from benchmarks import step_table
-    from llmc_jax.machine import deviceless
+    from llmc_jax.machine import gpus
     from llmc_jax.profile.saved import PROGRAM
 
-    gpu = next((name for name, target in deviceless.TARGETS.items() if target.device_kind == device), None)
+    gpu = next((name for name, target in gpus.TARGETS.items() if target.device_kind == device), None)
     if gpu is None:
         return {}, ""
     _, config, model = step_table.case_of(gpu, words)

@@ -15,6 +15,7 @@ from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import compiling
 from llmc_jax.machine import device as hardware
+from llmc_jax.machine.gpus import peak_flops
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
 from llmc_jax.plan import choose_execution
@@ -130,7 +131,7 @@ def rates(config: ModelConfig, tokens: int, T: int, seconds: float, dtype: str) 
     """Tokens per second, and MFU by both definitions where the peak is known."""
     found: Figures = {"tok/s": tokens / seconds}
     device = jax.devices()[0]
-    peak = hardware.peak_flops(device.device_kind, "tf32" if dtype == "fp32" else dtype)  # type: ignore[arg-type]
+    peak = peak_flops(device.device_kind, "tf32" if dtype == "fp32" else dtype)  # type: ignore[arg-type]
     for name, definition in (("PaLM MFU", "palm"), ("llm.c MFU", "llm.c")):
         flops = hardware.flops_per_token(config, T, definition=definition)  # type: ignore[arg-type]
         utilization = hardware.model_flops_utilization(flops * tokens / seconds, peak)

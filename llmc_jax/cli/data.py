@@ -1,6 +1,6 @@
 """`python -m llmc_jax.data`: make token files from text, get tinyshakespeare, look into token and tokenizer files.
 
-Leaves out the work itself (prepare.py, corpora.py, inspect.py, tokenizers.py). Exit status: 0 done, 2 bad input, 130
+Leaves out the work itself (prepare.py, corpora.py, show.py, tokenizers.py). Exit status: 0 done, 2 bad input, 130
 stopped by Ctrl-C.
 """
 
@@ -23,8 +23,8 @@ from llmc_jax.data.corpora import (
     tinyshakespeare_corpus,
 )
 from llmc_jax.data.documents import Reading, find_inputs, size_of
-from llmc_jax.data.inspect import SHOWN_TOKENS, describe, inspect_token_file
 from llmc_jax.data.prepare import SHARD_TOKENS, VAL_SHARE, VAL_TOKENS, Prepared, Report, Settings, Shard, prepare
+from llmc_jax.data.show import SHOWN_TOKENS, describe, inspect_token_file
 from llmc_jax.data.tokenfile import expand_pattern
 from llmc_jax.data.tokenizers import (
     DEFAULT_BIN,

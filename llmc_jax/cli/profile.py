@@ -14,15 +14,8 @@ from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import write_atomic
-from llmc_jax.machine.device import (
-    GPUS,
-    Storage,
-    card_memory_bytes,
-    chosen_logit_rows,
-    flops_per_token,
-    gib,
-    peak_flops,
-)
+from llmc_jax.machine.device import Storage, chosen_logit_rows, flops_per_token, gib
+from llmc_jax.machine.gpus import GPUS, card_memory_bytes, peak_flops
 from llmc_jax.machine.jax_setup import restart_with_huge_pages
 from llmc_jax.models.gpt2 import work as calculators
 from llmc_jax.models.gpt2.tensors import num_parameters

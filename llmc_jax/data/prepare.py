@@ -29,6 +29,7 @@ from llmc_jax.data.tokenfile import HEADER_BYTES, KINDS, MAX_TOKENS, make_header
 from llmc_jax.data.tokenizers import Tokenizer, load_tokenizer
 from llmc_jax.errors import InputError
 from llmc_jax.files import leads_to, reason, try_lock
+from llmc_jax.machine.device import usable_cores
 
 PARTIAL = re.compile(r"\.\w[\w.-]*\.\w{8}\.partial", re.ASCII)  # a hidden folder in which files are made
 SHARD_TOKENS = 10**8  # llm.c's scripts for FineWeb
@@ -283,8 +284,7 @@ def _ignore_interrupt() -> None:
 def _choose_workers(workers: int | None, total_bytes: int) -> int:
     if workers is not None:
         return workers
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, total_bytes // BYTES_PER_WORKER))
+    return max(1, min(len(usable_cores()), total_bytes // BYTES_PER_WORKER))
 
 
 # ----- splitting and writing -----------------------------------------------------------------------------------------

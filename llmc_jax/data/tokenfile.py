@@ -20,7 +20,7 @@ import numpy as np
 
 from llmc_jax import magics
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import complete_file, reason
+from llmc_jax.files import complete_file, leads_to, reason
 
 HEADER_BYTES = 1024
 MAX_TOKENS = (1 << 31) - 1  # the header counts in an int32
@@ -64,7 +64,6 @@ class TokenFile:
         self._file = file
         found = os.fstat(file.fileno())
         self.size, self.modified = found.st_size, found.st_mtime_ns
-        self._identity = found.st_dev, found.st_ino
 
     @property
     def header_bytes(self) -> int:
@@ -106,13 +105,9 @@ class TokenFile:
 
     def where(self) -> Where:
         """Return whether its path still leads to this file, or to none, or to another."""
-        try:
-            found = os.stat(self.path)
-        except (FileNotFoundError, NotADirectoryError):
-            return "gone"
-        except OSError:  # nobody can tell
+        if leads_to(self.path, self._file.fileno()):
             return "here"
-        return "here" if (found.st_dev, found.st_ino) == self._identity else "replaced"
+        return "replaced" if os.path.exists(self.path) else "gone"
 
     def close(self) -> None:
         """Close it; nothing can be read any more."""

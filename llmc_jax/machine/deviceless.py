@@ -26,42 +26,9 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh, NamedShar
 
 from llmc_jax.errors import InputError
 from llmc_jax.machine import compiling
-from llmc_jax.machine.device import GPUS
+from llmc_jax.machine.gpus import Target, known_target
 
 PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
-
-
-class Target(NamedTuple):
-    """What the compiler must know of a GPU. Its memory and bandwidth stand in llmc_jax/machine/device.py."""
-
-    device_kind: str  # the driver's name: a key of hardware.GPUS, and what JAX's own tables know
-    capability: tuple[int, int]  # compute capability
-    multiprocessors: int
-    shared_memory: int  # bytes of shared memory that a block may use
-    shared_memory_per_multiprocessor: int  # bytes
-    threads_per_multiprocessor: int
-    cores_per_multiprocessor: int  # fp32
-    l2_cache: int  # bytes
-    clock: float  # GHz, boost
-
-    @property
-    def architecture(self) -> str:
-        """The name that kernels are chosen by, such as sm_90."""
-        return "sm_{}{}".format(*self.capability)
-
-
-MIB = 2**20
-# Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" (shared memory, threads); the
-# cards' datasheets and whitepapers as named in device.py (multiprocessors, cores, cache, clock).
-TARGETS = {
-    "h200": Target("NVIDIA H200", (9, 0), 132, 232_448, 233_472, 2048, 128, 50 * MIB, 1.98),
-    "h100": Target("NVIDIA H100 80GB HBM3", (9, 0), 132, 232_448, 233_472, 2048, 128, 50 * MIB, 1.98),
-    "a100": Target("NVIDIA A100-SXM4-80GB", (8, 0), 108, 166_912, 167_936, 2048, 64, 40 * MIB, 1.41),
-    "rtx3090": Target("NVIDIA GeForce RTX 3090", (8, 6), 82, 101_376, 102_400, 1536, 128, 6 * MIB, 1.70),
-    "rtx4090": Target("NVIDIA GeForce RTX 4090", (8, 9), 128, 101_376, 102_400, 1536, 128, 72 * MIB, 2.52),
-    "rtx5090": Target("NVIDIA GeForce RTX 5090", (12, 0), 170, 101_376, 102_400, 1536, 128, 96 * MIB, 2.41),
-    "b200": Target("NVIDIA B200", (10, 0), 148, 232_448, 233_472, 2048, 128, 126 * MIB, 1.96),
-}
 
 
 class MemoryUse(NamedTuple):
@@ -103,13 +70,6 @@ class KernelResources(NamedTuple):
     registers: int  # of at most 255
     spilled: int  # bytes of registers that had to go to memory: stores and loads, whichever are more
     serialized: bool  # Hopper's matrix products wait for each other, which costs much of their speed
-
-
-def known_target(name: str) -> Target:
-    """The facts about a GPU by its short name. Raises InputError with the list of names for one that is not known."""
-    if name not in TARGETS:
-        raise InputError(f"GPU {name!r} is not known here: take one of {', '.join(TARGETS)}")
-    return TARGETS[name]
 
 
 def plugin_installed() -> bool:
@@ -258,7 +218,6 @@ def _only_capability(target: Target) -> None:
 
 def _target_config(target: Target) -> str:
     """XLA's GpuTargetConfigProto of a GPU, as text."""
-    gpu = GPUS[target.device_kind]
     major, minor = target.capability
     # Mosaic's kernels for consumer Blackwell are sm_120a, which plain sm_120 must not run.
     accelerated = " feature_extension: ACCELERATED_FEATURES" if major == 12 else ""
@@ -275,10 +234,10 @@ gpu_device_info {{
   block_dim_limit_x: 2147483647
   block_dim_limit_y: 65535
   block_dim_limit_z: 65535
-  memory_bandwidth: {round(gpu.bandwidth * 1e9)}
+  memory_bandwidth: {round(target.gpu.bandwidth * 1e9)}
   l2_cache_size: {target.l2_cache}
   clock_rate_ghz: {target.clock}
-  device_memory_size: {round(gpu.memory * 1e9)}
+  device_memory_size: {round(target.gpu.memory * 1e9)}
   cuda_compute_capability {{ major: {major} minor: {minor}{accelerated} }}
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536

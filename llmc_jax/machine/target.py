@@ -3,8 +3,6 @@
 import re
 from typing import NamedTuple
 
-import jax
-
 
 class Machine(NamedTuple):
     """What the choice depends on."""
@@ -30,6 +28,8 @@ class Machine(NamedTuple):
 
 def this_machine() -> Machine:
     """Return the device that JAX computes on by default. Initialises JAX's backend."""
+    import jax
+
     device = jax.devices()[0]
     capability = getattr(device, "compute_capability", "") if device.platform == "gpu" else ""
     return Machine(device.platform, device.device_kind, str(capability))

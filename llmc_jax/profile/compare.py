@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from llmc_jax.config.flags import step_config
 from llmc_jax.config.train import OPTIONS
 from llmc_jax.errors import InputError
+from llmc_jax.machine.device import usable_cores
 from llmc_jax.text import screen_width, table
 
 CORES = "LLMC_JAX_PROFILE_CORES"  # tells a worker which cores it may use
@@ -62,13 +63,6 @@ def thread_count(text: str, flag: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= available):
         raise InputError(f"{flag}: threads must be a whole number from 1 to {available}, the cores that there are")
     return int(text)
-
-
-def usable_cores() -> list[int]:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 # ----- commits ------------------------------------------------------------------------------------------------------

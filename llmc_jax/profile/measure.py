@@ -24,6 +24,7 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import compiling
 from llmc_jax.machine import device as hardware
+from llmc_jax.machine.gpus import GPUS, peak_flops
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
 from llmc_jax.models.gpt2.work import Shape, shape_of
 from llmc_jax.plan import choose_execution, made_for, resolve_dtype, step_numbers, storage_of
@@ -211,9 +212,9 @@ class Rates(NamedTuple):
 def machine_rates(bench: Bench) -> Rates:
     """Return the peaks of a GPU from its table; of anything else what its products and its memory reach at best."""
     setup = bench.setup
-    peak = hardware.peak_flops(setup.device.kind, product_precision(setup))
+    peak = peak_flops(setup.device.kind, product_precision(setup))
     if setup.device.platform != "cpu" and peak is not None:
-        bandwidth = hardware.GPUS[setup.device.kind].bandwidth * 1e9
+        bandwidth = GPUS[setup.device.kind].bandwidth * 1e9
         return Rates(peak, peak, MemoryRates(bandwidth, bandwidth, bandwidth, bandwidth, 0), None, False)
     fastest, together = product_rates(bench)
     cache = hardware.cache_bytes()

@@ -32,6 +32,7 @@ from llmc_jax.kernels.record import to_json
 from llmc_jax.machine import compiling
 from llmc_jax.machine import device as hardware
 from llmc_jax.machine import jax_setup as platform
+from llmc_jax.machine.gpus import peak_flops
 from llmc_jax.machine.nvml import gpu_line, gpu_numbers
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.plan import resolve_rounding, step_numbers
@@ -458,7 +459,7 @@ def report_step(run: Run, progress: Progress, result: StepResult) -> Progress:
     tokens = setup.config.tokens_per_step
     per_second = tokens / result.seconds
     precision = product_precision(setup)
-    peak = None if setup.device.platform == "cpu" else hardware.peak_flops(setup.device.kind, precision)
+    peak = None if setup.device.platform == "cpu" else peak_flops(setup.device.kind, precision)
     flops = hardware.flops_per_token(setup.model.config, setup.config.sequence_length) * per_second
     common: dict[str, Any] = {
         "loss": result.loss,

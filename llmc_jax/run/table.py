@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from llmc_jax import kernels
-from llmc_jax.machine import compiling
+from llmc_jax.machine import compiling, gpus
 from llmc_jax.machine import device as hardware
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.plan import asked_of, resolve_rounding, triton_gemm_wish
@@ -126,8 +126,8 @@ def precision_text(setup: Setup) -> str:
     return f"{setup.dtype}, {weights}, {rounded}{scaled}"
 
 
-def product_precision(setup: Setup) -> hardware.Precision:
+def product_precision(setup: Setup) -> gpus.Precision:
     """In what the matrix products are computed."""
     if setup.dtype != "fp32":
-        return cast(hardware.Precision, setup.dtype)
+        return cast(gpus.Precision, setup.dtype)
     return "tf32" if setup.has_tf32 and setup.config.tf32 else "fp32"

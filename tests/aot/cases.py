@@ -19,7 +19,7 @@ from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.kernels import Machine
-from llmc_jax.machine import deviceless
+from llmc_jax.machine import deviceless, gpus
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.plan import choose_execution, resolve_rounding
@@ -74,7 +74,7 @@ class Case(NamedTuple):
         """A function of the donated arrays and of the others, and both."""
         arrays = {key: value for key, value in self.arguments.items() if has_arrays(value)}
         donated = {key: arrays.pop(key) for key in self.donated}
-        function, target = kernel_function(self.function), deviceless.known_target(gpu).architecture
+        function, target = kernel_function(self.function), gpus.known_target(gpu).architecture
 
         def call(donated: dict[str, Any], kept: dict[str, Any]) -> Any:
             given = {**self.arguments, **donated, **kept}
@@ -185,7 +185,7 @@ def cases(gpu: str) -> list[Case]:
     for dtype, weights in (("bf16", "fp32"), ("fp16", "fp16"), ("fp32", "fp32")):
         found += layernorm(dtype, 768, weights)
     found += layernorm("bf16", 768, "bf16", rows=1001)
-    if longest_row(deviceless.known_target(gpu).architecture) < 12288:  # the backward refuses it, with a message
+    if longest_row(gpus.known_target(gpu).architecture) < 12288:  # the backward refuses it, with a message
         found = [each for each in found if not ("backward" in each.function and "C=12288" in each.shape)]
     for dtype in EVERY_DTYPE:
         found += gelu(dtype, ROWS, 4 * 768)
@@ -200,7 +200,7 @@ def cases(gpu: str) -> list[Case]:
     found += embedding("bf16", 4, 1000, 1600)
     found += adamw("bf16", "stochastic")
     found += adamw("bf16", "stochastic", masters=False)
-    target = deviceless.known_target(gpu).architecture
+    target = gpus.known_target(gpu).architecture
     chosen = attention_sizes(target, 64, None).version
     for head_size in (32, 64, 80, 96, 128):
         found += attention("bf16", 1024, 12, head_size, version=chosen)
@@ -244,7 +244,7 @@ class StepCase(NamedTuple):
         return deviceless.compile_for(train_step, arguments, gpu, compiler_options=options)
 
     def execution(self, gpu: str) -> Execution:
-        target = deviceless.known_target(gpu)
+        target = gpus.known_target(gpu)
         machine = Machine("gpu", target.device_kind, "{}.{}".format(*target.capability))
         return choose_execution(self._run(), parse_descriptor(self.model), machine, self.dtype)[0]
 

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks import aot
 from llmc_jax.errors import InputError
-from llmc_jax.machine import deviceless
+from llmc_jax.machine import deviceless, gpus
 from pallas_kernels.gelu import gelu_forward
 
 pytestmark = [
@@ -73,7 +73,7 @@ def test_kernels_are_compiled_for_one_capability_in_a_process() -> None:
 
 
 def test_every_gpu_is_known_to_the_compiler() -> None:
-    for name in deviceless.TARGETS:
+    for name in gpus.TARGETS:
         assert deviceless.compile_for(jnp.sin, (x,), name).memory.arguments == 4 * MIB
 
 

@@ -12,7 +12,7 @@ from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import Machine
-from llmc_jax.machine import compiling, deviceless
+from llmc_jax.machine import compiling, gpus
 from llmc_jax.machine.compiling import ESTIMATED, TRITON_GEMM, triton_gemm
 from llmc_jax.plan import choose_execution
 
@@ -49,7 +49,7 @@ def test_what_nobody_has_decided_may_be_tried(monkeypatch: pytest.MonkeyPatch) -
 
 def test_only_hopper_differs_from_xlas_default() -> None:
     found = {}
-    for name, gpu in deviceless.TARGETS.items():
+    for name, gpu in gpus.TARGETS.items():
         machine = Machine("gpu", gpu.device_kind, "{}.{}".format(*gpu.capability))
         execution, _ = choose_execution(TrainConfig(), parse_descriptor("d12"), machine, "bf16")
         found[name] = execution.compiler_options
@@ -61,7 +61,7 @@ def test_only_hopper_differs_from_xlas_default() -> None:
 
 def test_gelu_in_a_product_takes_nvidia_s_library_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     config, model = TrainConfig(gelu_fusion=1, recompute=0), parse_descriptor("d12")
-    for gpu in deviceless.TARGETS.values():
+    for gpu in gpus.TARGETS.values():
         machine = Machine("gpu", gpu.device_kind, "{}.{}".format(*gpu.capability))
         assert choose_execution(config, model, machine, "bf16")[0].compiler_options == OFF
     assert choose_execution(config, model, Machine("cpu", "cpu"), "fp32")[0].compiler_options == ()

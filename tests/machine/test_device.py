@@ -13,16 +13,15 @@ from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.errors import InputError
 from llmc_jax.machine import device as hardware
 from llmc_jax.machine.device import (
-    GPUS,
     Storage,
     check_fits,
     chosen_logit_rows,
     estimated_step_bytes,
     flops_per_token,
     largest_that_fits,
-    peak_flops,
     required_memory_bytes,
 )
+from llmc_jax.machine.gpus import GPUS, card_memory_bytes, peak_flops
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
 
 GIB = 2**30
@@ -414,7 +413,7 @@ def test_a_step_takes_no_more_than_estimated(batch: int, recompute: int, rows: i
 def test_as_many_rows_of_logits_as_a_card_s_memory_has_room_for(
     card: str, model: str, batch: int, recompute: int, rows: int
 ) -> None:
-    memory = hardware.card_memory_bytes(card)
+    memory = card_memory_bytes(card)
     assert chosen_logit_rows(parse_descriptor(model), batch, 1024, BF16, recompute, memory) == rows
 
 

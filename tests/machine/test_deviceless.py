@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 from llmc_jax.errors import InputError
-from llmc_jax.machine import deviceless
-from llmc_jax.machine.device import GPUS
+from llmc_jax.machine import deviceless, gpus
 from llmc_jax.machine.deviceless import MemoryUse
 from pallas_kernels import tuning
 from tests.aot import cases
@@ -27,15 +26,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_targets_agree_with_the_other_tables() -> None:
-    """Memory and bandwidth come from machine/device.py; tile sizes for the same architectures are in tuning.py."""
-    for name, target in deviceless.TARGETS.items():
-        assert target.device_kind in GPUS, name
+    """Memory and bandwidth stand in the same file; tile sizes for the same architectures are in tuning.py."""
+    for name, target in gpus.TARGETS.items():
+        assert target.device_kind in gpus.GPUS, name
         sizes = tuning.sizes(target.architecture)
         assert (sizes.sms, sizes.smem) == (target.multiprocessors, target.shared_memory), name
         cores, clock = target.multiprocessors * target.cores_per_multiprocessor, target.clock
         # fp32 peak: a multiplication and an addition per core and clock. The clocks are rounded, NVIDIA's peaks too.
-        assert 2e-3 * cores * clock == pytest.approx(GPUS[target.device_kind].fp32, rel=0.02), name
-    assert {target.architecture for target in deviceless.TARGETS.values()} == set(tuning.TARGETS)
+        assert 2e-3 * cores * clock == pytest.approx(target.gpu.fp32, rel=0.02), name
+    assert {target.architecture for target in gpus.TARGETS.values()} == set(tuning.TARGETS)
 
 
 def test_an_unknown_gpu_is_answered_with_the_list() -> None:
@@ -58,10 +57,10 @@ def test_memory_total_counts_donated_memory_once() -> None:
 
 def test_a_second_capability_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deviceless, "_capability", None)
-    deviceless._only_capability(deviceless.TARGETS["h200"])
-    deviceless._only_capability(deviceless.TARGETS["h100"])
+    deviceless._only_capability(gpus.TARGETS["h200"])
+    deviceless._only_capability(gpus.TARGETS["h100"])
     with pytest.raises(InputError, match=r"for compute capability 9\.0 and cannot compile them for 8\.0"):
-        deviceless._only_capability(deviceless.TARGETS["a100"])
+        deviceless._only_capability(gpus.TARGETS["a100"])
 
 
 # ----- reading what the compiler says -------------------------------------------------------------------------------

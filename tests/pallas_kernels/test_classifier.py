@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from llmc_jax.machine import deviceless
+from llmc_jax.machine import deviceless, gpus
 from llmc_jax.ops import classifier as twin
 from pallas_kernels import classifier as kernels
 from pallas_kernels.classifier import _form, classifier
@@ -194,7 +194,7 @@ def test_the_widest_row_that_is_kept_is_kept_twice() -> None:
     given = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kinds]
     [launch] = launches(deviceless.lower_for(partial(classifier, vocab_size=Vp), given, "h200"))
     assert launch.threads == 256
-    room = deviceless.TARGETS["h200"].shared_memory_per_multiprocessor
+    room = gpus.TARGETS["h200"].shared_memory_per_multiprocessor
     assert 2 * Vp <= launch.shared_memory <= room // 2 - 1024
 
 

@@ -27,7 +27,7 @@ import jax.numpy as jnp  # noqa: E402
 import triton  # noqa: E402
 
 from llmc_jax.kernels.triton import classifier, layernorm, softmax  # noqa: E402
-from llmc_jax.machine import deviceless  # noqa: E402
+from llmc_jax.machine import deviceless, gpus  # noqa: E402
 
 ODD = ", odd"  # sizes that divide by nothing
 
@@ -78,7 +78,7 @@ def classifiers(rows: int, V: int, Vp: int, dtype: Any, mark: str = "") -> Case:
 
 def compiled(case: Case, gpu: str) -> dict[str, Any]:
     """What came out: memory of the program, copies in it, registers and memory accesses of the kernel."""
-    target = deviceless.known_target(gpu).architecture
+    target = gpus.known_target(gpu).architecture
     before = set(Path(DUMP.name).glob("*/*.ptx"))
     program = deviceless.compile_for(
         lambda *arrays: case.function(*arrays, target=target), case.arguments, gpu, donate_argnums=case.donated
@@ -116,8 +116,8 @@ def resources(ptx: Path) -> dict[str, int]:
 
 def table(lines: Sequence[dict[str, Any]]) -> str:
     """Markdown: a row for each kernel, a column of registers (and bytes spilled, if any) for each GPU."""
-    gpus = list(dict.fromkeys(line["gpu"] for line in lines))
-    rows = [f"| kernel, bf16 | {' | '.join(gpus)} |", "|---" * (len(gpus) + 1) + "|"]
+    names = list(dict.fromkeys(line["gpu"] for line in lines))
+    rows = [f"| kernel, bf16 | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     for kernel in dict.fromkeys(line["kernel"] for line in lines):
         cells = [line for line in lines if line["kernel"] == kernel]
         texts = [str(c["registers"]) + (f" ({c['spilled']} B spilled)" if c["spilled"] else "") for c in cells]
@@ -126,8 +126,8 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    gpus = [argument for argument in arguments if argument != "--table"] or list(deviceless.TARGETS)
-    lines = [compiled(case, gpu) for gpu in gpus for case in cases()]
+    names = [argument for argument in arguments if argument != "--table"] or list(gpus.TARGETS)
+    lines = [compiled(case, gpu) for gpu in names for case in cases()]
     if "--table" in arguments:
         print(table([line for line in lines if not line["kernel"].endswith(ODD)]))
     else:

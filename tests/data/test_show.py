@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.cli.data import main
-from llmc_jax.data import inspect as module
-from llmc_jax.data.inspect import describe, inspect_token_file, token_stats
+from llmc_jax.data import show as module
+from llmc_jax.data.show import describe, inspect_token_file, token_stats
 from llmc_jax.data.tokenfile import open_token_file, write_token_file
 from llmc_jax.errors import FormatError, InputError
 
