@@ -1,6 +1,7 @@
 """The documentation is true: examples run, calculations hold, links, excerpts and tables agree with the code.
 
-What is checked in docs/*.md and docs/derivations/*.md (and the last two in README.md and benchmarks/README.md):
+What is checked in docs/*.md and docs/derivations/*.md (and the last two in README.md, CONTRIBUTING.md, CHANGELOG.md and
+benchmarks/README.md):
 
     ```python blocks with >>>                   run, and print what stands there
     ```python blocks that begin with a path     are lines of that file
@@ -29,7 +30,7 @@ from llmc_jax.errors import InputError
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 DERIVATIONS = [path for path in DOCS if path.parent.name == "derivations"]
-FRONT = [ROOT / "README.md", ROOT / "benchmarks/README.md"]
+FRONT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")]
 HAND_WRITTEN = [path for path in DOCS if path.name != "flags.md"]  # that one is made from the code, and tested so
 
 PARTS = ["Cost and memory", "Numerical pitfalls", "In the code", "Worked example", "How it is tested", "Exercises"]

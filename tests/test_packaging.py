@@ -344,6 +344,11 @@ def test_uv_takes_the_same_versions_as_make() -> None:
     assert uv["constraint-dependencies"] == [line for line in lines if not line.startswith("#")]
 
 
+def test_the_citation_and_the_changelog_know_the_version(project: dict) -> None:
+    assert f"\nversion: {project['version']}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## [{project['version']}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
 def test_every_source_folder_is_a_package() -> None:
     """A folder without __init__.py would be missing from the wheel while everything works in the clone."""
     folders = {source.parent for source in (ROOT / "llmc_jax").rglob("*.py")}
