@@ -1,4 +1,4 @@
-"""The demo, `python train.py` without any flag: it ends well, beats its yardstick, and leaves what README.md says."""
+"""The demo, `python train.py` without any flag: it ends well, beats its baseline, and leaves what README.md says."""
 
 import subprocess
 import sys
@@ -35,7 +35,7 @@ def test_the_demo(tmp_path: Path) -> None:
     final = [each for each in events if each["event"] == "val"][-1]
     seconds = sum(each["ms"] for each in steps) / 1e3
     bigram = stdlib_corpus().bigram_nats
-    print(f"demo: {seconds:.0f} s of steps; validation {final['loss']:.3f}, frequencies of pairs {bigram:.3f} nats")
+    print(f"demo: {seconds:.0f} s of steps; validation {final['loss']:.3f}, bigram baseline {bigram:.3f} nats")
     assert final["step"] == STEPS
     assert final["loss"] <= 0.85 * bigram
 

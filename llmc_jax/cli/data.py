@@ -292,8 +292,7 @@ def _print_corpus(corpus: Corpus) -> None:
         f"{corpus.val_documents:,} for validation"
     )
     print(
-        f"to beat on validation: {corpus.bigram_nats:.3f} nats per token, what frequencies of pairs reach "
-        f"(of single tokens: {corpus.unigram_nats:.3f})"
+        f"bigram baseline on validation: {corpus.bigram_nats:.3f} nats per token (unigram: {corpus.unigram_nats:.3f})"
     )
 
 

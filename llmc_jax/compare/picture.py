@@ -15,8 +15,8 @@ from llmc_jax.compare.logfiles import Log
 from llmc_jax.compare.logs import LETTERS, TRAIN, Difference
 from llmc_jax.files import write_atomic
 from llmc_jax.run.curves import (
+    BASELINE,
     PALETTE,
-    YARDSTICK,
     Curve,
     binned,
     finite,
@@ -166,7 +166,7 @@ def _draw_differences(axes: Any, found: Sequence[Difference]) -> None:
     if words:
         box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
         place = {"transform": axes.transAxes, "ha": "right", "va": "bottom"}
-        axes.text(0.99, 0.03, words, fontsize=8, color=YARDSTICK, bbox=box, **place)
+        axes.text(0.99, 0.03, words, fontsize=8, color=BASELINE, bbox=box, **place)
     if not any(len(each.steps) for each in found):
         axes.text(0.5, 0.6, "no step in common", transform=axes.transAxes, ha="center")
 

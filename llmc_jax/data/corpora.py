@@ -34,7 +34,7 @@ TINYSHAKESPEARE_FOLDER = Path("dev/data/tinyshakespeare")
 TINYSHAKESPEARE_VAL_TOKENS = 32768
 
 BIGRAM_PRIOR = 10.0  # tokens that the unigram model is worth; the figures hardly depend on it
-ENTROPY_MAX_TOKENS = 1 << 24  # of the training tokens, so that a yardstick stays cheap
+ENTROPY_MAX_TOKENS = 1 << 24  # of the training tokens, so that a baseline stays cheap
 DENSE_VOCAB = 4096  # up to here all V*V pairs fit a table
 
 
@@ -43,7 +43,7 @@ class Corpus(NamedTuple):
 
     tokenizer: what `load_tokenizer` takes. fingerprint: of the text, in hexadecimal. unigram_nats, bigram_nats: the
     loss per validation token, in nats, of models that know how frequent each token is, and how frequent after the
-    token before it (`unigram_entropy`, `bigram_entropy`): what a language model has to beat.
+    token before it (`unigram_baseline`, `bigram_baseline`): what a language model has to beat.
     """
 
     name: str
@@ -208,23 +208,23 @@ def _save(
         val_tokens=val.size,
         train_documents=int(np.count_nonzero(train == tokenizer.eot)),
         val_documents=int(np.count_nonzero(val == tokenizer.eot)),
-        unigram_nats=unigram_entropy(train, val, tokenizer.vocab_size),
-        bigram_nats=bigram_entropy(train, val, tokenizer.vocab_size),
+        unigram_nats=unigram_baseline(train, val, tokenizer.vocab_size),
+        bigram_nats=bigram_baseline(train, val, tokenizer.vocab_size),
     )
     write_token_file(corpus.val, val, tokenizer.kind)
     write_token_file(corpus.train, train, tokenizer.kind)
     return corpus
 
 
-# ----- yardsticks ---------------------------------------------------------------------------------------------------
+# ----- baselines ----------------------------------------------------------------------------------------------------
 
 
-def unigram_entropy(train: np.ndarray, val: np.ndarray, vocab_size: int) -> float:
+def unigram_baseline(train: np.ndarray, val: np.ndarray, vocab_size: int) -> float:
     """Nats per token of val, (n,) ids below V, under the token frequencies of train (m,), each count one higher."""
     return float(-np.log(_unigram(train, vocab_size)[val]).mean())
 
 
-def bigram_entropy(train: np.ndarray, val: np.ndarray, vocab_size: int) -> float:
+def bigram_baseline(train: np.ndarray, val: np.ndarray, vocab_size: int) -> float:
     """Nats per token of val, (n,) ids below V, n >= 2, under the frequencies of train of each token after another.
 
     The unigram model q counts as BIGRAM_PRIOR more tokens after each, so that nothing has probability 0:

@@ -28,7 +28,7 @@ LARGEST = 1e6  # times the median: larger values count as this in averages, whos
 # Okabe and Ito's colours for every kind of colour vision, in an order in which the first few lie far apart; their
 # yellow is left out, which is hard to see on white.
 PALETTE = ("#0072b2", "#d55e00", "#000000", "#e69f00", "#cc79a7", "#56b4e9", "#009e73")
-TRAIN, VAL, YARDSTICK, RATE, NORM, SKIPPED = PALETTE[0], PALETTE[1], "#555555", PALETTE[6], "#8a5fbf", PALETTE[4]
+TRAIN, VAL, BASELINE, RATE, NORM, SKIPPED = PALETTE[0], PALETTE[1], "#555555", PALETTE[6], "#8a5fbf", PALETTE[4]
 
 
 class Curve(NamedTuple):
@@ -153,11 +153,11 @@ def draw_curves(
     metrics: Sequence[Mapping[str, Any]] | Path,
     out_png: Path,
     title: str = "",
-    yardsticks: Mapping[str, float] | None = None,
+    baselines: Mapping[str, float] | None = None,
 ) -> None:
     """Draw a run's metrics (events as `read_metrics` gives them, or the metrics.jsonl) into a PNG file.
 
-    yardsticks: losses to compare with, in nats per token, drawn as horizontal lines under their names.
+    baselines: losses to compare with, in nats per token, drawn as horizontal lines under their names.
     The file appears complete or not at all. Steps count from 0, as in the log.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -168,7 +168,7 @@ def draw_curves(
     canvas = FigureCanvasAgg(figure)
     margins = {"left": 0.085, "right": 0.91, "top": 0.865, "bottom": 0.085, "hspace": 0.1}  # a layout engine is slower
     loss_axes, lower_axes = figure.subplots(2, 1, sharex=True, height_ratios=[3.4, 1], gridspec_kw=margins)
-    _draw_loss(loss_axes, rows, yardsticks or {})
+    _draw_loss(loss_axes, rows, baselines or {})
     _draw_rate_and_norm(lower_axes, rows)
     _limit_steps(lower_axes, rows)
     if title:
@@ -178,19 +178,19 @@ def draw_curves(
     write_atomic(out_png, picture.getvalue())
 
 
-def _draw_loss(axes: Any, rows: Sequence[Mapping[str, Any]], yardsticks: Mapping[str, float]) -> None:
+def _draw_loss(axes: Any, rows: Sequence[Mapping[str, Any]], baselines: Mapping[str, float]) -> None:
     train, val = curve(rows, "train", "loss"), curve(rows, "val", "loss")
     _draw_train(axes, finite(train))
     if len(val.steps):
         shown, label = finite(val), f"validation (last {val.values[-1]:.4f})"
         axes.plot(shown.steps, shown.values, "o-", color=VAL, markersize=4, linewidth=1.2, label=label, zorder=4)
-    chosen = loss_range([train], [val.values, np.array(list(yardsticks.values()), np.float64)])
+    chosen = loss_range([train], [val.values, np.array(list(baselines.values()), np.float64)])
     if chosen is not None:
         show_range(axes, chosen)
     mark_outside(axes, train, chosen, TRAIN, "training")
     mark_outside(axes, val, chosen, VAL, "validation")
     _mark_skipped(axes, rows)
-    _draw_yardsticks(axes, yardsticks)
+    _draw_baselines(axes, baselines)
     axes.set_ylabel(f"loss (nats per token{', log scale' if axes.get_yscale() == 'log' else ''})")
     axes.grid(alpha=0.25)
     axes.spines["right"].set_visible(False)
@@ -198,9 +198,9 @@ def _draw_loss(axes: Any, rows: Sequence[Mapping[str, Any]], yardsticks: Mapping
     if axes.get_legend_handles_labels()[0]:
         axes.legend(
             loc="upper center", bbox_to_anchor=(0.56, 0.99), fontsize=9, edgecolor="none", framealpha=0.9
-        )  # the names of the yardsticks stand at the right, the curve begins at the left
+        )  # the names of the baselines stand at the right, the curve begins at the left
     else:
-        axes.text(0.5, 0.5, "no steps yet", transform=axes.transAxes, ha="center", color=YARDSTICK)
+        axes.text(0.5, 0.5, "no steps yet", transform=axes.transAxes, ha="center", color=BASELINE)
 
 
 def _draw_train(axes: Any, train: Curve) -> None:
@@ -246,14 +246,14 @@ def _mark(axes: Any, steps: np.ndarray, height: float, mark: str, label: str, co
     )  # fmt: skip
 
 
-def _draw_yardsticks(axes: Any, yardsticks: Mapping[str, float]) -> None:
+def _draw_baselines(axes: Any, baselines: Mapping[str, float]) -> None:
     """Horizontal lines with their names at the right: above the line, or below it where the next line is close."""
     height_above = 1.0
-    for name, value in sorted(yardsticks.items(), key=lambda item: -item[1]):
+    for name, value in sorted(baselines.items(), key=lambda item: -item[1]):
         height = axes.transAxes.inverted().transform(axes.transData.transform((0, value)))[1]
         below = height_above - height < 0.05
         height_above = height
-        axes.axhline(value, color=YARDSTICK, linestyle=(0, (5, 3)), linewidth=1.1, zorder=1)
+        axes.axhline(value, color=BASELINE, linestyle=(0, (5, 3)), linewidth=1.1, zorder=1)
         axes.annotate(
             f"{name} {value:.3f}",
             xy=(1, value),
@@ -263,7 +263,7 @@ def _draw_yardsticks(axes: Any, yardsticks: Mapping[str, float]) -> None:
             ha="right",
             va="top" if below else "bottom",
             fontsize=9,
-            color=YARDSTICK,
+            color=BASELINE,
         )
 
 
@@ -348,14 +348,14 @@ class CurveDrawer:
         self,
         folder: Path,
         title: str,
-        yardsticks: dict[str, float],
+        baselines: dict[str, float],
         warn: Callable[[str], None],
         is_there: Callable[[], bool] = lambda: True,
     ) -> None:
         """warn: shows a warning; is_there: whether the folder is still the run's, without which nothing is drawn."""
         self._is_there = is_there
         self.path = folder / CURVES
-        self._metrics, self._title, self._yardsticks = folder / METRICS, title, yardsticks
+        self._metrics, self._title, self._baselines = folder / METRICS, title, baselines
         self._warn, self._warned = warn, False
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llmc_jax curves")
         self._drawing: Future[float] | None = None
@@ -364,7 +364,7 @@ class CurveDrawer:
     def _draw(self) -> float:
         start = time.monotonic()
         if self._is_there():
-            draw_curves(read_metrics(self._metrics), self.path, self._title, self._yardsticks)
+            draw_curves(read_metrics(self._metrics), self.path, self._title, self._baselines)
         return time.monotonic() - start
 
     def refresh(self) -> None:

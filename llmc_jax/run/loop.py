@@ -94,12 +94,12 @@ def opened(setup: Setup, output: Output, stop: threading.Event, held: Held | Non
     folder = create_run_folder(config.output_dir, setup.name, reuse=config.reuse and held is not None)
     made = made if config.output_dir else [folder, *made]
     validates_on_it = corpus is not None and config.val_data == "stdlib"
-    yardsticks = {"bigram entropy": corpus.bigram_nats} if corpus is not None and validates_on_it else {}
+    baselines = {"bigram baseline": corpus.bigram_nats} if corpus is not None and validates_on_it else {}
     with ExitStack() as closing:
         held = held or closing.enter_context(locked(folder))
         log = closing.enter_context(begun_log(setup, held, made))
         console = closing.enter_context(Console(setup.steps, config.print_every, cast(Any, output)))
-        drawer = closing.enter_context(CurveDrawer(folder, setup.name, yardsticks, console.warning, held.is_there))
+        drawer = closing.enter_context(CurveDrawer(folder, setup.name, baselines, console.warning, held.is_there))
         closing.enter_context(stop_on_signals(stop, console.note))
         announce(setup, folder, console)
         if setup.monitor is not None:
@@ -176,7 +176,7 @@ def announce(setup: Setup, folder: Path, console: Console) -> None:
         corpus = setup.data.corpus
         console.note(f"{corpus.description}; fingerprint {corpus.fingerprint}")
         if setup.config.val_data == "stdlib":
-            console.note(f"yardstick: guessing from the byte before gives a loss of {corpus.bigram_nats:.3f} nats")
+            console.note(f"bigram baseline: {corpus.bigram_nats:.3f} nats (each byte guessed from the one before)")
 
 
 # ----- the loop -----------------------------------------------------------------------------------------------------

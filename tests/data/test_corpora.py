@@ -1,4 +1,4 @@
-"""The built-in corpus from a small library made here, the yardsticks against plain loops, tinyshakespeare."""
+"""The built-in corpus from a small library made here, the baselines against plain loops, tinyshakespeare."""
 
 import hashlib
 import itertools
@@ -19,7 +19,7 @@ from llmc_jax.cli.data import main as data_main
 from llmc_jax.config.model import GPT2_VOCAB
 from llmc_jax.config.presets import preset_config
 from llmc_jax.data import corpora
-from llmc_jax.data.corpora import bigram_entropy, stdlib_corpus, tinyshakespeare_corpus, unigram_entropy
+from llmc_jax.data.corpora import bigram_baseline, stdlib_corpus, tinyshakespeare_corpus, unigram_baseline
 from llmc_jax.data.tokenfile import open_token_file
 from llmc_jax.data.tokenizers import bin_tokenizer, bytes_tokenizer, load_tokenizer, write_tokenizer_bin
 from llmc_jax.errors import InputError
@@ -66,7 +66,7 @@ def test_the_corpus_is_the_files_in_order(library: dict[str, bytes]) -> None:
     assert corpus.train_documents + corpus.val_documents == 60
     assert (corpus.vocab_size, corpus.tokenizer, corpus.train.parent) == (257, "bytes", cache_folder())
     assert corpus.fingerprint in corpus.train.name
-    assert corpus.bigram_nats == bigram_entropy(train.read(), val.read(), 257)
+    assert corpus.bigram_nats == bigram_baseline(train.read(), val.read(), 257)
 
 
 def test_sources_are_not_read_again_while_they_stay_the_same(
@@ -165,7 +165,7 @@ def test_two_processes_at_once_make_the_real_corpus(tmp_path: Path) -> None:
     assert b"import os" in train[:1_000_000].astype(np.uint8).tobytes()
 
 
-# ----- yardsticks ---------------------------------------------------------------------------------------------------
+# ----- baselines ----------------------------------------------------------------------------------------------------
 
 
 def plain_entropies(train: list[int], val: list[int], vocab: int) -> tuple[float, float]:
@@ -186,11 +186,11 @@ def test_entropies(data: st.DataObject) -> None:
     train, val = data.draw(tokens), data.draw(tokens)
     expected = plain_entropies(train, val, vocab)
     arrays = np.array(train, np.uint16), np.array(val, np.uint16)
-    assert math.isclose(unigram_entropy(*arrays, vocab), expected[0], rel_tol=1e-12, abs_tol=1e-12)
-    assert math.isclose(bigram_entropy(*arrays, vocab), expected[1], rel_tol=1e-12, abs_tol=1e-12)
+    assert math.isclose(unigram_baseline(*arrays, vocab), expected[0], rel_tol=1e-12, abs_tol=1e-12)
+    assert math.isclose(bigram_baseline(*arrays, vocab), expected[1], rel_tol=1e-12, abs_tol=1e-12)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpora, "DENSE_VOCAB", 0)  # the way of large vocabularies
-        assert math.isclose(bigram_entropy(*arrays, vocab), expected[1], rel_tol=1e-12, abs_tol=1e-12)
+        assert math.isclose(bigram_baseline(*arrays, vocab), expected[1], rel_tol=1e-12, abs_tol=1e-12)
 
 
 # ----- tinyshakespeare ----------------------------------------------------------------------------------------------

@@ -94,12 +94,12 @@ def test_a_step_logged_again_counts_once_as_it_was_last() -> None:
 
 
 def test_the_picture_shows_every_curve(tmp_path: Path) -> None:
-    draw_curves(_metrics(), tmp_path / "a.png", "a run", {"bigram entropy": 4.0})
+    draw_curves(_metrics(), tmp_path / "a.png", "a run", {"bigram baseline": 4.0})
     draw_curves(_metrics(), tmp_path / "b.png", "a run")
-    draw_curves([r for r in _metrics() if r["event"] != "val"], tmp_path / "c.png", "a run", {"bigram entropy": 4.0})
-    with_all, no_yardstick, no_val = (_pixels(tmp_path / f"{name}.png") for name in "abc")
-    # a yardstick within the range of the losses changes nothing but its line, across the panel, and its name above it
-    rows, columns = np.nonzero((with_all != no_yardstick).any(axis=-1))
+    draw_curves([r for r in _metrics() if r["event"] != "val"], tmp_path / "c.png", "a run", {"bigram baseline": 4.0})
+    with_all, no_baseline, no_val = (_pixels(tmp_path / f"{name}.png") for name in "abc")
+    # a baseline within the range of the losses changes nothing but its line, across the panel, and its name above it
+    rows, columns = np.nonzero((with_all != no_baseline).any(axis=-1))
     assert np.ptp(rows) < 30 and np.ptp(columns) > 700
     assert with_all.shape[0] > 500 and with_all.shape[1] > 800
     for colour in (curves.TRAIN, curves.VAL, curves.RATE, curves.NORM):
@@ -225,7 +225,7 @@ def test_colours_can_be_told_apart_by_everybody(vision: str) -> None:
     """In CIE L*a*b*, where 2.3 can just be seen. The palette before had two colours 8 apart, of four 7."""
     for count, least in ((2, 75), (3, 50), (4, 16), (7, 16)):
         assert _least_distance(PALETTE[:count], vision) >= least, count
-    assert _least_distance([curves.TRAIN, curves.VAL, curves.YARDSTICK, curves.SKIPPED], vision) >= 16
+    assert _least_distance([curves.TRAIN, curves.VAL, curves.BASELINE, curves.SKIPPED], vision) >= 16
     assert _least_distance([curves.RATE, curves.NORM], vision) >= 16
 
 
@@ -246,7 +246,7 @@ def test_colours_can_be_told_apart_by_everybody(vision: str) -> None:
 )
 @pytest.mark.filterwarnings("error")
 def test_any_run_can_be_drawn(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
-    draw_curves(rows, tmp_path / "a.png", "title", {"bigram entropy": 2.48, "goal": 2.45})
+    draw_curves(rows, tmp_path / "a.png", "title", {"bigram baseline": 2.48, "goal": 2.45})
     assert _pixels(tmp_path / "a.png").std() > 1
 
 

@@ -508,7 +508,7 @@ def test_the_built_in_corpus_with_any_model_and_validation(
     flags = ["-e", f"L1-NH1-C16-V{vocab}-T16", "-i", "stdlib", "-j", "stdlib" if val == "stdlib" else tokens.val]
     run = train(*flags, "-x", 1, "-v", 1, "-m", 1, "-s", 1, "-g", 3)
     assert run.code == 0, run.err
-    assert ("guessing from the byte before gives a loss of 2.500 nats" in run.out) == (val == "stdlib")
+    assert ("bigram baseline: 2.500 nats" in run.out) == (val == "stdlib")
     warning = "-i stdlib has V=257, the model V=50257; take one of that V"
     assert ([warning in line for line in run.out.splitlines() if line.startswith("warning: ")] == [True]) == (
         vocab != 257
@@ -596,8 +596,8 @@ def test_a_continued_run_keeps_its_logs(train: Train) -> None:
 def test_the_picture_is_refreshed_in_another_thread(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[tuple[str, int]] = []
 
-    def draw(metrics: list[dict[str, Any]], path: Path, title: str, yardsticks: dict[str, float]) -> None:
-        assert path.name == "curves.png" and title == TINY and yardsticks == {}
+    def draw(metrics: list[dict[str, Any]], path: Path, title: str, baselines: dict[str, float]) -> None:
+        assert path.name == "curves.png" and title == TINY and baselines == {}
         drawn.append((threading.current_thread().name, sum(each["event"] == "train" for each in metrics)))
 
     monkeypatch.setattr(curves, "REDRAW_SECONDS", 0.0)
