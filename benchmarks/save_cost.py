@@ -92,8 +92,9 @@ def write_plainly(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 
 def read_all(folder: Path, names: list[str]) -> None:
+    checkpoint = store.open_checkpoint(folder)
     for name in names:
-        store.read_array(folder, name)
+        checkpoint.read(name)
 
 
 def measure(meter: Meter, run: Path, arrays: dict[str, np.ndarray]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from llmc_jax.checkpoint.store import array_specs, read_array, read_facts
+from llmc_jax.checkpoint.store import open_checkpoint
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.run.folder import read_metrics
 
@@ -51,8 +51,8 @@ def events(run: Path) -> list[dict[str, Any]]:
 
 def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
     """Every array of a checkpoint."""
-    folder = run / f"state_{step:08d}"
-    return {name: read_array(folder, name) for name in array_specs(folder)}
+    checkpoint = open_checkpoint(run / f"state_{step:08d}")
+    return {name: checkpoint.read(name) for name in checkpoint.specs}
 
 
 def differences(found: Path, expected: Path) -> Iterator[str]:
@@ -78,10 +78,10 @@ def differences(found: Path, expected: Path) -> Iterator[str]:
         one, other = ours[name], theirs[name]
         if (one.dtype, one.shape, one.tobytes()) != (other.dtype, other.shape, other.tobytes()):
             yield f"{name} differs"
-    facts, wanted = (read_facts(run / f"state_{last:08d}") for run in (found, expected))
+    metadata, wanted = (open_checkpoint(run / f"state_{last:08d}").stored for run in (found, expected))
     for name in ("step", "model", "dtype", "loader", "data", "val_loss", "kernels"):
-        if facts[name] != wanted[name]:
-            yield f"{name} is {facts[name]}, expected {wanted[name]}"
+        if metadata[name] != wanted[name]:
+            yield f"{name} is {metadata[name]}, expected {wanted[name]}"
 
 
 def check_same(found: Path, expected: Path) -> None:

@@ -330,7 +330,8 @@ def kept_at(step: int) -> dict[str, np.ndarray]:
     """The state that was saved at the end, which must be complete, good and finite."""
     entries = store.entries("run")
     assert [(entry.step, entry.problem) for entry in entries] == [(step, None)]
-    arrays = {name: store.read_array(entries[0].folder, name) for name in store.array_specs(entries[0].folder)}
+    checkpoint = store.open_checkpoint(entries[0].folder)
+    arrays = {name: checkpoint.read(name) for name in checkpoint.specs}
     assert arrays["step"] == arrays["updates"] == step
     assert all(np.isfinite(array).all() for array in arrays.values())
     return arrays
@@ -348,7 +349,7 @@ def test_a_bad_id_in_the_middle_keeps_what_was_learned(bench: Bench, monkeypatch
     assert events[-1] == {"event": "end", "step": 10, "outcome": "bad_input", "skipped": 0}
     kept_at(10)
     assert "checkpoint:   run/state_00000010" in done.out.splitlines()
-    assert store.read_facts("run/state_00000010")["step"] == 10
+    assert store.open_checkpoint("run/state_00000010").stored["step"] == 10
 
 
 def test_a_bad_id_in_the_validation_data(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -446,8 +447,9 @@ def test_a_data_file_that_is_shortened(bench: Bench, monkeypatch: pytest.MonkeyP
     assert bench.run("-o", "run", "-y", 1, "--shuffle", "none", *flags).code == 0
     assert losses("run") == losses("whole")
     state, undisturbed = (store.state_folder(Path(folder), 14) for folder in ("run", "whole"))
-    for name in store.array_specs(undisturbed):
-        assert store.read_array(state, name).tobytes() == store.read_array(undisturbed, name).tobytes()
+    found, expected = store.open_checkpoint(state), store.open_checkpoint(undisturbed)
+    for name in expected.specs:
+        assert found.read(name).tobytes() == expected.read(name).tobytes()
 
 
 def test_validation_data_that_is_shortened(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

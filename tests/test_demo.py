@@ -52,6 +52,6 @@ def test_the_demo(tmp_path: Path) -> None:
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG\r\n")
     (checkpoint,) = store.entries(folder)
     assert (checkpoint.step, checkpoint.problem, checkpoint.val_loss) == (STEPS, None, final["loss"])
-    names = store.array_specs(checkpoint.folder)
-    assert {name.split("/")[0] for name in names} >= {"params", "m", "v", "step", "updates"}
-    assert all(np.isfinite(store.read_array(checkpoint.folder, name)).all() for name in names if "params/" in name)
+    state = store.open_checkpoint(checkpoint.folder)
+    assert {name.split("/")[0] for name in state.specs} >= {"params", "m", "v", "step", "updates"}
+    assert all(np.isfinite(state.read(name)).all() for name in state.specs if "params/" in name)

@@ -101,11 +101,11 @@ def train(flags: list[str], folder: Path, name: str, kill_after: int = 0) -> flo
 
 def bits(run: Path, step: int) -> Figures:
     """SHA-256 of all arrays of a checkpoint."""
-    from llmc_jax.checkpoint import store
+    from llmc_jax.checkpoint.store import open_checkpoint
 
-    folder, hashed = run / f"state_{step:08d}", hashlib.sha256()
-    for name in sorted(store.array_specs(folder)):
-        hashed.update(name.encode() + store.read_array(folder, name).tobytes())
+    checkpoint, hashed = open_checkpoint(run / f"state_{step:08d}"), hashlib.sha256()
+    for name in sorted(checkpoint.specs):
+        hashed.update(name.encode() + checkpoint.read(name).tobytes())
     return {"state": hashed.hexdigest()[:16]}
 
 

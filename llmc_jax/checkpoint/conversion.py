@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -19,8 +19,10 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from llmc_jax.checkpoint import hugging_face, llmc, llmc_state, store
+from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.hf_tokenizer import Table, write_files
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16
+from llmc_jax.checkpoint.llmc_state import LazyArrays, OurState
 from llmc_jax.checkpoint.reading import CHUNK
 from llmc_jax.checkpoint.sources import Slice, Source, SpecialTokens, open_source, slices, slices_of
 from llmc_jax.config.model import ModelConfig
@@ -308,42 +310,20 @@ def _sync_folder(folder: Path) -> None:
 # ----- training states ----------------------------------------------------------------------------------------------
 
 
-class State(NamedTuple):
-    """A training state in the terms of store.py, its arrays made when they are asked for."""
-
-    arrays: Mapping[str, np.ndarray]
-    facts: dict[str, Any]
-    warnings: tuple[str, ...]
-
-
-def state_of(source: Source, passage: Passage) -> State:
+def state_of(source: Source, passage: Passage) -> OurState:
     """A source as a training state of the passage's precision.
 
     One without m and v, a model, begins at step 0 with both zero and nothing known of the data; its precision is
     float32, or bf16 beside float32 master weights. A training state stays what it is.
     """
     if source.kind == "llmc-state":
-        found = llmc_state.to_state(source.path, source.step)
-        return State(found.arrays, found.facts, found.warnings)
+        return llmc_state.to_state(source.path, source.step)
     if source.kind == "state":
-        names = store.array_specs(source.path)
-        arrays = llmc_state.LazyArrays({name: partial(store.read_array, source.path, name) for name in names})
-        return State(arrays, store.read_facts(source.path), ())
-    facts = {
-        "format": store.FORMAT,
-        "step": 0,
-        "model": asdict(source.config),
-        "dtype": passage.dtype,
-        "master_weights": True,
-        "options": {},
-        "val_loss": None,
-        "progress": {},
-        "loader": None,
-        "data": None,
-        "environment": {},
-        "origin": _origin(source),
-    }
-    return State(llmc_state.LazyArrays(_makers(source, passage)), facts, ())
+        checkpoint = store.open_checkpoint(source.path)
+        arrays = LazyArrays({name: partial(checkpoint.read, name) for name in checkpoint.specs})
+        return OurState(arrays, checkpoint.metadata, ())
+    identity = Identity(source.config, passage.dtype, True)
+    return OurState(LazyArrays(_makers(source, passage)), Metadata(0, identity, origin=_origin(source)), ())
 
 
 def _origin(source: Source) -> dict[str, Any]:
@@ -390,13 +370,13 @@ def to_state(source: Source, run: Path, dtype: str, force: bool) -> Outcome:
     """Write a training state of ours into a run folder, which is made if need be."""
     passage = Passage(source, dtype)
     found = state_of(source, passage)
-    step = int(found.facts["step"])
+    step = found.metadata.step
     _refuse_existing(store.state_folder(run, step), force)
     made = _make_folder(run)
     try:
         with tempfile.TemporaryFile(dir=run) as scratch:
             arrays = spooled(found.arrays, scratch)
-            writing = store.begin(run, step, arrays, found.facts)
+            writing = store.begin(run, step, arrays, found.metadata.to_json())
             del arrays
         try:
             entry = store.seal(writing)
@@ -461,9 +441,9 @@ def to_llmc_state(
     passage = Passage(source, dtype)
     found = state_of(source, passage)
     written = llmc_state.write_llmc_state(
-        folder, found.arrays, found.facts, processes=processes, zero=zero, force=force
+        folder, found.arrays, found.metadata, processes=processes, zero=zero, force=force
     )
-    back = open_source(folder, step=int(found.facts["step"]))
+    back = open_source(folder, step=found.metadata.step)
     final = Passage(back, "fp32")
     for piece in slices(back.config):
         final.take(piece)

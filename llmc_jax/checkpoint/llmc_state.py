@@ -1,7 +1,7 @@
 """llm.c's training state, read and written: `state_%08d_%05d.bin` of each rank, `model_%08d.bin` and `DONE_%08d`.
 
 Leaves out the model file itself (llmc.py) and our own checkpoints (store.py): what goes between the two is named arrays
-and facts, as store.py takes and gives them.
+and metadata.
 
     C channels, L layers, N parameters, n processes
 
@@ -38,7 +38,6 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
@@ -48,6 +47,7 @@ import numpy as np
 from llmc_jax import magics
 from llmc_jax.checkpoint import llmc
 from llmc_jax.checkpoint.binary import HEADER_BYTES, Values, read_at, read_header_ints
+from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.reading import CHUNK, opened, stamp_of
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.loader import NOT_IN_LLMC
@@ -427,43 +427,35 @@ class LazyArrays(Mapping[str, np.ndarray]):
 
 
 class OurState(NamedTuple):
-    """A training state in our terms: arrays and facts as store.py takes them, and what the user should know."""
+    """A training state in our terms: arrays, made when asked for, metadata, and what the user should know."""
 
     arrays: Mapping[str, np.ndarray]
-    facts: dict[str, Any]
+    metadata: Metadata
     warnings: tuple[str, ...]
 
 
 def to_state(folder: str | Path, step: int | None = None) -> OurState:
-    """What llm.c wrote at a step (None: the newest that is complete) as a checkpoint of ours.
+    """Return what llm.c wrote at a step (None: the newest that is complete) as a checkpoint of ours.
 
-    Each array is read, or where ZeRO-1 shared it out, put together, when it is asked for. facts["loader"] is what
+    Each array is read, or where ZeRO-1 shared it out, put together, when it is asked for. metadata.loader is what
     `TokenLoader.restore` takes, without what llm.c does not store: B, T and the lengths of the shards; of several
-    processes {"ranks": [...]}. facts["origin"] keeps every byte without a meaning here, and where the random streams
+    processes {"ranks": [...]}. metadata.origin keeps every byte without a meaning here, and where the random streams
     stood, for `write_llmc_state`. Reads all weights once, to see whether they are finite.
 
     Raises FormatError as `read_folder` does.
     """
     state = read_folder(folder, step)
-    loaders = [_loader_facts(rank) for rank in state.ranks]
-    facts = {
-        "format": 1,
-        "step": state.step,
-        "model": asdict(state.config),
-        "dtype": state.dtype,
-        "master_weights": state.has_master,
-        "options": {},
-        "val_loss": None,
-        "progress": {},
-        "loader": loaders[0] if len(loaders) == 1 else {"ranks": loaders},
-        "data": None,
-        "environment": {},
-        "origin": {"kind": "llm.c", "llmc": _origin(state)},
-    }
-    return OurState(LazyArrays(_makers(state)), facts, tuple(_content_warnings(state)))
+    loaders = [_loader_place(rank) for rank in state.ranks]
+    metadata = Metadata(
+        state.step,
+        Identity(state.config, state.dtype, state.has_master),
+        loader=loaders[0] if len(loaders) == 1 else {"ranks": loaders},
+        origin={"kind": "llm.c", "llmc": _origin(state)},
+    )
+    return OurState(LazyArrays(_makers(state)), metadata, tuple(_content_warnings(state)))
 
 
-def _loader_facts(rank: StateFile) -> dict[str, Any]:
+def _loader_place(rank: StateFile) -> dict[str, Any]:
     order = rank.loader
     return {
         "process_rank": rank.rank,
@@ -614,7 +606,7 @@ class Plan(NamedTuple):
 def write_llmc_state(
     folder: str | Path,
     arrays: Mapping[str, np.ndarray],
-    facts: Mapping[str, Any],
+    metadata: Metadata,
     *,
     processes: int | None = None,
     zero: bool | None = None,
@@ -631,7 +623,7 @@ def write_llmc_state(
     """
     folder = Path(folder)
     warnings: list[str] = []
-    plan = _plan(arrays, facts, processes, zero, warnings)
+    plan = _plan(arrays, metadata, processes, zero, warnings)
     model = folder / MODEL_NAME.format(plan.step)
     states = [folder / STATE_NAME.format(plan.step, rank) for rank in range(plan.processes)]
     done = folder / DONE_NAME.format(plan.step)
@@ -661,13 +653,13 @@ def _make_room(folder: Path, paths: list[Path], force: bool) -> None:
 
 def _plan(
     arrays: Mapping[str, np.ndarray],
-    facts: Mapping[str, Any],
+    metadata: Metadata,
     processes: int | None,
     zero: bool | None,
     warnings: list[str],
 ) -> Plan:
-    config, dtype = ModelConfig(**facts["model"]), facts["dtype"]
-    origin = facts.get("origin", {}).get("llmc", {})
+    config, dtype = metadata.identity.model, metadata.identity.dtype
+    origin = metadata.origin.get("llmc", {})
     step, updates = int(arrays["step"]), int(arrays["updates"])
     has_copy = "copy/wte" in arrays
     master = has_copy or (dtype == "fp32" and origin.get("master", True))
@@ -687,7 +679,7 @@ def _plan(
         )
     if "outliers/values" in arrays:
         warnings.append("the statistics of outliers are left out: llm.c gathers them anew after a resumption")
-    loader = facts.get("loader")
+    loader, options = metadata.loader, metadata.options
     n = processes if processes is not None else origin.get("processes", _processes_of(loader))
     if n < 1:
         raise InputError(f"{n} processes: there must be at least 1")
@@ -695,9 +687,9 @@ def _plan(
     zero = zero and n > 1
     if zero:
         _check_shares(config, n)
-    micro_steps = _micro_steps(facts.get("options", {}), n)
-    loaders = _loaders(loader, facts.get("options", {}), step, n, warnings)
-    skipped = (facts.get("progress") or {}).get("skipped", step - updates)
+    micro_steps = _micro_steps(options, n)
+    loaders = _loaders(loader, options, step, n, warnings)
+    skipped = step - updates if metadata.counters is None else metadata.counters.skipped
     return Plan(config, step, skipped, dtype, master, n, zero, loaders, origin, micro_steps)
 
 

@@ -269,9 +269,9 @@ def _state_source(folder: Path, warnings: tuple[str, ...] = ()) -> Source:
     """A training state of ours. Its arrays are read whole, each when its first layer is asked for, and one is kept."""
     from llmc_jax.checkpoint import store
 
-    facts = store.read_facts(folder)
-    config, dtype, step = _stored_model(folder, facts)
-    shapes = {name: shape for name, (shape, _) in store.array_specs(folder).items()}
+    checkpoint = store.open_checkpoint(folder)
+    metadata, shapes = checkpoint.metadata, {name: shape for name, (shape, _) in checkpoint.specs.items()}
+    config, dtype = metadata.identity.model, metadata.identity.dtype
     groups = tuple(group for group in ("params", "m", "v", "copy") if f"{group}/wte" in shapes)
     for name, shape in (
         (f"{g}/{spec.name}", spec.shape) for g in groups or ("params",) for spec in tensor_specs(config)
@@ -284,28 +284,17 @@ def _state_source(folder: Path, warnings: tuple[str, ...] = ()) -> Source:
         name = f"{group}/{tensor}"
         if name not in kept:
             kept.clear()
-            kept[name] = store.read_array(folder, name)
+            kept[name] = checkpoint.read(name)
         values = kept[name]
         return widened(values[layer] if BY_NAME[tensor].layered else values)
 
-    return Source(folder, "state", config, dtype, step, groups, read, warnings, stored_special(facts))
+    special = stored_special(metadata.origin)
+    return Source(folder, "state", config, dtype, metadata.step, groups, read, warnings, special)
 
 
-def _stored_model(folder: Path, facts: Mapping[str, Any]) -> tuple[ModelConfig, str, int]:
-    """Shape, precision and step that the facts of a training state name."""
-    shape, dtype, step = facts.get("model"), facts.get("dtype"), facts.get("step")
-    names = set(ModelConfig.__dataclass_fields__)
-    if not isinstance(shape, Mapping) or set(shape) != names or not all(type(each) is int for each in shape.values()):
-        raise FormatError(f"{folder}: run.json holds no model's shape; this is no training state of llmc-jax")
-    if dtype not in ("fp32", "bf16", "fp16") or type(step) is not int:
-        raise FormatError(f"{folder}: run.json has dtype {dtype!r} and step {step!r}; this is no training state")
-    return ModelConfig(**shape), dtype, step
-
-
-def stored_special(facts: Mapping[str, Any]) -> SpecialTokens | None:
+def stored_special(origin: Mapping[str, Any]) -> SpecialTokens | None:
     """Return the ids that the model had in Hugging Face's folder, if it came from one."""
-    origin = facts.get("origin")
-    found = origin.get("special") if isinstance(origin, Mapping) else None
+    found = origin.get("special")
     return SpecialTokens(found.get("bos"), found.get("eos")) if isinstance(found, Mapping) else None
 
 

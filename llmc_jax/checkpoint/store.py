@@ -1,15 +1,15 @@
-"""Checkpoints of a training state: folders of named arrays and facts, in which one flipped bit is found.
+"""Checkpoints of a training state: folders of named arrays and metadata, in which one flipped bit is found.
 
     <run>/state_00000100/          step 100
         tensors/                   the arrays, written by orbax (zarr 3, not compressed); orbax alone can read it
-        run.json                   the facts
+        run.json                   the metadata
         MANIFEST.json              a digest of every tensor, of every file and of itself
     <run>/DONE_00000100            empty; says what the folder's name says too, as llm.c does
 
 The digests of the tensors are taken from memory before anything is written. The folder gets its name once every tensor
 was read back from the disk and agreed, and everything is synced. So a named folder whose digests hold is a checkpoint,
 whether its DONE_ file is there or was lost in a copy. Knows nothing of models and trainers: which arrays and
-facts there are is the caller's. Leaves out writing beside the training, and llm.c's files.
+metadata there are is the caller's. Leaves out writing beside the training, and llm.c's files.
 
 Checking and reading need neither orbax nor JAX. Writing imports orbax, which imports JAX.
 """
@@ -29,16 +29,17 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from llmc_jax.checkpoint.contents import FORMAT, Metadata
 from llmc_jax.errors import FormatError, InputError, printable
 from llmc_jax.files import reason, sync, write_bytes
 
-FORMAT = 1
-MANIFEST, FACTS, TENSORS = "MANIFEST.json", "run.json", "tensors"
+MANIFEST, METADATA, TENSORS = "MANIFEST.json", "run.json", "tensors"
 DTYPES = ("bfloat16", "float16", "float32", "float64", "int32", "int64", "uint32")
 MANIFEST_BYTES = 1 << 24  # a real one has some 30 KB; more is not read
 SHARD_INDEX = struct.Struct("<QQI")  # at the end of a zarr shard of one chunk: its offset, its bytes, a CRC-32C of both
@@ -87,7 +88,7 @@ class Writing(NamedTuple):
     step: int
     folder: Path
     tensors: dict[str, Tensor]
-    facts: File
+    metadata: File
     val_loss: float | None
     plans: dict[str, File]  # the small files of orbax's, which say how the arrays are stored, as it had written them
 
@@ -126,23 +127,23 @@ def hidden_model(run: Path, step: int) -> Path:
 # ----- writing ------------------------------------------------------------------------------------------------------
 
 
-def begin(run: str | Path, step: int, arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any]) -> Writing:
-    """Take the digests of the arrays and write them, with the facts, to a hidden folder of the run folder.
+def begin(run: str | Path, step: int, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, Any]) -> Writing:
+    """Take the digests of the arrays and write them, with the metadata, to a hidden folder of the run folder.
 
-    arrays: by name (words joined by /), of a dtype in DTYPES and any shape, but not empty. facts: what JSON can hold,
-    with "format" 1 and "step". When it returns, nothing refers to the arrays any more and they may change. Takes no
-    memory beside them but some megabytes. The checkpoint does not exist before `seal`.
+    arrays: by name (words joined by /), of a dtype in DTYPES and any shape, but not empty. metadata: what JSON can
+    hold, with "format" 1 and "step". When it returns, nothing refers to the arrays any more and they may change. Takes
+    no memory beside them but some megabytes. The checkpoint does not exist before `seal`.
 
     Raises InputError if it cannot be written; the hidden folder is removed then.
     """
     run = Path(run)
-    assert facts["format"] == FORMAT and facts["step"] == step >= 0, (facts["format"], facts["step"], step)
+    assert metadata["format"] == FORMAT and metadata["step"] == step >= 0, (metadata["format"], metadata["step"], step)
     arrays = {name: np.asarray(array) for name, array in arrays.items()}
     for name, array in arrays.items():
         assert _NAME.fullmatch(name), name
         assert array.size and array.dtype.name in DTYPES, (name, array.shape, array.dtype)
         assert array.dtype == _dtype(array.dtype.name), f"{name}: not in this machine's byte order"
-    words = _dump(facts)
+    words = _dump(metadata)
     _check_room(run, step, sum(array.nbytes for array in arrays.values()))
     with ThreadPoolExecutor(THREADS) as pool:
         digests = list(pool.map(_array_digest, arrays.values()))
@@ -150,9 +151,9 @@ def begin(run: str | Path, step: int, arrays: Mapping[str, np.ndarray], facts: M
         name: Tensor(array.shape, array.dtype.name, digest)
         for (name, array), digest in zip(arrays.items(), digests, strict=True)
     }
-    writing = Writing(run, step, _hidden(run, step, "tmp"), tensors, _bytes_digest(words), _val_loss(facts), {})
+    writing = Writing(run, step, _hidden(run, step, "tmp"), tensors, _bytes_digest(words), _val_loss(metadata), {})
     _attempt(writing, lambda: _write(writing.folder, arrays, words))
-    plans = [path for path in _sizes(writing.folder) if path != FACTS and "c" not in path.split("/")]
+    plans = [path for path in _sizes(writing.folder) if path != METADATA and "c" not in path.split("/")]
     return writing._replace(plans=_attempt(writing, lambda: {p: _file_digest(writing.folder / p) for p in plans}))
 
 
@@ -174,7 +175,7 @@ def _write(folder: Path, arrays: Mapping[str, np.ndarray], words: bytes) -> None
     folder.joinpath(TENSORS).mkdir()
     if arrays:
         _orbax().save(folder / TENSORS, arrays)
-    folder.joinpath(FACTS).write_bytes(words)
+    folder.joinpath(METADATA).write_bytes(words)
 
 
 def seal(writing: Writing, model: Path | None = None) -> Entry:
@@ -198,7 +199,7 @@ def _seal(writing: Writing, model: Path | None) -> int:
     for name, tensor in writing.tensors.items():
         if _tensor(_stored(folder, written, name, tensor)) != tensor:
             raise InputError(f"{name} was read back otherwise than it was written; is the disk sound?")
-    for path, file in {FACTS: writing.facts, **writing.plans}.items():
+    for path, file in {METADATA: writing.metadata, **writing.plans}.items():
         if _file_digest(folder / path) != file:
             raise InputError(f"{path} was read back otherwise than it was written; is the disk sound?")
     paths = sorted(_sizes(folder))
@@ -390,7 +391,6 @@ def _dump_manifest(manifest: Manifest) -> bytes:
     return _dump({**body, "sha256": hashlib.sha256(_dump(body)).hexdigest()})
 
 
-@functools.lru_cache(8)  # it is asked for with every array, and takes 10 ms
 def _parse_manifest(raw: bytes) -> Manifest:
     """The opposite of _dump_manifest. Every byte counts: what _dump_manifest would not write is refused."""
     try:
@@ -408,7 +408,7 @@ def _parse_manifest(raw: bytes) -> Manifest:
         _demand(_is_size(data["step"]))
         tensors = {name: _tensor_facts(name, facts) for name, facts in data["tensors"].items()}
         files = {path: _file_facts(path, facts) for path, facts in data["files"].items()}
-        _demand(FACTS in files and MANIFEST not in files)
+        _demand(METADATA in files and MANIFEST not in files)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{MANIFEST}: its fields are not those of format {FORMAT}") from error
     return Manifest(data["step"], tensors, files)
@@ -439,23 +439,23 @@ def _manifest(folder: Path) -> Manifest:
     return _parse_manifest(_read(folder / MANIFEST, MANIFEST_BYTES))
 
 
-def _facts(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    expected = manifest.files[FACTS]
-    raw = _read(folder / FACTS, expected.size)
+def _read_metadata(folder: Path, manifest: Manifest) -> dict[str, Any]:
+    expected = manifest.files[METADATA]
+    raw = _read(folder / METADATA, expected.size)
     if _bytes_digest(raw) != expected:
-        raise FormatError(f"{FACTS}: damaged: its SHA-256 is not that in the manifest")
+        raise FormatError(f"{METADATA}: damaged: its SHA-256 is not that in the manifest")
     try:
-        facts = json.loads(raw)
+        stored = json.loads(raw)
     except (ValueError, RecursionError):
-        facts = None
-    if not isinstance(facts, dict) or facts.get("format") != FORMAT or facts.get("step") != manifest.step:
-        raise FormatError(f"{FACTS}: these are not the facts of format {FORMAT} and step {manifest.step}")
-    return facts
+        stored = None
+    if not isinstance(stored, dict) or stored.get("format") != FORMAT or stored.get("step") != manifest.step:
+        raise FormatError(f"{METADATA}: this is no metadata of format {FORMAT} and step {manifest.step}")
+    return stored
 
 
-def _val_loss(facts: Mapping[str, Any]) -> float | None:
-    """The validation loss among the facts, where it is a number that can be compared."""
-    loss = facts.get("val_loss")
+def _val_loss(stored: Mapping[str, Any]) -> float | None:
+    """Return the validation loss in the metadata, where it is a number that can be compared."""
+    loss = stored.get("val_loss")
     try:
         return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
     except OverflowError:  # an integer beyond all floats
@@ -486,40 +486,58 @@ def _unreadable(folder: Path, error: OSError) -> str:
     return f"{inside or 'the folder'}: cannot be read: {reason(error)}"
 
 
-def read_facts(folder: str | Path) -> dict[str, Any]:
-    """The facts of a checkpoint, with their digest compared. Raises FormatError."""
-    folder = Path(folder)
-    with _naming(folder):
-        return _facts(folder, _manifest(folder))
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose manifest was read and checked. Each array is read when asked for; no file stays open.
 
-
-def array_specs(folder: str | Path) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Names, shapes and dtypes of a checkpoint's arrays, in the order in which they were given. Raises FormatError."""
-    folder = Path(folder)
-    with _naming(folder):
-        return {name: (tensor.shape, _dtype(tensor.dtype)) for name, tensor in _manifest(folder).tensors.items()}
-
-
-def read_array(folder: str | Path, name: str) -> np.ndarray:
-    """One array of a checkpoint, with its digest compared.
-
-    Raises FormatError if it is not there, or not what was saved. Nothing is allocated by a size that is not that of
-    the file.
+    stored: the metadata as they stand there, JSON.
     """
+
+    folder: Path
+    manifest: Manifest
+    stored: Mapping[str, Any]
+
+    @property
+    def step(self) -> int:
+        """Steps that the state has made."""
+        return self.manifest.step
+
+    @functools.cached_property
+    def metadata(self) -> Metadata:
+        """What a training state holds beside its arrays. Raises FormatError if it is none."""
+        return Metadata.from_json(self.stored, self.folder)
+
+    @functools.cached_property
+    def specs(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+        """Names, shapes and dtypes of the arrays, in the order in which they were given."""
+        return {name: (tensor.shape, _dtype(tensor.dtype)) for name, tensor in self.manifest.tensors.items()}
+
+    def read(self, name: str) -> np.ndarray:
+        """Return one array, with its digest compared.
+
+        Raises FormatError if it is not there, or not what was saved. Nothing is allocated by a size that is not that of
+        the file.
+        """
+        tensors = self.manifest.tensors
+        with _naming(self.folder):
+            if name not in tensors:
+                raise FormatError(f"it holds no array {name}; its arrays are {', '.join(tensors) or 'none'}")
+            _check_plan(self.folder, self.manifest, name)
+            try:
+                found = _stored(self.folder, self.manifest.files, name, tensors[name])
+            except Exception as error:  # what orbax raises on damaged files is not documented
+                raise FormatError(f"{name}: cannot be read: {_cause(error)}") from error
+            if _tensor(found) != tensors[name]:
+                raise FormatError(f"{name}: damaged: what is read is not what was saved")
+            return found
+
+
+def open_checkpoint(folder: str | Path) -> Checkpoint:
+    """Open a state folder: read and check its manifest and metadata. Raises FormatError."""
     folder = Path(folder)
     with _naming(folder):
         manifest = _manifest(folder)
-        if name not in manifest.tensors:
-            raise FormatError(f"it holds no array {name}; its arrays are {', '.join(manifest.tensors) or 'none'}")
-        tensor = manifest.tensors[name]
-        _check_plan(folder, manifest, name)
-        try:
-            found = _stored(folder, manifest.files, name, tensor)
-        except Exception as error:  # what orbax raises on damaged files is not documented
-            raise FormatError(f"{name}: cannot be read: {_cause(error)}") from error
-        if _tensor(found) != tensor:
-            raise FormatError(f"{name}: damaged: what is read is not what was saved")
-        return found
+        return Checkpoint(folder, manifest, _read_metadata(folder, manifest))
 
 
 def _stored(folder: Path, paths: Iterable[str], name: str, tensor: Tensor) -> np.ndarray:
@@ -578,7 +596,7 @@ def _examine(folder: Path, deep: bool) -> tuple[int, float | None, str | None]:
             return step, loss, "it is a file, not a folder" if folder.exists() else "there is no such folder"
         manifest = _manifest(folder)
         step = manifest.step
-        loss = _val_loss(_facts(folder, manifest))
+        loss = _val_loss(_read_metadata(folder, manifest))
         damages = _damages(folder, manifest, deep)
     except FormatError as error:
         return step, loss, printable(str(error))
@@ -679,7 +697,7 @@ def checked(run: str | Path, *, deep: bool = True) -> Iterator[Entry]:
 def entries(run: str | Path, *, deep: bool = True) -> list[Entry]:
     """Every checkpoint of a run folder, checked, oldest first; the bad ones too.
 
-    deep: read all of every checkpoint and compare; else look at the manifests, the facts and the files' sizes alone.
+    deep: read all of every checkpoint and compare; else look at the manifests, the metadata and the files' sizes alone.
     Raises InputError if the folder cannot be read.
     """
     return list(checked(run, deep=deep))

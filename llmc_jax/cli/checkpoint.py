@@ -137,16 +137,16 @@ def _size(nbytes: int) -> str:
 
 def _show(options: argparse.Namespace) -> int:
     folder = _one(options.folder)
-    facts = store.read_facts(folder)
-    specs = store.array_specs(folder)
-    done = store.done_file(folder.resolve().parent, facts["step"])
-    lacks = folder.resolve().name == store.state_folder(folder, facts["step"]).name and not done.is_file()
+    checkpoint = store.open_checkpoint(folder)
+    stored, specs = checkpoint.stored, checkpoint.specs
+    done = store.done_file(folder.resolve().parent, checkpoint.step)
+    lacks = folder.resolve().name == store.state_folder(folder, checkpoint.step).name and not done.is_file()
     if options.json:
         arrays = {name: {"shape": shape, "dtype": dtype.name} for name, (shape, dtype) in specs.items()}
-        print(json.dumps({"folder": str(folder), "done": not lacks, "facts": facts, "tensors": arrays}, indent=1))
+        print(json.dumps({"folder": str(folder), "done": not lacks, "facts": stored, "tensors": arrays}, indent=1))
         return ExitCode.DONE
     print(f"{folder}{f' ({done.name} is missing, which -y 1 writes again)' if lacks else ''}")
-    for name, value in _flat(facts):
+    for name, value in _flat(stored):
         print(f"  {name:<40} {value}")
     print(f"\n  {'tensor':<24} {'dtype':<9} {'values':>14}  shape")
     for name, (shape, dtype) in specs.items():
@@ -164,9 +164,9 @@ def _one(folder: Path) -> Path:
     return complete[-1]
 
 
-def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Facts as rows: nested names joined by dots, long lists cut."""
-    for name, value in facts.items():
+def _flat(stored: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield metadata as rows: nested names joined by dots, long lists cut."""
+    for name, value in stored.items():
         if isinstance(value, dict) and value:
             yield from _flat(value, f"{prefix}{name}.")
         elif isinstance(value, list) and len(value) > SHOWN_ITEMS:

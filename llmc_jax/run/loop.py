@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
+from llmc_jax.checkpoint.contents import Counters, Metadata
 from llmc_jax.config.options import parse_slice
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.loader import Batch, Prefetcher
@@ -55,7 +56,6 @@ from llmc_jax.run.folder import (
     write_config,
 )
 from llmc_jax.run.prepare import Setup, prepare
-from llmc_jax.run.resume import Counters, make_facts
 from llmc_jax.run.sampler import SEED, generate
 from llmc_jax.run.saver import Memory, Retention, Saved, Saver
 from llmc_jax.run.stopping import Output, print_error, stop_on_signals
@@ -149,7 +149,7 @@ def where_logs_stay(setup: Setup) -> Kept | None:
     """Up to where the logs of the earlier run belong to this one."""
     if setup.earlier is None:
         return None
-    step, counters = setup.earlier.step, setup.earlier.counters
+    step, counters = setup.earlier.step, setup.earlier.metadata.counters or Counters()
     return Kept(step, counters.validated == step, counters.sampled == step)
 
 
@@ -201,7 +201,7 @@ def first_progress(setup: Setup, state: TrainState) -> Progress:
     """Where the run begins: at its start, or where a checkpoint left it."""
     if setup.earlier is None:
         return Progress(state)
-    step, counters = setup.earlier.step, setup.earlier.counters
+    step, counters = setup.earlier.step, setup.earlier.metadata.counters or Counters()
     if 0 < setup.config.max_nonfinite <= counters.skipped_in_a_row:  # it had diverged; now it gets another chance
         counters = counters._replace(skipped_in_a_row=0)
     return Progress(
@@ -325,20 +325,20 @@ def save(
     setup = run.setup
     if progress.step == progress.saving:
         return progress
-    facts = make_facts(
+    metadata = Metadata(
         progress.step,
-        setup.config,
         setup.identity,
-        progress.counters,
-        total_steps=setup.steps,
+        setup.steps,
+        counters=progress.counters,
+        options=setup.config.to_json(),
+        val_data=setup.val_data,
         loader=batches.position(),
         environment=setup.environment,
-        val_data=setup.val_data,
+        kernels=to_json(setup.resolved),
         origin=setup.origin,
-        resolved=setup.resolved,
     )
     copies = not last and step is not None  # before the step is compiled nobody knows what memory it needs
-    run.saver.save(progress.state, facts, available_memory(setup, step), last=not copies, prune=prune)
+    run.saver.save(progress.state, metadata, available_memory(setup, step), last=not copies, prune=prune)
     return progress._replace(saving=progress.step)
 
 

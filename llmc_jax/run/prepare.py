@@ -16,7 +16,10 @@ import numpy as np
 
 from llmc_jax import kernels
 from llmc_jax.checkpoint import sources, store
+from llmc_jax.checkpoint.contents import OURS, Identity, fingerprint
 from llmc_jax.checkpoint.llmc import read_header, read_model
+from llmc_jax.checkpoint.state import read_state, read_weights
+from llmc_jax.checkpoint.store import Checkpoint
 from llmc_jax.config.checks import check_model_fit
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.presets import PRESETS
@@ -45,17 +48,12 @@ from llmc_jax.plan import (
     triton_gemm_wish,
 )
 from llmc_jax.run.resume import (
-    Earlier,
-    Identity,
     Repeat,
     changes,
     check_fits,
     environment,
     find_earlier,
-    fingerprint,
-    open_checkpoint,
-    read_state,
-    read_weights,
+    find_named,
     repeated,
 )
 from llmc_jax.training.step import TrainState, initial_state
@@ -97,7 +95,7 @@ class Setup(NamedTuple):
     has_tf32: bool  # the device multiplies in TF32, where -f lets it
     resolved: kernels.Resolved  # all that was chosen, as it is kept
     repeat: Repeat | None  # an earlier choice that it was taken from
-    earlier: Earlier | None  # the checkpoint that the run goes on from
+    earlier: Checkpoint | None  # the checkpoint that the run goes on from
     identity: Identity
     origin: Mapping[str, Any]  # of its weights: what must be kept to hand them back
     val_data: str | None  # fingerprint of the validation data
@@ -119,16 +117,16 @@ def naming(flag: str) -> Iterator[None]:
         raise type(error)(f"{flag} {error}") from error
 
 
-def resolve_model(config: TrainConfig, earlier: Earlier | None = None, source: Earlier | None = None) -> Model:
+def resolve_model(config: TrainConfig, earlier: Checkpoint | None = None, source: Checkpoint | None = None) -> Model:
     """The model's shape, from a descriptor or from the header of a checkpoint; reads no weights.
 
     earlier: what is continued; if -e says what it said then, the file that it named need not be there any more.
     source: what --init-from names, which must have the shape that -e describes, if it describes one.
     """
     if earlier is not None and _names_nothing_new(config.model, earlier):
-        return Model(earlier.model, None)
+        return Model(earlier.metadata.identity.model, None)
     if source is not None:
-        return Model(_checked_shape(config, source.model), None)
+        return Model(_checked_shape(config, source.metadata.identity.model), None)
     if config.init_from:
         model = _read_shape("--init-from", config.init_from)
         return Model(_checked_shape(config, model.config), model.path)
@@ -168,10 +166,10 @@ def _read_shape(flag: str, name: str) -> Model:
         return Model(read_header(path).config, path)
 
 
-def _names_nothing_new(name: str, earlier: Earlier) -> bool:
+def _names_nothing_new(name: str, earlier: Checkpoint) -> bool:
     """Whether -e need not be looked at: as it was then, a default, or a file that is not there any more."""
     is_file = name.endswith(".bin") or "/" in name
-    said_then = (earlier.facts.get("options") or {}).get("model") == name
+    said_then = earlier.metadata.options.get("model") == name
     return said_then or (is_file and (name in _default_models() or not Path(name).exists()))
 
 
@@ -284,7 +282,7 @@ def initial_parameters(config: TrainConfig, model: Model) -> tuple[np.ndarray, t
     return flat, tuple(f"{flag} {model.path}: {warning}" for warning in found)
 
 
-def try_kernels(config: TrainConfig, model: ModelConfig, earlier: Earlier | None = None) -> start.Found:
+def try_kernels(config: TrainConfig, model: ModelConfig, earlier: Checkpoint | None = None) -> start.Found:
     """Return what is known of this GPU's kernels, found out now if need be. Call it before JAX has a device.
 
     Nothing where there is no NVIDIA GPU, where the run takes an earlier choice and all of it can run, or with
@@ -336,7 +334,7 @@ class Before(NamedTuple):
 
 
 def chosen_before(
-    config: TrainConfig, earlier: Earlier | None, machine: kernels.Machine, made: kernels.MadeFor, head_size: int
+    config: TrainConfig, earlier: Checkpoint | None, machine: kernels.Machine, made: kernels.MadeFor, head_size: int
 ) -> Before:
     """Return the choice that the run repeats. Raises InputError as --strict-kernels has it of --kernels-from.
 
@@ -354,7 +352,7 @@ def chosen_before(
     return Before(repeat, problems)
 
 
-def notes_on_kernels(config: TrainConfig, before: Before, earlier: Earlier | None) -> list[str]:
+def notes_on_kernels(config: TrainConfig, before: Before, earlier: Checkpoint | None) -> list[str]:
     """Return a note on what of an earlier choice is not repeated, unless that of a checkpoint's (`changes`)."""
     if not before.problems or (earlier is not None and not config.kernels_from):
         return []
@@ -381,7 +379,7 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     earlier = find_earlier(config, warnings.append)
     source = None
     if config.init_from and earlier is None and not sources.of_another_program(Path(config.init_from)):
-        source = open_checkpoint(config.init_from, warnings.append)
+        source = find_named(config.init_from, warnings.append)
     model = resolve_model(config, earlier, source)
     notes = [*notes, *check_model_fit(config, model.config)]
     data = open_data(config, model.config)
@@ -413,9 +411,9 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
         notes.append(f"one of the {device.num_devices} devices is used; training on several is not built yet")
     warnings += found
     if earlier is not None:
-        if data.train is not None and not config.overfit and earlier.facts.get("loader") is not None:
+        if data.train is not None and not config.overfit and earlier.metadata.loader is not None:
             with naming("-i"):
-                place = earlier.facts["loader"]
+                place = earlier.metadata.loader
                 data = data._replace(train=continued(data.train, place, config.grad_accumulation))
         complete = "; the run is complete already" if earlier.step >= steps else ""
         notes.append(f"resumed from {earlier.folder}, after step {earlier.step} of {steps}{complete}")
@@ -460,23 +458,23 @@ def identify(config: TrainConfig, model: ModelConfig, dtype: str, data: Data) ->
     return Identity(model, dtype, config.master_weights or dtype == "fp32", resolve_rounding(config, dtype), files)
 
 
-def origin_of(earlier: Earlier | None, source: Earlier | None, model: Model) -> Mapping[str, Any]:
+def origin_of(earlier: Checkpoint | None, source: Checkpoint | None, model: Model) -> Mapping[str, Any]:
     """Return the origin that the run's checkpoints hold: that of the checkpoint it goes on from, or its own.
 
     Its own keeps the ids that begin and end a text, where the weights come from a folder of Hugging Face's.
     """
     if earlier is not None:
-        return earlier.facts.get("origin") or {"kind": "llmc-jax"}
+        return earlier.metadata.origin
     special = None
     if source is not None:
-        special = sources.stored_special(source.facts)
+        special = sources.stored_special(source.metadata.origin)
     elif model.path is not None and sources.is_hugging_face(model.path):
         special = sources.open_source(model.path).special
-    return {"kind": "llmc-jax"} | ({} if special is None else {"special": special._asdict()})
+    return {**OURS, **({} if special is None else {"special": special._asdict()})}
 
 
 def starting_state(
-    config: TrainConfig, model: Model, dtype: str, earlier: Earlier | None, source: Earlier | None
+    config: TrainConfig, model: Model, dtype: str, earlier: Checkpoint | None, source: Checkpoint | None
 ) -> tuple[TrainState, tuple[str, ...]]:
     """The state that the run begins with, on the device, and warnings about what it was read from."""
     if earlier is not None:

@@ -1,6 +1,6 @@
 """Saving checkpoints beside training: a snapshot, a thread that writes it, and what to do when that fails.
 
-Leaves out how a checkpoint is stored (checkpoint/store.py) and what it holds (resume.py).
+Leaves out how a checkpoint is stored (checkpoint/store.py) and what it holds (checkpoint/contents.py).
 
 A step is given the state's buffers to overwrite. Whoever still holds one of them when the step begins makes JAX copy
 it instead, without a word: the step then needs the memory of two states. So a save must let go of the state before the
@@ -9,21 +9,22 @@ next step, in one of two ways: it copies the state on the device, or it has writ
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax.checkpoint import store
+from llmc_jax.checkpoint.contents import Metadata
 from llmc_jax.checkpoint.llmc import write_model
+from llmc_jax.checkpoint.state import named_arrays
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError
 from llmc_jax.models.gpt2.tensors import num_parameters
-from llmc_jax.run.resume import named_arrays
 from llmc_jax.training.step import TrainState
 
 ALWAYS_ROOM = 64 << 20  # bytes: a copy of this size is nothing beside the program itself
@@ -101,7 +102,7 @@ class Saver:
     def save(
         self,
         state: TrainState,
-        facts: Mapping[str, Any],
+        metadata: Metadata,
         memory: Memory,
         *,
         last: bool = False,
@@ -114,7 +115,7 @@ class Saver:
         start = time.perf_counter()
         self._join()
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-        work = _Work(int(facts["step"]), dict(facts), start, prune)
+        work = _Work(metadata, start, prune)
         if self._copies is None and not last:
             self._copies = room_for_copy(size, memory)
         snapshot = None if last or not self._copies else self._copied(state)
@@ -192,7 +193,7 @@ class Saver:
         """Everything that needs the state's buffers."""
         self._check()
         arrays = named_arrays(state, self._model)
-        work.writing = store.begin(self._folder, work.step, arrays, work.facts)
+        work.writing = store.begin(self._folder, work.step, arrays, work.metadata.to_json())
         if self._export:
             self._write_model(work, state)
 
@@ -246,8 +247,8 @@ class Saver:
 class _Work:
     """One save under way."""
 
-    def __init__(self, step: int, facts: dict[str, Any], start: float, prune: bool) -> None:
-        self.step, self.facts, self.start, self.prune = step, facts, start, prune
+    def __init__(self, metadata: Metadata, start: float, prune: bool) -> None:
+        self.step, self.metadata, self.start, self.prune = metadata.step, metadata, start, prune
         self.waited = 0.0
         self.model: Path | None = None  # where the exported model is
         self.writing: store.Writing | None = None

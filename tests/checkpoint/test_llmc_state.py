@@ -15,6 +15,7 @@ import struct
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -25,6 +26,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.checkpoint import binary, llmc, llmc_state
+from llmc_jax.checkpoint.contents import Counters, Identity, Metadata
 from llmc_jax.checkpoint.llmc_state import (
     mt_from_numpy,
     mt_to_numpy,
@@ -215,8 +217,8 @@ def test_read_and_written_again_it_is_the_same(tmp_path: Path, kind: Kind, bits:
             wide = (found.view(np.uint16).astype(np.uint32) << 16).view(np.float32) if bf16 else found
             assert same_bits(wide, tensor(values, spec.name))
     assert (ours.arrays["step"], ours.arrays["updates"]) == (7, 7) and ours.arrays["step"].dtype == np.int32
-    facts = json.loads(json.dumps(ours.facts))
-    written = write_llmc_state(tmp_path / "again", ours.arrays, facts)
+    metadata = Metadata.from_json(json.loads(json.dumps(ours.metadata.to_json())), tmp_path)
+    written = write_llmc_state(tmp_path / "again", ours.arrays, metadata)
     assert same_files(tmp_path / "theirs", tmp_path / "again")
     assert written.warnings == () and [path.name for path in written.paths[-1:]] == ["DONE_00000007"]
 
@@ -227,9 +229,10 @@ def test_by_way_of_a_checkpoint_of_ours(tmp_path: Path) -> None:
     make_folder(tmp_path / "theirs", KINDS["two ranks, ZeRO-1"], seed=5)
     (tmp_path / "run").mkdir()
     ours = to_state(tmp_path / "theirs")
-    folder = store.seal(store.begin(tmp_path / "run", 7, ours.arrays, ours.facts)).folder
-    arrays = {name: store.read_array(folder, name) for name in store.array_specs(folder)}
-    write_llmc_state(tmp_path / "again", arrays, store.read_facts(folder))
+    folder = store.seal(store.begin(tmp_path / "run", 7, ours.arrays, ours.metadata.to_json())).folder
+    checkpoint = store.open_checkpoint(folder)
+    arrays = {name: checkpoint.read(name) for name in checkpoint.specs}
+    write_llmc_state(tmp_path / "again", arrays, checkpoint.metadata)
     assert same_files(tmp_path / "theirs", tmp_path / "again")
 
 
@@ -294,14 +297,12 @@ def our_arrays(dtype: str, step: int) -> dict[str, np.ndarray]:
     return arrays
 
 
-def our_facts(case: Recorded, dtype: str, places: list[TokenLoader]) -> dict[str, Any]:
+def our_metadata(case: Recorded, dtype: str, places: list[TokenLoader], **more: Any) -> Metadata:
     states = [loader.state() for loader in places]
     tokens = 2 * 16 * case.processes * case.micro_steps
-    return {
-        "format": 1, "step": case.step, "model": vars(CONFIG), "dtype": dtype, "val_loss": None, "progress": {},
-        "options": {"batch_size": 2, "sequence_length": 16, "total_batch_size": tokens, "seed": 42},
-        "loader": states[0] if len(states) == 1 else {"ranks": states}, "origin": {"kind": "llmc-jax"},
-    }  # fmt: skip
+    options = {"batch_size": 2, "sequence_length": 16, "total_batch_size": tokens, "seed": 42}
+    place = states[0] if len(states) == 1 else {"ranks": states}
+    return Metadata(case.step, Identity(CONFIG, dtype, True), **{"options": options, "loader": place, **more})
 
 
 def digests(folder: Path, case: Recorded) -> tuple[str, ...]:
@@ -318,15 +319,14 @@ def test_a_run_begun_here_is_handed_over_as_llm_c_would_stand(tmp_path: Path, ca
     """Header (random states included) and loader of every rank."""
     dtype = "bf16" if case.processes > 1 and case.master else "fp32"
     places = loaders(tmp_path, case, case.processes, case.step * case.micro_steps)
-    facts = our_facts(case, dtype, places)
-    if not case.master:
-        facts["dtype"] = "bf16"  # and no copy beside the weights: no master weights
+    # bf16 and no copy beside the weights: no master weights
+    metadata = our_metadata(case, dtype if case.master else "bf16", places)
     arrays = our_arrays(dtype, case.step)
     if not case.master:
         arrays |= {
             name: array.astype(ml_dtypes.bfloat16) for name, array in arrays.items() if name.startswith("params/")
         }
-    write_llmc_state(tmp_path / "out", arrays, facts, zero=case.zero)
+    write_llmc_state(tmp_path / "out", arrays, metadata, zero=case.zero)
     assert digests(tmp_path / "out", case) == case.digests
 
 
@@ -335,9 +335,9 @@ def test_one_process_is_spread_over_several(tmp_path: Path, name: str) -> None:
     """After as many tokens, each rank stands where it would have come by itself."""
     case = RECORDED[name]
     places = loaders(tmp_path, case, 1, case.step * case.micro_steps * case.processes)
-    facts = our_facts(case, "fp32", places)
+    metadata = our_metadata(case, "fp32", places)
     written = write_llmc_state(
-        tmp_path / "out", our_arrays("fp32", case.step), facts, processes=case.processes, zero=case.zero
+        tmp_path / "out", our_arrays("fp32", case.step), metadata, processes=case.processes, zero=case.zero
     )
     assert digests(tmp_path / "out", case) == case.digests
     assert any("cannot be carried" in line for line in written.warnings)
@@ -348,19 +348,19 @@ def test_trained_on_here_it_stands_where_llm_c_would(tmp_path: Path, begin: int)
     """Taken over at a step, trained on to step 21: as llm.c's own; the loaders continue what was read."""
     case = RECORDED["two ranks, second epoch"]
     before = case._replace(step=begin)
-    facts = our_facts(before, "bf16", loaders(tmp_path, case, 2, begin * 2))
-    write_llmc_state(tmp_path / "at", our_arrays("bf16", begin), facts, zero=True)
+    metadata = our_metadata(before, "bf16", loaders(tmp_path, case, 2, begin * 2))
+    write_llmc_state(tmp_path / "at", our_arrays("bf16", begin), metadata, zero=True)
     for path in (tmp_path / "at").glob("state_*"):  # bytes without a meaning
         raw = bytearray(path.read_bytes())
         raw[200:204], raw[-2520:-2512] = b"kept", b"whatever"
         path.write_bytes(raw)
     ours = to_state(tmp_path / "at")
-    now = {**json.loads(json.dumps(ours.facts)), "step": 21, "options": facts["options"]}
+    now = replace(ours.metadata, step=21, options=metadata.options)
     places = loaders(tmp_path, case, 2, 0)
     for rank, loader in enumerate(places):
-        loader.restore(now["loader"] if rank else now["loader"]["ranks"][0])  # its own rank's, or out of all of them
+        loader.restore(now.loader if rank else now.loader["ranks"][0])  # its own rank's, or out of all of them
         loader.next_batch((21 - begin) * case.micro_steps)
-    now["loader"] = {"ranks": [loader.state() for loader in places]}
+    now = replace(now, loader={"ranks": [loader.state() for loader in places]})
     written = write_llmc_state(tmp_path / "out", our_arrays("bf16", 21), now)
     assert any("round the master weights" in line for line in written.warnings)
     for path in (tmp_path / "out").glob("state_*"):
@@ -388,12 +388,12 @@ def test_the_shuffling_stream_both_ways(draws: int) -> None:
 
 
 # Of 7 steps 2 updated nothing. Not finite: AdamW counts 5 steps. Outliers: all. A checkpoint that says no number: 2.
-@pytest.mark.parametrize(("counted", "progress"), [(5, {"skipped": 2}), (7, {"skipped": 2}), (5, {})])
-def test_updates_that_were_skipped(tmp_path: Path, counted: int, progress: dict[str, int]) -> None:
+@pytest.mark.parametrize(("counted", "counters"), [(5, Counters(2)), (7, Counters(2)), (5, None)])
+def test_updates_that_were_skipped(tmp_path: Path, counted: int, counters: Counters | None) -> None:
     case = RECORDED["first epoch"]
-    facts = our_facts(case, "fp32", loaders(tmp_path, case, 1, 21)) | {"progress": progress}
+    metadata = our_metadata(case, "fp32", loaders(tmp_path, case, 1, 21), counters=counters)
     arrays = our_arrays("fp32", 7) | {"updates": np.array(counted, np.int32), "outliers/values": np.zeros((2, 128))}
-    warnings = write_llmc_state(tmp_path / "out", arrays, facts).warnings
+    warnings = write_llmc_state(tmp_path / "out", arrays, metadata).warnings
     assert any("by 8 where the run here would by 6" in line for line in warnings) == (counted == 5)
     assert any("statistics of outliers" in line for line in warnings)
     plain = read_folder(tmp_path / "out").ranks[0]
@@ -405,8 +405,8 @@ def test_updates_that_were_skipped(tmp_path: Path, counted: int, progress: dict[
 
 def test_no_place_in_the_data(tmp_path: Path) -> None:
     case = RECORDED["-a 1"]
-    facts = our_facts(case, "fp32", loaders(tmp_path, case, 1, 0)) | {"loader": None}
-    written = write_llmc_state(tmp_path / "out", our_arrays("fp32", 12), facts)
+    metadata = our_metadata(case, "fp32", loaders(tmp_path, case, 1, 0), loader=None)
+    written = write_llmc_state(tmp_path / "out", our_arrays("fp32", 12), metadata)
     assert any("from the beginning, unshuffled" in line for line in written.warnings)
     rank = read_folder(tmp_path / "out").ranks[0]
     assert (rank.should_shuffle, rank.current_shard_idx, rank.current_sample_idx) == (False, 0, 0)
@@ -414,37 +414,37 @@ def test_no_place_in_the_data(tmp_path: Path) -> None:
 
 def test_what_cannot_be_written(tmp_path: Path) -> None:
     case = RECORDED["first epoch"]
-    facts = our_facts(case, "fp32", loaders(tmp_path, case, 1, 21))
+    metadata = our_metadata(case, "fp32", loaders(tmp_path, case, 1, 21))
     arrays, out = our_arrays("fp32", 7), tmp_path / "out"
     with pytest.raises(InputError, match="no multiple of 3"):
-        write_llmc_state(out, arrays, facts, processes=3, zero=True)
+        write_llmc_state(out, arrays, metadata, processes=3, zero=True)
     with pytest.raises(InputError, match="0 processes"):
-        write_llmc_state(out, arrays, facts, processes=0)
+        write_llmc_state(out, arrays, metadata, processes=0)
     with pytest.raises(InputError, match="a shard of 500 tokens is too short for 16 processes"):
-        write_llmc_state(out, arrays, facts, processes=16)
+        write_llmc_state(out, arrays, metadata, processes=16)
     with pytest.raises(InputError, match="fp16 without master weights"):
-        write_llmc_state(out, arrays, facts | {"dtype": "fp16"})
+        write_llmc_state(out, arrays, our_metadata(case, "fp16", loaders(tmp_path, case, 1, 21)))
     make_folder(tmp_path / "theirs", Kind("bf16", 2))
     ours = to_state(tmp_path / "theirs")
     with pytest.raises(InputError, match=r"is that of 2 processes, .* write it for 2"):
-        write_llmc_state(out, ours.arrays, ours.facts, processes=4)
+        write_llmc_state(out, ours.arrays, ours.metadata, processes=4)
     assert not out.exists()
-    write_llmc_state(out, arrays, facts)
+    write_llmc_state(out, arrays, metadata)
     with pytest.raises(InputError, match=r"model_00000007.bin: is there already; .*--force"):
-        write_llmc_state(out, arrays, facts)
-    write_llmc_state(out, arrays, facts, force=True)
+        write_llmc_state(out, arrays, metadata)
+    write_llmc_state(out, arrays, metadata, force=True)
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="file: cannot be written"):
-        write_llmc_state(tmp_path / "file", arrays, facts)
+        write_llmc_state(tmp_path / "file", arrays, metadata)
 
 
 def test_fp16_goes_out_as_bf16(tmp_path: Path) -> None:
     case = RECORDED["first epoch"]
-    facts = our_facts(case, "fp16", loaders(tmp_path, case, 1, 21))
+    metadata = our_metadata(case, "fp16", loaders(tmp_path, case, 1, 21))
     arrays = our_arrays("fp32", 7)
     for spec in tensor_specs(CONFIG):
         arrays[f"copy/{spec.name}"] = arrays[f"params/{spec.name}"].astype(np.float16)
-    written = write_llmc_state(tmp_path / "out", arrays, facts)
+    written = write_llmc_state(tmp_path / "out", arrays, metadata)
     assert any(line.startswith("fp16") for line in written.warnings)
     source = open_llmc_state(tmp_path / "out")
     expected = arrays["params/wpe"].astype(ml_dtypes.bfloat16).astype(np.float32)
@@ -469,7 +469,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, at: int, monkeypatch:
 
     monkeypatch.setattr(llmc_state._Summed, "write", full)
     with pytest.raises(InputError, match="cannot be written: No space left"):
-        write_llmc_state(out, ours.arrays, ours.facts, force=True)
+        write_llmc_state(out, ours.arrays, ours.metadata, force=True)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
@@ -487,7 +487,7 @@ def test_what_reads_back_otherwise_is_refused(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(llmc_state._Summed, "write", flips)
     with pytest.raises(InputError, match="reads back otherwise"):
-        write_llmc_state(tmp_path / "out", ours.arrays, ours.facts)
+        write_llmc_state(tmp_path / "out", ours.arrays, ours.metadata)
     assert list((tmp_path / "out").iterdir()) == []
 
 

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.checkpoint import llmc, llmc_state, store
+from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.sources import open_source, slices, widened
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.errors import FormatError, InputError
@@ -22,11 +23,6 @@ from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
 
 CONFIG = ModelConfig(max_seq_len=4, vocab_size=9, padded_vocab_size=128, num_layers=3, num_heads=2, channels=4)
 HUGGING_FACE = Path(__file__).resolve().parents[1] / "golden" / "hugging_face"
-FACTS = {
-    "format": 1, "model": asdict(CONFIG), "options": {}, "val_loss": None, "progress": {}, "loader": None,
-    "data": None, "environment": {}, "origin": {"kind": "llmc-jax"},
-}  # fmt: skip
-
 Arrays = dict[str, np.ndarray]
 
 
@@ -44,9 +40,13 @@ def random_arrays(step: int, weights: str = "float32", copy: str | None = None) 
     return arrays
 
 
+def metadata(step: int, dtype: str = "fp32") -> Metadata:
+    return Metadata(step, Identity(CONFIG, dtype, True))
+
+
 def save(run: Path, step: int, arrays: Arrays, dtype: str = "fp32") -> Path:
     run.mkdir(exist_ok=True)
-    return store.seal(store.begin(run, step, arrays, {**FACTS, "step": step, "dtype": dtype})).folder
+    return store.seal(store.begin(run, step, arrays, metadata(step, dtype).to_json())).folder
 
 
 def assert_holds(path: Path, arrays: Arrays, groups: tuple[str, ...] = ("params", "m", "v")) -> None:
@@ -152,7 +152,7 @@ def test_the_newest_good_one_of_a_run(tmp_path: Path) -> None:
         open_source(run)
 
 
-def test_a_state_under_another_name_and_facts_of_another_model(tmp_path: Path) -> None:
+def test_a_state_under_another_name_and_metadata_of_another_model(tmp_path: Path) -> None:
     arrays = random_arrays(1)
     folder = save(tmp_path / "run", 1, arrays)
     folder.rename(tmp_path / "best")
@@ -160,7 +160,7 @@ def test_a_state_under_another_name_and_facts_of_another_model(tmp_path: Path) -
     with pytest.raises(InputError, match="a step was asked for"):
         open_source(tmp_path / "best", step=1)
     model = asdict(CONFIG)
-    for facts, words in (
+    for other, words in (
         ({"model": {**model, "channels": 8}}, r"params/wte has shape \(128, 4\); by run\.json it must be \(128, 8\)"),
         ({"model": {**model, "channels": "4"}}, r"run\.json holds no model's shape"),
         ({"model": None}, r"run\.json holds no model's shape"),
@@ -168,14 +168,14 @@ def test_a_state_under_another_name_and_facts_of_another_model(tmp_path: Path) -
     ):
         run = tmp_path / "other"
         run.mkdir(exist_ok=True)
-        store.seal(store.begin(run, 1, arrays, {**FACTS, "step": 1, "dtype": "fp32", **facts}))
+        store.seal(store.begin(run, 1, arrays, {**metadata(1).to_json(), **other}))
         with pytest.raises(FormatError, match=words):
             open_source(run)
 
 
 def test_a_folder_of_llmc(tmp_path: Path) -> None:
     arrays = random_arrays(5)
-    llmc_state.write_llmc_state(tmp_path / "llmc", arrays, {**FACTS, "step": 5, "dtype": "fp32"})
+    llmc_state.write_llmc_state(tmp_path / "llmc", arrays, metadata(5))
     assert_holds(tmp_path / "llmc", arrays)
     source = open_source(tmp_path / "llmc")
     assert (source.kind, source.dtype, source.step) == ("llmc-state", "fp32", 5)

@@ -73,10 +73,11 @@ def save(run: Path, step: int, val_loss: Any = 3.5) -> store.Entry:
 
 def assert_holds(folder: Path, arrays: dict[str, np.ndarray]) -> None:
     """A state folder holds these arrays, bit for bit."""
-    assert list(store.array_specs(folder)) == list(arrays)
+    checkpoint = store.open_checkpoint(folder)
+    assert list(checkpoint.specs) == list(arrays)
     for name, array in arrays.items():
-        found = store.read_array(folder, name)
-        assert (found.shape, found.dtype) == (array.shape, array.dtype) == store.array_specs(folder)[name], name
+        found = checkpoint.read(name)
+        assert (found.shape, found.dtype) == (array.shape, array.dtype) == checkpoint.specs[name], name
         assert found.tobytes() == array.tobytes(), name
 
 
@@ -117,7 +118,7 @@ def test_every_dtype_and_shape_comes_back_bit_for_bit(tmp_path: Path) -> None:
     entry = store.seal(store.begin(tmp_path, 7, arrays, facts_of(7)))
     assert_holds(entry.folder, arrays)
     assert store.check(entry.folder) is None
-    assert store.read_facts(entry.folder) == facts_of(7)
+    assert store.open_checkpoint(entry.folder).stored == facts_of(7)
 
 
 def test_nan_payloads_and_signed_zeros_survive(tmp_path: Path) -> None:
@@ -125,9 +126,9 @@ def test_nan_payloads_and_signed_zeros_survive(tmp_path: Path) -> None:
     bits16 = np.array([0x7F81, 0xFFC1, 0x8000, 0x7F80, 1], np.uint16)
     arrays = {"a": bits32.view(np.float32), "b": bits16.view(ml_dtypes.bfloat16), "c": bits16.view(np.float16)}
     folder = store.seal(store.begin(tmp_path, 7, arrays, facts_of(7))).folder
-    assert store.read_array(folder, "a").view(np.uint32).tolist() == bits32.tolist()
-    assert store.read_array(folder, "b").view(np.uint16).tolist() == bits16.tolist()
-    assert store.read_array(folder, "c").view(np.uint16).tolist() == bits16.tolist()
+    assert store.open_checkpoint(folder).read("a").view(np.uint32).tolist() == bits32.tolist()
+    assert store.open_checkpoint(folder).read("b").view(np.uint16).tolist() == bits16.tolist()
+    assert store.open_checkpoint(folder).read("c").view(np.uint16).tolist() == bits16.tolist()
 
 
 def test_layouts_in_memory_do_not_matter(tmp_path: Path) -> None:
@@ -139,7 +140,7 @@ def test_layouts_in_memory_do_not_matter(tmp_path: Path) -> None:
     arrays = {"transposed": base.T, "strided": base[::2, 1::2], "readonly": readonly, "mapped": mapped}
     folder = store.seal(store.begin(tmp_path, 7, arrays, facts_of(7))).folder
     for name, array in arrays.items():
-        np.testing.assert_array_equal(store.read_array(folder, name), array)
+        np.testing.assert_array_equal(store.open_checkpoint(folder).read(name), array)
 
 
 def test_reading_back_and_reading_need_no_orbax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +161,7 @@ def test_reading_back_and_reading_need_no_orbax(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(store, "_orbax", none)
     folder = store.seal(writing).folder
     for name, array in arrays.items():
-        found = store.read_array(folder, name)
+        found = store.open_checkpoint(folder).read(name)
         assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
 
 
@@ -292,7 +293,7 @@ def test_a_device_buffer_can_be_donated_after_begin(tmp_path: Path) -> None:
     doubled = double(buffer)
     assert doubled.unsafe_buffer_pointer() == address
     folder = store.seal(writing).folder
-    np.testing.assert_array_equal(store.read_array(folder, "x"), np.arange(4096, dtype=np.float32))
+    np.testing.assert_array_equal(store.open_checkpoint(folder).read("x"), np.arange(4096, dtype=np.float32))
 
 
 def test_saves_in_a_thread_while_jax_computes(tmp_path: Path) -> None:
@@ -652,9 +653,9 @@ def test_files_that_are_not_what_they_were(run: Path, damage: str) -> None:
             assert first.problem is not None and path.name in first.problem, (path, deep)
             assert second.problem is None
         with pytest.raises(FormatError, match="state_00000100: "):
+            checkpoint = store.open_checkpoint(folder)
             for name in arrays_of(100):
-                store.read_array(folder, name)
-            store.read_facts(folder)
+                checkpoint.read(name)
             raise FormatError(f"{folder}: {store.check(folder)}")  # the tensors read here do not need this file
         path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
         path.write_bytes(data)
@@ -689,14 +690,14 @@ def test_a_damaged_array_is_not_read(run: Path) -> None:
     data[5] ^= 1
     path.write_bytes(data)
     with pytest.raises(FormatError, match=r"state_00000100: params/wte: "):
-        store.read_array(folder, "params/wte")
+        store.open_checkpoint(folder).read("params/wte")
     assert_holds_one(folder, "step")
     with pytest.raises(FormatError, match="it holds no array params/nothing; its arrays are params/wte, "):
-        store.read_array(folder, "params/nothing")
+        store.open_checkpoint(folder).read("params/nothing")
 
 
 def assert_holds_one(folder: Path, name: str) -> None:
-    np.testing.assert_array_equal(store.read_array(folder, name), arrays_of(100)[name])
+    np.testing.assert_array_equal(store.open_checkpoint(folder).read(name), arrays_of(100)[name])
 
 
 def resign(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
@@ -733,7 +734,7 @@ def test_absurd_shapes_allocate_nothing(run: Path, shape: Any) -> None:
         resign(folder, change)
         tracemalloc.start()
         with pytest.raises(FormatError, match="state_00000100: "):
-            store.read_array(folder, "params/wte")
+            store.open_checkpoint(folder).read("params/wte")
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 10e6
@@ -786,7 +787,7 @@ def test_rubbish_in_either_file(template: Path, tmp_path_factory: pytest.TempPat
         resign(folder, lambda body: body["files"].update({"run.json": digest}))
         assert "run.json" in str(store.check(folder))
         with pytest.raises(FormatError):
-            store.read_facts(folder)
+            store.open_checkpoint(folder)
     finally:
         (folder / "MANIFEST.json").write_bytes(manifest)
         (folder / "run.json").write_bytes(facts)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from llmc_jax.checkpoint import conversion, store
+from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16, read_model, write_model
 from llmc_jax.checkpoint.sources import Source, open_source, slices
 from llmc_jax.cli import convert
@@ -295,18 +296,16 @@ def test_a_state_begins_with_zeros_and_says_where_it_comes_from(model: Path, tmp
         if dtype == "bf16":
             rounded = [bf16_to_fp32(fp32_to_bf16(v.view(np.float32))).view(np.uint32) for v in bits(model)]
             assert_same(bits(run, "copy"), rounded)
-        facts = store.read_facts(source.path)
-        assert facts["origin"] == {"kind": "llm.c", "file": "model.bin"} and facts["loader"] is None
-        assert store.read_array(source.path, "step") == 0 == store.read_array(source.path, "updates")
+        checkpoint = store.open_checkpoint(source.path)
+        metadata = checkpoint.metadata
+        assert metadata.origin == {"kind": "llm.c", "file": "model.bin"} and metadata.loader is None
+        assert checkpoint.read("step") == 0 == checkpoint.read("updates")
         assert [entry.problem for entry in store.entries(run)] == [None]
 
 
 def test_a_16_bit_run_gives_its_copy_or_its_master_weights(model: Path, tmp_path: Path) -> None:
     """The copy of a run with stochastic rounding is not what rounding gives: bf16 outputs must take it, fp32 not."""
-    facts = {
-        "format": 1, "step": 7, "model": vars(CONFIG), "dtype": "bf16", "options": {}, "val_loss": None,
-        "progress": {}, "loader": None, "data": None, "environment": {}, "origin": {"kind": "llmc-jax"},
-    }  # fmt: skip
+    metadata = Metadata(7, Identity(CONFIG, "bf16", True)).to_json()
     rng = np.random.default_rng(0)
     arrays: dict[str, np.ndarray] = {"step": np.array(7, np.int32), "updates": np.array(7, np.int32)}
     for spec in tensor_specs(CONFIG):
@@ -314,7 +313,7 @@ def test_a_16_bit_run_gives_its_copy_or_its_master_weights(model: Path, tmp_path
             arrays[f"{group}/{spec.name}"] = rng.normal(size=spec.shape).astype(np.float32)
         arrays[f"copy/{spec.name}"] = rng.normal(size=spec.shape).astype(ml_dtypes.bfloat16)
     (tmp_path / "run").mkdir()
-    store.seal(store.begin(tmp_path / "run", 7, arrays, facts))
+    store.seal(store.begin(tmp_path / "run", 7, arrays, metadata))
     run, out = str(tmp_path / "run"), tmp_path / "out"
     cases = (
         ("llmc", "--version", "3", "params"),

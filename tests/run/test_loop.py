@@ -78,7 +78,8 @@ class Result(NamedTuple):
         """The arrays of a good checkpoint."""
         entry = store.entry(self.folder, step)
         assert entry.problem is None, entry
-        return {name: store.read_array(entry.folder, name) for name in store.array_specs(entry.folder)}
+        checkpoint = store.open_checkpoint(entry.folder)
+        return {name: checkpoint.read(name) for name in checkpoint.specs}
 
     def bits(self, step: int) -> dict[str, bytes]:
         """The same, as it lies in memory."""
@@ -279,8 +280,8 @@ def test_samples_and_models_are_those_of_their_step(full_run: Result) -> None:
     four, six = full_run.model(4), full_run.model(6)
     assert (four.tobytes(), six.tobytes()) == (full_run.exported(4).tobytes(), full_run.exported(6).tobytes())
     assert [int(full_run.state(step)["step"]) for step in (4, 6)] == [4, 6]
-    facts = [store.read_facts(full_run.folder / f"state_{step:08d}") for step in (4, 6)]
-    assert [each["val_loss"] for each in facts] == full_run.values("val", "loss")[-2:]  # of steps 4 and 6
+    counters = [store.open_checkpoint(full_run.folder / f"state_{step:08d}").metadata.counters for step in (4, 6)]
+    assert [each.val_loss for each in counters] == full_run.values("val", "loss")[-2:]  # of steps 4 and 6
     assert np.isfinite(six).all()
     assert 0 < np.linalg.norm(six - four) < np.linalg.norm(six - initial())
     assert read_model(full_run.folder / "model_00000006.bin").config == parse_descriptor(TINY)
@@ -665,9 +666,9 @@ def check_stopped(folder: Path) -> int:
     assert events[-1] == {"event": "end", "step": steps, "outcome": "stopped", "skipped": 0}
     run = Result(130, folder, events, "", "")
     assert run.checkpoints == run.values("checkpoint", "step") == [steps]
-    facts = store.read_facts(folder / f"state_{steps:08d}")
-    assert ModelConfig(**facts["model"]) == parse_descriptor(TINY)
-    assert facts["step"] == run.state(steps)["step"] == steps
+    metadata = store.open_checkpoint(folder / f"state_{steps:08d}").metadata
+    assert metadata.identity.model == parse_descriptor(TINY)
+    assert metadata.step == run.state(steps)["step"] == steps
     assert len((folder / "main.log").read_text().splitlines()) == steps
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     no_leftovers(folder)
@@ -783,8 +784,8 @@ def test_a_signal_during_validation_ends_it_there(
     assert run.values("val", "step") == [0]  # no half validation is logged
     assert [each["event"] for each in run.events] == ["start", "val", "train", "train", "checkpoint", "end"]
     assert run.checkpoints == [2]
-    facts = store.read_facts(run.folder / "state_00000002")
-    assert (facts["progress"]["validated"], facts["progress"]["sampled"]) == (0, -1)  # so both are done when it goes on
+    counters = store.open_checkpoint(run.folder / "state_00000002").metadata.counters
+    assert (counters.validated, counters.sampled) == (0, -1)  # so both are done when it goes on
 
 
 def test_a_signal_while_sampling_ends_it_there(
@@ -842,7 +843,7 @@ def test_steps_that_are_not_finite_change_nothing_and_end_the_run(train: Train, 
     state = run.state(3)
     assert (state["step"], state["updates"]) == (3, 0)
     assert not any(array.any() for name, array in state.items() if name[:2] in ("m/", "v/"))
-    progress = store.read_facts(run.folder / "state_00000003")["progress"]
+    progress = store.open_checkpoint(run.folder / "state_00000003").stored["progress"]
     assert (progress["skipped"], progress["skipped_in_a_row"]) == (3, 3)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from llmc_jax import kernels, plan
 from llmc_jax.checkpoint.sources import open_source, slices, stored_special
+from llmc_jax.checkpoint.store import Checkpoint, Manifest
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import TrainConfig
@@ -20,7 +21,6 @@ from llmc_jax.kernels import Machine, record
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.run import prepare as setup
 from llmc_jax.run.prepare import Model, prepare, resolve_model
-from llmc_jax.run.resume import Earlier
 from llmc_jax.run.table import weights_text
 from llmc_jax.trials import start
 from llmc_jax.trials.card import Card
@@ -57,7 +57,7 @@ def test_the_ids_that_end_a_text_are_kept(flag: str, tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(settings))
     setup, _ = prepare(parse_args([*shlex.split(COMMON), flag, str(folder)]), [])
     assert setup.origin == {"kind": "llmc-jax", "special": {"bos": 3, "eos": [4, 5]}}
-    assert stored_special({"origin": setup.origin}) == open_source(folder).special
+    assert stored_special(setup.origin) == open_source(folder).special
     random, _ = prepare(parse_args([*shlex.split(COMMON), "-e", "L1-NH1-C8-V16-T16"]), [])
     assert random.origin == {"kind": "llmc-jax"}
 
@@ -110,7 +110,8 @@ def test_nothing_is_measured_where_an_earlier_choice_is_taken(
     config = replace(plain, **options.get(flag, {}))
     setup.try_kernels(config, SHAPE)
     assert len(cases) == tried
-    setup.try_kernels(config, SHAPE, Earlier(tmp_path, 3, {}))  # nor where a checkpoint is continued
+    earlier = Checkpoint(tmp_path, Manifest(3, {}, {}), {})
+    setup.try_kernels(config, SHAPE, earlier)  # nor where a checkpoint is continued
     assert len(cases) == tried
 
 

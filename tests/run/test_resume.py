@@ -17,9 +17,11 @@ import numpy as np
 import pytest
 
 from llmc_jax.checkpoint import store
+from llmc_jax.checkpoint.contents import Counters, Identity, Metadata
 from llmc_jax.checkpoint.llmc import read_model
 from llmc_jax.cli import train as cli
 from llmc_jax.config.flags import parse_args
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.errors import FormatError, InputError
@@ -27,7 +29,7 @@ from llmc_jax.kernels import choice, record
 from llmc_jax.run import curves
 from llmc_jax.run import loop as trainer
 from llmc_jax.run.folder import KERNELS, RunLog, locked, read_kernels, read_metrics
-from llmc_jax.run.resume import Counters, find_earlier, stored_counters
+from llmc_jax.run.resume import find_earlier
 from tests.same_run import arrays, check_same, differences, leftovers, steps_of, write_shards
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -316,12 +318,17 @@ def test_what_was_done_at_the_step_is_not_done_again(train: Train) -> None:
 @pytest.mark.parametrize("broken", [{"drawn": -1}, {"skipped": True}, {"validated": -2}, {"sampled": "3"}])
 def test_counters_that_are_no_counts_are_refused(broken: dict[str, Any]) -> None:
     with pytest.raises(FormatError, match=f"here: .* {next(iter(broken))}="):
-        stored_counters({"progress": broken}, Path("here"))
+        metadata_with(broken)
 
 
 def test_counters_of_an_older_checkpoint_begin_anew() -> None:
     older = {"skipped": 2, "skipped_in_a_row": 0, "val_loss": None, "validated": -1, "sampled": 20}
-    assert stored_counters({"progress": older}, Path("here")) == Counters(skipped=2, sampled=20, drawn=0)
+    assert metadata_with(older).counters == Counters(skipped=2, sampled=20, drawn=0)
+
+
+def metadata_with(progress: dict[str, Any]) -> Metadata:
+    stored = Metadata(3, Identity(ModelConfig(8, 16, 128, 1, 1, 4), "fp32", True), 9).to_json()
+    return Metadata.from_json(stored | {"progress": progress}, Path("here"))
 
 
 def forget(run: Path, *steps: int) -> None:
@@ -335,11 +342,11 @@ def forget(run: Path, *steps: int) -> None:
 
 
 def misread(wrong: str, factor: float = 0) -> Callable[..., np.ndarray]:
-    """store.read_array, but for some arrays, which come back as zeros or another multiple of themselves."""
-    read_array = store.read_array
+    """Checkpoint.read, but for some arrays, which come back as zeros or another multiple of themselves."""
+    read_array = store.Checkpoint.read
 
-    def read(folder: Path, name: str) -> np.ndarray:
-        found = read_array(folder, name)
+    def read(checkpoint: store.Checkpoint, name: str) -> np.ndarray:
+        found = read_array(checkpoint, name)
         return (found * factor).astype(found.dtype) if name.startswith(wrong) else found
 
     return read
@@ -347,13 +354,13 @@ def misread(wrong: str, factor: float = 0) -> Callable[..., np.ndarray]:
 
 MISTAKES: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
     "position of the data": lambda patch: patch.setattr(TokenLoader, "restore", lambda *_: None),
-    "outliers": lambda patch: patch.setattr(store, "read_array", misread("outliers/values")),
-    "m": lambda patch: patch.setattr(store, "read_array", misread("m/wte")),
-    "v of the last tensor": lambda patch: patch.setattr(store, "read_array", misread("v/lnfb")),
-    "number of the step": lambda patch: patch.setattr(store, "read_array", misread("step")),
-    "number of the update": lambda patch: patch.setattr(store, "read_array", misread("updates")),
-    "loss scale": lambda patch: patch.setattr(store, "read_array", misread("loss_scale/scale", 2)),
-    "16-bit copy": lambda patch: patch.setattr(store, "read_array", misread("copy/qkvw")),
+    "outliers": lambda patch: patch.setattr(store.Checkpoint, "read", misread("outliers/values")),
+    "m": lambda patch: patch.setattr(store.Checkpoint, "read", misread("m/wte")),
+    "v of the last tensor": lambda patch: patch.setattr(store.Checkpoint, "read", misread("v/lnfb")),
+    "number of the step": lambda patch: patch.setattr(store.Checkpoint, "read", misread("step")),
+    "number of the update": lambda patch: patch.setattr(store.Checkpoint, "read", misread("updates")),
+    "loss scale": lambda patch: patch.setattr(store.Checkpoint, "read", misread("loss_scale/scale", 2)),
+    "16-bit copy": lambda patch: patch.setattr(store.Checkpoint, "read", misread("copy/qkvw")),
 }
 
 
@@ -513,7 +520,8 @@ def other_gelu(name: str = "other", *, preferred: bool = False) -> Iterator[None
 
 def gelu_of(place: Path) -> str:
     """The implementation of GELU that a run folder's kernels.json, or a checkpoint, says."""
-    found = read_kernels(place / KERNELS) if (place / KERNELS).exists() else store.read_facts(place)["kernels"]
+    is_run = (place / KERNELS).exists()
+    found = read_kernels(place / KERNELS) if is_run else store.open_checkpoint(place).metadata.kernels
     return next(each.implementation for each in record.from_json(found, "").choices if each.operation == "gelu")
 
 
@@ -597,8 +605,8 @@ def test_a_checkpoint_of_an_earlier_version_has_no_kernels(
     train: Train, unbroken: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        make = trainer.make_facts
-        patch.setattr(trainer, "make_facts", lambda *args, **more: without(make(*args, **more), "kernels"))
+        to_json = Metadata.to_json
+        patch.setattr(Metadata, "to_json", lambda metadata: without(to_json(metadata), "kernels"))
         older = train("-n", 4, stop=7)
     (older.folder / KERNELS).unlink()
     run = complete(train("-y", 1, "-n", 4))

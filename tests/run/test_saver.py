@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from llmc_jax.checkpoint import store
+from llmc_jax.checkpoint.contents import Counters, Identity, Metadata
 from llmc_jax.checkpoint.llmc import read_header, read_model
+from llmc_jax.checkpoint.state import named_arrays
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
@@ -23,7 +25,6 @@ from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
 from llmc_jax.plan import step_numbers
 from llmc_jax.run import saver as saver_module
 from llmc_jax.run.folder import RunLog
-from llmc_jax.run.resume import Counters, Identity, make_facts, named_arrays
 from llmc_jax.run.saver import ALWAYS_ROOM, GPU_SHARE, SHARE, Memory, Retention, Saved, Saver, room_for_copy
 from llmc_jax.training.step import StepOptions, TrainState, initial_state, train_step
 
@@ -52,11 +53,8 @@ def new_state(dtype: Any = None, master_weights: bool = True, loss_scale: float 
     return start(params, dtype, master_weights=master_weights, loss_scale=loss_scale)
 
 
-def facts(step: int, val_loss: float | None = None) -> dict[str, Any]:
-    return make_facts(
-        step, TrainConfig(), Identity(MODEL, "fp32", True, "nearest", None), Counters(val_loss=val_loss),
-        total_steps=9, loader=None, environment={},
-    )  # fmt: skip
+def metadata(step: int, val_loss: float | None = None) -> Metadata:
+    return Metadata(step, Identity(MODEL, "fp32", True, "nearest"), 9, Counters(val_loss=val_loss))
 
 
 @jax.jit
@@ -80,7 +78,8 @@ def stored(run: Path, step: int) -> dict[str, tuple[str, tuple[int, ...], bytes]
     """The bits of a checkpoint that is complete and good."""
     entry = store.entry(run, step)
     assert entry.problem is None
-    return bits({name: store.read_array(entry.folder, name) for name in store.array_specs(entry.folder)})
+    checkpoint = store.open_checkpoint(entry.folder)
+    return bits({name: checkpoint.read(name) for name in checkpoint.specs})
 
 
 def healthy(run: Path) -> list[int]:
@@ -155,7 +154,7 @@ def test_the_bits_are_those_of_the_time_of_the_save(
     expected = in_memory(state)
     done = gate("begin" if way == "beside" else "seal")
     saver = Saver(tmp_path, MODEL, ALL)
-    saver.save(state, facts(3), ANY)
+    saver.save(state, metadata(3), ANY)
     for _ in range(2):
         state = advanced(state)  # overwrites every buffer while the save is under way
     assert in_memory(state) != expected
@@ -165,7 +164,7 @@ def test_the_bits_are_those_of_the_time_of_the_save(
     assert (saved.step, saved.path, saved.problem) == (3, tmp_path / "state_00000003", None)
     assert 0 < saved.waited <= saved.seconds
     assert stored(tmp_path, 3) == expected
-    assert store.read_facts(saved.path) == facts(3)
+    assert store.open_checkpoint(saved.path).stored == metadata(3).to_json()
     assert healthy(tmp_path) == [3]
 
 
@@ -174,7 +173,7 @@ def test_the_last_one_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     state = new_state()
     expected = in_memory(state)
     saver = Saver(tmp_path, MODEL, ALL)
-    saver.save(state, facts(3), ANY, last=True)
+    saver.save(state, metadata(3), ANY, last=True)
     assert saver.wait()[0].problem is None
     assert stored(tmp_path, 3) == expected
 
@@ -210,7 +209,7 @@ def test_a_save_leaves_every_step_its_buffers(tmp_path: Path, way: str, gate: Ca
     saver = Saver(tmp_path, MODEL, ALL)
     state = step(state)
     expected = in_memory(state)
-    saver.save(state, facts(1), ANY)
+    saver.save(state, metadata(1), ANY)
     for turn in range(4):
         if turn == 2:  # the first two while the save is under way, the others after it
             done.set()
@@ -254,7 +253,7 @@ def test_one_save_at_a_time_in_order(tmp_path: Path, way: str, monkeypatch: pyte
     state, expected, ended = new_state(), {}, []
     for step in range(1, 5):
         expected[step] = in_memory(state)
-        saver.save(state, facts(step), ANY)
+        saver.save(state, metadata(step), ANY)
         ended += saver.finished()
         state = advanced(state)
     ended += saver.wait()
@@ -267,7 +266,7 @@ def test_the_same_step_again_replaces_it(tmp_path: Path) -> None:
     saver = Saver(tmp_path, MODEL, ALL)
     state = new_state()
     for _ in range(2):
-        saver.save(state, facts(2), ANY)
+        saver.save(state, metadata(2), ANY)
         assert saver.wait()[0].problem is None
         assert stored(tmp_path, 2) == in_memory(state)
         state = advanced(state)
@@ -308,12 +307,12 @@ def test_a_save_that_fails_harms_nothing(
     saver = Saver(tmp_path, MODEL, ALL, export=True)
     state = new_state()
     expected = in_memory(state)
-    saver.save(state, facts(1), ANY)
+    saver.save(state, metadata(1), ANY)
     assert saver.wait()[0].problem is None
     state = advanced(state)
     with monkeypatch.context() as patch:
         patch.setattr(module, name, fail)
-        saver.save(state, facts(2), ANY)
+        saver.save(state, metadata(2), ANY)
         (failed,) = saver.wait()
     assert failed.step == 2 and failed.problem is not None and words in failed.problem
     assert "\n" not in failed.problem and 0 < failed.waited <= failed.seconds
@@ -324,7 +323,7 @@ def test_a_save_that_fails_harms_nothing(
     before = pointers(state)[:3]
     state = advanced(state)
     assert pointers(state)[:3] == before  # what failed holds nothing either
-    saver.save(state, facts(2), ANY)
+    saver.save(state, metadata(2), ANY)
     assert saver.wait()[0].problem is None
     assert healthy(tmp_path) == [1, 2] and stored(tmp_path, 2) == in_memory(state)
 
@@ -333,11 +332,11 @@ def test_a_failed_save_of_the_same_step_leaves_the_one_before(tmp_path: Path, mo
     saver = Saver(tmp_path, MODEL, ALL, export=True)
     state = new_state()
     expected = in_memory(state)
-    saver.save(state, facts(1), ANY)
+    saver.save(state, metadata(1), ANY)
     assert saver.wait()[0].problem is None
     with monkeypatch.context() as patch:
         patch.setattr(store, "seal", no_permission)
-        saver.save(advanced(state), facts(1), ANY)
+        saver.save(advanced(state), metadata(1), ANY)
         assert saver.wait()[0].problem is not None
     assert healthy(tmp_path) == [1] and stored(tmp_path, 1) == expected
     assert (tmp_path / "model_00000001.bin").exists()
@@ -345,7 +344,7 @@ def test_a_failed_save_of_the_same_step_leaves_the_one_before(tmp_path: Path, mo
 
 def test_a_folder_that_is_gone_is_a_failed_save(tmp_path: Path, way: str) -> None:
     saver = Saver(tmp_path / "gone", MODEL, ALL)
-    saver.save(new_state(), facts(1), ANY)
+    saver.save(new_state(), metadata(1), ANY)
     (failed,) = saver.wait()
     assert failed.problem is not None and "No such file" in failed.problem
     assert list(tmp_path.iterdir()) == []
@@ -360,10 +359,10 @@ def test_a_mistake_of_ours_is_raised(tmp_path: Path, way: str, name: str, monkey
     with monkeypatch.context() as patch:
         patch.setattr(store, name, wrong)
         with pytest.raises(TypeError, match="a bug"):
-            saver.save(new_state(), facts(1), ANY)
+            saver.save(new_state(), metadata(1), ANY)
             saver.wait()
     assert saver.wait() == []  # it is raised once
-    saver.save(new_state(), facts(2), ANY)
+    saver.save(new_state(), metadata(2), ANY)
     assert saver.wait()[0].problem is None
 
 
@@ -372,10 +371,10 @@ def test_a_mistake_is_raised_by_whoever_asks_next(tmp_path: Path, monkeypatch: p
         raise TypeError("a bug")
 
     saver = Saver(tmp_path, MODEL, ALL)
-    for ask in (saver.finished, lambda: saver.save(new_state(), facts(2), ANY)):
+    for ask in (saver.finished, lambda: saver.save(new_state(), metadata(2), ANY)):
         with monkeypatch.context() as patch:
             patch.setattr(store, "begin", wrong)
-            saver.save(new_state(), facts(1), ANY)
+            saver.save(new_state(), metadata(1), ANY)
             for thread in threading.enumerate():
                 if thread.name == "llmc_jax saver":
                     thread.join()
@@ -420,7 +419,7 @@ def test_the_model_is_there_before_the_checkpoint_counts(
     monkeypatch.setattr(store, "write_bytes", written)
     done = gate("begin" if way == "beside" else "seal")
     saver = Saver(tmp_path, MODEL, ALL, export=True)
-    saver.save(state, facts(7), ANY)
+    saver.save(state, metadata(7), ANY)
     del weights
     state = advanced(state)
     assert not path.exists()
@@ -434,7 +433,7 @@ def test_the_model_is_there_before_the_checkpoint_counts(
 
 def test_no_model_is_written_unless_asked_for(tmp_path: Path) -> None:
     saver = Saver(tmp_path, MODEL, ALL)
-    saver.save(new_state(), facts(7), ANY)
+    saver.save(new_state(), metadata(7), ANY)
     assert saver.wait()[0].problem is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["DONE_00000007", "state_00000007"]
 
@@ -451,7 +450,7 @@ def test_logs_are_on_the_disk_before_the_checkpoint_counts(tmp_path: Path, monke
     with RunLog(tmp_path) as log:
         monkeypatch.setattr(os, "fsync", watched)
         saver = Saver(tmp_path, MODEL, ALL, sync=log.sync)
-        saver.save(new_state(), facts(1), ANY)
+        saver.save(new_state(), metadata(1), ANY)
         assert saver.wait()[0].problem is None
     assert {"main.log", "metrics.jsonl", "samples.txt"} <= set(synced)
     done = next(at for at, name in enumerate(synced) if name.startswith(".DONE_00000001."))
@@ -469,7 +468,7 @@ def test_nothing_is_saved_or_removed_where_the_folder_is_another_one(tmp_path: P
     saver = Saver(tmp_path, MODEL, Retention(1, 0), check=check)
     for checks in (0, 1):  # before it is begun, before it counts
         left[0] = checks
-        saver.save(new_state(), facts(1), ANY)
+        saver.save(new_state(), metadata(1), ANY)
         (ended,) = saver.wait()
         assert ended.problem is not None and ended.problem.endswith("moved")
         assert list(tmp_path.iterdir()) == []
@@ -482,7 +481,7 @@ def test_nothing_is_saved_or_removed_where_the_folder_is_another_one(tmp_path: P
 
 def test_logs_that_cannot_be_synced_fail_the_save(tmp_path: Path, way: str) -> None:
     saver = Saver(tmp_path, MODEL, ALL, sync=lambda: no_permission())
-    saver.save(new_state(), facts(1), ANY)
+    saver.save(new_state(), metadata(1), ANY)
     assert saver.wait()[0].problem is not None
     assert list(tmp_path.iterdir()) == []
 
@@ -493,7 +492,7 @@ def test_logs_that_cannot_be_synced_fail_the_save(tmp_path: Path, way: str) -> N
 def save_all(saver: Saver, losses: dict[int, float | None]) -> list[Saved]:
     state, ended = new_state(), []
     for step, loss in losses.items():
-        saver.save(state, facts(step, loss), ANY)
+        saver.save(state, metadata(step, loss), ANY)
         ended += saver.wait()
     return ended
 

@@ -1,0 +1,142 @@
+"""What a checkpoint contains beside its arrays: typed metadata, made from JSON and turned into it here alone.
+
+Leaves out the arrays (state.py), how both are stored (store.py), and whether a checkpoint fits a run (run/resume.py).
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from llmc_jax.config.model import ModelConfig
+from llmc_jax.data.loader import Loader
+from llmc_jax.errors import FormatError
+
+FORMAT = 1  # of the metadata and of the manifest beside it
+DTYPES = ("fp32", "bf16", "fp16")  # in which a model computes
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+OURS: Mapping[str, Any] = MappingProxyType({"kind": "llmc-jax"})  # origin of a state that began here
+SAMPLED_BYTES = 4096  # of each token file's beginning and end: enough to tell one file from another
+
+
+class Counters(NamedTuple):
+    """What the loop knows beside the state, and needs again."""
+
+    skipped: int = 0  # steps that updated nothing
+    skipped_in_a_row: int = 0  # of these the last ones, because something was not finite
+    val_loss: float | None = None  # the last one, nats per token
+    validated: int = -1  # the step before which it was measured; -1: never
+    sampled: int = -1  # the step before which the last sample was drawn
+    drawn: int = 0  # random numbers that samples have taken; older checkpoints do not say
+
+
+class Identity(NamedTuple):
+    """What makes a run this run: with another one of these its checkpoint cannot be continued."""
+
+    model: ModelConfig
+    dtype: str  # one of DTYPES
+    master_weights: bool
+    rounding: str | None = None  # nearest, stochastic; None: another program's state, which does not say
+    data: str | None = None  # fingerprint of the training data; None where there is none
+
+
+def fingerprint(loader: Loader) -> str:
+    """Return what tells training data apart, hexadecimal: of each file's length, beginning and end, in their order."""
+    digest = hashlib.sha256()
+    for path in loader.paths:
+        size = path.stat().st_size
+        digest.update(size.to_bytes(8, "little"))
+        with path.open("rb") as file:
+            digest.update(file.read(SAMPLED_BYTES))
+            file.seek(max(0, size - SAMPLED_BYTES))
+            digest.update(file.read(SAMPLED_BYTES))
+    return digest.hexdigest()
+
+
+# The fields of a state that was converted and not trained here, in their order.
+CONVERTED = (
+    "format", "step", "model", "dtype", "master_weights", "options", "val_loss", "progress", "loader", "data",
+    "environment", "origin",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """All that a checkpoint holds beside its arrays."""
+
+    step: int
+    identity: Identity
+    total_steps: int | None = None  # that the run was to make; None: converted, not trained here
+    counters: Counters | None = None  # None: unknown, so they begin anew
+    options: Mapping[str, Any] = NOTHING  # of the run, as JSON; empty where converted
+    val_data: str | None = None  # fingerprint of the validation data
+    loader: Mapping[str, Any] | None = None  # its position
+    environment: Mapping[str, Any] = NOTHING  # what the bits of a result may depend on
+    kernels: Mapping[str, Any] | None = None  # what ran each operation, as JSON; older checkpoints do not say
+    origin: Mapping[str, Any] = OURS  # of the weights, or of another program's run: what it takes to hand that back
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what is stored, as JSON can hold it."""
+        stored = {
+            "format": FORMAT,
+            "step": self.step,
+            "model": asdict(self.identity.model),
+            "dtype": self.identity.dtype,
+            "master_weights": self.identity.master_weights,
+            "rounding": self.identity.rounding,
+            "data": self.identity.data,
+            "val_data": self.val_data,
+            "options": dict(self.options),
+            "total_steps": self.total_steps,
+            "val_loss": self.counters and self.counters.val_loss,
+            "progress": self.counters._asdict() if self.counters else {},
+            "loader": self.loader,
+            "environment": dict(self.environment),
+            "kernels": self.kernels,
+            "origin": dict(self.origin),
+        }
+        return {name: stored[name] for name in CONVERTED} if self.total_steps is None else stored
+
+    @staticmethod
+    def from_json(stored: Mapping[str, Any], folder: Path) -> "Metadata":
+        """Return the metadata of a checkpoint. What older or converted ones lack has its default.
+
+        Raises FormatError, which names the folder, if this is no metadata of a training state.
+        """
+        step, dtype, counters = stored.get("step"), stored.get("dtype"), _counters(stored, folder)
+        if dtype not in DTYPES or type(step) is not int:
+            raise FormatError(f"{folder}: run.json has dtype {dtype!r} and step {step!r}; this is no training state")
+        rest = {name: stored[name] for name in ("total_steps", "val_data", "loader", "kernels") if name in stored}
+        for name in ("options", "environment", "origin"):
+            found = stored.get(name) or {}
+            if not isinstance(found, Mapping):
+                raise FormatError(f"{folder}: run.json has {name} {found!r:.80}, which is no object")
+            rest |= {name: found} if found else {}
+        master, rounding, data = stored.get("master_weights", True), stored.get("rounding"), stored.get("data")
+        identity = Identity(_model(stored, folder), dtype, master, rounding, data)
+        return Metadata(step, identity, counters=counters, **rest)
+
+
+def _model(stored: Mapping[str, Any], folder: Path) -> ModelConfig:
+    shape = stored.get("model")
+    names = set(ModelConfig.__dataclass_fields__)
+    if not isinstance(shape, Mapping) or set(shape) != names or not all(type(each) is int for each in shape.values()):
+        raise FormatError(f"{folder}: run.json holds no model's shape; this is no training state of llmc-jax")
+    return ModelConfig(**shape)
+
+
+def _counters(stored: Mapping[str, Any], folder: Path) -> Counters | None:
+    found = stored.get("progress")
+    if not found:
+        return None
+    if not isinstance(found, Mapping):
+        raise FormatError(f"{folder}: run.json has progress {found!r:.80}, which is no object")
+    kinds = {"val_loss": (float, int, type(None))}
+    for name, least in Counters()._asdict().items():
+        value = found.get(name, least)
+        sound = isinstance(value, kinds.get(name, (int,))) and not isinstance(value, bool)
+        if not sound or (least is not None and value < least):
+            raise FormatError(f"{folder}: run.json has {name}={value!r}, which is no count")
+    return Counters(**{name: found[name] for name in Counters._fields if name in found})

@@ -1,0 +1,105 @@
+"""A training state as the named arrays that a checkpoint holds, and back.
+
+Leaves out how arrays are stored (store.py) and what a checkpoint holds beside them (contents.py).
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llmc_jax.checkpoint.store import Checkpoint
+from llmc_jax.config.model import ModelConfig
+from llmc_jax.errors import FormatError
+from llmc_jax.models.gpt2.tensors import Params, flat_size, tensor_specs, views
+
+if TYPE_CHECKING:
+    from llmc_jax.training.step import TrainState
+
+BUFFERS = ("params", "m", "v", "copy")  # of TrainState, flat; stored as the 16 tensors of each
+
+
+def named_arrays(state: "TrainState", model: ModelConfig) -> dict[str, np.ndarray]:
+    """Return the arrays by name: `params/wte`, `m/wte`, …, `step`. On a CPU they are views of the device's buffers."""
+    arrays: dict[str, np.ndarray] = {}
+    for buffer in BUFFERS:
+        flat = getattr(state, buffer)
+        if flat is not None:
+            tensors = views(np.asarray(flat), model)
+            arrays |= {f"{buffer}/{name}": tensor for name, tensor in tensors._asdict().items()}
+    arrays |= {name: np.asarray(value) for name, value in _small(state)}
+    return arrays
+
+
+def _small(state: "TrainState") -> Iterator[tuple[str, Any]]:
+    """Yield the small arrays of a state by name."""
+    yield "step", state.step
+    yield "updates", state.updates
+    for group in ("loss_scale", "outliers"):
+        values = getattr(state, group)
+        if values is not None:
+            yield from ((f"{group}/{name}", value) for name, value in values._asdict().items())
+
+
+def read_weights(checkpoint: Checkpoint) -> np.ndarray:
+    """Return the parameters alone as a flat buffer (flat_size,) float32: the master weights where there are any."""
+    return _flat(checkpoint, "params").astype(np.float32)
+
+
+def _flat(checkpoint: Checkpoint, buffer: str) -> np.ndarray:
+    """Return a buffer of TrainState (flat_size,) with its padding, from the stored tensors."""
+    model = checkpoint.metadata.identity.model
+    flat: np.ndarray | None = None
+    for spec in tensor_specs(model):
+        values = checkpoint.read(f"{buffer}/{spec.name}")
+        if values.shape != spec.shape:
+            raise FormatError(
+                f"{checkpoint.folder}: {buffer}/{spec.name} has the shape {values.shape}; the model's has {spec.shape}"
+            )
+        if flat is None:
+            flat = np.zeros(flat_size(model), values.dtype)
+        flat[spec.offset : spec.offset + spec.size] = values.reshape(-1)
+    assert flat is not None
+    return flat
+
+
+def read_state(checkpoint: Checkpoint, fresh: "TrainState") -> "TrainState":
+    """Return the stored state on the device.
+
+    fresh: a state of the run with buffers of one element. It says which buffers and dtypes the run has, and what begins
+    anew where a converted checkpoint lacks it (loss scale, outliers).
+    Raises FormatError if the checkpoint holds no such state.
+    """
+    import jax.numpy as jnp
+
+    stored, folder = checkpoint.specs, checkpoint.folder
+    buffers = [name for name in BUFFERS if getattr(fresh, name) is not None]
+    wanted = ["step", "updates", *(f"{buffer}/{name}" for buffer in buffers for name in Params._fields)]
+    missing = [name for name in wanted if name not in stored]
+    if missing:
+        raise FormatError(f"{folder}: holds no {missing[0]} ({len(missing)} arrays of the state are missing)")
+
+    def checked(name: str, value: np.ndarray, dtype: Any, shape: tuple[int, ...]) -> Any:
+        if (value.shape, value.dtype) != (shape, dtype):
+            found, expected = f"{value.dtype}{value.shape}", f"{dtype}{shape}"
+            raise FormatError(f"{folder}: {name} is {found}; this run has {expected}")
+        return jnp.array(value)
+
+    def small(name: str, like: Any) -> Any:
+        return checked(name, checkpoint.read(name), like.dtype, like.shape)
+
+    def group(name: str) -> Any:
+        like = getattr(fresh, name)
+        if like is None or any(f"{name}/{field}" not in stored for field in like._fields):
+            return like
+        return type(like)(*(small(f"{name}/{field}", value) for field, value in like._asdict().items()))
+
+    size = (flat_size(checkpoint.metadata.identity.model),)
+    flat = {name: checked(name, _flat(checkpoint, name), getattr(fresh, name).dtype, size) for name in buffers}
+    return fresh._replace(
+        **flat,
+        step=small("step", fresh.step),
+        updates=small("updates", fresh.updates),
+        loss_scale=group("loss_scale"),
+        outliers=group("outliers"),
+    )
