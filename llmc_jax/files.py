@@ -4,6 +4,7 @@ import fcntl
 import os
 import secrets
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,6 +52,16 @@ def write_atomic(path: str | Path, data: bytes) -> None:
         write_bytes(path, data)
     except OSError as error:
         raise InputError(f"{path}: cannot write it: {reason(error)}") from error
+
+
+def write_problem(folder: Path) -> str | None:
+    """Make a folder if need be; return why no file can be made in it, None if one can."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return reason(error)
 
 
 def reason(error: BaseException) -> str:

@@ -33,7 +33,7 @@ def table(
 
     left: the headings of columns that hold words; the others are pushed to the right, as numbers are. Short rows are
     filled up, an empty one is a blank line, and a column without any content is left out.
-    width: cells of the screen, None for any number. Where it is too narrow, the columns named in `optional` go, the
+    width: cells that there are, None for the screen's. Where they are too few, the columns named in `optional` go, the
     first one first, which a line under the table says; then words are folded. Numbers stay whole.
     """
     filled = [list(row) + [""] * (len(headings) - len(row)) for row in rows]
@@ -41,6 +41,7 @@ def table(
     used = [index for index in range(len(headings)) if any(row[index] for row in filled)]
     if not used:
         return ""
+    width = width or screen_width()
     widths = {index: max(cell_len(headings[index]), *(cell_len(row[index]) for row in filled)) for index in used}
     least = {
         i: min(widths[i], max(NARROWEST_WORDS, len(headings[i]))) if headings[i] in words else widths[i] for i in used
@@ -73,16 +74,21 @@ def _laid_out(columns: list[tuple[str, bool]], rows: list[list[str]], width: int
         grid.add_column(heading, justify="left" if is_words else "right", no_wrap=not is_words, overflow="fold")
     for row in rows:
         grid.add_row(*map(Text, row))
-    output = io.StringIO()
-    # The height, which plays no part, keeps rich from taking another width where FORCE_COLOR or TERM stand.
-    Console(file=output, width=width, height=1, color_system=None, force_jupyter=False, markup=False).print(grid)
-    head, *lines = (line.rstrip() for line in output.getvalue().splitlines())
+    head, *lines = (line.rstrip() for line in drawn(grid, width).splitlines())
     return [head, "-" * max(map(cell_len, [head, *lines])), *lines]
 
 
+def drawn(table: Table, width: int) -> str:
+    """Return a table of rich's as text without colours, in so many cells."""
+    output = io.StringIO()
+    # The height, which plays no part, keeps rich from taking another width where FORCE_COLOR or TERM stand.
+    Console(file=output, width=width, height=1, color_system=None, force_jupyter=False, markup=False).print(table)
+    return output.getvalue()
+
+
 def wrapped(sentence: str, width: int | None = None) -> str:
-    """Return a sentence as lines of a screen's width, indented from the second on."""
-    return "\n".join(_filled(sentence, width))
+    """Return a sentence as lines of a width, the screen's by default, indented from the second on."""
+    return "\n".join(_filled(sentence, width or screen_width()))
 
 
 def _filled(sentence: str, width: int | None) -> list[str]:

@@ -91,9 +91,8 @@ def llmc_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
 
 def calculate(config: TrainConfig, own: dict[str, Any]) -> int:
     """`--calculate`: everything that the shape alone says."""
-    from llmc_jax import text
     from llmc_jax.profile.table import Roof, calculated_text, summed_work
-    from llmc_jax.run.console import TABLE_WIDTH, format_table
+    from llmc_jax.run.console import format_table
 
     model = _shape_of(config.model)
     device = own["--device"]
@@ -144,7 +143,7 @@ def calculate(config: TrainConfig, own: dict[str, Any]) -> int:
             "activation_bytes": calculators.activations(model, shape),
             "products_flops": calculators.products_flops(model, shape), "operations": operations,
         })  # fmt: skip
-    print(format_table(sections, text.screen_width() or TABLE_WIDTH))
+    print(format_table(sections))
     print(calculated_text(work, roof, by_layer=own["--layers"]))
     return ExitCode.DONE
 
@@ -243,9 +242,8 @@ def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
     """The box at the top: machine, model, step, memory."""
     import jax
 
-    from llmc_jax import text
     from llmc_jax.machine import device as hardware
-    from llmc_jax.run.console import TABLE_WIDTH, format_table
+    from llmc_jax.run.console import format_table
     from llmc_jax.run.table import kernel_rows, option_rows, precision_text
 
     setup, model, shape = bench.setup, bench.model, bench.shape
@@ -290,7 +288,7 @@ def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
         *option_rows(setup),
     ]
     sections = [machine, shape_rows(setup.config, model, shape), step, flops_rows(model, shape), memory]
-    return format_table(sections, text.screen_width() or TABLE_WIDTH)
+    return format_table(sections)
 
 
 def _trace(bench: Any, own: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax import text
 from llmc_jax.checkpoint.llmc import V2_ORDERS
 from llmc_jax.checkpoint.sources import Source, open_source
 from llmc_jax.compare import report
@@ -138,7 +139,7 @@ def table(rows: Sequence[Row], tolerance: float | None) -> str:
     """A line per tensor."""
     headings = ["of", "tensor", "shape", "largest", "mean", "relative norm", "worst at", "A", "B", "values", "bits",
                 "layers", "verdict"]  # fmt: skip
-    return report.table(
+    return text.table(
         headings,
         [_cells(row, tolerance) for row in rows],
         left=("of", "tensor", "shape", "worst at", "layers", "verdict"),

@@ -18,6 +18,7 @@ from llmc_jax.compare.tensors import DIFFERS, Difference, Limit, as_json, differ
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError
 from llmc_jax.models.gpt2.tensors import Params, views
+from llmc_jax.text import table
 
 if TYPE_CHECKING:  # they bring JAX in
     from llmc_jax.compare import activations
@@ -321,7 +322,7 @@ def _table(rows: list[Row]) -> str:
         for row in rows
     ]  # fmt: skip
     optional = ("theirs", "ours", "worst at", "shape", "of it", "mean error", "relative norm")
-    return report.table(headings, cells, left=("tensor", "shape", "worst at", "allowed", "verdict"), optional=optional)
+    return table(headings, cells, left=("tensor", "shape", "worst at", "allowed", "verdict"), optional=optional)
 
 
 def _share(share: float) -> str:
@@ -433,7 +434,7 @@ def _values_table(found: "list[activations.Step]") -> str:
             report.small(total.largest), index_text(total.worst), f"{total.a:.6g}", f"{total.b:.6g}", verdict,
         ])  # fmt: skip
     optional = ("theirs", "ours", "worst at", "largest error")
-    return report.table(headings, cells, left=("value", "operation", "worst at", "verdict"), optional=optional)
+    return table(headings, cells, left=("value", "operation", "worst at", "verdict"), optional=optional)
 
 
 def _first_words(found: "list[activations.Step]", first: int | None, tolerance: float) -> str:

@@ -16,8 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 import llmc_jax
 from llmc_jax.checkpoint.llmc import read_header
 from llmc_jax.compare import logs, report
@@ -29,6 +27,7 @@ from llmc_jax.config.train import OPTIONS, TrainConfig
 from llmc_jax.data.tokenizers import write_tokenizer_bin
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import reason
+from llmc_jax.text import table, wrapped
 
 CPU, FP32, CUDA = "train_gpt2", "train_gpt2fp32cu", "train_gpt2cu"  # the names that llm.c's Makefile gives them
 MODEL_FILE, TOKENIZER_FILE = "gpt2_124M.bin", "gpt2_tokenizer.bin"  # what they open in their working folder
@@ -204,9 +203,9 @@ def lay_out(plan: Plan, folder: Path) -> None:
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(target)
     vocabulary = read_header(plan.flags["-e"]).config.vocab_size
-    table = Path(TOKENIZER_FILE).absolute()
-    if table.is_file() and vocabulary == 50257:
-        (folder / TOKENIZER_FILE).symlink_to(table)
+    given = Path(TOKENIZER_FILE).absolute()
+    if given.is_file() and vocabulary == 50257:
+        (folder / TOKENIZER_FILE).symlink_to(given)
     else:
         write_tokenizer_bin(folder / TOKENIZER_FILE, (b"?",) * vocabulary, vocabulary - 1)
 
@@ -311,11 +310,9 @@ def compare(theirs: Log, mine: Log, tolerance: float, window: int) -> Result:
 def steps_table(result: Result, rows: int) -> str:
     """Losses and ms by step; of long runs, some steps."""
     theirs, mine = result.logs
-    found = [set(log.train.steps.tolist()) | set(log.val.steps.tolist()) for log in result.logs]
-    steps = sorted(found[0] | found[1])
-    places = np.unique(np.linspace(0, len(steps) - 1, min(rows, len(steps))).round().astype(int))
+    steps = {step for log in result.logs for curve in (log.train, log.val) for step in curve.steps.tolist()}
     lines, apart = [], {each.step for each in logs.unlike(theirs, mine)}
-    for step in (steps[place] for place in places):
+    for step in logs.spread(steps, rows):
         cells = [str(step)]
         for curve in ("train", "val"):
             a, b = (logs.at_step(getattr(log, curve), step) for log in (theirs, mine))
@@ -326,15 +323,14 @@ def steps_table(result: Result, rows: int) -> str:
     pair = list(NAMES)
     headings = ["step", *(f"train {name}" for name in pair), "ours - llm.c", *(f"val {name}" for name in pair)]
     times = [f"ms {name}" for name in pair]
-    return report.table([*headings, "ours - llm.c", *times], lines, optional=times)
+    return table([*headings, "ours - llm.c", *times], lines, optional=times)
 
 
 def verdict(result: Result) -> list[str]:
     """What it comes to: a sentence on each kind of loss, one on the time."""
     lines = [logs.verdict(each, f"{each.curve} losses") for each in result.differences]
     theirs, mine = (logs.speed(log).ms for log in result.logs)
-    if theirs and mine:
-        ratio = mine / theirs
+    if ratio := result.time_ratio:
         words = f"ours is {1 / ratio:.2f} times as fast" if ratio < 1 else f"ours takes {ratio:.2f} times as long"
         medians = f"{theirs:.2f} ms per step of llm.c, {mine:.2f} ms of ours"
         lines.append(f"time, median without the first step: {medians}: {words}")
@@ -402,7 +398,7 @@ def run(args: argparse.Namespace) -> int:
         _announce(args, f"2 of 2, ours:  train.py {shlex.join(our_words(plan, folder / OUR_FOLDER, dtype))}\n")
         mine, ours = run_ours(plan, folder, dtype)
         result = compare(theirs, mine, args.tolerance, args.window)
-        words = "\n".join(report.wrapped(line) for line in verdict(result))
+        words = "\n".join(wrapped(line) for line in verdict(result))
         _announce(args, f"{steps_table(result, args.rows)}\n\n{words}")
         if args.picture is not None:
             from llmc_jax.compare.picture import draw_logs

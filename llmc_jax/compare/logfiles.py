@@ -5,9 +5,9 @@ Leaves out comparing them.
 """
 
 import itertools
-import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason
 from llmc_jax.magics import MEANINGS
 from llmc_jax.run.curves import Curve
-from llmc_jax.run.folder import MAIN_LOG, METRICS, NON_FINITE
+from llmc_jax.run.folder import MAIN_LOG, METRICS, parse_event
 
 LONGEST_LINE = 1 << 22  # bytes; a sample in metrics.jsonl takes a hundredth
 LONGEST_TEXT = 1 << 12  # a longer line of text is none of a log's
@@ -79,7 +79,7 @@ class Found:
     hellaswag: dict[int, float] = field(default_factory=dict)
     batches: dict[int, float] = field(default_factory=dict)
     decimals: dict[str, int] = field(default_factory=dict)  # of the losses: 'train', 'val'
-    kinds: dict[str, int] = field(default_factory=dict)  # and in how many lines
+    kinds: Counter[str] = field(default_factory=Counter)  # and in how many lines
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -94,9 +94,14 @@ class Found:
     def validate(self, step: int, loss: float, batches: float | None) -> None:
         """Take a validation and, if it is known, the number of batches that it is the mean of."""
         self.val[step] = loss
-        self.batches.pop(step, None)
-        if batches is not None:
-            self.batches[step] = batches
+        put(self.batches, step, batches)
+
+
+def put(values: dict[int, float], step: int, value: float | None) -> None:
+    """Take the value of a step, or none, in the place of an earlier one."""
+    values.pop(step, None)
+    if value is not None:
+        values[step] = value
 
 
 def _curve(values: dict[int, float]) -> Curve:
@@ -187,12 +192,7 @@ def _read_metrics(path: Path, file: Path, opened: BinaryIO) -> Log:
 
 
 def _take_event(found: Found, where: str, text: bytes) -> None:
-    try:
-        event = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{where} is not JSON; expected one event a line") from error
-    if not isinstance(event, dict):
-        raise FormatError(f"{where} is not a JSON object; expected one event a line")
+    event = parse_event(where, text)
     kind = event.get("event")
     if kind not in ("train", "val"):
         return
@@ -206,14 +206,10 @@ def _take_event(found: Found, where: str, text: bytes) -> None:
     else:
         found.train[step] = loss
         for values, name in ((found.ms, "ms"), (found.speed, "tokens_per_second")):
-            values.pop(step, None)
-            if event.get(name) is not None:
-                values[step] = _number(event[name], where, name)
+            put(values, step, None if event.get(name) is None else _number(event[name], where, name))
 
 
 def _number(value: Any, where: str, name: str) -> float:
-    if isinstance(value, str) and value in NON_FINITE:
-        return float(value)
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
             return float(value)
@@ -259,7 +255,7 @@ def _read_text(path: Path, file: Path, opened: BinaryIO) -> Log:
         )
     if position.unsure:
         found.notes.append("not every step has a line: validations are taken to stand right behind the last one shown")
-    kind = max(found.kinds, key=lambda each: found.kinds[each], default="output of a trainer")
+    ((kind, _),) = found.kinds.most_common(1) or [("output of a trainer", 0)]
     return found.log(path, kind, found.decimals.get("train", found.decimals.get("val")))
 
 
@@ -270,7 +266,7 @@ def _take_line(found: Found, position: Position, line: str) -> None:
             found.validate(int(step), float_of(value), None)
         else:
             {"trl": found.train, "eval": found.hellaswag}[what][int(step)] = float_of(value)
-        _count(found.kinds, MAIN_LOG)
+        found.kinds[MAIN_LOG] += 1
         if what != "eval":
             _see_decimals(found, "train" if what == "trl" else "val", value)
     elif match := VAL_LINE.fullmatch(line):
@@ -282,7 +278,7 @@ def _take_line(found: Found, position: Position, line: str) -> None:
         else:
             position.hellaswag = float_of(match[1])
     elif OURS.fullmatch(line):
-        _count(found.kinds, WRITERS[OUR_LINE])
+        found.kinds[WRITERS[OUR_LINE]] += 1
     elif match := VAL_EVERY.fullmatch(line):
         position.every = int(match[1]) or None
     elif match := VAL_BATCHES.fullmatch(line):
@@ -302,21 +298,16 @@ def _take_step(found: Found, position: Position, match: re.Match[str]) -> None:
     _place(found, position, step)
     found.train[step] = float_of(loss)
     for values, pattern in ((found.ms, MS), (found.speed, SPEED)):
-        values.pop(step, None)
-        if shown := pattern.search(rest):
-            values[step] = float_of(shown[1])
+        shown = pattern.search(rest)
+        put(values, step, float_of(shown[1]) if shown else None)
     position.last, position.placed = step, None
     position.total = int(total[1:]) if total else None
     sign = separator.strip() if separator == ": " and total else ""
     writer = WRITERS.get((total is not None, f"{sign} {words}".strip(), bool(re.match(r" \(\S+z\)", rest))))
     if WRITERS[OUR_LINE] in found.kinds:  # its table says so; with -sl it prints z-scores as llm.c does
         writer = WRITERS[OUR_LINE]
-    _count(found.kinds, writer or "output of a trainer")
+    found.kinds[writer or "output of a trainer"] += 1
     _see_decimals(found, "train", loss)
-
-
-def _count(kinds: dict[str, int], kind: str) -> None:
-    kinds[kind] = kinds.get(kind, 0) + 1
 
 
 def _see_decimals(found: Found, curve: str, loss: str) -> None:

@@ -5,7 +5,7 @@ Reading them is in logfiles.py, the picture in picture.py. Knows no JAX.
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from llmc_jax.compare.logfiles import Log, read_log
 from llmc_jax.compare.tensors import DIFFERS
 from llmc_jax.errors import InputError
 from llmc_jax.run.curves import Curve, finite, moving_mean, window_of
+from llmc_jax.text import table, wrapped
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 TOLERANCE = 0.01  # nats per token; what llm.c's own tests allow a loss
@@ -198,10 +199,15 @@ def chosen_steps(logs: Sequence[Log], rows: int) -> list[int]:
         if not having:
             continue
         common, some = set.intersection(*having), set.union(*having)
-        steps = sorted(common if len(common) > 1 else some)
-        places = np.unique(np.linspace(0, len(steps) - 1, min(rows, len(steps))).round().astype(int))
-        return [steps[place] for place in places]
+        return spread(common if len(common) > 1 else some, rows)
     return []
+
+
+def spread(steps: Iterable[int], rows: int) -> list[int]:
+    """Return at most `rows` of the steps in their order, the first and the last among them."""
+    found = sorted(steps)
+    places = np.unique(np.linspace(0, len(found) - 1, min(rows, len(found))).round().astype(int))
+    return [found[place] for place in places]
 
 
 def at_step(c: Curve, step: int) -> float | None:
@@ -227,7 +233,7 @@ def steps_table(logs: Sequence[Log], steps: Sequence[int]) -> str:
                 columns.append(["" if step in apart else _less(value, at_step(first, step)) for value, step in pairs])
     differences = [heading for heading in headings if heading.endswith(" - A")]
     of_others = [each for each in headings[:0:-1] if each not in differences and not each.endswith(" A")]
-    return report.table(headings, list(zip(*columns, strict=True)), optional=[*dict.fromkeys(differences), *of_others])
+    return table(headings, list(zip(*columns, strict=True)), optional=[*dict.fromkeys(differences), *of_others])
 
 
 def _less(a: float | None, b: float | None) -> str:
@@ -246,14 +252,14 @@ def logs_table(logs: Sequence[Log]) -> str:
         fast = speed(log)
         rows.append([
             letter, log.path, log.kind, _range(log.train), str(len(log.val.steps) or ""),
-            _last(log.train), _last(log.val),
+            report.number(last(log.train), 4), report.number(last(log.val), 4),
             report.number(fast.ms, 2), report.number(fast.steps_per_second, 3),
             "" if fast.tokens_per_second is None else f"{fast.tokens_per_second:,.0f}",
         ])  # fmt: skip
     words = ["", "log", "what it is", "training steps"]
     headings = [*words, "validations", "last train", "last val", "ms/step", "steps/s", "tok/s"]
     optional = ("steps/s", "what it is", "validations", "tok/s", "training steps")
-    return report.table(headings, rows, left=words, optional=optional)
+    return table(headings, rows, left=words, optional=optional)
 
 
 def _range(c: Curve) -> str:
@@ -264,8 +270,9 @@ def _range(c: Curve) -> str:
     return f"{first} to {last}{gaps}"
 
 
-def _last(c: Curve) -> str:
-    return report.number(float(c.values[-1]), 4) if len(c.values) else ""
+def last(c: Curve) -> float | None:
+    """Return the last value of a curve; None where it has none."""
+    return float(c.values[-1]) if len(c.values) else None
 
 
 def differences_table(found: Sequence[Difference]) -> str:
@@ -281,7 +288,7 @@ def differences_table(found: Sequence[Difference]) -> str:
             ])  # fmt: skip
     headings = ["", "steps", "largest", "at step", "mean", "last", "first beyond", "part at", "averaged over"]
     optional = ("averaged over", "steps", "mean", "part at")
-    return report.table(headings, rows, left=("",), optional=optional) if rows else "no step in common"
+    return table(headings, rows, left=("",), optional=optional) if rows else "no step in common"
 
 
 def _step(step: int | None) -> str:
@@ -295,7 +302,7 @@ def as_text(logs: Sequence[Log], found: Sequence[Difference], rows: int) -> str:
     parts += ["\n".join(notes)] if notes else []
     parts.append(steps_table(logs, chosen_steps(logs, rows)))
     parts.append(f"differences in nats per token, tolerance {found[0].tolerance:g}\n" + differences_table(found))
-    parts.append("\n".join(report.wrapped(verdict(each)) for each in found))
+    parts.append("\n".join(wrapped(verdict(each)) for each in found))
     return "\n\n".join(parts)
 
 
@@ -318,8 +325,7 @@ def _log_json(letter: str, log: Log) -> dict[str, Any]:
     return {
         "letter": letter, "path": log.path, "kind": log.kind, "decimals": log.decimals, "notes": log.notes,
         "median_ms": fast.ms, "steps_per_second": fast.steps_per_second, "tokens_per_second": fast.tokens_per_second,
-        "last_train": float(log.train.values[-1]) if len(log.train.values) else None,
-        "last_val": float(log.val.values[-1]) if len(log.val.values) else None,
+        "last_train": last(log.train), "last_val": last(log.val),
         **{name: {"steps": c.steps, "values": c.values} for name, c in curves.items()},
     }  # fmt: skip
 

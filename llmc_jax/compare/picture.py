@@ -47,9 +47,7 @@ def look_of(index: int) -> Look:
     return Look(PALETTE[index % len(PALETTE)], style, MARKS[index % len(MARKS)])
 
 
-def draw_logs(
-    logs: Sequence[Log], found: Sequence[Difference], out_png: Path, title: str = "", names: Sequence[str] = ()
-) -> None:
+def draw_logs(logs: Sequence[Log], found: Sequence[Difference], out_png: Path, names: Sequence[str] = ()) -> None:
     """Draw logs and their differences to the first into a PNG, which appears complete or not at all.
 
     names: of the logs, in place of letters and paths.
@@ -61,7 +59,7 @@ def draw_logs(
 
     figure = Figure(figsize=(9, 6.5), dpi=110)
     canvas = FigureCanvasAgg(figure)
-    margins = {"left": 0.095, "right": 0.975, "top": 0.93 if title else 0.97, "bottom": 0.08, "hspace": 0.08}
+    margins = {"left": 0.095, "right": 0.975, "top": 0.97, "bottom": 0.08, "hspace": 0.08}
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2.6, 1], gridspec_kw=margins)
     if not names:
         paths = short_names([log.path for log in logs])
@@ -75,8 +73,6 @@ def draw_logs(
     _draw_differences(lower, found)
     _finish(lower, f"difference to {names[0].split()[0]}")
     lower.set_xlabel("step")
-    if title:
-        figure.suptitle(title, fontsize=12, fontweight="bold", y=0.985)
     picture = io.BytesIO()
     canvas.print_png(picture)
     write_atomic(out_png, picture.getvalue())

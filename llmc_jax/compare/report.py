@@ -7,11 +7,10 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llmc_jax import text
 from llmc_jax.errors import InputError
 from llmc_jax.files import write_atomic
 
@@ -71,18 +70,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
-
-
-def table(
-    headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: Iterable[str] = (), optional: Sequence[str] = ()
-) -> str:
-    """`text.table`, as wide as the screen."""
-    return text.table(headings, rows, left=left, optional=optional, width=text.screen_width())
-
-
-def wrapped(sentence: str) -> str:
-    """`text.wrapped`, as wide as the screen."""
-    return text.wrapped(sentence, text.screen_width())
 
 
 def number(value: float | None, digits: int = 4) -> str:

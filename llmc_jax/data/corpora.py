@@ -72,12 +72,12 @@ class _Source(NamedTuple):
     modified_ns: int
 
 
-def stdlib_corpus(cache: Path | None = None) -> Corpus:
+def stdlib_corpus() -> Corpus:
     """The built-in corpus: the *.py files of the running Python's standard library, in bytes (V=257, eot 256).
 
     Files in the order of their names, an end-of-text token before each; one file in twenty, chosen by a hash of its
-    name, is validation. The two token files (uint16) are kept in `cache` (None: the user's cache folder, or, if that
-    cannot be written and $LLMC_JAX_CACHE does not demand it, a folder among the temporary files), named with the
+    name, is validation. The two token files (uint16) are kept in the user's cache folder (or, if that
+    cannot be written and $LLMC_JAX_CACHE does not demand it, in one among the temporary files), named with the
     fingerprint, so that the corpora of several Pythons stand beside each other. As long as names, sizes and times of
     the sources stay the same, they are not read again.
 
@@ -86,7 +86,7 @@ def stdlib_corpus(cache: Path | None = None) -> Corpus:
     root = Path(sysconfig.get_paths()["stdlib"])
     sources = _stdlib_sources(root)
     index = f"stdlib-{_listing_key(root, sources)}.json"
-    folders = [cache] if cache else _cache_folders()
+    folders = _cache_folders()
     for folder in folders:
         if (corpus := _read_corpus(folder / index)) is not None:
             return corpus

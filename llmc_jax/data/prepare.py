@@ -203,11 +203,7 @@ class Batch(NamedTuple):
     empty: int
 
 
-class Encoded(NamedTuple):
-    """The tokens of a batch, (n,), the end-of-text token before each document that begins in it."""
-
-    tokens: np.ndarray
-    sides: list[bool]
+Encoded = tuple[np.ndarray, list[bool]]  # a batch's tokens, (n,), with an end-of-text before each document; its sides
 
 
 def _batches(files: list[Path], settings: Settings) -> Iterator[Batch]:
@@ -380,14 +376,14 @@ def _write_all(
             documents += len(batch.sides)
             empty += batch.empty
             report(batch.read, tokens.size)
-            yield Encoded(tokens, batch.sides)
+            yield tokens, batch.sides
 
     if settings.val_fraction is None:
         stream = split_by_position(encoded(), settings.val_tokens)
     else:
         stream = split_by_document(encoded(), tokenizer.eot)
     shards = _write_shards(stream, staging, name, tokenizer.kind, settings.shard_tokens)
-    result = Prepared(shards, documents, empty)
+    result = Prepared(shards, documents, empty)  # counted while the stream is written
     _check_result(result, files, settings)
     return result
 

@@ -11,14 +11,7 @@ import numpy as np
 
 from llmc_jax.config.model import GPT2_VOCAB
 from llmc_jax.data.tokenfile import TokenFile, open_token_file
-from llmc_jax.data.tokenizers import (
-    BYTES_EOT,
-    BYTES_VOCAB,
-    GPT2_EOT,
-    Choice,
-    load_tokenizer,
-    sample_text,
-)
+from llmc_jax.data.tokenizers import BYTES_EOT, BYTES_VOCAB, GPT2_EOT, load_tokenizer, sample_text
 from llmc_jax.errors import FormatError, InputError
 
 CHUNK_TOKENS = 1 << 22  # read at a time
@@ -65,15 +58,16 @@ class Inspection(NamedTuple):
     path: Path
     kind: str
     size: int
-    tokens: int
-    lowest: int
-    highest: int
+    stats: TokenStats
     vocab: int
     eot: int
-    documents: int
     first: list[int]
     text: str
     note: str
+
+    @property
+    def documents(self) -> int:
+        return self.stats.counts[self.eot]
 
 
 def inspect_token_file(
@@ -92,45 +86,25 @@ def inspect_token_file(
     Raises FormatError if it is no token file or holds an id that V or the tokenizer does not have, InputError if the
     file or the tokenizer cannot be had.
     """
-    with open_token_file(path) as file:
-        return _inspect(file, tokenizer, vocab_size, eot, show)
-
-
-def _inspect(file: TokenFile, tokenizer: str, vocab_size: int | None, eot: int | None, show: int) -> Inspection:
     named = None if tokenizer in ("auto", "none") else load_tokenizer(tokenizer, vocab_size)
     candidates = {BYTES_VOCAB: BYTES_EOT, GPT2_VOCAB: GPT2_EOT, LLAMA3_VOCAB: LLAMA3_EOT}
     if named is not None and named.tokenizer is not None:
         candidates = {named.tokenizer.vocab_size: named.tokenizer.eot}
         vocab_size = named.tokenizer.vocab_size
-    stats = token_stats(file, sorted({*candidates.values()} if eot is None else {eot}))
-    if vocab_size is None:
-        vocab_size = next((vocab for vocab in candidates if stats.highest < vocab), stats.highest + 1)
-    if stats.highest >= vocab_size:
-        raise _beyond(file, stats, vocab_size)
-    choice = named or load_tokenizer(tokenizer, vocab_size)
-    if eot is None:
-        eot = choice.tokenizer.eot if choice.tokenizer else candidates.get(vocab_size, vocab_size - 1)
-        if eot not in stats.counts:  # of an unusual vocabulary, known only now
-            stats = token_stats(file, [eot])
-    return _report(file, stats, choice, vocab_size, eot, show)
-
-
-def _report(file: TokenFile, stats: TokenStats, choice: Choice, vocab: int, eot: int, show: int) -> Inspection:
-    first = [int(token) for token in file.read(0, min(max(0, show), file.num_tokens))]
-    return Inspection(
-        path=file.path,
-        kind=file.kind,
-        size=file.size,
-        tokens=stats.tokens,
-        lowest=stats.lowest,
-        highest=stats.highest,
-        vocab=vocab,
-        eot=eot,
-        documents=stats.counts[eot],
-        first=first,
-        text=sample_text(choice.tokenizer, first),
-        note=choice.note,
-    )
+    with open_token_file(path) as file:
+        stats = token_stats(file, sorted({*candidates.values()} if eot is None else {eot}))
+        if vocab_size is None:
+            vocab_size = next((vocab for vocab in candidates if stats.highest < vocab), stats.highest + 1)
+        if stats.highest >= vocab_size:
+            raise _beyond(file, stats, vocab_size)
+        choice = named or load_tokenizer(tokenizer, vocab_size)
+        if eot is None:
+            eot = choice.tokenizer.eot if choice.tokenizer else candidates.get(vocab_size, vocab_size - 1)
+            if eot not in stats.counts:  # of an unusual vocabulary, known only now
+                stats = token_stats(file, [eot])
+        first = [int(token) for token in file.read(0, min(max(0, show), file.num_tokens))]
+    text = sample_text(choice.tokenizer, first)
+    return Inspection(file.path, file.kind, file.size, stats, vocab_size, eot, first, text, choice.note)
 
 
 def _beyond(file: TokenFile, stats: TokenStats, vocab_size: int) -> InputError:
@@ -148,12 +122,12 @@ def _beyond(file: TokenFile, stats: TokenStats, vocab_size: int) -> InputError:
 
 
 def describe(found: Inspection) -> str:
-    """An inspection as lines of text."""
+    """Return an inspection as lines of text."""
     rows = [
         ("format", f"{found.kind}, {found.size:,} bytes"),
-        ("tokens", f"{found.tokens:,}"),
+        ("tokens", f"{found.stats.tokens:,}"),
         ("documents", f"{found.documents:,} (end-of-text id {found.eot})"),
-        ("ids", f"{found.lowest} to {found.highest} (V={found.vocab})" if found.tokens else "none"),
+        ("ids", f"{found.stats.lowest} to {found.stats.highest} (V={found.vocab})" if found.stats.tokens else "none"),
         ("tokenizer", found.note),
         ("first ids", " ".join(map(str, found.first))),
         ("first text", found.text),

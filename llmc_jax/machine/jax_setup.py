@@ -8,12 +8,11 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from llmc_jax.files import cache_folder, reason, sync, write_bytes
+from llmc_jax.files import cache_folder, sync, write_bytes, write_problem
 
 MEMORY_SHARE = 0.92  # of a GPU that JAX's allocator is given; what CUDA's libraries need is the rest
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
@@ -88,7 +87,7 @@ def configure(*, tf32: bool = True) -> list[str]:
     notes = []
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         folder = cache_folder() / "xla"
-        problem = _write_problem(folder)
+        problem = write_problem(folder)
         jax.config.update("jax_compilation_cache_dir", None if problem else str(folder))
         if problem:
             notes.append(f"{folder}: cannot be written ({problem}), so nothing compiled is kept; see LLMC_JAX_CACHE")
@@ -140,13 +139,3 @@ def _program_digests(folder: Path) -> dict[str, str]:
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != PROGRAMS]
     paths = [path for path in paths if not path.name.endswith("-atime")]  # when one was last used
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
-
-
-def _write_problem(folder: Path) -> str | None:
-    """Why no file can be made in a folder, which is made if need be; None if one can."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return None
-    except OSError as error:
-        return reason(error)

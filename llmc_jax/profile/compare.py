@@ -20,7 +20,7 @@ from llmc_jax.config.flags import step_config
 from llmc_jax.config.train import OPTIONS
 from llmc_jax.errors import InputError
 from llmc_jax.machine.device import usable_cores
-from llmc_jax.text import screen_width, table
+from llmc_jax.text import table
 
 CORES = "LLMC_JAX_PROFILE_CORES"  # tells a worker which cores it may use
 ROOT = Path(__file__).resolve().parents[2]
@@ -260,4 +260,4 @@ def as_text(results: Sequence[Result]) -> str:
         for each in results
     ]  # fmt: skip
     headings = ["", "ms", "(least - most)", "tok/s", "times as fast", "(lowest - highest)"]
-    return table(headings, rows, left=[""], optional=("tok/s", "(least - most)"), width=screen_width())
+    return table(headings, rows, left=[""], optional=("tok/s", "(least - most)"))

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from llmc_jax import text
 from llmc_jax.models.gpt2.work import PHASES, Work
-from llmc_jax.profile.program import CONTAINERS, Owner, Place, Program
-from llmc_jax.profile.trace import Trace, Use, shared_time
+from llmc_jax.profile.program import CONTAINERS, Program
+from llmc_jax.profile.trace import Trace, shared_time
 
 TRACE, DIFFERENCE = "trace", "difference"
 CACHE = "cache"
@@ -140,22 +140,6 @@ def _sorted(lines: Iterable[Line]) -> tuple[Line, ...]:
 # ----- from a trace -------------------------------------------------------------------------------------------------
 
 
-def used_by_place(
-    uses: Mapping[str, Use], owners: Mapping[str, Owner]
-) -> tuple[dict[Place, tuple[float, int, float]], float]:
-    """(seconds, calls, mixed seconds) of each place, and the seconds of instructions that belong nowhere."""
-    found: dict[Place, tuple[float, int, float]] = defaultdict(lambda: (0.0, 0, 0.0))
-    unknown = 0.0
-    for name, use in uses.items():
-        owner = owners.get(name)
-        if owner is None:
-            unknown += use.seconds
-            continue
-        seconds, calls, mixed = found[owner.place]
-        found[owner.place] = (seconds + use.seconds, calls + use.calls, mixed + use.seconds * owner.mixed)
-    return dict(found), unknown
-
-
 def report_from_trace(
     trace: Trace, program: Program, work: Sequence[Work], roof: Roof | None, *, by_layer: bool = False
 ) -> Report:
@@ -163,10 +147,15 @@ def report_from_trace(
     steps = max(1, len(trace.steps))
     containers = [name for name, each in program.by_name.items() if each.opcode in CONTAINERS]
     uses = shared_time(trace.spans, containers)
-    places, unknown = used_by_place(uses, program.owners)
-    times: dict[Key, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    for place, found in places.items():
+    times: dict[Key, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])  # seconds, calls, mixed seconds
+    unknown = 0.0  # seconds of instructions that belong nowhere
+    for name, use in uses.items():
+        if (owner := program.owners.get(name)) is None:
+            unknown += use.seconds
+            continue
+        place = owner.place
         key = (place.phase, place.operation, place.layer if by_layer else None)
+        found = use.seconds, use.calls, use.seconds * owner.mixed
         times[key] = [old + new / steps for old, new in zip(times[key], found, strict=True)]
     totals = _where_it_ran(summed_work(work, roof, by_layer), times)
     lines = [
@@ -234,7 +223,7 @@ def as_text(report: Report) -> str:
         if seconds > 0:
             rows.append(["", name, "", "", f"{1e3 * seconds:.3f}", _percent(seconds, report.step)])
     rows.append(["", "step", "", "", f"{1e3 * report.step:.3f}"])
-    return "\n".join([aligned(HEADINGS, rows), *_faster_than_floors(report)])
+    return "\n".join([text.table(HEADINGS, rows, left=LEFT, optional=OPTIONAL), *_faster_than_floors(report)])
 
 
 def _faster_than_floors(report: Report) -> list[str]:
@@ -257,11 +246,6 @@ LEFT = frozenset({"", "operation", "bound by", "from"})
 
 # What goes where a terminal is too narrow, the first one first.
 OPTIONAL = ("from", "calls", "mixed", "achieved", "floor ms", "MB", "GFLOP", "share", "bound by")
-
-
-def aligned(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """`text.table`, as wide as the screen; columns without any content are left out."""
-    return text.table(headings, rows, left=LEFT, optional=OPTIONAL, width=text.screen_width())
 
 
 def _percent(part: float, whole: float) -> str:
@@ -316,4 +300,4 @@ def calculated_text(work: Sequence[Work], roof: Roof | None, *, by_layer: bool) 
     rows.append(["step", *_sum_cells("", lines, 0.0)[1:]])
     for row in rows:
         row[3:6] = ["", "", ""][: len(row)]  # nothing ran
-    return aligned(HEADINGS, rows)
+    return text.table(HEADINGS, rows, left=LEFT, optional=OPTIONAL)

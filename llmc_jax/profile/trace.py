@@ -6,7 +6,6 @@ Leaves out what the instructions mean (program.py).
 """
 
 import contextlib
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmc_jax.errors import InputError
-from llmc_jax.files import reason
+from llmc_jax.files import write_problem
 
 STEP = "train"  # the name of a step's annotation, which TensorBoard's profiler counts steps by
 
@@ -41,13 +40,9 @@ class Trace(NamedTuple):
 
 
 def check_writable(folder: Path) -> None:
-    """Makes the folder and raises InputError if no file can be written there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise InputError(f"{folder}: a trace cannot be written there ({reason(error)}); name another folder") from error
+    """Make the folder and raise InputError if no file can be written there."""
+    if problem := write_problem(folder):
+        raise InputError(f"{folder}: a trace cannot be written there ({problem}); name another folder")
 
 
 def start_recording(folder: Path) -> None:

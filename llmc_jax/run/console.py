@@ -4,7 +4,6 @@ A pipe or a file gets plain lines without control characters. Leaves out the fil
 """
 
 import atexit
-import io
 import itertools
 import os
 import sys
@@ -21,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from llmc_jax import errors
+from llmc_jax.text import drawn, screen_width
 
 NAME_WIDTH, VALUE_WIDTH = 21, 50  # the columns of llm.c's table
 LINES = "\n\t"  # what of control characters a note may hold
@@ -197,12 +197,13 @@ TABLE_WIDTH = NAME_WIDTH + VALUE_WIDTH + 7
 NARROWEST_TABLE = 24
 
 
-def format_table(sections: Iterable[Sequence[tuple[str, Any]]], width: int = TABLE_WIDTH) -> str:
+def format_table(sections: Iterable[Sequence[tuple[str, Any]]], width: int | None = None) -> str:
     """Return the start-up table in llm.c's box: sections of (name, value), a rule between them, long values folded.
 
-    width: cells of the screen; where it is narrower than llm.c's table, so are the columns.
+    width: cells that there are, None for the screen's; where llm.c's table does not fit, the columns are narrower.
     Source: llm.c train_gpt2.cu, `printf("| %-21s | %-50s |")`.
     """
+    width = width or screen_width() or TABLE_WIDTH
     whole = width >= TABLE_WIDTH
     table = Table(box=_LLMC_BOX)
     for heading, cells in (("Parameter", NAME_WIDTH), ("Value", VALUE_WIDTH)):
@@ -211,10 +212,7 @@ def format_table(sections: Iterable[Sequence[tuple[str, Any]]], width: int = TAB
         for name, value in section:
             table.add_row(_table_text(name), _table_text(_table_value(value)))
         table.add_section()
-    output = io.StringIO()
-    cells = max(NARROWEST_TABLE, width)  # the height keeps rich from taking another width where TERM is dumb
-    RichConsole(file=output, width=cells, height=1, color_system=None, force_jupyter=False).print(table)
-    return output.getvalue().rstrip("\n")
+    return drawn(table, max(NARROWEST_TABLE, width)).rstrip("\n")
 
 
 def _table_value(value: Any) -> str:

@@ -416,16 +416,17 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise InputError(f"{path}: cannot read it: {error.strerror}") from error
     *lines, _torn = data.split(b"\n")
-    return [_parse_event(path, number, line) for number, line in enumerate(lines, start=1)]
+    return [parse_event(f"{path}: line {number}", line) for number, line in enumerate(lines, start=1)]
 
 
-def _parse_event(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def parse_event(where: str, line: bytes) -> dict[str, Any]:
+    """Return a line of a metrics.jsonl. where: what an error names. Raises FormatError if it is no JSON object."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: line {number} is not JSON; expected one event a line") from error
+        raise FormatError(f"{where} is not JSON; expected one event a line") from error
     if not isinstance(event, dict):
-        raise FormatError(f"{path}: line {number} is not a JSON object; expected one event a line")
+        raise FormatError(f"{where} is not a JSON object; expected one event a line")
     for key in NUMBER_FIELDS & event.keys():
         if event[key] in NON_FINITE:
             event[key] = float(event[key])

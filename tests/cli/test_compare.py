@@ -14,6 +14,7 @@ from llmc_jax.cli import compare as command
 from llmc_jax.cli.compare import COMMANDS, main
 from llmc_jax.compare import report
 from llmc_jax.errors import ExitCode, InputError
+from llmc_jax.text import table, wrapped
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -84,7 +85,7 @@ def test_a_reader_that_goes_away(tmp_path: Path) -> None:
 
 def test_tables() -> None:
     rows = [["a", "1.5"], [], ["bb", "10.25", "", "x"]]
-    assert report.table(["name", "value", "empty", "more"], rows, left=["name"]).splitlines() == [
+    assert table(["name", "value", "empty", "more"], rows, left=["name"]).splitlines() == [
         "name  value  more",
         "-----------------",
         "a       1.5",
@@ -94,7 +95,7 @@ def test_tables() -> None:
 
 
 def test_sentences_are_wrapped() -> None:
-    lines = report.wrapped("word " * 60 + "x" * 150).splitlines()
+    lines = wrapped("word " * 60 + "x" * 150).splitlines()
     assert len(lines[0]) <= 116 and all(line.startswith("    ") for line in lines[1:])
     assert " ".join(line.strip() for line in lines) == "word " * 60 + "x" * 150
 

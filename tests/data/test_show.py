@@ -37,8 +37,8 @@ def test_an_inspection(tmp_path: Path, kind: str) -> None:
     tokens = [256, *"née\n".encode(), 256, *b"x\x1b[0m"]
     write_token_file(path, tokens, kind)
     found = inspect_token_file(path, show=7)
-    assert (found.kind, found.size, found.tokens) == (kind, path.stat().st_size, 12)
-    assert (found.lowest, found.highest, found.documents, found.eot, found.vocab) == (10, 256, 2, 256, 257)
+    assert (found.kind, found.size, found.stats.tokens) == (kind, path.stat().st_size, 12)
+    assert (found.stats.lowest, found.stats.highest, found.documents, found.eot, found.vocab) == (10, 256, 2, 256, 257)
     assert found.first == tokens[:7]
     assert found.text == "<|endoftext|>née\n<|endoftext|>"
     assert "née\n              <|endoftext|>" in describe(found)
@@ -80,7 +80,7 @@ def test_ids_beyond_the_vocabulary(tmp_path: Path, kind: str, monkeypatch: pytes
         inspect_token_file(path, vocab_size=257)
     with pytest.raises(FormatError, match="has id 300"):
         inspect_token_file(path, tokenizer="bytes")
-    assert inspect_token_file(path, vocab_size=301).tokens == 11
+    assert inspect_token_file(path, vocab_size=301).stats.tokens == 11
     with pytest.raises(InputError, match="has 257 ids"):
         inspect_token_file(path, tokenizer="bytes", vocab_size=301)
 
@@ -88,7 +88,7 @@ def test_ids_beyond_the_vocabulary(tmp_path: Path, kind: str, monkeypatch: pytes
 def test_a_file_without_tokens(tmp_path: Path) -> None:
     write_token_file(tmp_path / "a.bin", [], "gpt2-uint16")
     found = inspect_token_file(tmp_path / "a.bin")
-    assert (found.tokens, found.lowest, found.documents, found.first) == (0, -1, 0, [])
+    assert (found.stats.tokens, found.stats.lowest, found.documents, found.first) == (0, -1, 0, [])
     assert "none" in describe(found)
 
 

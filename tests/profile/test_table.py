@@ -9,7 +9,6 @@ from llmc_jax.profile.program import Program
 from llmc_jax.profile.table import (
     Line,
     Roof,
-    aligned,
     as_json,
     as_text,
     calculated_text,
@@ -184,12 +183,6 @@ def test_the_order_is_that_of_the_model_and_back() -> None:
 def test_work_without_rates_has_no_floors() -> None:
     assert "floor" in calculated_text(WORK, RATES, by_layer=False).splitlines()[0]
     assert "floor" not in calculated_text(WORK, None, by_layer=False).splitlines()[0]
-
-
-def test_columns_without_content_are_left_out() -> None:
-    assert aligned(("", "layer", "ms"), [["a", "", "1.0"], [], ["bcd", "", "22.0"]]) == (
-        "       ms\n---------\na     1.0\n\nbcd  22.0"
-    )
 
 
 def test_json_has_every_number() -> None:
