@@ -44,7 +44,7 @@ from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
 from llmc_jax.config.train import TrainConfig  # noqa: E402
 from llmc_jax.errors import InputError  # noqa: E402
 from llmc_jax.machine import deviceless, gpus  # noqa: E402
-from llmc_jax.models.gpt2.work import Shape, rows_at_once, shape_of, step_work  # noqa: E402
+from llmc_jax.models.gpt2.work import Shape, rows_at_once, step_work  # noqa: E402
 from llmc_jax.profile.program import Instruction, Place, Program, elements  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/step_table.md"
@@ -269,9 +269,7 @@ def text_of(gpu: str, words: str, kept: Path | None = None) -> tuple[str, Shape]
     _, config, _ = case_of(gpu, words)
     dtype = "bf16" if config.dtype == "auto" else config.dtype
     case = StepCase(config.model, dtype, config.batch_size, config.grad_accumulation, tuple(words.split()))
-    rows = case.execution(gpu).logit_rows
-    text = kept.read_text() if kept else case.compile(gpu).hlo
-    return text, shape_of(config, dtype=dtype, flash=dtype != "fp32", logit_rows=rows)
+    return kept.read_text() if kept else case.compile(gpu).hlo, case.plan(gpu).shape
 
 
 # ----- as text ------------------------------------------------------------------------------------------------------

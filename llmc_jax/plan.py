@@ -1,8 +1,12 @@
-"""What a configuration comes to on a machine: precision, kernels, memory and the step's numbers, decided without them.
+"""A plan: what a configuration comes to on a machine. Precision, kernels, memory and the step's numbers.
 
-Nothing here opens a file, asks a device or holds an array, so every decision can be made, and tested, for a machine
-that is not there. Leaves out the data, the checkpoint and the state (run/prepare.py).
+Making one opens no file, asks no device and makes no array, so each decision can be made, and tested, for a machine
+that is not there. Leaves out data, checkpoints and the state (run/prepare.py), and how kernels are tried (trials/).
 """
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,68 +19,259 @@ from llmc_jax.kernels import record
 from llmc_jax.machine import compiling, gpus
 from llmc_jax.machine import device as hardware
 from llmc_jax.models.gpt2.model import Execution
+from llmc_jax.models.gpt2.work import Shape
 from llmc_jax.training.adamw import AdamWNumbers
 from llmc_jax.training.schedule import ScheduleNumbers
-from llmc_jax.training.step import LossScaleNumbers, StepNumbers
+from llmc_jax.training.step import LossScaleNumbers, StepNumbers, StepOptions
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
 
 
+class Repeat(NamedTuple):
+    """A choice of kernels that was made before."""
+
+    place: Path  # of the file or checkpoint that holds it
+    resolved: kernels.Resolved
+
+
+class Plan(NamedTuple):
+    """What a configuration comes to on a machine."""
+
+    config: TrainConfig
+    model: ModelConfig
+    machine: kernels.Machine
+    xla_flags: Mapping[str, bool]  # options of XLA that the user has set, which count more than ours
+    dtype: str  # what the model computes in: fp32, bf16 or fp16
+    execution: Execution
+    choices: tuple[kernels.Choice, ...]  # what runs each operation
+    made_for: kernels.MadeFor
+    repeat: Repeat | None  # an earlier choice that these were taken from
+    problems: tuple[str, ...]  # why it cannot be repeated
+    storage: hardware.Storage
+    needed: hardware.Memory  # bytes of a step, at least
+    available: int | None  # bytes that the device can hold; None: not known
+
+    @property
+    def resolved(self) -> kernels.Resolved:
+        """All that was chosen, as it is kept in the run's folder and its checkpoints. Reads our kernels' sources."""
+        return kernels.Resolved(
+            made_for=self.made_for,
+            asked=asked_of(self.config),
+            choices=self.choices,
+            logit_rows=self.execution.logit_rows,
+            gelu_fusion=self.execution.gelu_fusion,
+            options=self.execution.compiler_options,
+            sources=record.sources_of(self.choices),
+        )
+
+    @property
+    def implementations(self) -> dict[str, str]:
+        """What runs each operation, by name. The bits of a result depend on it."""
+        return {choice.operation: choice.implementation for choice in self.choices}
+
+    @property
+    def rounding(self) -> str:
+        """How updated weights become 16-bit: nearest or stochastic."""
+        if self.dtype != "bf16":
+            return "nearest"
+        if self.config.rounding == "auto":
+            return "nearest" if self.config.master_weights else "stochastic"
+        return self.config.rounding
+
+    @property
+    def master_weights(self) -> bool:
+        """Whether the parameters are kept in fp32."""
+        return self.config.master_weights or self.dtype == "fp32"
+
+    @property
+    def product_precision(self) -> gpus.Precision:
+        """What the matrix products are computed in."""
+        if self.dtype != "fp32":
+            return cast(gpus.Precision, self.dtype)
+        return "tf32" if self.machine.version >= (8, 0) and self.config.tf32 else "fp32"
+
+    @property
+    def step_options(self) -> StepOptions:
+        """The choices that shape the step's program."""
+        decay = self.config.decay if self.config.weight_decay else "none"
+        return StepOptions(self.config.schedule, decay, self.execution, self.rounding)
+
+    @property
+    def shape(self) -> Shape:
+        """What the work of a step is computed from."""
+        return Shape(
+            batch=self.config.batch_size,
+            sequence=self.config.sequence_length,
+            micro_batches=self.config.grad_accumulation,
+            recompute=self.config.recompute,
+            recompute_blocks=self.config.recompute_blocks,
+            logit_rows=self.execution.logit_rows,
+            dtype=self.dtype,
+            master_weights=self.config.master_weights,
+            flash=not kernels.makes_matrix(self.choices),
+        )
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a step is begun before the one before it has been read: so a GPU never waits."""
+        return self.machine.platform != "cpu"
+
+    @property
+    def notes_on_repeat(self) -> list[str]:
+        """A note on what of an earlier choice is not repeated."""
+        named = self.config.kernels_from
+        what = f"--kernels-from {named}: not repeated" if named else "not bit-exact from here"
+        return [f"{what}: {', '.join(self.problems)}"] if self.problems else []
+
+    @property
+    def notes_on_bits(self) -> list[str]:
+        """A note where what runs need not give the same bits twice, though a kernel of ours would."""
+        return [
+            f"{choice.operation} by cuDNN need not repeat its bits, so a run that is continued may differ from one "
+            "without a break by a rounding; --attention flash repeats them"
+            for choice in self.choices
+            if choice.by == "cudnn"
+        ]
+
+
+def make_plan(
+    config: TrainConfig,
+    model: ModelConfig,
+    machine: kernels.Machine,
+    *,
+    findings: kernels.Findings | None = None,
+    before: Repeat | None = None,
+    memory: int | None = None,
+    xla_flags: Mapping[str, bool] | None = None,
+) -> Plan:
+    """Decide how a configuration of a model is computed on a machine.
+
+    findings: what was found out about the kernels on this card, which decides what `before` does not. before: an
+    earlier choice, which is repeated but for what cannot run here and what flags now ask for otherwise. memory: bytes
+    that the device can hold; None: not known. xla_flags: `compiling.user_flags()`.
+    Raises InputError as --strict-kernels has it, where GELU would be in the product and other options do not go with
+    that, and where the memory is too small.
+    """
+    dtype = resolve_dtype(config, machine)
+    setting = kernels.Setting(machine, dtype, model.head_size)
+    made_for = _made_for(config, model, setting)
+    repeat, problems = _repeated(config, before, made_for, setting)
+    recorded = None if repeat is None else record.here(repeat.resolved, machine)
+    selection = record.choose_again(recorded, asked_of(config), config.strict_kernels, setting, findings)
+    storage = _storage(config, setting, selection.choices)
+    rows = _logit_rows(config, model, machine, storage, recorded)
+    options = _options(config, machine, recorded, findings, xla_flags or {})
+    if selection.gelu_fusion:
+        _check_gelu_in_product(config, options)
+    execution = Execution(selection.op, config.recompute, config.recompute_blocks, rows, selection.gelu_fusion, options)
+    storage, B, T = storage._replace(logit_rows=rows), config.batch_size, config.sequence_length
+    if memory is not None:
+        hardware.check_fits(model, B, T, storage, available=memory)
+    needed = hardware.required_memory_bytes(model, B, T, storage)
+    return Plan(
+        config, model, machine, xla_flags or {}, dtype, execution, selection.choices, made_for, repeat, problems,
+        storage, needed, memory,
+    )  # fmt: skip
+
+
+# ----- precision ------------------------------------------------------------------------------------------------------
+
+
 def resolve_dtype(config: TrainConfig, machine: kernels.Machine) -> str:
-    """What --dtype comes to on a machine: fp32, bf16 or fp16."""
+    """Return what --dtype comes to on a machine: fp32, bf16 or fp16."""
     if config.dtype != "auto":
         return config.dtype
     return "bf16" if machine.target is not None else "fp32"
 
 
-def resolve_rounding(config: TrainConfig, dtype: str) -> str:
-    """How updated weights become 16-bit: nearest or stochastic."""
-    if dtype != "bf16":
-        return "nearest"
-    if config.rounding == "auto":
-        return "nearest" if config.master_weights else "stochastic"
-    return config.rounding
+# ----- an earlier choice ----------------------------------------------------------------------------------------------
 
 
-def choose_execution(
+def asked_of(config: TrainConfig) -> kernels.Asked:
+    """Return the options that bear on what is chosen."""
+    return kernels.Asked(**{name: getattr(config, name) for name in kernels.Asked._fields})
+
+
+def _made_for(config: TrainConfig, model: ModelConfig, setting: kernels.Setting) -> kernels.MadeFor:
+    """Return what a run's choice of kernels is made for."""
+    return kernels.MadeFor(
+        record.target_of(setting.machine), setting.dtype, config.batch_size, config.sequence_length, model.num_layers,
+        model.num_heads, model.channels, model.padded_vocab_size,
+    )  # fmt: skip
+
+
+def _repeated(
+    config: TrainConfig, before: Repeat | None, made_for: kernels.MadeFor, setting: kernels.Setting
+) -> tuple[Repeat | None, tuple[str, ...]]:
+    """Return the earlier choice if it counts here, and why it cannot be repeated.
+
+    That of a start with other shapes, which made no checkpoint, was one of another run. Raises InputError as
+    --strict-kernels has it of --kernels-from.
+    """
+    if before is None:
+        return None, ()
+    if not config.kernels_from and before.resolved.made_for._replace(target=made_for.target) != made_for:
+        return None, ()
+    problems = record.cannot_repeat(before.resolved, asked_of(config), setting)
+    if problems and config.kernels_from and config.strict_kernels:
+        raise InputError(f"--strict-kernels: --kernels-from {config.kernels_from}: {'; '.join(problems)}")
+    return before, problems
+
+
+# ----- memory ---------------------------------------------------------------------------------------------------------
+
+
+def _storage(config: TrainConfig, setting: kernels.Setting, choices: tuple[kernels.Choice, ...]) -> hardware.Storage:
+    """Return what decides how much memory the run needs, but for its logit_rows."""
+    return hardware.Storage(
+        bytes_per_value=4 if setting.dtype == "fp32" else 2,
+        master_weights=config.master_weights,
+        accumulation=config.grad_accumulation,
+        attention_weights=kernels.makes_matrix(choices),
+        recompute_blocks=config.recompute_blocks,
+        sliced_weights=setting.machine.platform == "cpu",
+    )
+
+
+def _logit_rows(
     config: TrainConfig,
     model: ModelConfig,
     machine: kernels.Machine,
-    dtype: str,
-    before: kernels.Resolved | None = None,
-    findings: kernels.Findings | None = None,
-) -> tuple[Execution, tuple[kernels.Choice, ...]]:
-    """How the model will be computed, and what runs each operation. Raises InputError as --strict-kernels has it.
-
-    before: an earlier choice, which is repeated but for what cannot run here and what flags now ask for otherwise.
-    findings: what was found out on this card, which decides the rest. Raises InputError, too, where GELU would be in
-    the product and other options do not go with that.
-    """
-    asked, before = asked_of(config), record.here(before, machine)
-    setting = kernels.Setting(machine, dtype, model.head_size)
-    selection = record.choose_again(before, asked, config.strict_kernels, setting, findings)
-    if before is not None and record.still(before, asked, "logit_rows"):
-        rows = before.logit_rows
-    else:
-        rows = logit_rows_of(config, model, machine, storage_of(config, machine, dtype, 0, selection.choices))
-    options = _options(asked, machine, before)
-    if findings is not None and before is None:  # an earlier choice has its own
-        options = tuple((dict(options) | dict(findings.options)).items())
-    if selection.gelu_fusion:
-        _check_gelu_in_product(config, options)
-    execution = Execution(selection.op, config.recompute, config.recompute_blocks, rows, selection.gelu_fusion, options)
-    return execution, selection.choices
+    storage: hardware.Storage,
+    recorded: kernels.Resolved | None,
+) -> int:
+    """Return what --logit-rows comes to. storage: what the run needs but for them."""
+    if recorded is not None and record.still(recorded, asked_of(config), "logit_rows"):
+        return recorded.logit_rows
+    if config.logit_rows >= 0 or machine.platform != "gpu":
+        return max(config.logit_rows, 0)
+    memory = gpus.card_memory_bytes(machine.kind)
+    B, T = config.batch_size, config.sequence_length
+    return hardware.chosen_logit_rows(model, B, T, storage, config.recompute, memory)
 
 
-def _options(asked: kernels.Asked, machine: kernels.Machine, before: kernels.Resolved | None) -> compiling.Options:
-    """XLA's options: as before, but for those that a flag or XLA_FLAGS sets."""
-    options = compiling.triton_gemm(triton_gemm_wish(asked), machine.target)
-    if before is None:
-        return options
-    flags = compiling.user_flags()
-    again = {name: flags.get(name, value) for name, value in before.options}
-    set_now = compiling.TRITON_GEMM in flags or not record.still(before, asked, "triton_gemm", "gelu_fusion")
-    return tuple((again | (dict(options) if set_now else {})).items())
+# ----- XLA's options --------------------------------------------------------------------------------------------------
+
+
+def _options(
+    config: TrainConfig,
+    machine: kernels.Machine,
+    recorded: kernels.Resolved | None,
+    findings: kernels.Findings | None,
+    flags: Mapping[str, bool],
+) -> compiling.Options:
+    """Return XLA's options: as before, but for those that a flag or XLA_FLAGS sets; else with what was found out."""
+    options = dict(compiling.triton_gemm(triton_gemm_wish(config), machine.target, flags))
+    if recorded is None:
+        return tuple((options | dict(findings.options if findings else ())).items())
+    again = {name: flags.get(name, value) for name, value in recorded.options}
+    still = record.still(recorded, asked_of(config), "triton_gemm", "gelu_fusion")
+    return tuple((again if still and compiling.TRITON_GEMM not in flags else again | options).items())
+
+
+def triton_gemm_wish(config: TrainConfig) -> str:
+    """Return what --triton-gemm comes to before the GPU is known: GELU in a product is by NVIDIA's library alone."""
+    return "off" if config.gelu_fusion == 1 and config.triton_gemm == "auto" else config.triton_gemm
 
 
 def _check_gelu_in_product(config: TrainConfig, options: compiling.Options) -> None:
@@ -93,79 +288,11 @@ def _check_gelu_in_product(config: TrainConfig, options: compiling.Options) -> N
         )
 
 
-def triton_gemm_wish(asked: kernels.Asked) -> str:
-    """What --triton-gemm comes to before the GPU is known: GELU is computed in a product by NVIDIA's library alone."""
-    return "off" if asked.gelu_fusion == 1 and asked.triton_gemm == "auto" else asked.triton_gemm
-
-
-def asked_of(config: TrainConfig) -> kernels.Asked:
-    """Return the options that bear on what was chosen."""
-    return kernels.Asked(**{name: getattr(config, name) for name in kernels.Asked._fields})
-
-
-def made_for(config: TrainConfig, model: ModelConfig, machine: kernels.Machine, dtype: str) -> kernels.MadeFor:
-    """Return what a run's choice of kernels is made for."""
-    return kernels.MadeFor(
-        record.target_of(machine), dtype, config.batch_size, config.sequence_length, model.num_layers, model.num_heads,
-        model.channels, model.padded_vocab_size,
-    )  # fmt: skip
-
-
-def resolved_of(
-    config: TrainConfig, made: kernels.MadeFor, execution: Execution, choices: tuple[kernels.Choice, ...]
-) -> kernels.Resolved:
-    """Return all that was chosen, as it is kept in the run's folder and its checkpoints."""
-    return kernels.Resolved(
-        made_for=made,
-        asked=asked_of(config),
-        choices=choices,
-        logit_rows=execution.logit_rows,
-        gelu_fusion=execution.gelu_fusion,
-        options=execution.compiler_options,
-        sources=record.sources_of(choices),
-    )
-
-
-def logit_rows_of(config: TrainConfig, model: ModelConfig, machine: kernels.Machine, storage: hardware.Storage) -> int:
-    """What --logit-rows comes to on a machine; storage: what the run needs but for them."""
-    if config.logit_rows >= 0 or machine.platform != "gpu":
-        return max(config.logit_rows, 0)
-    memory = gpus.card_memory_bytes(machine.kind)
-    B, T = config.batch_size, config.sequence_length
-    return hardware.chosen_logit_rows(model, B, T, storage, config.recompute, memory)
-
-
-def storage_of(
-    config: TrainConfig,
-    machine: kernels.Machine,
-    dtype: str,
-    logit_rows: int,
-    choices: tuple[kernels.Choice, ...],
-) -> hardware.Storage:
-    """What decides how much memory the run needs."""
-    return hardware.Storage(
-        bytes_per_value=4 if dtype == "fp32" else 2,
-        master_weights=config.master_weights,
-        accumulation=config.grad_accumulation,
-        attention_weights=kernels.makes_matrix(choices),
-        recompute_blocks=config.recompute_blocks,
-        logit_rows=logit_rows,
-        sliced_weights=machine.platform == "cpu",
-    )
-
-
-def notes_on_bits(choices: tuple[kernels.Choice, ...]) -> list[str]:
-    """Return a note where what runs need not give the same bits twice, though a kernel of ours would."""
-    return [
-        f"{choice.operation} by cuDNN need not repeat its bits, so a run that is continued may differ from one without "
-        "a break by a rounding; --attention flash repeats them"
-        for choice in choices
-        if choice.by == "cudnn"
-    ]
+# ----- the step's numbers ---------------------------------------------------------------------------------------------
 
 
 def step_numbers(config: TrainConfig, steps: int) -> StepNumbers:
-    """The traced numbers of the step."""
+    """Return the traced numbers of the step. steps: of the whole run, over which the learning rate takes its course."""
     schedule = ScheduleNumbers(
         learning_rate=float(config.learning_rate),
         warmup_steps=config.warmup_steps,

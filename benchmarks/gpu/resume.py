@@ -150,18 +150,18 @@ def saves(model: str, B: int, T: int, dtype: str, steps: int, rounds: int) -> Fi
     from llmc_jax.config.model import parse_descriptor
     from llmc_jax.machine import compiling
     from llmc_jax.run.saver import Memory, Retention, Saver
-    from llmc_jax.training.step import StepOptions, initial_state, train_step
+    from llmc_jax.training.step import initial_state, train_step
     from llmc_jax.trials.problems import DTYPES, skewed_tokens
 
     config = parse_descriptor(model)
-    execution, _ = whole_steps.choose(config, dtype, B, T)
+    plan, _ = whole_steps.choose(config, dtype, B, T)
     tokens = skewed_tokens((1, B, T + 1), config.vocab_size, seed=1)
     batch = jnp.asarray(tokens[..., :-1]), jnp.asarray(tokens[..., 1:])
     state = initial_state(whole_steps.random_values(config), DTYPES[dtype])
     nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     numbers = whole_steps.step_numbers()
-    lowered = train_step.lower(state, *batch, numbers, config, StepOptions("cosine", "matrices", execution))
-    compiled = compiling.compiled(lowered, execution.compiler_options)
+    lowered = train_step.lower(state, *batch, numbers, config, plan.step_options)
+    compiled = compiling.compiled(lowered, plan.execution.compiler_options)
 
     def step(state: Any) -> Any:
         state, metrics = compiled(state, *batch, numbers)

@@ -18,10 +18,10 @@ from llmc_jax.machine import device as hardware
 from llmc_jax.machine.gpus import peak_flops
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
-from llmc_jax.plan import choose_execution
+from llmc_jax.plan import Plan, make_plan
 from llmc_jax.training.adamw import AdamWNumbers
 from llmc_jax.training.schedule import ScheduleNumbers
-from llmc_jax.training.step import StepNumbers, StepOptions, initial_state, train_step
+from llmc_jax.training.step import StepNumbers, initial_state, train_step
 from llmc_jax.trials.lines import Figures
 from llmc_jax.trials.problems import DTYPES, skewed_tokens, target
 
@@ -45,9 +45,7 @@ def measure(
     losses and parameters after so many steps. flags: train.py's, of the execution. cache: the parent's affair.
     """
     config = parse_descriptor(model)
-    execution, runs = choose(config, dtype, B, T, interpret, master_weights=master_weights, **flags)
-    rounding = "nearest" if master_weights or dtype != "bf16" else "stochastic"
-    options = StepOptions("cosine", "matrices", execution, rounding)
+    plan, runs = choose(config, dtype, B, T, interpret, master_weights=master_weights, **flags)
     state = initial_state(
         random_values(config), DTYPES[dtype], master_weights=master_weights,
         loss_scale=128.0 if dtype == "fp16" else None,
@@ -57,8 +55,8 @@ def measure(
     numbers = step_numbers()
 
     start = time.perf_counter()
-    lowered = train_step.lower(state, *batch, numbers, config, options)
-    compiled = compiling.compiled(lowered, execution.compiler_options)
+    lowered = train_step.lower(state, *batch, numbers, config, plan.step_options)
+    compiled = compiling.compiled(lowered, plan.execution.compiler_options)
     state, metrics = compiled(state, *batch, numbers)
     first_loss = float(metrics.loss)
     first = time.perf_counter() - start
@@ -75,21 +73,22 @@ def measure(
     }  # fmt: skip
 
 
-def choose(
-    config: ModelConfig, dtype: str, B: int, T: int, interpret: bool = False, **flags: Any
-) -> tuple[Execution, str]:
+def choose(config: ModelConfig, dtype: str, B: int, T: int, interpret: bool = False, **flags: Any) -> tuple[Plan, str]:
     """What train.py runs with these flags, and in words. A fallback from what was asked for is an error: its time would
     be believed. interpret: the kernels, simulated on a CPU.
     """
+    run = TrainConfig(
+        dtype=dtype, strict_kernels=not interpret, batch_size=B, sequence_length=T, weight_decay=0.1,
+        **({"recompute": 0} | flags),
+    )  # fmt: skip
+    plan = make_plan(run, config, kernels.this_machine(), xla_flags=compiling.user_flags())
     if interpret:
-        return Execution(kernels.pallas_operations(target(), interpret=True)), "pallas, interpreted"
-    shape = {"batch_size": B, "sequence_length": T}
-    run = TrainConfig(dtype=dtype, strict_kernels=True, **shape, **({"recompute": 0} | flags))
-    execution, choices = choose_execution(run, config, kernels.this_machine(), dtype)
+        execution = Execution(kernels.pallas_operations(target(), interpret=True))
+        return plan._replace(execution=execution), "pallas, interpreted"
     names: dict[str, list[str]] = {}
-    for choice in choices:
+    for choice in plan.choices:
         names.setdefault(choice.text, []).append(choice.operation)
-    return execution, "; ".join(f"{text}: {', '.join(operations)}" for text, operations in names.items())
+    return plan, "; ".join(f"{text}: {', '.join(operations)}" for text, operations in names.items())
 
 
 def random_values(config: ModelConfig) -> jax.Array:

@@ -3,6 +3,7 @@
 import sys
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from llmc_jax import text
@@ -120,7 +121,8 @@ def report(everything: Sequence[Known]) -> str:
 def measure(own: Own) -> str:
     """Find out again what a run needs to know; return it as text. Raises InputError where there is no GPU for it."""
     from llmc_jax.config.flags import step_config
-    from llmc_jax.plan import resolve_dtype
+    from llmc_jax.machine.compiling import user_flags
+    from llmc_jax.plan import make_plan
     from llmc_jax.run.prepare import case_of, resolve_model
     from llmc_jax.trials import candidates, start
     from llmc_jax.trials.card import find_card
@@ -129,7 +131,8 @@ def measure(own: Own) -> str:
     here = find_card()
     if here is None:
         raise InputError("--measure: there is no NVIDIA GPU here that JAX would use; there is nothing to measure")
-    case = case_of(config, resolve_model(config).config, here.machine, resolve_dtype(config, here.machine))
+    config = replace(config, strict_kernels=False)  # what cannot run is not tried
+    case = case_of(make_plan(config, resolve_model(config).config, here.machine, xla_flags=user_flags()))
     if not candidates.listed(case):
         return f"{here.name}: one implementation of each operation comes into question, so there is nothing to measure"
     found = start.find_out(case, here, again=True, seconds=own.seconds)

@@ -222,8 +222,8 @@ def measure(config: TrainConfig, own: dict[str, Any]) -> int:
     if own["--json"]:
         work = calculators.products_flops(bench.model, bench.shape)
         _write_json(own["--json"], {
-            "shape": bench.shape._asdict(), "device": bench.setup.device._asdict(), "jax": jax.__version__,
-            "kernels": [choice._asdict() for choice in bench.setup.choices],
+            "shape": bench.shape._asdict(), "device": bench.device._asdict(), "jax": jax.__version__,
+            "kernels": [choice._asdict() for choice in bench.plan.choices],
             "seconds": times._asdict(), "tokens": bench.tokens, "compile_seconds": bench.compile_seconds,
             "products_flops": work, "rates": rates._asdict() | {"memory": rates.memory._asdict()},
             "memory_used": used._asdict(),
@@ -246,7 +246,7 @@ def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
     from llmc_jax.run.console import format_table
     from llmc_jax.run.table import kernel_rows, option_rows, precision_text
 
-    setup, model, shape = bench.setup, bench.model, bench.shape
+    plan, model, shape = bench.plan, bench.model, bench.shape
     per_second = bench.tokens / times.median
     step = [
         ("lowering, compiling", f"{bench.lower_seconds:.2f} s, {bench.compile_seconds:.2f} s"),
@@ -281,13 +281,13 @@ def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
         ("peak", "not known" if used.peak is None else gib(used.peak)),
     ]
     machine = [
-        ("device", hardware.device_label(setup.device)),
+        ("device", hardware.device_label(bench.device)),
         ("JAX", jax.__version__),
-        ("precision", precision_text(setup)),
-        *kernel_rows(setup.choices),
-        *option_rows(setup),
+        ("precision", precision_text(plan)),
+        *kernel_rows(plan.choices),
+        *option_rows(plan),
     ]
-    sections = [machine, shape_rows(setup.config, model, shape), step, flops_rows(model, shape), memory]
+    sections = [machine, shape_rows(plan.config, model, shape), step, flops_rows(model, shape), memory]
     return format_table(sections)
 
 
@@ -321,7 +321,7 @@ def _table(bench: Any, own: dict[str, Any], traced: Any, roof: Any) -> Any:
             print(f"trace: {own['--trace']}")
         if own["--picture"]:
             layer = bench.model.num_layers // 2 if own["--layer"] is None else own["--layer"]
-            title = f"{bench.setup.config.model}, B={bench.shape.batch} T={bench.shape.sequence}, layer {layer}"
+            title = f"{bench.plan.config.model}, B={bench.shape.batch} T={bench.shape.sequence}, layer {layer}"
             draw_layer(trace, program, layer, Path(own["--picture"]), title)
         return table.report_from_trace(trace, program, work, roof, by_layer=own["--layers"])
     if own["--picture"]:

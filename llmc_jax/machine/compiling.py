@@ -6,7 +6,7 @@ its cache (jax_setup.py), and GPUs that are not there (deviceless.py).
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,33 +24,33 @@ TRITON_GEMM = "xla_gpu_enable_triton_gemm"  # XLA may make a product itself, in 
 ESTIMATED: dict[str, bool] = {"sm_90": False}
 
 
-def triton_gemm(wish: str, target: str | None) -> Options:
-    """Return the options by which a run's programs are compiled. wish: --triton-gemm; target: the GPU's architecture.
+def triton_gemm(wish: str, target: str | None, flags: Mapping[str, bool]) -> Options:
+    """Return the options by which a run's programs are compiled.
 
-    What the user has set in XLA_FLAGS counts more than the wish. Where there are no options XLA has its own default,
-    as it always has on a CPU (target None).
+    wish: --triton-gemm; target: the GPU's architecture; flags: what the user has set (`user_flags`), which counts more
+    than the wish. Where there are no options XLA has its own default, as it always has on a CPU (target None).
     """
     if target is None:
         return ()
-    value = user_flags().get(TRITON_GEMM)
+    value = flags.get(TRITON_GEMM)
     if value is None:
         value = ESTIMATED.get(target) if wish == "auto" else wish == "on"
     return () if value is None else ((TRITON_GEMM, value),)
 
 
-def untried(wish: str, target: str | None) -> Options:
+def untried(wish: str, target: str | None, flags: Mapping[str, bool]) -> Options:
     """Return the options that nobody has decided for a GPU, with the value that is not XLA's default.
 
     Where Triton is off by estimate, its products are not tried: XLA would time each of them for minutes first.
     """
-    if target is None or target in ESTIMATED or wish != "auto" or TRITON_GEMM in user_flags():
+    if target is None or target in ESTIMATED or wish != "auto" or TRITON_GEMM in flags:
         return ()
     return ((TRITON_GEMM, False),)
 
 
-def decided_by(wish: str) -> str:
+def decided_by(wish: str, flags: Mapping[str, bool]) -> str:
     """Return who decided what `triton_gemm` returned, for the table of a run."""
-    if TRITON_GEMM in user_flags():
+    if TRITON_GEMM in flags:
         return "XLA_FLAGS"
     return "as asked" if wish != "auto" else "by estimate: not measured on a GPU yet"
 

@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmc_jax import kernels
 from llmc_jax.config.checks import check_model_fit
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
@@ -26,20 +25,10 @@ from llmc_jax.machine import compiling
 from llmc_jax.machine import device as hardware
 from llmc_jax.machine.gpus import GPUS, peak_flops
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
-from llmc_jax.models.gpt2.work import Shape, shape_of
-from llmc_jax.plan import choose_execution, made_for, resolve_dtype, step_numbers, storage_of
+from llmc_jax.plan import Plan, step_numbers
 from llmc_jax.profile.table import Roof
 from llmc_jax.profile.trace import recorded_step, start_recording
-from llmc_jax.run.loop import step_options
-from llmc_jax.run.prepare import (
-    Setup,
-    chosen_before,
-    first_state,
-    notes_on_kernels,
-    resolve_model,
-    try_kernels,
-)
-from llmc_jax.run.table import product_precision
+from llmc_jax.run.prepare import first_state, plan_here, resolve_model
 from llmc_jax.training.step import batch_gradient, evaluate_loss, train_step
 
 PATIENCE = 1.0  # seconds for one product
@@ -50,34 +39,38 @@ SCHEDULE_STEPS = 1000  # of the learning rate's course, which costs the same for
 class Bench:
     """A step that is ready to run, and its state between runs."""
 
-    def __init__(self, setup: Setup, state: Any) -> None:
-        config = setup.config
-        self.setup = setup
-        self.model = setup.model.config
-        self.shape = step_shape(setup)
-        self.options = step_options(setup)
+    def __init__(self, plan: Plan, device: hardware.Device) -> None:
+        config = plan.config
+        self.plan = plan
+        self.device = device
+        self.model = plan.model
+        self.shape = plan.shape
         self.numbers = jax.device_put(step_numbers(config, SCHEDULE_STEPS))
         rng = np.random.default_rng(0)
         tokens = (config.grad_accumulation, config.batch_size, config.sequence_length)  # (A, B, T)
         self.inputs = jnp.asarray(rng.integers(0, self.model.vocab_size, tokens), jnp.int32)
         self.targets = jnp.asarray(rng.integers(0, self.model.vocab_size, tokens), jnp.int32)
-        self._state = state
+        self._state = first_state(random_values(plan.model), plan)
         start = time.perf_counter()
-        lowered = train_step.lower(state, self.inputs, self.targets, self.numbers, self.model, self.options)
+        lowered = train_step.lower(*self._arguments, self.model, plan.step_options)
         self.lower_seconds = time.perf_counter() - start
         start = time.perf_counter()
-        self.compiled = compiling.compiled(lowered, setup.execution.compiler_options)
+        self.compiled = compiling.compiled(lowered, plan.execution.compiler_options)
         self.compile_seconds = time.perf_counter() - start
 
     @property
     def tokens(self) -> int:
         """Tokens of one step."""
-        return self.setup.config.tokens_per_step
+        return self.plan.config.tokens_per_step
+
+    @property
+    def _arguments(self) -> tuple[Any, ...]:
+        return self._state, self.inputs, self.targets, self.numbers
 
     def step(self) -> float:
         """Makes one step and returns its seconds."""
         start = time.perf_counter()
-        self._state, metrics = self.compiled(self._state, self.inputs, self.targets, self.numbers)
+        self._state, metrics = self.compiled(*self._arguments)
         jax.block_until_ready((self._state, metrics))
         return time.perf_counter() - start
 
@@ -108,25 +101,10 @@ class Bench:
 
 def prepared(config: TrainConfig) -> Bench:
     """The step of a run's configuration, compiled. Raises InputError as train.py does for what cannot run here."""
-    model = resolve_model(config)
-    notes = check_model_fit(config, model.config)
-    tried = try_kernels(config, model.config)
-    machine = kernels.this_machine()
-    dtype = resolve_dtype(config, machine)
-    made = made_for(config, model.config, machine, dtype)
-    before = chosen_before(config, None, machine, made, model.config.head_size)
-    execution, choices = choose_execution(config, model.config, machine, dtype, before.resolved, tried.findings)
-    storage = storage_of(config, machine, dtype, execution.logit_rows, choices)
-    hardware.check_fits(model.config, config.batch_size, config.sequence_length, storage)
-    known: dict[str, Any] = {
-        "config": config, "name": config.model, "model": model, "steps": SCHEDULE_STEPS,
-        "device": hardware.describe_device(), "dtype": dtype, "execution": execution, "choices": choices,
-        "has_tf32": machine.version >= (8, 0), "repeat": before.repeat,
-        "notes": [*notes, *notes_on_kernels(config, before, None), *tried.notes], "warnings": [],
-    }  # fmt: skip
-    fields: dict[str, Any] = {name: known.get(name) for name in Setup._fields}  # what only a run has stays empty
-    setup = Setup(**fields)
-    return Bench(setup, first_state(random_values(model.config), config, dtype))
+    model = resolve_model(config).config
+    check_model_fit(config, model)
+    plan, device, _ = plan_here(config, model)
+    return Bench(plan, device)
 
 
 def random_values(model: ModelConfig) -> np.ndarray:
@@ -135,12 +113,6 @@ def random_values(model: ModelConfig) -> np.ndarray:
     count = num_parameters(model)
     values[:count] = 0.02 * np.random.default_rng(0).standard_normal(count, np.float32)
     return values
-
-
-def step_shape(setup: Setup) -> Shape:
-    """What the calculators need of a run."""
-    flash = not kernels.makes_matrix(setup.choices)
-    return shape_of(setup.config, dtype=setup.dtype, flash=flash, logit_rows=setup.execution.logit_rows)
 
 
 # ----- times --------------------------------------------------------------------------------------------------------
@@ -211,15 +183,15 @@ class Rates(NamedTuple):
 
 def machine_rates(bench: Bench) -> Rates:
     """Return the peaks of a GPU from its table; of anything else what its products and its memory reach at best."""
-    setup = bench.setup
-    peak = peak_flops(setup.device.kind, product_precision(setup))
-    if setup.device.platform != "cpu" and peak is not None:
-        bandwidth = GPUS[setup.device.kind].bandwidth * 1e9
+    device = bench.device
+    peak = peak_flops(device.kind, bench.plan.product_precision)
+    if device.platform != "cpu" and peak is not None:
+        bandwidth = GPUS[device.kind].bandwidth * 1e9
         return Rates(peak, peak, MemoryRates(bandwidth, bandwidth, bandwidth, bandwidth, 0), None, False)
     fastest, together = product_rates(bench)
     cache = hardware.cache_bytes()
-    memory = memory_rates(array_bytes(cache, setup.device.memory_bytes))
-    return Rates(fastest, together, memory, cache if setup.device.platform == "cpu" else None, True)
+    memory = memory_rates(array_bytes(cache, device.memory_bytes))
+    return Rates(fastest, together, memory, cache if device.platform == "cpu" else None, True)
 
 
 def better(first: Rates, second: Rates) -> Rates:
@@ -321,7 +293,7 @@ def differences(bench: Bench, rounds: int = 5) -> Differences:
 
 def _loss_and_gradient_seconds(bench: Bench, model: ModelConfig, rounds: int) -> tuple[float, float]:
     weights = bench.weights[: flat_size(model)]
-    execution = bench.setup.execution
+    execution = bench.plan.execution
     options = execution.compiler_options
 
     def losses() -> list[jax.Array]:
@@ -353,7 +325,7 @@ def memory_used(bench: Bench) -> Used:
         arguments=analysis.argument_size_in_bytes,
         overwritten=analysis.alias_size_in_bytes,
         temporaries=analysis.temp_size_in_bytes,
-        peak=_peak_bytes(bench.setup.device.platform),
+        peak=_peak_bytes(bench.device.platform),
     )
 
 

@@ -36,7 +36,7 @@ from llmc_jax.machine import jax_setup as platform
 from llmc_jax.machine.gpus import peak_flops
 from llmc_jax.machine.nvml import gpu_line, gpu_numbers
 from llmc_jax.models.gpt2.tensors import num_parameters
-from llmc_jax.plan import resolve_rounding, step_numbers
+from llmc_jax.plan import step_numbers
 from llmc_jax.profile.trace import slice_trace
 from llmc_jax.rng import skip_u32
 from llmc_jax.run.console import Console, Speed, StepFigures, smooth_speed, utilization_text
@@ -59,9 +59,9 @@ from llmc_jax.run.prepare import Setup, prepare
 from llmc_jax.run.sampler import SEED, generate
 from llmc_jax.run.saver import Memory, Retention, Saved, Saver
 from llmc_jax.run.stopping import Output, print_error, stop_on_signals
-from llmc_jax.run.table import product_precision, table
+from llmc_jax.run.table import table
 from llmc_jax.training.outliers import skip_message
-from llmc_jax.training.step import StepOptions, TrainState, evaluate_loss, train_step
+from llmc_jax.training.step import TrainState, evaluate_loss, train_step
 
 # ----- the run's folder and screen ----------------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ def opened(setup: Setup, output: Output, stop: threading.Event, held: Held | Non
                 platform.seal_programs(programs)
 
         retention = Retention(config.keep_checkpoints, config.major_every)
-        saver = Saver(folder, setup.model.config, retention, export=config.export_llmc, sync=sync, check=held.check)
+        saver = Saver(folder, setup.model, retention, export=config.export_llmc, sync=sync, check=held.check)
         closing.callback(saver.wait)
         yield Run(setup, folder, held, log, console, drawer, saver, stop)
 
@@ -126,11 +126,11 @@ def begun_log(setup: Setup, held: Held, made: list[Path]) -> RunLog:
     the folders in `made`, and an earlier configuration is as it was. So is that of a run which is only evaluated
     (-x 0): what goes on later takes its options from there.
     """
-    config, shape = setup.config, setup.model.config
+    config, shape = setup.config, setup.model
     kind, step = ("start", 0) if setup.earlier is None else ("resume", setup.earlier.step)
     with leaving_nothing(held, made):
         record = config_record(config.to_json(), asdict(shape), setup.device._asdict())
-        kernels = to_json(setup.resolved)
+        kernels = to_json(setup.plan.resolved)
         is_first = config_file(held.folder) is None
         if is_first:  # before any log: what has a log but no config.json is another program's folder
             write_config(held.folder, record, kernels)
@@ -230,13 +230,6 @@ class Outcome(NamedTuple):
     problem: InputError | None = None
 
 
-def step_options(setup: Setup) -> StepOptions:
-    """The choices that shape the step's program."""
-    config = setup.config
-    decay = config.decay if config.weight_decay else "none"
-    return StepOptions(config.schedule, decay, setup.execution, resolve_rounding(config, setup.dtype))
-
-
 class Step(NamedTuple):
     """The compiled step."""
 
@@ -246,12 +239,12 @@ class Step(NamedTuple):
 
 def compile_step(setup: Setup, state: TrainState) -> Step:
     """The step as a function of (state, inputs, targets), compiled for the run's shapes."""
-    config, options = setup.config, step_options(setup)
+    config, options = setup.config, setup.plan.step_options
     numbers = jax.device_put(step_numbers(config, setup.steps))
     shape = (config.grad_accumulation, config.batch_size, config.sequence_length)  # (A, B, T)
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32)
-    lowered = train_step.lower(state, tokens, tokens, numbers, setup.model.config, options)
-    compiled = compiling.compiled(lowered, setup.execution.compiler_options)
+    lowered = train_step.lower(state, tokens, tokens, numbers, setup.model, options)
+    compiled = compiling.compiled(lowered, setup.plan.execution.compiler_options)
     memory = compiled.memory_analysis()
     needed = 0 if memory is None else memory.argument_size_in_bytes + memory.temp_size_in_bytes
     return Step(lambda state, inputs, targets: compiled(state, inputs, targets, numbers), needed)
@@ -288,8 +281,8 @@ def validate(run: Run, progress: Progress) -> Progress:
     for _ in range(setup.val_batches):
         inputs, targets = loader.next_batch()
         batch = progress.state.weights, inputs[0], targets[0]
-        static = setup.model.config, setup.execution
-        loss = compiling.call(evaluate_loss, batch, static, setup.execution.compiler_options)
+        static = setup.model, setup.plan.execution
+        loss = compiling.call(evaluate_loss, batch, static, setup.plan.execution.compiler_options)
         total += float(loss)
         if run.stop.is_set():
             return progress
@@ -303,12 +296,12 @@ def validate(run: Run, progress: Progress) -> Progress:
 
 def draw_sample(run: Run, progress: Progress) -> Progress:
     """Samples from the model, keeps and shows the text; nothing if the user stops the run meanwhile."""
-    setup, model, tokenizer = run.setup, run.setup.model.config, run.setup.tokenizer.tokenizer
+    setup, model, tokenizer = run.setup, run.setup.model, run.setup.tokenizer.tokenizer
     weights, length = progress.state.weights, setup.config.sequence_length
     end_of_text = model.vocab_size - 1 if tokenizer is None else tokenizer.eot
     counters, ids = progress.counters, list[int]()
     state = skip_u32(SEED, 0 if setup.config.samples_begin_anew else counters.drawn)
-    for token in generate(weights, model, setup.config.sample_tokens, length, end_of_text, setup.execution, state):
+    for token in generate(weights, model, setup.config.sample_tokens, length, end_of_text, setup.plan.execution, state):
         if run.stop.is_set():
             return progress
         ids.append(token)
@@ -334,7 +327,7 @@ def save(
         val_data=setup.val_data,
         loader=batches.position(),
         environment=setup.environment,
-        kernels=to_json(setup.resolved),
+        kernels=to_json(setup.plan.resolved),
         origin=setup.origin,
     )
     copies = not last and step is not None  # before the step is compiled nobody knows what memory it needs
@@ -458,9 +451,9 @@ def report_step(run: Run, progress: Progress, result: StepResult) -> Progress:
     setup, index = run.setup, progress.read - 1  # llm.c counts steps from 0
     tokens = setup.config.tokens_per_step
     per_second = tokens / result.seconds
-    precision = product_precision(setup)
+    precision = setup.plan.product_precision
     peak = None if setup.device.platform == "cpu" else peak_flops(setup.device.kind, precision)
-    flops = hardware.flops_per_token(setup.model.config, setup.config.sequence_length) * per_second
+    flops = hardware.flops_per_token(setup.model, setup.config.sequence_length) * per_second
     common: dict[str, Any] = {
         "loss": result.loss,
         "norm": result.norm,
@@ -468,7 +461,7 @@ def report_step(run: Run, progress: Progress, result: StepResult) -> Progress:
         "ms": 1e3 * result.seconds,
         "skipped": not result.applied,
     }
-    more: dict[str, Any] = {"loss_scale": result.loss_scale} if setup.dtype == "fp16" else {}
+    more: dict[str, Any] = {"loss_scale": result.loss_scale} if setup.plan.dtype == "fp16" else {}
     scores = {"z_loss": result.z_loss, "z_norm": result.z_norm}
     more |= {name: z for name, z in scores.items() if not math.isnan(z)}
     run.log.train(index, tokens_per_second=per_second, tokens=progress.read * tokens, **common, **more)
@@ -504,7 +497,7 @@ def loop(run: Run, state: TrainState) -> Outcome:
                 if before is not None:  # while the device works on the step just begun
                     progress, result = end_step(progress, before, scale_moves)
                     progress = report(run, progress, result)
-                if not setup.run_ahead or pauses_after(run, progress.step):
+                if not setup.plan.runs_ahead or pauses_after(run, progress.step):
                     ending, flight = flight, None
                     progress, result = end_step(progress, ending, scale_moves)
                     progress = report(run, progress, result)

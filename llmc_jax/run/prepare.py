@@ -4,9 +4,8 @@ Writes nothing, so that a run that cannot begin leaves nothing behind; with -y 1
 left half-written, and writes the DONE_ files of checkpoints that lost them. Leaves out the run itself (loop.py).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,27 +27,13 @@ from llmc_jax.data.corpora import Corpus, stdlib_corpus
 from llmc_jax.data.loader import Loader, TokenLoader, continued
 from llmc_jax.data.tokenizers import Choice, load_tokenizer
 from llmc_jax.errors import InputError
-from llmc_jax.kernels import record
 from llmc_jax.machine import compiling
 from llmc_jax.machine import device as hardware
 from llmc_jax.machine.nvml import GpuMonitor, open_monitor
 from llmc_jax.models.gpt2.init import random_parameters
-from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.models.gpt2.tensors import padded
-from llmc_jax.plan import (
-    DTYPES,
-    asked_of,
-    choose_execution,
-    made_for,
-    notes_on_bits,
-    resolve_dtype,
-    resolve_rounding,
-    resolved_of,
-    storage_of,
-    triton_gemm_wish,
-)
+from llmc_jax.plan import DTYPES, Plan, make_plan, triton_gemm_wish
 from llmc_jax.run.resume import (
-    Repeat,
     changes,
     check_fits,
     environment,
@@ -81,29 +66,30 @@ class Data(NamedTuple):
 class Setup(NamedTuple):
     """A run that can begin."""
 
-    config: TrainConfig
+    plan: Plan
     name: str
-    model: Model
+    weights: Path | None  # another program's checkpoint that they come from
     data: Data
     steps: int
     val_batches: int  # of one validation
     tokenizer: Choice
     device: hardware.Device
-    dtype: str  # what the model computes in: fp32, bf16 or fp16
-    execution: Execution
-    choices: tuple[kernels.Choice, ...]  # what runs each operation
-    has_tf32: bool  # the device multiplies in TF32, where -f lets it
-    resolved: kernels.Resolved  # all that was chosen, as it is kept
-    repeat: Repeat | None  # an earlier choice that it was taken from
     earlier: Checkpoint | None  # the checkpoint that the run goes on from
     identity: Identity
     origin: Mapping[str, Any]  # of its weights: what must be kept to hand them back
     val_data: str | None  # fingerprint of the validation data
     environment: dict[str, Any]  # what its bits may depend on
     monitor: GpuMonitor | None  # of -lg
-    run_ahead: bool  # whether a step is begun before the one before it has been read: so a GPU never waits
     notes: list[str]
     warnings: list[str]
+
+    @property
+    def config(self) -> TrainConfig:
+        return self.plan.config
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.plan.model
 
 
 @contextmanager
@@ -250,20 +236,19 @@ def validation_batches(config: TrainConfig, val: TokenLoader | None) -> int:
     return val.num_tokens // (val.batch_size * val.sequence_length) if config.val_batches == -1 else config.val_batches
 
 
-def choose_tokenizer(
-    config: TrainConfig, model: ModelConfig, train_vocab: int | None = None, folders: Iterable[Path] = ()
-) -> Choice:
-    """The tokenizer of the samples. Without samples only one that was asked for is looked at.
+def choose_tokenizer(config: TrainConfig, model: ModelConfig, data: Data) -> Choice:
+    """Return the tokenizer of the samples. Without samples only one that was asked for is looked at.
 
-    train_vocab: V of the built-in corpus where the run trains on it. A model of another V then has no tokenizer by
-    itself: what V suggests is not what the corpus was made with. folders: of the token files, where GPT-2's table may
-    lie beside them.
+    A model that trains on the built-in corpus, but has another V than that, has no tokenizer by itself: what V suggests
+    is not what the corpus was made with. GPT-2's table may lie beside the token files.
     """
     if config.sample_every == 0 and config.tokenizer == "auto":
         return Choice(None, "no samples were asked for")
-    if config.tokenizer == "auto" and train_vocab not in (None, model.vocab_size):
-        flag = "-j" if config.overfit else "-i"
-        return Choice(None, f"{flag} stdlib has V={train_vocab}, the model V={model.vocab_size}; take one of that V")
+    name, flag = (config.val_data, "-j") if config.overfit else (config.train_data, "-i")
+    if config.tokenizer == "auto" and data.corpus and name == "stdlib" and data.corpus.vocab_size != model.vocab_size:
+        V = data.corpus.vocab_size
+        return Choice(None, f"{flag} stdlib has V={V}, the model V={model.vocab_size}; take one of that V")
+    folders = [loader.paths[0].parent for loader in (data.train, data.val) if loader is not None]
     return load_tokenizer(config.tokenizer, model.vocab_size, folders)
 
 
@@ -282,6 +267,22 @@ def initial_parameters(config: TrainConfig, model: Model) -> tuple[np.ndarray, t
     return flat, tuple(f"{flag} {model.path}: {warning}" for warning in found)
 
 
+def plan_here(
+    config: TrainConfig, model: ModelConfig, earlier: Checkpoint | None = None
+) -> tuple[Plan, hardware.Device, tuple[str, ...]]:
+    """Plan a run on this machine, its kernels tried before where need be. Return the device and notes on that as well.
+
+    Call it before JAX has a device. Raises InputError as `make_plan` does, and for an earlier choice that is damaged.
+    """
+    tried = try_kernels(config, model, earlier)
+    device = hardware.describe_device()
+    plan = make_plan(
+        config, model, kernels.this_machine(), findings=tried.findings, before=repeated(config, earlier),
+        memory=device.memory_bytes, xla_flags=compiling.user_flags(),
+    )  # fmt: skip
+    return plan, device, tried.notes
+
+
 def try_kernels(config: TrainConfig, model: ModelConfig, earlier: Checkpoint | None = None) -> start.Found:
     """Return what is known of this GPU's kernels, found out now if need be. Call it before JAX has a device.
 
@@ -291,195 +292,157 @@ def try_kernels(config: TrainConfig, model: ModelConfig, earlier: Checkpoint | N
     here = None if config.no_kernel_check or earlier is not None else find_card()
     if here is None:
         return start.Found(None)
-    dtype = resolve_dtype(config, here.machine)
-    made = made_for(config, model, here.machine, dtype)
-    before = chosen_before(config, None, here.machine, made, model.head_size)
-    if before.repeat is not None and not before.problems:
+    flags = compiling.user_flags()
+    plan = make_plan(config, model, here.machine, before=repeated(config, None), xla_flags=flags)
+    if plan.repeat is not None and not plan.problems:
         return start.Found(None)
-    return start.find_out(case_of(config, model, here.machine, dtype), here)
+    return start.find_out(case_of(make_plan(config, model, here.machine, xla_flags=flags)), here)
 
 
-def case_of(config: TrainConfig, model: ModelConfig, machine: kernels.Machine, dtype: str) -> candidates.Case:
+def case_of(plan: Plan) -> candidates.Case:
     """Return a run as the trials of its kernels see it."""
-    execution, _ = choose_execution(replace(config, strict_kernels=False), model, machine, dtype)
+    config = plan.config
     return candidates.Case(
-        model=model,
+        model=plan.model,
         batch_size=config.batch_size,
         sequence_length=config.sequence_length,
         accumulation=min(config.grad_accumulation, 2),  # a step over several repeats what it does of one
-        dtype=dtype,
-        rounding=resolve_rounding(config, dtype),
+        dtype=plan.dtype,
+        rounding=plan.rounding,
         master_weights=config.master_weights,
         tf32=config.tf32,
         recompute=config.recompute,
         recompute_blocks=config.recompute_blocks,
-        logit_rows=execution.logit_rows,
-        gelu_fusion=execution.gelu_fusion,
-        options=execution.compiler_options,
+        logit_rows=plan.execution.logit_rows,
+        gelu_fusion=plan.execution.gelu_fusion,
+        options=plan.execution.compiler_options,
         wish=kernels.Wish(config.kernels, config.attention, gelu_fusion=config.gelu_fusion),
-        machine=machine,
-        other_options=compiling.untried(triton_gemm_wish(asked_of(config)), machine.target),
+        machine=plan.machine,
+        other_options=compiling.untried(triton_gemm_wish(config), plan.machine.target, plan.xla_flags),
     )
 
 
-class Before(NamedTuple):
-    """An earlier choice of kernels, as far as it counts here."""
-
-    repeat: Repeat | None = None
-    problems: tuple[str, ...] = ()  # why it cannot be repeated
-
-    @property
-    def resolved(self) -> kernels.Resolved | None:
-        return self.repeat.resolved if self.repeat else None
-
-
-def chosen_before(
-    config: TrainConfig, earlier: Checkpoint | None, machine: kernels.Machine, made: kernels.MadeFor, head_size: int
-) -> Before:
-    """Return the choice that the run repeats. Raises InputError as --strict-kernels has it of --kernels-from.
-
-    That of a start with other shapes, which made no checkpoint, was one of another run.
-    """
-    repeat = repeated(config, earlier)
-    if repeat is None:
-        return Before()
-    if not config.kernels_from and repeat.resolved.made_for._replace(target=made.target) != made:
-        return Before()
-    setting = kernels.Setting(machine, made.dtype, head_size)
-    problems = record.cannot_repeat(repeat.resolved, asked_of(config), setting)
-    if problems and config.kernels_from and config.strict_kernels:
-        raise InputError(f"--strict-kernels: --kernels-from {config.kernels_from}: {'; '.join(problems)}")
-    return Before(repeat, problems)
-
-
-def notes_on_kernels(config: TrainConfig, before: Before, earlier: Checkpoint | None) -> list[str]:
-    """Return a note on what of an earlier choice is not repeated, unless that of a checkpoint's (`changes`)."""
-    if not before.problems or (earlier is not None and not config.kernels_from):
-        return []
-    what = f"--kernels-from {config.kernels_from}: not repeated" if config.kernels_from else "not bit-exact from here"
-    return [f"{what}: {', '.join(before.problems)}"]
-
-
-def first_state(parameters: np.ndarray, config: TrainConfig, dtype: str) -> TrainState:
-    """The state before the first step, on the device."""
+def first_state(parameters: np.ndarray, plan: Plan) -> TrainState:
+    """Return the state before the first step, on the device."""
     start = jax.jit(initial_state, static_argnames=("dtype", "master_weights"), donate_argnums=0)
-    scale = float(config.loss_scale) if dtype == "fp16" else None
-    master = config.master_weights or dtype == "fp32"
-    return start(jnp.array(parameters), DTYPES[dtype], master_weights=master, loss_scale=scale)
+    scale = float(plan.config.loss_scale) if plan.dtype == "fp16" else None
+    return start(jnp.array(parameters), DTYPES[plan.dtype], master_weights=plan.master_weights, loss_scale=scale)
+
+
+class Inputs(NamedTuple):
+    """What a run reads, opened and checked."""
+
+    earlier: Checkpoint | None  # the checkpoint that the run goes on from
+    source: Checkpoint | None  # a checkpoint of ours that --init-from names
+    model: Model
+    data: Data
+    notes: list[str]
+
+
+def open_inputs(config: TrainConfig, report: Callable[[str], None]) -> Inputs:
+    """Open what the run reads. report is told of what is wrong with it but for which it can begin."""
+    earlier = find_earlier(config, report)
+    source = None
+    if config.init_from and earlier is None and not sources.of_another_program(Path(config.init_from)):
+        source = find_named(config.init_from, report)
+    model = resolve_model(config, earlier, source)
+    notes = check_model_fit(config, model.config)
+    return Inputs(earlier, source, model, open_data(config, model.config), notes)
 
 
 def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
-    """Checks everything that can be known before the run; puts the parameters on the device.
+    """Check everything that can be known before the run, and put the parameters on the device.
 
     Raises InputError for whatever cannot be used.
     """
     warnings: list[str] = []
     if config.save or config.checkpoint_every:
         store.require_orbax()
-    earlier = find_earlier(config, warnings.append)
-    source = None
-    if config.init_from and earlier is None and not sources.of_another_program(Path(config.init_from)):
-        source = find_named(config.init_from, warnings.append)
-    model = resolve_model(config, earlier, source)
-    notes = [*notes, *check_model_fit(config, model.config)]
-    data = open_data(config, model.config)
-    tried = try_kernels(config, model.config, earlier)
-    machine = kernels.this_machine()
-    dtype = resolve_dtype(config, machine)
-    made = made_for(config, model.config, machine, dtype)
-    before = chosen_before(config, earlier, machine, made, model.config.head_size)
-    execution, choices = choose_execution(config, model.config, machine, dtype, before.resolved, tried.findings)
-    resolved = resolved_of(config, made, execution, choices)
-    storage = storage_of(config, machine, dtype, execution.logit_rows, choices)
-    hardware.check_fits(model.config, config.batch_size, config.sequence_length, storage)
-    identity = identify(config, model.config, dtype, data)
-    device = hardware.describe_device()
-    val_data = None if data.val is None else fingerprint(data.val)
-    surroundings = environment(device, {choice.operation: choice.implementation for choice in choices})
+    inputs = open_inputs(config, warnings.append)
+    earlier, model, data = inputs.earlier, inputs.model, inputs.data
+    plan, device, kernel_notes = plan_here(config, model.config, earlier)
+    identity = identify(plan, data)
     if earlier is not None:
         check_fits(earlier, config, identity)
     steps = total_steps(config, data.train)
-    trains_on_corpus = data.corpus and (config.val_data if config.overfit else config.train_data) == "stdlib"
-    tokenizer = choose_tokenizer(
-        config,
-        model.config,
-        data.corpus.vocab_size if data.corpus and trains_on_corpus else None,
-        [loader.paths[0].parent for loader in (data.train, data.val) if loader is not None],
-    )
-    state, found = starting_state(config, model, dtype, earlier, source)
-    if device.platform != "cpu" and device.num_devices > 1:
-        notes.append(f"one of the {device.num_devices} devices is used; training on several is not built yet")
-    warnings += found
-    if earlier is not None:
-        if data.train is not None and not config.overfit and earlier.metadata.loader is not None:
-            with naming("-i"):
-                place = earlier.metadata.loader
-                data = data._replace(train=continued(data.train, place, config.grad_accumulation))
-        complete = "; the run is complete already" if earlier.step >= steps else ""
-        notes.append(f"resumed from {earlier.folder}, after step {earlier.step} of {steps}{complete}")
-        problems = () if config.kernels_from else before.problems
-        notes += changes(earlier, config, steps, surroundings, val_data, resolved, problems)
-    elif config.reuse and config.output_dir:
-        notes.append(f"-y 1: there is no checkpoint in {config.output_dir}, so the run begins")
-    notes += [*notes_on_kernels(config, before, earlier), *tried.notes, *notes_on_bits(choices)]
-    if tokenizer.tokenizer is None and config.sample_every:
-        warnings.append(f"samples are printed as token ids: {tokenizer.note}")
+    tokenizer = choose_tokenizer(config, model.config, data)
+    state, found = starting_state(plan, inputs)
     setup = Setup(
-        config=config,
+        plan=plan,
         name=config.preset or (model.path.stem if model.path else config.model),
-        model=model,
-        data=data,
+        weights=model.path,
+        data=continued_data(config, earlier, data),
         steps=steps,
         val_batches=validation_batches(config, data.val),
         tokenizer=tokenizer,
         device=device,
-        dtype=dtype,
-        execution=execution,
-        choices=choices,
-        resolved=resolved,
-        repeat=before.repeat,
-        has_tf32=machine.version >= (8, 0),
         earlier=earlier,
         identity=identity,
-        origin=origin_of(earlier, source, model),
-        val_data=val_data,
-        environment=surroundings,
+        origin=origin_of(inputs),
+        val_data=None if data.val is None else fingerprint(data.val),
+        environment=environment(device, plan.implementations),
         monitor=open_monitor() if config.gpu_info_every > 0 else None,
-        run_ahead=device.platform != "cpu",
-        notes=notes,
-        warnings=warnings,
+        notes=[*notes, *inputs.notes],
+        warnings=[*warnings, *found],
     )
+    setup.notes.extend([*notes_on_start(setup), *kernel_notes, *plan.notes_on_bits])
+    if tokenizer.tokenizer is None and config.sample_every:
+        setup.warnings.append(f"samples are printed as token ids: {tokenizer.note}")
     return setup, state
 
 
-def identify(config: TrainConfig, model: ModelConfig, dtype: str, data: Data) -> Identity:
-    """What makes the run this run."""
+def identify(plan: Plan, data: Data) -> Identity:
+    """Return what makes the run this run."""
     files = None if data.train is None else fingerprint(data.train)
-    return Identity(model, dtype, config.master_weights or dtype == "fp32", resolve_rounding(config, dtype), files)
+    return Identity(plan.model, plan.dtype, plan.master_weights, plan.rounding, files)
 
 
-def origin_of(earlier: Checkpoint | None, source: Checkpoint | None, model: Model) -> Mapping[str, Any]:
+def continued_data(config: TrainConfig, earlier: Checkpoint | None, data: Data) -> Data:
+    """Return the data, its training part where a checkpoint left it."""
+    if earlier is None or data.train is None or config.overfit or earlier.metadata.loader is None:
+        return data
+    with naming("-i"):
+        return data._replace(train=continued(data.train, earlier.metadata.loader, config.grad_accumulation))
+
+
+def notes_on_start(setup: Setup) -> Iterator[str]:
+    """Say what the run begins with, and how it differs from the one that it goes on from."""
+    config, plan, earlier, device = setup.config, setup.plan, setup.earlier, setup.device
+    if device.platform != "cpu" and device.num_devices > 1:
+        yield f"one of the {device.num_devices} devices is used; training on several is not built yet"
+    if earlier is not None:
+        complete = "; the run is complete already" if earlier.step >= setup.steps else ""
+        yield f"resumed from {earlier.folder}, after step {earlier.step} of {setup.steps}{complete}"
+        problems = () if config.kernels_from else plan.problems
+        yield from changes(
+            earlier, config, setup.steps, setup.environment, setup.val_data, plan.resolved, problems
+        )  # fmt: skip
+    elif config.reuse and config.output_dir:
+        yield f"-y 1: there is no checkpoint in {config.output_dir}, so the run begins"
+    if earlier is None or config.kernels_from:  # else `changes` has said it
+        yield from plan.notes_on_repeat
+
+
+def origin_of(inputs: Inputs) -> Mapping[str, Any]:
     """Return the origin that the run's checkpoints hold: that of the checkpoint it goes on from, or its own.
 
     Its own keeps the ids that begin and end a text, where the weights come from a folder of Hugging Face's.
     """
-    if earlier is not None:
-        return earlier.metadata.origin
-    special = None
-    if source is not None:
-        special = sources.stored_special(source.metadata.origin)
-    elif model.path is not None and sources.is_hugging_face(model.path):
-        special = sources.open_source(model.path).special
+    if inputs.earlier is not None:
+        return inputs.earlier.metadata.origin
+    special, path = None, inputs.model.path
+    if inputs.source is not None:
+        special = sources.stored_special(inputs.source.metadata.origin)
+    elif path is not None and sources.is_hugging_face(path):
+        special = sources.open_source(path).special
     return {**OURS, **({} if special is None else {"special": special._asdict()})}
 
 
-def starting_state(
-    config: TrainConfig, model: Model, dtype: str, earlier: Checkpoint | None, source: Checkpoint | None
-) -> tuple[TrainState, tuple[str, ...]]:
-    """The state that the run begins with, on the device, and warnings about what it was read from."""
-    if earlier is not None:
-        return read_state(earlier, first_state(np.zeros(1, np.float32), config, dtype)), ()
-    if source is not None:
-        return first_state(read_weights(source), config, dtype), ()
-    parameters, found = initial_parameters(config, model)
-    return first_state(parameters, config, dtype), found
+def starting_state(plan: Plan, inputs: Inputs) -> tuple[TrainState, tuple[str, ...]]:
+    """Return the state that the run begins with, on the device, and warnings about what it was read from."""
+    if inputs.earlier is not None:
+        return read_state(inputs.earlier, first_state(np.zeros(1, np.float32), plan)), ()
+    if inputs.source is not None:
+        return first_state(read_weights(inputs.source), plan), ()
+    parameters, found = initial_parameters(plan.config, inputs.model)
+    return first_state(parameters, plan), found

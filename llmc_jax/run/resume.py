@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from llmc_jax import kernels
 from llmc_jax.checkpoint import store
@@ -22,6 +22,7 @@ from llmc_jax.errors import FormatError, InputError
 from llmc_jax.kernels import record
 from llmc_jax.machine import device as hardware
 from llmc_jax.machine.versions import git_state, versions
+from llmc_jax.plan import Repeat
 from llmc_jax.run.folder import KERNELS, MAIN_LOG, config_file, read_kernels
 
 # Options whose value must be the one that the checkpoint was made with.
@@ -101,13 +102,6 @@ def find_named(name: str, report: Callable[[str], None]) -> Checkpoint:
 
 
 # ----- which choice of kernels is repeated ---------------------------------------------------------------------------
-
-
-class Repeat(NamedTuple):
-    """A choice of kernels that was made before."""
-
-    place: Path  # of the file or checkpoint that holds it
-    resolved: kernels.Resolved
 
 
 def repeated(config: TrainConfig, earlier: Checkpoint | None) -> Repeat | None:

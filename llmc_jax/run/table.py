@@ -1,20 +1,19 @@
 """The start-up table: what the run is, in rows named as llm.c names them. Leaves out how it is drawn (console.py)."""
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from llmc_jax import kernels
-from llmc_jax.machine import compiling, gpus
+from llmc_jax.machine import compiling
 from llmc_jax.machine import device as hardware
 from llmc_jax.models.gpt2.tensors import num_parameters
-from llmc_jax.plan import asked_of, resolve_rounding, triton_gemm_wish
+from llmc_jax.plan import Plan, triton_gemm_wish
 from llmc_jax.run.prepare import Setup
 
 
 def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
     """The sections of the start-up table, its rows named as llm.c names them."""
-    config, model, data = setup.config, setup.model, setup.data
-    shape = model.config
+    config, shape, data = setup.config, setup.model, setup.data
     steps_down = config.schedule == "step"
     settings = [
         (
@@ -46,16 +45,16 @@ def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
         ("genT", config.sample_tokens),
         ("overfit_single_batch", int(config.overfit)),
         ("recompute", f"blocks of {config.recompute_blocks}" if config.recompute_blocks else config.recompute),
-        *([("logit_rows", setup.execution.logit_rows)] if setup.execution.logit_rows else []),
+        *([("logit_rows", setup.plan.execution.logit_rows)] if setup.plan.execution.logit_rows else []),
         ("seed", config.seed),
         ("shuffle", config.shuffle),
     ]
     machine = [
         ("device", hardware.device_label(setup.device)),
-        ("precision", precision_text(setup)),
-        *kernel_rows(setup.choices),
-        *repeat_rows(setup),
-        *option_rows(setup),
+        ("precision", precision_text(setup.plan)),
+        *kernel_rows(setup.plan.choices),
+        *repeat_rows(setup.plan),
+        *option_rows(setup.plan),
     ]
     shapes = [
         ("weights", weights_text(setup)),
@@ -76,16 +75,16 @@ def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
 
 
 def weights_text(setup: Setup) -> str:
-    """Where the weights come from."""
+    """Return where the weights come from."""
     if setup.earlier is not None:
         return str(setup.earlier.folder)
     if setup.config.init_from:
         return setup.config.init_from
-    return str(setup.model.path or f"random, seed {setup.config.seed}")
+    return str(setup.weights or f"random, seed {setup.config.seed}")
 
 
 def kernel_rows(choices: tuple[kernels.Choice, ...]) -> list[tuple[str, str]]:
-    """What runs where, for the table: one row where the same runs everything."""
+    """Return what runs where: one row where the same runs everything."""
     told = {(choice.by, choice.why) for choice in choices}
     if len(told) == 1:
         ((by, why),) = told
@@ -93,41 +92,32 @@ def kernel_rows(choices: tuple[kernels.Choice, ...]) -> list[tuple[str, str]]:
     return [(choice.operation, f"{choice.text} ({choice.why})") for choice in choices]
 
 
-def repeat_rows(setup: Setup) -> list[tuple[str, Any]]:
-    """Where the kernels were taken from, for the table; on a CPU, which has one way to compute, only if asked for."""
-    shown = setup.repeat is not None and (setup.device.platform != "cpu" or setup.config.kernels_from)
-    return [("kernels as in", setup.repeat.place)] if setup.repeat is not None and shown else []
+def repeat_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return where the kernels were taken from; on a CPU, which has one way to compute, only if asked for."""
+    shown = plan.repeat is not None and (plan.machine.platform != "cpu" or plan.config.kernels_from)
+    return [("kernels as in", str(plan.repeat.place))] if plan.repeat is not None and shown else []
 
 
-def option_rows(setup: Setup) -> list[tuple[str, str]]:
-    """The options that XLA compiles the run's programs with, for the table; none where it has its defaults."""
-    wish = triton_gemm_wish(asked_of(setup.config))
-    made = setup.resolved.made_for if setup.resolved else None  # the profile keeps nothing
-    target = made.target if made else kernels.this_machine().target
-    by_default = compiling.triton_gemm(wish, target)
-    found_out = "as before" if setup.repeat else kernels.MEASURED_HERE
+def option_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return the options that XLA compiles the run's programs with; none where it has its defaults."""
+    wish, flags = triton_gemm_wish(plan.config), plan.xla_flags
+    by_default = compiling.triton_gemm(wish, plan.machine.target, flags)
+    found_out = "as before" if plan.repeat else kernels.MEASURED_HERE
     return [
         (
-            option[0].removeprefix("xla_gpu_enable_"),
-            f"{'on' if option[1] else 'off'} ({compiling.decided_by(wish) if option in by_default else found_out})",
+            name.removeprefix("xla_gpu_enable_"),
+            f"{'on' if value else 'off'} "
+            f"({compiling.decided_by(wish, flags) if (name, value) in by_default else found_out})",
         )
-        for option in setup.execution.compiler_options
+        for name, value in plan.execution.compiler_options
     ]
 
 
-def precision_text(setup: Setup) -> str:
-    """The precision in words: of the products, of the weights, and how these are rounded."""
-    config = setup.config
-    if setup.dtype == "fp32":
-        return "fp32, products in TF32" if product_precision(setup) == "tf32" else "fp32"
-    weights = "fp32 master weights" if config.master_weights else "no master weights"
-    rounded = f"rounded {'stochastically' if resolve_rounding(config, setup.dtype) == 'stochastic' else 'to nearest'}"
-    scaled = f", loss scale {config.loss_scale:g}" if setup.dtype == "fp16" else ""
-    return f"{setup.dtype}, {weights}, {rounded}{scaled}"
-
-
-def product_precision(setup: Setup) -> gpus.Precision:
-    """In what the matrix products are computed."""
-    if setup.dtype != "fp32":
-        return cast(gpus.Precision, setup.dtype)
-    return "tf32" if setup.has_tf32 and setup.config.tf32 else "fp32"
+def precision_text(plan: Plan) -> str:
+    """Return the precision in words: of the products, of the weights, and how these are rounded."""
+    if plan.dtype == "fp32":
+        return "fp32, products in TF32" if plan.product_precision == "tf32" else "fp32"
+    weights = "fp32 master weights" if plan.config.master_weights else "no master weights"
+    rounded = f"rounded {'stochastically' if plan.rounding == 'stochastic' else 'to nearest'}"
+    scaled = f", loss scale {plan.config.loss_scale:g}" if plan.dtype == "fp16" else ""
+    return f"{plan.dtype}, {weights}, {rounded}{scaled}"

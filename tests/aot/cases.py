@@ -20,13 +20,12 @@ from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.kernels import Machine
 from llmc_jax.machine import deviceless, gpus
-from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.models.gpt2.tensors import flat_size
-from llmc_jax.plan import choose_execution, resolve_rounding
+from llmc_jax.plan import Plan, make_plan
 from llmc_jax.training.adamw import AdamWNumbers, decay_ranges
 from llmc_jax.training.outliers import init_outliers
 from llmc_jax.training.schedule import ScheduleNumbers
-from llmc_jax.training.step import StepNumbers, StepOptions, TrainState, train_step
+from llmc_jax.training.step import StepNumbers, TrainState, train_step
 from pallas_kernels.layernorm import longest_row
 from pallas_kernels.tuning import VERSIONS, attention_sizes
 
@@ -243,15 +242,18 @@ class StepCase(NamedTuple):
         options = arguments[-1].execution.compiler_options
         return deviceless.compile_for(train_step, arguments, gpu, compiler_options=options)
 
-    def execution(self, gpu: str) -> Execution:
+    def plan(self, gpu: str) -> Plan:
         target = gpus.known_target(gpu)
         machine = Machine("gpu", target.device_kind, "{}.{}".format(*target.capability))
-        return choose_execution(self._run(), parse_descriptor(self.model), machine, self.dtype)[0]
+        return make_plan(self._run(), parse_descriptor(self.model), machine)
 
     def _run(self) -> TrainConfig:
         given = parse_args(self.flags) if self.flags else TrainConfig()
         T = parse_descriptor(self.model).max_seq_len
-        return dataclasses.replace(given, batch_size=self.B, sequence_length=T, total_batch_size=self.A * self.B * T)
+        return dataclasses.replace(
+            given, dtype=self.dtype, batch_size=self.B, sequence_length=T, total_batch_size=self.A * self.B * T,
+            weight_decay=0.1,
+        )  # fmt: skip
 
     def _arguments(self, gpu: str) -> tuple[Any, ...]:
         config = parse_descriptor(self.model)
@@ -261,9 +263,7 @@ class StepCase(NamedTuple):
         schedule = ScheduleNumbers(real, integer, integer, real, integer, real)
         numbers = StepNumbers(schedule, AdamWNumbers(real, real, real, real), real)
         tokens = array("int32", self.A, self.B, config.max_seq_len)
-        run = self._run()
-        options = StepOptions(run.schedule, run.decay, self.execution(gpu), resolve_rounding(run, self.dtype))
-        return state, tokens, tokens, numbers, config, options
+        return state, tokens, tokens, numbers, config, self.plan(gpu).step_options
 
 
 def steps(gpu: str) -> list[StepCase]:

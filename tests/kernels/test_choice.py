@@ -13,19 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc_jax import kernels, plan
-from llmc_jax.config.model import ModelConfig, parse_descriptor
-from llmc_jax.config.train import TrainConfig
+from llmc_jax import kernels
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import GROUPS, XLA, Choice, Machine, Operations, Selection, Wish, choose
 from llmc_jax.kernels.choice import IMPLEMENTATIONS
-from llmc_jax.machine.compiling import TRITON_GEMM
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.ops import attention
 from llmc_jax.ops.gelu import gelu_forward_in_product
-from llmc_jax.run.table import kernel_rows
 from llmc_jax.training.step import StepOptions, initial_state, train_step
 from tests import plain_model
 from tests.comparisons import gradient_errors, random_batch, step_numbers
@@ -395,88 +392,7 @@ def test_without_nvidia_s_library_gelu_stays_outside(name: str) -> None:
         choose(Wish(gelu_fusion=1, strict=True), MACHINES[name], "fp32", 64)
 
 
-# --- how a run's settings come to this -------------------------------------------------------------------------------
-
-SHAPE = ModelConfig(64, 257, 384, 1, 1, 64)
-
-
-def test_settings_reach_the_execution() -> None:
-    config = TrainConfig(
-        kernels="pallas", attention="naive", gelu_fusion=1, recompute=0, recompute_blocks=3, logit_rows=100
-    )
-    execution, choices = plan.choose_execution(config, SHAPE, MACHINES["A100"], "bf16")
-    assert execution[1:] == (0, 3, 100, 1, ((TRITON_GEMM, False),))
-    assert next(choice.implementation for choice in choices if choice.operation == "attention") == SOFTMAX
-    with pytest.raises(InputError, match="--strict-kernels"):
-        plan.choose_execution(TrainConfig(kernels="pallas", strict_kernels=True), SHAPE, MACHINES["CPU"], "fp32")
-
-
-def test_logits_come_in_chunks_where_a_gpu_s_memory_asks_for_it() -> None:
-    def rows_of(name: str, config: TrainConfig, model: ModelConfig = SHAPE) -> int:
-        return plan.choose_execution(config, model, MACHINES[name], "bf16")[0].logit_rows
-
-    unknown = {"MI300X", "AMD"}  # how much memory these have
-    assert {name: rows_of(name, TrainConfig()) for name in MACHINES} == {
-        name: 8192 if name in unknown else 0 for name in MACHINES
-    }
-    large = TrainConfig(batch_size=64, sequence_length=1024, recompute=0)
-    assert [rows_of(name, large, parse_descriptor("d24")) for name in ("H200", "A100")] == [0, 32_768]
-    for given_rows in (0, 5):
-        assert rows_of("H200", TrainConfig(logit_rows=given_rows)) == given_rows
-
-
-@pytest.mark.parametrize("name", MACHINES)
-def test_auto_dtype_is_bf16_where_there_are_kernels(name: str) -> None:
-    assert plan.resolve_dtype(TrainConfig(), MACHINES[name]) == ("bf16" if name in TARGETS else "fp32")
-    for dtype in ("fp32", "bf16", "fp16"):
-        assert plan.resolve_dtype(TrainConfig(dtype=dtype), MACHINES[name]) == dtype
-
-
-@pytest.mark.parametrize(
-    ("dtype", "master_weights", "rounding", "expected"),
-    [
-        ("bf16", True, "auto", "nearest"),
-        ("bf16", False, "auto", "stochastic"),
-        ("bf16", True, "stochastic", "stochastic"),
-        ("bf16", False, "nearest", "nearest"),
-        ("fp32", False, "auto", "nearest"),
-        ("fp32", True, "stochastic", "nearest"),
-        ("fp16", False, "auto", "nearest"),
-    ],
-)
-def test_rounding(dtype: str, master_weights: bool, rounding: str, expected: str) -> None:
-    config = TrainConfig(master_weights=master_weights, rounding=rounding)
-    assert plan.resolve_rounding(config, dtype) == expected
-
-
-@pytest.mark.parametrize(
-    ("wish", "machine", "kept"),
-    [
-        (Wish(), "CPU", True),
-        (Wish(), "H200", False),
-        (Wish(attention="naive"), "H200", True),
-        (Wish("pallas", "naive"), "H200", True),
-        (Wish(attention="cudnn"), "H200", False),
-        (Wish(attention="relu"), "H200", False),
-        (Wish(attention="relu"), "CPU", True),
-    ],
-)
-def test_memory_counts_the_matrix_of_attention_where_it_is_kept(wish: Wish, machine: str, kept: bool) -> None:
-    config = TrainConfig(kernels=wish.kernels, attention=wish.attention, total_batch_size=3 * 4096, recompute_blocks=2)
-    execution, choices = plan.choose_execution(config, SHAPE, MACHINES[machine], "bf16")
-    storage = plan.storage_of(config, MACHINES[machine], "bf16", execution.logit_rows, choices)
-    assert storage == (2, True, 3, kept, 2, execution.logit_rows, machine == "CPU")
-
-
-def test_the_table_has_one_row_where_the_same_runs_everything() -> None:
-    def rows(wish: Wish, machine: str) -> list[tuple[str, str]]:
-        return kernel_rows(choose(wish, MACHINES[machine], "bf16", 64).choices)
-
-    assert rows(Wish(), "CPU") == [("kernels", "xla (on a CPU)")]
-    assert [name for name, _ in rows(Wish(), "T4")] == ["kernels"]
-    several = rows(Wish(), "H200")
-    assert [name for name, _ in several] == list(GROUPS)
-    assert ("attention", "flash, pallas (by estimate: not measured on a GPU yet)") in several
+# --- what is imported ---------------------------------------------------------------------------------------------
 
 
 def test_a_cpu_imports_no_kernel() -> None:

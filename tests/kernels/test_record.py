@@ -2,26 +2,30 @@
 
 import contextlib
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc_jax import kernels, plan
+from llmc_jax import kernels
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.kernels import Choice, Finding, Findings, Machine, Variant, choice, record
 from llmc_jax.kernels.record import Asked, MadeFor, Resolved, differences, from_json, to_json
+from llmc_jax.machine.compiling import TRITON_GEMM
 from llmc_jax.ops.gelu import gelu_forward_in_product
 from llmc_jax.ops.table import GROUPS
+from llmc_jax.plan import Plan, Repeat, asked_of, make_plan
 
 CPU = Machine("cpu", "cpu")
 H200, A100 = Machine("gpu", "NVIDIA H200", "9.0"), Machine("gpu", "NVIDIA A100-SXM4-40GB", "8.0")
 SHAPE = ModelConfig(64, 257, 384, 1, 1, 64)
 
-IN_PRODUCT, TRITON_OFF = TrainConfig(gelu_fusion=1, recompute=0), (("xla_gpu_enable_triton_gemm", False),)
+IN_PRODUCT, TRITON_OFF = TrainConfig(gelu_fusion=1, recompute=0), ((TRITON_GEMM, False),)
 
 names = st.text(max_size=8)
 counts = st.integers(0, 2**31)
@@ -43,10 +47,19 @@ records = st.builds(
 )
 
 
-def resolved(config: TrainConfig, machine: Machine, dtype: str = "bf16", before: Resolved | None = None) -> Resolved:
+def planned(
+    config: TrainConfig, machine: Machine, dtype: str = "bf16", before: Resolved | None = None, **more: Any
+) -> Plan:
+    """The plan of a run that is told to repeat a record, if there is one."""
+    config = replace(config, dtype=dtype, kernels_from="" if before is None else "there")
+    return make_plan(config, SHAPE, machine, before=None if before is None else Repeat(Path("there"), before), **more)
+
+
+def resolved(
+    config: TrainConfig, machine: Machine, dtype: str = "bf16", before: Resolved | None = None, **more: Any
+) -> Resolved:
     """What a run writes down."""
-    execution, choices = plan.choose_execution(config, SHAPE, machine, dtype, before)
-    return plan.resolved_of(config, plan.made_for(config, SHAPE, machine, dtype), execution, choices)
+    return planned(config, machine, dtype, before, **more).resolved
 
 
 def with_choice(found: Resolved, operation: str, /, **fields: Any) -> Resolved:
@@ -62,7 +75,7 @@ def chosen(found: Resolved) -> dict[str, str]:
 def problems(found: Resolved, config: TrainConfig, machine: Machine, dtype: str = "bf16", **more: Any) -> list[str]:
     """The operations that cannot be repeated."""
     at = kernels.Setting(machine, dtype, SHAPE.head_size)
-    return [each.split(":")[0] for each in record.cannot_repeat(found, plan.asked_of(config), at, **more)]
+    return [each.split(":")[0] for each in record.cannot_repeat(found, asked_of(config), at, **more)]
 
 
 # --- to and from JSON ------------------------------------------------------------------------------------------------
@@ -103,7 +116,7 @@ DAMAGES: dict[str, Any] = {
     "true for a number": spoiled(logit_rows=True),
     "no rows": spoiled(logit_rows=-1),
     "no -ge": spoiled(gelu_fusion=3),
-    "an option without a value": spoiled(options=[["xla_gpu_enable_triton_gemm"]]),
+    "an option without a value": spoiled(options=[[TRITON_GEMM]]),
     "an operation twice": spoiled(choices=[to_json(Choice("gelu", "xla", "xla", ""))] * 2),
     "null": spoiled(made_for=None),
     "an object for a size": spoiled(choices=[to_json(Choice("gelu", "xla", "xla", "", sizes=(("a", {}),)))]),
@@ -137,7 +150,7 @@ SLOWER = with_choice(
         version="mma", why="1.31 x cudnn, measured here", measured=True, ratio=1.31, beside="cudnn",
     ),
     "gelu", sizes=(("gelu_block", 1024),),
-)._replace(logit_rows=1000, options=(("xla_gpu_enable_triton_gemm", True),))  # fmt: skip
+)._replace(logit_rows=1000, options=((TRITON_GEMM, True),))  # fmt: skip
 
 
 def test_a_record_wins_over_what_would_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,8 +159,8 @@ def test_a_record_wins_over_what_would_be_chosen(monkeypatch: pytest.MonkeyPatch
     assert chosen(resolved(TrainConfig(), H200))["attention"] == "cudnn"
     assert resolved(TrainConfig(), H200, before=SLOWER) == SLOWER
     findings = Findings(fastest=(Finding("attention", "cudnn", us=1.0), Finding("gelu", "xla", us=1.0)))
-    execution, choices = plan.choose_execution(TrainConfig(), SHAPE, H200, "bf16", SLOWER, findings)
-    assert choices == SLOWER.choices and execution.logit_rows == 1000
+    plan = planned(TrainConfig(), H200, before=SLOWER, findings=findings)
+    assert plan.choices == SLOWER.choices and plan.execution.logit_rows == 1000
     assert problems(SLOWER, TrainConfig(), H200) == []
 
 
@@ -158,7 +171,7 @@ def test_the_functions_are_those_of_the_record() -> None:
     assert selection.op.classifier.keywords["target"] == "sm_90"  # type: ignore[attr-defined]
 
 
-def test_gelu_in_the_product_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gelu_in_the_product_is_repeated() -> None:
     found = resolved(IN_PRODUCT, A100)
     again = record.choose_again(found, Asked(), False, kernels.Setting(A100, "bf16", 64))
     assert again.gelu_fusion == 1 and again.choices == found.choices
@@ -170,9 +183,8 @@ def test_gelu_in_the_product_is_repeated(monkeypatch: pytest.MonkeyPatch) -> Non
             resolved(TrainConfig(recompute=level), A100, before=found)
     assert resolved(TrainConfig(recompute_blocks=1), A100, before=found).gelu_fusion == 1
     assert resolved(TrainConfig(recompute=1, gelu_fusion=0), A100, before=found).gelu_fusion == 0
-    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_triton_gemm=true")
     with pytest.raises(InputError, match=r"^-ge 1: [^\n]*XLA_FLAGS"):
-        resolved(TrainConfig(recompute=0), A100, before=found)
+        resolved(TrainConfig(recompute=0), A100, before=found, xla_flags={TRITON_GEMM: True})
 
 
 @pytest.mark.parametrize(
@@ -201,9 +213,8 @@ def test_what_is_asked_for_now_counts_more(flags: dict[str, Any], changed: set[s
     assert resolved(config, H200, before=found)._replace(asked=found.asked) == found
 
 
-def test_xla_flags_count_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_triton_gemm=false")
-    assert resolved(TrainConfig(), H200, before=SLOWER).options == (("xla_gpu_enable_triton_gemm", False),)
+def test_xla_flags_count_more() -> None:
+    assert resolved(TrainConfig(), H200, before=SLOWER, xla_flags={TRITON_GEMM: False}).options == TRITON_OFF
 
 
 def test_relu_attention_is_another_model_and_never_repeated_unasked() -> None:
@@ -255,7 +266,7 @@ def test_what_another_precision_or_a_finding_rules_out_cannot_run() -> None:
     assert problems(SLOWER, TrainConfig(), H200, "fp32") == ["attention"]
     wrong = Findings(found=(Finding("gelu", "pallas", Variant(), "its numbers are wrong"),))
     assert problems(SLOWER, TrainConfig(), H200, findings=wrong) == ["gelu"]
-    _, choices = plan.choose_execution(TrainConfig(), SHAPE, H200, "bf16", SLOWER, wrong)
+    choices = planned(TrainConfig(), H200, before=SLOWER, findings=wrong).choices
     assert next(each.implementation for each in choices if each.operation == "gelu") == "xla"
 
 
@@ -276,7 +287,7 @@ def test_strict_still_refuses_what_was_asked_for_and_cannot_run() -> None:
         SLOWER._replace(logit_rows=0),
         SLOWER._replace(gelu_fusion=1),
         SLOWER._replace(options=()),
-        SLOWER._replace(options=(("xla_gpu_enable_triton_gemm", False),)),
+        SLOWER._replace(options=((TRITON_GEMM, False),)),
         SLOWER._replace(sources="other"),
     ],
 )

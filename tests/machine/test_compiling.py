@@ -8,21 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmc_jax.config.model import parse_descriptor
-from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
-from llmc_jax.kernels import Machine
-from llmc_jax.machine import compiling, gpus
-from llmc_jax.machine.compiling import ESTIMATED, TRITON_GEMM, triton_gemm
-from llmc_jax.plan import choose_execution
+from llmc_jax.machine import compiling
+from llmc_jax.machine.compiling import TRITON_GEMM, decided_by, triton_gemm, untried, user_flags
 
 ON, OFF = ((TRITON_GEMM, True),), ((TRITON_GEMM, False),)
 UNKNOWN = (("xla_no_such_option", True),)
-
-
-@pytest.fixture(autouse=True)
-def no_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
 
 
 @pytest.mark.parametrize(
@@ -34,40 +25,14 @@ def no_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )  # fmt: skip
 def test_what_is_chosen(wish: str, target: str | None, expected: compiling.Options) -> None:
-    assert triton_gemm(wish, target) == expected
+    assert triton_gemm(wish, target, {}) == expected
 
 
-def test_what_nobody_has_decided_may_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("XLA_FLAGS", raising=False)
-    name = compiling.TRITON_GEMM
-    assert compiling.untried("auto", "sm_80") == ((name, False),)
-    assert compiling.untried("auto", None) == compiling.untried("auto", "sm_90") == ()
-    assert compiling.untried("on", "sm_80") == compiling.untried("off", "sm_80") == ()
-    monkeypatch.setenv("XLA_FLAGS", f"--{name}=true")
-    assert compiling.untried("auto", "sm_80") == ()
-
-
-def test_only_hopper_differs_from_xlas_default() -> None:
-    found = {}
-    for name, gpu in gpus.TARGETS.items():
-        machine = Machine("gpu", gpu.device_kind, "{}.{}".format(*gpu.capability))
-        execution, _ = choose_execution(TrainConfig(), parse_descriptor("d12"), machine, "bf16")
-        found[name] = execution.compiler_options
-        hash(execution)  # it is a static argument
-    assert {name for name, options in found.items() if options} == {"h100", "h200"} and ESTIMATED == {"sm_90": False}
-    on_cpu, _ = choose_execution(TrainConfig(triton_gemm="off"), parse_descriptor("d12"), Machine("cpu", "cpu"), "fp32")
-    assert on_cpu.compiler_options == ()
-
-
-def test_gelu_in_a_product_takes_nvidia_s_library_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    config, model = TrainConfig(gelu_fusion=1, recompute=0), parse_descriptor("d12")
-    for gpu in gpus.TARGETS.values():
-        machine = Machine("gpu", gpu.device_kind, "{}.{}".format(*gpu.capability))
-        assert choose_execution(config, model, machine, "bf16")[0].compiler_options == OFF
-    assert choose_execution(config, model, Machine("cpu", "cpu"), "fp32")[0].compiler_options == ()
-    monkeypatch.setenv("XLA_FLAGS", f"--{TRITON_GEMM}=true")
-    with pytest.raises(InputError, match=rf"^-ge 1: [^\n]*{TRITON_GEMM}=true"):
-        choose_execution(config, model, machine, "bf16")
+def test_what_nobody_has_decided_may_be_tried() -> None:
+    assert untried("auto", "sm_80", {}) == OFF
+    assert untried("auto", None, {}) == untried("auto", "sm_90", {}) == ()
+    assert untried("on", "sm_80", {}) == untried("off", "sm_80", {}) == ()
+    assert untried("auto", "sm_80", {TRITON_GEMM: True}) == ()
 
 
 @pytest.mark.parametrize(
@@ -82,18 +47,18 @@ def test_gelu_in_a_product_takes_nvidia_s_library_everywhere(monkeypatch: pytest
 def test_what_the_user_set_in_xla_flags_counts_more(
     flags: str, wish: str, expected: compiling.Options | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = triton_gemm(wish, "sm_90")
     monkeypatch.setenv("XLA_FLAGS", flags)
-    assert triton_gemm(wish, "sm_90") == (before if expected is None else expected)
-    assert (compiling.decided_by(wish) == "XLA_FLAGS") == (expected is not None)
-    assert triton_gemm(wish, None) == ()
+    found = user_flags()
+    assert triton_gemm(wish, "sm_90", found) == (triton_gemm(wish, "sm_90", {}) if expected is None else expected)
+    assert (decided_by(wish, found) == "XLA_FLAGS") == (expected is not None)
+    assert triton_gemm(wish, None, found) == ()
 
 
 def test_xla_flags_may_name_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "flags.txt"
     path.write_text(f"--xla_dump_to=x\n--{TRITON_GEMM}=true\n")
     monkeypatch.setenv("XLA_FLAGS", str(path))
-    assert triton_gemm("off", "sm_90") == ON
+    assert user_flags()[TRITON_GEMM]
 
 
 def double(x: jax.Array, y: jax.Array, times: int) -> jax.Array:

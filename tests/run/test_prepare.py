@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc_jax import kernels, plan
 from llmc_jax.checkpoint.sources import open_source, slices, stored_special
 from llmc_jax.checkpoint.store import Checkpoint, Manifest
 from llmc_jax.config.flags import parse_args
@@ -19,8 +18,9 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import Machine, record
 from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.plan import make_plan
 from llmc_jax.run import prepare as setup
-from llmc_jax.run.prepare import Model, prepare, resolve_model
+from llmc_jax.run.prepare import prepare, resolve_model
 from llmc_jax.run.table import weights_text
 from llmc_jax.trials import start
 from llmc_jax.trials.card import Card
@@ -45,7 +45,7 @@ def test_a_run_starts_from_hugging_faces_weights(flag: str, name: str) -> None:
     expected = [source.read("params", piece.tensor, piece.layer).ravel() for piece in slices(source.config)]
     setup, state = prepare(parse_args([*shlex.split(COMMON), flag, str(path)]), [])
     found = np.asarray(state.params)[: num_parameters(source.config)]
-    assert setup.model == Model(source.config, path) and weights_text(setup) == str(path)
+    assert (setup.model, setup.weights, weights_text(setup)) == (source.config, path, str(path))
     assert found.tobytes() == np.concatenate(expected).tobytes()
 
 
@@ -103,8 +103,7 @@ def test_nothing_is_measured_where_an_earlier_choice_is_taken(
     monkeypatch.setattr(setup.start, "find_out", lambda case, here: cases.append(case) or start.Found(None))
     plain = TrainConfig(batch_size=2, sequence_length=64)
     if made_on is not None:
-        execution, choices = plan.choose_execution(plain, SHAPE, made_on, "bf16")
-        resolved = plan.resolved_of(plain, plan.made_for(plain, SHAPE, made_on, "bf16"), execution, choices)
+        resolved = make_plan(plain, SHAPE, made_on).resolved
         (tmp_path / "kernels.json").write_text(json.dumps(record.to_json(resolved)))
     options = {"-y": {"output_dir": str(tmp_path), "reuse": True}, "--kernels-from": {"kernels_from": str(tmp_path)}}
     config = replace(plain, **options.get(flag, {}))
@@ -113,10 +112,3 @@ def test_nothing_is_measured_where_an_earlier_choice_is_taken(
     earlier = Checkpoint(tmp_path, Manifest(3, {}, {}), {})
     setup.try_kernels(config, SHAPE, earlier)  # nor where a checkpoint is continued
     assert len(cases) == tried
-
-
-def test_a_note_where_bits_need_not_repeat() -> None:
-    machine = kernels.Machine("gpu", "NVIDIA H200", "9.0")
-    for attention, expected in (("cudnn", 1), ("flash", 0)):
-        choices = kernels.choose(kernels.Wish(attention=attention), machine, "bf16", 64).choices
-        assert len(plan.notes_on_bits(choices)) == expected

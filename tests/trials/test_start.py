@@ -340,7 +340,7 @@ setup.find_card = lambda: card.Card("NVIDIA H200", "0" * 32, "9.0", 10**11, "580
 made, _ = setup.prepare(config, [])
 assert seen == [("NVIDIA H200", False)] and card.jax_has_begun(), seen
 assert "said" in made.notes
-setup.try_kernels(TrainConfig(**{**config.__dict__, "no_kernel_check": True}), made.model.config)
+setup.try_kernels(TrainConfig(**{**config.__dict__, "no_kernel_check": True}), made.model)
 assert len(seen) == 1
 print("in order")
 """

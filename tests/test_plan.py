@@ -1,0 +1,267 @@
+"""What a configuration comes to on machines that are not there: precision, kernels, memory, options, notes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmc_jax.config.model import ModelConfig, parse_descriptor
+from llmc_jax.config.train import TrainConfig
+from llmc_jax.errors import InputError
+from llmc_jax.kernels import GROUPS, Finding, Findings, Machine
+from llmc_jax.machine import gpus
+from llmc_jax.machine.compiling import TRITON_GEMM
+from llmc_jax.plan import Plan, Repeat, make_plan, resolve_dtype, step_numbers
+from llmc_jax.run.table import kernel_rows, option_rows, precision_text, repeat_rows
+
+CPU = Machine("cpu", "cpu")
+MACHINES = {
+    name: Machine("gpu", gpu.device_kind, "{}.{}".format(*gpu.capability)) for name, gpu in gpus.TARGETS.items()
+}
+H200, A100, RTX_4090 = MACHINES["h200"], MACHINES["a100"], MACHINES["rtx4090"]
+OTHERS = [Machine("gpu", "Tesla T4", "7.5"), Machine("gpu", "AMD Instinct MI300X", "gfx942"), Machine("gpu", "AMD")]
+EVERYWHERE = [CPU, *MACHINES.values(), *OTHERS]
+SHAPE = ModelConfig(64, 257, 384, 1, 1, 64)
+ON, OFF = ((TRITON_GEMM, True),), ((TRITON_GEMM, False),)
+GIB = 2**30
+
+
+def plan(machine: Machine, model: ModelConfig = SHAPE, **options: object) -> Plan:
+    return make_plan(TrainConfig(**options), model, machine)  # type: ignore[arg-type]
+
+
+# ----- precision ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("machine", EVERYWHERE, ids=lambda machine: machine.kind)
+def test_auto_dtype_is_bf16_where_there_are_kernels(machine: Machine) -> None:
+    assert plan(machine).dtype == ("bf16" if machine in MACHINES.values() else "fp32")
+    assert {dtype: resolve_dtype(TrainConfig(dtype=dtype), machine) for dtype in ("fp32", "bf16", "fp16")} == {
+        "fp32": "fp32", "bf16": "bf16", "fp16": "fp16",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dtype", "master_weights", "rounding", "expected"),
+    [
+        ("bf16", True, "auto", "nearest"),
+        ("bf16", False, "auto", "stochastic"),
+        ("bf16", True, "stochastic", "stochastic"),
+        ("bf16", False, "nearest", "nearest"),
+        ("fp32", False, "auto", "nearest"),
+        ("fp32", True, "stochastic", "nearest"),
+        ("fp16", False, "auto", "nearest"),
+    ],
+)
+def test_rounding(dtype: str, master_weights: bool, rounding: str, expected: str) -> None:
+    found = plan(H200, dtype=dtype, master_weights=master_weights, rounding=rounding)
+    assert (found.rounding, found.step_options.rounding) == (expected, expected)
+    assert found.master_weights == (master_weights or dtype == "fp32")
+    assert ("stochastically" in precision_text(found)) == (expected == "stochastic")
+
+
+@pytest.mark.parametrize(
+    ("machine", "options", "expected"),
+    [
+        (CPU, {}, "fp32"),
+        (H200, {}, "bf16"),
+        (H200, {"dtype": "fp32"}, "tf32"),
+        (H200, {"dtype": "fp32", "tf32": False}, "fp32"),
+        (OTHERS[0], {}, "fp32"),  # Turing knows no TF32
+        (A100, {"dtype": "fp16"}, "fp16"),
+    ],
+)
+def test_what_products_are_computed_in(machine: Machine, options: dict[str, object], expected: str) -> None:
+    found = plan(machine, **options)
+    assert found.product_precision == expected
+    assert ("TF32" in precision_text(found)) == (expected == "tf32")
+
+
+# ----- what runs ------------------------------------------------------------------------------------------------------
+
+
+def test_settings_reach_the_step() -> None:
+    options = {"gelu_fusion": 1, "recompute": 0, "recompute_blocks": 3, "logit_rows": 100, "schedule": "wsd"}
+    found = plan(A100, kernels="pallas", attention="naive", **options)
+    assert found.execution[1:] == (0, 3, 100, 1, OFF)
+    assert found.implementations["attention"] == "naive, softmax pallas"
+    assert set(found.implementations) == set(GROUPS)
+    assert (found.step_options.schedule, found.step_options.decay) == ("wsd", "none")  # without -c
+    assert found.step_options.execution is found.execution
+    assert plan(CPU, weight_decay=0.1, decay="all").step_options.decay == "all"
+    with pytest.raises(InputError, match="--strict-kernels"):
+        plan(CPU, kernels="pallas", strict_kernels=True)
+
+
+@pytest.mark.parametrize("machine", EVERYWHERE, ids=lambda machine: machine.kind)
+def test_a_plan_can_shape_a_compiled_step(machine: Machine) -> None:
+    """It is a static argument of jit; a step is begun ahead where a device would wait otherwise."""
+    found = plan(machine)
+    hash(found.step_options)
+    assert found.runs_ahead == (machine != CPU)
+    assert found.implementations == {choice.operation: choice.implementation for choice in found.resolved.choices}
+
+
+def test_the_table_has_one_row_where_the_same_runs_everything() -> None:
+    assert kernel_rows(plan(CPU).choices) == [("kernels", "xla (on a CPU)")]
+    assert [name for name, _ in kernel_rows(plan(OTHERS[0]).choices)] == ["kernels"]
+    several = kernel_rows(plan(H200).choices)
+    assert [name for name, _ in several] == list(GROUPS)
+    assert ("attention", "flash, pallas (by estimate: not measured on a GPU yet)") in several
+
+
+def test_what_was_found_out_decides() -> None:
+    findings = Findings(fastest=(Finding("attention", "cudnn", us=1.0),), options=ON)
+    found = make_plan(TrainConfig(), SHAPE, A100, findings=findings)
+    assert found.implementations["attention"] == "cudnn" and found.execution.compiler_options == ON
+    (note,) = found.notes_on_bits
+    assert note.startswith("attention by cuDNN need not repeat its bits")
+    assert plan(A100, attention="flash").notes_on_bits == []
+    before = Repeat(Path("there"), plan(A100).resolved)
+    again = make_plan(TrainConfig(), SHAPE, A100, findings=findings, before=before)
+    assert again.choices == before.resolved.choices and again.execution.compiler_options == ()
+
+
+# ----- an earlier choice ----------------------------------------------------------------------------------------------
+
+CHOICE = Repeat(Path("there/kernels.json"), plan(H200, attention="cudnn", logit_rows=100).resolved)
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["--kernels-from", "-y"])
+def test_an_earlier_choice_is_repeated(named: bool) -> None:
+    config = TrainConfig(kernels_from="there" if named else "")
+    found = make_plan(config, SHAPE, H200, before=CHOICE)
+    assert (found.repeat, found.problems, found.notes_on_repeat) == (CHOICE, (), [])
+    assert found.implementations["attention"] == "cudnn" and found.execution.logit_rows == 100
+    assert repeat_rows(found) == [("kernels as in", "there/kernels.json")]
+
+
+def test_that_of_another_machine_is_not_and_a_note_says_so() -> None:
+    for named, words in (("", "not bit-exact from here: "), ("there", "--kernels-from there: not repeated: ")):
+        found = make_plan(TrainConfig(kernels_from=named), SHAPE, A100, before=CHOICE)
+        assert found.choices == plan(A100).choices and found.execution == plan(A100).execution
+        (note,) = found.notes_on_repeat
+        assert note == words + "it was made for sm_90, not for sm_80"
+    with pytest.raises(InputError, match=r"^--strict-kernels: --kernels-from there: it was made for sm_90"):
+        make_plan(TrainConfig(kernels_from="there", strict_kernels=True), SHAPE, A100, before=CHOICE)
+
+
+def test_that_of_a_start_with_other_shapes_counts_only_where_it_is_named() -> None:
+    config = TrainConfig(batch_size=2)
+    assert make_plan(config, SHAPE, H200, before=CHOICE).repeat is None
+    assert make_plan(replace(config, kernels_from="there"), SHAPE, H200, before=CHOICE).repeat == CHOICE
+
+
+def test_on_a_cpu_it_is_shown_only_if_asked_for() -> None:
+    before = Repeat(Path("there"), plan(CPU).resolved)
+    for named in ("", "there"):
+        found = make_plan(TrainConfig(kernels_from=named), SHAPE, CPU, before=before)
+        assert found.repeat == before and bool(repeat_rows(found)) == bool(named)
+
+
+# ----- memory ---------------------------------------------------------------------------------------------------------
+
+
+def test_logits_come_in_chunks_where_a_gpu_s_memory_asks_for_it() -> None:
+    def rows_of(machine: Machine, model: ModelConfig = SHAPE, **options: object) -> int:
+        return plan(machine, model, dtype="bf16", **options).execution.logit_rows
+
+    unknown = OTHERS[1:]  # how much memory these have
+    assert [rows_of(machine) for machine in EVERYWHERE] == [8192 * (machine in unknown) for machine in EVERYWHERE]
+    large = {"batch_size": 64, "sequence_length": 1024, "recompute": 0}
+    assert [rows_of(machine, parse_descriptor("d24"), **large) for machine in (H200, A100)] == [0, 32_768]
+    assert [rows_of(H200, logit_rows=given_rows) for given_rows in (0, 5)] == [0, 5]
+
+
+@pytest.mark.parametrize(
+    ("machine", "options", "kept"),
+    [
+        (CPU, {}, True),
+        (H200, {}, False),
+        (H200, {"attention": "naive"}, True),
+        (H200, {"kernels": "pallas", "attention": "naive"}, True),
+        (H200, {"attention": "cudnn"}, False),
+        (H200, {"attention": "relu"}, False),
+        (CPU, {"attention": "relu"}, True),
+    ],
+)
+def test_memory_counts_the_matrix_of_attention_where_it_is_kept(
+    machine: Machine, options: dict[str, object], kept: bool
+) -> None:
+    found = plan(machine, dtype="bf16", total_batch_size=3 * 4096, recompute_blocks=2, **options)
+    assert found.storage == (2, True, 3, kept, 2, found.execution.logit_rows, machine == CPU)
+    assert found.shape.flash == (not kept) and found.shape.micro_batches == 3
+
+
+def test_a_model_that_does_not_fit_is_refused() -> None:
+    small = {"batch_size": 4, "sequence_length": 1024}
+    config, model = TrainConfig(**small), parse_descriptor("d48")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"^-e: .*22\.\d GiB|^-e: .*needs at least"):
+        make_plan(config, model, RTX_4090, memory=22 * GIB)
+    found = make_plan(config, model, RTX_4090, memory=None)  # not known, so it may be tried
+    assert found.needed.total > 22 * GIB and found.available is None
+    assert make_plan(config, model, H200, memory=130 * GIB).needed == found.needed
+
+
+@given(
+    machine=st.sampled_from(EVERYWHERE),
+    depth=st.integers(1, 4),
+    batch_size=st.integers(1, 8),
+    dtype=st.sampled_from(["auto", "fp32", "bf16", "fp16"]),
+    attention=st.sampled_from(["auto", "naive", "flash", "cudnn", "relu"]),
+    logit_rows=st.integers(-1, 3),
+)
+def test_any_plan_is_one_of_its_machine(
+    machine: Machine, depth: int, batch_size: int, dtype: str, attention: str, logit_rows: int
+) -> None:
+    """It repeats itself, serves every operation, and asks for no less memory the larger the batch."""
+    model = replace(SHAPE, num_layers=depth)
+    config = TrainConfig(batch_size=batch_size, dtype=dtype, attention=attention, logit_rows=logit_rows)
+    found = make_plan(config, model, machine)
+    again = make_plan(config, model, machine, before=Repeat(Path("there"), found.resolved))
+    assert again.resolved == found.resolved and again.problems == ()
+    assert found.shape.dtype == found.dtype == found.made_for.dtype
+    assert found.execution.logit_rows >= 0 and (logit_rows < 0 or found.execution.logit_rows == logit_rows)
+    assert all(choice.by == "xla" for choice in found.choices) or machine.platform == "gpu"
+    larger = make_plan(replace(config, batch_size=batch_size + 1), model, machine)
+    assert larger.needed.total >= found.needed.total and larger.needed.state == found.needed.state
+    with pytest.raises(InputError):
+        make_plan(config, model, machine, memory=found.needed.total - 1)
+
+
+# ----- XLA's options --------------------------------------------------------------------------------------------------
+
+
+def test_only_hopper_differs_from_xlas_default() -> None:
+    found = {name: plan(machine).execution.compiler_options for name, machine in MACHINES.items()}
+    assert {name for name, options in found.items() if options} == {"h100", "h200"}
+    assert plan(CPU, triton_gemm="off").execution.compiler_options == ()
+    assert option_rows(plan(H200)) == [("triton_gemm", "off (by estimate: not measured on a GPU yet)")]
+    assert option_rows(plan(H200, triton_gemm="off")) == [("triton_gemm", "off (as asked)")]
+
+
+def test_xla_flags_count_more() -> None:
+    found = make_plan(TrainConfig(), SHAPE, H200, xla_flags={TRITON_GEMM: True})
+    assert found.execution.compiler_options == ON and option_rows(found) == [("triton_gemm", "on (XLA_FLAGS)")]
+
+
+def test_gelu_in_a_product_takes_nvidia_s_library_everywhere() -> None:
+    for machine in MACHINES.values():
+        assert plan(machine, gelu_fusion=1, recompute=0).execution.compiler_options == OFF
+    assert plan(CPU, gelu_fusion=1, recompute=0).execution.compiler_options == ()
+    with pytest.raises(InputError, match=rf"^-ge 1: [^\n]*{TRITON_GEMM}=true"):
+        make_plan(TrainConfig(gelu_fusion=1, recompute=0), SHAPE, H200, xla_flags={TRITON_GEMM: True})
+
+
+# ----- the step's numbers ---------------------------------------------------------------------------------------------
+
+
+def test_the_numbers_of_a_step_are_the_options() -> None:
+    config = TrainConfig(learning_rate=3e-4, warmup_steps=7, beta2=0.9, weight_decay=0.1, grad_clip=2.0, seed=5)
+    numbers = step_numbers(config, 40)
+    assert numbers.schedule[:3] == (3e-4, 7, 40)
+    assert (numbers.grad_clip, numbers.seed) == (2.0, np.uint32(5))
+    assert 0.9 in numbers.adamw and 0.1 in numbers.adamw
