@@ -9,11 +9,6 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 
-def printable(text: str, keep: str = "") -> str:
-    """Return text in which what a terminal would obey, or cannot show, is escaped; characters in keep stay."""
-    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
-
-
 class InputError(ValueError):
     """What the user gave (a flag, a path, a shape, the environment) cannot be used as it stands."""
 

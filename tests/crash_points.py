@@ -35,7 +35,7 @@ from llmc_jax.files import path_of
 from llmc_jax.run import folder as runlog
 from llmc_jax.run import loop as trainer
 from llmc_jax.run import resume
-from llmc_jax.run.stopping import Output
+from llmc_jax.streams import Output
 from tests.same_run import OF_THE_RUN, WALL_CLOCK, leftovers, steps_of
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC

@@ -264,18 +264,19 @@ def commands(path: Path) -> list[list[str]]:
 def parsed(words: list[str]) -> Any:
     """A command's options, or None where it has none. Raises what the program does where it would refuse them."""
     from llmc_jax.cli import checkpoint, compare, convert, data, kernels
-    from llmc_jax.cli import profile_flags as profile
+    from llmc_jax.cli.profile_flags import OWN
     from llmc_jax.config import flags
+    from llmc_jax.config.flags import take_own
 
     for start, parse in (
         (["python", "train.py"], flags.parse_args),
         (["llmc-jax"], flags.parse_args),
-        (["python", "-m", "llmc_jax.data"], data._parser().parse_args),
-        (["python", "-m", "llmc_jax.profile"], profile.split),
+        (["python", "-m", "llmc_jax.data"], data.make_parser().parse_args),
+        (["python", "-m", "llmc_jax.profile"], lambda words: take_own(words, OWN)),
         (["python", "-m", "llmc_jax.kernels"], kernels.parse),
-        (["python", "-m", "llmc_jax.checkpoint"], checkpoint._parser().parse_args),
-        (["python", "-m", "llmc_jax.compare"], compare._parser().parse_args),
-        (["python", "convert_checkpoint.py"], convert._parser().parse_args),
+        (["python", "-m", "llmc_jax.checkpoint"], checkpoint.make_parser().parse_args),
+        (["python", "-m", "llmc_jax.compare"], compare.make_parser().parse_args),
+        (["python", "convert_checkpoint.py"], convert.make_parser().parse_args),
     ):
         rest = words[len(start) :]
         if words[: len(start)] == start:

@@ -15,6 +15,7 @@ PACKAGE = ROOT / "llmc_jax"
 ORDER = [
     "errors",
     "magics",
+    "streams",
     "text",
     "files",
     "rng",
@@ -33,7 +34,7 @@ ORDER = [
     "compare",
     "cli",
 ]
-WITHOUT_JAX = ("errors", "magics", "text", "files", "rng", "config", "data", "checkpoint", "cli")
+WITHOUT_JAX = ("errors", "magics", "streams", "text", "files", "rng", "config", "data", "checkpoint", "cli")
 BUT = ("cli/kernels.py", "cli/profile.py")  # measuring is all they do
 AND = ("machine/device.py", "machine/jax_setup.py", "run/console.py", "run/curves.py", "run/folder.py")
 # imports that the order does not allow yet: (file, room)

@@ -36,8 +36,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llmc_jax.checkpoint.contents import FORMAT, Metadata
-from llmc_jax.errors import FormatError, InputError, printable
+from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason, sync, write_bytes
+from llmc_jax.streams import escaped
 
 MANIFEST, METADATA, TENSORS = "MANIFEST.json", "run.json", "tensors"
 DTYPES = ("bfloat16", "float16", "float32", "float64", "int32", "int64", "uint32")
@@ -599,11 +600,11 @@ def _examine(folder: Path, deep: bool) -> tuple[int, float | None, str | None]:
         loss = _val_loss(_read_metadata(folder, manifest))
         damages = _damages(folder, manifest, deep)
     except FormatError as error:
-        return step, loss, printable(str(error))
+        return step, loss, escaped(str(error))
     except OSError as error:
-        return step, loss, printable(_unreadable(folder, error))
+        return step, loss, escaped(_unreadable(folder, error))
     more = f" (and {len(damages) - 1} more)" if len(damages) > 1 else ""
-    return step, loss, printable(damages[0] + more) if damages else None
+    return step, loss, escaped(damages[0] + more) if damages else None
 
 
 def _damages(folder: Path, manifest: Manifest, deep: bool) -> list[str]:

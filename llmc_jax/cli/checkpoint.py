@@ -16,26 +16,25 @@ from typing import Any
 
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.store import Entry
+from llmc_jax.cli.kit import print_json
+from llmc_jax.cli.parsers import Parser, add_json, run_command
 from llmc_jax.errors import ExitCode, InputError
-from llmc_jax.run.stopping import exit_status, open_missing_streams
 
 SHOWN_ITEMS = 8  # of a list among the facts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status. Bad input is one line on standard error."""
-    open_missing_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files that the terminal cannot show
-    options = _parser().parse_args(argv)
-    return exit_status("llmc_jax.checkpoint", lambda: options.run(options))
+    return run_command("llmc_jax.checkpoint", make_parser(), argv)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> Parser:
+    """Return the parser of its commands."""
+    parser = Parser(
         prog="python -m llmc_jax.checkpoint",
         description="Look into the checkpoints that training writes (folders like state_00000100 in the run folder).",
-        allow_abbrev=False,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     verify = commands.add_parser(
@@ -43,16 +42,15 @@ def _parser() -> argparse.ArgumentParser:
         help="list the checkpoints of a run: step, size, validation loss, health",
         description="List every checkpoint with step, size, validation loss and health. Reads every byte and compares "
         "it with the digests taken when it was saved. Status 0: there is a checkpoint, and all are good; else 2.",
-        allow_abbrev=False,
     )
     verify.set_defaults(run=_verify)
     verify.add_argument("folder", type=Path, metavar="DIR", help="a run folder, or one state_... folder of it")
     verify.add_argument("--quick", action="store_true", help="compare names and sizes only; a flipped bit stays unseen")
-    verify.add_argument("--json", action="store_true", help="print JSON")
-    show = commands.add_parser("show", help="print what a checkpoint holds: facts and tensors", allow_abbrev=False)
+    add_json(verify)
+    show = commands.add_parser("show", help="print what a checkpoint holds: facts and tensors")
     show.set_defaults(run=_show)
     show.add_argument("folder", type=Path, metavar="STATE", help="a state_... folder, or a run folder: its newest")
-    show.add_argument("--json", action="store_true", help="print JSON")
+    add_json(show)
     return parser
 
 
@@ -65,7 +63,7 @@ def _verify(options: argparse.Namespace) -> int:
     found = list(checked) if options.json else _printed(checked, options.quick)
     if options.json:
         rows = [{**e._asdict(), "folder": str(e.folder), "healthy": e.problem is None} for e in found]
-        print(json.dumps({"folder": str(folder), "contents_read": not options.quick, "checkpoints": rows}, indent=1))
+        print_json({"folder": str(folder), "contents_read": not options.quick, "checkpoints": rows})
     if not found:
         raise InputError(f"{folder}: holds no checkpoint{_hint(folder)}")
     bad = [e for e in found if e.problem is not None]
@@ -143,7 +141,7 @@ def _show(options: argparse.Namespace) -> int:
     lacks = folder.resolve().name == store.state_folder(folder, checkpoint.step).name and not done.is_file()
     if options.json:
         arrays = {name: {"shape": shape, "dtype": dtype.name} for name, (shape, dtype) in specs.items()}
-        print(json.dumps({"folder": str(folder), "done": not lacks, "facts": stored, "tensors": arrays}, indent=1))
+        print_json({"folder": str(folder), "done": not lacks, "facts": stored, "tensors": arrays})
         return ExitCode.DONE
     print(f"{folder}{f' ({done.name} is missing, which -y 1 writes again)' if lacks else ''}")
     for name, value in _flat(stored):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from llmc_jax.cli.parsers import Parser, run_command
 from llmc_jax.compare import checkpoints, debug_state, live, logs
-from llmc_jax.run.stopping import exit_status, open_missing_streams
 
 PROGRAM = "python -m llmc_jax.compare"
 
@@ -20,7 +20,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(Parser):
     """The words behind the first `--` are another program's: they come as `flags`, and are not looked at."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -33,18 +33,17 @@ class _Parser(argparse.ArgumentParser):
         return found
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
+    """Return the parser of its commands."""
     parser = _Parser(
         prog=PROGRAM,
         description="Compare runs, programs and files with llm.c's, or with each other.",
-        allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30),
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, words) in COMMANDS.items():
-        command = commands.add_parser(
-            name, help=words, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
+        command = commands.add_parser(name, help=words, formatter_class=argparse.RawDescriptionHelpFormatter)
+        command.set_defaults(run=module.run)
         module.add_arguments(command)
     return parser
 
@@ -55,6 +54,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: compared, and nothing differs by more than it may; 4: compared, and something does; 2: bad input, with one line
     on standard error.
     """
-    open_missing_streams()
-    args = _parser().parse_args(argv)
-    return exit_status(f"{PROGRAM} {args.command}", lambda: COMMANDS[args.command][0].run(args))
+    return run_command(PROGRAM, make_parser(), argv)

@@ -5,7 +5,6 @@ Leaves out the formats (llmc.py, llmc_state.py, store.py, hugging_face.py, nanog
 """
 
 import argparse
-import json
 import math
 import os
 import sys
@@ -23,11 +22,12 @@ from llmc_jax.checkpoint.hugging_face import end_of_text
 from llmc_jax.checkpoint.llmc import STORAGE, V2_ORDERS, WRITABLE
 from llmc_jax.checkpoint.reading import CHUNK
 from llmc_jax.checkpoint.sources import Slice, Source, open_source, slices_of
+from llmc_jax.cli.kit import print_json
+from llmc_jax.cli.parsers import Parser, add_json, run_command
 from llmc_jax.config.model import GPT2_VOCAB
 from llmc_jax.data.tokenizers import load_tokenizer, read_tokenizer_bin, write_tokenizer_bin
-from llmc_jax.errors import ExitCode, InputError
+from llmc_jax.errors import InputError
 from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
-from llmc_jax.run.stopping import discard_rest, open_missing_streams, print_error
 
 FORMATS = """\
 format                   what it is                                         read            written
@@ -170,7 +170,7 @@ def inspect(path: Path, v2_order: str, step: int | None, as_json: bool) -> None:
     passage = Passage(source, "fp32")
     rows = _rows(source, passage, v2_order)
     if as_json:
-        print(json.dumps(_inspection(source, passage, list(rows)), indent=1))
+        print_json(_inspection(source, passage, list(rows)))
         return
     print(_headline(source, v2_order))
     print(_shape_line(source))
@@ -369,20 +369,23 @@ def debug_state(args: argparse.Namespace) -> None:
 # ----- the command line ---------------------------------------------------------------------------------------------
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> Parser:
+    """Return the parser of its commands."""
+    parser = Parser(
         prog="convert_checkpoint.py",
         description=DESCRIPTION,
         epilog=FORMATS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("formats", help="print what can become what", allow_abbrev=False)
-    look = commands.add_parser("inspect", help="print shape, tensors and their statistics", allow_abbrev=False)
+    formats = commands.add_parser("formats", help="print what can become what")
+    formats.set_defaults(run=lambda _: print(FORMATS))
+    look = commands.add_parser("inspect", help="print shape, tensors and their statistics")
     look.add_argument("source", type=Path, metavar="CHECKPOINT")
-    look.add_argument("--json", action="store_true", help="print JSON")
-    turn = commands.add_parser("convert", help="turn one checkpoint into another", allow_abbrev=False)
+    add_json(look)
+    look.set_defaults(run=lambda args: inspect(args.source, args.v2_order, args.step, args.json))
+    turn = commands.add_parser("convert", help="turn one checkpoint into another")
+    turn.set_defaults(run=convert)
     turn.add_argument("source", type=Path, metavar="IN")
     turn.add_argument("out", type=Path, metavar="OUT")
     words = "; ".join(f"{name}: {text}" for name, text in TARGETS.items())
@@ -416,9 +419,8 @@ def _parser() -> argparse.ArgumentParser:
             default="auto",
             help="where the layernorms of a version 2 file stand; auto tells by their values (default)",
         )
-    debug = commands.add_parser(
-        "debug-state", help="write what llm.c's test compares with: logits, loss, gradients", allow_abbrev=False
-    )
+    debug = commands.add_parser("debug-state", help="write what llm.c's test compares with: logits, loss, gradients")
+    debug.set_defaults(run=debug_state)
     debug.add_argument("model", type=Path, metavar="CHECKPOINT")
     debug.add_argument("out", type=Path, metavar="OUT")
     debug.add_argument("--tokens", type=Path, metavar="FILE", help="take the batch from here (default: random tokens)")
@@ -430,24 +432,4 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status: 0 done, 2 bad input (one line on stderr), 130 stopped by Ctrl-C."""
-    open_missing_streams()
-    args = _parser().parse_args(argv)
-    try:
-        if args.command == "formats":
-            print(FORMATS)
-        elif args.command == "inspect":
-            inspect(args.source, args.v2_order, args.step, args.json)
-        elif args.command == "convert":
-            convert(args)
-        else:
-            debug_state(args)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        discard_rest(sys.stdout)
-    except InputError as error:
-        print_error(f"convert_checkpoint.py: {error}")
-        return int(ExitCode.BAD_INPUT)
-    except KeyboardInterrupt:
-        print_error("convert_checkpoint.py: stopped")
-        return int(ExitCode.STOPPED)
-    return int(ExitCode.DONE)
+    return run_command("convert_checkpoint.py", make_parser(), argv)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from llmc_jax.cli.parsers import Parser, run_command
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.corpora import (
     TINYSHAKESPEARE_FOLDER,
@@ -36,7 +37,7 @@ from llmc_jax.data.tokenizers import (
 )
 from llmc_jax.errors import InputError
 from llmc_jax.machine.jax_setup import train_command
-from llmc_jax.run.stopping import exit_status, open_missing_streams
+from llmc_jax.streams import print_error
 
 SMALL_SHARD = 64 * 1024 + 1  # B*T+1 of llm.c's run of GPT-2 124M
 PROGRESS_SECONDS = 10.0
@@ -48,20 +49,18 @@ TOKENIZER_HELP = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status. Bad input is one line on standard error."""
-    open_missing_streams()
-    options = _parser().parse_args(arguments)
-    return exit_status("llmc_jax.data", lambda: options.run(options))
+    return run_command("llmc_jax.data", make_parser(), arguments)
 
 
 # ----- options ------------------------------------------------------------------------------------------------------
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> Parser:
+    """Return the parser of its commands."""
+    parser = Parser(
         prog="python -m llmc_jax.data",
         description="Make the token files that training reads, and look into them.",
         epilog="`python -m llmc_jax.data COMMAND --help` explains a command.",
-        allow_abbrev=False,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for add in (_add_prepare, _add_tinyshakespeare, _add_stdlib, _add_inspect, _add_tokenizer):
@@ -70,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(commands: argparse._SubParsersAction, name: str, summary: str, more: str = "") -> argparse.ArgumentParser:
-    return commands.add_parser(name, help=summary, description=f"{summary} {more}".strip(), allow_abbrev=False)
+    return commands.add_parser(name, help=summary, description=f"{summary} {more}".strip())
 
 
 def _add_prepare(commands: argparse._SubParsersAction) -> None:
@@ -269,10 +268,9 @@ def _print_summary(made: Prepared, total: int, seconds: float) -> None:
     )
     last = [shard for shard in made.shards if shard.split == "train"][-1]
     if len(made.shards) > 2 and last.tokens < SMALL_SHARD:
-        print(
+        print_error(
             f"note: {last.path.name} holds {last.tokens} tokens; training needs B*T+1 in every file: choose a smaller "
-            "batch, another --shard-size, or remove it",
-            file=sys.stderr,
+            "batch, another --shard-size, or remove it"
         )
 
 
@@ -394,10 +392,9 @@ def _plain_progress(total: int) -> Report:
             return
         shown = now
         speed = done / (now - start)
-        print(
+        print_error(
             f"{100 * done / max(total, 1):.0f} % | {done / MEGABYTE:,.0f} of {total / MEGABYTE:,.0f} MB | {made:,} "
-            f"tokens | {speed / MEGABYTE:.1f} MB/s | {max(0, total - done) / max(speed, 1.0):.0f} s left",
-            file=sys.stderr,
+            f"tokens | {speed / MEGABYTE:.1f} MB/s | {max(0, total - done) / max(speed, 1.0):.0f} s left"
         )
 
     return report

@@ -7,56 +7,48 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from llmc_jax import text
+from llmc_jax.cli.kit import exit_status, own_flags
+from llmc_jax.config.flags import Own, step_config, take_own
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.kernels import Findings
 from llmc_jax.machine.jax_setup import python_command
-from llmc_jax.run.stopping import exit_status, open_missing_streams
 from llmc_jax.trials import known
 from llmc_jax.trials.known import Known
 
 PROGRAM = "llmc_jax.kernels"
-SECONDS = 600  # of --measure, which is in no hurry
+ACTIONS = ("--report", "--measure", "--clear")
+OWN = (
+    Own("--report", "", False, "the same as Markdown, with the versions: what a bug report needs"),
+    Own("--measure", "", False, "find it out again, for the run that flags of train.py describe (-e -b -t --dtype -r "
+        "--kernels …)"),
+    Own("--seconds", "N", 600, "with --measure: how long that may take"),  # it is in no hurry
+    Own("--clear", "", False, "forget all of it"),
+)  # fmt: skip
 HELP = f"""usage: {{python}} -m {PROGRAM} [--report | --clear | --measure [--seconds N] [flags of train.py]]
 
 Shows what was found out about the kernels on this machine's GPUs: which are right, how fast they are, which run.
 train.py finds it out when a GPU, versions or shapes are new; docs/kernels/check.md explains how.
 
-  --report      the same as Markdown, with the versions: what a bug report needs
-  --measure     find it out again, for the run that flags of train.py describe (-e -b -t --dtype -r --kernels …)
-  --seconds N   with --measure: how long that may take [default {SECONDS}]
-  --clear       forget all of it
 """
 
 
-class Own(NamedTuple):
-    """The flags that train.py does not have."""
+class Asked(NamedTuple):
+    """What a command line asks for."""
 
-    action: str  # show, report, measure, clear
+    action: str  # one of ACTIONS; empty: to show what is known
     seconds: float
-    rest: list[str]  # train.py's
+    rest: list[str]  # train.py's flags
 
 
-def parse(words: Sequence[str]) -> Own:
+def parse(words: Sequence[str]) -> Asked:
     """Return what the words ask for. Raises InputError."""
-    actions, seconds, rest = list[str](), float(SECONDS), list[str]()
-    given = list(words)
-    while given:
-        word = given.pop(0)
-        flag, equals, value = word.partition("=")
-        if word in ("--report", "--measure", "--clear"):
-            actions.append(word[2:])
-        elif flag == "--seconds":
-            value = value if equals or not given else given.pop(0)
-            if not (value.isascii() and value.isdigit() and int(value) > 0):
-                raise InputError(f"--seconds {value}: must be a whole number, at least 1")
-            seconds = float(value)
-        else:
-            rest.append(word)
+    own, rest = take_own(words, OWN)
+    actions = [flag for flag in ACTIONS if own[flag]]
     if len(actions) > 1:
-        raise InputError(f"--{actions[0]} and --{actions[1]}: only one of them at a time")
-    if rest and actions != ["measure"]:
+        raise InputError(f"{actions[0]} and {actions[1]}: only one of them at a time")
+    if rest and actions != ["--measure"]:
         raise InputError(f"{rest[0]}: goes with --measure alone")
-    return Own(actions[0] if actions else "show", seconds, rest)
+    return Asked("".join(actions), float(own["--seconds"]), rest)
 
 
 # ----- what is shown ------------------------------------------------------------------------------------------------
@@ -118,16 +110,15 @@ def report(everything: Sequence[Known]) -> str:
 # ----- what is done -------------------------------------------------------------------------------------------------
 
 
-def measure(own: Own) -> str:
+def measure(asked: Asked) -> str:
     """Find out again what a run needs to know; return it as text. Raises InputError where there is no GPU for it."""
-    from llmc_jax.config.flags import step_config
     from llmc_jax.machine.compiling import user_flags
     from llmc_jax.plan import make_plan
     from llmc_jax.run.prepare import case_of, resolve_model
     from llmc_jax.trials import candidates, start
     from llmc_jax.trials.card import find_card
 
-    config, _ = step_config(own.rest)
+    config, _ = step_config(asked.rest)
     here = find_card()
     if here is None:
         raise InputError("--measure: there is no NVIDIA GPU here that JAX would use; there is nothing to measure")
@@ -135,7 +126,7 @@ def measure(own: Own) -> str:
     case = case_of(make_plan(config, resolve_model(config).config, here.machine, xla_flags=user_flags()))
     if not candidates.listed(case):
         return f"{here.name}: one implementation of each operation comes into question, so there is nothing to measure"
-    found = start.find_out(case, here, again=True, seconds=own.seconds)
+    found = start.find_out(case, here, again=True, seconds=asked.seconds)
     if found.findings is None or not found.findings.found:
         raise InputError(f"--measure: {'; '.join(found.notes)}")
     return shown(Known(known.facts_of(case, here), found.findings, "now"))
@@ -143,17 +134,17 @@ def measure(own: Own) -> str:
 
 def _run(words: list[str]) -> int:
     if "--help" in words or "-h" in words:
-        print(HELP.format(python=python_command()))
+        print(HELP.format(python=python_command()) + "\n".join(own_flags(OWN)))
         return ExitCode.DONE
-    own = parse(words)
-    if own.action == "measure":
-        print(measure(own))
+    asked = parse(words)
+    if asked.action == "--measure":
+        print(measure(asked))
         return ExitCode.DONE
-    if own.action == "clear":
+    if asked.action == "--clear":
         print(f"{known.folder()}: {known.clear()} combinations forgotten")
         return ExitCode.DONE
     everything = known.all_known()
-    if own.action == "report":
+    if asked.action == "--report":
         print(report(everything) or "Nothing is known of this machine's kernels.")
     else:
         nothing = f"Nothing is known of this machine's kernels: {known.folder()} holds nothing. train.py finds it out "
@@ -164,6 +155,5 @@ def _run(words: list[str]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    open_missing_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     return exit_status(PROGRAM, lambda: _run(words))

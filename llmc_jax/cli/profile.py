@@ -8,8 +8,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from llmc_jax.cli.profile_flags import PROGRAM, help_text, split
-from llmc_jax.config.flags import step_config
+from llmc_jax.cli.kit import exit_status
+from llmc_jax.cli.profile_flags import OWN, PROGRAM, help_text
+from llmc_jax.config.flags import step_config, take_own
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import ExitCode, InputError
@@ -20,7 +21,6 @@ from llmc_jax.machine.jax_setup import restart_with_huge_pages
 from llmc_jax.models.gpt2 import work as calculators
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.models.gpt2.work import Shape, shape_of, step_work
-from llmc_jax.run.stopping import exit_status, open_missing_streams
 
 # ----- what is printed ----------------------------------------------------------------------------------------------
 
@@ -359,7 +359,6 @@ def compare(words: list[str], own: dict[str, Any]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit status."""
-    open_missing_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     return exit_status(PROGRAM, lambda: _run(words))
 
@@ -373,7 +372,7 @@ def _run(words: list[str]) -> int:
 
         stay_on_cores()
         return serve(words[1:])
-    own, rest = split(words)
+    own, rest = take_own(words, OWN)
     if own["--read"]:
         return read(own)
     config, _ = step_config(rest)

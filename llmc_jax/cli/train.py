@@ -7,24 +7,21 @@ imported only when the options are sound.
 import shlex
 import sys
 import textwrap
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from llmc_jax.cli.kit import NO_BREAK, WIDTH, examples, exit_status, two_columns
 from llmc_jax.config.checks import NOT_BUILT, validate
 from llmc_jax.config.flags import SHOW_ALONE, Given, given_options
 from llmc_jax.config.options import Option, show_value
 from llmc_jax.config.presets import PRESETS
 from llmc_jax.config.train import OPTIONS, TrainConfig
-from llmc_jax.errors import EXIT_MEANINGS, ExitCode, InputError
+from llmc_jax.errors import EXIT_MEANINGS, InputError
 from llmc_jax.machine.jax_setup import restart_with_huge_pages, train_command
-from llmc_jax.run.stopping import Output, open_missing_streams, print_error
 
-WIDTH = 100  # columns of --help
 FLAG_COLUMN = 36
-NO_BREAK = "\u00a0"
 
 EXAMPLES = (
     ("python train.py", "the demo: a small model learns Python's own source"),
@@ -41,28 +38,20 @@ def program() -> NoReturn:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line (without the program's name; sys.argv's by default). Returns the exit status."""
-    open_missing_streams()
     words = sys.argv[1:] if argv is None else argv
+    return exit_status(_program(), lambda: _run(words))
+
+
+def _run(words: Sequence[str]) -> int | None:
     shown = next((word for word in words if word in SHOW_ALONE), None)
     if shown:
-        return _show({"--help": help_text, "--help-markdown": flags_markdown, "--version": _versions}[shown]())
-    try:
-        config, notes = continued(given_options(words))
-        notes += _validated(config, notes)
-        from llmc_jax.run.loop import run  # here, because it imports JAX, which takes a second
+        print({"--help": help_text, "--help-markdown": flags_markdown, "--version": _versions}[shown]())
+        return None
+    config, notes = continued(given_options(words))
+    notes += _validated(config, notes)
+    from llmc_jax.run.loop import run  # here, because it imports JAX, which takes a second
 
-        return run(config, notes)
-    except InputError as error:
-        return _complain(str(error))
-    except OSError as error:
-        if error.filename is not None:
-            return _complain(f"{error.filename}: {error.strerror}")
-        if isinstance(error, FileNotFoundError | PermissionError):
-            return _complain(str(error))
-        raise
-    except KeyboardInterrupt:  # before or after the training itself, which ends after a whole step
-        print_error(f"{_program()}: stopped")
-        return ExitCode.STOPPED
+    return run(config, notes)
 
 
 def _validated(config: TrainConfig, notes: Sequence[str]) -> list[str]:
@@ -71,19 +60,6 @@ def _validated(config: TrainConfig, notes: Sequence[str]) -> list[str]:
         return validate(config)
     except InputError as error:
         raise InputError("\n  ".join([str(error), *notes])) from error
-
-
-def _show(text: str) -> int:
-    output = Output(sys.stdout, threading.Event())  # no traceback where the reader leaves early: --help | head
-    output.write(f"{text}\n")
-    output.flush()
-    output.discard_rest()
-    return ExitCode.DONE
-
-
-def _complain(problem: str) -> int:
-    print_error(f"{_program()}: {problem}")
-    return ExitCode.BAD_INPUT
 
 
 def _program() -> str:
@@ -178,30 +154,18 @@ def help_text() -> str:
             flags = f"{', '.join(about.flags)} {about.value_name}".rstrip()
             facts = [fact for fact in (about.unit, _default(about) and f"default {_default(about)}") if fact]
             bracket = f" [{'; '.join(facts)}]".replace(" ", NO_BREAK).replace(NO_BREAK, " ", 1) if facts else ""
-            lines += _two_columns(flags, _meaning(about) + bracket)
+            lines += two_columns(flags, _meaning(about) + bracket, FLAG_COLUMN)
         if group == "Start":
             for flag, meaning in SHOW_ALONE.items():
-                lines += _two_columns(flag, meaning)
+                lines += two_columns(flag, meaning, FLAG_COLUMN)
     lines += ["", "Presets:"]
     for name, preset in PRESETS.items():
-        lines += _two_columns(name, preset.description)
+        lines += two_columns(name, preset.description, FLAG_COLUMN)
     lines += ["", "Exit status:"]
     for code, meaning in EXIT_MEANINGS.items():
-        lines += _two_columns(str(int(code)), meaning)
-    lines += ["", "Examples:"]
-    for command, meaning in EXAMPLES:
-        lines += [f"  {command.replace('python train.py', program)}", f"      {meaning}"]
+        lines += two_columns(str(int(code)), meaning, FLAG_COLUMN)
+    lines += examples((command.replace("python train.py", program), meaning) for command, meaning in EXAMPLES)
     return "\n".join(lines)
-
-
-def _two_columns(left: str, right: str) -> list[str]:
-    gap = " " * FLAG_COLUMN
-    lines = textwrap.wrap(right, WIDTH, initial_indent=gap, subsequent_indent=gap, break_on_hyphens=False)
-    lines = [line.replace(NO_BREAK, " ") for line in lines]
-    left = f"  {left}"
-    if len(left) + 2 > FLAG_COLUMN:
-        return [left, *lines]
-    return [left + lines[0][len(left) :], *lines[1:]]
 
 
 def flags_markdown() -> str:

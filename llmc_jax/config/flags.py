@@ -196,6 +196,53 @@ def _advice(about: Option, text: str) -> str:
     return ""
 
 
+# ----- programs with flags of their own beside train.py's ------------------------------------------------------------
+
+
+class Own(NamedTuple):
+    """A flag that train.py does not have."""
+
+    flag: str
+    value: str  # how its value is called; N: a whole number; empty: it takes none
+    default: Any  # a list: given any number of times
+    meaning: str
+    least: int = 1  # of a number
+
+
+def take_own(argv: Sequence[str], table: Sequence[Own]) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of a program's own flags, by flag, and the words that are left for train.py's.
+
+    Raises InputError for values that its own flags cannot have.
+    """
+    known = {own.flag: own for own in table}
+    values = {own.flag: [*own.default] if isinstance(own.default, list) else own.default for own in table}
+    rest, words = list[str](), list(argv)
+    while words:
+        word = words.pop(0)
+        flag, equals, text = word.partition("=")
+        own = known.get(flag)
+        if own is None:
+            rest.append(word)
+        elif not own.value:
+            if equals:
+                raise InputError(f"{word}: {flag} takes no value; write {flag} alone")
+            values[flag] = True
+        elif not equals and not words:
+            raise InputError(f"{flag}: its value must follow; write {flag} {own.value}")
+        else:
+            value = _read_own(own, text if equals else words.pop(0))
+            values[flag] = [*values[flag], value] if isinstance(own.default, list) else value
+    return values, rest
+
+
+def _read_own(own: Own, text: str) -> int | str:
+    if own.value != "N":
+        return text
+    if not (text.isascii() and text.isdigit() and int(text) >= own.least):
+        raise InputError(f"{own.flag} {text}: must be a whole number, at least {own.least}")
+    return int(text)
+
+
 # ----- a step alone -------------------------------------------------------------------------------------------------
 
 STEP_MODEL = "d12"  # GPT-2 124M, the shape of the gpt2_124M.bin that llm.c's trainers start from

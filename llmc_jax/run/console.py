@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from llmc_jax import errors
+from llmc_jax.streams import escaped
 from llmc_jax.text import drawn, screen_width
 
 NAME_WIDTH, VALUE_WIDTH = 21, 50  # the columns of llm.c's table
@@ -352,11 +352,11 @@ class Console:
 
     def note(self, text: str) -> None:
         """A line of information."""
-        self._print(errors.printable(text, keep=LINES))
+        self._print(escaped(text, keep=LINES))
 
     def warning(self, text: str) -> None:
         """A line that the user should not miss."""
-        self._print(f"warning: {errors.printable(text, keep=LINES)}", "yellow")
+        self._print(f"warning: {escaped(text, keep=LINES)}", "yellow")
 
     def step(self, figures: StepFigures) -> None:
         """A finished training step."""
@@ -369,7 +369,7 @@ class Console:
             self._last_line = now
             self._print(self._fitted(step_texts(figures)), "yellow" if figures.skipped else "")
         else:
-            self._file.flush()  # notices a reader that went away: stopping.Output
+            self._file.flush()  # notices a reader that went away: streams.Output
 
     def _is_due(self, step: int, now: float) -> bool:
         every = self._print_every

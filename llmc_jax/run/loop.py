@@ -58,8 +58,9 @@ from llmc_jax.run.folder import (
 from llmc_jax.run.prepare import Setup, prepare
 from llmc_jax.run.sampler import SEED, generate
 from llmc_jax.run.saver import Memory, Retention, Saved, Saver
-from llmc_jax.run.stopping import Output, print_error, stop_on_signals
+from llmc_jax.run.stopping import stop_on_signals
 from llmc_jax.run.table import table
+from llmc_jax.streams import Output, print_error
 from llmc_jax.training.outliers import skip_message
 from llmc_jax.training.step import TrainState, evaluate_loss, train_step
 

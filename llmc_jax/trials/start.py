@@ -5,7 +5,6 @@ Nothing here touches a machine without an NVIDIA GPU.
 """
 
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from llmc_jax.kernels import Findings
+from llmc_jax.streams import print_error
 from llmc_jax.trials import candidates, card, known, search
 from llmc_jax.trials.candidates import Case
 from llmc_jax.trials.card import Card
@@ -31,7 +31,7 @@ class Found(NamedTuple):
 
 def say(line: str) -> None:
     """Show the progress of a check."""
-    print(f"kernel check: {line}", file=sys.stderr, flush=True)
+    print_error(f"kernel check: {line}")
 
 
 def find_out(

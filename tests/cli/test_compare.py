@@ -57,16 +57,16 @@ def test_how_it_ends(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
         return main(["logs", "a", "b"])
 
     assert failing(InputError("a: bad")) == 2
-    assert capsys.readouterr().err == "python -m llmc_jax.compare logs: a: bad\n"
+    assert capsys.readouterr().err == "python -m llmc_jax.compare: a: bad\n"
     assert failing(KeyboardInterrupt()) == ExitCode.STOPPED
     with pytest.raises(ZeroDivisionError):  # a mistake of ours keeps its traceback
         failing(ZeroDivisionError())
 
 
 def test_flags_of_another_program() -> None:
-    found = command._parser().parse_args(["run", "x", "--json", "--", "-b", "--", "4"])
+    found = command.make_parser().parse_args(["run", "x", "--json", "--", "-b", "--", "4"])
     assert (found.executable, found.json, found.flags) == ("x", report.SCREEN, ["-b", "--", "4"])
-    assert command._parser().parse_args(["logs", "a"]).flags == []
+    assert command.make_parser().parse_args(["logs", "a"]).flags == []
 
 
 def test_a_reader_that_goes_away(tmp_path: Path) -> None:

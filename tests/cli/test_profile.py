@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from llmc_jax.cli.profile import main
-from llmc_jax.cli.profile_flags import OWN, split
-from llmc_jax.config.flags import step_config
+from llmc_jax.cli.profile_flags import OWN
+from llmc_jax.config.flags import step_config, take_own
 from llmc_jax.config.presets import PRESETS
 from llmc_jax.machine import device as hardware
 from llmc_jax.profile import measure
@@ -30,7 +30,7 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_its_own_flags_and_train_pys() -> None:
-    own, rest = split(["-b", "2", "--layers", "--vs", "r=0", "--steps=3", "--vs=dtype=bf16", "-r", "0"])
+    own, rest = take_own(["-b", "2", "--layers", "--vs", "r=0", "--steps=3", "--vs=dtype=bf16", "-r", "0"], OWN)
     assert rest == ["-b", "2", "-r", "0"]
     assert own["--layers"] and own["--steps"] == 3 and own["--vs"] == ["r=0", "dtype=bf16"] and own["--json"] is None
     config, words = step_config(rest)

@@ -466,49 +466,6 @@ def test_bad_input_ends_before_the_trainer_with_status_2(
 
 
 @pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        (InputError("-e x: no such model"), "train.py: -e x: no such model\n"),
-        (FormatError("model.bin: truncated"), "train.py: model.bin: truncated\n"),
-        (FileNotFoundError(2, "No such file or directory", "a.bin"), "train.py: a.bin: No such file or directory\n"),
-        (FileNotFoundError("a.bin: not there"), "train.py: a.bin: not there\n"),
-        (PermissionError(13, "Permission denied", "runs"), "train.py: runs: Permission denied\n"),
-        (OSError(28, "No space left on device", "m.bin"), "train.py: m.bin: No space left on device\n"),
-    ],
-)
-def test_what_the_user_can_mend_is_one_line(
-    error: Exception, line: str, trainer: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run(config: TrainConfig, notes: list[str]) -> int:
-        raise error
-
-    trainer.run = run
-    assert main(["-b", "2"]) == 2
-    assert capsys.readouterr().err == line
-
-
-@pytest.mark.parametrize("error", [ValueError("a bug"), KeyError("a bug"), OSError("nameless"), AssertionError()])
-def test_mistakes_of_ours_keep_their_traceback(error: Exception, trainer: SimpleNamespace) -> None:
-    def run(config: TrainConfig, notes: list[str]) -> int:
-        raise error
-
-    trainer.run = run
-    with pytest.raises(type(error)):
-        main(["-b", "2"])
-
-
-def test_ctrl_c_outside_the_training_is_status_130(
-    trainer: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def run(config: TrainConfig, notes: list[str]) -> int:
-        raise KeyboardInterrupt
-
-    trainer.run = run
-    assert main(["-b", "2"]) == 130
-    assert capsys.readouterr().err == "train.py: stopped\n"
-
-
-@pytest.mark.parametrize(
     ("word", "text"),
     [("--help", f"usage: {train_command()}"), ("--help-markdown", "# Flags of train.py"), ("--version", "llmc-jax ")],
 )

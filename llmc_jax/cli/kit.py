@@ -1,0 +1,85 @@
+"""What every command line needs: an exit status for each end, one line for each error, columns of --help, JSON.
+
+Leaves out the flags of each, and the streams themselves (streams.py).
+"""
+
+import sys
+import textwrap
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from llmc_jax.config.flags import Own
+from llmc_jax.errors import ExitCode, InputError
+from llmc_jax.files import reason
+from llmc_jax.streams import discard_rest, open_missing_streams, print_error
+
+WIDTH = 100  # columns of --help
+OWN_COLUMN = 24
+NO_BREAK = "\u00a0"
+
+
+def exit_status(program: str, run: Callable[[], int | None]) -> int:
+    """Run a command line and return its exit status: what `run` returns, where nothing (None) that of success.
+
+    Bad input, and what the system refuses, is one line on standard error that begins with the program's name. A reader
+    of the output that went away is no error. Any other exception is a mistake of ours and keeps its traceback.
+    """
+    open_missing_streams()
+    try:
+        status = run()
+        sys.stdout.flush()
+        return int(status or ExitCode.DONE)
+    except BrokenPipeError:
+        return ExitCode.DONE
+    except InputError as error:
+        print_error(f"{program}: {error}")
+        return ExitCode.BAD_INPUT
+    except OSError as error:
+        if type(error) is OSError and error.errno is None:  # not the system's
+            raise
+        place = "" if error.filename is None else f"{error.filename}: "
+        print_error(f"{program}: {place}{reason(error)}")
+        return ExitCode.BAD_INPUT
+    except KeyboardInterrupt:
+        print_error(f"{program}: stopped")
+        return ExitCode.STOPPED
+    finally:
+        _flush_or_discard()
+
+
+def _flush_or_discard() -> None:
+    """Hand on what standard output holds; where it is lost, drop it, or Python would complain at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        discard_rest(sys.stdout)
+
+
+def print_json(content: Any) -> None:
+    """Print a value as JSON."""
+    import json  # here, because --help does without it
+
+    print(json.dumps(content, indent=1))
+
+
+def two_columns(left: str, right: str, column: int) -> list[str]:
+    """Return a flag and its meaning, which begins at a column, as lines of --help."""
+    gap = " " * column
+    lines = textwrap.wrap(right, WIDTH, initial_indent=gap, subsequent_indent=gap, break_on_hyphens=False)
+    lines = [line.replace(NO_BREAK, " ") for line in lines]
+    left = f"  {left}"
+    return [left, *lines] if len(left) + 2 > column else [left + lines[0][len(left) :], *lines[1:]]
+
+
+def own_flags(table: Iterable[Own]) -> list[str]:
+    """Return the flags that train.py does not have as lines of --help."""
+    lines = []
+    for own in table:
+        default = f" [default {own.default}]" if own.value == "N" and own.default is not None else ""
+        lines += two_columns(f"{own.flag} {own.value}".rstrip(), own.meaning + default, OWN_COLUMN)
+    return lines
+
+
+def examples(commands: Iterable[tuple[str, str]]) -> list[str]:
+    """Return commands and what each is for as the last lines of --help."""
+    return ["", "Examples:", *(line for command, meaning in commands for line in (f"  {command}", f"      {meaning}"))]
