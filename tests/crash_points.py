@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 from llmc_jax.checkpoint import store
+from llmc_jax.checkpoint.manifest import MANIFEST
 from llmc_jax.cli import train as cli
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import parse_args
@@ -322,7 +323,7 @@ class Checkpoints:
 
     def share(self, path: str, target: Path) -> None:
         """Let `target` be a link to the copy of the checkpoint that is at `path`."""
-        status = os.stat(os.path.join(path, store.MANIFEST))
+        status = os.stat(os.path.join(path, MANIFEST))
         key = os.path.basename(path), status.st_ino, status.st_mtime_ns
         if key not in self._known:
             self._known[key] = self._folder / str(len(self._known))
@@ -451,24 +452,24 @@ def quick_arrays() -> Iterator[None]:
     For runs of which what happens inside of `.state_*.tmp` is not looked at. The first save of arrays of each shape is
     orbax's; of the later ones all files but the chunks are taken from there, and of the chunks the index at their end.
     """
-    real, known = store._orbax(), dict[tuple[Any, ...], dict[str, bytes]]()
+    real, known = store.write_arrays, dict[tuple[Any, ...], dict[str, bytes]]()
 
     def save(folder: Path, arrays: Mapping[str, Any]) -> None:
         shapes = tuple((name, array.shape, array.dtype.name) for name, array in arrays.items())
         if shapes not in known:
-            real.save(folder, arrays)
+            real(folder, arrays)
             files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
             known[shapes] = {name: path.read_bytes() for name, path in files.items()}
             return
         for name, data in known[shapes].items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            if match := re.fullmatch(r"([^/]+)/c(/.*)?", name):
+            if match := re.fullmatch(r"tensors/([^/]+)/c(/.*)?", name):
                 values = arrays[match[1].replace(".", "/")].tobytes()
                 data = values + data[len(values) :]
             path.write_bytes(data)
 
-    with mock.patch.object(store, "_orbax", lambda: store._Orbax(save, real.restore)):
+    with mock.patch.object(store, "write_arrays", save):
         yield
 
 

@@ -16,17 +16,11 @@ Checking and reading need neither orbax nor JAX. Writing imports orbax, which im
 
 import errno
 import functools
-import hashlib
-import importlib.util
-import json
-import math
 import os
 import re
 import secrets
 import shutil
-import stat
-import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -35,20 +29,34 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from llmc_jax.checkpoint.arrays import read_array, write_arrays
 from llmc_jax.checkpoint.contents import FORMAT, Metadata
+from llmc_jax.checkpoint.manifest import (
+    DTYPES,
+    MANIFEST,
+    METADATA,
+    NAME,
+    File,
+    Manifest,
+    Tensor,
+    describe,
+    digest_of_bytes,
+    digest_of_file,
+    dtype_of,
+    dump,
+    dump_manifest,
+    read_manifest,
+    read_metadata,
+    sizes_in,
+    val_loss_of,
+)
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason, sync, write_bytes
 from llmc_jax.streams import escaped
 
-MANIFEST, METADATA, TENSORS = "MANIFEST.json", "run.json", "tensors"
-DTYPES = ("bfloat16", "float16", "float32", "float64", "int32", "int64", "uint32")
-MANIFEST_BYTES = 1 << 24  # a real one has some 30 KB; more is not read
-SHARD_INDEX = struct.Struct("<QQI")  # at the end of a zarr shard of one chunk: its offset, its bytes, a CRC-32C of both
 ROOM = 16 << 20  # bytes that a save leaves free on the disk, for the logs
 THREADS = min(4, os.cpu_count() or 1)  # SHA-256 takes about a second for 2 GB, and hashlib lets other threads run
 
-_NAME = re.compile(r"[A-Za-z0-9_]+(/[A-Za-z0-9_]+)*")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _LEFTOVER = re.compile(r"\.state_(\d{8,})\.[0-9a-f]{8}\.(tmp|old)")
 # Files that a killed process had not finished: complete_file's, and an exported model whose checkpoint never counted.
 _LEFTOVER_FILE = re.compile(
@@ -57,29 +65,6 @@ _LEFTOVER_FILE = re.compile(
     r"|\.probe\.[a-z0-9_]{8}\.tmp"
     r"|\.\.model_\d{8,}\.bin\.[0-9a-f]{8}\.tmp\.[0-9a-f]{8}\.tmp"
 )
-
-
-class Tensor(NamedTuple):
-    """What the manifest says of a tensor; sha256 of its little-endian bytes in C order."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    sha256: str
-
-
-class File(NamedTuple):
-    """What the manifest says of a file."""
-
-    size: int  # bytes
-    sha256: str
-
-
-class Manifest(NamedTuple):
-    """A checked manifest. files: by path relative to the state folder, with /."""
-
-    step: int
-    tensors: dict[str, Tensor]
-    files: dict[str, File]
 
 
 class Writing(NamedTuple):
@@ -141,21 +126,17 @@ def begin(run: str | Path, step: int, arrays: Mapping[str, np.ndarray], metadata
     assert metadata["format"] == FORMAT and metadata["step"] == step >= 0, (metadata["format"], metadata["step"], step)
     arrays = {name: np.asarray(array) for name, array in arrays.items()}
     for name, array in arrays.items():
-        assert _NAME.fullmatch(name), name
+        assert NAME.fullmatch(name), name
         assert array.size and array.dtype.name in DTYPES, (name, array.shape, array.dtype)
-        assert array.dtype == _dtype(array.dtype.name), f"{name}: not in this machine's byte order"
-    words = _dump(metadata)
+        assert array.dtype == dtype_of(array.dtype.name), f"{name}: not in this machine's byte order"
+    words = dump(metadata)
     _check_room(run, step, sum(array.nbytes for array in arrays.values()))
     with ThreadPoolExecutor(THREADS) as pool:
-        digests = list(pool.map(_array_digest, arrays.values()))
-    tensors = {
-        name: Tensor(array.shape, array.dtype.name, digest)
-        for (name, array), digest in zip(arrays.items(), digests, strict=True)
-    }
-    writing = Writing(run, step, _hidden(run, step, "tmp"), tensors, _bytes_digest(words), _val_loss(metadata), {})
+        tensors = dict(zip(arrays, pool.map(describe, arrays.values()), strict=True))
+    writing = Writing(run, step, _hidden(run, step, "tmp"), tensors, digest_of_bytes(words), val_loss_of(metadata), {})
     _attempt(writing, lambda: _write(writing.folder, arrays, words))
-    plans = [path for path in _sizes(writing.folder) if path != METADATA and "c" not in path.split("/")]
-    return writing._replace(plans=_attempt(writing, lambda: {p: _file_digest(writing.folder / p) for p in plans}))
+    plans = [path for path in sizes_in(writing.folder) if path != METADATA and "c" not in path.split("/")]
+    return writing._replace(plans=_attempt(writing, lambda: {p: digest_of_file(writing.folder / p) for p in plans}))
 
 
 def _check_room(run: Path, step: int, size: int) -> None:
@@ -173,9 +154,7 @@ def _check_room(run: Path, step: int, size: int) -> None:
 
 def _write(folder: Path, arrays: Mapping[str, np.ndarray], words: bytes) -> None:
     folder.mkdir()
-    folder.joinpath(TENSORS).mkdir()
-    if arrays:
-        _orbax().save(folder / TENSORS, arrays)
+    write_arrays(folder, arrays)
     folder.joinpath(METADATA).write_bytes(words)
 
 
@@ -196,21 +175,20 @@ def _seal(writing: Writing, model: Path | None) -> int:
     """Returns the bytes of all files."""
     folder = writing.folder
     _sync_files(folder)
-    written = list(_sizes(folder))
     for name, tensor in writing.tensors.items():
-        if _tensor(_stored(folder, written, name, tensor)) != tensor:
+        if describe(read_array(folder, name, tensor)) != tensor:
             raise InputError(f"{name} was read back otherwise than it was written; is the disk sound?")
     for path, file in {METADATA: writing.metadata, **writing.plans}.items():
-        if _file_digest(folder / path) != file:
+        if digest_of_file(folder / path) != file:
             raise InputError(f"{path} was read back otherwise than it was written; is the disk sound?")
-    paths = sorted(_sizes(folder))
+    paths = sorted(sizes_in(folder))
     with ThreadPoolExecutor(THREADS) as pool:
-        files = dict(zip(paths, pool.map(_file_digest, [folder / path for path in paths]), strict=True))
-    folder.joinpath(MANIFEST).write_bytes(_dump_manifest(Manifest(writing.step, writing.tensors, files)))
+        files = dict(zip(paths, pool.map(digest_of_file, [folder / path for path in paths]), strict=True))
+    folder.joinpath(MANIFEST).write_bytes(dump_manifest(Manifest(writing.step, writing.tensors, files)))
     sync(folder / MANIFEST)
     for parent, _, _ in os.walk(folder, topdown=False):
         sync(Path(parent))
-    size = sum(_sizes(folder).values())
+    size = sum(sizes_in(folder).values())
     _put_in_place(writing, model)
     return size
 
@@ -296,7 +274,7 @@ def _remove(folder: Path) -> None:
 
 def _sync_files(folder: Path) -> None:
     """Bring every file to the disk and out of memory, so that reading it back reads the disk."""
-    for path in _sizes(folder):
+    for path in sizes_in(folder):
         descriptor = os.open(folder / path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -304,163 +282,6 @@ def _sync_files(folder: Path) -> None:
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
-
-
-# ----- digests ------------------------------------------------------------------------------------------------------
-
-
-def _dtype(name: str) -> np.dtype:
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)
-
-
-def _array_digest(array: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).hexdigest()
-
-
-def _bytes_digest(data: bytes) -> File:
-    return File(len(data), hashlib.sha256(data).hexdigest())
-
-
-def _tensor(array: np.ndarray) -> Tensor:
-    return Tensor(array.shape, array.dtype.name, _array_digest(array))
-
-
-@contextmanager
-def _regular(path: Path) -> Iterator[Any]:
-    """Open a regular file for reading; a pipe, which would wait, or a link is refused."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise FormatError(f"{path.name}: is not a regular file")
-        with open(descriptor, "rb", closefd=False) as file:
-            yield file
-    finally:
-        os.close(descriptor)
-
-
-def _file_digest(path: Path) -> File:
-    """Size and digest of a file, of the bytes that were read."""
-    with _regular(path) as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return File(file.tell(), digest)
-
-
-def _read(path: Path, limit: int) -> bytes:
-    """A file's bytes, if there are at most `limit`."""
-    with _regular(path) as file:
-        size = os.fstat(file.fileno()).st_size  # for read(limit) would allocate that much
-        data = file.read(size + 1) if size <= limit else b""
-    if max(size, len(data)) > limit:
-        raise FormatError(f"{path.name}: is larger than the {limit:,} bytes expected")
-    return data
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    """The files in a folder, at any depth: bytes by relative path with /. -1 stands for what is no regular file."""
-    sizes = {}
-    for parent, folders, files in os.walk(folder, onerror=_raise):
-        for name in files + [name for name in folders if os.path.islink(os.path.join(parent, name))]:
-            path = Path(parent, name)
-            status = path.lstat()
-            sizes[path.relative_to(folder).as_posix()] = status.st_size if stat.S_ISREG(status.st_mode) else -1
-    return sizes
-
-
-def _raise(error: OSError) -> None:
-    raise error
-
-
-# ----- the manifest -------------------------------------------------------------------------------------------------
-
-
-def _dump(data: Mapping[str, Any]) -> bytes:
-    return json.dumps(data, indent=1).encode() + b"\n"
-
-
-def _dump_manifest(manifest: Manifest) -> bytes:
-    """JSON whose last field is the digest of the same JSON without that field."""
-    body: dict[str, Any] = {
-        "format": FORMAT,
-        "step": manifest.step,
-        "tensors": {name: tensor._asdict() for name, tensor in manifest.tensors.items()},
-        "files": {path: file._asdict() for path, file in manifest.files.items()},
-    }
-    return _dump({**body, "sha256": hashlib.sha256(_dump(body)).hexdigest()})
-
-
-def _parse_manifest(raw: bytes) -> Manifest:
-    """The opposite of _dump_manifest. Every byte counts: what _dump_manifest would not write is refused."""
-    try:
-        data = json.loads(raw.decode("ascii"))
-        digest = data.pop("sha256") if isinstance(data, dict) else None
-        sound = isinstance(digest, str) and digest == hashlib.sha256(_dump(data)).hexdigest()
-        sound = sound and raw == _dump({**data, "sha256": digest})
-    except (ValueError, KeyError, RecursionError):
-        sound = False
-    if not sound:
-        raise FormatError(f"{MANIFEST}: damaged: it does not agree with the digest of itself that it holds")
-    if data.get("format") != FORMAT:
-        raise FormatError(f"{MANIFEST}: format {data.get('format')!r}; this program reads format {FORMAT}")
-    try:
-        _demand(_is_size(data["step"]))
-        tensors = {name: _tensor_facts(name, facts) for name, facts in data["tensors"].items()}
-        files = {path: _file_facts(path, facts) for path, facts in data["files"].items()}
-        _demand(METADATA in files and MANIFEST not in files)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"{MANIFEST}: its fields are not those of format {FORMAT}") from error
-    return Manifest(data["step"], tensors, files)
-
-
-def _demand(condition: object) -> None:
-    if not condition:
-        raise ValueError
-
-
-def _is_size(value: object) -> bool:
-    return type(value) is int and 0 <= value < 2**63
-
-
-def _tensor_facts(name: str, facts: dict[str, Any]) -> Tensor:
-    _demand(_NAME.fullmatch(name) and facts["dtype"] in DTYPES and _DIGEST.fullmatch(facts["sha256"]))
-    _demand(isinstance(facts["shape"], list) and len(facts["shape"]) <= 32 and all(map(_is_size, facts["shape"])))
-    return Tensor(tuple(facts["shape"]), facts["dtype"], facts["sha256"])
-
-
-def _file_facts(path: str, facts: dict[str, Any]) -> File:
-    _demand(not {"", ".", ".."} & set(path.split("/")) and "\0" not in path)
-    _demand(_is_size(facts["size"]) and _DIGEST.fullmatch(facts["sha256"]))
-    return File(facts["size"], facts["sha256"])
-
-
-def _manifest(folder: Path) -> Manifest:
-    return _parse_manifest(_read(folder / MANIFEST, MANIFEST_BYTES))
-
-
-def _read_metadata(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    expected = manifest.files[METADATA]
-    raw = _read(folder / METADATA, expected.size)
-    if _bytes_digest(raw) != expected:
-        raise FormatError(f"{METADATA}: damaged: its SHA-256 is not that in the manifest")
-    try:
-        stored = json.loads(raw)
-    except (ValueError, RecursionError):
-        stored = None
-    if not isinstance(stored, dict) or stored.get("format") != FORMAT or stored.get("step") != manifest.step:
-        raise FormatError(f"{METADATA}: this is no metadata of format {FORMAT} and step {manifest.step}")
-    return stored
-
-
-def _val_loss(stored: Mapping[str, Any]) -> float | None:
-    """Return the validation loss in the metadata, where it is a number that can be compared."""
-    loss = stored.get("val_loss")
-    try:
-        return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
-    except OverflowError:  # an integer beyond all floats
-        return None
 
 
 # ----- reading and checking -----------------------------------------------------------------------------------------
@@ -511,7 +332,7 @@ class Checkpoint:
     @functools.cached_property
     def specs(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """Names, shapes and dtypes of the arrays, in the order in which they were given."""
-        return {name: (tensor.shape, _dtype(tensor.dtype)) for name, tensor in self.manifest.tensors.items()}
+        return {name: (tensor.shape, dtype_of(tensor.dtype)) for name, tensor in self.manifest.tensors.items()}
 
     def read(self, name: str) -> np.ndarray:
         """Return one array, with its digest compared.
@@ -523,12 +344,8 @@ class Checkpoint:
         with _naming(self.folder):
             if name not in tensors:
                 raise FormatError(f"it holds no array {name}; its arrays are {', '.join(tensors) or 'none'}")
-            _check_plan(self.folder, self.manifest, name)
-            try:
-                found = _stored(self.folder, self.manifest.files, name, tensors[name])
-            except Exception as error:  # what orbax raises on damaged files is not documented
-                raise FormatError(f"{name}: cannot be read: {_cause(error)}") from error
-            if _tensor(found) != tensors[name]:
+            found = read_array(self.folder, name, tensors[name])
+            if describe(found) != tensors[name]:
                 raise FormatError(f"{name}: damaged: what is read is not what was saved")
             return found
 
@@ -537,51 +354,8 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
     """Open a state folder: read and check its manifest and metadata. Raises FormatError."""
     folder = Path(folder)
     with _naming(folder):
-        manifest = _manifest(folder)
-        return Checkpoint(folder, manifest, _read_metadata(folder, manifest))
-
-
-def _stored(folder: Path, paths: Iterable[str], name: str, tensor: Tensor) -> np.ndarray:
-    """An array as it is in the files, which the caller compares with its digest.
-
-    As orbax is told to write, an array is one chunk in one file: its bytes, and then (zarr's sharding) 20 more that say
-    where they lie. So it needs no library to be read back; orbax opens an event loop with threads for each array, and
-    that beside a training that goes on. Where an array is in several chunks, or its file is another, orbax reads it.
-    """
-    chunk = f"{TENSORS}/{name.replace('/', '.')}/c"
-    chunks = [path for path in paths if path == chunk or path.startswith(f"{chunk}/")]
-    nbytes = math.prod(tensor.shape) * _dtype(tensor.dtype).itemsize
-    plan = json.loads(_read(folder / chunk.removesuffix("/c") / "zarr.json", MANIFEST_BYTES))
-    whole = plan["chunk_grid"]["configuration"]["chunk_shape"] == list(tensor.shape)
-    if len(chunks) != 1 or not whole or (folder / chunks[0]).stat().st_size != nbytes + SHARD_INDEX.size:
-        return _orbax().restore(folder / TENSORS, name)
-    array = np.empty(tensor.shape, _dtype(tensor.dtype))
-    with _regular(folder / chunks[0]) as file:
-        read = file.readinto(array.reshape(-1).view(np.uint8).data)
-        index = file.read(SHARD_INDEX.size)
-    if read != nbytes or len(index) != SHARD_INDEX.size:
-        raise FormatError(f"{chunks[0]}: ended while it was being read")
-    if SHARD_INDEX.unpack(index)[:2] != (0, nbytes):
-        return _orbax().restore(folder / TENSORS, name)
-    return array
-
-
-def _check_plan(folder: Path, manifest: Manifest, name: str) -> None:
-    """What says how an array is stored is whole, and its file as large as the array."""
-    tensor = manifest.tensors[name]
-    stored = f"{TENSORS}/{name.replace('/', '.')}"
-    for path in (f"{TENSORS}/_METADATA", f"{stored}/zarr.json"):
-        if path not in manifest.files or _file_digest(folder / path) != manifest.files[path]:
-            raise FormatError(f"{path}: damaged: its SHA-256 is not that in the manifest")
-    raw = _read(folder / stored / "zarr.json", MANIFEST_BYTES)
-    nbytes = math.prod(tensor.shape) * _dtype(tensor.dtype).itemsize
-    held = sum((folder / path).stat().st_size for path in manifest.files if path.startswith(f"{stored}/c"))
-    try:
-        fits = tuple(json.loads(raw)["shape"]) == tensor.shape and nbytes <= held
-    except (ValueError, KeyError, TypeError, RecursionError):
-        fits = False
-    if not fits:
-        raise FormatError(f"{name}: its files do not hold an array of shape {tensor.shape} and {nbytes:,} bytes")
+        manifest = read_manifest(folder)
+        return Checkpoint(folder, manifest, read_metadata(folder, manifest))
 
 
 def check(folder: str | Path) -> str | None:
@@ -595,9 +369,9 @@ def _examine(folder: Path, deep: bool) -> tuple[int, float | None, str | None]:
     try:
         if not folder.is_dir():
             return step, loss, "it is a file, not a folder" if folder.exists() else "there is no such folder"
-        manifest = _manifest(folder)
+        manifest = read_manifest(folder)
         step = manifest.step
-        loss = _val_loss(_read_metadata(folder, manifest))
+        loss = val_loss_of(read_metadata(folder, manifest))
         damages = _damages(folder, manifest, deep)
     except FormatError as error:
         return step, loss, escaped(str(error))
@@ -609,7 +383,7 @@ def _examine(folder: Path, deep: bool) -> tuple[int, float | None, str | None]:
 
 def _damages(folder: Path, manifest: Manifest, deep: bool) -> list[str]:
     """Every file that is missing, not known, or not what it was."""
-    sizes = _sizes(folder)
+    sizes = sizes_in(folder)
     sizes.pop(MANIFEST, None)
     damages = [f"{path}: is missing" for path in manifest.files.keys() - sizes.keys()]
     damages += [f"{path}: is not part of the checkpoint; move it away" for path in sizes.keys() - manifest.files.keys()]
@@ -622,7 +396,7 @@ def _damages(folder: Path, manifest: Manifest, deep: bool) -> list[str]:
     if damages or not deep:
         return sorted(damages)
     with ThreadPoolExecutor(THREADS) as pool:
-        found = pool.map(_file_digest, [folder / path for path in manifest.files])
+        found = pool.map(digest_of_file, [folder / path for path in manifest.files])
         pairs = zip(manifest.files.items(), found, strict=True)
         return [
             f"{path}: damaged: its SHA-256 is not that in the manifest" for (path, file), now in pairs if now != file
@@ -681,7 +455,7 @@ def loose_entry(folder: str | Path, *, deep: bool = True) -> Entry:
     folder = Path(folder)
     size = 0
     with suppress(OSError):
-        size = sum(max(size, 0) for size in _sizes(folder).values())
+        size = sum(max(size, 0) for size in sizes_in(folder).values())
     step, loss, problem = _examine(folder, deep)
     return Entry(step, folder, size, loss, problem)
 
@@ -810,87 +584,3 @@ def clean(run: str | Path) -> None:
                 _remove(run / name)
     except OSError as error:
         raise InputError(f"{run}: what an interrupted save left cannot be removed: {_cause(error)}") from error
-
-
-# ----- orbax --------------------------------------------------------------------------------------------------------
-
-
-class _Orbax(NamedTuple):
-    """save(folder, arrays) into an empty folder; restore(folder, name)."""
-
-    save: Callable[[Path, Mapping[str, np.ndarray]], None]
-    restore: Callable[[Path, str], np.ndarray]
-
-
-def _tree(values: Mapping[str, Any]) -> dict[str, Any]:
-    """{"params/wte": x} as {"params": {"wte": x}}, which orbax files under params.wte."""
-    tree: dict[str, Any] = {}
-    for name, value in values.items():
-        *path, last = name.split("/")
-        branch = tree
-        for word in path:
-            branch = branch.setdefault(word, {})
-        branch[last] = value
-    return tree
-
-
-class _Shared(np.ndarray):
-    """An array that a copy does not copy: orbax takes deep copies, a second state in memory, of what it writes."""
-
-    def __deepcopy__(self, memo: dict[int, Any] | None) -> "_Shared":
-        return self
-
-
-def require_orbax() -> None:
-    """Raise InputError where orbax is not installed. Takes no time: orbax itself is imported at the first save."""
-    if importlib.util.find_spec("orbax") is None or importlib.util.find_spec("orbax.checkpoint") is None:
-        raise InputError("checkpoints need the package orbax-checkpoint: pip install 'orbax-checkpoint>=0.12.3'")
-
-
-@functools.cache
-def _orbax() -> _Orbax:
-    """Import orbax and set it up. Its log lines, of which there are many and some at every save, are dropped."""
-    import logging
-
-    require_orbax()
-    import orbax.checkpoint as ocp
-    from etils import epath
-
-    logging.getLogger("absl").addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
-
-    class OneByOne(ocp.type_handlers.NumpyHandler):
-        """Writes one array after the other. All at once, as orbax does, a failure would leave the others being written
-        while we go on.
-        """
-
-        async def serialize(self, values: Any, infos: Any, args: Any = None) -> list[Any]:
-            for i in range(len(values)):
-                one = await super().serialize(values[i : i + 1], infos[i : i + 1], args[i : i + 1] if args else None)
-                for future in one:
-                    future.result()
-            return []
-
-    handler = ocp.PyTreeCheckpointHandler(
-        use_ocdbt=False,  # plain files, a folder for each array
-        use_zarr3=True,
-        use_compression=False,  # weights do not compress
-        enable_pinned_host_transfer=False,
-        type_handler_registry=ocp.type_handlers.create_type_handler_registry((np.ndarray, OneByOne())),
-    )
-
-    def save(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
-        tree = _tree({name: array.view(_Shared) for name, array in arrays.items()})
-        handler.save(epath.Path(folder), args=ocp.args.PyTreeSave(tree))
-
-    def restore(folder: Path, name: str) -> np.ndarray:
-        args = ocp.args.PyTreeRestore(
-            item=_tree({name: 0}),
-            restore_args=_tree({name: ocp.RestoreArgs(restore_type=np.ndarray)}),
-            partial_restore=True,
-        )
-        found = handler.restore(epath.Path(folder), args=args)
-        for word in name.split("/"):
-            found = found[word]
-        return np.asarray(found)
-
-    return _Orbax(save, restore)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc_jax.checkpoint import store
+from llmc_jax.checkpoint.manifest import MANIFEST
 from llmc_jax.checkpoint.store import Entry
 from llmc_jax.cli.kit import print_json
 from llmc_jax.cli.parsers import Parser, add_json, run_command
@@ -79,7 +80,7 @@ def _checked(folder: Path, deep: bool) -> Iterator[Entry]:
     match = re.fullmatch(r"state_(\d{8,})", folder.resolve().name)
     if match:
         yield store.entry(folder.resolve().parent, int(match[1]), deep=deep)._replace(folder=folder)
-    elif folder.joinpath(store.MANIFEST).exists():  # a copy under another name
+    elif folder.joinpath(MANIFEST).exists():  # a copy under another name
         yield store.loose_entry(folder, deep=deep)
     else:
         yield from store.checked(folder, deep=deep)
@@ -154,7 +155,7 @@ def _show(options: argparse.Namespace) -> int:
 
 def _one(folder: Path) -> Path:
     """A state folder; of a run folder, the newest that is complete, as far as that is seen without reading it all."""
-    if not folder.is_dir() or folder.joinpath(store.MANIFEST).exists():
+    if not folder.is_dir() or folder.joinpath(MANIFEST).exists():
         return folder
     complete = [e.folder for e in store.entries(folder, deep=False) if e.problem is None]
     if not complete:

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax import kernels
-from llmc_jax.checkpoint import sources, store
+from llmc_jax.checkpoint import sources
+from llmc_jax.checkpoint.arrays import require_orbax
 from llmc_jax.checkpoint.contents import OURS, Identity, fingerprint
 from llmc_jax.checkpoint.llmc import read_header, read_model
 from llmc_jax.checkpoint.state import read_state, read_weights
@@ -357,7 +358,7 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     """
     warnings: list[str] = []
     if config.save or config.checkpoint_every:
-        store.require_orbax()
+        require_orbax()
     inputs = open_inputs(config, warnings.append)
     earlier, model, data = inputs.earlier, inputs.model, inputs.data
     plan, device, kernel_notes = plan_here(config, model.config, earlier)

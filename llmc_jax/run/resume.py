@@ -15,6 +15,7 @@ from typing import Any
 from llmc_jax import kernels
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Identity
+from llmc_jax.checkpoint.manifest import MANIFEST
 from llmc_jax.checkpoint.store import Checkpoint, open_checkpoint
 from llmc_jax.config.options import show_value
 from llmc_jax.config.train import OPTIONS, TrainConfig
@@ -87,7 +88,7 @@ def find_named(name: str, report: Callable[[str], None]) -> Checkpoint:
     folder = Path(name)
     if not folder.is_dir():
         raise InputError(f"--init-from {name}: no such folder; give the folder of a run, or a state_%08d in it")
-    if (folder / store.MANIFEST).exists():
+    if (folder / MANIFEST).exists():
         problem = store.check(folder)
         if problem is not None:
             raise InputError(f"--init-from {folder}: {problem}; take another checkpoint")
@@ -129,7 +130,7 @@ def _named_choice(name: str) -> Repeat:
     try:
         if path.is_file():
             return _choice_of(path)
-        if (path / store.MANIFEST).exists():
+        if (path / MANIFEST).exists():
             found = _choice_in(open_checkpoint(path))
         else:
             found = _choice_of(path / KERNELS) if (path / KERNELS).is_file() else None

@@ -19,6 +19,7 @@ import pytest
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Counters, Identity, Metadata
 from llmc_jax.checkpoint.llmc import read_model
+from llmc_jax.checkpoint.manifest import MANIFEST
 from llmc_jax.cli import train as cli
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import ModelConfig
@@ -684,7 +685,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "the folder gone": shutil.rmtree,
     "a file cut off": lambda folder: os.truncate(largest_file(folder), 100),
     "a file gone": lambda folder: largest_file(folder).unlink(),
-    "no manifest": lambda folder: (folder / store.MANIFEST).unlink(),
+    "no manifest": lambda folder: (folder / MANIFEST).unlink(),
 }
 
 

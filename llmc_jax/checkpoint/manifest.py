@@ -1,0 +1,211 @@
+"""The manifest of a checkpoint: digests of every tensor, of every file and of itself; and the metadata beside it.
+
+Reads and checks what it says. Leaves out the arrays' files (arrays.py) and what makes a checkpoint complete (store.py).
+Needs neither orbax nor JAX.
+"""
+
+import hashlib
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from llmc_jax.checkpoint.contents import FORMAT
+from llmc_jax.errors import FormatError
+
+MANIFEST, METADATA = "MANIFEST.json", "run.json"
+DTYPES = ("bfloat16", "float16", "float32", "float64", "int32", "int64", "uint32")
+LARGEST = 1 << 24  # bytes of a manifest; a real one has some 30 KB; more is not read
+
+NAME = re.compile(r"[A-Za-z0-9_]+(/[A-Za-z0-9_]+)*")  # of a tensor
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class Tensor(NamedTuple):
+    """What the manifest says of a tensor; sha256 of its little-endian bytes in C order."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    sha256: str
+
+
+class File(NamedTuple):
+    """What the manifest says of a file."""
+
+    size: int  # bytes
+    sha256: str
+
+
+class Manifest(NamedTuple):
+    """A checked manifest. files: by path relative to the state folder, with /."""
+
+    step: int
+    tensors: dict[str, Tensor]
+    files: dict[str, File]
+
+
+def dtype_of(name: str) -> np.dtype:
+    """Return the dtype of a name in DTYPES."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+def _digest_of_array(array: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).hexdigest()
+
+
+def digest_of_bytes(data: bytes) -> File:
+    """Return size and digest of some bytes."""
+    return File(len(data), hashlib.sha256(data).hexdigest())
+
+
+def describe(array: np.ndarray) -> Tensor:
+    """Return what the manifest says of an array."""
+    return Tensor(array.shape, array.dtype.name, _digest_of_array(array))
+
+
+@contextmanager
+def opened_regular(path: Path) -> Iterator[Any]:
+    """Open a regular file for reading; a pipe, which would wait, or a link is refused."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise FormatError(f"{path.name}: is not a regular file")
+        with open(descriptor, "rb", closefd=False) as file:
+            yield file
+    finally:
+        os.close(descriptor)
+
+
+def digest_of_file(path: Path) -> File:
+    """Return size and digest of a file, of the bytes that were read."""
+    with opened_regular(path) as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return File(file.tell(), digest)
+
+
+def _read(path: Path, limit: int) -> bytes:
+    """Return a file's bytes, if there are at most `limit`."""
+    with opened_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size  # for read(limit) would allocate that much
+        data = file.read(size + 1) if size <= limit else b""
+    if max(size, len(data)) > limit:
+        raise FormatError(f"{path.name}: is larger than the {limit:,} bytes expected")
+    return data
+
+
+def sizes_in(folder: Path) -> dict[str, int]:
+    """Return the bytes of a folder's files, at any depth, by relative path with /; -1 for what is no regular file."""
+    sizes = {}
+    for parent, folders, files in os.walk(folder, onerror=_raise):
+        for name in files + [name for name in folders if os.path.islink(os.path.join(parent, name))]:
+            path = Path(parent, name)
+            status = path.lstat()
+            sizes[path.relative_to(folder).as_posix()] = status.st_size if stat.S_ISREG(status.st_mode) else -1
+    return sizes
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def dump(data: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a JSON file of a checkpoint."""
+    return json.dumps(data, indent=1).encode() + b"\n"
+
+
+def dump_manifest(manifest: Manifest) -> bytes:
+    """Return JSON whose last field is the digest of the same JSON without that field."""
+    body: dict[str, Any] = {
+        "format": FORMAT,
+        "step": manifest.step,
+        "tensors": {name: tensor._asdict() for name, tensor in manifest.tensors.items()},
+        "files": {path: file._asdict() for path, file in manifest.files.items()},
+    }
+    return dump({**body, "sha256": hashlib.sha256(dump(body)).hexdigest()})
+
+
+def parse_manifest(raw: bytes) -> Manifest:
+    """Return the manifest of what `dump_manifest` gave.
+
+    Raises FormatError for anything else: every byte counts.
+    """
+    try:
+        data = json.loads(raw.decode("ascii"))
+        digest = data.pop("sha256") if isinstance(data, dict) else None
+        sound = isinstance(digest, str) and digest == hashlib.sha256(dump(data)).hexdigest()
+        sound = sound and raw == dump({**data, "sha256": digest})
+    except (ValueError, KeyError, RecursionError):
+        sound = False
+    if not sound:
+        raise FormatError(f"{MANIFEST}: damaged: it does not agree with the digest of itself that it holds")
+    if data.get("format") != FORMAT:
+        raise FormatError(f"{MANIFEST}: format {data.get('format')!r}; this program reads format {FORMAT}")
+    try:
+        _demand(_is_size(data["step"]))
+        tensors = {name: _tensor_facts(name, facts) for name, facts in data["tensors"].items()}
+        files = {path: _file_facts(path, facts) for path, facts in data["files"].items()}
+        _demand(METADATA in files and MANIFEST not in files)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"{MANIFEST}: its fields are not those of format {FORMAT}") from error
+    return Manifest(data["step"], tensors, files)
+
+
+def _demand(condition: object) -> None:
+    if not condition:
+        raise ValueError
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _tensor_facts(name: str, facts: dict[str, Any]) -> Tensor:
+    _demand(NAME.fullmatch(name) and facts["dtype"] in DTYPES and _DIGEST.fullmatch(facts["sha256"]))
+    _demand(isinstance(facts["shape"], list) and len(facts["shape"]) <= 32 and all(map(_is_size, facts["shape"])))
+    return Tensor(tuple(facts["shape"]), facts["dtype"], facts["sha256"])
+
+
+def _file_facts(path: str, facts: dict[str, Any]) -> File:
+    _demand(not {"", ".", ".."} & set(path.split("/")) and "\0" not in path)
+    _demand(_is_size(facts["size"]) and _DIGEST.fullmatch(facts["sha256"]))
+    return File(facts["size"], facts["sha256"])
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return the manifest of a state folder, checked. Raises FormatError or OSError."""
+    return parse_manifest(_read(folder / MANIFEST, LARGEST))
+
+
+def read_metadata(folder: Path, manifest: Manifest) -> dict[str, Any]:
+    """Return the JSON of a state folder's metadata, compared with the manifest. Raises FormatError or OSError."""
+    expected = manifest.files[METADATA]
+    raw = _read(folder / METADATA, expected.size)
+    if digest_of_bytes(raw) != expected:
+        raise FormatError(f"{METADATA}: damaged: its SHA-256 is not that in the manifest")
+    try:
+        stored = json.loads(raw)
+    except (ValueError, RecursionError):
+        stored = None
+    if not isinstance(stored, dict) or stored.get("format") != FORMAT or stored.get("step") != manifest.step:
+        raise FormatError(f"{METADATA}: this is no metadata of format {FORMAT} and step {manifest.step}")
+    return stored
+
+
+def val_loss_of(stored: Mapping[str, Any]) -> float | None:
+    """Return the validation loss in the metadata, where it is a number that can be compared."""
+    loss = stored.get("val_loss")
+    try:
+        return float(loss) if isinstance(loss, int | float) and math.isfinite(loss) else None
+    except OverflowError:  # an integer beyond all floats
+        return None
