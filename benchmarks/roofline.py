@@ -22,9 +22,9 @@ sys.path.insert(0, str(ROOT))
 
 from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
 from llmc_jax.errors import InputError  # noqa: E402
-from llmc_jax.machine.device import Storage, chosen_logit_rows, flops_per_token  # noqa: E402
 from llmc_jax.machine.gpus import GPUS, card_memory_bytes  # noqa: E402
-from llmc_jax.models.gpt2.work import PHASES, Shape, Work, step_work  # noqa: E402
+from llmc_jax.models.gpt2.memory import chosen_logit_rows  # noqa: E402
+from llmc_jax.models.gpt2.work import PHASES, Shape, Work, flops_per_token, step_work  # noqa: E402
 
 # Estimates, as shares of a GPU's peaks: what well-made kernels reach. Products of a model's sizes: cuBLAS on Hopper.
 # Attention at 64 channels a head, T=1024, causal: what cuDNN and FlashAttention-3 are published with, forward about
@@ -237,11 +237,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--measured", type=Path, metavar="FILE", help="JSON of the profiler or of gpu_check.sh")
     args = parser.parse_args(argv)
     B, T, fp32 = args.batch_size, args.sequence_length, args.dtype == "fp32"
-    storage = Storage(4 if fp32 else 2, attention_weights=fp32, sliced_weights=False)
     try:
         config, rates = parse_descriptor(args.model), estimated(args.gpu, args.dtype)
-        rows = chosen_logit_rows(config, B, T, storage, args.recompute, card_memory_bytes(args.gpu))
-        shape = Shape(B, T, recompute=args.recompute, logit_rows=rows, dtype=args.dtype, flash=not fp32)
+        shape = Shape(B, T, recompute=args.recompute, dtype=args.dtype, flash=not fp32)
+        shape = shape._replace(logit_rows=chosen_logit_rows(config, shape, card_memory_bytes(args.gpu)))
         measured: dict[tuple[str, str], float] = {}
         if args.measured:
             rates, measured = read_measured(args.measured, args.gpu, config, shape, rates)

@@ -17,9 +17,9 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import record
 from llmc_jax.machine import compiling, gpus
-from llmc_jax.machine import device as hardware
+from llmc_jax.models.gpt2.memory import Needed, check_fits, chosen_logit_rows, required_memory_bytes
 from llmc_jax.models.gpt2.model import Execution
-from llmc_jax.models.gpt2.work import Shape
+from llmc_jax.models.gpt2.work import Shape, shape_of
 from llmc_jax.training.adamw import AdamWNumbers
 from llmc_jax.training.schedule import ScheduleNumbers
 from llmc_jax.training.step import LossScaleNumbers, StepNumbers, StepOptions
@@ -47,8 +47,8 @@ class Plan(NamedTuple):
     made_for: kernels.MadeFor
     repeat: Repeat | None  # an earlier choice that these were taken from
     problems: tuple[str, ...]  # why it cannot be repeated
-    storage: hardware.Storage
-    needed: hardware.Memory  # bytes of a step, at least
+    shape: Shape  # what the work and the memory of a step are computed from
+    needed: Needed  # bytes of a step, at least
     available: int | None  # bytes that the device can hold; None: not known
 
     @property
@@ -97,21 +97,6 @@ class Plan(NamedTuple):
         return StepOptions(self.config.schedule, decay, self.execution, self.rounding)
 
     @property
-    def shape(self) -> Shape:
-        """What the work of a step is computed from."""
-        return Shape(
-            batch=self.config.batch_size,
-            sequence=self.config.sequence_length,
-            micro_batches=self.config.grad_accumulation,
-            recompute=self.config.recompute,
-            recompute_blocks=self.config.recompute_blocks,
-            logit_rows=self.execution.logit_rows,
-            dtype=self.dtype,
-            master_weights=self.config.master_weights,
-            flash=not kernels.makes_matrix(self.choices),
-        )
-
-    @property
     def runs_ahead(self) -> bool:
         """Whether a step is begun before the one before it has been read: so a GPU never waits."""
         return self.machine.platform != "cpu"
@@ -158,19 +143,19 @@ def make_plan(
     repeat, problems = _repeated(config, before, made_for, setting)
     recorded = None if repeat is None else record.here(repeat.resolved, machine)
     selection = record.choose_again(recorded, asked_of(config), config.strict_kernels, setting, findings)
-    storage = _storage(config, setting, selection.choices)
-    rows = _logit_rows(config, model, machine, storage, recorded)
+    shape = shape_of(config, dtype=dtype, flash=not kernels.makes_matrix(selection.choices), logit_rows=0)
+    rows = _logit_rows(config, model, machine, shape, recorded)
     options = _options(config, machine, recorded, findings, xla_flags or {})
     if selection.gelu_fusion:
         _check_gelu_in_product(config, options)
     execution = Execution(selection.op, config.recompute, config.recompute_blocks, rows, selection.gelu_fusion, options)
-    storage, B, T = storage._replace(logit_rows=rows), config.batch_size, config.sequence_length
+    shape, on_cpu = shape._replace(logit_rows=rows), machine.platform == "cpu"
     if memory is not None:
-        hardware.check_fits(model, B, T, storage, available=memory)
-    needed = hardware.required_memory_bytes(model, B, T, storage)
+        check_fits(model, shape, sliced_weights=on_cpu, available=memory)
+    needed = required_memory_bytes(model, shape, sliced_weights=on_cpu)
     return Plan(
         config, model, machine, xla_flags or {}, dtype, execution, selection.choices, made_for, repeat, problems,
-        storage, needed, memory,
+        shape, needed, memory,
     )  # fmt: skip
 
 
@@ -221,33 +206,19 @@ def _repeated(
 # ----- memory ---------------------------------------------------------------------------------------------------------
 
 
-def _storage(config: TrainConfig, setting: kernels.Setting, choices: tuple[kernels.Choice, ...]) -> hardware.Storage:
-    """Return what decides how much memory the run needs, but for its logit_rows."""
-    return hardware.Storage(
-        bytes_per_value=4 if setting.dtype == "fp32" else 2,
-        master_weights=config.master_weights,
-        accumulation=config.grad_accumulation,
-        attention_weights=kernels.makes_matrix(choices),
-        recompute_blocks=config.recompute_blocks,
-        sliced_weights=setting.machine.platform == "cpu",
-    )
-
-
 def _logit_rows(
     config: TrainConfig,
     model: ModelConfig,
     machine: kernels.Machine,
-    storage: hardware.Storage,
+    shape: Shape,
     recorded: kernels.Resolved | None,
 ) -> int:
-    """Return what --logit-rows comes to. storage: what the run needs but for them."""
+    """Return what --logit-rows comes to. shape: the step's but for them."""
     if recorded is not None and record.still(recorded, asked_of(config), "logit_rows"):
         return recorded.logit_rows
     if config.logit_rows >= 0 or machine.platform != "gpu":
         return max(config.logit_rows, 0)
-    memory = gpus.card_memory_bytes(machine.kind)
-    B, T = config.batch_size, config.sequence_length
-    return hardware.chosen_logit_rows(model, B, T, storage, config.recompute, memory)
+    return chosen_logit_rows(model, shape, gpus.card_memory_bytes(machine.kind))
 
 
 # ----- XLA's options --------------------------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, page
 from llmc_jax import kernels
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.kernels import GROUPS
-from llmc_jax.machine import device as hardware
 from llmc_jax.machine import deviceless
 from llmc_jax.models.gpt2.tensors import flat_size
+from llmc_jax.models.gpt2.work import flops_per_token
 from llmc_jax.trials import problems
 from llmc_jax.trials.children import END_SECONDS, Outcome, Task
 from llmc_jax.trials.lines import FREE, OTHER, SAME, NotMeasured, heard, tell
@@ -584,7 +584,7 @@ def test_roofline_counts_the_products() -> None:
     config, n, T = parse_descriptor("d12"), 64 * 1024, 1024
     C, L = config.channels, config.num_layers
     found = sum(line.flops for line in roofline_lines())
-    weights = hardware.flops_per_token(config, T) - 6 * L * C * T
+    weights = flops_per_token(config, T) - 6 * L * C * T
     matrices = 6 * (12 * L * C * C + config.padded_vocab_size * C)
     attention = 7 * L * C * (T + 1)
     assert found == n * (matrices + attention)

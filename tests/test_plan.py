@@ -192,7 +192,6 @@ def test_memory_counts_the_matrix_of_attention_where_it_is_kept(
     machine: Machine, options: dict[str, object], kept: bool
 ) -> None:
     found = plan(machine, dtype="bf16", total_batch_size=3 * 4096, recompute_blocks=2, **options)
-    assert found.storage == (2, True, 3, kept, 2, found.execution.logit_rows, machine == CPU)
     assert found.shape.flash == (not kept) and found.shape.micro_batches == 3
 
 

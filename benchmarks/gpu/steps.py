@@ -18,6 +18,7 @@ from llmc_jax.machine import device as hardware
 from llmc_jax.machine.gpus import peak_flops
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
+from llmc_jax.models.gpt2.work import flops_per_token
 from llmc_jax.plan import Plan, make_plan
 from llmc_jax.training.adamw import AdamWNumbers
 from llmc_jax.training.schedule import ScheduleNumbers
@@ -132,7 +133,7 @@ def rates(config: ModelConfig, tokens: int, T: int, seconds: float, dtype: str) 
     device = jax.devices()[0]
     peak = peak_flops(device.device_kind, "tf32" if dtype == "fp32" else dtype)  # type: ignore[arg-type]
     for name, definition in (("PaLM MFU", "palm"), ("llm.c MFU", "llm.c")):
-        flops = hardware.flops_per_token(config, T, definition=definition)  # type: ignore[arg-type]
+        flops = flops_per_token(config, T, definition=definition)  # type: ignore[arg-type]
         utilization = hardware.model_flops_utilization(flops * tokens / seconds, peak)
         if utilization is not None:
             found[name] = utilization

@@ -15,12 +15,13 @@ from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import write_atomic
-from llmc_jax.machine.device import Storage, chosen_logit_rows, flops_per_token, gib
+from llmc_jax.machine.device import gib
 from llmc_jax.machine.gpus import GPUS, card_memory_bytes, peak_flops
 from llmc_jax.machine.jax_setup import restart_with_huge_pages
-from llmc_jax.models.gpt2 import work as calculators
+from llmc_jax.models.gpt2 import memory as memory_of
 from llmc_jax.models.gpt2.tensors import num_parameters
-from llmc_jax.models.gpt2.work import Shape, shape_of, step_work
+from llmc_jax.models.gpt2.work import Shape, flops_per_token, products_flops, shape_of, step_work
+from llmc_jax.training import outliers
 
 # ----- what is printed ----------------------------------------------------------------------------------------------
 
@@ -40,7 +41,7 @@ def shape_rows(config: TrainConfig, model: ModelConfig, shape: Shape) -> list[tu
 
 def memory_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
     """Memory by kind, from the shape."""
-    memory = calculators.memory(model, shape)
+    memory = memory_of.memory(model, shape, outliers.BYTES)
     return [
         ("parameters", gib(memory.parameters)),
         ("optimizer m and v", gib(memory.optimizer)),
@@ -54,7 +55,7 @@ def temporary_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
     """What the compiled step would need beside its arguments on a CPU, which is what there is an estimate of."""
     if shape.flash or shape.dtype != "fp32":
         return []
-    needed = calculators.temporaries(model, shape)
+    needed = memory_of.temporaries(model, shape)
     moment = max(needed._asdict().items(), key=lambda pair: pair[1])[0]
     return [("temporaries on a CPU", f"about {gib(needed.peak)}, most at: {moment}")]
 
@@ -62,7 +63,7 @@ def temporary_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
 def flops_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
     """FLOPs by the definitions in use."""
     tokens = shape.rows * shape.micro_batches
-    exact = calculators.products_flops(model, shape)
+    exact = products_flops(model, shape)
     llmc = flops_per_token(model, shape.sequence)
     palm = flops_per_token(model, shape.sequence, definition="palm")
     return [
@@ -75,14 +76,14 @@ def flops_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
 def llmc_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
     """What llm.c's own programs allocate for the same model and batch."""
     B, T = shape.batch, shape.sequence
-    kept, gradients = calculators.llmc_fp32_bytes(model, B, T)
-    mixed = [calculators.llmc_mixed_bytes(model, B, T, min(shape.recompute, 2), cudnn=cudnn) for cudnn in (False, True)]
+    kept, gradients = memory_of.llmc_fp32_bytes(model, B, T)
+    mixed = [memory_of.llmc_mixed_bytes(model, B, T, min(shape.recompute, 2), cudnn=cudnn) for cudnn in (False, True)]
 
     def mib(num_bytes: int) -> str:
         return f"{num_bytes >> 20} MiB"
 
     return [
-        ("train_gpt2.c", f"num_activations: {calculators.llmc_activations(model, B, T)}"),
+        ("train_gpt2.c", f"num_activations: {memory_of.llmc_activations(model, B, T)}"),
         ("train_gpt2_fp32.cu", f"{mib(4 * num_parameters(model))} for parameters, gradients, m and v each"),
         ("", f"{mib(kept)} for activations, {mib(gradients)} for their gradients"),
         ("train_gpt2.cu, bf16", f"{mib(mixed[0])} for activations, {mib(mixed[1])} with cuDNN (-r {shape.recompute})"),
@@ -104,15 +105,10 @@ def calculate(config: TrainConfig, own: dict[str, Any]) -> int:
         raise InputError(f"--device {device}: not in the table of GPUs; {advice}")
     dtype = config.dtype if config.dtype != "auto" else "bf16" if device and GPUS[device].bf16 else "fp32"
     flash = config.attention in ("flash", "cudnn") or (config.attention == "auto" and dtype != "fp32" and bool(device))
-    rows = max(config.logit_rows, 0)
+    shape = shape_of(config, dtype=dtype, flash=flash, logit_rows=max(config.logit_rows, 0))
     if config.logit_rows < 0 and device:
-        storage = Storage(
-            4 if dtype == "fp32" else 2, config.master_weights, config.grad_accumulation, not flash,
-            config.recompute_blocks, sliced_weights=False,
-        )  # fmt: skip
-        B, T = config.batch_size, config.sequence_length
-        rows = chosen_logit_rows(model, B, T, storage, config.recompute, card_memory_bytes(device))
-    shape = shape_of(config, dtype=dtype, flash=flash, logit_rows=rows)
+        rows = memory_of.chosen_logit_rows(model, shape, card_memory_bytes(device))
+        shape = shape._replace(logit_rows=rows)
     attention = "without the T x T matrix" if flash else "with the T x T matrix"
     sections = [
         [*shape_rows(config, model, shape), ("attention", attention)],
@@ -137,11 +133,11 @@ def calculate(config: TrainConfig, own: dict[str, Any]) -> int:
             | ({"floor_seconds": total.floor} if roof else {})
             for (phase, operation, layer), total in totals.items()
         ]
-        memory = calculators.memory(model, shape)
+        memory = memory_of.memory(model, shape, outliers.BYTES)
         _write_json(own["--json"], {
             "shape": shape._asdict(), "memory_bytes": memory._asdict() | {"state": memory.state},
-            "activation_bytes": calculators.activations(model, shape),
-            "products_flops": calculators.products_flops(model, shape), "operations": operations,
+            "activation_bytes": memory_of.activations(model, shape),
+            "products_flops": products_flops(model, shape), "operations": operations,
         })  # fmt: skip
     print(format_table(sections))
     print(calculated_text(work, roof, by_layer=own["--layers"]))
@@ -220,14 +216,14 @@ def measure(config: TrainConfig, own: dict[str, Any]) -> int:
     print(_summary(bench, times, used, rates))
     rest = _table(bench, own, traced, rates.roof)
     if own["--json"]:
-        work = calculators.products_flops(bench.model, bench.shape)
+        work = products_flops(bench.model, bench.shape)
         _write_json(own["--json"], {
             "shape": bench.shape._asdict(), "device": bench.device._asdict(), "jax": jax.__version__,
             "kernels": [choice._asdict() for choice in bench.plan.choices],
             "seconds": times._asdict(), "tokens": bench.tokens, "compile_seconds": bench.compile_seconds,
             "products_flops": work, "rates": rates._asdict() | {"memory": rates.memory._asdict()},
             "memory_used": used._asdict(),
-            "memory_bytes": calculators.memory(bench.model, bench.shape)._asdict(), **table.as_json(rest),
+            "memory_bytes": memory_of.memory(bench.model, bench.shape, outliers.BYTES)._asdict(), **table.as_json(rest),
         })  # fmt: skip
     print(table.as_text(rest))
     return ExitCode.DONE
@@ -256,7 +252,7 @@ def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
     ]  # fmt: skip
     memory_rates = rates.memory
     if rates.measured:
-        share = calculators.products_flops(model, shape) / times.median / rates.products
+        share = products_flops(model, shape) / times.median / rates.products
         step += [
             ("products alone", f"{rates.products / 1e9:,.1f} GFLOP/s; the step has {100 * share:.1f}% of that rate"),
             ("fastest product", f"{rates.flops / 1e9:,.1f} GFLOP/s"),

@@ -43,6 +43,23 @@ class Tensor(NamedTuple):
         return self.start == "zero"
 
 
+class Activation(NamedTuple):
+    """One of the values that a forward pass makes: a row of its table."""
+
+    name: str  # llm.c's
+    shape: str  # in letters, such as "L B T 3C"; one that each layer makes begins with L
+    kept_below: int = 0  # the level of recomputation (-r) from which the backward makes it again; 0: it needs none
+    wide: bool = False  # in at least float32 whatever the model computes in
+
+    @property
+    def layered(self) -> bool:
+        """Return whether each layer makes one."""
+        return self.shape.startswith("L ")
+
+
+ALWAYS = 3  # kept_below of what is kept at every level
+
+
 class TensorSpec(NamedTuple):
     """Where one tensor lies in the flat buffer; offset and size count elements."""
 

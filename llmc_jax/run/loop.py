@@ -31,11 +31,11 @@ from llmc_jax.data.tokenizers import sample_text
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.kernels.record import to_json
 from llmc_jax.machine import compiling
-from llmc_jax.machine import device as hardware
 from llmc_jax.machine import jax_setup as platform
 from llmc_jax.machine.gpus import peak_flops
 from llmc_jax.machine.nvml import gpu_line, gpu_numbers
 from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.models.gpt2.work import flops_per_token
 from llmc_jax.plan import step_numbers
 from llmc_jax.profile.trace import slice_trace
 from llmc_jax.rng import skip_u32
@@ -454,7 +454,7 @@ def report_step(run: Run, progress: Progress, result: StepResult) -> Progress:
     per_second = tokens / result.seconds
     precision = setup.plan.product_precision
     peak = None if setup.device.platform == "cpu" else peak_flops(setup.device.kind, precision)
-    flops = hardware.flops_per_token(setup.model, setup.config.sequence_length) * per_second
+    flops = flops_per_token(setup.model, setup.config.sequence_length) * per_second
     common: dict[str, Any] = {
         "loss": result.loss,
         "norm": result.norm,

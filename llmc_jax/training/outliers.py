@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 WINDOW = 128  # llm.c's
+BYTES = 4 * (2 * WINDOW + 1)  # of `Outliers` of float32
 
 
 class Outliers(NamedTuple):

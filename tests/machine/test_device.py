@@ -1,28 +1,15 @@
-"""Peaks against cores x clock, FLOPs and MFU against llm.c's published figures, memory against shapes written out."""
+"""Peaks against cores x clock, MFU against llm.c's published figures, and what this machine says of itself."""
 
-import math
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from llmc_jax.config.model import ModelConfig, parse_descriptor
-from llmc_jax.errors import InputError
+from llmc_jax.config.model import parse_descriptor
 from llmc_jax.machine import device as hardware
-from llmc_jax.machine.device import (
-    Storage,
-    check_fits,
-    chosen_logit_rows,
-    estimated_step_bytes,
-    flops_per_token,
-    largest_that_fits,
-    required_memory_bytes,
-)
-from llmc_jax.machine.gpus import GPUS, card_memory_bytes, peak_flops
-from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
+from llmc_jax.machine.gpus import GPUS, peak_flops
+from llmc_jax.models.gpt2.work import flops_per_token
 
 GIB = 2**30
 
@@ -106,39 +93,6 @@ def test_peak_needs_the_exact_name_and_a_format_the_hardware_has() -> None:
         assert peak_flops(other, "bf16") is None
 
 
-# 6N + 6LCT at the model's longest sequence, computed outside this project from llm.c's sources
-FLOPS_PER_TOKEN = {
-    "d6": 196_300_800,
-    "d12": 803_478_528,
-    "d24": 2_280_222_720,
-    "d36": 4_927_656_960,
-    "d48": 9_817_977_600,
-    "d60": 17_233_344_000,
-    "d72": 45_175_345_920,
-    "d84": 75_107_575_296,
-    "gpt3:c384": 212_815_872,
-    "gpt3:c768": 864_820_224,
-    "gpt3:c1024": 2_437_509_120,
-    "gpt3:c1536": 5_015_218_176,
-    "gpt3:c2048": 8_498_896_896,
-    "gpt3:c2560": 16_916_674_560,
-    "gpt3:c4096": 41_562_193_920,
-}
-
-
-@pytest.mark.parametrize("descriptor", FLOPS_PER_TOKEN)
-def test_flops_per_token_is_llmcs(descriptor: str) -> None:
-    config = parse_descriptor(descriptor)
-    assert flops_per_token(config, config.max_seq_len) == FLOPS_PER_TOKEN[descriptor]
-
-
-def test_palm_counts_attention_twice() -> None:
-    config = parse_descriptor("d12")
-    llmc, palm = flops_per_token(config, 512), flops_per_token(config, 512, definition="palm")
-    assert palm - llmc == 6 * 12 * 768 * 512
-    assert llmc - flops_per_token(config, 0) == 6 * 12 * 768 * 512
-
-
 @pytest.mark.parametrize(
     ("descriptor", "device", "num_devices", "tokens_per_second", "percent"),
     [  # what logs of llm.c print or its scripts state
@@ -158,135 +112,6 @@ def test_mfu_of_published_runs(
 
 def test_mfu_without_a_peak_is_none() -> None:
     assert hardware.model_flops_utilization(1e12, None) is None
-
-
-SMALL = ModelConfig(max_seq_len=64, vocab_size=257, padded_vocab_size=384, num_layers=3, num_heads=4, channels=32)
-
-
-def activations_of_a_layer(B: int, T: int) -> int:
-    """Elements of SMALL's, the T x T matrix left out."""
-    C = SMALL.channels
-    shapes = [(B, T, C), (B, T, 3 * C), (B, T, C), (B, T, C), (B, T, 4 * C)]
-    return sum(math.prod(shape) for shape in shapes)
-
-
-def test_required_memory_is_the_sum_of_its_tensors() -> None:
-    B, T = 2, 16
-    without = required_memory_bytes(SMALL, B, T, Storage(attention_weights=False))
-    assert without.activations == 4 * (3 * activations_of_a_layer(B, T) + math.prod((B, T, 384)))
-    assert without.state == 5 * 4 * flat_size(SMALL)
-    summed = required_memory_bytes(SMALL, B, T, Storage(accumulation=2))
-    assert summed.state == 6 * 4 * flat_size(SMALL)  # the sum of the micro-batches' gradients
-    assert without.total == without.state + without.activations
-    with_weights = required_memory_bytes(SMALL, B, T)
-    assert with_weights.activations - without.activations == 4 * 3 * math.prod((B, 4, T, T))
-
-
-@pytest.mark.parametrize(
-    ("storage", "bytes_per_parameter"),
-    [
-        # parameters, m and v, gradient, the step's slices of the weights, and the sum of several gradients
-        (Storage(4), 4 + 8 + 4 + 4),
-        (Storage(4, master_weights=False), 4 + 8 + 4 + 4),
-        (Storage(4, accumulation=3), 4 + 8 + 4 + 4 + 4),
-        (Storage(2), (4 + 2) + 8 + 2 + 2),
-        (Storage(2, master_weights=False), 2 + 8 + 2 + 2),
-        (Storage(2, accumulation=3), (4 + 2) + 8 + 2 + 2 + 4),
-    ],
-)
-def test_state_by_precision(storage: Storage, bytes_per_parameter: int) -> None:
-    assert required_memory_bytes(SMALL, 2, 16, storage).state == bytes_per_parameter * flat_size(SMALL)
-
-
-def test_activations_by_precision_blocks_and_rows_of_logits() -> None:
-    B, T, C, L = 2, 16, SMALL.channels, SMALL.num_layers
-    row = activations_of_a_layer(B, T)
-    logits = B * T * 384
-
-    def needed(**storage: int) -> int:
-        return required_memory_bytes(SMALL, B, T, Storage(attention_weights=False, **storage)).activations
-
-    assert needed(bytes_per_value=2) == 2 * (L * row + logits)
-    assert needed(logit_rows=8) == 4 * (L * row + 8 * 384)
-    assert needed(logit_rows=1000) == needed()  # there are only 32 rows
-    # the inputs of the blocks that are kept, and one stretch of blocks with everything
-    assert needed(recompute_blocks=1) == 4 * (3 * B * T * C + row + logits)
-    assert needed(recompute_blocks=2) == 4 * (2 * B * T * C + 2 * row + logits)
-    assert needed(recompute_blocks=3) == needed(recompute_blocks=99) == 4 * (B * T * C + 3 * row + logits)
-
-
-def test_what_does_not_fit_is_refused_with_what_it_needs() -> None:
-    with pytest.raises(InputError) as caught:
-        check_fits(parse_descriptor("gpt3:c12288"), 4, 64, available=24 * GIB)
-    message = str(caught.value)
-    assert "\n" not in message
-    needed = 20 * 174_604_836_864 / GIB
-    assert f"{needed:,.1f} GiB" in message  # the state alone: 3,252.3 GiB
-    assert "this machine has 24.0 GiB" in message
-    assert "174,604,836,864 parameters" in message
-    assert "; take -e d36, the largest known model that fits" in message and "-b 1" not in message
-
-
-def test_a_large_batch_is_refused_with_that_advice() -> None:
-    config = parse_descriptor("d12")
-    with pytest.raises(InputError) as caught:
-        check_fits(config, 512, 1024, available=24 * GIB)
-    fitting = [
-        B
-        for B in (256, 128, 64, 32, 16, 8, 4, 2, 1)
-        if required_memory_bytes(config, B, 1024, Storage(accumulation=512 // B)).total <= 24 * GIB
-    ]
-    assert f"; take -b {fitting[0]}: with -d 524288 the updates stay the same" in str(caught.value)
-    check_fits(config, fitting[0], 1024, Storage(accumulation=512 // fitting[0]), available=24 * GIB)
-
-
-@given(st.integers(1, 3000))
-def test_divisors(number: int) -> None:
-    assert hardware.divisors(number) == [n for n in range(number, 0, -1) if number % n == 0]
-
-
-def test_where_not_even_one_row_fits_the_length_is_to_blame() -> None:
-    with pytest.raises(InputError, match="lower -b or -t, or take"):
-        check_fits(ModelConfig(2**17, 257, 384, 4, 4, 64), 1, 2**17, available=24 * GIB)
-
-
-def test_where_no_known_model_fits_it_says_so() -> None:
-    with pytest.raises(InputError, match="take a smaller model than d6"):
-        check_fits(parse_descriptor("d12"), 1, 64, available=100 * 2**20)
-
-
-def test_what_fits_passes() -> None:
-    check_fits(parse_descriptor("d12"), 4, 256, available=int(4.5 * GIB))
-    config = parse_descriptor("d12")
-    need = required_memory_bytes(config, 4, 64).total
-    check_fits(config, 4, 64, available=need)
-    with pytest.raises(InputError):
-        check_fits(config, 4, 64, available=need - 1)
-
-
-def test_numbers_are_python_ints_of_any_size() -> None:
-    need = required_memory_bytes(parse_descriptor("gpt3:c12288"), 10**9, 2048)
-    assert type(need.state) is int and type(need.activations) is int
-    assert need.activations > 2**64
-    assert type(flops_per_token(parse_descriptor("gpt3:c12288"), 2048)) is int
-
-
-@given(st.integers(0, 4000), st.integers(1, 64), st.sampled_from([64, 1024, 2048]))
-def test_largest_that_fits_fits_and_is_largest(gibibytes: int, batch: int, length: int) -> None:
-    available = gibibytes * GIB
-    known = ["d6", "d12", "d24", "d36", "d48", "d60", "d72", "d84"]
-    known += [f"gpt3:c{c}" for c in (384, 768, 1024, 1536, 2048, 2560, 4096, 12288)]
-
-    def fits(name: str) -> bool:
-        config = parse_descriptor(name)
-        try:
-            check_fits(config, batch, min(length, config.max_seq_len), available=available)
-        except InputError:
-            return False
-        return True
-
-    expected = max((n for n in known if fits(n)), key=lambda n: num_parameters(parse_descriptor(n)), default=None)
-    assert largest_that_fits(batch, length, available) == expected
 
 
 def _fake_root(tmp_path: Path, meminfo: str, cgroup: str, limits: dict[str, str]) -> Path:
@@ -373,55 +198,3 @@ def test_caches_of_a_mac(said: str, expected: int, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("platform.system", lambda: "Darwin")
     monkeypatch.setattr("subprocess.run", lambda command, **_: subprocess.CompletedProcess(command, 0, stdout=said))
     assert hardware.cache_bytes() == expected
-
-
-# ----- rows of logits -----------------------------------------------------------------------------------------------
-
-BF16 = Storage(2, attention_weights=False, sliced_weights=False)  # on a GPU with our kernels
-
-
-@pytest.mark.parametrize(
-    ("batch", "recompute", "rows", "compiled"),
-    [
-        (64, 0, 0, 28_325_554_264),
-        (64, 0, 32_768, 24_986_380_656),
-        (64, 0, 8192, 22_513_838_448),
-        (64, 1, 0, 23_941_559_384),
-        (64, 2, 0, 21_480_456_280),
-    ],
-)
-def test_a_step_takes_no_more_than_estimated(batch: int, recompute: int, rows: int, compiled: int) -> None:
-    """compiled: arguments and temporaries of d12 at T=1024 as JAX 0.12.0.1 compiles it for an H200."""
-    d12, storage = parse_descriptor("d12"), BF16._replace(logit_rows=rows)
-    assert compiled <= estimated_step_bytes(d12, batch, 1024, storage, recompute) <= 1.4 * compiled
-
-
-@pytest.mark.parametrize(
-    ("card", "model", "batch", "recompute", "rows"),
-    [
-        ("NVIDIA H200", "d12", 64, 0, 0),
-        ("NVIDIA H200", "d48", 16, 0, 0),
-        ("NVIDIA H200", "d48", 40, 0, 8192),
-        ("NVIDIA A100-SXM4-80GB", "d24", 64, 0, 32_768),
-        ("NVIDIA A100-SXM4-80GB", "d24", 64, 1, 0),
-        ("NVIDIA GeForce RTX 4090", "d12", 64, 1, 16_384),
-        ("NVIDIA GeForce RTX 4090", "d12", 4, 0, 0),
-        ("NVIDIA GeForce RTX 4090", "d48", 4, 0, 8192),  # which does not fit either: its message is check_fits' affair
-        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", "d12", 4, 0, 8192),  # nothing says how much memory it has
-    ],
-)
-def test_as_many_rows_of_logits_as_a_card_s_memory_has_room_for(
-    card: str, model: str, batch: int, recompute: int, rows: int
-) -> None:
-    memory = card_memory_bytes(card)
-    assert chosen_logit_rows(parse_descriptor(model), batch, 1024, BF16, recompute, memory) == rows
-
-
-@given(st.integers(1, 200), st.integers(0, 2), st.integers(10**9, 10**12), st.integers(10**9, 10**12))
-def test_more_memory_never_makes_the_chunks_smaller(batch: int, recompute: int, memory: int, other: int) -> None:
-    def rows(memory: int) -> int:
-        return chosen_logit_rows(parse_descriptor("d12"), batch, 1024, BF16, recompute, memory) or batch * 1024
-
-    few, many = sorted((memory, other))
-    assert rows(few) <= max(rows(many), 8192)
-    assert rows(few) >= 8192 or rows(few) == batch * 1024

@@ -1,7 +1,7 @@
-"""GPT-2's parameters: the table of llm.c's 16 tensors, and one flat buffer viewed as them.
+"""GPT-2's tables: llm.c's 16 tensors, in one flat buffer viewed as them, and the activations.
 
 The order and the shapes are llm.c's (`fill_in_parameter_sizes` in train_gpt2.c), so files agree byte for byte. Whatever
-else knows the tensors (initialisation, weight decay, file formats, comparisons) derives it from the table.
+else knows the tensors (initialisation, weight decay, file formats, comparisons, memory) derives it from the tables.
 
     B batch, T sequence length, C channels, L layers, NH heads, V vocabulary, Vp padded vocabulary, N parameters
 """
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.tensors import FLAT_MULTIPLE, Tensor, TensorSpec, layout
+from llmc_jax.models.tensors import ALWAYS, FLAT_MULTIPLE, Activation, Tensor, TensorSpec, layout
 
 
 class Params(NamedTuple):
@@ -55,6 +55,32 @@ TENSORS = (  # in the order of the file, which is that of Params
     Tensor("lnfb", "C", "layernorm", "zero", "ln_f.bias"),
 )
 BY_NAME = {tensor.name: tensor for tensor in TENSORS}
+
+ACTIVATIONS = (  # in the order in which the forward pass makes them
+    Activation("encoded", "B T C"),
+    Activation("residual1", "L B T C", ALWAYS),  # the stream before a block
+    Activation("ln1_mean", "L B T", ALWAYS, wide=True),
+    Activation("ln1_rstd", "L B T", ALWAYS, wide=True),
+    Activation("ln1", "L B T C", 2),
+    Activation("qkv", "L B T 3C", ALWAYS),
+    Activation("att", "L B NH T T", ALWAYS),  # the weights; attention without that matrix keeps a sum for each row
+    Activation("atty", "L B T C", ALWAYS),
+    Activation("attproj", "L B T C"),
+    Activation("residual2", "L B T C", ALWAYS),  # the stream between a block's halves
+    Activation("ln2_mean", "L B T", ALWAYS, wide=True),
+    Activation("ln2_rstd", "L B T", ALWAYS, wide=True),
+    Activation("ln2", "L B T C", 2),
+    Activation("fch", "L B T 4C", ALWAYS),
+    Activation("fch_gelu", "L B T 4C", 1),
+    Activation("fcproj", "L B T C"),
+    Activation("residual3", "L B T C"),  # the stream behind a block: residual1 of the next one, or
+    Activation("residual", "B T C", ALWAYS),  # what the last layernorm reads
+    Activation("lnf_mean", "B T", ALWAYS, wide=True),
+    Activation("lnf_rstd", "B T", ALWAYS, wide=True),
+    Activation("lnf", "B T C"),
+    Activation("logits", "B T Vp"),
+    Activation("losses", "B T", wide=True),
+)
 
 
 @cache

@@ -1,21 +1,22 @@
-"""FLOPs, bytes and memory of a training step from its shape alone: no device, no compilation, instant.
+"""FLOPs and bytes of a training step from its shape alone: no device, no compilation, instant.
 
 Products are counted exactly, two operations for each multiplication and addition, as the compiled program makes them
 (tests/models/gpt2/test_work.py holds both against each other). Bytes are compulsory ones: each array that an
 operation takes is read once, each that it returns is written once. Leaves out the operations of everything that is not
-a product: they are few, and such an operation waits for memory.
+a product: they are few, and such an operation waits for memory; and how much memory a step takes (memory.py).
 
     B batch, T sequence length, C channels, L layers, NH heads, HS head size, V vocabulary, Vp padded vocabulary,
     n = B T rows of a micro-batch, N parameters
 """
 
+import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
-from llmc_jax.training.outliers import WINDOW
+from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.models.tensors import Activation, sizes
 
 PHASES = ("forward", "backward", "update")
 OPERATIONS = (
@@ -61,6 +62,25 @@ def shape_of(config: TrainConfig, *, dtype: str, flash: bool, logit_rows: int) -
         master_weights=config.master_weights,
         flash=flash,
     )
+
+
+def rows_at_once(shape: Shape) -> int:
+    """Return the rows of logits that exist at a time: the largest divisor of n that is at most `logit_rows`."""
+    n, limit = shape.rows, shape.logit_rows
+    if limit <= 0 or limit >= n:
+        return n
+    return next(size for size in range(limit, 0, -1) if n % size == 0)
+
+
+def activation_bytes(row: Activation, config: ModelConfig, shape: Shape) -> int:
+    """Return the bytes of an activation of one micro-batch, of one that each layer has in one of them."""
+    letters = {
+        "B": shape.batch, "T": shape.sequence, "C": config.channels, "NH": config.num_heads,
+        "Vp": config.padded_vocab_size, "L": 1,
+    }  # fmt: skip
+    if row.name == "att" and shape.flash:  # a float32 for each row of the matrix
+        return 4 * math.prod(sizes("B NH T", letters))
+    return (4 if row.wide else shape.element) * math.prod(sizes(row.shape, letters))
 
 
 class Work(NamedTuple):
@@ -199,144 +219,17 @@ def has_copy(shape: Shape) -> bool:
     return shape.master_weights and shape.dtype != "fp32"
 
 
-# ----- memory -------------------------------------------------------------------------------------------------------
+# ----- by the usual definitions -------------------------------------------------------------------------------------
 
 
-class Memory(NamedTuple):
-    """Bytes of a training step by kind."""
+def flops_per_token(
+    config: ModelConfig, sequence_length: int, *, definition: Literal["llm.c", "palm"] = "llm.c"
+) -> int:
+    """Return the floating-point operations of forward and backward per token of a sequence of T tokens.
 
-    parameters: int  # the flat buffer, and its copy in the compute dtype where there is one
-    optimizer: int  # m and v
-    scalars: int  # the step counters, the loss scale
-    gradient: int  # the flat gradient; with several micro-batches also their sum
-    activations: int  # what the forward keeps for the backward
-    head: int  # the logits that exist at a time
-
-    @property
-    def state(self) -> int:
-        """What stays from step to step: the arguments that the compiled step overwrites with its results."""
-        return self.parameters + self.optimizer + self.scalars
-
-
-def memory(config: ModelConfig, shape: Shape) -> Memory:
-    """Bytes of a training step by kind."""
-    size, e = flat_size(config), shape.element
-    masters = 4 if shape.master_weights else e
-    rows = rows_at_once(shape)
-    return Memory(
-        parameters=size * (masters + (e if has_copy(shape) else 0)),
-        optimizer=8 * size,
-        scalars=8 + 4 * (2 * WINDOW + 1) + (8 if shape.dtype == "fp16" else 0),  # counters, outliers, loss scale
-        gradient=size * (e if shape.micro_batches == 1 else e + 4),
-        activations=sum(activations(config, shape).values()),
-        head=e * rows * config.padded_vocab_size,
-    )
-
-
-def rows_at_once(shape: Shape) -> int:
-    """Rows of logits that exist at a time: the largest divisor of n that is at most `logit_rows`."""
-    n, limit = shape.rows, shape.logit_rows
-    if limit <= 0 or limit >= n:
-        return n
-    return next(size for size in range(limit, 0, -1) if n % size == 0)
-
-
-def activations(config: ModelConfig, shape: Shape) -> dict[str, int]:
-    """Bytes of each tensor that the forward keeps for the backward, over all layers."""
-    n, C, L, e = shape.rows, config.channels, config.num_layers, shape.element
-    if shape.recompute_blocks:
-        stretches = -(-L // shape.recompute_blocks)
-        kept = {"residual1": stretches * e * n * C}
-    else:
-        att = shape.batch * config.num_heads * shape.sequence * (4 if shape.flash else e * shape.sequence)
-        kept = {
-            "residual1": L * e * n * C,
-            "ln1": L * e * n * C if shape.recompute < 2 else 0,
-            "ln1_mean, ln1_rstd": L * 8 * n,
-            "qkv": L * e * 3 * n * C,
-            "att": L * att,
-            "atty": L * e * n * C,
-            "residual2": L * e * n * C,
-            "ln2": L * e * n * C if shape.recompute < 2 else 0,
-            "ln2_mean, ln2_rstd": L * 8 * n,
-            "fch": L * e * 4 * n * C,
-            "fch_gelu": L * e * 4 * n * C if shape.recompute < 1 else 0,
-        }
-    return kept | {"residual": e * n * C, "lnf_mean, lnf_rstd": 8 * n, "dlnf": e * n * C}
-
-
-class Temporaries(NamedTuple):
-    """Bytes that the compiled step needs beside its arguments, at the three moments that may need most."""
-
-    head: int  # the logits and their gradient, the head's gradient, all activations
-    block: int  # backward through the last block: all activations and what that block works with
-    gradient: int  # the pieces of the gradient, and the flat one that they are joined to
-
-    @property
-    def peak(self) -> int:
-        return max(self)
-
-
-def temporaries(config: ModelConfig, shape: Shape) -> Temporaries:
-    """An estimate of the compiled step's temporaries, for attention with its T x T matrix, computed by XLA on a CPU.
-
-    All through the forward pass and until a block's backward is done there is a second copy of its weights: XLA slices
-    them out of the flat buffer once. What one block works with is taken as the larger of attention's (one more matrix,
-    and what is computed again) and the MLP's (four arrays of its hidden layer). Where the buffers come to lie is XLA's
-    affair and adds up to a tenth; in bf16 a CPU also keeps wide copies, which are not counted.
+    6N for the matrix products (2N forward, 4N backward; N counts all parameters, padded rows included) and, for
+    attention's products, 6LCT with "llm.c", which halves them as causality allows, or 12LCT with "palm".
+    Sources: llm.c train_gpt2.cu, `gpt2_estimate_mfu`; Chowdhery et al., PaLM (2022), appendix B.
     """
-    n, C, e = shape.rows, config.channels, shape.element
-    weights = flat_size(config) * e
-    sums = 4 * flat_size(config) if shape.micro_batches > 1 else 0
-    dwte = 4 * config.padded_vocab_size * C
-    kept = sum(activations(config, shape).values())
-    matrix = shape.batch * config.num_heads * shape.sequence * (4 if shape.flash else e * shape.sequence)
-    if shape.recompute_blocks:
-        stretch = min(shape.recompute_blocks, config.num_layers)
-        again = stretch * (16 * e * n * C + 16 * n + matrix)
-    else:
-        again = e * n * C * ((4 if shape.recompute >= 1 else 0) + (2 if shape.recompute >= 2 else 0))
-    return Temporaries(
-        head=sums + weights + kept + 2 * e * rows_at_once(shape) * config.padded_vocab_size + dwte,
-        block=sums + weights + kept + max(again + matrix, 16 * e * n * C),
-        gradient=sums + 2 * weights,
-    )
-
-
-# ----- llm.c's own figures ------------------------------------------------------------------------------------------
-
-
-def llmc_activations(config: ModelConfig, B: int, T: int) -> int:
-    """num_activations as llm.c's train_gpt2.c prints it: elements of all activation tensors, kept or not.
-
-    Source: llm.c train_gpt2.c, `fill_in_activation_sizes`.
-    """
-    n, C, L, NH, Vp = B * T, config.channels, config.num_layers, config.num_heads, config.padded_vocab_size
-    per_layer = 18 * n * C + 4 * n + 2 * B * NH * T * T
-    return L * per_layer + 2 * n * C + 2 * n + 2 * n * Vp + n
-
-
-def llmc_fp32_bytes(config: ModelConfig, B: int, T: int) -> tuple[int, int]:
-    """Bytes that train_gpt2_fp32.cu allocates for activations and for their gradients.
-
-    Source: llm.c train_gpt2_fp32.cu, `fill_in_activation_sizes` and `fill_in_grad_act_sizes`.
-    """
-    n, C, L, NH, Vp = B * T, config.channels, config.num_layers, config.num_heads, config.padded_vocab_size
-    per_layer = 18 * n * C + 4 * n + B * NH * T * T
-    kept = L * per_layer + 2 * n * C + 2 * n + n + n * max(3 * C, NH * T, Vp)
-    gradients = 4 * n * C + B * NH * T * T + n * C
-    return 4 * kept, 4 * gradients
-
-
-def llmc_mixed_bytes(config: ModelConfig, B: int, T: int, recompute: int, *, cudnn: bool) -> int:
-    """Bytes that train_gpt2.cu allocates for activations in bf16, as its `allocating ... for activations` line.
-
-    Source: llm.c train_gpt2.cu, `fill_in_activation_sizes`.
-    """
-    n, C, L, NH, Vp = B * T, config.channels, config.num_layers, config.num_heads, config.padded_vocab_size
-    layer = 10 + (2 if recompute < 2 else 0)  # atty, residual2, residual3, fch, qkvr; ln1 and ln2
-    layers = L * layer + 4 * (L if recompute < 1 else 1)  # and fch_gelu
-    bf16 = n * C * (layers + 7) + n * max(3 * C, NH * T, Vp)  # and encoded, lnf, two scratch buffers; the logits
-    fp32 = 4 * L * n + 3 * n  # means and rstds, losses
-    attention = B * NH * L * T * (4 if cudnn else 2 * T)
-    return 2 * bf16 + 4 * fp32 + attention
+    attention = {"llm.c": 6, "palm": 12}[definition] * config.num_layers * config.channels * sequence_length
+    return 6 * num_parameters(config) + attention

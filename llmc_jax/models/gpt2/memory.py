@@ -1,0 +1,284 @@
+"""Memory of a training step from its shape alone, by the table of activations, and whether a model fits.
+
+Three questions, one table (`tensors.ACTIVATIONS`), counted in C elements a token and layer:
+
+    memory                  what a step keeps by kind: 16 C at -r 0, 12 C at -r 1, 10 C at -r 2, and the statistics
+    required_memory_bytes   what it needs at least, whatever is computed again: the 10 C of -r 2, without statistics
+    temporaries             what the compiled step needs beside its arguments: 16 C again for a block computed anew
+
+Leaves out compiling a step to learn its exact memory.
+
+    B batch, T sequence length, C channels, L layers, NH heads, Vp padded vocabulary, n = B T rows of a micro-batch
+"""
+
+import math
+from typing import NamedTuple
+
+from llmc_jax.config.model import GPT3_CHANNELS_TO_SHAPE, LLMC_DEPTH_TO_CHANNELS, ModelConfig, parse_descriptor
+from llmc_jax.errors import InputError
+from llmc_jax.machine.device import gib
+from llmc_jax.machine.jax_setup import MEMORY_SHARE
+from llmc_jax.models.gpt2.tensors import ACTIVATIONS, flat_size, num_parameters
+from llmc_jax.models.gpt2.work import Shape, activation_bytes, has_copy, rows_at_once
+from llmc_jax.models.tensors import ALWAYS
+
+
+def kept_in_a_layer(config: ModelConfig, shape: Shape, recompute: int) -> dict[str, int]:
+    """Return the bytes of each activation that one layer keeps for the backward at a level of recomputation."""
+    rows = (row for row in ACTIVATIONS if row.layered and recompute < row.kept_below)
+    return {row.name: activation_bytes(row, config, shape) for row in rows}
+
+
+class Memory(NamedTuple):
+    """Bytes of a training step by kind."""
+
+    parameters: int  # the flat buffer, and its copy in the compute dtype where there is one
+    optimizer: int  # m and v
+    scalars: int  # the step counters, the loss scale, the last losses and norms
+    gradient: int  # the flat gradient; with several micro-batches also their sum
+    activations: int  # what the forward keeps for the backward
+    head: int  # the logits that exist at a time
+
+    @property
+    def state(self) -> int:
+        """Return what stays from step to step: the arguments that the compiled step overwrites with its results."""
+        return self.parameters + self.optimizer + self.scalars
+
+
+def memory(config: ModelConfig, shape: Shape, outliers: int) -> Memory:
+    """Return the bytes of a training step by kind. outliers: of the last losses and norms (`outliers.BYTES`)."""
+    size, e = flat_size(config), shape.element
+    masters = 4 if shape.master_weights else e
+    return Memory(
+        parameters=size * (masters + (e if has_copy(shape) else 0)),
+        optimizer=8 * size,
+        scalars=8 + outliers + (8 if shape.dtype == "fp16" else 0),
+        gradient=size * (e if shape.micro_batches == 1 else e + 4),
+        activations=sum(activations(config, shape).values()),
+        head=e * rows_at_once(shape) * config.padded_vocab_size,
+    )
+
+
+def activations(config: ModelConfig, shape: Shape) -> dict[str, int]:
+    """Return the bytes of each activation that the forward keeps for the backward, over all layers."""
+    kept: dict[str, int] = {}
+    for row in ACTIVATIONS:
+        stem, _, statistic = row.name.partition("_")
+        name = f"{stem}_mean, {stem}_rstd" if statistic in ("mean", "rstd") else row.name
+        times = config.num_layers if row.layered else 1
+        if row.layered and shape.recompute_blocks:  # of every stretch of blocks what its first one reads
+            times = -(-config.num_layers // shape.recompute_blocks) if name == "residual1" else 0
+        if row.kept_below and times:
+            size = activation_bytes(row, config, shape) if shape.recompute < row.kept_below else 0
+            kept[name] = kept.get(name, 0) + times * size
+    return kept | {"dlnf": kept["residual"]}  # the head goes backwards at once
+
+
+class Temporaries(NamedTuple):
+    """Bytes that the compiled step needs beside its arguments, at the three moments that may need most."""
+
+    head: int  # the logits and their gradient, the head's gradient, all activations
+    block: int  # backward through the last block: all activations and what that block works with
+    gradient: int  # the pieces of the gradient, and the flat one that they are joined to
+
+    @property
+    def peak(self) -> int:
+        return max(self)
+
+
+def temporaries(config: ModelConfig, shape: Shape) -> Temporaries:
+    """Estimate the compiled step's temporaries, for attention with its T x T matrix, computed by XLA on a CPU.
+
+    All through the forward pass and until a block's backward is done there is a second copy of its weights: XLA slices
+    them out of the flat buffer once. What one block works with is taken as the larger of attention's (one more matrix,
+    and what is computed again) and the MLP's (four arrays of its hidden layer). Where the buffers come to lie is XLA's
+    affair and adds up to a tenth; in bf16 a CPU also keeps wide copies, which are not counted.
+    """
+    e = shape.element
+    weights = flat_size(config) * e
+    sums = 4 * flat_size(config) if shape.micro_batches > 1 else 0
+    dwte = 4 * config.padded_vocab_size * config.channels
+    kept = sum(activations(config, shape).values())
+    all_of_it = kept_in_a_layer(config, shape, 0)
+    if shape.recompute_blocks:
+        again = min(shape.recompute_blocks, config.num_layers) * sum(all_of_it.values())
+    else:
+        again = sum(all_of_it.values()) - sum(kept_in_a_layer(config, shape, shape.recompute).values())
+    return Temporaries(
+        head=sums + weights + kept + 2 * e * rows_at_once(shape) * config.padded_vocab_size + dwte,
+        block=sums + weights + kept + max(again + all_of_it["att"], 4 * all_of_it["fch"]),
+        gradient=sums + 2 * weights,
+    )
+
+
+# ----- whether it fits ----------------------------------------------------------------------------------------------
+
+
+class Needed(NamedTuple):
+    """Bytes that one training step needs at least."""
+
+    state: int  # parameters, m, v, gradient and the step's copies of the weights
+    activations: int  # what the backward of one micro-batch reads
+
+    @property
+    def total(self) -> int:
+        return self.state + self.activations
+
+
+def required_memory_bytes(config: ModelConfig, shape: Shape, *, sliced_weights: bool = True) -> Needed:
+    """Return the bytes that a training step needs at least. Allocates nothing.
+
+    State: flat buffers. m and v have 4 bytes an element, the parameters 4, or 2, or both. During a step there are also
+    the gradient, with several micro-batches in an update their sum in fp32, and with sliced_weights, as on a CPU, the
+    slices of the weights that the compiled step makes.
+    Activations: what no level of recomputation spares, without the statistics: in each of L layers 10 C a token, and
+    where the T x T matrix is kept, one row of T weights for each of NH heads; then the logits, Vp, of the rows that
+    exist at a time. Everything else (layernorm's and GELU's outputs, temporary gradients) could be recomputed or
+    reused, so the sum is a lower bound: what exceeds it cannot run, what stays below it may still not.
+    """
+    e, size = shape.element, flat_size(config)
+    params = e + 4 * has_copy(shape)
+    gradient = e + 4 * (shape.micro_batches > 1)
+    state = (params + 8 + gradient + e * sliced_weights) * size
+    narrow = {row.name for row in ACTIVATIONS if not row.wide} - ({"att"} if shape.flash else set())
+    kept = kept_in_a_layer(config, shape, ALWAYS - 1)
+    layer = sum(num_bytes for name, num_bytes in kept.items() if name in narrow)
+    layers = config.num_layers * layer
+    if shape.recompute_blocks:  # the kept inputs, and all activations of one stretch
+        stretch = min(shape.recompute_blocks, config.num_layers)
+        layers = -(-config.num_layers // stretch) * kept["residual1"] + stretch * layer
+    logits = min(shape.logit_rows or shape.rows, shape.rows) * config.padded_vocab_size
+    return Needed(state, layers + e * logits)
+
+
+LEAST_LOGIT_ROWS = 8192  # a chunk that keeps a GPU busy: 0.8 GB of bf16 logits for GPT-2
+SPARE = 1.1  # bytes that a compiled step takes for each that it keeps: how XLA lays the buffers out
+
+
+def estimated_step_bytes(config: ModelConfig, shape: Shape) -> int:
+    """Return the bytes that a compiled step takes on a GPU, rather too many: what surely fits, not what may be tried.
+
+    Beyond `required_memory_bytes`: what -r leaves to be kept (6 C a token and layer, or 2 C), and the logits' gradient,
+    which no kernel may write over the logits. 1.1 to 1.4 times what the compiler reports
+    (tests/models/gpt2/test_memory.py).
+    """
+    need = required_memory_bytes(config, shape, sliced_weights=False)
+    kept = shape.element * min(shape.logit_rows or shape.rows, shape.rows) * config.padded_vocab_size
+    if not shape.recompute_blocks:
+        levels = (kept_in_a_layer(config, shape, level) for level in (shape.recompute, ALWAYS - 1))
+        here, least = (sum(found.values()) for found in levels)
+        kept += config.num_layers * (here - least)
+    return need.state + int(SPARE * (need.activations + kept))
+
+
+def chosen_logit_rows(config: ModelConfig, shape: Shape, memory: int | None) -> int:
+    """Return how many rows of logits a GPU makes at a time: 0 (all) where they fit, or the largest power of two.
+
+    shape: but for its logit_rows. memory: bytes of the whole card (`card_memory_bytes`), and never what is free: a run
+    that is started again must compute as before. Never fewer than LEAST_LOGIT_ROWS, which is also the answer where
+    memory is None.
+
+    Why many: the gradient of the head's input is a product of `rows` x C, a block for each tile of 128 x 256. With 8192
+    rows and C=768 these are 64 * 3 = 192 tiles on an H200's 132 multiprocessors, 1.45 waves that take the time of 2:
+    73 % of them work. 32,768 rows are 5.82 waves of 6, 97 %, and all 65,536 of B=64 T=1024 11.6 of 12. With one chunk
+    there is also no sum of the chunks' dwte, 4 Vp C bytes that each chunk reads and writes.
+    """
+    if memory is None:
+        return LEAST_LOGIT_ROWS
+    highest = (shape.rows - 1).bit_length()
+    for rows in (0, *(2**k for k in range(highest - 1, LEAST_LOGIT_ROWS.bit_length() - 1, -1))):
+        if estimated_step_bytes(config, shape._replace(logit_rows=rows)) <= MEMORY_SHARE * memory:
+            return rows
+    return LEAST_LOGIT_ROWS
+
+
+def check_fits(config: ModelConfig, shape: Shape, available: int, *, sliced_weights: bool = True) -> None:
+    """Refuse a model that cannot be trained on this machine: InputError with what it needs, what there is, what fits.
+
+    available: bytes. sliced_weights: as on a CPU.
+    """
+
+    def needed(shape: Shape) -> Needed:
+        return required_memory_bytes(config, shape, sliced_weights=sliced_weights)
+
+    need = needed(shape)
+    if need.total <= available:
+        return
+    rows = shape.batch * shape.micro_batches  # of one update: a smaller -b that divides them leaves it unchanged
+    smaller = (shape._replace(batch=size, micro_batches=rows // size) for size in divisors(rows) if size < shape.batch)
+    batch = next((each.batch for each in smaller if needed(each).total <= available), None)
+    model = largest_that_fits(shape, available, sliced_weights=sliced_weights)
+    words = f"L={config.num_layers} NH={config.num_heads} C={config.channels}"
+    raise InputError(
+        f"-e: this model ({words}, {num_parameters(config):,} parameters) needs at least {gib(need.total)} of memory "
+        f"with -b {shape.batch} -t {shape.sequence}: {gib(need.state)} for parameters, gradient, AdamW's m and v and "
+        f"the step's copies, {gib(need.activations)} for activations; this machine has {gib(available)}; "
+        + _advice(need, available, batch, rows * shape.sequence, model)
+    )
+
+
+def divisors(number: int) -> list[int]:
+    """Return all divisors of a positive number, the largest first."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)}, reverse=True)
+
+
+def _advice(need: Needed, available: int, batch: int | None, total: int, model: str | None) -> str:
+    smaller = f"take -e {model}, the largest known model that fits" if model else "take a smaller model than d6"
+    if batch is not None:
+        same = f"take -b {batch}: with -d {total} the updates stay the same"
+        return f"{same}; or {smaller}" if model else same
+    return f"lower -b or -t, or {smaller}" if need.state < available else smaller
+
+
+def largest_that_fits(shape: Shape, available: int, *, sliced_weights: bool = True) -> str | None:
+    """Return the descriptor of the largest known model whose training fits into `available` bytes, or None."""
+    names = [f"d{depth}" for depth in LLMC_DEPTH_TO_CHANNELS]
+    names += [f"gpt3:c{channels}" for channels, (_, size) in GPT3_CHANNELS_TO_SHAPE.items() if channels % size == 0]
+    fitting = []
+    for name in names:
+        config = parse_descriptor(name)
+        fitted = shape._replace(sequence=min(shape.sequence, config.max_seq_len))
+        need = required_memory_bytes(config, fitted, sliced_weights=sliced_weights)
+        if need.total <= available:
+            fitting.append((need.state, name))
+    return max(fitting)[1] if fitting else None
+
+
+# ----- llm.c's own figures ------------------------------------------------------------------------------------------
+
+
+def llmc_activations(config: ModelConfig, B: int, T: int) -> int:
+    """Return num_activations as llm.c's train_gpt2.c prints it: elements of all activation tensors, kept or not.
+
+    Source: llm.c train_gpt2.c, `fill_in_activation_sizes`.
+    """
+    n, C, L, NH, Vp = B * T, config.channels, config.num_layers, config.num_heads, config.padded_vocab_size
+    per_layer = 18 * n * C + 4 * n + 2 * B * NH * T * T
+    return L * per_layer + 2 * n * C + 2 * n + 2 * n * Vp + n
+
+
+def llmc_fp32_bytes(config: ModelConfig, B: int, T: int) -> tuple[int, int]:
+    """Return the bytes that train_gpt2_fp32.cu allocates for activations and for their gradients.
+
+    Source: llm.c train_gpt2_fp32.cu, `fill_in_activation_sizes` and `fill_in_grad_act_sizes`.
+    """
+    n, C, L, NH, Vp = B * T, config.channels, config.num_layers, config.num_heads, config.padded_vocab_size
+    per_layer = 18 * n * C + 4 * n + B * NH * T * T
+    kept = L * per_layer + 2 * n * C + 2 * n + n + n * max(3 * C, NH * T, Vp)
+    gradients = 4 * n * C + B * NH * T * T + n * C
+    return 4 * kept, 4 * gradients
+
+
+def llmc_mixed_bytes(config: ModelConfig, B: int, T: int, recompute: int, *, cudnn: bool) -> int:
+    """Return the bytes that train_gpt2.cu allocates for activations in bf16, as its line `allocating …` says.
+
+    Source: llm.c train_gpt2.cu, `fill_in_activation_sizes`.
+    """
+    n, C, L, NH, Vp = B * T, config.channels, config.num_layers, config.num_heads, config.padded_vocab_size
+    layer = 10 + (2 if recompute < 2 else 0)  # atty, residual2, residual3, fch, qkvr; ln1 and ln2
+    layers = L * layer + 4 * (L if recompute < 1 else 1)  # and fch_gelu
+    bf16 = n * C * (layers + 7) + n * max(3 * C, NH * T, Vp)  # and encoded, lnf, two scratch buffers; the logits
+    fp32 = 4 * L * n + 3 * n  # means and rstds, losses
+    attention = B * NH * L * T * (4 if cudnn else 2 * T)
+    return 2 * bf16 + 4 * fp32 + attention

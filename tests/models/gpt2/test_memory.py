@@ -1,0 +1,241 @@
+"""The memory of a step: what is kept against the model's own forward, and what fits, or is refused with advice."""
+
+from typing import Any
+
+import jax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmc_jax.config.model import ModelConfig, parse_descriptor
+from llmc_jax.errors import InputError
+from llmc_jax.machine.gpus import card_memory_bytes
+from llmc_jax.models.gpt2 import model as gpt2
+from llmc_jax.models.gpt2.memory import (
+    activations,
+    check_fits,
+    chosen_logit_rows,
+    divisors,
+    estimated_step_bytes,
+    kept_in_a_layer,
+    largest_that_fits,
+    llmc_activations,
+    llmc_fp32_bytes,
+    llmc_mixed_bytes,
+    required_memory_bytes,
+)
+from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, views
+from llmc_jax.models.gpt2.work import Shape
+
+GIB = 2**30
+D12 = parse_descriptor("d12")
+SMALL = ModelConfig(max_seq_len=64, vocab_size=257, padded_vocab_size=384, num_layers=3, num_heads=4, channels=32)
+
+
+def kept_by_the_model(config: ModelConfig, shape: Shape) -> list[int]:
+    """Bytes of each array that the model's own forward pass keeps for its backward."""
+    execution = gpt2.Execution(recompute=shape.recompute, recompute_blocks=shape.recompute_blocks)
+    dtype = {"fp32": "float32", "bf16": "bfloat16"}[shape.dtype]
+    kept = jax.eval_shape(
+        lambda flat, tokens: gpt2.forward_stream(views(flat, config), tokens, config, execution)[1],
+        jax.ShapeDtypeStruct((flat_size(config),), dtype), jax.ShapeDtypeStruct((shape.batch, shape.sequence), "int32"),
+    )  # fmt: skip
+    return sorted(each.size * each.dtype.itemsize for each in jax.tree.leaves(kept))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("recompute", [0, 1, 2])
+def test_activations_are_what_the_model_keeps(recompute: int, dtype: str) -> None:
+    shape = Shape(2, 16, recompute=recompute, dtype=dtype)
+    inside, found = kept_in_a_layer(SMALL, shape, recompute), activations(SMALL, shape)
+    outside = [found["residual"], *[found["lnf_mean, lnf_rstd"] // 2] * 2]
+    assert sorted([*inside.values()] * 3 + outside) == kept_by_the_model(SMALL, shape)
+    assert sum(found.values()) == sum(kept_by_the_model(SMALL, shape)) + found["dlnf"]
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 5])
+def test_recomputing_whole_blocks_keeps_one_stream_a_stretch(blocks: int) -> None:
+    shape = Shape(2, 16, recompute_blocks=blocks)
+    found = activations(SMALL, shape)
+    assert sum(found.values()) - found["dlnf"] == sum(kept_by_the_model(SMALL, shape))
+    assert "qkv" not in found
+
+
+def test_attention_without_its_matrix_keeps_a_float_a_row() -> None:
+    assert activations(D12, Shape(4, 1024, flash=True, dtype="bf16"))["att"] == 12 * 4 * 12 * 1024 * 4
+
+
+def test_llmcs_figures() -> None:
+    """What llm.c's programs print."""
+    assert llmc_activations(D12, 4, 64) == 73_347_840
+    assert [size >> 20 for size in llmc_fp32_bytes(D12, 4, 1024)] == [5706, 252]
+    assert [size >> 20 for size in llmc_fp32_bytes(D12, 4, 64)] == [221, 4]
+    assert 4 * num_parameters(D12) >> 20 == 474
+    assert llmc_mixed_bytes(D12, 56, 1024, 1, cudnn=True) >> 20 == 18_564
+    assert llmc_mixed_bytes(parse_descriptor("d48"), 16, 1024, 0, cudnn=True) >> 20 == 40_409
+    assert llmc_mixed_bytes(D12, 64, 1024, 0, cudnn=True) >> 20 == 25_440
+    assert llmc_mixed_bytes(D12, 32, 1024, 0, cudnn=False) >> 20 == 21_918
+
+
+# ----- whether it fits ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "bytes_per_parameter"),
+    [
+        # parameters, m and v, gradient, the step's slices of the weights, and the sum of several gradients
+        ({}, 4 + 8 + 4 + 4),
+        ({"master_weights": False}, 4 + 8 + 4 + 4),
+        ({"micro_batches": 3}, 4 + 8 + 4 + 4 + 4),
+        ({"dtype": "bf16"}, (4 + 2) + 8 + 2 + 2),
+        ({"dtype": "bf16", "master_weights": False}, 2 + 8 + 2 + 2),
+        ({"dtype": "bf16", "micro_batches": 3}, (4 + 2) + 8 + 2 + 2 + 4),
+    ],
+)
+def test_state_by_precision(change: dict[str, Any], bytes_per_parameter: int) -> None:
+    assert required_memory_bytes(SMALL, Shape(2, 16)._replace(**change)).state == bytes_per_parameter * flat_size(SMALL)
+
+
+def test_activations_by_precision_blocks_and_rows_of_logits() -> None:
+    """Of a layer C, 3C, C, C and 4C values a token; with the T x T matrix a row of it for each head."""
+    n, row, logits = 2 * 16, 2 * 16 * 10 * 32, 2 * 16 * 384
+
+    def needed(**change: Any) -> int:
+        return required_memory_bytes(SMALL, Shape(2, 16, flash=True)._replace(**change)).activations
+
+    assert needed() == needed(recompute=0) == 4 * (3 * row + logits)
+    assert needed(flash=False) - needed() == 4 * 3 * 2 * 4 * 16 * 16
+    assert needed(dtype="bf16") == 2 * (3 * row + logits)
+    assert needed(logit_rows=8) == 4 * (3 * row + 8 * 384)
+    assert needed(logit_rows=1000) == needed()  # there are only 32 rows
+    # the inputs of the blocks that are kept, and one stretch of blocks with everything
+    assert needed(recompute_blocks=1) == 4 * (3 * n * 32 + row + logits)
+    assert needed(recompute_blocks=2) == 4 * (2 * n * 32 + 2 * row + logits)
+    assert needed(recompute_blocks=3) == needed(recompute_blocks=99) == 4 * (n * 32 + 3 * row + logits)
+
+
+def test_what_does_not_fit_is_refused_with_what_it_needs() -> None:
+    with pytest.raises(InputError) as caught:
+        check_fits(parse_descriptor("gpt3:c12288"), Shape(4, 64), available=24 * GIB)
+    message = str(caught.value)
+    assert "\n" not in message
+    needed = 20 * 174_604_836_864 / GIB
+    assert f"{needed:,.1f} GiB" in message  # the state alone: 3,252.3 GiB
+    assert "this machine has 24.0 GiB" in message
+    assert "174,604,836,864 parameters" in message
+    assert "; take -e d36, the largest known model that fits" in message and "-b 1" not in message
+
+
+def test_a_large_batch_is_refused_with_that_advice() -> None:
+    config = parse_descriptor("d12")
+    with pytest.raises(InputError) as caught:
+        check_fits(config, Shape(512, 1024), available=24 * GIB)
+    fitting = [
+        B
+        for B in (256, 128, 64, 32, 16, 8, 4, 2, 1)
+        if required_memory_bytes(config, Shape(B, 1024, 512 // B)).total <= 24 * GIB
+    ]
+    assert f"; take -b {fitting[0]}: with -d 524288 the updates stay the same" in str(caught.value)
+    check_fits(config, Shape(fitting[0], 1024, 512 // fitting[0]), available=24 * GIB)
+
+
+@given(st.integers(1, 3000))
+def test_divisors(number: int) -> None:
+    assert divisors(number) == [n for n in range(number, 0, -1) if number % n == 0]
+
+
+def test_where_not_even_one_row_fits_the_length_is_to_blame() -> None:
+    with pytest.raises(InputError, match="lower -b or -t, or take"):
+        check_fits(ModelConfig(2**17, 257, 384, 4, 4, 64), Shape(1, 2**17), available=24 * GIB)
+
+
+def test_where_no_known_model_fits_it_says_so() -> None:
+    with pytest.raises(InputError, match="take a smaller model than d6"):
+        check_fits(D12, Shape(1, 64), available=100 * 2**20)
+
+
+def test_what_fits_passes() -> None:
+    check_fits(D12, Shape(4, 256), available=int(4.5 * GIB))
+    config = parse_descriptor("d12")
+    need = required_memory_bytes(config, Shape(4, 64)).total
+    check_fits(config, Shape(4, 64), available=need)
+    with pytest.raises(InputError):
+        check_fits(config, Shape(4, 64), available=need - 1)
+
+
+def test_numbers_are_python_ints_of_any_size() -> None:
+    need = required_memory_bytes(parse_descriptor("gpt3:c12288"), Shape(10**9, 2048))
+    assert type(need.state) is int and type(need.activations) is int
+    assert need.activations > 2**64
+
+
+@given(st.integers(0, 4000), st.integers(1, 64), st.sampled_from([64, 1024, 2048]))
+def test_largest_that_fits_fits_and_is_largest(gibibytes: int, batch: int, length: int) -> None:
+    available = gibibytes * GIB
+    known = ["d6", "d12", "d24", "d36", "d48", "d60", "d72", "d84"]
+    known += [f"gpt3:c{c}" for c in (384, 768, 1024, 1536, 2048, 2560, 4096, 12288)]
+
+    def fits(name: str) -> bool:
+        config = parse_descriptor(name)
+        try:
+            check_fits(config, Shape(batch, min(length, config.max_seq_len)), available=available)
+        except InputError:
+            return False
+        return True
+
+    expected = max((n for n in known if fits(n)), key=lambda n: num_parameters(parse_descriptor(n)), default=None)
+    assert largest_that_fits(Shape(batch, length), available) == expected
+
+
+# ----- rows of logits -----------------------------------------------------------------------------------------------
+
+
+def on_a_gpu(batch: int, recompute: int) -> Shape:
+    """With our kernels, at T=1024."""
+    return Shape(batch, 1024, recompute=recompute, dtype="bf16", flash=True)
+
+
+@pytest.mark.parametrize(
+    ("batch", "recompute", "rows", "compiled"),
+    [
+        (64, 0, 0, 28_325_554_264),
+        (64, 0, 32_768, 24_986_380_656),
+        (64, 0, 8192, 22_513_838_448),
+        (64, 1, 0, 23_941_559_384),
+        (64, 2, 0, 21_480_456_280),
+    ],
+)
+def test_a_step_takes_no_more_than_estimated(batch: int, recompute: int, rows: int, compiled: int) -> None:
+    """compiled: arguments and temporaries of d12 at T=1024 as JAX 0.12.0.1 compiles it for an H200."""
+    shape = on_a_gpu(batch, recompute)._replace(logit_rows=rows)
+    assert compiled <= estimated_step_bytes(D12, shape) <= 1.4 * compiled
+
+
+@pytest.mark.parametrize(
+    ("card", "model", "batch", "recompute", "rows"),
+    [
+        ("NVIDIA H200", "d12", 64, 0, 0),
+        ("NVIDIA H200", "d48", 16, 0, 0),
+        ("NVIDIA H200", "d48", 40, 0, 8192),
+        ("NVIDIA A100-SXM4-80GB", "d24", 64, 0, 32_768),
+        ("NVIDIA A100-SXM4-80GB", "d24", 64, 1, 0),
+        ("NVIDIA GeForce RTX 4090", "d12", 64, 1, 16_384),
+        ("NVIDIA GeForce RTX 4090", "d12", 4, 0, 0),
+        ("NVIDIA GeForce RTX 4090", "d48", 4, 0, 8192),  # which does not fit either: its message is check_fits' affair
+        ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", "d12", 4, 0, 8192),  # nothing says how much memory it has
+    ],
+)
+def test_as_many_rows_of_logits_as_a_card_s_memory_has_room_for(
+    card: str, model: str, batch: int, recompute: int, rows: int
+) -> None:
+    assert chosen_logit_rows(parse_descriptor(model), on_a_gpu(batch, recompute), card_memory_bytes(card)) == rows
+
+
+@given(st.integers(1, 200), st.integers(0, 2), st.integers(10**9, 10**12), st.integers(10**9, 10**12))
+def test_more_memory_never_makes_the_chunks_smaller(batch: int, recompute: int, memory: int, other: int) -> None:
+    def rows(memory: int) -> int:
+        return chosen_logit_rows(D12, on_a_gpu(batch, recompute), memory) or batch * 1024
+
+    few, many = sorted((memory, other))
+    assert rows(few) <= max(rows(many), 8192)
+    assert rows(few) >= 8192 or rows(few) == batch * 1024
