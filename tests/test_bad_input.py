@@ -21,8 +21,7 @@ from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.data.tokenizers import bytes_tokenizer, write_tokenizer_bin
 from llmc_jax.errors import InputError
 from llmc_jax.models.gpt2.init import random_parameters
-from llmc_jax.run import curves
-from llmc_jax.run import loop as trainer
+from llmc_jax.run import begin, curves
 from llmc_jax.run import prepare as beforehand
 from llmc_jax.run.folder import read_metrics
 
@@ -366,7 +365,7 @@ def test_a_data_file_that_vanishes(bench: Bench, monkeypatch: pytest.MonkeyPatch
     for shard in range(2):
         write_token_file(f"shard_{shard}.bin", TOKENS[:200])
     monkeypatch.setattr(beforehand, "CHECKED_TOKENS", 0)
-    monkeypatch.setattr(trainer, "announce", lambda *_: os.remove("shard_1.bin"))
+    monkeypatch.setattr(begin, "announce", lambda *_: os.remove("shard_1.bin"))
     done, events = broke(bench, "-i", "shard_*.bin", "-x", 10)
     assert "shard_1.bin: cannot be read (No such file or directory)" in done.err
     assert events[-1]["step"] == 3  # 200 tokens make 3 batches
@@ -377,7 +376,7 @@ def test_a_data_file_that_changes(bench: Bench, monkeypatch: pytest.MonkeyPatch)
     for shard in range(2):
         write_token_file(f"shard_{shard}.bin", TOKENS[:200])
     monkeypatch.setattr(beforehand, "CHECKED_TOKENS", 0)
-    monkeypatch.setattr(trainer, "announce", lambda *_: write_token_file("shard_1.bin", TOKENS[:100]))
+    monkeypatch.setattr(begin, "announce", lambda *_: write_token_file("shard_1.bin", TOKENS[:100]))
     done, _ = broke(bench, "-i", "shard_*.bin", "-x", 10)
     assert "changed during the run" in done.err
     kept_at(3)
@@ -436,7 +435,7 @@ def test_a_data_file_that_is_shortened(bench: Bench, monkeypatch: pytest.MonkeyP
     assert bench.run("-o", "whole", "--shuffle", "none", *flags).code == 0
     whole = Path("train.bin").read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "announce", lambda *_: os.truncate("train.bin", 1024 + 2 * 700))
+        patch.setattr(begin, "announce", lambda *_: os.truncate("train.bin", 1024 + 2 * 700))
         done, events = broke(bench, *flags)
     assert f"train.bin: was shortened while it was being read: it had {len(whole)} bytes and has 2424 now" in done.err
     assert events[-1] == {"event": "end", "step": 10, "outcome": "bad_input", "skipped": 0}  # 10 batches of 64
@@ -453,7 +452,7 @@ def test_a_data_file_that_is_shortened(bench: Bench, monkeypatch: pytest.MonkeyP
 
 
 def test_validation_data_that_is_shortened(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "announce", lambda *_: os.truncate("val.bin", 1024 + 2 * 100))
+    monkeypatch.setattr(begin, "announce", lambda *_: os.truncate("val.bin", 1024 + 2 * 100))
     done, events = broke(bench, "-v", 2, "-m", 4)
     assert "val.bin: was shortened while it was being read" in done.err
     assert [each["event"] for each in events] == ["start", "end"]
@@ -467,7 +466,7 @@ def test_data_files_that_lose_their_names_are_read_on(bench: Bench, monkeypatch:
         os.remove("train.bin")
         write_token_file("val.bin", TOKENS[:200])
 
-    monkeypatch.setattr(trainer, "announce", move)
+    monkeypatch.setattr(begin, "announce", move)
     done = bench.run("-o", "run", *flags)
     assert (done.code, done.err) == (0, "")
     for kind in ("train", "val"):

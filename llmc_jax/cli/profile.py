@@ -187,7 +187,7 @@ def read(own: dict[str, Any]) -> int:
 def measure(config: TrainConfig, own: dict[str, Any]) -> int:
     """The default: compiles, times and traces the step, and prints the table."""
     from llmc_jax.machine import jax_setup as platform
-    from llmc_jax.profile.trace import check_writable
+    from llmc_jax.run.record import check_writable
 
     if own["--trace"]:
         check_writable(Path(own["--trace"]))

@@ -3,14 +3,10 @@
 cli/profile_flags.py         its flags
 models/gpt2/work.py   FLOPs, bytes and memory from the shape alone
 program.py       what a compiled program consists of, and which operation of the model each instruction belongs to
-trace.py         recording steps with jax.profiler, and reading back when each instruction ran
+trace.py         a recording of jax.profiler read back: when each instruction ran
 saved.py         what is kept beside a trace, to make the table of it later
 measure.py       the step itself: compiled, timed, beside the machine's own rates
 table.py         all of these put together: the table, as text and JSON
 picture.py       one layer's timeline as a picture
 compare.py       another implementation, precision, thread count or commit, in turns with this one
 """
-
-from llmc_jax.profile.trace import slice_trace
-
-__all__ = ["slice_trace"]

@@ -27,8 +27,8 @@ from llmc_jax.machine.gpus import GPUS, peak_flops
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
 from llmc_jax.plan import Plan, step_numbers
 from llmc_jax.profile.table import Roof
-from llmc_jax.profile.trace import recorded_step, start_recording
 from llmc_jax.run.prepare import first_state, plan_here, resolve_model
+from llmc_jax.run.record import recorded_step, start_recording
 from llmc_jax.training.step import batch_gradient, evaluate_loss, train_step
 
 PATIENCE = 1.0  # seconds for one product

@@ -1,21 +1,17 @@
-"""Traces of jax.profiler: recording some steps, and reading back when each instruction of the program ran.
+"""Traces of jax.profiler, read back: when each instruction of the program ran.
 
 A trace folder opens in Perfetto and in TensorBoard's profiler (docs/profiling.md). On a CPU each instruction that XLA
 runs is an event with its name in the program; on a GPU each kernel is, and names the instruction that launched it.
-Leaves out what the instructions mean (program.py).
+Leaves out how steps are recorded (run/record.py) and what the instructions mean (program.py).
 """
 
-import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmc_jax.errors import InputError
-from llmc_jax.files import write_problem
-
-STEP = "train"  # the name of a step's annotation, which TensorBoard's profiler counts steps by
+from llmc_jax.run.record import STEP
 
 
 class Span(NamedTuple):
@@ -34,80 +30,6 @@ class Trace(NamedTuple):
     spans: tuple[Span, ...]  # in the order of their starts
     steps: tuple[tuple[float, float], ...]  # start and end of each step on the host
     on_device: bool  # the spans are a GPU's
-
-
-# ----- recording ----------------------------------------------------------------------------------------------------
-
-
-def check_writable(folder: Path) -> None:
-    """Make the folder and raise InputError if no file can be written there."""
-    if problem := write_problem(folder):
-        raise InputError(f"{folder}: a trace cannot be written there ({problem}); name another folder")
-
-
-def start_recording(folder: Path) -> None:
-    """Starts the profiler. Python's own calls are left out: they are many, and cost time."""
-    import jax
-
-    options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0
-    jax.profiler.start_trace(str(folder), profiler_options=options)
-
-
-@contextmanager
-def recorded_step(number: int) -> Iterator[None]:
-    """Marks one step in the trace. What it computes must be complete when the block ends."""
-    import jax
-
-    with jax.profiler.StepTraceAnnotation(STEP, step_num=number):
-        yield
-
-
-@contextmanager
-def slice_trace(
-    folder: Path, start: int, stop: int, done: Callable[[], None] = lambda: None
-) -> Iterator[Callable[[int], None]]:
-    """Records steps start to stop - 1 of a loop into a folder: call what it yields with each step's number before it.
-
-        with slice_trace(folder, 10, 15) as tick:
-            for step in range(steps):
-                tick(step)
-                ...  # the step, complete before the next tick
-
-    done: called once, when the recording has been written. A loop that ends early writes what it has; one that never
-    reaches `start` writes nothing. Raises InputError, at once, if the folder cannot be written.
-    """
-    check_writable(folder)
-    import jax
-
-    recording = contextlib.ExitStack()  # open while the profiler runs
-    annotation = contextlib.ExitStack()  # open during a step
-    active = False
-
-    def finish() -> None:
-        nonlocal active
-        if active:
-            active = False
-            recording.close()
-            done()
-
-    def tick(step: int) -> None:
-        nonlocal active
-        annotation.close()
-        if start <= step < stop:
-            if not active:
-                start_recording(folder)
-                recording.callback(jax.profiler.stop_trace)
-                active = True
-            annotation.enter_context(recorded_step(step))
-        else:
-            finish()
-
-    try:
-        yield tick
-    finally:
-        annotation.close()
-        finish()
 
 
 # ----- reading ------------------------------------------------------------------------------------------------------

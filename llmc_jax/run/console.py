@@ -5,6 +5,7 @@ A pipe or a file gets plain lines without control characters. Leaves out the fil
 
 import atexit
 import itertools
+import math
 import os
 import sys
 import time
@@ -19,31 +20,25 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from llmc_jax.run.figures import EMA_DECAY, Speed, StepFigures, smooth_speed
 from llmc_jax.streams import escaped
 from llmc_jax.text import drawn, screen_width
 
 NAME_WIDTH, VALUE_WIDTH = 21, 50  # the columns of llm.c's table
 LINES = "\n\t"  # what of control characters a note may hold
-EMA_DECAY = 0.95  # of the smoothed speed, llm.c's
 
 
 # ---- plain functions: numbers and text in, text out
 
 
-class StepFigures(NamedTuple):
-    """What the screen shows of a step. `step` counts from 0 as everywhere in the code; the line counts from 1."""
+class StepLine(NamedTuple):
+    """What a step line shows."""
 
-    step: int
+    figures: StepFigures
     total_steps: int
-    loss: float
-    norm: float
-    lr: float
-    ms: float
     tokens_per_second: float  # as `smooth_speed` gives it
     utilization: str  # as `utilization_text` gives it
-    skipped: bool = False
-    z_loss: float | None = None  # shown where it is given; NaN, as llm.c has it, before there is one
-    z_norm: float | None = None
+    scores: bool = False  # with z-scores: NaN, as llm.c has it, before there is one
 
 
 class Column(NamedTuple):
@@ -51,26 +46,26 @@ class Column(NamedTuple):
 
     importance: int
     cells: int  # that it usually takes, so that a short first line shows no column for which later ones have no room
-    text: Callable[[StepFigures], str]  # empty: there is nothing to show
+    text: Callable[[StepLine], str]  # empty: there is nothing to show
 
 
-# Without the last, llm.c's line. A figure more is a row more, and a field of StepFigures.
+# Without the last, llm.c's line. A figure more is a row more, and a field of StepLine.
 # Source: llm.c train_gpt2.cu, end of the training loop.
 STEP_COLUMNS = (
-    Column(0, 12, lambda f: f"step {f.step + 1:4d}/{f.total_steps}"),
-    Column(1, 13, lambda f: f"loss {float(f.loss):7.6f}{_z_text(f.z_loss)}"),
-    Column(3, 12, lambda f: f"norm {float(f.norm):6.4f}{_z_text(f.z_norm)}"),
-    Column(5, 11, lambda f: f"lr {float(f.lr):.2e}"),
-    Column(4, 10, lambda f: f"{f.ms:.2f} ms"),
-    Column(7, 14, lambda f: f.utilization),
-    Column(6, 12, lambda f: f"{f.tokens_per_second:.0f} tok/s"),
-    Column(2, 7, lambda f: "skipped" if f.skipped else ""),
+    Column(0, 12, lambda line: f"step {line.figures.step + 1:4d}/{line.total_steps}"),
+    Column(1, 13, lambda line: f"loss {line.figures.loss:7.6f}{_z_text(line, line.figures.z_loss)}"),
+    Column(3, 12, lambda line: f"norm {line.figures.norm:6.4f}{_z_text(line, line.figures.z_norm)}"),
+    Column(5, 11, lambda line: f"lr {line.figures.lr:.2e}"),
+    Column(4, 10, lambda line: f"{line.figures.ms:.2f} ms"),
+    Column(7, 14, lambda line: line.utilization),
+    Column(6, 12, lambda line: f"{line.tokens_per_second:.0f} tok/s"),
+    Column(2, 7, lambda line: "skipped" if line.figures.skipped else ""),
 )
 
 
-def step_texts(figures: StepFigures, columns: Sequence[Column] = STEP_COLUMNS) -> list[str]:
+def step_texts(line: StepLine, columns: Sequence[Column] = STEP_COLUMNS) -> list[str]:
     """Return the text of each column of a step line."""
-    return [column.text(figures) for column in columns]
+    return [column.text(line) for column in columns]
 
 
 def step_line(texts: Sequence[str]) -> str:
@@ -81,8 +76,8 @@ def step_line(texts: Sequence[str]) -> str:
     return "".join(f"{text}| " if text.endswith("z)") else f"{text} | " for text in texts if text).rstrip("| ")
 
 
-def _z_text(z: float | None) -> str:
-    return "" if z is None else f" ({float(z):+.2f}z)"
+def _z_text(line: StepLine, z: float | None) -> str:
+    return f" ({math.nan if z is None else z:+.2f}z)" if line.scores else ""
 
 
 def fitting(pieces: Sequence[tuple[int, int]], width: int, gap: int) -> set[int]:
@@ -109,37 +104,6 @@ def automatic_every(total_steps: int) -> int:
     """Return N of "every N-th step has its line", for 40 to 100 lines: 1, 2, 5, 10, 20, 50 …"""
     factors = (digit * 10**power for power in itertools.count() for digit in (1, 2, 5))
     return next(every for every in factors if total_steps <= every * SHORT_RUN)
-
-
-def utilization_text(flops_per_second: float, peak: float | None, precision: str = "bf16") -> str:
-    """`38.0% bf16 MFU` where the peak is known, else the rate itself: `12.3 GFLOP/s`, `98.76 TFLOP/s`.
-
-    flops_per_second and peak in FLOP/s, peak of all devices together. llm.c prints -100% for a card it does not know.
-    """
-    if peak is not None:
-        return f"{100 * flops_per_second / peak:.1f}% {precision} MFU"
-    if flops_per_second < 1e12:
-        return f"{flops_per_second / 1e9:.1f} GFLOP/s"
-    return f"{flops_per_second / 1e12:.2f} TFLOP/s"
-
-
-class Speed(NamedTuple):
-    """The state of the smoothed speed: steps seen, and their biased average without the first."""
-
-    steps: int = 0
-    ema: float = 0.0
-
-
-def smooth_speed(speed: Speed, tokens_per_second: float) -> tuple[Speed, float]:
-    """llm.c's smoothed tok/s: an exponential average with bias correction; the first step, which compiles, is left out.
-
-    Returns the new state and the speed to show; for the first step that is its own.
-    Source: llm.c train_gpt2.cu, `ema_tokens_per_second`.
-    """
-    if speed.steps == 0:
-        return Speed(1, 0.0), tokens_per_second
-    ema = EMA_DECAY * speed.ema + (1 - EMA_DECAY) * tokens_per_second
-    return Speed(speed.steps + 1, ema), ema / (1 - EMA_DECAY**speed.steps)
 
 
 class Pace(NamedTuple):
@@ -304,8 +268,13 @@ class Console:
         *,
         first_step: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        utilization: Callable[[float], str] = lambda tokens_per_second: "",
+        scores: bool = False,
     ) -> None:
-        """first_step: the step (from 0) that a resumed run begins with; file: where to show (None: standard output)."""
+        """first_step: the step (from 0) that a resumed run begins with; file: where to show (None: standard output).
+
+        utilization: of the device, in words, at a speed in tokens per second; scores: z-scores are shown too.
+        """
         assert print_every >= -1
         self._file = sys.stdout if file is None else file
         self._automatic = print_every == -1
@@ -314,7 +283,8 @@ class Console:
         self._first_step = first_step
         self._clock = clock
         self._began = self._last_line = clock()
-        self._pace = Pace()
+        self._pace, self._speed = Pace(), Speed()
+        self._utilization, self._scores = utilization, scores
         self._state = BarState(done=first_step, total=total_steps, elapsed=0.0)
         self._ascii = not _can_encode(self._file, "━─")
         self._live = self._new_live() if is_live(self._file) else None
@@ -362,12 +332,13 @@ class Console:
         """A finished training step."""
         now = self._clock()
         self._pace = advance(self._pace, figures.ms / 1000, now)
-        self._state = self._state._replace(
-            done=figures.step + 1, loss=float(figures.loss), tokens_per_second=figures.tokens_per_second
-        )
+        self._speed, shown = smooth_speed(self._speed, figures.tokens_per_second)
+        self._state = self._state._replace(done=figures.step + 1, loss=figures.loss, tokens_per_second=shown)
         if self._is_due(figures.step, now) or figures.skipped:
             self._last_line = now
-            self._print(self._fitted(step_texts(figures)), "yellow" if figures.skipped else "")
+            utilization = self._utilization(figures.tokens_per_second)
+            line = StepLine(figures, self._state.total, shown, utilization, self._scores)
+            self._print(self._fitted(step_texts(line)), "yellow" if figures.skipped else "")
         else:
             self._file.flush()  # notices a reader that went away: streams.Output
 

@@ -24,6 +24,7 @@ from llmc_jax.config.options import show_value
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import complete_file, leads_to, path_of, reason, sync, try_lock, write_atomic
 from llmc_jax.machine.versions import git_state, versions
+from llmc_jax.run.figures import StepFigures
 
 MAIN_LOG = "main.log"
 METRICS = "metrics.jsonl"
@@ -50,27 +51,22 @@ def check_path(output_dir: str) -> None:
     )
 
 
-def absent_folders(output_dir: str) -> list[Path]:
-    """Return which folders of a run's path are not there yet, the innermost first."""
-    path = Path(output_dir or "runs")
-    return [each for each in (path, *path.parents) if not os.path.lexists(each)]
-
-
 def _remove_empty(folders: Iterable[Path]) -> None:
     for folder in folders:
         with suppress(OSError):
             folder.rmdir()
 
 
-def create_run_folder(output_dir: str, name: str, reuse: bool) -> Path:
-    """The folder of a run, made if need be.
+def create_run_folder(output_dir: str, name: str, reuse: bool) -> tuple[Path, list[Path]]:
+    """Return the folder of a run, made if need be, and the folders that were made for it, the innermost first.
 
     output_dir: as given with -o; empty for a new runs/<date>-<time>-<name>, which no other run has.
     name: a few words on the run (the model's descriptor); reuse: -y 1, an existing folder may hold a run already.
     Raises InputError if the folder holds files and reuse is off, if a file is in the way, or if it cannot be written;
     folders that it made are removed then.
     """
-    made = absent_folders(output_dir)
+    path = Path(output_dir or "runs")
+    made = [each for each in (path, *path.parents) if not os.path.lexists(each)]
     try:
         folder = Path(output_dir) if output_dir else _new_folder(name)
         if not output_dir:
@@ -92,7 +88,7 @@ def create_run_folder(output_dir: str, name: str, reuse: bool) -> Path:
         raise InputError(
             f"-o {output_dir or 'runs'}: cannot write to the folder ({error.strerror}); choose another -o"
         ) from error
-    return folder
+    return folder, made
 
 
 def _new_folder(name: str) -> Path:
@@ -255,36 +251,12 @@ class RunLog:
         self._metrics = _LineFile(folder / METRICS, reuse)
         self._samples = _LineFile(folder / SAMPLES, reuse)
 
-    def train(
-        self,
-        step: int,
-        *,
-        loss: float,
-        norm: float,
-        lr: float,
-        ms: float,
-        tokens_per_second: float,
-        tokens: int,
-        skipped: bool = False,
-        **more: float,
-    ) -> None:
-        """One training step. loss in nats per token; norm before clipping; ms of the step; tokens seen so far.
-
-        more: figures that only some runs have; they go into metrics.jsonl.
-        """
-        self._write(self._main, f"s:{step} trl:{float(loss):.4f} lr:{float(lr):.6f} norm:{float(norm):.2f}\n")
-        self.event(
-            "train",
-            step=step,
-            loss=loss,
-            norm=norm,
-            lr=lr,
-            ms=ms,
-            tokens_per_second=tokens_per_second,
-            skipped=skipped,
-            tokens=tokens,
-            **more,
+    def train(self, figures: StepFigures) -> None:
+        """Write one training step; figures that only some runs have go into metrics.jsonl alone."""
+        self._write(
+            self._main, f"s:{figures.step} trl:{figures.loss:.4f} lr:{figures.lr:.6f} norm:{figures.norm:.2f}\n"
         )
+        self.event("train", **figures.known())
 
     def val(self, step: int, *, loss: float, batches: int) -> None:
         """The mean validation loss before step `step`, over a number of batches."""

@@ -24,6 +24,7 @@ from llmc_jax.compare import logfiles, logs
 from llmc_jax.compare.logfiles import Log, read_log
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.run.curves import Curve
+from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.folder import RunLog
 
 TABLE = "+-----------------------+\n| Parameter             | Value                     |\n+-----------------------+\n"
@@ -179,7 +180,7 @@ def our_run(folder: Path) -> Path:
         log.event("start", step=0, steps=2, parameters=1)
         log.val(0, loss=5.5, batches=2)
         for step, loss in enumerate([1 / 3, math.nan]):
-            log.train(step, loss=loss, norm=1.0, lr=0.1, ms=[80.25, 40.5][step], tokens_per_second=1e3, tokens=8)
+            log.train(StepFigures(step, loss, norm=1.0, lr=0.1, ms=[80.25, 40.5][step], tokens_per_second=1e3))
         log.sample(2, "s:7 trl:1.0000\nstep    9/9 | loss 2.000000 | 1.00 ms\n", 4)
     return folder
 
@@ -473,7 +474,7 @@ def test_validations_over_another_number_of_batches_are_not_compared(
                 log.val(step, loss=loss, batches=batches)
             log.val(3, loss=loss, batches=7)
             for step in range(3):
-                log.train(step, loss=3.0, norm=1.0, lr=0.1, ms=1.0, tokens_per_second=1e3, tokens=8)
+                log.train(StepFigures(step, loss=3.0, norm=1.0, lr=0.1, ms=1.0, tokens_per_second=1e3))
     assert main(["logs", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == logs.DIFFERS  # by step 3
     _, val = json.loads(capsys.readouterr().out)["differences"]
     assert (val["steps"], val["parts"]) == ([3], 3)

@@ -18,7 +18,8 @@ sys.path.insert(0, str(ROOT))
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
-from llmc_jax.profile.trace import newest_trace, recorded_step, start_recording  # noqa: E402
+from llmc_jax.profile.trace import newest_trace  # noqa: E402
+from llmc_jax.run.record import recorded_step, start_recording  # noqa: E402
 
 
 def layer(x: jax.Array, w: jax.Array) -> jax.Array:

@@ -13,12 +13,10 @@ from llmc_jax.profile.trace import (
     Span,
     newest_trace,
     read_trace,
-    recorded_step,
     shared_time,
-    slice_trace,
-    start_recording,
     trace_of,
 )
+from llmc_jax.run.record import recorded_step, start_recording
 from tests.profile.spaces import Event, handed_in, instruction, space, task
 
 DATA = Path(__file__).resolve().parent / "data"
@@ -160,35 +158,3 @@ def test_a_slice_that_is_none_is_refused(text: str) -> None:
 
 def test_a_slice() -> None:
     assert parse_slice("10:15") == (10, 15)
-
-
-@pytest.mark.parametrize(("stop", "recorded"), [(4, 2), (99, 4)])
-def test_a_slice_of_a_loop_is_recorded(tmp_path: Path, stop: int, recorded: int) -> None:
-    """Steps 2 and 3 of six; or all from 2 on, where the loop ends before the slice does."""
-    run = jax.jit(lambda x: jnp.sin(x @ x))
-    x = jnp.ones((64, 64))
-    run(x).block_until_ready()
-    written = []
-    with slice_trace(tmp_path / "new" / "folder", 2, stop, lambda: written.append(1)) as tick:
-        for step in range(6):
-            tick(step)
-            run(x).block_until_ready()
-        assert len(written) == (stop == 4)
-    assert len(written) == 1
-    trace = read_trace(newest_trace(tmp_path / "new" / "folder"), "jit__lambda")
-    assert len(trace.steps) == recorded
-    assert trace.spans
-
-
-def test_a_loop_that_never_reaches_the_slice_writes_nothing(tmp_path: Path) -> None:
-    with slice_trace(tmp_path, 5, 9) as tick:
-        tick(0)
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(InputError, match="there is no trace"):
-        newest_trace(tmp_path)
-
-
-def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="a trace cannot be written there"), slice_trace(tmp_path / "file", 0, 1):
-        pytest.fail("the loop began")

@@ -18,25 +18,24 @@ from llmc_jax.run.console import (
     BarState,
     Console,
     Pace,
-    Speed,
-    StepFigures,
+    StepLine,
     advance,
     bar_segments,
     seconds_left,
-    smooth_speed,
 )
+from llmc_jax.run.figures import StepFigures
 
 STEP: dict[str, Any] = {
     "norm": 15.3666,
     "lr": 6e-4,
     "ms": 140.123,
     "tokens_per_second": 3.74e6,
-    "utilization": "38.0% bf16 MFU",
 }
 
 
-def line_of(step: int, total: int, **figures: Any) -> str:
-    return console.step_line(console.step_texts(StepFigures(step, total, **figures)))
+def line_of(step: int, total: int, *, scores: bool = False, **figures: Any) -> str:
+    line = StepLine(StepFigures(step, **figures), total, 3.74e6, "38.0% bf16 MFU", scores)
+    return console.step_line(console.step_texts(line))
 
 
 def test_step_line_is_llmcs() -> None:
@@ -50,17 +49,15 @@ def test_step_line_is_llmcs() -> None:
 
 
 def test_step_line_with_z_scores_is_llmcs_to_the_column() -> None:
-    line = line_of(0, 10, loss=5.2700091, z_loss=float("nan"), z_norm=float("nan"), **STEP)
+    line = line_of(0, 10, loss=5.2700091, scores=True, **STEP)
     assert line == (
         "step    1/10 | loss 5.270009 (+nanz)| norm 15.3666 (+nanz)| lr 6.00e-04 | 140.12 ms | 38.0% bf16 MFU | "
         "3740000 tok/s"
     )
     assert line[20:28] == "5.270009"
-    line = line_of(149, 18865, loss=6.1, z_loss=-0.004, z_norm=11.2694, **STEP, skipped=True)
+    line = line_of(149, 18865, loss=6.1, z_loss=-0.004, z_norm=11.2694, **STEP, skipped=True, scores=True)
     assert line.startswith("step  150/18865 | loss 6.100000 (-0.00z)| norm 15.3666 (+11.27z)| lr 6.00e-04 | ")
     assert line.endswith(" tok/s | skipped")
-    line = line_of(0, 10, loss=5.2700091, z_loss=0.0, **STEP)
-    assert "| loss 5.270009 (+0.00z)| norm 15.3666 | lr" in line
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 20)), max_size=9), st.integers(0, 80), st.integers(0, 3))
@@ -79,56 +76,10 @@ def test_what_fits_is_as_much_of_the_most_important_as_there_is_room_for(
         assert all((pieces[index][0], index) < (pieces[first][0], first) for index in shown)
 
 
-def test_a_figure_more_is_a_column_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = (*console.STEP_COLUMNS, console.Column(2, 14, lambda figures: f"step from 0: {figures.step}"))
-    assert console.step_line(console.step_texts(StepFigures(6, 9, loss=1.0, **STEP), columns)).endswith(
-        " tok/s | step from 0: 6"
-    )
-
-
 @given(st.integers(1, 10**9))
 def test_a_run_prints_40_to_100_lines_or_all(steps: int) -> None:
     every = console.automatic_every(steps)
     assert steps / every <= 100 and (every == 1 or steps / every > 40)
-
-
-@pytest.mark.parametrize(
-    ("rate", "peak", "precision", "expected"),
-    [
-        (3.76e14, 9.894e14, "bf16", "38.0% bf16 MFU"),
-        (3e13, 1.56e14, "tf32", "19.2% tf32 MFU"),
-        (1.234e11, None, "fp32", "123.4 GFLOP/s"),
-        (9.876e13, None, "bf16", "98.76 TFLOP/s"),
-    ],
-)
-def test_utilization(rate: float, peak: float | None, precision: str, expected: str) -> None:
-    assert console.utilization_text(rate, peak, precision) == expected
-
-
-def test_speed_is_llmcs_average() -> None:
-    # the loop of train_gpt2.cu, transcribed: ema starts at 0, step 0 does not enter, bias correction with 0.95^step
-    speeds = [100.0, 900.0, 1000.0, 1100.0, 500.0]
-    expected, ema = [], 0.0
-    for step, tokens_per_second in enumerate(speeds):
-        shown = tokens_per_second
-        if step > 0:
-            ema = 0.95 * ema + 0.05 * tokens_per_second
-            shown = ema / (1.0 - 0.95**step)
-        expected.append(shown)
-    state, got = Speed(), []
-    for tokens_per_second in speeds:
-        state, shown = smooth_speed(state, tokens_per_second)
-        got.append(shown)
-    assert got == pytest.approx(expected, rel=1e-12)
-    assert got[1] == pytest.approx(900.0)
-
-
-@given(st.lists(st.floats(1, 1e7), min_size=2, max_size=50))
-def test_speed_lies_between_the_speeds_seen(speeds: list[float]) -> None:
-    state = Speed()
-    for tokens_per_second in speeds:
-        state, shown = smooth_speed(state, tokens_per_second)
-    assert min(speeds[1:]) * 0.999999 <= shown <= max(speeds[1:]) * 1.000001
 
 
 def _pace(steps: list[tuple[float, float]]) -> Pace:
@@ -296,12 +247,16 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return Terminal()
 
 
+def new_screen(steps: int, print_every: int, file: Any) -> Console:
+    return Console(steps, print_every, file, utilization=lambda _: "38.0% bf16 MFU")
+
+
 def _run(file: Any, print_every: int = 5) -> None:
-    with Console(12, print_every, file) as screen:
+    with new_screen(12, print_every, file) as screen:
         screen.note("[bold]not markup[/bold] :smile:")
         screen.val(0, 5.5)
         for step in range(12):
-            screen.step(StepFigures(step, 12, loss=5.0 - step / 10, **STEP, skipped=step == 6))
+            screen.step(StepFigures(step, loss=5.0 - step / 10, **STEP, skipped=step == 6))
         screen.warning("careful\x1b[31m")
         screen.sample("x = 1\x1b[2J\ny")
 
@@ -338,7 +293,7 @@ def test_the_bar_shows_steps_that_are_not_printed(terminal: Terminal) -> None:
     screen = Console(12, 100, terminal)
     screen.start()
     for step in range(3):
-        screen.step(StepFigures(step, 12, loss=5.0 - step / 10, **STEP))
+        screen.step(StepFigures(step, loss=5.0 - step / 10, **STEP))
     screen._live.refresh()  # type: ignore[union-attr]
     bar = [line for line in _screen(terminal.getvalue()) if line][-1]
     assert bar.startswith("3/12 ") and "loss 4.8000" in bar and " left" in bar
@@ -349,7 +304,7 @@ def test_the_bar_shows_steps_that_are_not_printed(terminal: Terminal) -> None:
 
 def test_a_failing_run_gives_the_terminal_back(terminal: Terminal) -> None:
     with pytest.raises(RuntimeError), Console(12, 1, terminal) as screen:
-        screen.step(StepFigures(0, 1, loss=1.0, **STEP))
+        screen.step(StepFigures(0, loss=1.0, **STEP))
         raise RuntimeError
     assert terminal.getvalue().rindex("\x1b[?25h") > terminal.getvalue().rindex("\x1b[?25l")
 
@@ -372,9 +327,9 @@ def test_a_slow_first_step_shows_no_more_than_those_after_it(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "84")
-    with Console(2, 1, terminal) as screen:
-        screen.step(StepFigures(0, 2, loss=5.0, **STEP | {"tokens_per_second": 183}))
-        screen.step(StepFigures(1, 2, loss=5.0, **STEP))
+    with new_screen(2, 1, terminal) as screen:
+        screen.step(StepFigures(0, loss=5.0, **STEP | {"tokens_per_second": 183}))
+        screen.step(StepFigures(1, loss=5.0, **STEP))
     lines = [line for line in _screen(terminal.getvalue()) if line.startswith("step")]
     assert [line.count(" | ") for line in lines] == [4, 4]
 
@@ -420,7 +375,7 @@ def printed(total: int, every: int, first: int = 0, last: int | None = None, sec
     file, now = io.StringIO(), itertools.count(step=seconds) if seconds else itertools.repeat(0.0)
     with Console(total, every, file, first_step=first, clock=lambda: next(now)) as screen:
         for step in range(first, total if last is None else last):
-            screen.step(StepFigures(step, total, loss=1.0, **STEP))
+            screen.step(StepFigures(step, loss=1.0, **STEP))
     return [int(line.split()[1].split("/")[0]) for line in file.getvalue().splitlines()]
 
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.run import folder as runlog
+from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.folder import Kept, RunLog, create_run_folder, cut_logs, locked, read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,8 +34,8 @@ def _log(folder: Path, reuse: bool = False) -> RunLog:
 
 
 def _train(log: RunLog, step: int, loss: Any = 4.0, **changes: Any) -> None:
-    fields = {"norm": 1.0, "lr": 1e-4, "ms": 12.5, "tokens_per_second": 5e3, "tokens": (step + 1) * 256}
-    log.train(step, loss=loss, **{**fields, **changes})
+    figures = StepFigures(step, loss, norm=1.0, lr=1e-4, ms=12.5, tokens_per_second=5e3, tokens=(step + 1) * 256)
+    log.train(figures._replace(**changes))
 
 
 # ---- the folder
@@ -43,7 +44,7 @@ def _train(log: RunLog, step: int, loss: Any = 4.0, **changes: Any) -> None:
 def test_new_folders_of_one_second_do_not_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(runlog.time, "strftime", lambda _: "20250102-030405")
-    folders = [create_run_folder("", "gpt3:c768", reuse=False) for _ in range(3)]
+    folders = [create_run_folder("", "gpt3:c768", reuse=False)[0] for _ in range(3)]
     assert [str(f) for f in folders] == [
         "runs/20250102-030405-gpt3-c768",
         "runs/20250102-030405-gpt3-c768-2",
@@ -55,19 +56,21 @@ def test_new_folders_of_one_second_do_not_collide(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("name", ["", "../..", "/a/b/c.bin", "x" * 500, "d12\n"])
 def test_any_name_makes_a_folder_inside_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    folder = create_run_folder("", name, reuse=False)
+    folder, _ = create_run_folder("", name, reuse=False)
     assert folder.parent == Path("runs") and folder.resolve().parent == tmp_path.resolve() / "runs"
 
 
 def test_a_folder_with_files_is_refused_unless_reused(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert create_run_folder(str(empty), "d12", reuse=False) == empty
+    assert create_run_folder(str(empty), "d12", reuse=False) == (empty, [])
     (empty / "main.log").write_text("s:0 tel:1.0000\n")
     with pytest.raises(InputError, match=r"choose another -o, or -y 1"):
         create_run_folder(str(empty), "d12", reuse=False)
-    assert create_run_folder(str(empty), "d12", reuse=True) == empty
-    assert create_run_folder(str(tmp_path / "a/b/c"), "d12", reuse=False).is_dir()
+    assert create_run_folder(str(empty), "d12", reuse=True) == (empty, [])
+    assert create_run_folder(str(tmp_path / "a/b/c"), "d12", reuse=False)[1] == [
+        tmp_path / n for n in ("a/b/c", "a/b", "a")
+    ]
     assert list((tmp_path / "a/b/c").iterdir()) == []  # the trial of writing left nothing
 
 

@@ -34,11 +34,12 @@ from llmc_jax.machine import device as hardware
 from llmc_jax.machine.nvml import GpuReading
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import Params, num_parameters, padded, tensor_specs
-from llmc_jax.run import curves
+from llmc_jax.run import batches, begin, curves, due
 from llmc_jax.run import loop as trainer
 from llmc_jax.run import prepare as beforehand
 from llmc_jax.run.folder import read_config, read_metrics
 from llmc_jax.run.sampler import generate
+from llmc_jax.run.state import Progress
 from llmc_jax.training.step import Metrics, evaluate_loss
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -405,9 +406,9 @@ def test_validation_goes_round_as_llmc_does(train: Train, tokens: Any, tmp_path:
     ids = open_token_file(tokens.val).read(0, 128)
     write_token_file(tmp_path / "two.bin", ids)
     losses = {}
-    for asked, batches in ((1, 1), (-1, 2), (5, 5)):
+    for asked, expected in ((1, 1), (-1, 2), (5, 5)):
         run = train("-x", 0, "-v", 1, "-m", asked, "-j", tmp_path / "two.bin", folder=f"{asked}")
-        assert run.values("val", "batches") == [batches]
+        assert run.values("val", "batches") == [expected]
         losses[asked] = run.values("val", "loss")[0]
     assert losses[-1] == losses[1] and losses[5] == pytest.approx(losses[1], abs=1e-15)
 
@@ -709,7 +710,7 @@ def test_the_folder_alone_goes_on_with_the_run(
     def fails(*_: object) -> None:
         raise InputError("main.log: cannot be written")
 
-    monkeypatch.setattr(trainer, "cut_logs", fails)
+    monkeypatch.setattr(begin, "cut_logs", fails)
     assert cli.main(["-y", "1", "-o", str(run.folder), "-x", "9", "--logit-rows", "5"]) == 2
     assert json.loads((run.folder / "config.json").read_text())["options"] == after
     assert (run.folder / "kernels.json").read_bytes() == kernels
@@ -769,7 +770,7 @@ def test_an_option_that_xla_does_not_know_is_one_line(train: Train, monkeypatch:
 def test_a_signal_during_validation_ends_it_there(
     train: Train, main_thread: None, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    real, calls = trainer.evaluate_loss, []
+    real, calls = batches.evaluate_loss, []
 
     def evaluate(*arguments: Any) -> Any:
         calls.append(1)
@@ -777,7 +778,7 @@ def test_a_signal_during_validation_ends_it_there(
             os.kill(os.getpid(), number)
         return real(*arguments)
 
-    monkeypatch.setattr(trainer, "evaluate_loss", evaluate)
+    monkeypatch.setattr(batches, "evaluate_loss", evaluate)
     run = train("-v", 2, "-m", 5, "-s", 2, "-g", 4, "-n", 2, "-x", 10)
     assert run.code == 130
     assert len(calls) == 5 + 3
@@ -800,7 +801,7 @@ def test_a_signal_while_sampling_ends_it_there(
             drawn.append(token)
             yield token
 
-    monkeypatch.setattr(trainer, "generate", generate)
+    monkeypatch.setattr(due, "generate", generate)
     run = train("-s", 2, "-g", 16, "-x", 10)
     assert run.code == 130
     assert drawn == [0, 1, 2, 3]
@@ -811,7 +812,7 @@ def test_a_signal_while_sampling_ends_it_there(
 def test_a_signal_before_the_first_step_leaves_no_checkpoint(
     train: Train, main_thread: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "announce", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(begin, "announce", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     run = train("-v", 1)
     assert run.code == 130
     assert [each["event"] for each in run.events] == ["start", "end"]
@@ -884,39 +885,39 @@ def metrics(*, finite: bool = True, applied: bool = True) -> Metrics:
     return Metrics(**made, finite=np.bool_(finite), applied=np.bool_(applied))  # type: ignore[arg-type]
 
 
+def one_step(given: Metrics, seconds: float = 0.0) -> trainer.Result:
+    """What the pipeline makes of a step that reports this, and whose data come after so many seconds."""
+
+    def slow() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        time.sleep(seconds)
+        yield np.zeros(1), np.zeros(1)
+
+    pipeline = trainer.Pipeline()
+    step = trainer.Step(lambda state, *_: (state, given), 0)
+    pipeline.submit(step, 0, batches.Batches(slow(), lambda: None))  # type: ignore[arg-type]
+    assert list(pipeline.results(pending=1)) == []
+    (result,) = pipeline.drain()
+    return result
+
+
 def test_only_steps_in_a_row_count() -> None:
     pattern = [(True, True), (False, False), (False, False), (True, True), (False, False), (True, False)]  # an outlier
-
-    def step(state: int, *_: Any) -> tuple[int, Metrics]:
-        finite, applied = pattern[state]
-        return state + 1, metrics(finite=finite, applied=applied)
-
-    progress = trainer.Progress(0)  # type: ignore[arg-type]
-    counts = []
-    for _ in pattern:
-        batches = trainer.Batches(iter([(np.zeros(1), np.zeros(1))]), lambda: None)  # type: ignore[arg-type]
-        progress, flight = trainer.begin_step(trainer.Step(step, 0), batches, progress)
-        progress, result = trainer.end_step(progress, flight)
-        counts.append((progress.counters.skipped, progress.counters.skipped_in_a_row, result.applied))
-    assert counts == [(0, 0, True), (1, 1, False), (2, 2, False), (2, 0, True), (3, 1, False), (4, 0, False)]
-    assert progress.step == progress.state == len(pattern)
+    progress, counts = Progress(0), []  # type: ignore[arg-type]
+    for finite, applied in pattern:
+        result = one_step(metrics(finite=finite, applied=applied))
+        progress = trainer.counted(TrainConfig(), progress, result)
+        counts.append((progress.counters.skipped, progress.counters.skipped_in_a_row))
+    assert counts == [(0, 0), (1, 1), (2, 2), (2, 0), (3, 1), (4, 0)]
+    assert progress.read == len(pattern)
 
 
 def test_waiting_for_data_is_part_of_a_step() -> None:
-    def slow_batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        time.sleep(0.05)
-        yield np.zeros(1), np.zeros(1)
-
-    def take(start: trainer.Progress) -> tuple[trainer.Progress, trainer.StepResult]:
-        batches = trainer.Batches(slow_batches(), lambda: None)  # type: ignore[arg-type]
-        return trainer.end_step(*trainer.begin_step(trainer.Step(lambda *_: (1, metrics()), 0), batches, start))
-
-    progress, result = take(trainer.Progress(0, step=1, read=1))  # type: ignore[arg-type]
+    result = one_step(metrics(), seconds=0.05)
     assert result.seconds >= 0.05
-    assert progress.seconds == result.seconds
-    progress, result = take(trainer.Progress(0, step=7, begun_at=7, read=7))  # type: ignore[arg-type]
-    assert result.seconds >= 0.05
-    assert progress.seconds == 0  # the first step of a process is left out of the mean, as llm.c does
+    later = trainer.counted(TrainConfig(), Progress(0, step=1, read=1), result)  # type: ignore[arg-type]
+    assert later.seconds == result.seconds
+    first = trainer.counted(TrainConfig(), Progress(0, step=8, begun_at=7, read=7), result)  # type: ignore[arg-type]
+    assert first.seconds == 0  # the first step of a process is left out of the mean, as llm.c does
 
 
 # ---- precision, kernels, and a loop that runs ahead

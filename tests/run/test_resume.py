@@ -29,6 +29,7 @@ from llmc_jax.errors import FormatError, InputError
 from llmc_jax.kernels import choice, record
 from llmc_jax.run import curves
 from llmc_jax.run import loop as trainer
+from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.folder import KERNELS, RunLog, locked, read_kernels, read_metrics
 from llmc_jax.run.resume import find_earlier
 from tests.same_run import arrays, check_same, differences, leftovers, steps_of, write_shards
@@ -103,9 +104,9 @@ class stopped_after:
     def __enter__(self) -> None:
         log_train = RunLog.train
 
-        def train(log: RunLog, step: int, **figures: Any) -> None:
-            log_train(log, step, **figures)
-            if step + 1 == self.steps:
+        def train(log: RunLog, figures: StepFigures) -> None:
+            log_train(log, figures)
+            if figures.step + 1 == self.steps:
                 os.kill(os.getpid(), self.number)
 
         self.patch.setattr(RunLog, "train", train)
@@ -770,7 +771,7 @@ class Killed(BaseException):
     """What stands for SIGKILL."""
 
 
-@pytest.mark.parametrize("point", ["folder.git_state", "folder.complete_file", "loop.cut_logs", "loop.RunLog"])
+@pytest.mark.parametrize("point", ["folder.git_state", "folder.complete_file", "begin.cut_logs", "begin.RunLog"])
 def test_a_start_that_is_killed_blocks_no_other(
     train: Train, copy: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
@@ -808,9 +809,9 @@ def after_step(patch: pytest.MonkeyPatch, step: int, action: Callable[[], Any]) 
     """Once so many steps have been logged, does something."""
     log_train = RunLog.train
 
-    def train(log: RunLog, at: int, **figures: Any) -> None:
-        log_train(log, at, **figures)
-        if at + 1 == step:
+    def train(log: RunLog, figures: StepFigures) -> None:
+        log_train(log, figures)
+        if figures.step + 1 == step:
             action()
 
     patch.setattr(RunLog, "train", train)

@@ -1,0 +1,56 @@
+"""The batches that a run trains on, and the loss over those that it validates on."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from llmc_jax.data.loader import Batch, Prefetcher
+from llmc_jax.machine import compiling
+from llmc_jax.run.prepare import Setup
+from llmc_jax.run.state import Progress, Run
+from llmc_jax.training.step import evaluate_loss
+
+
+class Batches(NamedTuple):
+    """Training batches (A, B, T) without end."""
+
+    each: Iterator[Batch]
+    position: Callable[[], dict[str, Any] | None]  # the loader's, after the batches given out
+
+
+@contextmanager
+def training_batches(setup: Setup) -> Iterator[Batches]:
+    """Open the batches: read ahead in the background, or with -a the same one each time."""
+    loader, micro_batches = setup.data.train, setup.config.grad_accumulation
+    if loader is None:
+        yield Batches(iter(()), lambda: None)
+    elif setup.config.overfit:
+        loader.reset()
+        batch = loader.next_batch(micro_batches)
+        yield Batches(itertools.repeat(batch), lambda: None)
+    else:
+        with Prefetcher(loader, micro_batches) as prefetcher:
+            yield Batches(prefetcher, prefetcher.state)
+
+
+def validate(run: Run, progress: Progress) -> Progress:
+    """Log the mean loss over the first batches of the validation data; nothing if the user stops the run meanwhile."""
+    setup, loader = run.setup, run.setup.data.val
+    assert loader is not None
+    loader.reset()
+    total = 0.0
+    for _ in range(setup.val_batches):
+        inputs, targets = loader.next_batch()
+        batch = progress.state.weights, inputs[0], targets[0]
+        static = setup.model, setup.plan.execution
+        loss = compiling.call(evaluate_loss, batch, static, setup.plan.execution.compiler_options)
+        total += float(loss)
+        if run.stop.is_set():
+            return progress
+    mean = total / setup.val_batches
+    run.log.val(progress.step, loss=mean, batches=setup.val_batches)
+    run.console.val(progress.step, mean)
+    counters = progress.counters._replace(val_loss=mean, validated=progress.step)
+    # A run stopped in its validation left a checkpoint of this step without this loss.
+    return progress._replace(counters=counters, saving=-1 if progress.saving == progress.step else progress.saving)

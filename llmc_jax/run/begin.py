@@ -1,0 +1,154 @@
+"""The beginning of a run: its folder is locked or made, its logs, its screen and its saver are opened.
+
+Leaves out what is decided before anything is written (prepare.py).
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, cast
+
+from llmc_jax.checkpoint.contents import Counters
+from llmc_jax.config.train import TrainConfig
+from llmc_jax.errors import InputError
+from llmc_jax.kernels.record import to_json
+from llmc_jax.machine import jax_setup
+from llmc_jax.machine.gpus import peak_flops
+from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.models.gpt2.work import flops_per_token
+from llmc_jax.run.console import Console
+from llmc_jax.run.curves import CurveDrawer
+from llmc_jax.run.figures import utilization_text
+from llmc_jax.run.folder import (
+    Held,
+    Kept,
+    RunLog,
+    check_path,
+    config_file,
+    config_record,
+    create_run_folder,
+    cut_logs,
+    leaving_nothing,
+    locked,
+    write_config,
+)
+from llmc_jax.run.prepare import Setup
+from llmc_jax.run.saver import Retention, Saver
+from llmc_jax.run.state import Run
+from llmc_jax.run.stopping import stop_on_signals
+from llmc_jax.run.table import table
+from llmc_jax.streams import Output
+
+
+@contextmanager
+def opened(setup: Setup, output: Output, stop: threading.Event, held: Held | None = None) -> Iterator[Run]:
+    """Make the run folder, open what is written there and the screen, and say how the run begins.
+
+    held: the folder, if it was there before and this process has locked it.
+    """
+    config, corpus = setup.config, setup.data.corpus
+    if held is not None:
+        held.check()
+    elif config.reuse and config.output_dir and os.path.isdir(config.output_dir):
+        raise InputError(f"-o {config.output_dir}: another process made this folder just now; start again")
+    folder, made = create_run_folder(config.output_dir, setup.name, reuse=config.reuse and held is not None)
+    validates_on_it = corpus is not None and config.val_data == "stdlib"
+    baselines = {"bigram baseline": corpus.bigram_nats} if corpus is not None and validates_on_it else {}
+    with ExitStack() as closing:
+        held = held or closing.enter_context(locked(folder))
+        log = closing.enter_context(begun_log(setup, held, made))
+        console = closing.enter_context(new_console(setup, output))
+        drawer = closing.enter_context(CurveDrawer(folder, setup.name, baselines, console.warning, held.is_there))
+        closing.enter_context(stop_on_signals(stop, console.note))
+        announce(setup, folder, console)
+        if setup.monitor is not None:
+            closing.callback(setup.monitor.close)
+        programs = folder / "xla_cache" if setup.device.platform != "cpu" else None
+        if programs and not jax_setup.keep_programs(programs) and setup.earlier is not None:
+            console.warning("not bit-exact from here: compiled programs of this run are missing or damaged")
+
+        def sync() -> None:
+            log.sync()
+            if programs is not None and programs.is_dir():
+                jax_setup.seal_programs(programs)
+
+        retention = Retention(config.keep_checkpoints, config.major_every)
+        saver = Saver(folder, setup.model, retention, export=config.export_llmc, sync=sync, check=held.check)
+        closing.callback(saver.wait)
+        yield Run(setup, folder, held, log, console, drawer, saver, stop)
+
+
+def begun_log(setup: Setup, held: Held, made: list[Path]) -> RunLog:
+    """Write the configuration, cut the logs back to where the run begins, open them and write the first event.
+
+    The configuration is config.json and kernels.json. Where something fails, nothing of it stays: neither files, nor
+    the folders in `made`, and an earlier configuration is as it was. So is that of a run which is only evaluated
+    (-x 0): what goes on later takes its options from there.
+    """
+    config, shape = setup.config, setup.model
+    kind, step = ("start", 0) if setup.earlier is None else ("resume", setup.earlier.step)
+    with leaving_nothing(held, made):
+        record = config_record(config.to_json(), asdict(shape), setup.device._asdict())
+        kernels = to_json(setup.plan.resolved)
+        is_first = config_file(held.folder) is None
+        if is_first:  # before any log: what has a log but no config.json is another program's folder
+            write_config(held.folder, record, kernels)
+        if config.reuse:
+            cut_logs(held.folder, where_logs_stay(setup))
+        with ExitStack() as closing:
+            log = closing.enter_context(RunLog(held.folder, reuse=config.reuse, check=held.check))
+            log.event(kind, step=step, steps=setup.steps, parameters=num_parameters(shape), config=record)
+            if not is_first and config.max_steps != 0:
+                write_config(held.folder, record, kernels)
+            closing.pop_all()
+            return log
+
+
+def where_logs_stay(setup: Setup) -> Kept | None:
+    """Return up to where the logs of the earlier run belong to this one."""
+    if setup.earlier is None:
+        return None
+    step, counters = setup.earlier.step, setup.earlier.metadata.counters or Counters()
+    return Kept(step, counters.validated == step, counters.sampled == step)
+
+
+@contextmanager
+def lock_of(config: TrainConfig) -> Iterator[Held | None]:
+    """Within the block a run folder that is there already is this process's. Gives it, or None."""
+    check_path(config.output_dir)
+    folder = Path(config.output_dir) if config.output_dir else None
+    if folder is None or not folder.is_dir():
+        yield None
+        return
+    with locked(folder) as held:
+        yield held
+
+
+def announce(setup: Setup, folder: Path, console: Console) -> None:
+    """The start-up table, and what the user should know about this run."""
+    console.table(table(setup, folder))
+    for note in setup.notes:
+        console.note(note)
+    for warning in setup.warnings:
+        console.warning(warning)
+    if setup.data.corpus is not None:
+        corpus = setup.data.corpus
+        console.note(f"{corpus.description}; fingerprint {corpus.fingerprint}")
+        if setup.config.val_data == "stdlib":
+            console.note(f"bigram baseline: {corpus.bigram_nats:.3f} nats (each byte guessed from the one before)")
+
+
+def new_console(setup: Setup, output: Output) -> Console:
+    """Return the screen of the run."""
+    config, precision = setup.config, setup.plan.product_precision
+    peak = None if setup.device.platform == "cpu" else peak_flops(setup.device.kind, precision)
+    per_token = flops_per_token(setup.model, config.sequence_length)
+
+    def utilization(tokens_per_second: float) -> str:
+        return utilization_text(per_token * tokens_per_second, peak, precision)
+
+    scores = bool(config.skip_loss_z or config.skip_norm_z)
+    return Console(setup.steps, config.print_every, cast(Any, output), utilization=utilization, scores=scores)

@@ -1,0 +1,136 @@
+"""What is done between two steps: validation, a sample, a checkpoint, and news of saves and of the data."""
+
+import jax
+
+from llmc_jax.checkpoint.contents import Metadata
+from llmc_jax.data.tokenizers import sample_text
+from llmc_jax.errors import InputError
+from llmc_jax.kernels.record import to_json
+from llmc_jax.rng import skip_u32
+from llmc_jax.run.batches import Batches, validate
+from llmc_jax.run.prepare import Setup
+from llmc_jax.run.record import profile_slice
+from llmc_jax.run.sampler import SEED, generate
+from llmc_jax.run.saver import Memory, Saved
+from llmc_jax.run.state import Progress, Run
+
+
+def run_due(run: Run, progress: Progress, batches: Batches, step_bytes: int | None) -> Progress:
+    """Validate, sample and save where that is due before a step or after the last one.
+
+    step_bytes: memory that the step needs; None before it is compiled. What a checkpoint says was done before its step
+    already is not done again.
+    """
+    config, step = run.setup.config, progress.step
+    last = step == run.setup.steps
+
+    def due(every: int, done: int = -1, at_end: bool = True) -> bool:
+        return every > 0 and (step % every == 0 or (last and at_end)) and step != done and not run.stop.is_set()
+
+    if due(config.val_every, progress.counters.validated):
+        progress = validate(run, progress)
+    at_end = config.samples_at_end
+    if due(config.sample_every, progress.counters.sampled, at_end) and (step > 0 or (last and at_end)):
+        progress = draw_sample(run, progress)
+    if due(config.checkpoint_every) and step > 0 and step % config.checkpoint_every == 0:
+        progress = save(run, progress, batches, step_bytes, last=last)
+    return progress
+
+
+def pauses_after(run: Run, step: int) -> bool:
+    """Return whether something is due after `step` steps that needs the state or an idle device."""
+    config = run.setup.config
+    every = (config.val_every, config.sample_every, config.checkpoint_every)
+    start, stop = profile_slice(config)
+    return step == run.setup.steps or start <= step <= stop or any(n > 0 and step % n == 0 for n in every)
+
+
+def draw_sample(run: Run, progress: Progress) -> Progress:
+    """Sample from the model, keep and show the text; nothing if the user stops the run meanwhile."""
+    setup, model, tokenizer = run.setup, run.setup.model, run.setup.tokenizer.tokenizer
+    weights, length = progress.state.weights, setup.config.sequence_length
+    end_of_text = model.vocab_size - 1 if tokenizer is None else tokenizer.eot
+    counters, ids = progress.counters, list[int]()
+    state = skip_u32(SEED, 0 if setup.config.samples_begin_anew else counters.drawn)
+    for token in generate(weights, model, setup.config.sample_tokens, length, end_of_text, setup.plan.execution, state):
+        if run.stop.is_set():
+            return progress
+        ids.append(token)
+    text = sample_text(tokenizer, ids)
+    run.log.sample(progress.step, text, len(ids))
+    run.console.sample(text)
+    return progress._replace(counters=counters._replace(sampled=progress.step, drawn=counters.drawn + len(ids)))
+
+
+def save(
+    run: Run, progress: Progress, batches: Batches, step_bytes: int | None, *, last: bool = False, prune: bool = True
+) -> Progress:
+    """Begin to save the training state, unless this step's is saved already. last: no step follows."""
+    setup = run.setup
+    if progress.step == progress.saving:
+        return progress
+    metadata = Metadata(
+        progress.step,
+        setup.identity,
+        setup.steps,
+        counters=progress.counters,
+        options=setup.config.to_json(),
+        val_data=setup.val_data,
+        loader=batches.position(),
+        environment=setup.environment,
+        kernels=to_json(setup.plan.resolved),
+        origin=setup.origin,
+    )
+    copies = not last and step_bytes is not None  # before the step is compiled nobody knows what memory it needs
+    run.saver.save(progress.state, metadata, available_memory(setup, step_bytes), last=not copies, prune=prune)
+    return progress._replace(saving=progress.step)
+
+
+def available_memory(setup: Setup, step_bytes: int | None) -> Memory:
+    """Return what decides whether a copy of the state may lie beside the training."""
+    needed = step_bytes or 0
+    if setup.device.platform == "cpu":
+        return Memory(needed, None)
+    stats = jax.devices()[0].memory_stats() or {}
+    return Memory(needed, stats.get("bytes_limit", 0) - stats.get("peak_bytes_in_use", 0))
+
+
+def poll_saves(run: Run, progress: Progress, ended: list[Saved], last: bool = False) -> Progress:
+    """Log and show how saves ended. last: no other will be tried.
+
+    Raises InputError for one that failed, where --save-failure says stop, or where it was the last one.
+    """
+    for each in ended:
+        if each.problem is None:
+            times = {"waited_ms": 1e3 * each.waited, "ms": 1e3 * each.seconds}
+            run.log.event("checkpoint", step=each.step, path=each.path.name, **times)
+            tell_removed(run, each.removed, each.unremoved)
+            progress = progress._replace(saved=each.path)
+            continue
+        run.log.event("save_failed", step=each.step, problem=each.problem)
+        if run.setup.config.save_failure == "stop" or (last and each.step == progress.saving):
+            raise InputError(each.problem)
+        run.console.warning(f"{each.problem}; earlier ones are as they were")
+        if each.step == progress.saving:
+            progress = progress._replace(saving=-1)
+    return progress
+
+
+def tell_removed(run: Run, steps: tuple[int, ...], problem: str | None) -> None:
+    """Log which checkpoints were deleted; one that could not be deleted is no reason to stop."""
+    for step in steps:
+        run.log.event("removed", step=step)
+    if problem is not None:
+        run.console.warning(problem)
+
+
+def tell_notices(run: Run, progress: Progress) -> None:
+    """Log and show what happened to the token files."""
+    data = run.setup.data
+    for idle in (data.val, data.train if run.setup.config.overfit else None):
+        if idle is not None:  # the others are looked at as they are read
+            idle.look()
+    for loader in (data.train, data.val):
+        for notice in loader.notices() if loader else ():
+            run.log.event("data", step=progress.step, file=str(notice.path), what=notice.what)
+            run.console.warning(notice.words)

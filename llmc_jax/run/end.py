@@ -1,0 +1,101 @@
+"""The end of a run: the last checkpoint, the last event and picture, and what the user is told."""
+
+import shlex
+from collections.abc import Iterator
+
+from llmc_jax.config.train import TrainConfig
+from llmc_jax.errors import ExitCode, InputError
+from llmc_jax.machine import jax_setup
+from llmc_jax.run.batches import Batches
+from llmc_jax.run.due import poll_saves, save, tell_removed
+from llmc_jax.run.state import Outcome, Progress, Run, diverged
+
+
+def exit_code(run: Run, progress: Progress) -> ExitCode:
+    """Return how a run that broke nowhere has ended."""
+    if diverged(run.setup.config, progress):
+        return ExitCode.DIVERGED
+    return ExitCode.STOPPED if run.stop.is_set() else ExitCode.DONE
+
+
+def last_save(run: Run, outcome: Outcome, batches: Batches) -> Outcome:
+    """Save the checkpoint of the end and wait for all saves; where one fails here, the run has failed."""
+    code, progress, problem = outcome
+    try:
+        if run.setup.config.saves_at_end and (progress.step > 0 or run.setup.steps == 0):
+            # The checkpoints from before a divergence may be what the user goes back to.
+            progress = save(run, progress, batches, None, last=True, prune=code != ExitCode.DIVERGED)
+        progress = poll_saves(run, progress, run.saver.wait(), last=True)
+        if code == ExitCode.DONE:
+            tell_removed(run, *run.saver.prune_rest())
+    except InputError as error:
+        return Outcome(ExitCode.BAD_INPUT, progress, problem or error)
+    return Outcome(code, progress, problem)
+
+
+def finish(run: Run, outcome: Outcome) -> Outcome:
+    """Write the last event and the last picture, and say where everything is."""
+    outcome = write_rest(run, outcome)
+    run.drawer.finish()
+    run.console.close()
+    for line in summary(run, outcome):
+        run.console.note(line)
+    return outcome
+
+
+def write_rest(run: Run, outcome: Outcome) -> Outcome:
+    """Write the last event; where it cannot be written either, the first problem counts."""
+    progress, code = outcome.progress, outcome.code
+    try:
+        run.log.event("end", step=progress.step, outcome=code.name.lower(), skipped=progress.counters.skipped)
+    except InputError as problem:
+        return Outcome(ExitCode.BAD_INPUT, progress, outcome.problem or problem)
+    return outcome
+
+
+def summary(run: Run, outcome: Outcome) -> Iterator[str]:
+    """Yield the last lines on the screen: how it went, where everything is, what to try next."""
+    config, (code, progress, _) = run.setup.config, outcome
+    timed = progress.step - progress.begun_at - 1
+    if timed > 0:
+        yield f"total average iteration time: {1e3 * progress.seconds / timed:.6f} ms"
+    if progress.counters.skipped:
+        yield f"skipped:      {progress.counters.skipped} steps updated nothing (not finite, or an outlier)"
+    if progress.step < run.setup.steps:
+        yield f"stopped:      after {progress.step} of {run.setup.steps} steps"
+    if code == ExitCode.DIVERGED:
+        yield from divergence_advice(config, progress)
+    if run.held.is_there():
+        yield from places(run, outcome)
+    if config.preset == "demo" and code == ExitCode.DONE:
+        train, python = jax_setup.train_command(), jax_setup.python_command()
+        for words, command, meaning in (
+            ("try next:", f"{train} --preset demo -x 5000", "the same, longer"),
+            ("", f"{train} --help", "every option"),
+            ("", f"{python} -m llmc_jax.data tinyshakespeare", "then --preset tinyshakespeare"),
+        ):
+            yield f"{words:<13} {command:<54} ({meaning})"
+
+
+def places(run: Run, outcome: Outcome) -> Iterator[str]:
+    """Yield where everything is, and the command that goes on."""
+    config, (code, progress, _) = run.setup.config, outcome
+    yield f"run folder:   {run.folder}"
+    if run.drawer.path.exists():
+        yield f"picture:      {run.drawer.path}"
+    if progress.saved is not None:
+        yield f"checkpoint:   {progress.saved}"
+    goes_on = progress.saved is not None or (config.save and progress.step == 0)
+    if progress.step < run.setup.steps and code != ExitCode.DIVERGED and goes_on:
+        yield f"to go on:     {jax_setup.train_command()} -y 1 -o {shlex.quote(str(run.folder))}"
+
+
+def divergence_advice(config: TrainConfig, progress: Progress) -> Iterator[str]:
+    """Yield what to try after a run that diverged."""
+    yield f"diverged:     the loss or the gradient was not finite {progress.counters.skipped_in_a_row} times in a row"
+    if progress.counters.skipped == progress.step:
+        yield f"              no step was finite: are the weights that it started from sound (-e {config.model})?"
+    else:
+        yield "              the model is as the last finite step left it, so probably no good either"
+        yield f"try:          a lower -l (it was {config.learning_rate:g}), a longer warm-up -u, a smaller --grad-clip,"
+        yield "              or an earlier checkpoint (-n); main.log shows where the norm began to grow"

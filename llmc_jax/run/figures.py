@@ -1,0 +1,56 @@
+"""The figures of one training step: the log keeps them, the screen shows them, the picture is drawn from them."""
+
+from typing import Any, NamedTuple
+
+EMA_DECAY = 0.95  # of the smoothed speed, llm.c's
+
+
+class StepFigures(NamedTuple):
+    """What one step gave, in the order of metrics.jsonl; None for what only some runs or steps have."""
+
+    step: int  # from 0 as everywhere in the code; the screen counts from 1
+    loss: float  # nats per token
+    norm: float  # of the gradient, before clipping
+    lr: float
+    ms: float
+    tokens_per_second: float  # of this step alone
+    skipped: bool = False  # the step updated nothing
+    tokens: int = 0  # seen so far, with this step's
+    loss_scale: float | None = None  # None where the loss is not scaled
+    z_loss: float | None = None  # the loss among the last 128, in standard deviations; None until there are so many
+    z_norm: float | None = None  # the norm likewise
+
+    def known(self) -> dict[str, Any]:
+        """Return the figures that there are, by name."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+
+class Speed(NamedTuple):
+    """The state of the smoothed speed: steps seen, and their biased average without the first."""
+
+    steps: int = 0
+    ema: float = 0.0
+
+
+def smooth_speed(speed: Speed, tokens_per_second: float) -> tuple[Speed, float]:
+    """Return the new state and llm.c's smoothed tok/s: an exponential average with bias correction.
+
+    The first step, which compiles, is left out; for it the speed to show is its own.
+    Source: llm.c train_gpt2.cu, `ema_tokens_per_second`.
+    """
+    if speed.steps == 0:
+        return Speed(1, 0.0), tokens_per_second
+    ema = EMA_DECAY * speed.ema + (1 - EMA_DECAY) * tokens_per_second
+    return Speed(speed.steps + 1, ema), ema / (1 - EMA_DECAY**speed.steps)
+
+
+def utilization_text(flops_per_second: float, peak: float | None, precision: str = "bf16") -> str:
+    """Return `38.0% bf16 MFU` where the peak is known, else the rate itself: `12.3 GFLOP/s`, `98.76 TFLOP/s`.
+
+    flops_per_second and peak in FLOP/s, peak of all devices together. llm.c prints -100% for a card it does not know.
+    """
+    if peak is not None:
+        return f"{100 * flops_per_second / peak:.1f}% {precision} MFU"
+    if flops_per_second < 1e12:
+        return f"{flops_per_second / 1e9:.1f} GFLOP/s"
+    return f"{flops_per_second / 1e12:.2f} TFLOP/s"

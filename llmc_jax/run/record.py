@@ -1,0 +1,92 @@
+"""Recording some steps with jax.profiler: what --profile asks for, and what the profile command measures.
+
+A trace folder opens in Perfetto and in TensorBoard's profiler (docs/profiling.md). Leaves out reading it back
+(profile/trace.py).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from llmc_jax.config.options import parse_slice
+from llmc_jax.config.train import TrainConfig
+from llmc_jax.errors import InputError
+from llmc_jax.files import write_problem
+
+STEP = "train"  # the name of a step's annotation, which TensorBoard's profiler counts steps by
+
+
+def check_writable(folder: Path) -> None:
+    """Make the folder and raise InputError if no file can be written there."""
+    if problem := write_problem(folder):
+        raise InputError(f"{folder}: a trace cannot be written there ({problem}); name another folder")
+
+
+def start_recording(folder: Path) -> None:
+    """Start the profiler. Python's own calls are left out: they are many, and cost time."""
+    import jax
+
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    jax.profiler.start_trace(str(folder), profiler_options=options)
+
+
+@contextmanager
+def recorded_step(number: int) -> Iterator[None]:
+    """Mark one step in the trace. What it computes must be complete when the block ends."""
+    import jax
+
+    with jax.profiler.StepTraceAnnotation(STEP, step_num=number):
+        yield
+
+
+@contextmanager
+def slice_trace(
+    folder: Path, start: int, stop: int, done: Callable[[], None] = lambda: None
+) -> Iterator[Callable[[int], None]]:
+    """Record steps start to stop - 1 of a loop into a folder: call what it yields with each step's number before it.
+
+        with slice_trace(folder, 10, 15) as tick:
+            for step in range(steps):
+                tick(step)
+                ...  # the step, complete before the next tick
+
+    done: called once, when the recording has been written. A loop that ends early writes what it has; one that never
+    reaches `start` writes nothing. Raises InputError, at once, if the folder cannot be written.
+    """
+    check_writable(folder)
+    import jax
+
+    recording = ExitStack()  # open while the profiler runs
+    annotation = ExitStack()  # open during a step
+    active = False
+
+    def finish() -> None:
+        nonlocal active
+        if active:
+            active = False
+            recording.close()
+            done()
+
+    def tick(step: int) -> None:
+        nonlocal active
+        annotation.close()
+        if start <= step < stop:
+            if not active:
+                start_recording(folder)
+                recording.callback(jax.profiler.stop_trace)
+                active = True
+            annotation.enter_context(recorded_step(step))
+        else:
+            finish()
+
+    try:
+        yield tick
+    finally:
+        annotation.close()
+        finish()
+
+
+def profile_slice(config: TrainConfig) -> tuple[int, int]:
+    """Return the steps that --profile names; an empty slice without it."""
+    return parse_slice(config.profile) if config.profile else (-1, -1)

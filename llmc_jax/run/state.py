@@ -1,0 +1,66 @@
+"""What a run is while it loops: what stays the same, how far it has come, and how it ended."""
+
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+from llmc_jax.checkpoint.contents import Counters
+from llmc_jax.config.train import TrainConfig
+from llmc_jax.errors import ExitCode, InputError
+from llmc_jax.run.console import Console
+from llmc_jax.run.curves import CurveDrawer
+from llmc_jax.run.folder import Held, RunLog
+from llmc_jax.run.prepare import Setup
+from llmc_jax.run.saver import Saver
+from llmc_jax.training.step import TrainState
+
+
+class Run(NamedTuple):
+    """What stays the same while the loop runs."""
+
+    setup: Setup
+    folder: Path
+    held: Held
+    log: RunLog
+    console: Console
+    drawer: CurveDrawer
+    saver: Saver
+    stop: threading.Event  # set: the user wants the run to end
+
+
+class Progress(NamedTuple):
+    """How far the run has come. A new one after each step."""
+
+    state: TrainState
+    step: int = 0  # steps given to the device, those without an update included
+    begun_at: int = 0  # steps that were made before this process began
+    read: int = 0  # of the steps, those whose metrics have been read: all but one, where the loop runs ahead
+    saving: int = -1  # the step of the last checkpoint that was begun, -1: none
+    saved: Path | None = None  # the last checkpoint that is complete
+    counters: Counters = Counters()
+    seconds: float = 0.0  # in all steps of this process but the first, which llm.c leaves out of its mean too
+
+
+def first_progress(setup: Setup, state: TrainState) -> Progress:
+    """Return where the run begins: at its start, or where a checkpoint left it."""
+    if setup.earlier is None:
+        return Progress(state)
+    step, counters = setup.earlier.step, setup.earlier.metadata.counters or Counters()
+    if 0 < setup.config.max_nonfinite <= counters.skipped_in_a_row:  # it had diverged; now it gets another chance
+        counters = counters._replace(skipped_in_a_row=0)
+    return Progress(
+        state, step=step, begun_at=step, read=step, saving=step, saved=setup.earlier.folder, counters=counters
+    )
+
+
+class Outcome(NamedTuple):
+    """How the loop ended; problem: what broke, where something did."""
+
+    code: ExitCode
+    progress: Progress
+    problem: InputError | None = None
+
+
+def diverged(config: TrainConfig, progress: Progress) -> bool:
+    """Return whether so many steps in a row were not finite that the run ends."""
+    return 0 < config.max_nonfinite <= progress.counters.skipped_in_a_row
