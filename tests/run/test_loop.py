@@ -34,6 +34,7 @@ from llmc_jax.machine import device as hardware
 from llmc_jax.machine.nvml import GpuReading
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import Params, num_parameters, padded, tensor_specs
+from llmc_jax.plan import Plan
 from llmc_jax.run import batches, begin, curves, due
 from llmc_jax.run import loop as trainer
 from llmc_jax.run import prepare as beforehand
@@ -1058,13 +1059,7 @@ def test_relu_attention_is_another_model_that_learns(train: Train) -> None:
 @pytest.fixture
 def run_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop as it runs on a GPU: a step is begun before the one before it has been read."""
-    prepare = trainer.prepare
-
-    def prepared(*args: Any) -> Any:
-        setup, state = prepare(*args)
-        return setup._replace(run_ahead=True), state
-
-    monkeypatch.setattr(trainer, "prepare", prepared)
+    monkeypatch.setattr(Plan, "runs_ahead", True)
 
 
 EVERYTHING = ["-x", 7, "-v", 3, "-m", 2, "-s", 5, "-g", 4, "-n", 2]

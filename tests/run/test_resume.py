@@ -27,6 +27,7 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.kernels import choice, record
+from llmc_jax.plan import Plan
 from llmc_jax.run import curves
 from llmc_jax.run import loop as trainer
 from llmc_jax.run.figures import StepFigures
@@ -269,13 +270,7 @@ def test_stopped_after_the_last_step(train: Train) -> None:
 def test_running_ahead_changes_nothing(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU, where a step is begun before the one before it has been read."""
     expected = complete(train("-n", 4, "-v", 0, "-s", 0, folder="expected"))
-    prepare = trainer.prepare
-
-    def prepared(*args: Any) -> Any:
-        setup, *rest = prepare(*args)
-        return setup._replace(run_ahead=True), *rest
-
-    monkeypatch.setattr(trainer, "prepare", prepared)
+    monkeypatch.setattr(Plan, "runs_ahead", True)
     first = train("-n", 4, "-v", 0, "-s", 0, "-y", 1, stop=6)
     assert first.code == 130 and steps_of(first.folder, "DONE") == [4, 7]  # one was under way
     check_same(complete(train("-n", 4, "-v", 0, "-s", 0, "-y", 1)).folder, expected.folder)
