@@ -23,7 +23,7 @@ from llmc_jax.data.corpora import bigram_baseline, stdlib_corpus, tinyshakespear
 from llmc_jax.data.tokenfile import open_token_file
 from llmc_jax.data.tokenizers import bin_tokenizer, bytes_tokenizer, load_tokenizer, write_tokenizer_bin
 from llmc_jax.errors import InputError
-from llmc_jax.files import cache_folder, write_bytes
+from llmc_jax.files import cache_folder
 
 LEFT_OUT = [
     "test/test_a.py", "json/tests/x.py", "idlelib/a.py", "idlelib/idle_test/b.py", "encodings/utf_8.py",
@@ -66,19 +66,9 @@ def test_the_corpus_is_the_files_in_order(library: dict[str, bytes]) -> None:
     assert corpus.train_documents + corpus.val_documents == 60
     assert (corpus.vocab_size, corpus.tokenizer, corpus.train.parent) == (257, "bytes", cache_folder())
     assert corpus.fingerprint in corpus.train.name
+    made = corpus.train.stat().st_mtime_ns
+    assert stdlib_corpus() == corpus and corpus.train.stat().st_mtime_ns == made  # the sources are not read again
     assert corpus.bigram_nats == bigram_baseline(train.read(), val.read(), 257)
-
-
-def test_sources_are_not_read_again_while_they_stay_the_same(
-    library: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    corpus = stdlib_corpus()
-
-    def refuse(*arguments: object) -> None:
-        raise AssertionError("read again")
-
-    monkeypatch.setattr(corpora, "_read_stdlib", refuse)
-    assert stdlib_corpus() == corpus
 
 
 def test_other_sources_make_another_corpus_beside_the_first(library: dict[str, bytes], tmp_path: Path) -> None:
@@ -289,16 +279,3 @@ def test_cache_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_folder() == Path("/c/.cache/llmc-jax")
     monkeypatch.setattr("sys.platform", "darwin")
     assert cache_folder() == Path("/c/Library/Caches/llmc-jax")
-
-
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_bytes(tmp_path / "a", b"old")
-
-    def full(number: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        write_bytes(tmp_path / "a", b"new")
-    assert (tmp_path / "a").read_bytes() == b"old"
-    assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -61,13 +61,17 @@ def test_the_ids_suggest_a_vocabulary(
         assert "tokenizer" in found.note
 
 
-def test_an_unusual_vocabulary(tmp_path: Path) -> None:
+def test_an_unusual_vocabulary_and_none(tmp_path: Path) -> None:
     write_token_file(tmp_path / "a.bin", [99, 1, 2, 99, 3], "gpt2-uint16")
     found = inspect_token_file(tmp_path / "a.bin", vocab_size=100)
     assert (found.eot, found.documents) == (99, 2)
     assert inspect_token_file(tmp_path / "a.bin", eot=1).documents == 1
     write_token_file(tmp_path / "a.bin", [2**31, 5], "llama3-uint32")
     assert inspect_token_file(tmp_path / "a.bin").vocab == 2**31 + 1
+    write_token_file(tmp_path / "a.bin", [])
+    found = inspect_token_file(tmp_path / "a.bin")
+    assert (found.stats.tokens, found.stats.lowest, found.documents, found.first) == (0, -1, 0, [])
+    assert "none" in describe(found)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -83,13 +87,6 @@ def test_ids_beyond_the_vocabulary(tmp_path: Path, kind: str, monkeypatch: pytes
     assert inspect_token_file(path, vocab_size=301).stats.tokens == 11
     with pytest.raises(InputError, match="has 257 ids"):
         inspect_token_file(path, tokenizer="bytes", vocab_size=301)
-
-
-def test_a_file_without_tokens(tmp_path: Path) -> None:
-    write_token_file(tmp_path / "a.bin", [], "gpt2-uint16")
-    found = inspect_token_file(tmp_path / "a.bin")
-    assert (found.stats.tokens, found.stats.lowest, found.documents, found.first) == (0, -1, 0, [])
-    assert "none" in describe(found)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,6 +108,10 @@ def test_tokenizer_commands(
     tmp_path: Path, small_bin: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    assert main(["tokenizer", "write", "b.bin", "--tokenizer", "bytes"]) == 0
+    data = Path("b.bin").read_bytes()
+    assert struct.unpack("<4I", data[:16]) == (20240328, 2, 257, 256)
+    assert data[1024:1028] == b"\x01\x00\x01\x01" and data.endswith(b"\x0d<|endoftext|>")
     assert main(["tokenizer", "write", "t.bin", "--tokenizer", str(small_bin)]) == 0
     assert Path("t.bin").read_bytes() == small_bin.read_bytes()
     assert main(["tokenizer", "write", "t.bin", "--tokenizer", str(small_bin)]) == 2
@@ -129,13 +130,6 @@ def test_tokenizer_commands(
     assert main(["tokenizer", "encode", "a", "--tokenizer", "none"]) == 2
     assert main(["tokenizer", "inspect"]) == 2
     assert "gpt2_tokenizer.bin: cannot be read" in capsys.readouterr().err
-
-
-def test_bytes_as_a_tokenizer_file(tmp_path: Path) -> None:
-    assert main(["tokenizer", "write", str(tmp_path / "b.bin"), "--tokenizer", "bytes"]) == 0
-    data = (tmp_path / "b.bin").read_bytes()
-    assert struct.unpack("<4I", data[:16]) == (20240328, 2, 257, 256)
-    assert data[1024:1028] == b"\x01\x00\x01\x01" and data.endswith(b"\x0d<|endoftext|>")
 
 
 def test_stdlib_and_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,12 +153,3 @@ def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     monkeypatch.setattr("llmc_jax.cli.data.stdlib_corpus", interrupt)
     assert main(["stdlib"]) == 130
     assert capsys.readouterr().err == "llmc_jax.data: stopped\n"
-
-
-def test_nothing_of_the_data_tools_needs_jax() -> None:
-    import subprocess
-    import sys
-
-    code = "import sys, llmc_jax.cli.data; sys.exit('jax' in sys.modules or 'tiktoken' in sys.modules)"
-    root = Path(module.__file__).parents[2]
-    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0

@@ -1,7 +1,6 @@
 """Peaks against cores x clock, MFU against llm.c's published figures, and what this machine says of itself."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,64 +11,6 @@ from llmc_jax.machine.gpus import GPUS, peak_flops
 from llmc_jax.models.gpt2.work import flops_per_token
 
 GIB = 2**30
-
-# CUDA cores and boost clock in MHz, from NVIDIA's product pages: fp32 does 2 operations a core and clock
-CORES_AND_CLOCK = {
-    "NVIDIA GeForce RTX 3090 Ti": (10752, 1860),
-    "NVIDIA GeForce RTX 3090": (10496, 1695),
-    "NVIDIA GeForce RTX 3080 Ti": (10240, 1665),
-    "NVIDIA GeForce RTX 3080": (8704, 1710),
-    "NVIDIA GeForce RTX 3070 Ti": (6144, 1770),
-    "NVIDIA GeForce RTX 3070": (5888, 1725),
-    "NVIDIA GeForce RTX 3060 Ti": (4864, 1665),
-    "NVIDIA GeForce RTX 3060": (3584, 1777),
-    "NVIDIA GeForce RTX 4090": (16384, 2520),
-    "NVIDIA GeForce RTX 4090 D": (14592, 2520),
-    "NVIDIA GeForce RTX 4080 SUPER": (10240, 2550),
-    "NVIDIA GeForce RTX 4080": (9728, 2505),
-    "NVIDIA GeForce RTX 4070 Ti SUPER": (8448, 2610),
-    "NVIDIA GeForce RTX 4070 Ti": (7680, 2610),
-    "NVIDIA GeForce RTX 4070 SUPER": (7168, 2475),
-    "NVIDIA GeForce RTX 4070": (5888, 2475),
-    "NVIDIA GeForce RTX 4060 Ti": (4352, 2535),
-    "NVIDIA GeForce RTX 4060": (3072, 2460),
-    "NVIDIA GeForce RTX 5090": (21760, 2407),
-    "NVIDIA GeForce RTX 5080": (10752, 2617),
-    "NVIDIA GeForce RTX 5070 Ti": (8960, 2452),
-    "NVIDIA GeForce RTX 5070": (6144, 2512),
-    "NVIDIA GeForce RTX 5060 Ti": (4608, 2572),
-    "NVIDIA GeForce RTX 5060": (3840, 2497),
-}
-
-
-@pytest.mark.parametrize("name", CORES_AND_CLOCK)
-def test_geforce_peaks_are_cores_times_clock(name: str) -> None:
-    cores, mhz = CORES_AND_CLOCK[name]
-    fp32 = 2 * cores * mhz * 1e6
-    assert peak_flops(name, "fp32") == pytest.approx(fp32, rel=0.005)
-    assert peak_flops(name, "tf32") == pytest.approx(fp32, rel=0.005)
-    # fp32 accumulation: twice the ordinary rate, not four times
-    assert peak_flops(name, "bf16") == pytest.approx(2 * fp32, rel=0.005)
-
-
-@pytest.mark.parametrize(
-    ("name", "sms", "mhz", "per_clock"),  # dense bf16 operations per SM and clock: A100 2048, GH100 4096, GA102 1024
-    [
-        ("NVIDIA A100-SXM4-80GB", 108, 1410, 2048),
-        ("NVIDIA A30", 56, 1440, 2048),
-        ("NVIDIA H100 80GB HBM3", 132, 1830, 4096),
-        ("NVIDIA H200", 132, 1830, 4096),
-        ("NVIDIA H100 PCIe", 114, 1620, 4096),
-        ("NVIDIA RTX A6000", 84, 1800, 1024),
-        ("NVIDIA A40", 84, 1740, 1024),
-        ("NVIDIA RTX 6000 Ada Generation", 142, 2505, 1024),
-        ("NVIDIA L4", 58, 2040, 1024),
-        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 188, 2617, 1024),
-    ],
-)
-def test_data_centre_and_workstation_peaks_are_sms_times_clock(name: str, sms: int, mhz: int, per_clock: int) -> None:
-    # data sheets round: the A100's 312 is exact, the L4's 121 stands for 121.2
-    assert peak_flops(name, "bf16") == pytest.approx(sms * mhz * 1e6 * per_clock, rel=0.01)
 
 
 def test_table_is_dense_and_consistent() -> None:
@@ -108,10 +49,7 @@ def test_mfu_of_published_runs(
     rate = flops_per_token(parse_descriptor(descriptor), 1024) * tokens_per_second
     mfu = hardware.model_flops_utilization(rate, peak_flops(device, "bf16"), num_devices)
     assert mfu is not None and 100 * mfu == pytest.approx(percent, abs=0.5)
-
-
-def test_mfu_without_a_peak_is_none() -> None:
-    assert hardware.model_flops_utilization(1e12, None) is None
+    assert hardware.model_flops_utilization(rate, None) is None
 
 
 def _fake_root(tmp_path: Path, meminfo: str, cgroup: str, limits: dict[str, str]) -> Path:
@@ -142,29 +80,16 @@ def test_host_memory_respects_the_container(tmp_path: Path, cgroup: str, limits:
     assert hardware.host_memory_bytes(_fake_root(tmp_path, MEMINFO, cgroup, limits)) == expected
 
 
-def test_this_machine_is_described() -> None:
+def test_machines_are_described() -> None:
     device = hardware.describe_device()
     label = hardware.device_label(device)
     assert device.cpu_cores >= 1 and device.num_devices >= 1
     assert device.memory_bytes is None or device.memory_bytes > 2**28
     assert device.kind in label and "\n" not in label
-
-
-def test_labels() -> None:
     gpu = hardware.Device("gpu", "NVIDIA H200", 8, 105 * GIB, 16, "Linux")
     assert hardware.device_label(gpu) == "1 of 8 x NVIDIA H200, 105.0 GiB"
     cpu = hardware.Device("cpu", "AMD EPYC 7B13", 1, None, 1, "Linux")
     assert hardware.device_label(cpu) == "CPU: AMD EPYC 7B13, 1 core"
-
-
-def test_importing_the_four_modules_does_not_import_jax_or_pyplot() -> None:
-    code = (
-        "import sys, llmc_jax.machine.device, llmc_jax.run.folder, llmc_jax.run.console, llmc_jax.run.curves; "
-        "print([m for m in ('jax', 'matplotlib') if m in sys.modules])"
-    )
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 CACHES = {  # what Linux says of two cores: index, (level, type, size, shared by)
