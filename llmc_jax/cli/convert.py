@@ -67,7 +67,7 @@ KINDS = {
 
 
 class Stats(NamedTuple):
-    """What a tensor's values are like; min to std are of the finite ones (NaN where there are none)."""
+    """Figures of a tensor's values; min to std are of the finite ones (NaN where there are none)."""
 
     min: float
     max: float

@@ -33,7 +33,7 @@ train.py finds it out when a GPU, versions or shapes are new; docs/kernels/check
 
 
 class Asked(NamedTuple):
-    """What a command line asks for."""
+    """The wish of a command line."""
 
     action: str  # one of ACTIONS; empty: to show what is known
     seconds: float

@@ -52,7 +52,7 @@ def memory_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
 
 
 def temporary_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
-    """What the compiled step would need beside its arguments on a CPU, which is what there is an estimate of."""
+    """Return what the compiled step would need beside its arguments on a CPU, which is what there is an estimate of."""
     if shape.flash or shape.dtype != "fp32":
         return []
     needed = memory_of.temporaries(model, shape)
@@ -74,7 +74,7 @@ def flops_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
 
 
 def llmc_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
-    """What llm.c's own programs allocate for the same model and batch."""
+    """Return what llm.c's own programs allocate for the same model and batch."""
     B, T = shape.batch, shape.sequence
     kept, gradients = memory_of.llmc_fp32_bytes(model, B, T)
     mixed = [memory_of.llmc_mixed_bytes(model, B, T, min(shape.recompute, 2), cudnn=cudnn) for cudnn in (False, True)]

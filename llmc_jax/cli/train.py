@@ -128,8 +128,7 @@ def _default(about: Option) -> str:
 
 
 def _meaning(about: Option) -> str:
-    later = any(about.name == missing.name for missing in NOT_BUILT)
-    return about.meaning + (" (not built yet)" if later else "")
+    return about.meaning + (" (not built yet)" if about.name in NOT_BUILT else "")
 
 
 def _groups() -> dict[str, list[Option]]:
@@ -140,7 +139,7 @@ def _groups() -> dict[str, list[Option]]:
 
 
 def help_text() -> str:
-    """What `--help` prints: every option in its group, the presets, the exit statuses and examples."""
+    """Return what `--help` prints: every option in its group, the presets, the exit statuses and examples."""
     program = train_command()
     lines = [f"usage: {program} [flag value ...]", ""]
     lines += textwrap.wrap(
@@ -203,7 +202,7 @@ def _row(about: Option) -> str:
 
 
 def _as_flags(preset: str) -> str:
-    """What a preset stands for, as flags."""
+    """Return what a preset stands for, as flags."""
     options = PRESETS[preset].options
     given = {about.flags[0]: show_value(options[about.name]) for about in OPTIONS if about.name in options}
     return " ".join(f"{flag} {shlex.quote(value)}" for flag, value in given.items())

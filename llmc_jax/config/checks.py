@@ -3,7 +3,7 @@
 Leaves out the options themselves (train.py) and what only files and devices tell.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from llmc_jax.config.model import ModelConfig
@@ -11,41 +11,125 @@ from llmc_jax.config.options import show_value, value_problem
 from llmc_jax.config.train import DEVICES, OPTIONS, TrainConfig
 from llmc_jax.errors import raise_problems
 
-
-def _given(config: TrainConfig, name: str) -> str:
-    """A flag and its value as one would type them: `-b 4`."""
-    about = next(each for each in OPTIONS if each.name == name)
-    return f"{about.flags[0]} {show_value(getattr(config, name))}"
+DEFAULTS = TrainConfig()
 
 
-class NotBuilt(NamedTuple):
-    """A value of llm.c's that this program understands but cannot do yet."""
+class Rule(NamedTuple):
+    """What is said of the configurations to which it applies: {dtype} in the words stands for `--dtype fp16`."""
 
-    name: str
-    asked: Callable[[TrainConfig], bool]
-    would: str
-    without: str
+    applies: Callable[[TrainConfig], bool]
+    words: str
 
 
-NOT_BUILT = (
-    NotBuilt(
-        "hellaswag",
-        lambda config: config.hellaswag,
-        "measure HellaSwag accuracy at every validation",
-        "leave -h out: the validation loss is measured all the same",
+CONTRADICTIONS = (
+    Rule(
+        lambda c: c.gelu_fusion == 2,
+        "{gelu_fusion}: XLA cannot let NVIDIA's library compute GELU's gradient in a product; write -ge 1: GELU itself "
+        "is computed in one, its gradient by a kernel",
     ),
-    NotBuilt(
-        "num_processes",
-        lambda config: config.num_processes > 1,
-        "split every batch over several processes, one device each",
-        "leave out -pn and -pr: one process makes the same updates, with more gradient accumulation for the same -d",
+    Rule(
+        lambda c: c.gelu_fusion == 1 and c.recompute > 0 and not c.recompute_blocks,
+        "{gelu_fusion}: GELU in the product has other bits than one that {recompute} computes again; write -r 0, which "
+        "takes more memory, or leave -ge out",
     ),
-    NotBuilt(
-        "zero_stage",
-        lambda config: config.zero_stage > 1 or (config.zero_stage == 1 and config.num_processes > 1),
-        "split the optimizer's state over the processes",
-        "write -z 0: the results are the same, with more memory per device",
+    Rule(
+        lambda c: c.gelu_fusion == 1 and c.triton_gemm == "on",
+        "{gelu_fusion}: GELU is computed in a product of NVIDIA's library, not in one by Triton; leave --triton-gemm "
+        "out",
     ),
+    Rule(
+        lambda c: c.dtype == "fp16" and c.rounding == "stochastic",
+        "{rounding}: is for bf16 only; with --dtype fp16 weights are rounded to nearest",
+    ),
+    Rule(
+        lambda c: c.process_rank >= c.num_processes,
+        "{process_rank}: process rank must be below the number of processes ({num_processes}); ranks count from 0",
+    ),
+    Rule(
+        lambda c: c.schedule == "step" and c.step_every == 0,
+        "{step_every}: -k step needs at least 1; for a rate that never falls write -k constant",
+    ),
+)
+
+
+# What llm.c does and this program understands but cannot do yet, by the option that asks for it.
+NOT_BUILT = {
+    "hellaswag": Rule(
+        lambda c: c.hellaswag,
+        "it would measure HellaSwag accuracy at every validation. To go on, leave -h out: the validation loss is "
+        "measured all the same",
+    ),
+    "num_processes": Rule(
+        lambda c: c.num_processes > 1,
+        "it would split every batch over several processes, one device each. To go on, leave out -pn and -pr: one "
+        "process makes the same updates, with more gradient accumulation for the same -d",
+    ),
+    "zero_stage": Rule(
+        lambda c: c.zero_stage > 1 or (c.zero_stage == 1 and c.num_processes > 1),
+        "it would split the optimizer's state over the processes. To go on, write -z 0: the results are the same, with "
+        "more memory per device",
+    ),
+}
+
+
+def _changed(config: TrainConfig, name: str) -> bool:
+    return bool(getattr(config, name) != getattr(DEFAULTS, name))
+
+
+def _useless(name: str, where: Callable[[TrainConfig], bool], why: str) -> Rule:
+    """Return the rule of an option that does nothing in some configurations unless it has its default."""
+    return Rule(lambda c: where(c) and _changed(c, name), f"{{{name}}}: has no effect {why}")
+
+
+def _saves_nothing(config: TrainConfig) -> bool:
+    return not config.save and (not config.checkpoint_every or config.max_steps == 0)
+
+
+# What -e or the device decides is not known here.
+NOTES = (
+    *(
+        _useless(name, lambda c: c.dtype != "fp16", "without --dtype fp16")
+        for name in ("loss_scale", "loss_scale_steps", "loss_scale_factor")
+    ),
+    _useless("master_weights", lambda c: c.dtype == "fp32", "with {dtype}, where the weights are in fp32 anyway"),
+    Rule(
+        lambda c: c.dtype == "fp32" and c.rounding == "stochastic",
+        "{rounding}: has no effect with {dtype}, where nothing is rounded",
+    ),
+    Rule(
+        lambda c: c.dtype == "bf16" and not c.master_weights and c.rounding == "nearest",
+        "{rounding}: with -w 0 small updates round to nothing and training may stall",
+    ),
+    Rule(
+        lambda c: c.dtype == "fp16" and not c.master_weights,
+        "{master_weights}: with {dtype} small updates round to nothing and training may stall",
+    ),
+    _useless("recompute", lambda c: c.recompute_blocks > 0, "with --recompute-blocks, which computes all again"),
+    Rule(
+        lambda c: c.reuse and not c.output_dir,
+        "{reuse} without -o: this run gets a new folder of its own; name one with -o to go on in it",
+    ),
+    _useless("major_every", lambda c: not c.keep_checkpoints, "without -nk, where every checkpoint is kept"),
+    Rule(
+        lambda c: c.export_llmc and _saves_nothing(c),
+        "--export-llmc: has no effect with --no-save and {unsaved}, where nothing is saved",
+    ),
+    Rule(
+        lambda c: c.reuse and _saves_nothing(c),
+        "{reuse}: nothing is saved with --no-save and {unsaved}, so the next start begins anew too",
+    ),
+    Rule(
+        lambda c: any(_changed(c, about.name) for about in OPTIONS if about.group == DEVICES),
+        "{devices}: no effect, since this is one process; training on several devices is not built yet",
+    ),
+    _useless("warmup_steps", lambda c: c.schedule == "constant", "with -k constant, which does not warm up"),
+    Rule(
+        lambda c: c.schedule != "constant" and 0 < c.max_steps <= c.warmup_steps,
+        "{warmup_steps}: the run of {max_steps} ends before the learning rate reaches -l",
+    ),
+    *(_useless(name, lambda c: c.schedule != "step", "without -k step") for name in ("step_every", "step_factor")),
+    # a preset names the rule of its trainer for whoever adds -c
+    _useless("decay", lambda c: c.weight_decay == 0 and not c.preset, "with -c 0, where nothing decays"),
 )
 
 
@@ -62,124 +146,39 @@ def validate(config: TrainConfig) -> list[str]:
         if words:
             problems.append(f"{_given(config, about.name)}: {about.noun} {words}")
     raise_problems(problems)  # what follows counts on sane values
-    raise_problems([*_contradictions(config), *_not_built(config)])
-    return _notes(config)
+    not_built = [rule._replace(words=f"{{{name}}}: not built yet; {rule.words}") for name, rule in NOT_BUILT.items()]
+    raise_problems([*_total_batch(config), *_said(config, [*CONTRADICTIONS, *not_built])])
+    return _said(config, NOTES)
 
 
-def _contradictions(config: TrainConfig) -> list[str]:
-    problems = []
-    unit = config._tokens_at_once
-    if config.tokens_per_step % unit:
-        below, above = config.tokens_per_step // unit * unit, -(-config.tokens_per_step // unit) * unit
-        choice = f"-d {below} or -d {above}" if below else f"-d {above}, or a smaller -b or -t"
-        product = f"{_given(config, 'batch_size')} times {_given(config, 'sequence_length')}"
-        if config.num_processes > 1:
-            product += f" times {_given(config, 'num_processes')}"
-        problems.append(
-            f"{_given(config, 'total_batch_size')}: an update's tokens must be a multiple of {unit} ({product}); "
-            f"take {choice}"
-        )
-    if config.gelu_fusion == 2:
-        problems.append(
-            "-ge 2: XLA cannot let NVIDIA's library compute GELU's gradient in a product; write -ge 1: GELU itself is "
-            "computed in one, its gradient by a kernel"
-        )
-    if config.gelu_fusion == 1 and config.recompute and not config.recompute_blocks:
-        problems.append(
-            f"-ge 1: GELU in the product has other bits than one that {_given(config, 'recompute')} computes again; "
-            "write -r 0, which takes more memory, or leave -ge out"
-        )
-    if config.gelu_fusion == 1 and config.triton_gemm == "on":
-        problems.append(
-            "-ge 1: GELU is computed in a product of NVIDIA's library, not in one by Triton; leave --triton-gemm out"
-        )
-    if config.dtype == "fp16" and config.rounding == "stochastic":
-        problems.append("--rounding stochastic: is for bf16 only; with --dtype fp16 weights are rounded to nearest")
-    if config.process_rank >= config.num_processes:
-        problems.append(
-            f"{_given(config, 'process_rank')}: process rank must be below the number of processes "
-            f"({_given(config, 'num_processes')}); ranks count from 0"
-        )
-    if config.schedule == "step" and config.step_every == 0:
-        problems.append("--step-every 0: -k step needs at least 1; for a rate that never falls write -k constant")
-    return problems
+def _given(config: TrainConfig, name: str) -> str:
+    """Return a flag and its value as one would type them: `-b 4`."""
+    about = next(each for each in OPTIONS if each.name == name)
+    return f"{about.flags[0]} {show_value(getattr(config, name))}"
 
 
-def _not_built(config: TrainConfig) -> list[str]:
-    return [
-        f"{_given(config, missing.name)}: not built yet; it would {missing.would}. To go on, {missing.without}"
-        for missing in NOT_BUILT
-        if missing.asked(config)
-    ]
+def _said(config: TrainConfig, rules: Iterable[Rule]) -> list[str]:
+    """Return the words of the rules that apply to a configuration."""
+    words = {about.name: _given(config, about.name) for about in OPTIONS}
+    devices = [about.name for about in OPTIONS if about.group == DEVICES and _changed(config, about.name)]
+    words["devices"] = ", ".join(words[name] for name in devices)
+    words["unsaved"] = words["max_steps"] if config.checkpoint_every else "without -n"
+    return [rule.words.format_map(words) for rule in rules if rule.applies(config)]
 
 
-def _notes(config: TrainConfig) -> list[str]:
-    notes = []
-    notes += _precision_notes(config)
-    if config.reuse and not config.output_dir:
-        notes.append("-y 1 without -o: this run gets a new folder of its own; name one with -o to go on in it")
-    notes += _saving_notes(config)
-    notes += _device_notes(config)
-    if config.warmup_steps and config.schedule == "constant":
-        notes.append(f"{_given(config, 'warmup_steps')}: has no effect with -k constant, which does not warm up")
-    elif 0 < config.max_steps <= config.warmup_steps:
-        notes.append(
-            f"{_given(config, 'warmup_steps')}: the run of {_given(config, 'max_steps')} ends before the learning rate "
-            "reaches -l"
-        )
-    defaults = TrainConfig()
-    for name in ("step_every", "step_factor"):
-        if config.schedule != "step" and getattr(config, name) != getattr(defaults, name):
-            notes.append(f"{_given(config, name)}: has no effect without -k step")
-    # a preset names the rule of its trainer for whoever adds -c
-    if config.decay != defaults.decay and config.weight_decay == 0 and not config.preset:
-        notes.append(f"{_given(config, 'decay')}: has no effect with -c 0, where nothing decays")
-    return notes
-
-
-def _saving_notes(config: TrainConfig) -> list[str]:
-    """Settings of checkpoints that have no effect."""
-    notes = []
-    if config.major_every and not config.keep_checkpoints:
-        notes.append(f"{_given(config, 'major_every')}: has no effect without -nk, where every checkpoint is kept")
-    if not config.save and (not config.checkpoint_every or config.max_steps == 0):
-        why = "-x 0" if config.checkpoint_every else "without -n"
-        if config.export_llmc:
-            notes.append(f"--export-llmc: has no effect with --no-save and {why}, where nothing is saved")
-        if config.reuse:
-            notes.append(f"-y 1: nothing is saved with --no-save and {why}, so the next start begins anew too")
-    return notes
-
-
-def _device_notes(config: TrainConfig) -> list[str]:
-    """Settings for several processes, which mean nothing to one."""
-    about_devices = [about for about in OPTIONS if about.group == DEVICES]
-    given = [about.name for about in about_devices if getattr(config, about.name) != about.default]
-    if not given:
+def _total_batch(config: TrainConfig) -> list[str]:
+    """Return what is wrong with the tokens of an update, and the nearest numbers that are right."""
+    unit = config.tokens_at_once
+    if config.tokens_per_step % unit == 0:
         return []
-    flags = ", ".join(_given(config, name) for name in given)
-    return [f"{flags}: no effect, since this is one process; training on several devices is not built yet"]
-
-
-def _precision_notes(config: TrainConfig) -> list[str]:
-    """Settings of precision that have no effect. What -e or the device decides is not known here."""
-    notes = []
-    defaults = TrainConfig()
-    if config.dtype != "fp16":
-        for name in ("loss_scale", "loss_scale_steps", "loss_scale_factor"):
-            if getattr(config, name) != getattr(defaults, name):
-                notes.append(f"{_given(config, name)}: has no effect without --dtype fp16")
-    if config.dtype == "fp32" and not config.master_weights:
-        notes.append("-w 0: has no effect with --dtype fp32, where the weights are in fp32 anyway")
-    if config.dtype == "fp32" and config.rounding == "stochastic":
-        notes.append("--rounding stochastic: has no effect with --dtype fp32, where nothing is rounded")
-    if config.dtype == "bf16" and not config.master_weights and config.rounding == "nearest":
-        notes.append("--rounding nearest: with -w 0 small updates round to nothing and training may stall")
-    if config.dtype == "fp16" and not config.master_weights:
-        notes.append("-w 0: with --dtype fp16 small updates round to nothing and training may stall")
-    if config.recompute_blocks and config.recompute != defaults.recompute:
-        notes.append(f"{_given(config, 'recompute')}: has no effect with --recompute-blocks, which computes all again")
-    return notes
+    below, above = config.tokens_per_step // unit * unit, -(-config.tokens_per_step // unit) * unit
+    choice = f"-d {below} or -d {above}" if below else f"-d {above}, or a smaller -b or -t"
+    factors = ["batch_size", "sequence_length", *(["num_processes"] if config.num_processes > 1 else [])]
+    product = " times ".join(_given(config, name) for name in factors)
+    return [
+        f"{_given(config, 'total_batch_size')}: an update's tokens must be a multiple of {unit} ({product}); "
+        f"take {choice}"
+    ]
 
 
 def check_model_fit(config: TrainConfig, model: ModelConfig) -> list[str]:

@@ -181,7 +181,7 @@ _READERS: dict[type, Callable[[str], Any]] = {int: _read_int, float: _read_float
 
 
 def _advice(about: Option, text: str) -> str:
-    """What to write instead, where that can be guessed."""
+    """Return what to write instead, where that can be guessed."""
     if about.type is int and isinstance(_read_int(text), str):  # 1e4 or 4.0
         number = _read_float(text)
         whole = isinstance(number, float) and number.is_integer() and value_problem(about, int(number)) is None

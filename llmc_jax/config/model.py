@@ -16,7 +16,7 @@ GPT3_CHANNELS_TO_SHAPE = {
 
 
 def pad_vocab(vocab_size: int) -> int:
-    """The next multiple of 128: llm.c pads the vocabulary so that the head's matrix product tiles evenly."""
+    """Return the next multiple of 128: llm.c pads the vocabulary so that the head's matrix product tiles evenly."""
     return -(-vocab_size // 128) * 128
 
 
@@ -53,15 +53,8 @@ class ModelConfig:
         return self.channels // self.num_heads
 
 
-def _from_depth(depth: int) -> ModelConfig:
-    return ModelConfig(
-        max_seq_len=1024,
-        vocab_size=GPT2_VOCAB,
-        padded_vocab_size=pad_vocab(GPT2_VOCAB),
-        num_layers=depth,
-        num_heads=LLMC_DEPTH_TO_HEADS[depth],
-        channels=LLMC_DEPTH_TO_CHANNELS[depth],
-    )
+def _shape(max_seq_len: int, vocab_size: int, num_layers: int, num_heads: int, channels: int) -> ModelConfig:
+    return ModelConfig(max_seq_len, vocab_size, pad_vocab(vocab_size), num_layers, num_heads, channels)
 
 
 def _from_gpt3_channels(channels: int) -> ModelConfig:
@@ -71,14 +64,7 @@ def _from_gpt3_channels(channels: int) -> ModelConfig:
             f"-e gpt3:c{channels}: {channels} channels cannot be split into heads of {head_size} "
             "(llm.c lists this size, and its own check refuses it too); take gpt3:c4096 or gpt3:c12288"
         )
-    return ModelConfig(
-        max_seq_len=2048,
-        vocab_size=GPT2_VOCAB,
-        padded_vocab_size=pad_vocab(GPT2_VOCAB),
-        num_layers=layers,
-        num_heads=channels // head_size,
-        channels=channels,
-    )
+    return _shape(2048, GPT2_VOCAB, layers, channels // head_size, channels)
 
 
 def _from_custom(descriptor: str) -> ModelConfig:
@@ -103,19 +89,11 @@ def _from_custom(descriptor: str) -> ModelConfig:
             f"-e {descriptor}: C={channels} channels cannot be split into NH={heads} heads; C must be a multiple of "
             f"NH: write C{-(-channels // heads) * heads}, or another NH"
         )
-    vocab = fields.get("V", GPT2_VOCAB)
-    return ModelConfig(
-        max_seq_len=fields.get("T", 1024),
-        vocab_size=vocab,
-        padded_vocab_size=pad_vocab(vocab),
-        num_layers=fields["L"],
-        num_heads=fields["NH"],
-        channels=fields["C"],
-    )
+    return _shape(fields.get("T", 1024), fields.get("V", GPT2_VOCAB), fields["L"], heads, channels)
 
 
 def parse_descriptor(descriptor: str) -> ModelConfig:
-    """The model that a descriptor names: `d12`, `gpt2:d12`, `gpt3:c768`, or a custom `L4-NH4-C256[-V257][-T128]`.
+    """Return the model of a descriptor: `d12`, `gpt2:d12`, `gpt3:c768`, or a custom `L4-NH4-C256[-V257][-T128]`.
 
     Custom ones default to V=50257 and T=1024, and pad V to a multiple of 128.
     Raises InputError with the list of known names if it is none of these.
@@ -123,7 +101,8 @@ def parse_descriptor(descriptor: str) -> ModelConfig:
     """
     depth = re.fullmatch(r"(?:gpt2:)?d([0-9]{1,9})", descriptor)
     if depth and int(depth[1]) in LLMC_DEPTH_TO_CHANNELS:
-        return _from_depth(int(depth[1]))
+        layers = int(depth[1])
+        return _shape(1024, GPT2_VOCAB, layers, LLMC_DEPTH_TO_HEADS[layers], LLMC_DEPTH_TO_CHANNELS[layers])
     gpt3 = re.fullmatch(r"gpt3:c([0-9]{1,9})", descriptor)
     if gpt3 and int(gpt3[1]) in GPT3_CHANNELS_TO_SHAPE:
         return _from_gpt3_channels(int(gpt3[1]))

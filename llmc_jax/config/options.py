@@ -14,7 +14,7 @@ INT_MAX = 2**31 - 1  # llm.c's options are C ints, and the step number is an int
 
 
 class Check(NamedTuple):
-    """What a value must be beyond its type."""
+    """A condition on a value beyond its type."""
 
     holds: Callable[[Any], bool]
     words: str  # completes "must be ..."
@@ -29,7 +29,7 @@ def minus_one_or_at_least(low: int, minus_one: str) -> Check:
 
 
 def parse_slice(text: str) -> tuple[int, int]:
-    """`START:STOP` as two step numbers; raises InputError if it is none, or empty."""
+    """Return `START:STOP` as two step numbers; raises InputError if it is none, or empty."""
     start, colon, stop = text.partition(":")
     if not (colon and start.isascii() and start.isdigit() and stop.isascii() and stop.isdigit()):
         raise InputError(f"--profile {text}: must be START:STOP, two step numbers, as in 10:15")
@@ -39,7 +39,7 @@ def parse_slice(text: str) -> tuple[int, int]:
 
 
 def is_slice(text: str) -> bool:
-    """Whether a text is what `parse_slice` takes."""
+    """Return whether `parse_slice` takes a text."""
     try:
         parse_slice(text)
     except InputError:
@@ -66,11 +66,11 @@ class Option(NamedTuple):
     flags: tuple[str, ...]  # spellings, llm.c's first; the readable one begins with two dashes
     group: str
     meaning: str
-    unit: str
-    value: str  # how a value is called in --help
-    choices: tuple[Any, ...]
-    check: Check | None
-    switch: bool  # stands alone, without a value
+    unit: str = ""
+    value: str = ""  # how a value is called in --help, where its type does not say it
+    choices: tuple[Any, ...] = ()
+    check: Check | None = None
+    switch: bool = False  # stands alone, without a value
 
     @property
     def long_flag(self) -> str:
@@ -90,37 +90,16 @@ class Option(NamedTuple):
         return {int: "N", float: "X", bool: "0|1", str: self.name.upper()}[self.type]
 
 
-def option(
-    default: Any,
-    flags: str,
-    group: str,
-    meaning: str,
-    *,
-    unit: str = "",
-    value: str = "",
-    choices: tuple[Any, ...] = (),
-    check: Check | None = None,
-    switch: bool = False,
-) -> Any:
-    """A field of TrainConfig that carries its own documentation and checks."""
-    about = {
-        "flags": tuple(flags.split()),
-        "group": group,
-        "meaning": meaning,
-        "unit": unit,
-        "value": value,
-        "choices": choices,
-        "check": check,
-        "switch": switch,
-    }
-    return field(default=default, metadata=about)
+def option(default: Any, flags: str, group: str, meaning: str, **more: Any) -> Any:
+    """Return a field of TrainConfig that carries its own documentation and checks; more: further ones of Option's."""
+    return field(default=default, metadata={"flags": tuple(flags.split()), "group": group, "meaning": meaning, **more})
 
 
 TYPE_WORDS = {int: "a whole number", float: "a number", bool: "0 or 1", str: "text"}
 
 
 def value_problem(about: Option, value: object) -> str | None:
-    """Why an option cannot have this value ("must be …"), or None if it can."""
+    """Return why an option cannot have this value ("must be …"), or None if it can."""
     expected = (int, float) if about.type is float else about.type
     if not isinstance(value, expected) or (isinstance(value, bool) and about.type is not bool):
         return f"must be {TYPE_WORDS[about.type]}"
@@ -136,7 +115,7 @@ def value_problem(about: Option, value: object) -> str | None:
 
 
 def show_value(value: object) -> str:
-    """A value as it is written on the command line; quoted where it would not be visible."""
+    """Return a value as it is written on the command line; quoted where it would not be visible."""
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, float):

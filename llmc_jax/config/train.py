@@ -346,30 +346,31 @@ class TrainConfig:
     @property
     def tokens_per_step(self) -> int:
         """Tokens of one update, over all micro-batches and processes."""
-        return self._tokens_at_once if self.total_batch_size == -1 else self.total_batch_size
+        return self.tokens_at_once if self.total_batch_size == -1 else self.total_batch_size
 
     @property
     def grad_accumulation(self) -> int:
         """Micro-batches of B*T tokens that one process takes per update."""
-        return self.tokens_per_step // self._tokens_at_once
+        return self.tokens_per_step // self.tokens_at_once
 
     @property
     def samples_begin_anew(self) -> bool:
-        """Whether each sample is drawn with the same random numbers."""
+        """True where each sample is drawn with the same random numbers."""
         return self.sampling == "train_gpt2.cu"
 
     @property
     def samples_at_end(self) -> bool:
-        """Whether the last step is followed by a sample even where -s does not divide it."""
+        """True where the last step is followed by a sample even where -s does not divide it."""
         return self.sampling != "train_gpt2.c"
 
     @property
     def saves_at_end(self) -> bool:
-        """Whether the state is saved when the run ends. Without updates it is what was read: only if asked for."""
+        """True where the state is saved when the run ends. Without updates it is what was read: only if asked for."""
         return self.save and (self.max_steps != 0 or self.export_llmc or self.checkpoint_every > 0)
 
     @property
-    def _tokens_at_once(self) -> int:
+    def tokens_at_once(self) -> int:
+        """Tokens of one micro-batch of every process."""
         return self.batch_size * self.sequence_length * self.num_processes
 
     def to_json(self) -> dict[str, Any]:
