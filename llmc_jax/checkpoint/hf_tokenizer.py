@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.checkpoint.reading import opened, read_exactly, stamp_of
-from llmc_jax.checkpoint.safetensors import parse_object
+from llmc_jax.checkpoint.reading import read_json_object
 from llmc_jax.data.tokenizers import END_OF_TEXT, MAX_VOCAB
 from llmc_jax.errors import FormatError, InputError
 
@@ -110,11 +109,11 @@ def read_table(folder: Path) -> Table:
     """
     path = folder / "vocab.json"
     if path.is_file():
-        return _table_of(path, _read_object(path))
+        return _table_of(path, read_json_object(path, LARGEST_FILE))
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise FormatError(f"{folder}: holds neither vocab.json nor tokenizer.json, so no tokenizer can be made of it")
-    found = _read_object(path)
+    found = read_json_object(path, LARGEST_FILE)
     model, added = found.get("model"), found.get("added_tokens", [])
     if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict) or not isinstance(added, list):
         raise FormatError(f"{path}: has no model with a vocab")
@@ -124,14 +123,6 @@ def read_table(folder: Path) -> Table:
             raise FormatError(f"{path}: its added_tokens are not a list of tokens")
         vocab[entry["content"]] = entry.get("id")
     return _table_of(path, vocab)
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    with opened(path) as file:
-        size = stamp_of(file).size
-        if size > LARGEST_FILE:
-            raise FormatError(f"{path}: {size:,} bytes; a tokenizer has at most {LARGEST_FILE:,}")
-        return parse_object(path, read_exactly(file, path, size))
 
 
 def _table_of(path: Path, vocab: Mapping[str, Any]) -> Table:

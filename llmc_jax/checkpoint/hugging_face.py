@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llmc_jax.checkpoint.llmc import fp32_to_bf16
-from llmc_jax.checkpoint.reading import CHUNK, opened, read_exactly, stamp_of
+from llmc_jax.checkpoint.reading import CHUNK, read_json_object
 from llmc_jax.checkpoint.safetensors import (
     FLOATS,
     NewTensor,
     StoredTensor,
-    parse_object,
     read_archive,
     read_index,
     read_part,
@@ -75,11 +74,7 @@ def read_config(path: Path) -> Described:
 
     Raises FormatError if it is missing, unreadable, or describes anything but a plain GPT-2.
     """
-    with opened(path) as file:
-        size = stamp_of(file).size
-        if size > LARGEST_CONFIG:
-            raise FormatError(f"{path}: {size:,} bytes; a GPT-2's config.json has about 1,000")
-        found = parse_object(path, read_exactly(file, path, size))
+    found = read_json_object(path, LARGEST_CONFIG)
     for key, allowed in EXPECTED.items():
         value = found.get(key)
         if value not in allowed or (isinstance(value, int) and type(value) not in map(type, allowed)):
@@ -124,7 +119,7 @@ def open_folder(folder: Path) -> Source:
     path = folder / INDEX if (folder / INDEX).is_file() else folder / WEIGHTS
     if path.name == WEIGHTS and not path.is_file():
         raise FormatError(_no_weights(folder))
-    tensors = read_index(path) if path.name == INDEX else read_archive(path).tensors
+    tensors = read_index(path) if path.name == INDEX else read_archive(path)
     return _source(folder, path, described, tensors)
 
 
@@ -133,7 +128,7 @@ def open_file(path: Path) -> Source:
     if not (path.parent / "config.json").is_file():
         read_archive(path)  # if it is no such file at all, that is the thing to say
         raise FormatError(f"{path}: no config.json lies beside it, which alone says how many heads the model has")
-    return _source(path, path, read_config(path.parent / "config.json"), read_archive(path).tensors)
+    return _source(path, path, read_config(path.parent / "config.json"), read_archive(path))
 
 
 def _no_weights(folder: Path) -> str:

@@ -3,12 +3,13 @@
 Files are read, not mapped: a mapped file that shrinks kills the process. Leaves out what the bytes mean.
 """
 
+import json
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -87,6 +88,24 @@ def _ended(file: BinaryIO, path: Path) -> FormatError:
     return FormatError(
         f"{path}: ended at byte {os.fstat(file.fileno()).st_size:,} while being read; is something writing to it?"
     )
+
+
+def read_json_object(path: Path, largest: int) -> dict[str, Any]:
+    """Return the object in a JSON file of at most `largest` bytes. Raises FormatError if there is none."""
+    with opened(path) as file:
+        size = stamp_of(file).size
+        if size > largest:
+            raise FormatError(f"{path}: {size:,} bytes; expected a file of JSON with at most {largest:,}")
+        raw = read_exactly(file, path, size)
+    try:
+        found = json.loads(raw.decode())
+    except RecursionError:
+        raise FormatError(f"{path}: nested too deeply") from None
+    except ValueError as error:
+        raise FormatError(f"{path}: is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise FormatError(f"{path}: holds no JSON object, but {type(found).__name__}")
+    return found
 
 
 def read_float32(file: BinaryIO, path: Path, offset: int, dtype: str, out: np.ndarray) -> None:

@@ -1,4 +1,4 @@
-"""safetensors files: against the safetensors package, over mutated bytes, and what is refused in which words."""
+"""safetensors files: against the safetensors package, over mutated bytes."""
 
 import io
 import json
@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.checkpoint.safetensors import (
-    ITEMSIZE,
     NewTensor,
     read_archive,
     read_index,
@@ -36,7 +36,6 @@ def entry(dtype: str = "F32", shape: Any = (2,), ends: Any = (0, 8)) -> dict[str
 
 
 def test_writes_what_the_package_writes(tmp_path: Path) -> None:
-    package = pytest.importorskip("safetensors.numpy")
     rng = np.random.default_rng(0)
     arrays = {
         "b.weight": rng.normal(size=(3, 5)).astype(np.float32),
@@ -49,11 +48,10 @@ def test_writes_what_the_package_writes(tmp_path: Path) -> None:
     file = io.BytesIO()
     tensors = [NewTensor(name, "F32", arrays[name].shape) for name in order]
     write_archive(file, tensors, (arrays[name] for name in order), {"format": "pt"})
-    assert file.getvalue() == package.save(arrays, {"format": "pt"})
+    assert file.getvalue() == safetensors.numpy.save(arrays, {"format": "pt"})
 
 
 def test_reads_what_the_package_writes(tmp_path: Path) -> None:
-    package = pytest.importorskip("safetensors.numpy")
     words = np.random.default_rng(0).integers(0, 2**32, 60, dtype=np.uint64).astype(np.uint32)
     arrays = {
         "wide": words[:24].view(np.float32).reshape(4, 6),
@@ -61,71 +59,45 @@ def test_reads_what_the_package_writes(tmp_path: Path) -> None:
         "whole": np.arange(6, dtype=np.int64),
         "yes": np.array([True, False]),
     }
-    package.save_file(arrays, tmp_path / "a", {"who": "a test"})
-    archive = read_archive(tmp_path / "a")
-    assert archive.metadata == {"who": "a test"}
-    assert {name: tensor.shape for name, tensor in archive.tensors.items()} == {n: a.shape for n, a in arrays.items()}
-    wide, half = archive.tensors["wide"], archive.tensors["half"]
+    safetensors.numpy.save_file(arrays, tmp_path / "a", {"who": "a test"})
+    tensors = read_archive(tmp_path / "a")
+    assert {name: tensor.shape for name, tensor in tensors.items()} == {n: a.shape for n, a in arrays.items()}
+    wide, half = tensors["wide"], tensors["half"]
     np.testing.assert_array_equal(read_tensor(wide).view(np.uint32), arrays["wide"].view(np.uint32))
     np.testing.assert_array_equal(read_part(wide, 5, 9).view(np.uint32), words[5:14])
     found, expected = read_tensor(half), arrays["half"].astype(np.float32)
     np.testing.assert_array_equal(found, expected)  # NaNs count as equal; their payloads are test_reading's
     for name in ("whole", "yes"):
         with pytest.raises(FormatError, match=rf"'{name}' is of dtype (I64|BOOL); F32, BF16, F16 can be read"):
-            read_tensor(archive.tensors[name])
+            read_tensor(tensors[name])
 
 
 def test_bf16_is_widened_on_the_bits(tmp_path: Path) -> None:
     bits = np.arange(2**16, dtype="<u2")
     with (tmp_path / "a").open("wb") as file:
         write_archive(file, [NewTensor("x", "BF16", (2**16,))], [bits], {})
-    tensor = read_archive(tmp_path / "a").tensors["x"]
+    tensor = read_archive(tmp_path / "a")["x"]
     np.testing.assert_array_equal(read_tensor(tensor).view(np.uint32), bits.astype(np.uint32) << 16)
 
 
-BAD: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "0 bytes; a safetensors file begins with 8"),
-    "seven bytes": (b"1234567", "7 bytes; a safetensors file begins with 8"),
-    "cut in the header": (raw_file({"a": entry()}, bytes(8))[:20], "its header alone has [0-9]+: the file is cut off"),
-    "absurd header": (b"\xff" * 8 + b"{}", "more than 100,000,000: it is no safetensors file"),
-    "big-endian": ((2).to_bytes(8, "big") + b"{}", "it is big-endian, or no safetensors file"),
-    "no object": (raw_file([1, 2]), r"the header begins with b'\[', not with '\{'"),
-    "no JSON": (raw_file(b"{oh no}"), "the header is no JSON object of tensors"),
-    "no UTF-8": (raw_file(b'{"\xff": 1}'), "the header is no JSON object of tensors"),
-    "deep": (raw_file(b'{"a":' + b"[" * 200_000), "nested too deeply"),
-    "a number of 5000 digits": (raw_file(b'{"a":' + b"9" * 5000 + b"}"), "the header is no JSON object of tensors"),
-    "twice": (raw_file(b'{"a":1,"a":2}'), "a name stands there twice"),
-    "metadata": (raw_file({"__metadata__": {"a": 1}}), "__metadata__ is not an object of texts"),
-    "no entry": (raw_file({"a": 3}), "tensor 'a' must have dtype, shape and data_offsets"),
-    "more keys": (raw_file({"a": {**entry(), "b": 1}}, bytes(8)), "and nothing else"),
-    "dtype": (raw_file({"a": entry("F33")}, bytes(8)), "tensor 'a' has dtype 'F33'; known are BOOL"),
-    "dtype no text": (raw_file({"a": {**entry(), "dtype": ["F32"]}}, bytes(8)), r"has dtype \['F32'\]"),
-    "negative": (raw_file({"a": entry(shape=[-2, -1])}, bytes(8)), "is no list of at most 32 sizes"),
-    "shape of floats": (raw_file({"a": entry(shape=[2.0])}, bytes(8)), "is no list of at most 32 sizes"),
-    "shape of truths": (raw_file({"a": entry(shape=[True])}, bytes(4)), "is no list of at most 32 sizes"),
-    "many axes": (raw_file({"a": entry(shape=[1] * 33)}, bytes(4)), "is no list of at most 32 sizes"),
-    "three ends": (raw_file({"a": entry(ends=[0, 4, 8])}, bytes(8)), "are not two byte numbers"),
-    "ends swapped": (raw_file({"a": entry(ends=[8, 0])}, bytes(8)), "takes 8 bytes, but its data_offsets .* span -8"),
-    "shape and ends": (raw_file({"a": entry(shape=[3])}, bytes(8)), "takes 12 bytes, but its data_offsets"),
-    "huge": (raw_file({"a": entry(shape=[2**62, 2**62])}, bytes(8)), "takes 85070591730234615865843651857942052864|,"),
-    "hole": (
-        raw_file({"a": entry(), "b": entry(ends=[12, 20])}, bytes(20)),
-        "tensor 'b' begins at byte .*: 4 bytes before it belong to none",
-    ),
-    "overlap": (raw_file({"a": entry(), "b": entry(ends=[4, 12])}, bytes(12)), "tensor 'b' .*: it overlaps"),
-    "cut": (raw_file({"a": entry()}, bytes(7)), "but its tensors end at .*: the file is cut off"),
-    "long": (raw_file({"a": entry()}, bytes(10)), "2 bytes follow the last tensor"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_files_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
-    data, words = BAD[name]
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        raw_file({"a": entry()}, bytes(8))[:20],
+        raw_file({"a": entry()}, bytes(7)),
+        raw_file({"a": entry()}, bytes(10)),
+        raw_file({"a\nb": entry(ends=[4, 12])}, bytes(12)),
+        raw_file(b'{"a":' + b"[" * 200_000),
+    ],
+    ids=["empty", "cut in the header", "cut", "long", "hole", "deep"],
+)
+def test_what_the_package_refuses_is_one_line_that_names_the_file(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "bad.safetensors"
     path.write_bytes(data)
-    with pytest.raises(FormatError, match=words) as caught:
+    with pytest.raises(FormatError, match=f"^{path}: {len(data):,} bytes .*copy it again$") as caught:
         read_archive(path)
-    assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_missing_and_folder(tmp_path: Path) -> None:
@@ -138,7 +110,7 @@ def test_missing_and_folder(tmp_path: Path) -> None:
 def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes(FIXTURE.read_bytes())
-    tensor = read_archive(path).tensors["transformer.wte.weight"]
+    tensor = read_archive(path)["transformer.wte.weight"]
     read_tensor(tensor)
     path.write_bytes(FIXTURE.read_bytes()[:-10])
     with pytest.raises(FormatError, match="changed while it was being read"):
@@ -217,7 +189,7 @@ def test_mutated_files(tmp_path_factory: pytest.TempPathFactory, data: bytes) ->
     path.write_bytes(data)
     tracemalloc.start()
     try:
-        tensors = read_archive(path).tensors
+        tensors = read_archive(path)
         values = {name: read_tensor(t) for name, t in tensors.items() if t.dtype in ("F32", "BF16", "F16")}
     except FormatError as error:
         assert "\n" not in str(error)
@@ -226,13 +198,12 @@ def test_mutated_files(tmp_path_factory: pytest.TempPathFactory, data: bytes) ->
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert peak <= 100 * len(data) + 2**20
-    deserialize = pytest.importorskip("safetensors").deserialize
-    expected = dict(deserialize(data))
+    expected = dict(safetensors.deserialize(data))
     assert set(tensors) == set(expected)
     for name, info in expected.items():
         tensor = tensors[name]
         assert (tensor.dtype, list(tensor.shape)) == (info["dtype"], list(info["shape"]))
-        stored = data[tensor.offset : tensor.offset + tensor.size * ITEMSIZE[tensor.dtype]]
+        stored = data[tensor.offset : tensor.offset + len(info["data"])]
         assert stored == bytes(info["data"])
         if tensor.dtype == "F32":
             assert values[name].astype("<f4").tobytes() == stored
