@@ -36,7 +36,8 @@ from llmc_jax.models.gpt2 import model as gpt2  # noqa: E402
 from llmc_jax.models.gpt2 import tensors as params  # noqa: E402
 from llmc_jax.ops.classifier import classifier_forward  # noqa: E402
 from llmc_jax.ops.layernorm import layernorm_forward  # noqa: E402
-from llmc_jax.training.adamw import AdamWNumbers, adamw_update, decay_ranges  # noqa: E402
+from llmc_jax.training.adamw import AdamWNumbers, adamw_update  # noqa: E402
+from llmc_jax.training.optimizer import decay_ranges  # noqa: E402
 
 FLAGS = (
     "--xla_cpu_prefer_vector_width=512",

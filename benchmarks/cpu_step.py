@@ -47,7 +47,8 @@ from llmc_jax.models.gpt2.model import Execution  # noqa: E402
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters  # noqa: E402
 from llmc_jax.training.adamw import AdamWNumbers  # noqa: E402
 from llmc_jax.training.schedule import ScheduleNumbers  # noqa: E402
-from llmc_jax.training.step import StepNumbers, StepOptions, initial_state, train_step  # noqa: E402
+from llmc_jax.training.state import initial_state  # noqa: E402
+from llmc_jax.training.step import StepNumbers, StepOptions, train_step  # noqa: E402
 
 Once = Callable[[], float]
 

@@ -20,9 +20,11 @@ from llmc_jax.machine import compiling, gpus
 from llmc_jax.models.gpt2.memory import Needed, check_fits, chosen_logit_rows, required_memory_bytes
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.models.gpt2.work import Shape, shape_of
-from llmc_jax.training.adamw import AdamWNumbers
+from llmc_jax.training.adamw import ADAMW
+from llmc_jax.training.loss_scale import LossScaleNumbers
+from llmc_jax.training.optimizer import Optimizer
 from llmc_jax.training.schedule import ScheduleNumbers
-from llmc_jax.training.step import LossScaleNumbers, StepNumbers, StepOptions
+from llmc_jax.training.step import StepNumbers, StepOptions
 
 DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
 
@@ -43,6 +45,7 @@ class Plan(NamedTuple):
     xla_flags: Mapping[str, bool]  # options of XLA that the user has set, which count more than ours
     dtype: str  # what the model computes in: fp32, bf16 or fp16
     execution: Execution
+    optimizer: Optimizer
     choices: tuple[kernels.Choice, ...]  # what runs each operation
     made_for: kernels.MadeFor
     repeat: Repeat | None  # an earlier choice that these were taken from
@@ -94,7 +97,7 @@ class Plan(NamedTuple):
     def step_options(self) -> StepOptions:
         """The choices that shape the step's program."""
         decay = self.config.decay if self.config.weight_decay else "none"
-        return StepOptions(self.config.schedule, decay, self.execution, self.rounding)
+        return StepOptions(self.config.schedule, decay, self.execution, self.rounding, self.optimizer)
 
     @property
     def runs_ahead(self) -> bool:
@@ -154,8 +157,8 @@ def make_plan(
         check_fits(model, shape, sliced_weights=on_cpu, available=memory)
     needed = required_memory_bytes(model, shape, sliced_weights=on_cpu)
     return Plan(
-        config, model, machine, xla_flags or {}, dtype, execution, selection.choices, made_for, repeat, problems,
-        shape, needed, memory,
+        config, model, machine, xla_flags or {}, dtype, execution, selection.optimizer, selection.choices, made_for,
+        repeat, problems, shape, needed, memory,
     )  # fmt: skip
 
 
@@ -272,11 +275,10 @@ def step_numbers(config: TrainConfig, steps: int) -> StepNumbers:
         step_every=config.step_every,
         step_factor=float(config.step_factor),
     )
-    adamw = AdamWNumbers(float(config.beta1), float(config.beta2), float(config.eps), float(config.weight_decay))
     moves = LossScaleNumbers(config.loss_scale_steps, float(config.loss_scale_factor))
     return StepNumbers(
         schedule,
-        adamw,
+        ADAMW.numbers(config),
         float(config.grad_clip),
         moves,
         np.uint32(config.seed),

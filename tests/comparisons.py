@@ -16,8 +16,7 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.gpt2.model import PLAIN, Execution
 from llmc_jax.models.gpt2.tensors import flat_size
-from llmc_jax.training import adamw as optimizer
-from llmc_jax.training import step
+from llmc_jax.training import adamw, optimizer, state, step
 from llmc_jax.training.adamw import AdamWNumbers
 from llmc_jax.training.schedule import ScheduleNumbers
 from llmc_jax.training.step import StepNumbers, StepOptions
@@ -126,7 +125,7 @@ def adamw_errors(decay_rule: str, config: ModelConfig, dtype: Any, updates: int 
     mask = np.pad(mask, (0, size - mask.size))
     numbers = AdamWNumbers(beta1=0.9, beta2=0.98, eps=1e-6, weight_decay=0.3)
     ranges = () if decay_rule == "none" else optimizer.decay_ranges(config, decay_rule)
-    adamw_update = optimizer.adamw_update
+    adamw_update = adamw.adamw_update
 
     @jax.jit
     def ours_next(ours: tuple[jax.Array, ...], gradient: jax.Array, update: jax.Array, rate: jax.Array) -> Any:
@@ -155,7 +154,7 @@ class Run(NamedTuple):
     losses: np.ndarray  # (S,)
     norms: np.ndarray  # (S,)
     rates: np.ndarray  # (S,)
-    state: step.TrainState
+    state: state.TrainState
 
 
 def step_numbers(
@@ -168,8 +167,8 @@ def step_numbers(
         return jnp.asarray(value, jnp.result_type(float))
 
     schedule = ScheduleNumbers(real(lr), warmup, total, real(final), step_every, real(step_factor))
-    adamw = AdamWNumbers(real(beta1), real(beta2), real(eps), real(weight_decay))
-    return StepNumbers(schedule, adamw, real(grad_clip))
+    numbers = AdamWNumbers(real(beta1), real(beta2), real(eps), real(weight_decay))
+    return StepNumbers(schedule, numbers, real(grad_clip))
 
 
 def train(
@@ -178,12 +177,12 @@ def train(
 ) -> Run:  # fmt: skip
     """One step per batch from flat parameters (flat_size,), with `train_step` or another of its signature."""
     step_function = step_function or step.train_step
-    state, metrics = step.initial_state(jnp.asarray(flat)), []
+    now, metrics = state.initial_state(jnp.asarray(flat)), []
     for batch in batches:
-        state, reported = step_function(state, *batch, numbers, config, options)
+        now, reported = step_function(now, *batch, numbers, config, options)
         metrics.append(reported)
     columns = [np.array([float(value) for value in column]) for column in zip(*metrics, strict=True)]
-    return Run(columns[0], columns[1], columns[2], state)
+    return Run(columns[0], columns[1], columns[2], now)
 
 
 def fresh_step() -> Any:

@@ -18,8 +18,7 @@ from llmc_jax import kernels
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.ops import attention, layernorm
-from llmc_jax.training import adamw as optimizer
-from llmc_jax.training import step
+from llmc_jax.training import adamw, optimizer, step
 from tests.comparisons import (
     ADAMW_TOLERANCE,
     GRADIENT_TOLERANCE,
@@ -143,17 +142,16 @@ def padded_logits_count(patch: Patch) -> None:
 
 def no_bias_correction(patch: Patch) -> None:
     """After 10^6 updates the corrections are 1."""
-    right = optimizer.adamw_update
+    right = adamw.adamw_update
 
     def wrong(*args: Any, update: Any, **rest: Any) -> Any:
         return right(*args, update=update + 1_000_000, **rest)
 
-    patch.setattr(optimizer, "adamw_update", wrong)
-    op = kernels.XLA._replace(adamw_update=wrong)
+    patch.setattr(adamw, "adamw_update", wrong)
     step_fn = step.step_fn
 
     def wrong_step(*args: Any) -> Any:
-        return step_fn(*args[:-1], args[-1]._replace(execution=gpt2.PLAIN._replace(op=op)))
+        return step_fn(*args[:-1], args[-1]._replace(optimizer=adamw.ADAMW._replace(update=wrong)))
 
     patch.setattr(step, "step_fn", wrong_step)
 

@@ -150,7 +150,8 @@ def saves(model: str, B: int, T: int, dtype: str, steps: int, rounds: int) -> Fi
     from llmc_jax.config.model import parse_descriptor
     from llmc_jax.machine import compiling
     from llmc_jax.run.saver import Memory, Retention, Saver
-    from llmc_jax.training.step import initial_state, train_step
+    from llmc_jax.training.state import initial_state
+    from llmc_jax.training.step import train_step
     from llmc_jax.trials.problems import DTYPES, skewed_tokens
 
     config = parse_descriptor(model)

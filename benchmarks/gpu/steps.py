@@ -22,7 +22,8 @@ from llmc_jax.models.gpt2.work import flops_per_token
 from llmc_jax.plan import Plan, make_plan
 from llmc_jax.training.adamw import AdamWNumbers
 from llmc_jax.training.schedule import ScheduleNumbers
-from llmc_jax.training.step import StepNumbers, initial_state, train_step
+from llmc_jax.training.state import initial_state
+from llmc_jax.training.step import StepNumbers, train_step
 from llmc_jax.trials.lines import Figures
 from llmc_jax.trials.problems import DTYPES, skewed_tokens, target
 
@@ -84,8 +85,8 @@ def choose(config: ModelConfig, dtype: str, B: int, T: int, interpret: bool = Fa
     )  # fmt: skip
     plan = make_plan(run, config, kernels.this_machine(), xla_flags=compiling.user_flags())
     if interpret:
-        execution = Execution(kernels.pallas_operations(target(), interpret=True))
-        return plan._replace(execution=execution), "pallas, interpreted"
+        op, optimizer = kernels.assembled(kernels.pallas_functions(target(), interpret=True))
+        return plan._replace(execution=Execution(op), optimizer=optimizer), "pallas, interpreted"
     names: dict[str, list[str]] = {}
     for choice in plan.choices:
         names.setdefault(choice.text, []).append(choice.operation)
@@ -156,7 +157,7 @@ def digest(step: Callable[[Any], tuple[Any, Any]], state: Any, first_loss: float
         state, metrics = step(state)
         losses.append(float(metrics.loss))
     hashed = hashlib.sha256()
-    for array in (state.params, state.m, state.v):
+    for array in (state.params, *state.buffers.values()):
         hashed.update(np.asarray(array).tobytes())
     return {
         "loss": losses[0],

@@ -14,19 +14,15 @@ from llmc_jax.errors import FormatError
 from llmc_jax.models.gpt2.tensors import Params, flat_size, tensor_specs, views
 
 if TYPE_CHECKING:
-    from llmc_jax.training.step import TrainState
-
-BUFFERS = ("params", "m", "v", "copy")  # of TrainState, flat; stored as the 16 tensors of each
+    from llmc_jax.training.state import TrainState
 
 
 def named_arrays(state: "TrainState", model: ModelConfig) -> dict[str, np.ndarray]:
     """Return the arrays by name: `params/wte`, `m/wte`, …, `step`. On a CPU they are views of the device's buffers."""
     arrays: dict[str, np.ndarray] = {}
-    for buffer in BUFFERS:
-        flat = getattr(state, buffer)
-        if flat is not None:
-            tensors = views(np.asarray(flat), model)
-            arrays |= {f"{buffer}/{name}": tensor for name, tensor in tensors._asdict().items()}
+    for buffer, flat in state.flat.items():
+        tensors = views(np.asarray(flat), model)
+        arrays |= {f"{buffer}/{name}": tensor for name, tensor in tensors._asdict().items()}
     arrays |= {name: np.asarray(value) for name, value in _small(state)}
     return arrays
 
@@ -73,8 +69,7 @@ def read_state(checkpoint: Checkpoint, fresh: "TrainState") -> "TrainState":
     import jax.numpy as jnp
 
     stored, folder = checkpoint.specs, checkpoint.folder
-    buffers = [name for name in BUFFERS if getattr(fresh, name) is not None]
-    wanted = ["step", "updates", *(f"{buffer}/{name}" for buffer in buffers for name in Params._fields)]
+    wanted = ["step", "updates", *(f"{buffer}/{name}" for buffer in fresh.flat for name in Params._fields)]
     missing = [name for name in wanted if name not in stored]
     if missing:
         raise FormatError(f"{folder}: holds no {missing[0]} ({len(missing)} arrays of the state are missing)")
@@ -95,9 +90,8 @@ def read_state(checkpoint: Checkpoint, fresh: "TrainState") -> "TrainState":
         return type(like)(*(small(f"{name}/{field}", value) for field, value in like._asdict().items()))
 
     size = (flat_size(checkpoint.metadata.identity.model),)
-    flat = {name: checked(name, _flat(checkpoint, name), getattr(fresh, name).dtype, size) for name in buffers}
-    return fresh._replace(
-        **flat,
+    flat = {name: checked(name, _flat(checkpoint, name), like.dtype, size) for name, like in fresh.flat.items()}
+    return fresh.with_flat(flat)._replace(
         step=small("step", fresh.step),
         updates=small("updates", fresh.updates),
         loss_scale=group("loss_scale"),

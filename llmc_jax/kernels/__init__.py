@@ -1,11 +1,10 @@
 """Which implementation of each operation runs: chosen once, before the run, and said once. No fallback is silent.
 
-ops/table.py   `Operations`, the seam: the model calls its functions and knows no kernel; XLA's plain set
-machine.py      what a choice depends on of the machine
+functions.py    what is chosen together, and XLA's functions; from functions to `Operations` and an `Optimizer`
 findings.py     what was found out about them on the card at hand, as data
 choice.py       every implementation as a row with what it supports, in order of preference; `choose`
 record.py       the choice as plain data, and how it is repeated
-ours.py         the handwritten kernels of pallas_kernels/ and llmc_jax/kernels/triton/ as `Operations`
+ours.py         the handwritten kernels of pallas_kernels/ and llmc_jax/kernels/triton/, by name
 cudnn.py        attention by cuDNN
 
 Leaves out the kernels themselves and their tile sizes (pallas_kernels/).
@@ -14,10 +13,11 @@ Leaves out the kernels themselves and their tile sizes (pallas_kernels/).
 from llmc_jax.kernels.choice import MEASURED_HERE, Choice, Selection, Setting, Wish, choose, makes_matrix
 from llmc_jax.kernels.cudnn import cudnn_attention_backward, cudnn_attention_forward
 from llmc_jax.kernels.findings import Finding, Findings, Variant
-from llmc_jax.kernels.ours import pallas_operations
+from llmc_jax.kernels.functions import GROUPS, assembled
+from llmc_jax.kernels.ours import pallas_functions
 from llmc_jax.kernels.record import Asked, MadeFor, Resolved
 from llmc_jax.machine.target import Machine, this_machine
-from llmc_jax.ops.table import GROUPS, XLA, Operations
+from llmc_jax.ops.table import XLA, Operations
 
 __all__ = [
     "GROUPS",
@@ -35,10 +35,11 @@ __all__ = [
     "Setting",
     "Variant",
     "Wish",
+    "assembled",
     "choose",
     "cudnn_attention_backward",
     "cudnn_attention_forward",
     "makes_matrix",
-    "pallas_operations",
+    "pallas_functions",
     "this_machine",
 ]

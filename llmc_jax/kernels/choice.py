@@ -10,9 +10,11 @@ from typing import NamedTuple
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import cudnn, ours
 from llmc_jax.kernels.findings import Findings, Sizes, Variant, frozen
+from llmc_jax.kernels.functions import GROUPS, PLAIN, assembled, functions_of
 from llmc_jax.machine.target import Machine
 from llmc_jax.ops import attention, gelu
-from llmc_jax.ops.table import GROUPS, XLA, Function, Operations, functions_of
+from llmc_jax.ops.table import XLA, Function, Operations
+from llmc_jax.training.optimizer import Optimizer
 
 # What measurement chose, by architecture and operation: the implementation, and the table that shows it. What is not
 # here has not been measured on a GPU yet and follows the order of the rows.
@@ -77,6 +79,7 @@ class Selection(NamedTuple):
     """What runs everything."""
 
     op: Operations
+    optimizer: Optimizer
     choices: tuple[Choice, ...]
     gelu_fusion: int  # 1: the forward's GELU is computed in the product before it
 
@@ -154,19 +157,19 @@ def _triton_problem(setting: Setting) -> str:
 
 
 def _xla(operation: str) -> Implementation:
-    return Implementation(operation, "xla", "xla", lambda *_: functions_of(XLA, operation), _nothing)
+    return Implementation(operation, "xla", "xla", lambda *_: functions_of(PLAIN, operation), _nothing)
 
 
 def _pallas(operation: str) -> Implementation:
     def functions(setting: Setting, variant: Variant) -> Sequence[Function]:
-        return functions_of(ours.pallas_operations(_target(setting), variant=variant), operation)
+        return functions_of(ours.pallas_functions(_target(setting), variant=variant), operation)
 
     return Implementation(operation, "pallas", "pallas", functions, _pallas_problem, repeats_bits=True)
 
 
 def _triton(operation: str) -> Implementation:
     def functions(_: Setting, __: Variant) -> Sequence[Function]:
-        return functions_of(ours.triton_operations(), operation)
+        return functions_of(ours.triton_functions(), operation)
 
     return Implementation(operation, "triton", "triton", functions, _triton_problem, repeats_bits=True)
 
@@ -201,7 +204,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     ),
     _attention(
         "flash, pallas", "pallas", "flash",
-        lambda at, variant: functions_of(ours.pallas_operations(_target(at), variant=variant), "attention"),
+        lambda at, variant: functions_of(ours.pallas_functions(_target(at), variant=variant), "attention"),
         _flash_problem, repeats_bits=True,
     ),
     _attention(
@@ -216,7 +219,7 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
         "naive, softmax triton", "triton", "naive",
         lambda *_: ours.by_triton_softmax(), _triton_problem, makes_matrix=True,
     ),
-    _attention("naive, xla", "xla", "naive", lambda *_: functions_of(XLA, "attention"), makes_matrix=True),
+    _attention("naive, xla", "xla", "naive", lambda *_: functions_of(PLAIN, "attention"), makes_matrix=True),
     _attention(
         "relu, pallas", "pallas", "relu",
         lambda at, variant: ours.relu_kernels(_target(at), variant), _flash_problem, repeats_bits=True,
@@ -289,7 +292,7 @@ def select(choices: Sequence[Choice], setting: Setting, strict: bool = False) ->
         for name, function in zip(GROUPS[choice.operation], functions_for(choice, setting), strict=True)
     }
     in_product = any(choice.implementation == IN_PRODUCT for choice in choices)
-    return Selection(XLA._replace(**by_name), tuple(choices), int(in_product))
+    return Selection(*assembled(by_name), tuple(choices), int(in_product))
 
 
 def functions_for(choice: Choice, setting: Setting) -> list[Function]:

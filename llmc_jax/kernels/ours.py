@@ -4,22 +4,23 @@ from collections.abc import Sequence
 from functools import cache, partial
 
 from llmc_jax.kernels.findings import Variant
+from llmc_jax.kernels.functions import GROUPS, PLAIN
 from llmc_jax.ops import attention
-from llmc_jax.ops.table import GROUPS, XLA, Function, Operations
+from llmc_jax.ops.table import Function
 
 DEFAULT = Variant()
 
 
-def pallas_operations(target: str, interpret: bool = False, variant: Variant = DEFAULT) -> Operations:
-    """Return the kernels for an architecture ("sm_90"); attention is `flash`, in bf16 and fp16 only.
+def pallas_functions(target: str, interpret: bool = False, variant: Variant = DEFAULT) -> dict[str, Function]:
+    """Return the kernels for an architecture ("sm_90") by name; attention is `flash`, in bf16 and fp16 only.
 
     interpret: simulated on the CPU, slowly, for tests and for whoever wants to look.
     """
-    return _pallas_operations(target, interpret, variant)  # the same functions for the same arguments
+    return _pallas_functions(target, interpret, variant)  # the same functions for the same arguments
 
 
 @cache
-def _pallas_operations(target: str, interpret: bool, variant: Variant) -> Operations:
+def _pallas_functions(target: str, interpret: bool, variant: Variant) -> dict[str, Function]:
     from pallas_kernels import adamw as adamw_kernels
     from pallas_kernels import attention as attention_kernels
     from pallas_kernels import classifier as classifier_kernels
@@ -30,13 +31,12 @@ def _pallas_operations(target: str, interpret: bool, variant: Variant) -> Operat
 
     modules = (layernorm_kernels, gelu_kernels, attention_kernels, classifier_kernels, embedding_kernels, adamw_kernels)
     tuned = tuning.Tuned(target, variant.sizes) if variant.sizes else target
-    found = {
+    return {
         name: partial(getattr(module, name), target=tuned, interpret=interpret, **_version(name, variant))
-        for name in Operations._fields
+        for name in PLAIN
         for module in modules
         if hasattr(module, name)
     }
-    return XLA._replace(**found)
 
 
 def _version(function: str, variant: Variant) -> dict[str, str]:
@@ -93,17 +93,15 @@ def _by_softmax(forward: Function, backward: Function) -> Sequence[Function]:
 
 
 @cache
-def triton_operations() -> Operations:
-    """Return layernorm and classifier as Triton kernels (the extra `[triton]`)."""
+def triton_functions() -> dict[str, Function]:
+    """Return layernorm and classifier as Triton kernels (the extra `[triton]`), by name."""
     from llmc_jax.kernels.triton import classifier as triton_classifier
     from llmc_jax.kernels.triton import layernorm as triton_layernorm
 
     names = (*GROUPS["layernorm"], *GROUPS["classifier"])
-    return XLA._replace(
-        **{
-            name: getattr(module, name)
-            for name in names
-            for module in (triton_layernorm, triton_classifier)
-            if hasattr(module, name)
-        }
-    )
+    return {
+        name: getattr(module, name)
+        for name in names
+        for module in (triton_layernorm, triton_classifier)
+        if hasattr(module, name)
+    }

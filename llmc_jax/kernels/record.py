@@ -23,9 +23,9 @@ from llmc_jax.kernels.choice import (
     select,
 )
 from llmc_jax.kernels.findings import Findings, Variant, frozen
+from llmc_jax.kernels.functions import GROUPS
 from llmc_jax.kernels.ours import variant_problem
 from llmc_jax.machine.target import Machine
-from llmc_jax.ops.table import GROUPS
 
 FORMAT = 1
 FOR_PEOPLE = ("why", "fell_back", "measured", "ratio", "beside")  # fields of a choice on which no bit depends

@@ -35,7 +35,8 @@ from llmc_jax.run.record import profile_slice, slice_trace
 from llmc_jax.run.state import Outcome, Progress, Run, diverged, first_progress
 from llmc_jax.streams import Output, print_error
 from llmc_jax.training.outliers import skip_message
-from llmc_jax.training.step import TrainState, train_step
+from llmc_jax.training.state import TrainState
+from llmc_jax.training.step import train_step
 
 
 def run(config: TrainConfig, notes: list[str]) -> ExitCode:

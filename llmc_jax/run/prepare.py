@@ -42,7 +42,7 @@ from llmc_jax.run.resume import (
     find_named,
     repeated,
 )
-from llmc_jax.training.step import TrainState, initial_state
+from llmc_jax.training.state import TrainState, initial_state
 from llmc_jax.trials import candidates, start
 from llmc_jax.trials.card import find_card
 

@@ -25,7 +25,7 @@ from llmc_jax.checkpoint.state import named_arrays
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError
 from llmc_jax.models.gpt2.tensors import num_parameters
-from llmc_jax.training.step import TrainState
+from llmc_jax.training.state import TrainState
 
 ALWAYS_ROOM = 64 << 20  # bytes: a copy of this size is nothing beside the program itself
 GPU_SHARE = 0.9  # of a GPU's free memory, which is not all in one piece

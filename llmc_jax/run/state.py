@@ -12,7 +12,7 @@ from llmc_jax.run.curves import CurveDrawer
 from llmc_jax.run.folder import Held, RunLog
 from llmc_jax.run.prepare import Setup
 from llmc_jax.run.saver import Saver
-from llmc_jax.training.step import TrainState
+from llmc_jax.training.state import TrainState
 
 
 class Run(NamedTuple):

@@ -13,16 +13,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax import kernels
-from llmc_jax.kernels import XLA, Finding, Operations
+from llmc_jax.kernels import GROUPS, Finding
 from llmc_jax.kernels.findings import finding_of, frozen
+from llmc_jax.kernels.functions import functions_of
 from llmc_jax.machine import compiling
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, tensor_specs
 from llmc_jax.ops.gelu import gelu_forward_in_product
-from llmc_jax.ops.table import GROUPS, Function, functions_of
+from llmc_jax.ops.table import Function
 from llmc_jax.training.adamw import AdamWNumbers
 from llmc_jax.training.schedule import ScheduleNumbers
-from llmc_jax.training.step import StepNumbers, StepOptions, initial_state, train_step
+from llmc_jax.training.state import initial_state
+from llmc_jax.training.step import StepNumbers, StepOptions, train_step
 from llmc_jax.trials import attention, candidates, numerics, problems, times
 from llmc_jax.trials.candidates import Case, Part
 from llmc_jax.trials.clock import timing
@@ -105,8 +107,8 @@ def functions(case: Case, finding: Finding) -> Sequence[Function]:
     """Return the functions that a finding is about, in the order of GROUPS."""
     row = candidates.row_of(finding)
     if case.interpret and row.by == "pallas":
-        op = kernels.pallas_operations(str(case.machine.target), interpret=True, variant=finding.variant)
-        return functions_of(op, finding.operation)
+        ours = kernels.pallas_functions(str(case.machine.target), interpret=True, variant=finding.variant)
+        return functions_of(ours, finding.operation)
     return row.functions(case.setting, finding.variant)
 
 
@@ -137,7 +139,7 @@ def measure_step(case: Case, chosen: tuple[Finding, ...], options: compiling.Opt
     reference = _xla_step(case)
     if not chosen:
         return {"verdict": "right", "seconds": reference.seconds}
-    found = _step(case, operations(case, chosen), options)
+    found = _step(case, chosen_functions(case, chosen), options)
     return {"verdict": _beside(case, found, reference), "seconds": found.seconds}
 
 
@@ -146,16 +148,18 @@ def _xla_step(case: Case) -> Step:
     """XLA's step; where the T x T matrix is too large for it, without that, and its time does not count."""
     if matrix_bytes(case) <= MATRIX_BYTES:
         try:
-            return _step(case, XLA, case.other_options)
+            return _step(case, {}, case.other_options)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-    op = XLA._replace(attention_forward=attention.attention_forward, attention_backward=attention.attention_backward)
-    return _step(case, op, case.other_options)._replace(seconds=0.0)
+    by_blocks: dict[str, Function] = {
+        "attention_forward": attention.attention_forward, "attention_backward": attention.attention_backward,
+    }  # fmt: skip
+    return _step(case, by_blocks, case.other_options)._replace(seconds=0.0)
 
 
-def operations(case: Case, chosen: Sequence[Finding]) -> Operations:
-    """Return XLA's operations with what was chosen in their place."""
+def chosen_functions(case: Case, chosen: Sequence[Finding]) -> dict[str, Function]:
+    """Return the functions of what was chosen, by name."""
     by_name = {
         name: function
         for finding in chosen
@@ -163,15 +167,16 @@ def operations(case: Case, chosen: Sequence[Finding]) -> Operations:
     }
     if case.gelu_fusion:  # -ge 1
         by_name["gelu_forward"] = gelu_forward_in_product
-    return XLA._replace(**by_name)
+    return by_name
 
 
-def _step(case: Case, op: Operations, options: compiling.Options) -> Step:
+def _step(case: Case, given: dict[str, Function], options: compiling.Options) -> Step:
     """The run's program on random weights and tokens: loss and gradient of its first step, seconds of the next ones."""
+    op, optimizer = kernels.assembled(given)
     model, kind = case.model, problems.DTYPES[case.dtype]
     merged = tuple((dict(case.options) | dict(options)).items())
     execution = Execution(op, case.recompute, case.recompute_blocks, case.logit_rows, case.gelu_fusion, merged)
-    step_options = StepOptions("constant", "matrices", execution, case.rounding)
+    step_options = StepOptions("constant", "matrices", execution, case.rounding, optimizer)
     scale = 128.0 if case.dtype == "fp16" else None
     master = case.master_weights or case.dtype == "fp32"
     state = initial_state(_weights(case), kind, master_weights=master, loss_scale=scale)
@@ -182,7 +187,7 @@ def _step(case: Case, op: Operations, options: compiling.Options) -> Step:
     numbers = _numbers()
     program = compiling.compiled(train_step.lower(state, *batch, numbers, model, step_options), merged)
     state, metrics = program(state, *batch, numbers)
-    loss, gradient = float(metrics.loss), np.asarray(state.m) / np.float32(1 - BETA1)
+    loss, gradient = float(metrics.loss), np.asarray(state.buffers["m"]) / np.float32(1 - BETA1)
     if case.interpret:
         return Step(loss, gradient, 1.0)
     states = [state]

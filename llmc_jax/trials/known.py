@@ -22,8 +22,8 @@ from llmc_jax.trials.card import Card
 
 FORMAT = 1
 PACKAGE = Path(__file__).resolve().parents[1]
-SOURCES = ("../pallas_kernels", "kernels", "kernels/triton", "ops", "trials")  # folders, from llmc_jax/
-FILES = ("models/gpt2/model.py", "training/step.py", "training/adamw.py", "machine/compiling.py")
+SOURCES = ("../pallas_kernels", "kernels", "kernels/triton", "ops", "training", "trials")  # folders, from llmc_jax/
+FILES = ("models/gpt2/model.py", "machine/compiling.py")
 VERSIONS = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 WAIT = 0.5  # seconds between two looks at a lock
 PATIENCE = 300.0  # seconds for which one is waited for: more than a check takes

@@ -15,6 +15,7 @@ from llmc_jax import kernels
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
+from llmc_jax.training.adamw import ADAMW
 from llmc_jax.trials import problems
 from llmc_jax.trials import reference as references
 from llmc_jax.trials.lines import FREE, OTHER, SAME, Figures
@@ -95,7 +96,7 @@ def judged(
             wrong.append(f"output {number}: error {error:.2g}, worst {worst:.2g}, allowed {tuple(allowed)}")
     figures: Figures = {"error": _largest(error for error, _ in errors), "worst": _largest(w for _, w in errors)}
     if given.function == "adamw_update" and len(found) == 4:
-        copy = jax.jit(given.bind(kernels.XLA.adamw_update))(*given.arrays)[3]
+        copy = jax.jit(given.bind(ADAMW.update))(*given.arrays)[3]
         figures["copy differs"] = share = float(jnp.mean(found[3] != copy))
         wrong += [f"{share:.2g} of the copy differs from XLA's"] if not share <= DIFFERING else []
     if moved:
@@ -151,7 +152,7 @@ def measure_model(model: str, dtype: str, B: int, T: int, *, interpret: bool = F
         loss, found = jax.jit(gradient, static_argnums=(3, 4))(weights, *batch, config, execution, scale)
         return float(loss) / scale, np.asarray(found, np.float64) / scale
 
-    kernel = gpt2.Execution(kernels.pallas_operations(problems.target(), interpret))
+    kernel = gpt2.Execution(kernels.assembled(kernels.pallas_functions(problems.target(), interpret))[0])
     loss, found = run(jnp.asarray(flat, kind), kernel)
     # the reference has the same rounded weights: what is compared is the computation
     with jax.default_matmul_precision("highest"):

@@ -23,15 +23,16 @@ import numpy as np
 from llmc_jax import kernels
 from llmc_jax.kernels.choice import implementations
 from llmc_jax.kernels.findings import frozen
+from llmc_jax.kernels.functions import PLAIN
 from llmc_jax.ops import attention as jnp_attention
 from llmc_jax.ops import softmax as jnp_softmax
-from llmc_jax.training.adamw import AdamWNumbers
+from llmc_jax.training.adamw import ADAMW, AdamWNumbers
 from llmc_jax.trials import attention as by_blocks
 from llmc_jax.trials.lines import NotMeasured
 
 DTYPES = {"bf16": jnp.bfloat16, "fp16": jnp.float16, "fp32": jnp.float32}
 SCALE = 0.125  # of the softmax's scores: heads of 64 channels
-ADAMW = AdamWNumbers(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
+NUMBERS = AdamWNumbers(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
 MODULES = {
     "layernorm_forward": "layernorm",
     "layernorm_backward": "layernorm",
@@ -179,7 +180,7 @@ def _adamw(normal: Function, kind: Any, n: int, rounding: str = "nearest", maste
             arrays = {name: jnp.asarray(value, jnp.float32) for name, value in scalars.items()}
             seed = jnp.uint32(7) if rounding == "stochastic" else None
             updated = function(
-                params, m, v, gradient, **arrays, apply=jnp.array(True), numbers=ADAMW, decay=decay, copy=copy,
+                params, m, v, gradient, **arrays, apply=jnp.array(True), numbers=NUMBERS, decay=decay, copy=copy,
                 rounding=rounding, seed=seed,
             )  # fmt: skip
             return _tuple(updated)
@@ -227,7 +228,7 @@ def implementation(
     if function in ("attention", "relu_attention"):
         return _attention_pair(function, name, interpret)
     if name == "xla":
-        return getattr(jnp_softmax, function, None) or getattr(kernels.XLA, function)
+        return getattr(jnp_softmax, function, None) or PLAIN[function]
     if name == "triton":
         from llmc_jax.kernels import triton
 
@@ -295,7 +296,7 @@ def expected(given: Problem, wide: Any = jnp.float64) -> tuple[jax.Array, ...]:
         return total, *kernels.XLA.layernorm_forward(*widened(total, w, b))
     if given.function == "adamw_update":
         params, m, v, gradient, *copy = arrays
-        updated = given.bind(partial(_nearest, kernels.XLA.adamw_update))(*widened(params, m, v, gradient))
+        updated = given.bind(partial(_nearest, ADAMW.update))(*widened(params, m, v, gradient))
         return *updated, *(updated[:1] if copy else ())
     solver: Any = (by_blocks.attention_forward, by_blocks.attention_backward)
     if given.function != "attention":

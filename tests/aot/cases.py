@@ -22,10 +22,12 @@ from llmc_jax.kernels import Machine
 from llmc_jax.machine import deviceless, gpus
 from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.plan import Plan, make_plan
-from llmc_jax.training.adamw import AdamWNumbers, decay_ranges
+from llmc_jax.training.adamw import AdamWNumbers
+from llmc_jax.training.optimizer import decay_ranges
 from llmc_jax.training.outliers import init_outliers
 from llmc_jax.training.schedule import ScheduleNumbers
-from llmc_jax.training.step import StepNumbers, TrainState, train_step
+from llmc_jax.training.state import TrainState
+from llmc_jax.training.step import StepNumbers, train_step
 from pallas_kernels.layernorm import longest_row
 from pallas_kernels.tuning import VERSIONS, attention_sizes
 
@@ -259,7 +261,7 @@ class StepCase(NamedTuple):
         config = parse_descriptor(self.model)
         flat, integer, real = array("fp32", flat_size(config)), array("int32"), array("fp32")
         copy = None if self.dtype == "fp32" else array(self.dtype, flat_size(config))
-        state = TrainState(flat, flat, flat, integer, integer, copy, outliers=jax.eval_shape(init_outliers))
+        state = TrainState(flat, {"m": flat, "v": flat}, integer, integer, copy, outliers=jax.eval_shape(init_outliers))
         schedule = ScheduleNumbers(real, integer, integer, real, integer, real)
         numbers = StepNumbers(schedule, AdamWNumbers(real, real, real, real), real)
         tokens = array("int32", self.A, self.B, config.max_seq_len)

@@ -18,12 +18,16 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import GROUPS, XLA, Choice, Machine, Operations, Selection, Wish, choose
 from llmc_jax.kernels.choice import IMPLEMENTATIONS
+from llmc_jax.kernels.functions import PLAIN
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.ops import attention
 from llmc_jax.ops.gelu import gelu_forward_in_product
-from llmc_jax.training.step import StepOptions, initial_state, train_step
+from llmc_jax.training.adamw import ADAMW
+from llmc_jax.training.optimizer import Optimizer
+from llmc_jax.training.state import initial_state
+from llmc_jax.training.step import StepOptions, train_step
 from tests import plain_model
 from tests.comparisons import gradient_errors, random_batch, step_numbers
 
@@ -47,6 +51,12 @@ WITHOUT_KERNELS = ("T4", "MI300X", "AMD")
 
 def chosen(selection: Selection) -> dict[str, str]:
     return {choice.operation: choice.implementation for choice in selection.choices}
+
+
+def functions(selection: Selection) -> dict[str, Any]:
+    """Everything that a selection runs, by name."""
+    optimizer = selection.optimizer
+    return selection.op._asdict() | {"adamw_update": optimizer.update, "global_norm": optimizer.global_norm}
 
 
 def reasons(selection: Selection) -> dict[str, str]:
@@ -104,7 +114,7 @@ def test_on_a_cpu_all_is_xla(dtype: str) -> None:
     selection = choose(Wish(), MACHINES["CPU"], dtype, 64)
     assert set(reasons(selection).values()) == {"on a CPU"}
     assert chosen(selection) == dict.fromkeys(GROUPS, "xla") | {"attention": "naive, xla"}
-    assert selection.op == XLA and selection.gelu_fusion == 0
+    assert functions(selection) == PLAIN and selection.gelu_fusion == 0
     assert choose(Wish(strict=True), MACHINES["CPU"], dtype, 64) == selection  # nothing was asked for
 
 
@@ -118,9 +128,9 @@ def test_on_a_gpu_the_kernels_run(name: str, dtype: str) -> None:
         "attention": "flash, pallas" if flash else "naive, xla", "global norm": "xla",
     }  # fmt: skip
     assert chosen(selection) == expected
-    for field, function in selection.op._asdict().items():
+    for field, function in functions(selection).items():
         if field in ("global_norm", "classifier_forward") or (field.startswith("attention") and not flash):
-            assert function is getattr(XLA, field)
+            assert function is PLAIN[field]
         else:
             module, target = made_by(function)
             assert module.startswith("pallas_kernels.") and target == TARGETS[name]
@@ -132,7 +142,7 @@ def test_on_a_gpu_the_kernels_run(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("name", WITHOUT_KERNELS)
 def test_on_another_gpu_all_is_xla_and_the_reason_is_said(name: str) -> None:
     selection = choose(Wish(strict=True), MACHINES[name], "fp32", 64)
-    assert selection.op == XLA
+    assert functions(selection) == PLAIN
     (why,) = set(reasons(selection).values())
     assert "NVIDIA GPUs of compute capability 8.x" in why and MACHINES[name].kind in why
 
@@ -152,7 +162,7 @@ def test_what_was_measured_decides_and_is_cited(monkeypatch: pytest.MonkeyPatch)
 
 def test_every_operation_has_rows_of_which_xla_s_can_always_run() -> None:
     assert {row.operation for row in IMPLEMENTATIONS} == set(GROUPS)
-    assert {name for names in GROUPS.values() for name in names} == set(Operations._fields) - {"classifier_forward"}
+    assert {name for names in GROUPS.values() for name in names} == set(PLAIN) - {"classifier_forward"}
 
 
 # --- what is asked for -----------------------------------------------------------------------------------------------
@@ -261,20 +271,20 @@ def others(selection: Selection) -> list[Choice]:
 @pytest.mark.parametrize("machine", MACHINES)
 def test_xla_as_asked(machine: str) -> None:
     selection = choose(Wish("xla", strict=True), MACHINES[machine], "bf16", 64)
-    assert selection.op == XLA
+    assert functions(selection) == PLAIN
     assert {(choice.implementation, choice.why) for choice in others(selection)} == {("xla", "as asked")}
 
 
 def test_pallas_as_asked_is_the_global_norm_too() -> None:
     selection = choose(Wish("pallas", strict=True), MACHINES["H200"], "bf16", 64)
     assert {(choice.implementation, choice.why) for choice in others(selection)} == {("pallas", "as asked")}
-    assert made_by(selection.op.global_norm) == ("pallas_kernels.adamw", "sm_90")
+    assert made_by(selection.optimizer.global_norm) == ("pallas_kernels.adamw", "sm_90")
 
 
 @pytest.mark.parametrize("machine", ["CPU", *WITHOUT_KERNELS])
 def test_pallas_where_it_cannot_run(machine: str) -> None:
     selection = choose(Wish("pallas"), MACHINES[machine], "fp32", 64)
-    assert selection.op == XLA
+    assert functions(selection) == PLAIN
     for choice in others(selection):
         assert (choice.implementation, choice.by, choice.fell_back) == ("xla", "xla", True)
 
@@ -282,7 +292,7 @@ def test_pallas_where_it_cannot_run(machine: str) -> None:
 @pytest.mark.usefixtures("no_triton")
 def test_triton_that_is_not_installed() -> None:
     selection = choose(Wish("triton", "naive"), MACHINES["H200"], "bf16", 64)
-    assert selection.op == XLA
+    assert functions(selection) == PLAIN
     for choice in others(selection):
         has_one = choice.operation in TRITON
         assert (choice.implementation, choice.fell_back) == ("xla", has_one)
@@ -304,7 +314,7 @@ def test_triton_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     for name in TRITON:
         for field in GROUPS[name]:
-            assert made_by(getattr(selection.op, field))[0].startswith("llmc_jax.kernels.triton.")
+            assert made_by(functions(selection)[field])[0].startswith("llmc_jax.kernels.triton.")
 
 
 # --- strict ----------------------------------------------------------------------------------------------------------
@@ -348,7 +358,7 @@ def test_whatever_is_asked_something_runs_and_says_why(wish: Wish, name: str, dt
         selection = choose(wish, MACHINES[name], dtype, head_size)
         assert [choice.operation for choice in selection.choices] == list(GROUPS)
         assert all(choice.why and choice.implementation for choice in selection.choices)
-        assert all(callable(function) for function in selection.op)
+        assert all(callable(function) for function in functions(selection).values())
         fallen = [choice for choice in selection.choices if choice.fell_back]
         assert all("xla" in choice.implementation or "softmax" in choice.implementation for choice in fallen)
         strict = wish._replace(strict=True)
@@ -370,10 +380,10 @@ def test_gelu_in_the_product_keeps_its_backward(name: str, which: str, backward:
     choice = next(choice for choice in selection.choices if choice.operation == "gelu")
     assert (selection.gelu_fusion, choice.implementation, choice.backward) == (1, "in the product", backward)
     assert not choice.fell_back
-    kernel = XLA if backward == "xla" else kernels.pallas_operations(TARGETS[name])
+    kernel = PLAIN if backward == "xla" else kernels.pallas_functions(TARGETS[name])
     assert selection.op.gelu_forward is gelu_forward_in_product
-    assert selection.op.gelu_backward is kernel.gelu_backward
-    assert selection.op.layernorm_forward is kernel.layernorm_forward
+    assert selection.op.gelu_backward is kernel["gelu_backward"]
+    assert selection.op.layernorm_forward is kernel["layernorm_forward"]
 
 
 @pytest.mark.parametrize("wanted", [-1, 0])
@@ -385,7 +395,7 @@ def test_gelu_that_is_not_fused_is_the_kernel(wanted: int) -> None:
 @pytest.mark.parametrize("name", ["CPU", *WITHOUT_KERNELS])
 def test_without_nvidia_s_library_gelu_stays_outside(name: str) -> None:
     selection = choose(Wish(gelu_fusion=1), MACHINES[name], "fp32", 64)
-    assert (selection.op, selection.gelu_fusion) == (XLA, 0)
+    assert (functions(selection), selection.gelu_fusion) == (PLAIN, 0)
     assert [choice.operation for choice in selection.choices if choice.fell_back] == ["gelu"]
     assert reasons(selection)["gelu"].startswith("not in the product: ")
     with pytest.raises(InputError, match="--strict-kernels: gelu"):
@@ -463,12 +473,12 @@ TINY = ModelConfig(max_seq_len=64, vocab_size=61, padded_vocab_size=128, num_lay
 DTYPES = {"bf16": (jnp.bfloat16, 2.0**-8), "fp16": (jnp.float16, 2.0**-11)}  # with the relative error of one rounding
 
 
-def all_kernels(target: str) -> Operations:
+def all_kernels(target: str) -> tuple[Operations, Optimizer]:
     """In interpret mode."""
-    op = kernels.pallas_operations(target, interpret=True)
-    for name in set(Operations._fields) - {"classifier_forward"}:
-        assert made_by(getattr(op, name)) == (f"pallas_kernels.{MODULES.get(name, name.split('_')[0])}", target)
-    return op
+    found = kernels.pallas_functions(target, interpret=True)
+    for name in set(PLAIN) - {"classifier_forward"}:
+        assert made_by(found[name]) == (f"pallas_kernels.{MODULES.get(name, name.split('_')[0])}", target)
+    return kernels.assembled(found)
 
 
 MODULES = {
@@ -483,7 +493,7 @@ MODULES = {
 def test_all_kernels_together_give_the_model(target: str, dtype: str) -> None:
     """Loss and gradient of a whole model whose every operation is a kernel, beside fp32."""
     kind, u = DTYPES[dtype]
-    found = of_model(Execution(all_kernels(target)), TINY, kind, 1, 64)
+    found = of_model(Execution(all_kernels(target)[0]), TINY, kind, 1, 64)
     expected = of_model(Execution(), TINY, jnp.float32, 1, 64)
     errors = gradient_errors(found, expected, TINY)
     assert max(errors.values()) < 4 * u, errors
@@ -495,17 +505,17 @@ def test_a_step_by_kernels_alone() -> None:
     flat, *tokens = model_inputs(TINY, 1, 64)
     numbers = step_numbers(lr=1e-2, warmup=0, total=1, final=1.0, weight_decay=0.1, grad_clip=0.1)
 
-    def stepped(op: Operations, dtype: Any) -> tuple[Any, Any]:
+    def stepped(op: Operations, optimizer: Optimizer, dtype: Any) -> tuple[Any, Any]:
         state = initial_state(jnp.array(flat, jnp.float32), dtype)
-        options = StepOptions("constant", "matrices", Execution(op))
+        options = StepOptions("constant", "matrices", Execution(op), optimizer=optimizer)
         return train_step(state, *(each[None] for each in tokens), numbers, TINY, options)
 
-    (found, told), (expected, rightly) = stepped(all_kernels("sm_90"), jnp.bfloat16), stepped(XLA, None)
+    (found, told), (expected, rightly) = stepped(*all_kernels("sm_90"), jnp.bfloat16), stepped(XLA, ADAMW, None)
     u = DTYPES["bf16"][1]
     assert float(told.loss) == pytest.approx(float(rightly.loss), rel=u)
     assert float(told.norm) == pytest.approx(float(rightly.norm), rel=u)
     assert float(rightly.norm) > 0.2  # it was clipped
-    assert plain_model.relative_error(found.m, expected.m) < 4 * u
+    assert plain_model.relative_error(found.buffers["m"], expected.buffers["m"]) < 4 * u
     np.testing.assert_array_equal(found.copy, found.params.astype(jnp.bfloat16))
     # Adam's first step is the sign of the gradient, whose error makes some small ones turn.
     moved, rightly_moved = (np.asarray(state.params, np.float64) - flat for state in (found, expected))

@@ -15,10 +15,10 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.kernels import Choice, Finding, Findings, Machine, Variant, choice, record
+from llmc_jax.kernels.functions import GROUPS
 from llmc_jax.kernels.record import Asked, MadeFor, Resolved, differences, from_json, to_json
 from llmc_jax.machine.compiling import TRITON_GEMM
 from llmc_jax.ops.gelu import gelu_forward_in_product
-from llmc_jax.ops.table import GROUPS
 from llmc_jax.plan import Plan, Repeat, asked_of, make_plan
 
 CPU = Machine("cpu", "cpu")
@@ -176,7 +176,7 @@ def test_gelu_in_the_product_is_repeated() -> None:
     again = record.choose_again(found, Asked(), False, kernels.Setting(A100, "bf16", 64))
     assert again.gelu_fusion == 1 and again.choices == found.choices
     assert again.op.gelu_forward is gelu_forward_in_product
-    assert again.op.gelu_backward is kernels.pallas_operations("sm_80").gelu_backward
+    assert again.op.gelu_backward is kernels.pallas_functions("sm_80")["gelu_backward"]
     assert found.options == resolved(TrainConfig(recompute=0), A100, before=found).options == TRITON_OFF
     for level in (1, 2):  # which nobody asked for together with it
         with pytest.raises(InputError, match=rf"^-r {level}: [^\n]*-r 0 or -ge 0$"):

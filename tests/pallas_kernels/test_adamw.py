@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from llmc_jax.training import adamw as optimizer
+from llmc_jax.training import adamw as plain_adamw
+from llmc_jax.training import rounding
 from llmc_jax.training.adamw import AdamWNumbers
 from pallas_kernels import adamw as kernels
 from pallas_kernels import mosaic
@@ -99,7 +100,7 @@ def test_stochastic_copy_has_the_plain_function_s_bits() -> None:
         p, _, _, copied = adamw_update(
             **buffers, **scalars(rounding="stochastic", seed=jnp.uint32(seed)), interpret=True
         )
-        np.testing.assert_array_equal(copied, optimizer.round_stochastically(p, jnp.uint32(seed)))
+        np.testing.assert_array_equal(copied, rounding.round_stochastically(p, jnp.uint32(seed)))
         assert 0.2 < np.mean(copied != p.astype(bf16)) < 0.8
 
 
@@ -110,7 +111,7 @@ def test_stochastic_params_without_masters() -> None:
     p, *_ = adamw_update(**buffers, **how, interpret=True)
     wanted = expected(buffers)[0]
     np.testing.assert_allclose(np.asarray(p, np.float64), wanted, rtol=1.01 * float(jnp.finfo(bf16).eps), atol=1e-7)
-    plain, *_ = optimizer.adamw_update(**buffers, **how)
+    plain, *_ = plain_adamw.adamw_update(**buffers, **how)
     assert np.mean(np.asarray(p != plain)) < 0.002
     errors = (np.asarray(p, np.float64) - wanted) / np.abs(wanted)
     assert abs(errors.mean()) < 4 * errors.std() / N**0.5  # as often too large as too small
@@ -137,7 +138,7 @@ def test_rounding_of_positions_beyond_32_bits(row: int) -> None:
     values = jnp.asarray(np.random.default_rng(row).normal(size=kernels.BLOCK), f32)
     beyond, low = divmod(row * kernels.BLOCK, 2**32)
     position = (low + np.arange(kernels.BLOCK) + beyond * 198_491_317) % 2**32
-    noise = optimizer.squirrel_noise5(jnp.asarray(position, jnp.uint32), jnp.uint32(11)) & 0xFFFF
+    noise = rounding.squirrel_noise5(jnp.asarray(position, jnp.uint32), jnp.uint32(11)) & 0xFFFF
     bits = np.asarray(values).view(np.uint32)
     up = (bits & 0xFFFF) > np.asarray(noise)
     wanted = ((bits >> 16) + up).astype(np.uint16)

@@ -15,14 +15,10 @@ from llmc_jax.models.tensors import FLAT_MULTIPLE
 from llmc_jax.training.adamw import (
     AdamWNumbers,
     _in_ranges,
-    _noise_positions,
     adamw_update,
-    clip_scale,
-    decay_ranges,
-    global_norm,
-    round_stochastically,
-    squirrel_noise5,
 )
+from llmc_jax.training.optimizer import clip_scale, decay_ranges, global_norm
+from llmc_jax.training.rounding import _noise_positions, round_stochastically, squirrel_noise5
 from tests import plain_model
 from tests.comparisons import ADAMW_TOLERANCE, adamw_errors
 

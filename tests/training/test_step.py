@@ -11,15 +11,14 @@ from llmc_jax.config.model import parse_descriptor
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.model import PLAIN, Execution
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, tensor_specs, views
+from llmc_jax.training.loss_scale import LossScale
 from llmc_jax.training.outliers import WINDOW, Outliers
+from llmc_jax.training.state import TrainState, initial_state
 from llmc_jax.training.step import (
-    LossScale,
     Metrics,
     StepNumbers,
     StepOptions,
-    TrainState,
     batch_gradient,
-    initial_state,
     train_step,
 )
 from tests import plain_model
@@ -83,7 +82,7 @@ def test_two_runs_give_the_same_bits(micro_batches: int, rows: int) -> None:
     np.testing.assert_array_equal(first.losses, second.losses)
     np.testing.assert_array_equal(first.norms, second.norms)
     for name in ("params", "m", "v"):
-        assert same_bits(getattr(first.state, name), getattr(second.state, name)), name
+        assert same_bits(first.state.flat[name], second.state.flat[name]), name
     assert not same_bits(first.state.params, start())
 
 
@@ -99,7 +98,7 @@ def test_a_batch_learned_by_heart() -> None:
 def test_padding_stays_zero(whole: Run) -> None:
     """wte's rows beyond V and what follows the 16 tensors: no gradient, no momentum, no decay."""
     for name in ("params", "m", "v"):
-        flat = np.asarray(getattr(whole.state, name))
+        flat = np.asarray(whole.state.flat[name])
         assert not views(flat, CONFIG).wte[CONFIG.vocab_size :].any(), name
         assert not flat[num_parameters(CONFIG) :].any(), name
     assert np.asarray(views(whole.state.params, CONFIG).wte)[: CONFIG.vocab_size].any(axis=1).all()
@@ -152,14 +151,14 @@ def test_a_step_that_is_not_finite_updates_nothing(why: str) -> None:
     m, v = rng.normal(size=(2, flat.size)).astype(np.float32)
     v = np.abs(v)
     window = np.random.default_rng(1).uniform(size=(2, WINDOW)).astype(np.float32)
-    state = TrainState(jnp.asarray(flat), jnp.asarray(m), jnp.asarray(v), jnp.int32(7), jnp.int32(5))
+    state = TrainState(jnp.asarray(flat), {"m": jnp.asarray(m), "v": jnp.asarray(v)}, jnp.int32(7), jnp.int32(5))
     state = state._replace(outliers=Outliers(jnp.asarray(window), jnp.int32(WINDOW)))
     state, metrics = train_step(state, *batches(1, 8)[0], usual_numbers(), CONFIG, OPTIONS)
     assert not bool(metrics.finite)
     assert not (np.isfinite(metrics.loss) and np.isfinite(metrics.norm))
     if why == "a finite loss with an infinite gradient":
         assert np.isfinite(metrics.loss)
-    assert same_bits(state.params, flat) and same_bits(state.m, m) and same_bits(state.v, v)
+    assert same_bits(state.params, flat) and same_bits(state.buffers["m"], m) and same_bits(state.buffers["v"], v)
     assert (int(state.step), int(state.updates)) == (8, 5)
     assert not bool(metrics.applied) and np.isnan(metrics.z_loss) and np.isnan(metrics.z_norm)
     assert same_tree(state.outliers, Outliers(window, np.int32(WINDOW)))
@@ -172,7 +171,7 @@ def test_a_huge_rate_ends_in_steps_that_update_nothing() -> None:
     before = jax.tree.map(np.array, state)
     state, metrics = train_step(state, *batches(1, 8)[1], constant(1e38), CONFIG, OPTIONS)
     assert not bool(metrics.finite)
-    assert all(same_bits(found, expected) for found, expected in zip(state[:3], before[:3], strict=True))
+    assert same_tree(state.flat, before.flat)
     assert (int(state.step), int(state.updates)) == (2, 1)
 
 
@@ -268,7 +267,7 @@ def test_an_outlier_updates_nothing(which: str) -> None:
     np.testing.assert_allclose([metrics.z_loss, metrics.z_norm], z, rtol=1e-5)
     assert bool(metrics.finite) and bool(metrics.applied) == applied
     for name in ("params", "copy", "m", "v"):
-        assert same_bits(getattr(state, name), getattr(before, name)) == (not applied), name
+        assert same_bits(state.flat[name], before.flat[name]) == (not applied), name
     assert (int(state.step), int(state.updates)) == (1, 1)
     assert (float(state.loss_scale.scale), int(state.loss_scale.clean)) == (2048, 0)
     window[:, count % WINDOW] = metrics.loss, metrics.norm
@@ -294,7 +293,7 @@ def test_an_outlier_counts_for_the_bias_correction() -> None:
     assert bool(metrics.finite) and not bool(metrics.applied)
     found, _ = train_step(skipped, *good[2], numbers, CONFIG, OPTIONS)
     expected, _ = train_step(on_device(kept._replace(updates=np.int32(2))), *good[2], numbers, CONFIG, OPTIONS)
-    assert all(same_bits(getattr(found, name), getattr(expected, name)) for name in ("params", "copy", "m", "v"))
+    assert all(same_bits(found.flat[name], expected.flat[name]) for name in ("params", "copy", "m", "v"))
     assert (int(found.updates), int(found.step)) == (3, 3)
 
 
@@ -352,9 +351,9 @@ def test_nothing_recompiles_when_numbers_change() -> None:
 def test_the_state_is_donated() -> None:
     state = initial_state(jnp.asarray(start()))
     after, _ = train_step(state, *batches(1, 8)[0], usual_numbers(), CONFIG, OPTIONS)
-    assert [array.is_deleted() for array in (*state[:3], *state.outliers)] == [True] * 5
-    assert [array.is_deleted() for array in after[:5]] == [False] * 5
-    assert [array.dtype for array in after[:5]] == [jnp.float32] * 3 + [jnp.int32] * 2
+    assert all(array.is_deleted() for array in jax.tree.leaves(state))
+    assert not any(array.is_deleted() for array in jax.tree.leaves(after))
+    assert {name: array.dtype for name, array in after.flat.items()} == dict.fromkeys(("params", "m", "v"), jnp.float32)
     assert after.copy is None and after.loss_scale is None and after.weights is after.params
 
 
@@ -375,7 +374,9 @@ def test_the_norm_is_the_one_before_clipping_and_clipping_bounds_it() -> None:
         np.testing.assert_allclose(metrics.loss, loss, rtol=1e-6)
         np.testing.assert_allclose(metrics.norm, norm, rtol=1e-6)
         expected = norm if limit == 0 else min(norm, limit)
-        np.testing.assert_allclose(np.linalg.norm(np.asarray(state.m, np.float64)), 0.1 * expected, rtol=1e-5)
+        np.testing.assert_allclose(
+            np.linalg.norm(np.asarray(state.buffers["m"], np.float64)), 0.1 * expected, rtol=1e-5
+        )
 
 
 def test_the_rate_reported_is_the_schedule_s(whole: Run) -> None:

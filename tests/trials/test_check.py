@@ -10,9 +10,9 @@ import pytest
 from llmc_jax import kernels
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.kernels import Finding, Machine, Variant, Wish
+from llmc_jax.kernels.functions import GROUPS
 from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
 from llmc_jax.ops.gelu import gelu_forward_in_product
-from llmc_jax.ops.table import GROUPS
 from llmc_jax.trials import candidates, check, problems
 from llmc_jax.trials.candidates import Case
 from pallas_kernels import tuning
@@ -94,27 +94,27 @@ def test_a_right_kernel() -> None:
 
 def test_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one function of several, and there in the gradient that is summed over the rows."""
-    real = kernels.pallas_operations
+    real = kernels.pallas_functions
 
     def spoilt(*arguments: Any, **named: Any) -> Any:
-        op = real(*arguments, **named)
+        right = real(*arguments, **named)
 
         def gelu_backward(*arrays: Any) -> Any:
-            dx, bias = op.gelu_backward(*arrays)
+            dx, bias = right["gelu_backward"](*arrays)
             return dx, bias * jnp.asarray(1.05, bias.dtype)
 
-        return op._replace(gelu_backward=gelu_backward)
+        return right | {"gelu_backward": gelu_backward}
 
-    monkeypatch.setattr(kernels, "pallas_operations", spoilt)
+    monkeypatch.setattr(kernels, "pallas_functions", spoilt)
     found = tried(Finding("gelu", "pallas"))
     assert found["verdict"].startswith("WRONG: gelu_backward, output 1") and "us" not in found
 
 
 def test_the_step_has_gelu_in_the_product_where_the_run_has() -> None:
-    fused = check.operations(TINY._replace(gelu_fusion=1, recompute=0), CHOSEN)
-    plain = check.operations(TINY, CHOSEN)
-    assert fused.gelu_forward is gelu_forward_in_product is not plain.gelu_forward
-    assert fused == plain._replace(gelu_forward=gelu_forward_in_product)
+    fused = check.chosen_functions(TINY._replace(gelu_fusion=1, recompute=0), CHOSEN)
+    plain = check.chosen_functions(TINY, CHOSEN)
+    assert fused["gelu_forward"] is gelu_forward_in_product is not plain["gelu_forward"]
+    assert fused == plain | {"gelu_forward": gelu_forward_in_product}
 
 
 def test_a_form_that_there_is_not() -> None:

@@ -17,7 +17,8 @@ from llmc_jax.profile.program import Place, Program
 from llmc_jax.training import outliers
 from llmc_jax.training.adamw import AdamWNumbers
 from llmc_jax.training.schedule import ScheduleNumbers
-from llmc_jax.training.step import StepNumbers, StepOptions, initial_state, train_step
+from llmc_jax.training.state import initial_state
+from llmc_jax.training.step import StepNumbers, StepOptions, train_step
 from tests.comparisons import QUICK
 
 DTYPES: dict[str, Any] = {"fp32": None, "bf16": jnp.bfloat16, "fp16": jnp.float16}

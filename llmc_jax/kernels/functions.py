@@ -1,0 +1,38 @@
+"""The functions of a step that have several implementations, by name: the model's operations and the optimizer's."""
+
+from collections.abc import Mapping
+
+from llmc_jax.ops.table import XLA, Function, Operations
+from llmc_jax.training.adamw import ADAMW
+from llmc_jax.training.optimizer import Optimizer
+
+# XLA's.
+PLAIN: dict[str, Function] = XLA._asdict() | {"adamw_update": ADAMW.update, "global_norm": ADAMW.global_norm}
+
+# The rows of the table that a run prints: what is chosen together, and the functions it consists of.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "layernorm": (
+        "layernorm_forward",
+        "layernorm_backward",
+        "residual_layernorm_forward",
+        "residual_layernorm_backward",
+    ),
+    "gelu": ("gelu_forward", "gelu_backward"),
+    "attention": ("attention_forward", "attention_backward"),
+    "classifier": ("classifier",),
+    "embedding backward": ("embedding_backward",),
+    "adamw": ("adamw_update",),
+    "global norm": ("global_norm",),
+}
+
+
+def functions_of(functions: Mapping[str, Function], operation: str) -> list[Function]:
+    """Return the functions that an operation of GROUPS consists of, in its order."""
+    return [functions[name] for name in GROUPS[operation]]
+
+
+def assembled(functions: Mapping[str, Function]) -> tuple[Operations, Optimizer]:
+    """Return the model's operations and the optimizer with these functions; what is missing is XLA's."""
+    all_functions = PLAIN | dict(functions)
+    op = Operations(**{name: all_functions[name] for name in Operations._fields})
+    return op, ADAMW._replace(update=all_functions["adamw_update"], global_norm=all_functions["global_norm"])
