@@ -40,5 +40,5 @@ EXIT_MEANINGS: dict[int, str] = {
     1: "a mistake in this program, with a traceback",
     ExitCode.BAD_INPUT: "a flag, a file or the machine cannot be used as it stands; one line says why",
     ExitCode.DIVERGED: "the loss or the gradient was not finite --max-nonfinite times in a row",
-    ExitCode.STOPPED: "stopped by Ctrl-C, SIGTERM or SIGHUP after a whole step, with all saved; by a second at once",
+    ExitCode.STOPPED: "stopped by Ctrl-C, SIGTERM or SIGHUP after a whole step, all saved; a second ends it at once",
 }

@@ -115,7 +115,7 @@ class Plan(NamedTuple):
     def notes_on_bits(self) -> list[str]:
         """A note where what runs need not give the same bits twice, though a kernel of ours would."""
         return [
-            f"{choice.operation} by cuDNN need not repeat its bits, so a run that is continued may differ from one "
+            f"{choice.operation} by cuDNN may not repeat its bits, so a run that is continued may differ from one "
             "without a break by a rounding; --attention flash repeats them"
             for choice in self.choices
             if choice.by == "cudnn"
@@ -252,8 +252,8 @@ def _check_gelu_in_product(config: TrainConfig, options: compiling.Options) -> N
     """Raise InputError where GELU would be computed again, or the product by XLA. config/train.py has checked flags."""
     if config.recompute and not config.recompute_blocks:
         raise InputError(
-            f"-r {config.recompute}: the repeated choice of kernels has GELU in the product, with other bits than "
-            "one that is computed again; write -r 0 or -ge 0"
+            f"-r {config.recompute}: the repeated choice of kernels has GELU in the product, whose bits "
+            "differ from a recomputed one's; write -r 0 or -ge 0"
         )
     if dict(options).get(compiling.TRITON_GEMM) is not False:
         raise InputError(

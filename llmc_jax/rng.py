@@ -88,8 +88,8 @@ class Mt19937:
         """Fill `out` (contiguous float32, 1-D) with what `normal_` returns, with temporaries of a chunk's size only.
 
         From 16 values on, uniforms are drawn in the order of the array, then blocks of 16 are transformed; where the
-        size is no multiple of 16, the last 16 are drawn anew. Shorter arrays take pairs of doubles, and the generator
-        keeps an odd pair's second value for the next short draw (llm.c drops it there; PyTorch keeps it).
+        size is not a multiple of 16, the last 16 are drawn anew. Shorter arrays take pairs of doubles, and the
+        generator keeps an odd pair's second value for the next short draw (llm.c drops it there; PyTorch keeps it).
         Source: `normal_fill` and `normal_fill_16` of llmc/rand.h; ATen/native/cpu/DistributionTemplates.h.
         """
         assert out.dtype == np.float32 and out.ndim == 1 and out.flags.c_contiguous

@@ -63,7 +63,7 @@ def table(
         max(needed(least), min(needed(widths), width or needed(widths))),
     )
     if gone:
-        lines += ["", *_filled(f"no room for: {', '.join(gone)}; a wider terminal or a pipe has them", width)]
+        lines += ["", *_filled(f"no room for: {', '.join(gone)}; a wider terminal or a pipe shows them", width)]
     return "\n".join(lines).rstrip()
 
 

@@ -107,7 +107,7 @@ class Metadata:
         """
         step, dtype, counters = stored.get("step"), stored.get("dtype"), _counters(stored, folder)
         if dtype not in DTYPES or type(step) is not int:
-            raise FormatError(f"{folder}: run.json has dtype {dtype!r} and step {step!r}; this is no training state")
+            raise FormatError(f"{folder}: run.json has dtype {dtype!r} and step {step!r}; this is not a training state")
         rest = {name: stored[name] for name in ("total_steps", "val_data", "loader", "kernels") if name in stored}
         for name in ("options", "environment", "origin"):
             found = stored.get(name) or {}
@@ -123,7 +123,7 @@ def _model(stored: Mapping[str, Any], folder: Path) -> ModelConfig:
     shape = stored.get("model")
     names = set(ModelConfig.__dataclass_fields__)
     if not isinstance(shape, Mapping) or set(shape) != names or not all(type(each) is int for each in shape.values()):
-        raise FormatError(f"{folder}: run.json holds no model's shape; this is no training state of llmc-jax")
+        raise FormatError(f"{folder}: run.json holds no model's shape; this is not a training state of llmc-jax")
     return ModelConfig(**shape)
 
 
@@ -138,5 +138,5 @@ def _counters(stored: Mapping[str, Any], folder: Path) -> Counters | None:
         value = found.get(name, least)
         sound = isinstance(value, kinds.get(name, (int,))) and not isinstance(value, bool)
         if not sound or (least is not None and value < least):
-            raise FormatError(f"{folder}: run.json has {name}={value!r}, which is no count")
+            raise FormatError(f"{folder}: run.json has {name}={value!r}, which is not a count")
     return Counters(**{name: found[name] for name in Counters._fields if name in found})

@@ -33,7 +33,7 @@ from llmc_jax.models.tensors import TensorSpec
 
 DIFFERS = "not written: what was read back differs from what was written; is the disk sound?"
 NO_SPECIAL = (
-    "bos_token_id and eos_token_id are null: which ids begin and end a text is not known of this vocabulary; give "
+    "bos_token_id and eos_token_id are null, because this vocabulary does not say which ids begin and end a text; give "
     "--tokenizer FILE, or set them in config.json and generation_config.json"
 )
 OUR_FILES = frozenset(
@@ -292,7 +292,7 @@ def _refuse_existing(out: Path, force: bool) -> None:
 
 def _check_replaceable(out: Path) -> None:
     if out.is_symlink() or not out.is_dir():
-        raise InputError(f"{out}: is no folder; remove it, or give another name")
+        raise InputError(f"{out}: is not a folder; remove it, or give another name")
     others = sorted(path.name for path in out.iterdir() if path.name not in OUR_FILES)
     if others:
         raise InputError(
@@ -404,7 +404,7 @@ def _make_folder(folder: Path) -> bool:
     except FileExistsError:
         if folder.is_dir():
             return False
-        raise InputError(f"{folder}: is no folder; give the folder of a run, new or not") from None
+        raise InputError(f"{folder}: is not a folder; give the folder of a run, new or not") from None
     except OSError as error:
         raise InputError(f"{folder}: cannot be written: {reason(error)}") from error
 

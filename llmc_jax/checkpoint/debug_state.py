@@ -245,7 +245,7 @@ def make_debug_state(
             _dump(file, config, x, y, computed)
         written = read_debug_state(temporary, config)
         if not _same(written, x, y, computed):
-            raise InputError(f"{out}: reads back otherwise than it was written; is the disk sound?")
+            raise InputError(f"{out}: reads back differently from what was written; is the disk sound?")
         warnings = (*source.warnings, *written.warnings())
     return Made(out, config, source.dtype, words, computed.loss, out.stat().st_size, warnings)
 

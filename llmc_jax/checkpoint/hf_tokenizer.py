@@ -56,7 +56,7 @@ def split_of(piece: bytes, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes]:
             break
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
     if len(parts) != 2:
-        raise InputError(f"id {own}, {piece!r}, is no merge of two pieces with smaller ids")
+        raise InputError(f"id {own}, {piece!r}, is not a merge of two pieces with smaller ids")
     return parts[0], parts[1]
 
 
@@ -64,7 +64,7 @@ def merges_of(table: Table) -> list[tuple[bytes, bytes]]:
     """The merges of a table, in the order of their ids. Raises InputError if it is no byte-pair encoding."""
     ranks = {piece: token for token, piece in enumerate(table.pieces) if token != table.eot}
     if len(ranks) != len(table.pieces) - 1 or any(bytes([value]) not in ranks for value in range(256)):
-        raise InputError("it lacks single bytes, or has one piece twice, so it is no byte-level encoding")
+        raise InputError("it lacks single bytes, or has one piece twice, so it is not a byte-level encoding")
     return [split_of(piece, ranks) for piece in ranks if len(piece) > 1]
 
 
@@ -105,7 +105,7 @@ def write_files(folder: Path, table: Table, max_seq_len: int) -> list[str]:
 def read_table(folder: Path) -> Table:
     """The table of a folder's vocab.json, or else of its tokenizer.json.
 
-    Raises FormatError if neither is there, or what is there is no table of a byte-level encoding with an end of text.
+    Raises FormatError if neither is there, or if it is not the table of a byte-level encoding with an end of text.
     """
     path = folder / "vocab.json"
     if path.is_file():
@@ -131,7 +131,7 @@ def _table_of(path: Path, vocab: Mapping[str, Any]) -> Table:
         raise FormatError(f"{path}: the ids of its {len(ids):,} tokens are not the numbers from 0 on, each once")
     special = END_OF_TEXT.decode()
     if special not in vocab:
-        raise FormatError(f"{path}: has no {special}; what ends a text in it is not known")
+        raise FormatError(f"{path}: has no {special}, the token that ends a text")
     byte_of = {character: value for value, character in enumerate(byte_characters())}
     pieces = [b""] * len(ids)
     for text, token in vocab.items():
@@ -139,5 +139,5 @@ def _table_of(path: Path, vocab: Mapping[str, Any]) -> Table:
         try:
             pieces[token] = bytes(byte_of[character] for character in text) if plain else text.encode()
         except UnicodeEncodeError:
-            raise FormatError(f"{path}: token {token}, {text!r}, is no text") from None
+            raise FormatError(f"{path}: token {token}, {text!r}, is not text") from None
     return Table(tuple(pieces), vocab[special])

@@ -134,8 +134,8 @@ def open_file(path: Path) -> Source:
 def _no_weights(folder: Path) -> str:
     if (folder / "pytorch_model.bin").exists():
         return (
-            f"{folder}: its weights are in pytorch_model.bin, a pickle, which is not opened here; load it with "
-            "transformers and save_pretrained it again: that writes model.safetensors"
+            f"{folder}: its weights are in pytorch_model.bin, a pickle, which this program does not open; load "
+            "it with transformers and call save_pretrained, which writes model.safetensors"
         )
     return f"{folder}: has config.json, but neither {WEIGHTS} nor {INDEX}"
 
@@ -155,8 +155,8 @@ def _source(shown: Path, path: Path, described: Described, stored: Mapping[str, 
         _check_tied(head, tensors[BY_NAME["wte"].hugging_face])
     elif not described.tied:
         raise FormatError(
-            f"{path}: config.json has tie_word_embeddings false, an output head of its own, but no {HEAD} is there, "
-            "and transformers would begin it at random; if the head is the token embedding after all, set "
+            f"{path}: config.json has tie_word_embeddings false, so the model has an output head of its own, but there "
+            f"is no {HEAD}, and transformers would initialise it at random; if the head is the token embedding, set "
             "tie_word_embeddings to true"
         )
 
@@ -200,7 +200,8 @@ def _check_names(path: Path, wanted: Mapping[str, Slice], found: Mapping[str, St
     extra = [name for name in found if name not in wanted and not BUFFERS.fullmatch(name)]
     if extra:
         raise FormatError(
-            f"{path}: holds {len(extra)} tensors that a plain GPT-2 of this config.json has not, {extra[0]!r} first"
+            f"{path}: holds {len(extra)} tensors that a plain GPT-2 with this config.json does not have, {extra[0]!r} "
+            "first"
         )
 
 

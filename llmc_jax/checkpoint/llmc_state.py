@@ -543,7 +543,7 @@ def _content_warnings(state: LlmcState) -> Iterator[str]:
     if state.has_master and not state.has_copy and not _master_is_model(state):
         yield (
             f"{state.model.path.name}: its weights are not the master weights of {state.ranks[0].path.name}; llm.c "
-            "goes on from the master weights, and so does this"
+            "continues from the master weights, and so does this program"
         )
 
 
@@ -674,8 +674,8 @@ def _plan(
         )
     if updates != step:
         warnings.append(
-            f"AdamW has counted {updates:,} of {step:,} steps: llm.c counts all of them, so it corrects the bias by "
-            f"{step + 1:,} where the run here would by {updates + 1:,}"
+            f"AdamW has counted {updates:,} updates in {step:,} steps; llm.c counts every step, so its next bias "
+            f"correction is that of update {step + 1:,}, here it is that of {updates + 1:,}"
         )
     if "outliers/values" in arrays:
         warnings.append("the statistics of outliers are left out: llm.c gathers them anew after a resumption")
@@ -698,7 +698,7 @@ def _check_shares(config: ModelConfig, n: int) -> None:
         size = spec.size // layers_of(spec)
         if size % n:
             raise InputError(
-                f"ZeRO-1 over {n} processes: a layer of {spec.name} has {size:,} values, no multiple of {n}; take "
+                f"ZeRO-1 over {n} processes: a layer of {spec.name} has {size:,} values, not a multiple of {n}; take "
                 "another number, or no ZeRO-1"
             )
 
@@ -720,7 +720,9 @@ def _loaders(
 ) -> list[dict[str, Any]]:
     """The loader's state of each of n processes."""
     if loader is None:
-        warnings.append("the state says nothing of the data: llm.c will read its files from the beginning, unshuffled")
+        warnings.append(
+            "the state holds no position in the data: llm.c will read its files from the beginning, unshuffled"
+        )
         return [_plain_loader(rank, n, 0, 0) for rank in range(n)]
     found = list(loader["ranks"]) if "ranks" in loader else [dict(loader)]
     if len(found) == n:
@@ -728,17 +730,16 @@ def _loaders(
     known = found[0]
     if any(name not in known for name in NOT_IN_LLMC) or not options:
         raise InputError(
-            f"the loader's position is that of {len(found)} processes, and what it takes to find one for {n} (B, T, "
-            f"lengths of the shards) is not in it; write it for {len(found)}"
+            f"the loader's position is that of {len(found)} processes and does not hold what one for {n} is computed "
+            f"from (B, T, lengths of the shards); write it for {len(found)}"
         )
     old = _micro_steps(options, len(found)) * len(found)
     batches = step * old // n
     lost = f", less {step * old % n} batches" if step * old % n else ""
     warnings.append(
-        f"the place in the data cannot be carried over to another number of processes ({len(found)}, now {n}): each "
-        f"rank gets the order that llm.c would have given it at the beginning, and stands there after {batches:,} "
-        f"batches (as many tokens in all as were read{lost}); so some samples of this epoch come twice and others not "
-        "at all"
+        f"the position in the data cannot be kept with another number of processes ({len(found)}, now {n}): each rank "
+        f"gets the order that llm.c gives it at the start of a run, and the position after {batches:,} batches (as "
+        f"many tokens in all as were read{lost}); some samples of this epoch will come twice and others not at all"
     )
     return [_loader_from_start(known, rank, n, batches, int(options.get("seed", 42))) for rank in range(n)]
 
@@ -793,7 +794,7 @@ def _header(plan: Plan, rank: int, warnings: list[str]) -> bytes:
         now = skip_u32(start, draws)
         last = skip_u32(start, draws - TENSORS) if updates else last
         if updates != steps:
-            warnings.append("llm.c's rounding stream is left as if the last step had made an update")
+            warnings.append("llm.c's rounding stream is written as if the last step had made an update")
     else:
         now = start
     places = ((RNG_STATE, now), (RNG_LAST_UPDATE, last), (SHARD_INDEX, loader["current_shard_idx"]))
@@ -853,7 +854,7 @@ class _Summed:
             while part := file.read(4 * CHUNK):
                 found = zlib.crc32(part, found)
         if found != self.sum:
-            raise InputError(f"{self.path}: reads back otherwise than it was written; is the disk sound?")
+            raise InputError(f"{self.path}: reads back differently from what was written; is the disk sound?")
 
 
 def _write_states(

@@ -22,8 +22,8 @@ PREFIXES = ("_orig_mod.", "module.", "transformer.")  # of torch.compile, of Dis
 SIZES = hugging_face.SIZES | {"max_seq_len": "block_size"}
 LARGEST_SIZE = 2**31 - 1
 GELU = (
-    "nanoGPT computes GELU in its tanh form, as this model does, until June 2023, and exactly since; the file does not "
-    "say which: after a newer one, expect slightly different logits"
+    "nanoGPT used GELU's tanh form, as this model does, until June 2023, and the exact form since; the file does not "
+    "say which, so expect slightly different logits from a newer one"
 )
 
 Convert = Callable[[Any], np.ndarray]
@@ -37,9 +37,7 @@ def open_checkpoint(path: Path) -> Source:
     try:
         import torch
     except ImportError:
-        raise InputError(
-            f"{path}: a file of PyTorch, which is needed to open it and is not installed: pip install torch"
-        ) from None
+        raise InputError(f"{path}: a file of PyTorch, which is not installed: pip install torch") from None
     with opened(path):  # a folder, a pipe, no file: said as for any other
         pass
     try:
@@ -66,7 +64,7 @@ def source_of(path: Path, checkpoint: Any, convert: Convert) -> Source:
     convert: turns a tensor, which need only have a shape and a dtype, into float32.
     """
     if not isinstance(checkpoint, Mapping) or not {"model", "model_args"} <= set(checkpoint):
-        raise FormatError(f"{path}: holds no model and model_args, so it is no checkpoint of nanoGPT")
+        raise FormatError(f"{path}: holds no model and model_args, so it is not a checkpoint of nanoGPT")
     arguments, model = checkpoint["model_args"], checkpoint["model"]
     if not isinstance(arguments, Mapping) or not isinstance(model, Mapping):
         raise FormatError(f"{path}: its model and model_args are not what nanoGPT writes")
@@ -104,7 +102,7 @@ def _tensors(path: Path, model: Mapping[Any, Any]) -> dict[str, Any]:
     found = {}
     for name, tensor in model.items():
         if not isinstance(name, str) or not hasattr(tensor, "shape"):
-            raise FormatError(f"{path}: its model holds {name!r}, which is no named tensor")
+            raise FormatError(f"{path}: its model holds {name!r}, which is not a named tensor")
         for prefix in PREFIXES:
             name = name.removeprefix(prefix)
         if name in found:
@@ -121,14 +119,14 @@ def _check(path: Path, config: ModelConfig, tensors: dict[str, Any], with_biases
             wanted[name_in_block(piece.tensor, piece.layer)] = shape
     for name, shape in wanted.items():
         if name not in tensors:
-            raise FormatError(f"{path}: tensor {name} is missing, which a model of its model_args has")
+            raise FormatError(f"{path}: tensor {name} is missing; a model with its model_args has it")
         if tuple(tensors[name].shape) != shape:
             raise FormatError(f"{path}: tensor {name} has shape {tuple(tensors[name].shape)}; expected {shape}")
         if _dtype(tensors[name]) not in ("float32", "bfloat16", "float16"):
             raise FormatError(f"{path}: tensor {name} is {tensors[name].dtype}; expected float32, bfloat16 or float16")
     extra = [name for name in tensors if name not in wanted and name != HEAD and not BUFFERS.fullmatch(name)]
     if extra:
-        raise FormatError(f"{path}: holds {extra[0]!r}, which a model of its model_args has not")
+        raise FormatError(f"{path}: holds {extra[0]!r}, which a model with its model_args does not have")
     wte = tensors["wte.weight"]
     head = tensors.get(HEAD, wte)
     if head is not wte and (tuple(head.shape) != tuple(wte.shape) or not _equal(convert(head), convert(wte))):

@@ -99,7 +99,7 @@ def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = 
     if os.path.isdir(path):
         return _open_folder(path, step)
     if step is not None:
-        raise InputError(f"{path}: a step was asked for, but this is no folder that could hold several")
+        raise InputError(f"{path}: a step was asked for, but this is not a folder that could hold several")
     if (shape := _descriptor(path)) is not None:
         return _random_source(path, shape)
     with opened(path) as file:

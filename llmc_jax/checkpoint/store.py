@@ -147,8 +147,9 @@ def _check_room(run: Path, step: int, size: int) -> None:
         raise InputError(f"{run}: the checkpoint of step {step} cannot be written: {_cause(error)}") from None
     if free < size + ROOM:
         raise InputError(
-            f"{run}: the checkpoint of step {step} cannot be written: it takes {size / 1e6:,.0f} MB and as much as "
-            f"{ROOM / 1e6:.0f} MB must stay free, but {free / 1e6:,.0f} MB are; free some, or keep fewer with -nk"
+            f"{run}: the checkpoint of step {step} cannot be written: it takes {size / 1e6:,.0f} MB and "
+            f"{ROOM / 1e6:.0f} MB must stay free, but only {free / 1e6:,.0f} MB are free; free some, or keep fewer "
+            "with -nk"
         )
 
 
@@ -177,10 +178,10 @@ def _seal(writing: Writing, model: Path | None) -> int:
     _sync_files(folder)
     for name, tensor in writing.tensors.items():
         if describe(read_array(folder, name, tensor)) != tensor:
-            raise InputError(f"{name} was read back otherwise than it was written; is the disk sound?")
+            raise InputError(f"{name} reads back differently from what was written; is the disk sound?")
     for path, file in {METADATA: writing.metadata, **writing.plans}.items():
         if digest_of_file(folder / path) != file:
-            raise InputError(f"{path} was read back otherwise than it was written; is the disk sound?")
+            raise InputError(f"{path} reads back differently from what was written; is the disk sound?")
     paths = sorted(sizes_in(folder))
     with ThreadPoolExecutor(THREADS) as pool:
         files = dict(zip(paths, pool.map(digest_of_file, [folder / path for path in paths]), strict=True))

@@ -256,7 +256,7 @@ def _target(args: argparse.Namespace) -> str:
     if args.version is not None or args.out.suffix == ".bin":
         return "llmc"
     choices = "; ".join(f"--to {name}: {words}" for name, words in TARGETS.items())
-    raise InputError(f"{args.out}: what it shall become is not seen from its name; {choices}")
+    raise InputError(f"{args.out}: its name does not say what it becomes; {choices}")
 
 
 def _output_dtype(source: Source, target: str, args: argparse.Namespace) -> str:
@@ -271,7 +271,7 @@ def _output_dtype(source: Source, target: str, args: argparse.Namespace) -> str:
         wanted = by_version
     if target in ("state", "llmc-state") and "m" in source.groups:
         if wanted not in (None, source.dtype):
-            raise InputError(f"{source.path}: a training state stays {source.dtype}; leave --dtype {wanted} away")
+            raise InputError(f"{source.path}: a training state stays {source.dtype}; leave out --dtype {wanted}")
         return source.dtype
     return wanted or ("bf16" if source.dtype == "bf16" else "fp32")
 
@@ -400,7 +400,7 @@ def make_parser() -> Parser:
         "when IN is Hugging Face's",
     )
     turn.add_argument(
-        "--processes", type=int, metavar="N", help="--to llmc-state: for so many (default: as in IN, or 1)"
+        "--processes", type=int, metavar="N", help="--to llmc-state: number of processes (default: as in IN, or 1)"
     )
     turn.add_argument(
         "--zero",

@@ -105,7 +105,7 @@ def _add_prepare(commands: argparse._SubParsersAction) -> None:
         "--errors",
         choices=["strict", "replace"],
         default="strict",
-        help="bytes that are no UTF-8: strict stops, replace puts U+FFFD (default: strict)",
+        help="bytes that are not UTF-8: strict stops, replace puts U+FFFD (default: strict)",
     )
     reading.add_argument("--workers", type=int, metavar="N", help="processes (default: cores, fewer for little input)")
     split = parser.add_argument_group(

@@ -19,15 +19,15 @@ PROGRAM = "llmc_jax.kernels"
 ACTIONS = ("--report", "--measure", "--clear")
 OWN = (
     Own("--report", "", False, "the same as Markdown, with the versions: what a bug report needs"),
-    Own("--measure", "", False, "find it out again, for the run that flags of train.py describe (-e -b -t --dtype -r "
+    Own("--measure", "", False, "measure again, for the run that flags of train.py describe (-e -b -t --dtype -r "
         "--kernels …)"),
     Own("--seconds", "N", 600, "with --measure: how long that may take"),  # it is in no hurry
     Own("--clear", "", False, "forget all of it"),
 )  # fmt: skip
 HELP = f"""usage: {{python}} -m {PROGRAM} [--report | --clear | --measure [--seconds N] [flags of train.py]]
 
-Shows what was found out about the kernels on this machine's GPUs: which are right, how fast they are, which run.
-train.py finds it out when a GPU, versions or shapes are new; docs/kernels/check.md explains how.
+Shows what was measured about the kernels on this machine's GPUs: which are correct, how fast they are, which run.
+train.py measures it when the GPU, the versions or the shapes are new; docs/kernels/check.md explains how.
 
 """
 
@@ -87,7 +87,7 @@ def rest_of(found: Findings) -> list[str]:
     steps = [f"{name} {1e3 * seconds:.2f} ms" for name, seconds in found.steps if seconds]
     lines = [f"whole steps: {', '.join(steps)}"] if steps else []
     lines += [f"compiled with {name}={str(value).lower()}" for name, value in found.options]
-    return [*lines, *found.notes, *([] if found.complete else ["not complete: the next start goes on"])]
+    return [*lines, *found.notes, *([] if found.complete else ["not complete: the next start continues"])]
 
 
 def shown(each: Known) -> str:
@@ -125,7 +125,7 @@ def measure(asked: Asked) -> str:
     config = replace(config, strict_kernels=False)  # what cannot run is not tried
     case = case_of(make_plan(config, resolve_model(config).config, here.machine, xla_flags=user_flags()))
     if not candidates.listed(case):
-        return f"{here.name}: one implementation of each operation comes into question, so there is nothing to measure"
+        return f"{here.name}: each operation has only one possible implementation, so there is nothing to measure"
     found = start.find_out(case, here, again=True, seconds=asked.seconds)
     if found.findings is None or not found.findings.found:
         raise InputError(f"--measure: {'; '.join(found.notes)}")
@@ -145,9 +145,9 @@ def _run(words: list[str]) -> int:
         return ExitCode.DONE
     everything = known.all_known()
     if asked.action == "--report":
-        print(report(everything) or "Nothing is known of this machine's kernels.")
+        print(report(everything) or "Nothing is known about this machine's kernels.")
     else:
-        nothing = f"Nothing is known of this machine's kernels: {known.folder()} holds nothing. train.py finds it out "
+        nothing = f"Nothing is known about this machine's kernels: {known.folder()} is empty. train.py measures them "
         empty = textwrap.fill(nothing + "on a GPU, and so does --measure.", 100)
         print("\n\n".join(map(shown, everything)) or empty)
     return ExitCode.DONE

@@ -195,7 +195,7 @@ def measure(config: TrainConfig, own: dict[str, Any]) -> int:
         if own[flag] and not Path(own[flag]).resolve().parent.is_dir():
             raise InputError(f"{flag} {own[flag]}: there is no folder {Path(own[flag]).parent} to write it into")
     if own["--picture"] and own["--differences"]:
-        raise InputError(f"--picture {own['--picture']}: needs a trace; differences know no timeline")
+        raise InputError(f"--picture {own['--picture']}: needs a trace; --differences has no timeline")
     notes = platform.configure(tf32=config.tf32)
     import jax
 
@@ -262,7 +262,7 @@ def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
             ("arrays for that", f"{gib(memory_rates.array_bytes)} each"),
         ]  # fmt: skip
         if rates.cache is not None:
-            doubt = "" if rates.beyond_caches else "; the arrays are not 4 times as large, so the rates may be theirs"
+            doubt = "" if rates.beyond_caches else "; the arrays are not 4 times as large: perhaps the cache's rates"
             step.append(("caches", gib(rates.cache) + doubt))
     else:
         for definition, name in (("llm.c", "MFU (llm.c)"), ("palm", "MFU (PaLM)")):

@@ -560,7 +560,7 @@ def _read_index(path: Path, config: ModelConfig, B: int, T: int) -> str | None:
     with _opened(path) as file:
         raw = file.read(INDEX_BYTES + 1)
     if len(raw) > INDEX_BYTES:
-        raise FormatError(f"{path}: more than {INDEX_BYTES:,} bytes; that is no index of activations")
+        raise FormatError(f"{path}: more than {INDEX_BYTES:,} bytes; that is not an index of activations")
     try:
         index = json.loads(raw)
     except (ValueError, RecursionError):

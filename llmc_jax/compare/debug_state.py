@@ -31,7 +31,7 @@ the 16 gradients with what it holds, by the tolerances of llm.c's own tests.
 
 --dump FOLDER writes every value of the computation, --against FOLDER compares each with such a folder and names the
 first operation that disagrees: the program computes it from the other side's own inputs, so that an error made there
-is told from one that was handed on. The folder may come from another device, dtype or kernel, or from another program.
+can be told from one that was passed on. The folder may come from another device, dtype or kernel, or another program.
 
 A folder holds NumPy files of float32, float64 or float16; any of them may be missing:
   encoded.npy                                    (B, T, C)
@@ -343,9 +343,9 @@ def _verdict(rows: list[Row], first: dict[str, Any] | None, tolerances: Toleranc
     what = first["name"] if first["name"] in ("logits", "loss") else f"the gradient of {first['name']}{layer}"
     how = f"relative norm {report.small(first['relative_norm'])}, worst at {index_text(tuple(first['worst_index']))}"
     lines = [f"{failing} of {len(rows)} fail the tolerances of llm.c's {tolerances.source}."]
-    lines.append(f"First in the order of computation that disagrees: {what} ({how}).")
+    lines.append(f"The first that disagrees, in the order of computation: {what} ({how}).")
     if first["not_finite"]:
-        lines.append(f"Of its values {first['not_finite']:,} are NaN or infinite, on one side at least.")
+        lines.append(f"{first['not_finite']:,} of its values are NaN or infinite on at least one side.")
     if first["name"] == "logits":
         lines.append("So the forward pass differs, and the gradients with it.")
     if not against:
@@ -380,7 +380,7 @@ def _compare_values(
     found = list(activations.steps(model, values, folder.values, tolerance))
     first = activations.first_step(found)
     lines = [f"\n{args.against}: {len(found)} values, {folder.dtype}"]
-    lines += [f"warning: {args.against / name}.npy: no name of a value, left out" for name in folder.ignored[:8]]
+    lines += [f"warning: {args.against / name}.npy: not the name of a value; left out" for name in folder.ignored[:8]]
     chosen = range(len(found)) if args.all else _telling(found, first)
     lines += ["", _values_table([found[at] for at in chosen])]
     left_out = len(found) - len(chosen)
@@ -426,7 +426,7 @@ def _values_table(found: "list[activations.Step]") -> str:
     cells = []
     for step in found:
         total = step.total
-        verdict = "ok" if step.agrees and step.agrees_here else "handed on" if step.agrees_here else "MADE HERE"
+        verdict = "ok" if step.agrees and step.agrees_here else "passed on" if step.agrees_here else "MADE HERE"
         if total.nonfinite:
             verdict += f", {total.nonfinite:,} NaN or infinite"
         cells.append([
@@ -445,11 +445,14 @@ def _first_words(found: "list[activations.Step]", first: int | None, tolerance: 
     lines = [f"First operation that disagrees: {step.operation}, which makes {step.name}, by {total} (relative norm)."]
     if step.agrees_here:
         lines.append(
-            f"Not made there: from the other side's own inputs we get their value but for {local}. The errors of the "
-            "operations before it, each small enough, have added up."
+            f"The error is not made there: from the other side's inputs we compute their value up to {local}. The "
+            "errors of the operations before it, each small enough, have added up."
         )
     else:
-        lines.append(f"Made there: from the other side's own inputs ours differs by {local} (allowed {tolerance:g}).")
+        lines.append(
+            f"The error is made there: computed from the other side's inputs, ours differs by {local} (allowed "
+            f"{tolerance:g})."
+        )
         if step.covers:
             lines.append(f"The folder lacks what lies between: {', '.join(step.covers)}. The error is in one of them.")
     if step.total.nonfinite:

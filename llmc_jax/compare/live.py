@@ -100,8 +100,8 @@ def _kind_of(path: Path) -> str:
     if name in FLAGS:
         return name
     if name.startswith(("test_gpt2", "profile_gpt2")):
-        raise InputError(f"{path}: {name} is no trainer of llm.c; expected one of {', '.join(FLAGS)}")
-    raise InputError(f"{path}: which trainer of llm.c it is cannot be told from its name; say --kind {'|'.join(FLAGS)}")
+        raise InputError(f"{path}: {name} is not a trainer of llm.c; expected one of {', '.join(FLAGS)}")
+    raise InputError(f"{path}: its name does not say which trainer of llm.c it is; give --kind {'|'.join(FLAGS)}")
 
 
 def _pairs(kind: str, words: Sequence[str]) -> dict[str, str]:
@@ -344,7 +344,7 @@ def busy_note() -> str | None:
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if load < 0.5 * cores:
         return None
-    return f"warning: other work has the machine (load {load:.1f} on {cores} cores): the times will say little"
+    return f"warning: other programs use the machine (load {load:.1f} on {cores} cores): the times mean little"
 
 
 def _announce(args: argparse.Namespace, text: str) -> None:
@@ -361,8 +361,8 @@ Run a trainer of llm.c, then ours, on the same checkpoint, data and flags, and p
   run llm.c/{CUDA} -- -e gpt2_124M_bf16.bin -b 4 -t 1024 -x 50
 
 The words behind -- are flags for both, in llm.c's spelling. {CPU} has none of its own: -e, -i and -j name the
-files that it finds under fixed names in a folder made for it; {FP32} gets -e so. What stands for us alone
-(--kernels, say) goes into --ours. What the two of them print and our run folder stay where --keep says.
+files that it finds under fixed names in a folder made for it; {FP32} gets -e in the same way. Flags for
+ours alone (--kernels, say) go into --ours. --keep names a folder that keeps what both print and our run folder.
 
 Exit status: 0 the losses agree, 2 bad input or a program that failed, 4 they do not agree."""
 

@@ -138,8 +138,8 @@ class TrainConfig:
     )
     print_every: int = option(
         -1, "--print-every", OUTPUT,
-        "a line on the screen every N steps; 0 = off, 1 = all, -1 = all of up to 100, else 40 to 100 of them and one a "
-        "minute (the log files have every step)", unit="steps", check=minus_one_or_at_least(0, "auto"),
+        "a line on the screen every N steps; 0 = off, 1 = all, -1 = all of up to 100 steps, else 40 to 100 lines and "
+        "one a minute (the log files have every step)", unit="steps", check=minus_one_or_at_least(0, "auto"),
     )
 
     batch_size: int = option(
@@ -147,7 +147,7 @@ class TrainConfig:
         unit="sequences", check=at_least(1),
     )
     sequence_length: int = option(
-        1024, "-t --sequence-length", BATCH, "T: tokens in a row", unit="tokens", check=at_least(1)
+        1024, "-t --sequence-length", BATCH, "T: length of a sequence", unit="tokens", check=at_least(1)
     )
     total_batch_size: int = option(
         -1, "-d --total-batch-size", BATCH,
@@ -171,7 +171,7 @@ class TrainConfig:
     )
     final_lr_fraction: float = option(
         1.0, "-q --final-lr-fraction", OPTIMIZER,
-        "the last rate as a part of the highest (cosine, linear, wsd); 1 = no decay", check=FRACTION,
+        "the last rate as a fraction of the highest (cosine, linear, wsd); 1 = no decay", check=FRACTION,
     )
     step_every: int = option(
         1000, "--step-every", OPTIMIZER, "with -k step: lower the rate every N steps", unit="steps", check=ZERO_IS_OFF
@@ -192,7 +192,7 @@ class TrainConfig:
         0.95, "--beta2", OPTIMIZER, "decay of its mean of squares (train_gpt2.c and train_gpt2_fp32.cu: 0.999)",
         check=BELOW_ONE,
     )
-    eps: float = option(1e-8, "--eps", OPTIMIZER, "added to the root of that mean", check=ABOVE_ZERO)
+    eps: float = option(1e-8, "--eps", OPTIMIZER, "added to the square root of that mean", check=ABOVE_ZERO)
     grad_clip: float = option(
         1.0, "--grad-clip", OPTIMIZER, "scale the gradient down to this norm where it is larger; 0 = off",
         check=ZERO_IS_OFF,
@@ -264,14 +264,14 @@ class TrainConfig:
         check=at_least(1),
     )
     loss_scale_factor: float = option(
-        2.0, "--loss-scale-factor", PRECISION, "fp16: by this it grows, and after an overflow is divided",
+        2.0, "--loss-scale-factor", PRECISION, "fp16: the factor by which it grows, and is divided after an overflow",
         check=Check(lambda value: value >= 1, "at least 1 (1 = the scale stays)"),
     )
     gelu_fusion: int = option(
         -1, "-ge --gelu-fusion", PRECISION,
-        "GELU in the matrix product before it, by NVIDIA's library: 1 = forward (needs -r 0, since it has other bits "
-        "than one computed again; no product by Triton), 0 = not, -1 = not, until it has been measured; 2 (llm.c: its "
-        "gradient too) is refused: XLA has no form of that",
+        "GELU in the matrix product before it, by NVIDIA's library: 1 = in the forward pass (needs -r 0, because a "
+        "recomputed GELU has other bits; not with Triton's products), 0 = off, -1 = off until it has been measured; 2 "
+        "(llm.c: its gradient too) is refused, because XLA cannot do it",
         choices=(-1, 0, 1, 2),
     )
     recompute: int = option(
@@ -287,8 +287,8 @@ class TrainConfig:
     )
     logit_rows: int = option(
         -1, "--logit-rows", PRECISION,
-        "make the logits of so many tokens at a time, never those of the whole batch; 0 = of all, -1 = on a GPU as "
-        "many as its memory has room for, never fewer than 8192, on a CPU all", unit="tokens",
+        "compute the logits of N tokens at a time, never those of the whole batch; 0 = all at once, -1 = on a GPU as "
+        "many as fit in its memory, at least 8192, on a CPU all", unit="tokens",
         check=minus_one_or_at_least(0, "auto"),
     )
 
@@ -299,33 +299,33 @@ class TrainConfig:
         choices=("auto", "xla", "pallas", "triton"),
     )
     strict_kernels: bool = option(
-        False, "--strict-kernels", KERNELS, "an operation that cannot run as --kernels or --attention say is an error",
+        False, "--strict-kernels", KERNELS, "stop where an operation cannot run as --kernels or --attention say",
         switch=True,
     )
     attention: str = option(
         "auto", "--attention", KERNELS,
-        "naive = with the T x T matrix, flash = without, by our kernels, cudnn = without, by NVIDIA's; relu = "
-        "max(score, 0) in place of the softmax: another model; auto = the fastest of the first three",
+        "naive = with the T x T matrix; flash = our kernels, without it; cudnn = NVIDIA's, without it; relu = "
+        "max(score, 0) in place of the softmax, another model; auto = the fastest of the first three",
         choices=("auto", "naive", "flash", "cudnn", "relu"),
     )
 
     kernels_from: str = option(
         "", "--kernels-from", KERNELS,
         "run the operations as another run did, instead of choosing: its folder, one of its checkpoints, or its "
-        "kernels.json; other flags of this group count more (docs/resuming.md)",
+        "kernels.json; other flags of this group take precedence (docs/resuming.md)",
         value="PATH",
     )
     no_kernel_check: bool = option(
         False, "--no-kernel-check", KERNELS,
-        "do not check and time the kernels when this GPU, or these versions or shapes, are new (it takes up to two "
-        "minutes, once): they run as the tables that are shipped say",
+        "do not check and time the kernels when the GPU, the versions or the shapes are new (up to two minutes, once); "
+        "use the tables that are shipped",
         switch=True,
     )
     triton_gemm: str = option(
         "auto", "--triton-gemm", KERNELS,
-        "whether XLA may make matrix products itself, with Triton, which leaves adding a bias to a kernel of its own: "
-        "on; off = NVIDIA's library makes them all and adds the bias in them; auto = off on Hopper GPUs (compute "
-        "capability 9.0), elsewhere XLA's default or what was faster on the card. What XLA_FLAGS says counts more",
+        "on = XLA may compute matrix products with Triton, where adding a bias is a kernel of its own; off = NVIDIA's "
+        "library computes them all and adds the bias; auto = off on Hopper GPUs (compute capability 9.0), elsewhere "
+        "XLA's default or what was faster on the card. XLA_FLAGS takes precedence",
         choices=("auto", "on", "off"),
     )
 

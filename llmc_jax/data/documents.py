@@ -27,7 +27,7 @@ class Reading(NamedTuple):
 
     format: auto (by the file's ending), text, jsonl or parquet. field: of jsonl and parquet, what holds the text.
     split_on: what ends a document in a text file; None: one document per file. errors: strict, or replace bytes that
-    are no UTF-8 by U+FFFD.
+    are not UTF-8 by U+FFFD.
     """
 
     format: str = "auto"

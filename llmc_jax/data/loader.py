@@ -52,8 +52,9 @@ class Notice(NamedTuple):
 
 OPENED_AGAIN = "what opens it again (-y 1, or another epoch over several files)"
 NOTICES = {
-    "gone": f"was deleted or renamed; it is read on while it is open, but {OPENED_AGAIN} will not find it: put it back",
-    "replaced": "was replaced by another file; the first one is read on while it is open, but "
+    "gone": f"was deleted or renamed; reading continues while it is open, but {OPENED_AGAIN} will not find it: put it "
+    "back",
+    "replaced": "was replaced by another file; reading of the first one continues while it is open, but "
     f"{OPENED_AGAIN} will find the other: put the first one back",
     "changed": "was changed or replaced since the run began; it has as many tokens as before, and is read as it is now",
 }
@@ -296,7 +297,7 @@ class TokenLoader:
         shard, sample, rng = state.get("current_shard_idx"), state.get("current_sample_idx"), None
         shards = state.get("shard_indices")
         if from_llmc and self.shuffle and isinstance(shards, list) and len(shards) != len(self.paths):
-            raise self._misfit(f"it goes over {len(shards)} shards, here are {len(self.paths)}")
+            raise self._misfit(f"it covers {len(shards)} shards, but there are {len(self.paths)} here")
         shard_order = _permutation(shards, len(self.paths) if self.shuffle else 0)
         if shard_order is None or not is_int_below(shard, len(self.paths)):
             raise self._broken("current_shard_idx or shard_indices")
@@ -426,9 +427,9 @@ def continued(alone: Loader, state: Mapping[str, Any], micro_batches: int) -> Lo
     if micro_batches % len(ranks):
         unit = alone.batch_size * alone.sequence_length * len(ranks)
         raise InputError(
-            f"the checkpoint comes from {len(ranks)} processes, which go on here in turns, but one update has "
-            f"{micro_batches} micro-batches, no multiple of {len(ranks)}: give -b and -t as they had them, and -d a "
-            f"multiple of {unit} tokens"
+            f"the checkpoint comes from {len(ranks)} processes, whose batches are read here in turns, but one update "
+            f"has {micro_batches} micro-batches, not a multiple of {len(ranks)}: give -b and -t as they had them, and "
+            f"-d a multiple of {unit} tokens"
         )
     joint = JointLoader(alone, len(ranks))
     joint.restore(state)

@@ -221,7 +221,7 @@ def _check_raw(path: Path, file: IO[bytes], size: int) -> None:
             (value,) = struct.unpack_from("<i", block, at - offset)
             raise FormatError(
                 f"{path}: begins with no magic number of a token file, and read as raw int32 tokens it holds {value} "
-                f"at byte {at}, which is no token id (0 to {MAX_RAW_ID}); {MAKE_ONE}"
+                f"at byte {at}, which is not a token id (0 to {MAX_RAW_ID}); {MAKE_ONE}"
             )
         offset += len(block)
 

@@ -287,7 +287,7 @@ def read_tokenizer_bin(path: str | Path) -> TokenizerTable:
 def _check_header(path: str | Path, header: bytes, size: int) -> tuple[int, int, int]:
     if len(header) >= 4 and struct.unpack_from("<I", header)[0] != MAGIC:
         found = struct.unpack_from("<I", header)[0]
-        raise FormatError(f"{path}: is no tokenizer file: magic number {found}; expected {MAGIC}")
+        raise FormatError(f"{path}: is not a tokenizer file: magic number {found}; expected {MAGIC}")
     if len(header) < HEADER_BYTES:
         raise FormatError(f"{path}: truncated: {size} bytes, but the header alone has {HEADER_BYTES}; copy it again")
     _, version, vocab, eot = struct.unpack_from("<4I", header)
@@ -426,7 +426,7 @@ def _choose_by_vocab(vocab_size: int, folders: Iterable[Path]) -> Choice:
 def stream_text(pieces: Iterable[bytes]) -> Iterator[str]:
     """The text of a stream of pieces, for display as they come: one str per piece, and one more for the rest.
 
-    A character whose bytes are spread over pieces comes out with its last one; bytes that are no UTF-8 become U+FFFD;
+    A character whose bytes are spread over pieces comes out with its last one; bytes that are not UTF-8 become U+FFFD;
     control characters that could move a terminal's cursor or change its colours are dropped.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")

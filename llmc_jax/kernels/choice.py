@@ -107,7 +107,7 @@ def _pallas_problem(setting: Setting) -> str:
         return NO_GPU
     if machine.target is None:
         found = f"{machine.kind} (compute capability {machine.capability or 'unknown'})"
-        return f"there are kernels for NVIDIA GPUs of compute capability 8.x, 9.x, 10.x and 12.x, not for {found}"
+        return f"the kernels need an NVIDIA GPU of compute capability 8.x, 9.x, 10.x or 12.x, not {found}"
     return ""
 
 
@@ -118,7 +118,7 @@ def _flash_problem(setting: Setting) -> str:
     if setting.dtype == "fp32":
         return "the kernels compute in bf16 or fp16, not fp32"
     if setting.head_size > FLASH_LARGEST_HEAD:
-        return f"the kernels know heads of up to {FLASH_LARGEST_HEAD} channels, not {setting.head_size}"
+        return f"the kernels take heads of up to {FLASH_LARGEST_HEAD} channels, not {setting.head_size}"
     return ""
 
 
@@ -128,18 +128,18 @@ def _cudnn_problem(setting: Setting) -> str:
     if machine.platform != "gpu":
         return NO_GPU
     if machine.version < (8, 0):
-        return f"it serves NVIDIA GPUs from Ampere on, not {machine.kind}"
+        return f"it needs an NVIDIA GPU, Ampere or later, not {machine.kind}"
     if dtype == "fp32":
         return "it computes in bf16 or fp16, not fp32"
     largest = 256 if machine.version >= (9, 0) else 128
     if head_size > largest or head_size % 8:
-        return f"here it knows heads of up to {largest} channels, a multiple of 8, not {head_size}"
+        return f"here it takes heads of up to {largest} channels, a multiple of 8, not {head_size}"
     return ""
 
 
 def _cublas_problem(setting: Setting) -> str:
     if setting.machine.version < (8, 0):
-        return f"NVIDIA's library computes it there, on GPUs from Ampere on, not on {setting.machine.kind}"
+        return f"NVIDIA's library computes it, on Ampere GPUs and later, not on {setting.machine.kind}"
     return ""
 
 
@@ -383,4 +383,4 @@ def _refuse_fallbacks(choices: Sequence[Choice]) -> None:
             alike.setdefault((choice.implementation, choice.why), []).append(choice.operation)
     if alike:
         found = "; ".join(f"{', '.join(which)}: {what}, {why}" for (what, why), which in alike.items())
-        raise InputError(f"--strict-kernels: {found}; without --strict-kernels they run so")
+        raise InputError(f"--strict-kernels: {found}; leave --strict-kernels out to run it like this")

@@ -55,7 +55,7 @@ def variant_problem(variant: Variant) -> str:
             return f"this version has no size {name!r}"
         found, known = (each if isinstance(each, tuple) else (each,) for each in (value, usual[name]))
         if len(found) != len(known) or not all(type(each) is int and each > 0 for each in found):
-            return f"{name}={value!r} is no size"
+            return f"{name}={value!r} is not a size"
     return ""
 
 

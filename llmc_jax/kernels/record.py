@@ -118,7 +118,7 @@ def from_json(data: Any, place: str) -> Resolved:
         if resolved.logit_rows < 0 or resolved.gelu_fusion not in (0, 1):
             raise ValueError("logit_rows or gelu_fusion is out of range")
     except (TypeError, ValueError, RecursionError) as error:
-        raise FormatError(f"{place}: is no choice of kernels ({error})") from None
+        raise FormatError(f"{place}: is not a choice of kernels ({error})") from None
     return resolved
 
 
@@ -243,7 +243,7 @@ def _problem(before: Resolved, operation: str, setting: Setting, findings: Findi
     """Why what a record has for an operation cannot run; empty where it can."""
     choice = _choice_of(before, operation)
     if choice is None:
-        return "there is nothing for it in the record"
+        return "the record has nothing for it"
     rows = {row.name: row for row in implementations(operation)}
     for name in filter(None, (choice.implementation, choice.backward)):
         if name not in rows:

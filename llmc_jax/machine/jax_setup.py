@@ -90,7 +90,9 @@ def configure(*, tf32: bool = True) -> list[str]:
         problem = write_problem(folder)
         jax.config.update("jax_compilation_cache_dir", None if problem else str(folder))
         if problem:
-            notes.append(f"{folder}: cannot be written ({problem}), so nothing compiled is kept; see LLMC_JAX_CACHE")
+            notes.append(
+                f"{folder}: cannot be written ({problem}), so compiled programs are not cached; see LLMC_JAX_CACHE"
+            )
     # JAX caches only what took a second to compile; the demo's programs are smaller, and a cached one starts at once.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     return notes

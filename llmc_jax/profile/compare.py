@@ -78,7 +78,7 @@ def _git(*words: str) -> subprocess.CompletedProcess[str]:
 def resolve_commit(name: str) -> str:
     """The hash of a commit; raises InputError if there is none such, or it has no profiler yet."""
     if _git("rev-parse", "--git-dir").returncode:
-        raise InputError(f"--vs commit={name}: {ROOT} is no git repository; run from a clone")
+        raise InputError(f"--vs commit={name}: {ROOT} is not a git repository; run from a clone")
     found = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     if found.returncode:
         raise InputError(f"--vs commit={name}: there is no such commit; `git log --oneline` lists them")

@@ -233,7 +233,7 @@ def _faster_than_floors(report: Report) -> list[str]:
         for line in report.lines
         if line.beats_floor
     ]
-    words = f"Faster than the floor by more than {100 * TOLERANCE:.0f} %, so that the floor is wrong"
+    words = f"Faster than the floor by more than {100 * TOLERANCE:.0f} %, so the floor is wrong"
     return [f"{words}: {', '.join(named)}."] if named else []
 
 

@@ -392,7 +392,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def parse_event(where: str, line: bytes) -> dict[str, Any]:
-    """Return a line of a metrics.jsonl. where: what an error names. Raises FormatError if it is no JSON object."""
+    """Return a line of a metrics.jsonl. where: what an error names. Raises FormatError if it is not a JSON object."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -457,7 +457,7 @@ def config_file(folder: Path) -> Path | None:
 def read_config(folder: Path) -> dict[str, Any] | None:
     """Return the configuration of a run's last start, as `config_record` made it; None where no run of ours was.
 
-    Raises FormatError if the file is no JSON object, InputError if it cannot be read.
+    Raises FormatError if the file is not a JSON object, InputError if it cannot be read.
     """
     path = config_file(folder)
     if path is None:
@@ -469,18 +469,18 @@ def read_config(folder: Path) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):
-        raise FormatError(f"{path}: is no JSON object; expected the configuration of a run")
+        raise FormatError(f"{path}: is not a JSON object; expected the configuration of a run")
     return record
 
 
 def read_kernels(path: Path) -> Any:
     """Return what a kernels.json holds, which kernels/record.py knows to read.
 
-    Raises FormatError if it is no JSON, InputError if it cannot be read.
+    Raises FormatError if it is not JSON, InputError if it cannot be read.
     """
     try:
         return json.loads(path.read_bytes())
     except OSError as error:
         raise InputError(f"{path}: cannot read it: {reason(error)}") from error
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: is no choice of kernels (it is not JSON)") from error
+        raise FormatError(f"{path}: is not a choice of kernels (it is not JSON)") from error

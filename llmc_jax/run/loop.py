@@ -66,7 +66,7 @@ def run(config: TrainConfig, notes: list[str]) -> ExitCode:
     if outcome.problem is not None:
         raise outcome.problem
     if outcome.code == ExitCode.STOPPED and output.reader_left:
-        print_error(f"{Path(sys.argv[0]).name}: stopped, since nobody reads the output any more")
+        print_error(f"{Path(sys.argv[0]).name}: stopped, because nothing reads the output any more")
     elif outcome.code == ExitCode.STOPPED and output.error is not None:
         raise InputError(f"standard output: cannot be written ({output.error.strerror}); the run was stopped")
     return outcome.code

@@ -161,7 +161,7 @@ def check_fits(earlier: Checkpoint, config: TrainConfig, identity: Identity) -> 
     """Raise InputError with every difference that makes this another run than the one the checkpoint is of."""
     found = list(_differences(earlier, config, identity))
     if found:
-        first = f"-y 1: the checkpoint {earlier.folder} was made by another run than this:"
+        first = f"-y 1: the checkpoint {earlier.folder} was made by a different run:"
         advice = "give the flags of that run, or another -o; --init-from starts a new run from its weights"
         raise InputError("\n  ".join([first, *found, advice]))
 
@@ -252,9 +252,9 @@ def changes(
     if metadata.total_steps != total_steps:
         moved.append(f"steps {metadata.total_steps} -> {total_steps}")
     if moved:
-        notes.append(f"changed since the checkpoint, so another run from here: {', '.join(moved)}")
+        notes.append(f"changed since the checkpoint, so results differ from here: {', '.join(moved)}")
     if None not in (metadata.val_data, val_data) and metadata.val_data != val_data:
-        notes.append("the validation data is not that of the checkpoint: losses before and after do not compare")
+        notes.append("the validation data is not that of the checkpoint: losses before and after are not comparable")
     then = metadata.environment
     other = [
         f"{name} {then.get(name)} -> {now.get(name)}" for name in {**then, **now} if then.get(name) != now.get(name)

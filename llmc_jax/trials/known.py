@@ -97,7 +97,7 @@ def read(facts: Mapping[str, Any], say: Callable[[str], None]) -> Findings:
         return Findings()
     except (OSError, ValueError) as error:
         why = reason(error) if isinstance(error, OSError) else "it is damaged"
-        say(f"{path}: cannot be used ({why}); what it held is found out again")
+        say(f"{path}: cannot be used ({why}); what it held is measured again")
         return Findings()
     return known.found if known.facts == facts else Findings()
 

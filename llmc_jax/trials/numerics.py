@@ -100,7 +100,7 @@ def judged(
         figures["copy differs"] = share = float(jnp.mean(found[3] != copy))
         wrong += [f"{share:.2g} of the copy differs from XLA's"] if not share <= DIFFERING else []
     if moved:
-        wrong.append("the same inputs gave other bits")
+        wrong.append("the same inputs gave different bits")
     if again or not promised:
         figures["bits"] = FREE if not promised else OTHER if moved else SAME
     return figures | {"verdict": "WRONG: " + "; ".join(wrong) if wrong else "right"}

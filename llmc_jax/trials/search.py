@@ -19,7 +19,7 @@ CANDIDATE_SECONDS = 40.0  # that one implementation may take, its compilation in
 STEP_SECONDS = 100.0
 SHARE = 0.5  # of the time, that implementations by themselves may take
 NO_FUSION = (("xla_gpu_enable_dynamic_slice_fusion", False),)  # the second try, where a step on kernels is wrong
-UNCOMPARED = "there was not the time, or the memory, to compare a whole step"
+UNCOMPARED = "there was not enough time or memory to compare a whole step"
 STARTS = 3  # in which a search that runs out of time goes on; what is not known then stays so
 
 DEFAULT = Variant()
@@ -54,7 +54,7 @@ def search(how: Search, seconds: float, known: Findings) -> Findings:
     tried = {_key(each) for each in known.found}
     left = [each for each in listed if _key(each) not in tried and not _hopeless(each, known.found)]
     if any(each in needed for each in left) and known.starts < STARTS:
-        return _told(how, known, f"time was up with {len(left)} of {len(listed)} not tried; the next start goes on")
+        return _told(how, known, f"time ran out with {len(left)} of {len(listed)} not tried; the next start continues")
     whole = compare_steps(how, known, start + seconds)
     if not left or not whole.complete:
         return whole
@@ -166,7 +166,7 @@ def compare_steps(how: Search, known: Findings, until: float) -> Findings:
         known = known._replace(found=_spoilt(known.found, guilty), options=options)
         return _decided(how, known, sets, steps, until)
     if attempts:
-        known = _told(how, known, "no whole step on kernels is right, so XLA runs everything")
+        known = _told(how, known, "no whole step with kernels is correct, so XLA runs everything")
         known = known._replace(found=_spoilt(known.found, GROUPS))
     return _decided(how, known._replace(options=how.case.other_options), _by_xla(how.case), steps, until)
 

@@ -61,10 +61,13 @@ def find_out(
         if waited and (found := known.read(facts, say)).complete:
             return Found(found, found.notes)
         if found.starts >= search.STARTS:  # the last one of these would have completed it
-            return _shipped("earlier checks did not live to their end", found)
+            return _shipped("earlier checks did not finish", found)
         if problem := _in_use(here):  # by now not by another check, whose processes would count
             return _shipped(problem, found)
-        say(f"new combination of {here.name}, versions and shapes; at most {seconds:.0f} s (--no-kernel-check: none)")
+        say(
+            f"new combination of {here.name}, versions and shapes; at most {seconds:.0f} s (--no-kernel-check skips "
+            "this)"
+        )
         known.write(facts, found._replace(starts=found.starts + 1), say)  # one that takes this process down counts
         try:
             found = _searched(case, found, seconds, say, environment)
@@ -75,7 +78,7 @@ def find_out(
             return _shipped(f"{stuck}, and holds the card", found)
         except NoCard as reason:  # says nothing of the kernels
             known.write(facts, found, say)
-            return _shipped(f"the processes that check them do not get the card ({reason})", found)
+            return _shipped(f"the processes that check them cannot get the card ({reason})", found)
         known.write(facts, found, say)
     return Found(found, found.notes)
 

@@ -161,7 +161,7 @@ def test_what_cannot_be_made(tmp_path: Path) -> None:
 def test_a_write_that_reads_back_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_model(tmp_path / "model.bin", TINY, np.zeros(N, np.float32))
     monkeypatch.setattr(debug_state, "_write_floats", lambda file, values: file.write(bytes(4 * values.size)))
-    with pytest.raises(InputError, match="reads back otherwise"):
+    with pytest.raises(InputError, match="reads back differently"):
         make_debug_state(tmp_path / "model.bin", tmp_path / "out.bin", None, B, T)
     assert [path.name for path in tmp_path.iterdir()] == ["model.bin"]
 

@@ -255,7 +255,10 @@ def test_sharded(folder: Path) -> None:
         ({"vocab_size": 10**30}, "vocab_size is 1000000000000000000000000000000; expected"),
         ({"n_head": 3}, "n_embd 16 is not a multiple of n_head 3"),
         ({"n_layer": 3}, "12 of a GPT-2's 40 tensors are missing, h.2.ln_1.weight first"),
-        ({"n_layer": 1}, "holds 12 tensors that a plain GPT-2 of this config.json has not, 'h.1.attn.c_attn.bias'"),
+        (
+            {"n_layer": 1},
+            "holds 12 tensors that a plain GPT-2 with this config.json does not have, 'h.1.attn.c_attn.bias'",
+        ),
         ({"vocab_size": 60}, r"wte.weight has shape \(61, 16\); by config.json it must be \(60, 16\)"),
         ({"n_layer": 2**31 - 1}, "holds 28 tensors; a model of 2,147,483,647 layers has 25,769,803,768"),
     ],
@@ -288,11 +291,11 @@ def test_broken_folders(folder: Path) -> None:
             open_source(folder)
     config.write_text(text)
     weights.rename(folder / "pytorch_model.bin")
-    with pytest.raises(FormatError, match=r"pytorch_model\.bin, a pickle, which is not opened here"):
+    with pytest.raises(FormatError, match=r"pytorch_model\.bin, a pickle, which this program does not open"):
         open_source(folder)
     (folder / "pytorch_model.bin").rename(folder / "other.safetensors")
     config.unlink()
-    with pytest.raises(FormatError, match=r"other\.safetensors: no config\.json lies beside it"):
+    with pytest.raises(FormatError, match=r"other\.safetensors: there is no config\.json beside it"):
         open_source(folder / "other.safetensors")
 
 
@@ -354,7 +357,7 @@ def test_gpt2s_own_files(shared: Path, tmp_path: Path, monkeypatch: pytest.Monke
         ("vocab.json", '{"a": -1}', "are not the numbers from 0 on"),
         ("vocab.json", '{"a": "0"}', "are not the numbers from 0 on"),
         ("vocab.json", '{"a": 0}', r"has no <\|endoftext\|>"),
-        ("vocab.json", '{"\\ud800": 0, "<|endoftext|>": 1}', "token 0, '.ud800', is no text"),
+        ("vocab.json", '{"\\ud800": 0, "<|endoftext|>": 1}', "token 0, '.ud800', is not text"),
         ("vocab.json", "[1]", "holds no JSON object"),
         ("tokenizer.json", '{"model": {}}', "has no model with a vocab"),
         ("tokenizer.json", '{"model": {"vocab": {}}, "added_tokens": [1]}', "added_tokens are not a list of tokens"),
@@ -370,7 +373,7 @@ def test_bad_tokenizers(tmp_path: Path, name: str, text: str, words: str) -> Non
 
 def test_tables_that_are_no_encoding(tmp_path: Path) -> None:
     singles = tuple(bytes([value]) for value in range(256))
-    with pytest.raises(InputError, match="is no merge of two pieces"):
+    with pytest.raises(InputError, match="is not a merge of two pieces"):
         hf_tokenizer.merges_of(Table((*singles, b"<|endoftext|>", b"abc"), 256))
     with pytest.raises(InputError, match="lacks single bytes, or has one piece twice"):
         hf_tokenizer.merges_of(Table((*singles, b"<|endoftext|>", b"a"), 256))

@@ -340,7 +340,7 @@ def test_one_process_is_spread_over_several(tmp_path: Path, name: str) -> None:
         tmp_path / "out", our_arrays("fp32", case.step), metadata, processes=case.processes, zero=case.zero
     )
     assert digests(tmp_path / "out", case) == case.digests
-    assert any("cannot be carried" in line for line in written.warnings)
+    assert any("cannot be kept" in line for line in written.warnings)
 
 
 @pytest.mark.parametrize("begin", [3, 5, 20])
@@ -384,7 +384,7 @@ def test_the_shuffling_stream_both_ways(draws: int) -> None:
     assert ours.raw(2000).tolist() == same.raw(2000).tolist()
 
 
-# --- what cannot be carried ---
+# --- what cannot be kept ---
 
 
 # Of 7 steps 2 updated nothing. Not finite: AdamW counts 5 steps. Outliers: all. A checkpoint that says no number: 2.
@@ -394,7 +394,7 @@ def test_updates_that_were_skipped(tmp_path: Path, counted: int, counters: Count
     metadata = our_metadata(case, "fp32", loaders(tmp_path, case, 1, 21), counters=counters)
     arrays = our_arrays("fp32", 7) | {"updates": np.array(counted, np.int32), "outliers/values": np.zeros((2, 128))}
     warnings = write_llmc_state(tmp_path / "out", arrays, metadata).warnings
-    assert any("by 8 where the run here would by 6" in line for line in warnings) == (counted == 5)
+    assert any("of update 8, here it is that of 6" in line for line in warnings) == (counted == 5)
     assert any("statistics of outliers" in line for line in warnings)
     plain = read_folder(tmp_path / "out").ranks[0]
     states = [13371337]
@@ -416,7 +416,7 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
     case = RECORDED["first epoch"]
     metadata = our_metadata(case, "fp32", loaders(tmp_path, case, 1, 21))
     arrays, out = our_arrays("fp32", 7), tmp_path / "out"
-    with pytest.raises(InputError, match="no multiple of 3"):
+    with pytest.raises(InputError, match="not a multiple of 3"):
         write_llmc_state(out, arrays, metadata, processes=3, zero=True)
     with pytest.raises(InputError, match="0 processes"):
         write_llmc_state(out, arrays, metadata, processes=0)
@@ -426,7 +426,7 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
         write_llmc_state(out, arrays, our_metadata(case, "fp16", loaders(tmp_path, case, 1, 21)))
     make_folder(tmp_path / "theirs", Kind("bf16", 2))
     ours = to_state(tmp_path / "theirs")
-    with pytest.raises(InputError, match=r"is that of 2 processes, .* write it for 2"):
+    with pytest.raises(InputError, match=r"is that of 2 processes .* write it for 2"):
         write_llmc_state(out, ours.arrays, ours.metadata, processes=4)
     assert not out.exists()
     write_llmc_state(out, arrays, metadata)
@@ -486,7 +486,7 @@ def test_what_reads_back_otherwise_is_refused(tmp_path: Path, monkeypatch: pytes
             self.file.seek(0, os.SEEK_END)
 
     monkeypatch.setattr(llmc_state._Summed, "write", flips)
-    with pytest.raises(InputError, match="reads back otherwise"):
+    with pytest.raises(InputError, match="reads back differently"):
         write_llmc_state(tmp_path / "out", ours.arrays, ours.metadata)
     assert list((tmp_path / "out").iterdir()) == []
 

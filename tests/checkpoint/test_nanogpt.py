@@ -113,13 +113,13 @@ def with_args(**changes: Any) -> Callable[[], dict[str, Any]]:
         (lambda: [1], "holds no model and model_args"),
         (lambda: {"model": {}}, "holds no model and model_args"),
         (lambda: checkpoint(model=[1]), "are not what nanoGPT writes"),
-        (lambda: checkpoint(model={1: np.zeros(3)}), "holds 1, which is no named tensor"),
-        (lambda: checkpoint(model={"a": "b"}), "holds 'a', which is no named tensor"),
+        (lambda: checkpoint(model={1: np.zeros(3)}), "holds 1, which is not a named tensor"),
+        (lambda: checkpoint(model={"a": "b"}), "holds 'a', which is not a named tensor"),
         (with_args(n_layer=0), "has n_layer 0; expected a whole number"),
         (with_args(n_layer=None), "has n_layer None"),
         (with_args(n_layer=2**31 - 1), "holds 31 tensors; a model of 2,147,483,647 layers"),
         (with_args(n_layer=3), r"tensor h\.2\.ln_1\.weight is missing"),
-        (with_args(n_layer=1), r"holds 'h\.1\.ln_1\.weight', which a model of its model_args has not"),
+        (with_args(n_layer=1), r"holds 'h\.1\.ln_1\.weight', which a model with its model_args does not have"),
         (with_args(n_head=3), "n_embd 8 is not a multiple of n_head 3"),
         (with_args(vocab_size=12), r"tensor wte\.weight has shape \(11, 8\); expected \(12, 8\)"),
         (with_args(bias=False), r"holds 'h\.0\.ln_1\.bias'"),
@@ -146,9 +146,7 @@ def test_without_pytorch_one_line_says_so(tmp_path: Path) -> None:
         "from llmc_jax.errors import InputError\ntry: open_source(sys.argv[1])\nexcept InputError as e: print(e)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout == (
-        f"{path}: a file of PyTorch, which is needed to open it and is not installed: pip install torch\n"
-    )
+    assert done.stdout == (f"{path}: a file of PyTorch, which is not installed: pip install torch\n")
 
 
 class Evil:

@@ -213,7 +213,7 @@ def header(*ints: int, big: bool = False) -> bytes:
         (header(20240326, 9), "version 9"),
         (b"\x93NUMPY" + bytes(100), "no checkpoint that is known here"),
         (b"\x80\x04\x95" + bytes(100), "no checkpoint that is known here"),  # a pickle that PyTorch did not write
-        (struct.pack("<Q", 2) + b"{}", "no config.json lies beside it"),
+        (struct.pack("<Q", 2) + b"{}", "no config.json beside it"),
     ],
 )
 def test_files_that_are_none(tmp_path: Path, data: bytes, words: str) -> None:

@@ -356,7 +356,7 @@ def test_errors_that_add_up_are_told_from_one_that_is_made() -> None:
     assert activations.first_step([step, step]) is None
     assert activations.first_step([step, drifted]) == 1
     assert activations.first_step([step, drifted, made]) == 2  # the one that can be put right
-    assert "Not made there" in debug_state._first_words([step, drifted], 1, 2e-5)
+    assert "not made there" in debug_state._first_words([step, drifted], 1, 2e-5)
 
 
 # ----- the command ---------------------------------------------------------------------------------------------------
@@ -485,7 +485,7 @@ def test_nan_is_a_failure(
     assert status == 4 and result["first"]["name"] == row and result["first"]["not_finite"] == 1
     assert [each["name"] for each in result["tensors"] if not each["agrees"]] == [row]
     out = capsys.readouterr().out
-    assert "FAILS: 1 NaN or infinite" in out and "Of its values 1 are NaN or infinite" in out
+    assert "FAILS: 1 NaN or infinite" in out and "1 of its values are NaN or infinite" in out
 
 
 # What llm.c's tests allow, written down a second time: absolute, and relative to |reference|.
@@ -559,7 +559,9 @@ def test_against_names_the_operation(
     assert compare(model_file, state, "--against", folder, "--all") == 0
     out = capsys.readouterr().out
     assert (
-        "All 119 values agree" in out and "notes.npy: no name of a value, left out" in out and "layer_02.dqkvb" in out
+        "All 119 values agree" in out
+        and "notes.npy: not the name of a value; left out" in out
+        and "layer_02.dqkvb" in out
     )
     flat = weights()
     views(flat, CONFIG).attprojw[1] = views(flat, CONFIG).attprojw[1].T.copy()
@@ -568,8 +570,8 @@ def test_against_names_the_operation(
     assert status == 4 and (result["against"]["first"], result["against"]["made_there"]) == ("layer_01.attproj", True)
     assert result["first"]["name"] == "logits"
     out = capsys.readouterr().out
-    assert "First operation that disagrees: linear_forward, which makes layer_01.attproj" in out and "Made there" in out
-    assert "MADE HERE" in out and "handed on" in out
+    assert "First operation that disagrees: linear_forward, which makes layer_01.attproj" in out
+    assert "The error is made there" in out and "MADE HERE" in out and "passed on" in out
 
 
 def test_the_golden_debug_state(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -742,7 +744,7 @@ BAD_INDEXES = {
     "another model": ('{"format": 1, "model": {"channels": 9}}', "model is .*channels.*, but the debug state's is"),
     "another batch": ('{"format": 1, "B": 3}', "B is 3, but the debug state's is 2"),
     "odd dtype": ('{"format": 1, "dtype": ["fp32"]}', "expected one of fp32, bf16, fp16, fp64"),
-    "huge": ('{"format": 1, "x": "' + "a" * 1_000 + '"}', "bytes; that is no index"),
+    "huge": ('{"format": 1, "x": "' + "a" * 1_000 + '"}', "bytes; that is not an index"),
 }
 
 

@@ -63,10 +63,10 @@ def test_kinds_by_name(tmp_path: Path) -> None:
                        ("train_gpt2cu", live.CUDA)]:  # fmt: skip
         assert live.make_plan(str(program(tmp_path / name, "")), None, [], []).kind == kind
     odd = program(tmp_path / "train_gpt2cu_h100", "")
-    with pytest.raises(InputError, match=r"cannot be told from its name; say --kind train_gpt2\|train_gpt2fp32cu\|"):
+    with pytest.raises(InputError, match=r"its name does not say .*; give --kind train_gpt2\|train_gpt2fp32cu\|"):
         live.make_plan(str(odd), None, [], [])
     assert live.make_plan(str(odd), live.CUDA, [], []).kind == live.CUDA
-    with pytest.raises(InputError, match="test_gpt2 is no trainer"):
+    with pytest.raises(InputError, match="test_gpt2 is not a trainer"):
         live.make_plan(str(program(tmp_path / "test_gpt2", "")), None, [], [])
 
 
@@ -315,7 +315,7 @@ def test_verdicts() -> None:
 def test_a_busy_machine_is_named(load: float, busy: bool, monkeypatch: Any) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
-    expected = f"warning: other work has the machine (load {load} on 8 cores): the times will say little"
+    expected = f"warning: other programs use the machine (load {load} on 8 cores): the times mean little"
     assert live.busy_note() == (expected if busy else None)
 
 

@@ -221,7 +221,7 @@ def test_a_rank_without_processes_and_a_step_schedule_without_steps_are_refused(
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_gelu_in_the_product_is_not_computed_again(level: int) -> None:
-    with pytest.raises(InputError, match=rf"^-ge 1: [^\n]*-r {level} computes again; write -r 0\b[^\n]*$"):
+    with pytest.raises(InputError, match=rf"^-ge 1: [^\n]*-r {level} recomputes; write -r 0\b[^\n]*$"):
         validate(TrainConfig(gelu_fusion=1, recompute=level))
 
 

@@ -246,7 +246,7 @@ def test_a_place_of_llm_c_s_that_does_not_fit(tmp_path: Path) -> None:
     samples = len(place["intra_shard_indices"])
     with pytest.raises(InputError, match=f"its shard has {samples} samples, here it has {samples // 2} of B=2"):
         open_loader(pattern, 2, 8, shuffle=True).restore(place)
-    with pytest.raises(InputError, match="it goes over 3 shards, here are 1"):
+    with pytest.raises(InputError, match="it covers 3 shards, but there are 1 here"):
         open_loader(tmp_path / "train_000000.bin", 2, 4, shuffle=True).restore(place)
     with pytest.raises(InputError, match="shuffle is True, here it is False"):
         open_loader(pattern, 2, 4).restore(place)
@@ -299,7 +299,7 @@ def test_processes_that_cannot_go_on_in_one(tmp_path: Path) -> None:
     ranks = [open_loader(pattern, 2, 4, shuffle=True, process_rank=r, num_processes=2) for r in range(2)]
     places = {"ranks": [rank.state() for rank in ranks]}
     alone = open_loader(pattern, 2, 4, shuffle=True)
-    with pytest.raises(InputError, match=r"3 micro-batches, no multiple of 2: .* -d a multiple of 16 tokens"):
+    with pytest.raises(InputError, match=r"3 micro-batches, not a multiple of 2: .* -d a multiple of 16 tokens"):
         continued(alone, places, 3)
     with pytest.raises(InputError, match="batch_size is 2, here it is 1"):
         continued(open_loader(pattern, 1, 4, shuffle=True), places, 2)

@@ -227,7 +227,7 @@ def test_a_large_vocabulary_takes_the_llama3_format(tmp_path: Path) -> None:
 
 def test_what_has_no_text_is_left_out_and_counted(tmp_path: Path) -> None:
     (tmp_path / "1.txt").write_text("")
-    (tmp_path / "2.txt").write_bytes(b"\xef\xbb\xbftext")  # a byte order mark is no text
+    (tmp_path / "2.txt").write_bytes(b"\xef\xbb\xbftext")  # a byte order mark is not text
     (tmp_path / "3.jsonl").write_text('\n{"text": ""}\n  \n{"text": null}\n{"text": "b"}')
     write_parquet(tmp_path / "4.parquet", ["", None, "c"])
     made = prepare([str(tmp_path)], tmp_path / "out", "x", bytes_tokenizer(), Settings(val_tokens=0))
@@ -323,7 +323,7 @@ def test_an_error_in_a_worker_process_arrives(tmp_path: Path, small_bin: Path) -
     table.write_bytes(small_bin.read_bytes())
     tokenizer = bin_tokenizer(table)
     table.write_bytes(b"broken")
-    with pytest.raises(InputError, match=r"table\.bin: is no tokenizer file"):
+    with pytest.raises(InputError, match=r"table\.bin: is not a tokenizer file"):
         prepare([str(tmp_path / "a.txt")], tmp_path / "out", "x", tokenizer, Settings(workers=2))
     assert not (tmp_path / "out").exists()
 
@@ -400,7 +400,7 @@ def hidden(out: Path) -> list[str]:
 
 
 def test_what_a_killed_run_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    """Of whatever name; a living process's folder, which is locked, stays, and so does what is no folder of ours."""
+    """Of whatever name; a living process's folder, which is locked, stays, and so does what is not a folder of ours."""
     (tmp_path / "a.txt").write_text("hello world " * 20)
     out, lives = tmp_path / "out", ".x.lives123.partial"
     for name in (".x.abcd1234.partial", ".other-1.0.zzzz_999.partial", lives, ".partial", ".x.partial"):

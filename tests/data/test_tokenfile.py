@@ -200,7 +200,7 @@ GOOD = header(20240520, 1, 3) + bytes(6)
         (struct.pack(">256i", 20240326, 3, *[0] * 254), "20240326 in big-endian order"),
         (b"First Citizen:\nBefore we proceed", "no magic number of a token file.*holds 1936877894 at byte 0"),
         (b"First Citizen:\nBefore we proceed\n", "its 33 bytes are not whole int32 tokens"),
-        (struct.pack("<5i", 1, 2, 3, -4, 5), "holds -4 at byte 12, which is no token id"),
+        (struct.pack("<5i", 1, 2, 3, -4, 5), "holds -4 at byte 12, which is not a token id"),
         (struct.pack("<2i", 1, 2**24), "holds 16777216 at byte 4"),
         (struct.pack("<99i", *[7] * 77, -1, *[7] * 21), f"holds -1 at byte {4 * 77}"),  # beyond the first block
     ],

@@ -144,7 +144,7 @@ def test_on_another_gpu_all_is_xla_and_the_reason_is_said(name: str) -> None:
     selection = choose(Wish(strict=True), MACHINES[name], "fp32", 64)
     assert functions(selection) == PLAIN
     (why,) = set(reasons(selection).values())
-    assert "NVIDIA GPUs of compute capability 8.x" in why and MACHINES[name].kind in why
+    assert "NVIDIA GPU of compute capability 8.x" in why and MACHINES[name].kind in why
 
 
 def test_what_was_measured_decides_and_is_cited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,11 +204,11 @@ ATTENTION = [
 PROBLEMS = [
     # what cannot run where, and the words by which a user finds the cause
     (Wish(attention="flash"), "CPU", "bf16", 64, "there is no GPU"),
-    (Wish(attention="flash"), "T4", "fp16", 64, "NVIDIA GPUs of compute capability"),
+    (Wish(attention="flash"), "T4", "fp16", 64, "NVIDIA GPU of compute capability"),
     (Wish(attention="flash"), "H200", "fp32", 64, "bf16 or fp16, not fp32"),
     (Wish(attention="flash"), "H200", "bf16", 129, "128 channels, not 129"),
     (Wish(attention="cudnn"), "A100", "bf16", 60, "multiple of 8, not 60"),
-    (Wish(attention="cudnn"), "T4", "fp16", 64, "from Ampere on, not Tesla T4"),
+    (Wish(attention="cudnn"), "T4", "fp16", 64, "Ampere or later, not Tesla T4"),
     (Wish(attention="cudnn"), "H200", "fp32", 64, "bf16 or fp16, not fp32"),
 ]
 
@@ -217,9 +217,9 @@ PROBLEMS = [
     ("measured", "machine", "head_size", "implementation", "why"),
     [
         ("cudnn", "H200", 64, "cudnn", "fastest, see table.md"),
-        ("cudnn", "H200", 60, "flash, pallas", "here it knows heads of up to 256 channels, a multiple of 8, not 60"),
+        ("cudnn", "H200", 60, "flash, pallas", "here it takes heads of up to 256 channels, a multiple of 8, not 60"),
         ("flash", "H200", 64, "flash, pallas", "fastest, see table.md"),
-        ("flash", "H200", 256, "cudnn", "the kernels know heads of up to 128 channels, not 256"),
+        ("flash", "H200", 256, "cudnn", "the kernels take heads of up to 128 channels, not 256"),
         ("cudnn", "A100", 64, "flash, pallas", "by estimate: not measured on a GPU yet"),  # measured on another one
         ("naive", "H200", 64, "naive, xla", "fastest, see table.md"),
     ],
@@ -324,7 +324,7 @@ def test_triton_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     ("wish", "machine", "dtype", "named"),
     [
         (Wish("pallas"), "CPU", "fp32", ["layernorm, gelu", "adamw, global norm: xla, not pallas: there is no GPU"]),
-        (Wish("pallas"), "T4", "fp32", ["global norm: xla, not pallas: there are kernels for NVIDIA GPUs"]),
+        (Wish("pallas"), "T4", "fp32", ["global norm: xla, not pallas: the kernels need an NVIDIA GPU"]),
         (Wish(attention="flash"), "H200", "fp32", ["attention: naive, xla, not flash: the kernels compute in bf16"]),
         (Wish(attention="cudnn"), "CPU", "bf16", ["attention: naive, xla, not cudnn: there is no GPU"]),
         (Wish("pallas", "relu"), "CPU", "bf16", ["attention: relu, xla, not pallas: there is no GPU"]),

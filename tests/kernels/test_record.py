@@ -125,7 +125,7 @@ DAMAGES: dict[str, Any] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_what_is_no_record_is_refused(damage: str) -> None:
-    with pytest.raises(FormatError, match=r"^here: is no choice of kernels \(.+\)$"):
+    with pytest.raises(FormatError, match=r"^here: is not a choice of kernels \(.+\)$"):
         from_json(DAMAGES[damage], "here")
 
 

@@ -68,7 +68,7 @@ def test_a_commit_that_is_none() -> None:
 def test_a_folder_that_is_no_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "ROOT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    with pytest.raises(InputError, match="is no git repository"):
+    with pytest.raises(InputError, match="is not a git repository"):
         parse_variant("commit=HEAD", WORDS)
 
 

@@ -666,5 +666,5 @@ def test_the_configurations_of_earlier_versions(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", [b"", b"[1]", b"\xff", b"[" * 100_000])
 def test_a_configuration_that_is_none_is_named(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "config.json").write_bytes(data)
-    with pytest.raises(FormatError, match=r"config\.json: is no JSON object"):
+    with pytest.raises(FormatError, match=r"config\.json: is not a JSON object"):
         runlog.read_config(tmp_path)

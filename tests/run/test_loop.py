@@ -685,7 +685,7 @@ def test_ctrl_c_ends_the_run_after_a_whole_step(program: Callable[..., subproces
     assert process.returncode == 130
     assert err == ""
     steps = check_stopped(tmp_path / "run")
-    assert "stopping after this step; once more ends at once" in out
+    assert "stopping after this step; a second signal ends at once" in out
     assert f"stopped:      after {steps} of 1000000000 steps" in out
     (advice,) = (line for line in out.splitlines() if line.startswith("to go on: "))
     assert shlex.split(advice)[-4:] == ["-y", "1", "-o", str(tmp_path / "run")]
@@ -726,7 +726,7 @@ def test_a_reader_that_goes_away_ends_the_run_cleanly(
         assert process.poll() is None
     process.stdout.close()  # as `train.py | head` does
     assert process.wait(timeout=120) == 130
-    assert process.stderr.read() == "train.py: stopped, since nobody reads the output any more\n"
+    assert process.stderr.read() == "train.py: stopped, because nothing reads the output any more\n"
     assert check_stopped(tmp_path / "run") >= 3
 
 
@@ -839,7 +839,7 @@ def test_steps_that_are_not_finite_change_nothing_and_end_the_run(train: Train, 
     assert run.values("train", "skipped") == [True] * 3
     assert all(math.isnan(loss) for loss in run.losses)
     assert run.out.count("| skipped") == 3
-    assert "3 times in a row" in run.out and "are the weights that it started from sound" in run.out
+    assert "3 times in a row" in run.out and "check the weights that the run started from" in run.out
     assert run.events[-1] == {"event": "end", "step": 3, "outcome": "diverged", "skipped": 3}
     assert (run.folder / "model_00000003.bin").read_bytes() == checkpoint.read_bytes()
     state = run.state(3)

@@ -281,7 +281,7 @@ def test_a_longer_run_goes_on_from_a_complete_one(train: Train) -> None:
     expected = complete(train(*flags, folder="expected"))
     complete(train(*flags, "-x", 6))
     run = complete(train(*flags, "-y", 1))
-    assert "another run from here: steps 6 -> 12" in run.out
+    assert "results differ from here: steps 6 -> 12" in run.out
     check_same(run.folder, expected.folder)
 
 
@@ -463,7 +463,7 @@ def test_the_same_batch_in_other_words_is_the_same(train: Train, copy: Path) -> 
 )
 def test_what_may_change_is_told(train: Train, copy: Path, flags: list[Any], named: str) -> None:
     run = complete(train("-y", 1, *flags))
-    (note,) = [line for line in run.out.splitlines() if "another run from here" in line]
+    (note,) = [line for line in run.out.splitlines() if "results differ from here" in line]
     assert named.split(", ")[0] in note and all(words in note for words in named.split(", "))
     assert run.values("train", "step") == list(range(14 if "-x" in flags else 12))
     assert "not bit-exact" not in run.out

@@ -72,7 +72,7 @@ def test_numerics_of_kernels_in_interpret_mode(function: str, sizes: list[int]) 
 @pytest.mark.parametrize(
     "name, bits, verdict",
     [
-        ("pallas", numerics.OTHER, "WRONG: the same inputs gave other bits"),
+        ("pallas", numerics.OTHER, "WRONG: the same inputs gave different bits"),
         ("xla", numerics.FREE, "right"),  # promises none
     ],
 )

@@ -37,7 +37,7 @@ D12_SUMS = {  # tensor: sum, sum of squares
 }
 SMALL = ModelConfig(
     max_seq_len=24, vocab_size=257, padded_vocab_size=384, num_layers=3, num_heads=2, channels=10
-)  # tensors that are no multiple of 16
+)  # tensors that are not a multiple of 16
 
 
 @pytest.fixture(scope="module")
