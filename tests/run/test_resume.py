@@ -585,7 +585,7 @@ def test_a_restart_with_other_shapes_is_another_run(data: Path, other_copy: Path
     with other_gelu():
         for more, expected in (([], "other"), (["-b", "1"], "xla")):
             setup, _ = trainer.prepare(parse_args([*words, *more]), [])
-            assert [each.implementation for each in setup.choices if each.operation == "gelu"] == [expected]
+            assert [each.implementation for each in setup.plan.choices if each.operation == "gelu"] == [expected]
             assert not any("not bit-exact" in note for note in setup.notes)
 
 
