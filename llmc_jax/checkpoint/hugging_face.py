@@ -127,7 +127,9 @@ def open_file(path: Path) -> Source:
     """A .safetensors file of any name, whose config.json lies beside it: the file does not say the number of heads."""
     if not (path.parent / "config.json").is_file():
         read_archive(path)  # if it is no such file at all, that is the thing to say
-        raise FormatError(f"{path}: no config.json lies beside it, which alone says how many heads the model has")
+        raise FormatError(
+            f"{path}: there is no config.json beside it, and only that file says how many heads the model has"
+        )
     return _source(path, path, read_config(path.parent / "config.json"), read_archive(path))
 
 

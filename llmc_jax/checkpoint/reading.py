@@ -102,7 +102,7 @@ def read_json_object(path: Path, largest: int) -> dict[str, Any]:
     except RecursionError:
         raise FormatError(f"{path}: nested too deeply") from None
     except ValueError as error:
-        raise FormatError(f"{path}: is no JSON: {error}") from None
+        raise FormatError(f"{path}: is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise FormatError(f"{path}: holds no JSON object, but {type(found).__name__}")
     return found

@@ -110,7 +110,7 @@ def poll_saves(run: Run, progress: Progress, ended: list[Saved], last: bool = Fa
         run.log.event("save_failed", step=each.step, problem=each.problem)
         if run.setup.config.save_failure == "stop" or (last and each.step == progress.saving):
             raise InputError(each.problem)
-        run.console.warning(f"{each.problem}; earlier ones are as they were")
+        run.console.warning(f"{each.problem}; earlier checkpoints are unchanged")
         if each.step == progress.saving:
             progress = progress._replace(saving=-1)
     return progress
