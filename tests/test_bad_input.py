@@ -16,11 +16,12 @@ import pytest
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.llmc import write_model
 from llmc_jax.cli import train as cli
-from llmc_jax.config.model import ModelConfig, parse_descriptor
+from llmc_jax.config.model import parse_descriptor
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.data.tokenizers import bytes_tokenizer, write_tokenizer_bin
 from llmc_jax.errors import InputError
 from llmc_jax.models.gpt2.init import random_parameters
+from llmc_jax.models.gpt2.tensors import tensor_specs
 from llmc_jax.run import begin, curves
 from llmc_jax.run import prepare as beforehand
 from llmc_jax.run.folder import read_metrics
@@ -103,54 +104,42 @@ def test_the_bench_is_sound(bench: Bench) -> None:
     assert (done.code, done.err) == (0, "")
 
 
-# ---- token files
+# ---- files: one damage of each kind here; the tests of each format have the rest
 
 TOKENS = np.arange(3000) % 256
+GPT2 = header(20240520, 1, 3000)
 
 TOKEN_FILES = {
-    "empty": (b"", "is empty"),
-    "three bytes": (b"abc", "3 bytes"),
-    "a header cut short": (header(20240520, 1, 3000)[:500], "truncated"),
-    "truncated": (header(20240520, 1, 3000) + TOKENS[:-1].astype("<u2").tobytes(), "truncated"),
-    "oversized": (header(20240520, 1, 3000) + TOKENS.astype("<u2").tobytes() + b"\0", "oversized"),
-    "a wrong magic number": (header(20240521, 1, 3000) + TOKENS.astype("<u2").tobytes(), "no magic number"),
-    "another file of llm.c": (header(20240326, 3, 16), "is a GPT-2 checkpoint of llm.c"),
-    "a wrong version": (header(20240520, 2, 3000) + TOKENS.astype("<u2").tobytes(), "version 2"),
-    "a negative count": (header(20240520, 1, -5), "-5 tokens"),
-    "text": (b"To be, or not to be, that is the question" * 40, "no magic number"),
+    "truncated": (GPT2 + TOKENS[:-1].astype("<u2").tobytes(), "truncated"),
     "too small for one batch": (header(20240520, 1, 64) + TOKENS[:64].astype("<u2").tobytes(), "one batch takes 65"),
-    "one id above V": (header(20240520, 1, 3000) + (TOKENS + 2).astype("<u2").tobytes(), "is id 257, but the model"),
-    "negative ids": (np.full(3000, -3, "<i4").tobytes(), "-3"),
+    "one id above V": (GPT2 + (TOKENS + 2).astype("<u2").tobytes(), "is id 257, but the model"),
     "llama-3 ids above V": (header(20240801, 7, 300) + np.full(300, 100000, "<u4").tobytes(), "id 100000"),
 }
 
 
 @pytest.mark.parametrize("flag", ["-i", "-j"])
-@pytest.mark.parametrize("name", TOKEN_FILES)
-def test_token_files(bench: Bench, name: str, flag: str) -> None:
-    content, words = TOKEN_FILES[name]
-    Path("bad.bin").write_bytes(content)
-    message = refused(bench, flag, "bad.bin")
-    assert message.startswith(f"train.py: {flag} bad.bin: ") and words in message
+def test_token_files(bench: Bench, flag: str) -> None:
+    for content, words in TOKEN_FILES.values():
+        Path("bad.bin").write_bytes(content)
+        message = refused(bench, flag, "bad.bin")
+        assert message.startswith(f"train.py: {flag} bad.bin: ") and words in message
 
 
-@pytest.mark.parametrize("flag", ["-i", "-j"])
-def test_token_files_that_are_not_there(bench: Bench, flag: str) -> None:
+@pytest.mark.parametrize("flag", ["-i", "-j", "-e"])
+def test_files_that_are_not_there(bench: Bench, flag: str) -> None:
     Path("folder").mkdir()
-    assert f"{flag} nothing_*.bin: no such file" in refused(bench, flag, "nothing_*.bin")
-    assert f"{flag} nowhere/train.bin: no such file; there is no folder 'nowhere'" in refused(
-        bench, flag, "nowhere/train.bin"
-    )
-    assert f"{flag} folder: is a folder" in refused(bench, flag, "folder")
     os.mkfifo("pipe")  # must not wait for a writer
-    assert "not a regular file" in refused(bench, flag, "pipe")
-    assert f"{flag} ''" in refused(bench, flag, "")
+    for name, words in (
+        ("nowhere/bad.bin", "no such file"), ("./folder", "is a folder"), ("./pipe", "not a regular file"), ("", "")
+    ):  # fmt: skip
+        message = refused(bench, flag, name)
+        assert message.startswith(f"train.py: {flag} ") and name.removeprefix("./") in message and words in message
 
 
 def test_shards_of_different_formats(bench: Bench) -> None:
     write_token_file("shard_0.bin", TOKENS)
     write_token_file("shard_1.bin", TOKENS, "llama3-uint32")
-    assert "all shards must agree" in refused(bench, "-i", "shard_*.bin")
+    assert "shard_1.bin" in refused(bench, "-i", "shard_*.bin")
 
 
 def test_overfitting_names_the_validation_data(bench: Bench) -> None:
@@ -158,121 +147,48 @@ def test_overfitting_names_the_validation_data(bench: Bench) -> None:
     assert "bad.bin" in refused(bench, "-a", 1, "-j", "bad.bin", "-v", 0)
 
 
-# ---- checkpoints
-
-
-def with_int(data: bytes, index: int, value: int) -> bytes:
-    return data[: 4 * index] + struct.pack("<i", value) + data[4 * index + 4 :]
-
-
-CHECKPOINTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "empty": (lambda data: b"", "the file is empty"),
-    "a header cut short": (lambda data: data[:1000], "1000 bytes"),
-    "truncated": (lambda data: data[:-4], "cut off"),
-    "oversized": (lambda data: data + b"\0", "1 bytes follow the last tensor"),
-    "a wrong magic number": (lambda data: with_int(data, 0, 1), "expected magic 20240326"),
-    "a wrong version": (lambda data: with_int(data, 1, 6), "version 6"),
-    "the size of another version": (lambda data: with_int(data, 1, 5), "so the version (header int 1) is wrong"),
-    "no layers": (lambda data: with_int(data, 4, 0), "num_layers"),
-    "heads that do not divide": (lambda data: with_int(data, 5, 3), "is not a multiple of NH=3"),
-    "a shape beyond any disk": (lambda data: with_int(data, 6, 2**31 - 1), "C=2147483647"),
-    "tokens": (lambda data: header(20240520, 1, 0), "a file of GPT-2 tokens"),
-}
-
-
-@pytest.mark.parametrize("name", CHECKPOINTS)
-def test_checkpoints(bench: Bench, name: str, model_bytes: bytes) -> None:
-    change, words = CHECKPOINTS[name]
-    Path("bad.bin").write_bytes(change(model_bytes))
-    message = refused(bench, "-e", "bad.bin")
-    assert message.startswith("train.py: -e bad.bin: ") and words in message
-
-
-def test_checkpoints_that_are_not_there(bench: Bench) -> None:
-    Path("folder").mkdir()
-    assert "-e nowhere.bin: no such file" in refused(bench, "-e", "nowhere.bin")
-    assert "-e folder/nowhere: no such file" in refused(bench, "-e", "folder/nowhere")
-    for name in ("folder", "./folder"):
-        assert f"-e {name}: is a folder; name the checkpoint in it" in refused(bench, "-e", name)
-    os.mkfifo("pipe")
-    assert "not a regular file" in refused(bench, "-e", "./pipe")
-
-
-def test_an_unclear_version_2(bench: Bench) -> None:
-    config = parse_descriptor(TINY)
-    values = sum(spec.size * (4 if spec.name.startswith("ln") else 2) for spec in _unpadded(config))
-    Path("old.bin").write_bytes(header(20240326, 2, 16, 257, 1, 1, 16) + bytes(values))
-    assert "--v2-order" in refused(bench, "-e", "old.bin")
-    assert bench.run("-e", "old.bin", "--v2-order", "end").code == 0
-
-
-def _unpadded(config: ModelConfig) -> list[Any]:
-    from llmc_jax.models.gpt2.tensors import tensor_specs
-
-    specs = list(tensor_specs(config))
-    return [specs[0]._replace(size=config.vocab_size * config.channels), *specs[1:]]
-
-
-# ---- tokenizers
-
-
-def test_tokenizers(bench: Bench) -> None:
-    sound = Path("table.bin").read_bytes()
-    samples = ["-s", 1, "-g", 4]
-    cases = {
-        "empty": (b"", "truncated: 0 bytes"),
-        "truncated": (sound[:-1], "truncated"),
-        "oversized": (sound + b"\1a", "oversized"),
-        "magic": (header(20240520) + sound[1024:], "magic number 20240520"),
-        "version": (with_int(sound, 1, 3), "version 3"),
-        "count": (with_int(sound, 2, 10**6), "1000000 ids"),
-    }
-    for content, words in cases.values():
+def test_checkpoints(bench: Bench, model_bytes: bytes) -> None:
+    unclear = bytes(sum(spec.size * (4 if spec.name.startswith("ln") else 2) for spec in unpadded()))
+    for content, words in (
+        (model_bytes[:-4], "cut off"),
+        (header(20240520, 1, 0), "a file of GPT-2 tokens"),
+        (header(20240326, 2, 16, 257, 1, 1, 16) + unclear, "--v2-order"),
+    ):
         Path("bad.bin").write_bytes(content)
-        message = refused(bench, *samples, "--tokenizer", "bad.bin")
-        assert "bad.bin" in message and words in message
-    assert "nowhere.bin" in refused(bench, *samples, "--tokenizer", "nowhere.bin")
+        message = refused(bench, "-e", "bad.bin")
+        assert message.startswith("train.py: -e bad.bin: ") and words in message
+
+
+def unpadded() -> list[Any]:
+    specs = list(tensor_specs(parse_descriptor(TINY)))
+    return [specs[0]._replace(size=257 * 16), *specs[1:]]
+
+
+@pytest.mark.parametrize("tokenizer", ["./bad.bin", "small.bin", "nowhere.bin", "./folder", "byte"])
+def test_tokenizers(bench: Bench, tokenizer: str) -> None:
+    Path("bad.bin").write_bytes(Path("table.bin").read_bytes()[:-1])
+    write_tokenizer_bin("small.bin", (b"a", b"b", b"<|end|>"), 2)  # does not fit the model
     Path("folder").mkdir()
-    assert "folder" in refused(bench, *samples, "--tokenizer", "folder")
-    assert "expected auto, bytes, gpt2, none" in refused(bench, *samples, "--tokenizer", "byte")
-
-
-def test_a_tokenizer_that_does_not_fit_the_model(bench: Bench) -> None:
-    for shape in (TINY, "L1-NH1-C16-V300-T16"):
-        tokenizer = "small.bin" if shape == TINY else "bytes"
-        write_tokenizer_bin("small.bin", (b"a", b"b", b"<|end|>"), 2)
-        message = refused(bench, "-e", shape, "--tokenizer", tokenizer, "-s", 1, "-g", 4)
-        assert "ids, but the model's vocabulary is V=" in message
+    assert tokenizer.removeprefix("./") in refused(bench, "-s", 1, "-g", 4, "--tokenizer", tokenizer)
 
 
 # ---- flags, shapes and sizes
 
 FLAGS: dict[str, tuple[list[Any], str]] = {
-    "T above maxT": (["-t", 17], "-t 17: the model knows 16 positions; take -t 16 or less"),
+    "T above maxT": (["-t", 17], "-t 17: the model knows 16 positions"),
     "samples above maxT": (["-s", 5, "-g", 17], "-g 17: the model knows 16 positions"),
-    "total batch not divisible": (["-d", 100], "-d 100: an update's tokens must be a multiple of 64"),
+    "total batch not divisible": (["-d", 100], "-d 100: "),
     "an epoch of no update": (["-x", -1, "-d", 64 * 1000], "lower -d, give more data"),
     "unknown descriptor": (["-e", "d13"], "-e d13: no such model. Known: d6, d12"),
     "unknown gpt3 descriptor": (["-e", "gpt3:c769"], "no such model"),
-    "gpt3:c5140": (["-e", "gpt3:c5140"], "cannot be split into heads of 128"),
-    "no heads": (["-e", "L1-NH0-C16"], "-e L1-NH0-C16: NH must be at least 1, as in L4-"),
-    "no layers": (["-e", "L0-NH1-C16-T0"], "-e L0-NH1-C16-T0: L and T must be at least 1, as in L4-"),
-    "heads that do not divide": (
-        ["-e", "L1-NH3-C16"],
-        "-e L1-NH3-C16: C=16 channels cannot be split into NH=3 heads; "
-        "C must be a multiple of NH: write C18, or another NH",
-    ),
+    "gpt3:c5140": (["-e", "gpt3:c5140"], "heads of 128"),
+    "no heads": (["-e", "L1-NH0-C16"], "-e L1-NH0-C16: NH must be"),
+    "no layers": (["-e", "L0-NH1-C16-T0"], "-e L0-NH1-C16-T0: L and T must be"),
+    "heads that do not divide": (["-e", "L1-NH3-C16"], "write C18"),
     "an incomplete shape": (["-e", "L1-C16"], "NH missing"),
     "too large for any memory": (["-e", "gpt3:c12288", "-b", 1, "-t", 1024], "needs at least 3,"),
     "a batch too large for any memory": (["-b", 10**9, "-x", 0, "-v", 0], "; take -b "),
-    "unknown flag": (["--lerning-rate", "1"], "did you mean --learning-rate?"),
-    "unknown short flag": (["-zz", 1], "there is no such flag"),
-    "no value": (["-b"], "its value must follow"),
-    "not a number": (["-b", "four"], "must be a whole number"),
-    "nan": (["-l", "nan"], "-l nan"),
-    "negative": (["-b", -1], "must be at least 1"),
-    "unknown schedule": (["-k", "cosin"], "did you mean cosine?"),
-    "unknown preset": (["--preset", "demon"], "there is no such preset"),
+    "unknown flag": (["--lerning-rate", "1"], "--learning-rate"),
 }
 
 
@@ -293,23 +209,17 @@ def test_all_problems_of_one_kind_come_at_once(bench: Bench) -> None:
 
 
 def test_output_that_cannot_be_written(bench: Bench) -> None:
-    Path("file").write_text("x")
-    for name in ("file", "file/below", "file/far/below"):
-        assert f"-o {name}: a file is in the way of the folder" in refused(bench, "-o", name)
-    Path("runs").write_text("x")
-    assert "-o runs: a file is in the way" in refused(bench)
-
-
-def test_output_that_is_in_use(bench: Bench) -> None:
-    Path("full").mkdir()
-    Path("full/notes.txt").write_text("keep me")
-    assert "the folder is not empty; choose another -o" in refused(bench, "-o", "full")
+    for name in ("file", "runs", "full/notes.txt"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text("keep me")
+    for flags in (["-o", "file"], ["-o", "file/below"], ["-o", "file/far/below"], []):
+        assert f"-o {flags[-1] if flags else 'runs'}: a file is in the way" in refused(bench, *flags)
+    assert "not empty" in refused(bench, "-o", "full")
 
 
 def test_a_missing_file_is_found_before_the_folder_is_made(bench: Bench) -> None:
     Path("bad.bin").write_bytes(b"")
     for flags in ("-i bad.bin", "-j bad.bin", "-e ./bad.bin", "-s 1 --tokenizer ./bad.bin", "-s 1 -g 99", "-d 3"):
-        refused(bench, *flags.split(), "-o", "new")
         refused(bench, *flags.split(), "-o", "new/below", "-y", 1)
 
 
@@ -361,24 +271,23 @@ def test_a_bad_id_in_the_validation_data(bench: Bench, monkeypatch: pytest.Monke
     assert [each["event"] for each in events] == ["start", "end"]
 
 
-def test_a_data_file_that_vanishes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda path: os.remove(path), "shard_1.bin: cannot be read (No such file or directory)"),
+        (lambda path: write_token_file(path, TOKENS[:100]), "changed during the run"),
+    ],
+)
+def test_a_data_file_that_vanishes_or_changes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, change: Callable[[str], None], words: str
+) -> None:
     for shard in range(2):
         write_token_file(f"shard_{shard}.bin", TOKENS[:200])
     monkeypatch.setattr(beforehand, "CHECKED_TOKENS", 0)
-    monkeypatch.setattr(begin, "announce", lambda *_: os.remove("shard_1.bin"))
+    monkeypatch.setattr(begin, "announce", lambda *_: change("shard_1.bin"))
     done, events = broke(bench, "-i", "shard_*.bin", "-x", 10)
-    assert "shard_1.bin: cannot be read (No such file or directory)" in done.err
+    assert words in done.err
     assert events[-1]["step"] == 3  # 200 tokens make 3 batches
-    kept_at(3)
-
-
-def test_a_data_file_that_changes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    for shard in range(2):
-        write_token_file(f"shard_{shard}.bin", TOKENS[:200])
-    monkeypatch.setattr(beforehand, "CHECKED_TOKENS", 0)
-    monkeypatch.setattr(begin, "announce", lambda *_: write_token_file("shard_1.bin", TOKENS[:100]))
-    done, _ = broke(bench, "-i", "shard_*.bin", "-x", 10)
-    assert "changed during the run" in done.err
     kept_at(3)
 
 

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.cli import train as cli
-from llmc_jax.cli.train import EXAMPLES, flags_markdown, help_text, main
+from llmc_jax.cli.train import EXAMPLES, continued, flags_markdown, help_text, main
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import Given, given_options, near_flags, parse_args
 from llmc_jax.config.options import SLICE, Option, value_problem
@@ -28,23 +27,16 @@ FLAGS = [flag for about in OPTIONS for flag in about.flags]
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # however busy the machine is
 
 # What is passed to train_gpt2cu in llm.c's scripts/*.sh and in its CI, and what validation must say is not built yet.
-SCRIPT = "-v 250 -s {s} -g {g} -h 1 -b {b} -t {t} -d 524288 -r 0 -z 1 -c 0.1 -u 700 -y 1"
-FINEWEB = "-i 'dev/data/fineweb10B/fineweb_train_*.bin' -j 'dev/data/fineweb10B/fineweb_val_*.bin' -o log"
 LAUNCHES = {
-    "124M": (SCRIPT.format(s=20000, g=144, b=64, t=1024) + " -l 0.0006 -q 0.0 -n 5000 -e d12", ["-h 1"]),
     "350M": (
-        SCRIPT.format(s=100000, g=144, b=64, t=1024) + " -l 0.0003 -q 0.0 -n 2000 -x 60000 -e d24 -pn 8 -pr 3",
+        "-i 'dev/data/fineweb10B/fineweb_train_*.bin' -j 'dev/data/fineweb10B/fineweb_val_*.bin' -o log -v 250 "
+        "-s 100000 -g 144 -h 1 -b 64 -t 1024 -d 524288 -r 0 -z 1 -c 0.1 -u 700 -y 1 -l 0.0003 -q 0.0 -n 2000 -x 60000 "
+        "-e d24 -pn 8 -pr 3",
         ["-h 1", "-pn 8", "-z 1"],
     ),
-    "774M": (SCRIPT.format(s=300000, g=144, b=32, t=1024) + " -l 0.00025 -q 0.0 -n 4000 -x 286102 -e d36", ["-h 1"]),
-    "1558M": (
-        "-v 250 -s 300000 -g 384 -h 1 -b 16 -t 1024 -d 1048576 -r 0 -z 1 -c 0.1 -k cosine -l 0.0006 -q 0.1 -u 700 "
-        "-n 2000 -x 32000 -ge 1 -y 1 -e d48",
-        ["-h 1"],
-    ),
     "gpt3 125M": (
-        SCRIPT.format(s=20000, g=144, b=32, t=2048)
-        + " -l 0.0006 -q 0.1 -n 10000 -nk 5 -nm 50000 -ge 1 -sl 7.0 -sg 7.0 -x 572204 -e gpt3:c768",
+        "-v 250 -s 20000 -g 144 -h 1 -b 32 -t 2048 -d 524288 -r 0 -z 1 -c 0.1 -u 700 -y 1 -k cosine -l 0.0006 -q 0.1 "
+        "-n 10000 -nk 5 -nm 50000 -ge 1 -sl 7.0 -sg 7.0 -x 572204 -e gpt3:c768",
         ["-h 1"],
     ),
     "CI": ("-b 1 -t 64 -d 256 -l 0.0001 -v 200 -s 200 -a 1 -x 10 -r 0 -f 0 -e gpt2_124M.bin", []),
@@ -69,20 +61,16 @@ def problems_of(action: Callable[[], object]) -> list[str]:
 # --- parsing ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("with_data", [False, True])
 @pytest.mark.parametrize("launch", LAUNCHES)
-def test_llmcs_launches_parse_and_validation_names_what_is_missing(launch: str, with_data: bool) -> None:
+def test_llmcs_launches_parse_and_validation_names_what_is_missing(launch: str) -> None:
     line, missing = LAUNCHES[launch]
-    config = parse(f"{FINEWEB} {line}" if with_data else line)
+    config = parse(line)
     words = shlex.split(line)
     for flag, value in zip(words[::2], words[1::2], strict=True):
         about = next(about for about in OPTIONS if flag in about.flags)
         assert getattr(config, about.name) == about.type(value if about.type is not bool else int(value)), flag
-    assert config.train_data == ("dev/data/fineweb10B/fineweb_train_*.bin" if with_data else TrainConfig().train_data)
-    if missing:
-        assert [line.split(":")[0] for line in problems_of(lambda: validate(config))] == missing
-    else:
-        assert validate(config) == []
+    problems = problems_of(lambda: validate(config)) if missing else validate(config)
+    assert [line.split(":")[0] for line in problems] == missing
 
 
 def test_no_words_are_the_demo_and_any_flag_means_llmcs_defaults() -> None:
@@ -90,31 +78,21 @@ def test_no_words_are_the_demo_and_any_flag_means_llmcs_defaults() -> None:
     assert parse("-b 4") == TrainConfig()
 
 
-@pytest.mark.parametrize("line", ["--preset llmc-cpu -x 7 -l 0.5", "-x 7 --preset llmc-cpu -l 0.5"])
+@pytest.mark.parametrize("line", ["--preset llmc-cpu -x 7 -t 1024", "-x 7 --preset llmc-cpu -t 1024"])
 def test_flags_have_the_last_word_over_a_preset(line: str) -> None:
     config = parse(line)
-    assert (config.max_steps, config.learning_rate) == (7, 0.5)
-    assert (config.sequence_length, config.beta2, config.preset) == (64, 0.999, "llmc-cpu")
-
-
-def test_a_flag_at_its_default_still_overrides_a_preset() -> None:
-    assert parse("--preset llmc-cpu -t 1024").sequence_length == 1024
+    assert (config.max_steps, config.sequence_length) == (7, 1024)  # the latter is the default without a preset
+    assert (config.beta2, config.preset) == (0.999, "llmc-cpu")
 
 
 @pytest.mark.parametrize(
     ("line", "name", "value"),
     [
         ("-x -1", "max_steps", -1),
-        ("-d -1", "total_batch_size", -1),
-        ("-m -1", "val_batches", -1),
-        ("-lg -1", "gpu_info_every", -1),
         ("-ge -1", "gelu_fusion", -1),
-        ("-ge 2", "gelu_fusion", 2),
         ("-g 2", "sample_tokens", 2),
         ("-n 3", "checkpoint_every", 3),
         ("-nk 3", "keep_checkpoints", 3),
-        ("-pn 3", "num_processes", 3),
-        ("-l 1e-4", "learning_rate", 1e-4),
         ("-l 6E-4", "learning_rate", 6e-4),
         ("-l .5", "learning_rate", 0.5),
         ("-l 1.", "learning_rate", 1.0),
@@ -128,15 +106,12 @@ def test_a_flag_at_its_default_still_overrides_a_preset() -> None:
         ("-o 'a b=c'", "output_dir", "a b=c"),
         ("-o ''", "output_dir", ""),
         ("-o --", "output_dir", "--"),
-        ("-pm tcp", "init_method", "tcp"),
         ("-pp /tmp", "fs_path", "/tmp"),
         ("--no-save", "save", False),
-        ("--strict-kernels", "strict_kernels", True),
-        ("--dtype fp16", "dtype", "fp16"),
+        ("--no-save=1", "save", False),
+        ("--no-save=0", "save", True),
+        ("--export-llmc --export-llmc=0", "export_llmc", False),
         ("--loss-scale 65536", "loss_scale", 65536.0),
-        ("--profile 10:15", "profile", "10:15"),
-        ("--logit-rows -1", "logit_rows", -1),
-        ("-a 1", "overfit", True),
         ("-h 1", "hellaswag", True),
         ("-f 0", "tf32", False),
     ],
@@ -218,13 +193,13 @@ def run_folder(tmp_path: Path) -> Path:
 
 def test_going_on_takes_the_options_of_the_run(run_folder: Path) -> None:
     before = parse("--preset llmc-cpu -x 100 -n 7 --export-llmc -i 'a b.bin'")
-    config, notes = cli.continued(given_options(["-y", "1", "-o", str(run_folder)]))
+    config, notes = continued(given_options(["-y", "1", "-o", str(run_folder)]))
     assert config == replace(before, output_dir=str(run_folder), reuse=True)
     assert notes[1:] == [f"-y 1: options as in {run_folder / 'config.json'}"] and "--no-save" in notes[0]
 
 
 def test_flags_override_the_run_and_are_listed(run_folder: Path) -> None:
-    config, notes = cli.continued(options_of(f"-x 500 -n 7 --no-save --export-llmc=0 -o {run_folder} -y 1"))
+    config, notes = continued(options_of(f"-x 500 -n 7 --no-save --export-llmc=0 -o {run_folder} -y 1"))
     assert (config.max_steps, config.checkpoint_every, config.train_data) == (500, 7, "a b.bin")
     assert not config.save and not config.export_llmc
     assert len(notes) == 1 and ", changed by flags: " in notes[0] and "-x 100 -> 500" in notes[0]
@@ -232,52 +207,49 @@ def test_flags_override_the_run_and_are_listed(run_folder: Path) -> None:
 
 def test_the_run_s_own_preset_resets_nothing_and_another_takes_nothing(run_folder: Path) -> None:
     """A preset holds what differs from llm.c's defaults, so two of them would mix."""
-    config, _ = cli.continued(options_of(f"--preset llmc-cpu -o {run_folder} -y 1"))
+    config, _ = continued(options_of(f"--preset llmc-cpu -o {run_folder} -y 1"))
     assert (config.max_steps, config.checkpoint_every) == (100, 7)
-    config, _ = cli.continued(options_of(f"--preset llmc-cpu -x 41 -o {run_folder} -y 1"))
+    config, _ = continued(options_of(f"--preset llmc-cpu -x 41 -o {run_folder} -y 1"))
     assert config.max_steps == 41
     words = ["--preset", "demo", "-y", "1", "-o", str(run_folder)]
-    config, notes = cli.continued(given_options(words))
+    config, notes = continued(given_options(words))
     assert config == parse_args(words) and len(notes) == 1
 
 
-def test_an_error_in_a_value_of_the_run_says_where_it_is_from(run_folder: Path) -> None:
-    with pytest.raises(InputError) as error:
-        cli._validated(*cli.continued(options_of(f"-d 300 -y 1 -o {run_folder}")))
-    assert "-d 300" in str(error.value) and str(run_folder / "config.json") in str(error.value)
-
-
-def test_a_switch_can_be_switched_back() -> None:
-    assert not parse("--no-save").save and not parse("--no-save=1").save and parse("--no-save=0").save
-    assert parse("--export-llmc=1").export_llmc and not parse("--export-llmc --export-llmc=0").export_llmc
+def test_an_error_in_a_value_of_the_run_says_where_it_is_from(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(shlex.split(f"-d 300 -y 1 -o {run_folder}")) == 2
+    said = capsys.readouterr().err
+    assert "-d 300" in said and str(run_folder / "config.json") in said
 
 
 @pytest.mark.parametrize("line", ["-x 100", "-y 1", "-o {folder}", "-y 0 -o {folder}", "-y 1 -o {folder}/none"])
 def test_without_a_run_to_go_on_with_defaults_hold(run_folder: Path, line: str) -> None:
     words = shlex.split(line.format(folder=run_folder))
-    assert cli.continued(given_options(words)) == (parse_args(words), [])
+    assert continued(given_options(words)) == (parse_args(words), [])
 
 
 def test_the_same_command_again_says_nothing(tmp_path: Path) -> None:
     options = options_of(f"-e d12 -b 8 -x 5 -o {tmp_path} -y 1")
     (tmp_path / "config.json").write_text(json.dumps({"options": options.config.to_json()}))
-    assert cli.continued(options) == (options.config, [])
+    assert continued(options) == (options.config, [])
 
 
 def test_a_config_of_another_version(run_folder: Path) -> None:
     path = run_folder / "config.json"
     path.write_text(json.dumps({"options": {"max_steps": 9, "of_the_future": 1}}))
-    config, notes = cli.continued(options_of(f"-y 1 -o {run_folder}"))
+    config, notes = continued(options_of(f"-y 1 -o {run_folder}"))
     assert config == TrainConfig(max_steps=9, output_dir=str(run_folder), reuse=True)
     assert "of_the_future" in notes[0] and len(notes) == 2
     path.write_text(json.dumps({"options": {"max_steps": "nine"}}))
     with pytest.raises(InputError, match=r"config\.json: .*max_steps is 'nine'"):
-        cli.continued(options_of(f"-y 1 -o {run_folder}"))
+        continued(options_of(f"-y 1 -o {run_folder}"))
     path.write_text(json.dumps({"options": None}))
-    assert cli.continued(options_of(f"-y 1 -o {run_folder}"))[1] == []
+    assert continued(options_of(f"-y 1 -o {run_folder}"))[1] == []
     path.write_text("[]")
     with pytest.raises(FormatError, match=r"config\.json"):
-        cli.continued(options_of(f"-y 1 -o {run_folder}"))
+        continued(options_of(f"-y 1 -o {run_folder}"))
 
 
 def options_of(line: str) -> Given:
@@ -290,45 +262,24 @@ def options_of(line: str) -> Given:
 @pytest.mark.parametrize(
     ("word", "near"),
     [
-        ("-ix", "-i"),
-        ("-b8", "-b"),
-        ("-ge1", "-ge"),
-        ("-slx", "-sl"),
-        ("--batchsize", "--batch-size"),
-        ("--batch_size", "--batch-size"),
-        ("-batch-size", "--batch-size"),
-        ("--max-step", "--max-steps"),
-        ("--lr", "--learning-rate"),
-        ("--num_iterations", "--max-steps"),
-        ("--precision", "--dtype"),
-        ("--tokeniser", "--tokenizer"),
-        ("--bath-size", "--batch-size"),
-        ("--dtpye", "--dtype"),
-        ("--learning", "--learning-rate"),
-        ("--kernel", "--kernels or --kernels-from"),
-        ("-help", "--help"),
+        ("-ix", ["-i"]),
+        ("-slx", ["-sl"]),
+        ("--batch_size", ["--batch-size"]),
+        ("-batch-size", ["--batch-size"]),
+        ("--lr", ["--learning-rate"]),  # another program's name
+        ("--num_iterations", ["--max-steps"]),
+        ("--dtpye", ["--dtype"]),
+        ("--learning", ["--learning-rate"]),  # a beginning
+        ("--beta", ["--beta1", "--beta2"]),
+        ("-help", ["--help"]),
+        *((word, []) for word in ("--devices", "--epochs", "--gpu-id", "--compile", "-device", "--v", "-", "--")),
     ],
 )
-def test_unknown_flags_are_errors_with_the_nearest_name(word: str, near: str) -> None:
+def test_unknown_flags_are_errors_with_the_nearest_names(word: str, near: list[str]) -> None:
+    assert near_flags(word) == near
     (problem,) = problems_of(lambda: parse_args([word, "8"]))
-    assert problem.startswith(f"{word}: there is no such flag; did you mean {near}? ")
+    assert problem.startswith(f"{word}: ") and " or ".join(near) in problem and "--help" in problem
     assert problems_of(lambda: parse_args([f"{word}=8"])) == [problem]
-
-
-@pytest.mark.parametrize(
-    "word",
-    ["--device", "--devices", "--epochs", "--gpu-id", "--workers", "--optimizer", "--wandb", "--compile", "--verbose",
-     "-device", "-epochs", "--n-layer", "--v", "-"],
-)  # fmt: skip
-def test_a_flag_that_nothing_is_like_gets_no_guess(word: str) -> None:
-    assert near_flags(word) == []
-    assert problems_of(lambda: parse_args([word, "8"])) == [f"{word}: there is no such flag; --help lists all"]
-
-
-def test_a_beginning_that_fits_several_flags_names_them_all() -> None:
-    assert near_flags("--sample") == ["--sample-every", "--sample-tokens"]
-    assert near_flags("--beta") == ["--beta1", "--beta2"]
-    assert near_flags("--") == []
 
 
 @UNHURRIED
@@ -345,33 +296,21 @@ def test_one_wrong_letter_still_finds_the_flag(flag: str, data: st.DataObject) -
     [
         ("-b 0", "-b 0: batch size must be at least 1"),
         ("--batch-size 0", "--batch-size 0: batch size must be at least 1"),
-        ("-t abc", "-t abc: sequence length must be a whole number"),
         ("-t 1e3", "-t 1e3: sequence length must be a whole number; write 1000"),
-        ("-t 64.0", "-t 64.0: sequence length must be a whole number; write 64"),
         ("-t 64.5", "-t 64.5: sequence length must be a whole number"),
         ("-t 1_000", "-t 1_000: sequence length must be a whole number"),
         ("-t ''", "-t '': sequence length must be a whole number"),
-        ("-x 99999999999999999999999", "-x 99999999999999999999999: max steps must be a whole number"),
         ("-x 4294967296", "-x 4294967296: max steps must be at most 2147483647"),
-        ("-x -2", "-x -2: max steps must be at least 0, or -1 (one epoch)"),
+        ("-x 99999999999999999999999", "-x 99999999999999999999999: max steps must be a whole number"),
         ("-l e-4", "-l e-4: learning rate must be a number; write 1e-4"),
         ("-l nan", "-l nan: learning rate must be a number"),
         ("-l 1e999", "-l 1e999: learning rate must be finite"),
-        ("-l -1e-4", "-l -1e-4: learning rate must be at least 0"),
-        ("-a 2", "-a 2: overfit single batch must be 0 or 1"),
         ("-a true", "-a true: overfit single batch must be 0 or 1"),
-        (
-            "-k cosin",
-            "-k cosin: schedule must be one of cosine, linear, constant, wsd, step; did you mean cosine?",
-        ),
-        ("-r 3", "-r 3: recompute must be one of 0, 1, 2"),
-        ("-b", "-b: its value must follow, but nothing does; write -b N"),
+        ("-k cosin", "-k cosin: schedule must be one of cosine, linear, constant, wsd, step; did you mean cosine?"),
         ("-b -t 64", "-b: its value must follow, but -t does; write -b N"),
         ("-h", "-h: its value must follow, but nothing does; write -h 0|1, or --help for help"),
-        ("8", "8: a value without a flag; write every value after its flag, as in -b 4"),
         ("-b 4 8", "8: a value without a flag; write every value after its flag, as in -b 4"),
         ("--no-save=2", "--no-save 2: takes no value but 0 and 1; write --no-save alone"),
-        ("-i ''", "-i '': train data must be given, not empty"),
     ],
 )
 def test_one_clear_line_for_each_mistake(line: str, problem: str) -> None:
@@ -449,13 +388,7 @@ def test_main_hands_the_configuration_and_notes_over_and_returns_the_status(trai
     assert notes == validate(config) and len(notes) == 1
 
 
-def test_main_takes_the_words_of_the_process(trainer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["train.py", "-b", "3"])
-    main()
-    assert trainer.calls[0][0].batch_size == 3
-
-
-@pytest.mark.parametrize("line", ["-b 0", "-h 1", "--nonsense 1", "-b 0 -t 0"])
+@pytest.mark.parametrize("line", ["-h 1", "--nonsense 1", "-b 0 -t 0"])
 def test_bad_input_ends_before_the_trainer_with_status_2(
     line: str, trainer: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -477,17 +410,12 @@ def test_texts_are_printed_and_nothing_runs(
     assert capsys.readouterr().out.startswith(text)
 
 
-def test_the_command_has_its_own_name_in_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["/usr/bin/llmc-jax"])
-    assert cli._program() == "llmc-jax"
-
-
-def test_train_py_fails_with_one_line_and_status_2() -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "train.py"), "-b", "0"], capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "train.py: -b 0: batch size must be at least 1\n"
+def test_the_command_has_its_own_name_in_messages(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/llmc-jax", "-b", "0"])
+    assert main() == 2
+    assert capsys.readouterr().err == "llmc-jax: -b 0: batch size must be at least 1\n"
 
 
 def test_help_imports_neither_jax_nor_numpy() -> None:
