@@ -66,38 +66,25 @@ def find_python(env: dict[str, str]) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "place",
+    ("variable", "place"),
     [
-        "bin/python3",
-        "bin/python3.12",
-        "bin/python3.14",
-        "bin/python",
-        "home/.pyenv/versions/3.13.0/bin/python3",
-        "home/.local/share/uv/python/cpython-3.14.2-macos-aarch64-none/bin/python3",
-        "home/miniforge3/bin/python3",
-        "home/.asdf/installs/python/3.12.4/bin/python3",
-        "brew/bin/python3.13",
+        ("", "bin/python3"), ("", "bin/python3.14"), ("", "bin/python"), ("", "brew/bin/python3.13"),
+        ("", "home/.pyenv/versions/3.13.0/bin/python3"), ("", "home/miniforge3/bin/python3"),
+        ("", "home/.local/share/uv/python/cpython-3.14.2-macos-aarch64-none/bin/python3"),
+        ("", "home/.asdf/installs/python/3.12.4/bin/python3"), ("CONDA_PREFIX", "x/bin/python3"),
+        ("PYENV_ROOT", "x/versions/3.12.1/bin/python3"),
+        ("UV_PYTHON_INSTALL_DIR", "x/cpython-3.13.1-linux-x86_64-gnu/bin/python3"), ("PYTHON", "with space/python3"),
     ],
-)
-def test_finds_python_in_every_usual_place(place: str, bare: dict[str, str], tmp_path: Path) -> None:
-    fake_python(tmp_path / place)
+)  # fmt: skip
+def test_finds_python_in_every_usual_place(variable: str, place: str, bare: dict[str, str], tmp_path: Path) -> None:
+    script = fake_python(tmp_path / place)
+    if variable:
+        bare[variable] = str(script if variable == "PYTHON" else tmp_path / "x")
     bare["PATH"] = f"{tmp_path}/bin:{bare['PATH']}"
     bare["PYTHON_DIRS"] = f"{tmp_path}/brew/bin"
     result = find_python(bare)
     assert (result.returncode, result.stderr) == (0, "")
     assert Path(result.stdout.strip()).samefile(sys.executable)  # the interpreter itself, not the shim
-
-
-def test_finds_python_where_variables_point(bare: dict[str, str], tmp_path: Path) -> None:
-    for variable, place in {
-        "CONDA_PREFIX": "bin/python3",
-        "PYENV_ROOT": "versions/3.12.1/bin/python3",
-        "UV_PYTHON_INSTALL_DIR": "cpython-3.13.1-linux-x86_64-gnu/bin/python3",
-        "XDG_DATA_HOME": "uv/python/cpython-3.13.1-linux-x86_64-gnu/bin/python3",
-    }.items():
-        assert find_python(bare).returncode == 1
-        fake_python(tmp_path / variable / place)
-        assert find_python(bare | {variable: str(tmp_path / variable)}).returncode == 0, variable
 
 
 @pytest.mark.parametrize("kind", ["shim", *PRETEND])
@@ -126,17 +113,8 @@ def test_says_in_one_line_how_to_get_python(bare: dict[str, str], tmp_path: Path
     assert "uv python install" in linux and "apt install" not in linux and "PYTHON=" in linux
     write_script(tmp_path / "bin/apt-get", "true")
     assert "sudo apt install python3-venv" in answer("Linux")
-
-
-def test_named_python_is_used_or_refused(bare: dict[str, str], tmp_path: Path) -> None:
-    fake_python(tmp_path / "bin/python3")
-    env = bare | {"PATH": f"{tmp_path}/bin:{bare['PATH']}"}
-    for wrong in (str(fake_python(tmp_path / "elsewhere/python2", "old")), "/no/such/python"):
-        result = find_python(env | {"PYTHON": wrong})
-        assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
-        assert wrong in result.stderr
-    for right in (fake_python(tmp_path / "with space/python3"), fake_python(tmp_path / "new/python3", "untried")):
-        assert find_python(bare | {"PYTHON": str(right)}).returncode == 0
+    bare["PYTHON"] = str(fake_python(tmp_path / "elsewhere/python2", "old"))
+    assert bare["PYTHON"] in answer("Linux")
 
 
 # --- find_accelerator.sh
@@ -145,10 +123,8 @@ def test_named_python_is_used_or_refused(bare: dict[str, str], tmp_path: Path) -
 @pytest.mark.parametrize(
     ("gpus", "extra"),
     [
-        ("580.65.06, 9.0", "cuda13"),
         ("590.12, 12.0\n590.12, 7.5", "cuda13"),
         ("580.65.06, 9.0\n580.65.06, 7.0", "cuda12"),  # CUDA 13 has left Volta behind
-        ("550.54.14, 8.9", "cuda12"),
         ("525.60.13, 5.2", "cuda12"),
         ("470.82.01, 8.0", "cpu"),
         ("550.54.14, 3.5", "cpu"),
@@ -166,12 +142,8 @@ def test_accelerator_follows_driver_and_gpu(gpus: str, extra: str, bare: dict[st
     assert ("too old" in result.stderr) == too_old
     write_script(tmp_path / "bin/uname", "echo Darwin")
     assert run(SCRIPTS / "find_accelerator.sh", env=env).stdout == "cpu\n"
-
-
-def test_accelerator_can_be_chosen(bare: dict[str, str]) -> None:
-    assert run(SCRIPTS / "find_accelerator.sh", env=bare).stdout == "cpu\n"
-    assert run(SCRIPTS / "find_accelerator.sh", env=bare | {"JAX": "cuda12"}).stdout == "cuda12\n"
-    wrong = run(SCRIPTS / "find_accelerator.sh", env=bare | {"JAX": "rocm"})
+    assert run(SCRIPTS / "find_accelerator.sh", env=env | {"JAX": "cuda12"}).stdout == "cuda12\n"
+    wrong = run(SCRIPTS / "find_accelerator.sh", env=env | {"JAX": "rocm"})
     assert wrong.returncode == 1 and "JAX=rocm" in wrong.stderr
 
 
@@ -261,16 +233,6 @@ def test_setup_remakes_a_moved_broken_or_half_made_environment(clone: Path, bare
     assert len(calls(moved)) == 4 and (moved / ".venv/bin/python").exists()
 
 
-def test_setup_keeps_the_python_it_was_given(clone: Path, bare: dict[str, str], tmp_path: Path) -> None:
-    chosen = write_script(tmp_path / "chosen/python3", FAKE_PYTHON)
-    setup(clone, env=bare)
-    setup(clone, env=bare | {"PYTHON": str(chosen)})
-    assert len(calls(clone)) == 2 and str(chosen) in (clone / ".venv/.made").read_text()
-    (tmp_path / "bin/python3").unlink()  # no other Python is needed any more
-    assert setup(clone, env=bare).stdout == setup(clone, env=bare | {"PYTHON": str(chosen)}).stdout == ""
-    assert len(calls(clone)) == 2
-
-
 def test_setup_shows_why_it_failed_and_tries_again(clone: Path, bare: dict[str, str]) -> None:
     (clone / "offline").touch()
     failed = setup(clone, env=bare)
@@ -290,15 +252,15 @@ def test_setup_shows_why_it_failed_and_tries_again(clone: Path, bare: dict[str, 
     assert setup(clone, env=bare).stdout == ""
 
 
-def test_setup_leaves_an_environment_of_the_users_alone(clone: Path, bare: dict[str, str]) -> None:
+def test_setup_leaves_an_environment_of_the_users_alone_and_needs_a_python(
+    clone: Path, bare: dict[str, str], tmp_path: Path
+) -> None:
     (clone / ".venv").mkdir()
     (clone / ".venv/mine").touch()
     result = setup(clone, env=bare)
     assert result.returncode == 1 and result.stderr.count("\n") == 1 and ".venv" in result.stderr
     assert (clone / ".venv/mine").exists() and calls(clone) == []
-
-
-def test_setup_without_python_says_so_and_leaves_nothing(clone: Path, bare: dict[str, str], tmp_path: Path) -> None:
+    shutil.rmtree(clone / ".venv")
     (tmp_path / "bin/python3").unlink()
     result = setup(clone, env=bare)
     assert result.returncode == 1 and result.stderr.startswith("No Python 3.12")

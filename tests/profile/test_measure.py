@@ -1,10 +1,9 @@
 """What the machine's rates are measured with: arrays in place, larger than its caches."""
 
-import jax
 import jax.numpy as jnp
 import pytest
 
-from llmc_jax.profile.measure import WAYS, MemoryRates, Rates, array_bytes, better, memory_rates, times_of
+from llmc_jax.profile.measure import WAYS, MemoryRates, Rates, array_bytes, better, memory_rates
 
 
 @pytest.mark.parametrize(
@@ -44,8 +43,3 @@ def test_of_two_looks_the_better_counts() -> None:
     fast = Rates(2.0, 2.0, MemoryRates(4.0, 5.0, 2.0, 3.0, 64), 16, True)
     assert better(slow, fast) == Rates(2.0, 3.0, MemoryRates(5.0, 5.0, 3.0, 3.0, 64), 16, True)
     assert better(slow, fast).roof == (2.0, 5.0, 3.0, 16)
-
-
-def test_what_takes_long_runs_three_times() -> None:
-    assert len(times_of(lambda: jax.numpy.zeros(1), 9)) == 9
-    assert len(times_of(lambda: jax.numpy.zeros(1), 9, patience=0.0)) == 3

@@ -53,30 +53,20 @@ def found(lines: tuple[Line, ...]) -> dict[tuple[str, str, int | None], Line]:
     return {(line.phase, line.operation, line.layer): line for line in lines}
 
 
-def test_times_are_per_step_and_add_up() -> None:
+def test_times_are_per_step_and_floors_those_of_the_rates() -> None:
+    """fc: 4 MFLOP at 1 GFLOP/s; gelu: 300 kB at 100 MB/s. All adds up to the step."""
     report = report_from_trace(TRACE, PROGRAM, WORK, RATES)
     lines = found(report.lines)
-    assert lines["forward", "fc", None].seconds == pytest.approx(5e-3)
-    assert lines["forward", "fc", None].calls == 2
-    assert lines["backward", "gelu", None].seconds == pytest.approx(2e-3)
+    product, gelu = lines["forward", "fc", None], lines["backward", "gelu", None]
+    assert (product.seconds, product.calls, gelu.seconds) == (pytest.approx(5e-3), 2, pytest.approx(2e-3))
+    assert (product.floor, product.bound, product.gap) == (pytest.approx(4e-3), "products", pytest.approx(1.25))
+    assert (gelu.floor, gelu.bound) == (pytest.approx(3e-3), "memory")
     assert (report.step, report.unknown, report.idle) == pytest.approx((10e-3, 1e-3, 1e-3))
     assert sum(line.seconds for line in report.lines) + report.unknown + report.idle == pytest.approx(report.step)
-
-
-def test_floors_are_those_of_the_rates() -> None:
-    """fc: 4 MFLOP at 1 GFLOP/s; gelu: 300 kB at 100 MB/s."""
-    lines = found(report_from_trace(TRACE, PROGRAM, WORK, RATES).lines)
-    product, gelu = lines["forward", "fc", None], lines["backward", "gelu", None]
-    assert (product.floor, product.bound) == (pytest.approx(4e-3), "products")
-    assert product.gap == pytest.approx(1.25)
-    assert (gelu.floor, gelu.bound) == (pytest.approx(3e-3), "memory")
-
-
-def test_lines_by_layer() -> None:
-    lines = found(report_from_trace(TRACE, PROGRAM, WORK, RATES, by_layer=True).lines)
-    assert lines["forward", "fc", 0].seconds == pytest.approx(3e-3)
-    assert lines["forward", "fc", 1].seconds == pytest.approx(2e-3)
-    assert lines["forward", "fc", 0].flops == 2_000_000
+    by_layer = found(report_from_trace(TRACE, PROGRAM, WORK, RATES, by_layer=True).lines)
+    assert [by_layer["forward", "fc", layer].seconds for layer in (0, 1)] == pytest.approx([3e-3, 2e-3])
+    assert by_layer["forward", "fc", 0].flops == 2_000_000
+    assert as_json(report)["operations"][0] == product._asdict() | {"gap": product.gap}
 
 
 def test_work_is_where_it_ran() -> None:
@@ -139,11 +129,6 @@ def test_what_may_lie_in_the_caches_has_no_floor() -> None:
     assert lines["forward", "fc", None].bound == "products"
 
 
-def test_differences_are_too_coarse_to_beat_a_floor() -> None:
-    report = report_from_differences({("backward", "layers"): 1e-3}, WORK, RATES)
-    assert report.lines[0].gap is not None and report.lines[0].gap < 0.5 and not report.lines[0].beats_floor
-
-
 def test_differences_say_that_they_are_differences() -> None:
     parts = {("forward", "layers"): 5e-3, ("forward", "rest"): -1e-3, ("backward", "layers"): 4e-3}
     report = report_from_differences(parts, WORK, RATES)
@@ -153,6 +138,8 @@ def test_differences_say_that_they_are_differences() -> None:
     assert lines["forward", "layers", None].floor == pytest.approx(4e-3)
     assert lines["forward", "rest", None].gap is None
     assert "difference" in as_text(report)
+    (fast,) = report_from_differences({("backward", "layers"): 1e-3}, WORK, RATES).lines
+    assert fast.gap is not None and fast.gap < 0.5 and not fast.beats_floor  # too coarse to beat a floor
 
 
 def test_the_text() -> None:
@@ -164,6 +151,8 @@ def test_the_text() -> None:
     assert ["nothing", "runs", "1.000", "10.0%"] in rows
     assert rows[-2] == ["step", "10.000"]  # and behind it that gelu takes 2 ms of 3
     assert "layer" in as_text(report_from_trace(TRACE, PROGRAM, WORK, RATES, by_layer=True)).splitlines()[0]
+    for rates in (RATES, None):  # work without rates has no floors
+        assert ("floor" in calculated_text(WORK, rates, by_layer=False).splitlines()[0]) == (rates is not None)
 
 
 def test_the_order_is_that_of_the_model_and_back() -> None:
@@ -178,17 +167,3 @@ def test_the_order_is_that_of_the_model_and_back() -> None:
                          ("all", "0.0")]  # fmt: skip
     assert names[7:15] == [("lnf", "0.0"), ("qkv", "1"), ("ln1", "1"), ("qkv", "0"), ("ln1", "0"), ("embedding", "0.0"),
                            ("gradient", "0.0"), ("all", "0.0")]  # fmt: skip
-
-
-def test_work_without_rates_has_no_floors() -> None:
-    assert "floor" in calculated_text(WORK, RATES, by_layer=False).splitlines()[0]
-    assert "floor" not in calculated_text(WORK, None, by_layer=False).splitlines()[0]
-
-
-def test_json_has_every_number() -> None:
-    plain = as_json(report_from_trace(TRACE, PROGRAM, WORK, RATES))
-    first = plain["operations"][0]
-    assert (
-        first["operation"] == "fc" and first["seconds"] == pytest.approx(5e-3) and first["gap"] == pytest.approx(1.25)
-    )
-    assert plain["step_seconds"] == pytest.approx(10e-3)

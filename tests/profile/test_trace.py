@@ -28,14 +28,10 @@ def times(spans: tuple[Span, ...]) -> list[tuple[str, float, float, str, bool]]:
 
 
 def test_an_instruction_is_where_its_event_is() -> None:
-    trace = trace_of(space({CPU: {"a": [instruction("dot.1", 10, 5), instruction("add.2", 20, 1)]}}), "jit_step")
+    events = [instruction("dot.1", 10, 5), instruction("add.2", 20, 1), instruction("dot.1", 30, 9, "jit_other")]
+    trace = trace_of(space({CPU: {"a": events}}), "jit_step")
     assert times(trace.spans) == [("dot.1", 10, 15, "a", True), ("add.2", 20, 21, "a", True)]
     assert not trace.on_device
-
-
-def test_another_program_does_not_count() -> None:
-    events = [instruction("dot.1", 10, 5), instruction("dot.1", 30, 9, program="jit_other")]
-    assert times(trace_of(space({CPU: {"a": events}}), "jit_step").spans) == [("dot.1", 10, 15, "a", True)]
 
 
 def test_the_innermost_of_nested_instructions_counts() -> None:
@@ -98,11 +94,8 @@ def test_moments_are_shared() -> None:
     assert uses["b"].seconds == pytest.approx(7.5e-9)
     assert uses["c"] == (0.0, 1)
     assert sum(use.seconds for use in uses.values()) == pytest.approx(17e-9)
-
-
-def test_two_threads_of_one_instruction_count_once() -> None:
-    uses = shared_time([Span("a", 0, 10, "x"), Span("a", 0, 10, "y", begins=False)])
-    assert uses["a"].seconds == pytest.approx(10e-9) and uses["a"].calls == 1
+    twice = shared_time([Span("a", 0, 10, "x"), Span("a", 0, 10, "y", begins=False)])  # two threads of one instruction
+    assert (twice["a"].seconds, twice["a"].calls) == (pytest.approx(10e-9), 1)
 
 
 def test_a_loop_gets_what_its_instructions_leave() -> None:
