@@ -83,7 +83,7 @@ def test_a_terminal_that_ends_may_send_its_signal_twice(main_thread: None, monke
     """The shell sends one, the system another, any time apart; nobody has asked twice."""
     monkeypatch.setattr(stopping, "ONE_REQUEST", 0.0)
     left, said, stop = list[bool](), list[str](), threading.Event()
-    monkeypatch.setattr(stopping, "_leave", lambda: left.append(True))
+    monkeypatch.setattr(os, "_exit", lambda _: left.append(True))
     with stop_on_signals(stop, said.append):
         for number in (signal.SIGHUP, signal.SIGHUP):
             os.kill(os.getpid(), number)
