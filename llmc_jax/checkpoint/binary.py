@@ -1,15 +1,16 @@
-"""What llm.c's state files have in common: a header of 256 int32, and arrays that are read when asked.
+"""What llm.c's files have in common: a header of 256 int32, and arrays that are read when asked.
 
 Leaves out what the numbers mean.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
 from llmc_jax import magics
-from llmc_jax.checkpoint.reading import Stamp, fill_exactly, opened, read_exactly, stamp_of
+from llmc_jax.checkpoint.reading import CHUNK, Stamp, fill_exactly, opened, read_exactly, stamp_of
 from llmc_jax.errors import FormatError
 
 HEADER_INTS = 256
@@ -17,13 +18,13 @@ HEADER_BYTES = 4 * HEADER_INTS
 
 
 def read_at(file: BinaryIO, path: Path, offset: int, count: int) -> bytes:
-    """`count` bytes from a byte offset, both compared with the file's size by the caller. Raises FormatError."""
+    """Return `count` bytes from a byte offset, both compared with the file's size by the caller. Raises FormatError."""
     file.seek(offset)
     return read_exactly(file, path, count)
 
 
 def read_header_ints(file: BinaryIO, path: Path, magic: int, what: str) -> np.ndarray:
-    """The 256 int32 that llm.c's files begin with, (256,) int32. Raises FormatError unless the first is `magic`."""
+    """Return the header that llm.c's files begin with, (256,) int32. Raises FormatError if the first is not `magic`."""
     raw = read_at(file, path, 0, min(stamp_of(file).size, HEADER_BYTES))
     if not raw:
         raise FormatError(f"{path}: the file is empty; expected {what}, magic {magic}")
@@ -50,7 +51,7 @@ class Values(NamedTuple):
     dtype: str = "<f4"
 
     def read(self, start: int = 0, count: int | None = None) -> np.ndarray:
-        """Values start to start + count, (count,), newly read. Raises FormatError if the file changed meanwhile."""
+        """Return values start to start + count, (count,), newly read. Raises FormatError if the file has changed."""
         count = self.size - start if count is None else count
         assert start >= 0 and count >= 0 and start + count <= self.size
         values = np.empty(count, self.dtype)
@@ -58,3 +59,8 @@ class Values(NamedTuple):
             file.seek(self.offset + start * values.itemsize)
             fill_exactly(file, self.path, values)
         return values
+
+    def parts(self) -> Iterator[np.ndarray]:
+        """Yield all values in pieces of at most CHUNK elements."""
+        for start in range(0, self.size, CHUNK):
+            yield self.read(start, min(CHUNK, self.size - start))

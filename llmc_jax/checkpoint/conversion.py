@@ -23,7 +23,7 @@ from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.hf_tokenizer import Table, write_files
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16
 from llmc_jax.checkpoint.llmc_state import LazyArrays, OurState
-from llmc_jax.checkpoint.reading import CHUNK
+from llmc_jax.checkpoint.reading import CHUNK, not_finite
 from llmc_jax.checkpoint.sources import Slice, Source, SpecialTokens, open_source, slices, slices_of
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError
@@ -80,12 +80,10 @@ class Passage:
         values = self.source.read(self.group, piece.tensor, piece.layer)
         if self.dtype == "bf16":
             values = self._rounded(values)
-        bad = values.size - int(np.count_nonzero(np.isfinite(values)))
-        if bad:
-            self.nonfinite[piece.tensor] = self.nonfinite.get(piece.tensor, 0) + bad
+        self.nonfinite[piece.tensor] = self.nonfinite.get(piece.tensor, 0) + not_finite(values)
         if piece.tensor == "wte":
             extra = values[self.source.config.vocab_size :]
-            self.dirty_rows = int(np.count_nonzero((extra != 0).any(axis=1)))
+            self.dirty_rows = llmc.dirty_rows(extra)
             self.padding = digest_of(extra)
             self.digests["wte", 0] = digest_of(values[: self.source.config.vocab_size])
         else:
@@ -106,18 +104,8 @@ class Passage:
 
     def warnings(self, drops_padding: bool = False) -> tuple[str, ...]:
         """What is allowed in a checkpoint, but never there in a sound one."""
-        sizes = {spec.name: spec.size for spec in tensor_specs(self.source.config)}
-        found = [
-            f"{name}: {bad:,} of {sizes[name]:,} values are NaN or infinite" for name, bad in self.nonfinite.items()
-        ]
-        if self.dirty_rows:
-            c = self.source.config
-            found.append(
-                f"wte: {self.dirty_rows:,} of the {c.padded_vocab_size - c.vocab_size:,} padding rows "
-                f"(V={c.vocab_size} to Vp-1={c.padded_vocab_size - 1}) are not zero"
-                + (", and dropped" if drops_padding else "")
-            )
-        return tuple(found)
+        more = ", and dropped" if drops_padding else ""
+        return llmc.oddities(self.source.config, self.nonfinite, self.dirty_rows, more)
 
     def words(self) -> str:
         """How the output's values compare with the source's, once they were read back and found right."""
@@ -125,6 +113,14 @@ class Passage:
         if self.change == 0:
             return f"all {count:,} values equal"
         return f"all {count:,} values rounded to bf16, largest relative change {self.change:.2g}"
+
+
+def _passed(source: Source) -> Passage:
+    """Return the passage of all of a source's slices as they are."""
+    passage = Passage(source, "fp32")
+    for piece in slices(source.config):
+        passage.take(piece)
+    return passage
 
 
 def digest_of(values: np.ndarray) -> bytes:
@@ -387,13 +383,10 @@ def to_state(source: Source, run: Path, dtype: str, force: bool) -> Outcome:
     finally:
         if made and not any(run.iterdir()):
             run.rmdir()
-    back = open_source(entry.folder)
-    final = Passage(back, "fp32")
-    for piece in slices(back.config):
-        final.take(piece)
+    final = _passed(open_source(entry.folder))
     wrote = f"{entry.folder}: training state of llmc-jax, step {step} ({dtype}), {entry.bytes:,} bytes"
     checked = f"{entry.folder}: every tensor read back and equal to what was written"
-    return Outcome(wrote, checked, found.warnings + final.warnings(), combined(final.digests, back))
+    return Outcome(wrote, checked, found.warnings + final.warnings(), combined(final.digests, final.source))
 
 
 def _make_folder(folder: Path) -> bool:
@@ -443,10 +436,8 @@ def to_llmc_state(
     written = llmc_state.write_llmc_state(
         folder, found.arrays, found.metadata, processes=processes, zero=zero, force=force
     )
-    back = open_source(folder, step=found.metadata.step)
-    final = Passage(back, "fp32")
-    for piece in slices(back.config):
-        final.take(piece)
+    final = _passed(open_source(folder, step=found.metadata.step))
+    back = final.source
     total = sum(path.stat().st_size for path in written.paths)
     wrote = f"{folder}: training state of llm.c, step {back.step} ({back.dtype}), {total:,} bytes: " + ", ".join(
         path.name for path in written.paths

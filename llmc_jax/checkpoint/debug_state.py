@@ -21,7 +21,7 @@ import numpy as np
 from llmc_jax import magics
 from llmc_jax.checkpoint import llmc
 from llmc_jax.checkpoint.binary import HEADER_BYTES, Values, read_at, read_header_ints
-from llmc_jax.checkpoint.reading import CHUNK, opened, stamp_of
+from llmc_jax.checkpoint.reading import chunks, not_finite, opened, stamp_of
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenfile import open_token_file
 from llmc_jax.errors import FormatError, InputError
@@ -64,8 +64,7 @@ class DebugState:
     def warnings(self) -> Iterator[str]:
         """What is allowed in a file, but never there in a sound one; reads all of it."""
         for name, values in (("logits", self.stored_logits), ("gradients", self.stored_gradient)):
-            parts = (values.read(start, min(CHUNK, values.size - start)) for start in range(0, values.size, CHUNK))
-            bad = sum(int(part.size - np.count_nonzero(np.isfinite(part))) for part in parts)
+            bad = sum(map(not_finite, values.parts()))
             if bad:
                 yield f"{name}: {bad:,} of {values.size:,} values are NaN or infinite"
         if not np.isfinite(self.loss):
@@ -163,8 +162,8 @@ def _dump(file: BinaryIO, config: ModelConfig, x: np.ndarray, y: np.ndarray, com
 
 
 def _write_floats(file: BinaryIO, values: np.ndarray) -> None:
-    for start in range(0, values.size, CHUNK):
-        file.write(np.ascontiguousarray(values[start : start + CHUNK], "<f4").data)
+    for part in chunks(values):
+        file.write(np.ascontiguousarray(part, "<f4").data)
 
 
 def compute(config: ModelConfig, flat: np.ndarray, x: np.ndarray, y: np.ndarray) -> Computed:

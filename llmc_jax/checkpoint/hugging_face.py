@@ -79,16 +79,13 @@ def read_config(path: Path) -> Described:
         value = found.get(key)
         if value not in allowed or (isinstance(value, int) and type(value) not in map(type, allowed)):
             raise FormatError(f"{path}: {key} is {value!r}; this model has {allowed[0]!r}, so it cannot be converted")
-    sizes = {ours: _size(path, found, theirs) for ours, theirs in SIZES.items()}
+    config = config_of(path, found, SIZES)
     inner = found.get("n_inner")
-    if inner not in (None, 4 * sizes["channels"]):
-        raise FormatError(f"{path}: n_inner is {inner!r}; this model's MLP has 4 x n_embd = {4 * sizes['channels']}")
-    if sizes["channels"] % sizes["num_heads"]:
-        raise FormatError(f"{path}: n_embd {sizes['channels']} is not a multiple of n_head {sizes['num_heads']}")
+    if inner not in (None, 4 * config.channels):
+        raise FormatError(f"{path}: n_inner is {inner!r}; this model's MLP has 4 x n_embd = {4 * config.channels}")
     tied = found.get("tie_word_embeddings", True)
     if type(tied) is not bool:
         raise FormatError(f"{path}: tie_word_embeddings is {tied!r}; expected true or false")
-    config = ModelConfig(padded_vocab_size=pad_vocab(sizes["vocab_size"]), **sizes)
     return Described(config, tied, _special_tokens(path, found, config.vocab_size))
 
 
@@ -103,11 +100,23 @@ def _special_tokens(path: Path, found: Mapping[str, Any], V: int) -> SpecialToke
     return SpecialTokens(ids["bos_token_id"], ids["eos_token_id"])
 
 
-def _size(path: Path, config: Mapping[str, Any], key: str) -> int:
-    value = config.get(key)
-    if type(value) is not int or not 1 <= value <= LARGEST_SIZE:
-        raise FormatError(f"{path}: {key} is {value!r}; expected a whole number from 1 to {LARGEST_SIZE:,}")
-    return value
+def config_of(path: Path, found: Mapping[str, Any], names: Mapping[str, str]) -> ModelConfig:
+    """Return the shape that a file gives under these names, with the vocabulary padded. Raises FormatError."""
+    sizes: dict[str, Any] = {ours: found.get(theirs) for ours, theirs in names.items()}
+    for ours, value in sizes.items():
+        if type(value) is not int or not 1 <= value <= LARGEST_SIZE:
+            expected = f"expected a whole number from 1 to {LARGEST_SIZE:,}"
+            raise FormatError(f"{path}: {names[ours]} is {value!r}; {expected}")
+    if sizes["channels"] % sizes["num_heads"]:
+        raise FormatError(f"{path}: n_embd {sizes['channels']} is not a multiple of n_head {sizes['num_heads']}")
+    return ModelConfig(padded_vocab_size=pad_vocab(sizes["vocab_size"]), **sizes)
+
+
+def with_padding(values: np.ndarray, config: ModelConfig) -> np.ndarray:
+    """Return wte with the rows of the padded vocabulary, which are zero."""
+    out = np.zeros((config.padded_vocab_size, config.channels), np.float32)
+    out[: config.vocab_size] = values
+    return out
 
 
 def open_folder(folder: Path) -> Source:
@@ -167,11 +176,7 @@ def _source(shown: Path, path: Path, described: Described, stored: Mapping[str, 
         values = read_tensor(tensors[name_in_block(tensor, layer)])
         if BY_NAME[tensor].transposed:
             return np.ascontiguousarray(values.T)
-        if tensor == "wte":
-            out = np.zeros((config.padded_vocab_size, config.channels), np.float32)
-            out[: config.vocab_size] = values
-            return out
-        return values
+        return with_padding(values, config) if tensor == "wte" else values
 
     dtypes = {FLOATS[tensors[name].dtype] for name in wanted}
     dtype = dtypes.pop() if len(dtypes) == 1 else "fp32"

@@ -8,7 +8,7 @@ from pieces. Leaves out training states, debug states and Llama 3 files.
     C channels, L layers, NH heads, V vocabulary, Vp padded vocabulary, N parameters
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -16,15 +16,14 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from llmc_jax import magics
-from llmc_jax.checkpoint.reading import CHUNK, Stamp, opened, read_float32, stamp_of
+from llmc_jax.checkpoint.binary import HEADER_BYTES, HEADER_INTS, read_header_ints
+from llmc_jax.checkpoint.reading import CHUNK, Stamp, chunks, not_finite, opened, read_float32, stamp_of
 from llmc_jax.config.model import ModelConfig, pad_vocab
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import complete_file, reason
 from llmc_jax.models.gpt2.tensors import BY_NAME, num_parameters, tensor_specs
 
 MAGIC = magics.MODEL
-HEADER_INTS = 256
-HEADER_BYTES = 4 * HEADER_INTS
 SHAPE_FIELDS = ("max_seq_len", "vocab_size", "num_layers", "num_heads", "channels")  # header ints 2..6
 INT32_MAX = 2**31 - 1
 
@@ -107,7 +106,7 @@ def fp32_to_bf16(values: np.ndarray) -> np.ndarray:
 
 
 def body_bytes(config: ModelConfig, version: int) -> int:
-    """Bytes of the 16 tensors in a file of this version, in Python integers, which no header can overflow."""
+    """Return the bytes of the 16 tensors in a file of this version, in Python integers, which no header overflows."""
     return sum(piece.size * piece.itemsize for piece in file_layout(config, version))
 
 
@@ -126,19 +125,6 @@ def file_layout(config: ModelConfig, version: int, order: str = "in-place") -> t
         pieces.append(Piece(spec.name, shape, itemsize, file_offset, spec.offset, size))
         file_offset += size * itemsize
     return tuple(pieces)
-
-
-def _check_magic(path: Path, raw: bytes) -> None:
-    magic = int.from_bytes(raw[:4], "little", signed=True)
-    if magic == MAGIC:
-        return
-    if int.from_bytes(raw[:4], "big") == MAGIC:
-        raise FormatError(f"{path}: a big-endian llm.c model file; write it again on a little-endian machine")
-    if magic in magics.MEANINGS:
-        raise FormatError(
-            f"{path}: this is {magics.MEANINGS[magic]}, magic {magic}, not an llm.c model file, magic {MAGIC}"
-        )
-    raise FormatError(f"{path}: not an llm.c model file: it starts with {magic}, expected magic {MAGIC}")
 
 
 def _parse_config(path: Path, ints: list[int], version: int) -> ModelConfig:
@@ -179,21 +165,12 @@ def _check_size(path: Path, found: int, config: ModelConfig, version: int) -> No
 
 
 def _read_header(file: BinaryIO, path: Path) -> Header:
-    size = stamp_of(file).size
-    raw = file.read(HEADER_BYTES)
-    if not raw:
-        raise FormatError(f"{path}: the file is empty")
-    if len(raw) >= 4:
-        _check_magic(path, raw)
-    if len(raw) < HEADER_BYTES:
-        raise FormatError(f"{path}: {len(raw)} bytes; an llm.c model file begins with a header of {HEADER_BYTES}")
-    ints = np.frombuffer(raw, "<i4").astype(np.int32)
-    values = ints.tolist()
-    version = values[1]
+    ints = read_header_ints(file, path, MAGIC, "an llm.c model file")
+    version = int(ints[1])
     if version not in STORAGE:
         raise FormatError(f"{path}: version {version} (header int 1) is unknown; llm.c's model files have 1 to 5")
-    config = _parse_config(path, values, version)
-    _check_size(path, size, config, version)
+    config = _parse_config(path, ints.tolist(), version)
+    _check_size(path, stamp_of(file).size, config, version)
     return Header(version, config, ints)
 
 
@@ -292,23 +269,30 @@ def read_slice(model: OpenModel, tensor: str, layer: int = 0) -> np.ndarray:
 
 
 def _warnings(flat: np.ndarray, config: ModelConfig) -> tuple[str, ...]:
-    """What is allowed in a file, but never there in a sound one."""
-    found = []
+    """Return what is allowed in a file, but never there in a sound one; see `oddities`."""
+    bad = {}
     for spec in tensor_specs(config):
-        bad = sum(
-            int(np.count_nonzero(~np.isfinite(flat[start : min(start + CHUNK, spec.offset + spec.size)])))
-            for start in range(spec.offset, spec.offset + spec.size, CHUNK)
-        )
-        if bad:
-            found.append(f"{spec.name}: {bad:,} of {spec.size:,} values are NaN or infinite")
-    V, Vp, C = config.vocab_size, config.padded_vocab_size, config.channels
-    rows_at_once = max(1, CHUNK // C)
-    dirty = sum(
-        int(np.count_nonzero((flat[row * C : min(row + rows_at_once, Vp) * C].reshape(-1, C) != 0).any(axis=1)))
-        for row in range(V, Vp, rows_at_once)
-    )
+        values = flat[spec.offset : spec.offset + spec.size]
+        bad[spec.name] = sum(map(not_finite, chunks(values)))
+    C = config.channels
+    extra = flat[config.vocab_size * C : config.padded_vocab_size * C].reshape(-1, C)
+    rows = max(1, CHUNK // C)
+    dirty = sum(map(dirty_rows, (extra[row : row + rows] for row in range(0, len(extra), rows))))
+    return oddities(config, bad, dirty)
+
+
+def dirty_rows(rows: np.ndarray) -> int:
+    """Return how many rows hold anything but zeros."""
+    return int(np.count_nonzero((rows != 0).any(axis=1)))
+
+
+def oddities(config: ModelConfig, bad: Mapping[str, int], dirty: int, more: str = "") -> tuple[str, ...]:
+    """Say what a sound model never holds: values that are not finite, by tensor, and padding rows that are not zero."""
+    sizes = {spec.name: spec.size for spec in tensor_specs(config)}
+    found = [f"{name}: {count:,} of {sizes[name]:,} values are NaN or infinite" for name, count in bad.items() if count]
+    V, Vp = config.vocab_size, config.padded_vocab_size
     if dirty:
-        found.append(f"wte: {dirty:,} of the {Vp - V:,} padding rows (V={V} to Vp-1={Vp - 1}) are not zero")
+        found.append(f"wte: {dirty:,} of the {Vp - V:,} padding rows (V={V} to Vp-1={Vp - 1}) are not zero{more}")
     return tuple(found)
 
 
@@ -324,19 +308,14 @@ def read_model(path: str | Path, *, v2_order: str = "auto") -> ModelFile:
     2 file's order is unclear; InputError if v2_order is none of the three.
     Source: llm.c train_gpt2.py, `write_model`, and its history of April 2024 for versions 1, 2 and 4.
     """
-    _check_order(v2_order)
-    path = Path(path)
-    with opened(path) as file:
-        header = _read_header(file, path)
-        version, config, ints = header
-        order = _order_of(file, path, header, v2_order)
-        pieces = file_layout(config, version, order)
-        last = max(pieces, key=lambda piece: piece.flat_offset)
-        flat = np.zeros(last.flat_offset + last.size, np.float32)  # (N,)
-        for piece in pieces:
+    model = open_model(path, v2_order=v2_order)
+    version, config, ints = model.header
+    flat = np.zeros(num_parameters(config), np.float32)
+    with opened(model.path, model.stamp) as file:
+        for piece in model.pieces.values():
             out = flat[piece.flat_offset : piece.flat_offset + piece.size]
-            read_float32(file, path, piece.file_offset, piece.dtype, out)
-    return ModelFile(config, ints, version, flat, order, _warnings(flat, config))
+            read_float32(file, model.path, piece.file_offset, piece.dtype, out)
+    return ModelFile(config, ints, version, flat, model.order, _warnings(flat, config))
 
 
 @contextmanager
@@ -380,8 +359,7 @@ def dump_pieces(
         assert piece.dtype == np.float32, piece.dtype
         flat = np.ascontiguousarray(piece).reshape(-1)
         missing -= flat.size
-        for start in range(0, flat.size, CHUNK):
-            part = flat[start : start + CHUNK]
+        for part in chunks(flat):
             file.write((part.view(np.uint32).astype("<u4") if version == 3 else fp32_to_bf16(part).astype("<u2")).data)
     assert missing == 0, missing
 

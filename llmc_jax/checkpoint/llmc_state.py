@@ -48,7 +48,7 @@ from llmc_jax import magics
 from llmc_jax.checkpoint import llmc
 from llmc_jax.checkpoint.binary import HEADER_BYTES, Values, read_at, read_header_ints
 from llmc_jax.checkpoint.contents import Identity, Metadata
-from llmc_jax.checkpoint.reading import CHUNK, opened, stamp_of
+from llmc_jax.checkpoint.reading import CHUNK, not_finite, opened, stamp_of
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.loader import NOT_IN_LLMC
 from llmc_jax.errors import FormatError, InputError
@@ -530,12 +530,12 @@ def _content_warnings(state: LlmcState) -> Iterator[str]:
     for rank in state.ranks if state.ranks[0].sharded else state.ranks[:1]:
         for name in ("m", "v", "master"):
             values = getattr(rank, name)
-            bad = 0 if values is None else sum(_not_finite(part) for part in _parts(values))
+            bad = 0 if values is None else sum(map(not_finite, values.parts()))
             if bad:
                 yield f"{rank.path.name}: {name}: {bad:,} of {values.size:,} values are NaN or infinite"
     for piece in state.model.pieces.values():
         layers = range(state.config.num_layers if BY_NAME[piece.name].layered else 1)
-        bad = sum(_not_finite(llmc.read_slice(state.model, piece.name, layer)) for layer in layers)
+        bad = sum(not_finite(llmc.read_slice(state.model, piece.name, layer)) for layer in layers)
         if bad:
             yield f"{state.model.path.name}: {piece.name}: {bad:,} of {piece.size:,} values are NaN or infinite"
     if not state.ranks[0].sharded:
@@ -553,7 +553,7 @@ def _differing_ranks(state: LlmcState) -> Iterator[str]:
     for rank in state.ranks[1:]:
         for name in ("m", "v", "master"):
             mine, its = getattr(first, name), getattr(rank, name)
-            if mine is not None and not all(map(_same_bits, _parts(mine), _parts(its))):
+            if mine is not None and not all(map(_same_bits, mine.parts(), its.parts())):
                 yield f"{rank.path.name}: {name} differs from that of {first.path.name}, which is taken"
 
 
@@ -563,15 +563,6 @@ def _master_is_model(state: LlmcState) -> bool:
         for spec in tensor_specs(state.config)
         for layer in range(layers_of(spec))
     )
-
-
-def _parts(values: Values) -> Iterator[np.ndarray]:
-    for start in range(0, values.size, CHUNK):
-        yield values.read(start, min(CHUNK, values.size - start))
-
-
-def _not_finite(values: np.ndarray) -> int:
-    return int(values.size - np.count_nonzero(np.isfinite(values)))
 
 
 def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:

@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 
 from llmc_jax.checkpoint import hugging_face
-from llmc_jax.checkpoint.hugging_face import BUFFERS, HEAD, check_count, name_in_block
+from llmc_jax.checkpoint.hugging_face import BUFFERS, HEAD, check_count, config_of, name_in_block, with_padding
 from llmc_jax.checkpoint.reading import opened
 from llmc_jax.checkpoint.sources import Source, slices
-from llmc_jax.config.model import ModelConfig, pad_vocab
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.models.gpt2.tensors import BY_NAME
 
 PREFIXES = ("_orig_mod.", "module.", "transformer.")  # of torch.compile, of DistributedDataParallel, of the model
 SIZES = hugging_face.SIZES | {"max_seq_len": "block_size"}
-LARGEST_SIZE = 2**31 - 1
 GELU = (
     "nanoGPT used GELU's tanh form, as this model does, until June 2023, and the exact form since; the file does not "
     "say which, so expect slightly different logits from a newer one"
@@ -68,7 +67,7 @@ def source_of(path: Path, checkpoint: Any, convert: Convert) -> Source:
     arguments, model = checkpoint["model_args"], checkpoint["model"]
     if not isinstance(arguments, Mapping) or not isinstance(model, Mapping):
         raise FormatError(f"{path}: its model and model_args are not what nanoGPT writes")
-    config = _config(path, arguments)
+    config = config_of(path, arguments, SIZES)
     tensors = _tensors(path, model)
     check_count(path, config, len(tensors))
     with_biases = arguments.get("bias", True)
@@ -84,18 +83,6 @@ def source_of(path: Path, checkpoint: Any, convert: Convert) -> Source:
     step = checkpoint.get("iter_num")
     step = step if type(step) is int and step >= 0 else None
     return Source(path, "nanogpt", config, dtype, step, ("params",), read, (GELU,))
-
-
-def _config(path: Path, arguments: Mapping[str, Any]) -> ModelConfig:
-    sizes = {}
-    for ours, theirs in SIZES.items():
-        value = arguments.get(theirs)
-        if type(value) is not int or not 1 <= value <= LARGEST_SIZE:
-            raise FormatError(f"{path}: model_args has {theirs} {value!r}; expected a whole number of at least 1")
-        sizes[ours] = value
-    if sizes["channels"] % sizes["num_heads"]:
-        raise FormatError(f"{path}: n_embd {sizes['channels']} is not a multiple of n_head {sizes['num_heads']}")
-    return ModelConfig(padded_vocab_size=pad_vocab(sizes["vocab_size"]), **sizes)
 
 
 def _tensors(path: Path, model: Mapping[Any, Any]) -> dict[str, Any]:
@@ -147,8 +134,4 @@ def _read(
     if BY_NAME[tensor].bias and not with_biases:
         return np.zeros(next(p.shape for p in slices(config) if p.tensor == tensor), np.float32)
     values = convert(tensors[name_in_block(tensor, layer)])
-    if tensor != "wte":
-        return np.array(values)  # its own, not a view of the file
-    out = np.zeros((config.padded_vocab_size, config.channels), np.float32)
-    out[: config.vocab_size] = values
-    return out
+    return with_padding(values, config) if tensor == "wte" else np.array(values)  # its own, not a view of the file

@@ -127,6 +127,17 @@ def read_float32(file: BinaryIO, path: Path, offset: int, dtype: str, out: np.nd
             part <<= np.uint32(16)
 
 
+def chunks(values: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield a 1-D array in pieces of at most CHUNK elements."""
+    for start in range(0, values.size, CHUNK):
+        yield values[start : start + CHUNK]
+
+
+def not_finite(values: np.ndarray) -> int:
+    """Return how many values are NaN or infinite."""
+    return int(values.size - np.count_nonzero(np.isfinite(values)))
+
+
 def fp16_to_fp32(bits: np.ndarray) -> np.ndarray:
     """float32 values of IEEE half precision bit patterns (uint16, any shape). Exact, NaN payloads included."""
     bits = np.asarray(bits, np.uint16)

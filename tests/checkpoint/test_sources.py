@@ -209,7 +209,7 @@ def header(*ints: int, big: bool = False) -> bytes:
         (header(20240328, 2), "a tokenizer file of llm.c"),
         (header(20240520, 1), "a file of GPT-2 tokens"),
         (header(20240803, 3), "a Llama 3 model"),
-        (header(20240326, 3, big=True), "a big-endian llm.c model file"),
+        (header(20240326, 3, big=True), "an llm.c model file, but big-endian"),
         (header(20240326, 9), "version 9"),
         (b"\x93NUMPY" + bytes(100), "no checkpoint that is known here"),
         (b"\x80\x04\x95" + bytes(100), "no checkpoint that is known here"),  # a pickle that PyTorch did not write
