@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
+from llmc_jax.machine.device import first_device
 from llmc_jax.trials.clock import Timing, queued, timing
 from llmc_jax.trials.lines import Figures
 
@@ -15,9 +16,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 def describe() -> dict[str, str]:
     """The device, its driver, and the versions of what runs on it."""
-    import jax
-
-    device = jax.devices()[0]
+    device = first_device()
     found = {
         "device": device.device_kind if device.platform == "gpu" else "CPU",
         "capability": str(getattr(device, "compute_capability", "")) if device.platform == "gpu" else "",

@@ -1,6 +1,5 @@
 """What has been measured on one machine: kept as JSON, shown as one page of tables."""
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -11,6 +10,7 @@ from typing import NamedTuple
 from benchmarks.gpu import groups
 from benchmarks.gpu.plan import PARTS, Item
 from llmc_jax.errors import InputError
+from llmc_jax.files import digest_of_files
 from llmc_jax.trials.lines import OTHER, Figures
 
 DONE, SKIPPED, FAILED = "done", "skipped", "failed"
@@ -197,9 +197,5 @@ def page(results: Results, summary: str, lines_for_kernels: str) -> str:
 
 
 def source_digest(root: Path) -> str:
-    """Twelve digits of the SHA-256 of everything that is measured: a copy of the repository has no commit to name."""
-    hashed = hashlib.sha256()
-    for folder in ("llmc_jax", "pallas_kernels"):
-        for path in sorted((root / folder).rglob("*.py")):
-            hashed.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
-    return hashed.hexdigest()[:12]
+    """Return twelve digits of a digest of all that is measured: a copy of the repository has no commit to name."""
+    return digest_of_files(p for folder in ("llmc_jax", "pallas_kernels") for p in (root / folder).rglob("*.py"))[:12]

@@ -149,6 +149,7 @@ def saves(model: str, B: int, T: int, dtype: str, steps: int, rounds: int) -> Fi
     from benchmarks.gpu import steps as whole_steps
     from llmc_jax.config.model import parse_descriptor
     from llmc_jax.machine import compiling
+    from llmc_jax.machine import device as hardware
     from llmc_jax.run.saver import Memory, Retention, Saver
     from llmc_jax.training.state import initial_state
     from llmc_jax.training.step import train_step
@@ -170,14 +171,14 @@ def saves(model: str, B: int, T: int, dtype: str, steps: int, rounds: int) -> Fi
         return state
 
     def memory() -> Memory:
-        found = jax.devices()[0].memory_stats() or {}
+        found = hardware.memory_stats()
         analysis = compiled.memory_analysis()
         needed = analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
         free = found.get("bytes_limit", 0) - found.get("peak_bytes_in_use", 0) if found else None
         return Memory(needed, free)
 
     def peak() -> int:
-        return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+        return hardware.memory_stats().get("peak_bytes_in_use", 0)
 
     for _ in range(3):
         state = step(state)

@@ -131,7 +131,7 @@ def timed(step: Callable[[Any], tuple[Any, Any]], state: Any, steps: int) -> tup
 def rates(config: ModelConfig, tokens: int, T: int, seconds: float, dtype: str) -> Figures:
     """Tokens per second, and MFU by both definitions where the peak is known."""
     found: Figures = {"tok/s": tokens / seconds}
-    device = jax.devices()[0]
+    device = hardware.first_device()
     peak = peak_flops(device.device_kind, "tf32" if dtype == "fp32" else dtype)  # type: ignore[arg-type]
     for name, definition in (("PaLM MFU", "palm"), ("llm.c MFU", "llm.c")):
         flops = flops_per_token(config, T, definition=definition)  # type: ignore[arg-type]
@@ -143,7 +143,7 @@ def rates(config: ModelConfig, tokens: int, T: int, seconds: float, dtype: str) 
 
 def peak_gib(compiled: Any) -> float:
     """GiB that the device held at most; where it does not say, what the program needs."""
-    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    peak = hardware.memory_stats().get("peak_bytes_in_use")
     if peak is None:
         memory = compiled.memory_analysis()
         peak = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes

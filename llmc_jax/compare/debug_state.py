@@ -17,6 +17,7 @@ from llmc_jax.compare import report
 from llmc_jax.compare.tensors import DIFFERS, Difference, Limit, as_json, difference, index_text, tolerance_of
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError
+from llmc_jax.machine import device as hardware
 from llmc_jax.models.gpt2.tensors import Params, views
 from llmc_jax.text import table
 
@@ -213,10 +214,8 @@ def _header(
     choices: "tuple[Choice, ...]",
 ) -> dict[str, Any]:
     """Says what is compared, and gives the beginning of the JSON."""
-    import jax
-
     B, T = state.x.shape
-    device = jax.devices()[0].device_kind
+    device = hardware.first_device().device_kind
     c = source.config
     runs = ", ".join(f"{choice.operation}: {choice.implementation}" for choice in choices)
     show = [

@@ -4,7 +4,6 @@ It is written before the first step and into each checkpoint. Leaves out the fil
 run/resume.py).
 """
 
-import hashlib
 import types
 import typing
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmc_jax.errors import FormatError
+from llmc_jax.files import digest_of_files
 from llmc_jax.kernels.choice import (
     Choice,
     Selection,
@@ -76,11 +76,8 @@ def target_of(machine: Machine) -> str:
 @cache
 def digest_of_sources() -> str:
     """Return what tells our kernels' sources apart, hexadecimal."""
-    root, digest = Path(__file__).resolve().parents[2], hashlib.sha256()
-    for path in sorted(path for folder in FOLDERS for path in (root / folder).glob("*.py")):
-        data = path.read_bytes()
-        digest.update(f"{path.name} {len(data)}\n".encode() + data)
-    return digest.hexdigest()[:16]
+    root = Path(__file__).resolve().parents[2]
+    return digest_of_files(path for folder in FOLDERS for path in (root / folder).glob("*.py"))
 
 
 def sources_of(choices: tuple[Choice, ...]) -> str:

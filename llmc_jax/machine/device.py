@@ -9,7 +9,7 @@ import platform
 import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from llmc_jax.machine.gpus import card_memory_bytes
 
@@ -30,8 +30,20 @@ class Device(NamedTuple):
     system: str  # operating system and architecture
 
 
+def first_device() -> Any:
+    """Return the device that JAX computes on by default. Initialises JAX's backend."""
+    import jax
+
+    return jax.devices()[0]
+
+
+def memory_stats() -> dict[str, int]:
+    """Return what JAX knows of that device's memory; empty where it does not say."""
+    return first_device().memory_stats() or {}
+
+
 def describe_device() -> Device:
-    """The device that JAX computes on by default, and what there is of it. Initialises JAX's backend."""
+    """Return the device that JAX computes on by default, and what there is of it. Initialises JAX's backend."""
     import jax
 
     devices = jax.devices()
@@ -90,13 +102,10 @@ def available_memory_bytes() -> int | None:
     CPU: the main memory, or the container's limit where that is lower. Not what happens to be free at this moment:
     that changes by itself, while a model that exceeds the whole can never run.
     """
-    import jax
-
-    device = jax.devices()[0]
+    device = first_device()
     if device.platform == "cpu":
         return host_memory_bytes()
-    stats = device.memory_stats() or {}
-    return stats.get("bytes_limit") or card_memory_bytes(device.device_kind)
+    return memory_stats().get("bytes_limit") or card_memory_bytes(device.device_kind)
 
 
 UNKNOWN_CACHE = 96 << 20  # bytes; Apple says nothing about its system-level cache, and none is larger

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from llmc_jax.errors import InputError
-from llmc_jax.machine.device import gib
+from llmc_jax.machine.device import first_device, gib
 
 # Bits of NVML's reasons for a clock below the highest one, grouped as llm.c does; the bits for an idle GPU and for
 # clocks that somebody has set are no cap.
@@ -66,10 +66,7 @@ def open_monitor(device: Any = None) -> GpuMonitor:
 
     Raises InputError, naming -lg and what to do, where there is no NVIDIA GPU, no nvidia-ml-py or no NVML.
     """
-    if device is None:
-        import jax
-
-        device = jax.local_devices()[0]
+    device = device or first_device()
     if device.platform != "gpu" or "rocm" in getattr(device.client, "platform_version", ""):
         raise InputError("-lg: there is no NVIDIA GPU here; leave it out")
     nvml = _nvml()

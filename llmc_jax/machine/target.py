@@ -28,8 +28,8 @@ class Machine(NamedTuple):
 
 def this_machine() -> Machine:
     """Return the device that JAX computes on by default. Initialises JAX's backend."""
-    import jax
+    from llmc_jax.machine.device import first_device
 
-    device = jax.devices()[0]
+    device = first_device()
     capability = getattr(device, "compute_capability", "") if device.platform == "gpu" else ""
     return Machine(device.platform, device.device_kind, str(capability))

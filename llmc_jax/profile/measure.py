@@ -331,7 +331,7 @@ def memory_used(bench: Bench) -> Used:
 
 def _peak_bytes(platform: str) -> int | None:
     if platform != "cpu":
-        return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+        return hardware.memory_stats().get("peak_bytes_in_use")
     try:
         import resource  # not on Windows
     except ImportError:

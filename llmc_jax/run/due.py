@@ -1,11 +1,10 @@
 """What is done between two steps: validation, a sample, a checkpoint, and news of saves and of the data."""
 
-import jax
-
 from llmc_jax.checkpoint.contents import Metadata
 from llmc_jax.data.tokenizers import sample_text
 from llmc_jax.errors import InputError
 from llmc_jax.kernels.record import to_json
+from llmc_jax.machine.device import memory_stats
 from llmc_jax.rng import skip_u32
 from llmc_jax.run.batches import Batches, validate
 from llmc_jax.run.prepare import Setup
@@ -91,7 +90,7 @@ def available_memory(setup: Setup, step_bytes: int | None) -> Memory:
     needed = step_bytes or 0
     if setup.device.platform == "cpu":
         return Memory(needed, None)
-    stats = jax.devices()[0].memory_stats() or {}
+    stats = memory_stats()
     return Memory(needed, stats.get("bytes_limit", 0) - stats.get("peak_bytes_in_use", 0))
 
 

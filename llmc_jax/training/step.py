@@ -1,5 +1,6 @@
 """One training step: micro-batches, gradient, norm, clip, schedule, update. State in, state out, jitted and donated."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -55,6 +56,9 @@ class Metrics(NamedTuple):
     applied: jax.Array  # False: nothing was updated, because of what was not finite or an outlier
 
 
+Reduction = Callable[[tuple[jax.Array, jax.Array]], tuple[jax.Array, jax.Array]]
+
+
 def batch_gradient(
     weights: jax.Array,
     inputs: jax.Array,
@@ -62,11 +66,13 @@ def batch_gradient(
     config: ModelConfig,
     execution: Execution = PLAIN,
     weight: jax.Array | float = 1.0,
+    reduce: Reduction = lambda found: found,
 ) -> tuple[jax.Array, jax.Array]:
     """Return mean loss and flat gradient over the micro-batches of inputs and targets (A, B, T), both times `weight`.
 
     weights (flat_size,): the parameters in the compute dtype. The gradient of one micro-batch has that dtype too; over
-    several it is summed in at least float32, since 16 bits would lose what the later ones add.
+    several it is summed in at least float32, since 16 bits would lose what the later ones add. reduce: what brings loss
+    and gradient of this device together with those of others.
     """
     micro_batches = inputs.shape[0]
 
@@ -75,7 +81,7 @@ def batch_gradient(
 
     value_and_grad = jax.value_and_grad(share_of_loss)
     if micro_batches == 1:
-        return value_and_grad(weights, inputs[0], targets[0])
+        return reduce(value_and_grad(weights, inputs[0], targets[0]))
 
     wide = jnp.promote_types(weights.dtype, jnp.float32)
 
@@ -85,7 +91,7 @@ def batch_gradient(
             return (total[0] + loss, total[1] + gradient.astype(wide)), None
 
     zero = (jnp.zeros((), wide), jnp.zeros(weights.shape, wide))
-    return jax.lax.scan(add, zero, (inputs, targets))[0]
+    return reduce(jax.lax.scan(add, zero, (inputs, targets))[0])
 
 
 def step_fn(

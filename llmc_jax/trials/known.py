@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.files import cache_folder, reason, try_lock, write_bytes
+from llmc_jax.files import cache_folder, digest_of_files, reason, try_lock, write_bytes
 from llmc_jax.kernels import Findings, findings
 from llmc_jax.trials import candidates
 from llmc_jax.trials.candidates import Case
@@ -75,11 +75,8 @@ def versions() -> dict[str, str]:
 
 def sources_digest() -> str:
     """Return a digest of the kernels' sources and of what calls them."""
-    hashed = hashlib.sha256()
     paths = [path for name in SOURCES for path in (PACKAGE / name).resolve().glob("*.py")]
-    for path in sorted([*paths, *(PACKAGE / name for name in FILES)]):
-        hashed.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return hashed.hexdigest()[:16]
+    return digest_of_files([*paths, *(PACKAGE / name for name in FILES)])
 
 
 def file_of(facts: Mapping[str, Any]) -> Path:

@@ -327,24 +327,27 @@ def tensors_of(flat: jax.Array, config: ModelConfig) -> Params:
     return flat_params.views(flat, config)
 
 
-def mean_loss(
+def token_losses(
     flat: jax.Array, tokens: jax.Array, targets: jax.Array, config: ModelConfig, execution: Execution = PLAIN
 ) -> jax.Array:
-    """Mean cross-entropy in nats of targets (B, T) given tokens (B, T), without the means for a gradient."""
+    """Return the cross-entropy (B T,) in nats of each of targets (B, T) given tokens (B, T), keeping no residuals."""
     params = tensors_of(flat, config)
     lnf, _ = forward_stream(params, tokens, config, execution)
     rows = lnf.reshape(-1, config.channels)  # (B T, C)
     with scope("forward"):
-        return jnp.mean(
-            head_losses(
-                rows,
-                params.wte,
-                targets.reshape(-1),
-                config.vocab_size,
-                execution.op.classifier_forward,
-                execution.logit_rows,
-            )
-        )
+        return head_losses(
+            rows, params.wte, targets.reshape(-1), config.vocab_size, execution.op.classifier_forward,
+            execution.logit_rows,
+        )  # fmt: skip
+
+
+def mean_loss(
+    flat: jax.Array, tokens: jax.Array, targets: jax.Array, config: ModelConfig, execution: Execution = PLAIN
+) -> jax.Array:
+    """Return the mean of `token_losses`."""
+    losses = token_losses(flat, tokens, targets, config, execution)
+    with scope("forward"):
+        return jnp.mean(losses)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4))
