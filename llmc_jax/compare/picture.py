@@ -3,7 +3,6 @@
 matplotlib is imported when a picture is drawn, and used without pyplot.
 """
 
-import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,6 @@ import numpy as np
 
 from llmc_jax.compare.logfiles import Log
 from llmc_jax.compare.logs import LETTERS, TRAIN, Difference
-from llmc_jax.files import write_atomic
 from llmc_jax.run.curves import (
     BASELINE,
     PALETTE,
@@ -22,6 +20,7 @@ from llmc_jax.run.curves import (
     finite,
     loss_range,
     mark_outside,
+    save_figure,
     show_range,
     smoothed,
     window_of,
@@ -54,11 +53,9 @@ def draw_logs(logs: Sequence[Log], found: Sequence[Difference], out_png: Path, n
     Lines are training losses (of long runs the mean, each step lightly behind it), dots validation losses.
     Raises InputError if it cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 6.5), dpi=110)
-    canvas = FigureCanvasAgg(figure)
     margins = {"left": 0.095, "right": 0.975, "top": 0.97, "bottom": 0.08, "hspace": 0.08}
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2.6, 1], gridspec_kw=margins)
     if not names:
@@ -73,9 +70,7 @@ def draw_logs(logs: Sequence[Log], found: Sequence[Difference], out_png: Path, n
     _draw_differences(lower, found)
     _finish(lower, f"difference to {names[0].split()[0]}")
     lower.set_xlabel("step")
-    picture = io.BytesIO()
-    canvas.print_png(picture)
-    write_atomic(out_png, picture.getvalue())
+    save_figure(figure, out_png)
 
 
 def short_names(paths: Sequence[str]) -> list[str]:

@@ -3,16 +3,15 @@
 The idea is the figure in llm.c's announcement. matplotlib is imported when a picture is drawn, without pyplot.
 """
 
-import io
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmc_jax.errors import InputError
-from llmc_jax.files import write_atomic
 from llmc_jax.profile.program import CONTAINERS, Program
 from llmc_jax.profile.trace import Span, Trace
+from llmc_jax.run.curves import save_figure
 
 COLORS = {
     "ln1": "#7fb069", "ln2": "#7fb069", "lnf": "#7fb069", "qkv": "#1f5fa8", "attproj": "#4a86c5", "fc": "#274b7a",
@@ -105,15 +104,13 @@ def _is_of(span: Span, program: Program, layer: int, phase: str) -> bool:
 
 
 def draw_layer(trace: Trace, program: Program, layer: int, out_png: Path, title: str) -> None:
-    """Draws one layer's forward and backward pass into a PNG file. Raises InputError if the trace has none of it."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    """Draw one layer's forward and backward pass into a PNG file. Raises InputError if the trace has none of it."""
     from matplotlib.figure import Figure
 
     panels = [(phase, *without_gaps(layer_boxes(trace, program, layer, phase))) for phase in ("forward", "backward")]
     if not any(boxes for _, boxes, _ in panels):
         raise InputError(f"--picture {out_png}: the trace has no instruction of layer {layer}")
     figure = Figure(figsize=(11, 4.2), dpi=110)
-    canvas = FigureCanvasAgg(figure)
     longest = max(box.end for _, boxes, _ in panels for box in boxes)
     unit, scale = ("ms", 1e-3) if longest > 2000 else ("µs", 1.0)
     axes = figure.subplots(2, 1, sharex=True, gridspec_kw={"left": 0.09, "right": 0.985, "top": 0.87, "bottom": 0.2})
@@ -125,9 +122,7 @@ def draw_layer(trace: Trace, program: Program, layer: int, out_png: Path, title:
     axes[1].set_xlabel(f"{unit} since the first instruction of the layer's pass{cut_out}")
     _legend(figure, {box.operation for _, boxes, _ in panels for box in boxes})
     figure.suptitle(title, fontsize=11, fontweight="bold")
-    picture = io.BytesIO()
-    canvas.print_png(picture)
-    write_atomic(out_png, picture.getvalue())
+    save_figure(figure, out_png)
 
 
 def _draw_panel(axes: Any, boxes: Sequence[Box], phase: str, longest: float, scale: float, unit: str) -> None:

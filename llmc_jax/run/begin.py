@@ -128,7 +128,7 @@ def lock_of(config: TrainConfig) -> Iterator[Held | None]:
 
 
 def announce(setup: Setup, folder: Path, console: Console) -> None:
-    """The start-up table, and what the user should know about this run."""
+    """Show the start-up table, and what the user should know about this run."""
     console.table(table(setup, folder))
     for note in setup.notes:
         console.note(note)

@@ -63,9 +63,9 @@ STEP_COLUMNS = (
 )
 
 
-def step_texts(line: StepLine, columns: Sequence[Column] = STEP_COLUMNS) -> list[str]:
+def step_texts(line: StepLine) -> list[str]:
     """Return the text of each column of a step line."""
-    return [column.text(line) for column in columns]
+    return [column.text(line) for column in STEP_COLUMNS]
 
 
 def step_line(texts: Sequence[str]) -> str:
@@ -116,7 +116,7 @@ class Pace(NamedTuple):
 
 
 def advance(pace: Pace, step_seconds: float, now: float) -> Pace:
-    """The pace after another step that took `step_seconds` and ended at clock time `now`."""
+    """Return the pace after another step that took `step_seconds` and ended at clock time `now`."""
     if pace.steps == 0:
         return Pace(steps=1, last=now)
     return Pace(
@@ -128,7 +128,7 @@ def advance(pace: Pace, step_seconds: float, now: float) -> Pace:
 
 
 def seconds_left(pace: Pace, remaining_steps: int) -> float | None:
-    """Time for the remaining steps: each takes what recent ones took, plus its share of the pauses seen so far.
+    """Return the time for the remaining steps: each takes what recent ones took, plus its share of the pauses so far.
 
     Pauses are rare and long, so their share is averaged over the whole run, not over recent steps.
     None until a step without compilation has been seen.
@@ -151,7 +151,7 @@ def duration(seconds: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Text without control characters but newline and tab: what a model wrote must not drive the terminal."""
+    """Return text without control characters but newline and tab: what a model wrote must not drive the terminal."""
     return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs"))
 
 
@@ -203,8 +203,11 @@ class BarState(NamedTuple):
     tokens_per_second: float | None = None
 
 
+# rich.progress has a bar too. On a narrow terminal it cuts all columns short, where here the least important go and the
+# others stay whole; and its time left knows nothing of validations and samples between the steps. With columns of our own
+# for both, the three lines of `_bar` would be all that it saves.
 def bar_segments(state: BarState, width: int, ascii_only: bool = False) -> list[tuple[str, str]]:
-    """The bar as (text, style) pieces that together take at most `width` cells on one line.
+    """Return the bar as (text, style) pieces that together take at most `width` cells on one line.
 
     What fits is shown, in this order of importance: steps, loss, time left, percentage, a bar of at least 8 cells,
     validation loss, time so far, speed.
@@ -247,7 +250,7 @@ def _bar(state: BarState, cells: int, ascii_only: bool) -> list[tuple[str, str]]
 
 
 def is_live(file: TextIO) -> bool:
-    """Whether the bar can live there: a terminal that takes control sequences."""
+    """Return whether the bar can live there: a terminal that takes control sequences."""
     return file.isatty() and os.environ.get("TERM", "") != "dumb"
 
 
@@ -317,19 +320,19 @@ class Console:
             self._live.start()
 
     def table(self, sections: Iterable[Sequence[tuple[str, Any]]]) -> None:
-        """The start-up table: sections of (name, value) rows."""
+        """Show the start-up table: sections of (name, value) rows."""
         self._print(format_table(sections, TABLE_WIDTH if self._live is None else self._live.console.width))
 
     def note(self, text: str) -> None:
-        """A line of information."""
+        """Show a line of information."""
         self._print(escaped(text, keep=LINES))
 
     def warning(self, text: str) -> None:
-        """A line that the user should not miss."""
+        """Show a line that the user should not miss."""
         self._print(f"warning: {escaped(text, keep=LINES)}", "yellow")
 
     def step(self, figures: StepFigures) -> None:
-        """A finished training step."""
+        """Show a finished training step."""
         now = self._clock()
         self._pace = advance(self._pace, figures.ms / 1000, now)
         self._speed, shown = smooth_speed(self._speed, figures.tokens_per_second)
@@ -351,7 +354,7 @@ class Console:
         return step == self._first_step or (step + 1) % every == 0 or step + 1 == self._state.total
 
     def _fitted(self, texts: Sequence[str]) -> str:
-        """The step line; on a terminal without the columns that it has no room for, the same in every line."""
+        """Return the step line; on a terminal without the columns that it has no room for, the same in every line."""
         if self._live is None:
             return step_line(texts)
         self._widest = [max(cells, len(text)) for cells, text in zip(self._widest, texts, strict=True)]
@@ -363,12 +366,12 @@ class Console:
         return step_line([text for index, text in enumerate(texts) if index in shown])
 
     def val(self, step: int, loss: float) -> None:
-        """The validation loss before step `step`, as llm.c prints it."""
+        """Show the validation loss before step `step`, as llm.c prints it."""
         self._state = self._state._replace(val_loss=float(loss))
         self._print(f"val loss {float(loss):.6f}", "magenta")
 
     def sample(self, text: str) -> None:
-        """A sample, between llm.c's rules."""
+        """Show a sample, between llm.c's rules."""
         self._print(f"generating:\n---\n{printable(text)}\n---")
 
     def close(self) -> None:

@@ -48,20 +48,20 @@ class Bins(NamedTuple):
 
 
 def curve(metrics: Sequence[Mapping[str, Any]], event: str, field: str) -> Curve:
-    """The values of one field of one kind of event. A step that was logged again (after a resume) counts once, last."""
+    """Return the values of one field of one kind of event. A step logged again (after a resume) counts once, last."""
     last = {row["step"]: row[field] for row in metrics if row["event"] == event and row.get(field) is not None}
     steps = np.array(sorted(last), dtype=np.int64)
     return Curve(steps, np.array([last[step] for step in steps.tolist()], dtype=np.float64))
 
 
 def finite(c: Curve) -> Curve:
-    """The curve without infinities and NaNs."""
+    """Return the curve without infinities and NaNs."""
     good = np.isfinite(c.values)
     return Curve(c.steps[good], c.values[good])
 
 
 def binned(c: Curve, bins: int = BINS) -> Bins:
-    """Runs of consecutive points gathered into at most `bins` bins of equal count; short curves stay as they are."""
+    """Gather runs of consecutive points into at most `bins` bins of equal count; short curves stay as they are."""
     if len(c.steps) <= bins:
         return Bins(c.steps.astype(np.float64), c.values, c.values, c.values)
     edges = np.linspace(0, len(c.steps), bins + 1).astype(np.int64)
@@ -160,12 +160,10 @@ def draw_curves(
     baselines: losses to compare with, in nats per token, drawn as horizontal lines under their names.
     The file appears complete or not at all. Steps count from 0, as in the log.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     rows = read_metrics(metrics) if isinstance(metrics, Path) else metrics
     figure = Figure(figsize=(9, 6), dpi=110)
-    canvas = FigureCanvasAgg(figure)
     margins = {"left": 0.085, "right": 0.91, "top": 0.865, "bottom": 0.085, "hspace": 0.1}  # a layout engine is slower
     loss_axes, lower_axes = figure.subplots(2, 1, sharex=True, height_ratios=[3.4, 1], gridspec_kw=margins)
     _draw_loss(loss_axes, rows, baselines or {})
@@ -173,8 +171,15 @@ def draw_curves(
     _limit_steps(lower_axes, rows)
     if title:
         figure.suptitle(title, fontsize=12, fontweight="bold", y=0.985)
+    save_figure(figure, out_png)
+
+
+def save_figure(figure: Any, out_png: Path) -> None:
+    """Write a figure of matplotlib into a PNG, which appears complete or not at all. Raises InputError."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     picture = io.BytesIO()
-    canvas.print_png(picture)
+    FigureCanvasAgg(figure).print_png(picture)
     write_atomic(out_png, picture.getvalue())
 
 
@@ -247,7 +252,7 @@ def _mark(axes: Any, steps: np.ndarray, height: float, mark: str, label: str, co
 
 
 def _draw_baselines(axes: Any, baselines: Mapping[str, float]) -> None:
-    """Horizontal lines with their names at the right: above the line, or below it where the next line is close."""
+    """Draw horizontal lines with their names at the right: above the line, or below it where the next line is close."""
     height_above = 1.0
     for name, value in sorted(baselines.items(), key=lambda item: -item[1]):
         height = axes.transAxes.inverted().transform(axes.transData.transform((0, value)))[1]
@@ -302,7 +307,7 @@ def _mark_skipped(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _token_axis(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Tokens seen, along the top; every step has the same number of them."""
+    """Show the tokens seen, along the top; every step has the same number of them."""
     tokens = curve(rows, "train", "tokens")
     if not len(tokens.steps) or tokens.values[-1] <= 0:
         axes.spines["top"].set_visible(False)
@@ -368,14 +373,14 @@ class CurveDrawer:
         return time.monotonic() - start
 
     def refresh(self) -> None:
-        """Begins a new picture if the last one is old enough."""
+        """Begin a new picture if the last one is old enough."""
         if self._drawing is None and time.monotonic() >= self._next:
             self._drawing = self._pool.submit(self._draw)
         elif self._drawing is not None and self._drawing.done():
             self._collect()
 
     def _collect(self) -> None:
-        """Waits for the picture in work, and says when the next one may begin."""
+        """Wait for the picture in work, and set when the next one may begin."""
         if self._drawing is not None:
             error = self._drawing.exception()
             seconds = 0.0 if error else self._drawing.result()
@@ -386,7 +391,7 @@ class CurveDrawer:
                 self._warn(f"{self.path}: cannot be drawn, training goes on: {type(error).__name__}: {error}")
 
     def finish(self) -> None:
-        """Draws the last picture."""
+        """Draw the last picture."""
         self._collect()
         self._drawing = self._pool.submit(self._draw)
         self._collect()

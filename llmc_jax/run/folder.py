@@ -92,7 +92,7 @@ def create_run_folder(output_dir: str, name: str, reuse: bool) -> tuple[Path, li
 
 
 def _new_folder(name: str) -> Path:
-    """A new folder runs/<date>-<time>-<name>; a number is appended while another run of the same second has it."""
+    """Make a new folder runs/<date>-<time>-<name>; a number is appended while another run of the same second has it."""
     words = re.sub(r"[^A-Za-z0-9._]+", "-", name)[:60].strip("-.") or "run"
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{words}"
     parent = Path("runs")
@@ -200,7 +200,7 @@ def _stays(kind: str, step: int, kept: Kept | None) -> bool:
 
 
 def _main_log_step(line: bytes) -> tuple[str, int]:
-    """What a line of main.log tells, and of which step: ("train", 3); ("", 0) if it is not understood."""
+    """Return what a line of main.log tells, and of which step: ("train", 3); ("", 0) if it is not understood."""
     match = re.match(rb"s:(\d{1,18}) (trl|tel|eval):", line)
     if match is None:
         return "", 0
@@ -208,7 +208,7 @@ def _main_log_step(line: bytes) -> tuple[str, int]:
 
 
 def _event_step(line: bytes) -> tuple[str, int]:
-    """The kind and the step of an event; ("", 0) if the line is none. A GPU's figures come after their step."""
+    """Return the kind and the step of an event; ("", 0) if the line is none. A GPU's figures come after their step."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
@@ -259,17 +259,17 @@ class RunLog:
         self.event("train", **figures.known())
 
     def val(self, step: int, *, loss: float, batches: int) -> None:
-        """The mean validation loss before step `step`, over a number of batches."""
+        """Write the mean validation loss before step `step`, over a number of batches."""
         self._write(self._main, f"s:{step} tel:{float(loss):.4f}\n")
         self.event("val", step=step, loss=loss, batches=batches)
 
     def sample(self, step: int, text: str, tokens: int) -> None:
-        """A sample drawn before step `step`: its text and how many tokens it has."""
+        """Write a sample drawn before step `step`: its text and how many tokens it has."""
         self._write(self._samples, _sample_text(step, text, tokens))
         self.event("sample", step=step, tokens=tokens, text=text)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Any other event (start, end, checkpoint, stop …) as one line of metrics.jsonl."""
+        """Write any other event (start, end, checkpoint, stop …) as one line of metrics.jsonl."""
         self._write(self._metrics, _json_line({"event": kind, **fields}))
 
     def _write(self, file: "_LineFile", text: str) -> None:
@@ -277,7 +277,7 @@ class RunLog:
         file.write(text)
 
     def sync(self) -> None:
-        """Brings what was written to the disk."""
+        """Bring what was written to the disk."""
         self._check()
         for file in (self._main, self._metrics, self._samples):
             file.sync()
@@ -359,7 +359,7 @@ def _cut_torn_line(path: Path) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON can hold it: NumPy's and JAX's scalars as Python's, non-finite numbers as strings."""
+    """Return a value as JSON can hold it: NumPy's and JAX's scalars as Python's, non-finite numbers as strings."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -378,7 +378,7 @@ def _json_line(event: Mapping[str, Any]) -> str:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The events of a metrics.jsonl, in order; non-finite losses and norms come back as floats.
+    """Return the events of a metrics.jsonl, in order; non-finite losses and norms come back as floats.
 
     A last line without its newline is dropped: the run was killed while it wrote.
     Raises FormatError for any other line that is not a JSON object, InputError if the file cannot be read.

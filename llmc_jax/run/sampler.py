@@ -22,7 +22,7 @@ LARGE = 70.0  # exp(70) times any vocabulary is still a float32, and exp(-70) st
 
 
 def sample_softmax(logits: np.ndarray, coin: float) -> int:
-    """The id that a coin in [0, 1) picks from softmax(logits), logits (V,) float32: the first whose cdf exceeds it.
+    """Return the id that a coin in [0, 1) picks from softmax(logits), (V,) float32: the first whose cdf exceeds it.
 
     Source: llm.c llmc/sampler.h, `sample_softmax`, in its own arithmetic: the sum in float64, the running sum that the
     coin is compared with in float32. llm.c takes exp of the logits as they are, which leaves the range of float32
@@ -44,7 +44,7 @@ def generate(
     execution: Execution = PLAIN,
     state: int = SEED,
 ) -> Iterator[int]:
-    """Yields num_tokens - 1 ids, each drawn after the ones before it, the first after end_of_text.
+    """Yield num_tokens - 1 ids, each drawn after the ones before it, the first after end_of_text.
 
     weights (flat_size,) in the compute dtype; num_tokens at most maxT; sequence_length: the run's T; state: of the
     random stream, one draw of which each id takes. The model runs on whole chunks, filled up with end_of_text, so that

@@ -40,7 +40,7 @@ class Memory(NamedTuple):
 
 
 def room_for_copy(state_bytes: int, memory: Memory) -> bool:
-    """Whether a copy of the state may lie beside the training: a GPU where it fits, a CPU where it adds little."""
+    """Return whether a copy of the state may lie beside it: on a GPU where it fits, on a CPU where it adds little."""
     if state_bytes <= ALWAYS_ROOM:
         return True
     if memory.free is not None:
@@ -69,7 +69,7 @@ class Saved(NamedTuple):
 
 @jax.jit
 def copied(state: TrainState) -> TrainState:
-    """The state in new buffers."""
+    """Return the state in new buffers."""
     return jax.tree.map(jnp.copy, state)
 
 
@@ -108,7 +108,7 @@ class Saver:
         last: bool = False,
         prune: bool = True,
     ) -> None:
-        """Begins to save a state; returns when the state's buffers may be overwritten.
+        """Begin to save a state; return when the state's buffers may be overwritten.
 
         Waits for the save before it. last: no step follows, so nothing is copied. prune: delete what need not stay.
         """
@@ -129,7 +129,7 @@ class Saver:
         work.waited = time.perf_counter() - start
 
     def _copied(self, state: TrainState) -> list[TrainState] | None:
-        """A copy, in a list that gives it away: the thread's is then the only reference. None where none fits."""
+        """Return a copy, in a list that gives it away: the thread then has the only reference. None where none fits."""
         try:
             return [jax.block_until_ready(copied(state))]
         except jax.errors.JaxRuntimeError as error:
@@ -139,7 +139,7 @@ class Saver:
             return None
 
     def finished(self) -> list[Saved]:
-        """The saves that have ended since this was last asked. Raises what is a mistake in the program."""
+        """Return the saves that have ended since this was last asked. Raises what is a mistake in the program."""
         if self._thread is not None and not self._thread.is_alive():
             self._join()
         ended = self._ended.copy()
@@ -147,7 +147,7 @@ class Saver:
         return ended
 
     def wait(self) -> list[Saved]:
-        """Waits for the save under way; the saves that have ended since `finished` was last asked."""
+        """Wait for the save under way; return the saves that have ended since `finished` was last asked."""
         self._join()
         return self.finished()
 
@@ -170,7 +170,7 @@ class Saver:
             raise error
 
     def _guarded(self, work: "_Work", action: Callable[[], None]) -> None:
-        """Does a part of a save; what goes wrong ends it, and harms nothing that was saved before."""
+        """Do a part of a save; what goes wrong ends it, and harms nothing that was saved before."""
         try:
             action()
         except (InputError, OSError, MemoryError) as error:
@@ -190,7 +190,7 @@ class Saver:
             self._seal(work)
 
     def _write(self, work: "_Work", state: TrainState) -> None:
-        """Everything that needs the state's buffers."""
+        """Write everything that needs the state's buffers."""
         self._check()
         arrays = named_arrays(state, self._model)
         work.writing = store.begin(self._folder, work.step, arrays, work.metadata.to_json())
@@ -198,7 +198,7 @@ class Saver:
             self._write_model(work, state)
 
     def _write_model(self, work: "_Work", state: TrainState) -> None:
-        """model_%08d.bin, under a hidden name until the checkpoint counts; of bf16 weights version 5, else 3."""
+        """Write model_%08d.bin, under a hidden name until the checkpoint counts; of bf16 weights version 5, else 3."""
         bf16 = state.weights.dtype == jnp.bfloat16
         weights = state.weights if bf16 else state.params
         values = np.asarray(weights)[: num_parameters(self._model)].astype(np.float32, copy=False)
@@ -218,7 +218,7 @@ class Saver:
         self._guarded(work, seal)
 
     def _prune(self, least: int) -> tuple[tuple[int, ...], str | None]:
-        """Deletes what need not stay. Returns the steps; and why not, where something could not be deleted."""
+        """Delete what need not stay. Return the steps; and why not, where something could not be deleted."""
         keep, major_every = self._retention
         if keep == 0:
             return (), None
@@ -230,7 +230,7 @@ class Saver:
         return tuple(steps), None
 
     def prune_rest(self) -> tuple[tuple[int, ...], str | None]:
-        """Once the run is complete: deletes down to what -nk says, which may be one. Call after `wait`.
+        """Delete, once the run is complete, down to what -nk says, which may be one. Call after `wait`.
 
         Returns the steps; and why not, where something could not be deleted.
         """
