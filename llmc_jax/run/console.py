@@ -204,7 +204,7 @@ class BarState(NamedTuple):
 
 
 # rich.progress has a bar too. On a narrow terminal it cuts all columns short, where here the least important go and the
-# others stay whole; and its time left knows nothing of validations and samples between the steps. With columns of our own
+# others stay whole; and its time left knows of no validations and samples between the steps. With columns of our own
 # for both, the three lines of `_bar` would be all that it saves.
 def bar_segments(state: BarState, width: int, ascii_only: bool = False) -> list[tuple[str, str]]:
     """Return the bar as (text, style) pieces that together take at most `width` cells on one line.
