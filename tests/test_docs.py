@@ -324,6 +324,12 @@ def test_readme_trains_on_what_it_prepares() -> None:
         assert files in [(each.train_data, each.val_data) for each in found if isinstance(each, TrainConfig)]
 
 
+def test_the_model_is_as_short_as_readme_says() -> None:
+    said = re.search(r"written out in under ([\d,]+) lines", " ".join(text_of(ROOT / "README.md").split()))
+    files = [*(ROOT / "llmc_jax/ops").glob("*.py"), ROOT / "llmc_jax/models/gpt2/model.py"]
+    assert said and sum(text_of(path).count("\n") for path in files) < int(said[1].replace(",", ""))
+
+
 @pytest.mark.parametrize("path", [*DOCS, *FRONT, ROOT / "Makefile"], ids=name_of)
 def test_presets_exist(path: Path) -> None:
     assert set(re.findall(r"--preset[ =]([\w.-]+)", text_of(path))) <= set(PRESETS)
