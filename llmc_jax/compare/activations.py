@@ -9,17 +9,20 @@ by which one operation can be computed from inputs of another program. Leaves ou
 import json
 import math
 import os
-import re
 import secrets
 import shutil
 import stat
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.lib import format as npy
 
 from llmc_jax.compare.tensors import Difference, Limit, difference
 from llmc_jax.config.model import ModelConfig
@@ -33,10 +36,13 @@ from llmc_jax.models.gpt2.model import (
     block_forward,
     block_params,
 )
-from llmc_jax.models.gpt2.tensors import Params
+from llmc_jax.models.gpt2.operations import Operation, backward_operations, forward_operations, full_name, row_of
+from llmc_jax.models.gpt2.tensors import Params, letters
+from llmc_jax.models.tensors import sizes
 from llmc_jax.ops.embedding import embedding_forward
 from llmc_jax.ops.linear import linear_backward, linear_forward
 from llmc_jax.ops.residual import residual_forward
+from llmc_jax.ops.table import Operations
 
 Function = Callable[..., tuple[Any, ...]]
 Values = dict[str, Any]  # by name: NumPy arrays, float32 or float64; of `att` also what only our attention understands
@@ -57,164 +63,51 @@ class Model(NamedTuple):
     execution: Execution
 
 
-class Operation(NamedTuple):
-    """One operation of the model: function(*inputs, *weights) gives the outputs, all of them by name."""
-
-    name: str  # what is called, such as attention_forward
-    inputs: tuple[str, ...]
-    weights: tuple[jax.Array, ...]
-    outputs: tuple[str, ...]
-    function: Function
-
-
-# ----- names ---------------------------------------------------------------------------------------------------------
-
-
-def layer_name(layer: int, name: str) -> str:
-    """The name of a layer's value: layer_03.qkv."""
-    return f"layer_{layer:02d}.{name}"
-
-
-def stream_before(layer: int, name: str = "residual3") -> str:
-    """The name of what a layer reads: the output of the one before it, or of the embedding (or its gradient)."""
-    if layer:
-        return layer_name(layer - 1, name)
-    return "dencoded" if name.startswith("d") else "encoded"
-
-
-def is_wide(name: str) -> bool:
-    """Whether a value is kept in at least float32 whatever the model computes in."""
-    return name.endswith(("_mean", "_rstd")) or name in ("losses", "loss", "dwte_head")
-
-
 def shape_of(name: str, config: ModelConfig, B: int, T: int) -> tuple[int, ...]:
-    """The shape under which a value is written and compared."""
-    c, C = config, config.channels
-    own = name.rpartition(".")[2]
-    if own.endswith(("_mean", "_rstd")) or own == "losses":
-        return (B, T)
-    of_weights = {
-        "dqkvw": (3 * C, C), "dqkvb": (3 * C,), "dattprojw": (C, C), "dfcw": (4 * C, C), "dfcb": (4 * C,),
-        "dfcprojw": (C, 4 * C), "dwte": (c.padded_vocab_size, C), "dwte_head": (c.padded_vocab_size, C),
-        "dwpe": (c.max_seq_len, C),
-    }  # fmt: skip
-    if own in of_weights:
-        return of_weights[own]
-    if own in ("dln1w", "dln1b", "dln2w", "dln2b", "dlnfw", "dlnfb", "dattprojb", "dfcprojb"):
-        return (C,)
-    if own == "loss":
-        return ()
-    if own == "att":
-        return (B, c.num_heads, T, T)
-    widths = {"qkv": 3 * C, "fch": 4 * C, "fch_gelu": 4 * C, "logits": c.vocab_size}
-    return (B, T, widths.get(own.removeprefix("d"), C))
+    """Return the shape under which a value is written and compared: of logits without the padding."""
+    row = row_of(name)
+    shape = row.shape.replace("Vp", "V") if row.name in LOGITS else row.shape
+    return sizes(shape, letters(config, B, T))
+
+
+LOGITS = ("logits", "dlogits")
 
 
 # ----- the operations, in the order of computation -------------------------------------------------------------------
 
 
-def forward_operations(model: Model) -> Iterator[Operation]:
-    """From the tokens x and the targets y to the loss."""
-    config, p, op = model.config, model.params, model.execution.op
-    layernorm = jax.jit(lambda x, w, b: _mean_first(op.layernorm_forward(x, w, b)))
-    linear = jax.jit(lambda x, w, b: (linear_forward(x, w, b),))
-    attention = jax.jit(lambda qkv: op.attention_forward(qkv, config.num_heads)[::-1])
-    add = jax.jit(lambda x, f: (residual_forward(x, f),))
-    gelu = jax.jit(lambda x: (op.gelu_forward(x),))
-    embedding = jax.jit(lambda tokens, wte, wpe: (embedding_forward(tokens, wte, wpe),))
-    head = jax.jit(lambda lnf, wte: (linear_forward(lnf, wte, None),))
-    classifier = jax.jit(lambda logits, y: (_losses(logits, y, model),))
-    mean = jax.jit(lambda losses: (jnp.mean(losses),))
-
-    yield Operation("embedding_forward", ("x",), (p.wte, p.wpe), ("encoded",), embedding)
-    for layer in range(config.num_layers):
-        w = block_params(p, layer)
-        n = {name: layer_name(layer, name) for name in FORWARD_NAMES}
-        residual1 = stream_before(layer)
-        ln1, ln2 = ((n[f"{k}_mean"], n[f"{k}_rstd"], n[k]) for k in ("ln1", "ln2"))
-        yield Operation("layernorm_forward", (residual1,), (w.ln1w, w.ln1b), ln1, layernorm)
-        yield Operation("linear_forward", (n["ln1"],), (w.qkvw, w.qkvb), (n["qkv"],), linear)
-        yield Operation("attention_forward", (n["qkv"],), (), (n["att"], n["atty"]), attention)
-        yield Operation("linear_forward", (n["atty"],), (w.attprojw, w.attprojb), (n["attproj"],), linear)
-        yield Operation("residual_forward", (residual1, n["attproj"]), (), (n["residual2"],), add)
-        yield Operation("layernorm_forward", (n["residual2"],), (w.ln2w, w.ln2b), ln2, layernorm)
-        yield Operation("linear_forward", (n["ln2"],), (w.fcw, w.fcb), (n["fch"],), linear)
-        yield Operation("gelu_forward", (n["fch"],), (), (n["fch_gelu"],), gelu)
-        yield Operation("linear_forward", (n["fch_gelu"],), (w.fcprojw, w.fcprojb), (n["fcproj"],), linear)
-        yield Operation("residual_forward", (n["residual2"], n["fcproj"]), (), (n["residual3"],), add)
-    last = stream_before(config.num_layers)
-    yield Operation("layernorm_forward", (last,), (p.lnfw, p.lnfb), ("lnf_mean", "lnf_rstd", "lnf"), layernorm)
-    yield Operation("linear_forward", ("lnf",), (p.wte,), ("logits",), head)
-    yield Operation("classifier_forward", ("logits", "y"), (), ("losses",), classifier)
-    yield Operation("mean", ("losses",), (), ("loss",), mean)
-
-
-FORWARD_NAMES = (
-    "ln1_mean", "ln1_rstd", "ln1", "qkv", "att", "atty", "attproj", "residual2", "ln2_mean", "ln2_rstd", "ln2", "fch",
-    "fch_gelu", "fcproj", "residual3",
-)  # fmt: skip
-BACKWARD_NAMES = (
-    "dresidual3", "dfch_gelu", "dfcprojw", "dfcprojb", "dfch", "dln2", "dfcw", "dfcb", "dresidual2", "dln2w", "dln2b",
-    "datty", "dattprojw", "dattprojb", "dqkv", "dln1", "dqkvw", "dqkvb", "dln1w", "dln1b",
-)  # fmt: skip
-
-
-def backward_operations(model: Model) -> Iterator[Operation]:
-    """From the logits to the 16 gradients, the tensors with a layer axis in slices of one layer."""
-    config, p, op = model.config, model.params, model.execution.op
-    head = jax.jit(lambda d, x, w: _head_backward(d, x, w))
-    layernorm = jax.jit(lambda d, x, mean, rstd, w: op.layernorm_backward(d, x, w, mean, rstd))
-    linear = jax.jit(lambda d, x, w: linear_backward(d, x, w))
-    gelu = jax.jit(lambda d, x: op.gelu_backward(d, x))
-    residual = jax.jit(lambda d, dout, x, mean, rstd, w: op.residual_layernorm_backward(d, dout, x, w, mean, rstd))
-    first_residual = jax.jit(lambda *given: residual(*given)[:3])
-    attention = jax.jit(lambda d, qkv, out, att: op.attention_backward(d, qkv, out, att, config.num_heads))
-    embedding = jax.jit(lambda d, x, dwte: _embedding_backward(d, x, dwte, model))
-    classifier = jax.jit(lambda logits, y: (_dlogits(logits, y, model),))
-
-    yield Operation("classifier_backward", ("logits", "y"), (), ("dlogits",), classifier)
-    yield Operation("linear_backward", ("dlogits", "lnf"), (p.wte,), ("dlnf", "dwte_head"), head)
-    last, dlast = stream_before(config.num_layers), stream_before(config.num_layers, "dresidual3")
-    found = (dlast, "dlnfw", "dlnfb", layer_name(config.num_layers - 1, "dfcprojb"))
-    yield Operation("layernorm_backward", ("dlnf", last, "lnf_mean", "lnf_rstd"), (p.lnfw,), found, layernorm)
-    for layer in reversed(range(config.num_layers)):
-        w = block_params(p, layer)
-        n = {name: layer_name(layer, name) for name in FORWARD_NAMES + BACKWARD_NAMES}
-
-        def names(*own: str, n: dict[str, str] = n) -> tuple[str, ...]:
-            return tuple(n[name] for name in own)
-
-        below = (layer_name(layer - 1, "dfcprojb"),) if layer else ()  # the embedding has no bias: nobody asks for it
-        yield Operation(
-            "linear_backward", names("dresidual3", "fch_gelu"), (w.fcprojw,), names("dfch_gelu", "dfcprojw"), linear
-        )
-        yield Operation("gelu_backward", names("dfch_gelu", "fch"), (), names("dfch", "dfcb"), gelu)
-        yield Operation("linear_backward", names("dfch", "ln2"), (w.fcw,), names("dln2", "dfcw"), linear)
-        yield Operation(
-            "residual_layernorm_backward", names("dresidual3", "dln2", "residual2", "ln2_mean", "ln2_rstd"), (w.ln2w,),
-            names("dresidual2", "dln2w", "dln2b", "dattprojb"), residual,
-        )  # fmt: skip
-        yield Operation(
-            "linear_backward", names("dresidual2", "atty"), (w.attprojw,), names("datty", "dattprojw"), linear
-        )
-        yield Operation(
-            "attention_backward", names("datty", "qkv", "atty", "att"), (), names("dqkv", "dqkvb"), attention
-        )
-        yield Operation("linear_backward", names("dqkv", "ln1"), (w.qkvw,), names("dln1", "dqkvw"), linear)
-        yield Operation(
-            "residual_layernorm_backward",
-            (*names("dresidual2", "dln1"), stream_before(layer), *names("ln1_mean", "ln1_rstd")), (w.ln1w,),
-            (stream_before(layer, "dresidual3"), *names("dln1w", "dln1b"), *below),
-            residual if layer else first_residual,
-        )  # fmt: skip
-    yield Operation("embedding_backward", ("dencoded", "x", "dwte_head"), (), ("dwpe", "dwte"), embedding)
-
-
-def operations(model: Model, *, gradients: bool) -> Iterator[Operation]:
-    """All of them, each after those whose outputs it takes."""
-    yield from forward_operations(model)
+def operations(config: ModelConfig, *, gradients: bool) -> Iterator[Operation]:
+    """Yield all operations, each after those whose outputs it takes."""
+    yield from forward_operations(config.num_layers)
     if gradients:
-        yield from backward_operations(model)
+        yield from backward_operations(config.num_layers)
+
+
+@cache
+def functions(config: ModelConfig, execution: Execution, dtype: Any) -> dict[str, Function]:
+    """Return what runs the operations of a model, by their function; each gives the outputs in the list's order."""
+    op, heads = execution.op, config.num_heads
+    plain: dict[str, Function] = {
+        "embedding_forward": lambda tokens, wte, wpe: (embedding_forward(tokens, wte, wpe),),
+        "residual_forward": lambda x, f: (residual_forward(x, f),),
+        "layernorm_forward": lambda x, w, b: _mean_first(op.layernorm_forward(x, w, b)),
+        "linear_forward": lambda x, w, b=None: (linear_forward(x, w, b),),
+        "attention_forward": lambda qkv: op.attention_forward(qkv, heads)[::-1],
+        "gelu_forward": lambda x: (op.gelu_forward(x),),
+        "classifier_forward": lambda logits, y: (_losses(logits, y, config, op),),
+        "mean": lambda losses: (jnp.mean(losses),),
+        "classifier_backward": lambda logits, y: (_dlogits(logits, y, config, op),),
+        "head_backward": _head_backward,
+        "layernorm_backward": lambda d, x, mean, rstd, w: op.layernorm_backward(d, x, w, mean, rstd),
+        "linear_backward": lambda d, x, w: linear_backward(d, x, w),
+        "gelu_backward": lambda d, x: op.gelu_backward(d, x),
+        "residual_layernorm_backward": lambda d, dout, x, mean, rstd, w: op.residual_layernorm_backward(
+            d, dout, x, w, mean, rstd
+        ),
+        "attention_backward": lambda d, qkv, out, att: op.attention_backward(d, qkv, out, att, heads),
+        "embedding_backward": lambda d, x, dwte: _embedding_backward(d, x, dwte, config, op, dtype),
+    }
+    return {name: jax.jit(function) for name, function in plain.items()}
 
 
 def _mean_first(found: tuple[Any, Any, Any]) -> tuple[Any, ...]:
@@ -222,17 +115,16 @@ def _mean_first(found: tuple[Any, Any, Any]) -> tuple[Any, ...]:
     return mean, rstd, out
 
 
-def _losses(logits: jax.Array, y: jax.Array, model: Model) -> jax.Array:
+def _losses(logits: jax.Array, y: jax.Array, config: ModelConfig, op: Operations) -> jax.Array:
     rows = logits.reshape(-1, logits.shape[-1])
-    return model.execution.op.classifier_forward(rows, y.reshape(-1), model.config.vocab_size)[0].reshape(y.shape)
+    return op.classifier_forward(rows, y.reshape(-1), config.vocab_size)[0].reshape(y.shape)
 
 
-def _dlogits(logits: jax.Array, y: jax.Array, model: Model) -> jax.Array:
+def _dlogits(logits: jax.Array, y: jax.Array, config: ModelConfig, op: Operations) -> jax.Array:
     wide = jnp.promote_types(logits.dtype, jnp.float32)
     dlosses = jnp.full((y.size,), 1.0 / y.size, wide)
     rows = logits.reshape(-1, logits.shape[-1])
-    found = model.execution.op.classifier(rows, y.reshape(-1), dlosses, model.config.vocab_size)[1]
-    return found.reshape(logits.shape)
+    return op.classifier(rows, y.reshape(-1), dlosses, config.vocab_size)[1].reshape(logits.shape)
 
 
 def _head_backward(dlogits: jax.Array, lnf: jax.Array, wte: jax.Array) -> tuple[Any, ...]:
@@ -242,10 +134,11 @@ def _head_backward(dlogits: jax.Array, lnf: jax.Array, wte: jax.Array) -> tuple[
     return dlnf.reshape(lnf.shape), dwte
 
 
-def _embedding_backward(dx: jax.Array, x: jax.Array, dwte: jax.Array, model: Model) -> tuple[Any, ...]:
-    dwte, dwpe = model.execution.op.embedding_backward(dx, x, dwte)
-    dwpe = jnp.pad(dwpe, ((0, model.config.max_seq_len - dwpe.shape[0]), (0, 0)))
-    return dwpe, dwte.astype(model.params.wte.dtype)
+def _embedding_backward(
+    dx: jax.Array, x: jax.Array, dwte: jax.Array, config: ModelConfig, op: Operations, dtype: Any
+) -> tuple[Any, ...]:
+    dwte, dwpe = op.embedding_backward(dx, x, dwte)
+    return jnp.pad(dwpe, ((0, config.max_seq_len - dwpe.shape[0]), (0, 0))), dwte.astype(dtype)
 
 
 # ----- the values that the model's own blocks make ------------------------------------------------------------------
@@ -269,24 +162,19 @@ def own_values(model: Model, batch: Batch, *, gradients: bool) -> Values:
         if gradients:
             kept.append(a)
     x, lnf, mean, rstd = last_layernorm(x, pending)
-    values |= {stream_before(config.num_layers): _host(x)}
+    values |= {full_name("residual1", config.num_layers): _host(x)}
     values |= {"lnf": _host(lnf), "lnf_mean": _host(mean), "lnf_rstd": _host(rstd)}
-    _complete(values, forward_operations(model), model)
+    _complete(values, forward_operations(config.num_layers), model)
     if gradients:
         values |= _own_gradients(model, values, kept, x, mean, rstd)
-        _complete(values, backward_operations(model), model)
+        _complete(values, backward_operations(config.num_layers), model)
     return values
 
 
 def _block_values(layer: int, a: BlockActivations, fcproj: Any) -> Values:
     """A block's activations by name, and its input under the name of the output that it is."""
-    found = {stream_before(layer): _host(a.residual1), layer_name(layer, "fcproj"): _host(fcproj)}
-    for name, value in a._asdict().items():
-        if name not in ("residual1", "att"):
-            found[layer_name(layer, name)] = _host(value)
-    is_matrix = isinstance(a.att, jax.Array) and a.att.ndim == 4
-    found[layer_name(layer, "att")] = _host(a.att) if is_matrix else a.att
-    return found
+    found = {full_name(name, layer): _kept(name, value) for name, value in a._asdict().items()}
+    return found | {full_name("fcproj", layer): _host(fcproj)}
 
 
 def _own_gradients(model: Model, values: Values, kept: list[BlockActivations], x: Any, mean: Any, rstd: Any) -> Values:
@@ -294,17 +182,16 @@ def _own_gradients(model: Model, values: Values, kept: list[BlockActivations], x
     config, p, op = model.config, model.params, model.execution.op
     backward = jax.jit(lambda d, dbias, w, a: block_backward(d, dbias, w, a, config.num_heads, model.execution))
     # The head is the same operations in models/gpt2/model.py: dlnf comes from the list.
-    head = list(backward_operations(model))[:2]
     found = dict(values)
-    _complete(found, iter(head), model)
+    _complete(found, islice(backward_operations(config.num_layers), 2), model)
     dlnf = _device("dlnf", found["dlnf"], model)
     dx, dlnfw, dlnfb, dbias = jax.jit(lambda *given: op.layernorm_backward(*given))(dlnf, x, p.lnfw, mean, rstd)
     gradients: Values = {"dlnfw": _host(dlnfw), "dlnfb": _host(dlnfb)}
     for layer in reversed(range(config.num_layers)):
-        gradients[layer_name(layer, "dresidual3")] = _host(dx)
+        gradients[full_name("dresidual3", layer)] = _host(dx)
         dx, dbias, of_weights = backward(dx, dbias, block_params(p, layer), kept[layer])
         for name in BlockParams._fields:
-            gradients[layer_name(layer, f"d{name}")] = _host(getattr(of_weights, name))
+            gradients[full_name(f"d{name}", layer)] = _host(getattr(of_weights, name))
     return gradients | {"dencoded": _host(dx)}
 
 
@@ -312,15 +199,20 @@ def _complete(values: Values, listed: Iterator[Operation], model: Model) -> None
     """Computes what the list gives and the values lack."""
     for operation in listed:
         if any(name not in values for name in operation.outputs):
-            for name, value in zip(operation.outputs, computed(operation, values, model), strict=True):
-                values.setdefault(name, value)
+            for name, found in zip(operation.outputs, computed(operation, values, model), strict=True):
+                values.setdefault(name, found)
 
 
 def computed(operation: Operation, values: Mapping[str, Any], model: Model) -> list[Any]:
-    """The operation's outputs on the host, from its inputs among the values."""
+    """Return the operation's outputs on the host, from its inputs among the values."""
+    tensors = [getattr(model.params, name) for name in operation.weights]
+    weights = tensors if operation.layer is None else [tensor[operation.layer] for tensor in tensors]
     inputs = [_device(name, values[name], model) for name in operation.inputs]
-    found = operation.function(*inputs, *operation.weights)
-    return [_written(name, value, model.config) for name, value in zip(operation.outputs, found, strict=True)]
+    of_the_head = (operation.name, operation.function) == ("head", "linear_backward")
+    known = functions(model.config, model.execution, model.params.wte.dtype)
+    found = known["head_backward" if of_the_head else operation.function](*inputs, *weights)
+    # the first layernorm also gives the gradient of a bias below it, which the embedding has not
+    return [_written(name, found[at], model.config) for at, name in enumerate(operation.outputs)]
 
 
 def _host(value: Any) -> np.ndarray:
@@ -337,18 +229,20 @@ def _device(name: str, value: Any, model: Model) -> Any:
     if not isinstance(value, np.ndarray):  # what only our attention understands
         return value
     dtype = model.params.wte.dtype
-    if own in ("logits", "dlogits"):
+    if own in LOGITS:
         padding = model.config.padded_vocab_size - value.shape[-1]
         value = np.pad(value, [(0, 0)] * (value.ndim - 1) + [(0, padding)])
-    return jnp.asarray(value, jnp.promote_types(dtype, jnp.float32) if is_wide(own) else dtype)
+    return jnp.asarray(value, jnp.promote_types(dtype, jnp.float32) if row_of(own).wide else dtype)
+
+
+def _kept(own: str, value: Any) -> Any:
+    """On the host, but for what only our attention understands."""
+    return value if own == "att" and not (isinstance(value, jax.Array) and value.ndim == 4) else _host(value)
 
 
 def _written(name: str, value: Any, config: ModelConfig) -> Any:
     own = name.rpartition(".")[2]
-    if own == "att" and not (isinstance(value, jax.Array) and value.ndim == 4):
-        return value
-    array = _host(value)
-    return array[..., : config.vocab_size] if own in ("logits", "dlogits") else array
+    return _host(value)[..., : config.vocab_size] if own in LOGITS else _kept(own, value)
 
 
 # ----- beside another program's --------------------------------------------------------------------------------------
@@ -389,7 +283,7 @@ def steps(model: Model, ours: Values, theirs: Values, tolerance: float) -> Itera
     gradients = has_gradients(theirs)
     values = {"x": ours["x"], "y": ours["y"], **theirs}
     missing: dict[str, tuple[str, ...]] = {}  # computed by us for them: what was computed to get it
-    for operation in operations(model, gradients=gradients):
+    for operation in operations(model.config, gradients=gradients):
         found = dict(zip(operation.outputs, computed(operation, values, model), strict=True))
         covered = tuple(dict.fromkeys(name for given in operation.inputs for name in missing.get(given, ())))
         for name, value in found.items():
@@ -401,7 +295,7 @@ def steps(model: Model, ours: Values, theirs: Values, tolerance: float) -> Itera
                 scale = _scale(name, values)
                 total = _judged(ours[name], theirs[name], TOTAL * tolerance, scale)
                 local = _judged(found[name], theirs[name], tolerance, scale)
-                yield Step(name, operation.name, total[0], local[0], covered, total[1], local[1])
+                yield Step(name, operation.function, total[0], local[0], covered, total[1], local[1])
 
 
 def has_gradients(names: Iterable[str]) -> bool:
@@ -418,8 +312,9 @@ def first_step(found: list[Step]) -> int | None:
 
 
 def forward_only(model: Model, values: Values) -> Values:
-    """The values without those of the backward pass."""
-    names = {"x", "y", *(name for operation in forward_operations(model) for name in operation.outputs)}
+    """Return the values without those of the backward pass."""
+    listed = operations(model.config, gradients=False)
+    names = {"x", "y", *(name for operation in listed for name in operation.outputs)}
     return {name: value for name, value in values.items() if name in names}
 
 
@@ -502,7 +397,7 @@ def check_new(folder: Path) -> None:
 
 def _order(model: Model, values: Values) -> list[str]:
     gradients = "dlnf" in values
-    listed = (name for operation in operations(model, gradients=gradients) for name in operation.outputs)
+    listed = (name for operation in operations(model.config, gradients=gradients) for name in operation.outputs)
     return ["x", "y", *(name for name in listed if name in values)]
 
 
@@ -535,7 +430,7 @@ def read_folder(folder: Path, config: ModelConfig, batch: Batch) -> Folder:
     for name in ("x", "y"):
         if name in names and not np.array_equal(_read_ids(folder / f"{name}.npy", (B, T)), getattr(batch, name)):
             raise InputError(f"{folder}/{name}.npy: other tokens than the debug state has; compare the same batch")
-    known = set(_all_names(config))
+    known = {name for operation in operations(config, gradients=True) for name in operation.outputs}
     found = [name for name in names if name in known]
     if not found:
         raise InputError(f"{folder}: holds no value under a name such as encoded.npy, layer_00.ln1.npy or logits.npy")
@@ -544,13 +439,6 @@ def read_folder(folder: Path, config: ModelConfig, batch: Batch) -> Folder:
         dtype = "fp16" if any(array.dtype == np.float16 for array in values.values()) else "fp32"
     values = {name: array if array.dtype == np.float64 else _host(array) for name, array in values.items()}
     return Folder(values, dtype, tuple(name for name in names if name not in known and name not in ("x", "y")))
-
-
-def _all_names(config: ModelConfig) -> Iterator[str]:
-    yield from ("encoded", "lnf_mean", "lnf_rstd", "lnf", "logits", "losses", "loss")
-    yield from ("dlogits", "dlnf", "dwte_head", "dlnfw", "dlnfb", "dencoded", "dwpe", "dwte")
-    for layer in range(config.num_layers):
-        yield from (layer_name(layer, name) for name in FORWARD_NAMES + BACKWARD_NAMES)
 
 
 def _read_index(path: Path, config: ModelConfig, B: int, T: int) -> str | None:
@@ -590,12 +478,12 @@ def _read_value(path: Path, name: str, config: ModelConfig, B: int, T: int) -> n
     own, shape = name.rpartition(".")[2], shape_of(name, config, B, T)
     V, Vp = config.vocab_size, config.padded_vocab_size
     shapes = [shape]
-    if own in ("logits", "dlogits"):
+    if own in LOGITS:
         shapes.append((*shape[:-1], Vp))
     if own in ("dwte", "dwte_head"):
         shapes.append((V, *shape[1:]))
     array = _read_array(path, shapes, ("f4", "f8", "f2"))
-    if own in ("logits", "dlogits"):
+    if own in LOGITS:
         return array[..., :V]
     return np.pad(array, ((0, Vp - array.shape[0]), (0, 0))) if own in ("dwte", "dwte_head") else array
 
@@ -612,12 +500,10 @@ def _read_array(path: Path, shapes: list[tuple[int, ...]], kinds: tuple[str, ...
         if shape not in shapes:
             expected = " or ".join(dict.fromkeys(map(str, shapes)))
             raise FormatError(f"{path}: shape {shape!s:.80}; expected {expected}")
-        if header.type[0] not in "<>" or header.type[1:] not in kinds:
+        dtype = header.dtype
+        if dtype.str[1:] not in kinds:
             known = ", ".join(np.dtype(kind).name for kind in kinds)
-            raise FormatError(
-                f"{path}: type {header.type:.40}; expected {known} (bfloat16 is to be written as float32)"
-            )
-        dtype = np.dtype(header.type)
+            raise FormatError(f"{path}: type {dtype.str:.40}; expected {known} (bfloat16 is to be written as float32)")
         size = math.prod(shape) * dtype.itemsize
         there = os.fstat(file.fileno()).st_size - file.tell()
         if there != size:
@@ -630,32 +516,19 @@ def _read_array(path: Path, shapes: list[tuple[int, ...]], kinds: tuple[str, ...
 
 
 class Header(NamedTuple):
-    """What a .npy file says of its data. type: such as <f4; fortran: the first axis varies fastest."""
+    """What a .npy file says of its data. fortran: the first axis varies fastest."""
 
     shape: tuple[int, ...]
-    type: str
     fortran: bool
-
-
-# NumPy's own reader hands the header to Python's parser, which raises errors of many kinds at odd bytes.
-HEADER_FIELDS = (
-    rb"'shape': ?\(((?:\d{1,18}, ?)*(?:\d{1,18})?)\)",
-    rb"'descr': ?'([<>|=]?[A-Za-z]\d{0,4})'",
-    rb"'fortran_order': ?(True|False)",
-)
-HEADER_LENGTH = 10_000  # bytes; numpy.save's has about a hundred
+    dtype: np.dtype
 
 
 def _read_header(file: BinaryIO, path: Path) -> Header:
-    """The header of a .npy file; leaves the file at its data."""
-    start = file.read(8)
-    if len(start) == 8 and start[:6] == b"\x93NUMPY" and start[6:] in (b"\1\0", b"\2\0", b"\3\0"):
-        width = 2 if start[6] == 1 else 4
-        length = int.from_bytes(file.read(width), "little")
-        if length <= HEADER_LENGTH:
-            text = file.read(length)
-            shape, descr, fortran = (re.findall(field, text) for field in HEADER_FIELDS)
-            if len(text) == length and len(shape) == len(descr) == len(fortran) == 1:
-                sizes = tuple(int(size) for size in shape[0].replace(b",", b" ").split())
-                return Header(sizes, descr[0].decode(), fortran == [b"True"])
-    raise FormatError(f"{path}: not a plain array in NumPy's format (.npy); write it with numpy.save")
+    """Read the header of a .npy file; leaves the file at its data."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of what Python 2 wrote, and of odd numbers
+            version = npy.read_magic(file)
+            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+            return Header(*read(file))
+    except Exception:  # NumPy hands the header to Python's parser, which raises errors of many kinds at odd bytes
+        raise FormatError(f"{path}: not a plain array in NumPy's format (.npy); write it with numpy.save") from None

@@ -6,6 +6,7 @@
 import argparse
 import math
 from collections.abc import Iterator
+from itertools import batched
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,7 +19,7 @@ from llmc_jax.compare.tensors import DIFFERS, Difference, Limit, as_json, differ
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError
 from llmc_jax.machine import device as hardware
-from llmc_jax.models.gpt2.tensors import Params, views
+from llmc_jax.models.gpt2.tensors import TENSORS, Params, views
 from llmc_jax.text import table
 
 if TYPE_CHECKING:  # they bring JAX in
@@ -51,11 +52,11 @@ Exit status: 0 everything agrees, 2 bad input, 4 compared, and something differs
 DTYPES = ("fp32", "bf16", "fp16")
 ROWS = 12  # of --against, unless --all
 
-# The gradients in the order in which the backward pass makes them.
-LAST, FIRST = ("lnfw", "lnfb"), ("wpe", "wte")
-OF_A_LAYER = (
-    "fcprojw", "fcprojb", "fcw", "fcb", "ln2w", "ln2b", "attprojw", "attprojb", "qkvw", "qkvb", "ln1w", "ln1b",
-)  # fmt: skip
+# The gradients in the order in which the backward pass makes them: each operation's weight before its bias.
+LAST = tuple(row.name for row in TENSORS if not row.layered and row.kind == "layernorm")
+PAIRS = batched((row.name for row in TENSORS if row.layered), 2)
+OF_A_LAYER = tuple(name for pair in reversed([*PAIRS]) for name in pair)
+FIRST = tuple(row.name for row in reversed(TENSORS) if row.kind == "embedding")
 
 
 class Tolerances(NamedTuple):
@@ -296,11 +297,8 @@ def first_failure(rows: list[Row], ours: Computed, theirs: Computed, config: Mod
     for name, layer in backward_order(config):
         if name in failing:
             a, b = getattr(ours.gradient, name), getattr(theirs.gradient, name)
-            found = (
-                difference(a, b, failing[name].limit)
-                if layer is None
-                else difference(a[layer], b[layer], failing[name].limit)
-            )
+            at = ... if layer is None else layer
+            found = difference(a[at], b[at], failing[name].limit)
             if not found.agrees:
                 return {"name": name, "layer": layer} | as_json(found)
     return None

@@ -9,17 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from llmc_jax import text
-from llmc_jax.models.gpt2.work import PHASES, Work
+from llmc_jax.models.gpt2.work import OPERATIONS, PHASES, Work
 from llmc_jax.profile.program import CONTAINERS, Program
 from llmc_jax.profile.trace import Trace, shared_time
 
 TRACE, DIFFERENCE = "trace", "difference"
 CACHE = "cache"
 TOLERANCE = 0.05  # a line that is faster than its floor by more than this part of it shows that the floor is wrong
-ORDER = (
-    "embedding", "weights", "ln1", "qkv", "attention", "attproj", "ln2", "fc", "gelu", "fcproj", "lnf", "head",
-    "classifier", "gradient", "norm", "adamw", "cast", "layers", "rest", "other",
-)  # fmt: skip
+ORDER = (OPERATIONS[0], "weights", *OPERATIONS[1:], "layers", "rest", "other")
 # What stands outside the layers: 0 before them, 2 behind them, 3 after everything.
 OUTSIDE = {"embedding": 0, "lnf": 2, "head": 2, "classifier": 2, "gradient": 3, "other": 3, "rest": 3}
 

@@ -19,14 +19,14 @@ from llmc_jax.errors import InputError
 from llmc_jax.machine.device import gib
 from llmc_jax.machine.jax_setup import MEMORY_SHARE
 from llmc_jax.models.gpt2.tensors import ACTIVATIONS, flat_size, num_parameters
-from llmc_jax.models.gpt2.work import Shape, activation_bytes, has_copy, rows_at_once
+from llmc_jax.models.gpt2.work import Shape, array_bytes, has_copy, rows_at_once
 from llmc_jax.models.tensors import ALWAYS
 
 
 def kept_in_a_layer(config: ModelConfig, shape: Shape, recompute: int) -> dict[str, int]:
     """Return the bytes of each activation that one layer keeps for the backward at a level of recomputation."""
     rows = (row for row in ACTIVATIONS if row.layered and recompute < row.kept_below)
-    return {row.name: activation_bytes(row, config, shape) for row in rows}
+    return {row.name: array_bytes(row.name, config, shape) for row in rows}
 
 
 class Memory(NamedTuple):
@@ -69,7 +69,7 @@ def activations(config: ModelConfig, shape: Shape) -> dict[str, int]:
         if row.layered and shape.recompute_blocks:  # of every stretch of blocks what its first one reads
             times = -(-config.num_layers // shape.recompute_blocks) if name == "residual1" else 0
         if row.kept_below and times:
-            size = activation_bytes(row, config, shape) if shape.recompute < row.kept_below else 0
+            size = array_bytes(row.name, config, shape) if shape.recompute < row.kept_below else 0
             kept[name] = kept.get(name, 0) + times * size
     return kept | {"dlnf": kept["residual"]}  # the head goes backwards at once
 

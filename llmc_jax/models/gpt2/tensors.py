@@ -57,6 +57,8 @@ TENSORS = (  # in the order of the file, which is that of Params
 BY_NAME = {tensor.name: tensor for tensor in TENSORS}
 
 ACTIVATIONS = (  # in the order in which the forward pass makes them
+    Activation("x", "B T"),  # the tokens
+    Activation("y", "B T"),  # the targets
     Activation("encoded", "B T C"),
     Activation("residual1", "L B T C", ALWAYS),  # the stream before a block
     Activation("ln1_mean", "L B T", ALWAYS, wide=True),
@@ -80,16 +82,23 @@ ACTIVATIONS = (  # in the order in which the forward pass makes them
     Activation("lnf", "B T C"),
     Activation("logits", "B T Vp"),
     Activation("losses", "B T", wide=True),
+    Activation("loss", "", wide=True),
+    Activation("dwte_head", "Vp C", wide=True),  # the head's share of wte's gradient
 )
+
+
+def letters(config: ModelConfig, B: int = 1, T: int = 1) -> dict[str, int]:
+    """Return what the letters of shapes stand for, with a batch of B x T."""
+    return {
+        "B": B, "T": T, "C": config.channels, "L": config.num_layers, "NH": config.num_heads, "V": config.vocab_size,
+        "Vp": config.padded_vocab_size, "maxT": config.max_seq_len,
+    }  # fmt: skip
 
 
 @cache
 def tensor_specs(config: ModelConfig) -> tuple[TensorSpec, ...]:
     """Return where the 16 tensors of a model lie in the flat buffer, in order."""
-    letters = {
-        "L": config.num_layers, "C": config.channels, "Vp": config.padded_vocab_size, "maxT": config.max_seq_len,
-    }  # fmt: skip
-    return layout(TENSORS, letters)
+    return layout(TENSORS, letters(config))
 
 
 def num_parameters(config: ModelConfig) -> int:

@@ -10,19 +10,28 @@ a product: they are few, and such an operation waits for memory; and how much me
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Literal, NamedTuple
 
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.models.gpt2.tensors import num_parameters
-from llmc_jax.models.tensors import Activation, sizes
+from llmc_jax.models.gpt2.operations import (
+    BLOCK,
+    BLOCK_BACKWARD,
+    EMBEDDING,
+    END,
+    END_BACKWARD,
+    Operation,
+    block,
+    row_of,
+)
+from llmc_jax.models.gpt2.tensors import letters, num_parameters
+from llmc_jax.models.tensors import sizes
 
 PHASES = ("forward", "backward", "update")
-OPERATIONS = (
-    "embedding", "ln1", "qkv", "attention", "attproj", "ln2", "fc", "gelu", "fcproj", "lnf", "head", "classifier",
-    "gradient", "norm", "adamw", "cast",
-)  # fmt: skip
+OF_THE_MODEL = tuple(dict.fromkeys(each.name for each in (EMBEDDING, *BLOCK, *END)))
+OPERATIONS = (*OF_THE_MODEL, "gradient", "norm", "adamw", "cast")
 COMPUTE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -72,15 +81,12 @@ def rows_at_once(shape: Shape) -> int:
     return next(size for size in range(limit, 0, -1) if n % size == 0)
 
 
-def activation_bytes(row: Activation, config: ModelConfig, shape: Shape) -> int:
-    """Return the bytes of an activation of one micro-batch, of one that each layer has in one of them."""
-    letters = {
-        "B": shape.batch, "T": shape.sequence, "C": config.channels, "NH": config.num_heads,
-        "Vp": config.padded_vocab_size, "L": 1,
-    }  # fmt: skip
+def array_bytes(name: str, config: ModelConfig, shape: Shape) -> int:
+    """Return the bytes of a value, a weight or a gradient, of one that each layer has in one of them."""
+    row, numbers = row_of(name), letters(config, shape.batch, shape.sequence)
     if row.name == "att" and shape.flash:  # a float32 for each row of the matrix
-        return 4 * math.prod(sizes("B NH T", letters))
-    return (4 if row.wide else shape.element) * math.prod(sizes(row.shape, letters))
+        return 4 * math.prod(sizes("B NH T", numbers))
+    return (4 if row.wide else shape.element) * math.prod(sizes(row.shape, numbers))
 
 
 class Work(NamedTuple):
@@ -114,89 +120,64 @@ def products_flops(config: ModelConfig, shape: Shape) -> int:
 def _forward(config: ModelConfig, shape: Shape) -> Iterator[Work]:
     n, C, Vp, T, e = shape.rows, config.channels, config.padded_vocab_size, shape.sequence, shape.element
     chunks = n // rows_at_once(shape)
+    # only the rows of wte that the tokens name, and the first T of wpe
     yield Work("forward", "embedding", None, 0, 4 * n + e * (2 * n * C + T * C))
     for layer in range(config.num_layers):
-        yield from block_forward(config, shape, layer, "forward")
-    yield Work("forward", "lnf", None, 0, _residual_layernorm_bytes(n, C, e))
-    yield Work("forward", "head", None, 2 * n * C * Vp, e * (n * C + Vp * C + n * Vp), chunks)
+        yield from _weighed("forward", block(layer), layer, config, shape)
+    lnf, head, _ = _weighed("forward", END, None, config, shape)
+    yield from (lnf, head._replace(times=chunks))
     # The logits become their own gradient. The sum over a row is a product with ones.
     yield Work("forward", "classifier", None, 2 * n * Vp, e * 2 * n * Vp + 4 * 3 * n, chunks)
 
 
-def _residual_layernorm_bytes(n: int, C: int, e: int) -> int:
-    """The stream and what is added read, both sums written, with w, b, mean and rstd."""
-    return e * (4 * n * C + 2 * C) + 4 * 2 * n
-
-
-def block_forward(
-    config: ModelConfig, shape: Shape, layer: int, phase: str, *, last_product: bool = True
-) -> Iterator[Work]:
-    """One block. phase: 'backward' where it is computed again; then its last product may not be needed."""
-    n, C, e = shape.rows, config.channels, shape.element
-    first = layer == 0  # the embedding has made the whole stream: nothing to add
-    yield Work(phase, "ln1", layer, 0, e * (2 * n * C + 2 * C) + 8 * n if first else _residual_layernorm_bytes(n, C, e))
-    yield _linear_forward(phase, "qkv", layer, shape, C, 3 * C)
-    kept = shape.batch * config.num_heads * shape.sequence * (4 if shape.flash else e * shape.sequence)
-    yield Work(phase, "attention", layer, 2 * _attention_product(config, shape), e * 4 * n * C + kept)
-    yield _linear_forward(phase, "attproj", layer, shape, C, C)
-    yield Work(phase, "ln2", layer, 0, _residual_layernorm_bytes(n, C, e))
-    yield _linear_forward(phase, "fc", layer, shape, C, 4 * C)
-    yield Work(phase, "gelu", layer, 0, e * 8 * n * C)
-    if last_product:
-        yield _linear_forward(phase, "fcproj", layer, shape, 4 * C, C)
-
-
-def _linear_forward(phase: str, name: str, layer: int, shape: Shape, inputs: int, outputs: int) -> Work:
-    n, e = shape.rows, shape.element
-    return Work(phase, name, layer, 2 * n * inputs * outputs, e * (n * (inputs + outputs) + (inputs + 1) * outputs))
-
-
-def _attention_product(config: ModelConfig, shape: Shape) -> int:
-    """One of attention's products over all heads; without the T x T matrix only what lies inside the mask."""
-    T = shape.sequence
-    pairs = T * (T + 1) // 2 if shape.flash else T * T
-    return 2 * shape.batch * config.num_heads * config.head_size * pairs
-
-
 def _backward(config: ModelConfig, shape: Shape) -> Iterator[Work]:
     n, C, Vp, T, e = shape.rows, config.channels, config.padded_vocab_size, shape.sequence, shape.element
-    # dlogits read once; dwte is summed in float32
-    moved = e * (n * Vp + 2 * n * C + Vp * C) + 4 * Vp * C
-    yield Work("backward", "head", None, 4 * n * C * Vp, moved, n // rows_at_once(shape))
-    yield Work("backward", "lnf", None, 0, e * (3 * n * C + 4 * C) + 8 * n)
+    _, head, lnf = _weighed("backward", END_BACKWARD, None, config, shape)
+    yield from (head._replace(times=n // rows_at_once(shape)), lnf)
     blocks = shape.recompute_blocks
     for layer in reversed(range(config.num_layers)):
         if blocks:  # what the stretch's last block adds to the stream is kept by the next stretch
             ends = layer == config.num_layers - 1 or (layer + 1) % blocks == 0
-            yield from block_forward(config, shape, layer, "backward", last_product=not ends)
-        yield from _block_backward(config, shape, layer)
+            yield from _weighed("backward", block(layer)[: -1 if ends else None], layer, config, shape)
+        for work in _weighed("backward", BLOCK_BACKWARD, layer, config, shape):
+            again = (_bytes([each], config, shape) for each in _recomputed(shape) if each.name == work.operation)
+            yield work._replace(bytes=work.bytes + sum(again))
     yield Work("backward", "embedding", None, 0, 4 * n + e * (n * C + T * C) + 4 * 2 * min(n, Vp) * C)
     yield Work("backward", "gradient", None, 0, _gradient_bytes(config, shape))
 
 
-def _block_backward(config: ModelConfig, shape: Shape, layer: int) -> Iterator[Work]:
-    n, C, e = shape.rows, config.channels, shape.element
-    recompute = 0 if shape.recompute_blocks else shape.recompute
+def _recomputed(shape: Shape) -> list[Operation]:
+    """Return the operations of a block that the backward runs again by themselves."""
+    level = 0 if shape.recompute_blocks else shape.recompute
+    return [each for each in BLOCK if any(0 < row_of(name).kept_below <= level for name in each.outputs)]
 
-    def layernorm(name: str) -> Work:
-        again = e * (2 * n * C + 2 * C) + 8 * n if recompute >= 2 else 0
-        written = 3 * C  # dw, db, and the gradient of the bias of the linear layer below
-        return Work("backward", name, layer, 0, e * (4 * n * C + C + written) + 8 * n + again)
 
-    def linear(name: str, inputs: int, outputs: int) -> Work:
-        weights = 2 * inputs * outputs  # w read, dw written
-        return Work("backward", name, layer, 4 * n * inputs * outputs, e * (n * (2 * inputs + outputs) + weights))
+def _weighed(
+    phase: str, operations: Sequence[Operation], layer: int | None, config: ModelConfig, shape: Shape
+) -> Iterator[Work]:
+    """Yield the work of each named scope: what its operations hand to each other is neither read nor written twice."""
+    for name, found in groupby(operations, lambda each: each.name):
+        together = list(found)
+        flops = sum(_products(each, config, shape) for each in together)
+        yield Work(phase, name, layer, flops, _bytes(together, config, shape))
 
-    yield linear("fcproj", 4 * C, C)
-    yield Work("backward", "gelu", layer, 0, e * ((12 + (8 if recompute >= 1 else 0)) * n * C + 4 * C))
-    yield linear("fc", C, 4 * C)
-    yield layernorm("ln2")
-    yield linear("attproj", C, C)
-    kept = shape.batch * config.num_heads * shape.sequence * (4 if shape.flash else e * shape.sequence)
-    products = 5 if shape.flash else 4  # without the matrix the scores are computed again
-    yield Work("backward", "attention", layer, products * _attention_product(config, shape), e * (8 * n + 3) * C + kept)
-    yield linear("qkv", C, 3 * C)
-    yield layernorm("ln1")
+
+def _bytes(operations: Sequence[Operation], config: ModelConfig, shape: Shape) -> int:
+    made = {name for each in operations for name in each.outputs}
+    read = {name for each in operations for name in (*each.inputs, *each.weights)} - made
+    return sum(array_bytes(name, config, shape) for name in (*read, *made))
+
+
+def _products(operation: Operation, config: ModelConfig, shape: Shape) -> int:
+    """Return the floating-point operations of an operation's matrix products."""
+    if operation.function in ("linear_forward", "linear_backward"):
+        weights = math.prod(sizes(row_of(operation.weights[0]).shape, letters(config)))
+        return 2 * shape.rows * weights * (1 if operation.function == "linear_forward" else 2)
+    # without the matrix the scores are computed again, and only what lies inside the mask
+    T, flash = shape.sequence, shape.flash
+    pairs = T * (T + 1) // 2 if flash else T * T
+    products = {"attention_forward": 2, "attention_backward": 5 if flash else 4}.get(operation.function, 0)
+    return products * 2 * shape.batch * config.num_heads * config.head_size * pairs
 
 
 def _gradient_bytes(config: ModelConfig, shape: Shape) -> int:

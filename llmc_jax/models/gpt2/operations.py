@@ -1,0 +1,127 @@
+"""GPT-2's operations by name: what each takes and what it makes, in the order in which the model runs them.
+
+The model itself is written out (model.py), and what it fuses stands here apart. A comparison runs one operation at a
+time (compare/activations.py), a profile weighs those of one named scope together (work.py). Leaves out the update.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+from llmc_jax.models.gpt2.tensors import ACTIVATIONS, TENSORS
+from llmc_jax.models.tensors import Activation, Tensor
+
+
+class Operation(NamedTuple):
+    """One operation: function(*inputs, *weights) gives the outputs. A gradient has a d before its name."""
+
+    name: str  # the named scope that it runs in, by which profiles know it
+    function: str  # what it is, as in ops/
+    inputs: tuple[str, ...]  # "below.": of the layer before this one
+    weights: tuple[str, ...]
+    outputs: tuple[str, ...]
+    layer: int | None = None  # None outside the layers
+
+
+EMBEDDING = Operation("embedding", "embedding_forward", ("x",), ("wte", "wpe"), ("encoded",))
+BLOCK = (
+    Operation("ln1", "residual_forward", ("below.residual2", "below.fcproj"), (), ("residual1",)),
+    Operation("ln1", "layernorm_forward", ("residual1",), ("ln1w", "ln1b"), ("ln1_mean", "ln1_rstd", "ln1")),
+    Operation("qkv", "linear_forward", ("ln1",), ("qkvw", "qkvb"), ("qkv",)),
+    Operation("attention", "attention_forward", ("qkv",), (), ("att", "atty")),
+    Operation("attproj", "linear_forward", ("atty",), ("attprojw", "attprojb"), ("attproj",)),
+    Operation("ln2", "residual_forward", ("residual1", "attproj"), (), ("residual2",)),
+    Operation("ln2", "layernorm_forward", ("residual2",), ("ln2w", "ln2b"), ("ln2_mean", "ln2_rstd", "ln2")),
+    Operation("fc", "linear_forward", ("ln2",), ("fcw", "fcb"), ("fch",)),
+    Operation("gelu", "gelu_forward", ("fch",), (), ("fch_gelu",)),
+    Operation("fcproj", "linear_forward", ("fch_gelu",), ("fcprojw", "fcprojb"), ("fcproj",)),
+)
+END = (
+    Operation("lnf", "residual_forward", ("below.residual2", "below.fcproj"), (), ("residual1",)),
+    Operation("lnf", "layernorm_forward", ("residual1",), ("lnfw", "lnfb"), ("lnf_mean", "lnf_rstd", "lnf")),
+    Operation("head", "linear_forward", ("lnf",), ("wte",), ("logits",)),
+    Operation("classifier", "classifier_forward", ("logits", "y"), (), ("losses",)),
+    Operation("classifier", "mean", ("losses",), (), ("loss",)),
+)
+
+END_BACKWARD = (
+    Operation("classifier", "classifier_backward", ("logits", "y"), (), ("dlogits",)),
+    Operation("head", "linear_backward", ("dlogits", "lnf"), ("wte",), ("dlnf", "dwte_head")),
+    Operation(
+        "lnf", "layernorm_backward", ("dlnf", "residual1", "lnf_mean", "lnf_rstd"), ("lnfw",),
+        ("dresidual1", "dlnfw", "dlnfb", "below.dfcprojb"),
+    ),
+)  # fmt: skip
+BLOCK_BACKWARD = (
+    Operation("fcproj", "linear_backward", ("dresidual3", "fch_gelu"), ("fcprojw",), ("dfch_gelu", "dfcprojw")),
+    Operation("gelu", "gelu_backward", ("dfch_gelu", "fch"), (), ("dfch", "dfcb")),
+    Operation("fc", "linear_backward", ("dfch", "ln2"), ("fcw",), ("dln2", "dfcw")),
+    Operation(
+        "ln2", "residual_layernorm_backward", ("dresidual3", "dln2", "residual2", "ln2_mean", "ln2_rstd"), ("ln2w",),
+        ("dresidual2", "dln2w", "dln2b", "dattprojb"),
+    ),
+    Operation("attproj", "linear_backward", ("dresidual2", "atty"), ("attprojw",), ("datty", "dattprojw")),
+    Operation("attention", "attention_backward", ("datty", "qkv", "atty", "att"), (), ("dqkv", "dqkvb")),
+    Operation("qkv", "linear_backward", ("dqkv", "ln1"), ("qkvw",), ("dln1", "dqkvw")),
+    Operation(
+        "ln1", "residual_layernorm_backward", ("dresidual2", "dln1", "residual1", "ln1_mean", "ln1_rstd"), ("ln1w",),
+        ("dresidual1", "dln1w", "dln1b", "below.dfcprojb"),
+    ),
+)  # fmt: skip
+EMBEDDING_BACKWARD = Operation("embedding", "embedding_backward", ("dencoded", "x", "dwte_head"), (), ("dwpe", "dwte"))
+
+
+def block(layer: int) -> tuple[Operation, ...]:
+    """Return a block's operations. The first adds nothing to the stream, all of which the embedding makes."""
+    return BLOCK if layer else BLOCK[1:]
+
+
+def forward_operations(num_layers: int) -> Iterator[Operation]:
+    """Yield all operations from the tokens x and the targets y to the loss, values under their full names."""
+    yield EMBEDDING
+    for layer in range(num_layers):
+        yield from (_placed(each, layer) for each in block(layer))
+    yield from (_placed(each, num_layers)._replace(layer=None) for each in END)
+
+
+def backward_operations(num_layers: int) -> Iterator[Operation]:
+    """Yield all operations from the logits to the 16 gradients, those of a layer's tensors layer by layer."""
+    yield from (_placed(each, num_layers)._replace(layer=None) for each in END_BACKWARD)
+    for layer in reversed(range(num_layers)):
+        yield from (_placed(each, layer) for each in BLOCK_BACKWARD)
+    yield EMBEDDING_BACKWARD
+
+
+def _placed(operation: Operation, layer: int) -> Operation:
+    """Return an operation of a layer with the full names of its values, but for a bias that nothing below it has."""
+    outputs = (name for name in operation.outputs if layer or not name.startswith("below."))
+    return operation._replace(
+        inputs=tuple(full_name(name, layer) for name in operation.inputs),
+        outputs=tuple(full_name(name, layer) for name in outputs),
+        layer=layer,
+    )
+
+
+def full_name(name: str, layer: int) -> str:
+    """Return the name of a layer's value, such as layer_03.qkv; what it reads is the output of what lies before it."""
+    below, _, own = name.rpartition(".")
+    if own in ("residual1", "dresidual1"):
+        below, own = "below", own.replace("1", "3") if layer else own.replace("residual1", "encoded")
+    return f"layer_{layer - bool(below):02d}.{own}" if _row(own).layered else own
+
+
+ROWS: dict[str, Activation | Tensor] = {row.name: row for row in (*ACTIVATIONS, *TENSORS)}
+
+
+def _row(own: str) -> Activation | Tensor:
+    return ROWS[own] if own in ROWS else ROWS[own.removeprefix("d")]
+
+
+@cache
+def row_of(name: str) -> Activation:
+    """Return the row of a value, as one layer has it: of an activation, of a weight, or of the gradient of either."""
+    own = name.rpartition(".")[2]
+    row = _row(own)
+    wide = isinstance(row, Activation) and row.wide and row.name == own
+    kept_below = row.kept_below if isinstance(row, Activation) else 0
+    return Activation(own, row.shape.removeprefix("L "), kept_below, wide)
