@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from llmc_jax import text
 from llmc_jax.cli.kit import exit_status, own_flags
-from llmc_jax.config.flags import Own, step_config, take_own
+from llmc_jax.config.flags import own, step_config, take_own
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.kernels import Findings
 from llmc_jax.machine.jax_setup import python_command
@@ -18,11 +18,11 @@ from llmc_jax.trials.known import Known
 PROGRAM = "llmc_jax.kernels"
 ACTIONS = ("--report", "--measure", "--clear")
 OWN = (
-    Own("--report", "", False, "the same as Markdown, with the versions: what a bug report needs"),
-    Own("--measure", "", False, "measure again, for the run that flags of train.py describe (-e -b -t --dtype -r "
+    own("--report", "", False, "the same as Markdown, with the versions: what a bug report needs"),
+    own("--measure", "", False, "measure again, for the run that flags of train.py describe (-e -b -t --dtype -r "
         "--kernels …)"),
-    Own("--seconds", "N", 600, "with --measure: how long that may take"),  # it is in no hurry
-    Own("--clear", "", False, "forget all of it"),
+    own("--seconds", "N", 600, "with --measure: how long that may take"),  # it is in no hurry
+    own("--clear", "", False, "forget all of it"),
 )  # fmt: skip
 HELP = f"""usage: {{python}} -m {PROGRAM} [--report | --clear | --measure [--seconds N] [flags of train.py]]
 
@@ -42,13 +42,13 @@ class Asked(NamedTuple):
 
 def parse(words: Sequence[str]) -> Asked:
     """Return what the words ask for. Raises InputError."""
-    own, rest = take_own(words, OWN)
-    actions = [flag for flag in ACTIONS if own[flag]]
+    given, rest = take_own(words, OWN)
+    actions = [flag for flag in ACTIONS if getattr(given, flag[2:])]
     if len(actions) > 1:
         raise InputError(f"{actions[0]} and {actions[1]}: only one of them at a time")
     if rest and actions != ["--measure"]:
         raise InputError(f"{rest[0]}: goes with --measure alone")
-    return Asked("".join(actions), float(own["--seconds"]), rest)
+    return Asked("".join(actions), float(given.seconds), rest)
 
 
 # ----- what is shown ------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from llmc_jax.config.flags import Own
+from llmc_jax.config.options import Option
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import reason
 from llmc_jax.streams import discard_rest, open_missing_streams, print_error
@@ -71,12 +71,12 @@ def two_columns(left: str, right: str, column: int) -> list[str]:
     return [left, *lines] if len(left) + 2 > column else [left + lines[0][len(left) :], *lines[1:]]
 
 
-def own_flags(table: Iterable[Own]) -> list[str]:
+def own_flags(table: Iterable[Option]) -> list[str]:
     """Return the flags that train.py does not have as lines of --help."""
     lines = []
-    for own in table:
-        default = f" [default {own.default}]" if own.value == "N" and own.default is not None else ""
-        lines += two_columns(f"{own.flag} {own.value}".rstrip(), own.meaning + default, OWN_COLUMN)
+    for about in table:
+        default = f" [default {about.default}]" if about.type is int and about.default is not None else ""
+        lines += two_columns(f"{about.flags[0]} {about.value_name}".rstrip(), about.meaning + default, OWN_COLUMN)
     return lines
 
 

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from llmc_jax.cli.kit import exit_status
@@ -90,13 +91,13 @@ def llmc_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
     ]
 
 
-def calculate(config: TrainConfig, own: dict[str, Any]) -> int:
+def calculate(config: TrainConfig, own: SimpleNamespace) -> int:
     """`--calculate`: everything that the shape alone says."""
     from llmc_jax.profile.table import Roof, calculated_text, summed_work
     from llmc_jax.run.console import format_table
 
     model = _shape_of(config.model)
-    device = own["--device"]
+    device = own.device
     if device is not None and device not in GPUS:
         import difflib
 
@@ -126,21 +127,21 @@ def calculate(config: TrainConfig, own: dict[str, Any]) -> int:
         bandwidth = GPUS[device].bandwidth * 1e9
         roof = Roof(peak, bandwidth, bandwidth, None)
     work = step_work(model, shape)
-    if own["--json"]:
-        totals = summed_work(work, roof, own["--layers"])
+    if own.json:
+        totals = summed_work(work, roof, own.layers)
         operations = [
             {"phase": phase, "operation": operation, "layer": layer, "flops": total.flops, "bytes": total.bytes}
             | ({"floor_seconds": total.floor} if roof else {})
             for (phase, operation, layer), total in totals.items()
         ]
         memory = memory_of.memory(model, shape, outliers.BYTES)
-        _write_json(own["--json"], {
+        _write_json(own.json, {
             "shape": shape._asdict(), "memory_bytes": memory._asdict() | {"state": memory.state},
             "activation_bytes": memory_of.activations(model, shape),
             "products_flops": products_flops(model, shape), "operations": operations,
         })  # fmt: skip
     print(format_table(sections))
-    print(calculated_text(work, roof, by_layer=own["--layers"]))
+    print(calculated_text(work, roof, by_layer=own.layers))
     return ExitCode.DONE
 
 
@@ -163,61 +164,59 @@ def _write_json(path: str, content: dict[str, Any]) -> None:
 # ----- measuring ----------------------------------------------------------------------------------------------------
 
 
-def read(own: dict[str, Any]) -> int:
+def read(own: SimpleNamespace) -> int:
     """`--read`: the table of a trace from before."""
     from llmc_jax.profile import saved, table
     from llmc_jax.profile.picture import draw_layer
     from llmc_jax.profile.trace import newest_trace, read_trace
 
-    folder = Path(own["--read"])
+    folder = Path(own.read)
     facts = saved.kept(folder)
     trace = read_trace(newest_trace(folder), facts.program.name, facts.program.whole)
     work = step_work(facts.model, facts.shape)
-    report = table.report_from_trace(trace, facts.program, work, facts.roof, by_layer=own["--layers"])
-    if own["--picture"]:
-        layer = facts.model.num_layers // 2 if own["--layer"] is None else own["--layer"]
-        _check_layer(layer, facts.model)
-        draw_layer(trace, facts.program, layer, Path(own["--picture"]), f"layer {layer}")
-    if own["--json"]:
-        _write_json(own["--json"], table.as_json(report))
+    report = table.report_from_trace(trace, facts.program, work, facts.roof, by_layer=own.layers)
+    if own.picture:
+        layer = _layer(own, facts.model)
+        draw_layer(trace, facts.program, layer, Path(own.picture), f"layer {layer}")
+    if own.json:
+        _write_json(own.json, table.as_json(report))
     print(table.as_text(report))
     return ExitCode.DONE
 
 
-def measure(config: TrainConfig, own: dict[str, Any]) -> int:
+def measure(config: TrainConfig, own: SimpleNamespace) -> int:
     """The default: compiles, times and traces the step, and prints the table."""
     from llmc_jax.machine import jax_setup as platform
     from llmc_jax.run.record import check_writable
 
-    if own["--trace"]:
-        check_writable(Path(own["--trace"]))
-    for flag in ("--json", "--picture"):
-        if own[flag] and not Path(own[flag]).resolve().parent.is_dir():
-            raise InputError(f"{flag} {own[flag]}: there is no folder {Path(own[flag]).parent} to write it into")
-    if own["--picture"] and own["--differences"]:
-        raise InputError(f"--picture {own['--picture']}: needs a trace; --differences has no timeline")
+    if own.trace:
+        check_writable(Path(own.trace))
+    for flag, path in (("--json", own.json), ("--picture", own.picture)):
+        if path and not Path(path).resolve().parent.is_dir():
+            raise InputError(f"{flag} {path}: there is no folder {Path(path).parent} to write it into")
+    if own.picture and own.differences:
+        raise InputError(f"--picture {own.picture}: needs a trace; --differences has no timeline")
     notes = platform.configure(tf32=config.tf32)
     import jax
 
     jax.config.update("jax_enable_compilation_cache", False)  # the time of a compilation is to be measured
     from llmc_jax.profile import measure, table
 
-    if own["--layer"] is not None:
-        _check_layer(own["--layer"], measure.resolve_model(config).config)
+    _layer(own, measure.resolve_model(config).config)
     bench = measure.prepared(config)
     for note in notes:
         print(note)
-    times = measure.summary(bench.steps(own["--steps"], 2))
+    times = measure.summary(bench.steps(own.steps, 2))
     used = measure.memory_used(bench)
     rates = measure.machine_rates(bench)
-    traced = None if own["--differences"] else _trace(bench, own)
+    traced = None if own.differences else _trace(bench, own)
     if rates.measured:
         rates = measure.better(rates, measure.machine_rates(bench))  # the machine may have been busy with others
     print(_summary(bench, times, used, rates))
     rest = _table(bench, own, traced, rates.roof)
-    if own["--json"]:
+    if own.json:
         work = products_flops(bench.model, bench.shape)
-        _write_json(own["--json"], {
+        _write_json(own.json, {
             "shape": bench.shape._asdict(), "device": bench.device._asdict(), "jax": jax.__version__,
             "kernels": [choice._asdict() for choice in bench.plan.choices],
             "seconds": times._asdict(), "tokens": bench.tokens, "compile_seconds": bench.compile_seconds,
@@ -229,9 +228,12 @@ def measure(config: TrainConfig, own: dict[str, Any]) -> int:
     return ExitCode.DONE
 
 
-def _check_layer(layer: int, model: ModelConfig) -> None:
+def _layer(own: SimpleNamespace, model: ModelConfig) -> int:
+    """Return the layer to draw. Raises InputError where the model has no such layer."""
+    layer: int = model.num_layers // 2 if own.layer is None else own.layer
     if layer >= model.num_layers:
         raise InputError(f"--layer {layer}: the model has {model.num_layers} layers, counted from 0")
+    return layer
 
 
 def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
@@ -287,14 +289,14 @@ def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
     return format_table(sections)
 
 
-def _trace(bench: Any, own: dict[str, Any]) -> Any:
+def _trace(bench: Any, own: SimpleNamespace) -> Any:
     """Record some steps; return (trace, program), or None where the trace has no instructions."""
     from llmc_jax.profile.program import Program
     from llmc_jax.profile.trace import newest_trace, read_trace
 
-    place: Any = nullcontext(own["--trace"]) if own["--trace"] else tempfile.TemporaryDirectory()
+    place: Any = nullcontext(own.trace) if own.trace else tempfile.TemporaryDirectory()
     with place as folder:
-        bench.record(Path(folder), own["--traced"])
+        bench.record(Path(folder), own.traced)
         program = Program(bench.compiled.as_text())
         trace = read_trace(newest_trace(Path(folder)), program.name, program.whole)
     if trace.spans:
@@ -303,7 +305,7 @@ def _trace(bench: Any, own: dict[str, Any]) -> Any:
     return None
 
 
-def _table(bench: Any, own: dict[str, Any], traced: Any, roof: Any) -> Any:
+def _table(bench: Any, own: SimpleNamespace, traced: Any, roof: Any) -> Any:
     """The table from a trace and its program; from differences where there is none."""
     from llmc_jax.profile import saved, table
     from llmc_jax.profile.measure import differences
@@ -312,16 +314,16 @@ def _table(bench: Any, own: dict[str, Any], traced: Any, roof: Any) -> Any:
     work = step_work(bench.model, bench.shape)
     if traced is not None:
         trace, program = traced
-        if own["--trace"]:
-            saved.keep(Path(own["--trace"]), bench.compiled.as_text(), bench.model, bench.shape, roof)
-            print(f"trace: {own['--trace']}")
-        if own["--picture"]:
-            layer = bench.model.num_layers // 2 if own["--layer"] is None else own["--layer"]
+        if own.trace:
+            saved.keep(Path(own.trace), bench.compiled.as_text(), bench.model, bench.shape, roof)
+            print(f"trace: {own.trace}")
+        if own.picture:
+            layer = _layer(own, bench.model)
             title = f"{bench.plan.config.model}, B={bench.shape.batch} T={bench.shape.sequence}, layer {layer}"
-            draw_layer(trace, program, layer, Path(own["--picture"]), title)
-        return table.report_from_trace(trace, program, work, roof, by_layer=own["--layers"])
-    if own["--picture"]:
-        raise InputError(f"--picture {own['--picture']}: needs a trace with instructions")
+            draw_layer(trace, program, layer, Path(own.picture), title)
+        return table.report_from_trace(trace, program, work, roof, by_layer=own.layers)
+    if own.picture:
+        raise InputError(f"--picture {own.picture}: needs a trace with instructions")
     parts = differences(bench)
     named = {
         ("forward", "layers"): parts.forward_layers,
@@ -336,19 +338,19 @@ def _table(bench: Any, own: dict[str, Any], traced: Any, roof: Any) -> Any:
 # ----- comparing ----------------------------------------------------------------------------------------------------
 
 
-def compare(words: list[str], own: dict[str, Any]) -> int:
+def compare(words: list[str], own: SimpleNamespace) -> int:
     """`--vs` and `--threads`: versions in turns."""
     from llmc_jax.profile import compare
 
     variants = [compare.Variant("this", tuple(words))]
-    variants += [compare.parse_variant(text, words) for text in own["--vs"]]
-    if own["--threads"]:
-        counts = [compare.thread_count(text, f"--threads {own['--threads']}") for text in own["--threads"].split(",")]
+    variants += [compare.parse_variant(text, words) for text in own.vs]
+    if own.threads:
+        counts = [compare.thread_count(text, f"--threads {own.threads}") for text in own.threads.split(",")]
         threads = [compare.Variant(f"threads={count}", tuple(words), threads=count) for count in counts]
         variants = [*threads, *variants[1:]]
-    results = compare.compare(variants, own["--rounds"], steps=3)
-    if own["--json"]:
-        _write_json(own["--json"], {"results": [each._asdict() for each in results]})
+    results = compare.compare(variants, own.rounds, steps=3)
+    if own.json:
+        _write_json(own.json, {"results": [each._asdict() for each in results]})
     print(compare.as_text(results))
     return ExitCode.DONE
 
@@ -369,12 +371,12 @@ def _run(words: list[str]) -> int:
         stay_on_cores()
         return serve(words[1:])
     own, rest = take_own(words, OWN)
-    if own["--read"]:
+    if own.read:
         return read(own)
     config, _ = step_config(rest)
-    if own["--calculate"]:
+    if own.calculate:
         return calculate(config, own)
-    if own["--vs"] or own["--threads"]:
+    if own.vs or own.threads:
         return compare(rest, own)
     return measure(config, own)
 

@@ -6,28 +6,28 @@ Leaves out what they lead to (profile.py).
 import textwrap
 
 from llmc_jax.cli.kit import WIDTH, examples, own_flags
-from llmc_jax.config.flags import Own
+from llmc_jax.config.flags import own
 from llmc_jax.machine.jax_setup import python_command
 
 PROGRAM = "llmc_jax.profile"
 
 
 OWN = (
-    Own("--steps", "N", 10, "steps to time, after two that are not counted"),
-    Own("--traced", "N", 3, "steps to record for the table"),
-    Own("--layers", "", False, "a line for each layer"),
-    Own("--differences", "", False, "no trace: time programs that leave parts out, and subtract"),
-    Own("--trace", "DIR", None, "keep the trace there, for Perfetto and TensorBoard"),
-    Own("--read", "DIR", None, "only the table of a trace that was kept; takes --layers, --json and --picture"),
-    Own("--json", "FILE", None, "write everything there as JSON"),
-    Own("--picture", "FILE", None, "draw the timeline of one layer there, as PNG"),
-    Own("--layer", "N", None, "which layer to draw; by itself the middle one", least=0),
-    Own("--calculate", "", False, "only FLOPs, bytes and memory, from the shape: needs no device, compiles nothing"),
-    Own("--device", "NAME", None, "with --calculate: the GPU whose peaks set the floors, such as 'NVIDIA H200'"),
-    Own("--vs", "NAME=VALUE", [], "run another version in turns with this one, given any number of times: a flag of "
+    own("--steps", "N", 10, "steps to time, after two that are not counted"),
+    own("--traced", "N", 3, "steps to record for the table"),
+    own("--layers", "", False, "a line for each layer"),
+    own("--differences", "", False, "no trace: time programs that leave parts out, and subtract"),
+    own("--trace", "DIR", None, "keep the trace there, for Perfetto and TensorBoard"),
+    own("--read", "DIR", None, "only the table of a trace that was kept; takes --layers, --json and --picture"),
+    own("--json", "FILE", None, "write everything there as JSON"),
+    own("--picture", "FILE", None, "draw the timeline of one layer there, as PNG"),
+    own("--layer", "N", None, "which layer to draw; by itself the middle one", least=0),
+    own("--calculate", "", False, "only FLOPs, bytes and memory, from the shape: needs no device, compiles nothing"),
+    own("--device", "NAME", None, "with --calculate: the GPU whose peaks set the floors, such as 'NVIDIA H200'"),
+    own("--vs", "NAME=VALUE", [], "run another version in turns with this one, given any number of times: a flag of "
         "train.py (kernels=xla, dtype=bf16), threads=1, or commit=HEAD~1"),
-    Own("--threads", "LIST", None, "run with so many threads each, in turns, such as 1,2,4 (CPU)"),
-    Own("--rounds", "N", 5, "with --vs and --threads: turns"),
+    own("--threads", "LIST", None, "run with so many threads each, in turns, such as 1,2,4 (CPU)"),
+    own("--rounds", "N", 5, "with --vs and --threads: turns"),
 )  # fmt: skip
 
 

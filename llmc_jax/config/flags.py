@@ -1,13 +1,14 @@
 """Words of the command line to values of `TrainConfig`. Leaves out `--help` and what runs (cli/train.py)."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from llmc_jax.config.checks import validate
-from llmc_jax.config.options import Option, show_value, value_problem
+from llmc_jax.config.options import Option, at_least, show_value, value_problem
 from llmc_jax.config.presets import DEFAULT_PRESET, preset_config, preset_options
 from llmc_jax.config.train import DATA, DEVICES, EVALUATION, OPTIONS, OUTPUT, TrainConfig
 from llmc_jax.errors import InputError, raise_problems
@@ -63,13 +64,8 @@ def given_options(argv: Sequence[str]) -> Given:
     """Return the options that a command line names; see `parse_args`."""
     if not argv:
         return Given(preset_options(DEFAULT_PRESET), {})
-    pairs, problems = _split(argv)
-    given: dict[str, Any] = {}
-    for flag, about, value in pairs:
-        try:
-            given[about.name] = _switched(about, value) if about.switch else _read(about, value or "")
-        except InputError as error:
-            problems.append(f"{flag} {show_value(value)}: {error}")
+    pairs, problems = _split(argv, OPTIONS)
+    given = {about.name: value for about, value in _read_all(pairs, problems)}
     base: dict[str, Any] = {}
     try:
         if "preset" in given:
@@ -80,6 +76,23 @@ def given_options(argv: Sequence[str]) -> Given:
     return Given(base, given)
 
 
+class Pair(NamedTuple):
+    """A flag of a command line."""
+
+    flag: str  # as typed
+    about: Option
+    value: str | None  # None: a switch without one
+
+
+def _read_all(pairs: Iterable[Pair], problems: list[str]) -> Iterator[tuple[Option, Any]]:
+    """Yield the options that were given, with their values; adds what they cannot be to the problems."""
+    for flag, about, value in pairs:
+        try:
+            yield about, _switched(about, value) if about.switch else _read(about, value or "")
+        except InputError as error:
+            problems.append(f"{flag} {show_value(value)}: {error}")
+
+
 def _switched(about: Option, value: str | None) -> bool:
     """The option of a flag without a value: `--no-save`, or `--no-save=1`; `--no-save=0` is as without it."""
     if value not in (None, "0", "1"):
@@ -87,34 +100,37 @@ def _switched(about: Option, value: str | None) -> bool:
     return bool(about.default) if value == "0" else not about.default
 
 
-def _split(argv: Sequence[str]) -> tuple[list[tuple[str, Option, str | None]], list[str]]:
-    """Words to (flag as typed, its option, its value), and problems.
+def _split(
+    argv: Sequence[str], options: Iterable[Option], rest: list[str] | None = None
+) -> tuple[list[Pair], list[str]]:
+    """Return words as pairs of a flag and its value, and problems; where there is a rest, unknown words go there.
 
     Done by hand because argparse reads `-ge1` and `-ix foo` as `-g e1` and `-i x`, takes some negative values for
     flags, and reports one problem at a time. Here a flag is its exact spelling, and the word after it, or after the
     equals sign, is its value.
     """
-    by_flag = {flag: about for about in OPTIONS for flag in about.flags}
-    pairs: list[tuple[str, Option, str | None]] = []
-    problems: list[str] = []
+    by_flag = {flag: about for about in options for flag in about.flags}
+    pairs, problems = list[Pair](), list[str]()
     position = 0
     while position < len(argv):
         flag, equals, value = argv[position].partition("=")
         following = argv[position + 1] if position + 1 < len(argv) else None
         position += 1
         about = by_flag.get(flag)
-        if about is None:
+        if about is None and rest is not None:
+            rest.append(argv[position - 1])
+        elif about is None:
             problems.append(_unknown(argv[position - 1]))
             if flag.startswith("-") and not equals and following is not None and not following.startswith("-"):
                 position += 1  # most likely the value of what is not a flag
         elif about.switch:
-            pairs.append((flag, about, value if equals else None))
+            pairs.append(Pair(flag, about, value if equals else None))
         elif equals:
-            pairs.append((flag, about, value))
+            pairs.append(Pair(flag, about, value))
         elif following is None or following in by_flag:
             problems.append(_without_value(flag, about, following))
         else:
-            pairs.append((flag, about, following))
+            pairs.append(Pair(flag, about, following))
             position += 1
     return pairs, problems
 
@@ -199,48 +215,29 @@ def _advice(about: Option, text: str) -> str:
 # ----- programs with flags of their own beside train.py's ------------------------------------------------------------
 
 
-class Own(NamedTuple):
-    """A flag that train.py does not have."""
+def own(flag: str, value: str, default: Any, meaning: str, least: int = 1) -> Option:
+    """Return a flag that train.py does not have.
 
-    flag: str
-    value: str  # how its value is called; N: a whole number; empty: it takes none
-    default: Any  # a list: given any number of times
-    meaning: str
-    least: int = 1  # of a number
-
-
-def take_own(argv: Sequence[str], table: Sequence[Own]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of a program's own flags, by flag, and the words that are left for train.py's.
-
-    Raises InputError for values that its own flags cannot have.
+    value: how its value is called; N: a whole number, at least `least`; empty: it takes none. default: a list where the
+    flag may be given any number of times.
     """
-    known = {own.flag: own for own in table}
-    values = {own.flag: [*own.default] if isinstance(own.default, list) else own.default for own in table}
-    rest, words = list[str](), list(argv)
-    while words:
-        word = words.pop(0)
-        flag, equals, text = word.partition("=")
-        own = known.get(flag)
-        if own is None:
-            rest.append(word)
-        elif not own.value:
-            if equals:
-                raise InputError(f"{word}: {flag} takes no value; write {flag} alone")
-            values[flag] = True
-        elif not equals and not words:
-            raise InputError(f"{flag}: its value must follow; write {flag} {own.value}")
-        else:
-            value = _read_own(own, text if equals else words.pop(0))
-            values[flag] = [*values[flag], value] if isinstance(own.default, list) else value
-    return values, rest
+    kind = {"N": int, "": bool}.get(value, str)
+    check = at_least(least) if kind is int else None
+    return Option(flag[2:], kind, default, (flag,), "", meaning, value=value, check=check, switch=kind is bool)
 
 
-def _read_own(own: Own, text: str) -> int | str:
-    if own.value != "N":
-        return text
-    if not (text.isascii() and text.isdigit() and int(text) >= own.least):
-        raise InputError(f"{own.flag} {text}: must be a whole number, at least {own.least}")
-    return int(text)
+def take_own(argv: Sequence[str], table: Sequence[Option]) -> tuple[SimpleNamespace, list[str]]:
+    """Return the values of a program's own flags, by name, and the words that are left for train.py's.
+
+    Raises one InputError with all values that its own flags cannot have.
+    """
+    rest = list[str]()
+    pairs, problems = _split(argv, table, rest)
+    values = {about.name: about.default for about in table}
+    for about, value in _read_all(pairs, problems):
+        values[about.name] = [*values[about.name], value] if isinstance(about.default, list) else value
+    raise_problems(problems)
+    return SimpleNamespace(**values), rest
 
 
 # ----- a step alone -------------------------------------------------------------------------------------------------
