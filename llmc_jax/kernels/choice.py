@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import cudnn, ours
-from llmc_jax.kernels.findings import Findings, Sizes, Variant, frozen
+from llmc_jax.kernels.findings import Findings, Sizes, Variant
 from llmc_jax.kernels.functions import GROUPS, PLAIN, assembled, functions_of
+from llmc_jax.kernels.plain import frozen
 from llmc_jax.machine.target import Machine
 from llmc_jax.ops import attention, gelu
 from llmc_jax.ops.table import XLA, Function, Operations

@@ -3,7 +3,6 @@
 Leaves out how it is found out (llmc_jax/trials/) and where it is kept.
 """
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 Sizes = tuple[tuple[str, Any], ...]  # fields of pallas_kernels/tuning.py's Sizes with another value; hashable
@@ -78,36 +77,3 @@ class Findings(NamedTuple):
             return 0.0, ""
         best = min(others, key=lambda each: each.us)
         return best.us / finding.us, best.implementation
-
-
-def frozen(value: Any) -> Any:
-    """Return lists as tuples, all the way down: what JSON has made lists of is hashable again."""
-    return tuple(frozen(each) for each in value) if isinstance(value, list | tuple) else value
-
-
-def finding_of(content: Mapping[str, Any]) -> Finding:
-    """Return a finding from what `as_json` made of it. Raises KeyError, TypeError or ValueError for anything else."""
-    version, sizes = content["variant"]
-    return Finding(
-        str(content["operation"]), str(content["implementation"]), Variant(str(version), frozen(sizes)),
-        str(content["problem"]), float(content["us"]),
-    )  # fmt: skip
-
-
-def as_json(findings: Findings) -> dict[str, Any]:
-    """Return findings as what JSON can hold."""
-    rows = {name: [each._asdict() for each in getattr(findings, name)] for name in ("found", "fastest")}
-    return findings._asdict() | rows
-
-
-def from_json(content: Mapping[str, Any]) -> Findings:
-    """Return findings from what `as_json` made of them. Raises KeyError, TypeError or ValueError for anything else."""
-    return Findings(
-        found=tuple(finding_of(each) for each in content["found"]),
-        fastest=tuple(finding_of(each) for each in content["fastest"]),
-        options=tuple((str(name), bool(value)) for name, value in content["options"]),
-        steps=tuple((str(name), float(seconds)) for name, seconds in content["steps"]),
-        notes=tuple(map(str, content["notes"])),
-        starts=int(content["starts"]),
-        complete=bool(content["complete"]),
-    )

@@ -4,8 +4,6 @@ It is written before the first step and into each checkpoint. Leaves out the fil
 run/resume.py).
 """
 
-import types
-import typing
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any, NamedTuple
 
 from llmc_jax.errors import FormatError
 from llmc_jax.files import digest_of_files
+from llmc_jax.kernels import plain
 from llmc_jax.kernels.choice import (
     Choice,
     Selection,
@@ -22,7 +21,7 @@ from llmc_jax.kernels.choice import (
     implementations,
     select,
 )
-from llmc_jax.kernels.findings import Findings, Variant, frozen
+from llmc_jax.kernels.findings import Findings, Variant
 from llmc_jax.kernels.functions import GROUPS
 from llmc_jax.kernels.ours import variant_problem
 from llmc_jax.machine.target import Machine
@@ -87,27 +86,18 @@ def sources_of(choices: tuple[Choice, ...]) -> str:
     )
 
 
-# ----- to and from JSON ---------------------------------------------------------------------------------------------
-
-
-def to_json(value: Any) -> Any:
-    """Return a record, or any part of one, as JSON can hold it: named tuples become objects, other tuples lists."""
-    if hasattr(value, "_asdict"):
-        return {name: to_json(each) for name, each in value._asdict().items()}
-    if isinstance(value, Mapping):
-        return {name: to_json(each) for name, each in value.items()}
-    return [to_json(each) for each in value] if isinstance(value, tuple | list) else value
+# ----- from JSON -----------------------------------------------------------------------------------------------------
 
 
 def from_json(data: Any, place: str) -> Resolved:
-    """Return the record that `to_json` gave. A field with a default may be missing: older records lack some.
+    """Return the record that `plain.to_json` gave. A field with a default may be missing: older records lack some.
 
     Raises FormatError, which names the place, for anything that is no such record.
     """
     try:
         if isinstance(data, Mapping) and type(data.get("format")) is int and data["format"] != FORMAT:
             raise ValueError(f"format {data['format']}; this version reads format {FORMAT}")
-        resolved: Resolved = _read(Resolved, data, "")
+        resolved: Resolved = plain.from_json(Resolved, data)
         hash(resolved)  # a size that is an object, for example, has none
         operations = [choice.operation for choice in resolved.choices]
         if len(set(operations)) < len(operations):
@@ -117,49 +107,6 @@ def from_json(data: Any, place: str) -> Resolved:
     except (TypeError, ValueError, RecursionError) as error:
         raise FormatError(f"{place}: is not a choice of kernels ({error})") from None
     return resolved
-
-
-def _read(kind: Any, value: Any, name: str) -> Any:
-    """Return a value as its type has it. Raises ValueError for one that is of another."""
-    if kind is Any:
-        return frozen(value)
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return _read_union(parts, value, name)
-    if origin is tuple and isinstance(value, list):
-        if parts[-1] is ...:
-            return tuple(_read(parts[0], each, name) for each in value)
-        if len(parts) == len(value):
-            return tuple(_read(part, each, name) for part, each in zip(parts, value, strict=True))
-    elif origin is dict and isinstance(value, Mapping):
-        return {key: _read(parts[1], each, f"{name}.{key}") for key, each in value.items()}
-    elif hasattr(kind, "_fields") and isinstance(value, Mapping):
-        return _read_fields(kind, value, name)
-    elif kind is float and type(value) in (int, float):
-        return float(value)
-    elif type(value) is kind:
-        return value
-    raise ValueError(f"{name or 'it'} is {repr(value)[:60]}")
-
-
-def _read_union(parts: tuple[Any, ...], value: Any, name: str) -> Any:
-    if value is None and type(None) in parts:
-        return None
-    for part in parts[:-1]:
-        try:
-            return _read(part, value, name)
-        except ValueError:
-            continue
-    return _read(parts[-1], value, name)
-
-
-def _read_fields(kind: Any, value: Mapping[str, Any], name: str) -> Any:
-    hints, dotted = typing.get_type_hints(kind), f"{name}." if name else ""
-    if unknown := sorted(set(value) - set(hints)):
-        raise ValueError(f"this version does not know {dotted}{unknown[0]}")
-    if missing := sorted(set(hints) - set(value) - set(kind._field_defaults)):
-        raise ValueError(f"it lacks {dotted}{missing[0]}")
-    return kind(**{each: _read(hints[each], found, f"{dotted}{each}") for each, found in value.items()})
 
 
 # ----- repeating a choice -------------------------------------------------------------------------------------------

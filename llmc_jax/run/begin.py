@@ -14,7 +14,7 @@ from typing import Any, cast
 from llmc_jax.checkpoint.contents import Counters
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
-from llmc_jax.kernels.record import to_json
+from llmc_jax.kernels.plain import to_json
 from llmc_jax.machine import jax_setup
 from llmc_jax.machine.gpus import peak_flops
 from llmc_jax.models.gpt2.tensors import num_parameters

@@ -3,7 +3,7 @@
 from llmc_jax.checkpoint.contents import Metadata
 from llmc_jax.data.tokenizers import sample_text
 from llmc_jax.errors import InputError
-from llmc_jax.kernels.record import to_json
+from llmc_jax.kernels.plain import to_json
 from llmc_jax.machine.device import memory_stats
 from llmc_jax.rng import skip_u32
 from llmc_jax.run.batches import Batches, validate

@@ -1,14 +1,14 @@
 """What is tried for a run, as plain data: each operation's implementations, versions and tile sizes, and its shapes."""
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
 
 from llmc_jax import kernels
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.kernels.choice import Implementation, Setting, Wish, candidates, implementations
-from llmc_jax.kernels.findings import Finding, Variant, frozen
+from llmc_jax.kernels.findings import Finding, Variant
 from llmc_jax.machine.target import Machine
 from llmc_jax.models.gpt2.tensors import flat_size
 
@@ -48,22 +48,6 @@ class Case(NamedTuple):
     def setting(self) -> Setting:
         """What an implementation may or may not be able to serve."""
         return Setting(self.machine, self.dtype, self.model.head_size)
-
-
-def as_json(case: Case) -> dict[str, Any]:
-    """Return a case as what JSON can hold."""
-    nested = {"model": asdict(case.model), "wish": case.wish._asdict(), "machine": case.machine._asdict()}
-    return case._asdict() | nested
-
-
-def from_json(content: Mapping[str, Any]) -> Case:
-    """Return a case from what `as_json` made of it."""
-    nested = {
-        "model": ModelConfig(**content["model"]), "wish": Wish(**content["wish"]),
-        "machine": Machine(**content["machine"]), "options": frozen(content["options"]),
-        "other_options": frozen(content["other_options"]),
-    }  # fmt: skip
-    return Case(**{**content, **nested})
 
 
 # ----- what is tried ------------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ import numpy as np
 
 from llmc_jax import kernels
 from llmc_jax.kernels import GROUPS, Finding
-from llmc_jax.kernels.findings import finding_of, frozen
 from llmc_jax.kernels.functions import functions_of
+from llmc_jax.kernels.plain import from_json, frozen
 from llmc_jax.machine import compiling
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, tensor_specs
@@ -40,14 +40,15 @@ def measure(what: str, case: Mapping[str, Any], **arguments: Any) -> Figures:
 
     what: device: what this process computes on.
     """
-    configure(candidates.from_json(case))
+    given: Case = from_json(Case, case)
+    configure(given)
     if what == "device":
         machine = kernels.this_machine()
         return {"platform": machine.platform, "kind": machine.kind, "capability": machine.capability}
     if what == "candidate":
-        return measure_candidate(candidates.from_json(case), finding_of(arguments["finding"]))
-    chosen = tuple(finding_of(each) for each in arguments["chosen"])
-    return measure_step(candidates.from_json(case), chosen, frozen(arguments["options"]))
+        return measure_candidate(given, from_json(Finding, arguments["finding"]))
+    chosen = tuple(from_json(Finding, each) for each in arguments["chosen"])
+    return measure_step(given, chosen, frozen(arguments["options"]))
 
 
 @cache

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmc_jax.files import cache_folder, digest_of_files, reason, try_lock, write_bytes
-from llmc_jax.kernels import Findings, findings
-from llmc_jax.trials import candidates
+from llmc_jax.kernels import Findings
+from llmc_jax.kernels.plain import from_json, to_json
 from llmc_jax.trials.candidates import Case
 from llmc_jax.trials.card import Card
 
@@ -57,7 +57,7 @@ def facts_of(case: Case, card: Card) -> dict[str, Any]:
         "versions": versions(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "sources": sources_digest(),
-        "case": candidates.as_json(case),
+        "case": to_json(case),
     }
     return json.loads(json.dumps(told))
 
@@ -101,7 +101,7 @@ def read(facts: Mapping[str, Any], say: Callable[[str], None]) -> Findings:
 
 def write(facts: Mapping[str, Any], found: Findings, say: Callable[[str], None]) -> None:
     """Keep what was found out. Where it cannot be kept that is said, and it is found out again next time."""
-    content = {"facts": facts, "found": findings.as_json(found), "date": time.strftime("%Y-%m-%d %H:%M")}
+    content = {"facts": facts, "found": to_json(found), "date": time.strftime("%Y-%m-%d %H:%M")}
     path = file_of(facts)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def _parsed(path: Path) -> Known:
     """Raises ValueError for what `write` has not written."""
     try:
         content = json.loads(path.read_bytes())
-        return Known(dict(content["facts"]), findings.from_json(content["found"]), str(content["date"]))
+        return Known(dict(content["facts"]), from_json(Findings, content["found"]), str(content["date"]))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(str(error)) from error
 

@@ -22,8 +22,8 @@ import numpy as np
 
 from llmc_jax import kernels
 from llmc_jax.kernels.choice import implementations
-from llmc_jax.kernels.findings import frozen
 from llmc_jax.kernels.functions import PLAIN
+from llmc_jax.kernels.plain import frozen
 from llmc_jax.ops import attention as jnp_attention
 from llmc_jax.ops import softmax as jnp_softmax
 from llmc_jax.training.adamw import ADAMW, AdamWNumbers

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from llmc_jax.kernels import GROUPS, Finding, Findings, Variant
 from llmc_jax.kernels.choice import candidates as rows_of
+from llmc_jax.kernels.plain import to_json
 from llmc_jax.trials import candidates
 from llmc_jax.trials.candidates import Case, row_of
 from llmc_jax.trials.children import Outcome, Task
@@ -107,13 +108,13 @@ def _hopeless(finding: Finding, found: Sequence[Finding]) -> bool:
 
 
 def _task(case: Case, finding: Finding) -> Task:
-    arguments = {"what": "candidate", "case": candidates.as_json(case), "finding": finding._asdict()}
+    arguments = {"what": "candidate", "case": to_json(case), "finding": to_json(finding)}
     return Task(finding.label, MODULE, arguments, CANDIDATE_SECONDS)
 
 
 def device_task(case: Case) -> Task:
     """Return the task that asks a process what it computes on."""
-    return Task("device", MODULE, {"what": "device", "case": candidates.as_json(case)}, CANDIDATE_SECONDS)
+    return Task("device", MODULE, {"what": "device", "case": to_json(case)}, CANDIDATE_SECONDS)
 
 
 def _finding(finding: Finding, outcome: Outcome) -> Finding:
@@ -280,7 +281,7 @@ def _spoilt(found: Sequence[Finding], operations: Collection[str]) -> Set:
 def _try_step(how: Search, sets: Set, options: tuple[tuple[str, bool], ...], until: float) -> Tried | None:
     """None: time was up, or the memory too small for two steps."""
     arguments = {
-        "what": "step", "case": candidates.as_json(how.case), "chosen": [each._asdict() for each in sets],
+        "what": "step", "case": to_json(how.case), "chosen": to_json(sets),
         "options": options,
     }  # fmt: skip
     outcome = how.attempt(Task("step", MODULE, arguments, STEP_SECONDS), until)

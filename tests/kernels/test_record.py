@@ -16,7 +16,8 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.kernels import Choice, Finding, Findings, Machine, Variant, choice, record
 from llmc_jax.kernels.functions import GROUPS
-from llmc_jax.kernels.record import Asked, MadeFor, Resolved, differences, from_json, to_json
+from llmc_jax.kernels.plain import to_json
+from llmc_jax.kernels.record import Asked, MadeFor, Resolved, differences, from_json
 from llmc_jax.machine.compiling import TRITON_GEMM
 from llmc_jax.ops.gelu import gelu_forward_in_product
 from llmc_jax.plan import Plan, Repeat, asked_of, make_plan

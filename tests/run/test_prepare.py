@@ -16,7 +16,8 @@ from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
-from llmc_jax.kernels import Machine, record
+from llmc_jax.kernels import Machine
+from llmc_jax.kernels.plain import to_json
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.plan import make_plan
 from llmc_jax.run import prepare as setup
@@ -104,7 +105,7 @@ def test_nothing_is_measured_where_an_earlier_choice_is_taken(
     plain = TrainConfig(batch_size=2, sequence_length=64)
     if made_on is not None:
         resolved = make_plan(plain, SHAPE, made_on).resolved
-        (tmp_path / "kernels.json").write_text(json.dumps(record.to_json(resolved)))
+        (tmp_path / "kernels.json").write_text(json.dumps(to_json(resolved)))
     options = {"-y": {"output_dir": str(tmp_path), "reuse": True}, "--kernels-from": {"kernels_from": str(tmp_path)}}
     config = replace(plain, **options.get(flag, {}))
     setup.try_kernels(config, SHAPE)

@@ -11,6 +11,7 @@ from llmc_jax import kernels
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.kernels import Finding, Machine, Variant, Wish
 from llmc_jax.kernels.functions import GROUPS
+from llmc_jax.kernels.plain import from_json, to_json
 from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
 from llmc_jax.ops.gelu import gelu_forward_in_product
 from llmc_jax.trials import candidates, check, problems
@@ -78,12 +79,12 @@ def test_shapes_are_the_runs_own() -> None:
 
 def test_a_case_through_json() -> None:
     case = D12._replace(options=(("xla_gpu_enable_triton_gemm", False),))
-    again = candidates.from_json(json.loads(json.dumps(candidates.as_json(case))))
+    again = from_json(Case, json.loads(json.dumps(to_json(case))))
     assert again == case and hash(again) == hash(case)
 
 
 def tried(finding: Finding, case: Case = TINY) -> dict[str, Any]:
-    return check.measure("candidate", candidates.as_json(case), finding=finding._asdict())
+    return check.measure("candidate", to_json(case), finding=to_json(finding))
 
 
 def test_a_right_kernel() -> None:
@@ -127,7 +128,7 @@ CHOSEN = (Finding("gelu", "pallas"), Finding("classifier", "pallas"))
 
 def step(chosen: tuple[Finding, ...], case: Case = TINY) -> dict[str, Any]:
     return check.measure(
-        "step", candidates.as_json(case), chosen=[each._asdict() for each in chosen], options=[]
+        "step", to_json(case), chosen=to_json(chosen), options=[]
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llmc_jax.kernels import GROUPS, Finding, Findings, Variant, Wish, choose
+from llmc_jax.kernels import GROUPS, Finding, Findings, Wish, choose
 from llmc_jax.trials import candidates, search
 from llmc_jax.trials.candidates import Case
 from llmc_jax.trials.children import Outcome, Task
@@ -204,9 +204,3 @@ def test_without_a_step_of_xla_nothing_is_decided() -> None:
 def test_nothing_to_try() -> None:
     card = Card()
     assert card.search(D12._replace(wish=Wish(kernels="xla"))).complete and not card.tried
-
-
-def test_what_is_told_is_json() -> None:
-    """A variant goes to the child and back."""
-    finding = Finding("gelu", "pallas", Variant("", (("gelu_block", 1024),)))
-    assert search._task(D12, finding).arguments["finding"]["variant"] == finding.variant
