@@ -1,12 +1,10 @@
 """The picture: what is drawn is what was logged."""
 
 import io
-import itertools
 import math
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from PIL import Image
 
 from llmc_jax.run import curves
 from llmc_jax.run import folder as runlog
-from llmc_jax.run.curves import PALETTE, Curve, above, binned, curve, draw_curves, loss_range, smoothed, window_of
+from llmc_jax.run.curves import Curve, above, binned, curve, draw_curves, loss_range, smoothed, window_of
 
 VALUES = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=300)
 
@@ -186,47 +184,6 @@ def test_of_a_thousand_losses_five_lie_outside_at_most(training: list[float], ot
     assert found.low > 0 or not found.log
     assert len(above(_curve(training), found.high).steps) <= 0.005 * len(training)
     assert all(found.low <= value <= found.high for value in [min(training), training[0], *others])
-
-
-# What people see who lack one kind of cone, in linear RGB: Machado, Oliveira and Fernandes 2009, severity 1.
-VISIONS = {
-    "all cones": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
-    "protanopia": [
-        [0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]
-    ],
-    "deuteranopia": [
-        [0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]
-    ],
-    "tritanopia": [
-        [1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]
-    ],
-}  # fmt: skip
-
-
-def _lab(colour: str, vision: str) -> np.ndarray:
-    """CIE L*a*b* of a colour as it is seen."""
-    rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
-    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    seen = np.clip(np.array(VISIONS[vision]) @ linear, 0, 1)
-    to_xyz = [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
-    white = np.array([0.95047, 1, 1.08883])
-    t = np.array(to_xyz) @ seen / white
-    f = np.where(t > (6 / 29) ** 3, np.cbrt(t), t / (3 * (6 / 29) ** 2) + 4 / 29)
-    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
-
-
-def _least_distance(colours: Sequence[str], vision: str) -> float:
-    pairs = itertools.combinations([_lab(colour, vision) for colour in colours], 2)
-    return min(float(np.linalg.norm(a - b)) for a, b in pairs)
-
-
-@pytest.mark.parametrize("vision", VISIONS)
-def test_colours_can_be_told_apart_by_everybody(vision: str) -> None:
-    """In CIE L*a*b*, where 2.3 can just be seen. The palette before had two colours 8 apart, of four 7."""
-    for count, least in ((2, 75), (3, 50), (4, 16), (7, 16)):
-        assert _least_distance(PALETTE[:count], vision) >= least, count
-    assert _least_distance([curves.TRAIN, curves.VAL, curves.BASELINE, curves.SKIPPED], vision) >= 16
-    assert _least_distance([curves.RATE, curves.NORM], vision) >= 16
 
 
 @pytest.mark.parametrize(

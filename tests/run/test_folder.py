@@ -23,8 +23,6 @@ from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.folder import Kept, RunLog, create_run_folder, cut_logs, locked, read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
-OPTIONS = {"learning_rate": 3e-4, "output_dir": Path("out"), "inputs": ("a", "b"), "seed": None}
-MODEL = {"num_layers": 2, "channels": 32}
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # however busy the machine is
 
 
@@ -107,15 +105,6 @@ def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
         create_run_folder(str(tmp_path), "d12", reuse=True)
 
 
-def test_a_folder_that_takes_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(**_: Any) -> NoReturn:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(runlog.tempfile, "TemporaryFile", fail)
-    with pytest.raises(InputError, match=r"cannot write to the folder \(Read-only file system\)"):
-        create_run_folder(str(tmp_path / "out"), "d12", reuse=False)
-
-
 # ---- the lines
 
 
@@ -135,20 +124,19 @@ def test_events_are_written_before_the_log_is_closed(tmp_path: Path) -> None:
     log.val(0, loss=5.5, batches=3)
     _train(log, 0, loss=5.25)
     log.sample(1, "def f():\n    \x1b", tokens=64)
+    step = {
+        "loss": 5.25,
+        "norm": 1.0,
+        "lr": 1e-4,
+        "ms": 12.5,
+        "tokens_per_second": 5e3,
+        "skipped": False,
+        "tokens": 256,
+    }
     assert read_metrics(tmp_path / "metrics.jsonl") == [
         {"event": "start", "tokens": 0},
         {"event": "val", "step": 0, "loss": 5.5, "batches": 3},
-        {
-            "event": "train",
-            "step": 0,
-            "loss": 5.25,
-            "norm": 1.0,
-            "lr": 1e-4,
-            "ms": 12.5,
-            "tokens_per_second": 5e3,
-            "skipped": False,
-            "tokens": 256,
-        },
+        {"event": "train", "step": 0, **step, "tokens": 256},
         {"event": "sample", "step": 1, "tokens": 64, "text": "def f():\n    \x1b"},
     ]
     assert (tmp_path / "samples.txt").read_text() == "step 1, 64 tokens\n---\ndef f():\n    \x1b\n---\n"
@@ -177,24 +165,20 @@ def test_reuse_continues_the_files_and_a_new_run_empties_them(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"event": "tr', b"x" * 200_000])
-def test_a_torn_last_line_is_dropped_on_reading_and_on_reuse(tmp_path: Path, torn: bytes) -> None:
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_torn_last_line_is_dropped_on_reading_and_on_reuse(tmp_path: Path, torn: bytes, steps: int) -> None:
     with _log(tmp_path) as log:
-        _train(log, 0)
+        for step in range(steps):
+            _train(log, step)
     for name in ("metrics.jsonl", "main.log"):
         with (tmp_path / name).open("ab") as file:
             file.write(torn)
-    assert [e["step"] for e in read_metrics(tmp_path / "metrics.jsonl")] == [0]
+    assert [e["step"] for e in read_metrics(tmp_path / "metrics.jsonl")] == [*range(steps)]
     with _log(tmp_path, reuse=True) as log:
-        _train(log, 1)
-    assert [e["step"] for e in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1]
+        _train(log, steps)
+    assert [e["step"] for e in read_metrics(tmp_path / "metrics.jsonl")] == [*range(steps + 1)]
     lines = (tmp_path / "main.log").read_text().splitlines()
-    assert [line.split()[0] for line in lines] == ["s:0", "s:1"]
-
-
-def test_a_file_that_is_one_torn_line_becomes_empty(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_bytes(b'{"event"')
-    _log(tmp_path, reuse=True).close()
-    assert (tmp_path / "metrics.jsonl").read_bytes() == b""
+    assert [line.split()[0] for line in lines] == [f"s:{step}" for step in range(steps + 1)]
 
 
 @UNHURRIED
@@ -234,6 +218,10 @@ def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path, name: str) 
 
 
 def test_a_pipe_in_place_of_a_log_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "main.log").mkdir()  # a folder is none either
+    with pytest.raises(InputError, match=r"main\.log: cannot open"):
+        _log(tmp_path, reuse=True)
+    (tmp_path / "main.log").rmdir()
     os.mkfifo(tmp_path / "main.log")
     with pytest.raises(InputError, match=r"main\.log: cannot open"):
         _log(tmp_path, reuse=True)
@@ -243,12 +231,6 @@ def test_a_pipe_in_place_of_a_log_is_not_waited_for(tmp_path: Path) -> None:
         log.sync()
         assert os.read(reader, 100) == b"s:0 tel:1.0000\n"
     os.close(reader)
-
-
-def test_a_folder_in_place_of_a_log_is_an_error_that_names_it(tmp_path: Path) -> None:
-    (tmp_path / "main.log").mkdir()
-    with pytest.raises(InputError, match=r"main\.log: cannot open"):
-        _log(tmp_path, reuse=True)
 
 
 # ---- the logs of a run that is continued
@@ -327,15 +309,11 @@ def test_cut_logs_are_those_of_a_run_up_to_there(
 def test_llmcs_own_log_is_cut_too(tmp_path: Path) -> None:
     """llm.c validates before the update of a step, as we do, and writes HellaSwag's accuracy as eval."""
     lines = [
-        *("s:0 tel:11.0317", "s:0 eval:0.2487", "s:0 trl:11.0317 lr:0.000001 norm:15.37"),
-        *(
-            "s:1 trl:10.9 lr:0.000002 norm:15.1",
-            "s:2 tel:10.5",
-            "s:2 eval:0.2490",
-            "s:2 trl:10.4 lr:0.000003 norm:9.00",
-        ),
-        *("s:3 trl:nan lr:0.000004 norm:-nan", "s:4 tel:9.8"),
-    ]
+        "s:0 tel:11.0317", "s:0 eval:0.2487", "s:0 trl:11.0317 lr:0.000001 norm:15.37",
+        "s:1 trl:10.9 lr:0.000002 norm:15.1",
+        "s:2 tel:10.5", "s:2 eval:0.2490", "s:2 trl:10.4 lr:0.000003 norm:9.00",
+        "s:3 trl:nan lr:0.000004 norm:-nan", "s:4 tel:9.8",
+    ]  # fmt: skip
     cases = {
         Kept(0, False, False): 0, Kept(0, True, False): 2, Kept(1, False, False): 3, Kept(2, False, True): 4,
         Kept(2, True, False): 6, Kept(3, True, True): 7, Kept(4, False, False): 8, Kept(4, True, False): 9,
@@ -365,18 +343,9 @@ def test_a_whole_log_of_llmc(shared: Path, tmp_path: Path) -> None:
 def test_lines_that_cannot_be_understood_stay(tmp_path: Path) -> None:
     odd_log = ["# a note of mine", "s:9 abc:1", "s:-1 trl:2", "s:99999999999999999999999 trl:1", "", "s:9"]
     odd_events = [
-        *(
-            "not json",
-            "[1]",
-            "7",
-            '{"event": "val"}',
-            '{"event": 3, "step": 9}',
-            '{"step": 9}',
-            "",
-            '{"event": "val", "st',
-        ),
-        *('{"event": "val", "step": "9"}', '{"event": "val", "step": 9.5}', "[" * 100_000, "\udcff"),
-    ]
+        "not json", "[1]", "7", '{"event": "val"}', '{"event": 3, "step": 9}', '{"step": 9}', "",
+        '{"event": "val", "st', '{"event": "val", "step": "9"}', '{"event": "val", "step": 9.5}', "[" * 100_000, "\udcff",
+    ]  # fmt: skip
     (tmp_path / "main.log").write_text("".join(f"{line}\n" for line in [*odd_log, "s:9 trl:1 lr:1 norm:1"]))
     events = [*odd_events, '{"event": "train", "step": 9}', '{"event": "sample", "step": 2}']
     text = "".join(f"{line}\n" for line in events).encode(errors="surrogateescape")
@@ -607,23 +576,15 @@ def test_without_locks_training_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
 # ---- the configuration
 
 
-def test_config_holds_options_shape_and_versions(tmp_path: Path) -> None:
-    runlog.write_config(tmp_path, runlog.config_record(OPTIONS, MODEL, {"kind": "cpu"}))
-    config = json.loads((tmp_path / "config.json").read_text())
-    assert runlog.read_config(tmp_path) == config
+def test_a_configuration_holds_what_json_can_hold(tmp_path: Path) -> None:
+    options = {"learning_rate": 3e-4, "output_dir": Path("out"), "inputs": ("a", "b"), "seed": None}
+    runlog.write_config(tmp_path, runlog.config_record(options, {"channels": 32}, {"kind": "cpu"}))
+    config = runlog.read_config(tmp_path)
+    assert config is not None
     assert config["options"] == {"learning_rate": 3e-4, "output_dir": "out", "inputs": ["a", "b"], "seed": None}
-    assert config["model"] == MODEL
-    assert config["device"] == {"kind": "cpu"}
+    assert (config["model"], config["device"]) == ({"channels": 32}, {"kind": "cpu"})
     assert {"python", "jax", "jaxlib", "numpy", "llmc-jax"} == set(config["versions"])
-    assert config["versions"]["numpy"] == np.__version__
     assert config["command_line"] and config["platform"] and config["started"]
-
-
-def test_there_is_one_configuration(tmp_path: Path) -> None:
-    for start in range(3):
-        runlog.write_config(tmp_path, {"start": start})
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
-    assert runlog.read_config(tmp_path) == {"start": 2}
 
 
 @pytest.mark.parametrize("failing", [1, 2])

@@ -115,24 +115,22 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], threading.
 # ---- room
 
 
-def test_what_is_small_always_has_room() -> None:
-    for memory in (Memory(0, None), Memory(0, 0), Memory(0, -1)):
-        assert room_for_copy(ALWAYS_ROOM, memory)
-        assert not room_for_copy(ALWAYS_ROOM + 1, memory)
+LARGE = 2 * ALWAYS_ROOM
 
 
-def test_on_a_gpu_what_fits_has_room() -> None:
-    state = 2 * ALWAYS_ROOM
-    assert room_for_copy(state, Memory(0, int(state / GPU_SHARE) + 1))
-    assert not room_for_copy(state, Memory(10**15, int(state / GPU_SHARE) - 10))
-    assert GPU_SHARE <= 1
-
-
-def test_on_a_cpu_a_copy_adds_little_to_what_the_step_needs() -> None:
-    state = 2 * ALWAYS_ROOM
-    assert room_for_copy(state, Memory(int(state / SHARE) + 1, None))
-    assert not room_for_copy(state, Memory(int(state / SHARE) - 10, None))
-    assert SHARE <= 0.25  # the memory with a save is at most 1.25 times that without
+@pytest.mark.parametrize(
+    ("state", "memory", "room"),
+    [
+        *((ALWAYS_ROOM + more, memory, not more) for memory in (ANY, Memory(0, 0), Memory(0, -1)) for more in (0, 1)),
+        (LARGE, Memory(0, int(LARGE / GPU_SHARE) + 1), True),  # on a GPU what fits has room
+        (LARGE, Memory(10**15, int(LARGE / GPU_SHARE) - 10), False),
+        (LARGE, Memory(int(LARGE / SHARE) + 1, None), True),  # on a CPU what adds little to what the step needs
+        (LARGE, Memory(int(LARGE / SHARE) - 10, None), False),
+    ],
+)
+def test_room_for_a_copy(state: int, memory: Memory, room: bool) -> None:
+    assert room_for_copy(state, memory) == room
+    assert GPU_SHARE <= 1 and SHARE <= 0.25  # the memory with a save is at most 1.25 times that without
 
 
 # ---- what is stored
@@ -177,14 +175,6 @@ def test_the_last_one_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     saver.save(state, metadata(3), ANY, last=True)
     assert saver.wait()[0].problem is None
     assert stored(tmp_path, 3) == expected
-
-
-def test_a_copy_is_one() -> None:
-    state = new_state(jnp.bfloat16)
-    copy = saver_module.copied(state)
-    both = list(zip(pointers(state), pointers(copy), strict=True))
-    assert len(both) >= 6 and all(one != other for one, other in both)
-    assert in_memory(copy) == in_memory(state)
 
 
 # ---- steps that overwrite the state
@@ -343,7 +333,7 @@ def test_a_failed_save_of_the_same_step_leaves_the_one_before(tmp_path: Path, mo
     assert (tmp_path / "model_00000001.bin").exists()
 
 
-def test_a_folder_that_is_gone_is_a_failed_save(tmp_path: Path, way: str) -> None:
+def test_a_folder_that_is_gone_is_a_failed_save(tmp_path: Path) -> None:
     saver = Saver(tmp_path / "gone", MODEL, ALL)
     saver.save(new_state(), metadata(1), ANY)
     (failed,) = saver.wait()
@@ -352,35 +342,23 @@ def test_a_folder_that_is_gone_is_a_failed_save(tmp_path: Path, way: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["begin", "seal"])
-def test_a_mistake_of_ours_is_raised(tmp_path: Path, way: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_of_ours_is_raised_by_whoever_asks_next(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def wrong(*_: Any) -> NoReturn:
         raise TypeError("a bug")
 
     saver = Saver(tmp_path, MODEL, ALL)
-    with monkeypatch.context() as patch:
-        patch.setattr(store, name, wrong)
-        with pytest.raises(TypeError, match="a bug"):
-            saver.save(new_state(), metadata(1), ANY)
-            saver.wait()
-    assert saver.wait() == []  # it is raised once
-    saver.save(new_state(), metadata(2), ANY)
-    assert saver.wait()[0].problem is None
-
-
-def test_a_mistake_is_raised_by_whoever_asks_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(*_: Any) -> NoReturn:
-        raise TypeError("a bug")
-
-    saver = Saver(tmp_path, MODEL, ALL)
-    for ask in (saver.finished, lambda: saver.save(new_state(), metadata(2), ANY)):
+    for ask in (saver.wait, saver.finished, lambda: saver.save(new_state(), metadata(2), ANY)):
         with monkeypatch.context() as patch:
-            patch.setattr(store, "begin", wrong)
+            patch.setattr(store, name, wrong)
             saver.save(new_state(), metadata(1), ANY)
             for thread in threading.enumerate():
                 if thread.name == "llmc_jax saver":
                     thread.join()
         with pytest.raises(TypeError, match="a bug"):
             ask()
+        assert saver.wait() == []  # it is raised once
 
 
 # ---- the model file and the logs
@@ -432,13 +410,6 @@ def test_the_model_is_there_before_the_checkpoint_counts(
     assert healthy(tmp_path) == [7]
 
 
-def test_no_model_is_written_unless_asked_for(tmp_path: Path) -> None:
-    saver = Saver(tmp_path, MODEL, ALL)
-    saver.save(new_state(), metadata(7), ANY)
-    assert saver.wait()[0].problem is None
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["DONE_00000007", "state_00000007"]
-
-
 def test_logs_are_on_the_disk_before_the_checkpoint_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     fsync = os.fsync
@@ -480,13 +451,6 @@ def test_nothing_is_saved_or_removed_where_the_folder_is_another_one(tmp_path: P
     assert sorted(path.name for path in tmp_path.glob("state_*")) == ["state_00000001", "state_00000002"]
 
 
-def test_logs_that_cannot_be_synced_fail_the_save(tmp_path: Path, way: str) -> None:
-    saver = Saver(tmp_path, MODEL, ALL, sync=lambda: no_permission())
-    saver.save(new_state(), metadata(1), ANY)
-    assert saver.wait()[0].problem is not None
-    assert list(tmp_path.iterdir()) == []
-
-
 # ---- which stay
 
 
@@ -498,21 +462,26 @@ def save_all(saver: Saver, losses: dict[int, float | None]) -> list[Saved]:
     return ended
 
 
-def test_the_latest_the_major_and_the_best_stay(tmp_path: Path) -> None:
-    saver = Saver(tmp_path, MODEL, Retention(2, 4), export=True)
-    losses = {1: 5.0, 2: 2.0, 3: 4.0, 4: 3.9, 5: 3.0, 6: 3.5, 7: None}
-    ended = save_all(saver, losses)
-    assert [each.removed for each in ended] == [(), (), (1,), (), (3,), (), (5,)]
-    assert healthy(tmp_path) == [2, 4, 6, 7]
-    assert sorted(path.name for path in tmp_path.glob("model_*")) == [f"model_{step:08d}.bin" for step in (2, 4, 6, 7)]
-
-
-def test_never_fewer_than_two_before_the_end(tmp_path: Path) -> None:
-    saver = Saver(tmp_path, MODEL, Retention(1, 0))
-    save_all(saver, dict.fromkeys(range(1, 5)))
-    assert healthy(tmp_path) == [3, 4]
-    assert saver.prune_rest() == ((3,), None)
-    assert healthy(tmp_path) == [4]
+@pytest.mark.parametrize(
+    ("retention", "losses", "removed", "at_the_end"),
+    [
+        # the latest two, every fourth and the best; the last one of all has no loss
+        (Retention(2, 4), [5.0, 2.0, 4.0, 3.9, 3.0, 3.5, None], [(), (), (1,), (), (3,), (), (5,)], ()),
+        (Retention(1, 0), [None] * 4, [(), (), (1,), (2,)], (3,)),  # never fewer than two before the end
+        (Retention(0, 2), [None] * 3, [()] * 3, ()),  # without a number all stay
+    ],
+)
+def test_which_stay(
+    tmp_path: Path, retention: Retention, losses: list[Any], removed: list[Any], at_the_end: tuple[int, ...]
+) -> None:
+    saver = Saver(tmp_path, MODEL, retention, export=True)
+    ended = save_all(saver, dict(enumerate(losses, start=1)))
+    assert [each.removed for each in ended] == removed
+    assert saver.prune_rest() == (at_the_end, None)
+    gone = {step for each in removed for step in each} | {*at_the_end}
+    left = [step for step in range(1, len(losses) + 1) if step not in gone]
+    assert healthy(tmp_path) == left
+    assert sorted(path.name for path in tmp_path.glob("model_*")) == [f"model_{step:08d}.bin" for step in left]
 
 
 def test_a_checkpoint_that_rotted_does_not_count(tmp_path: Path) -> None:
@@ -527,13 +496,6 @@ def test_a_checkpoint_that_rotted_does_not_count(tmp_path: Path) -> None:
     assert [(entry.step, entry.problem is None) for entry in store.entries(tmp_path)] == [
         *((2, True), (3, False), (4, True)),
     ]
-
-
-def test_without_a_number_all_stay(tmp_path: Path) -> None:
-    saver = Saver(tmp_path, MODEL, Retention(0, 2))
-    assert [each.removed for each in save_all(saver, dict.fromkeys(range(1, 5)))] == [()] * 4
-    assert saver.prune_rest() == ((), None)
-    assert healthy(tmp_path) == [1, 2, 3, 4]
 
 
 def test_one_that_cannot_be_deleted_is_no_failed_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
