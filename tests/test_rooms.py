@@ -40,10 +40,6 @@ AND = (
     "compare/logs.py", "compare/picture.py", "machine/device.py", "machine/jax_setup.py", "run/console.py",
     "run/curves.py", "run/folder.py",
 )  # fmt: skip
-# imports that the order does not allow yet: (file, room)
-UNMENDED = {
-    ("ops/table.py", "training"),
-}  # fmt: skip
 
 
 def room_of(path: Path) -> str:
@@ -76,7 +72,7 @@ def test_imports_point_to_earlier_rooms() -> None:
         for room in imported(path)
         if ORDER.index(room) > ORDER.index(room_of(path))
     }
-    assert against == UNMENDED
+    assert against == set()
 
 
 def test_the_architecture_names_every_room_in_this_order() -> None:

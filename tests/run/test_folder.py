@@ -344,7 +344,8 @@ def test_lines_that_cannot_be_understood_stay(tmp_path: Path) -> None:
     odd_log = ["# a note of mine", "s:9 abc:1", "s:-1 trl:2", "s:99999999999999999999999 trl:1", "", "s:9"]
     odd_events = [
         "not json", "[1]", "7", '{"event": "val"}', '{"event": 3, "step": 9}', '{"step": 9}', "",
-        '{"event": "val", "st', '{"event": "val", "step": "9"}', '{"event": "val", "step": 9.5}', "[" * 100_000, "\udcff",
+        '{"event": "val", "st', '{"event": "val", "step": "9"}', '{"event": "val", "step": 9.5}',
+        "[" * 100_000, "\udcff",
     ]  # fmt: skip
     (tmp_path / "main.log").write_text("".join(f"{line}\n" for line in [*odd_log, "s:9 trl:1 lr:1 norm:1"]))
     events = [*odd_events, '{"event": "train", "step": 9}', '{"event": "sample", "step": 2}']
