@@ -41,7 +41,7 @@ Table = dict[str, Rows]  # JAX version -> …
 
 
 def problem() -> str:
-    """Why this Python cannot make or check the table, or nothing."""
+    """Return why this Python cannot make or check the table, or nothing."""
     from llmc_jax.machine import deviceless
 
     try:

@@ -206,7 +206,7 @@ def table(found: list[Line]) -> str:
 
 
 def sums(found: list[Line], config: ModelConfig, shape: Shape, gpu: str) -> str:
-    """What the floors come to."""
+    """Return what the floors come to."""
     total, tokens = sum(line.floor for line in found), shape.rows * shape.micro_batches
     peak = 1e12 * getattr(GPUS[gpu], "tf32" if shape.dtype == "fp32" else shape.dtype)
     text = [f"- Floor of the step: {1e3 * total:.1f} ms, {tokens / total:,.0f} tok/s."]

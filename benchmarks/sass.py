@@ -27,7 +27,7 @@ class Loop(NamedTuple):
     kinds: Counter[str]
 
     def count(self, *kinds: str) -> int:
-        """How many of its instructions begin so."""
+        """Return how many of its instructions begin so."""
         return sum(number for kind, number in self.kinds.items() if kind.startswith(kinds))
 
 
@@ -45,7 +45,7 @@ class Kernel(NamedTuple):
     early: tuple[str, ...] = ()  # instructions that touch registers of unfinished products: none may
 
     def blocks(self, shared_memory: int, threads: int) -> int:
-        """How many blocks an SM holds at once that has so many bytes of shared memory and so many threads."""
+        """Return how many blocks an SM holds at once that has so many bytes of shared memory and so many threads."""
         return min(
             REGISTERS // (-(-self.registers // ALLOCATED) * ALLOCATED * self.threads),
             shared_memory // (self.shared_memory + RESERVED),

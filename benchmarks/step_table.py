@@ -39,6 +39,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import roofline  # noqa: E402
+from benchmarks.launches import launched, moved_bytes  # noqa: E402
 from llmc_jax.config.flags import parse_args  # noqa: E402
 from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
 from llmc_jax.config.train import TrainConfig  # noqa: E402
@@ -195,7 +196,7 @@ def kernel_seconds(
 
 
 def rates_of(gpu: str, dtype: str, attention: str = "") -> dict[str, float]:
-    """What times are estimated with. attention: TFLOP/s forward and backward, such as 300,250. Raises InputError."""
+    """Return the rates to estimate with. attention: TFLOP/s forward and backward, as 300,250. Raises InputError."""
     target = gpus.known_target(gpu)
     known = roofline.estimated(target.device_kind, dtype)
     peak = known.products / roofline.PRODUCTS
@@ -218,10 +219,10 @@ def make_table(
     """The table of a program's text. gpu: a name of gpus.TARGETS."""
     program, target = Program(text), gpus.TARGETS[gpu]
     groups = dict.fromkeys(GROUPS, Group())
-    for instruction, times in program.launched():
+    for instruction, times in launched(program):
         name = group_of(program, instruction, shape.rows, model)
         known = name in KNOWN_BYTES and "mosaic_gpu" in instruction.rest
-        moved = 0 if known else program.moved_bytes(instruction)
+        moved = 0 if known else moved_bytes(program, instruction)
         flops = sum(program.product_flops(each) for each in (instruction, *program.members(instruction)))
         seconds = GAP if known else kernel_seconds(program, instruction, moved, rates, target.multiprocessors)
         groups[name] = _added(groups[name], Group(times, times * moved, times * flops, times * seconds))
@@ -240,12 +241,12 @@ def _added(one: Group, other: Group) -> Group:
 
 
 def facts_of(program: Program, text: str, model: ModelConfig, shape: Shape) -> Facts:
-    """What the program copies, what it leaves in float32, and the epilogues of its products."""
+    """Return what the program copies, what it leaves in float32, and the epilogues of its products."""
     copies = [name for name, size in deviceless.copied_arrays(text) if size >= LARGE]
     # The gradient of wte has more elements than a few rows of activations, so rows are looked for.
     of_rows = {rows_at_once(shape), shape.rows}
     wide, epilogues = [], Counter[str]()
-    for instruction, times in program.launched():
+    for instruction, times in launched(program):
         for part in (instruction, *program.members(instruction)):
             epilogues.update(times * re.findall(r'"epilogue":"(\w+)"', part.rest))
         for dims in re.findall(r"f32\[([\d,]+)\]", instruction.shape):

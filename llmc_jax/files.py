@@ -14,7 +14,7 @@ from llmc_jax.errors import InputError
 
 
 def cache_folder() -> Path:
-    """Where this user's caches live: $LLMC_JAX_CACHE, else llmc-jax in $XDG_CACHE_HOME or the system's usual place."""
+    """Return this user's folder of caches: $LLMC_JAX_CACHE, else llmc-jax in $XDG_CACHE_HOME or the usual place."""
     if own := os.environ.get("LLMC_JAX_CACHE"):
         return Path(own).expanduser()
     if xdg := os.environ.get("XDG_CACHE_HOME"):

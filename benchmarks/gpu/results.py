@@ -103,7 +103,7 @@ class Results:
         return None
 
     def wrong(self) -> dict[Key, str]:
-        """What failed its comparison, with float64 or of a continued run with the whole one, and how."""
+        """Return what failed its comparison, with float64 or of a continued run with the whole one, and how."""
         found = {}
         for (part, name), record in self.records.items():
             if part in ("numerics", "resume") or name.endswith(" numerics"):
@@ -117,7 +117,7 @@ class Results:
         return [key for key, record in self.records.items() if record.figures.get("bits") == OTHER]
 
     def is_wrong(self, part: str, name: str) -> bool:
-        """Whether the kernel that an item times failed, in this dtype and form, on any shape."""
+        """Return whether the kernel that an item times failed, in this dtype and form, on any shape."""
         return part in KERNEL_PARTS and any(
             (part == "triton") == (of_part == "triton") and _same_kernel(name, failed)
             for of_part, failed in self.wrong()
@@ -125,7 +125,7 @@ class Results:
 
 
 def _same_kernel(timed: str, failed: str) -> bool:
-    """Whether an item that measures time runs the kernel that an item of numerics tested."""
+    """Return whether an item that measures time runs the kernel that an item of numerics tested."""
 
     def of(name: str) -> tuple[list[str], set[str]]:
         words = name.split()

@@ -35,7 +35,7 @@ def measure(what: str, **arguments: Any) -> Figures:
 
 
 def killed(words: str, steps: int, every: int, programs: str) -> Figures:
-    """Whether a run killed after a checkpoint, and continued, has the bits of the run without a break.
+    """Return whether a run killed after a checkpoint, and continued, has the bits of the run without a break.
 
     words: train.py's flags for model and precision; every: steps between checkpoints. programs: 'kept', where the one
     that is continued finds what was compiled for it; or 'deleted', where the compiler has to choose again.

@@ -76,8 +76,9 @@ def measure(
 
 
 def choose(config: ModelConfig, dtype: str, B: int, T: int, interpret: bool = False, **flags: Any) -> tuple[Plan, str]:
-    """What train.py runs with these flags, and in words. A fallback from what was asked for is an error: its time would
-    be believed. interpret: the kernels, simulated on a CPU.
+    """Return what train.py runs with these flags, and in words. A fallback is an error: its time would be believed.
+
+    interpret: the kernels, simulated on a CPU.
     """
     run = TrainConfig(
         dtype=dtype, strict_kernels=not interpret, batch_size=B, sequence_length=T, weight_decay=0.1,

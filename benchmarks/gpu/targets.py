@@ -96,7 +96,7 @@ def value(results: Results, target: Target) -> tuple[str, float] | None:
 
 
 def verdict(target: Target, found: float | None) -> str:
-    """Whether a target is met."""
+    """Return whether a target is met."""
     if found is None:
         return UNKNOWN
     sign = -1 if target.less else 1
@@ -137,7 +137,7 @@ def slower(results: Results) -> list[str]:
 
 
 def repetition(results: Results) -> list[str]:
-    """Which runs of part `repeat` gave the bits of the first."""
+    """Return which runs of part `repeat` gave the bits of the first."""
     runs = {
         name: record for (part, name), record in results.records.items() if part == "repeat" and record.status == DONE
     }
@@ -153,7 +153,7 @@ def repetition(results: Results) -> list[str]:
 
 
 def resumption(results: Results) -> list[str]:
-    """Whether a run that was killed went on with the bits of the one that was not."""
+    """Return whether a run that was killed went on with the bits of the one that was not."""
     said = [
         f"'{name}': {record.figures.get('verdict', record.figures.get('bits'))}"
         for (part, name), record in results.records.items()

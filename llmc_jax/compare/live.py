@@ -260,7 +260,7 @@ def _run(command: Sequence[str], output: Path, place: Path | None, environment: 
 
 
 def _failed(status: int, output: Path) -> str:
-    """How a program ended, and the end of what it printed: on standard error, its last line in the message too."""
+    """Print the end of what a program printed on standard error; return how it ended, with its last line."""
     with output.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - (1 << 14)))
@@ -274,7 +274,7 @@ def _failed(status: int, output: Path) -> str:
 
 
 def precision_of(output: Path) -> str | None:
-    """What train_gpt2cu was compiled for, from its start-up table; TF32 is fp32 with our -f 1, which is the default."""
+    """Return what train_gpt2cu was compiled for, from its start-up table; TF32 is fp32 with our -f 1, the default."""
     with output.open("rb") as file:
         found = PRECISION.search(file.read(1 << 16).decode("utf-8", "replace"))
     return {"FP32": "fp32", "TF32": "fp32", "FP16": "fp16", "BF16": "bf16"}[found[1]] if found else None
@@ -291,7 +291,7 @@ class Result(NamedTuple):
 
     @property
     def agree(self) -> bool:
-        """Whether no loss of the common steps differs by more than the tolerance."""
+        """Return whether no loss of the common steps differs by more than the tolerance."""
         compared = [each for each in self.differences if len(each.steps)]
         return bool(compared) and all(each.first_beyond is None for each in compared)
 
@@ -327,7 +327,7 @@ def steps_table(result: Result, rows: int) -> str:
 
 
 def verdict(result: Result) -> list[str]:
-    """What it comes to: a sentence on each kind of loss, one on the time."""
+    """Return what it comes to: a sentence on each kind of loss, one on the time."""
     lines = [logs.verdict(each, f"{each.curve} losses") for each in result.differences]
     theirs, mine = (logs.speed(log).ms for log in result.logs)
     if ratio := result.time_ratio:

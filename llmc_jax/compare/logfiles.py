@@ -68,6 +68,9 @@ class Log(NamedTuple):
     batches: Curve = NONE  # that a validation is the mean of, where the log says it
 
 
+CURVES = ("train", "val", "ms", "speed", "hellaswag", "batches")
+
+
 @dataclass
 class Found:
     """What has been found so far: values by step. A step that stands there again counts as it stands there last."""
@@ -87,9 +90,8 @@ class Found:
         return not self.train and not self.val
 
     def log(self, path: Path, kind: str, decimals: int | None) -> Log:
-        train, val, hellaswag = _curve(self.train), _curve(self.val), _curve(self.hellaswag)
-        ms, speed, notes = _curve(self.ms), _curve(self.speed), tuple(self.notes)
-        return Log(str(path), kind, train, val, ms, speed, hellaswag, decimals, notes, _curve(self.batches))
+        curves = {name: _curve(getattr(self, name)) for name in CURVES}
+        return Log(str(path), kind, **curves, decimals=decimals, notes=tuple(self.notes))
 
     def validate(self, step: int, loss: float, batches: float | None) -> None:
         """Take a validation and, if it is known, the number of batches that it is the mean of."""

@@ -73,7 +73,7 @@ class Difference(NamedTuple):
 
     @property
     def beyond(self) -> np.ndarray:
-        """Whether the averaged difference of each step is beyond the tolerance, (n,) bool."""
+        """Return whether the averaged difference of each step is beyond the tolerance, (n,) bool."""
         return np.abs(self.averaged) > self.tolerance
 
     @property
@@ -144,7 +144,7 @@ class Speed(NamedTuple):
 
 
 def speed(log: Log) -> Speed:
-    """How fast a log's run was."""
+    """Return how fast a log's run was."""
     return Speed(_median(log.ms), _median(log.speed))
 
 
@@ -157,7 +157,7 @@ def _median(c: Curve) -> float | None:
 
 
 def verdict(each: Difference, name: str = "") -> str:
-    """What a difference comes to, in a sentence or two. name: what is compared, 'B beside A, training' by default."""
+    """Return what a difference comes to, in a sentence or two. name: what is compared, by default the two letters."""
     name = name or f"{each.letter} beside A, {each.curve}"
     if not each.unlike:
         return _verdict(each, name)
@@ -246,7 +246,7 @@ def signed(value: float) -> str:
 
 
 def logs_table(logs: Sequence[Log]) -> str:
-    """What each log is, and how its run went."""
+    """Return what each log is, and how its run went."""
     rows = []
     for letter, log in zip(LETTERS, logs, strict=False):
         fast = speed(log)
@@ -361,7 +361,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_difference_arguments(parser: argparse.ArgumentParser, windows: str) -> None:
-    """What `logs` and `run` have in common. windows: what special values of --window mean."""
+    """Add what `logs` and `run` have in common. windows: what special values of --window mean."""
     parser.add_argument(
         "--tolerance", type=float, default=TOLERANCE, metavar="X",
         help=f"nats per token by which losses may differ [{TOLERANCE}]; two logs part at the first step whose averaged "

@@ -246,7 +246,7 @@ def _unigram(train: np.ndarray, vocab_size: int) -> np.ndarray:
 
 
 def _pair_counts(train: np.ndarray, val: np.ndarray, vocab_size: int) -> np.ndarray:
-    """How often each pair of neighbours in val occurs in train: (n-1,)."""
+    """Return how often each pair of neighbours in val occurs in train: (n-1,)."""
     codes = train[:-1] * vocab_size + train[1:]  # (m-1,)
     wanted = val[:-1] * vocab_size + val[1:]  # (n-1,)
     if vocab_size <= DENSE_VOCAB:

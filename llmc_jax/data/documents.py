@@ -159,8 +159,8 @@ _BOUNDARY = re.compile(r"\S[ \n]")
 
 
 def _last_boundary(text: str, start: int, end: int) -> int:
-    """Where a text may be cut without changing its tokens: after the last character in [start, end) that is no space
-    and has a space or newline behind it; 0 if there is none.
+    """Return where a text may be cut without changing its tokens: after the last character in [start, end) that is no
+    space and has a space or newline behind it; 0 if there is none.
 
     Why there: no word of GPT-2's pattern goes on from another character to a space, so a word ends here in any case;
     and only white space looks at what follows it, so no word before the cut can tell that the rest is missing.

@@ -245,11 +245,11 @@ class TokenLoader:
 
     @property
     def position(self) -> Position:
-        """Where the loader stands: cheap to keep, unlike `state`, which turns it into plain data."""
+        """Return where the loader stands: cheap to keep, unlike `state`, which turns it into plain data."""
         return self._position
 
     def state(self, position: Position | None = None) -> dict[str, Any]:
-        """What `restore` needs to continue from here (or from an earlier `position`): JSON-able.
+        """Return what `restore` needs to continue from here (or from an earlier `position`): JSON-able.
 
         The names are those of llm.c's training state: current_shard_idx, current_sample_idx, shard_indices and
         intra_shard_indices (empty lists without shuffling), shuffle_rng (None without); the rest says what it fits.
@@ -397,7 +397,7 @@ class JointLoader:
 
     @property
     def position(self) -> tuple[Position, ...]:
-        """Where each rank stands."""
+        """Return where each rank stands."""
         return tuple(rank.position for rank in self.ranks)
 
     def state(self, position: tuple[Position, ...] | None = None) -> dict[str, Any]:

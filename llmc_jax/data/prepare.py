@@ -226,7 +226,7 @@ def _batches(files: list[Path], settings: Settings) -> Iterator[Batch]:
 
 
 def is_validation(document: str, fraction: float) -> bool:
-    """Whether a document falls into the validation split: the same for the same document, wherever it comes from."""
+    """Return whether a document falls into the validation split: the same for the same text, wherever it comes from."""
     head = document[:HASHED_CHARS].encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(head, digest_size=8).digest(), "little") < fraction * 2.0**64
 

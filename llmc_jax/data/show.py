@@ -43,7 +43,7 @@ def token_stats(file: TokenFile, counted: Sequence[int]) -> TokenStats:
 
 
 def _chunks(file: TokenFile) -> Iterator[tuple[int, np.ndarray]]:
-    """Where each piece of a file begins, and its tokens."""
+    """Yield where each piece of a file begins, and its tokens."""
     for start in range(0, file.num_tokens, CHUNK_TOKENS):
         yield start, file.read(start, min(CHUNK_TOKENS, file.num_tokens - start))
 

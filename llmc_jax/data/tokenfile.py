@@ -67,7 +67,7 @@ class TokenFile:
 
     @property
     def header_bytes(self) -> int:
-        """Where the first token lies in the file."""
+        """Return where the first token lies in the file."""
         return 0 if self.kind == "raw-int32" else HEADER_BYTES
 
     @property

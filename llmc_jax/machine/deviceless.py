@@ -73,7 +73,7 @@ class KernelResources(NamedTuple):
 
 
 def plugin_installed() -> bool:
-    """Whether this Python has JAX's CUDA plugin, which `compile_for` needs.
+    """Return whether this Python has JAX's CUDA plugin, which `compile_for` needs.
 
     The assembler, ptxas, is found beside the plugin (package nvidia-cuda-nvcc), or else on PATH or in /usr/local/cuda.
     """

@@ -38,7 +38,7 @@ def packages_for(script: str, setup: str) -> Iterator[None]:
 
 
 def python_command() -> str:
-    """How one types the Python that runs: `.venv/bin/python` where it is the repository's and not activated."""
+    """Return how one types the Python that runs: `.venv/bin/python` where it is the repository's and not activated."""
     own = Path(".venv")
     if "VIRTUAL_ENV" not in os.environ and own.is_dir() and own.resolve() == Path(sys.prefix).resolve():
         return ".venv/bin/python"
@@ -46,7 +46,7 @@ def python_command() -> str:
 
 
 def train_command() -> str:
-    """How one types the training program here: `llmc-jax` where it is installed, else train.py with its Python."""
+    """Return how one types the training program: `llmc-jax` where it is installed, else train.py with its Python."""
     in_repository = Path(__file__).resolve().parents[2].joinpath("train.py").exists()
     if Path(sys.argv[0]).stem == "llmc-jax" or not in_repository:
         return "llmc-jax"
@@ -54,7 +54,7 @@ def train_command() -> str:
 
 
 def restart_with_huge_pages() -> None:
-    """On Linux, starts this Python process again with 2 MiB pages for large allocations, unless it has them already.
+    """On Linux, start this Python process again with 2 MiB pages for large allocations, unless it has them already.
 
     XLA allocates a step's temporaries anew each step, about 1 GB for GPT-2 124M at B=4 T=64; with 4 KiB pages it
     spends a sixth of the step mapping them. glibc reads this setting only when a process starts, hence the
@@ -72,7 +72,7 @@ def restart_with_huge_pages() -> None:
 
 
 def configure(*, tf32: bool = True) -> list[str]:
-    """Sets up JAX: call before its first computation. What the user has set in the environment stays.
+    """Set up JAX: call before its first computation. What the user has set in the environment stays.
 
     tf32: whether float32 products may use TF32 on NVIDIA GPUs that have it; the CPU always computes in float32.
     Returns notes for the user: the compile cache stays off where its folder cannot be written.
@@ -102,7 +102,7 @@ PROGRAMS = "PROGRAMS.json"  # the digest of every program that a run keeps
 
 
 def keep_programs(folder: Path) -> bool:
-    """Keeps what is compiled from now on in a run's own folder, so that the run is continued with the same programs.
+    """Keep what is compiled from now on in a run's own folder, so that the run is continued with the same programs.
 
     A GPU's compiler times several ways of a product and takes the fastest: compiled again elsewhere it may choose
     otherwise, and the bits of a result would change. A folder that the user has named in the environment stays.
@@ -130,7 +130,7 @@ def keep_programs(folder: Path) -> bool:
 
 
 def seal_programs(folder: Path) -> None:
-    """Brings a run's programs and their digests to the disk. Raises OSError."""
+    """Bring a run's programs and their digests to the disk. Raises OSError."""
     digests = _program_digests(folder)
     for name in digests:
         sync(folder / name)

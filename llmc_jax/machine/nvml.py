@@ -92,7 +92,7 @@ def _nvml() -> Any:
 
 
 def pci_bus_id(ordinal: int, driver: Any = None) -> str:
-    """Where a GPU sits, such as 0000:65:00.0, by its number among those that CUDA shows to this process.
+    """Return where a GPU sits, such as 0000:65:00.0, by its number among those that CUDA shows to this process.
 
     JAX counts as CUDA does, NVML counts all cards of the machine, and in another order. Asking CUDA itself heeds
     CUDA_VISIBLE_DEVICES, whether it has numbers or UUIDs, and CUDA_DEVICE_ORDER. For a slice of a card (MIG) it is the
@@ -144,7 +144,7 @@ def read_gpu(nvml: Any, handle: Any) -> GpuReading:
 
 
 def _cap(reasons: int) -> str:
-    """What holds the clock back, in llm.c's words but the last one: `power`, `thermal`, `other`, `no`."""
+    """Return what holds the clock back, in llm.c's words but the last one: `power`, `thermal`, `other`, `no`."""
     if reasons & POWER_CAP:
         return "power"
     if reasons & THERMAL_CAP:
@@ -191,5 +191,5 @@ def _whole(value: float | None) -> int | None:
 
 
 def gpu_numbers(reading: GpuReading) -> dict[str, int | float | str]:
-    """What is known of a reading, for metrics.jsonl: the fields' names carry the units."""
+    """Return what is known of a reading, for metrics.jsonl: the fields' names carry the units."""
     return {name: value for name, value in reading._asdict().items() if value is not None}

@@ -177,7 +177,7 @@ class Rates(NamedTuple):
 
     @property
     def beyond_caches(self) -> bool:
-        """Whether memory was measured with arrays of which the caches hold a quarter at most."""
+        """Return whether memory was measured with arrays of which the caches hold a quarter at most."""
         return self.cache is None or self.memory.array_bytes >= 4 * self.cache
 
 
@@ -319,7 +319,7 @@ class Used(NamedTuple):
 
 
 def memory_used(bench: Bench) -> Used:
-    """What the compiled step takes. Call it after some steps: the peak is the highest so far."""
+    """Return what the compiled step takes. Call it after some steps: the peak is the highest so far."""
     analysis: Any = bench.compiled.memory_analysis()
     return Used(
         arguments=analysis.argument_size_in_bytes,

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -52,7 +52,6 @@ _CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_c
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _ARRAY = re.compile(r"([a-z]+[0-9]*(?:e\dm\d\w*)?)\[([0-9,]*)\]")
 _LIBRARY_PRODUCT = re.compile(r'custom_call_target="[^"]*(?:gemm|matmul)')
-_WORKSPACE = re.compile(r"s8\[\d+\](\{0\})?")
 _LAYER = re.compile(r"layer_([0-9]+)")
 _WORD = re.compile(r"[A-Za-z_][\w.]*")
 _BITS = {"pred": 8, "bf16": 16, "token": 0}
@@ -126,7 +125,7 @@ class Program:
         Counts `dot` and the library calls that stand for one; a handwritten kernel's products are not seen.
         """
         counted: Counter[Place | None] = Counter()
-        for computation, times in self._times().items():
+        for computation, times in self.times().items():
             for instruction in self.computations[computation]:
                 if flops := self.product_flops(instruction):
                     owner = self.owners.get(instruction.name)
@@ -134,16 +133,8 @@ class Program:
                     counted[place] += times * flops
         return dict(counted)
 
-    def launched(self) -> Iterator[tuple[Instruction, int]]:
-        """What runs by itself in one execution, a kernel each on a GPU, and how often."""
-        for computation, times in self._times(("call", "conditional", "while")).items():
-            for each in self.computations[computation]:
-                allocates = 'custom_call_target="AllocateBuffer"' in each.rest
-                if not (each.opcode in FREE | CONTAINERS or each.opcode.endswith("-done") or allocates):
-                    yield each, times
-
-    def _times(self, opcodes: Container[str] = CALLING) -> Counter[str]:
-        """How often each computation that such instructions call runs in one execution of the program."""
+    def times(self, opcodes: Container[str] = CALLING) -> Counter[str]:
+        """Return how often each computation that such instructions call runs in one execution of the program."""
         times: Counter[str] = Counter()
 
         def visit(computation: str, count: int) -> None:
@@ -158,7 +149,7 @@ class Program:
         return times
 
     def trip_count(self, loop: Instruction) -> int:
-        """How often a while loop's body runs: as XLA says, or what its condition compares the counter with."""
+        """Return how often a while loop's body runs: as XLA says, or what its condition compares the counter with."""
         if match := re.search(r'known_trip_count":\{"n":"(\d+)"', loop.rest):
             return int(match[1])
         condition = re.search(r"condition=%?([\w.-]+)", loop.rest)
@@ -185,48 +176,6 @@ class Program:
         output = _ARRAY.findall(instruction.shape)[0]  # a library call's tuple ends with its workspace
         results = math.prod(int(size) for size in output[1].split(",") if size)
         return 2 * results * math.prod(sizes[axis] for axis in contracted)
-
-    # ----- bytes -----
-
-    def moved_bytes(self, instruction: Instruction) -> int:
-        """Bytes that an instruction reads and writes: each array once, of one that it only takes a part of that part.
-
-        A custom call is taken to read and write whole arrays. Workspaces of a library (s8) do not count.
-        """
-        inside = [each for name in instruction.called for each in self.computations.get(name, [])]
-        if instruction.opcode not in ("fusion", "fusion-start", "async-start") or not inside:
-            read = sum(shape_bytes(self.by_name[name].shape) for name in dict.fromkeys(instruction.operands))
-            return read + self._written(instruction)
-        parameters = [each for each in inside if each.opcode == "parameter"]
-        roots = [each for each in inside if each.is_root]
-        return sum(self._read(each, inside) for each in parameters) + sum(self._written(root) for root in roots)
-
-    def _read(self, array: Instruction, inside: Sequence[Instruction]) -> int:
-        """Bytes of a fusion's parameter, or of another name for it, that the fusion reads."""
-        total = 0
-        for user in inside:
-            if array.name not in user.operands:
-                continue
-            first = user.operands[0] == array.name
-            if user.opcode == "bitcast":
-                total += self._read(user, inside)
-            elif user.opcode in ("slice", "dynamic-slice", "gather") and first:
-                total += shape_bytes(user.shape)
-            elif not (user.opcode == "dynamic-update-slice" and first):
-                total = shape_bytes(array.shape)
-            if total >= shape_bytes(array.shape):
-                return shape_bytes(array.shape)
-        return total
-
-    def _written(self, result: Instruction) -> int:
-        """Bytes of a result, of one that is written into an array that is there already only the new part."""
-        if result.opcode == "dynamic-update-slice":
-            return shape_bytes(self.by_name[result.operands[1]].shape)
-        if result.opcode == "tuple" or (result.opcode == "bitcast" and result.operands[0] in self.by_name):
-            return sum(self._written(self.by_name[name]) for name in result.operands)
-        if result.opcode == "custom-call":
-            return shape_bytes(_WORKSPACE.sub("", result.shape))
-        return shape_bytes(result.shape)
 
     # ----- owners -----
 
@@ -303,7 +252,7 @@ def _parse(line: str) -> Instruction | None:
 
 
 def _split_operands(text: str) -> tuple[str, str]:
-    """What stands before the bracket that closes the operands, and what behind it."""
+    """Return what stands before the bracket that closes the operands, and what behind it."""
     depth = 1
     for index, character in enumerate(text):
         depth += (character == "(") - (character == ")")

@@ -32,7 +32,7 @@ def keep(folder: Path, text: str, model: ModelConfig, shape: Shape, roof: Roof |
 
 
 def kept(folder: Path) -> Saved:
-    """What `keep` wrote. Raises InputError if it is not there, FormatError if it is something else."""
+    """Return what `keep` wrote. Raises InputError if it is not there, FormatError if it is something else."""
     try:
         text = (folder / PROGRAM).read_text()
         facts: dict[str, Any] = json.loads((folder / STEP).read_text())

@@ -46,15 +46,16 @@ def newest_trace(folder: Path) -> Path:
 
 
 def read_trace(path: Path, program: str, whole: Container[str] = ()) -> Trace:
-    """What a trace in an .xplane.pb file says about a program. Arguments as in `trace_of`."""
+    """Return what a trace in an .xplane.pb file says about a program. Arguments as in `trace_of`."""
     import jax
 
     return trace_of(jax.profiler.ProfileData.from_serialized_xspace(path.read_bytes()), program, whole)
 
 
 def trace_of(data: Any, program: str, whole: Container[str] = ()) -> Trace:
-    """What jax.profiler.ProfileData has read about a program. A GPU's kernels count where there are any, since the host
-    then only launches them.
+    """Return what jax.profiler.ProfileData has read about a program.
+
+    A GPU's kernels count where there are any, since the host then only launches them.
 
     program: its name, such as `jit_step_fn`. whole: the instructions (of a CPU) whose events last until all their work
     is done; the threads that help with it go on to help others under the same number, so they do not count.
@@ -92,7 +93,7 @@ Owner = tuple[str, Any]  # ("instruction", its name), ("task", its number), or (
 
 
 def _host_events(plane: Any, program: str, whole: Container[str]) -> tuple[list[Span], list[tuple[float, float]]]:
-    """What XLA's threads worked on, and the steps.
+    """Return what XLA's threads worked on, and the steps.
 
     Most instructions' events are over when their work has been handed to the threads. Some of these may get to their
     part much later, so the parts are found by the number that each carries from where it was handed in.
@@ -182,7 +183,7 @@ class Use(NamedTuple):
 
 
 def shared_time(spans: Sequence[Span], containers: Iterable[str] = ()) -> dict[str, Use]:
-    """How long each instruction ran, such that the sum is the time in which anything ran.
+    """Return how long each instruction ran, such that the sum is the time in which anything ran.
 
     What ran at the same moment, on several threads or streams, gets equal parts of it. Containers (loops) get what none
     of the instructions inside them takes.
