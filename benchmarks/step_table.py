@@ -82,7 +82,7 @@ KNOWN_BYTES = {
 # head and T=1024, forward and backward: on Hopper about half of what the instructions of the kernels' main loops allow
 # (results/attention.md); on Blackwell they do not use its own tensor instructions.
 PRODUCTS = 0.65
-ATTENTION = {(9, 0): (0.34, 0.27), (10, 0): (0.10, 0.08)}
+ATTENTION = {"9.0": (0.34, 0.27), "10.0": (0.10, 0.08)}
 ATTENTION_ELSEWHERE = (0.30, 0.25)
 OF_COPY = 0.86  # of a copy's speed, what a kernel that waits for memory reaches
 LEAST, GAP = 2e-6, 1e-6  # seconds of the smallest kernel, and between two

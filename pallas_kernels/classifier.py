@@ -41,7 +41,7 @@ class Slab(NamedTuple):
     real: int  # columns of all parts that are not padding
 
 
-class Plan(NamedTuple):
+class RowPass(NamedTuple):
     """How a row is gone through."""
 
     slab: Slab  # a whole one
@@ -135,14 +135,14 @@ def _form(row_bytes: int, target: str) -> str:
     return "shared" if table.classifier_rows * (row_bytes + BLOCK_BYTES) <= table.smem else "sweeps"
 
 
-def _plan(width: int, vocab_size: int, vector: int, warpgroups: int) -> Plan:
+def _plan(width: int, vocab_size: int, vector: int, warpgroups: int) -> RowPass:
     """Which part of a row of `width` columns is treated how."""
     slabs = _slabs(width, vocab_size, vector, warpgroups)
     whole = sum(slab.size == THREADS * vector and slab.real == warpgroups * slab.size for slab in slabs)
     rounds = -(-whole // GROUP)
     group = whole // rounds if rounds else 0
     singles = tuple(slab for slab in slabs[rounds * group :] if slab.real)
-    return Plan(slabs[0], group, rounds, singles, tuple(slab for slab in slabs if not slab.real))
+    return RowPass(slabs[0], group, rounds, singles, tuple(slab for slab in slabs if not slab.real))
 
 
 def _slabs(width: int, vocab_size: int, vector: int, warpgroups: int) -> list[Slab]:
@@ -238,7 +238,7 @@ class Team(NamedTuple):
 # ----- the kernel ---------------------------------------------------------------------------------------------------
 
 
-def _body(plan: Plan, warpgroups: int, interpret: bool) -> Callable[..., None]:
+def _body(plan: RowPass, warpgroups: int, interpret: bool) -> Callable[..., None]:
     """The kernel of one row. kept: the row in shared memory, where each thread puts and finds its own elements."""
 
     def body(targets_ref: Any, dlosses_ref: Any, logits_ref: Any, losses_ref: Any, *scratch: Any) -> None:
@@ -298,13 +298,13 @@ def _body(plan: Plan, warpgroups: int, interpret: bool) -> Callable[..., None]:
     return body
 
 
-def _round(k: Any, plan: Plan) -> list[Place]:
+def _round(k: Any, plan: RowPass) -> list[Place]:
     """The slabs of the k-th round."""
     wide = plan.slab.parts * plan.slab.size
     return [Place(k * (plan.group * wide), j * wide, plan.slab) for j in range(plan.group)]
 
 
-def _alike(plan: Plan) -> list[list[Place]]:
+def _alike(plan: RowPass) -> list[list[Place]]:
     """The single slabs by their size."""
     kinds = sorted({(slab.size, slab.parts) for slab in plan.singles}, reverse=True)
     return [[Place(slab.start, 0, slab) for slab in plan.singles if (slab.size, slab.parts) == kind] for kind in kinds]

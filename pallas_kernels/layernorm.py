@@ -108,7 +108,7 @@ def residual_layernorm_backward(
 # ----- plans --------------------------------------------------------------------------------------------------------
 
 
-class Plan(NamedTuple):
+class RowLayout(NamedTuple):
     """How rows are held."""
 
     team: int  # warps that hold a row in registers together; 0: rows are streamed in blocks
@@ -117,16 +117,16 @@ class Plan(NamedTuple):
     block: int  # columns of one of a streamed row's blocks
 
 
-def plan_rows(columns: int, limits: tuple[int, int, int]) -> Plan:
+def plan_rows(columns: int, limits: tuple[int, int, int]) -> RowLayout:
     """The smallest team that holds a row of so many columns. limits: the longest rows for one, two and four warps."""
     for team, longest in zip((1, 2, 4), limits, strict=True):
         if columns <= longest:
-            return Plan(team, mosaic.WARPS // team, _up(columns, mosaic.LANES * team), 0)
+            return RowLayout(team, mosaic.WARPS // team, _up(columns, mosaic.LANES * team), 0)
     columns = _up(columns, BLOCKS[-1])
-    return Plan(0, 1, columns, next(block for block in BLOCKS if columns % block == 0))
+    return RowLayout(0, 1, columns, next(block for block in BLOCKS if columns % block == 0))
 
 
-def blocks(size: Sizes, plan: Plan, rows: int) -> int:
+def blocks(size: Sizes, plan: RowLayout, rows: int) -> int:
     """Blocks that the backward's rows are divided over: those that the GPU runs at once, if there are so many rows."""
     return max(1, min(size.sms * size.layernorm_blocks, rows // plan.rows))
 
@@ -188,7 +188,7 @@ def _forward(
     return residual, out[:n, :C].reshape(x.shape), mean[:n].reshape(rows_shape), rstd[:n].reshape(rows_shape)
 
 
-def _forward_held(*refs: Any, C: int, plan: Plan, fused: bool) -> None:
+def _forward_held(*refs: Any, C: int, plan: RowLayout, fused: bool) -> None:
     """`plan.rows` rows at a time, each in the registers of its team."""
     if fused:
         x_ref, f_ref, w_ref, b_ref, residual_ref, out_ref, mean_ref, rstd_ref = refs
@@ -226,7 +226,7 @@ def _without_padding(values: jax.Array, part: Part, C: int) -> jax.Array:
     return jnp.where(column < C, values, 0.0)
 
 
-def _forward_streamed(*refs: Any, C: int, plan: Plan, fused: bool) -> None:
+def _forward_streamed(*refs: Any, C: int, plan: RowLayout, fused: bool) -> None:
     """One row, in blocks of columns: once for the mean, once for the variance, once for out."""
     if fused:
         x_ref, f_ref, w_ref, b_ref, residual_ref, out_ref, mean_ref, rstd_ref = refs
@@ -324,7 +324,7 @@ def _backward(
     return dx.reshape(x.shape), dw, db, dbias[0] if dbias else jnp.sum(dx, axis=0, dtype=f32)
 
 
-def _backward_held(*refs: Any, C: int, plan: Plan, tiles: int, fused: bool) -> None:
+def _backward_held(*refs: Any, C: int, plan: RowLayout, tiles: int, fused: bool) -> None:
     """`plan.rows` rows at a time in registers, and beside them the sums for dw, db and dbias of the rows so far."""
     dresidual_ref = refs[0] if fused else None
     dout_ref, x_ref, w_ref, mean_ref, rstd_ref, dx_ref, *rest = refs[fused:]
@@ -359,7 +359,7 @@ def _backward_held(*refs: Any, C: int, plan: Plan, tiles: int, fused: bool) -> N
         mosaic.store_sums(ref.at[pl.ds(block, 1)], parts, of_parts, scratch)
 
 
-def _backward_streamed(*refs: Any, C: int, plan: Plan, tiles: int, fused: bool) -> None:
+def _backward_streamed(*refs: Any, C: int, plan: RowLayout, tiles: int, fused: bool) -> None:
     """One row at a time in blocks of columns, twice; the sums for dw and db lie in shared memory.
 
     Beside them a third for dbias would not leave room for rows as long as `longest_row`: XLA adds up dx.

@@ -14,15 +14,14 @@ from llmc_jax.errors import InputError
 from llmc_jax.kernels import GROUPS, Finding, Findings, Machine
 from llmc_jax.machine import gpus
 from llmc_jax.machine.compiling import TRITON_GEMM
+from llmc_jax.machine.target import machine_of
 from llmc_jax.plan import Plan, Repeat, make_plan, resolve_dtype, step_numbers
 from llmc_jax.run.table import kernel_rows, option_rows, precision_text, repeat_rows
 
 CPU = Machine("cpu", "cpu")
-MACHINES = {
-    name: Machine("gpu", gpu.device_kind, "{}.{}".format(*gpu.capability)) for name, gpu in gpus.TARGETS.items()
-}
+MACHINES = {name: machine_of(gpu.device_kind) for name, gpu in gpus.TARGETS.items()}
 H200, A100, RTX_4090 = MACHINES["h200"], MACHINES["a100"], MACHINES["rtx4090"]
-OTHERS = [Machine("gpu", "Tesla T4", "7.5"), Machine("gpu", "AMD Instinct MI300X", "gfx942"), Machine("gpu", "AMD")]
+OTHERS = [machine_of("Tesla T4"), Machine("gpu", "AMD Instinct MI300X", "gfx942"), Machine("gpu", "AMD")]
 EVERYWHERE = [CPU, *MACHINES.values(), *OTHERS]
 SHAPE = ModelConfig(64, 257, 384, 1, 1, 64)
 ON, OFF = ((TRITON_GEMM, True),), ((TRITON_GEMM, False),)
@@ -118,7 +117,7 @@ def test_what_was_found_out_decides() -> None:
     found = make_plan(TrainConfig(), SHAPE, A100, findings=findings)
     assert found.implementations["attention"] == "cudnn" and found.execution.compiler_options == ON
     (note,) = found.notes_on_bits
-    assert note.startswith("attention by cuDNN need not repeat its bits")
+    assert "attention by cuDNN" in note
     assert plan(A100, attention="flash").notes_on_bits == []
     before = Repeat(Path("there"), plan(A100).resolved)
     again = make_plan(TrainConfig(), SHAPE, A100, findings=findings, before=before)
@@ -263,4 +262,4 @@ def test_the_numbers_of_a_step_are_the_options() -> None:
     numbers = step_numbers(config, 40)
     assert numbers.schedule[:3] == (3e-4, 7, 40)
     assert (numbers.grad_clip, numbers.seed) == (2.0, np.uint32(5))
-    assert 0.9 in numbers.adamw and 0.1 in numbers.adamw
+    assert 0.9 in numbers.optimizer and 0.1 in numbers.optimizer

@@ -150,7 +150,7 @@ def saves(model: str, B: int, T: int, dtype: str, steps: int, rounds: int) -> Fi
     from llmc_jax.config.model import parse_descriptor
     from llmc_jax.machine import compiling
     from llmc_jax.machine import device as hardware
-    from llmc_jax.run.saver import Memory, Retention, Saver
+    from llmc_jax.run.saver import Retention, Room, Saver
     from llmc_jax.training.state import initial_state
     from llmc_jax.training.step import train_step
     from llmc_jax.trials.problems import DTYPES, skewed_tokens
@@ -170,12 +170,12 @@ def saves(model: str, B: int, T: int, dtype: str, steps: int, rounds: int) -> Fi
         metrics.loss.item()  # as the trainer does, which reads each
         return state
 
-    def memory() -> Memory:
+    def memory() -> Room:
         found = hardware.memory_stats()
         analysis = compiled.memory_analysis()
         needed = analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
         free = found.get("bytes_limit", 0) - found.get("peak_bytes_in_use", 0) if found else None
-        return Memory(needed, free)
+        return Room(needed, free)
 
     def peak() -> int:
         return hardware.memory_stats().get("peak_bytes_in_use", 0)

@@ -579,7 +579,7 @@ class Written(NamedTuple):
     warnings: tuple[str, ...]
 
 
-class Plan(NamedTuple):
+class Writing(NamedTuple):
     """What will be written."""
 
     config: ModelConfig
@@ -648,7 +648,7 @@ def _plan(
     processes: int | None,
     zero: bool | None,
     warnings: list[str],
-) -> Plan:
+) -> Writing:
     config, dtype = metadata.identity.model, metadata.identity.dtype
     origin = metadata.origin.get("llmc", {})
     step, updates = int(arrays["step"]), int(arrays["updates"])
@@ -681,7 +681,7 @@ def _plan(
     micro_steps = _micro_steps(options, n)
     loaders = _loaders(loader, options, step, n, warnings)
     skipped = step - updates if metadata.counters is None else metadata.counters.skipped
-    return Plan(config, step, skipped, dtype, master, n, zero, loaders, origin, micro_steps)
+    return Writing(config, step, skipped, dtype, master, n, zero, loaders, origin, micro_steps)
 
 
 def _check_shares(config: ModelConfig, n: int) -> None:
@@ -766,7 +766,7 @@ def _loader_from_start(known: Mapping[str, Any], rank: int, n: int, batches: int
                 rng.raw(samples[index] - 1)  # what the shard's own order took
 
 
-def _header(plan: Plan, rank: int, warnings: list[str]) -> bytes:
+def _header(plan: Writing, rank: int, warnings: list[str]) -> bytes:
     """The first 1024 bytes of a rank's file: what is known here over what was read."""
     before, base_step = None, 0
     if plan.origin.get("processes") == plan.processes:
@@ -794,7 +794,7 @@ def _header(plan: Plan, rank: int, warnings: list[str]) -> bytes:
     return ints.tobytes()
 
 
-def _tail(plan: Plan, rank: int) -> bytes:
+def _tail(plan: Writing, rank: int) -> bytes:
     """What follows the values in a rank's file."""
     loader = plan.loaders[rank]
     if not loader["shuffle"]:
@@ -808,7 +808,7 @@ def _tail(plan: Plan, rank: int) -> bytes:
     )
 
 
-def _write_model(path: Path, plan: Plan, arrays: Mapping[str, np.ndarray]) -> None:
+def _write_model(path: Path, plan: Writing, arrays: Mapping[str, np.ndarray]) -> None:
     version = 3 if plan.dtype == "fp32" else 5
     before = plan.origin.get("model_header")
     header = None if before is None else np.frombuffer(base64.b64decode(before), "<i4")
@@ -849,7 +849,7 @@ class _Summed:
 
 
 def _write_states(
-    paths: list[Path], plan: Plan, arrays: Mapping[str, np.ndarray], heads: list[bytes], tails: list[bytes]
+    paths: list[Path], plan: Writing, arrays: Mapping[str, np.ndarray], heads: list[bytes], tails: list[bytes]
 ) -> None:
     """Every rank's file, all of them at once, so that each tensor is read once."""
     with ExitStack() as stack:
@@ -864,7 +864,7 @@ def _write_states(
             file.check()
 
 
-def _write_tensor(files: list[_Summed], plan: Plan, spec: TensorSpec, tensor: np.ndarray) -> None:
+def _write_tensor(files: list[_Summed], plan: Writing, spec: TensorSpec, tensor: np.ndarray) -> None:
     assert tensor.dtype == np.float32, (spec.name, tensor.dtype)
     for layer in tensor.reshape(layers_of(spec), -1):
         shares = np.split(layer, len(files)) if plan.zero else [layer] * len(files)

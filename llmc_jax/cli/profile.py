@@ -17,11 +17,13 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import write_atomic
 from llmc_jax.machine.device import gib
-from llmc_jax.machine.gpus import GPUS, card_memory_bytes, peak_flops
+from llmc_jax.machine.gpus import GPUS, peak_flops
 from llmc_jax.machine.jax_setup import restart_with_huge_pages
+from llmc_jax.machine.target import Machine, machine_of
 from llmc_jax.models.gpt2 import memory as memory_of
 from llmc_jax.models.gpt2.tensors import num_parameters
-from llmc_jax.models.gpt2.work import Shape, flops_per_token, products_flops, shape_of, step_work
+from llmc_jax.models.gpt2.work import Shape, flops_per_token, products_flops, step_work
+from llmc_jax.plan import make_plan
 from llmc_jax.training import outliers
 
 # ----- what is printed ----------------------------------------------------------------------------------------------
@@ -104,13 +106,11 @@ def calculate(config: TrainConfig, own: SimpleNamespace) -> int:
         near = difflib.get_close_matches(device, GPUS, n=1, cutoff=0.3)
         advice = f"did you mean {near[0]!r}?" if near else "the names are JAX's, such as 'NVIDIA H200'"
         raise InputError(f"--device {device}: not in the table of GPUs; {advice}")
-    dtype = config.dtype if config.dtype != "auto" else "bf16" if device and GPUS[device].bf16 else "fp32"
-    flash = config.attention in ("flash", "cudnn") or (config.attention == "auto" and dtype != "fp32" and bool(device))
-    shape = shape_of(config, dtype=dtype, flash=flash, logit_rows=max(config.logit_rows, 0))
-    if config.logit_rows < 0 and device:
-        rows = memory_of.chosen_logit_rows(model, shape, card_memory_bytes(device))
-        shape = shape._replace(logit_rows=rows)
-    attention = "without the T x T matrix" if flash else "with the T x T matrix"
+    plan = make_plan(config, model, machine_of(device) if device else Machine("cpu", "cpu"))
+    shape = plan.shape
+    if device is None and config.attention in ("flash", "cudnn"):  # as asked, where no machine says that it cannot be
+        shape = shape._replace(flash=True)
+    attention = "without the T x T matrix" if shape.flash else "with the T x T matrix"
     sections = [
         [*shape_rows(config, model, shape), ("attention", attention)],
         flops_rows(model, shape),
@@ -119,11 +119,11 @@ def calculate(config: TrainConfig, own: SimpleNamespace) -> int:
     ]
     roof = None
     if device is not None:
-        has_tf32 = peak_flops(device, "tf32") is not None
-        precision: Any = "tf32" if dtype == "fp32" and config.tf32 and has_tf32 else dtype
-        peak = peak_flops(device, precision)
+        peak = peak_flops(device, plan.product_precision)
         if peak is None:
-            raise InputError(f"--device {device}: it does not compute in {precision}; take another --dtype")
+            raise InputError(
+                f"--device {device}: it does not compute in {plan.product_precision}; take another --dtype"
+            )
         bandwidth = GPUS[device].bandwidth * 1e9
         roof = Roof(peak, bandwidth, bandwidth, None)
     work = step_work(model, shape)

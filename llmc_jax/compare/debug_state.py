@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # they bring JAX in
     from llmc_jax.compare import activations
     from llmc_jax.kernels import Choice
     from llmc_jax.models.gpt2.model import Execution
+    from llmc_jax.plan import Plan
 
 DESCRIPTION = """\
 Run our forward and backward on the batch of a debug state (gpt2_124M_debug_state.bin) and compare logits, loss and
@@ -166,10 +167,11 @@ def run(args: argparse.Namespace) -> int:
         activations.check_new(args.dump)
     batch = activations.Batch(state.x, state.y)
     folder = activations.read_folder(args.against, source.config, batch) if args.against else None
-    execution, choices = _execution(args, dtype, source.config)
+    plan = _plan(args, dtype, source.config, state)
+    execution = plan.execution
     flat = _on_device(flat_parameters(source), dtype)
     tolerances = TOLERANCES[args.tolerances or ("fp32" if dtype == "fp32" else "bf16")]
-    result = _header(args, dtype, source, state, tolerances, choices)
+    result = _header(args, dtype, source, state, tolerances, plan.choices)
 
     model = activations.Model(source.config, views(flat, source.config), execution)
     ours = compute(flat, state, source.config, execution)
@@ -238,13 +240,18 @@ def _header(
 # ----- computing -----------------------------------------------------------------------------------------------------
 
 
-def _execution(args: argparse.Namespace, dtype: str, config: ModelConfig) -> "tuple[Execution, tuple[Choice, ...]]":
-    from llmc_jax import kernels
-    from llmc_jax.models.gpt2.model import Execution
+def _plan(args: argparse.Namespace, dtype: str, config: ModelConfig, state: DebugState) -> "Plan":
+    """Plan one pass over the state's batch, everything kept."""
+    from llmc_jax.config.train import TrainConfig
+    from llmc_jax.kernels import this_machine
+    from llmc_jax.plan import make_plan
 
-    wish = kernels.Wish(args.kernels, args.attention, args.strict_kernels)
-    selection = kernels.choose(wish, kernels.this_machine(), dtype, config.head_size)
-    return Execution(selection.op), selection.choices
+    B, T = state.x.shape
+    run = TrainConfig(
+        dtype=dtype, kernels=args.kernels, attention=args.attention, strict_kernels=args.strict_kernels, batch_size=B,
+        sequence_length=T, recompute=0, logit_rows=0,
+    )  # fmt: skip
+    return make_plan(run, config, this_machine())
 
 
 def _on_device(flat: np.ndarray, dtype: str) -> Any:

@@ -63,7 +63,7 @@ BESIDE = {
 PRECISION = re.compile(r"^\| precision +\| (FP32|TF32|FP16|BF16) ", re.MULTILINE)
 
 
-class Plan(NamedTuple):
+class Comparison(NamedTuple):
     """What will be run."""
 
     kind: str  # CPU, FP32 or CUDA
@@ -75,13 +75,13 @@ class Plan(NamedTuple):
 # ----- what is asked for --------------------------------------------------------------------------------------------
 
 
-def make_plan(executable: str, kind: str | None, flags: Sequence[str], extra: Sequence[str]) -> Plan:
-    """The plan for an executable and the words after `--`. Raises InputError for what cannot be run as asked."""
+def make_comparison(executable: str, kind: str | None, flags: Sequence[str], extra: Sequence[str]) -> Comparison:
+    """The comparison for an executable and the words after `--`. Raises InputError for what cannot be run as asked."""
     path = _checked_executable(executable)
     kind = kind or _kind_of(path)
-    plan = Plan(kind, path, _pairs(kind, flags), list(extra))
-    our_config(plan, our_words(plan, Path("ours"), None))
-    return plan
+    comparison = Comparison(kind, path, _pairs(kind, flags), list(extra))
+    our_config(comparison, our_words(comparison, Path("ours"), None))
+    return comparison
 
 
 def _checked_executable(executable: str) -> Path:
@@ -130,20 +130,20 @@ def _not_for_both(kind: str, flag: str, ours: bool) -> str:
     return f"no flag that both know; those are {known}"
 
 
-def our_words(plan: Plan, folder: Path, dtype: str | None) -> list[str]:
+def our_words(comparison: Comparison, folder: Path, dtype: str | None) -> list[str]:
     """Our command line; folder: the run folder to make; dtype: what llm.c computes in, where that is known."""
-    given = [word for pair in plan.flags.items() for word in pair]
+    given = [word for pair in comparison.flags.items() for word in pair]
     precision = ["--dtype", dtype] if dtype else []
-    return [*BESIDE[plan.kind], *given, *precision, "--no-save", "-o", str(folder), *plan.extra]
+    return [*BESIDE[comparison.kind], *given, *precision, "--no-save", "-o", str(folder), *comparison.extra]
 
 
-def our_config(plan: Plan, words: Sequence[str]) -> TrainConfig:
+def our_config(comparison: Comparison, words: Sequence[str]) -> TrainConfig:
     """The options that our words mean, checked."""
     config = parse_args(words)
     validate(config)
-    if plan.kind == FP32 and 0 in (config.val_every, config.sample_every):
+    if comparison.kind == FP32 and 0 in (config.val_every, config.sample_every):
         raise InputError(f"-v 0 and -s 0: {FP32} divides by them; choose more than 0, or a large number")
-    if plan.kind == CUDA and config.val_every == 0:
+    if comparison.kind == CUDA and config.val_every == 0:
         raise InputError(f"-v 0: {CUDA} divides by it; choose more than 0, or a large number")
     return config
 
@@ -167,42 +167,42 @@ def work_folder(keep: str | None) -> Iterator[Path]:
     yield Path(keep).resolve()
 
 
-def complete_plan(plan: Plan) -> Plan:
-    """The plan with the files that the programs take by themselves, and with full paths.
+def completed(comparison: Comparison) -> Comparison:
+    """The comparison with the files that the programs take by themselves, and with full paths.
 
     Raises InputError where one is missing: both would stop there, one with an assertion.
     """
-    if plan.kind == CUDA:
-        return plan
-    flags = {"-e": MODEL_FILE, "-i": TRAIN_FILE, "-j": VAL_FILE} | plan.flags
+    if comparison.kind == CUDA:
+        return comparison
+    flags = {"-e": MODEL_FILE, "-i": TRAIN_FILE, "-j": VAL_FILE} | comparison.flags
     for flag in FILES:
         flags[flag] = os.path.abspath(flags[flag])
-        if (flag == "-e" or plan.kind == CPU) and not Path(flags[flag]).is_file():
+        if (flag == "-e" or comparison.kind == CPU) and not Path(flags[flag]).is_file():
             raise InputError(f"{flags[flag]}: there is no such file; name it with {flag}, behind --")
     header = read_header(flags["-e"])
     if header.version != 3:
         advice = "make one with convert_checkpoint.py"
-        raise InputError(f"{flags['-e']}: version {header.version}; {plan.kind} reads version 3 alone; {advice}")
-    if plan.kind == CPU and header.config.max_seq_len < CPU_SEQUENCE:
+        raise InputError(f"{flags['-e']}: version {header.version}; {comparison.kind} reads version 3 alone; {advice}")
+    if comparison.kind == CPU and header.config.max_seq_len < CPU_SEQUENCE:
         longest = header.config.max_seq_len
         raise InputError(f"{flags['-e']}: max_seq_len {longest}; {CPU} trains with T={CPU_SEQUENCE} and does not check")
-    return plan._replace(flags=flags)
+    return comparison._replace(flags=flags)
 
 
-def lay_out(plan: Plan, folder: Path) -> None:
+def lay_out(comparison: Comparison, folder: Path) -> None:
     """Make the working folder of a program that opens its files under fixed names: links to the ones it shall open.
 
     Without a tokenizer llm.c begins its samples with an undefined token; where there is none, or one of another
     vocabulary, it gets a table whose end-of-text is V - 1.
     """
-    names = {MODEL_FILE: plan.flags["-e"]}
-    if plan.kind == CPU:
-        names |= {TRAIN_FILE: plan.flags["-i"], VAL_FILE: plan.flags["-j"]}
+    names = {MODEL_FILE: comparison.flags["-e"]}
+    if comparison.kind == CPU:
+        names |= {TRAIN_FILE: comparison.flags["-i"], VAL_FILE: comparison.flags["-j"]}
     for name, target in names.items():
         link = folder / name
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(target)
-    vocabulary = read_header(plan.flags["-e"]).config.vocab_size
+    vocabulary = read_header(comparison.flags["-e"]).config.vocab_size
     given = Path(TOKENIZER_FILE).absolute()
     if given.is_file() and vocabulary == 50257:
         (folder / TOKENIZER_FILE).symlink_to(given)
@@ -210,34 +210,34 @@ def lay_out(plan: Plan, folder: Path) -> None:
         write_tokenizer_bin(folder / TOKENIZER_FILE, (b"?",) * vocabulary, vocabulary - 1)
 
 
-def llmc_command(plan: Plan) -> list[str]:
+def llmc_command(comparison: Comparison) -> list[str]:
     """llm.c's command line: what it does not find by a fixed name, as flags."""
-    fixed = {CPU: set(FILES), FP32: {"-e"}, CUDA: set()}[plan.kind]
-    return [str(plan.executable), *(word for flag, value in plan.flags.items() if flag not in fixed
+    fixed = {CPU: set(FILES), FP32: {"-e"}, CUDA: set()}[comparison.kind]
+    return [str(comparison.executable), *(word for flag, value in comparison.flags.items() if flag not in fixed
                                     for word in (flag, value))]  # fmt: skip
 
 
-def run_llmc(plan: Plan, folder: Path) -> Log:
+def run_llmc(comparison: Comparison, folder: Path) -> Log:
     """Run llm.c's program; its output goes to a file in `folder`. Raises InputError if it fails or prints no loss."""
     place = None
-    if plan.kind != CUDA:
+    if comparison.kind != CUDA:
         place = folder / "llmc"
         place.mkdir()
-        lay_out(plan, place)
+        lay_out(comparison, place)
     output = folder / LLMC_OUTPUT
-    status = _run(llmc_command(plan), output, place, os.environ)
+    status = _run(llmc_command(comparison), output, place, os.environ)
     if status != 0:
-        raise InputError(f"{plan.executable}: {_failed(status, output)}")
+        raise InputError(f"{comparison.executable}: {_failed(status, output)}")
     return read_log(output)
 
 
-def run_ours(plan: Plan, folder: Path, dtype: str | None) -> tuple[Log, list[str]]:
+def run_ours(comparison: Comparison, folder: Path, dtype: str | None) -> tuple[Log, list[str]]:
     """Run our trainer in a process of its own. Returns its log and its words. Raises InputError if it fails."""
-    words = our_words(plan, folder / OUR_FOLDER, dtype)
+    words = our_words(comparison, folder / OUR_FOLDER, dtype)
     environment = dict(os.environ)
     package = str(Path(llmc_jax.__file__).resolve().parents[1])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, environment.get("PYTHONPATH")]))
-    if plan.kind == CPU:  # beside a CPU a CPU
+    if comparison.kind == CPU:  # beside a CPU a CPU
         environment.setdefault("JAX_PLATFORMS", "cpu")
     program = [sys.executable, "-c", "from llmc_jax.cli.train import program; program()"]
     output = folder / "ours.txt"
@@ -387,16 +387,16 @@ def run(args: argparse.Namespace) -> int:
         extra = shlex.split(args.ours)
     except ValueError as error:
         raise InputError(f"--ours {args.ours}: {error}") from error
-    plan = complete_plan(make_plan(args.executable, args.kind, args.flags, extra))
+    comparison = completed(make_comparison(args.executable, args.kind, args.flags, extra))
     busy = busy_note()
     if busy:
         _announce(args, busy)
     with work_folder(args.keep) as folder:
-        _announce(args, f"1 of 2, llm.c: {shlex.join(llmc_command(plan))}")
-        theirs = run_llmc(plan, folder)
-        dtype = precision_of(folder / LLMC_OUTPUT) if plan.kind == CUDA else None
-        _announce(args, f"2 of 2, ours:  train.py {shlex.join(our_words(plan, folder / OUR_FOLDER, dtype))}\n")
-        mine, ours = run_ours(plan, folder, dtype)
+        _announce(args, f"1 of 2, llm.c: {shlex.join(llmc_command(comparison))}")
+        theirs = run_llmc(comparison, folder)
+        dtype = precision_of(folder / LLMC_OUTPUT) if comparison.kind == CUDA else None
+        _announce(args, f"2 of 2, ours:  train.py {shlex.join(our_words(comparison, folder / OUR_FOLDER, dtype))}\n")
+        mine, ours = run_ours(comparison, folder, dtype)
         result = compare(theirs, mine, args.tolerance, args.window)
         words = "\n".join(wrapped(line) for line in verdict(result))
         _announce(args, f"{steps_table(result, args.rows)}\n\n{words}")
@@ -405,8 +405,9 @@ def run(args: argparse.Namespace) -> int:
 
             draw_logs(result.logs, result.differences, args.picture, names=NAMES)
             _announce(args, f"\npicture: {args.picture}")
-    commands = {"llm.c": llmc_command(plan), "ours": ["train.py", *ours]}
-    facts = {"comparison": "run", "kind": plan.kind, "executable": str(plan.executable), "commands": commands}
+    commands = {"llm.c": llmc_command(comparison), "ours": ["train.py", *ours]}
+    what = {"comparison": "run", "kind": comparison.kind, "executable": str(comparison.executable)}
+    facts = what | {"commands": commands}
     outcome = {"agree": result.agree, "time_ratio": result.time_ratio, "busy": busy, "verdict": verdict(result)}
     report.emit(facts | outcome | logs.as_json(result.logs, result.differences, args.rows), json_path=args.json)
     return 0 if result.agree else DIFFERS

@@ -97,7 +97,7 @@ def abstract_gpu(name: str, shape: Sequence[int] = (1,), axis_names: Sequence[st
     shape, axis_names: the mesh's, as for a real one. Raises InputError for a GPU that is not known.
     """
     target = known_target(name)
-    device = _Gpu(target.device_kind, target.multiprocessors, "gpu", "{}.{}".format(*target.capability))
+    device = _Gpu(target.device_kind, target.multiprocessors, "gpu", target.capability)
     return AbstractMesh(
         tuple(shape), tuple(axis_names), axis_types=(AxisType.Auto,) * len(axis_names), abstract_device=device
     )
@@ -202,7 +202,7 @@ def _on(mesh: Mesh, leaf: Any, spec: PartitionSpec) -> Any:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
 
-_capability: tuple[int, int] | None = None  # that of this process's first Mosaic kernel, which Mosaic keeps
+_capability: str | None = None  # that of this process's first Mosaic kernel, which Mosaic keeps
 
 
 def _only_capability(target: Target) -> None:
@@ -210,17 +210,17 @@ def _only_capability(target: Target) -> None:
     global _capability
     if _capability not in (None, target.capability):
         raise InputError(
-            f"this process has compiled kernels for compute capability {_capability[0]}.{_capability[1]} and cannot "
-            f"compile them for {target.capability[0]}.{target.capability[1]}: start one process per GPU"
+            f"this process has compiled kernels for compute capability {_capability} and cannot "
+            f"compile them for {target.capability}: start one process per GPU"
         )
     _capability = target.capability
 
 
 def _target_config(target: Target) -> str:
     """XLA's GpuTargetConfigProto of a GPU, as text."""
-    major, minor = target.capability
+    major, minor = target.capability.split(".")
     # Mosaic's kernels for consumer Blackwell are sm_120a, which plain sm_120 must not run.
-    accelerated = " feature_extension: ACCELERATED_FEATURES" if major == 12 else ""
+    accelerated = " feature_extension: ACCELERATED_FEATURES" if major == "12" else ""
     return f"""
 gpu_device_info {{
   threads_per_block_limit: 1024

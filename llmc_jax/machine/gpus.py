@@ -11,12 +11,13 @@ Precision = Literal["fp16", "bf16", "tf32", "fp32"]
 
 
 class Gpu(NamedTuple):
-    """Peaks of one GPU at its boost clock, dense (no 2:4 sparsity), tensor products accumulated in fp32.
+    """Compute capability and peaks of one GPU at its boost clock, dense (no 2:4 sparsity), products summed in fp32.
 
     fp16, bf16, tf32: tensor cores; fp32: ordinary cores. All in TFLOP/s; None where the hardware lacks the format.
     bandwidth in GB/s (1e9 bytes), memory in GB as sold.
     """
 
+    capability: str  # compute capability, such as 9.0
     fp16: float
     bf16: float | None
     tf32: float | None
@@ -41,81 +42,81 @@ class Gpu(NamedTuple):
 # reaches 71, a 4090 165.2 and a 5090 209.5 TFLOP/s, not the 142, 330 and 419 that are often quoted. The workstation
 # cards of the same chips (RTX A6000, 6000 Ada, PRO 6000) run at the full rate; llm.c's table halves those too.
 GPUS = {
-    "Tesla V100-SXM2-16GB": Gpu(125.0, None, None, 15.7, 900, 16),  # V
-    "Tesla V100-SXM2-32GB": Gpu(125.0, None, None, 15.7, 900, 32),  # V
-    "Tesla V100-PCIE-16GB": Gpu(112.0, None, None, 14.0, 900, 16),  # V
-    "Tesla V100-PCIE-32GB": Gpu(112.0, None, None, 14.0, 900, 32),  # V
-    "Tesla V100S-PCIE-32GB": Gpu(130.0, None, None, 16.4, 1134, 32),  # V
-    "Tesla T4": Gpu(65.0, None, None, 8.1, 320, 16),  # T
-    "NVIDIA GeForce RTX 2080 Ti": Gpu(53.8, None, None, 13.4, 616, 11),  # T, reference clock
-    "NVIDIA TITAN RTX": Gpu(130.5, None, None, 16.3, 672, 24),  # T
-    "NVIDIA A100-SXM4-40GB": Gpu(312.0, 312.0, 156.0, 19.5, 1555, 40),  # A
-    "NVIDIA A100-SXM4-80GB": Gpu(312.0, 312.0, 156.0, 19.5, 2039, 80),  # A
-    "NVIDIA A100-PCIE-40GB": Gpu(312.0, 312.0, 156.0, 19.5, 1555, 40),  # A
-    "NVIDIA A100 80GB PCIe": Gpu(312.0, 312.0, 156.0, 19.5, 1935, 80),  # A
-    "NVIDIA A800-SXM4-40GB": Gpu(312.0, 312.0, 156.0, 19.5, 1555, 40),  # D: an A100 with slower NVLink
-    "NVIDIA A800-SXM4-80GB": Gpu(312.0, 312.0, 156.0, 19.5, 2039, 80),  # D
-    "NVIDIA A800 80GB PCIe": Gpu(312.0, 312.0, 156.0, 19.5, 1935, 80),  # D
-    "NVIDIA A800 40GB Active": Gpu(312.0, 312.0, 156.0, 19.5, 1555, 40),  # D s
-    "NVIDIA A30": Gpu(165.0, 165.0, 82.0, 10.3, 933, 24),  # D
-    "NVIDIA A10": Gpu(125.0, 125.0, 62.5, 31.2, 600, 24),  # D
-    "NVIDIA A10G": Gpu(70.0, 70.0, 35.0, 35.0, 600, 24),  # D (the AWS datasheet of the card)
-    "NVIDIA A40": Gpu(149.7, 149.7, 74.8, 37.4, 696, 48),  # D
-    "NVIDIA A2": Gpu(18.0, 18.0, 9.0, 4.5, 200, 16),  # D
-    "NVIDIA RTX A6000": Gpu(154.8, 154.8, 77.4, 38.7, 768, 48),  # G, appendix C
-    "NVIDIA RTX A5000": Gpu(111.1, 111.1, 55.6, 27.8, 768, 24),  # D s n
-    "NVIDIA RTX A4500": Gpu(94.6, 94.6, 47.3, 23.7, 640, 20),  # D s n
-    "NVIDIA RTX A4000": Gpu(76.7, 76.7, 38.3, 19.2, 448, 16),  # D s n
-    "NVIDIA GeForce RTX 3090 Ti": Gpu(80.0, 80.0, 40.0, 40.0, 1008, 24),  # G c
-    "NVIDIA GeForce RTX 3090": Gpu(71.0, 71.0, 35.6, 35.6, 936, 24),  # G
-    "NVIDIA GeForce RTX 3080 Ti": Gpu(68.2, 68.2, 34.1, 34.1, 912, 12),  # G c
-    "NVIDIA GeForce RTX 3080": Gpu(59.5, 59.5, 29.8, 29.8, 760, 10),  # G; the 12 GB card (61.3) has the same name
-    "NVIDIA GeForce RTX 3070 Ti": Gpu(43.5, 43.5, 21.7, 21.7, 608, 8),  # G c
-    "NVIDIA GeForce RTX 3070": Gpu(40.6, 40.6, 20.3, 20.3, 448, 8),  # G
-    "NVIDIA GeForce RTX 3060 Ti": Gpu(32.4, 32.4, 16.2, 16.2, 448, 8),  # G c
-    "NVIDIA GeForce RTX 3060": Gpu(25.5, 25.5, 12.7, 12.7, 360, 12),  # G c
-    "NVIDIA L4": Gpu(121.0, 121.0, 60.0, 30.3, 300, 24),  # D s
-    "NVIDIA L40": Gpu(181.05, 181.05, 90.5, 90.5, 864, 48),  # D
-    "NVIDIA L40S": Gpu(362.05, 362.05, 183.0, 91.6, 864, 48),  # D
-    "NVIDIA RTX 6000 Ada Generation": Gpu(364.2, 364.2, 182.1, 91.1, 960, 48),  # L
-    "NVIDIA RTX 5000 Ada Generation": Gpu(261.1, 261.1, 130.6, 65.3, 576, 32),  # D s n (a quarter of sparse FP8)
-    "NVIDIA RTX 4500 Ada Generation": Gpu(158.5, 158.5, 79.3, 39.6, 432, 24),  # D s n (a quarter of sparse FP8)
-    "NVIDIA RTX 4000 Ada Generation": Gpu(106.9, 106.9, 53.5, 26.7, 360, 20),  # D s n (a quarter of sparse FP8)
-    "NVIDIA GeForce RTX 4090": Gpu(165.2, 165.2, 82.6, 82.6, 1008, 24),  # L
-    "NVIDIA GeForce RTX 4090 D": Gpu(147.1, 147.1, 73.5, 73.5, 1008, 24),  # L c
-    "NVIDIA GeForce RTX 4080 SUPER": Gpu(104.4, 104.4, 52.2, 52.2, 736, 16),  # L c
-    "NVIDIA GeForce RTX 4080": Gpu(97.5, 97.5, 48.7, 48.7, 716.8, 16),  # L
-    "NVIDIA GeForce RTX 4070 Ti SUPER": Gpu(88.2, 88.2, 44.1, 44.1, 672, 16),  # L c
-    "NVIDIA GeForce RTX 4070 Ti": Gpu(80.2, 80.2, 40.1, 40.1, 504, 12),  # L
-    "NVIDIA GeForce RTX 4070 SUPER": Gpu(71.0, 71.0, 35.5, 35.5, 504, 12),  # L c
-    "NVIDIA GeForce RTX 4070": Gpu(58.3, 58.3, 29.1, 29.1, 504, 12),  # L c
-    "NVIDIA GeForce RTX 4060 Ti": Gpu(44.1, 44.1, 22.1, 22.1, 288, 8),  # L c; also sold with 16 GB
-    "NVIDIA GeForce RTX 4060": Gpu(30.2, 30.2, 15.1, 15.1, 272, 8),  # L c
-    "NVIDIA H100 80GB HBM3": Gpu(989.4, 989.4, 494.7, 66.9, 3350, 80),  # H (SXM5)
-    "NVIDIA H100 PCIe": Gpu(756.0, 756.0, 378.0, 51.2, 2000, 80),  # H
-    "NVIDIA H100 NVL": Gpu(835.5, 835.5, 417.5, 60.0, 3900, 94),  # D s
-    "NVIDIA H800": Gpu(989.4, 989.4, 494.7, 66.9, 3350, 80),  # D: an H100 with slower NVLink
-    "NVIDIA H800 PCIe": Gpu(756.0, 756.0, 378.0, 51.2, 2000, 80),  # D
-    "NVIDIA H20": Gpu(148.0, 148.0, 74.0, 44.0, 4000, 96),  # D
-    "NVIDIA H200": Gpu(989.4, 989.4, 494.7, 66.9, 4800, 141),  # H: the H100's chip and clock, other memory
-    "NVIDIA H200 NVL": Gpu(835.5, 835.5, 417.5, 60.0, 4800, 141),  # D s
-    "NVIDIA GH200 120GB": Gpu(989.4, 989.4, 494.7, 66.9, 4000, 96),  # H; the name counts the CPU's memory
-    "NVIDIA GH200 480GB": Gpu(989.4, 989.4, 494.7, 66.9, 4000, 96),  # H; the name counts the CPU's memory
-    "NVIDIA GH200 144G HBM3e": Gpu(989.4, 989.4, 494.7, 66.9, 4900, 144),  # H
-    "NVIDIA B100": Gpu(1750.0, 1750.0, 875.0, 60.0, 8000, 192),  # B s n
-    "NVIDIA B200": Gpu(2250.0, 2250.0, 1125.0, 75.0, 7700, 180),  # B s n
-    "NVIDIA GB200": Gpu(2500.0, 2500.0, 1250.0, 80.0, 8000, 186),  # B s, one of the superchip's two GPUs
-    "NVIDIA B300 SXM6 AC": Gpu(2250.0, 2250.0, 1125.0, 75.0, 8000, 270),  # B s n
-    "NVIDIA GB300": Gpu(2500.0, 2500.0, 1250.0, 80.0, 8000, 279),  # B s
-    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": Gpu(503.8, 503.8, 251.9, 126.0, 1792, 96),  # R (PRO)
-    "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition": Gpu(440.0, 440.0, 220.0, 110.0, 1792, 96),  # D c
-    "NVIDIA RTX PRO 6000 Blackwell Server Edition": Gpu(480.0, 480.0, 240.0, 120.0, 1597, 96),  # D c
-    "NVIDIA GeForce RTX 5090": Gpu(209.5, 209.5, 104.8, 104.8, 1792, 32),  # R
-    "NVIDIA GeForce RTX 5080": Gpu(112.6, 112.6, 56.3, 56.3, 960, 16),  # R
-    "NVIDIA GeForce RTX 5070 Ti": Gpu(87.9, 87.9, 43.9, 43.9, 896, 16),  # R
-    "NVIDIA GeForce RTX 5070": Gpu(61.7, 61.7, 30.9, 30.9, 672, 12),  # R
-    "NVIDIA GeForce RTX 5060 Ti": Gpu(47.4, 47.4, 23.7, 23.7, 448, 16),  # R c; also sold with 8 GB
-    "NVIDIA GeForce RTX 5060": Gpu(38.4, 38.4, 19.2, 19.2, 448, 8),  # R c
+    "Tesla V100-SXM2-16GB": Gpu("7.0", 125.0, None, None, 15.7, 900, 16),  # V
+    "Tesla V100-SXM2-32GB": Gpu("7.0", 125.0, None, None, 15.7, 900, 32),  # V
+    "Tesla V100-PCIE-16GB": Gpu("7.0", 112.0, None, None, 14.0, 900, 16),  # V
+    "Tesla V100-PCIE-32GB": Gpu("7.0", 112.0, None, None, 14.0, 900, 32),  # V
+    "Tesla V100S-PCIE-32GB": Gpu("7.0", 130.0, None, None, 16.4, 1134, 32),  # V
+    "Tesla T4": Gpu("7.5", 65.0, None, None, 8.1, 320, 16),  # T
+    "NVIDIA GeForce RTX 2080 Ti": Gpu("7.5", 53.8, None, None, 13.4, 616, 11),  # T, reference clock
+    "NVIDIA TITAN RTX": Gpu("7.5", 130.5, None, None, 16.3, 672, 24),  # T
+    "NVIDIA A100-SXM4-40GB": Gpu("8.0", 312.0, 312.0, 156.0, 19.5, 1555, 40),  # A
+    "NVIDIA A100-SXM4-80GB": Gpu("8.0", 312.0, 312.0, 156.0, 19.5, 2039, 80),  # A
+    "NVIDIA A100-PCIE-40GB": Gpu("8.0", 312.0, 312.0, 156.0, 19.5, 1555, 40),  # A
+    "NVIDIA A100 80GB PCIe": Gpu("8.0", 312.0, 312.0, 156.0, 19.5, 1935, 80),  # A
+    "NVIDIA A800-SXM4-40GB": Gpu("8.0", 312.0, 312.0, 156.0, 19.5, 1555, 40),  # D: an A100 with slower NVLink
+    "NVIDIA A800-SXM4-80GB": Gpu("8.0", 312.0, 312.0, 156.0, 19.5, 2039, 80),  # D
+    "NVIDIA A800 80GB PCIe": Gpu("8.0", 312.0, 312.0, 156.0, 19.5, 1935, 80),  # D
+    "NVIDIA A800 40GB Active": Gpu("8.0", 312.0, 312.0, 156.0, 19.5, 1555, 40),  # D s
+    "NVIDIA A30": Gpu("8.0", 165.0, 165.0, 82.0, 10.3, 933, 24),  # D
+    "NVIDIA A10": Gpu("8.6", 125.0, 125.0, 62.5, 31.2, 600, 24),  # D
+    "NVIDIA A10G": Gpu("8.6", 70.0, 70.0, 35.0, 35.0, 600, 24),  # D (the AWS datasheet of the card)
+    "NVIDIA A40": Gpu("8.6", 149.7, 149.7, 74.8, 37.4, 696, 48),  # D
+    "NVIDIA A2": Gpu("8.6", 18.0, 18.0, 9.0, 4.5, 200, 16),  # D
+    "NVIDIA RTX A6000": Gpu("8.6", 154.8, 154.8, 77.4, 38.7, 768, 48),  # G, appendix C
+    "NVIDIA RTX A5000": Gpu("8.6", 111.1, 111.1, 55.6, 27.8, 768, 24),  # D s n
+    "NVIDIA RTX A4500": Gpu("8.6", 94.6, 94.6, 47.3, 23.7, 640, 20),  # D s n
+    "NVIDIA RTX A4000": Gpu("8.6", 76.7, 76.7, 38.3, 19.2, 448, 16),  # D s n
+    "NVIDIA GeForce RTX 3090 Ti": Gpu("8.6", 80.0, 80.0, 40.0, 40.0, 1008, 24),  # G c
+    "NVIDIA GeForce RTX 3090": Gpu("8.6", 71.0, 71.0, 35.6, 35.6, 936, 24),  # G
+    "NVIDIA GeForce RTX 3080 Ti": Gpu("8.6", 68.2, 68.2, 34.1, 34.1, 912, 12),  # G c
+    "NVIDIA GeForce RTX 3080": Gpu("8.6", 59.5, 59.5, 29.8, 29.8, 760, 10),  # G; the 12 GB card (61.3) is named so too
+    "NVIDIA GeForce RTX 3070 Ti": Gpu("8.6", 43.5, 43.5, 21.7, 21.7, 608, 8),  # G c
+    "NVIDIA GeForce RTX 3070": Gpu("8.6", 40.6, 40.6, 20.3, 20.3, 448, 8),  # G
+    "NVIDIA GeForce RTX 3060 Ti": Gpu("8.6", 32.4, 32.4, 16.2, 16.2, 448, 8),  # G c
+    "NVIDIA GeForce RTX 3060": Gpu("8.6", 25.5, 25.5, 12.7, 12.7, 360, 12),  # G c
+    "NVIDIA L4": Gpu("8.9", 121.0, 121.0, 60.0, 30.3, 300, 24),  # D s
+    "NVIDIA L40": Gpu("8.9", 181.05, 181.05, 90.5, 90.5, 864, 48),  # D
+    "NVIDIA L40S": Gpu("8.9", 362.05, 362.05, 183.0, 91.6, 864, 48),  # D
+    "NVIDIA RTX 6000 Ada Generation": Gpu("8.9", 364.2, 364.2, 182.1, 91.1, 960, 48),  # L
+    "NVIDIA RTX 5000 Ada Generation": Gpu("8.9", 261.1, 261.1, 130.6, 65.3, 576, 32),  # D s n (a quarter of sparse FP8)
+    "NVIDIA RTX 4500 Ada Generation": Gpu("8.9", 158.5, 158.5, 79.3, 39.6, 432, 24),  # D s n (a quarter of sparse FP8)
+    "NVIDIA RTX 4000 Ada Generation": Gpu("8.9", 106.9, 106.9, 53.5, 26.7, 360, 20),  # D s n (a quarter of sparse FP8)
+    "NVIDIA GeForce RTX 4090": Gpu("8.9", 165.2, 165.2, 82.6, 82.6, 1008, 24),  # L
+    "NVIDIA GeForce RTX 4090 D": Gpu("8.9", 147.1, 147.1, 73.5, 73.5, 1008, 24),  # L c
+    "NVIDIA GeForce RTX 4080 SUPER": Gpu("8.9", 104.4, 104.4, 52.2, 52.2, 736, 16),  # L c
+    "NVIDIA GeForce RTX 4080": Gpu("8.9", 97.5, 97.5, 48.7, 48.7, 716.8, 16),  # L
+    "NVIDIA GeForce RTX 4070 Ti SUPER": Gpu("8.9", 88.2, 88.2, 44.1, 44.1, 672, 16),  # L c
+    "NVIDIA GeForce RTX 4070 Ti": Gpu("8.9", 80.2, 80.2, 40.1, 40.1, 504, 12),  # L
+    "NVIDIA GeForce RTX 4070 SUPER": Gpu("8.9", 71.0, 71.0, 35.5, 35.5, 504, 12),  # L c
+    "NVIDIA GeForce RTX 4070": Gpu("8.9", 58.3, 58.3, 29.1, 29.1, 504, 12),  # L c
+    "NVIDIA GeForce RTX 4060 Ti": Gpu("8.9", 44.1, 44.1, 22.1, 22.1, 288, 8),  # L c; also sold with 16 GB
+    "NVIDIA GeForce RTX 4060": Gpu("8.9", 30.2, 30.2, 15.1, 15.1, 272, 8),  # L c
+    "NVIDIA H100 80GB HBM3": Gpu("9.0", 989.4, 989.4, 494.7, 66.9, 3350, 80),  # H (SXM5)
+    "NVIDIA H100 PCIe": Gpu("9.0", 756.0, 756.0, 378.0, 51.2, 2000, 80),  # H
+    "NVIDIA H100 NVL": Gpu("9.0", 835.5, 835.5, 417.5, 60.0, 3900, 94),  # D s
+    "NVIDIA H800": Gpu("9.0", 989.4, 989.4, 494.7, 66.9, 3350, 80),  # D: an H100 with slower NVLink
+    "NVIDIA H800 PCIe": Gpu("9.0", 756.0, 756.0, 378.0, 51.2, 2000, 80),  # D
+    "NVIDIA H20": Gpu("9.0", 148.0, 148.0, 74.0, 44.0, 4000, 96),  # D
+    "NVIDIA H200": Gpu("9.0", 989.4, 989.4, 494.7, 66.9, 4800, 141),  # H: the H100's chip and clock, other memory
+    "NVIDIA H200 NVL": Gpu("9.0", 835.5, 835.5, 417.5, 60.0, 4800, 141),  # D s
+    "NVIDIA GH200 120GB": Gpu("9.0", 989.4, 989.4, 494.7, 66.9, 4000, 96),  # H; the name counts the CPU's memory
+    "NVIDIA GH200 480GB": Gpu("9.0", 989.4, 989.4, 494.7, 66.9, 4000, 96),  # H; the name counts the CPU's memory
+    "NVIDIA GH200 144G HBM3e": Gpu("9.0", 989.4, 989.4, 494.7, 66.9, 4900, 144),  # H
+    "NVIDIA B100": Gpu("10.0", 1750.0, 1750.0, 875.0, 60.0, 8000, 192),  # B s n
+    "NVIDIA B200": Gpu("10.0", 2250.0, 2250.0, 1125.0, 75.0, 7700, 180),  # B s n
+    "NVIDIA GB200": Gpu("10.0", 2500.0, 2500.0, 1250.0, 80.0, 8000, 186),  # B s, one of the superchip's two GPUs
+    "NVIDIA B300 SXM6 AC": Gpu("10.3", 2250.0, 2250.0, 1125.0, 75.0, 8000, 270),  # B s n
+    "NVIDIA GB300": Gpu("10.3", 2500.0, 2500.0, 1250.0, 80.0, 8000, 279),  # B s
+    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": Gpu("12.0", 503.8, 503.8, 251.9, 126.0, 1792, 96),  # R (PRO)
+    "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition": Gpu("12.0", 440.0, 440.0, 220.0, 110.0, 1792, 96),  # D c
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition": Gpu("12.0", 480.0, 480.0, 240.0, 120.0, 1597, 96),  # D c
+    "NVIDIA GeForce RTX 5090": Gpu("12.0", 209.5, 209.5, 104.8, 104.8, 1792, 32),  # R
+    "NVIDIA GeForce RTX 5080": Gpu("12.0", 112.6, 112.6, 56.3, 56.3, 960, 16),  # R
+    "NVIDIA GeForce RTX 5070 Ti": Gpu("12.0", 87.9, 87.9, 43.9, 43.9, 896, 16),  # R
+    "NVIDIA GeForce RTX 5070": Gpu("12.0", 61.7, 61.7, 30.9, 30.9, 672, 12),  # R
+    "NVIDIA GeForce RTX 5060 Ti": Gpu("12.0", 47.4, 47.4, 23.7, 23.7, 448, 16),  # R c; also sold with 8 GB
+    "NVIDIA GeForce RTX 5060": Gpu("12.0", 38.4, 38.4, 19.2, 19.2, 448, 8),  # R c
 }
 
 
@@ -142,7 +143,6 @@ class Target(NamedTuple):
     """What the compiler must know of a GPU beside its row of GPUS."""
 
     device_kind: str  # the driver's name: a key of GPUS, and what JAX's own tables know
-    capability: tuple[int, int]  # compute capability
     multiprocessors: int
     shared_memory: int  # bytes of shared memory that a block may use
     threads_per_multiprocessor: int
@@ -156,6 +156,10 @@ class Target(NamedTuple):
         return GPUS[self.device_kind]
 
     @property
+    def capability(self) -> str:
+        return self.gpu.capability
+
+    @property
     def shared_memory_per_multiprocessor(self) -> int:
         """In bytes: what a block may use, and the system's own part."""
         return self.shared_memory + 1024
@@ -163,20 +167,20 @@ class Target(NamedTuple):
     @property
     def architecture(self) -> str:
         """The name that kernels are chosen by, such as sm_90."""
-        return "sm_{}{}".format(*self.capability)
+        return "sm_" + self.capability.replace(".", "")
 
 
 MIB = 2**20
 # Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" (shared memory, threads); the
 # cards' datasheets and whitepapers as named above (multiprocessors, cores, cache, clock).
 TARGETS = {
-    "h200": Target("NVIDIA H200", (9, 0), 132, 232_448, 2048, 128, 50 * MIB, 1.98),
-    "h100": Target("NVIDIA H100 80GB HBM3", (9, 0), 132, 232_448, 2048, 128, 50 * MIB, 1.98),
-    "a100": Target("NVIDIA A100-SXM4-80GB", (8, 0), 108, 166_912, 2048, 64, 40 * MIB, 1.41),
-    "rtx3090": Target("NVIDIA GeForce RTX 3090", (8, 6), 82, 101_376, 1536, 128, 6 * MIB, 1.70),
-    "rtx4090": Target("NVIDIA GeForce RTX 4090", (8, 9), 128, 101_376, 1536, 128, 72 * MIB, 2.52),
-    "rtx5090": Target("NVIDIA GeForce RTX 5090", (12, 0), 170, 101_376, 1536, 128, 96 * MIB, 2.41),
-    "b200": Target("NVIDIA B200", (10, 0), 148, 232_448, 2048, 128, 126 * MIB, 1.96),
+    "h200": Target("NVIDIA H200", 132, 232_448, 2048, 128, 50 * MIB, 1.98),
+    "h100": Target("NVIDIA H100 80GB HBM3", 132, 232_448, 2048, 128, 50 * MIB, 1.98),
+    "a100": Target("NVIDIA A100-SXM4-80GB", 108, 166_912, 2048, 64, 40 * MIB, 1.41),
+    "rtx3090": Target("NVIDIA GeForce RTX 3090", 82, 101_376, 1536, 128, 6 * MIB, 1.70),
+    "rtx4090": Target("NVIDIA GeForce RTX 4090", 128, 101_376, 1536, 128, 72 * MIB, 2.52),
+    "rtx5090": Target("NVIDIA GeForce RTX 5090", 170, 101_376, 1536, 128, 96 * MIB, 2.41),
+    "b200": Target("NVIDIA B200", 148, 232_448, 2048, 128, 126 * MIB, 1.96),
 }
 
 

@@ -3,6 +3,8 @@
 import re
 from typing import NamedTuple
 
+from llmc_jax.machine.gpus import GPUS
+
 
 class Machine(NamedTuple):
     """What the choice depends on."""
@@ -24,6 +26,11 @@ class Machine(NamedTuple):
         if major == 8:
             return "sm_89" if minor >= 9 else "sm_86" if minor >= 6 else "sm_80"
         return {9: "sm_90", 10: "sm_100", 12: "sm_120"}.get(major)
+
+
+def machine_of(kind: str) -> Machine:
+    """Return the machine with a GPU that need not be here. kind: a key of `gpus.GPUS`."""
+    return Machine("gpu", kind, GPUS[kind].capability)
 
 
 def this_machine() -> Machine:

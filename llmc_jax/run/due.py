@@ -10,7 +10,7 @@ from llmc_jax.run.batches import Batches, validate
 from llmc_jax.run.prepare import Setup
 from llmc_jax.run.record import profile_slice
 from llmc_jax.run.sampler import SEED, generate
-from llmc_jax.run.saver import Memory, Saved
+from llmc_jax.run.saver import Room, Saved
 from llmc_jax.run.state import Progress, Run
 
 
@@ -85,13 +85,13 @@ def save(
     return progress._replace(saving=progress.step)
 
 
-def available_memory(setup: Setup, step_bytes: int | None) -> Memory:
+def available_memory(setup: Setup, step_bytes: int | None) -> Room:
     """Return what decides whether a copy of the state may lie beside the training."""
     needed = step_bytes or 0
     if setup.device.platform == "cpu":
-        return Memory(needed, None)
+        return Room(needed, None)
     stats = memory_stats()
-    return Memory(needed, stats.get("bytes_limit", 0) - stats.get("peak_bytes_in_use", 0))
+    return Room(needed, stats.get("bytes_limit", 0) - stats.get("peak_bytes_in_use", 0))
 
 
 def poll_saves(run: Run, progress: Progress, ended: list[Saved], last: bool = False) -> Progress:

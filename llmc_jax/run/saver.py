@@ -32,14 +32,14 @@ GPU_SHARE = 0.9  # of a GPU's free memory, which is not all in one piece
 SHARE = 0.2  # of the memory that a step needs, which a copy may add to it
 
 
-class Memory(NamedTuple):
+class Room(NamedTuple):
     """What decides whether a second state fits, in bytes."""
 
     step: int  # what the step needs, state included
     free: int | None  # of the device; None where the step's need is the measure (a CPU)
 
 
-def room_for_copy(state_bytes: int, memory: Memory) -> bool:
+def room_for_copy(state_bytes: int, memory: Room) -> bool:
     """Return whether a copy of the state may lie beside it: on a GPU where it fits, on a CPU where it adds little."""
     if state_bytes <= ALWAYS_ROOM:
         return True
@@ -103,7 +103,7 @@ class Saver:
         self,
         state: TrainState,
         metadata: Metadata,
-        memory: Memory,
+        memory: Room,
         *,
         last: bool = False,
         prune: bool = True,

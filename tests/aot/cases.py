@@ -18,8 +18,8 @@ import pallas_kernels
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.kernels import Machine
 from llmc_jax.machine import deviceless, gpus
+from llmc_jax.machine.target import machine_of
 from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.plan import Plan, make_plan
 from llmc_jax.training.adamw import AdamWNumbers
@@ -245,8 +245,7 @@ class StepCase(NamedTuple):
         return deviceless.compile_for(train_step, arguments, gpu, compiler_options=options)
 
     def plan(self, gpu: str) -> Plan:
-        target = gpus.known_target(gpu)
-        machine = Machine("gpu", target.device_kind, "{}.{}".format(*target.capability))
+        machine = machine_of(gpus.known_target(gpu).device_kind)
         return make_plan(self._run(), parse_descriptor(self.model), machine)
 
     def _run(self) -> TrainConfig:

@@ -61,17 +61,17 @@ for step, loss in enumerate(losses):
 def test_kinds_by_name(tmp_path: Path) -> None:
     for name, kind in [("train_gpt2", live.CPU), ("train_gpt2.exe", live.CPU), ("train_gpt2fp32cu", live.FP32),
                        ("train_gpt2cu", live.CUDA)]:  # fmt: skip
-        assert live.make_plan(str(program(tmp_path / name, "")), None, [], []).kind == kind
+        assert live.make_comparison(str(program(tmp_path / name, "")), None, [], []).kind == kind
     odd = program(tmp_path / "train_gpt2cu_h100", "")
     with pytest.raises(InputError, match=r"its name does not say .*; give --kind train_gpt2\|train_gpt2fp32cu\|"):
-        live.make_plan(str(odd), None, [], [])
-    assert live.make_plan(str(odd), live.CUDA, [], []).kind == live.CUDA
+        live.make_comparison(str(odd), None, [], [])
+    assert live.make_comparison(str(odd), live.CUDA, [], []).kind == live.CUDA
     (tmp_path / "source").write_text("int main() {}")
     program(tmp_path / "test_gpt2", "")
     for name, why in (("test_gpt2", "test_gpt2 is not a trainer"), ("none", "there is no such file"),
                       ("", "not a file"), ("source", "cannot be executed")):  # fmt: skip
         with pytest.raises(InputError, match=why):
-            live.make_plan(str(tmp_path / name), None, [], [])
+            live.make_comparison(str(tmp_path / name), None, [], [])
 
 
 FLAGS = {
@@ -99,19 +99,19 @@ def test_flags_that_are_refused(name: str, tmp_path: Path, capsys: pytest.Captur
     marker = tmp_path / "ran"
     executable = program(tmp_path / kind, f"open({str(marker)!r}, 'w')")
     with pytest.raises(InputError, match=expected):
-        live.make_plan(str(executable), None, words.split(), [])
+        live.make_comparison(str(executable), None, words.split(), [])
     assert main(["run", str(executable), "--", *words.split()]) == 2
     assert capsys.readouterr().err.count("\n") == 1 and not marker.exists()
 
 
 def test_words_for_us_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     executable = str(program(tmp_path / "train_gpt2cu", ""))
-    plan = live.make_plan(executable, None, ["-b", "4"], ["--kernels", "xla"])
-    assert live.our_words(plan, Path("f"), "bf16") == [
+    comparison = live.make_comparison(executable, None, ["-b", "4"], ["--kernels", "xla"])
+    assert live.our_words(comparison, Path("f"), "bf16") == [
         "-b", "4", "--dtype", "bf16", "--no-save", "-o", "f", "--kernels", "xla",
     ]  # fmt: skip
     with pytest.raises(InputError, match="--kernel: there is no such flag"):
-        live.make_plan(executable, None, [], ["--kernel", "xla"])
+        live.make_comparison(executable, None, [], ["--kernel", "xla"])
     assert main(["run", executable, "--ours", "--eps '1"]) == 2
     assert "--ours --eps '1: No closing quotation" in capsys.readouterr().err
 
@@ -121,9 +121,9 @@ def test_files_of_the_cpu_trainer(tmp_path: Path, model: Path, tokens: TokenPair
     executable = str(program(tmp_path / "train_gpt2", ""))
     words = files(model, tokens)
     with pytest.raises(InputError, match=r"gpt2_124M.bin: there is no such file; name it with -e"):
-        live.complete_plan(live.make_plan(executable, None, words[2:], []))
+        live.completed(live.make_comparison(executable, None, words[2:], []))
     with pytest.raises(InputError, match=r"tiny_shakespeare_val.bin: there is no such file; name it with -j"):
-        live.complete_plan(live.make_plan(executable, None, words[:4], []))
+        live.completed(live.make_comparison(executable, None, words[:4], []))
     cases = [
         ("L1-NH2-C16-V257-T64", 5, "version 5; train_gpt2 reads version 3 alone"),
         ("L1-NH2-C16-V257-T32", 3, "max_seq_len 32; train_gpt2 trains with T=64"),
@@ -133,9 +133,9 @@ def test_files_of_the_cpu_trainer(tmp_path: Path, model: Path, tokens: TokenPair
         other = tmp_path / "other.bin"
         write_model(other, config, random_parameters(config, 42), version=version)
         with pytest.raises(InputError, match=expected):
-            live.complete_plan(live.make_plan(executable, None, ["-e", str(other), *words[2:]], []))
+            live.completed(live.make_comparison(executable, None, ["-e", str(other), *words[2:]], []))
     with pytest.raises(FormatError):
-        live.complete_plan(live.make_plan(executable, None, ["-e", str(tokens.train), *words[2:]], []))
+        live.completed(live.make_comparison(executable, None, ["-e", str(tokens.train), *words[2:]], []))
 
 
 # ----- running llm.c's ----------------------------------------------------------------------------------------------
@@ -153,10 +153,10 @@ def test_the_folder_of_the_cpu_trainer(tmp_path: Path, model: Path, tokens: Toke
     say("step 0: train loss 4.000000 (took 1.0 ms)")
     """
     executable = program(tmp_path / "train_gpt2", body)
-    plan = live.complete_plan(live.make_plan(str(executable), None, files(model, tokens), []))
+    comparison = live.completed(live.make_comparison(str(executable), None, files(model, tokens), []))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REPORT", str(tmp_path / "report.json"))
-        log = live.run_llmc(plan, tmp_path)
+        log = live.run_llmc(comparison, tmp_path)
     assert log.train.values.tolist() == [4.0]
     report = json.loads((tmp_path / "report.json").read_text())
     table = bytes(report.pop("table"))
@@ -172,8 +172,10 @@ def test_a_tokenizer_of_the_models_vocabulary_is_taken(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     (tmp_path / live.TOKENIZER_FILE).write_bytes(b"table")
     (tmp_path / "t.bin").touch()
-    plan = live.Plan(live.CPU, tmp_path / "train_gpt2", dict.fromkeys(live.FILES, str(tmp_path / "t.bin")), [])
-    live.lay_out(plan._replace(flags=plan.flags | {"-e": str(tmp_path / "m.bin")}), tmp_path / "work")
+    comparison = live.Comparison(
+        live.CPU, tmp_path / "train_gpt2", dict.fromkeys(live.FILES, str(tmp_path / "t.bin")), []
+    )
+    live.lay_out(comparison._replace(flags=comparison.flags | {"-e": str(tmp_path / "m.bin")}), tmp_path / "work")
     assert (tmp_path / "work" / live.TOKENIZER_FILE).read_bytes() == b"table"
 
 
@@ -185,8 +187,8 @@ def test_flags_of_the_cuda_trainers(tmp_path: Path, model: Path, monkeypatch: An
         folder = tmp_path / f"{kind}-work"
         folder.mkdir()
         words = ["-e", os.path.relpath(model), "-i", "data/*.bin", "-b", "8", "-l", "1e-4"]
-        plan = live.complete_plan(live.make_plan(str(program(tmp_path / kind, body)), None, words, []))
-        live.run_llmc(plan, folder)
+        comparison = live.completed(live.make_comparison(str(program(tmp_path / kind, body)), None, words, []))
+        live.run_llmc(comparison, folder)
         place, found = json.loads((folder / live.LLMC_OUTPUT).read_text().splitlines()[0])
         if kind == live.CUDA:
             assert (place, found) == (str(tmp_path), words)
@@ -212,17 +214,17 @@ def test_programs_that_fail(name: str, tmp_path: Path, model: Path, tokens: Toke
     body, expected = FAILURES[name]
     executable = program(tmp_path / "train_gpt2", body)
     with pytest.raises(InputError, match=expected) as error:
-        live.run_llmc(live.complete_plan(live.make_plan(str(executable), None, files(model, tokens), [])), tmp_path)
+        live.run_llmc(live.completed(live.make_comparison(str(executable), None, files(model, tokens), [])), tmp_path)
     assert "\n" not in str(error.value)
     shown = capfd.readouterr().err
     assert shown.count("\n") <= live.LAST_LINES
     if name == "status":
         assert shown == "    before\n    Bad magic\n"
         executable.write_bytes(b"\x7fELF of another machine")
-        plan = live.complete_plan(live.make_plan(str(executable), None, files(model, tokens), []))
+        comparison = live.completed(live.make_comparison(str(executable), None, files(model, tokens), []))
         (tmp_path / "again").mkdir()
         with pytest.raises(InputError, match="train_gpt2: cannot be run: Exec format error"):
-            live.run_llmc(plan, tmp_path / "again")
+            live.run_llmc(comparison, tmp_path / "again")
 
 
 def test_folders_to_keep(tmp_path: Path) -> None:
@@ -311,8 +313,8 @@ def test_both_for_real(tmp_path: Path, model: Path, tokens: TokenPair, capsys: A
 
     vals = {str(step): loss for step, loss in zip(mine.val.steps.tolist(), mine.val.values.tolist(), strict=True)}
     program(executable, f"losses, vals = {mine.train.values.tolist()}, {vals}\n" + PRINT_RUN)
-    plan = live.complete_plan(live.make_plan(str(executable), None, files(model, tokens), []))
-    same = live.compare(live.run_llmc(plan, tmp_path), mine, 1e-6, 0)
+    comparison = live.completed(live.make_comparison(str(executable), None, files(model, tokens), []))
+    same = live.compare(live.run_llmc(comparison, tmp_path), mine, 1e-6, 0)
     assert live.verdict(same)[0] == "training losses: equal at all 41 common steps, to the digits that the logs have"
     assert same.agree
 

@@ -236,7 +236,7 @@ def test_a_pipe_in_place_of_a_log_is_not_waited_for(tmp_path: Path) -> None:
 # ---- the logs of a run that is continued
 
 
-class Plan(NamedTuple):
+class Planned(NamedTuple):
     """What a run does; 0: never."""
 
     val_every: int
@@ -249,13 +249,13 @@ class Plan(NamedTuple):
 
 TEXTS = st.text(max_size=12) | st.sampled_from(["---\n", "\ud800", "\u2028\x85\r", ""])
 plans = st.builds(
-    Plan, *[st.integers(0, 4)] * 4,
+    Planned, *[st.integers(0, 4)] * 4,
     texts=st.lists(TEXTS, min_size=1, max_size=4).map(tuple),
     broken=st.frozensets(st.integers(0, 12), max_size=3),
 )  # fmt: skip
 
 
-def write_run(folder: Path, plan: Plan, last: int, validated: bool = True, sampled: bool = True) -> Path:
+def write_run(folder: Path, plan: Planned, last: int, validated: bool = True, sampled: bool = True) -> Path:
     """The logs of a run that ends after `last` steps; there too it validates and samples, or was stopped before."""
 
     def due(every: int, step: int) -> bool:
@@ -285,7 +285,7 @@ def logs_of(folder: Path) -> dict[str, bytes]:
 @UNHURRIED
 @given(plan=plans, end=st.integers(0, 12), data=st.data(), torn=st.sampled_from([b"", b'{"event": "tr', b"s:3 tr"]))
 def test_cut_logs_are_those_of_a_run_up_to_there(
-    tmp_path_factory: pytest.TempPathFactory, plan: Plan, end: int, data: st.DataObject, torn: bytes
+    tmp_path_factory: pytest.TempPathFactory, plan: Planned, end: int, data: st.DataObject, torn: bytes
 ) -> None:
     folder = tmp_path_factory.mktemp("cut")
     step = data.draw(st.integers(0, end), "step")
@@ -375,7 +375,7 @@ def test_any_bytes_are_cut_to_some_of_their_lines(
 def test_a_cut_that_fails_leaves_whole_files_and_is_made_up_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
 ) -> None:
-    plan = Plan(1, 1, 2, 0, ("a", "b"), frozenset())
+    plan = Planned(1, 1, 2, 0, ("a", "b"), frozenset())
     found = write_run(tmp_path / "found", plan, 6)
     before, after = logs_of(found), logs_of(write_run(tmp_path / "expected", plan, 3))
     replace, calls = os.replace, []

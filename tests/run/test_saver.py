@@ -25,13 +25,13 @@ from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
 from llmc_jax.plan import step_numbers
 from llmc_jax.run import saver as saver_module
 from llmc_jax.run.folder import RunLog
-from llmc_jax.run.saver import ALWAYS_ROOM, GPU_SHARE, SHARE, Memory, Retention, Saved, Saver, room_for_copy
+from llmc_jax.run.saver import ALWAYS_ROOM, GPU_SHARE, SHARE, Retention, Room, Saved, Saver, room_for_copy
 from llmc_jax.training.state import TrainState, initial_state
 from llmc_jax.training.step import StepOptions, train_step
 
 MODEL = parse_descriptor("L1-NH1-C16-V257-T16")
 ALL = Retention(0, 0)
-ANY = Memory(0, None)  # of a CPU; a state as small as these has room beside any step
+ANY = Room(0, None)  # of a CPU; a state as small as these has room beside any step
 WAYS = ("beside", "between")
 
 
@@ -121,14 +121,14 @@ LARGE = 2 * ALWAYS_ROOM
 @pytest.mark.parametrize(
     ("state", "memory", "room"),
     [
-        *((ALWAYS_ROOM + more, memory, not more) for memory in (ANY, Memory(0, 0), Memory(0, -1)) for more in (0, 1)),
-        (LARGE, Memory(0, int(LARGE / GPU_SHARE) + 1), True),  # on a GPU what fits has room
-        (LARGE, Memory(10**15, int(LARGE / GPU_SHARE) - 10), False),
-        (LARGE, Memory(int(LARGE / SHARE) + 1, None), True),  # on a CPU what adds little to what the step needs
-        (LARGE, Memory(int(LARGE / SHARE) - 10, None), False),
+        *((ALWAYS_ROOM + more, memory, not more) for memory in (ANY, Room(0, 0), Room(0, -1)) for more in (0, 1)),
+        (LARGE, Room(0, int(LARGE / GPU_SHARE) + 1), True),  # on a GPU what fits has room
+        (LARGE, Room(10**15, int(LARGE / GPU_SHARE) - 10), False),
+        (LARGE, Room(int(LARGE / SHARE) + 1, None), True),  # on a CPU what adds little to what the step needs
+        (LARGE, Room(int(LARGE / SHARE) - 10, None), False),
     ],
 )
-def test_room_for_a_copy(state: int, memory: Memory, room: bool) -> None:
+def test_room_for_a_copy(state: int, memory: Room, room: bool) -> None:
     assert room_for_copy(state, memory) == room
     assert GPU_SHARE <= 1 and SHARE <= 0.25  # the memory with a save is at most 1.25 times that without
 
