@@ -1,11 +1,11 @@
 """Each matrix product of GPT-2 124M's step on the CPU: XLA's beside PyTorch's, in turns, and XLA's libraries by flags.
 
-    python benchmarks/cpu_products.py --torch-python PATH [--rows 256,1024] [--rounds 7] [--libraries]
+    python benchmarks/cpu_products.py --torch-python PATH [--shapes 4x64,4x256] [--rounds 7] [--libraries]
 
 A row is one product: n rows times a weight forward, for the gradient of its input (dx) and of its weight (dw); and
 attention's, batched over sequences and heads. Operands of their own for each layer, as in the step: twelve layers do
 not fit in any cache. Results are written over old ones on both sides, so that no memory is mapped while the clock runs.
---libraries adds what else XLA can be told to use: Eigen, oneDNN, YNNPACK for more than it does by default.
+--libraries adds what else XLA can be told to use: Eigen, oneDNN.
 """
 
 import argparse

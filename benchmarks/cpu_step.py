@@ -1,6 +1,7 @@
 """GPT-2 124M on the CPU: a training step beside its matrix products alone, and beside PyTorch's, all in turns.
 
-    python benchmarks/cpu_step.py [--torch-python PATH] [--model d12] [--shapes 4x64,4x256] [--rounds 5] [--libraries]
+    python benchmarks/cpu_step.py [--torch-python PATH] [--model d12] [--shapes 4x64,4x256] [--rounds 5]
+                                  [--libraries Eigen,oneDNN]
 
 Each program is a process of its own that has compiled its step and waits, using no core, until it is its turn. In
 each round every one has a block of steps; the first of a block, which finds caches and memory as the others left them,

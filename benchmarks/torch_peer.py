@@ -27,6 +27,7 @@ import torch
 from cpu_products import Product, serve_products
 from torch import Tensor, nn
 from torch.nn import functional as F
+from turns import serve
 
 MAX_T, V, VP, L, NH, C = 1024, 50257, 50304, 12, 12, 768  # GPT-2 124M; the padded vocabulary, as llm.c and nanoGPT
 Batch = tuple[Tensor, Tensor]  # tokens, targets: (B,T) each
@@ -79,17 +80,22 @@ def make_optimizer(model: nn.Module, kind: str) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, lr=3e-4, betas=(0.9, 0.95), eps=1e-8, **how)
 
 
+def update(model: nn.Module, loss_fn: Callable, optimizer: torch.optim.Optimizer, batch: Batch) -> Tensor:
+    """Make one training step and return its loss, which may still be under way on a GPU."""
+    loss = loss_fn(*batch)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return loss
+
+
 def make_step(model: nn.Module, loss_fn: Callable, optimizer: torch.optim.Optimizer, batch: Batch) -> Callable:
-    """One training step, returning (milliseconds, loss). It reads the loss, so it has ended when the clock stops."""
+    """Return a training step that gives (milliseconds, loss). It reads the loss, so it ends before the clock stops."""
 
     def step() -> tuple[float, float]:
         start = time.perf_counter()
-        loss = loss_fn(*batch)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        value = loss.item()
+        value = update(model, loss_fn, optimizer, batch).item()
         return 1e3 * (time.perf_counter() - start), value
 
     return step
@@ -188,9 +194,8 @@ def main() -> None:
     if not args.serve:
         print(json.dumps(measure(step, args.steps, about)), flush=True)
         return
-    print(json.dumps(about | {"ready": True, "peak_rss_gb": round(peak_rss_gb(), 3)}), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(measure(step, int(line), about)), flush=True)
+    ready = about | {"ready": True, "peak_rss_gb": round(peak_rss_gb(), 3)}
+    serve(ready, lambda steps: measure(step, steps, about))
 
 
 if __name__ == "__main__":

@@ -34,14 +34,12 @@ def measure(B: int, T: int, dtype: str, steps: int, compiled: bool) -> Figures:
     tokens = torch.as_tensor(ids, device=device)
     batch = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
-    def step() -> "torch.Tensor":
+    def loss_fn(*batch: "torch.Tensor") -> "torch.Tensor":
         with torch.autocast(device, torch.bfloat16, enabled=dtype == "bf16"):
-            loss = loss_of(*batch)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss
+            return loss_of(*batch)
+
+    def step() -> "torch.Tensor":
+        return torch_peer.update(model, loss_fn, optimizer, batch)
 
     def wait() -> None:
         if device == "cuda":
