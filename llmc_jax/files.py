@@ -1,11 +1,8 @@
 """How every file of ours is written, so that it is never half there; where an open one is; and where caches live."""
 
 import fcntl
-import hashlib
 import os
-import secrets
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +27,8 @@ def complete_file(path: str | Path) -> Iterator[Path]:
     The new content is on the disk before its name shows it. On an error the temporary file is removed and whatever
     stood at `path` is untouched. Raises OSError.
     """
+    import secrets  # here, as other modules below: --help does without, and they take longer than all of ours
+
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")  # two processes never share a name
     try:
@@ -57,6 +56,8 @@ def write_atomic(path: str | Path, data: bytes) -> None:
 
 def write_problem(folder: Path) -> str | None:
     """Make a folder if need be; return why no file can be made in it, None if one can."""
+    import tempfile
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -67,6 +68,8 @@ def write_problem(folder: Path) -> str | None:
 
 def digest_of_files(paths: Iterable[Path]) -> str:
     """Return what tells these files apart, whatever their order: 16 hexadecimal digits. Raises OSError."""
+    import hashlib
+
     digest = hashlib.sha256()
     for path in sorted(paths):
         data = path.read_bytes()

@@ -4,7 +4,6 @@ The settings (compile cache, memory pages) are not needed for correct results; e
 so (benchmarks/README.md). Leaves out what the machine can do (device.py).
 """
 
-import hashlib
 import json
 import os
 import sys
@@ -138,6 +137,8 @@ def seal_programs(folder: Path) -> None:
 
 
 def _program_digests(folder: Path) -> dict[str, str]:
+    import hashlib  # here, because --help does without
+
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != PROGRAMS]
     paths = [path for path in paths if not path.name.endswith("-atime")]  # when one was last used
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}

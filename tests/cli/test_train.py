@@ -418,10 +418,10 @@ def test_the_command_has_its_own_name_in_messages(
     assert capsys.readouterr().err == "llmc-jax: -b 0: batch size must be at least 1\n"
 
 
-def test_help_imports_neither_jax_nor_numpy() -> None:
+def test_help_imports_nothing_that_takes_long() -> None:
     code = (
         "import sys; from llmc_jax.cli import train; train.main(['--help']); "
-        "sys.exit(len({'jax', 'jaxlib', 'numpy', 'matplotlib', 'rich'} & set(sys.modules)))"
+        "sys.exit(len({'jax', 'numpy', 'matplotlib', 'rich', 'hashlib', 'tempfile'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
