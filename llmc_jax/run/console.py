@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from llmc_jax.run.figures import EMA_DECAY, Speed, StepFigures, smooth_speed
+from llmc_jax.run.figures import Average, StepFigures
 from llmc_jax.streams import escaped
 from llmc_jax.text import drawn, screen_width
 
@@ -36,7 +36,7 @@ class StepLine(NamedTuple):
 
     figures: StepFigures
     total_steps: int
-    tokens_per_second: float  # as `smooth_speed` gives it
+    tokens_per_second: float  # averaged
     utilization: str  # as `utilization_text` gives it
     scores: bool = False  # with z-scores: NaN, as llm.c has it, before there is one
 
@@ -109,22 +109,15 @@ def automatic_every(total_steps: int) -> int:
 class Pace(NamedTuple):
     """What the time left is reckoned from; all times in seconds."""
 
-    steps: int = 0  # finished in this process
-    ema: float = 0.0  # biased average of the step's time, without the first, which compiles
+    step: Average = Average()  # of the steps' times
     pauses: float = 0.0  # time between steps since the first: validation, sampling, checkpoints
     last: float = 0.0  # the clock at the end of the last step
 
 
 def advance(pace: Pace, step_seconds: float, now: float) -> Pace:
     """Return the pace after another step that took `step_seconds` and ended at clock time `now`."""
-    if pace.steps == 0:
-        return Pace(steps=1, last=now)
-    return Pace(
-        steps=pace.steps + 1,
-        ema=EMA_DECAY * pace.ema + (1 - EMA_DECAY) * step_seconds,
-        pauses=pace.pauses + max(0.0, now - pace.last - step_seconds),
-        last=now,
-    )
+    pause = max(0.0, now - pace.last - step_seconds) if pace.step.steps else 0.0
+    return Pace(pace.step.then(step_seconds), pace.pauses + pause, now)
 
 
 def seconds_left(pace: Pace, remaining_steps: int) -> float | None:
@@ -133,10 +126,8 @@ def seconds_left(pace: Pace, remaining_steps: int) -> float | None:
     Pauses are rare and long, so their share is averaged over the whole run, not over recent steps.
     None until a step without compilation has been seen.
     """
-    counted = pace.steps - 1
-    if counted < 1:
-        return None
-    return remaining_steps * (pace.ema / (1 - EMA_DECAY**counted) + pace.pauses / counted)
+    mean = pace.step.mean
+    return None if mean is None else remaining_steps * (mean + pace.pauses / (pace.step.steps - 1))
 
 
 def duration(seconds: float) -> str:
@@ -286,7 +277,7 @@ class Console:
         self._first_step = first_step
         self._clock = clock
         self._began = self._last_line = clock()
-        self._pace, self._speed = Pace(), Speed()
+        self._pace, self._speed = Pace(), Average()
         self._utilization, self._scores = utilization, scores
         self._state = BarState(done=first_step, total=total_steps, elapsed=0.0)
         self._ascii = not _can_encode(self._file, "━─")
@@ -335,7 +326,8 @@ class Console:
         """Show a finished training step."""
         now = self._clock()
         self._pace = advance(self._pace, figures.ms / 1000, now)
-        self._speed, shown = smooth_speed(self._speed, figures.tokens_per_second)
+        self._speed = self._speed.then(figures.tokens_per_second)
+        shown = self._speed.mean or figures.tokens_per_second
         self._state = self._state._replace(done=figures.step + 1, loss=figures.loss, tokens_per_second=shown)
         if self._is_due(figures.step, now) or figures.skipped:
             self._last_line = now

@@ -150,25 +150,24 @@ def not_finite(c: Curve) -> Curve:
 
 
 def draw_curves(
-    metrics: Sequence[Mapping[str, Any]] | Path,
+    metrics: Sequence[Mapping[str, Any]],
     out_png: Path,
     title: str = "",
     baselines: Mapping[str, float] | None = None,
 ) -> None:
-    """Draw a run's metrics (events as `read_metrics` gives them, or the metrics.jsonl) into a PNG file.
+    """Draw a run's metrics (events as `read_metrics` gives them) into a PNG file.
 
     baselines: losses to compare with, in nats per token, drawn as horizontal lines under their names.
     The file appears complete or not at all. Steps count from 0, as in the log.
     """
     from matplotlib.figure import Figure
 
-    rows = read_metrics(metrics) if isinstance(metrics, Path) else metrics
     figure = Figure(figsize=(9, 6), dpi=110)
     margins = {"left": 0.085, "right": 0.91, "top": 0.865, "bottom": 0.085, "hspace": 0.1}  # a layout engine is slower
     loss_axes, lower_axes = figure.subplots(2, 1, sharex=True, height_ratios=[3.4, 1], gridspec_kw=margins)
-    _draw_loss(loss_axes, rows, baselines or {})
-    _draw_rate_and_norm(lower_axes, rows)
-    _limit_steps(lower_axes, rows)
+    _draw_loss(loss_axes, metrics, baselines or {})
+    _draw_rate_and_norm(lower_axes, metrics)
+    _limit_steps(lower_axes, metrics)
     if title:
         figure.suptitle(title, fontsize=12, fontweight="bold", y=0.985)
     save_figure(figure, out_png)

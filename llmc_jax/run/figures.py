@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-EMA_DECAY = 0.95  # of the smoothed speed, llm.c's
+EMA_DECAY = 0.95  # llm.c's
 
 
 class StepFigures(NamedTuple):
@@ -25,23 +25,26 @@ class StepFigures(NamedTuple):
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
-class Speed(NamedTuple):
-    """The state of the smoothed speed: steps seen, and their biased average without the first."""
+class Average(NamedTuple):
+    """llm.c's exponential average with bias correction of a figure that each step has; the first, which compiles, is
+    left out.
 
-    steps: int = 0
-    ema: float = 0.0
-
-
-def smooth_speed(speed: Speed, tokens_per_second: float) -> tuple[Speed, float]:
-    """Return the new state and llm.c's smoothed tok/s: an exponential average with bias correction.
-
-    The first step, which compiles, is left out; for it the speed to show is its own.
     Source: llm.c train_gpt2.cu, `ema_tokens_per_second`.
     """
-    if speed.steps == 0:
-        return Speed(1, 0.0), tokens_per_second
-    ema = EMA_DECAY * speed.ema + (1 - EMA_DECAY) * tokens_per_second
-    return Speed(speed.steps + 1, ema), ema / (1 - EMA_DECAY**speed.steps)
+
+    steps: int = 0  # seen, the first included
+    ema: float = 0.0  # biased
+
+    def then(self, value: float) -> "Average":
+        """Return the average after another step."""
+        if self.steps == 0:
+            return Average(1)
+        return Average(self.steps + 1, EMA_DECAY * self.ema + (1 - EMA_DECAY) * value)
+
+    @property
+    def mean(self) -> float | None:
+        """The average so far; None until a step without compilation has been seen."""
+        return None if self.steps < 2 else self.ema / (1 - EMA_DECAY ** (self.steps - 1))
 
 
 def utilization_text(flops_per_second: float, peak: float | None, precision: str = "bf16") -> str:

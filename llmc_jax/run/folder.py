@@ -457,30 +457,30 @@ def config_file(folder: Path) -> Path | None:
 def read_config(folder: Path) -> dict[str, Any] | None:
     """Return the configuration of a run's last start, as `config_record` made it; None where no run of ours was.
 
-    Raises FormatError if the file is not a JSON object, InputError if it cannot be read.
+    Raises FormatError if the file is no JSON object, InputError if it cannot be read.
     """
     path = config_file(folder)
     if path is None:
         return None
-    try:
-        record = json.loads(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: cannot read it: {reason(error)}") from error
-    except (ValueError, RecursionError):
-        record = None
+    problem = "is not a JSON object; expected the configuration of a run"
+    record = _read_json(path, problem)
     if not isinstance(record, dict):
-        raise FormatError(f"{path}: is not a JSON object; expected the configuration of a run")
+        raise FormatError(f"{path}: {problem}")
     return record
 
 
 def read_kernels(path: Path) -> Any:
     """Return what a kernels.json holds, which kernels/record.py knows to read.
 
-    Raises FormatError if it is not JSON, InputError if it cannot be read.
+    Raises FormatError if it is no JSON, InputError if it cannot be read.
     """
+    return _read_json(path, "is no choice of kernels (it is not JSON)")
+
+
+def _read_json(path: Path, problem: str) -> Any:
     try:
         return json.loads(path.read_bytes())
     except OSError as error:
         raise InputError(f"{path}: cannot read it: {reason(error)}") from error
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: is not a choice of kernels (it is not JSON)") from error
+        raise FormatError(f"{path}: {problem}") from error

@@ -57,34 +57,23 @@ def slice_trace(
     check_writable(folder)
     import jax
 
-    recording = ExitStack()  # open while the profiler runs
-    annotation = ExitStack()  # open during a step
-    active = False
+    begun = False
+    with ExitStack() as recording, ExitStack() as annotation:  # open while the profiler runs, and during a step
 
-    def finish() -> None:
-        nonlocal active
-        if active:
-            active = False
-            recording.close()
-            done()
-
-    def tick(step: int) -> None:
-        nonlocal active
-        annotation.close()
-        if start <= step < stop:
-            if not active:
+        def tick(step: int) -> None:
+            nonlocal begun
+            annotation.close()
+            if not start <= step < stop:
+                recording.close()
+                return
+            if not begun:
+                begun = True
                 start_recording(folder)
+                recording.callback(done)
                 recording.callback(jax.profiler.stop_trace)
-                active = True
             annotation.enter_context(recorded_step(step))
-        else:
-            finish()
 
-    try:
         yield tick
-    finally:
-        annotation.close()
-        finish()
 
 
 def profile_slice(config: TrainConfig) -> tuple[int, int]:

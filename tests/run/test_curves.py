@@ -16,7 +16,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from llmc_jax.run import curves
-from llmc_jax.run import folder as runlog
 from llmc_jax.run.curves import Curve, above, binned, curve, draw_curves, loss_range, smoothed, window_of
 
 VALUES = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=300)
@@ -205,15 +204,6 @@ def test_of_a_thousand_losses_five_lie_outside_at_most(training: list[float], ot
 def test_any_run_can_be_drawn(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     draw_curves(rows, tmp_path / "a.png", "title", {"bigram baseline": 2.48, "goal": 2.45})
     assert _pixels(tmp_path / "a.png").std() > 1
-
-
-def test_the_metrics_file_gives_the_same_picture_as_its_events(tmp_path: Path) -> None:
-    with runlog.RunLog(tmp_path) as log:
-        for row in _metrics(30):
-            log.event(row["event"], **{k: v for k, v in row.items() if k != "event"})
-    draw_curves(tmp_path / "metrics.jsonl", tmp_path / "a.png", "t")
-    draw_curves(_metrics(30), tmp_path / "b.png", "t")
-    assert np.array_equal(_pixels(tmp_path / "a.png"), _pixels(tmp_path / "b.png"))
 
 
 def test_no_pyplot_and_no_changed_settings(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc_jax.run.figures import Speed, smooth_speed, utilization_text
+from llmc_jax.run.figures import Average, utilization_text
 
 
 @pytest.mark.parametrize(
@@ -30,17 +30,18 @@ def test_speed_is_llmcs_average() -> None:
             ema = 0.95 * ema + 0.05 * tokens_per_second
             shown = ema / (1.0 - 0.95**step)
         expected.append(shown)
-    state, got = Speed(), []
+    average, got = Average(), []
     for tokens_per_second in speeds:
-        state, shown = smooth_speed(state, tokens_per_second)
-        got.append(shown)
+        average = average.then(tokens_per_second)
+        got.append(average.mean or tokens_per_second)
     assert got == pytest.approx(expected, rel=1e-12)
     assert got[1] == pytest.approx(900.0)
 
 
 @given(st.lists(st.floats(1, 1e7), min_size=2, max_size=50))
 def test_speed_lies_between_the_speeds_seen(speeds: list[float]) -> None:
-    state = Speed()
+    average = Average()
     for tokens_per_second in speeds:
-        state, shown = smooth_speed(state, tokens_per_second)
-    assert min(speeds[1:]) * 0.999999 <= shown <= max(speeds[1:]) * 1.000001
+        average = average.then(tokens_per_second)
+    assert average.mean is not None
+    assert min(speeds[1:]) * 0.999999 <= average.mean <= max(speeds[1:]) * 1.000001
