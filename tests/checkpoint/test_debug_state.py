@@ -186,15 +186,8 @@ def patched(at: int, *values: int) -> bytes:
 
 
 BAD = {
-    "empty": (b"", "the file is empty"),
-    "two bytes": (GOOD[:2], "2 bytes"),
-    "header cut": (GOOD[:1023], "1023 bytes; a debug state of llm.c begins with a header of 1024"),
-    "header alone": (GOOD[:1024], "cut off"),
     "magic": (patched(0, 5), "starts with 5, expected magic 20240327"),
-    "a training state": (patched(0, 20240527), "a training state of llm.c"),
-    "big-endian": (struct.pack(">256i", *struct.unpack("<256i", GOOD[:1024])) + GOOD[1024:], "big-endian"),
     "version 0": (patched(4, 0), "version 0 .* is unknown"),
-    "version 3": (patched(4, 3), "version 3 .* is unknown"),
     "other version": (patched(4, 1), "too long"),
     "no rows": (patched(8, 0), "B=0, T=3"),
     "minus T": (patched(12, -1), "B=2, T=-1"),
@@ -215,29 +208,6 @@ def test_bad_files_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
     with pytest.raises(FormatError, match=words) as caught:
         read_debug_state(path, TINY)
     assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
-
-
-def test_not_a_file(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for path, words in (
-        (tmp_path / "none", "no such file"),
-        (tmp_path, "a folder"),
-        (tmp_path / "pipe", "not a regular file"),
-    ):
-        with pytest.raises(FormatError, match=words):
-            read_debug_state(path, TINY)
-
-
-def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "debug.bin"
-    for data in (GOOD[:-1], GOOD[:1100], GOOD + b"x", b""):
-        path.write_bytes(GOOD)
-        state = read_debug_state(path, TINY)
-        path.write_bytes(data)
-        with pytest.raises(FormatError, match="changed while it was being read"):
-            _ = state.logits
-        with pytest.raises(FormatError, match="changed while it was being read"):
-            _ = state.gradient
 
 
 def test_sizes_are_compared_before_memory_is_taken(tmp_path: Path) -> None:

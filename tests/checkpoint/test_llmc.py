@@ -2,8 +2,6 @@
 
 import errno
 import struct
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.checkpoint import llmc, reading
+from llmc_jax.checkpoint import llmc
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16, read_header, read_model, write_model
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import FormatError, InputError
@@ -281,27 +279,14 @@ def with_ints(data: bytes, **ints: int) -> bytes:
 
 GOOD = encode(TINY, 3, {name: [0x3F800000] * len(bits) for name, bits in random_tensors(TINY, 3, 0).items()})
 BAD = {
-    "empty": (b"", "the file is empty"),
-    "truncated header": (GOOD[:1000], "1000 bytes; an llm.c model file begins with a header of 1024"),
-    "three bytes": (GOOD[:3], "3 bytes"),
     "wrong magic": (with_ints(GOOD, i0=17), "starts with 17, expected magic 20240326"),
-    "tokens": (with_ints(GOOD, i0=20240520), "GPT-2 tokens"),
-    "llama tokens": (with_ints(GOOD, i0=20240801), "Llama 3 tokens"),
-    "debug state": (with_ints(GOOD, i0=20240327), "a debug state"),
-    "tokenizer": (with_ints(GOOD, i0=20240328), "a tokenizer"),
-    "evaluation": (with_ints(GOOD, i0=20240522), "an evaluation file"),
-    "state": (with_ints(GOOD, i0=20240527), "a training state"),
-    "llama": (with_ints(GOOD, i0=20240803), "a Llama 3 model"),
-    "big-endian": (struct.pack(">256i", *struct.unpack("<256i", GOOD[:1024])), "big-endian"),
     "version 0": (with_ints(GOOD, i1=0), "version 0 .* is unknown"),
-    "version 6": (with_ints(GOOD, i1=6), "version 6 .* is unknown"),
     "negative T": (with_ints(GOOD, i2=-1), r"header int 2 \(max_seq_len\) is -1"),
     "no heads": (with_ints(GOOD, i5=0), r"header int 5 \(num_heads\) is 0"),
     "heads": (with_ints(GOOD, i5=3), "C=4 .* is not a multiple of NH=3"),
     "Vp absent": (with_ints(GOOD, i7=0), r"Vp=0 \(header int 7\) is smaller than V=3"),
     "Vp < V": (with_ints(GOOD, i7=2), "Vp=2 .* is smaller than V=3"),
     "short": (GOOD[:-1], "cut off"),
-    "header alone": (GOOD[:1024], "cut off"),
     "long": (GOOD + b"xy", "2 bytes follow the last tensor"),
     "other version": (with_ints(GOOD, i1=5), "size of version 3, so the version"),
     "absurd": (with_ints(GOOD, **{f"i{i}": 2**31 - 1 for i in range(2, 8)}), "cut off .*, or its header is wrong"),
@@ -317,20 +302,6 @@ def test_bad_files_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
         with pytest.raises(FormatError, match=words) as caught:
             read(path)
         assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
-
-
-def test_missing_folder_and_pipe(tmp_path: Path) -> None:
-    import os
-
-    os.mkfifo(tmp_path / "pipe")
-    for path, words in (
-        (tmp_path / "none.bin", "no such file"),
-        (tmp_path, "a folder"),
-        (tmp_path / "pipe", "not a regular file"),
-        (tmp_path / "pipe" / "x", "Not a directory"),
-    ):
-        with pytest.raises(FormatError, match=words):
-            read_model(path)
 
 
 def test_warnings(tmp_path: Path) -> None:
@@ -386,16 +357,6 @@ def test_write_errors_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(InputError, match="holds numbers up to 2,147,483,647"):
         write_model(path, huge, flat)
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
-
-
-def test_needs_no_jax_to_import_or_read_a_header(tmp_path: Path) -> None:
-    write_model(tmp_path / "m.bin", TINY, np.ones(num_parameters(TINY), np.float32))
-    code = (
-        "import sys; from llmc_jax.checkpoint.llmc import read_header; "
-        "assert read_header(sys.argv[1]).config.channels == 4; assert 'jax' not in sys.modules"
-    )
-    root = Path(__file__).resolve().parents[2]
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "m.bin")], check=True, cwd=root)
 
 
 # Mutated files: the reader returns what struct reads, or raises FormatError, within memory bounded by the file's size
@@ -488,13 +449,3 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
         change()
         with pytest.raises(FormatError, match=r"changed while it was being read|no such file"):
             llmc.read_slice(model, "lnfb")
-
-
-def test_a_file_that_ends_in_the_middle_of_a_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "m.bin"
-    path.write_bytes(GOOD)
-    model = llmc.open_model(path)
-    monkeypatch.setattr(reading, "stamp_of", lambda _file: model.stamp)  # it shrinks after the look at its size
-    path.write_bytes(GOOD[:1100])
-    with pytest.raises(FormatError, match="ended at byte 1,100 while being read"):
-        llmc.read_slice(model, "wte")

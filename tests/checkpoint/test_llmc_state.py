@@ -25,7 +25,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.checkpoint import binary, llmc, llmc_state
+from llmc_jax.checkpoint import binary, llmc_state
 from llmc_jax.checkpoint.contents import Counters, Identity, Metadata
 from llmc_jax.checkpoint.llmc_state import (
     mt_from_numpy,
@@ -612,18 +612,11 @@ def patched(at: int, form: str, *values: Any) -> bytes:
 
 
 BAD = {
-    "empty": (b"", "the file is empty"),
-    "three bytes": (GOOD[:3], "3 bytes; a training state of llm.c begins with a header of 1024"),
-    "header cut": (GOOD[:1000], "1000 bytes"),
     "header alone": (GOOD[:1024], "1,024 bytes, but the state of a model with L=2 C=16 Vp=128 T=16 takes"),
     "wrong magic": (patched(0, "<i", 17), "starts with 17, expected magic 20240527"),
-    "a model": (patched(0, "<i", 20240326), "a GPT-2 checkpoint"),
-    "big-endian": (struct.pack(">256i", *struct.unpack("<256i", GOOD[:1024])) + GOOD[1024:], "big-endian"),
     "version": (patched(4, "<i", 2), "version 2 .* is unknown"),
     "no processes": (patched(8, "<i", 0), r"num_processes\) is 0"),
-    "minus processes": (patched(8, "<i", -(2**31)), r"num_processes\) is -2147483648"),
     "rank": (patched(12, "<i", 2), r"\(rank\) is 2; of 2 processes it must be 0 to 1"),
-    "minus rank": (patched(12, "<i", -1), r"\(rank\) is -1"),
     "master": (patched(16, "<i", 7), r"use_master_weights\) is 7; it must be 0 or 1"),
     "shuffle": (patched(20, "<i", -1), r"should_shuffle\) is -1"),
     "step": (patched(40, "<i", -3), r"header int 10 \(step\) is -3"),
@@ -634,15 +627,12 @@ BAD = {
     "absurd index": (patched(120, "<Q", 2**64 - 1), "stands at shard 18,446,744,073,709,551,615"),
     "no shards": (patched(BODY, "<Q", 0), "0 shard_indices"),
     "absurd shards": (patched(BODY, "<Q", 2**63), "9,223,372,036,854,775,808 shard_indices"),
-    "absurd samples": (patched(BODY + 20, "<Q", 2**62 + 11), "intra_shard_indices"),
     "shard twice": (patched(BODY + 8, "<3i", 0, 1, 1), "shard_indices are not 0 to 2 in some order"),
     "minus sample": (patched(BODY + 28, "<i", -1), "intra_shard_indices are not 0 to 10"),
     "matrix": (patched(len(GOOD) - 4, "<I", 5), "MATRIX_A"),
     "left": (patched(len(GOOD) - 2512, "<i", 0), "they must add up to 625"),
-    "minus left": (patched(len(GOOD) - 2512, "<iI", -9, 634), "they must add up to 625"),
     "no seed": (patched(len(GOOD) - 2512, "<iI", 1, 0), "its words come from no seed"),
     "cut": (GOOD[:-1], "it should have"),
-    "long": (GOOD + b"xy", "it should have"),
     "body cut": (GOOD[: BODY - 4], "bytes"),
     "body alone": (GOOD[:BODY], "bytes"),
 }
@@ -668,17 +658,6 @@ def test_another_model_s_state(tmp_path: Path) -> None:
     huge = ModelConfig(1 << 20, 1 << 20, 1 << 20, 1 << 10, 1, 1 << 20)
     with pytest.raises(FormatError):
         read_state_file(path, huge)
-
-
-def test_not_a_file(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for path, words in (
-        (tmp_path / "none", "no such file"),
-        (tmp_path, "a folder"),
-        (tmp_path / "pipe", "not a regular file"),
-    ):
-        with pytest.raises(FormatError, match=words):
-            read_state_file(path, CONFIG)
 
 
 def test_sizes_are_compared_before_memory_is_taken(tmp_path: Path) -> None:
@@ -725,10 +704,3 @@ def test_mutated_files(tmp_path: Path, data: st.DataObject) -> None:
     assert len(raw) == 1024 + 4 * arrays * state.m.size + tail
     assert state.m.size == N or (state.sharded and state.m.size * state.num_processes == N)
     assert state.m.read(3, 2).tobytes() == bytes(raw[1036:1044])
-
-
-def test_the_names_are_llm_c_s() -> None:
-    assert llmc_state.STATE_NAME.format(7, 3) == "state_00000007_00003.bin"
-    assert llmc_state.MODEL_NAME.format(123456789) == "model_123456789.bin"
-    assert llmc_state.DONE_NAME.format(0) == "DONE_00000000"
-    assert llmc.WRITABLE == (3, 5)

@@ -1,10 +1,15 @@
-"""Half precision widened on the bits, and files that are not what they were."""
+"""Half precision widened on the bits, files that are not what they were, and the header that llm.c's files share."""
 
+import os
+import re
+import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from llmc_jax import magics
+from llmc_jax.checkpoint.binary import read_header_ints
 from llmc_jax.checkpoint.reading import fp16_to_fp32, opened, read_float32, stamp_of
 from llmc_jax.errors import FormatError
 
@@ -55,3 +60,37 @@ def test_a_stamp_is_of_one_file_at_one_time(tmp_path: Path) -> None:
     other.replace(path)
     with pytest.raises(FormatError, match="changed while it was being read"), opened(path, stamp):
         pass
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, words in (
+        (tmp_path / "none", "no such file"),
+        (tmp_path, "a folder"),
+        (tmp_path / "pipe", "not a regular file"),
+        (tmp_path / "pipe" / "x", "Not a directory"),
+    ):
+        with pytest.raises(FormatError, match=words), opened(path):
+            pass
+
+
+HEADER = struct.pack("<256i", magics.DEBUG_STATE, *range(255))
+BAD = {
+    "empty": (b"", "the file is empty"),
+    "three bytes": (HEADER[:3], "3 bytes"),
+    "cut": (HEADER[:1023], "1023 bytes; a thing begins with a header of 1024"),
+    "unknown": (struct.pack("<256i", 17, *range(255)), f"17, expected magic {magics.DEBUG_STATE}"),
+    **{str(magic): (struct.pack("<256i", magic, *range(255)), what) for magic, what in magics.MEANINGS.items()},
+    "big-endian": (struct.pack(">256i", magics.DEBUG_STATE, *range(255)), "big-endian"),
+}
+del BAD[str(magics.DEBUG_STATE)]
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_headers_that_are_refused(tmp_path: Path, name: str) -> None:
+    data, words = BAD[name]
+    path = tmp_path / "file"
+    path.write_bytes(data)
+    with opened(path) as file, pytest.raises(FormatError, match=re.escape(words)) as caught:
+        read_header_ints(file, path, magics.DEBUG_STATE, "a thing")
+    assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)

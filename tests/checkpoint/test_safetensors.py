@@ -100,13 +100,6 @@ def test_what_the_package_refuses_is_one_line_that_names_the_file(tmp_path: Path
     assert "\n" not in str(caught.value)
 
 
-def test_missing_and_folder(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="no such file"):
-        read_archive(tmp_path / "none")
-    with pytest.raises(FormatError, match="a folder"):
-        read_archive(tmp_path)
-
-
 def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes(FIXTURE.read_bytes())

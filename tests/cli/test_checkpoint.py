@@ -82,13 +82,6 @@ def test_a_missing_done_is_told_and_no_damage(run: Path, capsys: pytest.CaptureF
         assert ("DONE_00000200 is missing" in capsys.readouterr().out.splitlines()[0]) is not done
 
 
-def test_quick_says_that_it_did_not_read(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", "--quick", str(run)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == (
-        "2 checkpoints, complete; without --quick every byte is compared"
-    )
-
-
 def test_json(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flip(run / "state_00000200" / "run.json")
     assert main(["verify", "--json", str(run)]) == 2
@@ -153,22 +146,16 @@ def test_show(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["tensors"]["copy/wte"] == {"shape": [128, 64], "dtype": "bfloat16"}
 
 
-def test_checking_needs_neither_orbax_nor_jax(run: Path) -> None:
-    code = (
-        "import sys; sys.modules['jax'] = sys.modules['orbax'] = None; "
-        "from llmc_jax.cli.checkpoint import main; "
-        f"sys.exit(main(['verify', {str(run)!r}]) + main(['show', {str(run)!r}]))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_the_module_is_a_command(run: Path) -> None:
+def test_as_a_program_it_needs_neither_orbax_nor_jax(run: Path) -> None:
     """Names that the terminal cannot show are escaped."""
     (run / "state_00000100" / "ä").touch()
+    code = (
+        "import runpy, sys; sys.modules['jax'] = sys.modules['orbax'] = None; "
+        "runpy.run_module('llmc_jax.checkpoint', run_name='__main__')"
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "llmc_jax.checkpoint", "verify", str(run)],
+        [sys.executable, "-c", code, "verify", str(run)],
         capture_output=True, text=True, cwd=ROOT, env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
     assert done.returncode == 2 and done.stderr == "" and "2 checkpoints, 1 bad" in done.stdout
-    assert r"BAD: \xe4: is not part of the checkpoint; move it away" in done.stdout
+    assert r"BAD: \xe4: is not part of the checkpoint" in done.stdout

@@ -204,18 +204,11 @@ def test_rounding_check_covers_special_values() -> None:
         assert conversion.largest_change(before, wrong) is None
 
 
-def test_as_a_program(model: Path, tmp_path: Path) -> None:
-    """The script itself: its help, a conversion, and the exit status of bad input."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-
-    def run(*argv: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(ROOT / "convert_checkpoint.py"), *argv]
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env)
-
-    assert "versions 1-5    --to llmc: 3 fp32, 5 bf16" in run("--help").stdout
-    assert run("formats").stdout == convert.FORMATS + "\n"
-    assert run("convert", "model.bin", "out.bin", "--version", "5").returncode == 0
-    bad = run("inspect", "nothing.bin")
+def test_as_a_program(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "convert_checkpoint.py"), "inspect", "nothing.bin"]
+    bad = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
     assert (bad.returncode, bad.stdout, bad.stderr) == (2, "", "convert_checkpoint.py: nothing.bin: no such file\n")
 
 

@@ -5,13 +5,11 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,10 +17,10 @@ import pytest
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Counters, Identity, Metadata
 from llmc_jax.checkpoint.llmc import read_model
-from llmc_jax.checkpoint.manifest import MANIFEST
+from llmc_jax.checkpoint.manifest import Manifest
 from llmc_jax.cli import train as cli
 from llmc_jax.config.flags import parse_args
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.errors import FormatError, InputError
@@ -32,7 +30,7 @@ from llmc_jax.run import curves
 from llmc_jax.run import loop as trainer
 from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.folder import KERNELS, RunLog, locked, read_kernels, read_metrics
-from llmc_jax.run.resume import find_earlier
+from llmc_jax.run.resume import check_fits, find_earlier
 from tests.same_run import arrays, check_same, differences, leftovers, steps_of, write_shards
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -429,22 +427,15 @@ def test_another_run_is_refused(train: Train, data: Path, copy: Path, flags: lis
     assert snapshot(copy) == before
 
 
-@pytest.mark.parametrize(
-    ("made", "asked", "named"),
-    [
-        (["--dtype", "bf16"], ["--dtype", "bf16", "-w", 0], ["-w is 1 there, 0 here", "--rounding is nearest there"]),
-        (["--dtype", "bf16"], ["--dtype", "bf16", "--rounding", "stochastic"], ["--rounding is nearest there"]),
-        (["-a", 1], ["-a", 0], ["-a is 1 there, 0 here"]),
-    ],
-    ids=["master weights", "rounding", "overfit"],
-)
-def test_another_precision_or_order_is_refused(
-    train: Train, made: list[Any], asked: list[Any], named: list[str]
-) -> None:
-    complete(train(*made, "-x", 2))
-    refused = train(*asked, "-x", 4, "-y", 1)
-    assert refused.code == 2
-    assert all(words in refused.err for words in named), refused.err
+def test_another_precision_or_order_is_refused() -> None:
+    model = parse_descriptor(TINY)
+    stored = Metadata(3, Identity(model, "bf16", True, "nearest"), 9, options=TrainConfig().to_json()).to_json()
+    earlier = store.Checkpoint(Path("there"), Manifest(3, {}, {}), stored)
+    with pytest.raises(InputError, match="the checkpoint there") as caught:
+        check_fits(earlier, TrainConfig(overfit=True), Identity(model, "bf16", False, "stochastic"))
+    first, second, third = str(caught.value).splitlines()[1:-1]
+    assert "-w is 1 there, 0 here" in first and "--rounding is nearest there, stochastic here" in second
+    assert "-a is 0 there, 1 here" in third
 
 
 def test_the_same_batch_in_other_words_is_the_same(train: Train, copy: Path) -> None:
@@ -482,16 +473,6 @@ def test_another_environment_is_told_in_one_line(train: Train, copy: Path, monke
     run = complete(train("-y", 1))
     (note,) = [line for line in run.out.splitlines() if "not bit-exact from here" in line]
     assert f"jax {versions['jax']} -> 0.99" in note
-
-
-def test_another_number_of_threads_is_told(train: Train, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmc_jax.machine import device as hardware
-
-    device = hardware.describe_device()
-    monkeypatch.setattr(hardware, "describe_device", lambda: device._replace(cpu_cores=device.cpu_cores + 1))
-    run = complete(train("-y", 1))
-    (note,) = [line for line in run.out.splitlines() if "not bit-exact from here" in line]
-    assert f"threads {device.cpu_cores} -> {device.cpu_cores + 1}" in note
 
 
 # ----- the kernels of the run ---------------------------------------------------------------------------------------
@@ -676,20 +657,8 @@ def unbroken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-DAMAGES: dict[str, Callable[[Path], None]] = {
-    "a flipped bit": flip_a_bit,
-    "the folder gone": shutil.rmtree,
-    "a file cut off": lambda folder: os.truncate(largest_file(folder), 100),
-    "a file gone": lambda folder: largest_file(folder).unlink(),
-    "no manifest": lambda folder: (folder / MANIFEST).unlink(),
-}
-
-
-@pytest.mark.parametrize("damage", only_first(DAMAGES))
-def test_a_bad_checkpoint_is_reported_and_the_one_before_used(
-    train: Train, copy: Path, unbroken: Path, damage: str
-) -> None:
-    DAMAGES[damage](copy / "state_00000007")
+def test_a_bad_checkpoint_is_reported_and_the_one_before_used(train: Train, copy: Path, unbroken: Path) -> None:
+    flip_a_bit(copy / "state_00000007")
     run = complete(train("-y", 1, "-n", 4))
     assert any("state_00000007" in line for line in run.out.splitlines() if "warning" in line), run.out
     assert run.values("resume", "step") == [4]
@@ -697,13 +666,14 @@ def test_a_bad_checkpoint_is_reported_and_the_one_before_used(
 
 
 def test_where_no_checkpoint_is_good_nothing_is_begun_anew(train: Train, copy: Path) -> None:
-    for step in (4, 7):
-        flip_a_bit(copy / f"state_{step:08d}")
+    """However little of one is left, it is for the user to begin anew."""
+    shutil.rmtree(copy / "state_00000004")  # but not its DONE_ file
+    (copy / "DONE_00000007").unlink()
+    flip_a_bit(copy / "state_00000007")
     before = snapshot(copy)
     refused = train("-y", 1, "-n", 4)
     assert refused.code == 2 and "Traceback" not in refused.err
-    assert "no checkpoint" in refused.err and f"llmc_jax.checkpoint verify {copy}" in refused.err
-    assert "another -o" in refused.err
+    assert f"llmc_jax.checkpoint verify {copy}" in refused.err and "another -o" in refused.err
     assert snapshot(copy) == before
 
 
@@ -715,71 +685,6 @@ def test_a_copy_without_its_empty_files_goes_on(train: Train, copy: Path, unbrok
     assert run.values("resume", "step") == [7]
     assert steps_of(run.folder, "DONE") == [4, 7, 8, 12]
     check_same(run.folder, unbroken)
-
-
-@pytest.mark.parametrize("kind", ["DONE", "state"])
-def test_logs_are_kept_where_there_was_a_checkpoint(copy: Path, kind: str) -> None:
-    """However little of one is left, it is for the user to begin anew."""
-    for step in (4, 7):
-        if kind == "DONE":
-            shutil.rmtree(copy / f"state_{step:08d}")
-        else:
-            (copy / f"DONE_{step:08d}").unlink()
-            flip_a_bit(copy / f"state_{step:08d}")
-    with pytest.raises(InputError, match=r"no checkpoint in .* is good"):
-        find_earlier(TrainConfig(output_dir=str(copy), reuse=True), lambda line: None)
-
-
-def test_logs_are_cut_back_and_torn_lines_dropped(train: Train, copy: Path, unbroken: Path) -> None:
-    """What a run wrote after its last checkpoint, and the half of a line that SIGKILL left."""
-    forget(copy, 7)
-    for name, torn in (("metrics.jsonl", b'{"event": "tra'), ("main.log", b"s:7 trl:5."), ("samples.txt", b"step 9,")):
-        with (copy / name).open("ab") as file:
-            file.write(torn)
-    run = complete(train("-y", 1, "-n", 4))
-    check_same(run.folder, unbroken)
-    assert run.values("resume", "step") == [4]
-    assert [step for step in run.values("start", "step") if step] == []
-
-
-def test_a_killed_run_s_unfinished_save_is_cleared_away(train: Train, copy: Path, unbroken: Path) -> None:
-    entry = store.entries(copy)[-1]
-    assert entry.problem is None
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "seal", lambda *_: (_ for _ in ()).throw(InputError("killed here")))
-        patch.setattr(store, "abandon", lambda *_: None)
-        train("-y", 1, "-n", 1, "-x", 8)
-    assert leftovers(copy)
-    run = complete(train("-y", 1, "-n", 4))
-    assert leftovers(copy) == []
-    check_same(run.folder, unbroken)
-
-
-def test_a_run_killed_before_its_first_checkpoint_begins_again(train: Train, copy: Path, unbroken: Path) -> None:
-    forget(copy, 4, 7)
-    run = complete(train("-y", 1, "-n", 4))
-    assert run.values("resume", "step") == []
-    check_same(run.folder, unbroken)
-
-
-class Killed(BaseException):
-    """What stands for SIGKILL."""
-
-
-@pytest.mark.parametrize("point", ["folder.git_state", "folder.complete_file", "begin.cut_logs", "begin.RunLog"])
-def test_a_start_that_is_killed_blocks_no_other(
-    train: Train, copy: Path, unbroken: Path, monkeypatch: pytest.MonkeyPatch, point: str
-) -> None:
-    """A run that was killed before its first checkpoint, and killed again while it started once more."""
-    forget(copy, 4, 7)
-
-    def killed(*_: Any, **__: Any) -> NoReturn:
-        raise Killed
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(f"llmc_jax.run.{point}", killed)
-        train("-y", 1, "-n", 4)
-    check_same(complete(train("-y", 1, "-n", 4)).folder, unbroken)
 
 
 def test_whose_main_log_it_is(tmp_path: Path) -> None:
@@ -883,13 +788,6 @@ def test_init_from_takes_the_weights_alone(train: Train, stopped: Path, name: st
     assert found["step"] == 2 and np.abs(found["params/wte"] - theirs["params/wte"]).max() <= 2.1e-2  # two updates
 
 
-def test_init_from_gives_the_loss_that_was_left(train: Train, stopped: Path) -> None:
-    """At step 4 nothing was validated, so the same weights go through the run's own validation again."""
-    continued = complete(train("--init-from", stopped, "-x", 0, "-v", 1, folder="new"))
-    train("-v", 7, "-n", 4, "-x", 7, folder="expected")
-    assert continued.values("val", "loss") == train("-v", 7, "-x", 7, folder="other").values("val", "loss")[-1:]
-
-
 @pytest.mark.parametrize("what", ["missing", "empty", "damaged"])
 def test_init_from_what_is_no_checkpoint(train: Train, tmp_path: Path, copy: Path, what: str) -> None:
     (tmp_path / "empty").mkdir()
@@ -904,7 +802,7 @@ def test_init_from_what_is_no_checkpoint(train: Train, tmp_path: Path, copy: Pat
 # ----- what is saved, and what a failing save costs -----------------------------------------------------------------
 
 
-def test_files_of_a_run(train: Train) -> None:
+def test_files_of_a_run(train: Train, stopped: Path) -> None:
     run = complete(train("-n", 5, "-nk", 0, "--export-llmc"))
     assert steps_of(run.folder, "state") == steps_of(run.folder, "DONE") == steps_of(run.folder, "model") == [5, 10, 12]
     for step in (5, 12):
@@ -914,8 +812,7 @@ def test_files_of_a_run(train: Train) -> None:
             model.tobytes()
             == np.concatenate([stored[f"params/{name}"].ravel() for name in parameter_names()]).tobytes()
         )
-    plain = complete(train("-n", 5, folder="plain"))
-    assert steps_of(plain.folder, "model") == []
+    assert steps_of(stopped, "model") == []
 
 
 def parameter_names() -> list[str]:
@@ -978,50 +875,14 @@ def test_a_failed_save_stops_the_run_where_that_is_asked_for(train: Train, monke
     check_same(complete(train("-n", 4, "-y", 1)).folder, expected.folder)
 
 
-def test_a_last_save_that_fails_is_bad(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "begin", failing(12))
-    run = train("-n", 4)
+@pytest.mark.parametrize(("at", "stop", "good"), [(12, 0, [4, 8]), (6, 6, [4])])
+def test_a_last_save_that_fails_is_bad(
+    train: Train, monkeypatch: pytest.MonkeyPatch, at: int, stop: int, good: list[int]
+) -> None:
+    monkeypatch.setattr(store, "begin", failing(at))
+    run = train("-n", 4, stop=stop)
     assert run.code == 2 and "no space left on device" in run.err
-    assert healthy(run.folder) == [4, 8]
-
-
-def test_a_save_that_fails_while_stopping_is_bad(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "begin", failing(6))
-    run = train("-n", 4, stop=6)
-    assert run.code == 2 and "no space left on device" in run.err
-    assert healthy(run.folder) == [4]
-
-
-def test_a_file_in_the_way(train: Train, tmp_path: Path) -> None:
-    """Something else has the name of the checkpoint."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "state_00000004").write_text("in the way")
-    run = train("-y", 1, "-n", 4)
-    assert run.code in (0, 2) and "Traceback" not in run.err
-    if run.code == 0:
-        assert healthy(run.folder)[-1] == 12
-
-
-LIMITED = 'ulimit -f "$0" && exec "$@"'  # KiB that a file may have: the disk's end, near enough
-
-
-@pytest.mark.slow
-def test_a_full_disk_harms_nothing(train: Train, data: Path, tmp_path: Path) -> None:
-    """A real one, in a process of its own: every write beyond some size fails."""
-    flags = ["-n", 4, "-e", "L1-NH1-C64-V257-T16"]
-    expected = complete(train(*flags, folder="expected"))
-    first = train(*flags, "-y", 1, stop=6)
-    assert first.code == 130
-    command = [sys.executable, ROOT / "train.py", *flags_of(data), *flags, "-y", 1, "-o", first.folder]
-    done = subprocess.run(
-        ["bash", "-c", LIMITED, "64", *map(str, command)], capture_output=True, text=True, check=False,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-    )  # fmt: skip
-    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stdout + done.stderr
-    assert "the checkpoint of step 12 cannot be written" in done.stderr
-    assert "the checkpoint of step 8 cannot be written" in done.stdout, done.stdout  # told, and gone on
-    assert healthy(first.folder) == [4, 6]
-    check_same(complete(train(*flags, "-y", 1)).folder, expected.folder)
+    assert healthy(run.folder) == good
 
 
 def test_an_outlier_is_said_and_kept(train: Train) -> None:
