@@ -9,8 +9,6 @@ import pytest
 
 from llmc_jax.cli.profile import main
 from llmc_jax.cli.profile_flags import OWN
-from llmc_jax.config.flags import step_config, take_own
-from llmc_jax.config.presets import PRESETS
 from llmc_jax.machine import device as hardware
 from llmc_jax.profile import measure
 
@@ -27,43 +25,6 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     text, _ = run(capsys, "--help")
     assert all(f"  {own.flags[0]}" in text for own in OWN)
     assert max(map(len, text.splitlines())) <= 110
-
-
-def test_its_own_flags_and_train_pys() -> None:
-    own, rest = take_own(["-b", "2", "--layers", "--vs", "r=0", "--steps=3", "--vs=dtype=bf16", "-r", "0"], OWN)
-    assert rest == ["-b", "2", "-r", "0"]
-    assert own.layers and own.steps == 3 and own.vs == ["r=0", "dtype=bf16"] and own.json is None
-    config, words = step_config(rest)
-    assert (config.model, config.batch_size, config.recompute) == ("d12", 2, 0)
-    assert words == ["-e", "d12", *rest]
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ([], {"model": "d12", "batch_size": 4, "recompute": 1}),
-        (["--preset", "demo"], {"model": PRESETS["demo"].options["model"], "total_batch_size": 2048, "recompute": 0}),
-        (["--preset", "demo", "-d", "512"], {"model": PRESETS["demo"].options["model"], "total_batch_size": 512}),
-        (["-e", "d24", "--preset=demo"], {"model": "d24", "total_batch_size": 2048}),
-        (["--preset=gpt2-350M"], {"model": "d24", "batch_size": 64}),
-        (["--preset", "llmc-cpu"], {"model": "d12", "sequence_length": 64}),  # gpt2_124M.bin is not here
-    ],
-)
-def test_a_preset_shapes_the_step_and_flags_override_it(
-    words: list[str], expected: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    config, whole = step_config(words)
-    assert {name: getattr(config, name) for name in expected} == expected
-    assert step_config(whole)[0] == config  # the words mean the same to another process
-
-
-def test_the_weights_that_a_preset_names_are_read_for_their_shape(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "gpt2_124M.bin").touch()
-    assert step_config(["--preset", "llmc-cpu"])[0].model == "gpt2_124M.bin"
 
 
 @pytest.mark.parametrize("words", [["--help"], [*MODEL, "--calculate", "--json", "all.json"]], ids=["help", "table"])

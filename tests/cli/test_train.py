@@ -4,178 +4,25 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from llmc_jax.cli.train import EXAMPLES, continued, flags_markdown, help_text, main
 from llmc_jax.config.checks import validate
-from llmc_jax.config.flags import Given, given_options, near_flags, parse_args
-from llmc_jax.config.options import SLICE, Option, value_problem
+from llmc_jax.config.flags import Given, given_options, parse_args
 from llmc_jax.config.presets import PRESETS, preset_config
 from llmc_jax.config.train import OPTIONS, TrainConfig
 from llmc_jax.errors import ExitCode, FormatError, InputError
 from llmc_jax.machine.jax_setup import train_command
 
 ROOT = Path(__file__).resolve().parents[2]
-FLAGS = [flag for about in OPTIONS for flag in about.flags]
-UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # however busy the machine is
-
-# What is passed to train_gpt2cu in llm.c's scripts/*.sh and in its CI, and what validation must say is not built yet.
-LAUNCHES = {
-    "350M": (
-        "-i 'dev/data/fineweb10B/fineweb_train_*.bin' -j 'dev/data/fineweb10B/fineweb_val_*.bin' -o log -v 250 "
-        "-s 100000 -g 144 -h 1 -b 64 -t 1024 -d 524288 -r 0 -z 1 -c 0.1 -u 700 -y 1 -l 0.0003 -q 0.0 -n 2000 -x 60000 "
-        "-e d24 -pn 8 -pr 3",
-        ["-h 1", "-pn 8", "-z 1"],
-    ),
-    "gpt3 125M": (
-        "-v 250 -s 20000 -g 144 -h 1 -b 32 -t 2048 -d 524288 -r 0 -z 1 -c 0.1 -u 700 -y 1 -k cosine -l 0.0006 -q 0.1 "
-        "-n 10000 -nk 5 -nm 50000 -ge 1 -sl 7.0 -sg 7.0 -x 572204 -e gpt3:c768",
-        ["-h 1"],
-    ),
-    "CI": ("-b 1 -t 64 -d 256 -l 0.0001 -v 200 -s 200 -a 1 -x 10 -r 0 -f 0 -e gpt2_124M.bin", []),
-}
 
 
 def parse(line: str) -> TrainConfig:
     return parse_args(shlex.split(line))
-
-
-def problems_of(action: Callable[[], object]) -> list[str]:
-    """The problems that the action's InputError lists."""
-    with pytest.raises(InputError) as caught:
-        action()
-    lines = str(caught.value).split("\n")
-    if len(lines) > 1:
-        head, *lines = lines
-        assert head == f"{len(lines)} problems:"
-    return [line.strip() for line in lines]
-
-
-# --- parsing ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("launch", LAUNCHES)
-def test_llmcs_launches_parse_and_validation_names_what_is_missing(launch: str) -> None:
-    line, missing = LAUNCHES[launch]
-    config = parse(line)
-    words = shlex.split(line)
-    for flag, value in zip(words[::2], words[1::2], strict=True):
-        about = next(about for about in OPTIONS if flag in about.flags)
-        assert getattr(config, about.name) == about.type(value if about.type is not bool else int(value)), flag
-    problems = problems_of(lambda: validate(config)) if missing else validate(config)
-    assert [line.split(":")[0] for line in problems] == missing
-
-
-def test_no_words_are_the_demo_and_any_flag_means_llmcs_defaults() -> None:
-    assert parse_args([]) == preset_config("demo")
-    assert parse("-b 4") == TrainConfig()
-
-
-@pytest.mark.parametrize("line", ["--preset llmc-cpu -x 7 -t 1024", "-x 7 --preset llmc-cpu -t 1024"])
-def test_flags_have_the_last_word_over_a_preset(line: str) -> None:
-    config = parse(line)
-    assert (config.max_steps, config.sequence_length) == (7, 1024)  # the latter is the default without a preset
-    assert (config.beta2, config.preset) == (0.999, "llmc-cpu")
-
-
-@pytest.mark.parametrize(
-    ("line", "name", "value"),
-    [
-        ("-x -1", "max_steps", -1),
-        ("-ge -1", "gelu_fusion", -1),
-        ("-g 2", "sample_tokens", 2),
-        ("-n 3", "checkpoint_every", 3),
-        ("-nk 3", "keep_checkpoints", 3),
-        ("-l 6E-4", "learning_rate", 6e-4),
-        ("-l .5", "learning_rate", 0.5),
-        ("-l 1.", "learning_rate", 1.0),
-        ("-l +1", "learning_rate", 1.0),
-        ("-x 007", "max_steps", 7),
-        ("--max-steps=-1", "max_steps", -1),
-        ("-x=5", "max_steps", 5),
-        ("-b 2 --batch-size 3", "batch_size", 3),
-        ("-o -odd-name", "output_dir", "-odd-name"),
-        ("-o=-n", "output_dir", "-n"),
-        ("-o 'a b=c'", "output_dir", "a b=c"),
-        ("-o ''", "output_dir", ""),
-        ("-o --", "output_dir", "--"),
-        ("-pp /tmp", "fs_path", "/tmp"),
-        ("--no-save", "save", False),
-        ("--no-save=1", "save", False),
-        ("--no-save=0", "save", True),
-        ("--export-llmc --export-llmc=0", "export_llmc", False),
-        ("--loss-scale 65536", "loss_scale", 65536.0),
-        ("-h 1", "hellaswag", True),
-        ("-f 0", "tf32", False),
-    ],
-)
-def test_values(line: str, name: str, value: object) -> None:
-    found = getattr(parse(line), name)
-    assert found == value and type(found) is type(value)
-
-
-def values(about: Option) -> st.SearchStrategy[str]:
-    """Words that the option takes as values."""
-    if about.choices:
-        return st.sampled_from(about.choices).map(str)
-    if about.check is SLICE:
-        return st.sampled_from(["", "0:1", "10:15", "00:007"])
-    kinds: dict[type, st.SearchStrategy] = {
-        bool: st.booleans().map(int),
-        int: st.integers(-1, 2**31 - 1),
-        float: st.floats(0, 1) | st.floats(0, 1e30),
-        str: st.text(),
-    }
-    read: dict[type, Callable[[str], object]] = {bool: lambda word: bool(int(word)), int: int, float: float, str: str}
-
-    def is_valid(word: str) -> bool:
-        return value_problem(about, read[about.type](word)) is None
-
-    return kinds[about.type].map(str).filter(is_valid)
-
-
-@st.composite
-def command_lines(draw: st.DrawFn) -> list[tuple[Option, str, str]]:
-    """(option, spelling, value) of some options, each at most once."""
-    chosen = draw(st.lists(st.sampled_from([about for about in OPTIONS if about.name != "preset" and not about.switch]),
-                           unique=True, min_size=1))  # fmt: skip
-    return [(about, draw(st.sampled_from(about.flags)), draw(values(about))) for about in chosen]
-
-
-@UNHURRIED
-@given(command_lines(), st.booleans())
-def test_any_flags_with_valid_values_are_read_back(line: list[tuple[Option, str, str]], joined: bool) -> None:
-    words: list[str] = []
-    for _, flag, value in line:
-        words += [f"{flag}={value}"] if joined or value in FLAGS else [flag, value]
-    config = parse_args(words)
-    expected = {about.name: value for about, _, value in line}
-    for about in OPTIONS:
-        found = getattr(config, about.name)
-        if about.name not in expected:
-            assert found == about.default
-        elif about.type is str:
-            assert found == expected[about.name]
-        else:
-            assert found == float(expected[about.name]) and type(found) is about.type
-
-
-@UNHURRIED
-@given(st.lists(st.sampled_from(FLAGS) | st.text() | st.sampled_from(["-1", "0", "1", "1e-4", "nan", "-", "--", "="])))
-def test_any_words_give_a_configuration_or_an_input_error(words: list[str]) -> None:
-    try:
-        config = parse_args(words)
-    except InputError as error:
-        assert str(error)
-    else:
-        assert isinstance(config, TrainConfig)
 
 
 # --- going on -----------------------------------------------------------------------------------------------------
@@ -254,72 +101,6 @@ def test_a_config_of_another_version(run_folder: Path) -> None:
 
 def options_of(line: str) -> Given:
     return given_options(shlex.split(line))
-
-
-# --- messages --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("word", "near"),
-    [
-        ("-ix", ["-i"]),
-        ("-slx", ["-sl"]),
-        ("--batch_size", ["--batch-size"]),
-        ("-batch-size", ["--batch-size"]),
-        ("--lr", ["--learning-rate"]),  # another program's name
-        ("--num_iterations", ["--max-steps"]),
-        ("--dtpye", ["--dtype"]),
-        ("--learning", ["--learning-rate"]),  # a beginning
-        ("--beta", ["--beta1", "--beta2"]),
-        ("-help", ["--help"]),
-        *((word, []) for word in ("--devices", "--epochs", "--gpu-id", "--compile", "-device", "--v", "-", "--")),
-    ],
-)
-def test_unknown_flags_are_errors_with_the_nearest_names(word: str, near: list[str]) -> None:
-    assert near_flags(word) == near
-    (problem,) = problems_of(lambda: parse_args([word, "8"]))
-    assert problem.startswith(f"{word}: ") and " or ".join(near) in problem and "--help" in problem
-    assert problems_of(lambda: parse_args([f"{word}=8"])) == [problem]
-
-
-@UNHURRIED
-@given(st.sampled_from([flag for flag in FLAGS if len(flag) > 6]), st.data())
-def test_one_wrong_letter_still_finds_the_flag(flag: str, data: st.DataObject) -> None:
-    place = data.draw(st.integers(2, len(flag) - 1))
-    letter = data.draw(st.sampled_from("aeiou"))
-    wrong = flag[:place] + letter + flag[place + 1 :]
-    assert wrong in FLAGS or len(near_flags(wrong)) == 1
-
-
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ("-b 0", "-b 0: batch size must be at least 1"),
-        ("--batch-size 0", "--batch-size 0: batch size must be at least 1"),
-        ("-t 1e3", "-t 1e3: sequence length must be a whole number; write 1000"),
-        ("-t 64.5", "-t 64.5: sequence length must be a whole number"),
-        ("-t 1_000", "-t 1_000: sequence length must be a whole number"),
-        ("-t ''", "-t '': sequence length must be a whole number"),
-        ("-x 4294967296", "-x 4294967296: max steps must be at most 2147483647"),
-        ("-x 99999999999999999999999", "-x 99999999999999999999999: max steps must be a whole number"),
-        ("-l e-4", "-l e-4: learning rate must be a number; write 1e-4"),
-        ("-l nan", "-l nan: learning rate must be a number"),
-        ("-l 1e999", "-l 1e999: learning rate must be finite"),
-        ("-a true", "-a true: overfit single batch must be 0 or 1"),
-        ("-k cosin", "-k cosin: schedule must be one of cosine, linear, constant, wsd, step; did you mean cosine?"),
-        ("-b -t 64", "-b: its value must follow, but -t does; write -b N"),
-        ("-h", "-h: its value must follow, but nothing does; write -h 0|1, or --help for help"),
-        ("-b 4 8", "8: a value without a flag; write every value after its flag, as in -b 4"),
-        ("--no-save=2", "--no-save 2: takes no value but 0 and 1; write --no-save alone"),
-    ],
-)
-def test_one_clear_line_for_each_mistake(line: str, problem: str) -> None:
-    assert problems_of(lambda: parse(line)) == [problem]
-
-
-def test_all_mistakes_of_a_line_are_reported_together() -> None:
-    problems = problems_of(lambda: parse("-ix foo -b 0 -t x --preset dem -x -1 8"))
-    assert [problem.split(":")[0] for problem in problems] == ["-ix", "8", "-b 0", "-t x", "--preset dem"]
 
 
 # --- help and documentation ------------------------------------------------------------------------------------------

@@ -1,0 +1,137 @@
+"""Which settings go together: contradictions, what is not built, what has no effect, what does not fit the model."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from llmc_jax.config.checks import check_model_fit, validate
+from llmc_jax.config.model import ModelConfig, parse_descriptor
+from llmc_jax.config.train import TrainConfig
+from llmc_jax.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("total", "advice"), [(5000, "-d 4096 or -d 8192"), (256, "-d 4096, or a smaller -b or -t"), (4097, "-d 8192")]
+)
+def test_the_total_batch_is_a_multiple_of_the_micro_batch(total: int, advice: str) -> None:
+    with pytest.raises(InputError, match=f"^-d {total}: .*4096 .*{advice}"):
+        validate(TrainConfig(total_batch_size=total))
+
+
+def problems_of(**changes: Any) -> list[str]:
+    """What validate refuses, a line each."""
+    with pytest.raises(InputError) as caught:
+        validate(TrainConfig(**changes))
+    return [line.strip() for line in str(caught.value).split("\n") if not line.endswith("problems:")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "flag", "named"),
+    [
+        ({"dtype": "fp16", "rounding": "stochastic"}, "--rounding stochastic", "--dtype fp16"),  # noise for bf16's bits
+        ({"process_rank": 3}, "-pr 3", "-pn 1"),
+        ({"schedule": "step", "step_every": 0}, "--step-every 0", "-k constant"),
+        ({"gelu_fusion": 1, "recompute": 1}, "-ge 1", "write -r 0"),
+        ({"gelu_fusion": 1, "recompute": 2}, "-ge 1", "-r 2"),
+        ({"gelu_fusion": 2}, "-ge 2", "write -ge 1"),
+        ({"gelu_fusion": 1, "recompute": 0, "triton_gemm": "on"}, "-ge 1", "--triton-gemm"),
+    ],
+)
+def test_contradictions_are_refused_with_a_way_on(changes: dict[str, Any], flag: str, named: str) -> None:
+    (problem,) = problems_of(**changes)
+    assert problem.startswith(f"{flag}: ") and named in problem
+
+
+@pytest.mark.parametrize(
+    ("asked", "flags"),
+    [
+        ({"hellaswag": True}, ["-h 1"]),
+        ({"num_processes": 2}, ["-pn 2"]),
+        ({"zero_stage": 2}, ["-z 2"]),
+        ({"zero_stage": 3}, ["-z 3"]),
+        (
+            {"hellaswag": True, "num_processes": 2, "zero_stage": 1, "total_batch_size": 5000, "skip_loss_z": 1},
+            ["-d 5000", "-h 1", "-pn 2", "-z 1"],
+        ),
+    ],
+)
+def test_what_is_not_built_is_named_with_a_way_on(asked: dict[str, Any], flags: list[str]) -> None:
+    problems = problems_of(**asked)
+    assert [line.split(":")[0] for line in problems] == flags
+    assert all("not built yet" in line and "To go on, " in line for line in problems if not line.startswith("-d"))
+
+
+def test_fit_of_rows_and_samples_to_the_model() -> None:
+    model = ModelConfig(64, 257, 384, 2, 2, 64)
+    config = TrainConfig(sequence_length=64, sample_tokens=64)
+    assert check_model_fit(config, model) == []
+    (note,) = check_model_fit(replace(config, sequence_length=32), model)
+    assert "from 32 on do not train" in note
+    with pytest.raises(InputError, match=r"^-t 65: the model knows 64 positions"):
+        check_model_fit(replace(config, sequence_length=65), model)
+    with pytest.raises(InputError, match=r"^-g 65: the model knows 64 positions"):
+        check_model_fit(replace(config, sample_tokens=65), model)
+    assert check_model_fit(replace(config, sample_tokens=65, sample_every=0), model) == []
+    assert check_model_fit(TrainConfig(), parse_descriptor("d12")) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags"),
+    [
+        ({"reuse": True}, "-y 1 without -o"),
+        ({"schedule": "constant", "warmup_steps": 5}, "-u 5"),
+        ({"warmup_steps": 5, "max_steps": 5}, "-u 5"),
+        ({"step_every": 7}, "--step-every 7"),
+        ({"step_factor": 0.5}, "--step-factor 0.5"),
+        ({"decay": "all"}, "--decay all"),
+        ({"loss_scale": 1024.0}, "--loss-scale 1024"),
+        ({"dtype": "bf16", "loss_scale_steps": 7}, "--loss-scale-steps 7"),
+        ({"dtype": "fp32", "loss_scale_factor": 4.0}, "--loss-scale-factor 4"),
+        ({"dtype": "fp32", "master_weights": False}, "-w 0"),
+        ({"dtype": "fp32", "rounding": "stochastic"}, "--rounding stochastic"),
+        ({"dtype": "bf16", "master_weights": False, "rounding": "nearest"}, "--rounding nearest"),
+        ({"dtype": "fp16", "master_weights": False}, "-w 0"),
+        ({"zero_stage": 1}, "-z 1"),
+        ({"gpus_per_node": 4, "init_method": "tcp", "server_ip": "10.0.0.1"}, "-pg 4, -pi tcp, -ps 10.0.0.1"),
+        ({"major_every": 5}, "-nm 5"),
+        ({"save": False, "checkpoint_every": 5, "max_steps": 0, "export_llmc": True}, "--export-llmc"),
+        ({"save": False, "reuse": True, "output_dir": "log"}, "-y 1"),
+        ({"recompute": 2, "recompute_blocks": 3}, "-r 2"),
+    ],
+)
+def test_what_has_no_effect_is_noted(changes: dict[str, Any], flags: str) -> None:
+    (note,) = validate(TrainConfig(**changes))
+    assert note.startswith(f"{flags}: ")
+
+
+def test_a_note_in_full() -> None:
+    assert validate(TrainConfig(save=False, checkpoint_every=5, max_steps=0, export_llmc=True)) == [
+        "--export-llmc: has no effect with --no-save and -x 0, where nothing is saved"
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tf32": False},
+        {"master_weights": False, "rounding": "stochastic"},
+        {"gelu_fusion": 1, "recompute": 0, "triton_gemm": "off"},
+        {"gelu_fusion": 1, "recompute_blocks": 2},
+        {"recompute": 2, "gelu_fusion": 0, "gpu_info_every": 0},
+        {"reuse": True, "output_dir": "log", "keep_checkpoints": 5, "major_every": 50000},
+        {"export_llmc": True, "save_failure": "stop", "init_from": "log/state_00000100"},
+        {"max_steps": 0, "val_every": 0, "sample_every": 0, "checkpoint_every": 0, "print_every": 0},
+        {"schedule": "constant", "step_every": 1000},
+        {"schedule": "cosine", "warmup_steps": 5, "max_steps": 6, "skip_loss_z": 7.0, "skip_norm_z": 6.5},
+        {"warmup_steps": 5, "max_steps": 0},
+        {"schedule": "step", "step_every": 7, "step_factor": 0.5},
+        {"decay": "all", "weight_decay": 0.1},
+        {"dtype": "fp16", "loss_scale": 1024.0, "loss_scale_steps": 7, "loss_scale_factor": 4.0},
+        {"dtype": "bf16", "master_weights": False},
+        {"dtype": "bf16", "rounding": "stochastic"},
+        {"dtype": "fp16", "rounding": "nearest"},
+    ],
+)
+def test_what_has_an_effect_is_not_noted(changes: dict[str, Any]) -> None:
+    assert validate(TrainConfig(**changes)) == []
