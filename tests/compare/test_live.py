@@ -325,21 +325,3 @@ def test_ours_fails(tmp_path: Path, model: Path, tokens: TokenPair, capsys: Any)
     error = capsys.readouterr().err.splitlines()
     assert len(error) == 2 and ": train.py --preset llmc-cpu" in error[1]
     assert "ended with status 2; the last it printed: train.py: " in error[1] and "nothing.bin" in error[1]
-
-
-@pytest.mark.slow
-def test_ours_beside_figures_of_llmc(tmp_path: Path, shared: Path, capsys: Any) -> None:
-    """llm.c's own CPU trainer, compiled with a rate of 1e-3, printed these losses."""
-    golden = shared / "golden"
-    recorded = read_log(golden / "losses.log")
-    vals = {
-        str(step): loss for step, loss in zip(recorded.val.steps.tolist(), recorded.val.values.tolist(), strict=True)
-    }
-    executable = program(
-        tmp_path / "train_gpt2", f"losses, vals = {recorded.train.values.tolist()}, {vals}\n" + PRINT_RUN
-    )
-    data = TokenPair(golden / "train.bin", golden / "val.bin")
-    words = ["run", str(executable), "--tolerance", "1e-5", "--ours", "-l 1e-3", "--json"]
-    assert main([*words, "--", *files(golden / "model.bin", data)]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["agree"] and len(found["differences"][0]["steps"]) == 41 and len(found["differences"][1]["steps"]) == 5

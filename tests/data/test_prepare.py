@@ -225,31 +225,30 @@ def test_a_large_vocabulary_takes_the_llama3_format(tmp_path: Path) -> None:
     assert struct.unpack("<2i", made.shards[0].path.read_bytes()[:8]) == (20240801, 7)
 
 
-def test_what_has_no_text_is_left_out_and_counted(tmp_path: Path) -> None:
+def test_what_has_no_text_is_left_out_and_what_is_no_utf8_replaced(tmp_path: Path) -> None:
     (tmp_path / "1.txt").write_text("")
     (tmp_path / "2.txt").write_bytes(b"\xef\xbb\xbftext")  # a byte order mark is not text
     (tmp_path / "3.jsonl").write_text('\n{"text": ""}\n  \n{"text": null}\n{"text": "b"}')
     write_parquet(tmp_path / "4.parquet", ["", None, "c"])
-    made = prepare([str(tmp_path)], tmp_path / "out", "x", bytes_tokenizer(), Settings(val_tokens=0))
-    assert all_tokens(made, "train") == as_documents(bytes_tokenizer(), ["text", "b", "c"])
-    assert (made.documents, made.empty) == (3, 5)
+    (tmp_path / "5.txt").write_bytes(b"a\xffb\xc3")
+    (tmp_path / "6.jsonl").write_bytes(b'{"text": "\xff"}\n')
+    how = Settings(Reading(errors="replace"), val_tokens=0)
+    made = prepare([str(tmp_path)], tmp_path / "out", "x", bytes_tokenizer(), how)
+    replaced = ["a\ufffdb\ufffd", "\ufffd"]
+    assert all_tokens(made, "train") == as_documents(bytes_tokenizer(), ["text", "b", "c", *replaced])
+    assert (made.documents, made.empty) == (5, 5)
 
 
-def test_inputs_keep_their_order_and_come_once(tmp_path: Path) -> None:
+def test_inputs_are_there_keep_their_order_and_come_once(tmp_path: Path) -> None:
     for name in ("b/2", "b/10", "b/c/1", "a.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
     found = find_inputs([str(tmp_path / "b"), str(tmp_path / "**" / "*.txt"), str(tmp_path / "b" / "2")])
     assert [str(path.relative_to(tmp_path)) for path in found] == ["b/10", "b/2", "b/c/1", "a.txt"]
-
-
-def test_replaced_bytes(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"a\xffb\xc3")
-    (tmp_path / "b.jsonl").write_bytes(b'{"text": "\xff"}\n')
-    made = prepare(
-        [str(tmp_path)], tmp_path / "out", "x", bytes_tokenizer(), Settings(Reading(errors="replace"), val_tokens=0)
-    )
-    assert all_tokens(made, "train") == as_documents(bytes_tokenizer(), ["a\ufffdb\ufffd", "\ufffd"])
+    (tmp_path / "empty").mkdir()
+    for item in ("none.txt", "*.md", "empty"):
+        with pytest.raises(InputError, match=r"no such file|is a folder without files"):
+            find_inputs([str(tmp_path / item)])
 
 
 def test_progress_counts_all_bytes_and_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,21 +346,10 @@ def test_settings_that_cannot_be(tmp_path: Path, split: Settings, message: str) 
     (tmp_path / "a.txt").write_text("hello")
     with pytest.raises(InputError, match=message):
         prepare([str(tmp_path / "a.txt")], tmp_path / "out", "x", bytes_tokenizer(), split)
+    for name in ("", "a/b", "a*", "[1]", ".x"):  # make no pattern
+        with pytest.raises(InputError, match="--name"):
+            prepare([str(tmp_path / "a.txt")], tmp_path / "out", name, bytes_tokenizer())
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
-
-
-@pytest.mark.parametrize("name", ["", "a/b", "a*", "[1]", ".x"])
-def test_names_that_make_no_pattern(tmp_path: Path, name: str) -> None:
-    (tmp_path / "a.txt").write_text("hello")
-    with pytest.raises(InputError, match="--name"):
-        prepare([str(tmp_path / "a.txt")], tmp_path / "out", name, bytes_tokenizer())
-
-
-@pytest.mark.parametrize("item", ["none.txt", "*.md", "empty"])
-def test_inputs_that_are_not_there(tmp_path: Path, item: str) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match=r"no such file|is a folder without files"):
-        find_inputs([str(tmp_path / item)])
 
 
 def test_earlier_outputs_are_kept_unless_forced(tmp_path: Path) -> None:
