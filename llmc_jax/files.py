@@ -1,11 +1,13 @@
 """How every file of ours is written, so that it is never half there; where an open one is; and where caches live."""
 
 import fcntl
+import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from llmc_jax.errors import InputError
 
@@ -64,6 +66,19 @@ def write_problem(folder: Path) -> str | None:
             return None
     except OSError as error:
         return reason(error)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON can hold it: NumPy's and JAX's arrays and scalars as Python's, NaN and inf as strings."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):  # a float32 becomes the double of the same value: nothing is rounded
+        value = value.tolist()
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def digest_of_files(paths: Iterable[Path]) -> str:

@@ -5,14 +5,13 @@ Leaves out what the result is.
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from llmc_jax.errors import InputError
-from llmc_jax.files import write_atomic
+from llmc_jax.files import plain, write_atomic
 
 SCREEN = "-"  # --json without a file: the JSON takes the tables' place on standard output
 
@@ -57,19 +56,6 @@ def emit(result: Mapping[str, Any], *, json_path: str | None) -> None:
         sys.stdout.write(written)
     else:
         write_atomic(Path(json_path), written.encode())
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON can hold it: NumPy's scalars and arrays as Python's, non-finite numbers as strings."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if hasattr(value, "tolist"):  # an array, or a scalar of NumPy
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -6,7 +6,6 @@ Leaves out what is shown on the screen (console.py), the picture (curves.py) and
 
 import errno
 import json
-import math
 import os
 import platform
 import re
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 
 from llmc_jax.config.options import show_value
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import complete_file, leads_to, path_of, reason, sync, try_lock, write_atomic
+from llmc_jax.files import complete_file, leads_to, path_of, plain, reason, sync, try_lock, write_atomic
 from llmc_jax.machine.versions import git_state, versions
 from llmc_jax.run.figures import StepFigures
 
@@ -358,23 +357,8 @@ def _cut_torn_line(path: Path) -> None:
             file.truncate(end)
 
 
-def _plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: NumPy's and JAX's scalars as Python's, non-finite numbers as strings."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item) for item in value]
-    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
-        value = value.item()  # a float32 becomes the double of the same value: nothing is rounded
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return str(value)
-
-
 def _json_line(event: Mapping[str, Any]) -> str:
-    return json.dumps(_plain(event), allow_nan=False) + "\n"
+    return json.dumps(plain(event), allow_nan=False) + "\n"
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -438,7 +422,7 @@ def write_config(folder: Path, record: Mapping[str, Any], kernels: Mapping[str, 
     try:
         with ExitStack() as complete:  # the last one written gets its name first
             for path, each in contents.items():
-                words = json.dumps(_plain(each), indent=2, allow_nan=False) + "\n"
+                words = json.dumps(plain(each), indent=2, allow_nan=False) + "\n"
                 complete.enter_context(complete_file(path)).write_bytes(words.encode())
     except OSError as error:
         raise InputError(f"{path}: cannot write it: {reason(error)}") from error

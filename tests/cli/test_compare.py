@@ -14,6 +14,7 @@ from llmc_jax.cli import compare as command
 from llmc_jax.cli.compare import COMMANDS, main
 from llmc_jax.compare import report
 from llmc_jax.errors import InputError
+from llmc_jax.files import plain
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -69,7 +70,7 @@ numbers = st.floats() | st.integers() | st.booleans() | st.none() | st.text()
 
 @given(st.recursive(numbers, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
 def test_anything_becomes_json(value: object) -> None:
-    text = json.dumps(report.plain({"x": value}), allow_nan=False)
+    text = json.dumps(plain({"x": value}), allow_nan=False)
     assert set(json.loads(text)) == {"x"}
 
 
@@ -80,7 +81,7 @@ def test_arrays_and_odd_values_become_json() -> None:
         "c": Path("x"),
         "d": (np.int64(3), np.bool_(True)),
     }
-    assert report.plain(value) == {"a": [1.0, "nan", "inf"], "b": 0.5, "c": "x", "d": [3, True]}
+    assert plain(value) == {"a": [1.0, "nan", "inf"], "b": 0.5, "c": "x", "d": [3, True]}
 
 
 def test_where_json_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

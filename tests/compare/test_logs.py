@@ -19,6 +19,7 @@ from llmc_jax.cli.compare import main
 from llmc_jax.compare import logfiles, logs
 from llmc_jax.compare.logfiles import Log, read_log
 from llmc_jax.errors import FormatError, InputError
+from llmc_jax.files import plain
 from llmc_jax.run.curves import Curve
 from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.folder import RunLog
@@ -316,7 +317,7 @@ def test_any_file_is_read_or_refused_and_what_is_read_can_be_compared(tmp_path: 
     if len(found) == 2:
         differences = logs.differences(found)
         assert logs.as_text(found, differences, 5)
-        json.dumps(logs.report.plain(logs.as_json(found, differences, 5)), allow_nan=False)
+        json.dumps(plain(logs.as_json(found, differences, 5)), allow_nan=False)
 
 
 # ----- comparing ----------------------------------------------------------------------------------------------------
