@@ -441,7 +441,7 @@ def config_file(folder: Path) -> Path | None:
 def read_config(folder: Path) -> dict[str, Any] | None:
     """Return the configuration of a run's last start, as `config_record` made it; None where no run of ours was.
 
-    Raises FormatError if the file is no JSON object, InputError if it cannot be read.
+    Raises FormatError if the file is not a JSON object, InputError if it cannot be read.
     """
     path = config_file(folder)
     if path is None:
@@ -456,9 +456,9 @@ def read_config(folder: Path) -> dict[str, Any] | None:
 def read_kernels(path: Path) -> Any:
     """Return what a kernels.json holds, which kernels/record.py knows to read.
 
-    Raises FormatError if it is no JSON, InputError if it cannot be read.
+    Raises FormatError if it is not JSON, InputError if it cannot be read.
     """
-    return _read_json(path, "is no choice of kernels (it is not JSON)")
+    return _read_json(path, "is not a choice of kernels (it is not JSON)")
 
 
 def _read_json(path: Path, problem: str) -> Any:

@@ -161,14 +161,6 @@ def _cells(line: str, start: int, width: int) -> str:
     return out
 
 
-def test_long_values_are_folded() -> None:
-    path = "/data/fineweb10B/a_rather_long_folder_name/fineweb_train_*.bin"
-    table = console.format_table([[("train data pattern", path), ("note", "one\ntwo\tthree")]])
-    assert "| train data pattern    | /data/fineweb10B/a_rather_long_folder_name/fineweb |" in table
-    assert "|                       | _train_*.bin        " in table
-    assert "| one two three  " in table
-
-
 # ---- the bar
 
 

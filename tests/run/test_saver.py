@@ -137,31 +137,52 @@ def test_room_for_a_copy(state: int, memory: Room, room: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind",
+    ("kind", "version"),
     [
-        {},
-        {"dtype": jnp.bfloat16},
-        {"dtype": jnp.bfloat16, "master_weights": False},
-        {"dtype": jnp.float16, "loss_scale": 128.0},
+        ({}, 3),
+        ({"dtype": jnp.bfloat16}, 5),
+        ({"dtype": jnp.bfloat16, "master_weights": False}, 5),
+        ({"dtype": jnp.float16, "loss_scale": 128.0}, 3),
+        ({"dtype": jnp.float16, "master_weights": False}, 3),
     ],
-    ids=["fp32", "bf16", "bf16 alone", "fp16"],
+    ids=["fp32", "bf16", "bf16 alone", "fp16", "fp16 alone"],
 )
 def test_the_bits_are_those_of_the_time_of_the_save(
-    tmp_path: Path, way: str, kind: dict[str, Any], gate: Callable[[str], threading.Event]
+    tmp_path: Path,
+    way: str,
+    kind: dict[str, Any],
+    version: int,
+    gate: Callable[[str], threading.Event],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Those of the checkpoint, and of the model, which is there before the checkpoint counts."""
     state = new_state(**kind)
     expected = in_memory(state)
+    weights = state.weights if version == 5 else state.params  # bf16 is kept, fp16 would lose the master weights
+    in_model = np.asarray(weights.astype(jnp.float32)).copy()[: num_parameters(MODEL)].tobytes()
+    del weights
+    path = tmp_path / "model_00000003.bin"
+    before_done: list[bytes] = []
+    write_bytes = store.write_bytes
+
+    def written(name: Path, data: bytes) -> None:
+        assert name.name == "DONE_00000003"
+        before_done.append(read_model(path).flat.tobytes())
+        write_bytes(name, data)
+
+    monkeypatch.setattr(store, "write_bytes", written)
     done = gate("begin" if way == "beside" else "seal")
-    saver = Saver(tmp_path, MODEL, ALL)
+    saver = Saver(tmp_path, MODEL, ALL, export=True)
     saver.save(state, metadata(3), ANY)
     for _ in range(2):
         state = advanced(state)  # overwrites every buffer while the save is under way
     assert in_memory(state) != expected
-    assert saver.finished() == []
+    assert saver.finished() == [] and not path.exists()
     done.set()
     (saved,) = saver.wait()
     assert (saved.step, saved.path, saved.problem) == (3, tmp_path / "state_00000003", None)
     assert 0 < saved.waited <= saved.seconds
+    assert before_done == [in_model] and read_header(path).version == version
     assert stored(tmp_path, 3) == expected
     assert store.open_checkpoint(saved.path).stored == metadata(3).to_json()
     assert healthy(tmp_path) == [3]
@@ -362,52 +383,6 @@ def test_a_mistake_of_ours_is_raised_by_whoever_asks_next(
 
 
 # ---- the model file and the logs
-
-
-@pytest.mark.parametrize(
-    ("kind", "version"),
-    [
-        ({}, 3),
-        ({"dtype": jnp.bfloat16}, 5),
-        ({"dtype": jnp.bfloat16, "master_weights": False}, 5),
-        ({"dtype": jnp.float16}, 3),
-        ({"dtype": jnp.float16, "master_weights": False}, 3),
-    ],
-    ids=["fp32", "bf16", "bf16 alone", "fp16", "fp16 alone"],
-)
-def test_the_model_is_there_before_the_checkpoint_counts(
-    tmp_path: Path,
-    way: str,
-    kind: dict[str, Any],
-    version: int,
-    gate: Callable[[str], threading.Event],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    state = new_state(**kind)
-    weights = state.weights if version == 5 else state.params  # bf16 is kept, fp16 would lose the master weights
-    expected = np.asarray(weights.astype(jnp.float32)).copy()[: num_parameters(MODEL)].tobytes()
-    path = tmp_path / "model_00000007.bin"
-    before_done: list[bytes] = []
-    write_bytes = store.write_bytes
-
-    def written(name: Path, data: bytes) -> None:
-        assert name.name == "DONE_00000007"
-        before_done.append(read_model(path).flat.tobytes())
-        write_bytes(name, data)
-
-    monkeypatch.setattr(store, "write_bytes", written)
-    done = gate("begin" if way == "beside" else "seal")
-    saver = Saver(tmp_path, MODEL, ALL, export=True)
-    saver.save(state, metadata(7), ANY)
-    del weights
-    state = advanced(state)
-    assert not path.exists()
-    done.set()
-    assert saver.wait()[0].problem is None
-    assert before_done == [expected]
-    assert read_header(path).version == version
-    assert read_model(path).flat.tobytes() == expected
-    assert healthy(tmp_path) == [7]
 
 
 def test_logs_are_on_the_disk_before_the_checkpoint_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
