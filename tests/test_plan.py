@@ -44,39 +44,28 @@ def test_auto_dtype_is_bf16_where_there_are_kernels(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "master_weights", "rounding", "expected"),
+    ("dtype", "master_weights", "rounding", "expected", "text"),
     [
-        ("bf16", True, "auto", "nearest"),
-        ("bf16", False, "auto", "stochastic"),
-        ("bf16", True, "stochastic", "stochastic"),
-        ("bf16", False, "nearest", "nearest"),
-        ("fp32", False, "auto", "nearest"),
-        ("fp32", True, "stochastic", "nearest"),
-        ("fp16", False, "auto", "nearest"),
+        ("bf16", True, "auto", "nearest", "bf16, fp32 master weights, rounded to nearest"),
+        ("bf16", False, "auto", "stochastic", "bf16, no master weights, rounded stochastically"),
+        ("bf16", True, "stochastic", "stochastic", "bf16, fp32 master weights, rounded stochastically"),
+        ("bf16", False, "nearest", "nearest", "bf16, no master weights, rounded to nearest"),
+        ("fp32", False, "auto", "nearest", "fp32, products in TF32"),
+        ("fp32", True, "stochastic", "nearest", "fp32, products in TF32"),
+        ("fp16", False, "auto", "nearest", "fp16, no master weights, rounded to nearest, loss scale 128"),
     ],
 )
-def test_rounding(dtype: str, master_weights: bool, rounding: str, expected: str) -> None:
+def test_rounding(dtype: str, master_weights: bool, rounding: str, expected: str, text: str) -> None:
     found = plan(H200, dtype=dtype, master_weights=master_weights, rounding=rounding)
-    assert (found.rounding, found.step_options.rounding) == (expected, expected)
+    assert (found.rounding, found.step_options.rounding, precision_text(found)) == (expected, expected, text)
     assert found.master_weights == (master_weights or dtype == "fp32")
-    assert ("stochastically" in precision_text(found)) == (expected == "stochastic")
 
 
-@pytest.mark.parametrize(
-    ("machine", "options", "expected"),
-    [
-        (CPU, {}, "fp32"),
-        (H200, {}, "bf16"),
-        (H200, {"dtype": "fp32"}, "tf32"),
-        (H200, {"dtype": "fp32", "tf32": False}, "fp32"),
-        (OTHERS[0], {}, "fp32"),  # Turing knows no TF32
-        (A100, {"dtype": "fp16"}, "fp16"),
-    ],
-)
-def test_what_products_are_computed_in(machine: Machine, options: dict[str, object], expected: str) -> None:
-    found = plan(machine, **options)
-    assert found.product_precision == expected
-    assert ("TF32" in precision_text(found)) == (expected == "tf32")
+def test_what_products_are_computed_in() -> None:
+    turing = OTHERS[0]  # knows no TF32
+    found = [plan(CPU), plan(H200), plan(H200, dtype="fp32"), plan(H200, dtype="fp32", tf32=False), plan(turing)]
+    assert [each.product_precision for each in found] == ["fp32", "bf16", "tf32", "fp32", "fp32"]
+    assert precision_text(found[3]) == "fp32"
 
 
 # ----- what runs ------------------------------------------------------------------------------------------------------
