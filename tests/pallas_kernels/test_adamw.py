@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 
 from llmc_jax.training import adamw as plain_adamw
 from llmc_jax.training import rounding
@@ -220,23 +219,3 @@ def test_every_element_counts_once() -> None:
 def test_global_norm_is_not_finite_where_a_gradient_is_not_or_its_square_overflows(bad: float) -> None:
     gradient = jnp.zeros(3 * 1024).at[1500].set(bad)
     assert not np.isfinite(global_norm(gradient, interpret=True))
-
-
-def test_global_norm_refuses_other_sizes() -> None:
-    with pytest.raises(ValueError, match="multiple of 1024"):
-        global_norm(jnp.zeros(1000), interpret=True)
-
-
-def test_jitted_beside_other_work() -> None:
-    """As a training step calls them: under one jit, with traced scalars."""
-
-    @jax.jit
-    def step(buffers: dict[str, Any], apply: jax.Array, update: jax.Array) -> Any:
-        norm = global_norm(buffers["gradient"], interpret=True)
-        how = scalars(apply=apply & lax.is_finite(norm), update=update)
-        return norm, adamw_update(**buffers, **how, interpret=True)
-
-    buffers = inputs(f32, bf16, bf16)
-    norm, (p, *_) = step(buffers, jnp.array(True), jnp.int32(3))
-    np.testing.assert_allclose(norm, np.linalg.norm(np.asarray(buffers["gradient"], np.float64)), rtol=1e-6)
-    np.testing.assert_allclose(p, expected(buffers)[0], rtol=1e-6, atol=1e-7)

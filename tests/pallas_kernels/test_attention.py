@@ -4,7 +4,6 @@ What interpret mode replaces by stand-ins is proved elsewhere: the relabelling o
 test_attention_layout.py, layouts and instructions by compiling for each GPU (tests/aot).
 """
 
-import inspect
 import math
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmc_jax.ops import attention as plain
 from pallas_kernels import attention, mosaic, tuning
 from tests.comparisons import QUICK
 
@@ -272,15 +270,3 @@ def test_errors_teach() -> None:
         attention.attention_forward(qkv, 2, target="sm_75")
     with pytest.raises(ValueError, match=r"fast.*mma, wgmma"):
         attention.attention_forward(qkv, 2, version="fast")
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["attention_forward", "attention_backward", "relu_attention_forward", "relu_attention_backward"],
-)
-def test_signatures_are_those_of_the_plain_versions(name: str) -> None:
-    kernel, twin = (inspect.signature(getattr(module, name)).parameters for module in (attention, plain))
-    assert [p.kind for p in kernel.values()].count(inspect.Parameter.KEYWORD_ONLY) == 3
-    positional = [p.name for p in kernel.values() if p.kind is not inspect.Parameter.KEYWORD_ONLY]
-    own_names = {"att": "lse"}  # what is kept differs, and with it its name
-    assert positional == [own_names.get(p, p) for p in twin]

@@ -148,22 +148,6 @@ def test_what_is_not_finite_stays_out(count: int, which: tuple[int, ...], bad: f
     jax.tree.map(np.testing.assert_array_equal, detect(after, pairs[count:]), detect(before, pairs[count:]))
 
 
-@pytest.mark.parametrize("count", [0, 1, WINDOW - 1, WINDOW, WINDOW + 1, 200])
-def test_saved_and_restored_it_goes_on_with_the_same_bits(count: int) -> None:
-    pairs = figures(3, [])
-    state, first = detect(init_outliers(), pairs[:count])
-    arrays = {name: np.asarray(array) for name, array in state._asdict().items()}
-    assert {name: (array.shape, str(array.dtype)) for name, array in arrays.items()} == {
-        "values": ((2, WINDOW), "float32"),
-        "count": ((), "int32"),
-    }
-    state, second = detect(Outliers(**{name: jnp.array(array) for name, array in arrays.items()}), pairs[count:])
-    expected, z = detect(init_outliers(), pairs)
-    found = np.concatenate([first, second])
-    assert np.array_equal(found.view(np.uint32), np.asarray(z).view(np.uint32))
-    jax.tree.map(np.testing.assert_array_equal, state, expected)
-
-
 @pytest.mark.parametrize(
     ("dtype", "held"),
     [(jnp.bfloat16, "float32"), (jnp.float16, "float32"), (None, "float32"), (jnp.float64, "float64")],

@@ -96,20 +96,6 @@ def test_beyond_the_last_step_the_rate_stays_where_it_ended(kind: str) -> None:
     np.testing.assert_allclose(after, 1.0 if kind in ("constant", "step") else 0.25, rtol=1e-6)
 
 
-def test_a_traced_number_is_no_part_of_the_program() -> None:
-    before = rates._cache_size()
-    for lr, W, S in ((1e-3, 5, 50), (2e-3, 0, 60), (3e-3, 9, 7)):
-        rates("cosine", np.zeros(WIDTH + 1, np.int32), ScheduleNumbers(lr, W, S, 0.1, 1, 1.0))
-    assert rates._cache_size() == before + 1
-
-
-def test_the_rate_is_in_the_precision_in_force() -> None:
-    numbers = ScheduleNumbers(6e-4, 1, 10, 0.1, 1, 1.0)
-    assert {learning_rate(kind, jnp.int32(3), numbers).dtype for kind in SCHEDULES} == {jnp.dtype("float32")}
-    with jax.enable_x64(True):
-        assert {learning_rate(kind, jnp.int32(3), numbers).dtype for kind in SCHEDULES} == {jnp.dtype("float64")}
-
-
 def test_an_unknown_schedule_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown schedule 'cosin'; one of cosine, linear, constant, wsd, step"):
         learning_rate("cosin", jnp.int32(0), ScheduleNumbers(1.0, 0, 1, 0.0, 1, 1.0))

@@ -1,0 +1,27 @@
+"""Each kernel is called as its plain twin is, with a few keywords of its own."""
+
+import importlib
+import inspect
+
+import pytest
+
+from llmc_jax.kernels.functions import PLAIN
+from llmc_jax.ops import attention, softmax
+from llmc_jax.trials.problems import MODULES
+
+TWINS = PLAIN | {
+    f"{name}_{way}": getattr(module, f"{name}_{way}")
+    for name, module in (("softmax", softmax), ("relu_attention", attention))
+    for way in ("forward", "backward")
+}
+OWN = {"target", "interpret", "version", "form"}
+
+
+@pytest.mark.parametrize("name", sorted(set(TWINS) - {"classifier_forward"}))
+def test_the_parameters_are_the_twin_s(name: str) -> None:
+    module = MODULES.get(name, "attention")
+    kernel = inspect.signature(getattr(importlib.import_module(f"pallas_kernels.{module}"), name)).parameters
+    assert {"target", "interpret"} <= set(kernel)
+    renamed = {"lse": "att"}  # what attention keeps differs, and with it its name
+    expected = [parameter.lstrip("_") for parameter in inspect.signature(TWINS[name]).parameters]
+    assert [renamed.get(parameter, parameter) for parameter in kernel if parameter not in OWN] == expected
