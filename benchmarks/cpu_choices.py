@@ -9,7 +9,6 @@ Huge pages and XLA flags are fixed when a process starts, so those variants are 
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -30,8 +29,8 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from cpu_step import step_runner  # noqa: E402
 
+from benchmarks.heading import machine_line  # noqa: E402
 from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
-from llmc_jax.machine import device as hardware  # noqa: E402
 from llmc_jax.models.gpt2 import model as gpt2  # noqa: E402
 from llmc_jax.models.gpt2 import tensors as params  # noqa: E402
 from llmc_jax.ops.classifier import classifier_forward  # noqa: E402
@@ -180,7 +179,7 @@ def main() -> None:
         step()
         print(json.dumps(statistics.median(step() for _ in range(5))))
         return
-    print(f"{hardware.cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}, jax {jax.__version__};")
+    print(f"{machine_line()};")
     print(f"{args.model} fp32, B={B} T={T}, {args.rounds} rounds\n")
     print("| variant | ms | ratio |\n|---|---|---|")
     huge = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}

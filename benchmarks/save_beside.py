@@ -8,8 +8,6 @@ the steps beside it are slower. It is set against a step of 524,288 tokens, llm.
 """
 
 import argparse
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -23,10 +21,9 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.heading import machine_line  # noqa: E402
 from llmc_jax.config.model import parse_descriptor  # noqa: E402
 from llmc_jax.data.tokenfile import write_token_file  # noqa: E402
-from llmc_jax.machine import device as hardware  # noqa: E402
-from llmc_jax.machine.versions import versions  # noqa: E402
 from llmc_jax.run.folder import read_metrics  # noqa: E402
 
 BATCH = 524_288  # tokens
@@ -83,7 +80,7 @@ def main() -> None:
             for kind, own in (("without", []), ("with", ["-n", str(options.every), "-nk", "1"])):
                 runs[kind].append(train(flags + own, Path(name, f"{kind}{number}")))
     print(
-        f"{hardware.cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}, jax {versions()['jax']}, "
+        f"{machine_line()}, "
         f"orbax-checkpoint {version('orbax-checkpoint')}. {options.model}, B={options.b}, T={options.t}, {steps} "
         f"steps, {options.rounds} rounds: medians over them.\n"
     )

@@ -11,7 +11,6 @@ comes before. It costs what is on the disk at FOLDER, by default the system's te
 
 import argparse
 import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -26,11 +25,10 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.heading import machine_line  # noqa: E402
 from llmc_jax.checkpoint import store  # noqa: E402
 from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
 from llmc_jax.errors import InputError  # noqa: E402
-from llmc_jax.machine import device as hardware  # noqa: E402
-from llmc_jax.machine.versions import versions  # noqa: E402
 from llmc_jax.models.gpt2.tensors import Params, flat_size, num_parameters, views  # noqa: E402
 
 PARTS = {
@@ -128,7 +126,7 @@ def main() -> None:
             measure(meter, Path(folder), arrays)
         stored = store.entry(Path(folder), 1).bytes
     print(
-        f"{hardware.cpu_name()}, {os.cpu_count()} cores; Python {platform.python_version()}, jax {versions()['jax']}, "
+        f"{machine_line()}, "
         f"orbax-checkpoint {version('orbax-checkpoint')}. {options.model}, fp32: N={num_parameters(config):,}, "
         f"{nbytes / 1e6:,.1f} MB of arrays, {stored / 1e6:,.1f} MB in the folder.\n"
     )

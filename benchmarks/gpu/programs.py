@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -51,15 +52,15 @@ def start(words: str) -> Figures:
     vocab_size = parse_descriptor(flags["-e"]).vocab_size
     with tempfile.TemporaryDirectory() as folder:
         tokens = write_tokens(Path(folder) / "tokens.bin", 8 * int(flags["-b"]) * int(flags["-t"]) + 1, vocab_size)
-        seconds = [seconds_to_first_step(words, tokens, Path(folder), run) for run in ("cold", "warm", "warm again")]
+        own = ["-i", str(tokens), "-j", str(tokens), "--no-kernel-check", "-x", "2", "-v", "0", "-s", "0"]
+        runs = ("cold", "warm", "warm again")
+        seconds = [seconds_to_first_step([*shlex.split(words), *own], Path(folder), run) for run in runs]
     return {"cold s": seconds[0], "warm s": min(seconds[1:]), "flags": words}
 
 
-def seconds_to_first_step(words: str, tokens: Path, folder: Path, run: str) -> float:
-    """Starts train.py and waits for the line of its first step."""
-    command = [sys.executable, "-u", str(ROOT / "train.py"), *shlex.split(words), "-i", str(tokens), "-j", str(tokens)]
-    command.append("--no-kernel-check")
-    command += ["-x", "2", "-v", "0", "-s", "0", "--no-save", "-o", str(folder / run)]
+def seconds_to_first_step(words: Sequence[str], folder: Path, run: str) -> float:
+    """Run train.py to its end; return the seconds to the line of its first step. Its cache is kept in the folder."""
+    command = [sys.executable, "-u", str(ROOT / "train.py"), *words, "--no-save", "-o", str(folder / run)]
     environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
     environment["LLMC_JAX_CACHE"] = str(folder / "cache")
     begin = time.perf_counter()
