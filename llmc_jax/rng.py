@@ -149,7 +149,7 @@ class Mt19937:
 
 
 def is_int_below(value: Any, limit: int) -> TypeGuard[int]:
-    """Whether a value read from outside is an integer from 0 to limit - 1."""
+    """Return whether a value read from outside is an integer from 0 to limit - 1."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limit
 
 

@@ -122,7 +122,7 @@ def _decays(row: Any, ranges: Ranges, layout: Any) -> jax.Array:
 
 
 def _column(position: int, row: Any) -> Any:
-    """Where a position of the buffer lies as seen from a row: its column, or beyond the row's end on that side."""
+    """Return where a position of the buffer lies, seen from a row: its column, or beyond the row's end on that side."""
     there, column = divmod(position, BLOCK)
     return jnp.clip(there - row, -1, 1) * BLOCK + column
 

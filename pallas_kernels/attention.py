@@ -335,7 +335,7 @@ class Walk(NamedTuple):
         return self.p.sizes.stages - self.p.sizes.warpgroups
 
     def slot(self, tile: Any) -> Any:
-        """Where a tile lies."""
+        """Return where a tile lies."""
         return jnp.int32(tile - self.begin) & (self.p.sizes.stages - 1)
 
     def fetch(self, tile: Any) -> None:
@@ -378,7 +378,7 @@ class Walk(NamedTuple):
             lax.fori_loop(self.begin, self.end, lambda tile, _: self.fetch(tile), None)
 
     def arrive(self, tile: Any) -> list[Any]:
-        """What belongs to a tile, when it is there; this warpgroup is done with the tile before."""
+        """Return what belongs to a tile, when it is there; this warpgroup is done with the tile before."""
         if self.p.sizes.warpgroups > 1:
 
             @mosaic.when((tile > self.begin) & (tile - 1 + self.p.sizes.stages < self.end))  # if the slot is used again
@@ -402,7 +402,7 @@ class Walk(NamedTuple):
 
 
 def _warpgroup(p: Problem) -> Any:
-    """Which of its block this is."""
+    """Return which of its block this is."""
     return lax.axis_index("warpgroup") if p.sizes.warpgroups > 1 else 0
 
 

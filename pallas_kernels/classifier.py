@@ -136,7 +136,7 @@ def _form(row_bytes: int, target: str) -> str:
 
 
 def _plan(width: int, vocab_size: int, vector: int, warpgroups: int) -> RowPass:
-    """Which part of a row of `width` columns is treated how."""
+    """Return which part of a row of `width` columns is treated how."""
     slabs = _slabs(width, vocab_size, vector, warpgroups)
     whole = sum(slab.size == THREADS * vector and slab.real == warpgroups * slab.size for slab in slabs)
     rounds = -(-whole // GROUP)

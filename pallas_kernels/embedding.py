@@ -85,7 +85,7 @@ def _windows(ids: jax.Array, padded_vocab: int, rows: int) -> Windows:
 
 
 def _columns(width: int, vector: int) -> tuple[int, Any]:
-    """How many columns of `width` (a multiple of 128) a program takes, and their layout: the widest accesses."""
+    """Return how many columns of `width` (a multiple of 128) a program takes, and their layout: the widest accesses."""
     while width % (THREADS * vector):
         vector //= 2
     columns = max(c for c in range(THREADS * vector, WIDEST + 1, THREADS * vector) if width % c == 0)

@@ -65,7 +65,7 @@ class _Tile:
         return ref.at[self.matrix, pl.ds(self.first, ROWS), pl.ds(k * self.block, self.block)]
 
     def visible(self) -> jax.Array:
-        """Which of the diagonal's block a row sees."""
+        """Return which of the diagonal's block a row sees."""
         shape = (ROWS, self.block)
         row = self.first + mosaic.iota(shape, 0, self.layout)
         return self.diagonal * self.block + mosaic.iota(shape, 1, self.layout) <= row

@@ -103,12 +103,12 @@ class Passage:
         return rounded
 
     def warnings(self, drops_padding: bool = False) -> tuple[str, ...]:
-        """What is allowed in a checkpoint, but never there in a sound one."""
+        """Return what is allowed in a checkpoint, but never there in a sound one."""
         more = ", and dropped" if drops_padding else ""
         return llmc.oddities(self.source.config, self.nonfinite, self.dirty_rows, more)
 
     def words(self) -> str:
-        """How the output's values compare with the source's, once they were read back and found right."""
+        """Return how the output's values compare with the source's, once they were read back and found right."""
         count = num_parameters(self.source.config)
         if self.change == 0:
             return f"all {count:,} values equal"
@@ -323,7 +323,7 @@ def state_of(source: Source, passage: Passage) -> OurState:
 
 
 def _origin(source: Source) -> dict[str, Any]:
-    """What a model was, and the ids that begin and end its texts, to hand them back."""
+    """Return what a model was, and the ids that begin and end its texts, to hand them back."""
     kind = "llm.c" if source.kind == "llmc-model" else source.kind
     special = {} if source.special is None else {"special": source.special._asdict()}
     return {"kind": kind, "file": source.path.name, **special}
@@ -363,7 +363,7 @@ def _whole_copy(passage: Passage, spec: TensorSpec) -> np.ndarray:
 
 
 def to_state(source: Source, run: Path, dtype: str, force: bool) -> Outcome:
-    """Write a training state of ours into a run folder, which is made if need be."""
+    """Write a training state of ours into a run folder. Make the folder where there is none."""
     passage = Passage(source, dtype)
     found = state_of(source, passage)
     step = found.metadata.step

@@ -62,7 +62,7 @@ class DebugState:
         return padded
 
     def warnings(self) -> Iterator[str]:
-        """What is allowed in a file, but never there in a sound one; reads all of it."""
+        """Yield a warning for each thing that is allowed in a file, but never there in a sound one. Reads all of it."""
         for name, values in (("logits", self.stored_logits), ("gradients", self.stored_gradient)):
             bad = sum(map(not_finite, values.parts()))
             if bad:
@@ -72,7 +72,7 @@ class DebugState:
 
 
 def _stored_gradients(config: ModelConfig, version: int) -> int:
-    """How many values the gradients take."""
+    """Return how many values the gradients take."""
     missing_rows = 0 if version == 2 else config.padded_vocab_size - config.vocab_size
     return num_parameters(config) - missing_rows * config.channels
 
@@ -250,7 +250,7 @@ def make_debug_state(
 
 
 def _same(state: DebugState, x: np.ndarray, y: np.ndarray, computed: Computed) -> bool:
-    """Whether a file holds a batch and what was computed of it, bit for bit."""
+    """Return whether a file holds a batch and what was computed of it, bit for bit."""
     C, V, Vp = state.config.channels, state.config.vocab_size, state.config.padded_vocab_size
     pairs = (
         (state.x, x),

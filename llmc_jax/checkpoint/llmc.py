@@ -198,7 +198,7 @@ def _plausible_share(file: BinaryIO, path: Path, config: ModelConfig, order: str
 
 
 def _guess_v2_order(file: BinaryIO, path: Path, config: ModelConfig) -> str:
-    """Which of its two orders a version 2 file has.
+    """Return which of its two orders a version 2 file has.
 
     Layernorm weights start at 1, and hardly any turns negative in training. Read by the wrong order they come from the
     bf16 matrices, where half of the values are negative, so at most about half look right.

@@ -221,7 +221,7 @@ def read_state_file(path: str | Path, config: ModelConfig) -> StateFile:
 def _read_body(
     file: BinaryIO, path: Path, config: ModelConfig, processes: int, arrays: int, shuffle: bool
 ) -> tuple[int, Loader | None]:
-    """How many parameters each array of the file holds, and the loader's part."""
+    """Return how many parameters each array of the file holds, and the loader's part."""
     size, N = stamp_of(file).size, num_parameters(config)
     counts = [N, N // processes] if processes > 1 and N % processes == 0 else [N]
     ends = {HEADER_BYTES + 4 * arrays * count: count for count in counts}
@@ -306,7 +306,7 @@ def finished_steps(folder: Path) -> list[int]:
 
 
 def read_folder(folder: str | Path, step: int | None = None) -> LlmcState:
-    """What llm.c wrote at a step (None: the newest that is complete): headers and loaders, no weights yet.
+    """Return what llm.c wrote at a step (None: the newest that is complete): headers and loaders, no weights yet.
 
     Raises FormatError if there is none, or a rank's file is missing, damaged or does not belong to the others.
     """
@@ -384,7 +384,7 @@ def _check_divisible(path: Path, spec: TensorSpec, n: int) -> None:
 
 
 def open_llmc_state(folder: str | Path, step: int | None = None) -> "Source":
-    """What llm.c wrote at a step (None: the newest that is complete), opened for reading layer by layer.
+    """Return what llm.c wrote at a step (None: the newest that is complete), opened for reading layer by layer.
 
     Where there are master weights, they are the params; bf16 weights beside them are the copy. Raises FormatError as
     `read_folder` does.
@@ -474,7 +474,7 @@ def _text(raw: bytes) -> str:
 
 
 def _origin(state: LlmcState) -> dict[str, Any]:
-    """What `write_llmc_state` needs to write the same bytes again."""
+    """Return what `write_llmc_state` needs to write the same bytes again."""
     ranks = [
         {
             "header": _text(rank.header.astype("<i4").tobytes()),
@@ -526,7 +526,7 @@ def _stored_weights(model: llmc.OpenModel, spec: TensorSpec) -> np.ndarray:
 
 
 def _content_warnings(state: LlmcState) -> Iterator[str]:
-    """What is allowed in the files, but never there in sound ones."""
+    """Yield a warning for each thing that is allowed in the files, but never there in sound ones."""
     for rank in state.ranks if state.ranks[0].sharded else state.ranks[:1]:
         for name in ("m", "v", "master"):
             values = getattr(rank, name)
@@ -795,7 +795,7 @@ def _header(plan: Writing, rank: int, warnings: list[str]) -> bytes:
 
 
 def _tail(plan: Writing, rank: int) -> bytes:
-    """What follows the values in a rank's file."""
+    """Return what follows the values in a rank's file."""
     loader = plan.loaders[rank]
     if not loader["shuffle"]:
         return b""

@@ -91,7 +91,7 @@ class Entry(NamedTuple):
 
 
 def state_folder(run: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies."""
+    """Return where the checkpoint of a step lies."""
     return run / f"state_{step:08d}"
 
 
@@ -101,7 +101,7 @@ def done_file(run: Path, step: int) -> Path:
 
 
 def model_file(run: Path, step: int) -> Path:
-    """Where the exported model of a step lies, if there is one."""
+    """Return where the exported model of a step lies, if there is one."""
     return run / f"model_{step:08d}.bin"
 
 
@@ -248,7 +248,7 @@ def _attempt[T](writing: Writing, action: Callable[[], T]) -> T:
 
 
 def _cause(error: BaseException) -> str:
-    """Why something failed, in a few words."""
+    """Return why something failed, in a few words."""
     if isinstance(error, InputError):
         return str(error)
     if isinstance(error, OSError):
@@ -360,7 +360,7 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
 
 
 def check(folder: str | Path) -> str | None:
-    """What is wrong with a state folder, in one line; None if every file is what was saved. Reads all of it."""
+    """Return what is wrong with a state folder, in one line; None if every file is what was saved. Reads all of it."""
     return _examine(Path(folder), deep=True)[2]
 
 

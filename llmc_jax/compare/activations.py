@@ -211,7 +211,7 @@ def computed(operation: Operation, values: Mapping[str, Any], model: Model) -> l
     of_the_head = (operation.name, operation.function) == ("head", "linear_backward")
     known = functions(model.config, model.execution, model.params.wte.dtype)
     found = known["head_backward" if of_the_head else operation.function](*inputs, *weights)
-    # the first layernorm also gives the gradient of a bias below it, which the embedding has not
+    # the first layernorm also gives the gradient of a bias below it, which the embedding lacks
     return [_written(name, found[at], model.config) for at, name in enumerate(operation.outputs)]
 
 
@@ -299,12 +299,12 @@ def steps(model: Model, ours: Values, theirs: Values, tolerance: float) -> Itera
 
 
 def has_gradients(names: Iterable[str]) -> bool:
-    """Whether values of the backward pass are among them."""
+    """Return whether values of the backward pass are among them."""
     return any(name.rpartition(".")[2].startswith("d") for name in names)
 
 
 def first_step(found: list[Step]) -> int | None:
-    """Where the disagreement begins: the first operation that fails of itself; else the first that fails in total."""
+    """Return where the disagreement begins: the first operation that fails by itself, else the first in total."""
     for at, step in enumerate(found):
         if not step.agrees_here:
             return at
@@ -319,7 +319,7 @@ def forward_only(model: Model, values: Values) -> Values:
 
 
 def _scale(name: str, values: Values) -> float:
-    """What the error of a value is measured by: its root mean square, of a mean at least the row's deviation."""
+    """Return what the error of a value is measured by: its root mean square, of a mean at least the row's deviation."""
     scale = _rms(values[name])
     if name.endswith("_mean"):
         with np.errstate(divide="ignore"):

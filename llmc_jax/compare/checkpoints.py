@@ -39,7 +39,7 @@ class Row(NamedTuple):
     layers: tuple[int, ...]  # whose bits differ
 
     def agrees(self, tolerance: float | None) -> bool:
-        """Whether the bits are the same, or all values within the tolerance."""
+        """Return whether the bits are the same, or all values within the tolerance."""
         if self.found is None:
             return False
         return self.found.same_bits if tolerance is None else self.found.agrees

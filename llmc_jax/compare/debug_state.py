@@ -193,7 +193,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """What can be known of the flags alone."""
+    """Check what can be known from the flags alone."""
     report.check_json(args.json)
     if args.gradients and not args.dump:
         raise InputError("--gradients: says what --dump writes; give --dump FOLDER too")
@@ -296,7 +296,7 @@ def backward_order(config: ModelConfig) -> Iterator[tuple[str, int | None]]:
 
 
 def first_failure(rows: list[Row], ours: Computed, theirs: Computed, config: ModelConfig) -> dict[str, Any] | None:
-    """What fails first in the order of computation: a tensor's name, of a gradient also the layer; None: nothing."""
+    """Return what fails first in the order of computation: a tensor's name, of a gradient also the layer; or None."""
     failing = {row.name: row for row in rows if not row.found.agrees}
     for name in ("logits", "loss"):
         if name in failing:

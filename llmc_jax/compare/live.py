@@ -190,7 +190,7 @@ def completed(comparison: Comparison) -> Comparison:
 
 
 def lay_out(comparison: Comparison, folder: Path) -> None:
-    """Make the working folder of a program that opens its files under fixed names: links to the ones it shall open.
+    """Make the working folder of a program that opens its files under fixed names: links to the ones it needs.
 
     Without a tokenizer llm.c begins its samples with an undefined token; where there is none, or one of another
     vocabulary, it gets a table whose end-of-text is V - 1.

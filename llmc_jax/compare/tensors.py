@@ -124,7 +124,7 @@ class Measure:
         assert math.prod(shape) == self._size, (shape, self._size)
         largest, at, a, b = self._worst
         finite = self._size - self._nonfinite
-        size = math.nan if self._size and not finite else max(finite, 1)  # of nothing but NaN nothing is known
+        size = math.nan if self._size and not finite else max(finite, 1)  # only NaN: no figure
         norm = math.sqrt(self._squares)
         return Difference(
             shape=tuple(shape),
@@ -159,7 +159,7 @@ def _changed_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def difference(a: Any, b: Any, limit: Limit | None = None, *, nan_agrees: bool = False) -> Difference:
-    """How a float array differs from the reference b of the same shape."""
+    """Return how a float array differs from the reference b of the same shape."""
     measure = Measure(limit, nan_agrees=nan_agrees)
     measure.add(a, b)
     return measure.result(np.shape(a))

@@ -124,7 +124,7 @@ def _flash_problem(setting: Setting) -> str:
 
 
 def _cudnn_problem(setting: Setting) -> str:
-    """What `jax.nn.dot_product_attention` would refuse later."""
+    """Return what `jax.nn.dot_product_attention` would refuse later."""
     machine, dtype, head_size = setting
     if machine.platform != "gpu":
         return NO_GPU
@@ -319,7 +319,7 @@ def candidates(operation: str, wish: Wish, setting: Setting) -> Candidates:
 
 
 def _automatic(rows: list[Implementation], operation: str, setting: Setting) -> Candidates:
-    """What was measured to be the fastest first, then the order of the rows, with XLA's last."""
+    """Return what was measured to be the fastest first, then the order of the rows, with XLA's last."""
     measured, source = MEASURED.get((str(setting.machine.target), operation), ("", ""))
     first = [row for row in rows if measured in (row.kind, row.name)] if measured else []
     rows = first + [row for row in rows if row not in first]

@@ -101,7 +101,7 @@ def from_json(data: Any, place: str) -> Resolved:
         hash(resolved)  # a size that is an object, for example, has none
         operations = [choice.operation for choice in resolved.choices]
         if len(set(operations)) < len(operations):
-            raise ValueError("choices: an operation stands there twice")
+            raise ValueError("choices: an operation is in it twice")
         if resolved.logit_rows < 0 or resolved.gelu_fusion not in (0, 1):
             raise ValueError("logit_rows or gelu_fusion is out of range")
     except (TypeError, ValueError, RecursionError) as error:
@@ -148,7 +148,7 @@ def choose_again(
 def cannot_repeat(
     before: Resolved, asked: Asked, setting: Setting, findings: Findings | None = None
 ) -> tuple[str, ...]:
-    """Return why a recorded choice cannot be repeated here, a reason for each operation of which it cannot."""
+    """Return why a recorded choice cannot be repeated here, with a reason for each such operation."""
     if here(before, setting.machine) is None:
         return (f"it was made for {before.made_for.target}, not for {target_of(setting.machine)}",)
     problems = ((each, _problem(before, each, setting, findings)) for each in GROUPS if _decides(before, asked, each))
@@ -158,7 +158,7 @@ def cannot_repeat(
 def _repeated(
     before: Resolved | None, asked: Asked, operation: str, setting: Setting, findings: Findings | None
 ) -> Choice | None:
-    """What a record has for an operation, if it counts and can run."""
+    """Return what a record has for an operation, if it counts and can run."""
     if before is None or not _decides(before, asked, operation) or _problem(before, operation, setting, findings):
         return None
     return _choice_of(before, operation)
@@ -169,7 +169,7 @@ def _choice_of(before: Resolved, operation: str) -> Choice | None:
 
 
 def _decides(before: Resolved, asked: Asked, operation: str) -> bool:
-    """Whether a record decides what runs an operation. ReLU attention is another model, so it must be asked for."""
+    """Return whether a record decides what runs an operation. ReLU attention must be asked for: it is another model."""
     if operation == "gelu":
         return still(before, asked, "kernels", "gelu_fusion")
     if operation == "attention":
@@ -184,7 +184,7 @@ def _kind(choice: Choice) -> str:
 
 
 def _problem(before: Resolved, operation: str, setting: Setting, findings: Findings | None) -> str:
-    """Why what a record has for an operation cannot run; empty where it can."""
+    """Return why what a record has for an operation cannot run; empty where it can."""
     choice = _choice_of(before, operation)
     if choice is None:
         return "the record has nothing for it"

@@ -154,7 +154,7 @@ def _read_shape(flag: str, name: str) -> Model:
 
 
 def _names_nothing_new(name: str, earlier: Checkpoint) -> bool:
-    """Whether -e need not be looked at: as it was then, a default, or a file that is not there any more."""
+    """Return whether -e need not be looked at: as it was then, a default, or a file that is not there any more."""
     is_file = name.endswith(".bin") or "/" in name
     said_then = earlier.metadata.options.get("model") == name
     return said_then or (is_file and (name in _default_models() or not Path(name).exists()))

@@ -37,9 +37,9 @@ def init_outliers(dtype: Any = jnp.float32) -> Outliers:
 
 
 def update_outliers(state: Outliers, loss: jax.Array, norm: jax.Array) -> tuple[Outliers, jax.Array, jax.Array]:
-    """Takes in a loss and a gradient norm, scalars; returns the new state and their z-scores, scalars of its dtype.
+    """Take in a loss and a gradient norm, scalars; return the new state and their z-scores, scalars of its dtype.
 
-    Both are NaN until the window was full before. A pair of which either is not finite stays out of the window, and
+    Both are NaN while the window was not yet full. A pair of which either is not finite stays out of the window, and
     has NaN too. Values of one sign, as losses and norms are, may be as large as the dtype holds.
     Source: llm.c llmc/outlier_detector.h, which lets everything in.
     """
@@ -62,7 +62,7 @@ def _z_scores(values: jax.Array, newest: jax.Array) -> jax.Array:
 
 
 def is_outlier(z: Any, limit: Any) -> Any:
-    """Whether a z-score exceeds limit, boolean; never where z is NaN or limit is 0, which stands for none."""
+    """Return whether a z-score exceeds limit, boolean; never where z is NaN or limit is 0, which stands for none."""
     return (limit != 0) & (z > limit)
 
 

@@ -56,7 +56,7 @@ class Case(NamedTuple):
 def listed(case: Case) -> list[Finding]:
     """Return what is to be tried, the most important first: what would run, what it is compared with, other forms.
 
-    Where one implementation alone comes into question, there is nothing to try.
+    Where only one implementation is possible, there is nothing to try.
     """
     default, others, forms = [], [], []
     for operation in kernels.GROUPS:

@@ -83,7 +83,7 @@ def driver_version() -> str:
 
 
 def _jax_uses_cuda() -> bool:
-    """Whether JAX has a plugin for NVIDIA GPUs, and nobody has told it to use something else."""
+    """Return whether JAX has a plugin for NVIDIA GPUs, and nobody has told it to use something else."""
     import jax
 
     asked = str(jax.config.jax_platforms or os.environ.get("JAX_PLATFORMS", "")).lower().split(",")[0]

@@ -280,7 +280,7 @@ def repeats_bits(function: str, name: str) -> bool:
 
 
 def expected(given: Problem, wide: Any = jnp.float64) -> tuple[jax.Array, ...]:
-    """What the problem's outputs should be, in float64 (with 64 bits enabled) or float32, before they are rounded.
+    """Return what the outputs should be, in float64 (with 64 bits enabled) or float32, before they are rounded.
 
     The sum of residual_layernorm_forward is rounded before it is normalised: that is what the operation says.
     """

@@ -65,7 +65,7 @@ def search(how: Search, seconds: float, known: Findings) -> Findings:
 
 
 def _preferred(case: Case) -> Set:
-    """What would run unmeasured: without having tried these, no whole step is compared."""
+    """Return what would run unmeasured: without having tried these, no whole step is compared."""
     return tuple(each[0] for each in _by_operation(case).values())
 
 
@@ -118,7 +118,7 @@ def device_task(case: Case) -> Task:
 
 
 def _finding(finding: Finding, outcome: Outcome) -> Finding:
-    """What came of trying it. XLA's have no problem, since they are what remains; nor has what cannot be tried here."""
+    """Return what came of trying it. XLA's have no problem, as they always remain, nor has what cannot be tried."""
     if outcome.kind == "DONE":
         problem = _problem(outcome.content["verdict"])
         return finding._replace(problem=problem, us=0.0 if problem else float(outcome.content["us"]))

@@ -88,7 +88,7 @@ class NoCard(Exception):
 
 
 def _in_use(here: Card) -> str:
-    """Why nothing should be tried on a card now; empty where it is free, or soon becomes so."""
+    """Return why nothing should be tried on a card now; empty where it is free, or soon becomes so."""
     problem = card.busy(here)
     for _ in range(LOOKS - 1):
         if not problem:

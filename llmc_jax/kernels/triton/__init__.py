@@ -16,7 +16,7 @@ INSTALL = 'python -m pip install -e ".[cuda13,triton]" (or cuda12) in the reposi
 
 
 def availability() -> str | None:
-    """Why these kernels cannot be used here, in one line with what to do; None if the packages fit together.
+    """Return why these kernels cannot be used here, in one line with what to do; None if the packages fit together.
 
     Reads the versions that are installed and imports none of them. Whether there is an NVIDIA GPU it does not ask.
     """

@@ -138,7 +138,7 @@ def block_forward(
 
 
 def kept(a: BlockActivations, layer: int, execution: Execution) -> BlockActivations | jax.Array | None:
-    """What is kept of a block's activations for the backward."""
+    """Return what is kept of a block's activations for the backward."""
     if execution.recompute_blocks:
         return a.residual1 if layer % execution.recompute_blocks == 0 else None
     if execution.recompute >= 1:

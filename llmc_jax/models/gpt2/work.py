@@ -196,7 +196,7 @@ def _update(config: ModelConfig, shape: Shape) -> Iterator[Work]:
 
 
 def has_copy(shape: Shape) -> bool:
-    """Whether the parameters exist twice, in float32 and in what the model computes in."""
+    """Return whether the parameters exist twice, in float32 and in what the model computes in."""
     return shape.master_weights and shape.dtype != "fp32"
 
 
