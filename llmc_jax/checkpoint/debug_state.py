@@ -176,25 +176,30 @@ def compute(config: ModelConfig, flat: np.ndarray, x: np.ndarray, y: np.ndarray)
     N = num_parameters(config)
     weights = np.pad(np.asarray(flat[:N], np.float32), (0, flat_size(config) - N))
     with jax.default_matmul_precision("highest"):  # no TF32
-        logits, loss, gradient = _program(config)(weights, np.asarray(x, np.int32), np.asarray(y, np.int32))
+        logits, loss, gradient = program(config)(weights, np.asarray(x, np.int32), np.asarray(y, np.int32))
     return Computed(np.asarray(logits), float(loss), np.asarray(gradient)[:N])
 
 
 @cache
-def _program(config: ModelConfig) -> Callable[..., Any]:
-    """The compiled function from a flat buffer, x and y to logits, loss and flat gradient."""
+def program(config: ModelConfig, execution: Any = None) -> Callable[..., Any]:
+    """Return the compiled function from a flat buffer (flat_size,), x and y (B, T) to logits, loss and flat gradient.
+
+    It computes in the buffer's dtype; logits (B, T, V) and gradient are float32. execution: None is gpt2.PLAIN.
+    """
     import jax
+    import jax.numpy as jnp
 
     from llmc_jax.models.gpt2 import model as gpt2
     from llmc_jax.models.gpt2.tensors import views
 
     @jax.jit
-    def program(flat: Any, x: Any, y: Any) -> Any:
-        loss, gradient = jax.value_and_grad(gpt2.loss_fn)(flat, x, y, config)
-        logits, _ = gpt2.forward(views(flat, config), x, config)
-        return logits[..., : config.vocab_size], loss, gradient
+    def compiled(flat: Any, x: Any, y: Any) -> Any:
+        chosen = execution or gpt2.PLAIN
+        loss, gradient = jax.value_and_grad(gpt2.loss_fn)(flat, x, y, config, chosen)
+        logits, _ = gpt2.forward(views(flat, config), x, config, chosen)
+        return logits[..., : config.vocab_size].astype(jnp.float32), loss, gradient.astype(jnp.float32)
 
-    return program
+    return compiled
 
 
 class Made(NamedTuple):

@@ -11,7 +11,6 @@ import math
 import os
 import secrets
 import shutil
-import stat
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
@@ -24,18 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.lib import format as npy
 
+from llmc_jax.checkpoint.reading import opened, read_exactly, read_json_object, stamp_of
 from llmc_jax.compare.tensors import Difference, Limit, difference
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason
-from llmc_jax.models.gpt2.model import (
-    BlockActivations,
-    BlockParams,
-    Execution,
-    block_backward,
-    block_forward,
-    block_params,
-)
+from llmc_jax.models.gpt2.model import Execution, block_backward, block_forward, block_params
 from llmc_jax.models.gpt2.operations import Operation, backward_operations, forward_operations, full_name, row_of
 from llmc_jax.models.gpt2.tensors import Params, letters
 from llmc_jax.models.tensors import sizes
@@ -145,54 +138,45 @@ def _embedding_backward(
 
 
 def own_values(model: Model, batch: Batch, *, gradients: bool) -> Values:
-    """Every value of a batch, from gpt2.block_forward and block_backward, which the model itself runs.
+    """Return every value of a batch, from gpt2.block_forward and block_backward, which the model itself runs.
 
-    What stays inside a block comes from `operations`: attproj and the gradients within the block.
+    What stays inside a block comes from the list of operations: attproj and the gradients within the block.
     """
     config, p = model.config, model.params
     execution = model.execution._replace(recompute=0, recompute_blocks=0)
     forward = jax.jit(lambda x, pending, w: block_forward(x, pending, w, config.num_heads, execution))
     last_layernorm = jax.jit(lambda x, f: execution.op.residual_layernorm_forward(x, f, p.lnfw, p.lnfb))
-    x = jax.jit(lambda tokens: embedding_forward(tokens, p.wte, p.wpe))(jnp.asarray(batch.x))
-    values: Values = {"x": batch.x, "y": batch.y, "encoded": _host(x)}
-    pending, kept = None, []
+    listed = forward_operations(config.num_layers)
+    values: Values = {"x": batch.x, "y": batch.y}
+    _complete(values, islice(listed, 1), model)
+    x, pending, kept = _device("encoded", values["encoded"], model), None, []
     for layer in range(config.num_layers):
         x, pending, a = forward(x, pending, block_params(p, layer))
-        values |= _block_values(layer, a, pending)
-        if gradients:
-            kept.append(a)
-    x, lnf, mean, rstd = last_layernorm(x, pending)
-    values |= {full_name("residual1", config.num_layers): _host(x)}
-    values |= {"lnf": _host(lnf), "lnf_mean": _host(mean), "lnf_rstd": _host(rstd)}
-    _complete(values, forward_operations(config.num_layers), model)
+        values |= {full_name(name, layer): _kept(name, value) for name, value in a._asdict().items()}
+        values[full_name("fcproj", layer)] = _host(pending)
+        kept.append(a if gradients else None)
+    last = ("residual1", "lnf", "lnf_mean", "lnf_rstd")
+    for name, value in zip(last, last_layernorm(x, pending), strict=True):
+        values[full_name(name, config.num_layers)] = _host(value)
+    _complete(values, listed, model)
     if gradients:
-        values |= _own_gradients(model, values, kept, x, mean, rstd)
-        _complete(values, backward_operations(config.num_layers), model)
+        _add_gradients(values, model, kept)
     return values
 
 
-def _block_values(layer: int, a: BlockActivations, fcproj: Any) -> Values:
-    """A block's activations by name, and its input under the name of the output that it is."""
-    found = {full_name(name, layer): _kept(name, value) for name, value in a._asdict().items()}
-    return found | {full_name("fcproj", layer): _host(fcproj)}
-
-
-def _own_gradients(model: Model, values: Values, kept: list[BlockActivations], x: Any, mean: Any, rstd: Any) -> Values:
-    """The gradients that gpt2.block_backward gives: of the stream, and of the weights."""
-    config, p, op = model.config, model.params, model.execution.op
+def _add_gradients(values: Values, model: Model, kept: list[Any]) -> None:
+    """Add the gradients that gpt2.block_backward gives, of the stream and of the weights, and those of the list."""
+    config, p = model.config, model.params
     backward = jax.jit(lambda d, dbias, w, a: block_backward(d, dbias, w, a, config.num_heads, model.execution))
-    # The head is the same operations in models/gpt2/model.py: dlnf comes from the list.
-    found = dict(values)
-    _complete(found, islice(backward_operations(config.num_layers), 2), model)
-    dlnf = _device("dlnf", found["dlnf"], model)
-    dx, dlnfw, dlnfb, dbias = jax.jit(lambda *given: op.layernorm_backward(*given))(dlnf, x, p.lnfw, mean, rstd)
-    gradients: Values = {"dlnfw": _host(dlnfw), "dlnfb": _host(dlnfb)}
+    listed = backward_operations(config.num_layers)
+    _complete(values, islice(listed, 3), model)  # down to the last layernorm they are the same in model.py
+    above = (full_name(name, config.num_layers) for name in ("dresidual1", "below.dfcprojb"))
+    dx, dbias = (_device(name, values[name], model) for name in above)
     for layer in reversed(range(config.num_layers)):
-        gradients[full_name("dresidual3", layer)] = _host(dx)
         dx, dbias, of_weights = backward(dx, dbias, block_params(p, layer), kept[layer])
-        for name in BlockParams._fields:
-            gradients[full_name(f"d{name}", layer)] = _host(getattr(of_weights, name))
-    return gradients | {"dencoded": _host(dx)}
+        values[full_name("dresidual1", layer)] = _host(dx)
+        values |= {full_name(f"d{name}", layer): _host(value) for name, value in of_weights._asdict().items()}
+    _complete(values, listed, model)
 
 
 def _complete(values: Values, listed: Iterator[Operation], model: Model) -> None:
@@ -428,8 +412,9 @@ def read_folder(folder: Path, config: ModelConfig, batch: Batch) -> Folder:
     B, T = batch.x.shape
     dtype = _read_index(folder / INDEX, config, B, T)
     for name in ("x", "y"):
-        if name in names and not np.array_equal(_read_ids(folder / f"{name}.npy", (B, T)), getattr(batch, name)):
-            raise InputError(f"{folder}/{name}.npy: other tokens than the debug state has; compare the same batch")
+        path = folder / f"{name}.npy"
+        if name in names and not np.array_equal(_read_array(path, [(B, T)], ("i4", "i8")), getattr(batch, name)):
+            raise InputError(f"{path}: other tokens than the debug state has; compare the same batch")
     known = {name for operation in operations(config, gradients=True) for name in operation.outputs}
     found = [name for name in names if name in known]
     if not found:
@@ -442,20 +427,12 @@ def read_folder(folder: Path, config: ModelConfig, batch: Batch) -> Folder:
 
 
 def _read_index(path: Path, config: ModelConfig, B: int, T: int) -> str | None:
-    """The dtype that index.json names, after a check that it is of this model and batch; None without the file."""
+    """Return the dtype that index.json names, having checked that it is of this model and batch; None without it."""
     if not os.path.lexists(path):
         return None
-    with _opened(path) as file:
-        raw = file.read(INDEX_BYTES + 1)
-    if len(raw) > INDEX_BYTES:
-        raise FormatError(f"{path}: more than {INDEX_BYTES:,} bytes; that is not an index of activations")
-    try:
-        index = json.loads(raw)
-    except (ValueError, RecursionError):
-        raise FormatError(f"{path}: not JSON; remove it, or write the values anew") from None
-    if not isinstance(index, dict) or index.get("format") != FORMAT:
-        found = index.get("format") if isinstance(index, dict) else type(index).__name__
-        raise FormatError(f"{path}: format {found!r:.40}; expected an object with format {FORMAT}")
+    index = read_json_object(path, INDEX_BYTES)
+    if index.get("format") != FORMAT:
+        raise FormatError(f"{path}: format {index.get('format')!r:.40}; expected {FORMAT}")
     for name, expected in (("model", vars(config)), ("B", B), ("T", T)):
         if name in index and index[name] != expected:
             raise InputError(f"{path}: {name} is {index[name]!r:.200}, but the debug state's is {expected}")
@@ -465,70 +442,41 @@ def _read_index(path: Path, config: ModelConfig, B: int, T: int) -> str | None:
     return str(dtype)
 
 
-def _opened(path: Path) -> BinaryIO:
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a folder, or a pipe that could block
-            raise FormatError(f"{path}: not a regular file")
-        return path.open("rb")
-    except OSError as error:
-        raise FormatError(f"{path}: cannot be read: {reason(error)}") from None
-
-
 def _read_value(path: Path, name: str, config: ModelConfig, B: int, T: int) -> np.ndarray:
     own, shape = name.rpartition(".")[2], shape_of(name, config, B, T)
     V, Vp = config.vocab_size, config.padded_vocab_size
-    shapes = [shape]
     if own in LOGITS:
-        shapes.append((*shape[:-1], Vp))
+        return _read_array(path, [shape, (*shape[:-1], Vp)], ("f4", "f8", "f2"))[..., :V]
     if own in ("dwte", "dwte_head"):
-        shapes.append((V, *shape[1:]))
-    array = _read_array(path, shapes, ("f4", "f8", "f2"))
-    if own in LOGITS:
-        return array[..., :V]
-    return np.pad(array, ((0, Vp - array.shape[0]), (0, 0))) if own in ("dwte", "dwte_head") else array
-
-
-def _read_ids(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    return _read_array(path, [shape], ("i4", "i8"))
+        array = _read_array(path, [shape, (V, *shape[1:])], ("f4", "f8", "f2"))
+        return np.pad(array, ((0, Vp - array.shape[0]), (0, 0)))
+    return _read_array(path, [shape], ("f4", "f8", "f2"))
 
 
 def _read_array(path: Path, shapes: list[tuple[int, ...]], kinds: tuple[str, ...]) -> np.ndarray:
-    """An array of one of some shapes and types; its size is compared with the file's before it is read."""
-    with _opened(path) as file:
-        header = _read_header(file, path)
-        shape = header.shape
+    """Read an array of one of some shapes and types; its size is compared with the file's before it is read."""
+    with opened(path) as file:
+        shape, fortran, dtype = _read_header(file, path)
         if shape not in shapes:
             expected = " or ".join(dict.fromkeys(map(str, shapes)))
             raise FormatError(f"{path}: shape {shape!s:.80}; expected {expected}")
-        dtype = header.dtype
         if dtype.str[1:] not in kinds:
             known = ", ".join(np.dtype(kind).name for kind in kinds)
             raise FormatError(f"{path}: type {dtype.str:.40}; expected {known} (bfloat16 is to be written as float32)")
         size = math.prod(shape) * dtype.itemsize
-        there = os.fstat(file.fileno()).st_size - file.tell()
+        there = stamp_of(file).size - file.tell()
         if there != size:
             raise FormatError(f"{path}: {there:,} bytes follow the header; its shape {shape} takes {size:,}")
-        raw = file.read(size)
-    if len(raw) != size:
-        raise FormatError(f"{path}: became shorter while being read; is something writing to it?")
-    array = np.frombuffer(raw, dtype).reshape(shape, order="F" if header.fortran else "C")
+        raw = read_exactly(file, path, size)
+    array = np.frombuffer(raw, dtype).reshape(shape, order="F" if fortran else "C")
     return array.astype(dtype.newbyteorder("="))
 
 
-class Header(NamedTuple):
-    """What a .npy file says of its data. fortran: the first axis varies fastest."""
-
-    shape: tuple[int, ...]
-    fortran: bool
-    dtype: np.dtype
-
-
-def _read_header(file: BinaryIO, path: Path) -> Header:
-    """Read the header of a .npy file; leaves the file at its data."""
+def _read_header(file: BinaryIO, path: Path) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Read the header of a .npy file: shape, whether the first axis varies fastest, dtype. The data comes next."""
     try:
         with warnings.catch_warnings(action="ignore"):  # of what Python 2 wrote, and of odd numbers
             version = npy.read_magic(file)
-            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            return Header(*read(file))
+            return npy.read_array_header_1_0(file) if version == (1, 0) else npy.read_array_header_2_0(file)
     except Exception:  # NumPy hands the header to Python's parser, which raises errors of many kinds at odd bytes
         raise FormatError(f"{path}: not a plain array in NumPy's format (.npy); write it with numpy.save") from None

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from llmc_jax.checkpoint.debug_state import DebugState, read_debug_state
+from llmc_jax.checkpoint.debug_state import DebugState, program, read_debug_state
 from llmc_jax.checkpoint.sources import Source, flat_parameters, open_source
 from llmc_jax.compare import report
 from llmc_jax.compare.tensors import DIFFERS, Difference, Limit, as_json, difference, index_text, tolerance_of
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError
 from llmc_jax.machine import device as hardware
+from llmc_jax.machine import jax_setup
 from llmc_jax.models.gpt2.tensors import TENSORS, Params, views
 from llmc_jax.text import table
 
 if TYPE_CHECKING:  # they bring JAX in
     from llmc_jax.compare import activations
     from llmc_jax.kernels import Choice
-    from llmc_jax.models.gpt2.model import Execution
     from llmc_jax.plan import Plan
 
 DESCRIPTION = """\
@@ -160,21 +160,24 @@ def run(args: argparse.Namespace) -> int:
     dtype = args.dtype or source.dtype
     state = read_debug_state(args.state, source.config)
     theirs = Computed(state.logits, state.loss, views(state.gradient, source.config))
-    _configure()
-    from llmc_jax.compare import activations
+    import jax.numpy as jnp
 
+    from llmc_jax.compare import activations
+    from llmc_jax.plan import DTYPES as COMPUTED_IN
+
+    jax_setup.configure(tf32=False)  # as in llm.c's tests
     if args.dump:
         activations.check_new(args.dump)
     batch = activations.Batch(state.x, state.y)
     folder = activations.read_folder(args.against, source.config, batch) if args.against else None
     plan = _plan(args, dtype, source.config, state)
-    execution = plan.execution
-    flat = _on_device(flat_parameters(source), dtype)
+    flat = jnp.asarray(flat_parameters(source), COMPUTED_IN[dtype])
     tolerances = TOLERANCES[args.tolerances or ("fp32" if dtype == "fp32" else "bf16")]
     result = _header(args, dtype, source, state, tolerances, plan.choices)
 
-    model = activations.Model(source.config, views(flat, source.config), execution)
-    ours = compute(flat, state, source.config, execution)
+    model = activations.Model(source.config, views(flat, source.config), plan.execution)
+    logits, loss, gradient = map(np.asarray, program(source.config, plan.execution)(flat, state.x, state.y))
+    ours = Computed(logits, float(loss), views(gradient, source.config))
     rows = compare(ours, theirs, tolerances)
     first = first_failure(rows, ours, theirs, source.config)
     report.show(f"{_table(rows)}\n\n{_verdict(rows, first, tolerances, folder is not None)}", json_path=args.json)
@@ -200,12 +203,6 @@ def _check(args: argparse.Namespace) -> None:
     for flag, given in (("--operation-tolerance", args.operation_tolerance is not None), ("--all", args.all)):
         if given and not args.against:
             raise InputError(f"{flag}: is about --against; give --against FOLDER too")
-
-
-def _configure() -> None:
-    from llmc_jax.machine import jax_setup as platform
-
-    platform.configure(tf32=False)  # as in llm.c's tests
 
 
 def _header(
@@ -252,26 +249,6 @@ def _plan(args: argparse.Namespace, dtype: str, config: ModelConfig, state: Debu
         sequence_length=T, recompute=0, logit_rows=0,
     )  # fmt: skip
     return make_plan(run, config, this_machine())
-
-
-def _on_device(flat: np.ndarray, dtype: str) -> Any:
-    import jax.numpy as jnp
-
-    return jnp.asarray(flat, {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}[dtype])
-
-
-def compute(flat: Any, state: DebugState, config: ModelConfig, execution: "Execution") -> Computed:
-    """Logits, loss and gradients of the state's batch, as training computes them in the dtype of flat (flat_size,)."""
-    import jax
-    import jax.numpy as jnp
-
-    from llmc_jax.models.gpt2 import model as gpt2
-
-    x, y = jnp.asarray(state.x), jnp.asarray(state.y)
-    loss, gradient = jax.jit(lambda flat: jax.value_and_grad(gpt2.loss_fn)(flat, x, y, config, execution))(flat)
-    logits = jax.jit(lambda flat: gpt2.forward(views(flat, config), x, config, execution)[0])(flat)
-    host = np.asarray(gradient.astype(jnp.float32))
-    return Computed(np.asarray(logits[..., : config.vocab_size].astype(jnp.float32)), float(loss), views(host, config))
 
 
 def compare(ours: Computed, theirs: Computed, allowed: Tolerances) -> list[Row]:

@@ -2,9 +2,7 @@
 
 import argparse
 import json
-import struct
 import tracemalloc
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16, write_model
-from llmc_jax.checkpoint.sources import Source, open_source, slices
+from llmc_jax.checkpoint.sources import Source, slices
 from llmc_jax.compare import checkpoints
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError
@@ -212,58 +210,6 @@ def test_bad_files_are_refused_before_anything_is_printed(tmp_path: Path, capsys
                 compare(*words)
             assert "\n" not in str(caught.value) and str(path) in str(caught.value)
     assert capsys.readouterr().out == ""
-
-
-def test_ranges() -> None:
-    cases: list[tuple[Sequence[int], str]] = [((), ""), ((4,), "4"), ((0, 1, 2, 7, 9, 10), "0-2,7,9-10")]
-    for numbers, words in cases:
-        assert checkpoints._ranges(numbers) == words
-
-
-def test_every_format_that_holds_the_same(tmp_path: Path) -> None:
-    """llm.c's file beside safetensors of Hugging Face's names, written here by hand and transposed."""
-    flat = weights()
-    views(flat, CONFIG).wte[CONFIG.vocab_size :] = 0  # that format has no padding
-    a = written(tmp_path / "a.bin", flat)
-    b = tmp_path / "hf"
-    b.mkdir()
-    write_hugging_face(b, flat)
-    source = open_source(b)
-    assert source.kind == "hugging-face"
-    assert compare(a, b) == 0
-    views(flat, CONFIG).attprojw[2, 1, 6] += 1
-    write_hugging_face(b, flat)
-    status, result = compared(tmp_path, a, b)
-    assert status == 4
-    row = next(row for row in result["tensors"] if not row["agrees"])
-    assert (row["name"], row["worst_index"], row["differing_values"]) == ("attprojw", [2, 1, 6], 1)
-
-
-def write_hugging_face(folder: Path, flat: np.ndarray) -> None:
-    """config.json and model.safetensors, of struct and json alone."""
-    p, c = views(flat, CONFIG), CONFIG
-    arrays = {
-        "transformer.wte.weight": p.wte[: c.vocab_size], "transformer.wpe.weight": p.wpe,
-        "transformer.ln_f.weight": p.lnfw, "transformer.ln_f.bias": p.lnfb,
-    }  # fmt: skip
-    names = {"ln_1": "ln1", "ln_2": "ln2", "attn.c_attn": "qkv", "attn.c_proj": "attproj", "mlp.c_fc": "fc",
-             "mlp.c_proj": "fcproj"}  # fmt: skip
-    for layer in range(c.num_layers):
-        for theirs, ours in names.items():
-            arrays[f"transformer.h.{layer}.{theirs}.weight"] = getattr(p, f"{ours}w")[layer].T
-            arrays[f"transformer.h.{layer}.{theirs}.bias"] = getattr(p, f"{ours}b")[layer]
-    header, data = {}, b""
-    for name, array in arrays.items():
-        raw = np.ascontiguousarray(array).tobytes()
-        header[name] = {"dtype": "F32", "shape": list(array.shape), "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
-    text = json.dumps(header).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
-    (folder / "config.json").write_text(json.dumps({
-        "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": c.num_layers, "n_head": c.num_heads,
-        "n_embd": c.channels, "n_positions": c.max_seq_len, "n_ctx": c.max_seq_len, "vocab_size": c.vocab_size,
-        "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
-    }))  # fmt: skip
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

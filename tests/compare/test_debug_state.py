@@ -6,7 +6,6 @@ Without a mistake everything agrees; with each of many mistakes the operation th
 import argparse
 import json
 import math
-import os
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -404,7 +403,7 @@ def compared(tmp_path: Path, *words: str | Path) -> tuple[int, dict[str, Any]]:
 @pytest.fixture(autouse=True)
 def _plain_jax(monkeypatch: Patch) -> None:
     """The command sets up JAX for a process of its own; the tests' is theirs."""
-    monkeypatch.setattr(debug_state, "_configure", lambda: None)
+    monkeypatch.setattr(debug_state.jax_setup, "configure", lambda **_: None)
 
 
 def test_a_right_debug_state(
@@ -489,31 +488,21 @@ def test_nan_is_a_failure(
     assert "FAILS: 1 NaN or infinite" in out and "1 of its values are NaN or infinite" in out
 
 
-# What llm.c's tests allow, written down a second time: absolute, and relative to |reference|.
-ALLOWED = {
-    "cpu": {"logits": (1e-2, 0), "loss": (1e-2, 0), "wte": (2e-2, 0), "qkvb": (2e-2, 0), "lnfb": (2e-2, 0)},
-    "fp32cu": {"logits": (1e-2, 0), "loss": (1e-2, 0), "wte": (1e-2, 0), "qkvb": (1e-2, 0), "lnfb": (1e-2, 0)},
-    "fp32": {"logits": (1e-3, 0), "loss": (1e-5, 0), "wte": (1e-6, 0.079), "wpe": (1e-6, 0.079)},
-    "bf16": {
-        "logits": (25.0, 0), "loss": (0.05, 0), "wte": (0.5, 0.079), "wpe": (0.004, 0.079), "ln1w": (0.1, 0.079),
-        "ln1b": (0.04, 0.079), "qkvw": (0.05, 0.079), "qkvb": (0.035, 0.079), "attprojw": (0.02, 0.079),
-        "attprojb": (0.03, 0.079), "ln2w": (0.05, 0.079), "ln2b": (0.03, 0.079), "fcw": (0.03, 0.079),
-        "fcb": (0.03, 0.079), "fcprojw": (0.02, 0.079), "fcprojb": (0.01, 0.079), "lnfw": (0.1, 0.079),
-        "lnfb": (0.02, 0.079),
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("tolerances", ALLOWED)
-def test_llm_c_s_tolerances(tolerances: str) -> None:
+@pytest.mark.parametrize(
+    ("tolerances", "name", "absolute", "relative"),
+    [
+        ("cpu", "logits", 1e-2, 0), ("cpu", "wte", 2e-2, 0), ("fp32cu", "loss", 1e-2, 0), ("fp32cu", "qkvb", 1e-2, 0),
+        ("fp32", "loss", 1e-5, 0), ("fp32", "wpe", 1e-6, 0.079), ("bf16", "logits", 25.0, 0),
+        ("bf16", "qkvb", 0.035, 0.079), ("bf16", "fcprojb", 0.01, 0.079),
+    ],
+)  # fmt: skip
+def test_llm_c_s_tolerances(tolerances: str, name: str, absolute: float, relative: float) -> None:
     allowed = debug_state.TOLERANCES[tolerances]
-    for name, (absolute, relative) in ALLOWED[tolerances].items():
-        limit = getattr(allowed, name) if name in ("logits", "loss") else allowed.gradients[name]
-        for share, agrees in ((0.999, True), (1.001, False)):
-            b = np.array([2.0])
-            found = difference(b + share * (absolute + relative * 2.0), b, limit)
-            assert found.agrees == agrees, (name, share)
-        assert limit.strict == (name in ("logits", "loss"))
+    limit = getattr(allowed, name) if name in ("logits", "loss") else allowed.gradients[name]
+    for share, agrees in ((0.999, True), (1.001, False)):
+        b = np.array([2.0])
+        assert difference(b + share * (absolute + relative * 2.0), b, limit).agrees == agrees
+    assert limit.strict == (name in ("logits", "loss"))
     assert set(allowed.gradients) == set(Params._fields)
 
 
@@ -643,30 +632,20 @@ SIZE = GOOD.nbytes
 WHOLE = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({B}, {T}, 8), }}"
 BAD_ARRAYS = {
     "empty": (b"", "not a plain array in NumPy's format"),
-    "three bytes": (b"\x93NU", "not a plain array in NumPy's format"),
-    "text": (b"hello" * 9, "not a plain array in NumPy's format"),
     "a pickle": (b"\x80\x04\x95" + b"\x00" * 99, "not a plain array in NumPy's format"),
-    "an archive": (b"PK\x03\x04" + b"\x00" * 99, "not a plain array in NumPy's format"),
     "objects": (header(WHOLE.replace("<f4", "|O"), b"\x80\x04N."), r"type \|O; expected float32"),
+    "a program": (header("__import__('os').abort()"), "not a plain array in NumPy's format"),
+    "deep": (header("(" * 3000), "not a plain array in NumPy's format"),
+    "version 9": (header(WHOLE, GOOD.tobytes(), b"\x09\x00"), "not a plain array in NumPy's format"),
     "cut off": (npy(GOOD)[:-4], f"{SIZE - 4} bytes follow the header"),
     "too long": (npy(GOOD) + b"1234", f"{SIZE + 4} bytes follow the header"),
-    "header alone": (npy(GOOD)[:-SIZE], "0 bytes follow the header"),
     "another shape": (npy(GOOD[:, :5]), r"shape \(2, 5, 8\); expected \(2, 6, 8\)"),
+    "beyond all": (header(WHOLE.replace(f"({B},", f"({10**30},")), r"shape \(10+, 6, 8\); expected"),
     "integers": (npy(GOOD.astype(np.int32)), "type <i4; expected float32, float64, float16"),
-    "complex": (npy(GOOD.astype(np.complex64)), "type <c8"),
     "bfloat16": (
         header(WHOLE.replace("<f4", "|V2"), bytes(SIZE // 2)),
         r"type \|V2; .*bfloat16 is to be written as float32",
     ),
-    "negative": (header(WHOLE.replace(f"({B},", f"(-{B},"), GOOD.tobytes()), r"shape \(-2, 6, 8\); expected"),
-    "absurd": (header(WHOLE.replace(f"({B},", f"({10**17},"), GOOD.tobytes()), r"shape \(10+, 6, 8\); expected"),
-    "beyond all": (header(WHOLE.replace(f"({B},", f"({10**30},")), r"shape \(10+, 6, 8\); expected"),
-    "two shapes": (header(WHOLE[:-1] + "'shape': (3,)}", GOOD.tobytes()), r"shape \(3,\); expected"),
-    "long header": (b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(99), "not a plain array in NumPy's format"),
-    "no shape": (header(WHOLE.replace(f"({B}, {T}, 8)", "'x'"), GOOD.tobytes()), "not a plain array in NumPy's format"),
-    "a program": (header("__import__('os').abort()"), "not a plain array in NumPy's format"),
-    "deep": (header("(" * 3000), "not a plain array in NumPy's format"),
-    "version 9": (header(WHOLE, GOOD.tobytes(), b"\x09\x00"), "not a plain array in NumPy's format"),
 }
 
 
@@ -696,36 +675,6 @@ def test_the_forms_in_which_an_array_may_stand(tmp_path: Path) -> None:
     assert folder.dtype == "fp16" and folder.values["encoded"].dtype == np.float32
 
 
-def test_folders_and_pipes_in_place_of_arrays(tmp_path: Path) -> None:
-    (tmp_path / "encoded.npy").mkdir()
-    with pytest.raises(InputError, match=r"encoded\.npy: not a regular file"):
-        activations.read_folder(tmp_path, CONFIG, batch_of())
-    (tmp_path / "encoded.npy").rmdir()
-    os.mkfifo(tmp_path / "encoded.npy")
-    with pytest.raises(InputError, match=r"encoded\.npy: not a regular file"):
-        activations.read_folder(tmp_path, CONFIG, batch_of())
-    (tmp_path / "encoded.npy").unlink()
-    (tmp_path / "encoded.npy").symlink_to(tmp_path / "none")
-    with pytest.raises(InputError, match=r"encoded\.npy: cannot be read: No such file"):
-        activations.read_folder(tmp_path, CONFIG, batch_of())
-
-
-def test_an_array_that_shrinks_while_it_is_read(tmp_path: Path, monkeypatch: Patch) -> None:
-    config = ModelConfig(7, 13, 16, 3, 2, 2048)  # 98,304 bytes: more than is read ahead
-    path = tmp_path / "encoded.npy"
-    np.save(path, np.zeros((B, T, 2048), np.float32))
-    right = os.fstat
-
-    def fstat(descriptor: int) -> os.stat_result:
-        found = right(descriptor)
-        os.truncate(path, 50_000)
-        return found
-
-    monkeypatch.setattr(activations.os, "fstat", fstat)
-    with pytest.raises(InputError, match="became shorter while being read"):
-        activations.read_folder(tmp_path, config, batch_of())
-
-
 def test_another_batch_is_refused(tmp_path: Path, theirs: dict[str, np.ndarray]) -> None:
     other = batch_of().y.copy()
     other[0, 0] ^= 1
@@ -735,27 +684,21 @@ def test_another_batch_is_refused(tmp_path: Path, theirs: dict[str, np.ndarray])
 
 
 BAD_INDEXES = {
-    "empty": ("", "not JSON"),
     "cut off": ('{"format": 1', "not JSON"),
-    "bytes": ("\x00\xff", "not JSON"),
-    "deep": ("[" * 100_000, "not JSON"),
-    "a list": ("[]", "format 'list'; expected an object with format 1"),
+    "deep": ("[" * 100_000, "nested too deeply"),
+    "a list": ("[]", "no JSON object, but list"),
     "no format": ("{}", "format None"),
-    "another format": ('{"format": 2}', "format 2; expected"),
     "another model": ('{"format": 1, "model": {"channels": 9}}', "model is .*channels.*, but the debug state's is"),
     "another batch": ('{"format": 1, "B": 3}', "B is 3, but the debug state's is 2"),
     "odd dtype": ('{"format": 1, "dtype": ["fp32"]}', "expected one of fp32, bf16, fp16, fp64"),
-    "huge": ('{"format": 1, "x": "' + "a" * 1_000 + '"}', "bytes; that is not an index"),
 }
 
 
 @pytest.mark.parametrize("name", BAD_INDEXES)
-def test_bad_indexes_are_refused_in_one_line(tmp_path: Path, name: str, monkeypatch: Patch) -> None:
+def test_bad_indexes_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
     text, said = BAD_INDEXES[name]
-    if name == "huge":
-        monkeypatch.setattr(activations, "INDEX_BYTES", 500)
     np.save(tmp_path / "encoded.npy", GOOD)
-    (tmp_path / "index.json").write_text(text, encoding="latin-1")
+    (tmp_path / "index.json").write_text(text)
     with pytest.raises(InputError, match=said) as caught:
         activations.read_folder(tmp_path, CONFIG, batch_of())
     assert str(caught.value).startswith(f"{tmp_path}/index.json: ") and "\n" not in str(caught.value)

@@ -1,10 +1,5 @@
 """The initial parameters against numbers that llm.c's rand.h printed for d12, and against the order of the draws."""
 
-import re
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -99,23 +94,3 @@ def test_a_model_smaller_than_a_block() -> None:
     np.testing.assert_array_equal(params.wte[:5].ravel(), rng.normal_(5, 0.0, 0.02))
     np.testing.assert_array_equal(params.wpe.ravel(), rng.normal_(3, 0.0, 0.02))
     np.testing.assert_array_equal(params.qkvw[0].ravel(), rng.normal_(3, 0.0, 0.02))
-
-
-def test_the_oracle_file_says_the_same(shared: Path) -> None:
-    text = (shared / "data" / "rng_and_d12_init_oracle.txt").read_text()
-    lines = re.findall(r"^d12 tensor (\d+) layer (\d+) n=\d+ first: (.*) last: (\S+)", text, re.MULTILINE)
-    found = [
-        (Params._fields[int(tensor)], int(layer), [float(value) for value in first.split()], float(last))
-        for tensor, layer, first, last in lines
-    ]
-    assert found == D12
-    sums = re.findall(r"^tensor (\d+) sum (\S+) sumsq (\S+)", text, re.MULTILINE)
-    assert {Params._fields[int(t)]: (float(s), float(q)) for t, s, q in sums} == D12_SUMS
-
-
-def test_data_and_initialisation_import_without_jax() -> None:
-    """Start-up time of the data tools: JAX takes longer to import than they take to work."""
-    modules = "llmc_jax.rng, llmc_jax.models.gpt2.init, llmc_jax.data.tokenfile, llmc_jax.data.loader"
-    code = f"import sys, {modules}; sys.exit('jax' in sys.modules)"
-    root = Path(__file__).resolve().parents[3]
-    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0

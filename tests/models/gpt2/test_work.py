@@ -8,11 +8,10 @@ import jax.numpy as jnp
 import pytest
 
 from llmc_jax.config.model import parse_descriptor
-from llmc_jax.config.train import TrainConfig
 from llmc_jax.models.gpt2.memory import memory, temporaries
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
-from llmc_jax.models.gpt2.work import Shape, Work, flops_per_token, products_flops, shape_of, step_work
+from llmc_jax.models.gpt2.work import Shape, Work, flops_per_token, products_flops, step_work
 from llmc_jax.profile.program import Place, Program
 from llmc_jax.training import outliers
 from llmc_jax.training.adamw import AdamWNumbers
@@ -193,11 +192,6 @@ def test_bytes_are_each_array_once() -> None:
     assert work["update", "adamw", None] == (2 + 2 * 12 + 2) * N  # the gradient; params, m and v; the copy
 
 
-def test_adamw_alone_in_fp32_moves_28_bytes_a_parameter() -> None:
-    work = next(each for each in step_work(D12, Shape(4, 64)) if each.operation == "adamw")
-    assert work.bytes == 28 * num_parameters(D12)
-
-
 def test_how_often_each_runs_on_arrays_of_its_own() -> None:
     """Two micro-batches, and the logits of each in four parts; the update is one, whose norm only reads."""
     shape = Shape(2, 8, micro_batches=2, logit_rows=4)
@@ -207,10 +201,3 @@ def test_how_often_each_runs_on_arrays_of_its_own() -> None:
     assert work["forward", "classifier"].times == 8
     assert work["update", "adamw"].times == work["update", "norm"].times == 1
     assert [key for key, each in work.items() if not each.writes] == [("update", "norm")]
-
-
-def test_the_shape_of_a_run() -> None:
-    config = TrainConfig(batch_size=2, sequence_length=16, total_batch_size=96, recompute=2, master_weights=False)
-    shape = shape_of(config, dtype="bf16", flash=True, logit_rows=8)
-    assert shape == Shape(2, 16, 3, 2, 0, 8, "bf16", False, True)
-    assert (shape.rows, shape.element) == (32, 2)
