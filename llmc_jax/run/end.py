@@ -94,7 +94,7 @@ def divergence_advice(config: TrainConfig, progress: Progress) -> Iterator[str]:
     """Yield what to try after a run that diverged."""
     yield f"diverged:     the loss or the gradient was not finite {progress.counters.skipped_in_a_row} times in a row"
     if progress.counters.skipped == progress.step:
-        yield f"              no step was finite: check the weights that the run started from (-e {config.model})?"
+        yield f"              no step was finite: check the weights that the run started from (-e {config.model})"
     else:
         yield "              the model is as the last finite step left it, and is probably damaged already"
         yield f"try:          a lower -l (it was {config.learning_rate:g}), a longer warm-up -u, a smaller --grad-clip,"

@@ -39,8 +39,8 @@ def init_outliers(dtype: Any = jnp.float32) -> Outliers:
 def update_outliers(state: Outliers, loss: jax.Array, norm: jax.Array) -> tuple[Outliers, jax.Array, jax.Array]:
     """Take in a loss and a gradient norm, scalars; return the new state and their z-scores, scalars of its dtype.
 
-    Both are NaN while the window was not yet full. A pair of which either is not finite stays out of the window, and
-    has NaN too. Values of one sign, as losses and norms are, may be as large as the dtype holds.
+    Both z-scores are NaN until WINDOW pairs came before. A pair with a value that is not finite stays out of the
+    window, and its z-scores are NaN. Values of one sign, as losses and norms are, may be as large as the dtype holds.
     Source: llm.c llmc/outlier_detector.h, which lets everything in.
     """
     pair = jnp.stack([loss, norm]).astype(state.values.dtype)[:, None]  # (2, 1)
