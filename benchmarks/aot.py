@@ -58,7 +58,7 @@ def measure(target: str, only: str, output: Path) -> None:
 
     Cases that output has already are left out. Run it once in a process.
     """
-    from llmc_jax.machine import deviceless
+    from benchmarks import assembler
     from tests.aot import cases
 
     done = dict(read_rows(output))
@@ -68,7 +68,7 @@ def measure(target: str, only: str, output: Path) -> None:
         began = time.monotonic()
         print(f"{target}: {case.name}", file=sys.stderr, flush=True)  # the last one, should the compiler abort
         try:
-            with deviceless.kernel_resources() as kernels:
+            with assembler.kernel_resources() as kernels:
                 program = case.compile(target)
             row = {
                 # A step's kernels may have been compiled before in this process, and are not compiled again.

@@ -104,12 +104,12 @@ def early(sass: str) -> tuple[str, ...]:
 
 def assembled(compile_kernels: Callable[[], object], nvdisasm: str) -> list[Kernel]:
     """The Mosaic kernels that a function compiles, in that order. One compute capability for each process."""
-    from llmc_jax.machine import deviceless
+    from benchmarks import assembler
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MOSAIC_GPU_DUMP_TO"] = folder
         try:
-            with deviceless.kernel_resources():  # keeps back what the compiler prints
+            with assembler.kernel_resources():  # keeps back what the compiler prints
                 compile_kernels()
         finally:
             del os.environ["MOSAIC_GPU_DUMP_TO"]

@@ -2,22 +2,18 @@
 
 Lowering (`lower_for`) needs JAX alone: every Python pass of the kernels runs, layouts are inferred, nothing is
 assembled. Compiling (`compile_for`) needs the packages of JAX's CUDA plugin and of NVIDIA's assembler as well, but no
-driver and nothing else of CUDA. What comes out is the program a GPU would run, with its memory to the byte and the
-registers of every kernel. Leaves out running it, and cuDNN, whose package is not needed here.
+driver and nothing else of CUDA. What comes out is the program a GPU would run, with its memory to the byte. Leaves out
+running it, the registers of its kernels (benchmarks/assembler.py), and cuDNN, whose package is not needed here.
 
 Start Python with JAX_PLATFORMS=cpu: without it JAX looks for a GPU first and complains at length that there is none.
 """
 
-import ctypes
 import dataclasses
 import importlib.util
 import math
 import os
 import re
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -61,15 +57,6 @@ class Program(NamedTuple):
     def copies(self, least: int = 0) -> list[str]:
         """The arrays of at least so many bytes that the program copies whole, such as `f32[124518400]`."""
         return [shape for shape, size in copied_arrays(self.hlo) if size >= least]
-
-
-class KernelResources(NamedTuple):
-    """What the assembler reports of one kernel, per thread."""
-
-    name: str
-    registers: int  # of at most 255
-    spilled: int  # bytes of registers that had to go to memory: stores and loads, whichever are more
-    serialized: bool  # Hopper's matrix products wait for each other, which costs much of their speed
 
 
 def plugin_installed() -> bool:
@@ -249,78 +236,16 @@ device_description_str: "{target.device_kind}"
 """
 
 
-# ----- what XLA and the assembler say -------------------------------------------------------------------------------
+# ----- what XLA says --------------------------------------------------------------------------------------------------
 
 _COPY = re.compile(r"= \(?([a-z]+(\d+)\w*\[([\d,]*)\])[^=]* copy(?:-start)?\(")
 
 
 def copied_arrays(hlo: str) -> list[tuple[str, int]]:
-    """Shape and bytes of every array that a program's text copies whole. Booleans (`pred`) are left out."""
+    """Return shape and bytes of every array that a program's text copies whole. Booleans (`pred`) are left out."""
     found = []
     for line in hlo.splitlines():
         if match := _COPY.search(line):
             elements = math.prod(int(size) for size in match[3].split(",") if size)
             found.append((match[1], elements * int(match[2]) // 8))
     return found
-
-
-_FUNCTION = re.compile(r"Compiling entry function '(\w+?)(?:_mosaic_gpu_kernel)?' for")
-_SPILLED = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads$")
-_REGISTERS = re.compile(r"Used (\d+) registers")
-_SERIALIZED = re.compile(r"wgmma.* serialized .*function '(\w+?)(?:_mosaic_gpu_kernel)?'")
-
-
-@contextmanager
-def kernel_resources() -> Iterator[list[KernelResources]]:
-    """Within the block, what the process prints is kept back; afterwards the list holds the Mosaic kernels compiled.
-
-    One entry for each kernel, in the order of compilation. A kernel that this process has compiled before is not
-    compiled again and has none. Where compiling fails, what was kept back goes to standard error.
-    """
-    kernels: list[KernelResources] = []
-    before = os.environ.get("MOSAIC_GPU_DUMP_PTXAS")
-    os.environ["MOSAIC_GPU_DUMP_PTXAS"] = "1"
-    log = ""
-    try:
-        with tempfile.TemporaryFile() as file:
-            _flush()
-            stdout = os.dup(1)
-            os.dup2(file.fileno(), 1)  # it is the C++ side that prints
-            try:
-                yield kernels
-            finally:
-                _flush()
-                os.dup2(stdout, 1)
-                os.close(stdout)
-                file.seek(0)
-                log = file.read().decode(errors="replace")
-    except BaseException:
-        sys.stderr.write(log)
-        raise
-    finally:
-        if before is None:
-            del os.environ["MOSAIC_GPU_DUMP_PTXAS"]
-        else:
-            os.environ["MOSAIC_GPU_DUMP_PTXAS"] = before
-    kernels.extend(parse_resources(log))
-
-
-def _flush() -> None:
-    sys.stdout.flush()
-    ctypes.CDLL(None).fflush(None)
-
-
-def parse_resources(log: str) -> list[KernelResources]:
-    """The kernels in the words of `ptxas -v`."""
-    kernels = []
-    serialized = set(_SERIALIZED.findall(log))
-    name, spilled = "", 0
-    for line in log.splitlines():
-        if match := _FUNCTION.search(line):
-            name, spilled = match[1], 0
-        elif (match := _SPILLED.search(line)) and "warning" not in line:
-            spilled = max(int(match[1]), int(match[2]))
-        elif (match := _REGISTERS.search(line)) and name:
-            kernels.append(KernelResources(name, int(match[1]), spilled, name in serialized))
-            name = ""
-    return kernels

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from benchmarks import aot
+from benchmarks import aot, assembler
 from llmc_jax.errors import InputError
 from llmc_jax.machine import deviceless, gpus
 from pallas_kernels.gelu import gelu_forward
@@ -62,7 +62,7 @@ def test_memory_is_that_of_one_of_several_gpus() -> None:
 
 def test_kernels_are_compiled_for_one_capability_in_a_process() -> None:
     """Programs without kernels may be compiled for any GPU before and after, and H100 and H200 are the same."""
-    with deviceless.kernel_resources() as kernels:
+    with assembler.kernel_resources() as kernels:
         deviceless.compile_for(lambda x: gelu_forward(x, target="sm_90"), (x,), "h200")
     assert [kernel.name for kernel in kernels] == ["gelu_forward"]
     assert 0 < kernels[0].registers <= 255 and kernels[0].spilled == 0
@@ -78,7 +78,7 @@ def test_every_gpu_is_known_to_the_compiler() -> None:
 
 
 def test_what_was_printed_is_shown_when_compiling_fails(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ZeroDivisionError), deviceless.kernel_resources() as kernels:
+    with pytest.raises(ZeroDivisionError), assembler.kernel_resources() as kernels:
         os.write(1, b"printed before")  # as the compiler does
         _ = 1 / 0
     captured = capfd.readouterr()

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks import assembler
 from llmc_jax.errors import InputError
 from llmc_jax.machine import deviceless, gpus
 from llmc_jax.machine.deviceless import MemoryUse
@@ -84,7 +85,7 @@ ptxas info    : Used 255 registers, used 2 barriers, 16 bytes cumulative stack s
 
 
 def test_registers_spills_and_serialized_products_are_read() -> None:
-    assert deviceless.parse_resources(PTXAS) == [("a", 167, 0, False), ("b", 255, 12, True)]
+    assert assembler.parse_resources(PTXAS) == [("a", 167, 0, False), ("b", 255, 12, True)]
 
 
 HLO = """
