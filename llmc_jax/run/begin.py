@@ -14,7 +14,6 @@ from typing import Any, cast
 from llmc_jax.checkpoint.contents import Counters
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
-from llmc_jax.kernels.plain import to_json
 from llmc_jax.machine import jax_setup
 from llmc_jax.machine.gpus import peak_flops
 from llmc_jax.models.gpt2.tensors import num_parameters
@@ -92,7 +91,7 @@ def begun_log(setup: Setup, held: Held, made: list[Path]) -> RunLog:
     kind, step = ("start", 0) if setup.earlier is None else ("resume", setup.earlier.step)
     with leaving_nothing(held, made):
         record = config_record(config.to_json(), asdict(shape), setup.device._asdict())
-        kernels = to_json(setup.plan.resolved)
+        kernels = setup.metadata.kernels
         is_first = config_file(held.folder) is None
         if is_first:  # before any log: what has a log but no config.json is another program's folder
             write_config(held.folder, record, kernels)

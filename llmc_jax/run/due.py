@@ -1,9 +1,9 @@
 """What is done between two steps: validation, a sample, a checkpoint, and news of saves and of the data."""
 
-from llmc_jax.checkpoint.contents import Metadata
+from dataclasses import replace
+
 from llmc_jax.data.tokenizers import sample_text
 from llmc_jax.errors import InputError
-from llmc_jax.kernels.plain import to_json
 from llmc_jax.machine.device import memory_stats
 from llmc_jax.rng import skip_u32
 from llmc_jax.run.batches import Batches, validate
@@ -68,18 +68,7 @@ def save(
     setup = run.setup
     if progress.step == progress.saving:
         return progress
-    metadata = Metadata(
-        progress.step,
-        setup.identity,
-        setup.steps,
-        counters=progress.counters,
-        options=setup.config.to_json(),
-        val_data=setup.val_data,
-        loader=batches.position(),
-        environment=setup.environment,
-        kernels=to_json(setup.plan.resolved),
-        origin=setup.origin,
-    )
+    metadata = replace(setup.metadata, step=progress.step, counters=progress.counters, loader=batches.position())
     copies = not last and step_bytes is not None  # before the step is compiled nobody knows what memory it needs
     run.saver.save(progress.state, metadata, available_memory(setup, step_bytes), last=not copies, prune=prune)
     return progress._replace(saving=progress.step)

@@ -6,6 +6,7 @@ left half-written, and writes the DONE_ files of checkpoints that lost them. Lea
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import numpy as np
 from llmc_jax import kernels
 from llmc_jax.checkpoint import sources
 from llmc_jax.checkpoint.arrays import require_orbax
-from llmc_jax.checkpoint.contents import OURS, Identity, fingerprint
+from llmc_jax.checkpoint.contents import OURS, Identity, Metadata, fingerprint
 from llmc_jax.checkpoint.llmc import read_header, read_model
 from llmc_jax.checkpoint.state import read_state, read_weights
 from llmc_jax.checkpoint.store import Checkpoint
@@ -28,6 +29,7 @@ from llmc_jax.data.corpora import Corpus, stdlib_corpus
 from llmc_jax.data.loader import Loader, TokenLoader, continued
 from llmc_jax.data.tokenizers import Choice, load_tokenizer
 from llmc_jax.errors import InputError
+from llmc_jax.kernels.plain import to_json
 from llmc_jax.machine import compiling
 from llmc_jax.machine import device as hardware
 from llmc_jax.machine.nvml import GpuMonitor, open_monitor
@@ -76,10 +78,7 @@ class Setup(NamedTuple):
     tokenizer: Choice
     device: hardware.Device
     earlier: Checkpoint | None  # the checkpoint that the run goes on from
-    identity: Identity
-    origin: Mapping[str, Any]  # of its weights: what must be kept to hand them back
-    val_data: str | None  # fingerprint of the validation data
-    environment: dict[str, Any]  # what its bits may depend on
+    metadata: Metadata  # of its checkpoints, as it begins
     monitor: GpuMonitor | None  # of -lg
     notes: list[str]
     warnings: list[str]
@@ -362,9 +361,9 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     inputs = open_inputs(config, warnings.append)
     earlier, model, data = inputs.earlier, inputs.model, inputs.data
     plan, device, kernel_notes = plan_here(config, model.config, earlier)
-    identity = identify(plan, data)
+    metadata = begun_metadata(plan, inputs, device)
     if earlier is not None:
-        check_fits(earlier, config, identity)
+        check_fits(earlier, config, metadata.identity)
     steps = total_steps(config, data.train)
     tokenizer = choose_tokenizer(config, model.config, data)
     state, found = starting_state(plan, inputs)
@@ -378,10 +377,7 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
         tokenizer=tokenizer,
         device=device,
         earlier=earlier,
-        identity=identity,
-        origin=origin_of(inputs),
-        val_data=None if data.val is None else fingerprint(data.val),
-        environment=environment(device, plan.implementations),
+        metadata=replace(metadata, total_steps=steps),
         monitor=open_monitor() if config.gpu_info_every > 0 else None,
         notes=[*notes, *inputs.notes],
         warnings=[*warnings, *found],
@@ -392,10 +388,19 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     return setup, state
 
 
-def identify(plan: Plan, data: Data) -> Identity:
-    """Return what makes the run this run."""
-    files = None if data.train is None else fingerprint(data.train)
-    return Identity(plan.model, plan.dtype, plan.master_weights, plan.rounding, files)
+def begun_metadata(plan: Plan, inputs: Inputs, device: hardware.Device) -> Metadata:
+    """Return what the run's checkpoints hold of it, but for the number of its steps."""
+    train, val = inputs.data.train, inputs.data.val
+    files = None if train is None else fingerprint(train)
+    return Metadata(
+        step=0,
+        identity=Identity(plan.model, plan.dtype, plan.master_weights, plan.rounding, files),
+        options=plan.config.to_json(),
+        val_data=None if val is None else fingerprint(val),
+        environment=environment(device, plan.implementations),
+        kernels=to_json(plan.resolved),
+        origin=origin_of(inputs),
+    )
 
 
 def continued_data(config: TrainConfig, earlier: Checkpoint | None, data: Data) -> Data:
@@ -414,10 +419,7 @@ def notes_on_start(setup: Setup) -> Iterator[str]:
     if earlier is not None:
         complete = "; the run is complete already" if earlier.step >= setup.steps else ""
         yield f"resumed from {earlier.folder}, after step {earlier.step} of {setup.steps}{complete}"
-        problems = () if config.kernels_from else plan.problems
-        yield from changes(
-            earlier, config, setup.steps, setup.environment, setup.val_data, plan.resolved, problems
-        )  # fmt: skip
+        yield from changes(earlier, plan, setup.metadata)
     elif config.reuse and config.output_dir:
         yield f"-y 1: there is no checkpoint in {config.output_dir}, so the run begins"
     if earlier is None or config.kernels_from:  # else `changes` has said it

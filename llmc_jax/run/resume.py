@@ -7,14 +7,13 @@ is made (saver.py, loop.py).
 import importlib.metadata
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from llmc_jax import kernels
 from llmc_jax.checkpoint import store
-from llmc_jax.checkpoint.contents import Identity
+from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.manifest import MANIFEST
 from llmc_jax.checkpoint.store import Checkpoint, open_checkpoint
 from llmc_jax.config.options import show_value
@@ -23,7 +22,7 @@ from llmc_jax.errors import FormatError, InputError
 from llmc_jax.kernels import record
 from llmc_jax.machine import device as hardware
 from llmc_jax.machine.versions import git_state, versions
-from llmc_jax.plan import Repeat
+from llmc_jax.plan import Plan, Repeat
 from llmc_jax.run.folder import KERNELS, MAIN_LOG, config_file, read_kernels
 
 # Options whose value must be the one that the checkpoint was made with.
@@ -224,18 +223,10 @@ def _gpu_packages() -> dict[str, str]:
     return {name: version for name, version in sorted(found) if re.match(r"nvidia-|jax-cuda|triton", name)}
 
 
-def changes(
-    earlier: Checkpoint,
-    config: TrainConfig,
-    total_steps: int,
-    now: Mapping[str, Any],
-    val_data: str | None = None,
-    resolved: kernels.Resolved | None = None,
-    problems: Sequence[str] = (),
-) -> list[str]:
+def changes(earlier: Checkpoint, plan: Plan, now: Metadata) -> list[str]:
     """Return notes on what makes the continuation differ from the run without a break: options, and the environment.
 
-    resolved: what runs each operation now; problems: why it is not what ran before.
+    plan, now: of the continuation.
     """
     metadata, notes = earlier.metadata, []
     theirs = _known(metadata.options)
@@ -243,25 +234,27 @@ def changes(
         notes.append(f"the checkpoint comes from {metadata.origin.get('kind')}: its options are not known")
         return notes
     moved = [
-        f"{about.flags[0]} {show_value(getattr(theirs, about.name))} -> {show_value(getattr(config, about.name))}"
+        f"{about.flags[0]} {show_value(getattr(theirs, about.name))} -> {show_value(getattr(plan.config, about.name))}"
         for about in OPTIONS
         if about.name not in FREE
         and about.name not in (*BINDING, "max_steps")
-        and getattr(theirs, about.name) != getattr(config, about.name)
+        and getattr(theirs, about.name) != getattr(plan.config, about.name)
     ]
-    if metadata.total_steps != total_steps:
-        moved.append(f"steps {metadata.total_steps} -> {total_steps}")
+    if metadata.total_steps != now.total_steps:
+        moved.append(f"steps {metadata.total_steps} -> {now.total_steps}")
     if moved:
         notes.append(f"changed since the checkpoint, so results differ from here: {', '.join(moved)}")
-    if None not in (metadata.val_data, val_data) and metadata.val_data != val_data:
+    if None not in (metadata.val_data, now.val_data) and metadata.val_data != now.val_data:
         notes.append("the validation data is not that of the checkpoint: losses before and after are not comparable")
-    then = metadata.environment
+    then, here = metadata.environment, now.environment
     other = [
-        f"{name} {then.get(name)} -> {now.get(name)}" for name in {**then, **now} if then.get(name) != now.get(name)
+        f"{name} {then.get(name)} -> {here.get(name)}" for name in {**then, **here} if then.get(name) != here.get(name)
     ]
     before = _choice_in(earlier)
-    if before is not None and resolved is not None:
-        other += record.differences(before.resolved, resolved)
-    if other or problems:
-        notes.append(f"not bit-exact from here: {', '.join([*other, *problems])}")
+    if before is not None:
+        other += record.differences(before.resolved, plan.resolved)
+    if not plan.config.kernels_from:  # of which another note tells
+        other += plan.problems
+    if other:
+        notes.append(f"not bit-exact from here: {', '.join(other)}")
     return notes

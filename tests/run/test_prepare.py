@@ -57,10 +57,10 @@ def test_the_ids_that_end_a_text_are_kept(flag: str, tmp_path: Path) -> None:
     settings = json.loads((folder / "config.json").read_text()) | {"bos_token_id": 3, "eos_token_id": [4, 5]}
     (folder / "config.json").write_text(json.dumps(settings))
     setup, _ = prepare(parse_args([*shlex.split(COMMON), flag, str(folder)]), [])
-    assert setup.origin == {"kind": "llmc-jax", "special": {"bos": 3, "eos": [4, 5]}}
-    assert stored_special(setup.origin) == open_source(folder).special
+    assert setup.metadata.origin == {"kind": "llmc-jax", "special": {"bos": 3, "eos": [4, 5]}}
+    assert stored_special(setup.metadata.origin) == open_source(folder).special
     random, _ = prepare(parse_args([*shlex.split(COMMON), "-e", "L1-NH1-C8-V16-T16"]), [])
-    assert random.origin == {"kind": "llmc-jax"}
+    assert random.metadata.origin == {"kind": "llmc-jax"}
 
 
 def test_a_shape_beside_init_from_must_be_that_of_the_weights() -> None:
