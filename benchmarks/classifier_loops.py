@@ -38,12 +38,13 @@ def compiled(target: str, dtype: str, warpgroups: int, group: int, nvdisasm: str
     import jax.numpy as jnp
 
     from llmc_jax.machine import deviceless, gpus
+    from llmc_jax.training.state import DTYPES
     from pallas_kernels import classifier, tuning
 
     architecture = gpus.known_target(target).architecture
     tuning.SIZES[architecture] = tuning.sizes(architecture)._replace(classifier_warpgroups=warpgroups)
     classifier.GROUP = group
-    kind = {"bf16": jnp.bfloat16, "fp16": jnp.float16, "fp32": jnp.float32}[dtype]
+    kind = DTYPES[dtype]
     given = [((ROWS, Vp), kind), ((ROWS,), jnp.int32), ((ROWS,), jnp.float32)]
 
     def function(*arrays: jax.Array) -> tuple[jax.Array, jax.Array]:

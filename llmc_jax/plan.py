@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, cast
 
-import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax import kernels
@@ -25,8 +24,6 @@ from llmc_jax.training.loss_scale import LossScaleNumbers
 from llmc_jax.training.optimizer import Optimizer
 from llmc_jax.training.schedule import ScheduleNumbers
 from llmc_jax.training.step import StepNumbers, StepOptions
-
-DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
 
 
 class Repeat(NamedTuple):

@@ -151,9 +151,9 @@ def saves(model: str, B: int, T: int, dtype: str, steps: int, rounds: int) -> Fi
     from llmc_jax.machine import compiling
     from llmc_jax.machine import device as hardware
     from llmc_jax.run.saver import Retention, Room, Saver
-    from llmc_jax.training.state import initial_state
+    from llmc_jax.training.state import DTYPES, initial_state
     from llmc_jax.training.step import train_step
-    from llmc_jax.trials.problems import DTYPES, skewed_tokens
+    from llmc_jax.trials.problems import skewed_tokens
 
     config = parse_descriptor(model)
     plan, _ = whole_steps.choose(config, dtype, B, T)

@@ -22,10 +22,10 @@ from llmc_jax.models.gpt2.work import flops_per_token
 from llmc_jax.plan import Plan, make_plan
 from llmc_jax.training.adamw import AdamWNumbers
 from llmc_jax.training.schedule import ScheduleNumbers
-from llmc_jax.training.state import initial_state
+from llmc_jax.training.state import DTYPES, initial_state
 from llmc_jax.training.step import StepNumbers, train_step
 from llmc_jax.trials.lines import Figures
-from llmc_jax.trials.problems import DTYPES, skewed_tokens, target
+from llmc_jax.trials.problems import skewed_tokens, target
 
 QUEUED = 3  # steps that are started together
 

@@ -163,7 +163,7 @@ def run(args: argparse.Namespace) -> int:
     import jax.numpy as jnp
 
     from llmc_jax.compare import activations
-    from llmc_jax.plan import DTYPES as COMPUTED_IN
+    from llmc_jax.training.state import DTYPES as COMPUTED_IN
 
     jax_setup.configure(tf32=False)  # as in llm.c's tests
     if args.dump:

@@ -35,7 +35,7 @@ from llmc_jax.machine import device as hardware
 from llmc_jax.machine.nvml import GpuMonitor, open_monitor
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import padded
-from llmc_jax.plan import DTYPES, Plan, make_plan, triton_gemm_wish
+from llmc_jax.plan import Plan, make_plan, triton_gemm_wish
 from llmc_jax.run.resume import (
     changes,
     check_fits,
@@ -44,7 +44,7 @@ from llmc_jax.run.resume import (
     find_named,
     repeated,
 )
-from llmc_jax.training.state import TrainState, initial_state
+from llmc_jax.training.state import DTYPES, TrainState, initial_state
 from llmc_jax.trials import candidates, start
 from llmc_jax.trials.card import find_card
 

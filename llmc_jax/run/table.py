@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc_jax import kernels
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.machine import compiling
 from llmc_jax.machine import device as hardware
 from llmc_jax.models.gpt2.tensors import num_parameters
@@ -12,14 +13,29 @@ from llmc_jax.run.prepare import Setup
 
 
 def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
-    """The sections of the start-up table, its rows named as llm.c names them."""
-    config, shape, data = setup.config, setup.model, setup.data
+    """Return the sections of the start-up table, its rows named as llm.c names them."""
+    plan, data = setup.plan, setup.data
+    machine = [
+        ("device", hardware.device_label(setup.device)),
+        ("precision", precision_text(plan)),
+        *kernel_rows(plan.choices),
+        *repeat_rows(plan),
+        *option_rows(plan),
+    ]
+    counts = [
+        ("train tokens", data.train.num_tokens if data.train else "not read"),
+        ("train_num_batches", setup.steps),
+        ("val_num_batches", setup.val_batches),
+    ]
+    return [_settings(setup, folder), machine, [("weights", weights_text(setup)), *_shape(plan.model)], counts]
+
+
+def _settings(setup: Setup, folder: Path) -> list[tuple[str, Any]]:
+    config, data = setup.config, setup.data
     steps_down = config.schedule == "step"
-    settings = [
-        (
-            "train data pattern",
-            (config.val_data if config.overfit else config.train_data) if data.train else "not read",
-        ),
+    train_data = config.val_data if config.overfit else config.train_data
+    return [
+        ("train data pattern", train_data if data.train else "not read"),
         ("val data pattern", config.val_data if data.val else "not read"),
         ("output log dir", folder),
         ("checkpoint_every", config.checkpoint_every),
@@ -49,15 +65,10 @@ def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
         ("seed", config.seed),
         ("shuffle", config.shuffle),
     ]
-    machine = [
-        ("device", hardware.device_label(setup.device)),
-        ("precision", precision_text(setup.plan)),
-        *kernel_rows(setup.plan.choices),
-        *repeat_rows(setup.plan),
-        *option_rows(setup.plan),
-    ]
-    shapes = [
-        ("weights", weights_text(setup)),
+
+
+def _shape(shape: ModelConfig) -> list[tuple[str, Any]]:
+    return [
         ("max_sequence_length T", shape.max_seq_len),
         ("vocab_size V", shape.vocab_size),
         ("padded_vocab_size Vp", shape.padded_vocab_size),
@@ -66,12 +77,6 @@ def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
         ("channels C", shape.channels),
         ("num_parameters", num_parameters(shape)),
     ]
-    counts = [
-        ("train tokens", data.train.num_tokens if data.train else "not read"),
-        ("train_num_batches", setup.steps),
-        ("val_num_batches", setup.val_batches),
-    ]
-    return [settings, machine, shapes, counts]
 
 
 def weights_text(setup: Setup) -> str:

@@ -23,7 +23,7 @@ from llmc_jax.ops.gelu import gelu_forward_in_product
 from llmc_jax.ops.table import Function
 from llmc_jax.training.adamw import AdamWNumbers
 from llmc_jax.training.schedule import ScheduleNumbers
-from llmc_jax.training.state import initial_state
+from llmc_jax.training.state import DTYPES, initial_state
 from llmc_jax.training.step import StepNumbers, StepOptions, train_step
 from llmc_jax.trials import attention, candidates, numerics, problems, times
 from llmc_jax.trials.candidates import Case, Part
@@ -174,7 +174,7 @@ def chosen_functions(case: Case, chosen: Sequence[Finding]) -> dict[str, Functio
 def _step(case: Case, given: dict[str, Function], options: compiling.Options) -> Step:
     """The run's program on random weights and tokens: loss and gradient of its first step, seconds of the next ones."""
     op, optimizer = kernels.assembled(given)
-    model, kind = case.model, problems.DTYPES[case.dtype]
+    model, kind = case.model, DTYPES[case.dtype]
     merged = tuple((dict(case.options) | dict(options)).items())
     execution = Execution(op, case.recompute, case.recompute_blocks, case.logit_rows, case.gelu_fusion, merged)
     step_options = StepOptions("constant", "matrices", execution, case.rounding, optimizer)

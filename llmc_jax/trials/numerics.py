@@ -16,12 +16,11 @@ from llmc_jax.config.model import parse_descriptor
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
 from llmc_jax.training.adamw import ADAMW
+from llmc_jax.training.state import DTYPES
 from llmc_jax.trials import problems
 from llmc_jax.trials import reference as references
 from llmc_jax.trials.lines import FREE, OTHER, SAME, Figures
 from llmc_jax.trials.problems import Problem
-
-DTYPES = problems.DTYPES
 
 
 class Tolerance(NamedTuple):

@@ -27,10 +27,10 @@ from llmc_jax.kernels.plain import frozen
 from llmc_jax.ops import attention as jnp_attention
 from llmc_jax.ops import softmax as jnp_softmax
 from llmc_jax.training.adamw import ADAMW, AdamWNumbers
+from llmc_jax.training.state import DTYPES
 from llmc_jax.trials import attention as by_blocks
 from llmc_jax.trials.lines import NotMeasured
 
-DTYPES = {"bf16": jnp.bfloat16, "fp16": jnp.float16, "fp32": jnp.float32}
 SCALE = 0.125  # of the softmax's scores: heads of 64 channels
 NUMBERS = AdamWNumbers(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
 MODULES = {
