@@ -128,7 +128,7 @@ def _column(position: int, row: Any) -> Any:
 
 
 def _round_stochastically(values: jax.Array, row: Any, seed: Any, layout: Any) -> jax.Array:
-    """As the function of the same name in llmc_jax/training/adamw.py, bit for bit."""
+    """As the function of the same name in llmc_jax/training/rounding.py, bit for bit."""
     column = mosaic.iota((BLOCK,), 0, layout).astype(jnp.uint32)
     row = row.astype(jnp.uint32)
     beyond = row // jnp.uint32(2**32 // BLOCK)  # how often 32 bits have overflowed: 0 below 2^32 elements
@@ -142,7 +142,7 @@ def _round_stochastically(values: jax.Array, row: Any, seed: Any, layout: Any) -
 
 
 def _squirrel_noise5(position: jax.Array, seed: Any) -> jax.Array:
-    """As squirrel_noise5 in llmc_jax/training/adamw.py."""
+    """As squirrel_noise5 in llmc_jax/training/rounding.py."""
     bits = position * jnp.uint32(0xD2A80A3F) + seed
     bits = bits ^ (bits >> jnp.uint32(9))
     bits = bits + jnp.uint32(0xA884F197)

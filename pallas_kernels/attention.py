@@ -72,7 +72,7 @@ class Problem(NamedTuple):
 
     @property
     def scale_at_end(self) -> float:
-        """What dq and dk are multiplied by."""
+        """Return what dq and dk are multiplied by."""
         return self.scale / self.scale_within
 
 
@@ -331,7 +331,7 @@ class Walk(NamedTuple):
 
     @property
     def ahead(self) -> int:
-        """How many tiles are on their way while one is in use."""
+        """Return how many tiles are on their way while one is in use."""
         return self.p.sizes.stages - self.p.sizes.warpgroups
 
     def slot(self, tile: Any) -> Any:

@@ -19,6 +19,7 @@ from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, page
 from llmc_jax import kernels
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.kernels import GROUPS
+from llmc_jax.kernels.ours import FILES
 from llmc_jax.machine import deviceless
 from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.models.gpt2.work import flops_per_token
@@ -64,11 +65,8 @@ def test_plan(tiny: bool) -> None:
 def test_every_kernel_is_checked() -> None:
     """Every public kernel has numerics; what a run chooses between has times that decide it."""
     checked = {item.arguments["function"] for item in plan() if item.part == "numerics"} - {"model"}
-    assert checked == set(problems.MODULES)
-    for name in public_kernels():
-        module, _, function = name.partition(".")
-        assert problems.MODULES[function.removesuffix("_forward").removesuffix("_backward")
-                                if "attention" in function else function] == module  # fmt: skip
+    assert checked == problems.FUNCTIONS
+    assert public_kernels() == {f"{file}.{name}" for name, file in FILES.items()}
     assert {*targets.COMPARED, "attention"} == set(GROUPS)
     assert set(ATTENTION) == set(tuning.VERSIONS)
 

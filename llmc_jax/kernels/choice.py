@@ -72,7 +72,7 @@ class Choice(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What runs, in words."""
+        """Return what runs, in words."""
         return " ".join(filter(None, [self.implementation, Variant(self.version, self.sizes).text]))
 
 

@@ -1,7 +1,9 @@
-"""The handwritten kernels as sets of functions: Pallas's for an architecture, and Triton's. Imported when asked for."""
+"""The handwritten kernels by name: Pallas's for an architecture, and Triton's. Imported when asked for."""
 
+import importlib
 from collections.abc import Sequence
 from functools import cache, partial
+from typing import Any
 
 from llmc_jax.kernels.findings import Variant
 from llmc_jax.kernels.functions import GROUPS, PLAIN
@@ -9,38 +11,49 @@ from llmc_jax.ops import attention
 from llmc_jax.ops.table import Function
 
 DEFAULT = Variant()
+# Each kernel, and the file of pallas_kernels/ that has it; of some there is one in triton/ too, in a file of that name.
+FILES = {
+    "layernorm_forward": "layernorm",
+    "layernorm_backward": "layernorm",
+    "residual_layernorm_forward": "layernorm",
+    "residual_layernorm_backward": "layernorm",
+    "gelu_forward": "gelu",
+    "gelu_backward": "gelu",
+    "attention_forward": "attention",
+    "attention_backward": "attention",
+    "relu_attention_forward": "attention",
+    "relu_attention_backward": "attention",
+    "softmax_forward": "softmax",
+    "softmax_backward": "softmax",
+    "classifier": "classifier",
+    "embedding_backward": "embedding",
+    "adamw_update": "adamw",
+    "global_norm": "adamw",
+}
 
 
-def pallas_functions(target: str, interpret: bool = False, variant: Variant = DEFAULT) -> dict[str, Function]:
-    """Return the kernels for an architecture ("sm_90") by name; attention is `flash`, in bf16 and fp16 only.
+def pallas_kernel(name: str, target: str, interpret: bool = False, variant: Variant = DEFAULT, **more: Any) -> Function:
+    """Return a kernel for an architecture ("sm_90"), with its twin's signature. more: what else the kernel takes.
 
     interpret: simulated on the CPU, slowly, for tests and for whoever wants to look.
     """
+    from pallas_kernels import tuning
+
+    if variant.version and "attention" in name:
+        more["version"] = variant.version
+    tuned = tuning.Tuned(target, variant.sizes) if variant.sizes else target
+    function = getattr(importlib.import_module(f"pallas_kernels.{FILES[name]}"), name)
+    return partial(function, target=tuned, interpret=interpret, **more)
+
+
+def pallas_functions(target: str, interpret: bool = False, variant: Variant = DEFAULT) -> dict[str, Function]:
+    """Return the kernels that have a place in PLAIN; attention is `flash`, in bf16 and fp16 only."""
     return _pallas_functions(target, interpret, variant)  # the same functions for the same arguments
 
 
 @cache
 def _pallas_functions(target: str, interpret: bool, variant: Variant) -> dict[str, Function]:
-    from pallas_kernels import adamw as adamw_kernels
-    from pallas_kernels import attention as attention_kernels
-    from pallas_kernels import classifier as classifier_kernels
-    from pallas_kernels import embedding as embedding_kernels
-    from pallas_kernels import gelu as gelu_kernels
-    from pallas_kernels import layernorm as layernorm_kernels
-    from pallas_kernels import tuning
-
-    modules = (layernorm_kernels, gelu_kernels, attention_kernels, classifier_kernels, embedding_kernels, adamw_kernels)
-    tuned = tuning.Tuned(target, variant.sizes) if variant.sizes else target
-    return {
-        name: partial(getattr(module, name), target=tuned, interpret=interpret, **_version(name, variant))
-        for name in PLAIN
-        for module in modules
-        if hasattr(module, name)
-    }
-
-
-def _version(function: str, variant: Variant) -> dict[str, str]:
-    return {"version": variant.version} if variant.version and "attention" in function else {}
+    return {name: pallas_kernel(name, target, interpret, variant) for name in PLAIN if name in FILES}
 
 
 def variant_problem(variant: Variant) -> str:
@@ -62,27 +75,17 @@ def variant_problem(variant: Variant) -> str:
 @cache
 def relu_kernels(target: str, variant: Variant = DEFAULT) -> Sequence[Function]:
     """Return ReLU attention's forward and backward for an architecture."""
-    from pallas_kernels import attention as kernels
-
-    more = _version("relu_attention", variant)
-    return [
-        partial(f, target=target, **more) for f in (kernels.relu_attention_forward, kernels.relu_attention_backward)
-    ]
+    return [pallas_kernel(f"relu_attention_{way}", target, variant=variant) for way in ("forward", "backward")]
 
 
 def by_softmax_kernel(target: str) -> Sequence[Function]:
     """Return attention's forward and backward with the T x T matrix and the softmax of an architecture."""
-    from pallas_kernels import softmax
-
-    forward = partial(softmax.softmax_forward, target=target)
-    return _by_softmax(forward, partial(softmax.softmax_backward, target=target))
+    return _by_softmax(*(pallas_kernel(f"softmax_{way}", target) for way in ("forward", "backward")))
 
 
 def by_triton_softmax() -> Sequence[Function]:
     """Return attention's forward and backward with the T x T matrix and Triton's softmax."""
-    from llmc_jax.kernels.triton import softmax
-
-    return _by_softmax(softmax.softmax_forward, softmax.softmax_backward)
+    return _by_softmax(triton_kernel("softmax_forward"), triton_kernel("softmax_backward"))
 
 
 def _by_softmax(forward: Function, backward: Function) -> Sequence[Function]:
@@ -92,16 +95,12 @@ def _by_softmax(forward: Function, backward: Function) -> Sequence[Function]:
     ]
 
 
-@cache
-def triton_functions() -> dict[str, Function]:
-    """Return layernorm and classifier as Triton kernels (the extra `[triton]`), by name."""
-    from llmc_jax.kernels.triton import classifier as triton_classifier
-    from llmc_jax.kernels.triton import layernorm as triton_layernorm
+def triton_kernel(name: str) -> Function:
+    """Return one of Triton's kernels (the extra `[triton]`), with its twin's signature."""
+    function: Function = getattr(importlib.import_module(f"llmc_jax.kernels.triton.{FILES[name]}"), name)
+    return function
 
-    names = (*GROUPS["layernorm"], *GROUPS["classifier"])
-    return {
-        name: getattr(module, name)
-        for name in names
-        for module in (triton_layernorm, triton_classifier)
-        if hasattr(module, name)
-    }
+
+def triton_functions() -> dict[str, Function]:
+    """Return layernorm and classifier as Triton kernels."""
+    return {name: triton_kernel(name) for name in (*GROUPS["layernorm"], *GROUPS["classifier"])}

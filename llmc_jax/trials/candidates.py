@@ -46,7 +46,7 @@ class Case(NamedTuple):
 
     @property
     def setting(self) -> Setting:
-        """What an implementation may or may not be able to serve."""
+        """Return what an implementation may or may not be able to serve."""
         return Setting(self.machine, self.dtype, self.model.head_size)
 
 

@@ -10,7 +10,6 @@
 attention and relu_attention are forward and backward in one. Inputs are drawn anew for each problem; nothing is zero.
 """
 
-import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,7 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax import kernels
+from llmc_jax.kernels import ours
 from llmc_jax.kernels.choice import implementations
+from llmc_jax.kernels.findings import Variant
 from llmc_jax.kernels.functions import PLAIN
 from llmc_jax.kernels.plain import frozen
 from llmc_jax.ops import attention as jnp_attention
@@ -33,22 +34,9 @@ from llmc_jax.trials.lines import NotMeasured
 
 SCALE = 0.125  # of the softmax's scores: heads of 64 channels
 NUMBERS = AdamWNumbers(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
-MODULES = {
-    "layernorm_forward": "layernorm",
-    "layernorm_backward": "layernorm",
-    "residual_layernorm_forward": "layernorm",
-    "residual_layernorm_backward": "layernorm",
-    "gelu_forward": "gelu",
-    "gelu_backward": "gelu",
-    "softmax_forward": "softmax",
-    "softmax_backward": "softmax",
-    "classifier": "classifier",
-    "embedding_backward": "embedding",
-    "adamw_update": "adamw",
-    "global_norm": "adamw",
-    "attention": "attention",
-    "relu_attention": "attention",
-}
+WAYS = ("forward", "backward")
+# What there is a problem of: each kernel; of attention the pair of them.
+FUNCTIONS = {name.rpartition("_")[0] if "attention" in name else name for name in ours.FILES}
 Function = Callable[..., Any]
 
 
@@ -234,20 +222,11 @@ def implementation(
 
         if problem := triton.availability():
             raise NotMeasured(problem)
-        module = importlib.import_module(f"llmc_jax.kernels.triton.{MODULES[function]}")
-        return partial(getattr(module, function), target=target())
-    module = importlib.import_module(f"pallas_kernels.{MODULES[function]}")
-    more = {"form": form} if form else {}
-    return partial(getattr(module, function), target=_tuned(tuning or {}), interpret=interpret, **more)
-
-
-def _tuned(changes: Mapping[str, Any]) -> Any:
-    """The architecture here, with other tile sizes where there are any."""
-    from pallas_kernels import tuning
-
-    if unknown := changes.keys() - tuning.Sizes._fields:
-        raise NotMeasured(f"pallas_kernels/tuning.py has no {', '.join(sorted(unknown))}")
-    return tuning.Tuned(target(), frozen(list(changes.items()))) if changes else target()
+        return partial(ours.triton_kernel(function), target=target())
+    variant = Variant(sizes=frozen(list((tuning or {}).items())))
+    if problem := ours.variant_problem(variant):
+        raise NotMeasured(problem)
+    return ours.pallas_kernel(function, target(), interpret, variant, **({"form": form} if form else {}))
 
 
 def _attention_pair(function: str, name: str, interpret: bool) -> tuple[Function, Function]:
@@ -257,14 +236,9 @@ def _attention_pair(function: str, name: str, interpret: bool) -> tuple[Function
         return getattr(jnp_attention, f"{function}_forward"), getattr(jnp_attention, f"{function}_backward")
     if name == "wgmma" and target() != "sm_90":
         raise NotMeasured(f"wgmma exists on Hopper alone, and this is {target()}")
-    from pallas_kernels import attention
-
-    version = None if name == "pallas" else name
-    chosen: dict[str, Any] = {"target": target(), "version": version, "interpret": interpret}
-    return (
-        partial(getattr(attention, f"{function}_forward"), **chosen),
-        partial(getattr(attention, f"{function}_backward"), **chosen),
-    )
+    variant = Variant("" if name == "pallas" else name)
+    forward, backward = (ours.pallas_kernel(f"{function}_{way}", target(), interpret, variant) for way in WAYS)
+    return forward, backward
 
 
 def repeats_bits(function: str, name: str) -> bool:

@@ -6,8 +6,8 @@ import inspect
 import pytest
 
 from llmc_jax.kernels.functions import PLAIN
+from llmc_jax.kernels.ours import FILES
 from llmc_jax.ops import attention, softmax
-from llmc_jax.trials.problems import MODULES
 
 TWINS = PLAIN | {
     f"{name}_{way}": getattr(module, f"{name}_{way}")
@@ -19,8 +19,7 @@ OWN = {"target", "interpret", "version", "form"}
 
 @pytest.mark.parametrize("name", sorted(set(TWINS) - {"classifier_forward"}))
 def test_the_parameters_are_the_twin_s(name: str) -> None:
-    module = MODULES.get(name, "attention")
-    kernel = inspect.signature(getattr(importlib.import_module(f"pallas_kernels.{module}"), name)).parameters
+    kernel = inspect.signature(getattr(importlib.import_module(f"pallas_kernels.{FILES[name]}"), name)).parameters
     assert {"target", "interpret"} <= set(kernel)
     renamed = {"lse": "att"}  # what attention keeps differs, and with it its name
     expected = [parameter.lstrip("_") for parameter in inspect.signature(TWINS[name]).parameters]

@@ -69,7 +69,7 @@ def test_tile_sizes_are_those_of_the_table() -> None:
 
 def test_shapes_are_the_runs_own() -> None:
     sizes = {part.function: (part.sizes, part.calls) for name in GROUPS for part in candidates.parts(D12, name)}
-    assert set(sizes) == set(problems.MODULES) - {"softmax_forward", "softmax_backward", "relu_attention"}
+    assert set(sizes) == problems.FUNCTIONS - {"softmax_forward", "softmax_backward", "relu_attention"}
     assert sizes["residual_layernorm_backward"] == ([65536, 768], 24)
     assert sizes["classifier"] == ([8192, 50257, 50304], 8)
     assert sizes["attention"] == ([64, 1024, 12, 64], 12)

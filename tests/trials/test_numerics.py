@@ -99,7 +99,7 @@ def test_bits_that_move(name: str, bits: str, verdict: str, monkeypatch: pytest.
 
 def test_who_promises_bits() -> None:
     """The field of the implementation says it: of every kernel of ours, of nothing that may sum in any order."""
-    for function in problems.MODULES:
+    for function in problems.FUNCTIONS:
         attention = "attention" in function
         for name in ("wgmma", "mma", "pallas") if attention else ("pallas",):
             assert problems.repeats_bits(function, name)
