@@ -93,7 +93,7 @@ def digest_of_files(paths: Iterable[Path]) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """An OSError's cause in words, without its number and path."""
+    """Return an OSError's cause in words, without its number and path."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 

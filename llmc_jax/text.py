@@ -68,7 +68,7 @@ def table(
 
 
 def _laid_out(columns: list[tuple[str, bool]], rows: list[list[str]], width: int) -> list[str]:
-    """The lines of a table that fits into `width` cells. columns: heading, and whether it holds words."""
+    """Return the lines of a table that fits into `width` cells. columns: heading, and whether it holds words."""
     grid = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False)
     for heading, is_words in columns:
         grid.add_column(heading, justify="left" if is_words else "right", no_wrap=not is_words, overflow="fold")

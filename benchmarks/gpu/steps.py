@@ -136,7 +136,7 @@ def rates(config: ModelConfig, tokens: int, T: int, seconds: float, dtype: str) 
     peak = peak_flops(device.device_kind, "tf32" if dtype == "fp32" else dtype)  # type: ignore[arg-type]
     for name, definition in (("PaLM MFU", "palm"), ("llm.c MFU", "llm.c")):
         flops = flops_per_token(config, T, definition=definition)  # type: ignore[arg-type]
-        utilization = hardware.model_flops_utilization(flops * tokens / seconds, peak)
+        utilization = None if peak is None else flops * tokens / seconds / peak
         if utilization is not None:
             found[name] = utilization
     return found

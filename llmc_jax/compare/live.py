@@ -76,7 +76,7 @@ class Comparison(NamedTuple):
 
 
 def make_comparison(executable: str, kind: str | None, flags: Sequence[str], extra: Sequence[str]) -> Comparison:
-    """The comparison for an executable and the words after `--`. Raises InputError for what cannot be run as asked."""
+    """Return the comparison for an executable and the words after `--`. Raises InputError if it cannot be run so."""
     path = _checked_executable(executable)
     kind = kind or _kind_of(path)
     comparison = Comparison(kind, path, _pairs(kind, flags), list(extra))
@@ -105,7 +105,7 @@ def _kind_of(path: Path) -> str:
 
 
 def _pairs(kind: str, words: Sequence[str]) -> dict[str, str]:
-    """The flags with their values. Only what both programs know is let through, in llm.c's spelling."""
+    """Return the flags with their values. Only what both programs know is let through, in llm.c's spelling."""
     pairs: dict[str, str] = {}
     ours = {flag for about in OPTIONS for flag in about.flags}
     for place in range(0, len(words), 2):
@@ -131,14 +131,14 @@ def _not_for_both(kind: str, flag: str, ours: bool) -> str:
 
 
 def our_words(comparison: Comparison, folder: Path, dtype: str | None) -> list[str]:
-    """Our command line; folder: the run folder to make; dtype: what llm.c computes in, where that is known."""
+    """Return our command line; folder: the run folder to make; dtype: what llm.c computes in, where that is known."""
     given = [word for pair in comparison.flags.items() for word in pair]
     precision = ["--dtype", dtype] if dtype else []
     return [*BESIDE[comparison.kind], *given, *precision, "--no-save", "-o", str(folder), *comparison.extra]
 
 
 def our_config(comparison: Comparison, words: Sequence[str]) -> TrainConfig:
-    """The options that our words mean, checked."""
+    """Return the options that our words mean, checked."""
     config = parse_args(words)
     validate(config)
     if comparison.kind == FP32 and 0 in (config.val_every, config.sample_every):
@@ -168,7 +168,7 @@ def work_folder(keep: str | None) -> Iterator[Path]:
 
 
 def completed(comparison: Comparison) -> Comparison:
-    """The comparison with the files that the programs take by themselves, and with full paths.
+    """Return the comparison with the files that the programs take by themselves, and with full paths.
 
     Raises InputError where one is missing: both would stop there, one with an assertion.
     """
@@ -211,7 +211,7 @@ def lay_out(comparison: Comparison, folder: Path) -> None:
 
 
 def llmc_command(comparison: Comparison) -> list[str]:
-    """llm.c's command line: what it does not find by a fixed name, as flags."""
+    """Return llm.c's command line: what it does not find by a fixed name, as flags."""
     fixed = {CPU: set(FILES), FP32: {"-e"}, CUDA: set()}[comparison.kind]
     return [str(comparison.executable), *(word for flag, value in comparison.flags.items() if flag not in fixed
                                     for word in (flag, value))]  # fmt: skip
@@ -248,7 +248,7 @@ def run_ours(comparison: Comparison, folder: Path, dtype: str | None) -> tuple[L
 
 
 def _run(command: Sequence[str], output: Path, place: Path | None, environment: Mapping[str, str]) -> int:
-    """The exit status of a command whose output goes to a file. Ctrl-C ends both."""
+    """Run a command whose output goes to a file; return its exit status. Ctrl-C ends both."""
     try:
         with output.open("wb") as file:
             done = subprocess.run(
@@ -297,13 +297,13 @@ class Result(NamedTuple):
 
     @property
     def time_ratio(self) -> float | None:
-        """Our median time per step as a part of llm.c's."""
+        """Return our median time per step as a part of llm.c's."""
         theirs, mine = (logs.speed(log).ms for log in self.logs)
         return mine / theirs if mine and theirs else None
 
 
 def compare(theirs: Log, mine: Log, tolerance: float, window: int) -> Result:
-    """The two logs compared, single steps unless a window is given."""
+    """Return the two logs compared, single steps unless a window is given."""
     return Result((theirs, mine), logs.differences([theirs, mine], tolerance, window or 1))
 
 
@@ -339,7 +339,7 @@ def verdict(result: Result) -> list[str]:
 
 
 def busy_note() -> str | None:
-    """A warning where other programs have the processor: both programs are then slow, and not to the same degree."""
+    """Return a warning where other programs have the processor: both are then slow, and not to the same degree."""
     cores = os.cpu_count() or 1
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if load < 0.5 * cores:

@@ -112,7 +112,7 @@ def _curve(values: dict[int, float]) -> Curve:
 
 
 def read_log(path: str | Path) -> Log:
-    """The log at `path`: a run folder, metrics.jsonl, main.log, or a file with what a program printed.
+    """Return the log at `path`: a run folder, metrics.jsonl, main.log, or a file with what a program printed.
 
     A last line without its end is left out: it may still be growing. Raises InputError where nothing can be read,
     FormatError where it is no log.
@@ -131,7 +131,7 @@ def read_log(path: str | Path) -> Log:
 
 
 def _file_in(folder: Path) -> Path:
-    """The log of a run folder: ours, which has every digit, before main.log."""
+    """Return the log of a run folder: ours, which has every digit, before main.log."""
     for name in (METRICS, MAIN_LOG):
         if (folder / name).is_file():
             return folder / name
@@ -156,7 +156,7 @@ class Line(NamedTuple):
 
 
 def _lines(file: BinaryIO, unfinished: Callable[[], None]) -> Iterator[Line]:
-    """The lines of a file in bounded memory; one without an end is only reported."""
+    """Yield the lines of a file in bounded memory; one without an end is only reported."""
     for number in itertools.count(1):
         text = file.readline(LONGEST_LINE)
         if not text:
@@ -318,7 +318,7 @@ def _see_decimals(found: Found, curve: str, loss: str) -> None:
 
 
 def _take_val(found: Found, position: Position, loss: float) -> None:
-    """Gives a validation its step at once, where the start-up table says how often there is one."""
+    """Give a validation its step at once, where the start-up table says how often there is one."""
     if position.every is None or position.last is None:
         position.val = loss
         return
@@ -331,7 +331,7 @@ def _take_val(found: Found, position: Position, loss: float) -> None:
 
 
 def _place(found: Found, position: Position, next_step: int | None) -> None:
-    """Gives the validation read last its step: right behind the last step seen, else that of the one that follows.
+    """Give the validation read last its step: right behind the last step seen, else that of the one that follows.
 
     next_step: the step whose line follows; None: none does in this start of the program.
     """
@@ -349,5 +349,5 @@ def _place(found: Found, position: Position, next_step: int | None) -> None:
 
 
 def float_of(text: str) -> float:
-    """A number as C prints it; Python does not know `nan(ind)`."""
+    """Return a number as C prints it; Python does not know `nan(ind)`."""
     return math.nan if "nan" in text.lower() else float(text)

@@ -55,19 +55,19 @@ class Difference(NamedTuple):
 
     @property
     def largest(self) -> tuple[float, int]:
-        """The largest |difference|, and its step."""
+        """Return the largest |difference|, and its step."""
         index = int(np.argmax(np.abs(self.values)))
         return float(abs(self.values[index])), int(self.steps[index])
 
     @property
     def mean(self) -> float:
-        """The mean |difference| of the finite ones."""
+        """Return the mean |difference| of the finite ones."""
         good = self.values[np.isfinite(self.values)]
         return float(np.abs(good).mean()) if len(good) else math.nan
 
     @property
     def first_beyond(self) -> int | None:
-        """The first step whose averaged difference is beyond the tolerance."""
+        """Return the first step whose averaged difference is beyond the tolerance."""
         found = np.flatnonzero(self.beyond)
         return int(self.steps[found[0]]) if len(found) else None
 
@@ -78,7 +78,7 @@ class Difference(NamedTuple):
 
     @property
     def parts(self) -> int | None:
-        """The step at which the logs part; None if they do not."""
+        """Return the step at which the logs part; None if they do not."""
         beyond = self.beyond
         to_come = np.arange(len(beyond), 0, -1)  # the step itself included
         most = np.cumsum(beyond[::-1])[::-1] > to_come / 2
@@ -101,12 +101,12 @@ def difference(first: Curve, other: Curve) -> Curve:
 
 
 def averaged(values: np.ndarray, window: int) -> np.ndarray:
-    """The mean of the finite values in a window (odd) round each; infinite where the value itself is."""
+    """Return the mean of the finite values in a window (odd) round each; infinite where the value itself is."""
     return np.where(np.isfinite(values), moving_mean(values, window), np.inf)
 
 
 def differences(logs: Sequence[Log], tolerance: float = TOLERANCE, window: int = 0) -> list[Difference]:
-    """Every log but the first against the first. window: of training losses, 0 for one part in 50 of the steps."""
+    """Compare every log but the first with the first. window: of training losses, 0 for one part in 50 of the steps."""
     found = []
     for letter, log in zip(LETTERS[1:], logs[1:], strict=False):
         rounding = _rounding(logs[0]) + _rounding(log)
@@ -211,7 +211,7 @@ def spread(steps: Iterable[int], rows: int) -> list[int]:
 
 
 def at_step(c: Curve, step: int) -> float | None:
-    """The value of a curve at a step; None where it has none."""
+    """Return the value of a curve at a step; None where it has none."""
     place = int(np.searchsorted(c.steps, step))
     return float(c.values[place]) if place < len(c.steps) and c.steps[place] == step else None
 
@@ -241,7 +241,7 @@ def _less(a: float | None, b: float | None) -> str:
 
 
 def signed(value: float) -> str:
-    """A difference that stands for itself, small or large: 3 digits, without a float's own noise."""
+    """Return a difference that stands for itself, small or large: 3 digits, without a float's own noise."""
     return "0" if value == 0 else f"{value:+.3g}" if abs(value) >= 1e-9 or not math.isfinite(value) else "0"
 
 
@@ -276,7 +276,7 @@ def last(c: Curve) -> float | None:
 
 
 def differences_table(found: Sequence[Difference]) -> str:
-    """The sizes of the differences."""
+    """Return the sizes of the differences as a table."""
     rows = []
     for each in found:
         if len(each.steps):
@@ -307,7 +307,7 @@ def as_text(logs: Sequence[Log], found: Sequence[Difference], rows: int) -> str:
 
 
 def as_json(logs: Sequence[Log], found: Sequence[Difference], rows: int) -> dict[str, Any]:
-    """The result as plain values; losses in nats per token."""
+    """Return the result as plain values; losses in nats per token."""
     steps = chosen_steps(logs, rows)
     return {
         "logs": [_log_json(letter, log) for letter, log in zip(LETTERS, logs, strict=False)],

@@ -163,7 +163,7 @@ def _draw_differences(axes: Any, found: Sequence[Difference]) -> None:
 
 
 def _averaged(each: Difference) -> Curve:
-    """The averaged differences whose window is full, without what is not finite."""
+    """Return the averaged differences whose window is full, without what is not finite."""
     half = each.window // 2
     full = slice(half, max(half, len(each.steps) - half))
     return finite(Curve(each.steps[full], each.averaged[full]))

@@ -59,12 +59,12 @@ def emit(result: Mapping[str, Any], *, json_path: str | None) -> None:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A value with a fixed number of decimals; empty for None, a word for what is not finite."""
+    """Return a value with a fixed number of decimals; empty for None, a word for what is not finite."""
     return "" if value is None else f"{value:.{digits}f}"
 
 
 def small(value: float | None) -> str:
-    """A difference or an error: 3 significant digits, 0 for exactly nothing, empty for None."""
+    """Return a difference or an error: 3 significant digits, 0 for exactly nothing, empty for None."""
     if value is None:
         return ""
     return "0" if value == 0 else f"{value:.3g}"

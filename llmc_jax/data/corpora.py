@@ -73,7 +73,7 @@ class _Source(NamedTuple):
 
 
 def stdlib_corpus() -> Corpus:
-    """The built-in corpus: the *.py files of the running Python's standard library, in bytes (V=257, eot 256).
+    """Return the built-in corpus: the *.py files of the running Python's standard library, in bytes (V=257, eot 256).
 
     Files in the order of their names, an end-of-text token before each; one file in twenty, chosen by a hash of its
     name, is validation. The two token files (uint16) are kept in the user's cache folder (or, if that
@@ -151,7 +151,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _read_corpus(index: Path) -> Corpus | None:
-    """The corpus that an index file describes, if its token files are there, whole; None otherwise."""
+    """Return the corpus that an index file describes, if its token files are there, whole; None otherwise."""
     try:
         found = json.loads(index.read_bytes())
         corpus = Corpus(**{**found, "train": index.parent / found["train"], "val": index.parent / found["val"]})
@@ -167,7 +167,7 @@ def _is_validation(name: str) -> bool:
 
 
 def _read_stdlib(root: Path, sources: list[_Source]) -> tuple[np.ndarray, np.ndarray, str]:
-    """The tokens for training, those for validation, and the fingerprint of names and contents."""
+    """Return the tokens for training, those for validation, and the fingerprint of names and contents."""
     tokenizer = bytes_tokenizer()
     digest = hashlib.sha256(STDLIB_RULES.encode())
     documents: dict[bool, list[np.ndarray]] = {False: [], True: []}
@@ -220,12 +220,12 @@ def _save(
 
 
 def unigram_baseline(train: np.ndarray, val: np.ndarray, vocab_size: int) -> float:
-    """Nats per token of val, (n,) ids below V, under the token frequencies of train (m,), each count one higher."""
+    """Return nats per token of val, (n,) ids below V, under the frequencies of train (m,), each count one higher."""
     return float(-np.log(_unigram(train, vocab_size)[val]).mean())
 
 
 def bigram_baseline(train: np.ndarray, val: np.ndarray, vocab_size: int) -> float:
-    """Nats per token of val, (n,) ids below V, n >= 2, under the frequencies of train of each token after another.
+    """Return nats per token of val, (n,) ids below V, n >= 2, under the frequencies of pairs of tokens in train.
 
     The unigram model q counts as BIGRAM_PRIOR more tokens after each, so that nothing has probability 0:
     p(b|a) = (count(a,b) + prior q(b)) / (count(a) + prior), count(a) = sum_b count(a,b).

@@ -37,7 +37,7 @@ class Reading(NamedTuple):
 
 
 def find_inputs(inputs: list[str]) -> list[Path]:
-    """The files that the inputs name, each once: in the order given, those of a folder or pattern sorted.
+    """Return the files that the inputs name, each once: in the order given, those of a folder or pattern sorted.
 
     Raises InputError if an input names no file.
     """
@@ -65,7 +65,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def size_of(path: Path) -> int:
-    """The size of an input in bytes; 0 if it is not known, which reading it will explain."""
+    """Return the size of an input in bytes; 0 if it is not known, which reading it will explain."""
     try:
         return path.stat().st_size
     except OSError:
@@ -81,7 +81,7 @@ class Piece(NamedTuple):
 
 
 def read_pieces(path: Path, reading: Reading) -> Iterator[Piece]:
-    """The documents of one file, long ones in parts whose tokens, one after the other, are those of the whole.
+    """Yield the documents of one file, long ones in parts whose tokens, one after the other, are those of the whole.
 
     Raises InputError naming file and place for what cannot be read, decoded or understood.
     """
@@ -100,7 +100,7 @@ def read_pieces(path: Path, reading: Reading) -> Iterator[Piece]:
 
 
 def _decoded(path: Path, file: IO[bytes], errors: str) -> Iterator[tuple[str, int]]:
-    """The text of a file in blocks, and how many bytes each took. A byte order mark at the start is left out."""
+    """Yield the text of a file in blocks, and how many bytes each took. A byte order mark at the start is left out."""
     decoder = codecs.getincrementaldecoder("utf-8")(errors)
     offset = 0
     while True:

@@ -49,7 +49,7 @@ def _fetch(url: str) -> bytes:
 
 
 def _certificates() -> ssl.SSLContext:
-    """The system's certificates and, where installed, certifi's: Python on macOS may come with none of its own."""
+    """Return the system's certificates and, where installed, certifi's: Python on macOS may come with none itself."""
     context = ssl.create_default_context()
     try:
         import certifi

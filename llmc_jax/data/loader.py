@@ -164,7 +164,7 @@ class TokenLoader:
         return int(self._position.shard_order[self._position.shard]) if self.shuffle else self._position.shard
 
     def next_batch(self, micro_batches: int = 1) -> Batch:
-        """The next micro_batches batches of llm.c: (inputs, targets), both (micro_batches, B, T) int32, newly made.
+        """Return the next micro_batches batches of llm.c: (inputs, targets), both new, (micro_batches, B, T) int32.
 
         targets[a, b, t] is the token after inputs[a, b, t]. After the last sample the next epoch begins.
         Raises FormatError for a token that is no id below V and for a file that was shortened, InputError for one that
@@ -320,7 +320,7 @@ class TokenLoader:
         self._position = Position(shard, sample, shard_order, sample_order, rng)
 
     def _own_rank(self, ranks: Any) -> Mapping[str, Any]:
-        """This process's state of those of all processes."""
+        """Return this process's state of those of all processes."""
         if not isinstance(ranks, list) or not all(isinstance(rank, Mapping) for rank in ranks):
             raise self._broken("ranks")
         if len(ranks) != self.num_processes:
@@ -372,7 +372,7 @@ class JointLoader:
         self._noticed: set[Notice] = set()
 
     def next_batch(self, micro_batches: int) -> Batch:
-        """The next micro_batches batches, a multiple of n: (inputs, targets), both (micro_batches, B, T) int32."""
+        """Return the next micro_batches batches, a multiple of n: inputs and targets, (micro_batches, B, T) int32."""
         assert micro_batches % len(self.ranks) == 0
         own = [rank.next_batch(micro_batches // len(self.ranks)) for rank in self.ranks]
         inputs, targets = (np.stack(parts, 1) for parts in zip(*own, strict=True))  # (micro-steps, n, B, T)
@@ -415,7 +415,7 @@ Loader = TokenLoader | JointLoader
 
 
 def continued(alone: Loader, state: Mapping[str, Any], micro_batches: int) -> Loader:
-    """A loader of one process, set to a saved place; or where that is the place of several, theirs in one.
+    """Return a loader of one process, set to a saved place; or where that is the place of several, theirs in one.
 
     micro_batches: of an update. Raises InputError if the place does not fit, or n processes cannot share those.
     """
@@ -474,7 +474,7 @@ class Prefetcher:
                 self._changed.notify_all()
 
     def next(self) -> Batch:
-        """The next batch, (inputs, targets) both (micro_batches, B, T) int32; waits until it is read."""
+        """Return the next batch, (inputs, targets) both (micro_batches, B, T) int32; waits until it is read."""
         with self._changed:
             self._changed.wait_for(lambda: self._ready or self._error is not None or self._closed)
             if self._closed:
@@ -487,7 +487,7 @@ class Prefetcher:
             return batch
 
     def state(self) -> dict[str, Any]:
-        """The loader's state after the batches that `next` has given out, for `TokenLoader.restore`."""
+        """Return the loader's state after the batches that `next` has given out, for `TokenLoader.restore`."""
         state: dict[str, Any] = self._loader.state(self._consumed)
         return state
 

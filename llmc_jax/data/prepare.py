@@ -133,7 +133,7 @@ def _remove_empty(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _staging(folder: Path, name: str) -> Iterator[Path]:
-    """A hidden folder that is locked as long as it is in use, and removed at the end. Raises OSError."""
+    """Make a hidden folder that is locked as long as it is in use, and removed at the end. Raises OSError."""
     while True:
         staging = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".partial", dir=folder))
         with contextlib.suppress(FileNotFoundError):  # another process that begins just now took it for a leftover
@@ -243,13 +243,13 @@ def _encode_with(spec: str, parts: list[tuple[bool, str]]) -> np.ndarray:
 
 
 def encode_parts(tokenizer: Tokenizer, parts: list[tuple[bool, str]]) -> np.ndarray:
-    """The tokens of (begins a document, text) parts, one after the other: (n,) of the tokenizer's dtype."""
+    """Return the tokens of (begins a document, text) parts, one after the other: (n,) of the tokenizer's dtype."""
     pieces = [tokenizer.encode_document(text) if begins else tokenizer.encode(text) for begins, text in parts]
     return np.concatenate([np.zeros(0, tokenizer.dtype), *pieces])
 
 
 def _encode_all(batches: Iterator[Batch], tokenizer: Tokenizer, workers: int) -> Iterator[tuple[Batch, np.ndarray]]:
-    """The batches with their tokens, in their order."""
+    """Yield the batches with their tokens, in their order."""
     if workers == 1:
         for batch in batches:
             yield batch, encode_parts(tokenizer, batch.parts)

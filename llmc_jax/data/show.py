@@ -108,7 +108,7 @@ def inspect_token_file(
 
 
 def _beyond(file: TokenFile, stats: TokenStats, vocab_size: int) -> InputError:
-    """The error that says where the first id lies that the vocabulary does not have."""
+    """Return the error that says where the first id lies that the vocabulary does not have."""
     for start, chunk in _chunks(file):
         bad = np.flatnonzero(chunk >= vocab_size)
         if bad.size:

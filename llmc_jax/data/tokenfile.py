@@ -263,7 +263,7 @@ def _check_writable(path: Path, array: np.ndarray, kind: str) -> None:
 
 
 def make_header(kind: str, count: int) -> bytes:
-    """The header of a file of `count` tokens; empty for the kind that has none."""
+    """Return the header of a file of `count` tokens; empty for the kind that has none."""
     magic, version, _, _ = KINDS[kind]
     return b"" if magic is None else struct.pack("<256i", magic, version, count, *[0] * 253)
 
@@ -277,7 +277,7 @@ def _file_blocks(array: np.ndarray, kind: str) -> Iterator[bytes]:
 
 
 def expand_pattern(pattern: str | Path, flag: str) -> list[Path]:
-    """The files that a glob pattern names, sorted byte by byte as C's glob() sorts; a path is its own pattern.
+    """Return the files that a glob pattern names, sorted byte by byte as C's glob() sorts; a path is its own pattern.
 
     A name with brackets in it that matches nothing as a pattern, but exists, is that file.
     Raises InputError that names the flag if there is none.

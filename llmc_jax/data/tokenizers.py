@@ -62,7 +62,7 @@ class Tokenizer:
 
     @property
     def kind(self) -> str:
-        """The token file format whose ids have room for this vocabulary."""
+        """Return the token file format whose ids have room for this vocabulary."""
         return "gpt2-uint16" if self.vocab_size <= 1 << 16 else "llama3-uint32"
 
     @property
@@ -70,7 +70,7 @@ class Tokenizer:
         return np.dtype(np.uint16) if self.vocab_size <= 1 << 16 else np.dtype(np.uint32)
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        """The ids of a text, (n,) of `dtype`; text that spells a special token is text like any other.
+        """Return the ids of a text, (n,) of `dtype`; text that spells a special token is text like any other.
 
         bytes must be UTF-8 (any bytes, for the bytes tokenizer): InputError otherwise. Half a surrogate pair in a str,
         which no UTF-8 can hold, becomes U+FFFD.
@@ -85,16 +85,16 @@ class Tokenizer:
         return self.encode_text(text).astype(self.dtype, copy=False)
 
     def encode_document(self, text: str | bytes) -> np.ndarray:
-        """The ids of a document, the end-of-text token first as llm.c's data scripts put it: (1 + n,) of `dtype`."""
+        """Return the ids of a document, the end-of-text token first as llm.c's scripts put it: (1 + n,) of `dtype`."""
         ids = self.encode(text)
         return np.concatenate([np.array([self.eot], self.dtype), ids])
 
     def decode(self, ids: Iterable[int]) -> bytes:
-        """The bytes that the ids stand for. Raises InputError if there is an id that the tokenizer does not have."""
+        """Return the bytes that the ids stand for. Raises InputError for an id that the tokenizer does not have."""
         return b"".join(self.pieces_of(ids))
 
     def pieces_of(self, ids: Iterable[int]) -> Iterator[bytes]:
-        """The bytes of each id, one after the other."""
+        """Yield the bytes of each id, one after the other."""
         for position, token in enumerate(ids):
             if not 0 <= token < len(self.pieces):
                 raise InputError(
@@ -104,7 +104,7 @@ class Tokenizer:
 
 
 def bytes_tokenizer() -> Tokenizer:
-    """Every byte is its own id, 0 to 255; the end-of-text token is 256: V=257."""
+    """Return the tokenizer in which every byte is its own id, 0 to 255; the end-of-text token is 256: V=257."""
     pieces = (*(bytes([value]) for value in range(256)), END_OF_TEXT)
     return Tokenizer(
         "bytes", pieces, BYTES_EOT, "bytes", lambda text: np.frombuffer(_utf8(text), np.uint8).astype(np.uint16)
@@ -119,7 +119,7 @@ def _utf8(text: str) -> bytes:
 
 
 def _without_surrogates(text: str) -> str:
-    """Halves of surrogate pairs that meet are joined, the others replaced by U+FFFD, as tiktoken does."""
+    """Join halves of surrogate pairs that meet, and replace the others by U+FFFD, as tiktoken does."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -127,7 +127,7 @@ def _without_surrogates(text: str) -> str:
 
 
 def gpt2_tokenizer(allow_network: bool = True) -> Tokenizer:
-    """GPT-2's tokenizer, V=50257, its table from the first of these that has it:
+    """Return GPT-2's tokenizer, V=50257, its table from the first of these that has it:
 
     1. tiktoken's cache: $TIKTOKEN_CACHE_DIR, else $DATA_GYM_CACHE_DIR, else data-gym-cache in the temporary folder
     2. `gpt2_tokenizer.bin` in the current folder, if it holds GPT-2's table
@@ -156,7 +156,7 @@ _HOW_TO_GET_TABLE = (
 
 
 def _tiktoken_cache() -> Path | None:
-    """The folder that tiktoken.load.read_file_cached uses; None if the user has switched it off with an empty name."""
+    """Return the folder that tiktoken.load.read_file_cached uses; None if the user's empty name switches it off."""
     for variable in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
         if variable in os.environ:
             return Path(os.environ[variable]) if os.environ[variable] else None
@@ -207,7 +207,7 @@ def _downloaded_merges() -> bytes:
 
 
 def _pieces_of_merges(merges: bytes) -> tuple[bytes, ...]:
-    """GPT-2's pieces in the order of their ids: the 256 bytes, then what each merge makes, then the end of text.
+    """Return GPT-2's pieces in the order of their ids: the 256 bytes, then what each merge makes, then the end of text.
 
     The merges are written in characters that stand for bytes: bytes that Latin-1 prints stand for themselves; the 68
     others, in ascending order, are U+0100 and on. The ids of single bytes follow the same order: first the
@@ -354,7 +354,7 @@ def _payload(pieces: tuple[bytes, ...]) -> bytes:
 
 
 def bin_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer of a `gpt2_tokenizer.bin`: decodes with any table, and encodes with nothing but the table.
+    """Return the tokenizer of a `gpt2_tokenizer.bin`: decodes with any table, and encodes with nothing but the table.
 
     Ids are the ranks of the merges, and text is cut into words by GPT-2's pattern. `encode` raises InputError if the
     table lacks a single byte or has one piece twice.
@@ -375,7 +375,7 @@ class Choice(NamedTuple):
 
 
 def load_tokenizer(spec: str, vocab_size: int | None = None, folders: Iterable[Path] = ()) -> Choice:
-    """The tokenizer that --tokenizer asks for.
+    """Return the tokenizer that --tokenizer asks for.
 
     spec: `bytes`; `gpt2` (see `gpt2_tokenizer`; may use the network); the path of a gpt2_tokenizer.bin; `none`; or
     `auto`, which never uses the network: bytes for V=257; for V=50257 ./gpt2_tokenizer.bin, else the one in the first
@@ -424,7 +424,7 @@ def _choose_by_vocab(vocab_size: int, folders: Iterable[Path]) -> Choice:
 
 
 def stream_text(pieces: Iterable[bytes]) -> Iterator[str]:
-    """The text of a stream of pieces, for display as they come: one str per piece, and one more for the rest.
+    """Yield the text of a stream of pieces, for display as they come: one str per piece, and one more for the rest.
 
     A character whose bytes are spread over pieces comes out with its last one; bytes that are not UTF-8 become U+FFFD;
     control characters that could move a terminal's cursor or change its colours are dropped.

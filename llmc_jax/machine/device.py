@@ -1,4 +1,4 @@
-"""What this machine can do: its cores, caches and memory, model FLOPs utilisation.
+"""What this machine can do: its device, cores, caches and memory.
 
 Leaves out measuring (benchmarks/), what GPUs are sold with (gpus.py), and whether a model fits (models/gpt2/memory.py).
 Importing it does not import JAX.
@@ -12,11 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmc_jax.machine.gpus import card_memory_bytes
-
-
-def model_flops_utilization(flops_per_second: float, peak: float | None, num_devices: int = 1) -> float | None:
-    """MFU as a fraction: the FLOP/s that a whole run reaches over the peak of its devices; None without a peak."""
-    return None if peak is None else flops_per_second / (peak * num_devices)
 
 
 class Device(NamedTuple):
@@ -59,7 +54,7 @@ def describe_device() -> Device:
 
 
 def device_label(device: Device) -> str:
-    """One line for the start-up table: `1 of 8 x NVIDIA H200, 105.0 GiB` or `CPU: AMD EPYC 7B13, 2 cores, 23.5 GiB`."""
+    """Return a line: `1 of 8 x NVIDIA H200, 105.0 GiB` or `CPU: AMD EPYC 7B13, 2 cores, 23.5 GiB`."""
     memory = "" if device.memory_bytes is None else f", {gib(device.memory_bytes)}"
     if device.platform == "cpu":
         cores = "1 core" if device.cpu_cores == 1 else f"{device.cpu_cores} cores"
@@ -69,17 +64,18 @@ def device_label(device: Device) -> str:
 
 
 def cpu_name() -> str:
-    """The processor's model name, as the operating system gives it."""
-    if platform.system() == "Darwin":
-        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-        name = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    else:
-        name = _field(Path("/proc/cpuinfo"), "model name")
+    """Return the processor's model name, as the operating system gives it."""
+    on_mac = platform.system() == "Darwin"
+    name = _sysctl("machdep.cpu.brand_string") if on_mac else _field(Path("/proc/cpuinfo"), "model name")
     return name or platform.processor() or platform.machine() or "unknown processor"
 
 
+def _sysctl(name: str) -> str:
+    return subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, check=False).stdout.strip()
+
+
 def _field(path: Path, key: str) -> str:
-    """The value of the first `key : value` line of a file, or an empty string."""
+    """Return the value of the first `key : value` line of a file, or an empty string."""
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
@@ -95,7 +91,7 @@ def usable_cores() -> list[int]:
 
 
 def available_memory_bytes() -> int | None:
-    """Bytes that one device of this machine can hold in all; None where nothing says it.
+    """Return the bytes that one device of this machine can hold in all; None where nothing says it.
 
     GPU: what JAX's allocator may take (platform.configure asks for 92 % of the card, unless the environment variable
     XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise).
@@ -117,8 +113,7 @@ def cache_bytes(cores: Iterable[int] | None = None, root: Path = Path("/")) -> i
     cores: those that this process may use where it is None. root: where /sys is looked for (a test's own).
     """
     if platform.system() == "Darwin":
-        command = ["sysctl", "-n", "hw.l3cachesize"]  # of Intel's; Apple's own processors have no such entry
-        found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        found = _sysctl("hw.l3cachesize")  # of Intel's; Apple's own processors have no such entry
         return int(found) if found.isdigit() and int(found) > 0 else UNKNOWN_CACHE
     sizes: dict[tuple[str, ...], int] = {}
     for core in usable_cores() if cores is None else cores:
@@ -136,7 +131,7 @@ def cache_bytes(cores: Iterable[int] | None = None, root: Path = Path("/")) -> i
 
 
 def host_memory_bytes(root: Path = Path("/")) -> int | None:
-    """The main memory in bytes, or the limit of the control group this process runs in where that is lower.
+    """Return the main memory in bytes, or the limit of the control group this process runs in where that is lower.
 
     root: where /proc and /sys are looked for (a test's own).
     """
@@ -155,7 +150,7 @@ def host_memory_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _cgroup_limit_files(root: Path) -> Iterator[Path]:
-    """The files that may limit this process's memory: its control group's and every parent's, version 2 and 1."""
+    """Yield the files that may limit this process's memory: its control group's and every parent's, version 2 and 1."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -174,7 +169,7 @@ def _cgroup_limit_files(root: Path) -> Iterator[Path]:
 
 
 def gib(num_bytes: int) -> str:
-    """Bytes as text in GiB (2^30), or MiB below one."""
+    """Return bytes as text in GiB (2^30), or MiB below one."""
     if num_bytes < 2**30:
         return f"{num_bytes / 2**20:.0f} MiB"
     return f"{num_bytes / 2**30:,.1f} GiB"

@@ -38,7 +38,7 @@ class MemoryUse(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Bytes of everything that exists at once while the program runs."""
+        """Return the bytes of everything that exists at once while the program runs."""
         return self.arguments + self.outputs - self.aliased + self.temporaries + self.code
 
 
@@ -55,7 +55,7 @@ class Program(NamedTuple):
         return self.compiled.as_text() or ""
 
     def copies(self, least: int = 0) -> list[str]:
-        """The arrays of at least so many bytes that the program copies whole, such as `f32[124518400]`."""
+        """Return the arrays of at least so many bytes that the program copies whole, such as `f32[124518400]`."""
         return [shape for shape, size in copied_arrays(self.hlo) if size >= least]
 
 
@@ -78,7 +78,7 @@ class _Gpu(AbstractDevice):
 
 
 def abstract_gpu(name: str, shape: Sequence[int] = (1,), axis_names: Sequence[str] = ("data",)) -> AbstractMesh:
-    """A mesh of GPUs that are not there, to lower for: `with jax.sharding.use_abstract_mesh(abstract_gpu("h200"))`.
+    """Return a mesh of GPUs that are not there: `with jax.sharding.use_abstract_mesh(abstract_gpu("h200"))`.
 
     Then `jax.jit(f).trace(*args).lower(lowering_platforms=("cuda",))`, or both in one: `lower_for`.
     shape, axis_names: the mesh's, as for a real one. Raises InputError for a GPU that is not known.
@@ -91,7 +91,7 @@ def abstract_gpu(name: str, shape: Sequence[int] = (1,), axis_names: Sequence[st
 
 
 def lower_for(function: Callable[..., Any], arguments: Sequence[Any], name: str, **jit_options: Any) -> Any:
-    """The `jax.stages.Lowered` of a function for one GPU. Needs no CUDA packages.
+    """Return the `jax.stages.Lowered` of a function for one GPU. Needs no CUDA packages.
 
     arguments: positional; arrays may be `jax.ShapeDtypeStruct`s. function: if it is jitted already, its own static and
     donated arguments count; else jit_options go to jax.jit (static_argnums=…, donate_argnums=…).
@@ -112,7 +112,7 @@ def _jitted(function: Callable[..., Any], options: dict[str, Any]) -> Any:
 
 
 def gpu_mesh(name: str, shape: Sequence[int] = (1,), axis_names: Sequence[str] = ("data",)) -> Mesh:
-    """A mesh of GPUs of one machine that are not there, to compile for. Arrays cannot be put on it.
+    """Return a mesh of GPUs of one machine that are not there, to compile for. Arrays cannot be put on it.
 
     Raises InputError for a GPU that is not known, and where the CUDA plugin is not installed.
     """
@@ -140,7 +140,7 @@ def compile_for(
     compiler_options: compiling.Options = (),
     **jit_options: Any,
 ) -> Program:
-    """Compiles a function to machine code for a GPU that is not there.
+    """Compile a function to machine code for a GPU that is not there.
 
     function, arguments, jit_options: as in `lower_for`. Without `mesh` the program runs on one GPU. mesh: several,
     from `gpu_mesh`; specs: for each argument the PartitionSpec of its arrays, or a tree of them like the argument.
@@ -176,14 +176,14 @@ def compile_for(
 
 
 def _placed(mesh: Mesh, argument: Any, spec: Any) -> Any:
-    """An argument with each array's sharding; spec: one for all of them, or a tree of them."""
+    """Return an argument with each array's sharding; spec: one for all of them, or a tree of them."""
     if isinstance(spec, PartitionSpec):
         return jax.tree.map(lambda leaf: _on(mesh, leaf, spec), argument)
     return jax.tree.map(lambda leaf, own: _on(mesh, leaf, own), argument, spec)
 
 
 def _on(mesh: Mesh, leaf: Any, spec: PartitionSpec) -> Any:
-    """An array's shape on the mesh. What is no array (a static argument, a Python number) stays as it is."""
+    """Return an array's shape on the mesh. What is no array (a static argument, a Python number) stays as it is."""
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         return leaf
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
@@ -193,7 +193,7 @@ _capability: str | None = None  # that of this process's first Mosaic kernel, wh
 
 
 def _only_capability(target: Target) -> None:
-    """Refuses a second compute capability: Mosaic would assemble for the first one, or end the process."""
+    """Refuse a second compute capability: Mosaic would assemble for the first one, or end the process."""
     global _capability
     if _capability not in (None, target.capability):
         raise InputError(

@@ -166,7 +166,7 @@ class Target(NamedTuple):
 
     @property
     def architecture(self) -> str:
-        """The name that kernels are chosen by, such as sm_90."""
+        """Return the name that kernels are chosen by, such as sm_90."""
         return "sm_" + self.capability.replace(".", "")
 
 

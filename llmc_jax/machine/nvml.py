@@ -46,7 +46,7 @@ class GpuMonitor:
         self._warned = False
 
     def read(self, warn: Callable[[str], None]) -> GpuReading | None:
-        """A reading; None where it fails, with one warning in the life of the monitor. Never raises for that."""
+        """Return a reading; None where it fails, with one warning in the life of the monitor. Never raises for that."""
         try:
             return read_gpu(self._nvml, self._handle)
         except self._nvml.NVMLError as error:
@@ -56,13 +56,13 @@ class GpuMonitor:
             return None
 
     def close(self) -> None:
-        """Gives NVML back. May be called twice."""
+        """Give NVML back. May be called twice."""
         with contextlib.suppress(self._nvml.NVMLError):  # closed already, or the driver is gone
             self._nvml.nvmlShutdown()
 
 
 def open_monitor(device: Any = None) -> GpuMonitor:
-    """Opens NVML for the GPU of a JAX device (None: the first one) and reads it once.
+    """Open NVML for the GPU of a JAX device (None: the first one) and read it once.
 
     Raises InputError, naming -lg and what to do, where there is no NVIDIA GPU, no nvidia-ml-py or no NVML.
     """
@@ -112,7 +112,7 @@ def pci_bus_id(ordinal: int, driver: Any = None) -> str:
 
 
 def read_gpu(nvml: Any, handle: Any) -> GpuReading:
-    """One reading. What the card does not support is None; raises NVMLError where it does not answer at all."""
+    """Return a reading. What the card does not support is None; raises NVMLError where it does not answer at all."""
     absent = (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_NO_PERMISSION, nvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
     def ask(name: str, *arguments: Any) -> Any:
@@ -153,7 +153,7 @@ def _cap(reasons: int) -> str:
 
 
 def gpu_line(reading: GpuReading) -> str:
-    """A reading as a line for the screen, indented as llm.c's; what is not known is left out.
+    """Return a reading as a line for the screen, indented as llm.c's; what is not known is left out.
 
     `compute 99% | memory 105.3 GiB of 139.8 GiB, 41% busy | 1755 of 1980 MHz | 612 of 700 W | 54 of 87 °C | power cap`
     Source: llm.c train_gpt2.cu, end of the training loop, and mfu.h.

@@ -15,13 +15,13 @@ class Machine(NamedTuple):
 
     @property
     def version(self) -> tuple[int, int]:
-        """The compute capability as numbers; (0, 0) of what is no NVIDIA GPU."""
+        """Return the compute capability as numbers; (0, 0) of what is no NVIDIA GPU."""
         match = re.fullmatch(r"(\d+)\.(\d+)", self.capability)
         return (int(match[1]), int(match[2])) if match and self.platform == "gpu" else (0, 0)
 
     @property
     def target(self) -> str | None:
-        """The architecture whose kernels run here; None where there are none."""
+        """Return the architecture whose kernels run here; None where there are none."""
         major, minor = self.version
         if major == 8:
             return "sm_89" if minor >= 9 else "sm_86" if minor >= 6 else "sm_80"

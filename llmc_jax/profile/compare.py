@@ -37,7 +37,7 @@ class Variant(NamedTuple):
 
 
 def parse_variant(text: str, words: Sequence[str]) -> Variant:
-    """A variant from `NAME=VALUE`: a flag of train.py, threads, or commit. Raises InputError for anything else."""
+    """Return a variant from `NAME=VALUE`: a flag of train.py, threads or commit. Raises InputError for another."""
     name, equals, value = text.partition("=")
     flag = name.replace("_", "-")
     if not equals or not value:
@@ -58,7 +58,7 @@ def parse_variant(text: str, words: Sequence[str]) -> Variant:
 
 
 def thread_count(text: str, flag: str) -> int:
-    """A number of threads that this process may use; raises InputError if it is none."""
+    """Return a number of threads that this process may use; raises InputError if it is none."""
     available = len(usable_cores())
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= available):
         raise InputError(f"{flag}: threads must be a whole number from 1 to {available}, the cores that there are")
@@ -76,7 +76,7 @@ def _git(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def resolve_commit(name: str) -> str:
-    """The hash of a commit; raises InputError if there is none such, or it has no profiler yet."""
+    """Return the hash of a commit; raises InputError if there is none such, or it has no profiler yet."""
     if _git("rev-parse", "--git-dir").returncode:
         raise InputError(f"--vs commit={name}: {ROOT} is not a git repository; run from a clone")
     found = _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
@@ -131,11 +131,11 @@ class Worker:
         self.facts: dict[str, Any] = {}
 
     def wait_ready(self) -> None:
-        """Waits until the step is compiled; raises InputError with what the process says if it cannot be."""
+        """Wait until the step is compiled; raises InputError with what the process says if it cannot be."""
         self.facts = self._read()
 
     def steps(self, count: int) -> list[float]:
-        """The seconds of each of `count` steps, after one that is not counted."""
+        """Return the seconds of each of `count` steps, after one that is not counted."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(f"{count}\n")
@@ -161,7 +161,7 @@ class Worker:
         raise InputError(f"{self.variant.label}: {words}")
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -172,14 +172,14 @@ class Worker:
 
 
 def stay_on_cores() -> None:
-    """Keeps this process to the cores that its parent named, where the system can: before JAX counts them."""
+    """Keep this process to the cores that its parent named, where the system can: before JAX counts them."""
     named = os.environ.get(CORES)
     if named and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, [int(core) for core in named.split(",")])
 
 
 def serve(words: Sequence[str]) -> int:
-    """The other side: prepares the step that the words describe, then makes as many as each line of input says."""
+    """Be the other side: prepare the step that the words describe, then make as many as each line of input says."""
 
     def say(answer: dict[str, Any]) -> None:
         print(json.dumps(answer), flush=True)
@@ -218,13 +218,13 @@ class Result(NamedTuple):
 
 
 def ratios(first: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
-    """Median, least and greatest of how many times as fast the other is, round by round."""
+    """Return the median, least and greatest of how many times as fast the other is, round by round."""
     found = sorted(a / b for a, b in zip(first, other, strict=True))
     return statistics.median(found), found[0], found[-1]
 
 
 def compare(variants: Sequence[Variant], rounds: int, steps: int) -> list[Result]:
-    """Runs the variants in turns: in each round a block of steps of each; the first is what the others are held to."""
+    """Run the variants in turns: in each round a block of steps of each; the first is what the others are held to."""
     with contextlib.ExitStack() as stack:
         workers: list[Worker] = []
         for variant in variants:  # one after the other: compilations would disturb each other

@@ -68,20 +68,20 @@ class Bench:
         return self._state, self.inputs, self.targets, self.numbers
 
     def step(self) -> float:
-        """Makes one step and returns its seconds."""
+        """Make one step and return its seconds."""
         start = time.perf_counter()
         self._state, metrics = self.compiled(*self._arguments)
         jax.block_until_ready((self._state, metrics))
         return time.perf_counter() - start
 
     def steps(self, count: int, warm_up: int) -> list[float]:
-        """The seconds of each of `count` steps, after some that are not counted."""
+        """Return the seconds of each of `count` steps, after some that are not counted."""
         for _ in range(warm_up):
             self.step()
         return [self.step() for _ in range(count)]
 
     def record(self, folder: Path, count: int) -> list[float]:
-        """Makes some steps under the profiler, which writes into a folder; returns their seconds."""
+        """Make some steps under the profiler, which writes into a folder; return their seconds."""
         self.step()
         start_recording(folder)
         try:
@@ -95,12 +95,12 @@ class Bench:
 
     @property
     def weights(self) -> jax.Array:
-        """The parameters that the model computes with."""
+        """Return the parameters that the model computes with."""
         return self._state.weights
 
 
 def prepared(config: TrainConfig) -> Bench:
-    """The step of a run's configuration, compiled. Raises InputError as train.py does for what cannot run here."""
+    """Return the compiled step of a configuration. Raises InputError as train.py does for what cannot run here."""
     model = resolve_model(config).config
     check_model_fit(config, model)
     plan, device, _ = plan_here(config, model)
@@ -108,7 +108,7 @@ def prepared(config: TrainConfig) -> Bench:
 
 
 def random_values(model: ModelConfig) -> np.ndarray:
-    """A flat buffer (flat_size,) of small random numbers, quickly: not the weights that a run begins with."""
+    """Return a flat buffer (flat_size,) of small random numbers, quickly: not the weights that a run begins with."""
     values = np.zeros(flat_size(model), np.float32)
     count = num_parameters(model)
     values[:count] = 0.02 * np.random.default_rng(0).standard_normal(count, np.float32)
@@ -129,13 +129,13 @@ class Times(NamedTuple):
 
 
 def summary(seconds: Sequence[float]) -> Times:
-    """Median, quartiles, least and number of some times."""
+    """Return the median, quartiles, least and number of some times."""
     low, _, high = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else [seconds[0]] * 3
     return Times(statistics.median(seconds), low, high, min(seconds), len(seconds))
 
 
 def times_of(run: Callable[[], Any], rounds: int, patience: float = math.inf) -> list[float]:
-    """The seconds of some runs, after one that compiles and one that is not counted.
+    """Return the seconds of some runs, after one that compiles and one that is not counted.
 
     patience: seconds after which three runs are enough.
     """

@@ -30,7 +30,7 @@ class Box(NamedTuple):
 
 
 def layer_boxes(trace: Trace, program: Program, layer: int, phase: str) -> list[Box]:
-    """The boxes of one layer's forward or backward pass in the last step of a trace.
+    """Return the boxes of one layer's forward or backward pass in the last step of a trace.
 
     An operation is one box while something of it runs on any thread, short gaps included.
     """
@@ -57,7 +57,7 @@ def layer_boxes(trace: Trace, program: Program, layer: int, phase: str) -> list[
 
 
 def without_gaps(boxes: Sequence[Box], longest: float = 0.01) -> tuple[list[Box], list[float]]:
-    """The boxes moved together where none of them runs for long, and the times at which something was cut out.
+    """Return the boxes moved together where none of them runs for long, and the times at which something was cut out.
 
     XLA runs some of a layer's instructions long before or after the others, such as the copy of its weights. longest:
     the longest gap that stays, as a part of the time in which a box runs.
@@ -87,7 +87,7 @@ def without_gaps(boxes: Sequence[Box], longest: float = 0.01) -> tuple[list[Box]
 
 
 def _last_step(trace: Trace) -> Sequence[Span]:
-    """The spans of the last step. A GPU's clock need not be the host's, so its spans are dealt out by count."""
+    """Return the spans of the last step. A GPU's clock need not be the host's, so its spans are dealt out by count."""
     if not trace.steps:
         return trace.spans
     if trace.on_device:

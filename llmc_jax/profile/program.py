@@ -61,7 +61,7 @@ FREE = frozenset({"parameter", "constant", "bitcast", "tuple", "get-tuple-elemen
 
 
 def place_of(op_name: str) -> Place | None:
-    """The operation that an instruction's op_name says, or None where no named scope of the model stands in it.
+    """Return the operation that an instruction's op_name says, or None where no named scope of the model stands in it.
 
     The innermost phase counts: the head goes backwards in the middle of the forward pass. Outside all scopes JAX's own
     marks of differentiation tell the phase.
@@ -81,12 +81,12 @@ def place_of(op_name: str) -> Place | None:
 
 
 def elements(shape: str) -> int:
-    """Elements of an array, or of all arrays of a tuple."""
+    """Return the elements of an array, or of all arrays of a tuple."""
     return sum(math.prod(int(size) for size in dims.split(",") if size) for _, dims in _ARRAY.findall(shape))
 
 
 def shape_bytes(shape: str) -> int:
-    """Bytes of an array, or of all arrays of a tuple."""
+    """Return the bytes of an array, or of all arrays of a tuple."""
     total = 0
     for dtype, dims in _ARRAY.findall(shape):
         bits = _BITS.get(dtype) if dtype in _BITS else int(re.findall(r"\d+", dtype)[0])
@@ -114,13 +114,13 @@ class Program:
 
     @property
     def whole(self) -> frozenset[str]:
-        """Instructions of XLA's CPU library YNN: they wait for the threads that help them."""
+        """Return the instructions of XLA's CPU library YNN: they wait for the threads that help them."""
         return frozenset(name for name, each in self.by_name.items() if "__ynn_fusion" in each.rest)
 
     # ----- products -----
 
     def products_flops(self) -> dict[Place | None, int]:
-        """Operations of the matrix products by place, loops' bodies as often as they run.
+        """Return the operations of the matrix products by place, loops' bodies as often as they run.
 
         Counts `dot` and the library calls that stand for one; a handwritten kernel's products are not seen.
         """
@@ -162,7 +162,7 @@ class Program:
         return max(numbers, default=1)
 
     def product_flops(self, instruction: Instruction) -> int:
-        """Operations of one instruction, 0 where it is no product; what it consists of (`members`) counts by itself."""
+        """Return the operations of one instruction, 0 where it is no product; its `members` count by themselves."""
         if instruction.opcode == "dot":
             match = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", instruction.rest)
             contracted = [int(each) for each in match[1].split(",") if each] if match else []
@@ -181,7 +181,7 @@ class Program:
 
     @cached_property
     def owners(self) -> Mapping[str, Owner]:
-        """The owner of every instruction that can be found one for, by its name."""
+        """Return the owner of every instruction that can be found one for, by its name."""
         owners: dict[str, Owner] = {}
         for instructions in self.computations.values():
             for instruction in instructions:
@@ -212,7 +212,7 @@ class Program:
         return Owner(winner, 1 - votes[winner] / total)
 
     def members(self, fusion: Instruction) -> Iterator[Instruction]:
-        """Every instruction that a fusion consists of."""
+        """Yield every instruction that a fusion consists of."""
         for called in fusion.called:
             for member in self.computations.get(called, []):
                 yield member

@@ -25,7 +25,7 @@ class Saved(NamedTuple):
 
 
 def keep(folder: Path, text: str, model: ModelConfig, shape: Shape, roof: Roof | None = None) -> None:
-    """Writes what `kept` reads into a trace folder. text: `compiled.as_text()` of the step that was traced."""
+    """Write what `kept` reads into a trace folder. text: `compiled.as_text()` of the step that was traced."""
     facts = {"model": asdict(model), "shape": shape._asdict(), "roof": roof and roof._asdict()}
     write_atomic(folder / PROGRAM, text.encode())
     write_atomic(folder / STEP, (json.dumps(facts, indent=1) + "\n").encode())

@@ -99,7 +99,7 @@ Key = tuple[str, str, int | None]
 
 
 def summed_work(work: Iterable[Work], roof: Roof | None, by_layer: bool) -> dict[Key, Total]:
-    """The work of each line. The floors of several layers add up; without a roof there are none."""
+    """Return the work of each line. The floors of several layers add up; without a roof there are none."""
     total: dict[Key, Total] = defaultdict(Total)
     for each in work:
         key = (each.phase, each.operation, each.layer if by_layer else None)
@@ -140,7 +140,7 @@ def _sorted(lines: Iterable[Line]) -> tuple[Line, ...]:
 def report_from_trace(
     trace: Trace, program: Program, work: Sequence[Work], roof: Roof | None, *, by_layer: bool = False
 ) -> Report:
-    """The table of a traced program; without a roof it has no floors."""
+    """Return the table of a traced program; without a roof it has no floors."""
     steps = max(1, len(trace.steps))
     containers = [name for name, each in program.by_name.items() if each.opcode in CONTAINERS]
     uses = shared_time(trace.spans, containers)
@@ -165,7 +165,7 @@ def report_from_trace(
 
 
 def _where_it_ran(totals: Mapping[Key, Total], times: Iterable[Key]) -> dict[Key, Total]:
-    """The work of each line; where nothing ran under an operation's phase, its work is with its other phase.
+    """Return the work of each line; where nothing ran under an operation's phase, its work is with its other phase.
 
     So it is with the head, which goes backwards in the middle of the forward pass.
     """
@@ -183,7 +183,7 @@ def _where_it_ran(totals: Mapping[Key, Total], times: Iterable[Key]) -> dict[Key
 
 
 def report_from_differences(parts: Mapping[tuple[str, str], float], work: Sequence[Work], roof: Roof | None) -> Report:
-    """The table of what differences can tell. parts: seconds of (phase, 'layers' or 'rest')."""
+    """Return the table of what differences can tell. parts: seconds of (phase, 'layers' or 'rest')."""
     floors: dict[Key, Total] = defaultdict(Total)
     for (phase, _, layer), total in summed_work(work, roof, by_layer=True).items():
         key = (phase, "rest" if layer is None else "layers", None)
@@ -199,7 +199,7 @@ def report_from_differences(parts: Mapping[tuple[str, str], float], work: Sequen
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """The report as plain values; seconds, FLOPs and bytes per step."""
+    """Return the report as plain values; seconds, FLOPs and bytes per step."""
     return {
         "step_seconds": report.step,
         "idle_seconds": report.idle,
@@ -209,7 +209,7 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def as_text(report: Report) -> str:
-    """The report as a table for the screen."""
+    """Return the report as a table for the screen."""
     rows: list[list[str]] = []
     for phase in PHASES:
         members = [line for line in report.lines if line.phase == phase]
@@ -286,7 +286,7 @@ def _sum_cells(phase: str, lines: Sequence[Line], step: float) -> list[str]:
 
 
 def calculated_text(work: Sequence[Work], roof: Roof | None, *, by_layer: bool) -> str:
-    """The work alone, as a table; with a roof also the floors that it sets."""
+    """Return the work alone, as a table; with a roof also the floors that it sets."""
     totals = summed_work(work, roof, by_layer)
     lines = _sorted(_line(key, 0.0, 0.0, 0.0, total, "") for key, total in totals.items())
     rows: list[list[str]] = []

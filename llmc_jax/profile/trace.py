@@ -36,7 +36,7 @@ class Trace(NamedTuple):
 
 
 def newest_trace(folder: Path) -> Path:
-    """The latest .xplane.pb below a trace folder; raises InputError if there is none."""
+    """Return the latest .xplane.pb below a trace folder; raises InputError if there is none."""
     found = sorted(folder.glob("plugins/profile/*/*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise InputError(
@@ -121,14 +121,14 @@ def _host_events(plane: Any, program: str, whole: Container[str]) -> tuple[list[
 def _lane(
     line: Any, program: str, posted_by: dict[int, Owner], steps: list[tuple[float, float]]
 ) -> list[tuple[Owner, float, float, str, bool]]:
-    """One thread's time, cut where the innermost of what it is doing changes; notes who handed in which task."""
+    """Return one thread's time, cut where the innermost of what it is doing changes; notes who handed in which task."""
     pieces: list[tuple[Owner, float, float, str, bool]] = []
     open_events: list[tuple[float, Owner, bool]] = []  # (end, whose, not cut yet), the innermost last
     task: Owner = ("", None)
     now = 0.0
 
     def advance(to: float) -> None:
-        """Accounts for the time up to `to`."""
+        """Account for the time up to `to`."""
         nonlocal now
         while open_events and open_events[-1][0] <= to:
             end, owner, fresh = open_events.pop()
