@@ -68,6 +68,8 @@ def test_a_file_arrives(address: str) -> None:
 def test_what_is_not_the_file_is_refused(address: str, path: str, sha256: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         download(f"{address}/{path}", sha256)
+    with pytest.raises(InputError, match="cannot be downloaded"):
+        download("http://127.0.0.1:9/x", SHA256)  # no server
 
 
 @pytest.mark.parametrize("path", ["slow", "silent"])
@@ -76,8 +78,3 @@ def test_waiting_has_an_end(address: str, path: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "DOWNLOAD_SECONDS", 0.01)
     with pytest.raises(InputError, match="cannot be downloaded"):
         download(f"{address}/{path}", SHA256)
-
-
-def test_no_server() -> None:
-    with pytest.raises(InputError, match="cannot be downloaded"):
-        download("http://127.0.0.1:9/x", SHA256)

@@ -187,10 +187,8 @@ def test_an_earlier_position_can_be_saved_later(tmp_path: Path) -> None:
         ({"shard_tokens": [33] * 1000}, "shard_tokens is .{57}[.]{3}, here"),
         ({"current_shard_idx": 3}, "damaged .current_shard_idx"),
         ({"current_shard_idx": -1}, "damaged .current_shard_idx"),
-        ({"current_shard_idx": None}, "damaged .current_shard_idx"),
         ({"current_sample_idx": 5}, "damaged .current_sample_idx"),
         ({"current_sample_idx": 1.5}, "damaged .current_sample_idx"),
-        ({"shard_indices": [0, 1]}, "damaged .current_shard_idx or shard_indices"),
         ({"shard_indices": [0, 1, 1]}, "damaged .current_shard_idx or shard_indices"),
         ({"shard_indices": [0, 1, 3]}, "damaged .current_shard_idx or shard_indices"),
         ({"shard_indices": 7}, "damaged .current_shard_idx or shard_indices"),
@@ -310,31 +308,25 @@ def test_processes_that_cannot_go_on_in_one(tmp_path: Path) -> None:
     assert continued(alone, {"ranks": [before]}, 3) is alone
 
 
-def test_a_shard_too_small_for_one_batch(tmp_path: Path) -> None:
-    counting_file(tmp_path / "a.bin", 100)
+def test_files_that_make_no_loader(tmp_path: Path) -> None:
     small = counting_file(tmp_path / "b.bin", 32)
+    counting_file(tmp_path / "a.bin", 100)
+    assert open_loader(f"{tmp_path}/a.bin", 4, 8).samples_per_shard == [3]
     with pytest.raises(InputError, match=r"holds 32 tokens; one batch takes 33 \(B=4 \* T=8 \+ 1 for") as error:
         open_loader(f"{tmp_path}/*.bin", 4, 8)
     assert str(error.value).startswith(f"-i {small}: ")
-    assert open_loader(f"{tmp_path}/a.bin", 4, 8).samples_per_shard == [3]
     with pytest.raises(InputError, match=r"takes 129 \(B=4 \* T=8 \* 4 processes \+ 1"):
         open_loader(f"{tmp_path}/a.bin", 4, 8, num_processes=4)
-
-
-def test_shards_of_different_formats(tmp_path: Path) -> None:
-    counting_file(tmp_path / "a.bin", 100)
-    counting_file(tmp_path / "b.bin", 100, kind="llama3-uint32")
-    with pytest.raises(InputError, match=r"a\.bin is gpt2-uint16 and .*b\.bin is llama3-uint32; all shards must agree"):
-        open_loader(f"{tmp_path}/*.bin", 4, 8)
-
-
-def test_no_files(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"-j .*no such file"):
-        open_loader(f"{tmp_path}/*.bin", 4, 8, flag="-j")
-    with pytest.raises(InputError, match="-j: no token file given"):
-        open_loader([], 4, 8, flag="-j")
-    with pytest.raises(InputError, match="cannot be read"):
-        open_loader([tmp_path / "a.bin"], 4, 8)
+    counting_file(small, 100, kind="llama3-uint32")
+    sources: list[tuple[Any, str]] = [
+        (f"{tmp_path}/*.bin", r"a\.bin is gpt2-uint16 and .*b\.bin is llama3-uint32; all shards must agree"),
+        (f"{tmp_path}/*.txt", r"-j .*no such file"),
+        ([], "-j: no token file given"),
+        ([tmp_path / "c.bin"], "cannot be read"),
+    ]
+    for source, message in sources:
+        with pytest.raises(InputError, match=message):
+            open_loader(source, 4, 8, flag="-j")
 
 
 @pytest.mark.parametrize(
@@ -363,15 +355,6 @@ def test_a_negative_id_that_came_after_the_check(tmp_path: Path) -> None:
         file.seek(4 * 10)
         file.write(np.array([-7], "<i4").tobytes())
     with pytest.raises(FormatError, match=r"token 10 \(byte 40\) is id -7"):
-        loader.next_batch()
-
-
-def test_a_shard_that_changes_is_noticed(tmp_path: Path) -> None:
-    pattern = make_shards(tmp_path, [9, 9])
-    loader = open_loader(pattern, 2, 4)
-    loader.next_batch()
-    counting_file(tmp_path / "train_000001.bin", 10)
-    with pytest.raises(FormatError, match=r"train_000001\.bin: changed during the run"):
         loader.next_batch()
 
 
@@ -437,6 +420,9 @@ def test_a_shard_that_is_opened_later_must_be_there(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"train_000001\.bin: cannot be read \(No such file"):
             loader.next_batch()
     assert loader.state(position)["current_sample_idx"] == 2
+    counting_file(changed, 18)  # of another length
+    with pytest.raises(FormatError, match=r"train_000001\.bin: changed during the run"):
+        loader.next_batch()
 
 
 def test_what_several_ranks_see_is_told_once(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_file_that_is_shortened(tmp_path: Path, kind: str) -> None:
         assert file.where() == "here"
 
 
-def test_a_file_that_is_deleted_or_replaced(tmp_path: Path) -> None:
+def test_a_file_that_is_deleted_or_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.bin"
     write_token_file(path, range(100))
     with open_token_file(path) as file:
@@ -107,16 +107,12 @@ def test_a_file_that_is_deleted_or_replaced(tmp_path: Path) -> None:
         write_token_file(path, [1])
         assert (file.where(), file.read(98).tolist()) == ("replaced", [98, 99])
 
+        def broken(*_: object) -> bytes:
+            raise OSError(5, "Input/output error")
 
-def test_a_disk_that_gives_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_token_file(tmp_path / "a.bin", range(100))
-
-    def broken(*_: object) -> bytes:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(os, "pread", broken)
-    with open_token_file(tmp_path / "a.bin") as file, pytest.raises(InputError, match="Input/output error"):
-        file.read()
+        monkeypatch.setattr(os, "pread", broken)  # a disk that gives nothing
+        with pytest.raises(InputError, match="Input/output error"):
+            file.read()
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux's /proc")

@@ -1,4 +1,4 @@
-"""Peaks against cores x clock, MFU against llm.c's published figures, and what this machine says of itself."""
+"""The table of peaks, MFU against llm.c's published figures, and what this machine says of itself."""
 
 import subprocess
 from pathlib import Path
