@@ -24,7 +24,8 @@ from llmc_jax.checkpoint.hf_tokenizer import Table, write_files
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16
 from llmc_jax.checkpoint.llmc_state import LazyArrays, OurState
 from llmc_jax.checkpoint.reading import CHUNK, not_finite
-from llmc_jax.checkpoint.sources import Slice, Source, SpecialTokens, open_source, slices, slices_of
+from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices, slices_of
+from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError
 from llmc_jax.files import reason, sync

@@ -22,6 +22,7 @@ from llmc_jax import magics
 from llmc_jax.checkpoint import llmc
 from llmc_jax.checkpoint.binary import HEADER_BYTES, Values, read_at, read_header_ints
 from llmc_jax.checkpoint.reading import chunks, not_finite, opened, stamp_of
+from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenfile import open_token_file
 from llmc_jax.errors import FormatError, InputError
@@ -230,8 +231,6 @@ def make_debug_state(
     Raises InputError if an input cannot be read or does not fit, or if `out` is there already (without force) or cannot
     be written.
     """
-    from llmc_jax.checkpoint.sources import open_source, slices
-
     out = Path(out)
     source = open_source(model_path)
     config, B, T = source.config, batch_size, sequence_length
@@ -243,8 +242,7 @@ def make_debug_state(
     x, y = ids[:-1].reshape(B, T), ids[1:].reshape(B, T)
     with llmc.new_model_file(out) as temporary:  # first: whether it can be written should be known before the work
         temporary.touch()
-        parts = [np.ravel(source.read("params", at.tensor, at.layer)) for at in slices(config)]
-        computed = compute(config, np.concatenate(parts), x, y)
+        computed = compute(config, flat_parameters(source), x, y)
         with temporary.open("wb") as file:
             _dump(file, config, x, y, computed)
         written = read_debug_state(temporary, config)

@@ -24,7 +24,7 @@ from llmc_jax.checkpoint.safetensors import (
     read_tensor,
     write_archive,
 )
-from llmc_jax.checkpoint.sources import Slice, Source, SpecialTokens, slices
+from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices
 from llmc_jax.config.model import GPT2_VOCAB, ModelConfig, pad_vocab
 from llmc_jax.errors import FormatError
 from llmc_jax.models.gpt2.tensors import BY_NAME, TENSORS

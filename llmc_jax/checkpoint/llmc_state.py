@@ -40,7 +40,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 
@@ -49,6 +49,7 @@ from llmc_jax.checkpoint import llmc
 from llmc_jax.checkpoint.binary import HEADER_BYTES, Values, read_at, read_header_ints
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.reading import CHUNK, not_finite, opened, stamp_of
+from llmc_jax.checkpoint.source import Source
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.loader import NOT_IN_LLMC
 from llmc_jax.errors import FormatError, InputError
@@ -56,9 +57,6 @@ from llmc_jax.files import reason
 from llmc_jax.models.gpt2.tensors import BY_NAME, num_parameters, tensor_specs
 from llmc_jax.models.tensors import TensorSpec
 from llmc_jax.rng import MT_WORDS, Mt19937, seed_words, skip_u32
-
-if TYPE_CHECKING:
-    from llmc_jax.checkpoint.sources import Source
 
 WHAT = "a training state of llm.c"
 VERSION = 1
@@ -383,14 +381,12 @@ def _check_divisible(path: Path, spec: TensorSpec, n: int) -> None:
         )
 
 
-def open_llmc_state(folder: str | Path, step: int | None = None) -> "Source":
+def open_llmc_state(folder: str | Path, step: int | None = None) -> Source:
     """Return what llm.c wrote at a step (None: the newest that is complete), opened for reading layer by layer.
 
     Where there are master weights, they are the params; bf16 weights beside them are the copy. Raises FormatError as
     `read_folder` does.
     """
-    from llmc_jax.checkpoint.sources import Source
-
     state = read_folder(folder, step)
     specs = {spec.name: spec for spec in tensor_specs(state.config)}
 

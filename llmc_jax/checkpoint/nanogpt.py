@@ -13,7 +13,7 @@ import numpy as np
 from llmc_jax.checkpoint import hugging_face
 from llmc_jax.checkpoint.hugging_face import BUFFERS, HEAD, check_count, config_of, name_in_block, with_padding
 from llmc_jax.checkpoint.reading import opened
-from llmc_jax.checkpoint.sources import Source, slices
+from llmc_jax.checkpoint.source import Source, slices
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.models.gpt2.tensors import BY_NAME

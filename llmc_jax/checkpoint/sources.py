@@ -6,83 +6,30 @@ Leaves out writing, and what beyond weights, m and v a training state holds.
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from llmc_jax import magics
+from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.llmc import OpenModel, bf16_to_fp32, open_model, read_slice
+from llmc_jax.checkpoint.llmc_state import open_llmc_state
 from llmc_jax.checkpoint.reading import fp16_to_fp32, opened
+from llmc_jax.checkpoint.source import Source, SpecialTokens, slices
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import BY_NAME, Params, flat_size, tensor_specs, views
-from llmc_jax.models.tensors import TensorSpec
 
 OUR_STATE = re.compile(r"state_[0-9]{8,10}")  # a folder
 LLMC_STATE = re.compile(r"state_[0-9]{8,10}_[0-9]{5}\.bin")
 LLMC_MODEL = re.compile(r"model_[0-9]{8,10}\.bin")
 NANOGPT = "ckpt.pt"  # in its out_dir
-
-
-class SpecialTokens(NamedTuple):
-    """The ids that begin and end a text, as a config.json of Hugging Face's has them; None: there is none."""
-
-    bos: int | None
-    eos: int | list[int] | None
-
-
-class Source(NamedTuple):
-    """A checkpoint that can be read.
-
-    kind: "llmc-model", "llmc-state", "state", "hugging-face", "nanogpt" or "random". dtype: of the stored weights,
-    "fp32", "bf16" or "fp16". step: where the format says it. groups: "params", and where there are any "m", "v" and
-    "copy" (the 16-bit weights beside float32 master weights). warnings: one line each, of what is seen without reading
-    weights.
-    special: which ids begin and end a text, where the format says it.
-
-    read(group, tensor, layer) gives float32: one layer of a tensor, in the tensor's shape without its first axis, or
-    the whole of one without layers (wte with Vp rows, wpe, lnfw, lnfb; layer 0). 16-bit values are widened exactly, on
-    the bits. It raises FormatError if the file changed since it was opened.
-    """
-
-    path: Path
-    kind: str
-    config: ModelConfig
-    dtype: str
-    step: int | None
-    groups: tuple[str, ...]
-    read: Callable[[str, str, int], np.ndarray]
-    warnings: tuple[str, ...]
-    special: SpecialTokens | None = None
-
-
-class Slice(NamedTuple):
-    """What one call of `read` gives: a tensor, a layer of it, and its shape."""
-
-    tensor: str
-    layer: int
-    shape: tuple[int, ...]
-
-
-def slices_of(spec: TensorSpec) -> Iterator[Slice]:
-    """The slices of one tensor: its layers, or the whole of one that has none."""
-    if not BY_NAME[spec.name].layered:
-        yield Slice(spec.name, 0, spec.shape)
-        return
-    for layer in range(spec.shape[0]):
-        yield Slice(spec.name, layer, spec.shape[1:])
-
-
-def slices(config: ModelConfig) -> Iterator[Slice]:
-    """Every slice of a model, in the order of params.Params: joined they are its N parameters."""
-    for spec in tensor_specs(config):
-        yield from slices_of(spec)
 
 
 def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = None) -> Source:
@@ -235,8 +182,6 @@ def _open_folder(folder: Path, step: int | None) -> Source:
     if any(OUR_STATE.fullmatch(name) for name in names):
         return _state_source(*_state_of_run(folder, step))
     if any(LLMC_STATE.fullmatch(name) for name in names):
-        from llmc_jax.checkpoint.llmc_state import open_llmc_state
-
         return open_llmc_state(folder, step)
     if NANOGPT in names:
         return open_source(folder / NANOGPT, step=step)
@@ -249,8 +194,6 @@ def _open_folder(folder: Path, step: int | None) -> Source:
 
 def _state_of_run(run: Path, step: int | None) -> tuple[Path, tuple[str, ...]]:
     """The folder of a run's state, the newest good one or that of a step, and a line about each newer bad one."""
-    from llmc_jax.checkpoint import store
-
     problems: list[str] = []
     if step is None:
         entry = store.newest_good(run, problems.append)
@@ -267,8 +210,6 @@ def _state_of_run(run: Path, step: int | None) -> tuple[Path, tuple[str, ...]]:
 
 def _state_source(folder: Path, warnings: tuple[str, ...] = ()) -> Source:
     """A training state of ours. Its arrays are read whole, each when its first layer is asked for, and one is kept."""
-    from llmc_jax.checkpoint import store
-
     checkpoint = store.open_checkpoint(folder)
     metadata, shapes = checkpoint.metadata, {name: shape for name, (shape, _) in checkpoint.specs.items()}
     config, dtype = metadata.identity.model, metadata.identity.dtype

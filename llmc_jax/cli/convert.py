@@ -21,7 +21,8 @@ from llmc_jax.checkpoint.hf_tokenizer import Table, merges_of, read_table
 from llmc_jax.checkpoint.hugging_face import end_of_text
 from llmc_jax.checkpoint.llmc import STORAGE, V2_ORDERS, WRITABLE
 from llmc_jax.checkpoint.reading import CHUNK
-from llmc_jax.checkpoint.sources import Slice, Source, open_source, slices_of
+from llmc_jax.checkpoint.source import Slice, Source, slices_of
+from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.cli.kit import print_json
 from llmc_jax.cli.parsers import Parser, add_json, run_command
 from llmc_jax.config.model import GPT2_VOCAB

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from llmc_jax import text
 from llmc_jax.checkpoint.llmc import V2_ORDERS
-from llmc_jax.checkpoint.sources import Source, open_source
+from llmc_jax.checkpoint.source import Source
+from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.compare import report
 from llmc_jax.compare.tensors import DIFFERS, Difference, Limit, Measure, as_json, index_text, tolerance_of
 from llmc_jax.config.model import ModelConfig

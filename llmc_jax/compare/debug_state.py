@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from llmc_jax.checkpoint.debug_state import DebugState, program, read_debug_state
-from llmc_jax.checkpoint.sources import Source, flat_parameters, open_source
+from llmc_jax.checkpoint.source import Source
+from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.compare import report
 from llmc_jax.compare.tensors import DIFFERS, Difference, Limit, as_json, difference, index_text, tolerance_of
 from llmc_jax.config.model import ModelConfig

@@ -17,7 +17,8 @@ from llmc_jax.checkpoint import conversion, hf_tokenizer, hugging_face
 from llmc_jax.checkpoint.hf_tokenizer import Table
 from llmc_jax.checkpoint.hugging_face import name_in_block, write_folder
 from llmc_jax.checkpoint.safetensors import NewTensor, read_archive, read_tensor, write_archive
-from llmc_jax.checkpoint.sources import Slice, Source, SpecialTokens, open_source, slices
+from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices
+from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.data.tokenizers import bytes_tokenizer, gpt2_tokenizer
 from llmc_jax.errors import FormatError, InputError

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.checkpoint.nanogpt import source_of
-from llmc_jax.checkpoint.sources import Source, open_source, slices
+from llmc_jax.checkpoint.source import Source, slices
+from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import FormatError, InputError
 

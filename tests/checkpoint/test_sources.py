@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from llmc_jax.checkpoint import llmc, llmc_state, store
 from llmc_jax.checkpoint.contents import Identity, Metadata
-from llmc_jax.checkpoint.sources import open_source, slices, widened
+from llmc_jax.checkpoint.source import slices
+from llmc_jax.checkpoint.sources import open_source, widened
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.models.gpt2.init import random_parameters

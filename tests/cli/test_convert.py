@@ -17,7 +17,8 @@ import pytest
 from llmc_jax.checkpoint import conversion, store
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16, read_model, write_model
-from llmc_jax.checkpoint.sources import Source, open_source, slices
+from llmc_jax.checkpoint.source import Source, slices
+from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.cli import convert
 from llmc_jax.cli.convert import main, tensor_stats
 from llmc_jax.config.model import ModelConfig

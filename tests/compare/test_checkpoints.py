@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16, write_model
-from llmc_jax.checkpoint.sources import Source, slices
+from llmc_jax.checkpoint.source import Source, slices
 from llmc_jax.compare import checkpoints
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError

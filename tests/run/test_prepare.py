@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmc_jax.checkpoint.sources import open_source, slices, stored_special
+from llmc_jax.checkpoint.source import slices
+from llmc_jax.checkpoint.sources import open_source, stored_special
 from llmc_jax.checkpoint.store import Checkpoint, Manifest
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor

@@ -1,0 +1,69 @@
+"""A checkpoint that can be read one layer of one tensor at a time: what every format's reader gives.
+
+Leaves out the formats, and which of them a path is (sources.py).
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from llmc_jax.config.model import ModelConfig
+from llmc_jax.models.gpt2.tensors import BY_NAME, tensor_specs
+from llmc_jax.models.tensors import TensorSpec
+
+
+class SpecialTokens(NamedTuple):
+    """The ids that begin and end a text, as a config.json of Hugging Face's has them; None: there is none."""
+
+    bos: int | None
+    eos: int | list[int] | None
+
+
+class Source(NamedTuple):
+    """A checkpoint that can be read.
+
+    kind: "llmc-model", "llmc-state", "state", "hugging-face", "nanogpt" or "random". dtype: of the stored weights,
+    "fp32", "bf16" or "fp16". step: where the format says it. groups: "params", and where there are any "m", "v" and
+    "copy" (the 16-bit weights beside float32 master weights). warnings: one line each, of what is seen without reading
+    weights.
+    special: which ids begin and end a text, where the format says it.
+
+    read(group, tensor, layer) gives float32: one layer of a tensor, in the tensor's shape without its first axis, or
+    the whole of one without layers (wte with Vp rows, wpe, lnfw, lnfb; layer 0). 16-bit values are widened exactly, on
+    the bits. It raises FormatError if the file changed since it was opened.
+    """
+
+    path: Path
+    kind: str
+    config: ModelConfig
+    dtype: str
+    step: int | None
+    groups: tuple[str, ...]
+    read: Callable[[str, str, int], np.ndarray]
+    warnings: tuple[str, ...]
+    special: SpecialTokens | None = None
+
+
+class Slice(NamedTuple):
+    """What one call of `read` gives: a tensor, a layer of it, and its shape."""
+
+    tensor: str
+    layer: int
+    shape: tuple[int, ...]
+
+
+def slices_of(spec: TensorSpec) -> Iterator[Slice]:
+    """The slices of one tensor: its layers, or the whole of one that has none."""
+    if not BY_NAME[spec.name].layered:
+        yield Slice(spec.name, 0, spec.shape)
+        return
+    for layer in range(spec.shape[0]):
+        yield Slice(spec.name, layer, spec.shape[1:])
+
+
+def slices(config: ModelConfig) -> Iterator[Slice]:
+    """Every slice of a model, in the order of params.Params: joined they are its N parameters."""
+    for spec in tensor_specs(config):
+        yield from slices_of(spec)
