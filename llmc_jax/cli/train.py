@@ -7,8 +7,10 @@ imported only when the options are sound.
 import shlex
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,7 +19,7 @@ from llmc_jax.config.checks import NOT_BUILT, validate
 from llmc_jax.config.flags import SHOW_ALONE, Given, given_options
 from llmc_jax.config.options import Option, show_value
 from llmc_jax.config.presets import PRESETS
-from llmc_jax.config.train import OPTIONS, TrainConfig
+from llmc_jax.config.train import BY_NAME, OPTIONS, TrainConfig, differing
 from llmc_jax.errors import EXIT_MEANINGS, InputError
 from llmc_jax.machine.jax_setup import restart_with_huge_pages, train_command
 
@@ -66,16 +68,6 @@ def _program() -> str:
     return "llmc-jax" if Path(sys.argv[0]).stem == "llmc-jax" else "train.py"
 
 
-OF_THIS_START = {
-    "output_dir",
-    "reuse",
-    "save",
-    "strict_kernels",
-    "kernels_from",
-    "no_kernel_check",
-}  # never taken from the run before
-
-
 def continued(given: Given) -> tuple[TrainConfig, list[str]]:
     """Return the configuration of a run, and notes on it: with -y 1, what is not given is as the folder of -o has it.
 
@@ -94,9 +86,8 @@ def continued(given: Given) -> tuple[TrainConfig, list[str]]:
         return config, []
     if given.preset and config.preset != stored.get("preset"):
         return config, [f"-y 1: no options are taken from {place}, which is not of --preset {config.preset}"]
-    names = {about.name for about in OPTIONS}
-    known = {name: value for name, value in stored.items() if name in names - OF_THIS_START}
-    unknown = sorted(set(stored) - names)
+    known = {name: value for name, value in stored.items() if name in BY_NAME and not BY_NAME[name].of_this_start}
+    unknown = sorted(set(stored) - set(BY_NAME))
     try:
         before = TrainConfig.from_json(known)
     except InputError as error:
@@ -110,15 +101,8 @@ def continued(given: Given) -> tuple[TrainConfig, list[str]]:
 
 def _what_was_taken(place: Path, config: TrainConfig, before: TrainConfig, merged: TrainConfig) -> list[str]:
     """A note on the options that a run has from its config.json, and on those that flags change; none where none is."""
-
-    def values(first: TrainConfig, second: TrainConfig) -> Iterator[tuple[str, str, str]]:
-        for about in OPTIONS:
-            a, b = getattr(first, about.name), getattr(second, about.name)
-            if a != b and about.name not in OF_THIS_START:
-                yield about.flags[0], show_value(a), show_value(b)
-
-    changed = ", ".join(f"{flag} {then} -> {now}" for flag, then, now in values(before, merged))
-    if not any(values(config, merged)) and not changed:
+    changed = ", ".join(words for about, words in differing(before, merged) if not about.of_this_start)
+    if not changed and all(about.of_this_start for about, _ in differing(config, merged)):
         return []  # the same command again
     return [f"-y 1: options as in {place}" + (f", changed by flags: {changed}" if changed else "")]
 
@@ -131,13 +115,6 @@ def _meaning(about: Option) -> str:
     return about.meaning + (" (not built yet)" if about.name in NOT_BUILT else "")
 
 
-def _groups() -> dict[str, list[Option]]:
-    groups: dict[str, list[Option]] = {}
-    for about in OPTIONS:
-        groups.setdefault(about.group, []).append(about)
-    return groups
-
-
 def help_text() -> str:
     """Return what `--help` prints: every option in its group, the presets, the exit statuses and examples."""
     program = train_command()
@@ -147,7 +124,7 @@ def help_text() -> str:
         "other ones. Flags are those of llm.c's train_gpt2cu, each with a long name beside it.",
         WIDTH,
     )
-    for group, members in _groups().items():
+    for group, members in groupby(OPTIONS, attrgetter("group")):
         lines += ["", f"{group}:"]
         for about in members:
             flags = f"{', '.join(about.flags)} {about.value_name}".rstrip()
@@ -178,7 +155,7 @@ def flags_markdown() -> str:
         "those of llm.c's train_gpt2cu. Without any flag the preset `demo` runs; with flags, the defaults below hold",
         "unless `--preset` names other ones.",
     ]
-    for group, members in _groups().items():
+    for group, members in groupby(OPTIONS, attrgetter("group")):
         lines += ["", f"## {group}", "", "| flag | value | unit | default | meaning |", "|---|---|---|---|---|"]
         lines += [_row(about) for about in members]
         if group == "Start":

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.options import show_value, value_problem
-from llmc_jax.config.train import DEVICES, OPTIONS, TrainConfig
+from llmc_jax.config.train import BY_NAME, DEVICES, OPTIONS, TrainConfig
 from llmc_jax.errors import raise_problems
 
 DEFAULTS = TrainConfig()
@@ -153,8 +153,7 @@ def validate(config: TrainConfig) -> list[str]:
 
 def _given(config: TrainConfig, name: str) -> str:
     """Return a flag and its value as one would type them: `-b 4`."""
-    about = next(each for each in OPTIONS if each.name == name)
-    return f"{about.flags[0]} {show_value(getattr(config, name))}"
+    return f"{BY_NAME[name].flags[0]} {show_value(getattr(config, name))}"
 
 
 def _said(config: TrainConfig, rules: Iterable[Rule]) -> list[str]:

@@ -71,6 +71,7 @@ class Option(NamedTuple):
     choices: tuple[Any, ...] = ()
     check: Check | None = None
     switch: bool = False  # stands alone, without a value
+    of_this_start: bool = False  # never taken from the start before, where a run goes on
 
     @property
     def long_flag(self) -> str:

@@ -5,7 +5,7 @@ option is (options.py), which settings go together (checks.py), how words become
 values (presets.py). Imports nothing heavy: `--help` is instant.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
@@ -21,6 +21,7 @@ from llmc_jax.config.options import (
     at_least,
     minus_one_or_at_least,
     option,
+    show_value,
     value_problem,
 )
 from llmc_jax.errors import raise_problems
@@ -96,18 +97,21 @@ class TrainConfig:
     output_dir: str = option(
         "", "-o --output-dir", OUTPUT,
         "folder for logs, samples, picture and checkpoints; empty = a new runs/<date>-<name>", value="DIR",
+        of_this_start=True,
     )
     reuse: bool = option(
         False, "-y --resume", OUTPUT,
         "1 = continue from the newest good checkpoint in the folder of -o, or begin where there is none; options that "
-        "are not given are those of its config.json",
+        "are not given are those of its config.json", of_this_start=True,
     )
     checkpoint_every: int = option(
         0, "-n --checkpoint-every", OUTPUT,
         "save the training state every N steps, as state_%08d; 0 = only when the run ends", unit="steps",
         check=ZERO_IS_OFF,
     )
-    save: bool = option(True, "--no-save", OUTPUT, "save nothing when the run ends or is stopped", switch=True)
+    save: bool = option(
+        True, "--no-save", OUTPUT, "save nothing when the run ends or is stopped", switch=True, of_this_start=True
+    )
     keep_checkpoints: int = option(
         0, "-nk --keep-checkpoints", OUTPUT,
         "keep the latest N checkpoints, and the one of the lowest validation loss; 0 = all", unit="checkpoints",
@@ -300,7 +304,7 @@ class TrainConfig:
     )
     strict_kernels: bool = option(
         False, "--strict-kernels", KERNELS, "stop where an operation cannot run as --kernels or --attention say",
-        switch=True,
+        switch=True, of_this_start=True,
     )
     attention: str = option(
         "auto", "--attention", KERNELS,
@@ -313,13 +317,13 @@ class TrainConfig:
         "", "--kernels-from", KERNELS,
         "run the operations as another run did, instead of choosing: its folder, one of its checkpoints, or its "
         "kernels.json; other flags of this group take precedence (docs/resuming.md)",
-        value="PATH",
+        value="PATH", of_this_start=True,
     )
     no_kernel_check: bool = option(
         False, "--no-kernel-check", KERNELS,
         "do not check and time the kernels when the GPU, the versions or the shapes are new (up to two minutes, once); "
         "use the tables that are shipped",
-        switch=True,
+        switch=True, of_this_start=True,
     )
     triton_gemm: str = option(
         "auto", "--triton-gemm", KERNELS,
@@ -383,14 +387,13 @@ class TrainConfig:
 
         Raises InputError with every unknown name and every value that its field cannot have.
         """
-        known = {about.name: about for about in OPTIONS}
-        problems = [f"configuration: there is no option {name!r}" for name in values if name not in known]
+        problems = [f"configuration: there is no option {name!r}" for name in values if name not in BY_NAME]
         for name, value in values.items():
-            words = value_problem(known[name], value) if name in known else None
+            words = value_problem(BY_NAME[name], value) if name in BY_NAME else None
             if words:
                 problems.append(f"configuration: {name} is {value!r}; it {words}")
         raise_problems(problems)
-        fit: dict[str, Any] = {name: known[name].type(value) for name, value in values.items()}  # 1 stands for 1.0
+        fit: dict[str, Any] = {name: BY_NAME[name].type(value) for name, value in values.items()}  # 1 stands for 1.0
         return cls(**fit)
 
 
@@ -398,3 +401,12 @@ OPTIONS: tuple[Option, ...] = tuple(
     Option(name=each.name, type=each.type, default=each.default, **each.metadata)  # type: ignore[arg-type]
     for each in fields(TrainConfig)
 )
+BY_NAME = {about.name: about for about in OPTIONS}
+
+
+def differing(then: TrainConfig, now: TrainConfig) -> Iterator[tuple[Option, str]]:
+    """Yield the options in which two configurations differ, and how: `-b 4 -> 8`."""
+    for about in OPTIONS:
+        a, b = getattr(then, about.name), getattr(now, about.name)
+        if a != b:
+            yield about, f"{about.flags[0]} {show_value(a)} -> {show_value(b)}"

@@ -17,7 +17,7 @@ from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.manifest import MANIFEST
 from llmc_jax.checkpoint.store import Checkpoint, open_checkpoint
 from llmc_jax.config.options import show_value
-from llmc_jax.config.train import OPTIONS, TrainConfig
+from llmc_jax.config.train import BY_NAME, TrainConfig, differing
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.kernels import record
 from llmc_jax.machine import device as hardware
@@ -191,14 +191,12 @@ def _differences(earlier: Checkpoint, config: TrainConfig, ours: Identity) -> It
 
 def _known(options: Mapping[str, Any]) -> TrainConfig | None:
     """Return the options of a checkpoint; None where it has none. Those this version does not know are left out."""
-    names = {about.name for about in OPTIONS}
-    known = {name: value for name, value in options.items() if name in names}
+    known = {name: value for name, value in options.items() if name in BY_NAME}
     return TrainConfig.from_json(known) if known else None
 
 
 def _flag(name: str) -> str:
-    flags = {about.name: about.flags[0] for about in OPTIONS}
-    return flags.get(name, "-d")  # tokens_per_step is what -d comes to
+    return BY_NAME[name].flags[0] if name in BY_NAME else "-d"  # tokens_per_step is what -d comes to
 
 
 # ----- what changed ---------------------------------------------------------------------------------------------------
@@ -233,13 +231,8 @@ def changes(earlier: Checkpoint, plan: Plan, now: Metadata) -> list[str]:
     if theirs is None:
         notes.append(f"the checkpoint comes from {metadata.origin.get('kind')}: its options are not known")
         return notes
-    moved = [
-        f"{about.flags[0]} {show_value(getattr(theirs, about.name))} -> {show_value(getattr(plan.config, about.name))}"
-        for about in OPTIONS
-        if about.name not in FREE
-        and about.name not in (*BINDING, "max_steps")
-        and getattr(theirs, about.name) != getattr(plan.config, about.name)
-    ]
+    said = {*FREE, *BINDING, "max_steps"}
+    moved = [words for about, words in differing(theirs, plan.config) if about.name not in said]
     if metadata.total_steps != now.total_steps:
         moved.append(f"steps {metadata.total_steps} -> {now.total_steps}")
     if moved:
