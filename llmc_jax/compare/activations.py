@@ -180,7 +180,7 @@ def _add_gradients(values: Values, model: Model, kept: list[Any]) -> None:
 
 
 def _complete(values: Values, listed: Iterator[Operation], model: Model) -> None:
-    """Computes what the list gives and the values lack."""
+    """Compute what the list gives and the values lack."""
     for operation in listed:
         if any(name not in values for name in operation.outputs):
             for name, found in zip(operation.outputs, computed(operation, values, model), strict=True):
@@ -200,13 +200,13 @@ def computed(operation: Operation, values: Mapping[str, Any], model: Model) -> l
 
 
 def _host(value: Any) -> np.ndarray:
-    """On the host in float32 (float64 if it is that): 16-bit values are widened exactly."""
+    """Bring to the host in float32 (float64 if it is that): 16-bit values are widened exactly."""
     array = np.asarray(value)
     return array if array.dtype.itemsize == 8 else array.astype(np.float32)
 
 
 def _device(name: str, value: Any, model: Model) -> Any:
-    """A value as the operations take it: its dtype the model's, and the padding of the vocabulary back in place."""
+    """Return a value as the operations take it: in the model's dtype, the padding of the vocabulary back in place."""
     own = name.rpartition(".")[2]
     if own in ("x", "y"):
         return jnp.asarray(value, jnp.int32)
@@ -220,7 +220,7 @@ def _device(name: str, value: Any, model: Model) -> Any:
 
 
 def _kept(own: str, value: Any) -> Any:
-    """On the host, but for what only our attention understands."""
+    """Bring to the host all but what only our attention understands."""
     return value if own == "att" and not (isinstance(value, jax.Array) and value.ndim == 4) else _host(value)
 
 
@@ -245,7 +245,7 @@ class Step(NamedTuple):
 
 
 def allowed(ours: str, theirs: str) -> float:
-    """The relative error of one operation that rounding explains, by what the two sides compute in.
+    """Return the relative error of one operation that rounding explains, by what the two sides compute in.
 
     A product of float32 differs by some 1e-6 between programs; one of bf16 is rounded to 8 bits, 2^-9 at most on either
     side, after inputs that were themselves rounded. Several times that is allowed, which mistakes exceed by far.
@@ -258,7 +258,7 @@ TOTAL = 10  # what a whole computation may differ by, in units of what one opera
 
 
 def steps(model: Model, ours: Values, theirs: Values, tolerance: float) -> Iterator[Step]:
-    """Every value that they give, in the order of computation, beside ours.
+    """Yield every value that they give, in the order of computation, beside ours.
 
     tolerance: the relative error that one operation may have; TOTAL times it for the whole computation. theirs need not
     be complete: what is missing is computed from what they have, and the local error is then that of several
@@ -318,7 +318,7 @@ def _rms(values: Any) -> float:
 
 
 def _judged(a: Any, b: Any, tolerance: float, scale: float) -> tuple[Difference, bool]:
-    """The difference, and whether it is small: altogether, and at each element within 10 times as much."""
+    """Return the difference, and whether it is small: altogether, and at each element within 10 times as much."""
     found = difference(a, b, Limit(10 * tolerance * scale, 10 * tolerance))
     return found, found.agrees and found.rms_error <= tolerance * scale
 

@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `checkpoints`."""
+    """Add the arguments of `checkpoints`."""
     parser.description = DESCRIPTION
     parser.add_argument("a", type=Path, metavar="A", help="a checkpoint: a file, or a folder")
     parser.add_argument("b", type=Path, metavar="B", help="the one that A is compared with")
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compare(a: Source, b: Source, tolerance: float | None = None) -> Iterator[Row]:
-    """A row per group and tensor that both hold, in the order of params.Params; a layer of each in memory at a time."""
+    """Yield a row per group and tensor that both hold, in the order of Params; a layer of each in memory at a time."""
     pairs = list(zip(tensor_specs(a.config), tensor_specs(b.config), strict=True))
     for group in a.groups:
         if group in b.groups:
@@ -109,7 +109,7 @@ def _compare_tensor(
 
 
 def differences_in_shape(a: ModelConfig, b: ModelConfig) -> list[str]:
-    """One line that names the fields in which two models differ, or none."""
+    """Return one line that names the fields in which two models differ, or none."""
     other = [name for name in vars(a) if getattr(a, name) != getattr(b, name)]
     if not other:
         return []
@@ -137,7 +137,7 @@ def _headline(letter: str, source: Source) -> list[str]:
 
 
 def table(rows: Sequence[Row], tolerance: float | None) -> str:
-    """A line per tensor."""
+    """Return a line per tensor."""
     headings = ["of", "tensor", "shape", "largest", "mean", "relative norm", "worst at", "A", "B", "values", "bits",
                 "layers", "verdict"]  # fmt: skip
     return text.table(
@@ -179,7 +179,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 def verdict(rows: Sequence[Row], notes: Sequence[str], tolerance: float | None) -> str:
-    """The result in a sentence."""
+    """Return the result in a sentence."""
     if not notes and all(row.agrees(None) for row in rows):
         return f"All {len(rows)} tensors have the same bits."
     other = [row for row in rows if not row.agrees(tolerance)]

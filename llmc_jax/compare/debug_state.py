@@ -120,7 +120,7 @@ class Computed(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `debug-state`."""
+    """Add the arguments of `debug-state`."""
     parser.description = DESCRIPTION
     parser.add_argument("model", type=Path, metavar="MODEL", help="the weights: a model_*.bin, or any checkpoint")
     parser.add_argument("state", type=Path, metavar="STATE", help="the debug state, *_debug_state.bin")
@@ -214,7 +214,7 @@ def _header(
     tolerances: Tolerances,
     choices: "tuple[Choice, ...]",
 ) -> dict[str, Any]:
-    """Says what is compared, and gives the beginning of the JSON."""
+    """Say what is compared, and return the beginning of the JSON."""
     B, T = state.x.shape
     device = hardware.first_device().device_kind
     c = source.config
@@ -253,7 +253,7 @@ def _plan(args: argparse.Namespace, dtype: str, config: ModelConfig, state: Debu
 
 
 def compare(ours: Computed, theirs: Computed, allowed: Tolerances) -> list[Row]:
-    """A row per tensor in the order of computation: logits, loss, then the gradients as the backward makes them."""
+    """Return a row per tensor in the order of computation: logits, loss, the gradients as the backward makes them."""
     rows = [
         Row("logits", allowed.logits, difference(ours.logits, theirs.logits, allowed.logits)),
         Row("loss", allowed.loss, difference(np.float64(ours.loss), np.float64(theirs.loss), allowed.loss)),
@@ -353,7 +353,7 @@ def _compare_values(
     values: dict[str, Any],
     folder: "activations.Folder",
 ) -> dict[str, Any]:
-    """The values of a folder beside ours: prints, and gives the JSON."""
+    """Compare the values of a folder with ours, print, and return the JSON."""
     from llmc_jax.compare import activations
 
     tolerance = args.operation_tolerance
@@ -380,7 +380,7 @@ def _compare_values(
 
 
 def _telling(found: "list[activations.Step]", first: int | None) -> list[int]:
-    """The rows to print: round the first failure, and the other operations that fail of themselves."""
+    """Return the rows to print: round the first failure, and the other operations that fail of themselves."""
     if first is None:
         largest = sorted(range(len(found)), key=lambda at: -_badness(found[at].local))
         return sorted(largest[:ROWS])

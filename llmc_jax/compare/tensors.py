@@ -54,7 +54,7 @@ class Difference(NamedTuple):
 
     @property
     def agrees(self) -> bool:
-        """Whether every value is within the limit."""
+        """Return whether every value is within the limit."""
         return self.beyond == 0
 
 
@@ -73,7 +73,7 @@ class Measure:
         self._worst = (-1.0, 0, math.nan, math.nan)  # |a - b|, position, a, b
 
     def add(self, a: Any, b: Any) -> None:
-        """The next piece: two float arrays of the same shape."""
+        """Take in the next piece: two float arrays of the same shape."""
         a, b = np.ascontiguousarray(a).reshape(-1), np.ascontiguousarray(b).reshape(-1)
         assert a.size == b.size, (a.size, b.size)
         for start in range(0, a.size, CHUNK):
@@ -98,7 +98,7 @@ class Measure:
         self._size += a.size
 
     def _count(self, x: np.ndarray, y: np.ndarray, distance: np.ndarray, finite: np.ndarray) -> None:
-        """The worst element, and what is beyond the limit."""
+        """Count what is beyond the limit, and find the worst element."""
         bad = int(np.count_nonzero(~finite))
         if bad and not self._nonfinite:
             self._keep_worst(int(np.argmin(finite)), x, y, distance)
@@ -120,7 +120,7 @@ class Measure:
         self._worst = (float(distance[at]), self._size + at, float(x[at]), float(y[at]))
 
     def result(self, shape: Sequence[int]) -> Difference:
-        """The difference of everything added, which together has this shape."""
+        """Return the difference of everything added, which together has this shape."""
         assert math.prod(shape) == self._size, (shape, self._size)
         largest, at, a, b = self._worst
         finite = self._size - self._nonfinite
@@ -150,7 +150,7 @@ class Measure:
 
 
 def _changed_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The exclusive or of two arrays' bits (unsigned integers); of different types: as float64."""
+    """Return the exclusive or of two arrays' bits (unsigned integers); of different types: as float64."""
     if a.dtype != b.dtype:
         with np.errstate(invalid="ignore"):
             a, b = a.astype(np.float64), b.astype(np.float64)
@@ -166,7 +166,7 @@ def difference(a: Any, b: Any, limit: Limit | None = None, *, nan_agrees: bool =
 
 
 def tolerance_of(text: str) -> float:
-    """A tolerance on the command line: a finite number, at least 0. For argparse."""
+    """Read a tolerance on the command line: a finite number, at least 0. For argparse."""
     try:
         value = float(text)
     except ValueError:
@@ -177,12 +177,12 @@ def tolerance_of(text: str) -> float:
 
 
 def index_text(index: Shape | None) -> str:
-    """A position as Python writes it, without spaces: [1,17,3]."""
+    """Write a position as Python does, without spaces: [1,17,3]."""
     return "" if index is None else f"[{','.join(map(str, index))}]"
 
 
 def as_json(found: Difference) -> dict[str, Any]:
-    """The fields of a difference under the names that JSON has for them."""
+    """Return the fields of a difference under the names that JSON has for them."""
     return {
         "shape": list(found.shape),
         "largest_error": found.largest,

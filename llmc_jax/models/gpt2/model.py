@@ -98,14 +98,14 @@ class Activations(NamedTuple):
 
 
 def block_params(params: Params, layer: int) -> BlockParams:
-    """The slices of one layer."""
+    """Return the slices of one layer."""
     return BlockParams(*(getattr(params, name)[layer] for name in BlockParams._fields))
 
 
 def block_forward(
     x: jax.Array, pending: jax.Array | None, p: BlockParams, num_heads: int, execution: Execution
 ) -> tuple[jax.Array, jax.Array, BlockActivations]:
-    """One transformer block, from the stream x (B, T, C) and what is still to be added to it, pending (B, T, C).
+    """Compute one transformer block, from the stream x (B, T, C) and what is to be added to it, pending (B, T, C).
 
     Returns the same two for the next block, and every activation.
     """
@@ -149,7 +149,7 @@ def kept(a: BlockActivations, layer: int, execution: Execution) -> BlockActivati
 
 
 def recomputed(a: BlockActivations, p: BlockParams, op: Operations) -> BlockActivations:
-    """The activations with what was dropped computed again."""
+    """Return the activations with what was dropped computed again."""
     if a.fch_gelu is None:
         with scope("gelu"):
             a = a._replace(fch_gelu=pinned(op.gelu_forward(a.fch)))
@@ -170,7 +170,7 @@ def block_backward(
     num_heads: int,
     execution: Execution,
 ) -> tuple[jax.Array, jax.Array, BlockParams]:
-    """One block backwards: from the gradient of its output to that of its input, and its parameters' gradients.
+    """Go one block backwards: from the gradient of its output to that of its input, and its parameters' gradients.
 
     The gradient of a bias is the sum of the rows that come out of the operation above it, and that operation returns
     it too. For the block's last bias this is the layernorm of the block above, hence dfcprojb (C,) beside dresidual3
@@ -218,14 +218,14 @@ def block_backward(
 
 
 def layer_scope(layer: int) -> Any:
-    """The named scope of one layer, by which profiles tell them apart."""
+    """Return the named scope of one layer, by which profiles tell them apart."""
     return scope(f"layer_{layer:02d}")
 
 
 def forward_stream(
     params: Params, tokens: jax.Array, config: ModelConfig, execution: Execution = PLAIN
 ) -> tuple[jax.Array, Activations]:
-    """Everything before the output head: lnf (B, T, C) of tokens (B, T) int32, T <= maxT, and the activations."""
+    """Compute all before the output head: lnf (B, T, C) of tokens (B, T) int32, T <= maxT, and the activations."""
     op = execution.op
     with scope("forward"):
         with scope("embedding"):
@@ -244,7 +244,7 @@ def forward_stream(
 def forward(
     params: Params, tokens: jax.Array, config: ModelConfig, execution: Execution = PLAIN
 ) -> tuple[jax.Array, Activations]:
-    """Logits (B, T, Vp) of tokens (B, T) int32, T <= maxT, and what `backward` needs.
+    """Return logits (B, T, Vp) of tokens (B, T) int32, T <= maxT, and what `backward` needs.
 
     Columns V..Vp-1 of the logits are padding and mean nothing. Source: llm.c train_gpt2.c, `gpt2_forward`.
     """
@@ -256,7 +256,7 @@ def forward(
 def block_activations(
     activations: Activations, layers: range, params: Params, config: ModelConfig, execution: Execution, dx: jax.Array
 ) -> tuple[list[BlockActivations], jax.Array]:
-    """The activations of some blocks: as kept, or computed again from the stream before the first of them.
+    """Return the activations of some blocks: as kept, or computed again from the stream before the first of them.
 
     Also returns dx, tied to the recomputation so that it does not begin before its turn.
     """
@@ -283,7 +283,7 @@ def backward(
     config: ModelConfig,
     execution: Execution = PLAIN,
 ) -> Params:
-    """Gradients of the 16 tensors from dlnf (B, T, C), and from dwte (Vp, C), the output head's share of wte's.
+    """Return the 16 tensors' gradients from dlnf (B, T, C) and dwte (Vp, C), the output head's share of wte's.
 
     The tensors with a layer axis come as tuples of L arrays, ready for `flatten_gradients`.
     Source: llm.c train_gpt2.c, `gpt2_backward`.
@@ -312,7 +312,7 @@ def backward(
 
 
 def flatten_gradients(gradients: Params, config: ModelConfig, dtype: Any) -> jax.Array:
-    """The flat gradient (flat_size,) of what `backward` returned: one concatenation, in the file's order."""
+    """Return the flat gradient (flat_size,) of what `backward` returned: one concatenation, in the file's order."""
     with scope("backward"), scope("gradient"):
         pieces = [jnp.ravel(piece).astype(dtype) for piece in jax.tree.leaves(gradients)]
         padding = flat_params.flat_size(config) - flat_params.num_parameters(config)
@@ -359,7 +359,7 @@ def loss_fn(
     execution: Execution = PLAIN,
     weight: jax.Array | float = 1.0,
 ) -> jax.Array:
-    """weight times the mean cross-entropy in nats of targets (B, T) given tokens (B, T), in at least float32.
+    """Return weight times the mean cross-entropy in nats of targets (B, T) given tokens (B, T), in at least float32.
 
     flat (flat_size,) holds the parameters, in the dtype that the model computes in. `jax.grad(loss_fn)` runs the
     backward written here, not JAX's own, and gives the gradient (flat_size,) in flat's dtype. The weight goes in where

@@ -56,30 +56,30 @@ TENSORS = (  # in the order of the file, which is that of Params
 )
 BY_NAME = {tensor.name: tensor for tensor in TENSORS}
 
-ACTIVATIONS = (  # in the order in which the forward pass makes them
+ACTIVATIONS = (  # in the order of the forward pass
     Activation("x", "B T"),  # the tokens
     Activation("y", "B T"),  # the targets
     Activation("encoded", "B T C"),
     Activation("residual1", "L B T C", ALWAYS),  # the stream before a block
+    Activation("ln1", "L B T C", 2),
     Activation("ln1_mean", "L B T", ALWAYS, wide=True),
     Activation("ln1_rstd", "L B T", ALWAYS, wide=True),
-    Activation("ln1", "L B T C", 2),
     Activation("qkv", "L B T 3C", ALWAYS),
     Activation("att", "L B NH T T", ALWAYS),  # the weights; attention without that matrix keeps a sum for each row
     Activation("atty", "L B T C", ALWAYS),
     Activation("attproj", "L B T C"),
     Activation("residual2", "L B T C", ALWAYS),  # the stream between a block's halves
+    Activation("ln2", "L B T C", 2),
     Activation("ln2_mean", "L B T", ALWAYS, wide=True),
     Activation("ln2_rstd", "L B T", ALWAYS, wide=True),
-    Activation("ln2", "L B T C", 2),
     Activation("fch", "L B T 4C", ALWAYS),
     Activation("fch_gelu", "L B T 4C", 1),
     Activation("fcproj", "L B T C"),
     Activation("residual3", "L B T C"),  # the stream behind a block: residual1 of the next one, or
     Activation("residual", "B T C", ALWAYS),  # what the last layernorm reads
+    Activation("lnf", "B T C"),
     Activation("lnf_mean", "B T", ALWAYS, wide=True),
     Activation("lnf_rstd", "B T", ALWAYS, wide=True),
-    Activation("lnf", "B T C"),
     Activation("logits", "B T Vp"),
     Activation("losses", "B T", wide=True),
     Activation("loss", "", wide=True),

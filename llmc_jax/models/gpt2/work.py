@@ -54,12 +54,12 @@ class Shape(NamedTuple):
 
     @property
     def element(self) -> int:
-        """Bytes of one element of what the model computes in."""
+        """Return the bytes of one element of what the model computes in."""
         return COMPUTE_BYTES[self.dtype]
 
 
 def shape_of(config: TrainConfig, *, dtype: str, flash: bool, logit_rows: int) -> Shape:
-    """The shape of a run's step. dtype, flash, logit_rows: what its `auto` came to."""
+    """Return the shape of a run's step. dtype, flash, logit_rows: what its `auto` came to."""
     return Shape(
         batch=config.batch_size,
         sequence=config.sequence_length,
@@ -105,7 +105,7 @@ class Work(NamedTuple):
 
 
 def step_work(config: ModelConfig, shape: Shape) -> list[Work]:
-    """Every operation of one training step, in the order of the forward pass, the backward pass and the update."""
+    """Return every operation of one training step: of the forward pass, the backward pass and the update, in order."""
     model = [*_forward(config, shape), *_backward(config, shape)]
     A = shape.micro_batches
     repeated = [work._replace(flops=A * work.flops, bytes=A * work.bytes, times=A * work.times) for work in model]
@@ -113,7 +113,7 @@ def step_work(config: ModelConfig, shape: Shape) -> list[Work]:
 
 
 def products_flops(config: ModelConfig, shape: Shape) -> int:
-    """Operations of all matrix products of a step, exactly those that the program makes."""
+    """Return the operations of all matrix products of a step, exactly those that the program makes."""
     return sum(work.flops for work in step_work(config, shape))
 
 
@@ -181,7 +181,7 @@ def _products(operation: Operation, config: ModelConfig, shape: Shape) -> int:
 
 
 def _gradient_bytes(config: ModelConfig, shape: Shape) -> int:
-    """The pieces read and the flat gradient written; with several micro-batches their sum read and written too."""
+    """Count the pieces read and the flat gradient written; with several micro-batches also their sum, both ways."""
     N = num_parameters(config)
     return 2 * shape.element * N + (8 * N if shape.micro_batches > 1 else 0)
 
