@@ -241,6 +241,9 @@ def _backward(
     return _unpadded(dqkv, T, 3 * C, p), dbias.astype(qkv.dtype)
 
 
+ABSENT = {"forward": (2,), "dq": (2, 3, 6, 7), "dkv": (2, 5)}  # refs of ReLU attention, which has no sums of rows
+
+
 def _kernel(body: Any, name: str, p: Problem, out_type: Any) -> Any:
     """A kernel with one block of threads for each 64 rows of every warpgroup, each head and sequence."""
     columns, stages, warpgroups = p.sizes.columns[name], p.sizes.stages, p.sizes.warpgroups
@@ -248,7 +251,7 @@ def _kernel(body: Any, name: str, p: Problem, out_type: Any) -> Any:
     values = name == "dkv" and not p.relu  # of rows, which are walked over as well
     dtype = p.products.dtype
     return mosaic.kernel(
-        partial(body, p),
+        mosaic.without(partial(body, p), ABSENT[name] if p.relu else ()),
         name=f"{'relu_' if p.relu else ''}attention_{name}_{p.sizes.version}",
         out_type=out_type,
         # The last is the fastest. Blocks of one head run at about the same time, so that L2 holds what they all read.
@@ -406,8 +409,9 @@ def _warpgroup(p: Problem) -> Any:
     return lax.axis_index("warpgroup") if p.sizes.warpgroups > 1 else 0
 
 
-def _forward_kernel(p: Problem, qkv: Any, out: Any, *refs: Any) -> None:
-    lse, (q_s, k_s, v_s, *barriers) = (None, refs) if p.relu else (refs[0], refs[1:])
+def _forward_kernel(
+    p: Problem, qkv: Any, out: Any, lse: Any, q_s: Any, k_s: Any, v_s: Any, *barriers: Any
+) -> None:  # fmt: skip
     dot, columns = p.products, p.sizes.columns["forward"]
     q_g, k_g, v_g = _heads(p, qkv, 3)
     w, warpgroups, tiles = _warpgroup(p), p.sizes.warpgroups, ROWS // columns
@@ -463,12 +467,10 @@ def _forward_kernel(p: Problem, qkv: Any, out: Any, *refs: Any) -> None:
     walk.divide(work)
 
 
-def _dq_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
-    if p.relu:
-        dqkv, sums_g, *scratch = refs
-    else:
-        lse_g, out, dqkv, sums_g, values_g, minus_delta_s, *scratch = refs
-    q_s, dout_s, k_s, v_s, *barriers = scratch
+def _dq_kernel(
+    p: Problem, qkv: Any, dout: Any, lse_g: Any, out: Any, dqkv: Any, sums_g: Any, values_g: Any, minus_delta_s: Any,
+    q_s: Any, dout_s: Any, k_s: Any, v_s: Any, *barriers: Any,
+) -> None:  # fmt: skip
     dot, columns = p.products, p.sizes.columns["dq"]
     (q_g, k_g, v_g), (dout_g,) = _heads(p, qkv, 3), _heads(p, dout)
     w, warpgroups, tiles = _warpgroup(p), p.sizes.warpgroups, ROWS // columns
@@ -520,12 +522,10 @@ def _dq_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
     walk.divide(work)
 
 
-def _dkv_kernel(p: Problem, qkv: Any, dout: Any, *refs: Any) -> None:
-    if p.relu:
-        dqkv, sums_g, *scratch = refs
-    else:
-        values_g, dqkv, sums_g, values_s, *scratch = refs
-    k_s, v_s, q_s, dout_s, *barriers = scratch
+def _dkv_kernel(
+    p: Problem, qkv: Any, dout: Any, values_g: Any, dqkv: Any, sums_g: Any, values_s: Any,
+    k_s: Any, v_s: Any, q_s: Any, dout_s: Any, *barriers: Any,
+) -> None:  # fmt: skip
     dot, columns = p.products, p.sizes.columns["dkv"]
     (q_g, k_g, v_g), (dout_g,) = _heads(p, qkv, 3), _heads(p, dout)
     w, warpgroups, tiles = _warpgroup(p), p.sizes.warpgroups, ROWS // columns

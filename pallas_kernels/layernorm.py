@@ -173,7 +173,7 @@ def _forward(
     like_x, per_row = mosaic.shape_of((n_up, plan.columns), x.dtype), mosaic.shape_of((n_up,), f32)
     name = "layernorm_forward" if f is None else "residual_layernorm_forward"
     outputs = mosaic.kernel(
-        partial(body, C=C, plan=plan, fused=f is not None),
+        mosaic.without(partial(body, C=C, plan=plan), () if f is not None else (1, 4)),
         name=name,
         out_type=[like_x] * len(streams) + [per_row] * 2,
         grid=(n_up // plan.rows,),
@@ -188,17 +188,16 @@ def _forward(
     return residual, out[:n, :C].reshape(x.shape), mean[:n].reshape(rows_shape), rstd[:n].reshape(rows_shape)
 
 
-def _forward_held(*refs: Any, C: int, plan: RowLayout, fused: bool) -> None:
-    """`plan.rows` rows at a time, each in the registers of its team."""
-    if fused:
-        x_ref, f_ref, w_ref, b_ref, residual_ref, out_ref, mean_ref, rstd_ref = refs
-    else:
-        x_ref, w_ref, b_ref, out_ref, mean_ref, rstd_ref = refs
+def _forward_held(
+    x_ref: Any, f_ref: Any, w_ref: Any, b_ref: Any, residual_ref: Any, out_ref: Any, mean_ref: Any, rstd_ref: Any,
+    *, C: int, plan: RowLayout,
+) -> None:  # fmt: skip
+    """`plan.rows` rows at a time, each in the registers of its team. f_ref and residual_ref may be absent."""
     parts = mosaic.row_parts(plan.columns, plan.team, _widest(x_ref.dtype))
     rows = pl.ds(lax.axis_index("tile") * plan.rows, plan.rows)
 
     x = [load(x_ref.at[rows, part.columns], part.layout) for part in parts]  # (rows, part) each
-    if fused:
+    if f_ref is not None:
         f = [load(f_ref.at[rows, part.columns], part.layout) for part in parts]
         x = [(x.astype(f32) + f.astype(f32)).astype(x.dtype) for x, f in zip(x, f, strict=True)]
         for part, values in zip(parts, x, strict=True):
@@ -226,22 +225,21 @@ def _without_padding(values: jax.Array, part: Part, C: int) -> jax.Array:
     return jnp.where(column < C, values, 0.0)
 
 
-def _forward_streamed(*refs: Any, C: int, plan: RowLayout, fused: bool) -> None:
+def _forward_streamed(
+    x_ref: Any, f_ref: Any, w_ref: Any, b_ref: Any, residual_ref: Any, out_ref: Any, mean_ref: Any, rstd_ref: Any,
+    *, C: int, plan: RowLayout,
+) -> None:  # fmt: skip
     """One row, in blocks of columns: once for the mean, once for the variance, once for out."""
-    if fused:
-        x_ref, f_ref, w_ref, b_ref, residual_ref, out_ref, mean_ref, rstd_ref = refs
-    else:
-        x_ref, w_ref, b_ref, out_ref, mean_ref, rstd_ref = refs
     row = lax.axis_index("tile")
     layout = mosaic.flat_layout(plan.block, _widest(x_ref.dtype))
-    again = residual_ref if fused else x_ref  # each thread wrote there what it reads
+    again = x_ref if residual_ref is None else residual_ref  # each thread wrote there what it reads
 
     def columns(k: Any) -> Any:
         return pl.ds(k * plan.block, plan.block)
 
     def add_up(k: Any, total: jax.Array) -> jax.Array:
         x = load(x_ref.at[row, columns(k)], layout)
-        if fused:
+        if f_ref is not None:
             x = (x.astype(f32) + load(f_ref.at[row, columns(k)], layout, f32)).astype(x.dtype)
             store(residual_ref.at[row, columns(k)], x)
         return total + jnp.sum(x.astype(f32))
@@ -291,16 +289,17 @@ def _backward(
         raise ValueError(f"rows of {C} elements are too long for {target}, which takes up to {longest_row(target)}")
     n_up = _up(n, plan.rows)
     grid = blocks(size, plan, n_up)
+    body: Any = _backward_held if plan.team else _backward_streamed
     if plan.team == 0:
-        body, sums = _backward_streamed, 2
+        sums = 2
         scratch = [mosaic.shared((plan.columns // plan.block, plan.block))] * sums
     else:
         parts = mosaic.row_parts(plan.columns, plan.team, _widest(x.dtype))
-        body, sums, scratch = _backward_held, 3, mosaic.sums_scratch(plan.rows, parts)
+        sums, scratch = 3, mosaic.sums_scratch(plan.rows, parts)
     wide = [array for array in (dresidual, dout, x) if array is not None]
     name = "layernorm_backward" if dresidual is None else "residual_layernorm_backward"
     dx, *of_blocks = mosaic.kernel(
-        partial(body, C=C, plan=plan, tiles=n_up // plan.rows, fused=dresidual is not None),
+        mosaic.without(partial(body, C=C, plan=plan, tiles=n_up // plan.rows), (0,) if dresidual is None else ()),
         name=name,
         out_type=[
             mosaic.shape_of((n_up, plan.columns), x.dtype),
@@ -324,10 +323,11 @@ def _backward(
     return dx.reshape(x.shape), dw, db, dbias[0] if dbias else jnp.sum(dx, axis=0, dtype=f32)
 
 
-def _backward_held(*refs: Any, C: int, plan: RowLayout, tiles: int, fused: bool) -> None:
+def _backward_held(
+    dresidual_ref: Any, dout_ref: Any, x_ref: Any, w_ref: Any, mean_ref: Any, rstd_ref: Any, dx_ref: Any,
+    *rest: Any, C: int, plan: RowLayout, tiles: int,
+) -> None:  # fmt: skip
     """`plan.rows` rows at a time in registers, and beside them the sums for dw, db and dbias of the rows so far."""
-    dresidual_ref = refs[0] if fused else None
-    dout_ref, x_ref, w_ref, mean_ref, rstd_ref, dx_ref, *rest = refs[fused:]
     sums_refs, scratch = rest[:3], rest[3:]
     parts = mosaic.row_parts(plan.columns, plan.team, _widest(x_ref.dtype))
     per_row = parts[0].layout.reduce(1)
@@ -359,13 +359,14 @@ def _backward_held(*refs: Any, C: int, plan: RowLayout, tiles: int, fused: bool)
         mosaic.store_sums(ref.at[pl.ds(block, 1)], parts, of_parts, scratch)
 
 
-def _backward_streamed(*refs: Any, C: int, plan: RowLayout, tiles: int, fused: bool) -> None:
+def _backward_streamed(
+    dresidual_ref: Any, dout_ref: Any, x_ref: Any, w_ref: Any, mean_ref: Any, rstd_ref: Any, dx_ref: Any,
+    dw_ref: Any, db_ref: Any, dw_sum: Any, db_sum: Any, *, C: int, plan: RowLayout, tiles: int,
+) -> None:  # fmt: skip
     """One row at a time in blocks of columns, twice; the sums for dw and db lie in shared memory.
 
     Beside them a third for dbias would not leave room for rows as long as `longest_row`: XLA adds up dx.
     """
-    dresidual_ref = refs[0] if fused else None
-    dout_ref, x_ref, w_ref, mean_ref, rstd_ref, dx_ref, dw_ref, db_ref, dw_sum, db_sum = refs[fused:]
     layout = mosaic.flat_layout(plan.block, _widest(x_ref.dtype))
     block, grid = lax.axis_index("block"), lax.axis_size("block")
     count = plan.columns // plan.block

@@ -536,6 +536,21 @@ class WgmmaProducts(NamedTuple):
         return product
 
 
+# ----- a body's refs --------------------------------------------------------------------------------------------------
+
+
+def without(body: Callable[..., None], absent: Sequence[int]) -> Callable[..., None]:
+    """Return a kernel body that is called without the refs at these places, and hands None on for each of them."""
+
+    def called(*refs: Any) -> None:
+        given = list(refs)
+        for place in sorted(absent):
+            given.insert(place, None)
+        body(*given)
+
+    return called
+
+
 # ----- buffers that a kernel changes in place -----------------------------------------------------------------------
 
 

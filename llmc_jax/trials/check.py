@@ -3,7 +3,6 @@
 A task of children.py. Leaves out what is tried (candidates.py) and what follows from it (search.py).
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -18,7 +17,6 @@ from llmc_jax.kernels.functions import functions_of
 from llmc_jax.kernels.plain import from_json, frozen
 from llmc_jax.machine import compiling
 from llmc_jax.models.gpt2.model import Execution
-from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, tensor_specs
 from llmc_jax.ops.gelu import gelu_forward_in_product
 from llmc_jax.ops.table import Function
 from llmc_jax.training.adamw import AdamWNumbers
@@ -141,7 +139,8 @@ def measure_step(case: Case, chosen: tuple[Finding, ...], options: compiling.Opt
     if not chosen:
         return {"verdict": "right", "seconds": reference.seconds}
     found = _step(case, chosen_functions(case, chosen), options)
-    return {"verdict": _beside(case, found, reference), "seconds": found.seconds}
+    judged = numerics.judged_model(case.model, case.dtype, found[:2], reference[:2])
+    return {"verdict": judged["verdict"], "seconds": found.seconds}
 
 
 @cache
@@ -180,7 +179,7 @@ def _step(case: Case, given: dict[str, Function], options: compiling.Options) ->
     step_options = StepOptions("constant", "matrices", execution, case.rounding, optimizer)
     scale = 128.0 if case.dtype == "fp16" else None
     master = case.master_weights or case.dtype == "fp32"
-    state = initial_state(_weights(case), kind, master_weights=master, loss_scale=scale)
+    state = initial_state(problems.random_weights(case.model), kind, master_weights=master, loss_scale=scale)
     tokens = problems.skewed_tokens(
         (min(case.accumulation, 2), case.batch_size, case.sequence_length + 1), model.vocab_size, seed=1
     )
@@ -207,31 +206,3 @@ def _numbers() -> StepNumbers:
     schedule = ScheduleNumbers(real(1e-6), count(0), count(1000), real(1.0), count(1000), real(0.1))
     adamw = AdamWNumbers(real(BETA1), real(0.95), real(1e-8), real(0.0))
     return jax.device_put(StepNumbers(schedule, adamw, real(0.0)))
-
-
-def _weights(case: Case) -> jax.Array:
-    """Random weights (flat_size,) float32: normalisations near one, all else small and not zero."""
-    model = case.model
-    used = jnp.arange(flat_size(model)) < num_parameters(model)
-    values = jnp.where(used, 0.02 * jax.random.normal(jax.random.key(0), used.shape, jnp.float32), 0.0)
-    for spec in tensor_specs(model):
-        if spec.name in ("ln1w", "ln2w", "lnfw"):
-            values = values.at[spec.offset : spec.offset + spec.size].add(1.0)
-    return values
-
-
-def _beside(case: Case, found: Step, reference: Step) -> str:
-    """The verdict: the loss, and every tensor's gradient, within what two steps in this precision differ by."""
-    loss_allowed, allowed = numerics.MODEL[case.dtype]
-    wrong, off = [], abs(found.loss - reference.loss)
-    if not off <= loss_allowed:
-        wrong.append(f"loss off by {off:.2g}, allowed {loss_allowed}")
-    errors = {}
-    for spec in tensor_specs(case.model):
-        here = slice(spec.offset, spec.offset + spec.size)
-        one, other = found.gradient[here].astype(np.float64), reference.gradient[here].astype(np.float64)
-        errors[spec.name] = float(np.linalg.norm(one - other) / np.linalg.norm(other))
-    name, error = max(errors.items(), key=lambda each: math.inf if math.isnan(each[1]) else each[1])
-    if not error <= allowed:
-        wrong.append(f"gradient of {name} off by {error:.2g}, allowed {allowed}")
-    return f"WRONG: {'; '.join(wrong)}" if wrong else "right"

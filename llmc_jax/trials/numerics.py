@@ -5,6 +5,7 @@ own size plus the root mean square of its row. The first finds what is wrong eve
 somewhere. Neither tolerance leaves more room than rounding takes.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -12,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax import kernels
-from llmc_jax.config.model import parse_descriptor
+from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.models.gpt2 import model as gpt2
-from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
+from llmc_jax.models.gpt2.tensors import tensor_specs
 from llmc_jax.training.adamw import ADAMW
 from llmc_jax.training.state import DTYPES
 from llmc_jax.trials import problems
@@ -138,10 +139,7 @@ def measure_model(model: str, dtype: str, B: int, T: int, *, interpret: bool = F
     """Loss and gradients of a small model on kernels, in 16 bits, beside XLA's operations in float32 without TF32."""
     config, kind = parse_descriptor(model), DTYPES[dtype]
     rng = np.random.default_rng(0)
-    flat = np.zeros(flat_size(config), np.float32)
-    for spec in tensor_specs(config):
-        ones = 1.0 if spec.name in ("ln1w", "ln2w", "lnfw") else 0.0
-        flat[spec.offset : spec.offset + spec.size] = ones + 0.02 * rng.standard_normal(spec.size, np.float32)
+    flat = problems.random_weights(config)
     tokens = rng.integers(0, config.vocab_size, (B, T + 1)).astype(np.int32)
     batch = jnp.asarray(tokens[:, :-1]), jnp.asarray(tokens[:, 1:])
     scale = 128.0 if dtype == "fp16" else 1.0
@@ -152,20 +150,28 @@ def measure_model(model: str, dtype: str, B: int, T: int, *, interpret: bool = F
         return float(loss) / scale, np.asarray(found, np.float64) / scale
 
     kernel = gpt2.Execution(kernels.assembled(kernels.pallas_functions(problems.target(), interpret))[0])
-    loss, found = run(jnp.asarray(flat, kind), kernel)
+    loss, found = run(flat.astype(kind), kernel)
     # the reference has the same rounded weights: what is compared is the computation
     with jax.default_matmul_precision("highest"):
-        wanted_loss, wanted = run(jnp.asarray(flat, kind).astype(jnp.float32), gpt2.PLAIN)
+        wanted_loss, wanted = run(flat.astype(kind).astype(jnp.float32), gpt2.PLAIN)
+    return judged_model(config, dtype, (loss, found), (wanted_loss, wanted))
+
+
+def judged_model(
+    config: ModelConfig, dtype: str, found: tuple[float, np.ndarray], wanted: tuple[float, np.ndarray]
+) -> Figures:
+    """Return the verdict on a loss and a flat gradient beside others: within what two ways in a precision differ by."""
     errors = {}
     for spec in tensor_specs(config):
         here = slice(spec.offset, spec.offset + spec.size)
-        errors[spec.name] = float(np.linalg.norm(found[here] - wanted[here]) / np.linalg.norm(wanted[here]))
-    name, error = max(errors.items(), key=lambda each: each[1] if np.isfinite(each[1]) else np.inf)
-    off, (loss_allowed, allowed) = abs(loss - wanted_loss), MODEL[dtype]
+        one, other = found[1][here].astype(np.float64), wanted[1][here].astype(np.float64)
+        errors[spec.name] = float(np.linalg.norm(one - other) / np.linalg.norm(other))
+    name, error = max(errors.items(), key=lambda each: math.inf if math.isnan(each[1]) else each[1])
+    off, (loss_allowed, allowed) = abs(found[0] - wanted[0]), MODEL[dtype]
     wrong = []
     if not off <= loss_allowed:
         wrong.append(f"loss off by {off:.2g}, allowed {loss_allowed}")
     if not error <= allowed:
         wrong.append(f"gradient of {name} off by {error:.2g}, allowed {allowed}")
-    figures: Figures = {"error": error, "loss off": off, "of": name}
-    return figures | {"verdict": "WRONG: " + "; ".join(wrong) if wrong else "right"}
+    verdict = f"WRONG: {'; '.join(wrong)}" if wrong else "right"
+    return {"error": error, "loss off": off, "of": name, "verdict": verdict}

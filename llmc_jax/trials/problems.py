@@ -20,11 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax import kernels
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.kernels import ours
 from llmc_jax.kernels.choice import implementations
 from llmc_jax.kernels.findings import Variant
 from llmc_jax.kernels.functions import PLAIN
 from llmc_jax.kernels.plain import frozen
+from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, tensor_specs
 from llmc_jax.ops import attention as jnp_attention
 from llmc_jax.ops import softmax as jnp_softmax
 from llmc_jax.training.adamw import ADAMW, AdamWNumbers
@@ -285,3 +287,13 @@ def _nearest(function: Function, *arrays: Any, rounding: str, seed: Any, **named
 def seed_of(text: str) -> int:
     """A seed that depends on the text alone."""
     return math.prod(byte + 3 for byte in text.encode()) % (2**31 - 1)
+
+
+def random_weights(model: ModelConfig) -> jax.Array:
+    """Return random weights (flat_size,) float32: normalisations near one, all else small and not zero."""
+    used = jnp.arange(flat_size(model)) < num_parameters(model)
+    values = jnp.where(used, 0.02 * jax.random.normal(jax.random.key(0), used.shape, jnp.float32), 0.0)
+    for spec in tensor_specs(model):
+        if spec.name in ("ln1w", "ln2w", "lnfw"):
+            values = values.at[spec.offset : spec.offset + spec.size].add(1.0)
+    return values

@@ -14,7 +14,7 @@ from llmc_jax.kernels.functions import GROUPS
 from llmc_jax.kernels.plain import from_json, to_json
 from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
 from llmc_jax.ops.gelu import gelu_forward_in_product
-from llmc_jax.trials import candidates, check, problems
+from llmc_jax.trials import candidates, check, numerics, problems
 from llmc_jax.trials.candidates import Case
 from pallas_kernels import tuning
 
@@ -136,13 +136,17 @@ def test_steps_side_by_side() -> None:
     """Every tensor's gradient counts, and what is no number is wrong."""
     gradient = np.random.default_rng(0).standard_normal(flat_size(TINY.model)).astype(np.float32)
     reference = check.Step(4.0, gradient, 1.0)
-    assert check._beside(TINY, reference._replace(gradient=gradient * 1.01), reference) == "right"
-    assert "loss off by 0.1" in check._beside(TINY, reference._replace(loss=4.1), reference)
+
+    def verdict(found: check.Step, reference: check.Step) -> Any:
+        return numerics.judged_model(TINY.model, TINY.dtype, found[:2], reference[:2])["verdict"]
+
+    assert verdict(reference._replace(gradient=gradient * 1.01), reference) == "right"
+    assert "loss off by 0.1" in verdict(reference._replace(loss=4.1), reference)
     for spec in tensor_specs(TINY.model):
         for spoilt in (1.1, np.nan):
             other = gradient.copy()
             other[spec.offset : spec.offset + spec.size] *= spoilt
-            assert f"gradient of {spec.name} off" in check._beside(TINY, check.Step(4.0, other, 1.0), reference)
+            assert f"gradient of {spec.name} off" in verdict(check.Step(4.0, other, 1.0), reference)
 
 
 @pytest.mark.slow
