@@ -27,7 +27,7 @@ from llmc_jax.config.train import OPTIONS, TrainConfig
 from llmc_jax.data.tokenizers import write_tokenizer_bin
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import reason
-from llmc_jax.text import table, wrapped
+from llmc_jax.text import wrapped
 
 CPU, FP32, CUDA = "train_gpt2", "train_gpt2fp32cu", "train_gpt2cu"  # the names that llm.c's Makefile gives them
 MODEL_FILE, TOKENIZER_FILE = "gpt2_124M.bin", "gpt2_tokenizer.bin"  # what they open in their working folder
@@ -308,22 +308,9 @@ def compare(theirs: Log, mine: Log, tolerance: float, window: int) -> Result:
 
 
 def steps_table(result: Result, rows: int) -> str:
-    """Losses and ms by step; of long runs, some steps."""
-    theirs, mine = result.logs
+    """Return a table of losses and ms by step; of long runs, some steps."""
     steps = {step for log in result.logs for curve in (log.train, log.val) for step in curve.steps.tolist()}
-    lines, apart = [], {each.step for each in logs.unlike(theirs, mine)}
-    for step in logs.spread(steps, rows):
-        cells = [str(step)]
-        for curve in ("train", "val"):
-            a, b = (logs.at_step(getattr(log, curve), step) for log in (theirs, mine))
-            less = "" if a is None or b is None or (curve == "val" and step in apart) else logs.signed(b - a)
-            cells += [report.number(a, 6), report.number(b, 6), less]
-        cells += [report.number(logs.at_step(log.ms, step), 2) for log in (theirs, mine)]
-        lines.append(cells)
-    pair = list(NAMES)
-    headings = ["step", *(f"train {name}" for name in pair), "ours - llm.c", *(f"val {name}" for name in pair)]
-    times = [f"ms {name}" for name in pair]
-    return table([*headings, "ours - llm.c", *times], lines, optional=times)
+    return logs.steps_table(result.logs, logs.spread(steps, rows), NAMES, with_times=True)
 
 
 def verdict(result: Result) -> list[str]:

@@ -216,24 +216,32 @@ def at_step(c: Curve, step: int) -> float | None:
     return float(c.values[place]) if place < len(c.steps) and c.steps[place] == step else None
 
 
-def steps_table(logs: Sequence[Log], steps: Sequence[int]) -> str:
-    """Losses at some steps, and what each log's is more than the first's."""
+def steps_table(
+    logs: Sequence[Log], steps: Sequence[int], names: Sequence[str] = LETTERS, *, with_times: bool = False
+) -> str:
+    """Return a table of the losses at some steps, and what each log's is more than the first's; then of its times."""
     digits = min((log.decimals for log in logs if log.decimals is not None), default=6)
     headings, columns = ["step"], [[str(step) for step in steps]]
+    difference = f" - {names[0]}"
     for field in CURVES.values():
         first = getattr(logs[0], field)
-        for letter, log in zip(LETTERS, logs, strict=False):
+        for name, log in zip(names, logs, strict=False):
             apart = {each.step for each in unlike(logs[0], log)} if field == CURVES[VAL] else set()
             values = [at_step(getattr(log, field), step) for step in steps]
-            headings.append(f"{field} {letter}")
+            headings.append(f"{field} {name}")
             columns.append([report.number(value, min(6, digits)) for value in values])
             if log is not logs[0]:
-                headings.append(f"{letter} - A")
+                headings.append(f"{name}{difference}")
                 pairs = zip(values, steps, strict=True)
                 columns.append(["" if step in apart else _less(value, at_step(first, step)) for value, step in pairs])
-    differences = [heading for heading in headings if heading.endswith(" - A")]
-    of_others = [each for each in headings[:0:-1] if each not in differences and not each.endswith(" A")]
-    return table(headings, list(zip(*columns, strict=True)), optional=[*dict.fromkeys(differences), *of_others])
+    differences = [heading for heading in headings if heading.endswith(difference)]
+    of_others = [each for each in headings[:0:-1] if each not in differences and not each.endswith(f" {names[0]}")]
+    optional = [*dict.fromkeys(differences), *of_others]
+    if with_times:
+        optional = [f"ms {name}" for name in names]
+        headings += optional
+        columns += [[report.number(at_step(log.ms, step), 2) for step in steps] for log in logs]
+    return table(headings, list(zip(*columns, strict=True)), optional=optional)
 
 
 def _less(a: float | None, b: float | None) -> str:
