@@ -1,6 +1,6 @@
 """Sampling as llm.c does it while it trains: its random stream, from the end-of-text token, temperature 1.
 
-Where a sample begins in that stream is the trainer's.
+Where a sample begins in that stream is for the loop to say (due.py).
 
 Leaves out prompts, top-k and a key-value cache: this is the look at the model that a training run takes.
 """

@@ -440,9 +440,9 @@ def save_all(saver: Saver, losses: dict[int, float | None]) -> list[Saved]:
 @pytest.mark.parametrize(
     ("retention", "losses", "removed", "at_the_end"),
     [
-        # the latest two, every fourth and the best; the last one of all has no loss
-        (Retention(2, 4), [5.0, 2.0, 4.0, 3.9, 3.0, 3.5, None], [(), (), (1,), (), (3,), (), (5,)], ()),
-        (Retention(1, 0), [None] * 4, [(), (), (1,), (2,)], (3,)),  # never fewer than two before the end
+        # the latest two, every third and the best; the last ones have no loss
+        (Retention(2, 3), [2.0, 5.0, 4.0, None, None], [(), (), (), (2,), ()], ()),
+        (Retention(1, 0), [None] * 3, [(), (), (1,)], (2,)),  # never fewer than two before the end
         (Retention(0, 2), [None] * 3, [()] * 3, ()),  # without a number all stay
     ],
 )
