@@ -72,12 +72,12 @@ class Passage:
 
     @property
     def group(self) -> str:
-        """Where the output's values come from: the copy is what a bf16 run has computed with."""
+        """Return where the output's values come from: the copy is what a bf16 run has computed with."""
         with_copy = self.dtype == "bf16" and self.source.dtype == "bf16" and "copy" in self.source.groups
         return "copy" if with_copy else "params"
 
     def take(self, piece: Slice) -> np.ndarray:
-        """A slice as float32, rounded if the output is bf16."""
+        """Return a slice as float32, rounded if the output is bf16."""
         values = self.source.read(self.group, piece.tensor, piece.layer)
         if self.dtype == "bf16":
             values = self._rounded(values)
@@ -125,7 +125,7 @@ def _passed(source: Source) -> Passage:
 
 
 def digest_of(values: np.ndarray) -> bytes:
-    """SHA-256 of float32 values, little-endian and row-major."""
+    """Return the SHA-256 of float32 values, little-endian and row-major."""
     return hashlib.sha256(np.ascontiguousarray(values).view(np.uint32).astype("<u4", copy=False).data).digest()
 
 
@@ -139,7 +139,7 @@ def combined(digests: Mapping[tuple[str, int], bytes], source: Source) -> str:
 
 
 def largest_change(before: np.ndarray, after: np.ndarray) -> float | None:
-    """The largest |after - before| / |before|, or None if after is not what before becomes in bf16.
+    """Return the largest |after - before| / |before|, or None if after is not what before becomes in bf16.
 
     after must be a neighbour of before in bf16: 8 significant bits, so within 2^-8 of it, or within 2^-134 below the
     normal numbers, and infinite only from 2^128 - 2^119 up. Known without looking at how the rounding is done.
@@ -196,7 +196,7 @@ def to_model(source: Source, out: Path, version: int, force: bool) -> Outcome:
 
 
 def _header_of(source: Source) -> np.ndarray | None:
-    """The header of the llm.c model file that a source is or holds: integers nobody knows are kept."""
+    """Return the header of the llm.c model file that a source is or holds: integers nobody knows are kept."""
     if source.kind == "llmc-model":
         return llmc.read_header(source.path).ints
     if source.kind == "llmc-state":
@@ -249,7 +249,7 @@ def _lost_tokens(source: Source) -> tuple[str, ...]:
 
 @contextmanager
 def new_folder(out: Path, force: bool) -> Iterator[Path]:
-    """A hidden folder beside `out` that takes its place, synced, if the block ends without an error.
+    """Yield a hidden folder beside `out` that takes its place, synced, if the block ends without an error.
 
     With force, a folder that holds nothing but a model of Hugging Face's is replaced. Raises InputError.
     """
@@ -308,7 +308,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def state_of(source: Source, passage: Passage) -> OurState:
-    """A source as a training state of the passage's precision.
+    """Return a source as a training state of the passage's precision.
 
     One without m and v, a model, begins at step 0 with both zero and nothing known of the data; its precision is
     float32, or bf16 beside float32 master weights. A training state stays what it is.
@@ -331,7 +331,7 @@ def _origin(source: Source) -> dict[str, Any]:
 
 
 def _makers(source: Source, passage: Passage) -> dict[str, Callable[[], np.ndarray]]:
-    """The arrays of a state that begins: weights from the source, the rest zero."""
+    """Return the arrays of a state that begins: weights from the source, the rest zero."""
     makers: dict[str, Callable[[], np.ndarray]] = {}
     specs = tensor_specs(source.config)
     zeros = np.zeros(max(spec.size for spec in specs), np.float32)  # m and v share it; nobody writes to it

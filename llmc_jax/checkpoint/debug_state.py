@@ -48,12 +48,12 @@ class DebugState:
 
     @cached_property
     def logits(self) -> np.ndarray:
-        """(B, T, V) float32. Raises FormatError if the file has changed since it was opened."""
+        """Read them: (B, T, V) float32. Raises FormatError if the file has changed since it was opened."""
         return self.stored_logits.read().reshape(*self.x.shape, self.config.vocab_size)
 
     @cached_property
     def gradient(self) -> np.ndarray:
-        """(N,) float32, in the order of params.Params. Raises FormatError if the file has changed."""
+        """Read it: (N,) float32, in the order of params.Params. Raises FormatError if the file has changed."""
         if self.version == 2:
             return self.stored_gradient.read()
         C, V = self.config.channels, self.config.vocab_size
@@ -168,7 +168,7 @@ def _write_floats(file: BinaryIO, values: np.ndarray) -> None:
 
 
 def compute(config: ModelConfig, flat: np.ndarray, x: np.ndarray, y: np.ndarray) -> Computed:
-    """Logits, loss and gradient of a batch x, y (B, T) by our forward and backward, all in float32.
+    """Return logits, loss and gradient of a batch x, y (B, T) by our forward and backward, all in float32.
 
     flat: (N,) float32 or longer (a flat buffer's padding), in the order of params.Params.
     """
@@ -267,7 +267,7 @@ def _same(state: DebugState, x: np.ndarray, y: np.ndarray, computed: Computed) -
 
 
 def _batch(tokens_path: str | Path | None, V: int, B: int, T: int) -> tuple[np.ndarray, str]:
-    """B T + 1 tokens, int32, and where they came from."""
+    """Return B T + 1 tokens, int32, and where they came from."""
     count = B * T + 1
     if tokens_path is None:
         return np.random.default_rng(SEED).integers(0, V, count, np.int32), f"random, seed {SEED}"

@@ -61,7 +61,7 @@ def split_of(piece: bytes, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes]:
 
 
 def merges_of(table: Table) -> list[tuple[bytes, bytes]]:
-    """The merges of a table, in the order of their ids. Raises InputError if it is no byte-pair encoding."""
+    """Return the merges of a table, in the order of their ids. Raises InputError if it is no byte-pair encoding."""
     ranks = {piece: token for token, piece in enumerate(table.pieces) if token != table.eot}
     if len(ranks) != len(table.pieces) - 1 or any(bytes([value]) not in ranks for value in range(256)):
         raise InputError("it lacks single bytes, or has one piece twice, so it is not a byte-level encoding")
@@ -103,7 +103,7 @@ def write_files(folder: Path, table: Table, max_seq_len: int) -> list[str]:
 
 
 def read_table(folder: Path) -> Table:
-    """The table of a folder's vocab.json, or else of its tokenizer.json.
+    """Return the table of a folder's vocab.json, or else of its tokenizer.json.
 
     Raises FormatError if neither is there, or if it is not the table of a byte-level encoding with an end of text.
     """

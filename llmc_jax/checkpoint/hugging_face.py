@@ -53,7 +53,7 @@ EXPECTED: dict[str, tuple[Any, ...]] = {
 
 
 def name_in_block(tensor: str, layer: int) -> str:
-    """transformers' name of a slice, without the prefix."""
+    """Return transformers' name of a slice, without the prefix."""
     row = BY_NAME[tensor]
     return f"h.{layer}.{row.hugging_face}" if row.layered else row.hugging_face
 
@@ -90,7 +90,7 @@ def read_config(path: Path) -> Described:
 
 
 def _special_tokens(path: Path, found: Mapping[str, Any], V: int) -> SpecialTokens:
-    """The ids of a config.json; of one that lacks them, those that transformers puts in: GPT-2's."""
+    """Return the ids of a config.json; of one that lacks them, those that transformers puts in: GPT-2's."""
     ids = {}
     for key in ("bos_token_id", "eos_token_id"):
         value = ids[key] = found.get(key, GPT2_VOCAB - 1 if V >= GPT2_VOCAB else None)
@@ -120,7 +120,7 @@ def with_padding(values: np.ndarray, config: ModelConfig) -> np.ndarray:
 
 
 def open_folder(folder: Path) -> Source:
-    """A folder as transformers' `save_pretrained` writes it, with model.safetensors in one file or several.
+    """Open a folder as transformers' `save_pretrained` writes it, with model.safetensors in one file or several.
 
     Raises FormatError if it is not a plain GPT-2, tensors are missing or too many, or have the wrong shape.
     """
@@ -133,7 +133,7 @@ def open_folder(folder: Path) -> Source:
 
 
 def open_file(path: Path) -> Source:
-    """A .safetensors file of any name, whose config.json lies beside it: the file does not say the number of heads."""
+    """Open a .safetensors file of any name. Its config.json, which says the number of heads, lies beside it."""
     if not (path.parent / "config.json").is_file():
         read_archive(path)  # if it is no such file at all, that is the thing to say
         raise FormatError(
@@ -184,14 +184,14 @@ def _source(shown: Path, path: Path, described: Described, stored: Mapping[str, 
 
 
 def stored_shape(config: ModelConfig, piece: Slice) -> tuple[int, ...]:
-    """The shape in which transformers keeps a slice."""
+    """Return the shape in which transformers keeps a slice."""
     if piece.tensor == "wte":
         return config.vocab_size, config.channels
     return piece.shape[::-1] if BY_NAME[piece.tensor].transposed else piece.shape
 
 
 def check_count(path: Path, config: ModelConfig, found: int) -> None:
-    """That a file holds about as many tensors as the layers take: before anything is made for each layer."""
+    """Check that a file holds about as many tensors as the layers take: before anything is made for each layer."""
     if config.num_layers > found:
         expected = sum(config.num_layers if tensor.layered else 1 for tensor in TENSORS)
         raise FormatError(f"{path}: holds {found:,} tensors; a model of {config.num_layers:,} layers has {expected:,}")
@@ -244,7 +244,7 @@ class Named(NamedTuple):
 
 
 def in_file_order(config: ModelConfig) -> list[Named]:
-    """All slices of a model in the order of the file: by name, as the safetensors package sorts them."""
+    """Return all slices of a model in the order of the file: by name, as the safetensors package sorts them."""
     return sorted(Named(PREFIX + name_in_block(piece.tensor, piece.layer), piece) for piece in slices(config))
 
 
@@ -274,7 +274,7 @@ def _bf16(array: np.ndarray) -> np.ndarray:
 
 
 def config_json(config: ModelConfig, dtype: str, special: SpecialTokens) -> dict[str, Any]:
-    """config.json as transformers writes it for such a model."""
+    """Return config.json as transformers writes it for such a model."""
     return {
         "activation_function": "gelu_new",
         "add_cross_attention": False,
@@ -309,7 +309,7 @@ def config_json(config: ModelConfig, dtype: str, special: SpecialTokens) -> dict
 
 
 def end_of_text(vocab_size: int) -> int | None:
-    """The end-of-text id by the vocabulary's size: GPT-2's, also in a padded vocabulary, or that of bytes."""
+    """Return the end-of-text id by the vocabulary's size: GPT-2's, also in a padded vocabulary, or that of bytes."""
     if GPT2_VOCAB <= vocab_size <= pad_vocab(GPT2_VOCAB):
         return GPT2_VOCAB - 1
     return 256 if vocab_size == 257 else None
@@ -327,5 +327,5 @@ def write_folder(
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """A JSON file as transformers writes them. Raises OSError."""
+    """Write a JSON file as transformers does. Raises OSError."""
     path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")

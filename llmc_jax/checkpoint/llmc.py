@@ -84,12 +84,12 @@ class ModelFile(NamedTuple):
 
 
 def bf16_to_fp32(bits: np.ndarray) -> np.ndarray:
-    """float32 values of bfloat16 bit patterns (uint16, any shape). Exact: a bfloat16 is a float32's upper half."""
+    """Return float32 values of bfloat16 bit patterns (uint16, any shape). Exact: one is a float32's upper half."""
     return (np.asarray(bits, np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 def fp32_to_bf16(values: np.ndarray) -> np.ndarray:
-    """bfloat16 bit patterns (uint16) of float32 values, rounded to nearest, ties to even.
+    """Return bfloat16 bit patterns (uint16) of float32 values, rounded to nearest, ties to even.
 
     Values beyond the largest bfloat16 become infinite, as IEEE 754 rounds. A NaN stays a NaN and keeps the upper 7 bits
     of its payload (PyTorch would write 0x7FC0 for each); where those are all zero the quiet bit is set, since the
@@ -111,7 +111,7 @@ def body_bytes(config: ModelConfig, version: int) -> int:
 
 
 def file_layout(config: ModelConfig, version: int, order: str = "in-place") -> tuple[Piece, ...]:
-    """The 16 tensors in the order of the file. order: "in-place", or "end" where the layernorms follow all others."""
+    """Return the 16 tensors in the order of the file. order: "in-place", or "end": the layernorms follow all others."""
     storage = STORAGE[version]
     specs = list(tensor_specs(config))
     if order == "end":
@@ -175,7 +175,7 @@ def _read_header(file: BinaryIO, path: Path) -> Header:
 
 
 def read_header(path: str | Path) -> Header:
-    """The header of an llm.c model file, checked, and the file's size against it. Reads 1024 bytes.
+    """Return the header of an llm.c model file, checked, and the file's size against it. Reads 1024 bytes.
 
     Raises FormatError if the file is missing, no llm.c model file, of an unknown version, or not as long as it says.
     Source: llm.c train_gpt2.py, `write_model`.
@@ -186,7 +186,7 @@ def read_header(path: str | Path) -> Header:
 
 
 def _plausible_share(file: BinaryIO, path: Path, config: ModelConfig, order: str) -> float:
-    """The share of ln1w and ln2w, read by a version 2 order, that could be layernorm weights: from 0.001 to 100."""
+    """Return the share of ln1w and ln2w, read by an order, that could be layernorm weights: 0.001 to 100."""
     good = total = 0
     for piece in file_layout(config, 2, order):
         if piece.name in ("ln1w", "ln2w"):
@@ -250,7 +250,7 @@ def open_model(path: str | Path, *, v2_order: str = "auto") -> OpenModel:
 
 
 def read_slice(model: OpenModel, tensor: str, layer: int = 0) -> np.ndarray:
-    """One layer of a tensor, or the whole of one without layers (wte with Vp rows), float32 in its own shape.
+    """Return one layer of a tensor, or the whole of one without layers (wte with Vp rows), float32 in its own shape.
 
     Takes the memory of the slice. Raises FormatError if the file changed since it was opened.
     """
@@ -320,7 +320,7 @@ def read_model(path: str | Path, *, v2_order: str = "auto") -> ModelFile:
 
 @contextmanager
 def new_model_file(path: str | Path) -> Iterator[Path]:
-    """`files.complete_file` for a model: what cannot be written becomes an InputError that names `path`."""
+    """Write a model through `files.complete_file`: what cannot be written becomes an InputError that names `path`."""
     path = Path(path)
     if path.is_dir():
         raise InputError(f"{path}: cannot be written: it is a folder; give a file name")
@@ -334,7 +334,7 @@ def new_model_file(path: str | Path) -> Iterator[Path]:
 
 
 def make_header(config: ModelConfig, version: int, header: np.ndarray | None = None) -> np.ndarray:
-    """The 256 int32 of a header: ints 0..7 from the arguments, the others from `header` (zero without one)."""
+    """Return the 256 int32 of a header: ints 0..7 from the arguments, the others from `header` (zero without one)."""
     if version not in WRITABLE:
         raise InputError(f"llm.c model file version {version}: can write 3 (fp32) and 5 (bf16)")
     fields = [MAGIC, version, *(getattr(config, name) for name in SHAPE_FIELDS), config.padded_vocab_size]

@@ -128,7 +128,7 @@ def _check_counts(path: Path, header: np.ndarray) -> None:
 
 
 def _permutation(file: BinaryIO, path: Path, offset: int, name: str) -> tuple[np.ndarray, int]:
-    """A uint64 count and that many int32 that permute 0 … count - 1; also the offset behind them."""
+    """Return a uint64 count and that many int32 that permute 0 … count - 1; also the offset behind them."""
     size = stamp_of(file).size
     if offset + 8 > size:
         raise FormatError(f"{path}: ends at byte {size:,} before {name}; copy it again")
@@ -145,7 +145,7 @@ def _permutation(file: BinaryIO, path: Path, offset: int, name: str) -> tuple[np
 
 
 def _read_loader(file: BinaryIO, path: Path, offset: int) -> Loader:
-    """The loader's part, which must end with the file."""
+    """Read the loader's part, which must end with the file."""
     shards, offset = _permutation(file, path, offset, "shard_indices")
     samples, offset = _permutation(file, path, offset, "intra_shard_indices")
     size, expected = stamp_of(file).size, offset + MT_BYTES
@@ -163,7 +163,7 @@ def _read_loader(file: BinaryIO, path: Path, offset: int) -> Loader:
 
 
 def mt_to_numpy(raw: bytes) -> dict[str, Any]:
-    """`rng.Mt19937.state()` of the 2520 bytes of an mt19937_state. Raises ValueError if it is damaged."""
+    """Return `rng.Mt19937.state()` of the 2520 bytes of an mt19937_state. Raises ValueError if it is damaged."""
     left, position = struct.unpack_from("<iI", raw, 8)
     key = np.frombuffer(raw, "<u4", MT_WORDS, 16).astype(np.uint32)
     if struct.unpack_from("<2I", raw, MT_BYTES - 8) != MATRIX_A:
@@ -180,7 +180,7 @@ def mt_to_numpy(raw: bytes) -> dict[str, Any]:
 
 
 def mt_from_numpy(state: Mapping[str, Any], seed_bytes: bytes = bytes(8)) -> bytes:
-    """The 2520 bytes of llm.c's mt19937_state in the place of `rng.Mt19937.state()`; seed_bytes: its first 8."""
+    """Return the 2520 bytes of llm.c's mt19937_state in the place of `rng.Mt19937.state()`; seed_bytes: its first 8."""
     key, position = np.array(state["key"], np.uint32), int(state["pos"])
     left, following = MT_WORDS + 1 - position, position
     if position == MT_WORDS and np.array_equal(key, seed_words(int(key[0]))):
@@ -190,7 +190,7 @@ def mt_from_numpy(state: Mapping[str, Any], seed_bytes: bytes = bytes(8)) -> byt
 
 
 def read_state_file(path: str | Path, config: ModelConfig) -> StateFile:
-    """One rank's training state, which belongs to a model of this shape. Reads the header and the loader's part.
+    """Open one rank's training state, which belongs to a model of this shape. Reads the header and the loader's part.
 
     How many parameters the file holds follows from the shape, the header's processes and the file's size: all N, or
     N / n where ZeRO-1 shared them out. Raises FormatError if the file is missing, no such state, damaged, or does not
@@ -250,7 +250,7 @@ def _misfit(path: Path, size: int, config: ModelConfig, ends: list[int], shuffle
 
 
 def _check_position(state: StateFile) -> None:
-    """The loader's two counters: within its orders, or at least numbers that a loader can have."""
+    """Check the loader's two counters: within its orders, or at least numbers that a loader can have."""
     shards, samples = 1 << 31, 1 << 31
     if state.loader is not None:
         shards, samples = len(state.loader.shard_indices), len(state.loader.sample_indices)
@@ -279,22 +279,22 @@ class LlmcState(NamedTuple):
 
     @property
     def dtype(self) -> str:
-        """What the model computes in: "fp32" or "bf16"."""
+        """Return what the model computes in: "fp32" or "bf16"."""
         return "fp32" if self.model.header.version == 3 else "bf16"
 
     @property
     def has_master(self) -> bool:
-        """Whether the ranks hold float32 weights: with -w 1, in fp32 as well."""
+        """Return whether the ranks hold float32 weights: with -w 1, in fp32 as well."""
         return self.ranks[0].use_master_weights
 
     @property
     def has_copy(self) -> bool:
-        """Whether the model file's weights are bf16 beside float32 ones."""
+        """Return whether the model file's weights are bf16 beside float32 ones."""
         return self.has_master and self.dtype == "bf16"
 
 
 def finished_steps(folder: Path) -> list[int]:
-    """The steps of a folder of llm.c that have a DONE_ file and a state of rank 0, ascending."""
+    """Return the steps of a folder of llm.c that have a DONE_ file and a state of rank 0, ascending."""
     try:
         names = {entry.name for entry in folder.iterdir()}
     except OSError as error:
@@ -351,7 +351,7 @@ def _check_rank(state: StateFile, rank: int, step: int, first: StateFile) -> Non
 
 
 def layers_of(spec: TensorSpec) -> int:
-    """Layers that a tensor holds: 1 for those outside the blocks."""
+    """Return how many layers a tensor holds: 1 for those outside the blocks."""
     return spec.shape[0] if BY_NAME[spec.name].layered else 1
 
 
@@ -362,7 +362,7 @@ def _group_values(state: StateFile, group: str) -> Values:
 
 
 def read_layer(state: LlmcState, group: str, spec: TensorSpec, layer: int) -> np.ndarray:
-    """One layer of a tensor of m, v or the master weights, 1-D float32; ZeRO-1's parts put together."""
+    """Return one layer of a tensor of m, v or the master weights, 1-D float32; ZeRO-1's parts put together."""
     size = spec.size // layers_of(spec)
     start = spec.offset + layer * size
     if not state.ranks[0].sharded:
@@ -489,7 +489,7 @@ def _origin(state: LlmcState) -> dict[str, Any]:
 
 
 def _makers(state: LlmcState) -> dict[str, Callable[[], np.ndarray]]:
-    """A function for each array of the checkpoint."""
+    """Return a function for each array of the checkpoint."""
     makers: dict[str, Callable[[], np.ndarray]] = {}
     groups = GROUPS if state.has_master else GROUPS[:2]
     for group in groups:
@@ -505,14 +505,14 @@ def _makers(state: LlmcState) -> dict[str, Callable[[], np.ndarray]]:
 
 
 def _read_tensor(state: LlmcState, group: str, spec: TensorSpec) -> np.ndarray:
-    """A whole tensor of m, v or the master weights, float32 in its shape."""
+    """Return a whole tensor of m, v or the master weights, float32 in its shape."""
     if not state.ranks[0].sharded:
         return _group_values(state.ranks[0], group).read(spec.offset, spec.size).reshape(spec.shape)
     return np.stack([read_layer(state, group, spec, layer) for layer in range(layers_of(spec))]).reshape(spec.shape)
 
 
 def _stored_weights(model: llmc.OpenModel, spec: TensorSpec) -> np.ndarray:
-    """A tensor of the model file as it stands there, float32 or bfloat16."""
+    """Return a tensor of the model file as it stands there, float32 or bfloat16."""
     import ml_dtypes
 
     piece = model.pieces[spec.name]
@@ -544,7 +544,7 @@ def _content_warnings(state: LlmcState) -> Iterator[str]:
 
 
 def _differing_ranks(state: LlmcState) -> Iterator[str]:
-    """Without ZeRO-1 each rank holds all of m, v and the master weights, and they should agree."""
+    """Yield a line for what differs between ranks, which without ZeRO-1 hold the same."""
     first = state.ranks[0]
     for rank in state.ranks[1:]:
         for name in ("m", "v", "master"):
@@ -697,7 +697,7 @@ def _processes_of(loader: Mapping[str, Any] | None) -> int:
 
 
 def _micro_steps(options: Mapping[str, Any], n: int) -> int:
-    """Micro-batches of one update in each of n processes; 1 where the options are not known or give none."""
+    """Return the micro-batches of one update in each of n processes; 1 where the options are not known or give none."""
     B, T, total = (options.get(name, 0) for name in ("batch_size", "sequence_length", "total_batch_size"))
     return max(1, total // (B * T * n)) if B and T else 1
 
@@ -705,7 +705,7 @@ def _micro_steps(options: Mapping[str, Any], n: int) -> int:
 def _loaders(
     loader: Mapping[str, Any] | None, options: Mapping[str, Any], step: int, n: int, warnings: list[str]
 ) -> list[dict[str, Any]]:
-    """The loader's state of each of n processes."""
+    """Return the loader's state of each of n processes."""
     if loader is None:
         warnings.append(
             "the state holds no position in the data: llm.c will read its files from the beginning, unshuffled"
@@ -739,7 +739,7 @@ def _plain_loader(rank: int, n: int, shard: int, sample: int) -> dict[str, Any]:
 
 
 def _loader_from_start(known: Mapping[str, Any], rank: int, n: int, batches: int, seed: int) -> dict[str, Any]:
-    """The state of a rank's loader after so many batches from the beginning, over the shards of another's state."""
+    """Return the state of a rank's loader after so many batches, over the shards of another's state."""
     sample_tokens = n * known["batch_size"] * known["sequence_length"]
     samples = [(tokens - 1) // sample_tokens for tokens in known["shard_tokens"]]
     if min(samples) < 1:
@@ -763,7 +763,7 @@ def _loader_from_start(known: Mapping[str, Any], rank: int, n: int, batches: int
 
 
 def _header(plan: Writing, rank: int, warnings: list[str]) -> bytes:
-    """The first 1024 bytes of a rank's file: what is known here over what was read."""
+    """Return the first 1024 bytes of a rank's file: what is known here over what was read."""
     before, base_step = None, 0
     if plan.origin.get("processes") == plan.processes:
         before = base64.b64decode(plan.origin["ranks"][rank]["header"])
@@ -816,7 +816,7 @@ def _write_model(path: Path, plan: Writing, arrays: Mapping[str, np.ndarray]) ->
 
 
 def _weights(config: ModelConfig, arrays: Mapping[str, np.ndarray], group: str) -> Iterator[np.ndarray]:
-    """The weights in the order of the file, float32, a layer at a time."""
+    """Yield the weights in the order of the file, float32, a layer at a time."""
     for spec in tensor_specs(config):
         tensor = arrays[f"{group}/{spec.name}"].reshape(layers_of(spec), -1)
         for layer in tensor:
@@ -847,7 +847,7 @@ class _Summed:
 def _write_states(
     paths: list[Path], plan: Writing, arrays: Mapping[str, np.ndarray], heads: list[bytes], tails: list[bytes]
 ) -> None:
-    """Every rank's file, all of them at once, so that each tensor is read once."""
+    """Write every rank's file, all of them at once, so that each tensor is read once."""
     with ExitStack() as stack:
         files = [_Summed(path, stack.enter_context(path.open("xb"))) for path in paths]
         for file, head in zip(files, heads, strict=True):

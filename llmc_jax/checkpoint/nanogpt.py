@@ -29,7 +29,7 @@ Convert = Callable[[Any], np.ndarray]
 
 
 def open_checkpoint(path: Path) -> Source:
-    """A ckpt.pt, read with torch.load(weights_only=True), which builds tensors and plain data and no more.
+    """Open a ckpt.pt, read with torch.load(weights_only=True), which builds tensors and plain data and no more.
 
     Raises InputError if PyTorch is not installed, FormatError if it refuses the file or this is no GPT-2 of nanoGPT.
     """
@@ -58,7 +58,7 @@ def open_checkpoint(path: Path) -> Source:
 
 
 def source_of(path: Path, checkpoint: Any, convert: Convert) -> Source:
-    """The Source of a loaded checkpoint: {"model": names to tensors, "model_args": sizes, ...}.
+    """Return the Source of a loaded checkpoint: {"model": names to tensors, "model_args": sizes, ...}.
 
     convert: turns a tensor, which need only have a shape and a dtype, into float32.
     """

@@ -29,14 +29,14 @@ class Stamp(NamedTuple):
 
 
 def stamp_of(file: BinaryIO) -> Stamp:
-    """The stamp of an open file."""
+    """Return the stamp of an open file."""
     found = os.fstat(file.fileno())
     return Stamp(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 @contextmanager
 def opened(path: Path, stamp: Stamp | None = None) -> Iterator[BinaryIO]:
-    """A regular file, open for reading; with a stamp, the same file as then.
+    """Open a regular file for reading; with a stamp, the same file as then.
 
     Raises FormatError if there is none, it cannot be read, it is a folder or a pipe, or it changed since `stamp`.
     """
@@ -58,7 +58,7 @@ def opened(path: Path, stamp: Stamp | None = None) -> Iterator[BinaryIO]:
 
 
 def read_exactly(file: BinaryIO, path: Path, count: int) -> bytes:
-    """The next `count` bytes, a number that the caller has compared with the file's size.
+    """Return the next `count` bytes, a number that the caller has compared with the file's size.
 
     Raises FormatError where the file ends before them, or the disk cannot give them.
     """
@@ -139,7 +139,7 @@ def not_finite(values: np.ndarray) -> int:
 
 
 def fp16_to_fp32(bits: np.ndarray) -> np.ndarray:
-    """float32 values of IEEE half precision bit patterns (uint16, any shape). Exact, NaN payloads included."""
+    """Return float32 values of IEEE half precision bit patterns (uint16, any shape). Exact, NaN payloads included."""
     bits = np.asarray(bits, np.uint16)
     with np.errstate(invalid="ignore"):  # signalling NaNs
         wide = bits.view(np.float16).astype(np.float32).view(np.uint32)

@@ -55,7 +55,7 @@ class Slice(NamedTuple):
 
 
 def slices_of(spec: TensorSpec) -> Iterator[Slice]:
-    """The slices of one tensor: its layers, or the whole of one that has none."""
+    """Yield the slices of one tensor: its layers, or the whole of one that has none."""
     if not BY_NAME[spec.name].layered:
         yield Slice(spec.name, 0, spec.shape)
         return
@@ -64,6 +64,6 @@ def slices_of(spec: TensorSpec) -> Iterator[Slice]:
 
 
 def slices(config: ModelConfig) -> Iterator[Slice]:
-    """Every slice of a model, in the order of params.Params: joined they are its N parameters."""
+    """Yield every slice of a model, in the order of params.Params: joined they are its N parameters."""
     for spec in tensor_specs(config):
         yield from slices_of(spec)

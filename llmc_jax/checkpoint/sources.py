@@ -193,7 +193,7 @@ def _open_folder(folder: Path, step: int | None) -> Source:
 
 
 def _state_of_run(run: Path, step: int | None) -> tuple[Path, tuple[str, ...]]:
-    """The folder of a run's state, the newest good one or that of a step, and a line about each newer bad one."""
+    """Return the folder of a run's newest good state, or that of a step, and a line about each newer bad one."""
     problems: list[str] = []
     if step is None:
         entry = store.newest_good(run, problems.append)
@@ -209,7 +209,7 @@ def _state_of_run(run: Path, step: int | None) -> tuple[Path, tuple[str, ...]]:
 
 
 def _state_source(folder: Path, warnings: tuple[str, ...] = ()) -> Source:
-    """A training state of ours. Its arrays are read whole, each when its first layer is asked for, and one is kept."""
+    """Open a training state of ours. An array is read whole when its first layer is asked for, and one is kept."""
     checkpoint = store.open_checkpoint(folder)
     metadata, shapes = checkpoint.metadata, {name: shape for name, (shape, _) in checkpoint.specs.items()}
     config, dtype = metadata.identity.model, metadata.identity.dtype
@@ -240,7 +240,7 @@ def stored_special(origin: Mapping[str, Any]) -> SpecialTokens | None:
 
 
 def widened(values: np.ndarray) -> np.ndarray:
-    """A float32, bfloat16 or float16 array as float32, exactly and on the bits; its own memory."""
+    """Return a float32, bfloat16 or float16 array as float32, exactly and on the bits; its own memory."""
     if values.dtype == np.float32:
         return np.array(values)
     bits = np.ascontiguousarray(values).view(np.uint16)

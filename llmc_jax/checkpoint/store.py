@@ -96,7 +96,7 @@ def state_folder(run: Path, step: int) -> Path:
 
 
 def done_file(run: Path, step: int) -> Path:
-    """The empty file that says that the checkpoint of a step was completed; llm.c has the same."""
+    """Return the empty file that says that the checkpoint of a step was completed; llm.c has the same."""
     return run / f"DONE_{step:08d}"
 
 
@@ -106,7 +106,7 @@ def model_file(run: Path, step: int) -> Path:
 
 
 def hidden_model(run: Path, step: int) -> Path:
-    """A name for the exported model of a step until its checkpoint counts; `clean` removes what is left under it."""
+    """Return a name for the exported model of a step until its checkpoint counts; `clean` removes it."""
     return run / f".{model_file(run, step).name}.{secrets.token_hex(4)}.tmp"
 
 
@@ -140,7 +140,7 @@ def begin(run: str | Path, step: int, arrays: Mapping[str, np.ndarray], metadata
 
 
 def _check_room(run: Path, step: int, size: int) -> None:
-    """Nothing is begun that the disk cannot hold: a full one would stop whoever else writes to it, such as the logs."""
+    """Refuse to begin what the disk cannot hold: a full one would stop whoever else writes to it, such as the logs."""
     try:
         free = shutil.disk_usage(run).free
     except OSError as error:
@@ -173,7 +173,7 @@ def seal(writing: Writing, model: Path | None = None) -> Entry:
 
 
 def _seal(writing: Writing, model: Path | None) -> int:
-    """Returns the bytes of all files."""
+    """Return the bytes of all files."""
     folder = writing.folder
     _sync_files(folder)
     for name, tensor in writing.tensors.items():
@@ -322,17 +322,17 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        """Steps that the state has made."""
+        """Return the steps that the state has made."""
         return self.manifest.step
 
     @functools.cached_property
     def metadata(self) -> Metadata:
-        """What a training state holds beside its arrays. Raises FormatError if it is none."""
+        """Return what a training state holds beside its arrays. Raises FormatError if it is none."""
         return Metadata.from_json(self.stored, self.folder)
 
     @functools.cached_property
     def specs(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-        """Names, shapes and dtypes of the arrays, in the order in which they were given."""
+        """Return names, shapes and dtypes of the arrays, in the order in which they were given."""
         return {name: (tensor.shape, dtype_of(tensor.dtype)) for name, tensor in self.manifest.tensors.items()}
 
     def read(self, name: str) -> np.ndarray:
@@ -365,7 +365,7 @@ def check(folder: str | Path) -> str | None:
 
 
 def _examine(folder: Path, deep: bool) -> tuple[int, float | None, str | None]:
-    """Step, validation loss and problem of a state folder. Not deep: the contents of the arrays' files are not read."""
+    """Return step, validation loss and problem of a state folder. Not deep: the arrays' contents are not read."""
     step, loss = -1, None
     try:
         if not folder.is_dir():
@@ -383,7 +383,7 @@ def _examine(folder: Path, deep: bool) -> tuple[int, float | None, str | None]:
 
 
 def _damages(folder: Path, manifest: Manifest, deep: bool) -> list[str]:
-    """Every file that is missing, not known, or not what it was."""
+    """Return every file that is missing, not known, or not what it was."""
     sizes = sizes_in(folder)
     sizes.pop(MANIFEST, None)
     damages = [f"{path}: is missing" for path in manifest.files.keys() - sizes.keys()]
@@ -424,7 +424,7 @@ def steps(run: str | Path) -> list[int]:
 
 
 def entry(run: str | Path, step: int, *, deep: bool = True) -> Entry:
-    """The checkpoint of one step, checked; not deep: without reading the contents of the arrays' files."""
+    """Return the checkpoint of one step, checked; not deep: without reading the contents of the arrays' files."""
     folder = state_folder(Path(run), step)
     for _ in range(3):
         before = _inode(folder)
@@ -452,7 +452,7 @@ def _entry(run: Path, step: int, deep: bool) -> Entry:
 
 
 def loose_entry(folder: str | Path, *, deep: bool = True) -> Entry:
-    """A state folder by itself, whatever its name and without a DONE_ file; step -1 where it cannot be read."""
+    """Return a state folder by itself, whatever its name and without a DONE_ file; step -1 where it cannot be read."""
     folder = Path(folder)
     size = 0
     with suppress(OSError):
@@ -462,7 +462,7 @@ def loose_entry(folder: str | Path, *, deep: bool = True) -> Entry:
 
 
 def checked(run: str | Path, *, deep: bool = True) -> Iterator[Entry]:
-    """The checkpoints of a run folder, each checked when it is asked for; see `entries`."""
+    """Yield the checkpoints of a run folder, each checked when it is asked for; see `entries`."""
     run = Path(run)
     for step in steps(run):
         found = entry(run, step, deep=deep)
@@ -471,7 +471,7 @@ def checked(run: str | Path, *, deep: bool = True) -> Iterator[Entry]:
 
 
 def entries(run: str | Path, *, deep: bool = True) -> list[Entry]:
-    """Every checkpoint of a run folder, checked, oldest first; the bad ones too.
+    """Return every checkpoint of a run folder, checked, oldest first; the bad ones too.
 
     deep: read all of every checkpoint and compare; else look at the manifests, the metadata and the files' sizes alone.
     Raises InputError if the folder cannot be read.
@@ -544,7 +544,7 @@ def prune(
 
 
 def _first(candidates: Any, good: Callable[[Entry], bool], count: int) -> list[Entry]:
-    """The first `count` that are good; no more are looked at."""
+    """Return the first `count` that are good; no more are looked at."""
     found: list[Entry] = []
     for candidate in candidates:
         if len(found) == count:
