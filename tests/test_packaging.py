@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -300,19 +301,15 @@ def test_extras(project: dict) -> None:
         assert jax.replace(f"[{cuda}]", "") == project["dependencies"][0]  # the same versions as without a GPU
 
 
-def test_uv_takes_the_same_versions_as_make() -> None:
+def test_uv_takes_the_same_versions_as_make(project: dict) -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    uv = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["uv"]
-    assert uv["constraint-dependencies"] == [line for line in lines if not line.startswith("#")]
+    block = re.search(r"^# /// script\n(.*?)^# ///$", (ROOT / "train.py").read_text(), re.MULTILINE | re.DOTALL)
+    assert block
+    script = tomllib.loads(re.sub("^# ?", "", block[1], flags=re.MULTILINE))
+    assert script["tool"]["uv"]["constraint-dependencies"] == [line for line in lines if not line.startswith("#")]
+    assert script["requires-python"] == project["requires-python"]
 
 
 def test_the_citation_and_the_changelog_know_the_version(project: dict) -> None:
     assert f"\nversion: {project['version']}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"\n## [{project['version']}]" in (ROOT / "CHANGELOG.md").read_text()
-
-
-def test_every_source_folder_is_a_package() -> None:
-    """A folder without __init__.py would be missing from the wheel while everything works in the clone."""
-    folders = {source.parent for source in (ROOT / "llmc_jax").rglob("*.py")}
-    assert not [folder for folder in folders if not (folder / "__init__.py").exists()]
-    assert (ROOT / "llmc_jax/py.typed").exists()
