@@ -154,18 +154,18 @@ def test_a_whole_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """On kernels as XLA's; and where the classifier's gradient is off by a little."""
     assert step(())["verdict"] == "right"
     assert step(CHOSEN)["verdict"] == "right"
-    real = check.operations
+    real = check.chosen_functions
 
     def spoilt(case: Case, chosen: Any) -> Any:
-        op = real(case, chosen)
+        right = real(case, chosen)
 
         def classifier(*arguments: Any) -> Any:
-            losses, dlogits = op.classifier(*arguments)
+            losses, dlogits = right["classifier"](*arguments)
             return losses, dlogits * jnp.asarray(1.05, dlogits.dtype)
 
-        return op._replace(classifier=classifier)
+        return right | {"classifier": classifier}
 
-    monkeypatch.setattr(check, "operations", spoilt)
+    monkeypatch.setattr(check, "chosen_functions", spoilt)
     assert step(CHOSEN)["verdict"].startswith("WRONG: gradient of")
 
 
