@@ -94,7 +94,7 @@ class Setup(NamedTuple):
 
 @contextmanager
 def naming(flag: str) -> Iterator[None]:
-    """Within the block an error about a file says which flag gave it, unless it begins with a flag already."""
+    """Name the flag that gave a file in an error about it within the block, unless that begins with a flag already."""
     try:
         yield
     except InputError as error:
@@ -104,7 +104,7 @@ def naming(flag: str) -> Iterator[None]:
 
 
 def resolve_model(config: TrainConfig, earlier: Checkpoint | None = None, source: Checkpoint | None = None) -> Model:
-    """The model's shape, from a descriptor or from the header of a checkpoint; reads no weights.
+    """Return the model's shape, from a descriptor or from the header of a checkpoint; reads no weights.
 
     earlier: what is continued; if -e says what it said then, the file that it named need not be there any more.
     source: what --init-from names, which must have the shape that -e describes, if it describes one.
@@ -133,7 +133,7 @@ def resolve_model(config: TrainConfig, earlier: Checkpoint | None = None, source
 
 
 def _read_shape(flag: str, name: str) -> Model:
-    """The shape of a model of llm.c or Hugging Face. Raises InputError, with what to do, for any other checkpoint."""
+    """Return the shape of a model of llm.c or Hugging Face; raises InputError, with advice, for any other."""
     path = Path(name)
     if sources.is_hugging_face(path):
         with naming(flag):
@@ -164,7 +164,7 @@ def _default_models() -> set[Any]:
 
 
 def _checked_shape(config: TrainConfig, shape: ModelConfig) -> ModelConfig:
-    """The shape of the checkpoint that --init-from names. Raises InputError if -e asks for another model."""
+    """Return the shape of the checkpoint that --init-from names. Raises InputError if -e asks for another model."""
     name = config.model
     if name.endswith(".bin") or "/" in name:
         if name not in _default_models():
@@ -175,7 +175,7 @@ def _checked_shape(config: TrainConfig, shape: ModelConfig) -> ModelConfig:
 
 
 def open_data(config: TrainConfig, model: ModelConfig) -> Data:
-    """The loaders that the run needs. With -a both read the validation data, unshuffled, as llm.c has it."""
+    """Open the loaders that the run needs. With -a both read the validation data, unshuffled, as llm.c has it."""
     train_name, train_flag = (config.val_data, "-j") if config.overfit else (config.train_data, "-i")
     needs_train, needs_val = config.max_steps != 0, config.val_every > 0
     named = [name for name, needed in ((train_name, needs_train), (config.val_data, needs_val)) if needed]
@@ -202,8 +202,8 @@ def open_data(config: TrainConfig, model: ModelConfig) -> Data:
 
 
 def check_tokens(loader: TokenLoader) -> None:
-    """Reads some batches and goes back: ids that the model does not know end the run before it begins, if they are
-    many, or the data is small. The loader checks the rest as it is read.
+    """Read some batches and go back: ids that the model does not know end the run before it begins, if they are many,
+    or the data is small. The loader checks the rest as it is read.
     """
     start = loader.state()
     batch_tokens = loader.batch_size * loader.sequence_length
@@ -213,7 +213,7 @@ def check_tokens(loader: TokenLoader) -> None:
 
 
 def total_steps(config: TrainConfig, train: Loader | None) -> int:
-    """Steps of the run: as asked, or one epoch, as llm.c counts it."""
+    """Return the steps of the run: as asked, or one epoch, as llm.c counts it."""
     if train is None or config.max_steps >= 0:
         return config.max_steps
     steps = train.num_tokens // config.tokens_per_step
@@ -253,7 +253,7 @@ def choose_tokenizer(config: TrainConfig, model: ModelConfig, data: Data) -> Cho
 
 
 def initial_parameters(config: TrainConfig, model: Model) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The flat buffer to start from (flat_size,), and warnings about the checkpoint's content."""
+    """Return the flat buffer to start from (flat_size,), and warnings about the checkpoint's content."""
     if model.path is None:
         return random_parameters(model.config, config.seed), ()
     flag = "--init-from" if config.init_from else "-e"
