@@ -24,7 +24,6 @@ from tests.comparisons import (
     batch_gradient,
     expected_gradient,
     gradient_errors,
-    loss_fn_gradient,
     random_batch,
 )
 
@@ -58,10 +57,8 @@ SLOW_CASES = {
 def test_gradients_of_all_16_tensors(why: str) -> None:
     """Each level of recomputation is among the cases."""
     case = CASES[why]
-    expected = expected_gradient(case)
-    for found in (loss_fn_gradient, batch_gradient):
-        errors = gradient_errors(found(case), expected, case.config)
-        assert max(errors.values()) <= GRADIENT_TOLERANCE, (found.__name__, errors)
+    errors = gradient_errors(batch_gradient(case), expected_gradient(case), case.config)
+    assert max(errors.values()) <= GRADIENT_TOLERANCE, errors
 
 
 @cache
@@ -206,14 +203,6 @@ def test_at_initialisation_the_loss_is_ln_v(descriptor: str) -> None:
     batch = random_batch(config.vocab_size, 1, 4, 16)
     loss = evaluate_loss(random_parameters(config), batch.inputs[0], batch.targets[0], config)
     np.testing.assert_allclose(loss, math.log(config.vocab_size), atol=0.05)
-
-
-def test_random_parameters_are_what_the_gradient_takes() -> None:
-    config = parse_descriptor("L1-NH1-C16-V29-T8")
-    flat = jnp.array(random_parameters(config))
-    batch = random_batch(29, 1, 2, 8)
-    gradient = jax.jit(jax.grad(gpt2.loss_fn), static_argnums=3)(flat, batch.inputs[0], batch.targets[0], config)
-    assert gradient.shape == flat.shape and jnp.isfinite(gradient).all() and gradient.any()
 
 
 @pytest.mark.parametrize("function", [gpt2.loss_fn, jax.grad(gpt2.loss_fn), evaluate_loss])

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from llmc_jax.config.model import parse_descriptor
+from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.models.gpt2.memory import memory, temporaries
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
@@ -26,21 +26,27 @@ TINY = "L3-NH2-C32-V300-T16"
 D12 = parse_descriptor("d12")
 
 
-def lowered(descriptor: str, shape: Shape) -> Any:
-    """The step of a model as train.py lowers it, from shapes alone."""
-    config = parse_descriptor(descriptor)
+def state_of(config: ModelConfig, shape: Shape) -> Any:
+    """The shapes of a training state as train.py makes it."""
     flat = jax.ShapeDtypeStruct((flat_size(config),), jnp.float32)
     scale = 128.0 if shape.dtype == "fp16" else None
 
     def begin(parameters: jax.Array) -> Any:
         return initial_state(parameters, DTYPES[shape.dtype], master_weights=shape.master_weights, loss_scale=scale)
 
-    state = jax.eval_shape(begin, flat)
+    return jax.eval_shape(begin, flat)
+
+
+def lowered(descriptor: str, shape: Shape) -> Any:
+    """The step of a model as train.py lowers it, from shapes alone."""
+    config = parse_descriptor(descriptor)
     tokens = jax.ShapeDtypeStruct((shape.micro_batches, shape.batch, shape.sequence), jnp.int32)
     execution = Execution(
         recompute=shape.recompute, recompute_blocks=shape.recompute_blocks, logit_rows=shape.logit_rows
     )
-    return train_step.lower(state, tokens, tokens, NUMBERS, config, StepOptions("cosine", "matrices", execution))
+    return train_step.lower(
+        state_of(config, shape), tokens, tokens, NUMBERS, config, StepOptions("cosine", "matrices", execution)
+    )
 
 
 def without_phase_of_the_head(counted: Any) -> dict[tuple[Any, ...], int]:
@@ -81,7 +87,7 @@ def test_products_are_those_of_the_program(shape: Shape) -> None:
 @pytest.mark.parametrize(
     "shape",
     [Shape(3, 16, micro_batches=2, recompute=0), Shape(2, 8, recompute_blocks=2, logit_rows=8),
-     Shape(1, 16, dtype="bf16"), Shape(2, 8, dtype="bf16", master_weights=False), Shape(2, 8, dtype="fp16")],
+     Shape(1, 16, dtype="bf16")],
     ids=str,
 )  # fmt: skip
 def test_the_compiled_program(shape: Shape) -> None:
@@ -93,6 +99,19 @@ def test_the_compiled_program(shape: Shape) -> None:
     counted = [(tuple(place or Place("", "")), flops) for place, flops in found.items()]
     assert without_phase_of_the_head(counted) == by_place(step_work(config, shape))
     assert compiled.memory_analysis().alias_size_in_bytes == memory(config, shape, outliers.BYTES).state
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(2, 8),
+        *(Shape(2, 8, dtype=dtype, master_weights=own) for dtype in ("bf16", "fp16") for own in (True, False)),
+    ],
+)
+def test_the_state_is_what_training_keeps(shape: Shape) -> None:
+    config = parse_descriptor(TINY)
+    kept = sum(each.size * each.dtype.itemsize for each in jax.tree.leaves(state_of(config, shape)))
+    assert kept == memory(config, shape, outliers.BYTES).state
 
 
 def check_temporaries(descriptor: str, shape: Shape, moment: str) -> None:
