@@ -79,6 +79,82 @@ class Synced(NamedTuple):
     descriptor: int
 
 
+class _Watch:
+    """A folder, who hears of the operations in it, and the operations themselves, which are told before they happen."""
+
+    def __init__(self, base: Path, at: Callable[[Point], None], synced: Callable[[Synced], None]) -> None:
+        self.root, self.lock = os.path.realpath(base) + os.sep, threading.RLock()
+        self.at, self.synced = at, synced
+        self.real_open, self.real_fsync, self.real_write = io.open, os.fsync, os.write
+
+    def inside(self, path: Any, folder: int = -1) -> str | None:
+        """Return the path relative to the folder; None where it is elsewhere."""
+        if not isinstance(path, str | bytes | os.PathLike):
+            return None
+        name = os.fsdecode(path)
+        whole = os.path.abspath(os.path.join(path_of(folder) or "", name) if folder >= 0 else name)
+        return whole.removeprefix(self.root) if whole.startswith(self.root) else None
+
+    def tell(self, operation: str, path: str | None, which: str = "", target: str = "") -> None:
+        if path is not None and not INSIDE.search(path):
+            names = RANDOM.sub("*", path) + (f" -> {RANDOM.sub('*', target)}" if target else "")
+            with self.lock:
+                self.at(Point(operation, names, which))
+
+    def heard(self, event: str, args: tuple[Any, ...]) -> None:
+        """Tell what Python's audit hook hears."""
+        if event == "open" and isinstance(args[2], int) and args[2] & WRITING:
+            self.tell("open", self.inside(args[0]))
+        elif event == "os.rename":
+            target = self.inside(args[1], args[3]) or "elsewhere"
+            self.tell("rename", self.inside(args[0], args[2]), target=target)
+        elif event in ("os.remove", "os.rmdir", "os.mkdir"):
+            self.tell(event.removeprefix("os."), self.inside(args[0], args[-1]))
+        elif event == "os.truncate":
+            self.tell("truncate", self.inside(args[0]))
+
+    def open(self, file: Any, mode: str = "r", buffering: int = -1, *args: Any, **more: Any) -> Any:
+        path = self.inside(file)
+        if path is None or INSIDE.search(path) or not set(mode) & set("wax+") or os.path.isdir(file):
+            return self.real_open(file, mode, buffering, *args, **more)
+        raw = _Told(file, mode.replace("b", "").replace("t", ""), opener=more.pop("opener", None))
+        raw.watch = self
+        binary = raw if buffering == 0 else io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
+        return binary if "b" in mode else io.TextIOWrapper(binary, *args, **more)
+
+    def fsync(self, file: Any) -> None:
+        descriptor = file if isinstance(file, int) else file.fileno()
+        path = path_of(descriptor)
+        if path is None or not f"{path}{os.sep}".startswith(self.root):
+            return self.real_fsync(file)
+        self.tell("fsync", path.removeprefix(self.root) if path != self.root[:-1] else ".")
+        with self.lock:
+            self.synced(Synced(path, descriptor))
+
+    def write(self, descriptor: int, data: Any) -> int:
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            self.tell("write", self.inside(path_of(descriptor)))
+        return self.real_write(descriptor, data)
+
+
+class _Told(io.FileIO):
+    """A file whose writes are told."""
+
+    watch: _Watch
+
+    def write(self, data: Any) -> int:
+        data = memoryview(data).cast("B")
+        path = self.watch.inside(self.name)
+        self.watch.tell("write", path, line := which_line(bytes(data)))
+        half = super().write(data[: len(data) // 2])
+        self.watch.tell("half a write", path, line)
+        return half + super().write(data[half:])
+
+    def truncate(self, size: int | None = None) -> int:
+        self.watch.tell("truncate", self.watch.inside(self.name))
+        return super().truncate(size)
+
+
 @contextmanager
 def watched(
     base: Path, at: Callable[[Point], None], synced: Callable[[Synced], None] = lambda _: None
@@ -89,83 +165,17 @@ def watched(
     none really happens, since no test cuts the power and each takes milliseconds.
     """
     global _told, _hooked
-    root, lock = os.path.realpath(base) + os.sep, threading.RLock()
-
-    def inside(path: Any, folder: int = -1) -> str | None:
-        """The path relative to base; None where it is elsewhere."""
-        if not isinstance(path, str | bytes | os.PathLike):
-            return None
-        name = os.fsdecode(path)
-        whole = os.path.abspath(os.path.join(path_of(folder) or "", name) if folder >= 0 else name)
-        return whole.removeprefix(root) if whole.startswith(root) else None
-
-    def tell(operation: str, path: str | None, which: str = "", target: str = "") -> None:
-        if path is not None and not INSIDE.search(path):
-            with lock:
-                at(
-                    Point(
-                        operation, RANDOM.sub("*", path) + (f" -> {RANDOM.sub('*', target)}" if target else ""), which
-                    )
-                )
-
-    def heard(event: str, args: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(args[2], int) and args[2] & WRITING:
-            tell("open", inside(args[0]))
-        elif event == "os.rename":
-            tell("rename", inside(args[0], args[2]), target=inside(args[1], args[3]) or "elsewhere")
-        elif event in ("os.remove", "os.rmdir", "os.mkdir"):
-            tell(event.removeprefix("os."), inside(args[0], args[-1]))
-        elif event == "os.truncate":
-            tell("truncate", inside(args[0]))
-
-    class Told(io.FileIO):
-        """A file whose writes are told."""
-
-        def write(self, data: Any) -> int:
-            data = memoryview(data).cast("B")
-            path = inside(self.name)
-            tell("write", path, line := which_line(bytes(data)))
-            half = super().write(data[: len(data) // 2])
-            tell("half a write", path, line)
-            return half + super().write(data[half:])
-
-        def truncate(self, size: int | None = None) -> int:
-            tell("truncate", inside(self.name))
-            return super().truncate(size)
-
-    def open_told(file: Any, mode: str = "r", buffering: int = -1, *args: Any, **more: Any) -> Any:
-        path = inside(file)
-        if path is None or INSIDE.search(path) or not set(mode) & set("wax+") or os.path.isdir(file):
-            return real_open(file, mode, buffering, *args, **more)
-        raw = Told(file, mode.replace("b", "").replace("t", ""), opener=more.pop("opener", None))
-        binary = raw if buffering == 0 else io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
-        return binary if "b" in mode else io.TextIOWrapper(binary, *args, **more)
-
-    def fsync_told(file: Any) -> None:
-        descriptor = file if isinstance(file, int) else file.fileno()
-        path = path_of(descriptor)
-        if path is None or not f"{path}{os.sep}".startswith(root):
-            return real_fsync(file)
-        tell("fsync", path.removeprefix(root) if path != root[:-1] else ".")
-        with lock:
-            synced(Synced(path, descriptor))
-
-    def write_told(descriptor: int, data: Any) -> int:
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            tell("write", inside(path_of(descriptor)))
-        return real_write(descriptor, data)
-
-    real_open, real_fsync, real_write = io.open, os.fsync, os.write
+    watch = _Watch(base, at, synced)
     if not _hooked:
         sys.addaudithook(_hook)
         _hooked = True
     with (
-        mock.patch.object(io, "open", open_told),
-        mock.patch.object(builtins, "open", open_told),
-        mock.patch.object(os, "fsync", fsync_told),
-        mock.patch.object(os, "write", write_told),
+        mock.patch.object(io, "open", watch.open),
+        mock.patch.object(builtins, "open", watch.open),
+        mock.patch.object(os, "fsync", watch.fsync),
+        mock.patch.object(os, "write", watch.write),
     ):
-        _told = heard
+        _told = watch.heard
         try:
             yield
         finally:
