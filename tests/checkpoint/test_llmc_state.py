@@ -223,19 +223,6 @@ def test_read_and_written_again_it_is_the_same(tmp_path: Path, kind: Kind, bits:
     assert written.warnings == () and [path.name for path in written.paths[-1:]] == ["DONE_00000007"]
 
 
-def test_by_way_of_a_checkpoint_of_ours(tmp_path: Path) -> None:
-    from llmc_jax.checkpoint import store
-
-    make_folder(tmp_path / "theirs", KINDS["two ranks, ZeRO-1"], seed=5)
-    (tmp_path / "run").mkdir()
-    ours = to_state(tmp_path / "theirs")
-    folder = store.seal(store.begin(tmp_path / "run", 7, ours.arrays, ours.metadata.to_json())).folder
-    checkpoint = store.open_checkpoint(folder)
-    arrays = {name: checkpoint.read(name) for name in checkpoint.specs}
-    write_llmc_state(tmp_path / "again", arrays, checkpoint.metadata)
-    assert same_files(tmp_path / "theirs", tmp_path / "again")
-
-
 # --- llm.c's own figures ---
 
 

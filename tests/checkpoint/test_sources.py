@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from llmc_jax.checkpoint import llmc, llmc_state, store
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.source import slices
-from llmc_jax.checkpoint.sources import open_source, widened
+from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.models.gpt2.init import random_parameters
@@ -247,17 +247,6 @@ def test_places_that_are_none(tmp_path: Path) -> None:
             open_source(path)
     with pytest.raises(InputError, match="a step was asked for"):
         open_source(models / "model_00000009.bin", step=9)
-
-
-def test_widened_on_the_bits() -> None:
-    bits = np.arange(2**16, dtype=np.uint16)
-    found = widened(bits.view(ml_dtypes.bfloat16)).view(np.uint32)
-    np.testing.assert_array_equal(found, bits.astype(np.uint32) << 16)
-    halves = widened(bits.view(np.float16))
-    number = ~np.isnan(halves)
-    np.testing.assert_array_equal(halves[number], bits.view(np.float16)[number].astype(np.float32))
-    words = np.random.default_rng(0).integers(0, 2**32, 1000, dtype=np.uint64).astype(np.uint32)
-    np.testing.assert_array_equal(widened(words.view(np.float32)).view(np.uint32), words)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
