@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from llmc_jax.checkpoint.store import open_checkpoint
+from llmc_jax.checkpoint.store import Checkpoint, open_checkpoint
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.run.folder import read_metrics
 
@@ -49,10 +49,13 @@ def events(run: Path) -> list[dict[str, Any]]:
     return [*[each for each in found if each["event"] in OF_THE_RUN], found[-1]]
 
 
+READ = Checkpoint.read  # though a test spoils what a run reads, the comparison reads what is there
+
+
 def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
     """Every array of a checkpoint."""
     checkpoint = open_checkpoint(run / f"state_{step:08d}")
-    return {name: checkpoint.read(name) for name in checkpoint.specs}
+    return {name: READ(checkpoint, name) for name in checkpoint.specs}
 
 
 def differences(found: Path, expected: Path) -> Iterator[str]:
