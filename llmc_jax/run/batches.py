@@ -50,7 +50,7 @@ def validate(run: Run, progress: Progress) -> Progress:
             return progress
     mean = total / setup.val_batches
     run.log.val(progress.step, loss=mean, batches=setup.val_batches)
-    run.console.val(progress.step, mean)
+    run.console.val(mean)
     counters = progress.counters._replace(val_loss=mean, validated=progress.step)
     # A run stopped in its validation left a checkpoint of this step without this loss.
     return progress._replace(counters=counters, saving=-1 if progress.saving == progress.step else progress.saving)

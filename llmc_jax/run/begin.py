@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from llmc_jax.checkpoint.contents import Counters
 from llmc_jax.config.train import TrainConfig
@@ -141,7 +141,7 @@ def announce(setup: Setup, folder: Path, console: Console) -> None:
 
 
 def new_console(setup: Setup, output: Output) -> Console:
-    """Return the screen of the run."""
+    """Return the screen of the run; after a resume the first step from there has its line."""
     config, precision = setup.config, setup.plan.product_precision
     peak = None if setup.device.platform == "cpu" else peak_flops(setup.device.kind, precision)
     per_token = flops_per_token(setup.model, config.sequence_length)
@@ -150,4 +150,6 @@ def new_console(setup: Setup, output: Output) -> Console:
         return utilization_text(per_token * tokens_per_second, peak, precision)
 
     scores = bool(config.skip_loss_z or config.skip_norm_z)
-    return Console(setup.steps, config.print_every, cast(Any, output), utilization=utilization, scores=scores)
+    first = 0 if setup.earlier is None else setup.earlier.step
+    screen: Any = output
+    return Console(setup.steps, config.print_every, screen, first_step=first, utilization=utilization, scores=scores)

@@ -3,15 +3,12 @@
 A pipe or a file gets plain lines without control characters. Leaves out the files of a run (folder.py).
 """
 
-import atexit
 import itertools
 import math
 import os
-import sys
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple, TextIO
 
 from rich.box import Box
@@ -25,59 +22,50 @@ from llmc_jax.streams import escaped
 from llmc_jax.text import drawn, screen_width
 
 NAME_WIDTH, VALUE_WIDTH = 21, 50  # the columns of llm.c's table
-LINES = "\n\t"  # what of control characters a note may hold
+LINES = "\n\t"  # the control characters that are shown
 
 
 # ---- plain functions: numbers and text in, text out
 
 
-class StepLine(NamedTuple):
-    """What a step line shows."""
-
-    figures: StepFigures
-    total_steps: int
-    tokens_per_second: float  # averaged
-    utilization: str  # as `utilization_text` gives it
-    scores: bool = False  # with z-scores: NaN, as llm.c has it, before there is one
-
-
 class Column(NamedTuple):
     """A figure of the step line. Where a terminal is too narrow, the highest importance goes first."""
 
+    text: str  # empty: there is nothing to show
     importance: int
     cells: int  # that it usually takes, so that a short first line shows no column for which later ones have no room
-    text: Callable[[StepLine], str]  # empty: there is nothing to show
 
 
-# Without the last, llm.c's line. A figure more is a row more, and a field of StepLine.
-# Source: llm.c train_gpt2.cu, end of the training loop.
-STEP_COLUMNS = (
-    Column(0, 12, lambda line: f"step {line.figures.step + 1:4d}/{line.total_steps}"),
-    Column(1, 13, lambda line: f"loss {line.figures.loss:7.6f}{_z_text(line, line.figures.z_loss)}"),
-    Column(3, 12, lambda line: f"norm {line.figures.norm:6.4f}{_z_text(line, line.figures.z_norm)}"),
-    Column(5, 11, lambda line: f"lr {line.figures.lr:.2e}"),
-    Column(4, 10, lambda line: f"{line.figures.ms:.2f} ms"),
-    Column(7, 14, lambda line: line.utilization),
-    Column(6, 12, lambda line: f"{line.tokens_per_second:.0f} tok/s"),
-    Column(2, 7, lambda line: "skipped" if line.figures.skipped else ""),
-)
+def step_columns(
+    figures: StepFigures, total_steps: int, tokens_per_second: float, utilization: str, scores: bool = False
+) -> list[Column]:
+    """Return the figures of the step line, without the last one llm.c's.
+
+    tokens_per_second: averaged; utilization: as `utilization_text` gives it; scores: with z-scores, which are NaN, as
+    llm.c has it, before there is one. Source: llm.c train_gpt2.cu, end of the training loop.
+    """
+
+    def z_text(z: float | None) -> str:
+        return f" ({math.nan if z is None else z:+.2f}z)" if scores else ""
+
+    return [
+        Column(f"step {figures.step + 1:4d}/{total_steps}", 0, 12),
+        Column(f"loss {figures.loss:7.6f}{z_text(figures.z_loss)}", 1, 13),
+        Column(f"norm {figures.norm:6.4f}{z_text(figures.z_norm)}", 3, 12),
+        Column(f"lr {figures.lr:.2e}", 5, 11),
+        Column(f"{figures.ms:.2f} ms", 4, 10),
+        Column(utilization, 7, 14),
+        Column(f"{tokens_per_second:.0f} tok/s", 6, 12),
+        Column("skipped" if figures.skipped else "", 2, 7),
+    ]
 
 
-def step_texts(line: StepLine) -> list[str]:
-    """Return the text of each column of a step line."""
-    return [column.text(line) for column in STEP_COLUMNS]
-
-
-def step_line(texts: Sequence[str]) -> str:
+def step_line(texts: Iterable[str]) -> str:
     """Return one step in llm.c's words from the columns' texts; empty ones are left out.
 
     Behind a z-score llm.c has no space. Without z-scores what follows stands further left than there.
     """
     return "".join(f"{text}| " if text.endswith("z)") else f"{text} | " for text in texts if text).rstrip("| ")
-
-
-def _z_text(line: StepLine, z: float | None) -> str:
-    return f" ({math.nan if z is None else z:+.2f}z)" if line.scores else ""
 
 
 def fitting(pieces: Sequence[tuple[int, int]], width: int, gap: int) -> set[int]:
@@ -143,7 +131,7 @@ def duration(seconds: float) -> str:
 
 def printable(text: str) -> str:
     """Return text without control characters but newline and tab: what a model wrote must not drive the terminal."""
-    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs"))
+    return "".join(c for c in text if c in LINES or unicodedata.category(c) not in ("Cc", "Cf", "Cs"))
 
 
 # The corners and lines of llm.c's table: top, head, rule, rows, rule, rule, foot, bottom.
@@ -165,20 +153,13 @@ def format_table(sections: Iterable[Sequence[tuple[str, Any]]], width: int | Non
         table.add_column(heading, min_width=cells if whole else 1, max_width=cells, overflow="fold")
     for section in sections:
         for name, value in section:
-            table.add_row(_table_text(name), _table_text(_table_value(value)))
+            table.add_row(_cell(name), _cell(value))
         table.add_section()
     return drawn(table, max(NARROWEST_TABLE, width)).rstrip("\n")
 
 
-def _table_value(value: Any) -> str:
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _table_text(text: str) -> Text:
+def _cell(value: Any) -> Text:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
     return Text(printable(text).replace("\n", " ").replace("\t", " ").strip())
 
 
@@ -196,53 +177,39 @@ class BarState(NamedTuple):
 
 # rich.progress has a bar too. On a narrow terminal it cuts all columns short, where here the least important go and the
 # others stay whole; and its time left knows of no validations and samples between the steps. With columns of our own
-# for both, the three lines of `_bar` would be all that it saves.
+# for both, the bar's three lines would be all that it saves.
 def bar_segments(state: BarState, width: int, ascii_only: bool = False) -> list[tuple[str, str]]:
     """Return the bar as (text, style) pieces that together take at most `width` cells on one line.
 
     What fits is shown, in this order of importance: steps, loss, time left, percentage, a bar of at least 8 cells,
     validation loss, time so far, speed.
     """
-    percent = 100 * state.done // max(1, state.total)
+    left = "" if state.left is None else f"{duration(state.left)} left"
     pieces = [  # (importance, text, style) in the order of the line
         (0, f"{state.done}/{state.total}", ""),
         (4, "bar", ""),
-        (3, f"{percent}%", "dim"),
+        (3, f"{100 * state.done // max(1, state.total)}%", "dim"),
         (1, "" if state.loss is None else f"loss {state.loss:.4f}", "bold"),
         (5, "" if state.val_loss is None else f"val {state.val_loss:.4f}", "magenta"),
         (7, "" if state.tokens_per_second is None else f"{state.tokens_per_second:,.0f} tok/s", "dim"),
         (6, duration(state.elapsed), "dim"),
-        (2, "compiling" if state.loss is None else _left_text(state.left), "cyan"),
+        (2, "compiling" if state.loss is None else left, "cyan"),
     ]
     sizes = [(importance, 8 if text == "bar" else len(text)) for importance, text, _ in pieces]
     shown = fitting(sizes, width, gap=1)
-    used = sum(sizes[index][1] for index in shown) + max(0, len(shown) - 1)
-    segments: list[tuple[str, str]] = []
-    for index, (_, text, style) in enumerate(pieces):
-        if index not in shown:
-            continue
-        if segments:
-            segments.append((" ", ""))
-        segments += _bar(state, min(40, 8 + width - used), ascii_only) if text == "bar" else [(text, style)]
-    return segments or [(f"{state.done}"[:width], "")]
-
-
-def _left_text(left: float | None) -> str:
-    return "" if left is None else f"{duration(left)} left"
-
-
-def _bar(state: BarState, cells: int, ascii_only: bool) -> list[tuple[str, str]]:
+    free = width - sum(sizes[index][1] + 1 for index in shown) + 1
+    cells = min(40, 8 + free)
     full = cells * state.done // max(1, state.total)
     done, rest = ("#", ".") if ascii_only else ("━", "─")
-    return [(done * full, "green"), (rest * (cells - full), "dim")]
+    segments: list[tuple[str, str]] = []
+    for index in sorted(shown):
+        _, text, style = pieces[index]
+        bar = [(done * full, "green"), (rest * (cells - full), "dim")]
+        segments += [(" ", ""), *(bar if text == "bar" else [(text, style)])]
+    return segments[1:] or [(f"{state.done}"[:width], "")]
 
 
 # ---- the screen
-
-
-def is_live(file: TextIO) -> bool:
-    """Return whether the bar can live there: a terminal that takes control sequences."""
-    return file.isatty() and os.environ.get("TERM", "") != "dumb"
 
 
 class Console:
@@ -251,37 +218,38 @@ class Console:
     Every `print_every`-th step prints its line, the first and the last too; with 0 none does, with -1 what
     `automatic_every` says, the first few, and one where nothing was printed for a minute. Skipped ones always do.
     The bar shows each. A pipe gets whole lines, a terminal the figures that it has room for.
-    Use it in a `with` block or call `close`, which takes the bar away and leaves the terminal as it was.
+    Use it in a `with` block, which takes the bar away in the end and leaves the terminal as it was.
     """
 
     def __init__(
         self,
         total_steps: int,
-        print_every: int = 1,
-        file: TextIO | None = None,
+        print_every: int,
+        file: TextIO,
         *,
         first_step: int = 0,
         clock: Callable[[], float] = time.monotonic,
         utilization: Callable[[float], str] = lambda tokens_per_second: "",
         scores: bool = False,
     ) -> None:
-        """first_step: the step (from 0) that a resumed run begins with; file: where to show (None: standard output).
+        """first_step: the step (from 0) that a resumed run begins with; file: where to show.
 
         utilization: of the device, in words, at a speed in tokens per second; scores: z-scores are shown too.
         """
-        assert print_every >= -1
-        self._file = sys.stdout if file is None else file
+        self._file = file
+        self._encoding = getattr(file, "encoding", None) or "utf-8"
         self._automatic = print_every == -1
         self._print_every = automatic_every(total_steps) if self._automatic else print_every
-        self._widest = [column.cells for column in STEP_COLUMNS]
+        self._widest: list[int] = []  # cells of each column so far
         self._first_step = first_step
         self._clock = clock
         self._began = self._last_line = clock()
         self._pace, self._speed = Pace(), Average()
         self._utilization, self._scores = utilization, scores
         self._state = BarState(done=first_step, total=total_steps, elapsed=0.0)
-        self._ascii = not _can_encode(self._file, "━─")
-        self._live = self._new_live() if is_live(self._file) else None
+        self._ascii = self._encodable("━─") != "━─"
+        takes_control_sequences = file.isatty() and os.environ.get("TERM", "") != "dumb"
+        self._live = self._new_live() if takes_control_sequences else None
 
     def _new_live(self) -> Live:
         colorless = bool(os.environ.get("NO_COLOR"))  # no-color.org: takes the colours away, not the bar
@@ -294,21 +262,21 @@ class Console:
         )
 
     def _render(self, width: int) -> Text:
+        now = self._clock()
+        left = seconds_left(self._pace, self._state.total - self._state.done)
+        if left is not None:  # counts down during a long step instead of standing still
+            left = max(0.0, left - (now - self._pace.last))
+        state = self._state._replace(elapsed=now - self._began, left=left)
         # one column stays free: a line that fills the last one makes some terminals wrap
-        state = self._state._replace(elapsed=self._clock() - self._began, left=self._left())
         return Text.assemble(*bar_segments(state, max(1, width - 1), self._ascii), no_wrap=True, overflow="crop")
 
-    def _left(self) -> float | None:
-        left = seconds_left(self._pace, self._state.total - self._state.done)
-        # counts down during a long step instead of standing still
-        return None if left is None else max(0.0, left - (self._clock() - self._pace.last))
-
-    def start(self) -> None:
-        """Begin the run: from here on the clock runs and a terminal shows the bar."""
-        self._began = self._last_line = self._clock()
-        if self._live is not None and not self._live.is_started:
-            atexit.register(self.close)
+    def __enter__(self) -> "Console":
+        if self._live is not None:
             self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def table(self, sections: Iterable[Sequence[tuple[str, Any]]]) -> None:
         """Show the start-up table: sections of (name, value) rows."""
@@ -332,8 +300,8 @@ class Console:
         if self._is_due(figures.step, now) or figures.skipped:
             self._last_line = now
             utilization = self._utilization(figures.tokens_per_second)
-            line = StepLine(figures, self._state.total, shown, utilization, self._scores)
-            self._print(self._fitted(step_texts(line)), "yellow" if figures.skipped else "")
+            columns = step_columns(figures, self._state.total, shown, utilization, self._scores)
+            self._print(step_line(self._fitted(columns)), "yellow" if figures.skipped else "")
         else:
             self._file.flush()  # notices a reader that went away: streams.Output
 
@@ -345,22 +313,21 @@ class Console:
             return True
         return step == self._first_step or (step + 1) % every == 0 or step + 1 == self._state.total
 
-    def _fitted(self, texts: Sequence[str]) -> str:
-        """Return the step line; on a terminal without the columns that it has no room for, the same in every line."""
+    def _fitted(self, columns: Sequence[Column]) -> list[str]:
+        """Return the columns' texts; on a terminal those that it has room for, the same in every line."""
         if self._live is None:
-            return step_line(texts)
-        self._widest = [max(cells, len(text)) for cells, text in zip(self._widest, texts, strict=True)]
-        sizes = [
-            (column.importance, cells if text else 0)
-            for column, cells, text in zip(STEP_COLUMNS, self._widest, texts, strict=True)
-        ]
+            return [column.text for column in columns]
+        cells = [max(column.cells, len(column.text)) for column in columns]
+        self._widest = [*map(max, self._widest or cells, cells)]
+        pieces = zip(columns, self._widest, strict=True)
+        sizes = [(column.importance, widest if column.text else 0) for column, widest in pieces]
         shown = fitting(sizes, self._live.console.width, gap=len(" | ")) or {0}
-        return step_line([text for index, text in enumerate(texts) if index in shown])
+        return [column.text for index, column in enumerate(columns) if index in shown]
 
-    def val(self, step: int, loss: float) -> None:
-        """Show the validation loss before step `step`, as llm.c prints it."""
-        self._state = self._state._replace(val_loss=float(loss))
-        self._print(f"val loss {float(loss):.6f}", "magenta")
+    def val(self, loss: float) -> None:
+        """Show a validation loss, as llm.c prints it."""
+        self._state = self._state._replace(val_loss=loss)
+        self._print(f"val loss {loss:.6f}", "magenta")
 
     def sample(self, text: str) -> None:
         """Show a sample, between llm.c's rules."""
@@ -370,30 +337,14 @@ class Console:
         """Take the bar away and give the terminal back. May be called twice."""
         if self._live is not None:
             self._live.stop()
-            atexit.unregister(self.close)
+
+    def _encodable(self, text: str) -> str:
+        return text.encode(self._encoding, "replace").decode(self._encoding)
 
     def _print(self, text: str, style: str = "") -> None:
-        encoding = getattr(self._file, "encoding", None) or "utf-8"
-        text = text.encode(encoding, "replace").decode(encoding)
+        text = self._encodable(text)
         if self._live is not None:
             self._live.console.print(Text(text, style), soft_wrap=True)
         else:
             self._file.write(f"{text}\n")  # one write: lines of two threads do not mix
             self._file.flush()
-
-    def __enter__(self) -> "Console":
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _can_encode(file: TextIO, text: str) -> bool:
-    try:
-        text.encode(getattr(file, "encoding", None) or "utf-8")
-    except UnicodeError:
-        return False
-    return True
