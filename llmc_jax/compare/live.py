@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from llmc_jax.compare.logfiles import Log, read_log
 from llmc_jax.compare.tensors import DIFFERS
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import parse_args
-from llmc_jax.config.train import OPTIONS, TrainConfig
+from llmc_jax.config.train import OPTIONS
 from llmc_jax.data.tokenizers import write_tokenizer_bin
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import reason
@@ -80,7 +81,7 @@ def make_comparison(executable: str, kind: str | None, flags: Sequence[str], ext
     path = _checked_executable(executable)
     kind = kind or _kind_of(path)
     comparison = Comparison(kind, path, _pairs(kind, flags), list(extra))
-    our_config(comparison, our_words(comparison, Path("ours"), None))
+    _check_words(kind, our_words(comparison, Path("ours"), None))
     return comparison
 
 
@@ -137,15 +138,14 @@ def our_words(comparison: Comparison, folder: Path, dtype: str | None) -> list[s
     return [*BESIDE[comparison.kind], *given, *precision, "--no-save", "-o", str(folder), *comparison.extra]
 
 
-def our_config(comparison: Comparison, words: Sequence[str]) -> TrainConfig:
-    """Return the options that our words mean, checked."""
+def _check_words(kind: str, words: Sequence[str]) -> None:
+    """Refuse what we refuse, and what llm.c's program would divide by."""
     config = parse_args(words)
     validate(config)
-    if comparison.kind == FP32 and 0 in (config.val_every, config.sample_every):
-        raise InputError(f"-v 0 and -s 0: {FP32} divides by them; choose more than 0, or a large number")
-    if comparison.kind == CUDA and config.val_every == 0:
-        raise InputError(f"-v 0: {CUDA} divides by it; choose more than 0, or a large number")
-    return config
+    divided = {CPU: {}, FP32: {"-v": config.val_every, "-s": config.sample_every}, CUDA: {"-v": config.val_every}}
+    for flag, every in divided[kind].items():
+        if every == 0:
+            raise InputError(f"{flag} 0: {kind} divides by it; choose more than 0, or a large number")
 
 
 # ----- running ------------------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ class Result(NamedTuple):
     @property
     def time_ratio(self) -> float | None:
         """Return our median time per step as a part of llm.c's."""
-        theirs, mine = (logs.speed(log).ms for log in self.logs)
+        theirs, mine = (logs.median(log.ms) for log in self.logs)
         return mine / theirs if mine and theirs else None
 
 
@@ -316,7 +316,7 @@ def steps_table(result: Result, rows: int) -> str:
 def verdict(result: Result) -> list[str]:
     """Return what it comes to: a sentence on each kind of loss, one on the time."""
     lines = [logs.verdict(each, f"{each.curve} losses") for each in result.differences]
-    theirs, mine = (logs.speed(log).ms for log in result.logs)
+    theirs, mine = (logs.median(log.ms) for log in result.logs)
     if ratio := result.time_ratio:
         words = f"ours is {1 / ratio:.2f} times as fast" if ratio < 1 else f"ours takes {ratio:.2f} times as long"
         medians = f"{theirs:.2f} ms per step of llm.c, {mine:.2f} ms of ours"
@@ -332,11 +332,6 @@ def busy_note() -> str | None:
     if load < 0.5 * cores:
         return None
     return f"warning: other programs use the machine (load {load:.1f} on {cores} cores): the times mean little"
-
-
-def _announce(args: argparse.Namespace, text: str) -> None:
-    if args.json != report.SCREEN:
-        print(text, flush=True)
 
 
 # ----- the command --------------------------------------------------------------------------------------------------
@@ -370,6 +365,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run both, compare, print, and return the exit status. Raises InputError."""
     logs.check_arguments(args)
+    show = partial(report.show, json_path=args.json)
     try:
         extra = shlex.split(args.ours)
     except ValueError as error:
@@ -377,21 +373,17 @@ def run(args: argparse.Namespace) -> int:
     comparison = completed(make_comparison(args.executable, args.kind, args.flags, extra))
     busy = busy_note()
     if busy:
-        _announce(args, busy)
+        show(busy)
     with work_folder(args.keep) as folder:
-        _announce(args, f"1 of 2, llm.c: {shlex.join(llmc_command(comparison))}")
+        show(f"1 of 2, llm.c: {shlex.join(llmc_command(comparison))}")
         theirs = run_llmc(comparison, folder)
         dtype = precision_of(folder / LLMC_OUTPUT) if comparison.kind == CUDA else None
-        _announce(args, f"2 of 2, ours:  train.py {shlex.join(our_words(comparison, folder / OUR_FOLDER, dtype))}\n")
+        show(f"2 of 2, ours:  train.py {shlex.join(our_words(comparison, folder / OUR_FOLDER, dtype))}\n")
         mine, ours = run_ours(comparison, folder, dtype)
         result = compare(theirs, mine, args.tolerance, args.window)
         words = "\n".join(wrapped(line) for line in verdict(result))
-        _announce(args, f"{steps_table(result, args.rows)}\n\n{words}")
-        if args.picture is not None:
-            from llmc_jax.compare.picture import draw_logs
-
-            draw_logs(result.logs, result.differences, args.picture, names=NAMES)
-            _announce(args, f"\npicture: {args.picture}")
+        show(f"{steps_table(result, args.rows)}\n\n{words}")
+        logs.draw(args, result.logs, result.differences, NAMES)
     commands = {"llm.c": llmc_command(comparison), "ours": ["train.py", *ours]}
     what = {"comparison": "run", "kind": comparison.kind, "executable": str(comparison.executable)}
     facts = what | {"commands": commands}

@@ -4,11 +4,10 @@ Steps count from 0, and a validation at step s comes before the update of step s
 Leaves out comparing them.
 """
 
-import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -40,17 +39,17 @@ SPEED = re.compile(rf"({NUMBER}) tok/s")
 START = re.compile(r"\| Parameter +\| Value.*|\[GPT-2\]|Running pytorch .*")
 VAL_EVERY = re.compile(r"\| val_loss_every +\| (\d{1,12}) +\|")  # of the same start-up table
 VAL_BATCHES = re.compile(r"\| val_num_batches +\| (\d{1,12}) +\|")
-OURS = re.compile(r"\| grad_clip +\| .*")  # a row that llm.c's table does not have
+OUR_TABLE = re.compile(r"\| grad_clip +\| .*")  # a row that llm.c's table does not have
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
+OURS, ANY = "output of train.py", "output of a trainer"
 WRITERS = {  # (a total after the step, 'train loss' or 'loss', a z-score): who writes so
     (False, "train loss", False): "output of llm.c's train_gpt2",
     (True, ": train loss", False): "output of llm.c's train_gpt2fp32cu",
     (True, "train loss", False): "output of llm.c's train_gpt2.py",
     (True, "loss", True): "output of llm.c's train_gpt2cu",
-    (True, "loss", False): "output of train.py",
+    (True, "loss", False): OURS,
 }
-OUR_LINE = (True, "loss", False)
 
 
 class Log(NamedTuple):
@@ -148,34 +147,16 @@ def _check_text(path: Path, head: bytes) -> None:
         raise FormatError(f"{path}: binary data; expected a log, which is text in UTF-8")
 
 
-class Line(NamedTuple):
-    """A line of a file. text is None where the line is too long to be one of a log."""
-
-    number: int
-    text: bytes | None
-
-
-def _lines(file: BinaryIO, unfinished: Callable[[], None]) -> Iterator[Line]:
-    """Yield the lines of a file in bounded memory; one without an end is only reported."""
-    for number in itertools.count(1):
-        text = file.readline(LONGEST_LINE)
-        if not text:
+def _lines(file: BinaryIO, found: Found) -> Iterator[bytes | None]:
+    """Yield the lines of a file in bounded memory: None for one too long to be a log's, a note for one without end."""
+    while text := file.readline(LONGEST_LINE):
+        rest = text
+        while len(rest) == LONGEST_LINE and not rest.endswith(b"\n"):
+            rest = file.readline(LONGEST_LINE)
+        if not rest.endswith(b"\n"):
+            found.notes.append("its last line has no end (still being written, or cut off) and is left out")
             return
-        long = False
-        while text and not text.endswith(b"\n"):
-            if len(text) < LONGEST_LINE:
-                unfinished()
-                return
-            long = True
-            text = file.readline(LONGEST_LINE)
-        if not text:
-            unfinished()
-            return
-        yield Line(number, None if long else text)
-
-
-def _report_torn(found: Found) -> Callable[[], None]:
-    return lambda: found.notes.append("its last line has no end (still being written, or cut off) and is left out")
+        yield text if rest is text else None
 
 
 # ----- ours ---------------------------------------------------------------------------------------------------------
@@ -183,22 +164,20 @@ def _report_torn(found: Found) -> Callable[[], None]:
 
 def _read_metrics(path: Path, file: Path, opened: BinaryIO) -> Log:
     found = Found()
-    for number, text in _lines(opened, _report_torn(found)):
+    for number, text in enumerate(_lines(opened, found), 1):
         where = f"{file}: line {number}"
         if text is None:
             raise FormatError(f"{where} has over {LONGEST_LINE:,} bytes; expected one event a line")
-        _take_event(found, where, text)
+        _take_event(found, where, parse_event(where, text))
     if found.empty:
         raise FormatError(f"{file}: no losses in it; expected events 'train' or 'val', one a line")
     return found.log(path, f"{'run folder' if file != path else METRICS} of ours", None)
 
 
-def _take_event(found: Found, where: str, text: bytes) -> None:
-    event = parse_event(where, text)
-    kind = event.get("event")
+def _take_event(found: Found, where: str, event: dict[str, Any]) -> None:
+    kind, step = event.get("event"), event.get("step")
     if kind not in ("train", "val"):
         return
-    step = event.get("step")
     if type(step) is not int or not 0 <= step <= LARGEST_STEP:
         raise FormatError(f"{where}: the step of this {kind!r} is {_shown(step)}; expected a whole number from 0")
     loss = _number(event.get("loss"), where, "loss")
@@ -244,7 +223,7 @@ class Position:
 
 def _read_text(path: Path, file: Path, opened: BinaryIO) -> Log:
     found, position = Found(), Position()
-    for _, text in _lines(opened, _report_torn(found)):
+    for text in _lines(opened, found):
         if text is not None and len(text) <= LONGEST_TEXT:
             for part in text.decode("utf-8", "replace").split("\r"):  # a progress line is overwritten in place
                 _take_line(found, position, COLOURS.sub("", part).strip())
@@ -257,30 +236,29 @@ def _read_text(path: Path, file: Path, opened: BinaryIO) -> Log:
         )
     if position.unsure:
         found.notes.append("not every step has a line: validations are taken to stand right behind the last one shown")
-    ((kind, _),) = found.kinds.most_common(1) or [("output of a trainer", 0)]
+    ((kind, _),) = found.kinds.most_common(1) or [(ANY, 0)]
     return found.log(path, kind, found.decimals.get("train", found.decimals.get("val")))
 
 
 def _take_line(found: Found, position: Position, line: str) -> None:
     if match := MAIN_LINE.fullmatch(line):
-        step, what, value = match.groups()
-        if what == "tel":
-            found.validate(int(step), float_of(value), None)
-        else:
-            {"trl": found.train, "eval": found.hellaswag}[what][int(step)] = float_of(value)
+        step, what, value = int(match[1]), match[2], match[3]
         found.kinds[MAIN_LOG] += 1
-        if what != "eval":
-            _see_decimals(found, "train" if what == "trl" else "val", value)
+        if what == "tel":
+            found.validate(step, _loss(found, "val", value), None)
+        elif what == "trl":
+            found.train[step] = _loss(found, "train", value)
+        else:
+            found.hellaswag[step] = float_of(value)
     elif match := VAL_LINE.fullmatch(line):
-        _take_val(found, position, float_of(match[1]))
-        _see_decimals(found, "val", match[1])
+        _take_val(found, position, _loss(found, "val", match[1]))
     elif match := HELLASWAG_LINE.fullmatch(line):
         if position.val is None and position.placed is not None:
             found.hellaswag[position.placed] = float_of(match[1])
         else:
             position.hellaswag = float_of(match[1])
-    elif OURS.fullmatch(line):
-        found.kinds[WRITERS[OUR_LINE]] += 1
+    elif OUR_TABLE.fullmatch(line):
+        found.kinds[OURS] += 1
     elif match := VAL_EVERY.fullmatch(line):
         position.every = int(match[1]) or None
     elif match := VAL_BATCHES.fullmatch(line):
@@ -298,23 +276,22 @@ def _take_step(found: Found, position: Position, match: re.Match[str]) -> None:
     if step < 0:
         return
     _place(found, position, step)
-    found.train[step] = float_of(loss)
+    found.train[step] = _loss(found, "train", loss)
     for values, pattern in ((found.ms, MS), (found.speed, SPEED)):
         shown = pattern.search(rest)
         put(values, step, float_of(shown[1]) if shown else None)
     position.last, position.placed = step, None
     position.total = int(total[1:]) if total else None
-    sign = separator.strip() if separator == ": " and total else ""
-    writer = WRITERS.get((total is not None, f"{sign} {words}".strip(), bool(re.match(r" \(\S+z\)", rest))))
-    if WRITERS[OUR_LINE] in found.kinds:  # its table says so; with -sl it prints z-scores as llm.c does
-        writer = WRITERS[OUR_LINE]
-    found.kinds[writer or "output of a trainer"] += 1
-    _see_decimals(found, "train", loss)
+    words = f": {words}" if separator == ": " and total else words
+    writer = WRITERS.get((total is not None, words, bool(re.match(r" \(\S+z\)", rest))), ANY)
+    found.kinds[OURS if OURS in found.kinds else writer] += 1  # its table says so; with -sl it prints z-scores too
 
 
-def _see_decimals(found: Found, curve: str, loss: str) -> None:
-    if digits := re.fullmatch(r"[+-]?\d*\.(\d+)", loss):
+def _loss(found: Found, curve: str, text: str) -> float:
+    """Return a loss, and take note of its decimals."""
+    if digits := re.fullmatch(r"[+-]?\d*\.(\d+)", text):
         found.decimals[curve] = max(found.decimals.get(curve, 0), len(digits[1]))
+    return float_of(text)
 
 
 def _take_val(found: Found, position: Position, loss: float) -> None:

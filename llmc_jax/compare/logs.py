@@ -51,7 +51,7 @@ class Difference(NamedTuple):
     window: int  # points that it averages over
     tolerance: float  # nats per token
     rounding: float  # as much may come from the digits that the logs have
-    unlike: tuple["Unlike", ...] = ()  # common steps that are left out
+    unlike: tuple[Unlike, ...] = ()  # common steps that are left out
 
     @property
     def largest(self) -> tuple[float, int]:
@@ -68,8 +68,7 @@ class Difference(NamedTuple):
     @property
     def first_beyond(self) -> int | None:
         """Return the first step whose averaged difference is beyond the tolerance."""
-        found = np.flatnonzero(self.beyond)
-        return int(self.steps[found[0]]) if len(found) else None
+        return next(iter(self.steps[self.beyond].tolist()), None)
 
     @property
     def beyond(self) -> np.ndarray:
@@ -82,8 +81,7 @@ class Difference(NamedTuple):
         beyond = self.beyond
         to_come = np.arange(len(beyond), 0, -1)  # the step itself included
         most = np.cumsum(beyond[::-1])[::-1] > to_come / 2
-        found = np.flatnonzero(beyond & most & (to_come >= TAIL * len(beyond)))
-        return int(self.steps[found[0]]) if len(found) else None
+        return next(iter(self.steps[beyond & most & (to_come >= TAIL * len(beyond))].tolist()), None)
 
 
 def difference(first: Curve, other: Curve) -> Curve:
@@ -100,23 +98,18 @@ def difference(first: Curve, other: Curve) -> Curve:
     return Curve(steps, values)
 
 
-def averaged(values: np.ndarray, window: int) -> np.ndarray:
-    """Return the mean of the finite values in a window (odd) round each; infinite where the value itself is."""
-    return np.where(np.isfinite(values), moving_mean(values, window), np.inf)
-
-
 def differences(logs: Sequence[Log], tolerance: float = TOLERANCE, window: int = 0) -> list[Difference]:
     """Compare every log but the first with the first. window: of training losses, 0 for one part in 50 of the steps."""
     found = []
     for letter, log in zip(LETTERS[1:], logs[1:], strict=False):
-        rounding = _rounding(logs[0]) + _rounding(log)
+        rounding = sum(0.5 * 10.0**-each.decimals for each in (logs[0], log) if each.decimals is not None)
         for name, field in CURVES.items():
             steps, values = difference(getattr(logs[0], field), getattr(log, field))
             apart = unlike(logs[0], log) if name == VAL else ()
             like = ~np.isin(steps, [each.step for each in apart])
             steps, values = steps[like], values[like]
             points = 1 if name == VAL else window | 1 if window else window_of(len(steps))
-            mean = averaged(values, points)
+            mean = np.where(np.isfinite(values), moving_mean(values, points), np.inf)
             found.append(Difference(letter, name, steps, values, mean, points, tolerance, rounding, apart))
     return found
 
@@ -128,29 +121,16 @@ def unlike(first: Log, other: Log) -> tuple[Unlike, ...]:
     return tuple(Unlike(int(step), int(a), int(b)) for step, a, b in pairs if a != b)
 
 
-def _rounding(log: Log) -> float:
-    return 0.0 if log.decimals is None else 0.5 * 10.0**-log.decimals
-
-
-class Speed(NamedTuple):
-    """Medians of the steps without the first, which compiles or warms up; None where the log has none."""
-
-    ms: float | None
-    tokens_per_second: float | None
-
-    @property
-    def steps_per_second(self) -> float | None:
-        return 1e3 / self.ms if self.ms else None
-
-
-def speed(log: Log) -> Speed:
-    """Return how fast a log's run was."""
-    return Speed(_median(log.ms), _median(log.speed))
-
-
-def _median(c: Curve) -> float | None:
+def median(c: Curve) -> float | None:
+    """Return the median without the first step, which compiles or warms up; None where there is no figure."""
     later = finite(Curve(c.steps[1:], c.values[1:])) if len(c.steps) > 1 else finite(c)
     return float(np.median(later.values)) if len(later.values) else None
+
+
+def steps_per_second(log: Log) -> float | None:
+    """Return the median of a run's speed; None where its log has no times."""
+    ms = median(log.ms)
+    return 1e3 / ms if ms else None
 
 
 # ----- words and tables ---------------------------------------------------------------------------------------------
@@ -222,30 +202,29 @@ def steps_table(
     """Return a table of the losses at some steps, and what each log's is more than the first's; then of its times."""
     digits = min((log.decimals for log in logs if log.decimals is not None), default=6)
     headings, columns = ["step"], [[str(step) for step in steps]]
-    difference = f" - {names[0]}"
+    differences, others = [], []  # which headings go where a screen is too narrow
     for field in CURVES.values():
-        first = getattr(logs[0], field)
         for name, log in zip(names, logs, strict=False):
-            apart = {each.step for each in unlike(logs[0], log)} if field == CURVES[VAL] else set()
             values = [at_step(getattr(log, field), step) for step in steps]
             headings.append(f"{field} {name}")
             columns.append([report.number(value, min(6, digits)) for value in values])
-            if log is not logs[0]:
-                headings.append(f"{name}{difference}")
-                pairs = zip(values, steps, strict=True)
-                columns.append(["" if step in apart else _less(value, at_step(first, step)) for value, step in pairs])
-    differences = [heading for heading in headings if heading.endswith(difference)]
-    of_others = [each for each in headings[:0:-1] if each not in differences and not each.endswith(f" {names[0]}")]
-    optional = [*dict.fromkeys(differences), *of_others]
+            if log is logs[0]:
+                first = values
+                continue
+            apart = {each.step for each in unlike(logs[0], log)} if field == CURVES[VAL] else set()
+            others.append(headings[-1])
+            differences.append(f"{name} - {names[0]}")
+            headings.append(differences[-1])
+            columns.append([
+                "" if a is None or b is None or step in apart else signed(b - a)
+                for a, b, step in zip(first, values, steps, strict=True)
+            ])  # fmt: skip
+    optional = [*differences, *reversed(others)]
     if with_times:
         optional = [f"ms {name}" for name in names]
         headings += optional
         columns += [[report.number(at_step(log.ms, step), 2) for step in steps] for log in logs]
     return table(headings, list(zip(*columns, strict=True)), optional=optional)
-
-
-def _less(a: float | None, b: float | None) -> str:
-    return "" if a is None or b is None else signed(a - b)
 
 
 def signed(value: float) -> str:
@@ -257,12 +236,12 @@ def logs_table(logs: Sequence[Log]) -> str:
     """Return what each log is, and how its run went."""
     rows = []
     for letter, log in zip(LETTERS, logs, strict=False):
-        fast = speed(log)
+        tokens_per_second = median(log.speed)
         rows.append([
             letter, log.path, log.kind, _range(log.train), str(len(log.val.steps) or ""),
             report.number(last(log.train), 4), report.number(last(log.val), 4),
-            report.number(fast.ms, 2), report.number(fast.steps_per_second, 3),
-            "" if fast.tokens_per_second is None else f"{fast.tokens_per_second:,.0f}",
+            report.number(median(log.ms), 2), report.number(steps_per_second(log), 3),
+            "" if tokens_per_second is None else f"{tokens_per_second:,.0f}",
         ])  # fmt: skip
     words = ["", "log", "what it is", "training steps"]
     headings = [*words, "validations", "last train", "last val", "ms/step", "steps/s", "tok/s"]
@@ -328,11 +307,10 @@ def as_json(logs: Sequence[Log], found: Sequence[Difference], rows: int) -> dict
 
 
 def _log_json(letter: str, log: Log) -> dict[str, Any]:
-    fast = speed(log)
     curves = {name: getattr(log, name) for name in ("train", "val", "batches", "ms", "hellaswag")}
     return {
         "letter": letter, "path": log.path, "kind": log.kind, "decimals": log.decimals, "notes": log.notes,
-        "median_ms": fast.ms, "steps_per_second": fast.steps_per_second, "tokens_per_second": fast.tokens_per_second,
+        "median_ms": median(log.ms), "steps_per_second": steps_per_second(log), "tokens_per_second": median(log.speed),
         "last_train": last(log.train), "last_val": last(log.val),
         **{name: {"steps": c.steps, "values": c.values} for name, c in curves.items()},
     }  # fmt: skip
@@ -406,10 +384,15 @@ def run(args: argparse.Namespace) -> int:
     logs = [read_log(path) for path in args.logs]
     found = differences(logs, args.tolerance, args.window)
     report.show(as_text(logs, found, args.rows), json_path=args.json)
+    draw(args, logs, found)
+    report.emit({"comparison": "logs", **as_json(logs, found, args.rows)}, json_path=args.json)
+    return DIFFERS if any(each.parts is not None for each in found) else 0
+
+
+def draw(args: argparse.Namespace, logs: Sequence[Log], found: Sequence[Difference], names: Sequence[str] = ()) -> None:
+    """Draw the picture that --picture asks for."""
     if args.picture is not None:
         from llmc_jax.compare.picture import draw_logs
 
-        draw_logs(logs, found, args.picture)
+        draw_logs(logs, found, args.picture, names)
         report.show(f"\npicture: {args.picture}", json_path=args.json)
-    report.emit({"comparison": "logs", **as_json(logs, found, args.rows)}, json_path=args.json)
-    return DIFFERS if any(each.parts is not None for each in found) else 0

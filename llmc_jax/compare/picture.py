@@ -196,5 +196,4 @@ def _mark_parting(axes: Any, each: Difference, color: str, row: int) -> None:
 def _finish(axes: Any, name: str) -> None:
     axes.set_ylabel(name)
     axes.grid(alpha=0.25)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)

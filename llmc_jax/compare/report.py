@@ -41,7 +41,7 @@ def check_json(json_path: str | None) -> None:
 def show(words: str, *, json_path: str | None) -> None:
     """Print a line or a table, unless standard output is for JSON."""
     if json_path != SCREEN:
-        print(words)
+        print(words, flush=True)
 
 
 def emit(result: Mapping[str, Any], *, json_path: str | None) -> None:
@@ -63,8 +63,6 @@ def number(value: float | None, digits: int = 4) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
-def small(value: float | None) -> str:
-    """Return a difference or an error: 3 significant digits, 0 for exactly nothing, empty for None."""
-    if value is None:
-        return ""
+def small(value: float) -> str:
+    """Return a difference or an error: 3 significant digits, 0 for exactly nothing."""
     return "0" if value == 0 else f"{value:.3g}"

@@ -137,8 +137,7 @@ def _draw_panel(axes: Any, boxes: Sequence[Box], phase: str, longest: float, sca
     axes.set_ylabel(f"{phase}\n{scale * end:.3g} {unit}", rotation=0, ha="right", va="center")
     axes.set_yticks([])
     axes.set_xlim(0, scale * longest)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
 
 
 def _legend(figure: Any, operations: set[str]) -> None:

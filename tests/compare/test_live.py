@@ -89,7 +89,7 @@ FLAGS = {
     "contradiction": ("train_gpt2cu", "-b 4 -t 64 -d 100", "-d 100"),
     "not built": ("train_gpt2cu", "-h 1", "-h 1"),
     "never validates": ("train_gpt2cu", "-v 0", "-v 0: train_gpt2cu divides by it"),
-    "never samples": ("train_gpt2fp32cu", "-s 0", "train_gpt2fp32cu divides by them"),
+    "never samples": ("train_gpt2fp32cu", "-s 0", "-s 0: train_gpt2fp32cu divides by it"),
 }
 
 
