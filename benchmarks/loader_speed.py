@@ -43,7 +43,7 @@ def measure(path: Path, B: int, T: int, micro_batches: int, shuffle: bool, prefe
     if not prefetch:
         return best_rate(lambda: loader.next_batch(micro_batches), B * T * micro_batches)
     with Prefetcher(loader, micro_batches) as prefetcher:
-        return best_rate(prefetcher.next, B * T * micro_batches)
+        return best_rate(lambda: next(prefetcher), B * T * micro_batches)
 
 
 def main() -> None:

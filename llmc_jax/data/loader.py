@@ -6,9 +6,9 @@ Leaves out tokenizers, and how many batches make a step (the trainer's).
     process of rank r reads its tokens r*B*T to (r+1)*B*T, and one more for the last target.
 """
 
-import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -100,8 +100,6 @@ class TokenLoader:
             self.paths = expand_pattern(pattern_or_paths, flag)
         else:
             self.paths = [Path(path) for path in pattern_or_paths]
-        if not self.paths:
-            raise InputError(f"{flag}: no token file given")
         self._modified: dict[Path, int] = {}  # nanoseconds; when each was last changed, as far as this loader knows
         self._notices: deque[Notice] = deque()  # a thread that reads ahead adds to them
         self._noticed: set[Notice] = set()
@@ -182,8 +180,7 @@ class TokenLoader:
 
     def look(self) -> None:
         """Notice what happened to the file that is open. Only the thread that reads batches may call it."""
-        where = "here" if self._file is None else self._file.where()
-        if self._file is not None and where != "here":
+        if self._file is not None and (where := self._file.where()) != "here":
             self._notice(self._file.path, where)
 
     def _notice(self, path: Path, what: Literal["gone", "replaced", "changed"]) -> None:
@@ -437,75 +434,44 @@ def continued(alone: Loader, state: Mapping[str, Any], micro_batches: int) -> Lo
 
 
 class Prefetcher:
-    """Reads a loader's batches ahead in a thread while the step runs: at most `depth` of them wait.
+    """Reads a loader's batches ahead in a thread while the step runs: `depth` of them are ready or being read.
 
-    `next()` gives what `loader.next_batch(micro_batches)` would, in the same order; an error of the thread is raised
-    there, behind the batches read before it. Nobody else may use the loader until `close()`, after which it stands
-    ahead of the batches given out: continue from `state()`. A context manager, and an iterator that `close()` ends.
+    An iterator of what `loader.next_batch(micro_batches)` would give, in the same order, each batch both
+    (micro_batches, B, T) int32; an error of the thread is raised there, behind the batches read before it. Nobody else
+    may use the loader until `close()`, which ends the iterator and leaves the loader ahead of the batches given out:
+    continue from `state()`. A context manager, which closes it.
     """
 
     def __init__(self, loader: Loader, micro_batches: int = 1, depth: int = 2) -> None:
-        assert micro_batches >= 1 and depth >= 1
         self._loader: Any = loader  # and its own kind of position
+        self._micro_batches = micro_batches
         self._consumed: Any = loader.position
-        self._ready: deque[tuple[Batch, Any]] = deque()
-        self._error: BaseException | None = None
-        self._closed = False
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(
-            target=self._read_ahead, args=(micro_batches, depth), name="llmc_jax loader", daemon=True
-        )
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "llmc_jax loader")
+        self._ready = deque(self._thread.submit(self._read) for _ in range(depth))
 
-    def _read_ahead(self, micro_batches: int, depth: int) -> None:
-        try:
-            while True:
-                with self._changed:
-                    self._changed.wait_for(lambda: self._closed or len(self._ready) < depth)
-                    if self._closed:
-                        return
-                item = self._loader.next_batch(micro_batches), self._loader.position
-                with self._changed:
-                    self._ready.append(item)
-                    self._changed.notify_all()
-        except BaseException as error:  # whatever it is, it belongs to the thread that waits for the batch
-            with self._changed:
-                self._error = error
-                self._changed.notify_all()
-
-    def next(self) -> Batch:
-        """Return the next batch, (inputs, targets) both (micro_batches, B, T) int32; waits until it is read."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ready or self._error is not None or self._closed)
-            if self._closed:
-                raise RuntimeError("the prefetcher is closed")
-            if not self._ready:
-                assert self._error is not None
-                raise self._error
-            batch, self._consumed = self._ready.popleft()
-            self._changed.notify_all()
-            return batch
-
-    def state(self) -> dict[str, Any]:
-        """Return the loader's state after the batches that `next` has given out, for `TokenLoader.restore`."""
-        state: dict[str, Any] = self._loader.state(self._consumed)
-        return state
-
-    def close(self) -> None:
-        """Stop reading, drop what waits and join the thread. May be called again."""
-        with self._changed:
-            self._closed = True
-            self._ready.clear()
-            self._changed.notify_all()
-        self._thread.join()
+    def _read(self) -> tuple[Batch, Any]:
+        return self._loader.next_batch(self._micro_batches), self._loader.position
 
     def __iter__(self) -> Iterator[Batch]:
         return self
 
     def __next__(self) -> Batch:
-        if self._closed:
+        if not self._ready:
             raise StopIteration
-        return self.next()
+        batch, self._consumed = self._ready[0].result()  # an error stays where it is
+        self._ready.popleft()
+        self._ready.append(self._thread.submit(self._read))
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        """Return the loader's state after the batches that were given out, for `TokenLoader.restore`."""
+        state: dict[str, Any] = self._loader.state(self._consumed)
+        return state
+
+    def close(self) -> None:
+        """Stop reading, drop what is ready and join the thread. May be called again."""
+        self._ready.clear()
+        self._thread.shutdown(cancel_futures=True)
 
     def __enter__(self) -> "Prefetcher":
         return self

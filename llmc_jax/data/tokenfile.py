@@ -11,9 +11,7 @@ import glob
 import os
 import stat
 import struct
-from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -83,25 +81,21 @@ class TokenFile:
         count = self.num_tokens - start if count is None else count
         assert 0 <= start <= start + count <= self.num_tokens, (start, count, self.num_tokens)
         offset, size = self.header_bytes + start * self.dtype.itemsize, count * self.dtype.itemsize
-        raw = self._read_bytes(offset, size)
-        while len(raw) < size:  # only of a huge piece, or of a file that is shortened
-            more = self._read_bytes(offset + len(raw), size - len(raw))
+        raw, descriptor = b"", self._file.fileno()
+        while len(raw) < size:  # more than once only for a huge piece
+            try:
+                more = os.pread(descriptor, min(size - len(raw), MOST_AT_ONCE), offset + len(raw))
+            except OSError as error:
+                raise InputError(
+                    f"{self.path}: cannot be read any more ({reason(error)}); is the disk sound?"
+                ) from error
             if not more:
-                raise self._shortened()
+                raise FormatError(
+                    f"{self.path}: was shortened while it was being read: it had {self.size} bytes and has "
+                    f"{os.fstat(descriptor).st_size} now; copy or make it again, and leave it alone while it is used"
+                )
             raw += more
         return np.frombuffer(raw, self.dtype)
-
-    def _read_bytes(self, offset: int, size: int) -> bytes:
-        try:
-            return os.pread(self._file.fileno(), min(size, MOST_AT_ONCE), offset)
-        except OSError as error:
-            raise InputError(f"{self.path}: cannot be read any more ({reason(error)}); is the disk sound?") from error
-
-    def _shortened(self) -> FormatError:
-        return FormatError(
-            f"{self.path}: was shortened while it was being read: it had {self.size} bytes and has "
-            f"{os.fstat(self._file.fileno()).st_size} now; copy or make it again, and leave it alone while it is used"
-        )
 
     def where(self) -> Where:
         """Return whether its path still leads to this file, or to none, or to another."""
@@ -116,9 +110,7 @@ class TokenFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -162,8 +154,6 @@ def _open(path: Path, file: IO[bytes]) -> TokenFile:
 
 
 def _kind_of(path: Path, header: bytes) -> str:
-    if not header:
-        raise FormatError(f"{path}: is empty; {MAKE_ONE}")
     if len(header) < 4:
         raise FormatError(f"{path}: has {len(header)} bytes, not even one token or a header; {MAKE_ONE}")
     (magic,) = struct.unpack_from("<i", header)
@@ -214,14 +204,12 @@ def _check_raw(path: Path, file: IO[bytes], size: int) -> None:
     offset = 0
     while block := file.read(READ_BYTES):
         # read as unsigned, a negative id is a huge one
-        ids = np.frombuffer(block[: len(block) // 4 * 4], "<u4")
-        bad = np.flatnonzero(ids > MAX_RAW_ID)
+        ids = np.frombuffer(block[: len(block) // 4 * 4], "<i4")
+        bad = np.flatnonzero(ids.view("<u4") > MAX_RAW_ID)
         if bad.size:
-            at = offset + 4 * int(bad[0])
-            (value,) = struct.unpack_from("<i", block, at - offset)
             raise FormatError(
-                f"{path}: begins with no magic number of a token file, and read as raw int32 tokens it holds {value} "
-                f"at byte {at}, which is not a token id (0 to {MAX_RAW_ID}); {MAKE_ONE}"
+                f"{path}: begins with no magic number of a token file, and read as raw int32 tokens it holds "
+                f"{ids[bad[0]]} at byte {offset + 4 * bad[0]}, which is not a token id (0 to {MAX_RAW_ID}); {MAKE_ONE}"
             )
         offset += len(block)
 
@@ -233,32 +221,33 @@ def write_token_file(path: str | Path, tokens: Any, kind: str = "gpt2-uint16") -
     are too many for its header, or the file cannot be written.
     Source: `write_datafile` of llm.c's dev/data/data_common.py.
     """
-    assert kind in KINDS
-    path = Path(path)
-    array = np.asarray(tokens)
+    array, dtype = np.asarray(tokens), KINDS[kind].dtype
     if array.size == 0:
-        array = np.zeros(0, KINDS[kind].dtype)
+        array = np.zeros(0, dtype)
     _check_writable(path, array, kind)
+    step = READ_BYTES // dtype.itemsize
     try:
         with complete_file(path) as temporary, open(temporary, "xb") as file:
-            for block in _file_blocks(array, kind):
-                file.write(block)
+            file.write(make_header(kind, array.size))
+            for start in range(0, array.size, step):  # so that another dtype does not copy the whole array
+                file.write(array[start : start + step].astype(dtype).tobytes())
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({reason(error)}); choose another folder or free space") from error
 
 
-def _check_writable(path: Path, array: np.ndarray, kind: str) -> None:
+def _check_writable(path: str | Path, array: np.ndarray, kind: str) -> None:
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise InputError(f"{path}: tokens must be 1-D integers; found shape {array.shape}, dtype {array.dtype}")
     if array.size > MAX_TOKENS:
         raise InputError(f"{path}: {array.size} tokens; one file takes {MAX_TOKENS}; write several shards")
     if kind == "raw-int32" and array.size == 0:
         raise InputError(f"{path}: no tokens; a file without header cannot be empty")
-    if array.size and (array.min() < 0 or array.max() > KINDS[kind].max_id):
-        where = int(np.flatnonzero((array < 0) | (array > KINDS[kind].max_id))[0])
+    most = KINDS[kind].max_id
+    if array.size and (array.min() < 0 or array.max() > most):
+        where = int(np.flatnonzero((array < 0) | (array > most))[0])
         raise InputError(
-            f"{path}: token {where} has id {array[where]}; {kind} takes 0 to {KINDS[kind].max_id}; "
-            "take llama3-uint32 for larger vocabularies"
+            f"{path}: token {where} has id {array[where]}; {kind} takes 0 to {most}; take llama3-uint32 for larger "
+            "vocabularies"
         )
 
 
@@ -266,14 +255,6 @@ def make_header(kind: str, count: int) -> bytes:
     """Return the header of a file of `count` tokens; empty for the kind that has none."""
     magic, version, _, _ = KINDS[kind]
     return b"" if magic is None else struct.pack("<256i", magic, version, count, *[0] * 253)
-
-
-def _file_blocks(array: np.ndarray, kind: str) -> Iterator[bytes]:
-    dtype = KINDS[kind].dtype
-    yield make_header(kind, array.size)
-    step = READ_BYTES // dtype.itemsize
-    for start in range(0, array.size, step):  # so that another dtype does not copy the whole array
-        yield array[start : start + step].astype(dtype).tobytes()
 
 
 def expand_pattern(pattern: str | Path, flag: str) -> list[Path]:

@@ -5,6 +5,7 @@ tokens other than the end-of-text token.
 """
 
 import codecs
+import contextlib
 import functools
 import hashlib
 import os
@@ -82,12 +83,16 @@ class Tokenizer:
                 text = text.decode()
             except UnicodeDecodeError as error:
                 raise InputError(f"the text is not UTF-8: byte {error.start} is {text[error.start]:#04x}") from error
-        return self.encode_text(text).astype(self.dtype, copy=False)
+        try:
+            ids = self.encode_text(text)
+        except UnicodeEncodeError:
+            # halves of surrogate pairs that meet are joined, and the others replaced, as by tiktoken
+            ids = self.encode_text(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+        return ids.astype(self.dtype, copy=False)
 
     def encode_document(self, text: str | bytes) -> np.ndarray:
         """Return the ids of a document, the end-of-text token first as llm.c's scripts put it: (1 + n,) of `dtype`."""
-        ids = self.encode(text)
-        return np.concatenate([np.array([self.eot], self.dtype), ids])
+        return np.concatenate([np.array([self.eot], self.dtype), self.encode(text)])
 
     def decode(self, ids: Iterable[int]) -> bytes:
         """Return the bytes that the ids stand for. Raises InputError for an id that the tokenizer does not have."""
@@ -106,21 +111,7 @@ class Tokenizer:
 def bytes_tokenizer() -> Tokenizer:
     """Return the tokenizer in which every byte is its own id, 0 to 255; the end-of-text token is 256: V=257."""
     pieces = (*(bytes([value]) for value in range(256)), END_OF_TEXT)
-    return Tokenizer(
-        "bytes", pieces, BYTES_EOT, "bytes", lambda text: np.frombuffer(_utf8(text), np.uint8).astype(np.uint16)
-    )
-
-
-def _utf8(text: str) -> bytes:
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return _without_surrogates(text).encode()
-
-
-def _without_surrogates(text: str) -> str:
-    """Join halves of surrogate pairs that meet, and replace the others by U+FFFD, as tiktoken does."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return Tokenizer("bytes", pieces, BYTES_EOT, "bytes", lambda text: np.frombuffer(text.encode(), np.uint8))
 
 
 # ----- GPT-2's table ------------------------------------------------------------------------------------------------
@@ -135,17 +126,17 @@ def gpt2_tokenizer(allow_network: bool = True) -> Tokenizer:
 
     Raises InputError that says how to get the table if none has it. See `bin_tokenizer` for a file anywhere else.
     """
-    merges = _cached_merges()
-    if merges is None and (found := _gpt2_in_current_folder()) is not None:
-        return found
-    if merges is None and allow_network:
-        merges = _downloaded_merges()
-    if merges is None:
-        raise InputError(
-            f"GPT-2's tokenizer table is neither in tiktoken's cache ({_tiktoken_cache() or 'switched off'}) nor in "
-            f"./{DEFAULT_BIN}; {_HOW_TO_GET_TABLE}"
-        )
-    return _bpe_tokenizer("gpt2", _pieces_of_merges(merges), GPT2_EOT, "gpt2")
+    cache = _tiktoken_cache()
+    merges = _cached_merges(cache)
+    pieces = _pieces_of_merges(merges) if merges else _gpt2_in_current_folder()
+    if pieces is None:
+        if not allow_network:
+            raise InputError(
+                f"GPT-2's tokenizer table is neither in tiktoken's cache ({cache or 'switched off'}) nor in "
+                f"./{DEFAULT_BIN}; {_HOW_TO_GET_TABLE}"
+            )
+        pieces = _pieces_of_merges(_downloaded_merges(cache))
+    return _bpe_tokenizer("gpt2", pieces, GPT2_EOT, "gpt2")
 
 
 _HOW_TO_GET_TABLE = (
@@ -156,20 +147,13 @@ _HOW_TO_GET_TABLE = (
 
 
 def _tiktoken_cache() -> Path | None:
-    """Return the folder that tiktoken.load.read_file_cached uses; None if the user's empty name switches it off."""
-    for variable in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
-        if variable in os.environ:
-            return Path(os.environ[variable]) if os.environ[variable] else None
-    return Path(tempfile.gettempdir()) / "data-gym-cache"
+    """Return where tiktoken.load.read_file_cached keeps the merges; None if the user's empty name switches it off."""
+    usual = os.path.join(tempfile.gettempdir(), "data-gym-cache")
+    folder = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR", usual))
+    return Path(folder, hashlib.sha1(MERGES_URL.encode(), usedforsecurity=False).hexdigest()) if folder else None
 
 
-def _merges_path() -> Path | None:
-    folder = _tiktoken_cache()
-    return folder / hashlib.sha1(MERGES_URL.encode(), usedforsecurity=False).hexdigest() if folder else None
-
-
-def _cached_merges() -> bytes | None:
-    path = _merges_path()
+def _cached_merges(path: Path | None) -> bytes | None:
     try:
         data = path.read_bytes() if path else b""
     except OSError:
@@ -177,32 +161,25 @@ def _cached_merges() -> bytes | None:
     return data if hashlib.sha256(data).hexdigest() == MERGES_SHA256 else None
 
 
-def _gpt2_in_current_folder() -> Tokenizer | None:
-    if not os.path.exists(DEFAULT_BIN):
-        return None
+def _gpt2_in_current_folder() -> tuple[bytes, ...] | None:
     try:
-        table = read_tokenizer_bin(DEFAULT_BIN)
+        pieces = read_tokenizer_bin(DEFAULT_BIN).pieces
     except InputError:
         return None
-    if hashlib.sha256(_payload(table.pieces)).hexdigest() != GPT2_PIECES_SHA256:
-        return None
-    return _bpe_tokenizer("gpt2", table.pieces, table.eot, "gpt2")
+    return pieces if hashlib.sha256(_payload(pieces)).hexdigest() == GPT2_PIECES_SHA256 else None
 
 
-def _downloaded_merges() -> bytes:
+def _downloaded_merges(path: Path | None) -> bytes:
     from llmc_jax.data.download import download
 
     try:
         data = download(MERGES_URL, MERGES_SHA256)
     except InputError as error:
         raise InputError(f"GPT-2's tokenizer table: {error}; {_HOW_TO_GET_TABLE}") from error
-    path = _merges_path()
-    try:
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs the next run a download, no more
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_bytes(path, data)
-    except OSError:
-        pass  # a cache that cannot be written costs the next run a download, no more
     return data
 
 
@@ -213,15 +190,13 @@ def _pieces_of_merges(merges: bytes) -> tuple[bytes, ...]:
     others, in ascending order, are U+0100 and on. The ids of single bytes follow the same order: first the
     printable ones. Source: bytes_to_unicode in encoder.py of openai/gpt-2.
     """
-    printable_bytes = [value for value in range(256) if chr(value).isprintable() and chr(value) != " "]
-    others = [value for value in range(256) if value not in printable_bytes]
-    order = printable_bytes + others
-    characters = [chr(value) for value in printable_bytes] + [chr(256 + index) for index in range(len(others))]
-    byte_of = dict(zip(characters, order, strict=True))
-    pieces = [bytes([value]) for value in order]
-    for line in merges.decode().split("\n")[1:-1]:  # the first line is a version, the last is empty
-        pieces.append(bytes(byte_of[character] for character in line if character != " "))
-    return (*pieces, END_OF_TEXT)
+    printable = [value for value in range(256) if chr(value).isprintable() and chr(value) != " "]
+    others = [value for value in range(256) if value not in printable]
+    byte_of = {chr(value): value for value in printable}
+    byte_of |= {chr(256 + index): value for index, value in enumerate(others)}
+    lines = merges.decode().split("\n")[1:-1]  # the first line is a version, the last is empty
+    made = [bytes(byte_of[character] for character in line if character != " ") for line in lines]
+    return (*(bytes([value]) for value in byte_of.values()), *made, END_OF_TEXT)
 
 
 def _bpe_tokenizer(name: str, pieces: tuple[bytes, ...], eot: int, spec: str) -> Tokenizer:
@@ -246,14 +221,7 @@ def _bpe_encoder(name: str, pieces: tuple[bytes, ...], eot: int) -> Callable[[st
     import tiktoken
 
     encoding = tiktoken.Encoding(name, pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
-
-    def encode(text: str) -> np.ndarray:
-        try:
-            return encoding.encode_to_numpy(text, disallowed_special=())  # nothing in a text is special
-        except UnicodeEncodeError:
-            return encoding.encode_to_numpy(_without_surrogates(text), disallowed_special=())
-
-    return encode
+    return functools.partial(encoding.encode_to_numpy, disallowed_special=())  # nothing in a text is special
 
 
 # ----- gpt2_tokenizer.bin -------------------------------------------------------------------------------------------
@@ -285,8 +253,8 @@ def read_tokenizer_bin(path: str | Path) -> TokenizerTable:
 
 
 def _check_header(path: str | Path, header: bytes, size: int) -> tuple[int, int, int]:
-    if len(header) >= 4 and struct.unpack_from("<I", header)[0] != MAGIC:
-        found = struct.unpack_from("<I", header)[0]
+    found = int.from_bytes(header[:4], "little")
+    if len(header) >= 4 and found != MAGIC:
         raise FormatError(f"{path}: is not a tokenizer file: magic number {found}; expected {MAGIC}")
     if len(header) < HEADER_BYTES:
         raise FormatError(f"{path}: truncated: {size} bytes, but the header alone has {HEADER_BYTES}; copy it again")
@@ -311,8 +279,8 @@ def _split_pieces(path: str | Path, payload: bytes, vocab: int) -> tuple[bytes, 
     pieces = []
     at = 0
     for token in range(vocab):
-        length = payload[at] if at < len(payload) else 0
-        if at >= len(payload) or at + 1 + length > len(payload):
+        length = payload[at] if at < len(payload) else 1
+        if at + 1 + length > len(payload):
             end = HEADER_BYTES + len(payload)
             raise FormatError(f"{path}: truncated: ends at byte {end}, in id {token} of {vocab}; copy it again")
         if length == 0:

@@ -182,7 +182,7 @@ GOOD = header(20240520, 1, 3) + bytes(6)
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "is empty"),
+        (b"", "has 0 bytes"),
         (b"abc", "has 3 bytes"),
         (GOOD[:500], "truncated: 500 bytes, but the header alone has 1024"),
         (GOOD[:-1], "truncated: 1029 bytes, but 3 tokens of 2 bytes after a header of 1024 make 1030"),
