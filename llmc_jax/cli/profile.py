@@ -95,7 +95,7 @@ def llmc_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
 
 def calculate(config: TrainConfig, own: SimpleNamespace) -> int:
     """`--calculate`: everything that the shape alone says."""
-    from llmc_jax.profile.table import Roof, calculated_text, summed_work
+    from llmc_jax.profile.table import Roof, calculated, calculated_text
     from llmc_jax.run.console import format_table
 
     model = _shape_of(config.model)
@@ -126,13 +126,12 @@ def calculate(config: TrainConfig, own: SimpleNamespace) -> int:
             )
         bandwidth = GPUS[device].bandwidth * 1e9
         roof = Roof(peak, bandwidth, bandwidth, None)
-    work = step_work(model, shape)
+    lines = calculated(step_work(model, shape), roof, by_layer=own.layers)
     if own.json:
-        totals = summed_work(work, roof, own.layers)
+        kept = ("phase", "operation", "layer", "flops", "bytes")
         operations = [
-            {"phase": phase, "operation": operation, "layer": layer, "flops": total.flops, "bytes": total.bytes}
-            | ({"floor_seconds": total.floor} if roof else {})
-            for (phase, operation, layer), total in totals.items()
+            {name: getattr(line, name) for name in kept} | ({"floor_seconds": line.floor} if roof else {})
+            for line in lines
         ]
         memory = memory_of.memory(model, shape, outliers.BYTES)
         _write_json(own.json, {
@@ -141,7 +140,7 @@ def calculate(config: TrainConfig, own: SimpleNamespace) -> int:
             "products_flops": products_flops(model, shape), "operations": operations,
         })  # fmt: skip
     print(format_table(sections))
-    print(calculated_text(work, roof, by_layer=own.layers))
+    print(calculated_text(lines))
     return ExitCode.DONE
 
 

@@ -5,7 +5,8 @@ either is obtained.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from llmc_jax import text
@@ -61,17 +62,6 @@ class Roof(NamedTuple):
     cache: int | None  # bytes that may lie in the caches; None: not known, and none are counted
 
 
-class Total(NamedTuple):
-    """Work summed up."""
-
-    flops: int = 0
-    bytes: int = 0
-    floor: float = 0.0
-    products: float = 0.0  # seconds of the floor that products set
-    cached: bool = False  # some of it has no floor, because all its arrays may lie in the caches
-    certain: bool = True  # nothing can be faster than the floor
-
-
 def roofline(work: Work, roof: Roof) -> tuple[float, str]:
     """Return the seconds that work takes at least, and what says so: products, memory, or CACHE for no floor.
 
@@ -88,36 +78,34 @@ def roofline(work: Work, roof: Roof) -> tuple[float, str]:
     return max(by_products, by_memory), "products" if by_products > by_memory else "memory"
 
 
-def _added(a: Total, b: Total) -> Total:
-    return Total(
-        a.flops + b.flops, a.bytes + b.bytes, a.floor + b.floor, a.products + b.products,
-        a.cached or b.cached, a.certain and b.certain,
-    )  # fmt: skip
+Key = tuple[str, str, int | None]  # phase, operation, layer
+Groups = dict[Key, list[Work]]
 
 
-Key = tuple[str, str, int | None]
-
-
-def summed_work(work: Iterable[Work], roof: Roof | None, by_layer: bool) -> dict[Key, Total]:
-    """Return the work of each line. The floors of several layers add up; without a roof there are none."""
-    total: dict[Key, Total] = defaultdict(Total)
+def _grouped(work: Iterable[Work], by_layer: bool) -> Groups:
+    """Return the work of each line."""
+    groups: Groups = defaultdict(list)
     for each in work:
-        key = (each.phase, each.operation, each.layer if by_layer else None)
-        floor, bound = roofline(each, roof) if roof else (0.0, "")
-        by_products = bound == "products"
-        certain = by_products or (roof is not None and roof.cache is not None)
-        found = Total(each.flops, each.bytes, floor, floor if by_products else 0.0, bound == CACHE, certain)
-        total[key] = _added(total[key], found)
-    return total
+        groups[each.phase, each.operation, each.layer if by_layer else None].append(each)
+    return groups
 
 
-def _line(key: Key, seconds: float, calls: float, mixed: float, work: Total, source: str) -> Line:
-    if work.floor:
-        bound = "products" if work.products > work.floor / 2 else "memory"
+def _line(
+    key: Key, seconds: float, calls: float, mixed: float, work: Sequence[Work], roof: Roof | None, source: str
+) -> Line:
+    """Return a line; the floors of its work add up, and without a roof there are none."""
+    floors = [roofline(each, roof) for each in work] if roof else []
+    floor = sum((least for least, _ in floors), 0.0)
+    if floor:
+        by_products = sum(least for least, bound in floors if bound == "products")
+        bound = "products" if by_products > floor / 2 else "memory"
     else:
-        bound = CACHE if work.cached else ""
-    beats = source == TRACE and work.certain and 0 < seconds < (1 - TOLERANCE) * work.floor
-    return Line(*key, calls, seconds, work.flops, work.bytes, work.floor, bound, mixed, source, beats)
+        bound = CACHE if any(bound == CACHE for _, bound in floors) else ""
+    # What a GPU's caches hold is not known, so what memory bounds may be faster there.
+    certain = all(bound == "products" for _, bound in floors) or (roof is not None and roof.cache is not None)
+    beats = source == TRACE and certain and 0 < seconds < (1 - TOLERANCE) * floor
+    flops, moved = sum(each.flops for each in work), sum(each.bytes for each in work)
+    return Line(*key, calls, seconds, flops, moved, floor, bound, mixed, source, beats)
 
 
 def _sorted(lines: Iterable[Line]) -> tuple[Line, ...]:
@@ -154,9 +142,9 @@ def report_from_trace(
         key = (place.phase, place.operation, place.layer if by_layer else None)
         found = use.seconds, use.calls, use.seconds * owner.mixed
         times[key] = [old + new / steps for old, new in zip(times[key], found, strict=True)]
-    totals = _where_it_ran(summed_work(work, roof, by_layer), times)
+    groups = _where_it_ran(_grouped(work, by_layer), times)
     lines = [
-        _line(key, seconds, calls, mixed / seconds if seconds else 0.0, totals.get(key, Total()), TRACE)
+        _line(key, seconds, calls, mixed / seconds if seconds else 0.0, groups.get(key, []), roof, TRACE)
         for key, (seconds, calls, mixed) in times.items()
     ]
     busy = sum(use.seconds for use in uses.values()) / steps
@@ -164,19 +152,16 @@ def report_from_trace(
     return Report(_sorted(lines), step, max(0.0, step - busy), unknown / steps)
 
 
-def _where_it_ran(totals: Mapping[Key, Total], times: Iterable[Key]) -> dict[Key, Total]:
+def _where_it_ran(groups: Groups, ran: Container[Key]) -> Groups:
     """Return the work of each line; where nothing ran under an operation's phase, its work is with its other phase.
 
     So it is with the head, which goes backwards in the middle of the forward pass.
     """
-    ran = set(times)
-    placed: dict[Key, Total] = defaultdict(Total)
-    for (phase, operation, layer), total in totals.items():
-        other = {"forward": "backward", "backward": "forward"}.get(phase, phase)
-        here, there = (phase, operation, layer), (other, operation, layer)
-        key = there if here not in ran and there in ran else here
-        placed[key] = _added(placed[key], total)
-    return dict(placed)
+    placed: Groups = defaultdict(list)
+    for here, work in groups.items():
+        there = {"forward": "backward", "backward": "forward"}.get(here[0], here[0]), *here[1:]
+        placed[there if here not in ran and there in ran else here] += work
+    return placed
 
 
 # ----- from differences ---------------------------------------------------------------------------------------------
@@ -184,13 +169,10 @@ def _where_it_ran(totals: Mapping[Key, Total], times: Iterable[Key]) -> dict[Key
 
 def report_from_differences(parts: Mapping[tuple[str, str], float], work: Sequence[Work], roof: Roof | None) -> Report:
     """Return the table of what differences can tell. parts: seconds of (phase, 'layers' or 'rest')."""
-    floors: dict[Key, Total] = defaultdict(Total)
-    for (phase, _, layer), total in summed_work(work, roof, by_layer=True).items():
-        key = (phase, "rest" if layer is None else "layers", None)
-        floors[key] = _added(floors[key], total)
+    groups = _grouped((each._replace(operation="rest" if each.layer is None else "layers") for each in work), False)
     lines = [
-        _line((phase, part, None), seconds, 0, 0.0, floors.get((phase, part, None), Total()), DIFFERENCE)
-        for (phase, part), seconds in parts.items()
+        _line((*part, None), seconds, 0, 0.0, groups.get((*part, None), []), roof, DIFFERENCE)
+        for part, seconds in parts.items()
     ]
     return Report(_sorted(lines), sum(parts.values()), 0.0, 0.0)
 
@@ -210,17 +192,22 @@ def as_json(report: Report) -> dict[str, Any]:
 
 def as_text(report: Report) -> str:
     """Return the report as a table for the screen."""
-    rows: list[list[str]] = []
-    for phase in PHASES:
-        members = [line for line in report.lines if line.phase == phase]
-        rows += [_cells(line, report.step, first=index == 0) for index, line in enumerate(members)]
-        if members:
-            rows += [_sum_cells(phase, members, report.step), []]
+    rows = _rows(report.lines, report.step)
     for name, seconds in (("of no operation", report.unknown), ("nothing runs", report.idle)):
         if seconds > 0:
             rows.append(["", name, "", "", f"{1e3 * seconds:.3f}", _percent(seconds, report.step)])
     rows.append(["", "step", "", "", f"{1e3 * report.step:.3f}"])
     return "\n".join([text.table(HEADINGS, rows, left=LEFT, optional=OPTIONAL), *_faster_than_floors(report)])
+
+
+def _rows(lines: Iterable[Line], step: float) -> list[list[str]]:
+    """Return a row for each line, each phase with its sum and a blank row behind it."""
+    rows: list[list[str]] = []
+    for phase, members in groupby(lines, key=lambda line: line.phase):
+        listed = list(members)
+        rows += [_cells(line, step, first=line is listed[0]) for line in listed]
+        rows += [_sum_cells(phase, listed, step), []]
+    return rows
 
 
 def _faster_than_floors(report: Report) -> list[str]:
@@ -260,7 +247,7 @@ def _cells(line: Line, step: float, *, first: bool) -> list[str]:
         line.operation,
         "" if line.layer is None else str(line.layer),
         f"{line.calls:g}" if line.calls else "",
-        f"{1e3 * line.seconds:.3f}",
+        f"{1e3 * line.seconds:.3f}" if step else "",
         _percent(line.seconds, step),
         f"{line.flops / 1e9:,.2f}" if line.flops else "",
         f"{line.bytes / 1e6:,.1f}" if line.bytes else "",
@@ -285,16 +272,12 @@ def _sum_cells(phase: str, lines: Sequence[Line], step: float) -> list[str]:
     return _cells(total, step, first=False)
 
 
-def calculated_text(work: Sequence[Work], roof: Roof | None, *, by_layer: bool) -> str:
-    """Return the work alone, as a table; with a roof also the floors that it sets."""
-    totals = summed_work(work, roof, by_layer)
-    lines = _sorted(_line(key, 0.0, 0.0, 0.0, total, "") for key, total in totals.items())
-    rows: list[list[str]] = []
-    for phase in PHASES:
-        members = [line for line in lines if line.phase == phase]
-        rows += [_cells(line, 0.0, first=index == 0) for index, line in enumerate(members)]
-        rows += [_sum_cells(phase, members, 0.0), []]
-    rows.append(["step", *_sum_cells("", lines, 0.0)[1:]])
-    for row in rows:
-        row[3:6] = ["", "", ""][: len(row)]  # nothing ran
+def calculated(work: Sequence[Work], roof: Roof | None, *, by_layer: bool) -> list[Line]:
+    """Return the work alone; with a roof also the floors that it sets."""
+    return [_line(key, 0.0, 0.0, 0.0, each, roof, "") for key, each in _grouped(work, by_layer).items()]
+
+
+def calculated_text(lines: Sequence[Line]) -> str:
+    """Return lines without times as a table."""
+    rows = [*_rows(_sorted(lines), 0.0), ["step", *_sum_cells("", lines, 0.0)[1:]]]
     return text.table(HEADINGS, rows, left=LEFT, optional=OPTIONAL)

@@ -11,6 +11,7 @@ from llmc_jax.profile.table import (
     Roof,
     as_json,
     as_text,
+    calculated,
     calculated_text,
     report_from_differences,
     report_from_trace,
@@ -152,7 +153,9 @@ def test_the_text() -> None:
     assert rows[-2] == ["step", "10.000"]  # and behind it that gelu takes 2 ms of 3
     assert "layer" in as_text(report_from_trace(TRACE, PROGRAM, WORK, RATES, by_layer=True)).splitlines()[0]
     for rates in (RATES, None):  # work without rates has no floors
-        assert ("floor" in calculated_text(WORK, rates, by_layer=False).splitlines()[0]) == (rates is not None)
+        assert ("floor" in calculated_text(calculated(WORK, rates, by_layer=False)).splitlines()[0]) == (
+            rates is not None
+        )
 
 
 def test_the_order_is_that_of_the_model_and_back() -> None:
@@ -161,7 +164,7 @@ def test_the_order_is_that_of_the_model_and_back() -> None:
         for phase in ("forward", "backward")
         for operation, layer in (("lnf", None), ("ln1", 1), ("qkv", 1), ("ln1", 0), ("qkv", 0), ("embedding", None))
     ] + [Work("backward", "gradient", None, 0, 1), Work("update", "norm", None, 0, 1)]
-    rows = calculated_text(work, RATES, by_layer=True).splitlines()[2:]
+    rows = calculated_text(calculated(work, RATES, by_layer=True)).splitlines()[2:]
     names = [tuple(row.removeprefix("forward").removeprefix("backward").split()[:2]) for row in rows if row]
     assert names[:7] == [("embedding", "0.0"), ("ln1", "0"), ("qkv", "0"), ("ln1", "1"), ("qkv", "1"), ("lnf", "0.0"),
                          ("all", "0.0")]  # fmt: skip
