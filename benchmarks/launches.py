@@ -3,12 +3,23 @@
 Leaves out reading the program (llmc_jax/profile/program.py) and time.
 """
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 
-from llmc_jax.profile.program import CONTAINERS, FREE, Instruction, Program, shape_bytes
+from llmc_jax.profile.program import CONTAINERS, FREE, Instruction, Program, arrays
 
+_BITS = {"pred": 8, "bf16": 16, "token": 0}
 _WORKSPACE = re.compile(r"s8\[\d+\](\{0\})?")
+
+
+def shape_bytes(shape: str) -> int:
+    """Return the bytes of an array, or of all arrays of a tuple, from XLA's text of its shape."""
+    total = 0
+    for dtype, sizes in arrays(shape):
+        bits = _BITS[dtype] if dtype in _BITS else int(re.findall(r"\d+", dtype)[0])
+        total += math.prod(sizes) * bits // 8
+    return total
 
 
 def launched(program: Program) -> Iterator[tuple[Instruction, int]]:

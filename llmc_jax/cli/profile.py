@@ -59,7 +59,7 @@ def temporary_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
     if shape.flash or shape.dtype != "fp32":
         return []
     needed = memory_of.temporaries(model, shape)
-    moment = max(needed._asdict().items(), key=lambda pair: pair[1])[0]
+    moment = max(needed._fields, key=lambda name: getattr(needed, name))
     return [("temporaries on a CPU", f"about {gib(needed.peak)}, most at: {moment}")]
 
 
@@ -323,15 +323,7 @@ def _table(bench: Any, own: SimpleNamespace, traced: Any, roof: Any) -> Any:
         return table.report_from_trace(trace, program, work, roof, by_layer=own.layers)
     if own.picture:
         raise InputError(f"--picture {own.picture}: needs a trace with instructions")
-    parts = differences(bench)
-    named = {
-        ("forward", "layers"): parts.forward_layers,
-        ("forward", "rest"): parts.forward_rest,
-        ("backward", "layers"): parts.backward_layers,
-        ("backward", "rest"): parts.backward_rest,
-        ("update", "rest"): parts.update,
-    }
-    return table.report_from_differences(named, work, roof)
+    return table.report_from_differences(differences(bench), work, roof)
 
 
 # ----- comparing ----------------------------------------------------------------------------------------------------

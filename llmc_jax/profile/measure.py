@@ -31,6 +31,7 @@ from llmc_jax.run.prepare import first_state, plan_here, resolve_model
 from llmc_jax.run.record import recorded_step, start_recording
 from llmc_jax.training.step import batch_gradient, evaluate_loss, train_step
 
+DIFFERENCE_ROUNDS = 5
 PATIENCE = 1.0  # seconds for one product
 ROW = 4096  # elements that are summed to one
 SCHEDULE_STEPS = 1000  # of the learning rate's course, which costs the same for any number
@@ -80,18 +81,16 @@ class Bench:
             self.step()
         return [self.step() for _ in range(count)]
 
-    def record(self, folder: Path, count: int) -> list[float]:
-        """Make some steps under the profiler, which writes into a folder; return their seconds."""
+    def record(self, folder: Path, count: int) -> None:
+        """Make some steps under the profiler, which writes into a folder."""
         self.step()
         start_recording(folder)
         try:
-            seconds = []
             for number in range(count):
                 with recorded_step(number):
-                    seconds.append(self.step())
+                    self.step()
         finally:
             jax.profiler.stop_trace()
-        return seconds
 
     @property
     def weights(self) -> jax.Array:
@@ -261,37 +260,32 @@ def memory_rates(size: int, rounds: int = 15) -> MemoryRates:
 # ----- differences --------------------------------------------------------------------------------------------------
 
 
-class Differences(NamedTuple):
-    """Seconds of the parts of a step, as differences of programs that leave something out."""
+def differences(bench: Bench) -> dict[tuple[str, str], float]:
+    """Return the seconds of each phase, of its layers and of the rest, without a trace.
 
-    forward_layers: float
-    forward_rest: float
-    backward_layers: float
-    backward_rest: float
-    update: float
-
-
-def differences(bench: Bench, rounds: int = 5) -> Differences:
-    """Times of the step's parts without a trace: of the loss alone, of loss and gradient, and of the whole step, each
-    with all layers and, the loss and the gradient, with half of them.
-
-    Each time is the least of some. Each program is optimised as a whole, so a part may cost something else within the
-    step; small parts may even come out negative.
+    They are differences of programs that leave something out: the loss alone, loss and gradient, and the whole step,
+    each with all layers and, the loss and the gradient, with half of them. Each time is the least of some. Each program
+    is optimised as a whole, so a part may cost something else within the step; small parts may even come out negative.
     """
     L = bench.model.num_layers
     fewer = max(1, L // 2)
-    loss, both = _loss_and_gradient_seconds(bench, bench.model, rounds)
-    whole = min(bench.steps(rounds, 1))
-    if fewer == L:
-        return Differences(0.0, loss, 0.0, both - loss, whole - both)
-    small = replace(bench.model, num_layers=fewer)
-    small_loss, small_both = _loss_and_gradient_seconds(bench, small, rounds)
-    forward = (loss - small_loss) * L / (L - fewer)
-    backward = (both - small_both) * L / (L - fewer) - forward
-    return Differences(forward, loss - forward, backward, both - loss - backward, whole - both)
+    loss, both = _loss_and_gradient_seconds(bench, bench.model)
+    whole = min(bench.steps(DIFFERENCE_ROUNDS, 1))
+    forward = backward = 0.0
+    if fewer < L:
+        small_loss, small_both = _loss_and_gradient_seconds(bench, replace(bench.model, num_layers=fewer))
+        forward = (loss - small_loss) * L / (L - fewer)
+        backward = (both - small_both) * L / (L - fewer) - forward
+    return {
+        ("forward", "layers"): forward,
+        ("forward", "rest"): loss - forward,
+        ("backward", "layers"): backward,
+        ("backward", "rest"): both - loss - backward,
+        ("update", "rest"): whole - both,
+    }
 
 
-def _loss_and_gradient_seconds(bench: Bench, model: ModelConfig, rounds: int) -> tuple[float, float]:
+def _loss_and_gradient_seconds(bench: Bench, model: ModelConfig) -> tuple[float, float]:
     weights = bench.weights[: flat_size(model)]
     execution = bench.plan.execution
     options = execution.compiler_options
@@ -303,7 +297,7 @@ def _loss_and_gradient_seconds(bench: Bench, model: ModelConfig, rounds: int) ->
     gradient = jax.jit(batch_gradient, static_argnames=("config", "execution"))
     batch = weights, bench.inputs, bench.targets
     both = partial(compiling.call, gradient, batch, (model, execution), options)
-    return min(times_of(losses, rounds)), min(times_of(both, rounds))
+    return min(times_of(losses, DIFFERENCE_ROUNDS)), min(times_of(both, DIFFERENCE_ROUNDS))
 
 
 # ----- memory -------------------------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ The idea is the figure in llm.c's announcement. matplotlib is imported when a pi
 """
 
 import itertools
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,9 @@ COLORS = {
     "fcproj": "#6ba3d6", "attention": "#d1495b", "gelu": "#e6a532", "weights": "#9a9a9a", "embedding": "#8a5fbf",
     "head": "#17406d", "classifier": "#c9703f", "other": "#cccccc",
 }  # fmt: skip
+
+
+Stretch = tuple[float, float]  # start and end
 
 
 class Box(NamedTuple):
@@ -39,14 +43,11 @@ def layer_boxes(trace: Trace, program: Program, layer: int, phase: str) -> list[
         return []
     first = spans[0].start
     tolerated = (max(span.end for span in spans) - first) / 200
-    by_operation: dict[str, list[tuple[float, float]]] = {}
+    by_operation: dict[str, list[Stretch]] = defaultdict(list)
     for span in spans:
-        stretches = by_operation.setdefault(program.owners[span.name].place.operation, [])
-        if stretches and span.start - stretches[-1][1] <= tolerated:
-            stretches[-1] = (stretches[-1][0], max(stretches[-1][1], span.end))
-        else:
-            stretches.append((span.start, span.end))
-    found = sorted((start, end, operation) for operation, each in by_operation.items() for start, end in each)
+        by_operation[program.owners[span.name].place.operation].append((span.start, span.end))
+    joined = {operation: _joined(stretches, tolerated) for operation, stretches in by_operation.items()}
+    found = sorted((start, end, operation) for operation, each in joined.items() for start, end in each)
     rows: list[float] = []  # where each row is free from
     boxes: list[Box] = []
     for start, end, operation in found:
@@ -56,20 +57,24 @@ def layer_boxes(trace: Trace, program: Program, layer: int, phase: str) -> list[
     return boxes
 
 
+def _joined(stretches: Iterable[Stretch], tolerated: float = 0.0) -> list[Stretch]:
+    """Return stretches of time in the order of their starts, joined where no more than `tolerated` lies in between."""
+    joined: list[Stretch] = []
+    for start, end in stretches:
+        if joined and start - joined[-1][1] <= tolerated:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        else:
+            joined.append((start, end))
+    return joined
+
+
 def without_gaps(boxes: Sequence[Box], longest: float = 0.01) -> tuple[list[Box], list[float]]:
     """Return the boxes moved together where none of them runs for long, and the times at which something was cut out.
 
     XLA runs some of a layer's instructions long before or after the others, such as the copy of its weights. longest:
     the longest gap that stays, as a part of the time in which a box runs.
     """
-    if not boxes:
-        return [], []
-    edges: list[tuple[float, float]] = []  # stretches in which some box runs
-    for box in sorted(boxes, key=lambda box: box.start):
-        if edges and box.start <= edges[-1][1]:
-            edges[-1] = (edges[-1][0], max(edges[-1][1], box.end))
-        else:
-            edges.append((box.start, box.end))
+    edges = _joined(sorted((box.start, box.end) for box in boxes))
     allowed = longest * sum(end - start for start, end in edges)
     moves: list[tuple[float, float]] = []  # from this time on, so much earlier
     cuts: list[float] = []

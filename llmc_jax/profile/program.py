@@ -54,7 +54,6 @@ _ARRAY = re.compile(r"([a-z]+[0-9]*(?:e\dm\d\w*)?)\[([0-9,]*)\]")
 _LIBRARY_PRODUCT = re.compile(r'custom_call_target="[^"]*(?:gemm|matmul)')
 _LAYER = re.compile(r"layer_([0-9]+)")
 _WORD = re.compile(r"[A-Za-z_][\w.]*")
-_BITS = {"pred": 8, "bf16": 16, "token": 0}
 CONTAINERS = frozenset({"while", "call", "conditional"})  # their time is that of the instructions that they call
 CALLING = frozenset({"fusion", "call", "conditional", "while", "async-start"})
 FREE = frozenset({"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "opt-barrier"})
@@ -80,19 +79,14 @@ def place_of(op_name: str) -> Place | None:
     return Place(phase, operation, layer)
 
 
+def arrays(shape: str) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the dtype and the dimensions of an array, or of all arrays of a tuple."""
+    return [(dtype, tuple(int(size) for size in sizes.split(",") if size)) for dtype, sizes in _ARRAY.findall(shape)]
+
+
 def elements(shape: str) -> int:
     """Return the elements of an array, or of all arrays of a tuple."""
-    return sum(math.prod(int(size) for size in dims.split(",") if size) for _, dims in _ARRAY.findall(shape))
-
-
-def shape_bytes(shape: str) -> int:
-    """Return the bytes of an array, or of all arrays of a tuple."""
-    total = 0
-    for dtype, dims in _ARRAY.findall(shape):
-        bits = _BITS.get(dtype) if dtype in _BITS else int(re.findall(r"\d+", dtype)[0])
-        assert bits is not None
-        total += math.prod(int(size) for size in dims.split(",") if size) * bits // 8
-    return total
+    return sum(math.prod(sizes) for _, sizes in arrays(shape))
 
 
 class Program:
@@ -171,11 +165,9 @@ class Program:
             contracted = [int(each) for each in json.loads(match[1])] if match else []
         else:
             return 0
-        left = self.by_name[instruction.operands[0]].shape
-        sizes = [int(size) for size in _ARRAY.findall(left)[0][1].split(",") if size]
-        output = _ARRAY.findall(instruction.shape)[0]  # a library call's tuple ends with its workspace
-        results = math.prod(int(size) for size in output[1].split(",") if size)
-        return 2 * results * math.prod(sizes[axis] for axis in contracted)
+        _, left = arrays(self.by_name[instruction.operands[0]].shape)[0]
+        _, output = arrays(instruction.shape)[0]  # a library call's tuple ends with its workspace
+        return 2 * math.prod(output) * math.prod(left[axis] for axis in contracted)
 
     # ----- owners -----
 

@@ -37,12 +37,13 @@ class Trace(NamedTuple):
 
 def newest_trace(folder: Path) -> Path:
     """Return the latest .xplane.pb below a trace folder; raises InputError if there is none."""
-    found = sorted(folder.glob("plugins/profile/*/*.xplane.pb"), key=lambda path: path.stat().st_mtime)
-    if not found:
+    found = folder.glob("plugins/profile/*/*.xplane.pb")
+    newest = max(found, key=lambda path: path.stat().st_mtime, default=None)
+    if newest is None:
         raise InputError(
             f"{folder}: there is no trace (plugins/profile/*/*.xplane.pb); record one with --trace {folder}"
         )
-    return found[-1]
+    return newest
 
 
 def read_trace(path: Path, program: str, whole: Container[str] = ()) -> Trace:
@@ -78,9 +79,14 @@ def trace_of(data: Any, program: str, whole: Container[str] = ()) -> Trace:
 
 def _spans(line: Any, program: str) -> Iterator[Span]:
     for event in line.events:
-        stats = dict(event.stats)
-        if stats.get("hlo_op") and stats.get("hlo_module", program) == program:
-            yield Span(str(stats["hlo_op"]), event.start_ns, event.start_ns + event.duration_ns, line.name)
+        if name := _instruction(event, program):
+            yield Span(name, event.start_ns, event.start_ns + event.duration_ns, line.name)
+
+
+def _instruction(event: Any, program: str) -> str | None:
+    """Return which of the program's instructions an event is about."""
+    stats = dict(event.stats)
+    return str(stats["hlo_op"]) if stats.get("hlo_op") and stats.get("hlo_module", program) == program else None
 
 
 # What XLA's thread pool writes into a trace: a task handed in, and its begin and end on the thread that takes it.
@@ -163,11 +169,9 @@ def _lane(
         elif name == SCHEDULER:
             advance(start)
             open_events.append((end, ("", None), False))
-        elif not name.startswith(OTHERS):
-            stats = dict(event.stats)
-            if stats.get("hlo_op") and stats.get("hlo_module", program) == program:
-                advance(start)
-                open_events.append((end, ("instruction", str(stats["hlo_op"])), True))
+        elif not name.startswith(OTHERS) and (ran := _instruction(event, program)):
+            advance(start)
+            open_events.append((end, ("instruction", ran), True))
     advance(max((end for end, *_ in open_events), default=now))
     return pieces
 

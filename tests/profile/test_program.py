@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.launches import launched, moved_bytes
-from llmc_jax.profile.program import Place, Program, elements, place_of, shape_bytes
+from benchmarks.launches import launched, moved_bytes, shape_bytes
+from llmc_jax.profile.program import Place, Program, elements, place_of
 
 
 @pytest.mark.parametrize(
