@@ -17,14 +17,9 @@ from pathlib import Path
 
 from llmc_jax.cli.parsers import Parser, run_command
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.data.corpora import (
-    TINYSHAKESPEARE_FOLDER,
-    Corpus,
-    stdlib_corpus,
-    tinyshakespeare_corpus,
-)
+from llmc_jax.data.corpora import TINYSHAKESPEARE_FOLDER, Corpus, stdlib_corpus, tinyshakespeare_corpus
 from llmc_jax.data.documents import Reading, find_inputs, size_of
-from llmc_jax.data.prepare import SHARD_TOKENS, VAL_SHARE, VAL_TOKENS, Prepared, Report, Settings, Shard, prepare
+from llmc_jax.data.prepare import SHARD_TOKENS, VAL_SHARE, VAL_TOKENS, Prepared, Report, Settings, prepare
 from llmc_jax.data.show import SHOWN_TOKENS, describe, inspect_token_file
 from llmc_jax.data.tokenfile import expand_pattern
 from llmc_jax.data.tokenizers import (
@@ -239,7 +234,8 @@ def _prepare(options: argparse.Namespace) -> None:
     with _progress(total) as report:
         made = prepare(options.inputs, folder, name, tokenizer, settings, options.force, report)
     seconds = time.monotonic() - start
-    _print_saved(made.shards)
+    for shard in made.shards:
+        print(f"Saved {shard.tokens} tokens to {shard.path}")
     _print_summary(made, total, seconds)
     train, val = (folder / f"{name}_{split}_*.bin" for split in ("train", "val"))
     _print_next(train, val if made.tokens("val") else None, options.tokenizer, tokenizer)
@@ -252,11 +248,6 @@ def _name_after(item: str) -> str:
         path = path.parent
     stem = path.name if path.is_dir() else path.stem
     return re.sub(r"[^A-Za-z0-9_-]+", "_", stem).strip("_-") or "text"
-
-
-def _print_saved(shards: list[Shard]) -> None:
-    for shard in shards:
-        print(f"Saved {shard.tokens} tokens to {shard.path}")
 
 
 def _print_summary(made: Prepared, total: int, seconds: float) -> None:
@@ -369,14 +360,7 @@ def _progress(total: int) -> Iterator[Report]:
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total, tokens=0)
-        made = 0
-
-        def report(read: int, tokens: int) -> None:
-            nonlocal made
-            made += tokens
-            bar.update(task, advance=read, tokens=made)
-
-        yield report
+        yield lambda read, tokens: bar.update(task, advance=read, tokens=bar.tasks[task].fields["tokens"] + tokens)
 
 
 def _plain_progress(total: int) -> Report:
@@ -400,16 +384,8 @@ def _plain_progress(total: int) -> Report:
     return report
 
 
-def _end_on_sigterm() -> None:
-    """Let `kill` end the program as an exception, so that what is half-written goes away."""
-
-    def stop(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    signal.signal(signal.SIGTERM, stop)
-
-
 def program() -> int:
     """Run the command line as a program of its own, and return the exit status."""
-    _end_on_sigterm()
+    # `kill` ends it as an exception, so that what is half-written goes away
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     return main()

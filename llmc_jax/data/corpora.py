@@ -14,10 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from llmc_jax.data.documents import cut_documents
 from llmc_jax.data.tokenfile import open_token_file, write_token_file
 from llmc_jax.data.tokenizers import DEFAULT_BIN, Tokenizer, bytes_tokenizer, write_tokenizer_bin
 from llmc_jax.errors import InputError
-from llmc_jax.files import cache_folder, reason, write_bytes
+from llmc_jax.files import cache_folder, reason, write_atomic, write_bytes
 
 # Not text to learn a language from (tables, generated files), or not installed everywhere (Tk, IDLE, other packages)
 STDLIB_WITHOUT_FOLDERS = frozenset({
@@ -64,14 +65,6 @@ class Corpus(NamedTuple):
 # ----- stdlib -------------------------------------------------------------------------------------------------------
 
 
-class _Source(NamedTuple):
-    """A file of the standard library: its path within it, and what tells an edited one from the one we read."""
-
-    name: str
-    size: int
-    modified_ns: int
-
-
 def stdlib_corpus() -> Corpus:
     """Return the built-in corpus: the *.py files of the running Python's standard library, in bytes (V=257, eot 256).
 
@@ -85,12 +78,15 @@ def stdlib_corpus() -> Corpus:
     """
     root = Path(sysconfig.get_paths()["stdlib"])
     sources = _stdlib_sources(root)
-    index = f"stdlib-{_listing_key(root, sources)}.json"
-    folders = _cache_folders()
+    listing = json.dumps([STDLIB_RULES, sys.version, str(root), sources])
+    index = f"stdlib-{hashlib.sha256(listing.encode()).hexdigest()[:16]}.json"
+    folders = [cache_folder()]
+    if not os.environ.get("LLMC_JAX_CACHE"):
+        folders.append(Path(tempfile.gettempdir()) / f"llmc-jax-{os.getuid()}")
     for folder in folders:
         if (corpus := _read_corpus(folder / index)) is not None:
             return corpus
-    train, val, fingerprint = _read_stdlib(root, sources)
+    train, val, fingerprint = _read_stdlib(root, [name for name, *_ in sources])
     version = sys.version.split()[0]
     description = f"source of the standard library of Python {version}, {len(sources)} files, in bytes"
     failures = []
@@ -98,7 +94,8 @@ def stdlib_corpus() -> Corpus:
         try:
             _make_private(folder)
             stem = f"stdlib-{version}-{fingerprint}"
-            corpus = _save(folder, stem, "stdlib", bytes_tokenizer(), fingerprint, description, train, val)
+            about = {"name": "stdlib", "fingerprint": fingerprint, "description": description}
+            corpus = _save(folder, stem, bytes_tokenizer(), train, val, **about)
             plain = corpus._asdict() | {"train": corpus.train.name, "val": corpus.val.name}
             write_bytes(folder / index, (json.dumps(plain, indent=1) + "\n").encode())
             return corpus
@@ -110,17 +107,17 @@ def stdlib_corpus() -> Corpus:
     )
 
 
-def _stdlib_sources(root: Path) -> list[_Source]:
+def _stdlib_sources(root: Path) -> list[tuple[str, int, int]]:
+    """Return the paths of the files within the library, their sizes and times (ns), which tell an edited one."""
     found = []
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [n for n in subfolders if n not in STDLIB_WITHOUT_FOLDERS and not n.startswith("config-")]
         for name in names:
             if name.endswith(".py") and not name.startswith("_sysconfigdata") and name not in STDLIB_WITHOUT_FILES:
                 path = Path(folder, name)
-                if not path.is_file():  # a link that leads nowhere
-                    continue
-                state = path.stat()
-                found.append(_Source(path.relative_to(root).as_posix(), state.st_size, state.st_mtime_ns))
+                if path.is_file():  # no link that leads nowhere
+                    state = path.stat()
+                    found.append((path.relative_to(root).as_posix(), state.st_size, state.st_mtime_ns))
     if not found:
         raise InputError(
             f"the built-in corpus is Python's own source, but {root} holds no .py files; train on token files of your "
@@ -129,22 +126,10 @@ def _stdlib_sources(root: Path) -> list[_Source]:
     return sorted(found)
 
 
-def _listing_key(root: Path, sources: list[_Source]) -> str:
-    listing = json.dumps([STDLIB_RULES, sys.version, str(root), sources])
-    return hashlib.sha256(listing.encode()).hexdigest()[:16]
-
-
-def _cache_folders() -> list[Path]:
-    if os.environ.get("LLMC_JAX_CACHE"):
-        return [cache_folder()]
-    user = os.getuid() if hasattr(os, "getuid") else "user"
-    return [cache_folder(), Path(tempfile.gettempdir()) / f"llmc-jax-{user}"]
-
-
 def _make_private(folder: Path) -> None:
     """Make the folder if it is missing; among the temporary files, another user may have made it before us."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if folder.parent == Path(tempfile.gettempdir()) and hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
+    if folder.parent == Path(tempfile.gettempdir()) and folder.stat().st_uid != os.getuid():
         raise PermissionError(1, "belongs to another user")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(13, "Permission denied")
@@ -162,48 +147,33 @@ def _read_corpus(index: Path) -> Corpus | None:
     return corpus if counts == (corpus.train_tokens, corpus.val_tokens) else None
 
 
-def _is_validation(name: str) -> bool:
-    return int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) % STDLIB_VAL_ONE_IN == 0
-
-
-def _read_stdlib(root: Path, sources: list[_Source]) -> tuple[np.ndarray, np.ndarray, str]:
+def _read_stdlib(root: Path, names: list[str]) -> tuple[np.ndarray, np.ndarray, str]:
     """Return the tokens for training, those for validation, and the fingerprint of names and contents."""
     tokenizer = bytes_tokenizer()
     digest = hashlib.sha256(STDLIB_RULES.encode())
-    documents: dict[bool, list[np.ndarray]] = {False: [], True: []}
-    for source in sources:
+    train: list[np.ndarray] = []
+    val: list[np.ndarray] = []
+    for name in names:
         try:
-            data = (root / source.name).read_bytes()
+            data = (root / name).read_bytes()
         except OSError as error:
-            raise InputError(
-                f"{root / source.name}: cannot be read ({reason(error)}) for the built-in corpus"
-            ) from error
-        digest.update(f"{source.name}\0{len(data)}\0".encode() + data)
-        documents[_is_validation(source.name)].append(tokenizer.encode_document(data))
-    if not documents[False] or not documents[True]:
-        raise InputError(f"{root} holds only {len(sources)} .py files, too few to train on and to validate with")
-    return np.concatenate(documents[False]), np.concatenate(documents[True]), digest.hexdigest()[:12]
+            raise InputError(f"{root / name}: cannot be read ({reason(error)}) for the built-in corpus") from error
+        digest.update(f"{name}\0{len(data)}\0".encode() + data)
+        is_validation = int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) % STDLIB_VAL_ONE_IN == 0
+        (val if is_validation else train).append(tokenizer.encode_document(data))
+    if not train or not val:
+        raise InputError(f"{root} holds only {len(names)} .py files, too few to train on and to validate with")
+    return np.concatenate(train), np.concatenate(val), digest.hexdigest()[:12]
 
 
-def _save(
-    folder: Path,
-    stem: str,
-    name: str,
-    tokenizer: Tokenizer,
-    fingerprint: str,
-    description: str,
-    train: np.ndarray,
-    val: np.ndarray,
-) -> Corpus:
-    """Write the two token files, and say what they are."""
+def _save(folder: Path, stem: str, tokenizer: Tokenizer, train: np.ndarray, val: np.ndarray, **about: str) -> Corpus:
+    """Write the two token files, and say what they are. about: name, fingerprint and description."""
     corpus = Corpus(
-        name=name,
+        **about,
         train=folder / f"{stem}_train.bin",
         val=folder / f"{stem}_val.bin",
         vocab_size=tokenizer.vocab_size,
         tokenizer=tokenizer.spec,
-        fingerprint=fingerprint,
-        description=description,
         train_tokens=train.size,
         val_tokens=val.size,
         train_documents=int(np.count_nonzero(train == tokenizer.eot)),
@@ -259,8 +229,8 @@ def _pair_counts(train: np.ndarray, val: np.ndarray, vocab_size: int) -> np.ndar
 # ----- tinyshakespeare ----------------------------------------------------------------------------------------------
 
 
-def tinyshakespeare_corpus(tokenizer: Tokenizer, folder: Path | None = None, source: Path | None = None) -> Corpus:
-    """tinyshakespeare (1.1 MB) as token files in `folder` (None: dev/data/tinyshakespeare, as llm.c).
+def tinyshakespeare_corpus(tokenizer: Tokenizer, folder: Path, source: Path | None = None) -> Corpus:
+    """Make token files of tinyshakespeare (1.1 MB) in `folder`.
 
     source: a local copy of input.txt; without one the text is taken from the folder's tiny_shakespeare.txt, or
     downloaded to there. With GPT-2's tokenizer the files are those of llm.c's script byte for byte: the text is cut
@@ -271,25 +241,23 @@ def tinyshakespeare_corpus(tokenizer: Tokenizer, folder: Path | None = None, sou
     Raises InputError if the text is not the known one or cannot be had, or the folder cannot be written.
     Source: llm.c's dev/data/tinyshakespeare.py.
     """
-    folder = TINYSHAKESPEARE_FOLDER if folder is None else folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{folder}: cannot be made ({reason(error)}); choose another folder") from error
-    text = _tinyshakespeare_text(folder, source)
-    sections = text.split("\n\n")
-    padded = [section + "\n\n" for section in sections[:-1]] + sections[-1:]
-    tokens = np.concatenate([tokenizer.encode_document(section) for section in padded])
+    text = _tinyshakespeare_text(folder / "tiny_shakespeare.txt", source)
+    sections = cut_documents([(text, 0)], "\n\n")
+    tokens = np.concatenate([tokenizer.encode_document(section.text) for section in sections])
     train, val = tokens[TINYSHAKESPEARE_VAL_TOKENS:], tokens[:TINYSHAKESPEARE_VAL_TOKENS]
     if tokenizer.name == "gpt2":
         write_tokenizer_bin(folder / DEFAULT_BIN, tokenizer.pieces, tokenizer.eot)
     stem = "tiny_shakespeare" if tokenizer.name == "gpt2" else f"tiny_shakespeare_{tokenizer.name.removesuffix('.bin')}"
     description = f"40,000 lines of Shakespeare, in {'bytes' if tokenizer.name == 'bytes' else 'BPE tokens'}"
-    return _save(folder, stem, "tinyshakespeare", tokenizer, TINYSHAKESPEARE_SHA256[:12], description, train, val)
+    about = {"name": "tinyshakespeare", "fingerprint": TINYSHAKESPEARE_SHA256[:12], "description": description}
+    return _save(folder, stem, tokenizer, train, val, **about)
 
 
-def _tinyshakespeare_text(folder: Path, source: Path | None) -> str:
-    kept = folder / "tiny_shakespeare.txt"
+def _tinyshakespeare_text(kept: Path, source: Path | None) -> str:
     try:
         data = (source or kept).read_bytes()
     except OSError as error:
@@ -297,25 +265,18 @@ def _tinyshakespeare_text(folder: Path, source: Path | None) -> str:
             raise InputError(f"{source}: cannot be read ({reason(error)}); check the path") from error
         data = b""
     found = hashlib.sha256(data).hexdigest()
-    if source and found != TINYSHAKESPEARE_SHA256:
+    if found == TINYSHAKESPEARE_SHA256:
+        return data.decode()
+    if source:
         raise InputError(
             f"{source}: is not tinyshakespeare: {len(data)} bytes, sha256 {found[:16]}…; expected 1115394 bytes, "
             f"{TINYSHAKESPEARE_SHA256[:16]}…; for other text: python -m llmc_jax.data prepare"
         )
-    if found != TINYSHAKESPEARE_SHA256:
-        data = _download_tinyshakespeare(kept)
-    return data.decode()
-
-
-def _download_tinyshakespeare(kept: Path) -> bytes:
     from llmc_jax.data.download import download
 
     try:
         data = download(TINYSHAKESPEARE_URL, TINYSHAKESPEARE_SHA256)
     except InputError as error:
         raise InputError(f"tinyshakespeare: {error}; give a local copy of input.txt with --text FILE") from error
-    try:
-        write_bytes(kept, data)
-    except OSError as error:
-        raise InputError(f"{kept}: cannot be written ({reason(error)}); choose another folder") from error
-    return data
+    write_atomic(kept, data)
+    return data.decode()

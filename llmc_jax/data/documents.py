@@ -44,7 +44,7 @@ def find_inputs(inputs: list[str]) -> list[Path]:
     found: dict[Path, None] = {}
     for item in inputs:
         if os.path.isdir(item):
-            files = _files_in(Path(item))
+            files = sorted(path for path in Path(item).rglob("*") if path.is_file() and not _hidden(path, Path(item)))
         elif os.path.lexists(item):
             files = [Path(item)]
         else:
@@ -56,12 +56,8 @@ def find_inputs(inputs: list[str]) -> list[Path]:
     return list(found)
 
 
-def _files_in(folder: Path) -> list[Path]:
-    found: list[Path] = []
-    for current, subfolders, names in os.walk(folder):
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-        found.extend(Path(current, name) for name in names if not name.startswith("."))
-    return sorted(path for path in found if path.is_file())
+def _hidden(path: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def size_of(path: Path) -> int:
@@ -155,7 +151,7 @@ def cut_documents(
         yield Piece(begins, held, read)
 
 
-_BOUNDARY = re.compile(r"\S[ \n]")
+_LAST_BOUNDARY = re.compile(r".*(\S)[ \n]", re.DOTALL)
 
 
 def _last_boundary(text: str, start: int, end: int) -> int:
@@ -166,11 +162,8 @@ def _last_boundary(text: str, start: int, end: int) -> int:
     and only white space looks at what follows it, so no word before the cut can tell that the rest is missing.
     """
     for width in (1 << 10, 1 << 15, end - start):  # almost always the first is enough
-        last = None
-        for match in _BOUNDARY.finditer(text, max(start, end - width), end):
-            last = match
-        if last is not None:
-            return last.start() + 1
+        if match := _LAST_BOUNDARY.match(text, max(start, end - width), end):
+            return match.end(1)
     return 0
 
 

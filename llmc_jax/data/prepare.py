@@ -97,22 +97,19 @@ def prepare(
     settings = settings or Settings()
     _check_settings(settings, name)
     files = find_inputs(inputs)
-    try:
-        if folder.is_dir():
-            remove_leftovers(folder)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be written ({reason(error)}); choose another --out") from error
-    earlier = _earlier_outputs(folder, name)
-    if earlier and not force:
-        raise InputError(
-            f"{earlier[0]} exists ({len(earlier)} file{'s' * (len(earlier) > 1)} of this name); choose another --name "
-            "or --out, or replace them with --force"
-        )
-    is_new = not folder.exists()
+    outputs = re.compile(re.escape(name) + r"_(train|val)_\d{6}\.bin")
     with contextlib.ExitStack() as closing:
-        if is_new:
-            closing.callback(_remove_empty, folder)
         try:
+            if folder.is_dir():
+                remove_leftovers(folder)
+            elif not folder.exists():
+                closing.callback(_remove_empty, folder)
+            earlier = sorted(path for path in folder.glob("*.bin") if outputs.fullmatch(path.name))
+            if earlier and not force:
+                raise InputError(
+                    f"{earlier[0]} exists ({len(earlier)} file{'s' * (len(earlier) > 1)} of this name); choose another "
+                    "--name or --out, or replace them with --force"
+                )
             folder.mkdir(parents=True, exist_ok=True)
             staging = closing.enter_context(_staging(folder, name))
         except OSError as error:
@@ -184,13 +181,6 @@ def _check_settings(settings: Settings, name: str) -> None:
         raise InputError("--split-on: expected at least one character")
 
 
-def _earlier_outputs(folder: Path, name: str) -> list[Path]:
-    pattern = re.compile(re.escape(name) + r"_(train|val)_\d{6}\.bin")
-    if not folder.is_dir():
-        return []
-    return sorted(path for path in folder.iterdir() if pattern.fullmatch(path.name))
-
-
 # ----- encoding: pieces become tokens, in order ----------------------------------------------------------------------
 
 
@@ -231,15 +221,13 @@ def is_validation(document: str, fraction: float) -> bool:
     return int.from_bytes(hashlib.blake2b(head, digest_size=8).digest(), "little") < fraction * 2.0**64
 
 
-@functools.cache
-def _tokenizer(spec: str) -> Tokenizer:  # in a worker, made once
-    tokenizer = load_tokenizer(spec).tokenizer
-    assert tokenizer is not None
-    return tokenizer
+_tokenizer = functools.cache(load_tokenizer)  # in a worker, made once
 
 
 def _encode_with(spec: str, parts: list[tuple[bool, str]]) -> np.ndarray:
-    return encode_parts(_tokenizer(spec), parts)
+    tokenizer = _tokenizer(spec).tokenizer
+    assert tokenizer is not None
+    return encode_parts(tokenizer, parts)
 
 
 def encode_parts(tokenizer: Tokenizer, parts: list[tuple[bool, str]]) -> np.ndarray:
@@ -255,7 +243,8 @@ def _encode_all(batches: Iterator[Batch], tokenizer: Tokenizer, workers: int) ->
             yield batch, encode_parts(tokenizer, batch.parts)
         return
     context = multiprocessing.get_context("spawn")  # a fork would copy the parent's threads' locks as they stand
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_ignore_interrupt) as pool:
+    ignored = signal.SIGINT, signal.SIG_IGN  # Ctrl-C goes to all; the parent ends the workers
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=signal.signal, initargs=ignored) as pool:
         waiting: deque[tuple[Batch, Future[np.ndarray]]] = deque()
         try:
             for batch in batches:
@@ -271,16 +260,6 @@ def _encode_all(batches: Iterator[Batch], tokenizer: Tokenizer, workers: int) ->
         finally:
             for _, future in waiting:
                 future.cancel()
-
-
-def _ignore_interrupt() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the parent ends the workers
-
-
-def _choose_workers(workers: int | None, total_bytes: int) -> int:
-    if workers is not None:
-        return workers
-    return max(1, min(len(usable_cores()), total_bytes // BYTES_PER_WORKER))
 
 
 # ----- splitting and writing -----------------------------------------------------------------------------------------
@@ -326,8 +305,7 @@ class ShardWriter:
     """Writes a stream of tokens as numbered token files of `size` tokens, the last one shorter, into a folder."""
 
     def __init__(self, folder: Path, name: str, split: str, first: int, size: int, kind: str) -> None:
-        self.folder, self.name, self.split, self.first, self.size = folder, name, split, first, size
-        self.kind, self.dtype = kind, KINDS[kind].dtype
+        self.folder, self.name, self.split, self.first, self.size, self.kind = folder, name, split, first, size, kind
         self.shards: list[Shard] = []
         self.file: IO[bytes] | None = None
         self.count = 0  # tokens in the open file
@@ -337,7 +315,7 @@ class ShardWriter:
         while tokens.size:
             file = self.file or self._open()
             fits = tokens[: self.size - self.count]
-            file.write(fits.astype(self.dtype, copy=False).tobytes())
+            file.write(fits.astype(KINDS[self.kind].dtype, copy=False).tobytes())
             self.count += fits.size
             tokens = tokens[fits.size :]
             if self.count == self.size:
@@ -368,7 +346,8 @@ def _write_all(
     files: list[Path], staging: Path, name: str, tokenizer: Tokenizer, settings: Settings, report: Report
 ) -> Prepared:
     documents = empty = 0
-    workers = _choose_workers(settings.workers, sum(map(size_of, files)))
+    total = sum(map(size_of, files))
+    workers = settings.workers or max(1, min(len(usable_cores()), total // BYTES_PER_WORKER))
 
     def encoded() -> Iterator[Encoded]:
         nonlocal documents, empty
