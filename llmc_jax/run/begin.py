@@ -95,10 +95,10 @@ def begun_log(setup: Setup, held: Held, made: list[Path]) -> RunLog:
         is_first = config_file(held.folder) is None
         if is_first:  # before any log: what has a log but no config.json is another program's folder
             write_config(held.folder, record, kernels)
-        if config.reuse:
+        if config.reuse:  # else the folder was empty
             cut_logs(held.folder, where_logs_stay(setup))
         with ExitStack() as closing:
-            log = closing.enter_context(RunLog(held.folder, reuse=config.reuse, check=held.check))
+            log = closing.enter_context(RunLog(held.folder, check=held.check))
             log.event(kind, step=step, steps=setup.steps, parameters=num_parameters(shape), config=record)
             if not is_first and config.max_steps != 0:
                 write_config(held.folder, record, kernels)

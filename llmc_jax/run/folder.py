@@ -5,6 +5,7 @@ Leaves out what is shown on the screen (console.py), the picture (curves.py) and
 """
 
 import errno
+import itertools
 import json
 import os
 import platform
@@ -16,7 +17,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from llmc_jax.config.options import show_value
@@ -39,15 +39,11 @@ NUMBER_FIELDS = frozenset({"loss", "norm", "lr", "ms", "tokens_per_second"})
 def check_path(output_dir: str) -> None:
     """Raise InputError for a run folder whose path is not UTF-8, where orbax could not write a checkpoint."""
     path = os.path.abspath(output_dir or "runs")
-    try:
-        if os.fsencode(path).decode() == path:
-            return
-    except UnicodeDecodeError:
-        pass
-    raise InputError(
-        f"-o {show_value(output_dir)}: {show_value(path)} is not UTF-8 text, so checkpoints cannot be written there; "
-        "choose another -o"
-    )
+    if os.fsencode(path).decode(errors="replace") != path:
+        raise InputError(
+            f"-o {show_value(output_dir)}: {show_value(path)} is not UTF-8 text, so checkpoints cannot be written "
+            "there; choose another -o"
+        )
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:
@@ -79,14 +75,12 @@ def create_run_folder(output_dir: str, name: str, reuse: bool) -> tuple[Path, li
             raise InputError(f"-o {output_dir}: the folder is not empty; choose another -o, or -y 1 to continue in it")
         with tempfile.TemporaryFile(dir=folder, prefix=".probe.", suffix=".tmp"):  # no name at all on most systems
             pass  # the only portable way to learn whether files can be made here
-    except (FileExistsError, NotADirectoryError) as error:
-        _remove_empty(made)
-        raise InputError(f"-o {output_dir or 'runs'}: a file is in the way of the folder; choose another -o") from error
     except OSError as error:
         _remove_empty(made)
-        raise InputError(
-            f"-o {output_dir or 'runs'}: cannot write to the folder ({error.strerror}); choose another -o"
-        ) from error
+        problem = f"cannot write to the folder ({error.strerror})"
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            problem = "a file is in the way of the folder"
+        raise InputError(f"-o {output_dir or 'runs'}: {problem}; choose another -o") from error
     return folder, made
 
 
@@ -96,14 +90,12 @@ def _new_folder(name: str) -> Path:
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{words}"
     parent = Path("runs")
     parent.mkdir(exist_ok=True)
-    attempt = 1
-    while True:
+    for attempt in itertools.count(1):
         folder = parent / (stem if attempt == 1 else f"{stem}-{attempt}")
-        try:
+        with suppress(FileExistsError):
             folder.mkdir()  # atomic: of two runs one succeeds
-            return folder
-        except FileExistsError:
-            attempt += 1
+            break
+    return folder
 
 
 class Held:
@@ -120,13 +112,15 @@ class Held:
         """Raise InputError, with both paths, if the folder was moved or removed, or another one is in its place."""
         if not self.is_there():
             now = path_of(self._descriptor)
-            rest = "was removed"
-            if now is not None:
-                rest = f"is now {now}; -y 1 -o {shlex.quote(now)} goes on from its last checkpoint"
+            advice = "" if now is None else f"; -y 1 -o {shlex.quote(now)} goes on from its last checkpoint"
             raise InputError(
                 f"{self.folder}: is no longer the folder that this run began in, so nothing more is written to it; "
-                f"that one {rest}"
+                f"that one {_whereabouts(now)}{advice}"
             )
+
+
+def _whereabouts(now: str | None) -> str:
+    return "was removed" if now is None else f"is now {now}"
 
 
 @contextmanager
@@ -209,22 +203,20 @@ def _main_log_step(line: bytes) -> tuple[str, int]:
 def _event_step(line: bytes) -> tuple[str, int]:
     """Return the kind and the step of an event; ("", 0) if the line is none. A GPU's figures come after their step."""
     try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
+        event = _json_object(line, "")
+    except FormatError:
         return "", 0
-    if not isinstance(event, dict) or not isinstance(event.get("step"), int) or not isinstance(event.get("event"), str):
+    kind, step = event.get("event"), event.get("step")
+    if not isinstance(kind, str) or not isinstance(step, int):
         return "", 0
-    return ("train" if event["event"] == "gpu" else event["event"]), event["step"]
+    return ("train" if kind == "gpu" else kind), step
 
 
 def _rewrite(path: Path, stays: Callable[[bytes], bool]) -> bytes | None:
     """Keep some lines of a file, and never its torn last one. Returns what it holds then; None where there is none."""
-    try:
-        if not path.is_file():
-            return None
-        before = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot read it: {error.strerror}") from error
+    if not os.path.isfile(path):
+        return None
+    before = _read(path)
     *lines, _torn = before.split(b"\n")
     after = b"".join(line + b"\n" for line in lines if stays(line))
     if after != before:
@@ -243,55 +235,46 @@ class RunLog:
     or the folder is no longer where it was opened.
     """
 
-    def __init__(self, folder: Path, *, reuse: bool = False, check: Callable[[], None] = lambda: None) -> None:
-        """Open the folder's files, emptied unless reuse. check: raises InputError where the folder is another one."""
-        self.folder, self._check = folder, check
-        self._main = _LineFile(folder / MAIN_LOG, reuse)
-        self._metrics = _LineFile(folder / METRICS, reuse)
-        self._samples = _LineFile(folder / SAMPLES, reuse)
+    def __init__(self, folder: Path, *, check: Callable[[], None] = lambda: None) -> None:
+        """Open the folder's files, to append to them. check: raises InputError where the folder is another one."""
+        self._check = check
+        self._files = {name: _LineFile(folder / name) for name in (MAIN_LOG, METRICS, SAMPLES)}
 
     def train(self, figures: StepFigures) -> None:
         """Write one training step; figures that only some runs have go into metrics.jsonl alone."""
-        self._write(
-            self._main, f"s:{figures.step} trl:{figures.loss:.4f} lr:{figures.lr:.6f} norm:{figures.norm:.2f}\n"
-        )
+        self._write(MAIN_LOG, f"s:{figures.step} trl:{figures.loss:.4f} lr:{figures.lr:.6f} norm:{figures.norm:.2f}\n")
         self.event("train", **figures.known())
 
     def val(self, step: int, *, loss: float, batches: int) -> None:
         """Write the mean validation loss before step `step`, over a number of batches."""
-        self._write(self._main, f"s:{step} tel:{float(loss):.4f}\n")
+        self._write(MAIN_LOG, f"s:{step} tel:{loss:.4f}\n")
         self.event("val", step=step, loss=loss, batches=batches)
 
     def sample(self, step: int, text: str, tokens: int) -> None:
         """Write a sample drawn before step `step`: its text and how many tokens it has."""
-        self._write(self._samples, _sample_text(step, text, tokens))
+        self._write(SAMPLES, _sample_text(step, text, tokens))
         self.event("sample", step=step, tokens=tokens, text=text)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Write any other event (start, end, checkpoint, stop …) as one line of metrics.jsonl."""
-        self._write(self._metrics, _json_line({"event": kind, **fields}))
+        self._write(METRICS, json.dumps(plain({"event": kind, **fields}), allow_nan=False) + "\n")
 
-    def _write(self, file: "_LineFile", text: str) -> None:
+    def _write(self, name: str, text: str) -> None:
         self._check()
-        file.write(text)
+        self._files[name].write(text)
 
     def sync(self) -> None:
         """Bring what was written to the disk."""
         self._check()
-        for file in (self._main, self._metrics, self._samples):
+        for file in self._files.values():
             file.sync()
-
-    def close(self) -> None:
-        for file in (self._main, self._metrics, self._samples):
-            file.close()
 
     def __enter__(self) -> "RunLog":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def __exit__(self, *_: object) -> None:
+        for file in self._files.values():
+            file.close()
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -304,20 +287,17 @@ def _open_at_once(path: str, flags: int) -> int:
 class _LineFile:
     """A file that grows by whole lines, unbuffered: what `write` returned from has left this process."""
 
-    def __init__(self, path: Path, append: bool) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            if append and path.is_file():
-                _cut_torn_line(path)
-            self._file = open(path, "ab" if append else "wb", buffering=0, opener=_open_at_once)  # noqa: SIM115
+            self._file = open(path, "ab", buffering=0, opener=_open_at_once)  # noqa: SIM115
         except OSError as error:
             raise InputError(f"{path}: cannot open it for writing: {error.strerror}") from error
 
     def write(self, text: str) -> None:
         if not leads_to(self.path, self._file.fileno()):
-            now = path_of(self._file.fileno())
-            rest = "was removed" if now is None else f"is now {now}"
-            raise InputError(f"{self.path}: is no longer the file that this run writes, which {rest}")
+            now = _whereabouts(path_of(self._file.fileno()))
+            raise InputError(f"{self.path}: is no longer the file that this run writes, which {now}")
         data = memoryview(text.encode(errors="replace"))
         before = os.fstat(self._file.fileno()).st_size
         try:
@@ -340,49 +320,19 @@ class _LineFile:
         self._file.close()
 
 
-def _cut_torn_line(path: Path) -> None:
-    """Drop what follows the last newline: the part of a line that a killed run left."""
-    size = path.stat().st_size
-    with path.open("rb+") as file:
-        end = size
-        while end > 0:
-            start = max(0, end - 65536)
-            file.seek(start)
-            newline = file.read(end - start).rfind(b"\n")
-            if newline >= 0:
-                end = start + newline + 1
-                break
-            end = start
-        if end < size:
-            file.truncate(end)
-
-
-def _json_line(event: Mapping[str, Any]) -> str:
-    return json.dumps(plain(event), allow_nan=False) + "\n"
-
-
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the events of a metrics.jsonl, in order; non-finite losses and norms come back as floats.
 
     A last line without its newline is dropped: the run was killed while it wrote.
     Raises FormatError for any other line that is not a JSON object, InputError if the file cannot be read.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot read it: {error.strerror}") from error
-    *lines, _torn = data.split(b"\n")
+    *lines, _torn = _read(path).split(b"\n")
     return [parse_event(f"{path}: line {number}", line) for number, line in enumerate(lines, start=1)]
 
 
 def parse_event(where: str, line: bytes) -> dict[str, Any]:
     """Return a line of a metrics.jsonl. where: what an error names. Raises FormatError if it is not a JSON object."""
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{where} is not JSON; expected one event a line") from error
-    if not isinstance(event, dict):
-        raise FormatError(f"{where} is not a JSON object; expected one event a line")
+    event = _json_object(line, f"{where} is not a JSON object; expected one event a line")
     for key in NUMBER_FIELDS & event.keys():
         if event[key] in NON_FINITE:
             event[key] = float(event[key])
@@ -446,25 +396,30 @@ def read_config(folder: Path) -> dict[str, Any] | None:
     path = config_file(folder)
     if path is None:
         return None
-    problem = "is not a JSON object; expected the configuration of a run"
-    record = _read_json(path, problem)
-    if not isinstance(record, dict):
-        raise FormatError(f"{path}: {problem}")
-    return record
+    return _json_object(_read(path), f"{path}: is not a JSON object; expected the configuration of a run")
 
 
-def read_kernels(path: Path) -> Any:
+def read_kernels(path: Path) -> dict[str, Any]:
     """Return what a kernels.json holds, which kernels/record.py knows to read.
 
-    Raises FormatError if it is not JSON, InputError if it cannot be read.
+    Raises FormatError if it is not a JSON object, InputError if it cannot be read.
     """
-    return _read_json(path, "is not a choice of kernels (it is not JSON)")
+    return _json_object(_read(path), f"{path}: is not a choice of kernels (it is not a JSON object)")
 
 
-def _read_json(path: Path, problem: str) -> Any:
+def _read(path: Path) -> bytes:
     try:
-        return json.loads(path.read_bytes())
+        return path.read_bytes()
     except OSError as error:
         raise InputError(f"{path}: cannot read it: {reason(error)}") from error
+
+
+def _json_object(data: bytes, problem: str) -> dict[str, Any]:
+    """Return the object that bytes are in JSON; raises FormatError with the problem if they are none."""
+    try:
+        found = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: {problem}") from error
+        raise FormatError(problem) from error
+    if not isinstance(found, dict):
+        raise FormatError(problem)
+    return found

@@ -26,9 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # however busy the machine is
 
 
-def _log(folder: Path, reuse: bool = False) -> RunLog:
+def _log(folder: Path) -> RunLog:
     folder.mkdir(exist_ok=True)
-    return RunLog(folder, reuse=reuse)
+    return RunLog(folder)
 
 
 def _train(log: RunLog, step: int, loss: Any = 4.0, **changes: Any) -> None:
@@ -119,28 +119,19 @@ def test_main_log_is_llmcs(tmp_path: Path) -> None:
 
 
 def test_events_are_written_before_the_log_is_closed(tmp_path: Path) -> None:
-    log = _log(tmp_path)
-    log.event("start", tokens=0)
-    log.val(0, loss=5.5, batches=3)
-    _train(log, 0, loss=5.25)
-    log.sample(1, "def f():\n    \x1b", tokens=64)
-    step = {
-        "loss": 5.25,
-        "norm": 1.0,
-        "lr": 1e-4,
-        "ms": 12.5,
-        "tokens_per_second": 5e3,
-        "skipped": False,
-        "tokens": 256,
-    }
-    assert read_metrics(tmp_path / "metrics.jsonl") == [
-        {"event": "start", "tokens": 0},
-        {"event": "val", "step": 0, "loss": 5.5, "batches": 3},
-        {"event": "train", "step": 0, **step, "tokens": 256},
-        {"event": "sample", "step": 1, "tokens": 64, "text": "def f():\n    \x1b"},
-    ]
-    assert (tmp_path / "samples.txt").read_text() == "step 1, 64 tokens\n---\ndef f():\n    \x1b\n---\n"
-    log.close()
+    with _log(tmp_path) as log:
+        log.event("start", tokens=0)
+        log.val(0, loss=5.5, batches=3)
+        _train(log, 0, loss=5.25)
+        log.sample(1, "def f():\n    \x1b", tokens=64)
+        step = {"loss": 5.25, "norm": 1.0, "lr": 1e-4, "ms": 12.5, "tokens_per_second": 5e3, "skipped": False}
+        assert read_metrics(tmp_path / "metrics.jsonl") == [
+            {"event": "start", "tokens": 0},
+            {"event": "val", "step": 0, "loss": 5.5, "batches": 3},
+            {"event": "train", "step": 0, **step, "tokens": 256},
+            {"event": "sample", "step": 1, "tokens": 64, "text": "def f():\n    \x1b"},
+        ]
+        assert (tmp_path / "samples.txt").read_text() == "step 1, 64 tokens\n---\ndef f():\n    \x1b\n---\n"
 
 
 @UNHURRIED
@@ -154,31 +145,6 @@ def test_a_float32_comes_back_with_the_same_bits(tmp_path_factory: pytest.TempPa
     (event,) = read_metrics(folder / "metrics.jsonl")
     back = np.float32(event["loss"])
     assert back.tobytes() == np.float32(value).tobytes() or (math.isnan(back) and math.isnan(value))
-
-
-def test_reuse_continues_the_files_and_a_new_run_empties_them(tmp_path: Path) -> None:
-    for reuse, expected in ((False, [0]), (True, [0, 0]), (False, [0])):
-        with _log(tmp_path, reuse) as log:
-            _train(log, 0)
-        assert [e["step"] for e in read_metrics(tmp_path / "metrics.jsonl")] == expected
-        assert len((tmp_path / "main.log").read_text().splitlines()) == len(expected)
-
-
-@pytest.mark.parametrize("torn", [b"", b'{"event": "tr', b"x" * 200_000])
-@pytest.mark.parametrize("steps", [0, 1])
-def test_a_torn_last_line_is_dropped_on_reading_and_on_reuse(tmp_path: Path, torn: bytes, steps: int) -> None:
-    with _log(tmp_path) as log:
-        for step in range(steps):
-            _train(log, step)
-    for name in ("metrics.jsonl", "main.log"):
-        with (tmp_path / name).open("ab") as file:
-            file.write(torn)
-    assert [e["step"] for e in read_metrics(tmp_path / "metrics.jsonl")] == [*range(steps)]
-    with _log(tmp_path, reuse=True) as log:
-        _train(log, steps)
-    assert [e["step"] for e in read_metrics(tmp_path / "metrics.jsonl")] == [*range(steps + 1)]
-    lines = (tmp_path / "main.log").read_text().splitlines()
-    assert [line.split()[0] for line in lines] == [f"s:{step}" for step in range(steps + 1)]
 
 
 @UNHURRIED
@@ -213,20 +179,20 @@ def test_damage_within_the_file_is_named_by_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["main.log", "metrics.jsonl"])
 def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path, name: str) -> None:
     (tmp_path / name).symlink_to("/dev/full")
-    with _log(tmp_path, reuse=True) as log, pytest.raises(InputError, match=f"{name}: .*No space left"):
+    with _log(tmp_path) as log, pytest.raises(InputError, match=f"{name}: .*No space left"):
         _train(log, 0)
 
 
 def test_a_pipe_in_place_of_a_log_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "main.log").mkdir()  # a folder is none either
     with pytest.raises(InputError, match=r"main\.log: cannot open"):
-        _log(tmp_path, reuse=True)
+        _log(tmp_path)
     (tmp_path / "main.log").rmdir()
     os.mkfifo(tmp_path / "main.log")
     with pytest.raises(InputError, match=r"main\.log: cannot open"):
-        _log(tmp_path, reuse=True)
+        _log(tmp_path)
     reader = os.open(tmp_path / "main.log", os.O_RDONLY | os.O_NONBLOCK)
-    with _log(tmp_path, reuse=True) as log:  # somebody reads it
+    with _log(tmp_path) as log:  # somebody reads it
         log.val(0, loss=1.0, batches=1)
         log.sync()
         assert os.read(reader, 100) == b"s:0 tel:1.0000\n"
@@ -446,7 +412,7 @@ def test_a_line_that_cannot_be_written_leaves_no_half(tmp_path: Path) -> None:
 def test_a_log_that_leads_nowhere_is_no_problem(tmp_path: Path) -> None:
     (tmp_path / "main.log").symlink_to(os.devnull)
     cut_logs(tmp_path, Kept(0, False, False))
-    with _log(tmp_path, reuse=True) as log:
+    with _log(tmp_path) as log:
         _train(log, 0)
         log.sync()
     assert (tmp_path / "main.log").is_symlink()
