@@ -6,7 +6,7 @@ Leaves out what is decided before anything is written (prepare.py).
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ def opened(setup: Setup, output: Output, stop: threading.Event, held: Held | Non
 
         retention = Retention(config.keep_checkpoints, config.major_every)
         saver = Saver(folder, setup.model, retention, export=config.export_llmc, sync=sync, check=held.check)
-        closing.callback(saver.wait)
+        closing.callback(saver.close)
         yield Run(setup, folder, held, log, console, drawer, saver, stop)
 
 
@@ -118,11 +118,8 @@ def where_logs_stay(setup: Setup) -> Kept | None:
 def lock_of(config: TrainConfig) -> Iterator[Held | None]:
     """Within the block a run folder that is there already is this process's. Gives it, or None."""
     check_path(config.output_dir)
-    folder = Path(config.output_dir) if config.output_dir else None
-    if folder is None or not folder.is_dir():
-        yield None
-        return
-    with locked(folder) as held:
+    folder = Path(config.output_dir)
+    with locked(folder) if config.output_dir and folder.is_dir() else nullcontext() as held:
         yield held
 
 

@@ -37,6 +37,10 @@ class Curve(NamedTuple):
     steps: np.ndarray  # (n,) int64
     values: np.ndarray  # (n,) float64
 
+    def at(self, places: Any) -> "Curve":
+        """Return the points at some places: a mask, or a slice."""
+        return Curve(self.steps[places], self.values[places])
+
 
 class Bins(NamedTuple):
     """A curve for drawing: one point per bin."""
@@ -56,8 +60,7 @@ def curve(metrics: Sequence[Mapping[str, Any]], event: str, field: str) -> Curve
 
 def finite(c: Curve) -> Curve:
     """Return the curve without infinities and NaNs."""
-    good = np.isfinite(c.values)
-    return Curve(c.steps[good], c.values[good])
+    return c.at(np.isfinite(c.values))
 
 
 def binned(c: Curve, bins: int = BINS) -> Bins:
@@ -135,18 +138,6 @@ def loss_range(training: Sequence[Curve], others: Sequence[np.ndarray]) -> LossR
         return LossRange(low / margin, high * margin, log=True)
     margin = 0.06 * (high - low) or max(0.5, 0.06 * abs(high))
     return LossRange(low - margin, high + margin, log=False)
-
-
-def above(c: Curve, high: float) -> Curve:
-    """Return the finite points that lie above a picture's upper edge."""
-    there = np.isfinite(c.values) & (c.values > high)
-    return Curve(c.steps[there], c.values[there])
-
-
-def not_finite(c: Curve) -> Curve:
-    """Return the points that are NaN or infinite."""
-    bad = ~np.isfinite(c.values)
-    return Curve(c.steps[bad], c.values[bad])
 
 
 def draw_curves(
@@ -228,7 +219,8 @@ def mark_outside(axes: Any, c: Curve, shown: LossRange | None, color: str, name:
 
     Triangles stand for losses above the edge, crosses for what is NaN or infinite.
     """
-    over, bad = above(c, shown.high if shown else np.inf), not_finite(c)
+    good = np.isfinite(c.values)
+    over, bad = c.at(good & (c.values > (shown.high if shown else np.inf))), c.at(~good)
     if len(over.steps):
         top = int(np.argmax(over.values))
         words = f"above the picture: {_counted(over)}, largest {over.values[top]:.4g} at step {over.steps[top]}"
@@ -354,7 +346,7 @@ class CurveDrawer:
         title: str,
         baselines: dict[str, float],
         warn: Callable[[str], None],
-        is_there: Callable[[], bool] = lambda: True,
+        is_there: Callable[[], bool],
     ) -> None:
         """warn: shows a warning; is_there: whether the folder is still the run's, without which nothing is drawn."""
         self._is_there = is_there

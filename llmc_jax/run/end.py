@@ -27,7 +27,7 @@ def last_save(run: Run, outcome: Outcome, batches: Batches) -> Outcome:
             progress = save(run, progress, batches, None, last=True, prune=code != ExitCode.DIVERGED)
         progress = poll_saves(run, progress, run.saver.wait(), last=True)
         if code == ExitCode.DONE:
-            tell_removed(run, *run.saver.prune_rest())
+            tell_removed(run, *run.saver.prune(least=1))
     except InputError as error:
         return Outcome(ExitCode.BAD_INPUT, progress, problem or error)
     return Outcome(code, progress, problem)
@@ -35,21 +35,15 @@ def last_save(run: Run, outcome: Outcome, batches: Batches) -> Outcome:
 
 def finish(run: Run, outcome: Outcome) -> Outcome:
     """Write the last event and the last picture, and say where everything is."""
-    outcome = write_rest(run, outcome)
+    code, progress, problem = outcome
+    try:
+        run.log.event("end", step=progress.step, outcome=code.name.lower(), skipped=progress.counters.skipped)
+    except InputError as error:
+        outcome = Outcome(ExitCode.BAD_INPUT, progress, problem or error)
     run.drawer.finish()
     run.console.close()
     for line in summary(run, outcome):
         run.console.note(line)
-    return outcome
-
-
-def write_rest(run: Run, outcome: Outcome) -> Outcome:
-    """Write the last event; where it cannot be written either, the first problem counts."""
-    progress, code = outcome.progress, outcome.code
-    try:
-        run.log.event("end", step=progress.step, outcome=code.name.lower(), skipped=progress.counters.skipped)
-    except InputError as problem:
-        return Outcome(ExitCode.BAD_INPUT, progress, outcome.problem or problem)
     return outcome
 
 

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,7 +100,7 @@ def loop(run: Run, state: TrainState) -> Outcome:
                 tell_notices(run, progress)
         except InputError as error:  # a full disk, a damaged data file: what has been learned so far is still good
             problem = error
-        for result in pipeline.drain():
+        for result in pipeline.results(pending=0):
             progress = counted(config, progress, result)
             try:
                 report(run, progress, result)
@@ -169,10 +169,6 @@ class Pipeline:
             start, self._read_at = max(start, self._read_at), time.perf_counter()
             yield Result(read, self._read_at - start)
 
-    def drain(self) -> Iterator[Result]:
-        """Yield the results of all steps."""
-        return self.results(pending=0)
-
 
 # ----- its figures --------------------------------------------------------------------------------------------------
 
@@ -234,16 +230,13 @@ def report_gpu(run: Run, steps: int) -> None:
         run.console.note(gpu_line(reading))
 
 
-@contextmanager
-def traced(run: Run) -> Iterator[Callable[[int], None]]:
-    """Yield the function to call before each step: it records those that --profile names into the run's folder."""
+def traced(run: Run) -> AbstractContextManager[Callable[[int], None]]:
+    """Return what gives the function to call before each step: it records those that --profile names."""
     if not run.setup.config.profile:
-        yield lambda step: None
-        return
+        return nullcontext(lambda step: None)
     folder = run.folder / "profile"
 
     def done() -> None:
         run.console.note(f"profile:      {folder} (docs/profiling.md says how to open it)")
 
-    with slice_trace(folder, *profile_slice(run.setup.config), done) as tick:
-        yield tick
+    return slice_trace(folder, *profile_slice(run.setup.config), done)

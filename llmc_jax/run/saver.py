@@ -7,9 +7,9 @@ it instead, without a word: the step then needs the memory of two states. So a s
 next step, in one of two ways: it copies the state on the device, or it has written everything by then.
 """
 
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -74,7 +74,8 @@ def copied(state: TrainState) -> TrainState:
 
 
 class Saver:
-    """Writes one checkpoint at a time into a run's folder. Used by one thread; `finished` and `wait` tell of the ends.
+    """Writes one checkpoint at a time into a run's folder. Used by one thread; `finished` and `wait` tell of the ends,
+    and raise what is a mistake in the program. `close` ends the thread that writes.
 
     export: also write model_%08d.bin in llm.c's format; sync: called before a checkpoint counts, to bring what it
     refers to (the logs) to the disk; check: called before anything is written or removed, raises InputError where the
@@ -93,10 +94,10 @@ class Saver:
     ) -> None:
         self._folder, self._model, self._retention = folder, model, retention
         self._export, self._sync, self._check = export, sync, check
-        self._thread: threading.Thread | None = None
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llmc_jax saver")
+        self._under_way: Future[None] | None = None
         self._ended: list[Saved] = []
         self._good: set[int] = set()  # steps whose checkpoints this process has read back
-        self._error: BaseException | None = None
         self._copies: bool | None = None  # decided at the first save: afterwards the peak of memory includes the copy
 
     def save(
@@ -123,9 +124,9 @@ class Saver:
             self._guarded(work, lambda: self._write(work, state))
             if work.writing is None:
                 return
-            self._start(lambda: self._seal(work))
+            self._under_way = self._pool.submit(self._seal, work)
         else:
-            self._start(lambda: self._write_and_seal(work, snapshot))
+            self._under_way = self._pool.submit(self._write_and_seal, work, snapshot)
         work.waited = time.perf_counter() - start
 
     def _copied(self, state: TrainState) -> list[TrainState] | None:
@@ -139,8 +140,8 @@ class Saver:
             return None
 
     def finished(self) -> list[Saved]:
-        """Return the saves that have ended since this was last asked. Raises what is a mistake in the program."""
-        if self._thread is not None and not self._thread.is_alive():
+        """Return the saves that have ended since this was last asked."""
+        if self._under_way is not None and self._under_way.done():
             self._join()
         ended = self._ended.copy()
         del self._ended[: len(ended)]  # the thread may have added another meanwhile
@@ -151,23 +152,14 @@ class Saver:
         self._join()
         return self.finished()
 
-    def _start(self, work: Callable[[], None]) -> None:
-        self._thread = threading.Thread(target=self._run, args=(work,), name="llmc_jax saver")
-        self._thread.start()
-
-    def _run(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:  # belongs to the thread that asks
-            self._error = error
+    def close(self) -> None:
+        """Wait for the save under way. Nothing can be saved any more."""
+        self._pool.shutdown()
 
     def _join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            under_way.result()
 
     def _guarded(self, work: "_Work", action: Callable[[], None]) -> None:
         """Do a part of a save; what goes wrong ends it, and harms nothing that was saved before."""
@@ -213,12 +205,15 @@ class Saver:
             store.seal(work.writing, work.model)
             work.writing = None
             self._good.add(work.step)
-            self._end(work, None, *(self._prune(least=2) if work.prune else ((), None)))
+            self._end(work, None, *(self.prune(least=2) if work.prune else ((), None)))
 
         self._guarded(work, seal)
 
-    def _prune(self, least: int) -> tuple[tuple[int, ...], str | None]:
-        """Delete what need not stay. Return the steps; and why not, where something could not be deleted."""
+    def prune(self, least: int) -> tuple[tuple[int, ...], str | None]:
+        """Delete what need not stay, down to `least`: one once the run is complete, after `wait`.
+
+        Returns the steps; and why not, where something could not be deleted.
+        """
         keep, major_every = self._retention
         if keep == 0:
             return (), None
@@ -228,13 +223,6 @@ class Saver:
         except InputError as error:
             return (), str(error)
         return tuple(steps), None
-
-    def prune_rest(self) -> tuple[tuple[int, ...], str | None]:
-        """Delete, once the run is complete, down to what -nk says, which may be one. Call after `wait`.
-
-        Returns the steps; and why not, where something could not be deleted.
-        """
-        return self._prune(least=1)
 
     def _end(
         self, work: "_Work", problem: str | None, removed: tuple[int, ...] = (), unremoved: str | None = None

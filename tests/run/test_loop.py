@@ -902,7 +902,7 @@ def one_step(given: Metrics, seconds: float = 0.0) -> trainer.Result:
     step = trainer.Step(lambda state, *_: (state, given), 0)
     pipeline.submit(step, 0, batches.Batches(slow(), lambda: None))  # type: ignore[arg-type]
     assert list(pipeline.results(pending=1)) == []
-    (result,) = pipeline.drain()
+    (result,) = pipeline.results(pending=0)
     return result
 
 
