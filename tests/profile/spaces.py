@@ -1,9 +1,8 @@
-"""Traces made by hand, in the format that jax.profiler writes."""
+"""Traces made by hand, with what of jax.profiler's ProfileData is read."""
 
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
-
-from jax.profiler import ProfileData
 
 
 class Event(NamedTuple):
@@ -13,6 +12,14 @@ class Event(NamedTuple):
     start: float
     duration: float = 0.0
     stats: Mapping[str, int | str] = {}
+
+    @property
+    def start_ns(self) -> float:
+        return 1e3 * self.start
+
+    @property
+    def duration_ns(self) -> float:
+        return 1e3 * self.duration
 
 
 def instruction(name: str, start: float, duration: float, program: str = "jit_step", **stats: int | str) -> Event:
@@ -34,28 +41,12 @@ def task(start: float, stop: float, number: int) -> list[Event]:
 
 
 def space(planes: Mapping[str, Mapping[str, Sequence[Event]]]) -> Any:
-    """ProfileData of planes, each with its lines, each with its events."""
-    return ProfileData.from_serialized_xspace(
-        ProfileData.text_proto_to_serialized_xspace("\n".join(_plane(name, lines) for name, lines in planes.items()))
-    )
-
-
-def _plane(name: str, lines: Mapping[str, Sequence[Event]]) -> str:
-    events = [event for each in lines.values() for event in each]
-    names = {text: number for number, text in enumerate(dict.fromkeys(event.name for event in events), 1)}
-    stats = {text: number for number, text in enumerate(dict.fromkeys(s for event in events for s in event.stats), 1)}
-    text = [f'planes {{ name: "{name}"']
-    for line, each in lines.items():
-        text.append(f'lines {{ name: "{line}" timestamp_ns: 0')
-        for event in each:
-            values = " ".join(
-                f"stats {{ metadata_id: {stats[key]} "
-                + (f'str_value: "{value}" }}' if isinstance(value, str) else f"int64_value: {value} }}")
-                for key, value in event.stats.items()
+    """Planes, each with its lines, each with its events."""
+    return SimpleNamespace(
+        planes=[
+            SimpleNamespace(
+                name=plane, lines=[SimpleNamespace(name=line, events=events) for line, events in lines.items()]
             )
-            times = f"offset_ps: {round(event.start * 1e6)} duration_ps: {round(event.duration * 1e6)}"
-            text.append(f"events {{ metadata_id: {names[event.name]} {times} {values} }}")
-        text.append("}")
-    for kind, table in (("event_metadata", names), ("stat_metadata", stats)):
-        text += [f'{kind} {{ key: {number} value {{ id: {number} name: "{key}" }} }}' for key, number in table.items()]
-    return "\n".join([*text, "}"])
+            for plane, lines in planes.items()
+        ]
+    )
