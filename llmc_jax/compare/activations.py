@@ -76,6 +76,12 @@ def operations(config: ModelConfig, *, gradients: bool) -> Iterator[Operation]:
         yield from backward_operations(config.num_layers)
 
 
+def names_of(config: ModelConfig, *, gradients: bool) -> list[str]:
+    """Return the names of all values in the order of computation, the batch first."""
+    listed = operations(config, gradients=gradients)
+    return ["x", "y", *(name for operation in listed for name in operation.outputs)]
+
+
 @cache
 def functions(config: ModelConfig, execution: Execution, dtype: Any) -> dict[str, Function]:
     """Return what runs the operations of a model, by their function; each gives the outputs in the list's order."""
@@ -297,9 +303,7 @@ def first_step(found: list[Step]) -> int | None:
 
 def forward_only(model: Model, values: Values) -> Values:
     """Return the values without those of the backward pass."""
-    listed = operations(model.config, gradients=False)
-    names = {"x", "y", *(name for operation in listed for name in operation.outputs)}
-    return {name: value for name, value in values.items() if name in names}
+    return {name: values[name] for name in names_of(model.config, gradients=False) if name in values}
 
 
 def _scale(name: str, values: Values) -> float:
@@ -346,7 +350,8 @@ def write_folder(folder: Path, model: Model, values: Values, dtype: str) -> int:
     """
     check_new(folder)
     temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
-    arrays = {name: values[name] for name in _order(model, values) if isinstance(values[name], np.ndarray)}
+    listed = names_of(model.config, gradients=True)
+    arrays = {name: values[name] for name in listed if isinstance(values.get(name), np.ndarray)}
     try:
         temporary.mkdir()
         for name, array in arrays.items():
@@ -373,16 +378,10 @@ def check_new(folder: Path) -> None:
             raise InputError(f"{folder}: a file; name a new folder")
         elif not folder.resolve().parent.is_dir():
             raise InputError(f"{folder}: there is no folder {folder.parent}; make it first")
+    except InputError:
+        raise
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"{folder}: cannot be written: {reason(error)}") from None
-
-
-def _order(model: Model, values: Values) -> list[str]:
-    gradients = "dlnf" in values
-    listed = (name for operation in operations(model.config, gradients=gradients) for name in operation.outputs)
-    return ["x", "y", *(name for name in listed if name in values)]
 
 
 def _index(model: Model, arrays: Mapping[str, np.ndarray], dtype: str) -> dict[str, Any]:
@@ -405,9 +404,9 @@ def read_folder(folder: Path, config: ModelConfig, batch: Batch) -> Folder:
                 f"{folder}: {'a file' if folder.exists() else 'no such folder'}; expected one of .npy files"
             )
         names = sorted(path.name.removesuffix(".npy") for path in folder.iterdir() if path.name.endswith(".npy"))
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"{folder}: cannot be read: {reason(error)}") from None
     B, T = batch.x.shape
     dtype = _read_index(folder / INDEX, config, B, T)
@@ -415,15 +414,15 @@ def read_folder(folder: Path, config: ModelConfig, batch: Batch) -> Folder:
         path = folder / f"{name}.npy"
         if name in names and not np.array_equal(_read_array(path, [(B, T)], ("i4", "i8")), getattr(batch, name)):
             raise InputError(f"{path}: other tokens than the debug state has; compare the same batch")
-    known = {name for operation in operations(config, gradients=True) for name in operation.outputs}
-    found = [name for name in names if name in known]
+    known = names_of(config, gradients=True)
+    found = [name for name in known[2:] if name in names]
     if not found:
         raise InputError(f"{folder}: holds no value under a name such as encoded.npy, layer_00.ln1.npy or logits.npy")
     values = {name: _read_value(folder / f"{name}.npy", name, config, B, T) for name in found}
     if dtype is None:
         dtype = "fp16" if any(array.dtype == np.float16 for array in values.values()) else "fp32"
     values = {name: array if array.dtype == np.float64 else _host(array) for name, array in values.items()}
-    return Folder(values, dtype, tuple(name for name in names if name not in known and name not in ("x", "y")))
+    return Folder(values, dtype, tuple(name for name in names if name not in known))
 
 
 def _read_index(path: Path, config: ModelConfig, B: int, T: int) -> str | None:

@@ -5,7 +5,6 @@
 
 import argparse
 import math
-from collections.abc import Iterator
 from itertools import batched
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -265,21 +264,15 @@ def compare(ours: Computed, theirs: Computed, allowed: Tolerances) -> list[Row]:
     return rows
 
 
-def backward_order(config: ModelConfig) -> Iterator[tuple[str, int | None]]:
-    """(tensor, layer) as the backward pass makes their gradients."""
-    yield from ((name, None) for name in LAST)
-    for layer in reversed(range(config.num_layers)):
-        yield from ((name, layer) for name in OF_A_LAYER)
-    yield from ((name, None) for name in FIRST)
-
-
 def first_failure(rows: list[Row], ours: Computed, theirs: Computed, config: ModelConfig) -> dict[str, Any] | None:
     """Return what fails first in the order of computation: a tensor's name, of a gradient also the layer; or None."""
     failing = {row.name: row for row in rows if not row.found.agrees}
     for name in ("logits", "loss"):
         if name in failing:
             return {"name": name, "layer": None} | as_json(failing[name].found)
-    for name, layer in backward_order(config):
+    layers = reversed(range(config.num_layers))
+    of_layers = ((name, layer) for layer in layers for name in OF_A_LAYER)
+    for name, layer in (*((name, None) for name in LAST), *of_layers, *((name, None) for name in FIRST)):
         if name in failing:
             a, b = getattr(ours.gradient, name), getattr(theirs.gradient, name)
             at = ... if layer is None else layer

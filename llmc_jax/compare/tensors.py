@@ -35,9 +35,7 @@ class Difference(NamedTuple):
     largest: float  # |a - b|; NaN or infinite where one of them is
     mean: float  # of |a - b|
     relative: float  # ||a - b|| / ||b||; infinite where b is all zero and a is not
-    worst: (
-        Shape | None
-    )  # position of the worst element: the first that is not finite, else the largest; None of nothing
+    worst: Shape | None  # position: of the first that is not finite, else of the largest; None of nothing
     a: float  # there
     b: float
     other_values: int  # values whose bits differ
@@ -45,8 +43,7 @@ class Difference(NamedTuple):
     nonfinite: int  # differences that are NaN or infinite
     beyond: int  # values outside the limit; NaN always is
     share: float  # the largest |a - b| as a share of what the limit allows there; infinite with NaN
-    rms: float  # root of the mean square of b
-    rms_error: float  # the same of a - b
+    rms_error: float  # root of the mean square of a - b
 
     @property
     def same_bits(self) -> bool:
@@ -100,12 +97,10 @@ class Measure:
     def _count(self, x: np.ndarray, y: np.ndarray, distance: np.ndarray, finite: np.ndarray) -> None:
         """Count what is beyond the limit, and find the worst element."""
         bad = int(np.count_nonzero(~finite))
-        if bad and not self._nonfinite:
-            self._keep_worst(int(np.argmin(finite)), x, y, distance)
-        elif not self._nonfinite and distance.size:
-            at = int(np.argmax(distance))
-            if distance[at] > self._worst[0]:
-                self._keep_worst(at, x, y, distance)
+        if distance.size and not self._nonfinite:
+            at = int(np.argmin(finite) if bad else np.argmax(distance))
+            if bad or distance[at] > self._worst[0]:
+                self._worst = (float(distance[at]), self._size + at, float(x[at]), float(y[at]))
         self._nonfinite += bad
         if self._limit is None:
             return
@@ -115,9 +110,6 @@ class Measure:
         with np.errstate(divide="ignore"):
             share = np.where(distance == 0, 0.0, distance / allowed)
         self._share = math.inf if bad else max(self._share, float(share.max(initial=0.0)))
-
-    def _keep_worst(self, at: int, x: np.ndarray, y: np.ndarray, distance: np.ndarray) -> None:
-        self._worst = (float(distance[at]), self._size + at, float(x[at]), float(y[at]))
 
     def result(self, shape: Sequence[int]) -> Difference:
         """Return the difference of everything added, which together has this shape."""
@@ -139,7 +131,6 @@ class Measure:
             nonfinite=self._nonfinite,
             beyond=self._beyond,
             share=self._share,
-            rms=math.sqrt(self._reference / size),
             rms_error=norm / math.sqrt(size),
         )
 
