@@ -25,7 +25,7 @@ from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.models.gpt2.work import flops_per_token
 from llmc_jax.trials import problems
 from llmc_jax.trials.children import END_SECONDS, Outcome, Task
-from llmc_jax.trials.lines import FREE, OTHER, SAME, NotMeasured
+from llmc_jax.trials.figures import FREE, OTHER, SAME, NotMeasured
 from pallas_kernels import tuning
 from tests.aot.cases import public_kernels
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from llmc_jax.machine.device import first_device
 from llmc_jax.trials.clock import Timing, queued, timing
-from llmc_jax.trials.lines import Figures
+from llmc_jax.trials.figures import Figures
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 

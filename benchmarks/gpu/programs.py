@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.gpu import groups
-from llmc_jax.trials.lines import Figures, NotMeasured
+from llmc_jax.trials.figures import Figures, NotMeasured
 
 ROOT = Path(__file__).resolve().parents[2]
 VOCAB = 50257

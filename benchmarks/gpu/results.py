@@ -11,7 +11,7 @@ from benchmarks.gpu import groups
 from benchmarks.gpu.plan import PARTS, Item
 from llmc_jax.errors import InputError
 from llmc_jax.files import digest_of_files
-from llmc_jax.trials.lines import OTHER, Figures
+from llmc_jax.trials.figures import OTHER, Figures
 
 DONE, SKIPPED, FAILED = "done", "skipped", "failed"
 KERNEL_PARTS = ("kernels", "tiles", "triton")  # whose items time a kernel that part numerics checks

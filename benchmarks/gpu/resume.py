@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.trials.lines import Figures, NotMeasured
+from llmc_jax.trials.figures import Figures, NotMeasured
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = "xla_cache"  # in a run's folder: what train.py compiled for it on a GPU

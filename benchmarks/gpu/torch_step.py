@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llmc_jax.trials.lines import Figures, NotMeasured
+from llmc_jax.trials.figures import Figures, NotMeasured
 
 
 def measure(B: int, T: int, dtype: str, steps: int, compiled: bool) -> Figures:

@@ -68,12 +68,12 @@ def heading(each: Known) -> str:
 
 def rows(found: Findings) -> list[list[str]]:
     """Return a row for each implementation that was tried, and whether it runs."""
-    runs = {(each.operation, each.implementation, each.variant) for each in found.fastest}
+    runs = {each.key for each in found.fastest}
     return [
         [
             each.operation, " ".join(filter(None, [each.implementation, each.variant.text])),
             f"{each.us:,.0f}" if each.us else "", each.problem or "right",
-            "runs" if (each.operation, each.implementation, each.variant) in runs else "",
+            "runs" if each.key in runs else "",
         ]
         for each in sorted(found.found, key=lambda each: each.operation)
     ]  # fmt: skip
@@ -127,9 +127,9 @@ def measure(asked: Asked) -> str:
     if not candidates.listed(case):
         return f"{here.name}: each operation has only one possible implementation, so there is nothing to measure"
     found = start.find_out(case, here, again=True, seconds=asked.seconds)
-    if found.findings is None or not found.findings.found:
+    if not found.found:
         raise InputError(f"--measure: {'; '.join(found.notes)}")
-    return shown(Known(known.facts_of(case, here), found.findings, "now"))
+    return shown(Known(known.facts_of(case, here), found, "now"))
 
 
 def _run(words: list[str]) -> int:

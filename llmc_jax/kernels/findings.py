@@ -31,6 +31,11 @@ class Finding(NamedTuple):
     us: float = 0.0  # of the operation in a whole step; 0: it was not timed
 
     @property
+    def key(self) -> tuple[str, str, Variant]:
+        """Return what tells it from others."""
+        return self.operation, self.implementation, self.variant
+
+    @property
     def label(self) -> str:
         """The name of what was tried."""
         return f"{self.operation}: {' '.join(filter(None, [self.implementation, self.variant.text]))}"

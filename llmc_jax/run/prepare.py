@@ -277,13 +277,13 @@ def plan_here(
     tried = try_kernels(config, model, earlier)
     device = hardware.describe_device()
     plan = make_plan(
-        config, model, kernels.this_machine(), findings=tried.findings, before=repeated(config, earlier),
+        config, model, kernels.this_machine(), findings=tried, before=repeated(config, earlier),
         memory=device.memory_bytes, xla_flags=compiling.user_flags(),
     )  # fmt: skip
     return plan, device, tried.notes
 
 
-def try_kernels(config: TrainConfig, model: ModelConfig, earlier: Checkpoint | None = None) -> start.Found:
+def try_kernels(config: TrainConfig, model: ModelConfig, earlier: Checkpoint | None = None) -> kernels.Findings:
     """Return what is known of this GPU's kernels, found out now if need be. Call it before JAX has a device.
 
     Nothing where there is no NVIDIA GPU, where the run takes an earlier choice and all of it can run, or with
@@ -291,11 +291,11 @@ def try_kernels(config: TrainConfig, model: ModelConfig, earlier: Checkpoint | N
     """
     here = None if config.no_kernel_check or earlier is not None else find_card()
     if here is None:
-        return start.Found(None)
+        return kernels.Findings()
     flags = compiling.user_flags()
     plan = make_plan(config, model, here.machine, before=repeated(config, None), xla_flags=flags)
     if plan.repeat is not None and not plan.problems:
-        return start.Found(None)
+        return kernels.Findings()
     return start.find_out(case_of(make_plan(config, model, here.machine, xla_flags=flags)), here)
 
 

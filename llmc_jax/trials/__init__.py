@@ -1,6 +1,6 @@
 """Implementations tried on the machine at hand: are they right, and how fast are they?
 
-lines.py      what a measuring process tells its parent
+figures.py    what a measurement gives
 children.py   the measuring processes, for their parent
 worker.py     the measuring process
 problems.py   each operation as a problem: random inputs, who solves it, the answer in float64

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,15 +42,10 @@ def find_card(cuda: Any = None) -> Card | None:
 
     cuda: the driver's library, where a test has its own.
     """
-    if cuda is None:
-        if not _jax_uses_cuda():
-            return None
-        try:
-            cuda = ctypes.CDLL("libcuda.so.1")
-        except OSError:
-            return None
+    if cuda is None and not _jax_uses_cuda():
+        return None
     try:
-        return _described(cuda)
+        return _described(cuda or ctypes.CDLL("libcuda.so.1"))
     except (OSError, AttributeError):
         return None
 
@@ -68,10 +64,8 @@ def _described(cuda: Any) -> Card | None:
     ]
     if any(call(*arguments) for call, arguments in calls):
         return None
-    return Card(
-        name.value.decode(errors="replace"), uuid.raw.hex(), f"{major.value}.{minor.value}", memory.value,
-        driver_version(),
-    )  # fmt: skip
+    words, capability = name.value.decode(errors="replace"), f"{major.value}.{minor.value}"
+    return Card(words, uuid.raw.hex(), capability, memory.value, driver_version())
 
 
 def driver_version() -> str:
@@ -99,31 +93,30 @@ def jax_has_begun() -> bool:
     return bool(xla_bridge.backends_are_initialized())
 
 
-def busy(card: Card, ask: Callable[[Sequence[str]], str | None] | None = None) -> str:
-    """Return why nothing should be tried on a card now; empty where it is free, as far as is known.
-
-    ask: what runs nvidia-smi with arguments and returns what it prints, None where it cannot.
-    """
-    ask = ask or _nvidia_smi
-    if "MIG" in card.name:  # of a slice nvidia-smi tells neither
-        return ""
-    gpu = f"GPU-{card.uuid[:8]}-{card.uuid[8:12]}-{card.uuid[12:16]}-{card.uuid[16:20]}-{card.uuid[20:]}"
-    memory = ask(["-i", gpu, "--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits"])
-    others = ask(["-i", gpu, "--query-compute-apps=pid", "--format=csv,noheader"])
-    numbers = [word.strip() for word in (memory or "").split(",")]
-    processes = [word for word in (others or "").split() if word.isdigit() and int(word) != os.getpid()]
-    if processes:
-        return f"other processes use the card ({', '.join(processes)})"
-    if len(numbers) == 2 and all(word.isdigit() for word in numbers) and int(numbers[0]) < FREE_SHARE * int(numbers[1]):
-        return f"of the card's memory only {int(numbers[0])} of {int(numbers[1])} MiB are free"
-    return ""
-
-
-def _nvidia_smi(arguments: Sequence[str]) -> str | None:
+def _nvidia_smi(arguments: Sequence[str]) -> str:
     try:
         done = subprocess.run(
             ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=20, errors="replace", check=False
         )
     except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout if done.returncode == 0 else None
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def busy(card: Card, ask: Callable[[Sequence[str]], str] = _nvidia_smi) -> str:
+    """Return why nothing should be tried on a card now; empty where it is free, as far as is known.
+
+    ask: what runs nvidia-smi with arguments and returns what it prints, nothing where it cannot.
+    """
+    if "MIG" in card.name:  # of a slice nvidia-smi tells neither
+        return ""
+    gpu = f"GPU-{uuid.UUID(card.uuid)}"
+    memory = ask(["-i", gpu, "--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits"])
+    others = ask(["-i", gpu, "--query-compute-apps=pid", "--format=csv,noheader"])
+    numbers = [word.strip() for word in memory.split(",")]
+    processes = [word for word in others.split() if word.isdigit() and int(word) != os.getpid()]
+    if processes:
+        return f"other processes use the card ({', '.join(processes)})"
+    if len(numbers) == 2 and all(word.isdigit() for word in numbers) and int(numbers[0]) < FREE_SHARE * int(numbers[1]):
+        return f"of the card's memory only {int(numbers[0])} of {int(numbers[1])} MiB are free"
+    return ""

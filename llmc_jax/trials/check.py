@@ -3,7 +3,7 @@
 A task of children.py. Leaves out what is tried (candidates.py) and what follows from it (search.py).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -14,7 +14,6 @@ import numpy as np
 from llmc_jax import kernels
 from llmc_jax.kernels import GROUPS, Finding
 from llmc_jax.kernels.functions import functions_of
-from llmc_jax.kernels.plain import from_json, frozen
 from llmc_jax.machine import compiling
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.ops.gelu import gelu_forward_in_product
@@ -24,82 +23,56 @@ from llmc_jax.training.schedule import ScheduleNumbers
 from llmc_jax.training.state import DTYPES, initial_state
 from llmc_jax.training.step import StepNumbers, StepOptions, train_step
 from llmc_jax.trials import attention, candidates, numerics, problems, times
-from llmc_jax.trials.candidates import Case, Part
+from llmc_jax.trials.candidates import Case
 from llmc_jax.trials.clock import timing
-from llmc_jax.trials.lines import Figures, NotMeasured
+from llmc_jax.trials.figures import Figures, NotMeasured
 
 MATRIX_BYTES = 2e9  # of attention's T x T matrix in one layer, beyond which XLA's step does without it, and has no time
 BETA1 = 0.9
 WHOLE_IN_FP64 = 2**28  # elements of AdamW's buffers; beyond that they are compared in float32
 
 
-def measure(what: str, case: Mapping[str, Any], **arguments: Any) -> Figures:
-    """Try one implementation (what: candidate) or a whole step (what: step): verdict, right or WRONG, and time.
+def measure(what: str, case: Case, **arguments: Any) -> Figures:
+    """Try one implementation (what: candidate) or a whole step (what: step), as the run would compute it.
 
     what: device: what this process computes on.
     """
-    given: Case = from_json(Case, case)
-    configure(given)
+    if not case.tf32:
+        jax.config.update("jax_default_matmul_precision", "highest")
     if what == "device":
         machine = kernels.this_machine()
         return {"platform": machine.platform, "kind": machine.kind, "capability": machine.capability}
-    if what == "candidate":
-        return measure_candidate(given, from_json(Finding, arguments["finding"]))
-    chosen = tuple(from_json(Finding, each) for each in arguments["chosen"])
-    return measure_step(given, chosen, frozen(arguments["options"]))
-
-
-@cache
-def configure(case: Case) -> None:
-    """Set up JAX as the run does."""
-    if not case.tf32:
-        jax.config.update("jax_default_matmul_precision", "highest")
+    return measure_candidate(case, **arguments) if what == "candidate" else measure_step(case, **arguments)
 
 
 # ----- one implementation -------------------------------------------------------------------------------------------
 
 
 def measure_candidate(case: Case, finding: Finding) -> Figures:
-    """The verdict on an operation's functions, and the microseconds that they take in one step.
+    """What is wrong with an operation's functions, and the microseconds that they take in one step.
 
     XLA's are what the others are compared with in the end, so they are only timed.
     """
-    solvers = functions(case, finding)
-    by_xla = candidates.row_of(finding).by == "xla"
+    row, solvers = candidates.row_of(finding), functions(case, finding)
+    by_name = dict(zip(GROUPS[finding.operation], solvers, strict=True))
     total, wrong = 0.0, []
     for part in candidates.parts(case, finding.operation):
-        if by_xla and part.function == "attention" and matrix_bytes(case) > MATRIX_BYTES:
+        if row.by == "xla" and part.function == "attention" and matrix_bytes(case) > MATRIX_BYTES:
             raise NotMeasured("its T x T matrix is too large")
-        given = _problem(case, part)
-        solver: Any = (
-            solvers if "attention" in part.function else solvers[GROUPS[finding.operation].index(part.function)]
-        )
-        if not by_xla:
-            verdict = _verdict(case, finding, given, solver)
-            if verdict != "right":
-                wrong.append(f"{part.function}, {verdict.removeprefix('WRONG: ')}")
+        adamw = part.function == "adamw_update"
+        options = {"rounding": case.rounding, "master_weights": case.master_weights} if adamw else {}
+        given = problems.problem(part.function, case.dtype, part.sizes, problems.seed_of(part.function), **options)
+        solver: Any = solvers if "attention" in part.function else by_name[part.function]
+        if row.by != "xla":
+            wide = jnp.float32 if adamw and given.arrays[0].size > WHOLE_IN_FP64 else jnp.float64
+            _, found = numerics.judged(
+                given, solver, promised=row.repeats_bits, interpret=case.interpret, wide=wide, rounding=case.rounding
+            )
+            wrong += [f"{part.function}, {each}" for each in found]
         if not wrong:
             total += part.calls * times.time_of(solver, [given], quick=case.interpret).seconds
         del given
-    if wrong:
-        return {"verdict": f"WRONG: {'; '.join(wrong)}"}
-    return {"verdict": "right", "us": 1e6 * total}
-
-
-def _problem(case: Case, part: Part) -> problems.Problem:
-    options: dict[str, Any] = {}
-    if part.function == "adamw_update":
-        options = {"rounding": case.rounding, "master_weights": case.master_weights}
-    return problems.problem(part.function, case.dtype, part.sizes, problems.seed_of(part.function), **options)
-
-
-def _verdict(case: Case, finding: Finding, given: problems.Problem, solver: Any) -> str:
-    huge = given.function == "adamw_update" and given.arrays[0].size > WHOLE_IN_FP64
-    figures = numerics.judged(
-        given, solver, promised=candidates.row_of(finding).repeats_bits, interpret=case.interpret,
-        reference="fp32" if huge else "fp64", rounding=case.rounding,
-    )  # fmt: skip
-    return str(figures["verdict"])
+    return {"problem": "; ".join(wrong)} if wrong else {"problem": "", "us": 1e6 * total}
 
 
 def functions(case: Case, finding: Finding) -> Sequence[Function]:
@@ -129,7 +102,7 @@ class Step(NamedTuple):
 
 
 def measure_step(case: Case, chosen: tuple[Finding, ...], options: compiling.Options) -> Figures:
-    """The verdict on a step on what was chosen beside XLA's, and its seconds. chosen: nothing is XLA's step itself.
+    """What is wrong with a step on what was chosen beside XLA's, and its seconds. chosen: nothing is XLA's step itself.
 
     options: of XLA, beside the run's own. Both steps are the run's own program, but for their number of layers
     (candidates.LAYERS); the gradient is what AdamW makes of it in its first step.
@@ -137,10 +110,10 @@ def measure_step(case: Case, chosen: tuple[Finding, ...], options: compiling.Opt
     case = candidates.shallower(case)
     reference = _xla_step(case)
     if not chosen:
-        return {"verdict": "right", "seconds": reference.seconds}
+        return {"problem": "", "seconds": reference.seconds}
     found = _step(case, chosen_functions(case, chosen), options)
-    judged = numerics.judged_model(case.model, case.dtype, found[:2], reference[:2])
-    return {"verdict": judged["verdict"], "seconds": found.seconds}
+    _, wrong = numerics.judged_model(case.model, case.dtype, found[:2], reference[:2])
+    return {"problem": "; ".join(wrong), "seconds": found.seconds}
 
 
 @cache
@@ -152,9 +125,7 @@ def _xla_step(case: Case) -> Step:
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-    by_blocks: dict[str, Function] = {
-        "attention_forward": attention.attention_forward, "attention_backward": attention.attention_backward,
-    }  # fmt: skip
+    by_blocks = {f"attention_{way}": getattr(attention, f"attention_{way}") for way in problems.WAYS}
     return _step(case, by_blocks, case.other_options)._replace(seconds=0.0)
 
 
@@ -184,7 +155,11 @@ def _step(case: Case, given: dict[str, Function], options: compiling.Options) ->
         (min(case.accumulation, 2), case.batch_size, case.sequence_length + 1), model.vocab_size, seed=1
     )
     batch = jnp.asarray(tokens[..., :-1]), jnp.asarray(tokens[..., 1:])
-    numbers = _numbers()
+    # Nothing is clipped, and the weights hardly move: AdamW's first m is the gradient times 1 - beta1.
+    real, count = np.float32, np.int32
+    schedule = ScheduleNumbers(real(1e-6), count(0), count(1000), real(1.0), count(1000), real(0.1))
+    adamw = AdamWNumbers(real(BETA1), real(0.95), real(1e-8), real(0.0))
+    numbers = jax.device_put(StepNumbers(schedule, adamw, real(0.0)))
     program = compiling.compiled(train_step.lower(state, *batch, numbers, model, step_options), merged)
     state, metrics = program(state, *batch, numbers)
     loss, gradient = float(metrics.loss), np.asarray(state.buffers["m"]) / np.float32(1 - BETA1)
@@ -198,11 +173,3 @@ def _step(case: Case, given: dict[str, Function], options: compiling.Options) ->
         jax.block_until_ready(metrics)
 
     return Step(loss, gradient, timing(run_calls, least=0.3, rounds=3).seconds)
-
-
-def _numbers() -> StepNumbers:
-    """Nothing is clipped, and the weights hardly move: AdamW's first m is the gradient times 1 - beta1."""
-    real, count = np.float32, np.int32
-    schedule = ScheduleNumbers(real(1e-6), count(0), count(1000), real(1.0), count(1000), real(0.1))
-    adamw = AdamWNumbers(real(BETA1), real(0.95), real(1e-8), real(0.0))
-    return jax.device_put(StepNumbers(schedule, adamw, real(0.0)))

@@ -1,25 +1,21 @@
 """Processes that measure for a parent, and that may crash or hang without it: each failure costs one task.
 
 A child stays for one task after the other. One that ended, that ran out of time, or that says that its GPU context may
-be spoilt is killed, and the next task begins a new one. The child's side is worker.py, what the two say to each other
-lines.py. Imports neither JAX nor anything that is not in Python's library.
+be spoilt is killed, and the next task begins a new one. The child's side is worker.py. Imports neither JAX nor anything
+that is not in Python's library.
 """
 
-import json
 import os
-import queue
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from llmc_jax.trials.lines import heard
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 30.0  # that a process may take to start, beside its first task's own time
@@ -31,7 +27,7 @@ class Task(NamedTuple):
 
     name: str
     module: str  # its full name
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, Any]  # that pickle takes
     seconds: float  # that it may take, once its process has started
 
 
@@ -94,41 +90,27 @@ class Children:
 
 
 class _Child:
-    """A running process. It ends by itself where its input does: when the parent is gone too."""
+    """A running process. It ends by itself where its connection does: when the parent is gone too."""
 
     def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "llmc_jax.trials.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self._errors, text=True, errors="replace", cwd=folder, env=dict(environment),
-            start_new_session=True,
-        )  # fmt: skip
-        self._said: queue.Queue[str | None] = queue.Queue()  # what it prints, line by line, then None
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def _listen(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._said.put(line)
-        self._said.put(None)
+        self._connection, theirs = Pipe()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "llmc_jax.trials.worker", str(theirs.fileno())], stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=self._errors, cwd=folder, env=environment, start_new_session=True,
+                pass_fds=[theirs.fileno()],
+            )  # fmt: skip
 
     def ask(self, task: Task, within: float) -> tuple[str, Any]:
         """Return kind and content of the answer; ENDED: the process did; TIME: it ran out."""
-        assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended, which `_said` tells
-            told = {"name": task.name, "module": task.module, "arguments": dict(task.arguments)}
-            self.process.stdin.write(json.dumps(told) + "\n")
-            self.process.stdin.flush()
-        while True:
-            try:
-                line = self._said.get(timeout=min(max(0.0, within - time.monotonic()), threading.TIMEOUT_MAX))
-            except queue.Empty:
-                return "TIME", None
-            if line is None:
-                return "ENDED", None
-            message = heard(line)
-            if message is not None and message[0] != "BEGIN" and message[1] == task.name:
-                return message[0], message[2]
+        try:
+            self._connection.send(task)
+            if self._connection.poll(max(0.0, within - time.monotonic())):
+                return self._connection.recv()
+        except (EOFError, OSError):
+            return "ENDED", None
+        return "TIME", None
 
     def last_words(self) -> str:
         """Return how a process ended whose output did."""
@@ -142,9 +124,7 @@ class _Child:
 
     def end(self) -> bool:
         """End the process and what it started; return whether it is gone."""
-        assert self.process.stdin is not None
-        with suppress(BrokenPipeError):
-            self.process.stdin.close()
+        self._connection.close()
         with suppress(ProcessLookupError, PermissionError):  # PermissionError: macOS, of a group that has ended
             os.killpg(self.process.pid, signal.SIGKILL)
         try:

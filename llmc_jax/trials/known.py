@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,10 +66,8 @@ def versions() -> dict[str, str]:
     """Return the versions of what compiles and runs the kernels, where it is installed."""
     found = {}
     for name in VERSIONS:
-        try:
+        with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -114,10 +112,8 @@ def all_known() -> list[Known]:
     """Return what all files hold, the newest last; those that are damaged are left out."""
     found = []
     for path in sorted(folder().glob("*.json")):
-        try:
+        with suppress(OSError, ValueError):
             found.append(_parsed(path))
-        except (OSError, ValueError):
-            continue
     return sorted(found, key=lambda each: each.date)
 
 
@@ -140,16 +136,13 @@ def _parsed(path: Path) -> Known:
 
 
 @contextmanager
-def locked(
-    card: Card, say: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
-) -> Iterator[bool | None]:
+def locked(card: Card, say: Callable[[str], None]) -> Iterator[bool | None]:
     """Within the block no other program of ours tries anything on the card: waits for one that does, and says so.
 
     Gives whether it had to wait; None where it waited in vain, for one that is suspended for example. Where there can
     be no lock, the block runs without.
     """
-    descriptor, waited = None, False
-    until = time.monotonic() + PATIENCE
+    waited, until = False, time.monotonic() + PATIENCE
     try:
         folder().mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder() / f"{card.uuid}.lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -164,7 +157,7 @@ def locked(
             if time.monotonic() >= until:
                 yield None
                 return
-            sleep(WAIT)
+            time.sleep(WAIT)
         yield waited
     finally:
         os.close(descriptor)

@@ -20,7 +20,7 @@ from llmc_jax.training.adamw import ADAMW
 from llmc_jax.training.state import DTYPES
 from llmc_jax.trials import problems
 from llmc_jax.trials import reference as references
-from llmc_jax.trials.lines import FREE, OTHER, SAME, Figures
+from llmc_jax.trials.figures import FREE, OTHER, SAME, Figures
 from llmc_jax.trials.problems import Problem
 
 
@@ -57,6 +57,8 @@ def measure(
 ) -> Figures:
     """Errors of one function on one shape, `verdict`: right, or what is wrong; and `bits`: whether they repeat, where
     that is promised.
+
+    reference: fp64, or fp32 where float64 would not fit into the memory.
     """
     if function == "model":
         return measure_model(model, dtype, *sizes, interpret=interpret)
@@ -64,28 +66,26 @@ def measure(
     given = problems.problem(function, dtype, sizes, problems.seed_of(name), **options)
     solver = problems.implementation(function, implementation, interpret=interpret, form=form)
     promised = problems.repeats_bits(function, implementation)
-    return judged(given, solver, promised=promised, interpret=interpret, reference=reference, **options)
+    wide, rounding = {"fp64": jnp.float64, "fp32": jnp.float32}[reference], options.get("rounding", "nearest")
+    return _with_verdict(*judged(given, solver, promised=promised, interpret=interpret, wide=wide, rounding=rounding))
+
+
+def _with_verdict(figures: Figures, wrong: list[str]) -> Figures:
+    return figures | {"verdict": f"WRONG: {'; '.join(wrong)}" if wrong else "right"}
 
 
 def judged(
-    given: Problem,
-    solver: Any,
-    *,
-    promised: bool,
-    interpret: bool = False,
-    reference: str = "fp64",
-    rounding: str = "nearest",
-    **_: Any,
-) -> Figures:
-    """Errors of what solves a problem, and the verdict. promised: that the same inputs give the same bits.
+    given: Problem, solver: Any, *, promised: bool, interpret: bool, wide: Any, rounding: str
+) -> tuple[Figures, list[str]]:
+    """Errors of what solves a problem, and what is wrong. promised: that the same inputs give the same bits.
 
-    reference: fp64, or fp32 where float64 would not fit into the memory.
+    wide: float64 or float32, in which the answer is computed.
     """
     run = jax.jit(given.bind(solver))
     found = _poisoned(run, given.arrays, interpret)
     again = 0 if interpret or not promised else 2
     moved = not all(_same_bits(found, _poisoned(run, given.arrays, interpret)) for _ in range(again))
-    errors = references.errors(found, given, {"fp64": jnp.float64, "fp32": jnp.float32}[reference])
+    errors = references.errors(found, given, wide)
     tolerances = ATTENTION if "attention" in given.function else ROUNDED
     wrong = []
     for number, ((error, worst), output) in enumerate(zip(errors, found, strict=True)):
@@ -94,7 +94,8 @@ def judged(
             allowed = allowed._replace(worst=2 * allowed.worst)
         if not (error <= allowed.error and worst <= allowed.worst):
             wrong.append(f"output {number}: error {error:.2g}, worst {worst:.2g}, allowed {tuple(allowed)}")
-    figures: Figures = {"error": _largest(error for error, _ in errors), "worst": _largest(w for _, w in errors)}
+    error, worst = np.max(errors, axis=0)  # NaN if one of them is
+    figures: Figures = {"error": float(error), "worst": float(worst)}
     if given.function == "adamw_update" and len(found) == 4:
         copy = jax.jit(given.bind(ADAMW.update))(*given.arrays)[3]
         figures["copy differs"] = share = float(jnp.mean(found[3] != copy))
@@ -103,7 +104,7 @@ def judged(
         wrong.append("the same inputs gave different bits")
     if again or not promised:
         figures["bits"] = FREE if not promised else OTHER if moved else SAME
-    return figures | {"verdict": "WRONG: " + "; ".join(wrong) if wrong else "right"}
+    return figures, wrong
 
 
 def _poisoned(run: Any, arrays: tuple[jax.Array, ...], interpret: bool) -> tuple[jax.Array, ...]:
@@ -120,10 +121,6 @@ def _same_bits(one: tuple[jax.Array, ...], other: tuple[jax.Array, ...]) -> bool
         return jax.lax.bitcast_convert_type(array, {2: jnp.uint16, 4: jnp.uint32}[array.dtype.itemsize])
 
     return all(bool(jnp.array_equal(bits(a), bits(b))) for a, b in zip(one, other, strict=True))
-
-
-def _largest(numbers: Any) -> float:
-    return float(np.max(np.array(list(numbers))))  # NaN if one of them is
 
 
 # ----- the whole model ----------------------------------------------------------------------------------------------
@@ -154,13 +151,13 @@ def measure_model(model: str, dtype: str, B: int, T: int, *, interpret: bool = F
     # the reference has the same rounded weights: what is compared is the computation
     with jax.default_matmul_precision("highest"):
         wanted_loss, wanted = run(flat.astype(kind).astype(jnp.float32), gpt2.PLAIN)
-    return judged_model(config, dtype, (loss, found), (wanted_loss, wanted))
+    return _with_verdict(*judged_model(config, dtype, (loss, found), (wanted_loss, wanted)))
 
 
 def judged_model(
     config: ModelConfig, dtype: str, found: tuple[float, np.ndarray], wanted: tuple[float, np.ndarray]
-) -> Figures:
-    """Return the verdict on a loss and a flat gradient beside others: within what two ways in a precision differ by."""
+) -> tuple[Figures, list[str]]:
+    """Return how far a loss and a flat gradient are off others, and what is off by more than a precision explains."""
     errors = {}
     for spec in tensor_specs(config):
         here = slice(spec.offset, spec.offset + spec.size)
@@ -173,5 +170,4 @@ def judged_model(
         wrong.append(f"loss off by {off:.2g}, allowed {loss_allowed}")
     if not error <= allowed:
         wrong.append(f"gradient of {name} off by {error:.2g}, allowed {allowed}")
-    verdict = f"WRONG: {'; '.join(wrong)}" if wrong else "right"
-    return {"error": error, "loss off": off, "of": name, "verdict": verdict}
+    return {"error": error, "loss off": off, "of": name}, wrong

@@ -32,7 +32,7 @@ from llmc_jax.ops import softmax as jnp_softmax
 from llmc_jax.training.adamw import ADAMW, AdamWNumbers
 from llmc_jax.training.state import DTYPES
 from llmc_jax.trials import attention as by_blocks
-from llmc_jax.trials.lines import NotMeasured
+from llmc_jax.trials.figures import NotMeasured
 
 SCALE = 0.125  # of the softmax's scores: heads of 64 channels
 NUMBERS = AdamWNumbers(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from llmc_jax.trials import problems
 from llmc_jax.trials.problems import Problem
@@ -35,7 +36,8 @@ CUT = {
 def errors(found: Sequence[jax.Array], given: Problem, kind: Any) -> list[tuple[float, float]]:
     """Return the two errors of every output (numerics.py), beside the answer in float64 or float32 (kind)."""
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        totals, wholes, vectors = [NOTHING] * len(found), dict[int, jax.Array](), dict[int, list[jax.Array]]()
+        compared: list[list[Compared]] = [[] for _ in found]
+        wholes, vectors = dict[int, jax.Array](), dict[int, list[jax.Array]]()
         for here, wanted in parts(given, kind):
             summed = set(range(len(found))) if here is None else _summed(given, kind)
             for k, part in enumerate(wanted):
@@ -44,18 +46,18 @@ def errors(found: Sequence[jax.Array], given: Problem, kind: Any) -> list[tuple[
                 elif part.ndim == 1:
                     vectors.setdefault(k, []).append(part)
                 else:
-                    totals[k] = _add(totals[k], _compare(found[k][here], part, given.rows))
+                    compared[k].append(_compare(found[k][here], part, given.rows))
         wholes |= {k: jnp.concatenate(cut) for k, cut in vectors.items()}
         for k, whole in wholes.items():
-            totals[k] = _compare(found[k], whole, given.rows)
-        return [_errors(total) for total in totals]
+            compared[k].append(_compare(found[k], whole, given.rows))
+        return [_errors(parts) for parts in compared]
 
 
 def parts(given: Problem, kind: Any) -> Iterator[tuple[slice | None, tuple[jax.Array, ...]]]:
     """Give the answer for some rows at a time, and which rows these are; None: all of them, or nothing to cut."""
     run = jax.jit(lambda *arrays: problems.expected(given._replace(arrays=arrays), kind))
     cut = CUT.get(given.function, ())
-    length = _length(given)
+    length = given.arrays[0].shape[0]  # rows or sequences
     largest = max(array.size for array in given.arrays)
     count = min(length, math.ceil(largest / PART)) if cut else 1
     if count == 1:
@@ -66,11 +68,6 @@ def parts(given: Problem, kind: Any) -> Iterator[tuple[slice | None, tuple[jax.A
     for start in range(0, length, step):
         here = slice(start, min(start + step, length))
         yield here, run(*[array[here] if k in cut else array for k, array in enumerate(given.arrays)])
-
-
-def _length(given: Problem) -> int:
-    """Rows or sequences."""
-    return given.arrays[0].shape[0]
 
 
 def _summed(given: Problem, kind: Any) -> set[int]:
@@ -88,8 +85,7 @@ def _summed(given: Problem, kind: Any) -> set[int]:
     return {k for k, (one, two) in enumerate(zip(shapes(1), shapes(2), strict=True)) if one == two}
 
 
-Total = tuple[float, float, float]  # squares of what is off, squares of what is wanted, the worst element
-NOTHING: Total = (0.0, 0.0, 0.0)
+Compared = tuple[float, float, float]  # squares of what is off, squares of what is wanted, the worst element
 
 
 @partial(jax.jit, static_argnames="columns")
@@ -103,7 +99,7 @@ def _sums(found: jax.Array, wanted: jax.Array, columns: int) -> tuple[jax.Array,
     return jnp.sum(off**2), jnp.sum(wanted**2), jnp.max(relative)
 
 
-def _compare(found: jax.Array, wanted: jax.Array, rows: bool) -> Total:
+def _compare(found: jax.Array, wanted: jax.Array, rows: bool) -> Compared:
     """Of a vector, and where rows mean nothing, the whole is one row. Raises ValueError for another shape."""
     if found.shape != wanted.shape:
         raise ValueError(f"an output has the shape {found.shape}, not {wanted.shape}")
@@ -112,11 +108,6 @@ def _compare(found: jax.Array, wanted: jax.Array, rows: bool) -> Total:
     return float(off), float(size), float(worst)
 
 
-def _add(one: Total, other: Total) -> Total:
-    worst = math.nan if math.isnan(one[2]) or math.isnan(other[2]) else max(one[2], other[2])
-    return one[0] + other[0], one[1] + other[1], worst
-
-
-def _errors(total: Total) -> tuple[float, float]:
-    off, size, worst = total
-    return math.sqrt(off) / (math.sqrt(size) if size > 0 else 1.0), worst
+def _errors(parts: Sequence[Compared]) -> tuple[float, float]:
+    off, size, worst = zip(*parts, strict=True)
+    return math.sqrt(sum(off)) / (math.sqrt(sum(size)) or 1.0), float(np.max(worst))  # NaN if one of them is

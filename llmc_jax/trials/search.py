@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from llmc_jax.kernels import GROUPS, Finding, Findings, Variant
 from llmc_jax.kernels.choice import candidates as rows_of
-from llmc_jax.kernels.plain import to_json
 from llmc_jax.trials import candidates
 from llmc_jax.trials.candidates import Case, row_of
 from llmc_jax.trials.children import Outcome, Task
@@ -47,13 +46,14 @@ def search(how: Search, seconds: float, known: Findings) -> Findings:
     listed = candidates.listed(how.case)
     if not listed:
         return known._replace(complete=True)
-    needed = _preferred(how.case)
+    # what would run unmeasured: without having tried these, no whole step is compared
+    needed = [each[0] for each in _by_operation(how.case).values()]
     found = try_each(how, [each for each in listed if each in needed], known.found, start + seconds)
     if known.starts == 1 or known.steps:  # else a whole step comes first, for which there was no time before
         found = try_each(how, [each for each in listed if each not in needed], found, start + SHARE * seconds)
     known = known._replace(found=found)
-    tried = {_key(each) for each in known.found}
-    left = [each for each in listed if _key(each) not in tried and not _hopeless(each, known.found)]
+    tried = {each.key for each in known.found}
+    left = [each for each in listed if each.key not in tried and not _hopeless(each, known.found)]
     if any(each in needed for each in left) and known.starts < STARTS:
         return _told(how, known, f"time ran out with {len(left)} of {len(listed)} not tried; the next start continues")
     whole = compare_steps(how, known, start + seconds)
@@ -62,11 +62,6 @@ def search(how: Search, seconds: float, known: Findings) -> Findings:
     go_on = any(each.variant == DEFAULT for each in left) and known.starts < STARTS
     then = "the next start goes on" if go_on else "python -m llmc_jax.kernels --measure tries them"
     return _told(how, whole._replace(complete=not go_on), f"{len(left)} of {len(listed)} not tried yet; {then}")
-
-
-def _preferred(case: Case) -> Set:
-    """Return what would run unmeasured: without having tried these, no whole step is compared."""
-    return tuple(each[0] for each in _by_operation(case).values())
 
 
 def _told(how: Search, known: Findings, note: str) -> Findings:
@@ -81,12 +76,12 @@ def try_each(how: Search, listed: Sequence[Finding], known: Sequence[Finding], u
     """Return what is known and what was found out about each that was not; of some nothing if the time was up."""
     found = list(known)
     for number, finding in enumerate(listed):
-        if _key(finding) in {_key(each) for each in found} or _hopeless(finding, found):
+        if finding.key in {each.key for each in found} or _hopeless(finding, found):
             continue
         if how.clock() >= until:
             break
         how.say(f"{number + 1}/{len(listed)} {finding.label}")
-        outcome = how.attempt(_task(how.case, finding), until)
+        outcome = how.attempt(task(finding.label, CANDIDATE_SECONDS, "candidate", how.case, finding=finding), until)
         if outcome.kind == "TIME":
             if outcome.seconds < CANDIDATE_SECONDS:
                 break
@@ -97,40 +92,25 @@ def try_each(how: Search, listed: Sequence[Finding], known: Sequence[Finding], u
     return tuple(found)
 
 
-def _key(finding: Finding) -> tuple[Any, ...]:
-    return finding.operation, finding.implementation, finding.variant
-
-
 def _hopeless(finding: Finding, found: Sequence[Finding]) -> bool:
     """Other tile sizes of a kernel that is wrong are not tried; another version of attention is another kernel."""
-    default = _key(finding._replace(variant=DEFAULT))
-    return bool(finding.variant.sizes) and any(_key(each) == default and each.problem for each in found)
+    default = finding._replace(variant=DEFAULT).key
+    return bool(finding.variant.sizes) and any(each.key == default and each.problem for each in found)
 
 
-def _task(case: Case, finding: Finding) -> Task:
-    arguments = {"what": "candidate", "case": to_json(case), "finding": to_json(finding)}
-    return Task(finding.label, MODULE, arguments, CANDIDATE_SECONDS)
-
-
-def device_task(case: Case) -> Task:
-    """Return the task that asks a process what it computes on."""
-    return Task("device", MODULE, {"what": "device", "case": to_json(case)}, CANDIDATE_SECONDS)
+def task(name: str, seconds: float, what: str, case: Case, **arguments: Any) -> Task:
+    """Return a call of check.measure."""
+    return Task(name, MODULE, {"what": what, "case": case, **arguments}, seconds)
 
 
 def _finding(finding: Finding, outcome: Outcome) -> Finding:
     """Return what came of trying it. XLA's have no problem, as they always remain, nor has what cannot be tried."""
     if outcome.kind == "DONE":
-        problem = _problem(outcome.content["verdict"])
-        return finding._replace(problem=problem, us=0.0 if problem else float(outcome.content["us"]))
+        return finding._replace(problem=outcome.content["problem"], us=float(outcome.content.get("us", 0.0)))
     no_memory = "RESOURCE_EXHAUSTED" in str(outcome.content)  # the comparison needs more of it than the kernel does
     if row_of(finding).by == "xla" or outcome.kind == "SKIPPED" or no_memory:
         return finding
     return finding._replace(problem=str(outcome.content))
-
-
-def _problem(verdict: str) -> str:
-    """Empty for what is right."""
-    return "" if verdict == "right" else verdict.removeprefix("WRONG: ")
 
 
 # ----- whole steps --------------------------------------------------------------------------------------------------
@@ -152,7 +132,7 @@ def compare_steps(how: Search, known: Findings, until: float) -> Findings:
         return _told(how, known._replace(complete=known.starts >= STARTS), f"{why}; the kernels are used as shipped")
     steps = {"xla": xla.seconds}
     attempts = _attempts(how.case, known)
-    for number, (sets, options, name) in enumerate(attempts):
+    for sets, options, name, guilty in attempts:
         how.say(f"a whole step on {name}")
         options = (*how.case.other_options, *options)
         tried = _try_step(how, sets, options, until)
@@ -163,7 +143,6 @@ def compare_steps(how: Search, known: Findings, until: float) -> Findings:
             known = _told(how, known, f"a whole step on {name}: {tried.problem}")
             continue
         steps[name] = tried.seconds
-        guilty = ["classifier"] if number == 2 else []
         known = known._replace(found=_spoilt(known.found, guilty), options=options)
         return _decided(how, known, sets, steps, until)
     if attempts:
@@ -172,7 +151,16 @@ def compare_steps(how: Search, known: Findings, until: float) -> Findings:
     return _decided(how, known._replace(options=how.case.other_options), _by_xla(how.case), steps, until)
 
 
-def _attempts(case: Case, known: Findings) -> list[tuple[Set, tuple[tuple[str, bool], ...], str]]:
+class Attempt(NamedTuple):
+    """A set that may be right."""
+
+    sets: Set
+    options: tuple[tuple[str, bool], ...]  # of XLA
+    name: str
+    guilty: tuple[str, ...] = ()  # operations whose kernels are wrong where this one is right
+
+
+def _attempts(case: Case, known: Findings) -> list[Attempt]:
     """The sets that may be right, the best first: all kernels, compiled otherwise too, or without the classifier's.
 
     Where XLA is the fastest at each operation by itself, the kernels as shipped still may be in a whole step.
@@ -186,11 +174,8 @@ def _attempts(case: Case, known: Findings) -> list[tuple[Set, tuple[tuple[str, b
         each._replace(implementation="xla", variant=DEFAULT) if each.operation == "classifier" else each
         for each in sets
     )  # fmt: skip
-    found: list[tuple[Set, tuple[tuple[str, bool], ...], str]] = [
-        (sets, (), name),
-        (sets, NO_FUSION, f"{name} without XLA's dynamic-slice fusion"),
-    ]
-    return found if fewer == sets else [*found, (fewer, (), f"{name} with XLA's classifier")]
+    found = [Attempt(sets, (), name), Attempt(sets, NO_FUSION, f"{name} without XLA's dynamic-slice fusion")]
+    return found if fewer == sets else [*found, Attempt(fewer, (), f"{name} with XLA's classifier", ("classifier",))]
 
 
 def _is_xla(sets: Set) -> bool:
@@ -200,32 +185,29 @@ def _is_xla(sets: Set) -> bool:
 def proposed(case: Case, known: Findings) -> Set:
     """Return what was the fastest of each operation by itself; what was asked for, where that is right."""
     chosen = []
-    for operation, listed in _by_operation(case).items():
+    for default in shipped(case, known):
+        operation = default.operation
         right = [each for each in known.found if each.operation == operation and not each.problem]
         timed = sorted((each for each in right if each.us), key=lambda each: each.us)
         asked = rows_of(operation, case.wish, case.setting)
         first = [each for each in (*timed, *right) if each.implementation == asked.rows[0].name]
-        default = next((each for each in listed if not known.problem(operation, each.implementation)), listed[-1])
         chosen.append(([*first, default] if asked.asked else [*timed, default])[0])
     return tuple(chosen)
 
 
 def shipped(case: Case, known: Findings) -> Set:
     """Return what runs where nothing has been measured, without what is wrong."""
-    sets = _by_operation(case)
     return tuple(
         next((each for each in listed if not known.problem(operation, each.implementation)), listed[-1])
-        for operation, listed in sets.items()
+        for operation, listed in _by_operation(case).items()
     )
 
 
 def _by_operation(case: Case) -> dict[str, list[Finding]]:
     """The default forms that are tried, in order of preference."""
-    found: dict[str, list[Finding]] = {name: [] for name in GROUPS}
-    for each in candidates.listed(case):
-        if each.variant == DEFAULT:
-            found[each.operation].append(each)
-    return {name: listed for name, listed in found.items() if listed}
+    listed = [each for each in candidates.listed(case) if each.variant == DEFAULT]
+    found = {name: [each for each in listed if each.operation == name] for name in GROUPS}
+    return {name: each for name, each in found.items() if each}
 
 
 def _by_xla(case: Case) -> Set:
@@ -245,8 +227,8 @@ def _decided(how: Search, known: Findings, sets: Set, steps: dict[str, float], u
             contest["as shipped"], steps["as shipped"] = other, tried.seconds
     best = min((each for each in contest if steps[each]), key=lambda each: steps[each], default=name)
     known = _compiled_by_default(how, known, contest[best], steps, best, until)
-    named = {_key(each): each for each in known.found}
-    fastest = tuple(named.get(_key(each), each) for each in contest[best])
+    named = {each.key: each for each in known.found}
+    fastest = tuple(named.get(each.key, each) for each in contest[best])
     return known._replace(fastest=fastest, steps=tuple(steps.items()), complete=True)
 
 
@@ -280,13 +262,9 @@ def _spoilt(found: Sequence[Finding], operations: Collection[str]) -> Set:
 
 def _try_step(how: Search, sets: Set, options: tuple[tuple[str, bool], ...], until: float) -> Tried | None:
     """None: time was up, or the memory too small for two steps."""
-    arguments = {
-        "what": "step", "case": to_json(how.case), "chosen": to_json(sets),
-        "options": options,
-    }  # fmt: skip
-    outcome = how.attempt(Task("step", MODULE, arguments, STEP_SECONDS), until)
+    outcome = how.attempt(task("step", STEP_SECONDS, "step", how.case, chosen=sets, options=options), until)
     if outcome.kind == "TIME" or "RESOURCE_EXHAUSTED" in str(outcome.content):
         return None
     if outcome.kind != "DONE":
         return Tried(str(outcome.content))
-    return Tried(_problem(outcome.content["verdict"]), float(outcome.content["seconds"]))
+    return Tried(outcome.content["problem"], float(outcome.content["seconds"]))

@@ -9,24 +9,16 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from llmc_jax.kernels import Findings
 from llmc_jax.streams import print_error
 from llmc_jax.trials import candidates, card, known, search
 from llmc_jax.trials.candidates import Case
 from llmc_jax.trials.card import Card
-from llmc_jax.trials.children import Children, Outcome, Stuck, Task
+from llmc_jax.trials.children import Children, Outcome, Stuck
 
 SECONDS = 110.0  # for all of it, so that two minutes are not exceeded
 LOOKS, PAUSE = 6, 0.5  # at a card that is in use, seconds between them: a process that was killed takes a while to go
-
-
-class Found(NamedTuple):
-    """What is known of the kernels at a start."""
-
-    findings: Findings | None  # None: nothing; the table that is shipped decides
-    notes: tuple[str, ...] = ()
 
 
 def say(line: str) -> None:
@@ -42,24 +34,25 @@ def find_out(
     seconds: float = SECONDS,
     say: Callable[[str], None] = say,
     environment: dict[str, str] | None = None,
-) -> Found:
-    """Return what is known of a case's kernels on a card, and what a user should know; tries what is not known yet.
+) -> Findings:
+    """Return what is known of a case's kernels on a card, with notes for the user; tries what is not known yet.
 
-    again: what is known does not count. environment: of the processes that try, instead of this one's.
+    Where nothing is found, the table that is shipped decides. again: what is known does not count. environment: of the
+    processes that try, instead of this one's.
     """
     if not candidates.listed(case):
-        return Found(None)
+        return Findings()
     facts = known.facts_of(case, here)
     found = Findings() if again else known.read(facts, say)
     if found.complete:
-        return Found(found, found.notes)
+        return found
     if card.jax_has_begun():
         return _shipped("this process uses the GPU already", found)
     with known.locked(here, say) as waited:
         if waited is None:
             return _shipped("another process has been checking them for too long", found)
         if waited and (found := known.read(facts, say)).complete:
-            return Found(found, found.notes)
+            return found
         if found.starts >= search.STARTS:  # the last one of these would have completed it
             return _shipped("earlier checks did not finish", found)
         if problem := _in_use(here):  # by now not by another check, whose processes would count
@@ -80,7 +73,7 @@ def find_out(
             known.write(facts, found, say)
             return _shipped(f"the processes that check them cannot get the card ({reason})", found)
         known.write(facts, found, say)
-    return Found(found, found.notes)
+    return found
 
 
 class NoCard(Exception):
@@ -89,18 +82,16 @@ class NoCard(Exception):
 
 def _in_use(here: Card) -> str:
     """Return why nothing should be tried on a card now; empty where it is free, or soon becomes so."""
-    problem = card.busy(here)
-    for _ in range(LOOKS - 1):
-        if not problem:
+    for look in range(LOOKS):
+        time.sleep(PAUSE if look else 0)
+        if not (problem := card.busy(here)):
             break
-        time.sleep(PAUSE)
-        problem = card.busy(here)
     return problem
 
 
-def _shipped(why: str, found: Findings) -> Found:
+def _shipped(why: str, found: Findings) -> Findings:
     """Without trying: as shipped, but for what is known to be wrong."""
-    return Found(found if found.found else None, (f"the kernels are not checked: {why}; they are used as shipped",))
+    return found._replace(notes=(f"the kernels are not checked: {why}; they are used as shipped",))
 
 
 def _searched(
@@ -108,16 +99,10 @@ def _searched(
 ) -> Findings:
     """Raises Stuck and NoCard."""
     with tempfile.TemporaryDirectory() as folder, Children(environment or child_environment(), Path(folder)) as running:
-
-        def attempt(task: Task, until: float) -> Outcome:
-            outcome = running.measure(task, until)
-            if running.stuck is not None:
-                raise Stuck(f"process {running.stuck} cannot be ended")
-            return outcome
-
         if not case.interpret:
-            _check_device(case, attempt(search.device_task(case), time.monotonic() + seconds))
-        found = search.search(search.Search(case, attempt, time.monotonic, say), seconds, found)
+            task = search.task("device", search.CANDIDATE_SECONDS, "device", case)
+            _check_device(case, running.measure(task, time.monotonic() + seconds))
+        found = search.search(search.Search(case, running.measure, time.monotonic, say), seconds, found)
     if running.stuck is not None:
         raise Stuck(f"process {running.stuck} cannot be ended")
     return found

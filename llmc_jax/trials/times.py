@@ -12,7 +12,7 @@ import jax
 
 from llmc_jax.trials import problems
 from llmc_jax.trials.clock import Timing, queued, timing
-from llmc_jax.trials.lines import Figures
+from llmc_jax.trials.figures import Figures
 from llmc_jax.trials.problems import Function, Problem
 
 SETS_BYTES = 12e9  # of inputs at most

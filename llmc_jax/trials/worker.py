@@ -1,57 +1,58 @@
-"""The process that measures: `python -m llmc_jax.trials.worker`, a task as JSON in each line of stdin.
+"""The process that measures for a parent (children.py), task by task: `python -m llmc_jax.trials.worker FD`.
 
-A task names a module, which has a function `measure`, and the arguments that go to it. Says on stdout what it begins
-and what came out (lines.py). Ends after a failure that may have spoilt the GPU's context (SPOILT), so that the parent
-starts a new process for the rest; and where stdin ends, in the middle of a task too: then its parent is gone.
+Answers each with its kind and content (`Outcome`) over the connection FD. Ends after a failure that may have spoilt the
+GPU's context (SPOILT), so that the parent starts a new process for the rest; and where the parent is gone, in the
+middle of a task too. Ends without clean-up, since the context may be broken.
 """
 
 import gc
 import importlib
-import json
 import os
+import pickle
 import queue
 import sys
 import threading
 import traceback
+from multiprocessing.connection import Connection
+from typing import Any
 
-from llmc_jax.trials.lines import NotMeasured, error_text, note, tell
+from llmc_jax.trials.figures import NotMeasured
 
 
 def main() -> None:
-    """Measure every task of stdin."""
-    tasks = _tasks()
-    while True:
-        item = json.loads(tasks.get())
-        tell("BEGIN", item["name"])
-        try:
-            figures = importlib.import_module(item["module"]).measure(**item["arguments"])
-        except NotMeasured as reason:
-            tell("SKIPPED", item["name"], str(reason))
-        except Exception as error:
-            note(traceback.format_exc())
-            harmless = isinstance(error, (ValueError, TypeError, ImportError, AttributeError))
-            tell("FAILED" if harmless else "SPOILT", item["name"], error_text(error))
-            if not harmless:
-                return
-        else:
-            tell("DONE", item["name"], figures)
+    """Measure every task that the parent sends."""
+    parent = Connection(int(sys.argv[1]))
+    tasks: queue.Queue[bytes] = queue.Queue()
+    threading.Thread(target=_listen, args=(parent, tasks), daemon=True).start()
+    kind = ""
+    while kind != "SPOILT":
+        kind, content = _measured(tasks.get())
+        parent.send((kind, content))
         gc.collect()  # arrays that a cycle still holds
 
 
-def _tasks() -> "queue.Queue[str]":
-    """The lines of stdin, as they come. At their end the process ends, without clean-up: its context may be broken."""
-    lines: queue.Queue[str] = queue.Queue()
-
-    def read() -> None:
-        for line in sys.stdin:
-            lines.put(line)
+def _listen(parent: Connection, tasks: "queue.Queue[bytes]") -> None:
+    try:
+        while True:
+            tasks.put(parent.recv_bytes())
+    except (EOFError, OSError):
         os._exit(0)
 
-    threading.Thread(target=read, daemon=True).start()
-    return lines
+
+def _measured(sent: bytes) -> tuple[str, Any]:
+    """Return kind and content of a task's answer."""
+    try:
+        task = pickle.loads(sent)
+        return "DONE", importlib.import_module(task.module).measure(**task.arguments)
+    except NotMeasured as reason:
+        return "SKIPPED", str(reason)
+    except Exception as error:
+        traceback.print_exc()  # the parent keeps the log of a process that fails
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        harmless = isinstance(error, (ValueError, TypeError, ImportError, AttributeError))
+        return "FAILED" if harmless else "SPOILT", text if len(text) <= 400 else f"{text[:200]} … {text[-190:]}"
 
 
 if __name__ == "__main__":
     main()
-    sys.stdout.flush()
-    os._exit(0)  # without the clean-up of a GPU context that may be broken
+    os._exit(0)

@@ -7,7 +7,6 @@ import pytest
 from llmc_jax.cli import kernels as command
 from llmc_jax.kernels import Findings
 from llmc_jax.trials import card, known, start
-from llmc_jax.trials.start import Found
 from tests.kernels.test_findings import FINDINGS
 from tests.trials.test_check import D12
 from tests.trials.test_start import H200
@@ -60,9 +59,9 @@ def test_what_cannot_be(words: list[str], message: str, cache: Path, capsys: pyt
 def test_measuring_again(cache: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {}
 
-    def find_out(case: object, here: object, **more: object) -> Found:
+    def find_out(case: object, here: object, **more: object) -> Findings:
         asked.update(more, case=case, here=here)
-        return Found(FINDINGS)
+        return FINDINGS
 
     monkeypatch.setattr(card, "find_card", lambda: H200)
     monkeypatch.setattr(start, "find_out", find_out)
@@ -70,6 +69,6 @@ def test_measuring_again(cache: Path, capsys: pytest.CaptureFixture[str], monkey
     assert asked["again"] and asked["seconds"] == 30.0 and asked["case"].batch_size == 64  # type: ignore[attr-defined]
     assert asked["case"].dtype == "bf16"  # type: ignore[attr-defined]
     assert "flash, pallas wgmma" in capsys.readouterr().out
-    monkeypatch.setattr(start, "find_out", lambda *_, **__: Found(Findings(), ("the card is busy",)))
+    monkeypatch.setattr(start, "find_out", lambda *_, **__: Findings(notes=("the card is busy",)))
     assert command.main(["--measure"]) == 2
     assert "the card is busy" in capsys.readouterr().err

@@ -17,14 +17,13 @@ from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
-from llmc_jax.kernels import Machine
+from llmc_jax.kernels import Findings, Machine
 from llmc_jax.kernels.plain import to_json
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.plan import make_plan
 from llmc_jax.run import prepare as setup
 from llmc_jax.run.prepare import prepare, resolve_model
 from llmc_jax.run.table import weights_text
-from llmc_jax.trials import start
 from llmc_jax.trials.card import Card
 
 HUGGING_FACE = Path(__file__).resolve().parents[1] / "golden" / "hugging_face"
@@ -102,7 +101,7 @@ def test_nothing_is_measured_where_an_earlier_choice_is_taken(
 ) -> None:
     cases: list[Any] = []
     monkeypatch.setattr(setup, "find_card", lambda: H200)
-    monkeypatch.setattr(setup.start, "find_out", lambda case, here: cases.append(case) or start.Found(None))
+    monkeypatch.setattr(setup.start, "find_out", lambda case, here: cases.append(case) or Findings())
     plain = TrainConfig(batch_size=2, sequence_length=64)
     if made_on is not None:
         resolved = make_plan(plain, SHAPE, made_on).resolved

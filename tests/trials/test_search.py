@@ -12,7 +12,7 @@ from llmc_jax.trials.children import Outcome, Task
 from llmc_jax.trials.search import Search
 from tests.trials.test_check import D12
 
-RIGHT = {"verdict": "right"}
+RIGHT = {"problem": ""}
 NOTHING = Findings()
 CRASH = Outcome("SPOILT", "the process ended with status -6", 0.0)
 
@@ -31,12 +31,12 @@ class Card:
         if self.now > until:
             return Outcome("TIME", None, self.seconds)
         if task.arguments["what"] == "step":
-            chosen = {each["operation"]: Finding(**each) for each in task.arguments["chosen"]}
+            chosen = {each.operation: each for each in task.arguments["chosen"]}
             self.tried.append(f"step on {len(chosen)}")
             found = self.step(chosen, task.arguments["options"])
             if isinstance(found, Outcome):
                 return found
-            return Outcome("DONE", RIGHT | {"seconds": found} if found else {"verdict": "WRONG: x", "seconds": 1}, 1.0)
+            return Outcome("DONE", RIGHT | {"seconds": found} if found else {"problem": "x", "seconds": 1}, 1.0)
         self.tried.append(task.name)
         if task.name in self.bad:
             return self.bad[task.name]
@@ -84,7 +84,7 @@ def test_fusions_count(winner: str) -> None:
 def test_what_is_wrong_costs_itself() -> None:
     card = Card()
     card.bad = {
-        "classifier: pallas": Outcome("DONE", {"verdict": "WRONG: output 1: error 0.3"}, 1.0),
+        "classifier: pallas": Outcome("DONE", {"problem": "output 1: error 0.3"}, 1.0),
         "attention: flash, pallas": CRASH,
         "adamw: pallas": Outcome("SPOILT", "not done after 40 s", 40.0),
         "gelu: pallas": Outcome("FAILED", "ValueError: Mosaic", 1.0),

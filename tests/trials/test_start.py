@@ -14,7 +14,6 @@ import pytest
 from llmc_jax.kernels import Finding, Findings, Variant
 from llmc_jax.trials import candidates, card, children, known, search, start
 from llmc_jax.trials.card import Card
-from llmc_jax.trials.start import Found
 from tests.trials.test_check import D12, TINY
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,9 +29,9 @@ def measure(what, case, finding=None, chosen=None, options=()):
         return {"platform": "gpu", "kind": "x", "capability": "9.0"} if there else {
             "platform": "cpu", "kind": "cpu", "capability": ""}
     if what == "step":
-        return {"verdict": "right", "seconds": 0.1 if chosen else 0.2}
-    how = {"classifier": "abort", "adamw": "hang", "gelu": "wrong", "layernorm": "fail"}.get(finding["operation"])
-    if finding["implementation"] == "pallas" and os.environ.get("BAD"):
+        return {"problem": "", "seconds": 0.1 if chosen else 0.2}
+    how = {"classifier": "abort", "adamw": "hang", "gelu": "wrong", "layernorm": "fail"}.get(finding.operation)
+    if finding.implementation == "pallas" and os.environ.get("BAD"):
         if how == "abort":
             os.abort()
         if how == "hang":
@@ -40,8 +39,8 @@ def measure(what, case, finding=None, chosen=None, options=()):
         if how == "fail":
             raise ValueError("Mosaic does not compile this")
         if how == "wrong":
-            return {"verdict": "WRONG: output 0: error 0.2"}
-    return {"verdict": "right", "us": 10.0}
+            return {"problem": "output 0: error 0.2"}
+    return {"problem": "", "us": 10.0}
 """
 
 
@@ -60,7 +59,7 @@ def module(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def find_out(
     module: Path, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Found]]:
+) -> Iterator[Callable[..., Findings]]:
     """A check with the module above, a cache of its own, and a free card."""
     monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path))
     monkeypatch.setattr(search, "MODULE", "fake_check")
@@ -70,7 +69,7 @@ def find_out(
     monkeypatch.setattr(card, "busy", lambda _: "")
     monkeypatch.setattr(start, "PAUSE", 0.0)
 
-    def run(bad: str = "", **more: Any) -> Found:
+    def run(bad: str = "", **more: Any) -> Findings:
         return start.find_out(
             D12, H200, say=said.append, environment=dict(os.environ, PYTHONPATH=str(module), BAD=bad), **more
         )  # fmt: skip
@@ -78,23 +77,23 @@ def find_out(
     yield run
 
 
-def test_a_check_and_what_is_kept(find_out: Callable[..., Found], said: list[str], tmp_path: Path) -> None:
+def test_a_check_and_what_is_kept(find_out: Callable[..., Findings], said: list[str], tmp_path: Path) -> None:
     first = find_out()
-    assert first.findings is not None and first.findings.complete and not first.notes
+    assert first.complete and not first.notes
     assert any("at most" in line for line in said) and any("1/" in line for line in said)
     assert {path.suffix for path in tmp_path.glob("kernels/*")} == {".json", ".lock"}
     said.clear()
     assert find_out(bad="all") == first and not said  # no process, no word
-    assert find_out(bad="", again=True).findings == first.findings and said
+    assert find_out(bad="", again=True) == first and said
     (one,) = known.all_known()
     assert one.facts["card"] == "NVIDIA H200" and H200.uuid not in json.dumps(one.facts)
     assert known.clear() == 1 and known.all_known() == []
 
 
-def test_failures_cost_their_candidates(find_out: Callable[..., Found], said: list[str]) -> None:
+def test_failures_cost_their_candidates(find_out: Callable[..., Findings], said: list[str]) -> None:
     """A wrong number, a crash, a hang and a failed compilation: a line each, and the check goes on."""
-    found = find_out(bad="all").findings
-    assert found is not None and found.complete and found.fastest
+    found = find_out(bad="all")
+    assert found.complete and found.fastest
     for operation, problem in (
         ("gelu", "output 0: error 0.2"), ("classifier", "status -6"), ("adamw", "not done after 1 s"),
         ("layernorm", "Mosaic does not compile"),
@@ -105,12 +104,12 @@ def test_failures_cost_their_candidates(find_out: Callable[..., Found], said: li
     assert {each.operation: each.implementation for each in found.fastest}["gelu"] == "xla"
 
 
-def test_processes_that_do_not_get_the_card_say_nothing_of_kernels(find_out: Callable[..., Found]) -> None:
+def test_processes_that_do_not_get_the_card_say_nothing_of_kernels(find_out: Callable[..., Findings]) -> None:
     found = find_out(bad="no card")
-    assert found.findings is None and len(found.notes) == 1
+    assert not found.found and len(found.notes) == 1
     assert [each.found for each in known.all_known()] == [Findings()]
     again = find_out()  # with the card
-    assert again.findings is not None and again.findings.complete
+    assert again.complete
 
 
 @pytest.mark.slow
@@ -124,23 +123,23 @@ def test_with_kernels(tmp_path: Path, said: list[str], monkeypatch: pytest.Monke
     monkeypatch.setattr(candidates, "listed", lambda _: tried)
     found = start.find_out(
         TINY, H200, seconds=300.0, say=said.append, environment=dict(os.environ, JAX_PLATFORMS="cpu", PJRT_NPROC="8")
-    ).findings  # fmt: skip
-    assert found is not None and found.complete and not found.notes
+    )  # fmt: skip
+    assert found.complete and not found.notes
     assert [bool(each.problem) for each in found.found] == [False, False, False, True]
     assert "no_such_size" in found.found[3].problem and all(each.us for each in found.found[:3])
     assert [name for name, _ in found.steps] == ["xla", "the kernels as shipped"]
 
 
-def test_time_is_kept(find_out: Callable[..., Found]) -> None:
+def test_time_is_kept(find_out: Callable[..., Findings]) -> None:
     found = find_out(seconds=0.0)
-    assert found.findings == Findings(starts=1, notes=found.notes) and len(found.notes) == 1
-    second = find_out().findings
-    assert second is not None and second.fastest and not second.complete  # a whole step first
-    assert find_out().findings.complete  # type: ignore[union-attr]
+    assert found == Findings(starts=1, notes=found.notes) and len(found.notes) == 1
+    second = find_out()
+    assert second.fastest and not second.complete  # a whole step first
+    assert find_out().complete
 
 
 def test_checks_that_take_their_process_down_come_to_an_end(
-    find_out: Callable[..., Found], monkeypatch: pytest.MonkeyPatch
+    find_out: Callable[..., Findings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the system for want of memory, for example: a run that is started again and again must train some day."""
 
@@ -161,25 +160,25 @@ def test_checks_that_take_their_process_down_come_to_an_end(
         patch.setattr(start, "_searched", interrupted)
         with pytest.raises(KeyboardInterrupt):
             find_out(again=True)  # by the user, which does not count
-    assert found.findings is None and len(found.notes) == 1
+    assert not found.found and len(found.notes) == 1
     assert known.read(facts, print).starts == 0
-    assert find_out(again=True).findings.complete  # type: ignore[union-attr]
+    assert find_out(again=True).complete
     assert not find_out().notes
 
 
-def test_a_card_that_becomes_free_is_used(find_out: Callable[..., Found], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_that_becomes_free_is_used(find_out: Callable[..., Findings], monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a start that was killed, whose process was still there."""
     looks = iter(["other processes use the card (17)"] * 2)
     monkeypatch.setattr(card, "busy", lambda _: next(looks, ""))
-    assert find_out().findings.complete  # type: ignore[union-attr]
+    assert find_out().complete
 
 
-def test_a_lock_that_is_never_given_back(find_out: Callable[..., Found], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_is_never_given_back(find_out: Callable[..., Findings], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known, "PATIENCE", 0.05)
     monkeypatch.setattr(known, "WAIT", 0.01)
     with known.locked(H200, print):
         found = find_out()
-    assert found.findings is None and len(found.notes) == 1 and not known.all_known()
+    assert not found.found and len(found.notes) == 1 and not known.all_known()
 
 
 def test_processes_that_may_be_killed_do_not_write_into_the_cache_of_the_runs(
@@ -192,7 +191,7 @@ def test_processes_that_may_be_killed_do_not_write_into_the_cache_of_the_runs(
 
 @pytest.mark.parametrize("what", ["busy", "begun", "stuck"])
 def test_what_means_the_shipped_table(
-    what: str, find_out: Callable[..., Found], said: list[str], monkeypatch: pytest.MonkeyPatch
+    what: str, find_out: Callable[..., Findings], said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if what == "busy":
         monkeypatch.setattr(card, "busy", lambda _: "other processes use the card (17)")
@@ -201,15 +200,15 @@ def test_what_means_the_shipped_table(
     else:
         monkeypatch.setattr(children._Child, "end", lambda self: [self.process.kill(), self.process.wait(), False][2])
     found = find_out(bad="all")
-    assert found.findings is None and len(found.notes) == 1 and "as shipped" in found.notes[0]
+    assert not found.found and len(found.notes) == 1 and "as shipped" in found.notes[0]
     assert not any(each.found.found or each.found.complete for each in known.all_known())
 
 
-def test_two_at_once(find_out: Callable[..., Found], said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_at_once(find_out: Callable[..., Findings], said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one waits, says so, and takes what the first one found."""
     monkeypatch.setattr(card, "busy", lambda _: "other processes use the card (17)")  # the first one's
     facts = known.facts_of(D12, H200)
-    waiting, result = threading.Event(), list[Found]()
+    waiting, result = threading.Event(), list[Findings]()
     monkeypatch.setattr(known, "WAIT", 0.01)
     with known.locked(H200, said.append):
         monkeypatch.setattr(start, "_searched", lambda *_: pytest.fail("it tries again"))
@@ -223,7 +222,7 @@ def test_two_at_once(find_out: Callable[..., Found], said: list[str], monkeypatc
         assert waiting.wait(10)
         known.write(facts, FOUND, said.append)
     other.join(10)
-    assert result == [Found(FOUND, FOUND.notes)]
+    assert result == [FOUND]
     assert [line for line in said if "another process" in line] == said
 
 
@@ -316,7 +315,7 @@ def test_whether_others_use_it() -> None:
     assert card.busy(H200, smi(f"{os.getpid()}\n", "140000, 143000\n")) == ""
     assert "17, 18" in card.busy(H200, smi("17\n18\n", "140000, 143000\n"))
     assert "9000 of 143000" in card.busy(H200, smi("", "9000, 143000\n"))
-    assert card.busy(H200, lambda _: None) == "" == card.busy(H200, smi("[N/A]", "[N/A], [N/A]"))
+    assert card.busy(H200, lambda _: "") == "" == card.busy(H200, smi("[N/A]", "[N/A], [N/A]"))
     asked: list[Any] = []
     card.busy(H200, lambda words: asked.append(words) or "")
     assert asked[0][1] == "GPU-01234567-89ab-cdef-0123-456789abcdef"
@@ -327,6 +326,7 @@ IN_ORDER = """
 import sys
 from llmc_jax.run import prepare as setup
 from llmc_jax.config.train import TrainConfig
+from llmc_jax.kernels import Findings
 from llmc_jax.trials import candidates, card, start
 shape = {"model": "L1-NH2-C64-V256-T32", "batch_size": 1, "sequence_length": 16}
 config = TrainConfig(**shape, max_steps=0, val_every=0, sample_every=0)
@@ -334,7 +334,7 @@ assert card.find_card() is None and not card.jax_has_begun()
 seen = []
 def find_out(case, here, **_):
     seen.append((case.machine.kind, card.jax_has_begun()))
-    return start.Found(None, ("said",))
+    return Findings(notes=("said",))
 start.find_out = find_out
 setup.find_card = lambda: card.Card("NVIDIA H200", "0" * 32, "9.0", 10**11, "580")
 made, _ = setup.prepare(config, [])
