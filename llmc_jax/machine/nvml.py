@@ -69,7 +69,12 @@ def open_monitor(device: Any = None) -> GpuMonitor:
     device = device or first_device()
     if device.platform != "gpu" or "rocm" in getattr(device.client, "platform_version", ""):
         raise InputError("-lg: there is no NVIDIA GPU here; leave it out")
-    nvml = _nvml()
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError as error:
+        raise InputError(
+            "-lg: needs the package nvidia-ml-py: run `python -m pip install nvidia-ml-py`, or leave -lg out"
+        ) from error
     try:
         nvml.nvmlInit()
         handle = nvml.nvmlDeviceGetHandleByPciBusId(pci_bus_id(device.local_hardware_id).encode())
@@ -80,15 +85,6 @@ def open_monitor(device: Any = None) -> GpuMonitor:
             "nvidia-smi works, or leave -lg out"
         ) from error
     return GpuMonitor(nvml, handle)
-
-
-def _nvml() -> Any:
-    try:
-        return importlib.import_module("pynvml")
-    except ImportError as error:
-        raise InputError(
-            "-lg: needs the package nvidia-ml-py: run `python -m pip install nvidia-ml-py`, or leave -lg out"
-        ) from error
 
 
 def pci_bus_id(ordinal: int, driver: Any = None) -> str:
@@ -123,20 +119,23 @@ def read_gpu(nvml: Any, handle: Any) -> GpuReading:
                 raise
             return None
 
+    def watts(name: str) -> float | None:
+        milliwatts = ask(name)
+        return None if milliwatts is None else milliwatts / 1000
+
     memory = ask("nvmlDeviceGetMemoryInfo")
     load = ask("nvmlDeviceGetUtilizationRates")
-    power, limit = ask("nvmlDeviceGetPowerUsage"), ask("nvmlDeviceGetEnforcedPowerLimit")
     reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
     return GpuReading(
-        compute_percent=None if load is None else load.gpu,
-        memory_busy_percent=None if load is None else load.memory,
-        memory_used_bytes=None if memory is None else memory.used,
-        memory_total_bytes=None if memory is None else memory.total,
+        compute_percent=getattr(load, "gpu", None),
+        memory_busy_percent=getattr(load, "memory", None),
+        memory_used_bytes=getattr(memory, "used", None),
+        memory_total_bytes=getattr(memory, "total", None),
         fan_percent=ask("nvmlDeviceGetFanSpeed"),
         clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
         max_clock_mhz=ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
-        power_watts=None if power is None else power / 1000,
-        power_limit_watts=None if limit is None else limit / 1000,
+        power_watts=watts("nvmlDeviceGetPowerUsage"),
+        power_limit_watts=watts("nvmlDeviceGetEnforcedPowerLimit"),
         temperature_celsius=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
         slowdown_celsius=ask("nvmlDeviceGetTemperatureThreshold", nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN),
         cap=None if reasons is None else _cap(reasons),
@@ -160,34 +159,26 @@ def gpu_line(reading: GpuReading) -> str:
     """
     r = reading
     memory = [
-        _part("memory ", _size(r.memory_used_bytes), _size(r.memory_total_bytes), ""),
-        _part("", r.memory_busy_percent, None, "% busy"),
+        _part("memory {}", r.memory_used_bytes, r.memory_total_bytes, gib),
+        _part("{}% busy", r.memory_busy_percent),
     ]
     parts = [
-        _part("compute ", r.compute_percent, None, "%"),
+        _part("compute {}%", r.compute_percent),
         ", ".join(filter(None, memory)),
-        _part("fan ", r.fan_percent, None, "%"),
-        _part("", r.clock_mhz, r.max_clock_mhz, " MHz"),
-        _part("", _whole(r.power_watts), _whole(r.power_limit_watts), " W"),
-        _part("", r.temperature_celsius, r.slowdown_celsius, " °C"),
-        _part("", r.cap, None, " cap"),
+        _part("fan {}%", r.fan_percent),
+        _part("{} MHz", r.clock_mhz, r.max_clock_mhz),
+        _part("{} W", r.power_watts, r.power_limit_watts, round),
+        _part("{} °C", r.temperature_celsius, r.slowdown_celsius),
+        _part("{} cap", r.cap),
     ]
     return " " * 18 + " | ".join(filter(None, parts))
 
 
-def _part(before: str, value: object, most: object, after: str) -> str:
-    """`before value of most after`, without `of most` where that is not known; empty where the value is not."""
+def _part(words: str, value: Any, most: Any = None, shown: Callable[[Any], object] = str) -> str:
+    """Return the words with `value of most` in them, or the value where most is None; nothing where the value is."""
     if value is None:
         return ""
-    return f"{before}{value}{after}" if most is None else f"{before}{value} of {most}{after}"
-
-
-def _size(num_bytes: int | None) -> str | None:
-    return None if num_bytes is None else gib(num_bytes)
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else round(value)
+    return words.format(shown(value) if most is None else f"{shown(value)} of {shown(most)}")
 
 
 def gpu_numbers(reading: GpuReading) -> dict[str, int | float | str]:
