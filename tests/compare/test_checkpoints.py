@@ -187,12 +187,6 @@ def test_one_layer_at_a_time() -> None:
     assert peak < 64 * largest + 200_000  # bytes: some float64 and float32 copies of one slice; all takes 12 times that
 
 
-def test_json_on_the_screen_is_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    a = written(tmp_path / "a.bin", weights())
-    assert compare(a, a, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["a"]["path"] == str(a)
-
-
 @pytest.mark.parametrize("value", ["-1", "nan", "inf", "x"])
 def test_bad_tolerances(tmp_path: Path, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:

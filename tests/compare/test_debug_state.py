@@ -607,13 +607,6 @@ def test_bad_flags_are_one_line_and_leave_nothing(
     assert "\n" not in str(caught.value) and sorted(tmp_path.rglob("*")) == before
 
 
-def test_another_model_s_state(tmp_path: Path, model_file: Path, theirs: dict[str, np.ndarray]) -> None:
-    state = write_state(tmp_path / "state.bin", theirs, batch_of())
-    state.write_bytes(state.read_bytes()[:-4])
-    with pytest.raises(InputError, match=r"state\.bin"):
-        compare(model_file, state)
-
-
 def npy(array: np.ndarray, *, version: tuple[int, int] = (1, 0)) -> bytes:
     import io
 

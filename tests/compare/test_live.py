@@ -10,17 +10,16 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from llmc_jax.checkpoint.llmc import write_model
 from llmc_jax.cli.compare import main
 from llmc_jax.compare import live
-from llmc_jax.compare.logfiles import Log, read_log
+from llmc_jax.compare.logfiles import read_log
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.models.gpt2.init import random_parameters
-from llmc_jax.run.curves import Curve
+from tests.compare.test_logs import curve, log_of
 from tests.conftest import TokenPair
 
 
@@ -250,18 +249,9 @@ def test_precision_of_the_cuda_trainer(word: str, dtype: str | None, tmp_path: P
 # ----- the comparison -----------------------------------------------------------------------------------------------
 
 
-def log_of(train: list[float], val: dict[int, float], ms: list[float]) -> Log:
-    def curve(steps: Any, values: Any) -> Curve:
-        return Curve(np.array(list(steps), np.int64), np.array(list(values), np.float64))
-
-    none = curve([], [])
-    return Log(
-        "x", "x", curve(range(len(train)), train), curve(val, val.values()), curve(range(len(ms)), ms), none, none, None
-    )
-
-
 def test_verdicts() -> None:
-    theirs, mine = log_of([4, 3, 2], {0: 4.5}, [900, 20, 20]), log_of([4, 3.001, 2], {0: 4.5, 3: 1}, [900, 5, 5])
+    theirs = log_of([4, 3, 2], curve([4.5]), ms=[900, 20, 20])
+    mine = log_of([4, 3.001, 2], curve([4.5, 1], [0, 3]), ms=[900, 5, 5])
     result = live.compare(theirs, mine, 0.01, 0)
     assert result.agree and result.time_ratio == 0.25
     train, val, time, verdict = live.verdict(result)
@@ -275,9 +265,9 @@ def test_verdicts() -> None:
     slow = live.compare(mine, theirs, 1e-4, 0)
     assert not slow.agree and slow.time_ratio == 4
     assert "4.00 times as long" in live.verdict(slow)[2] and "do NOT agree within 0.0001" in live.verdict(slow)[3]
-    apart = live.compare(log_of([], {5: 1.0}, []), log_of([1.0], {}, [1.0]), 0.01, 0)
+    apart = live.compare(log_of([], curve([1.0], [5])), log_of([1.0], ms=[1.0]), 0.01, 0)
     assert not apart.agree and apart.time_ratio is None
-    assert not live.compare(theirs, log_of([4, float("nan"), 2], {}, []), 0.01, 0).agree
+    assert not live.compare(theirs, log_of([4, float("nan"), 2]), 0.01, 0).agree
 
 
 @pytest.mark.parametrize(("load", "busy"), [(0.1, False), (3.9, False), (4.1, True)])

@@ -29,34 +29,30 @@ from tests.comparisons import (
 
 GELU_AGAIN, BOTH_AGAIN = Execution(recompute=1), Execution(recompute=2)
 IN_PRODUCT = Execution(XLA._replace(gelu_forward=gelu_forward_in_product), gelu_fusion=1)
-CASES = {  # config: maxT, V, Vp, L, NH, C; then A, B, T
-    "T=7 is no power of two, below maxT; V < Vp; two layers": GradientCase(ModelConfig(16, 61, 64, 2, 3, 12), 2, 2, 7),
-    "25 heads of 64, as GPT-2 1558M": GradientCase(ModelConfig(5, 23, 128, 1, 25, 1600), 1, 1, 3, GELU_AGAIN),
-    "B=1, T=maxT, three layers": GradientCase(ModelConfig(8, 32, 128, 3, 2, 8), 2, 1, 8, BOTH_AGAIN),
-    "T=1: every token sees itself alone": GradientCase(ModelConfig(4, 19, 32, 1, 2, 8), 1, 3, 1),
-    "blocks of two out of three layers again; logits of 4 tokens at a time": GradientCase(
-        ModelConfig(8, 32, 128, 3, 2, 8), 2, 1, 8, Execution(recompute_blocks=2, logit_rows=4)
+slow = partial(pytest.param, marks=pytest.mark.slow)
+CASES = [  # config: maxT, V, Vp, L, NH, C; then A, B, T
+    pytest.param(GradientCase(ModelConfig(16, 61, 64, 2, 3, 12), 2, 2, 7), id="T=7 is no power of two; V < Vp"),
+    slow(GradientCase(ModelConfig(5, 23, 128, 1, 25, 1600), 1, 1, 3, GELU_AGAIN), id="25 heads of 64, as GPT-2 1558M"),
+    slow(GradientCase(ModelConfig(8, 32, 128, 3, 2, 8), 2, 1, 8, BOTH_AGAIN), id="B=1, T=maxT, three layers"),
+    pytest.param(GradientCase(ModelConfig(4, 19, 32, 1, 2, 8), 1, 3, 1), id="T=1: every token sees itself alone"),
+    pytest.param(
+        GradientCase(ModelConfig(8, 32, 128, 3, 2, 8), 2, 1, 8, Execution(recompute_blocks=2, logit_rows=4)),
+        id="blocks of two out of three layers again; logits of 4 tokens at a time",
     ),
-    "GELU in the product": GradientCase(ModelConfig(8, 32, 128, 2, 2, 8), 1, 2, 8, IN_PRODUCT),
-    "V=Vp: no padding; one head of 5": GradientCase(ModelConfig(12, 16, 16, 1, 1, 5), 3, 1, 6, GELU_AGAIN),
-    "V=3 in 39 positions: every token many times": GradientCase(ModelConfig(13, 3, 4, 1, 2, 6), 1, 3, 13, BOTH_AGAIN),
-}
+    slow(GradientCase(ModelConfig(8, 32, 128, 2, 2, 8), 1, 2, 8, IN_PRODUCT), id="GELU in the product"),
+    slow(GradientCase(ModelConfig(12, 16, 16, 1, 1, 5), 3, 1, 6, GELU_AGAIN), id="V=Vp: no padding; one head of 5"),
+    pytest.param(
+        GradientCase(ModelConfig(13, 3, 4, 1, 2, 6), 1, 3, 13, BOTH_AGAIN),
+        id="V=3 in 39 positions: every token many times",
+    ),
+]
 SMALL = ModelConfig(max_seq_len=12, vocab_size=29, padded_vocab_size=128, num_layers=1, num_heads=2, channels=16)
 B, T = 2, 10
 
 
-SLOW_CASES = {
-    "25 heads of 64, as GPT-2 1558M", "B=1, T=maxT, three layers", "GELU in the product",
-    "V=Vp: no padding; one head of 5",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "why", [pytest.param(why, marks=pytest.mark.slow) if why in SLOW_CASES else why for why in CASES]
-)
-def test_gradients_of_all_16_tensors(why: str) -> None:
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_of_all_16_tensors(case: GradientCase) -> None:
     """Each level of recomputation is among the cases."""
-    case = CASES[why]
     errors = gradient_errors(batch_gradient(case), expected_gradient(case), case.config)
     assert max(errors.values()) <= GRADIENT_TOLERANCE, errors
 
@@ -86,15 +82,6 @@ def test_logits_are_the_plain_model_s() -> None:
         np.testing.assert_allclose(found[..., : SMALL.vocab_size], expected, rtol=0, atol=2e-5)
 
 
-RECOMPUTING = {
-    "GELU": GELU_AGAIN,
-    "GELU and layernorms": BOTH_AGAIN,
-    "every block": Execution(recompute_blocks=1),
-    "two blocks, of three": Execution(recompute_blocks=2),
-    "every block, GELU in the product": IN_PRODUCT._replace(recompute_blocks=1),
-}
-
-
 @pytest.mark.slow
 def test_recomputing_saves_memory() -> None:
     """What the compiled program allocates beside its inputs and outputs."""
@@ -111,22 +98,22 @@ def test_recomputing_saves_memory() -> None:
     assert needed(Execution(recompute_blocks=1)) < 0.6 * both
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, slow(jnp.bfloat16)], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(
-    "dtype", [jnp.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)], ids=["fp32", "bf16"]
-)
-@pytest.mark.parametrize(
-    "what",
+    "again",
     [
-        what if what in ("GELU and layernorms", "two blocks") else pytest.param(what, marks=pytest.mark.slow)
-        for what in RECOMPUTING
+        slow(GELU_AGAIN, id="GELU"),
+        pytest.param(BOTH_AGAIN, id="GELU and layernorms"),
+        slow(Execution(recompute_blocks=1), id="every block"),
+        slow(Execution(recompute_blocks=2), id="two blocks, of three"),
+        slow(IN_PRODUCT._replace(recompute_blocks=1), id="every block, GELU in the product"),
     ],
 )
-def test_recomputing_changes_no_bit(what: str, dtype: Any) -> None:
+def test_recomputing_changes_no_bit(again: Execution, dtype: Any) -> None:
     config = parse_descriptor("L3-NH2-C64-V97-T64")
     flat = jnp.asarray(plain_model.random_flat(config, flat_size(config), seed=1), dtype)
     batch = random_batch(config.vocab_size, 1, 4, 48)
     rows = (batch.inputs[0], batch.targets[0])
-    again = RECOMPUTING[what]
     loss, gradient = loss_and_gradient(flat, *rows, config, again._replace(recompute=0, recompute_blocks=0))
     found_loss, found = loss_and_gradient(flat, *rows, config, again)
     assert float(found_loss) == float(loss)
