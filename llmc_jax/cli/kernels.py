@@ -4,12 +4,11 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from llmc_jax import text
 from llmc_jax.cli.kit import exit_status, own_flags
 from llmc_jax.config.flags import own, step_config, take_own
-from llmc_jax.errors import ExitCode, InputError
+from llmc_jax.errors import InputError
 from llmc_jax.kernels import Findings
 from llmc_jax.machine.jax_setup import python_command
 from llmc_jax.trials import known
@@ -30,25 +29,6 @@ Shows what was measured about the kernels on this machine's GPUs: which are corr
 train.py measures it when the GPU, the versions or the shapes are new; docs/kernels/check.md explains how.
 
 """
-
-
-class Asked(NamedTuple):
-    """The wish of a command line."""
-
-    action: str  # one of ACTIONS; empty: to show what is known
-    seconds: float
-    rest: list[str]  # train.py's flags
-
-
-def parse(words: Sequence[str]) -> Asked:
-    """Return what the words ask for. Raises InputError."""
-    given, rest = take_own(words, OWN)
-    actions = [flag for flag in ACTIONS if getattr(given, flag[2:])]
-    if len(actions) > 1:
-        raise InputError(f"{actions[0]} and {actions[1]}: only one of them at a time")
-    if rest and actions != ["--measure"]:
-        raise InputError(f"{rest[0]}: goes with --measure alone")
-    return Asked("".join(actions), float(given.seconds), rest)
 
 
 # ----- what is shown ------------------------------------------------------------------------------------------------
@@ -110,15 +90,18 @@ def report(everything: Sequence[Known]) -> str:
 # ----- what is done -------------------------------------------------------------------------------------------------
 
 
-def measure(asked: Asked) -> str:
-    """Find out again what a run needs to know; return it as text. Raises InputError where there is no GPU for it."""
+def measure(words: Sequence[str], seconds: float) -> str:
+    """Find out again what the run of train.py's words needs to know; return it as text.
+
+    Raises InputError where there is no GPU for it.
+    """
     from llmc_jax.machine.compiling import user_flags
     from llmc_jax.plan import make_plan
     from llmc_jax.run.prepare import case_of, resolve_model
     from llmc_jax.trials import candidates, start
     from llmc_jax.trials.card import find_card
 
-    config, _ = step_config(asked.rest)
+    config, _ = step_config(words)
     here = find_card()
     if here is None:
         raise InputError("--measure: there is no NVIDIA GPU here that JAX would use; there is nothing to measure")
@@ -126,31 +109,32 @@ def measure(asked: Asked) -> str:
     case = case_of(make_plan(config, resolve_model(config).config, here.machine, xla_flags=user_flags()))
     if not candidates.listed(case):
         return f"{here.name}: each operation has only one possible implementation, so there is nothing to measure"
-    found = start.find_out(case, here, again=True, seconds=asked.seconds)
+    found = start.find_out(case, here, again=True, seconds=seconds)
     if not found.found:
         raise InputError(f"--measure: {'; '.join(found.notes)}")
     return shown(Known(known.facts_of(case, here), found, "now"))
 
 
-def _run(words: list[str]) -> int:
+def _run(words: list[str]) -> None:
     if "--help" in words or "-h" in words:
         print(HELP.format(python=python_command()) + "\n".join(own_flags(OWN)))
-        return ExitCode.DONE
-    asked = parse(words)
-    if asked.action == "--measure":
-        print(measure(asked))
-        return ExitCode.DONE
-    if asked.action == "--clear":
+        return
+    given, rest = take_own(words, OWN)
+    actions = [flag for flag in ACTIONS if getattr(given, flag[2:])]
+    if len(actions) > 1:
+        raise InputError(f"{actions[0]} and {actions[1]}: only one of them at a time")
+    if rest and not given.measure:
+        raise InputError(f"{rest[0]}: goes with --measure alone")
+    if given.measure:
+        print(measure(rest, float(given.seconds)))
+    elif given.clear:
         print(f"{known.folder()}: {known.clear()} combinations forgotten")
-        return ExitCode.DONE
-    everything = known.all_known()
-    if asked.action == "--report":
-        print(report(everything) or "Nothing is known about this machine's kernels.")
+    elif given.report:
+        print(report(known.all_known()) or "Nothing is known about this machine's kernels.")
     else:
         nothing = f"Nothing is known about this machine's kernels: {known.folder()} is empty. train.py measures them "
         empty = textwrap.fill(nothing + "on a GPU, and so does --measure.", 100)
-        print("\n\n".join(map(shown, everything)) or empty)
-    return ExitCode.DONE
+        print("\n\n".join(map(shown, known.all_known())) or empty)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from llmc_jax.errors import InputError
 
 GPT2_VOCAB = 50257
-LLMC_DEPTH_TO_CHANNELS = {6: 384, 12: 768, 24: 1024, 36: 1280, 48: 1600, 60: 1920, 72: 2880, 84: 3456}
-LLMC_DEPTH_TO_HEADS = {6: 6, 12: 12, 24: 16, 36: 20, 48: 25, 60: 30, 72: 30, 84: 36}
+# dN -> (heads, channels)
+GPT2_DEPTH_TO_SHAPE = {
+    6: (6, 384), 12: (12, 768), 24: (16, 1024), 36: (20, 1280), 48: (25, 1600), 60: (30, 1920), 72: (30, 2880),
+    84: (36, 3456),
+}  # fmt: skip
 # gpt3:cN -> (layers, head size); c5140 stands in llm.c's table, but 5140 is not a multiple of its head size 128
 GPT3_CHANNELS_TO_SHAPE = {
     384: (6, 64), 768: (12, 64), 1024: (24, 64), 1536: (24, 96), 2048: (24, 128), 2560: (32, 80),
@@ -57,16 +60,6 @@ def _shape(max_seq_len: int, vocab_size: int, num_layers: int, num_heads: int, c
     return ModelConfig(max_seq_len, vocab_size, pad_vocab(vocab_size), num_layers, num_heads, channels)
 
 
-def _from_gpt3_channels(channels: int) -> ModelConfig:
-    layers, head_size = GPT3_CHANNELS_TO_SHAPE[channels]
-    if channels % head_size:
-        raise InputError(
-            f"-e gpt3:c{channels}: {channels} channels cannot be split into heads of {head_size} "
-            "(llm.c lists this size, and its own check refuses it too); take gpt3:c4096 or gpt3:c12288"
-        )
-    return _shape(2048, GPT2_VOCAB, layers, channels // head_size, channels)
-
-
 def _from_custom(descriptor: str) -> ModelConfig:
     fields: dict[str, int] = {}
     for part in descriptor.split("-"):
@@ -100,17 +93,23 @@ def parse_descriptor(descriptor: str) -> ModelConfig:
     Source: llm.c train_gpt2.cu, `gpt2_set_hyperparameters` and `gpt3_set_hyperparameters`.
     """
     depth = re.fullmatch(r"(?:gpt2:)?d([0-9]{1,9})", descriptor)
-    if depth and int(depth[1]) in LLMC_DEPTH_TO_CHANNELS:
-        layers = int(depth[1])
-        return _shape(1024, GPT2_VOCAB, layers, LLMC_DEPTH_TO_HEADS[layers], LLMC_DEPTH_TO_CHANNELS[layers])
+    if depth and int(depth[1]) in GPT2_DEPTH_TO_SHAPE:
+        return _shape(1024, GPT2_VOCAB, int(depth[1]), *GPT2_DEPTH_TO_SHAPE[int(depth[1])])
     gpt3 = re.fullmatch(r"gpt3:c([0-9]{1,9})", descriptor)
     if gpt3 and int(gpt3[1]) in GPT3_CHANNELS_TO_SHAPE:
-        return _from_gpt3_channels(int(gpt3[1]))
+        channels = int(gpt3[1])
+        layers, head_size = GPT3_CHANNELS_TO_SHAPE[channels]
+        if channels % head_size:
+            raise InputError(
+                f"-e {descriptor}: {channels} channels cannot be split into heads of {head_size} "
+                "(llm.c lists this size, and its own check refuses it too); take gpt3:c4096 or gpt3:c12288"
+            )
+        return _shape(2048, GPT2_VOCAB, layers, channels // head_size, channels)
     if re.match(r"(L|NH|C|V|T)[0-9]", descriptor):
         return _from_custom(descriptor)
-    depths = ", ".join(f"d{n}" for n in LLMC_DEPTH_TO_CHANNELS)
-    channels = ", ".join(f"gpt3:c{n}" for n in GPT3_CHANNELS_TO_SHAPE if n != 5140)
+    depths = ", ".join(f"d{n}" for n in GPT2_DEPTH_TO_SHAPE)
+    sizes = ", ".join(f"gpt3:c{n}" for n in GPT3_CHANNELS_TO_SHAPE if n != 5140)
     raise InputError(
-        f"-e {descriptor}: no such model. Known: {depths} (or gpt2:dN), {channels}, "
+        f"-e {descriptor}: no such model. Known: {depths} (or gpt2:dN), {sizes}, "
         "a custom shape such as L4-NH4-C256-V257-T128, or the path of a .bin checkpoint"
     )

@@ -4,11 +4,10 @@ Leaves out which options there are (train.py) and how words of the command line 
 """
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import field
 from typing import Any, NamedTuple
-
-from llmc_jax.errors import InputError
 
 INT_MAX = 2**31 - 1  # llm.c's options are C ints, and the step number is an int32 on the device
 
@@ -28,23 +27,10 @@ def minus_one_or_at_least(low: int, minus_one: str) -> Check:
     return Check(lambda value: value == -1 or value >= low, f"at least {low}, or -1 ({minus_one})")
 
 
-def parse_slice(text: str) -> tuple[int, int]:
-    """Return `START:STOP` as two step numbers; raises InputError if it is none, or empty."""
-    start, colon, stop = text.partition(":")
-    if not (colon and start.isascii() and start.isdigit() and stop.isascii() and stop.isdigit()):
-        raise InputError(f"--profile {text}: must be START:STOP, two step numbers, as in 10:15")
-    if int(start) >= int(stop):
-        raise InputError(f"--profile {text}: no step is in it; STOP must be above START, as in 10:15")
-    return int(start), int(stop)
-
-
-def is_slice(text: str) -> bool:
-    """Return whether `parse_slice` takes a text."""
-    try:
-        parse_slice(text)
-    except InputError:
-        return False
-    return True
+def parse_slice(text: str) -> tuple[int, int] | None:
+    """Return `START:STOP` as two step numbers; None if it is none, or empty."""
+    match = re.fullmatch("([0-9]+):([0-9]+)", text)
+    return (int(match[1]), int(match[2])) if match and int(match[1]) < int(match[2]) else None
 
 
 ZERO_IS_OFF = at_least(0, "at least 0 (0 = off)")
@@ -53,7 +39,8 @@ BELOW_ONE = Check(lambda value: 0 <= value < 1, "at least 0 and below 1")
 ABOVE_ZERO = Check(lambda value: value > 0, "above 0")
 NOT_EMPTY = Check(lambda value: value != "", "given, not empty")
 SLICE = Check(
-    lambda value: not value or is_slice(value), "two step numbers with a colon between, the first the lower: 10:15"
+    lambda value: value == "" or parse_slice(value) is not None,
+    "two step numbers with a colon between, the first the lower: 10:15",
 )
 
 

@@ -364,8 +364,7 @@ class JointLoader:
             )
             for rank in range(num_processes)
         ]  # fmt: skip
-        self.paths, self.flag, self.num_tokens = alone.paths, alone.flag, alone.num_tokens
-        self.batches_per_epoch = sum(rank.batches_per_epoch for rank in self.ranks)
+        self.paths, self.num_tokens = alone.paths, alone.num_tokens
         self._noticed: set[Notice] = set()
 
     def next_batch(self, micro_batches: int) -> Batch:

@@ -78,4 +78,4 @@ def slice_trace(
 
 def profile_slice(config: TrainConfig) -> tuple[int, int]:
     """Return the steps that --profile names; an empty slice without it."""
-    return parse_slice(config.profile) if config.profile else (-1, -1)
+    return parse_slice(config.profile) or (-1, -1)

@@ -14,7 +14,7 @@ Leaves out compiling a step to learn its exact memory.
 import math
 from typing import NamedTuple
 
-from llmc_jax.config.model import GPT3_CHANNELS_TO_SHAPE, LLMC_DEPTH_TO_CHANNELS, ModelConfig, parse_descriptor
+from llmc_jax.config.model import GPT2_DEPTH_TO_SHAPE, GPT3_CHANNELS_TO_SHAPE, ModelConfig, parse_descriptor
 from llmc_jax.errors import InputError
 from llmc_jax.machine.device import gib
 from llmc_jax.machine.jax_setup import MEMORY_SHARE
@@ -233,7 +233,7 @@ def _advice(need: Needed, available: int, batch: int | None, total: int, model: 
 
 def largest_that_fits(shape: Shape, available: int, *, sliced_weights: bool = True) -> str | None:
     """Return the descriptor of the largest known model whose training fits into `available` bytes, or None."""
-    names = [f"d{depth}" for depth in LLMC_DEPTH_TO_CHANNELS]
+    names = [f"d{depth}" for depth in GPT2_DEPTH_TO_SHAPE]
     names += [f"gpt3:c{channels}" for channels, (_, size) in GPT3_CHANNELS_TO_SHAPE.items() if channels % size == 0]
     fitting = []
     for name in names:
