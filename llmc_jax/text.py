@@ -63,7 +63,7 @@ def table(
         max(needed(least), min(needed(widths), width or needed(widths))),
     )
     if gone:
-        lines += ["", *_filled(f"no room for: {', '.join(gone)}; a wider terminal or a pipe shows them", width)]
+        lines += ["", wrapped(f"no room for: {', '.join(gone)}; a wider terminal or a pipe shows them", width)]
     return "\n".join(lines).rstrip()
 
 
@@ -88,9 +88,5 @@ def drawn(table: Table, width: int) -> str:
 
 def wrapped(sentence: str, width: int | None = None) -> str:
     """Return a sentence as lines of a width, the screen's by default, indented from the second on."""
-    return "\n".join(_filled(sentence, width or screen_width()))
-
-
-def _filled(sentence: str, width: int | None) -> list[str]:
-    cells = max(NARROWEST_WORDS, min(WIDEST_TEXT, width or WIDEST_TEXT))
-    return textwrap.wrap(sentence, cells, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    cells = max(NARROWEST_WORDS, min(WIDEST_TEXT, width or screen_width() or WIDEST_TEXT))
+    return textwrap.fill(sentence, cells, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)

@@ -110,7 +110,6 @@ class TokenLoader:
         self.batches_per_epoch = sum(self.samples_per_shard)
         self._rng = Mt19937(seed + process_rank) if shuffle else None
         self._file: TokenFile | None = None
-        self._file_index = -1
         identity = np.arange(len(self.paths) if shuffle else 0, dtype=np.int32)
         self._position = Position(0, 0, identity, identity[:0], None)
         self.reset()
@@ -211,7 +210,7 @@ class TokenLoader:
         return tokens
 
     def _open_shard(self, index: int) -> TokenFile:
-        if self._file is None or self._file_index != index:
+        if self._file is None or self._file.path != self.paths[index]:
             file = open_token_file(self.paths[index])
             if (file.num_tokens, file.kind) != (self._shard_tokens[index], self._kind):
                 raise FormatError(
@@ -223,7 +222,7 @@ class TokenLoader:
                 self._notice(file.path, "changed")
             if self._file is not None:
                 self._file.close()
-            self._file, self._file_index = file, index
+            self._file = file
         return self._file
 
     def _check_ids(self, file: TokenFile, start: int, tokens: np.ndarray) -> None:
@@ -284,7 +283,12 @@ class TokenLoader:
         if not isinstance(state, Mapping):
             raise self._broken("no table of names and values")
         if "ranks" in state:
-            state = self._own_rank(state["ranks"])
+            ranks = state["ranks"]
+            if not isinstance(ranks, list) or not all(isinstance(rank, Mapping) for rank in ranks):
+                raise self._broken("ranks")
+            if len(ranks) != self.num_processes:
+                raise self._misfit(f"it has the places of {len(ranks)} processes, here there are {self.num_processes}")
+            state = ranks[self.process_rank]
         from_llmc = not any(name in state for name in NOT_IN_LLMC)
         for name, ours in self._fit().items():
             if from_llmc and name in NOT_IN_LLMC:
@@ -315,15 +319,6 @@ class TokenLoader:
             self._rng.restore(saved)
             rng = self._rng.state()
         self._position = Position(shard, sample, shard_order, sample_order, rng)
-
-    def _own_rank(self, ranks: Any) -> Mapping[str, Any]:
-        """Return this process's state of those of all processes."""
-        if not isinstance(ranks, list) or not all(isinstance(rank, Mapping) for rank in ranks):
-            raise self._broken("ranks")
-        if len(ranks) != self.num_processes:
-            raise self._misfit(f"it has the places of {len(ranks)} processes, here there are {self.num_processes}")
-        own: Mapping[str, Any] = ranks[self.process_rank]
-        return own
 
     def _misfit(self, what: str) -> InputError:
         return InputError(

@@ -3,7 +3,7 @@
 Leaves out changing the file.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 from llmc_jax.config.model import GPT2_VOCAB
 from llmc_jax.data.tokenfile import TokenFile, open_token_file
 from llmc_jax.data.tokenizers import BYTES_EOT, BYTES_VOCAB, GPT2_EOT, load_tokenizer, sample_text
-from llmc_jax.errors import FormatError, InputError
+from llmc_jax.errors import FormatError
 
 CHUNK_TOKENS = 1 << 22  # read at a time
 LLAMA3_EOT = 128000  # <|begin_of_text|>, which llm.c's scripts put before each document
@@ -20,54 +20,32 @@ LLAMA3_VOCAB = 128256
 SHOWN_TOKENS = 64
 
 
-class TokenStats(NamedTuple):
-    """What one pass over the tokens finds: their number, the smallest and the largest id (-1 if there is none), and how
-    often each of the ids that were asked for occurs."""
-
-    tokens: int
-    lowest: int
-    highest: int
-    counts: dict[int, int]
-
-
-def token_stats(file: TokenFile, counted: Sequence[int]) -> TokenStats:
-    """Go over the tokens of a file once, a few megabytes at a time."""
-    lows, highs = [], []
-    counts = dict.fromkeys(counted, 0)
-    for _, chunk in _chunks(file):
-        lows.append(int(chunk.min()))
-        highs.append(int(chunk.max()))
-        for token in counts:
-            counts[token] += int(np.count_nonzero(chunk == token))
-    return TokenStats(file.num_tokens, min(lows, default=-1), max(highs, default=-1), counts)
-
-
-def _chunks(file: TokenFile) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield where each piece of a file begins, and its tokens."""
+def _chunks(file: TokenFile) -> Iterator[np.ndarray]:
+    """Yield the tokens of a file, a few megabytes at a time."""
     for start in range(0, file.num_tokens, CHUNK_TOKENS):
-        yield start, file.read(start, min(CHUNK_TOKENS, file.num_tokens - start))
+        yield file.read(start, min(CHUNK_TOKENS, file.num_tokens - start))
 
 
 class Inspection(NamedTuple):
     """What is in a token file. size: in bytes. vocab: the V that the ids were checked against, or that they suggest.
 
-    documents: how often the end-of-text id `eot` occurs. first: the first ids; text: what they stand for (the ids
-    themselves without a tokenizer); note: where the tokenizer comes from, or why there is none.
+    lowest, highest: ids, -1 if there is none. documents: how often the end-of-text id `eot` occurs. first: the first
+    ids; text: what they stand for (the ids themselves without a tokenizer); note: where the tokenizer comes from, or
+    why there is none.
     """
 
     path: Path
     kind: str
     size: int
-    stats: TokenStats
+    tokens: int
+    lowest: int
+    highest: int
+    documents: int
     vocab: int
     eot: int
     first: list[int]
     text: str
     note: str
-
-    @property
-    def documents(self) -> int:
-        return self.stats.counts[self.eot]
 
 
 def inspect_token_file(
@@ -77,7 +55,7 @@ def inspect_token_file(
     eot: int | None = None,
     show: int = SHOWN_TOKENS,
 ) -> Inspection:
-    """Read a token file of any format once, whatever its size, in bounded memory.
+    """Read a token file of any format, whatever its size, in bounded memory.
 
     tokenizer: as for `load_tokenizer`; `auto` takes the one that the ids fit, if its table is at hand. vocab_size: V,
     against which the ids are checked; None: the smallest of bytes' (257), GPT-2's and Llama 3's that the ids fit.
@@ -92,48 +70,45 @@ def inspect_token_file(
         candidates = {named.tokenizer.vocab_size: named.tokenizer.eot}
         vocab_size = named.tokenizer.vocab_size
     with open_token_file(path) as file:
-        stats = token_stats(file, sorted({*candidates.values()} if eot is None else {eot}))
+        ranges = [(int(chunk.min()), int(chunk.max())) for chunk in _chunks(file)]
+        lowest, highest = min((low for low, _ in ranges), default=-1), max((high for _, high in ranges), default=-1)
         if vocab_size is None:
-            vocab_size = next((vocab for vocab in candidates if stats.highest < vocab), stats.highest + 1)
-        if stats.highest >= vocab_size:
-            raise _beyond(file, stats, vocab_size)
+            vocab_size = next((vocab for vocab in candidates if highest < vocab), highest + 1)
+        if highest >= vocab_size:
+            at, token = _first_beyond(file, vocab_size)
+            raise FormatError(
+                f"{file.path}: token {at} (byte {file.header_bytes + at * file.dtype.itemsize}) has id {token}; with "
+                f"V={vocab_size} ids end at {vocab_size - 1} (the largest here is {highest}); was the file made with "
+                "another tokenizer?"
+            )
         choice = named or load_tokenizer(tokenizer, vocab_size)
         if eot is None:
             eot = choice.tokenizer.eot if choice.tokenizer else candidates.get(vocab_size, vocab_size - 1)
-            if eot not in stats.counts:  # of an unusual vocabulary, known only now
-                stats = token_stats(file, [eot])
-        first = [int(token) for token in file.read(0, min(max(0, show), file.num_tokens))]
-    text = sample_text(choice.tokenizer, first)
-    return Inspection(file.path, file.kind, file.size, stats, vocab_size, eot, first, text, choice.note)
+        documents = sum(int(np.count_nonzero(chunk == eot)) for chunk in _chunks(file))
+        first = file.read(0, min(max(0, show), file.num_tokens)).tolist()
+    facts = file.path, file.kind, file.size, file.num_tokens, lowest, highest, documents, vocab_size, eot, first
+    return Inspection(*facts, sample_text(choice.tokenizer, first), choice.note)
 
 
-def _beyond(file: TokenFile, stats: TokenStats, vocab_size: int) -> InputError:
-    """Return the error that says where the first id lies that the vocabulary does not have."""
-    for start, chunk in _chunks(file):
+def _first_beyond(file: TokenFile, vocab_size: int) -> tuple[int, int]:
+    """Return the place of the first id that the vocabulary does not have, and the id."""
+    for number, chunk in enumerate(_chunks(file)):
         bad = np.flatnonzero(chunk >= vocab_size)
         if bad.size:
-            at = start + int(bad[0])
-            byte = file.header_bytes + at * file.dtype.itemsize
-            return FormatError(
-                f"{file.path}: token {at} (byte {byte}) has id {int(chunk[bad[0]])}; with V={vocab_size} ids end at "
-                f"{vocab_size - 1} (the largest here is {stats.highest}); was the file made with another tokenizer?"
-            )
-    return FormatError(f"{file.path}: changed while it was being read; is something writing to it?")
+            return number * CHUNK_TOKENS + int(bad[0]), int(chunk[bad[0]])
+    raise FormatError(f"{file.path}: changed while it was being read; is something writing to it?")
 
 
 def describe(found: Inspection) -> str:
     """Return an inspection as lines of text."""
     rows = [
         ("format", f"{found.kind}, {found.size:,} bytes"),
-        ("tokens", f"{found.stats.tokens:,}"),
+        ("tokens", f"{found.tokens:,}"),
         ("documents", f"{found.documents:,} (end-of-text id {found.eot})"),
-        ("ids", f"{found.stats.lowest} to {found.stats.highest} (V={found.vocab})" if found.stats.tokens else "none"),
+        ("ids", f"{found.lowest} to {found.highest} (V={found.vocab})" if found.tokens else "none"),
         ("tokenizer", found.note),
         ("first ids", " ".join(map(str, found.first))),
         ("first text", found.text),
     ]
-    return "\n".join([str(found.path), *(f"  {name:<10}  {_indented(value)}" for name, value in rows)])
-
-
-def _indented(value: str) -> str:
-    return value.replace("\n", "\n" + " " * 14)
+    gap = "\n" + " " * 14
+    return "\n".join([str(found.path), *(f"  {name:<10}  {value.replace('\n', gap)}" for name, value in rows)])

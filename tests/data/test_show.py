@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from llmc_jax.cli.data import main
 from llmc_jax.data import show as module
-from llmc_jax.data.show import describe, inspect_token_file, token_stats
-from llmc_jax.data.tokenfile import open_token_file, write_token_file
+from llmc_jax.data.show import describe, inspect_token_file
+from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.errors import FormatError, InputError
 
 KINDS = ["gpt2-uint16", "llama3-uint32", "raw-int32"]
@@ -20,15 +20,12 @@ KINDS = ["gpt2-uint16", "llama3-uint32", "raw-int32"]
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_stats_are_those_of_the_whole(tmp_path: Path, tokens: list[int], chunk: int) -> None:
     write_token_file(tmp_path / "a.bin", tokens)
-    with pytest.MonkeyPatch.context() as patch, open_token_file(tmp_path / "a.bin") as file:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "CHUNK_TOKENS", chunk)
-        stats = token_stats(file, [3, 7])
-    assert (stats.tokens, stats.lowest, stats.highest) == (
-        len(tokens),
-        min(tokens, default=-1),
-        max(tokens, default=-1),
-    )
-    assert stats.counts == {3: tokens.count(3), 7: tokens.count(7)}
+        found = inspect_token_file(tmp_path / "a.bin", "none", eot=3)
+    lowest, highest = min(tokens, default=-1), max(tokens, default=-1)
+    assert (found.tokens, found.lowest, found.highest, found.first) == (len(tokens), lowest, highest, tokens)
+    assert found.documents == tokens.count(3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -37,8 +34,8 @@ def test_an_inspection(tmp_path: Path, kind: str) -> None:
     tokens = [256, *"née\n".encode(), 256, *b"x\x1b[0m"]
     write_token_file(path, tokens, kind)
     found = inspect_token_file(path, show=7)
-    assert (found.kind, found.size, found.stats.tokens) == (kind, path.stat().st_size, 12)
-    assert (found.stats.lowest, found.stats.highest, found.documents, found.eot, found.vocab) == (10, 256, 2, 256, 257)
+    assert (found.kind, found.size, found.tokens) == (kind, path.stat().st_size, 12)
+    assert (found.lowest, found.highest, found.documents, found.eot, found.vocab) == (10, 256, 2, 256, 257)
     assert found.first == tokens[:7]
     assert found.text == "<|endoftext|>née\n<|endoftext|>"
     assert "née\n              <|endoftext|>" in describe(found)
@@ -70,7 +67,7 @@ def test_an_unusual_vocabulary_and_none(tmp_path: Path) -> None:
     assert inspect_token_file(tmp_path / "a.bin").vocab == 2**31 + 1
     write_token_file(tmp_path / "a.bin", [])
     found = inspect_token_file(tmp_path / "a.bin")
-    assert (found.stats.tokens, found.stats.lowest, found.documents, found.first) == (0, -1, 0, [])
+    assert (found.tokens, found.lowest, found.documents, found.first) == (0, -1, 0, [])
     assert "none" in describe(found)
 
 
@@ -84,7 +81,7 @@ def test_ids_beyond_the_vocabulary(tmp_path: Path, kind: str, monkeypatch: pytes
         inspect_token_file(path, vocab_size=257)
     with pytest.raises(FormatError, match="has id 300"):
         inspect_token_file(path, tokenizer="bytes")
-    assert inspect_token_file(path, vocab_size=301).stats.tokens == 11
+    assert inspect_token_file(path, vocab_size=301).tokens == 11
     with pytest.raises(InputError, match="has 257 ids"):
         inspect_token_file(path, tokenizer="bytes", vocab_size=301)
 
