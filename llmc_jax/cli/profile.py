@@ -165,22 +165,28 @@ def _write_json(path: str, content: dict[str, Any]) -> None:
 
 def read(own: SimpleNamespace) -> int:
     """`--read`: the table of a trace from before."""
-    from llmc_jax.profile import saved, table
-    from llmc_jax.profile.picture import draw_layer
-    from llmc_jax.profile.trace import newest_trace, read_trace
+    from llmc_jax.profile import table
 
-    folder = Path(own.read)
-    facts = saved.kept(folder)
-    trace = read_trace(newest_trace(folder), facts.program.name, facts.program.whole)
-    work = step_work(facts.model, facts.shape)
-    report = table.report_from_trace(trace, facts.program, work, facts.roof, by_layer=own.layers)
-    if own.picture:
-        layer = _layer(own, facts.model)
-        draw_layer(trace, facts.program, layer, Path(own.picture), f"layer {layer}")
+    report = _from_trace(Path(own.read), own)
     if own.json:
         _write_json(own.json, table.as_json(report))
     print(table.as_text(report))
     return ExitCode.DONE
+
+
+def _from_trace(folder: Path, own: SimpleNamespace, title: str = "") -> Any:
+    """Return the table of a trace that was kept, and draw what --picture asks for. title: the layer is added to it."""
+    from llmc_jax.profile import saved, table
+    from llmc_jax.profile.picture import draw_layer
+    from llmc_jax.profile.trace import newest_trace, read_trace
+
+    facts = saved.kept(folder)
+    trace = read_trace(newest_trace(folder), facts.program.name, facts.program.whole)
+    if own.picture:
+        layer = _layer(own, facts.model)
+        draw_layer(trace, facts.program, layer, Path(own.picture), f"{title}layer {layer}")
+    work = step_work(facts.model, facts.shape)
+    return table.report_from_trace(trace, facts.program, work, facts.roof, by_layer=own.layers)
 
 
 def measure(config: TrainConfig, own: SimpleNamespace) -> int:
@@ -208,11 +214,14 @@ def measure(config: TrainConfig, own: SimpleNamespace) -> int:
     times = measure.summary(bench.steps(own.steps, 2))
     used = measure.memory_used(bench)
     rates = measure.machine_rates(bench)
-    traced = None if own.differences else _trace(bench, own)
-    if rates.measured:
-        rates = measure.better(rates, measure.machine_rates(bench))  # the machine may have been busy with others
-    print(_summary(bench, times, used, rates))
-    rest = _table(bench, own, traced, rates.roof)
+    place: Any = nullcontext(own.trace) if own.trace else tempfile.TemporaryDirectory()
+    with place as folder:
+        if not own.differences:
+            bench.record(Path(folder), own.traced)
+        if rates.measured:
+            rates = measure.better(rates, measure.machine_rates(bench))  # the machine may have been busy with others
+        print(_summary(bench, times, used, rates))
+        rest = _table(bench, own, Path(folder), rates.roof)
     if own.json:
         work = products_flops(bench.model, bench.shape)
         _write_json(own.json, {
@@ -288,42 +297,21 @@ def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
     return format_table(sections)
 
 
-def _trace(bench: Any, own: SimpleNamespace) -> Any:
-    """Record some steps; return (trace, program), or None where the trace has no instructions."""
-    from llmc_jax.profile.program import Program
-    from llmc_jax.profile.trace import newest_trace, read_trace
-
-    place: Any = nullcontext(own.trace) if own.trace else tempfile.TemporaryDirectory()
-    with place as folder:
-        bench.record(Path(folder), own.traced)
-        program = Program(bench.compiled.as_text())
-        trace = read_trace(newest_trace(Path(folder)), program.name, program.whole)
-    if trace.spans:
-        return trace, program
-    print("the trace has no instructions of the step (a GPU's counters may be closed to this user): by differences")
-    return None
-
-
-def _table(bench: Any, own: SimpleNamespace, traced: Any, roof: Any) -> Any:
-    """The table from a trace and its program; from differences where there is none."""
+def _table(bench: Any, own: SimpleNamespace, folder: Path, roof: Any) -> Any:
+    """Return the table from the trace in a folder; from differences where it says nothing, or none is wanted."""
     from llmc_jax.profile import saved, table
     from llmc_jax.profile.measure import differences
-    from llmc_jax.profile.picture import draw_layer
 
-    work = step_work(bench.model, bench.shape)
-    if traced is not None:
-        trace, program = traced
+    if not own.differences:
+        saved.keep(folder, bench.compiled.as_text(), bench.model, bench.shape, roof)
         if own.trace:
-            saved.keep(Path(own.trace), bench.compiled.as_text(), bench.model, bench.shape, roof)
             print(f"trace: {own.trace}")
-        if own.picture:
-            layer = _layer(own, bench.model)
-            title = f"{bench.plan.config.model}, B={bench.shape.batch} T={bench.shape.sequence}, layer {layer}"
-            draw_layer(trace, program, layer, Path(own.picture), title)
-        return table.report_from_trace(trace, program, work, roof, by_layer=own.layers)
-    if own.picture:
-        raise InputError(f"--picture {own.picture}: needs a trace with instructions")
-    return table.report_from_differences(differences(bench), work, roof)
+        title = f"{bench.plan.config.model}, B={bench.shape.batch} T={bench.shape.sequence}, "
+        report = _from_trace(folder, own, title)
+        if report.lines:
+            return report
+        print("the trace has no instructions of the step (a GPU's counters may be closed to this user): by differences")
+    return table.report_from_differences(differences(bench), step_work(bench.model, bench.shape), roof)
 
 
 # ----- comparing ----------------------------------------------------------------------------------------------------

@@ -24,9 +24,9 @@ class Saved(NamedTuple):
     roof: Roof | None  # the machine's rates; None: not measured, or kept by a version that measured others
 
 
-def keep(folder: Path, text: str, model: ModelConfig, shape: Shape, roof: Roof | None = None) -> None:
+def keep(folder: Path, text: str, model: ModelConfig, shape: Shape, roof: Roof) -> None:
     """Write what `kept` reads into a trace folder. text: `compiled.as_text()` of the step that was traced."""
-    facts = {"model": asdict(model), "shape": shape._asdict(), "roof": roof and roof._asdict()}
+    facts = {"model": asdict(model), "shape": shape._asdict(), "roof": roof._asdict()}
     write_atomic(folder / PROGRAM, text.encode())
     write_atomic(folder / STEP, (json.dumps(facts, indent=1) + "\n").encode())
 
