@@ -35,6 +35,7 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from jax import lax  # noqa: E402
 from jax.experimental import pallas as pl  # noqa: E402
+from jax.experimental.pallas import mosaic_gpu as plgpu  # noqa: E402
 
 from llmc_jax.errors import InputError  # noqa: E402
 from llmc_jax.machine.deviceless import compile_for  # noqa: E402
@@ -67,7 +68,9 @@ class Held(NamedTuple):
 
 def thread_per_row(vector: int) -> Held:
     """128 rows, one per thread, which takes `vector` neighbouring elements at a time."""
-    return Held(128, 64, mosaic.thread_row_layout(vector))
+    threads, lanes = mosaic.THREADS, mosaic.LANES
+    tiling = plgpu.Tiling(((threads, vector), (lanes, vector)))
+    return Held(threads, 64, plgpu.Layout.TILED(tiling, warp_dims=(-4,), lane_dims=(-2,), vector_dim=-1))
 
 
 def warp_per_row(vector: int) -> Held:

@@ -199,7 +199,7 @@ def global_norm(gradient: jax.Array, *, target: str = "sm_90", interpret: bool =
     _check_size(n)
     per_program = math.gcd(n, NORM_BLOCK)
     programs, rounds = n // per_program, per_program // BLOCK
-    layout = mosaic.flat_layout(BLOCK, 16 // gradient.dtype.itemsize)
+    layout = mosaic.flat_layout(BLOCK, mosaic.widest(gradient.dtype))
 
     def body(gradient_ref: Any, sums_ref: Any) -> None:
         i = lax.axis_index("program")

@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 
 from pallas_kernels import mosaic
 from pallas_kernels.tuning import AttentionSizes, architecture_of, attention_sizes
@@ -165,22 +166,17 @@ def _problem(qkv: jax.Array, num_heads: int, relu: bool, target: str, version: s
         )
     B, T, C3 = qkv.shape
     HS = C3 // 3 // num_heads
-    padded = _round_up(HS, HEAD_SIZE_STEP)
+    padded = mosaic.round_up(HS, HEAD_SIZE_STEP)
     sizes = attention_sizes(target, padded, version)
     if sizes.version == "mma":
         products: Any = mosaic.MmaProducts(qkv.dtype, interpret)
     else:
         products = mosaic.WgmmaProducts(qkv.dtype, interpret)
     return Problem(
-        B=B, T=_round_up(T, sizes.warpgroups * ROWS), NH=num_heads, HS=padded, scale=1 / math.sqrt(HS), relu=relu,
+        B=B, T=mosaic.round_up(T, sizes.warpgroups * ROWS), NH=num_heads, HS=padded, scale=1 / math.sqrt(HS), relu=relu,
         sizes=sizes, products=products, copies=mosaic.Copies(architecture_of(target), interpret),
         interpret=interpret,
     )  # fmt: skip
-
-
-def _round_up(n: int, step: int) -> int:
-    """The smallest multiple of step that is at least n."""
-    return -(-n // step) * step
 
 
 def _padded(x: jax.Array, heads: int, p: Problem) -> jax.Array:
@@ -289,11 +285,11 @@ class Head(NamedTuple):
 
     def rows(self, tile: Any, size: int) -> Any:
         """A Ref (size, HS) of the rows of a tile."""
-        return self.x.at[self.b, mosaic.ds(tile * size, size), mosaic.ds(self.column, self.HS)]
+        return self.x.at[self.b, pl.ds(tile * size, size), pl.ds(self.column, self.HS)]
 
     def row(self, t: Any) -> Any:
         """A Ref (HS,) of one row."""
-        return self.x.at[self.b, t, mosaic.ds(self.column, self.HS)]
+        return self.x.at[self.b, t, pl.ds(self.column, self.HS)]
 
 
 class RowValues(NamedTuple):
@@ -346,7 +342,7 @@ class Walk(NamedTuple):
         slot = self.slot(tile)
         if self.p.sizes.warpgroups > 1:
 
-            @mosaic.when(tile - self.begin >= self.p.sizes.stages)
+            @pl.when(tile - self.begin >= self.p.sizes.stages)
             def _() -> None:
                 self.p.copies.wait(self.barriers, RELEASED, slot)
 
@@ -356,7 +352,7 @@ class Walk(NamedTuple):
     def fetch_early(self, tile: Any) -> None:
         """The first warpgroup starts copying a tile if there is one of this number."""
         if not self.apart:
-            mosaic.when((tile < self.end) & (_warpgroup(self.p) == 0))(lambda: self.fetch(tile))
+            pl.when((tile < self.end) & (_warpgroup(self.p) == 0))(lambda: self.fetch(tile))
 
     def start(self) -> None:
         """Starts copying the first tiles."""
@@ -370,12 +366,12 @@ class Walk(NamedTuple):
             return
         computes = _warpgroup(self.p) < self.p.sizes.warpgroups
 
-        @mosaic.when(computes)
+        @pl.when(computes)
         def _() -> None:
             mosaic.set_registers(COMPUTING_REGISTERS, more=True)
             work()
 
-        @mosaic.when(~computes)
+        @pl.when(~computes)
         def _() -> None:
             mosaic.set_registers(COPYING_REGISTERS, more=False)
             lax.fori_loop(self.begin, self.end, lambda tile, _: self.fetch(tile), None)
@@ -384,7 +380,7 @@ class Walk(NamedTuple):
         """Return what belongs to a tile, when it is there; this warpgroup is done with the tile before."""
         if self.p.sizes.warpgroups > 1:
 
-            @mosaic.when((tile > self.begin) & (tile - 1 + self.p.sizes.stages < self.end))  # if the slot is used again
+            @pl.when((tile > self.begin) & (tile - 1 + self.p.sizes.stages < self.end))  # if the slot is used again
             def _() -> None:
                 self.p.copies.release(self.barriers, RELEASED, self.slot(tile - 1))
 
@@ -409,25 +405,28 @@ def _warpgroup(p: Problem) -> Any:
     return lax.axis_index("warpgroup") if p.sizes.warpgroups > 1 else 0
 
 
+def _own_queries(
+    p: Problem, name: str, sources: Sequence[Head], rings: Sequence[Any], barriers: Sequence[Any]
+) -> tuple[Any, Any, Any, Any, Walk]:
+    """Return this warpgroup, the tile i of its 64 rows t, and its block's walk over the tiles of keys and values.
+
+    Before the walk: how many of these lie below the diagonal of i, and how many with those on it.
+    """
+    columns, warpgroups, w = p.sizes.columns[name], p.sizes.warpgroups, _warpgroup(p)
+    tiles = ROWS // columns
+    block = p.T // (warpgroups * ROWS) - 1 - lax.axis_index("tile")  # the longest first: the GPU ends with short ones
+    i = block * warpgroups + w
+    full, end = i * tiles, (i + 1) * tiles
+    last = (block + 1) * warpgroups * tiles
+    return w, i, full, end, Walk(0, last, sources, rings, columns, barriers, p, name in p.sizes.copied_apart)
+
+
 def _forward_kernel(
     p: Problem, qkv: Any, out: Any, lse: Any, q_s: Any, k_s: Any, v_s: Any, *barriers: Any
 ) -> None:  # fmt: skip
     dot, columns = p.products, p.sizes.columns["forward"]
-    q_g, k_g, v_g = _heads(p, qkv, 3)
-    w, warpgroups, tiles = _warpgroup(p), p.sizes.warpgroups, ROWS // columns
-    block = p.T // (warpgroups * ROWS) - 1 - lax.axis_index("tile")  # the longest first: the GPU ends with short ones
-    i = block * warpgroups + w
-    full, end = i * tiles, (i + 1) * tiles  # tiles below the diagonal; those and the ones on it
-    walk = Walk(
-        0,
-        (block + 1) * warpgroups * tiles,
-        (k_g, v_g),
-        (k_s, v_s),
-        columns,
-        barriers,
-        p,
-        "forward" in p.sizes.copied_apart,
-    )
+    q_g, *kv_g = _heads(p, qkv, 3)
+    w, i, full, end, walk = _own_queries(p, "forward", kv_g, (k_s, v_s), barriers)
 
     def work() -> None:
         own_q_s = q_s.at[w]
@@ -455,7 +454,7 @@ def _forward_kernel(
             by_row = dot.layout.reduce(1)
             sums += (mosaic.full((ROWS,), -math.inf, by_row), mosaic.zeros((ROWS,), by_row))
         sums = lax.fori_loop(0, full, partial(step, False), sums)
-        sums = _loop(full, end, tiles, partial(step, True), sums)
+        sums = _loop(full, end, ROWS // columns, partial(step, True), sums)
         walk.skip(end, walk.end)
         acc = sums[0]
         if not p.relu:
@@ -472,14 +471,8 @@ def _dq_kernel(
     q_s: Any, dout_s: Any, k_s: Any, v_s: Any, *barriers: Any,
 ) -> None:  # fmt: skip
     dot, columns = p.products, p.sizes.columns["dq"]
-    (q_g, k_g, v_g), (dout_g,) = _heads(p, qkv, 3), _heads(p, dout)
-    w, warpgroups, tiles = _warpgroup(p), p.sizes.warpgroups, ROWS // columns
-    block = p.T // (warpgroups * ROWS) - 1 - lax.axis_index("tile")
-    i = block * warpgroups + w
-    full, end = i * tiles, (i + 1) * tiles
-    walk = Walk(
-        0, (block + 1) * warpgroups * tiles, (k_g, v_g), (k_s, v_s), columns, barriers, p, "dq" in p.sizes.copied_apart
-    )
+    (q_g, *kv_g), (dout_g,) = _heads(p, qkv, 3), _heads(p, dout)
+    w, i, full, end, walk = _own_queries(p, "dq", kv_g, (k_s, v_s), barriers)
 
     def work() -> None:
         own_q_s, own_dout_s = q_s.at[w], dout_s.at[w]
@@ -515,7 +508,7 @@ def _dq_kernel(
 
         dq = mosaic.zeros((ROWS, p.HS), dot.layout)
         dq = lax.fori_loop(0, full, partial(step, False), dq)
-        dq = _loop(full, end, tiles, partial(step, True), dq)
+        dq = _loop(full, end, ROWS // columns, partial(step, True), dq)
         walk.skip(end, walk.end)
         _store_gradient(p, dq * p.scale_at_end, own_q_s, _heads(p, dqkv)[0], _heads(p, sums_g)[0], i)
 
@@ -555,7 +548,7 @@ def _dkv_kernel(
             q, do, *values = walk.arrive(i)
             lse, start = None, mosaic.zeros((ROWS, columns), dot.layout)
             if not p.relu:
-                here = mosaic.ds(i * columns % ROWS, columns)
+                here = pl.ds(i * columns % ROWS, columns)
                 lse, minus_delta = (mosaic.load(values[0].at[n, here], dot.layout.reduce(0)) for n in range(2))
                 start = mosaic.along(minus_delta, start, 1)
 
@@ -590,7 +583,7 @@ def _store_gradient(p: Problem, values: jax.Array, tile_s: Any, gradient: Head, 
 
 def _row_values(x: Any, tile: Any, size: int) -> Any:
     """A Ref (size,) of what (B, NH, T) holds of the rows of a tile."""
-    return x.at[lax.axis_index("sequence"), lax.axis_index("head"), mosaic.ds(tile * size, size)]
+    return x.at[lax.axis_index("sequence"), lax.axis_index("head"), pl.ds(tile * size, size)]
 
 
 def _causal(score: jax.Array, layout: Any, first_row: Any, first_column: Any, *, rows: int) -> jax.Array:

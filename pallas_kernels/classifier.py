@@ -20,9 +20,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import mosaic
+from pallas_kernels.mosaic import THREADS
 from pallas_kernels.tuning import sizes
 
-THREADS = mosaic.WARPS * mosaic.LANES
 LOG2E = math.log2(math.e)
 LN2 = math.log(2)
 LOWEST = float(jnp.finfo(jnp.float32).min)  # below every logit and finite: 0 * exp2(lowest - x) is 0, not NaN
@@ -98,7 +98,7 @@ def classifier(
     form = form or _form(width * logits.dtype.itemsize, target)
     if form not in ("shared", "sweeps"):
         raise ValueError(f"form {form!r}: 'shared' or 'sweeps'")
-    vector = 16 // logits.dtype.itemsize
+    vector = mosaic.widest(logits.dtype)
     warpgroups = sizes(target).classifier_warpgroups if width >= WIDE * THREADS * vector else 1
     kept = [mosaic.shared((width,), logits.dtype)] if form == "shared" else []
     states = mosaic.shared((2, mosaic.WARPS * warpgroups))

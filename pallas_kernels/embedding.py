@@ -17,9 +17,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import mosaic
+from pallas_kernels.mosaic import THREADS, widest
 from pallas_kernels.tuning import sizes
 
-THREADS = mosaic.WARPS * mosaic.LANES
 WIDEST = 1024  # columns that one program sums
 AHEAD = 8  # rows whose loads are under way together
 KEEP, DIRECT, DROP, HEAD, TAIL = range(5)  # what is done with the running sum after a row
@@ -97,7 +97,7 @@ def _sum_windows(
 ) -> tuple[jax.Array, list[jax.Array]]:
     """Adds the runs inside windows to dwte; returns partial sums (windows, 2, C) fp32 of the others: HEAD, TAIL."""
     n, C = dout.shape
-    columns, layout = _columns(C, 16 // dout.dtype.itemsize)
+    columns, layout = _columns(C, widest(dout.dtype))
     count = pl.cdiv(n, rows)
 
     def body(dout_ref: Any, order_ref: Any, ids_ref: Any, action_ref: Any, dwte_ref: Any, partials_ref: Any) -> None:
@@ -154,7 +154,7 @@ def _add_partials(partials: jax.Array, windows: Windows, dwte: jax.Array, rows: 
     """Adds to dwte the runs that cross borders: the TAIL of the window where one begins, and the HEADs that follow."""
     count, _, C = partials.shape
     n = windows.ids.size
-    columns, layout = _columns(C, 16 // dwte.dtype.itemsize)
+    columns, layout = _columns(C, widest(dwte.dtype))
 
     def body(partials_ref: Any, ids_ref: Any, action_ref: Any, dwte_ref: Any) -> None:
         window = lax.axis_index("window")
@@ -192,7 +192,7 @@ def _add_partials(partials: jax.Array, windows: Windows, dwte: jax.Array, rows: 
 def _sum_batch(dout: jax.Array, interpret: bool) -> jax.Array:
     """dwpe (T, C): dout (B, T, C) summed over B, one row after the other."""
     B, T, C = dout.shape
-    columns, layout = _columns(T * C, 16 // dout.dtype.itemsize)
+    columns, layout = _columns(T * C, widest(dout.dtype))
 
     def body(dout_ref: Any, dwpe_ref: Any) -> None:
         here = pl.ds(lax.axis_index("columns") * columns, columns)

@@ -12,7 +12,6 @@ Leaves out float64, and the bias and the product before it, which XLA fuses. Sou
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,10 +21,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import mosaic
-from pallas_kernels.mosaic import f32, load, store
+from pallas_kernels.mosaic import THREADS, f32, load, round_up, store, widest
 from pallas_kernels.tuning import Sizes, sizes
 
-THREADS = mosaic.WARPS * mosaic.LANES
 CUBIC = 0.044715
 SLOPE = 2.0 * math.sqrt(2.0 / math.pi)  # of 2 u at zero
 SLOPE2 = SLOPE * math.log2(math.e)  # for exponents in base 2, which is what the hardware computes
@@ -38,7 +36,28 @@ def gelu_forward(x: jax.Array, *, target: str = "sm_90", interpret: bool = False
     Compulsory bytes for n elements: 2 n itemsize. On an H200 (4.8 TB/s) d12's 65,536 rows of 3072 bf16 take no less
     than 168 us. Alignment: n to a multiple of 1024, else it is padded, by copies.
     """
-    return _elementwise(_forward, "gelu_forward", [x], x.dtype, target, interpret)
+    n = x.size
+    n_up = round_up(n, 8 * THREADS)
+    block = sizes(target).gelu_block
+    while n_up % block:
+        block //= 2
+    layout = mosaic.flat_layout(block, widest(x.dtype))
+
+    def body(x_ref: Any, out_ref: Any) -> None:
+        here = lax.axis_index("block")  # a row of (blocks, block): no index counts elements, which may be over 2^31
+        store(out_ref.at[here], _forward(load(x_ref.at[here], layout, f32)).astype(x.dtype))
+
+    out = mosaic.kernel(
+        body,
+        name="gelu_forward",
+        out_type=mosaic.shape_of((n_up // block, block), x.dtype),
+        grid=(n_up // block,),
+        grid_names=("block",),
+        approx_math=True,
+        auto_barriers=False,  # a thread reads inputs and writes the output, and nobody reads that
+        interpret=interpret,
+    )(jnp.pad(x.reshape(n), (0, n_up - n)).reshape(-1, block))
+    return out.reshape(n_up)[:n].reshape(x.shape)
 
 
 @partial(jax.jit, static_argnames=("target", "interpret"))
@@ -55,8 +74,8 @@ def gelu_backward(
     C = x.shape[-1]
     n = x.size // C
     size = sizes(target)
-    plan = plan_strips(C, 16 // x.dtype.itemsize, size.gelu_block)
-    tiles = _up(n, plan.rows) // plan.rows
+    plan = plan_strips(C, widest(x.dtype), size.gelu_block)
+    tiles = round_up(n, plan.rows) // plan.rows
     shares = shares_of(size, plan, tiles)
     up = tiles * plan.rows, plan.columns
     dx, of_shares = mosaic.kernel(
@@ -87,7 +106,7 @@ class Strips(NamedTuple):
 
 def plan_strips(columns: int, vector: int, block: int) -> Strips:
     """The widest strips that divide the columns, so that accesses are long runs; block: elements at a time."""
-    columns = _up(columns, mosaic.LANES * vector)
+    columns = round_up(columns, mosaic.LANES * vector)
     team = next(team for team in (4, 2, 1) if columns % (mosaic.LANES * vector * team) == 0)  # warps that share a row
     strip, at_once = mosaic.LANES * vector * team, mosaic.WARPS // team
     turns = max(1, block // (strip * at_once))
@@ -122,10 +141,6 @@ def _backward_strips(
     mosaic.store_sums(sums_ref.at[pl.ds(share, 1), columns], plan.parts, [sums], scratch)
 
 
-def _up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
-
-
 def _forward(x: jax.Array) -> jax.Array:
     return x * _logistic(x)
 
@@ -139,33 +154,3 @@ def _backward(dout: jax.Array, x: jax.Array) -> jax.Array:
 def _logistic(x: jax.Array) -> jax.Array:
     """1 / (1 + exp(-2 u)): 0 where exp overflows."""
     return 1.0 / (1.0 + jnp.exp2(x * (-SLOPE2 - SLOPE2 * CUBIC * x * x)))
-
-
-def _elementwise(
-    function: Callable[..., jax.Array], name: str, inputs: list[jax.Array], dtype: Any, target: str, interpret: bool
-) -> jax.Array:
-    """function of fp32 values, over arrays of one shape; a warpgroup takes `block` neighbouring elements."""
-    shape, n = inputs[0].shape, inputs[0].size
-    n_up = -(-n // (8 * THREADS)) * (8 * THREADS)
-    block = sizes(target).gelu_block
-    while n_up % block:
-        block //= 2
-    layout = mosaic.flat_layout(block, 16 // jnp.dtype(dtype).itemsize)
-
-    def body(*refs: Any) -> None:
-        *input_refs, out_ref = refs
-        here = lax.axis_index("block")  # a row of (blocks, block): no index counts elements, which may be over 2^31
-        values = [load(ref.at[here], layout, f32) for ref in input_refs]  # (block,) each
-        store(out_ref.at[here], function(*values).astype(dtype))
-
-    out = mosaic.kernel(
-        body,
-        name=name,
-        out_type=mosaic.shape_of((n_up // block, block), dtype),
-        grid=(n_up // block,),
-        grid_names=("block",),
-        approx_math=True,
-        auto_barriers=False,  # a thread reads inputs and writes the output, and nobody reads that
-        interpret=interpret,
-    )(*[jnp.pad(array.reshape(n), (0, n_up - n)).reshape(-1, block) for array in inputs])
-    return out.reshape(n_up)[:n].reshape(shape)

@@ -22,11 +22,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels import mosaic
-from pallas_kernels.mosaic import Part, along, f32, load, store
+from pallas_kernels.mosaic import Part, along, f32, load, round_up, store, widest
 from pallas_kernels.tuning import Sizes, sizes
 
 EPS = 1e-5  # llm.c's and PyTorch's
-THREADS = mosaic.WARPS * mosaic.LANES
 BLOCKS = (4096, 2048, 1024)  # columns that a streamed row is read by: the largest that divides it
 
 
@@ -121,8 +120,8 @@ def plan_rows(columns: int, limits: tuple[int, int, int]) -> RowLayout:
     """The smallest team that holds a row of so many columns. limits: the longest rows for one, two and four warps."""
     for team, longest in zip((1, 2, 4), limits, strict=True):
         if columns <= longest:
-            return RowLayout(team, mosaic.WARPS // team, _up(columns, mosaic.LANES * team), 0)
-    columns = _up(columns, BLOCKS[-1])
+            return RowLayout(team, mosaic.WARPS // team, round_up(columns, mosaic.LANES * team), 0)
+    columns = round_up(columns, BLOCKS[-1])
     return RowLayout(0, 1, columns, next(block for block in BLOCKS if columns % block == 0))
 
 
@@ -137,18 +136,9 @@ def longest_row(target: str) -> int:
     return (sizes(target).smem - reserved) // 8 // BLOCKS[-1] * BLOCKS[-1]
 
 
-def _up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
-
-
 def _row_sums(parts: list[jax.Array]) -> jax.Array:
     """Sums over whole rows, (rows,), of their parts (rows, part)."""
     return reduce(add, [values.sum(1) for values in parts])
-
-
-def _widest(dtype: Any) -> int:
-    """Elements in 16 bytes, the largest access that a thread makes."""
-    return 16 // jnp.dtype(dtype).itemsize
 
 
 def _padded(array: jax.Array, *shape: int) -> jax.Array:
@@ -167,7 +157,7 @@ def _forward(
     rows_shape, C = x.shape[:-1], x.shape[-1]
     n = x.size // C
     plan = plan_rows(C, sizes(target).layernorm_forward)
-    n_up = _up(n, plan.rows)
+    n_up = round_up(n, plan.rows)
     body = _forward_streamed if plan.team == 0 else _forward_held
     streams = [_padded(array.reshape(n, C), n_up, plan.columns) for array in (x, f) if array is not None]
     like_x, per_row = mosaic.shape_of((n_up, plan.columns), x.dtype), mosaic.shape_of((n_up,), f32)
@@ -193,7 +183,7 @@ def _forward_held(
     *, C: int, plan: RowLayout,
 ) -> None:  # fmt: skip
     """`plan.rows` rows at a time, each in the registers of its team. f_ref and residual_ref may be absent."""
-    parts = mosaic.row_parts(plan.columns, plan.team, _widest(x_ref.dtype))
+    parts = mosaic.row_parts(plan.columns, plan.team, widest(x_ref.dtype))
     rows = pl.ds(lax.axis_index("tile") * plan.rows, plan.rows)
 
     x = [load(x_ref.at[rows, part.columns], part.layout) for part in parts]  # (rows, part) each
@@ -231,7 +221,7 @@ def _forward_streamed(
 ) -> None:  # fmt: skip
     """One row, in blocks of columns: once for the mean, once for the variance, once for out."""
     row = lax.axis_index("tile")
-    layout = mosaic.flat_layout(plan.block, _widest(x_ref.dtype))
+    layout = mosaic.flat_layout(plan.block, widest(x_ref.dtype))
     again = x_ref if residual_ref is None else residual_ref  # each thread wrote there what it reads
 
     def columns(k: Any) -> Any:
@@ -287,14 +277,14 @@ def _backward(
     plan = plan_rows(C, size.layernorm_backward)
     if plan.team == 0 and longest_row(target) < C:
         raise ValueError(f"rows of {C} elements are too long for {target}, which takes up to {longest_row(target)}")
-    n_up = _up(n, plan.rows)
+    n_up = round_up(n, plan.rows)
     grid = blocks(size, plan, n_up)
     body: Any = _backward_held if plan.team else _backward_streamed
     if plan.team == 0:
         sums = 2
         scratch = [mosaic.shared((plan.columns // plan.block, plan.block))] * sums
     else:
-        parts = mosaic.row_parts(plan.columns, plan.team, _widest(x.dtype))
+        parts = mosaic.row_parts(plan.columns, plan.team, widest(x.dtype))
         sums, scratch = 3, mosaic.sums_scratch(plan.rows, parts)
     wide = [array for array in (dresidual, dout, x) if array is not None]
     name = "layernorm_backward" if dresidual is None else "residual_layernorm_backward"
@@ -329,7 +319,7 @@ def _backward_held(
 ) -> None:  # fmt: skip
     """`plan.rows` rows at a time in registers, and beside them the sums for dw, db and dbias of the rows so far."""
     sums_refs, scratch = rest[:3], rest[3:]
-    parts = mosaic.row_parts(plan.columns, plan.team, _widest(x_ref.dtype))
+    parts = mosaic.row_parts(plan.columns, plan.team, widest(x_ref.dtype))
     per_row = parts[0].layout.reduce(1)
     block, grid = lax.axis_index("block"), lax.axis_size("block")
     w = [load(w_ref.at[part.columns], part.layout.reduce(0)) for part in parts]  # (part,) each
@@ -367,7 +357,7 @@ def _backward_streamed(
 
     Beside them a third for dbias would not leave room for rows as long as `longest_row`: XLA adds up dx.
     """
-    layout = mosaic.flat_layout(plan.block, _widest(x_ref.dtype))
+    layout = mosaic.flat_layout(plan.block, widest(x_ref.dtype))
     block, grid = lax.axis_index("block"), lax.axis_size("block")
     count = plan.columns // plan.block
 

@@ -28,6 +28,7 @@ bf16 = jnp.bfloat16
 
 WARPS = 4  # of a warpgroup
 LANES = 32  # of a warp
+THREADS = WARPS * LANES
 SCRATCH_OF_SUMS = 2048  # bytes of SMEM: Pallas's own default
 # CUDA's limits of a launch's grid, for x, y and z. Source: CUDA C++ Programming Guide, "Technical Specifications per
 # Compute Capability"
@@ -85,12 +86,22 @@ def _check_grid(name: str, grid: Sequence[int], grid_names: Sequence[str]) -> No
             raise ValueError(f"{name}: {size:,} blocks along {axis_name!r}; CUDA's grid has {LIMITS[axis]:,} there")
 
 
+def round_up(number: int, multiple: int) -> int:
+    """The smallest multiple that is at least a number."""
+    return -(-number // multiple) * multiple
+
+
 def shape_of(shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
     """The shape and dtype of a kernel's output."""
     return jax.ShapeDtypeStruct(tuple(shape), dtype)
 
 
 # ----- registers and global memory ----------------------------------------------------------------------------------
+
+
+def widest(dtype: Any) -> int:
+    """Elements in 16 bytes, the largest access that a thread makes."""
+    return 16 // jnp.dtype(dtype).itemsize
 
 
 def row_layout(columns: int, widest: int = 8) -> Any:
@@ -107,23 +118,12 @@ def row_layout(columns: int, widest: int = 8) -> Any:
     return plgpu.Layout.TILED(tiling, warp_dims=(-3,), lane_dims=(-2,), vector_dim=-1)
 
 
-def thread_row_layout(vector: int) -> Any:
-    """Layout of a (128 k, columns) array in which a thread holds whole rows: sums are its own, accesses far apart."""
-    tiling = plgpu.Tiling(((WARPS * LANES, vector), (LANES, vector)))
-    return plgpu.Layout.TILED(tiling, warp_dims=(-4,), lane_dims=(-2,), vector_dim=-1)
-
-
 class Part(NamedTuple):
     """Neighbouring columns of rows, all of one vector width."""
 
     columns: slice  # of the row
     layout: Any  # of (rows, size): WARPS / team rows at a time
     size: int
-
-    @property
-    def start(self) -> int:
-        """The part's first column."""
-        return self.columns.start
 
 
 def row_parts(columns: int, team: int = 1, widest: int = 8) -> list[Part]:
@@ -372,10 +372,6 @@ def set_registers(number: int, *, more: bool) -> None:
     number: a multiple of 8. Hopper's setmaxnreg; interpret mode has no registers.
     """
     plgpu.set_max_registers(number, action="increase" if more else "decrease")
-
-
-when = pl.when
-ds = pl.ds
 
 
 # ----- matrix products ----------------------------------------------------------------------------------------------

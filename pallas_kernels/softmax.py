@@ -80,17 +80,16 @@ def _by_tiles(body: Callable[..., None], name: str, inputs: list[jax.Array], tar
     T = shape[-1]
     if len(shape) < 2 or shape[-2] != T:
         raise ValueError(f"a softmax over {shape}: the last two axes must be T x T")
-    rows, columns = -(-T // ROWS) * ROWS, -(-T // mosaic.LANES) * mosaic.LANES
+    rows, columns = mosaic.round_up(T, ROWS), mosaic.round_up(T, mosaic.LANES)
     block = sizes(target).softmax_block
     while columns % block:
         block //= 2
-    widest = 16 // jnp.dtype(dtype).itemsize
     matrices = math.prod(shape[:-2])
     tiles = rows // ROWS
 
     def kernel(*refs: Any) -> None:
         matrix, tile = jnp.divmod(lax.axis_index("tile"), tiles)
-        body(_Tile(matrix, (tiles - 1 - tile) * ROWS, columns, block, widest), *refs)
+        body(_Tile(matrix, (tiles - 1 - tile) * ROWS, columns, block, mosaic.widest(dtype)), *refs)
 
     def padded(array: jax.Array) -> jax.Array:
         array = array.reshape(matrices, T, T)
