@@ -2,7 +2,7 @@
 
 functions.py    what is chosen together, and XLA's functions; from functions to `Operations` and an `Optimizer`
 findings.py     what was found out about them on the card at hand, as data
-choice.py       every implementation as a row with what it supports, in order of preference; `choose`
+choice.py       every implementation as a row with what it supports, in order of preference
 record.py       the choice as plain data, and how it is repeated
 plain.py        records as JSON, and back
 ours.py         the handwritten kernels of pallas_kernels/ and llmc_jax/kernels/triton/, by name
@@ -11,14 +11,13 @@ cudnn.py        attention by cuDNN
 Leaves out the kernels themselves and their tile sizes (pallas_kernels/).
 """
 
-from llmc_jax.kernels.choice import MEASURED_HERE, Choice, Selection, Setting, Wish, choose, makes_matrix
-from llmc_jax.kernels.cudnn import cudnn_attention_backward, cudnn_attention_forward
+from llmc_jax.kernels.choice import MEASURED_HERE, Choice, Selection, Setting, Wish, makes_matrix
 from llmc_jax.kernels.findings import Finding, Findings, Variant
 from llmc_jax.kernels.functions import GROUPS, assembled
 from llmc_jax.kernels.ours import pallas_functions
 from llmc_jax.kernels.record import Asked, MadeFor, Resolved
 from llmc_jax.machine.target import Machine, this_machine
-from llmc_jax.ops.table import XLA, Operations
+from llmc_jax.ops.table import XLA
 
 __all__ = [
     "GROUPS",
@@ -30,16 +29,12 @@ __all__ = [
     "Findings",
     "Machine",
     "MadeFor",
-    "Operations",
     "Resolved",
     "Selection",
     "Setting",
     "Variant",
     "Wish",
     "assembled",
-    "choose",
-    "cudnn_attention_backward",
-    "cudnn_attention_forward",
     "makes_matrix",
     "pallas_functions",
     "this_machine",

@@ -5,13 +5,13 @@ fits what was asked for and can run here is chosen. A new implementation is a ne
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import cudnn, ours
 from llmc_jax.kernels.findings import Findings, Sizes, Variant
 from llmc_jax.kernels.functions import GROUPS, PLAIN, assembled, functions_of
-from llmc_jax.kernels.plain import frozen
 from llmc_jax.machine.target import Machine
 from llmc_jax.ops import attention, gelu
 from llmc_jax.ops.table import XLA, Function, Operations
@@ -25,11 +25,10 @@ ESTIMATED = "by estimate: not measured on a GPU yet"
 
 
 class Wish(NamedTuple):
-    """What the user asked for: --kernels, --attention, --strict-kernels, -ge."""
+    """What the user asked for: --kernels, --attention, -ge."""
 
     kernels: str = "auto"
     attention: str = "auto"
-    strict: bool = False
     gelu_fusion: int = -1
 
 
@@ -48,7 +47,7 @@ class Implementation(NamedTuple):
     name: str  # unique within the operation
     by: str  # xla, pallas, triton: what --kernels names; cudnn, cublas
     functions: Callable[[Setting, Variant], Sequence[Function]]  # in the order of GROUPS
-    problem: Callable[[Setting], str]  # why it cannot serve a setting; empty where it can
+    problem: Callable[[Setting], str] = lambda _: ""  # why it cannot serve a setting; empty where it can
     kind: str = ""  # of attention: flash, cudnn, naive, relu: what --attention names
     makes_matrix: bool = False  # attention's T x T matrix, which then counts in memory
     repeats_bits: bool = False  # promised: the same inputs give the same bits. cuDNN and XLA may sum in any order
@@ -95,11 +94,6 @@ def makes_matrix(choices: Sequence[Choice]) -> bool:
 FLASH_LARGEST_HEAD = 128  # channels of a head, which a kernel holds in registers
 NO_GPU = "there is no GPU"
 IN_PRODUCT = "in the product"  # GELU, by NVIDIA's library, which computes no gradient of it
-
-
-def _nothing(_: Setting) -> str:
-    """XLA serves everything."""
-    return ""
 
 
 def _pallas_problem(setting: Setting) -> str:
@@ -158,38 +152,27 @@ def _triton_problem(setting: Setting) -> str:
 
 
 def _xla(operation: str) -> Implementation:
-    return Implementation(operation, "xla", "xla", lambda *_: functions_of(PLAIN, operation), _nothing)
+    return Implementation(operation, "xla", "xla", lambda *_: functions_of(PLAIN, operation))
 
 
-def _pallas(operation: str) -> Implementation:
+def _pallas(
+    operation: str, name: str = "pallas", problem: Callable[[Setting], str] = _pallas_problem, kind: str = ""
+) -> Implementation:
     def functions(setting: Setting, variant: Variant) -> Sequence[Function]:
         return functions_of(ours.pallas_functions(_target(setting), variant=variant), operation)
 
-    return Implementation(operation, "pallas", "pallas", functions, _pallas_problem, repeats_bits=True)
+    return Implementation(operation, name, "pallas", functions, problem, kind, repeats_bits=True)
 
 
 def _triton(operation: str) -> Implementation:
     def functions(_: Setting, __: Variant) -> Sequence[Function]:
-        return functions_of(ours.triton_functions(), operation)
+        return [ours.triton_kernel(name) for name in GROUPS[operation]]
 
     return Implementation(operation, "triton", "triton", functions, _triton_problem, repeats_bits=True)
 
 
 def _target(setting: Setting) -> str:
     return str(setting.machine.target)
-
-
-def _attention(
-    name: str,
-    by: str,
-    kind: str,
-    functions: Callable[[Setting, Variant], Sequence[Function]],
-    problem: Callable[[Setting], str] = _nothing,
-    *,
-    makes_matrix: bool = False,
-    repeats_bits: bool = False,
-) -> Implementation:
-    return Implementation("attention", name, by, functions, problem, kind, makes_matrix, repeats_bits)
 
 
 # In order of preference. By bytes: one kernel that reads and writes each array once, against the several passes that
@@ -203,31 +186,29 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     Implementation(
         "gelu", IN_PRODUCT, "cublas", lambda *_: [gelu.gelu_forward_in_product, XLA.gelu_backward], _cublas_problem
     ),
-    _attention(
-        "flash, pallas", "pallas", "flash",
-        lambda at, variant: functions_of(ours.pallas_functions(_target(at), variant=variant), "attention"),
-        _flash_problem, repeats_bits=True,
+    _pallas("attention", "flash, pallas", _flash_problem, "flash"),
+    Implementation(
+        "attention", "cudnn", "cudnn",
+        lambda *_: [cudnn.cudnn_attention_forward, cudnn.cudnn_attention_backward], _cudnn_problem, "cudnn",
     ),
-    _attention(
-        "cudnn", "cudnn", "cudnn",
-        lambda *_: [cudnn.cudnn_attention_forward, cudnn.cudnn_attention_backward], _cudnn_problem,
+    Implementation(
+        "attention", "naive, softmax pallas", "pallas",
+        lambda at, _: ours.by_softmax(partial(ours.pallas_kernel, target=_target(at))), _pallas_problem, "naive",
+        makes_matrix=True,
     ),
-    _attention(
-        "naive, softmax pallas", "pallas", "naive",
-        lambda at, _: ours.by_softmax_kernel(_target(at)), _pallas_problem, makes_matrix=True,
+    Implementation(
+        "attention", "naive, softmax triton", "triton", lambda *_: ours.by_softmax(ours.triton_kernel), _triton_problem,
+        "naive", makes_matrix=True,
     ),
-    _attention(
-        "naive, softmax triton", "triton", "naive",
-        lambda *_: ours.by_triton_softmax(), _triton_problem, makes_matrix=True,
+    _xla("attention")._replace(name="naive, xla", kind="naive", makes_matrix=True),
+    Implementation(
+        "attention", "relu, pallas", "pallas", lambda at, variant: ours.relu_kernels(_target(at), variant),
+        _flash_problem, "relu", repeats_bits=True,
     ),
-    _attention("naive, xla", "xla", "naive", lambda *_: functions_of(PLAIN, "attention"), makes_matrix=True),
-    _attention(
-        "relu, pallas", "pallas", "relu",
-        lambda at, variant: ours.relu_kernels(_target(at), variant), _flash_problem, repeats_bits=True,
-    ),
-    _attention(
-        "relu, xla", "xla", "relu",
-        lambda *_: [attention.relu_attention_forward, attention.relu_attention_backward], makes_matrix=True,
+    Implementation(
+        "attention", "relu, xla", "xla",
+        lambda *_: [attention.relu_attention_forward, attention.relu_attention_backward], kind="relu",
+        makes_matrix=True,
     ),
     _pallas("classifier"),
     _xla("classifier"),
@@ -257,20 +238,12 @@ class Candidates(NamedTuple):
     asked: bool = False  # the first one was named by the user: another one is a fallback
 
 
-def choose(wish: Wish, machine: Machine, dtype: str, head_size: int, findings: Findings | None = None) -> Selection:
-    """Choose an implementation of every operation for a model of a head size, computed in dtype (fp32, bf16, fp16).
+def choose_one(operation: str, wish: Wish, setting: Setting, findings: Findings | None = None) -> Choice:
+    """Choose an implementation of an operation.
 
     findings: what was found out on this card; `auto` is then what was the fastest, and what was found to be wrong does
-    not run. What was asked for and cannot run here becomes XLA's, with the reason; with wish.strict it raises
-    InputError.
+    not run. What was asked for and cannot run here becomes XLA's, with the reason.
     """
-    setting = Setting(machine, dtype, head_size)
-    choices = [choose_one(operation, wish, setting, findings) for operation in GROUPS]
-    return select(choices, setting, wish.strict)
-
-
-def choose_one(operation: str, wish: Wish, setting: Setting, findings: Findings | None = None) -> Choice:
-    """Choose an implementation of one operation."""
     choice = _first(candidates(operation, wish, setting), setting, findings or Findings())
     if operation != "gelu" or wish.gelu_fusion < 1:
         return choice
@@ -299,7 +272,7 @@ def select(choices: Sequence[Choice], setting: Setting, strict: bool = False) ->
 def functions_for(choice: Choice, setting: Setting) -> list[Function]:
     """Return the functions of a choice, in the order of GROUPS. Raises KeyError for a row that there is not."""
     rows = {row.name: row for row in implementations(choice.operation)}
-    variant = Variant(choice.version, frozen(choice.sizes))
+    variant = Variant(choice.version, choice.sizes)
     functions = list(rows[choice.implementation].functions(setting, variant))
     if choice.backward:
         functions[-1] = rows[choice.backward].functions(setting, variant)[-1]

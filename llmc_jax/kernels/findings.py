@@ -54,7 +54,7 @@ class Findings(NamedTuple):
 
     def of(self, operation: str, implementation: str) -> list[Finding]:
         """Return what was found out about a row."""
-        return [each for each in self.found if (each.operation, each.implementation) == (operation, implementation)]
+        return [each for each in self.found if each.key[:2] == (operation, implementation)]
 
     def problem(self, operation: str, implementation: str) -> str:
         """Return why a row cannot be used on this card; empty where some form of it can, or nothing is known."""
@@ -63,7 +63,7 @@ class Findings(NamedTuple):
 
     def variant(self, operation: str, implementation: str) -> Variant:
         """Return the form of a row that was the fastest of those that are right; its default if nothing is known."""
-        step = [each for each in self.fastest if (each.operation, each.implementation) == (operation, implementation)]
+        step = [each for each in self.fastest if each.key[:2] == (operation, implementation)]
         right = [each for each in self.of(operation, implementation) if not each.problem]
         timed = sorted((each for each in right if each.us), key=lambda each: each.us)
         return next((each.variant for each in (*step, *timed, *right)), Variant())

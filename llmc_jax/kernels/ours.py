@@ -1,12 +1,12 @@
 """The handwritten kernels by name: Pallas's for an architecture, and Triton's. Imported when asked for."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
 from llmc_jax.kernels.findings import Variant
-from llmc_jax.kernels.functions import GROUPS, PLAIN
+from llmc_jax.kernels.functions import PLAIN
 from llmc_jax.ops import attention
 from llmc_jax.ops.table import Function
 
@@ -78,20 +78,11 @@ def relu_kernels(target: str, variant: Variant = DEFAULT) -> Sequence[Function]:
     return [pallas_kernel(f"relu_attention_{way}", target, variant=variant) for way in ("forward", "backward")]
 
 
-def by_softmax_kernel(target: str) -> Sequence[Function]:
-    """Return attention's forward and backward with the T x T matrix and the softmax of an architecture."""
-    return _by_softmax(*(pallas_kernel(f"softmax_{way}", target) for way in ("forward", "backward")))
-
-
-def by_triton_softmax() -> Sequence[Function]:
-    """Return attention's forward and backward with the T x T matrix and Triton's softmax."""
-    return _by_softmax(triton_kernel("softmax_forward"), triton_kernel("softmax_backward"))
-
-
-def _by_softmax(forward: Function, backward: Function) -> Sequence[Function]:
+def by_softmax(kernel: Callable[[str], Function]) -> Sequence[Function]:
+    """Return attention's forward and backward with the T x T matrix and softmaxes that `kernel` gives by name."""
     return [
-        partial(attention.attention_by_softmax_forward, softmax=forward),
-        partial(attention.attention_by_softmax_backward, softmax=backward),
+        partial(attention.attention_by_softmax_forward, softmax=kernel("softmax_forward")),
+        partial(attention.attention_by_softmax_backward, softmax=kernel("softmax_backward")),
     ]
 
 
@@ -99,8 +90,3 @@ def triton_kernel(name: str) -> Function:
     """Return one of Triton's kernels (the extra `[triton]`), with its twin's signature."""
     function: Function = getattr(importlib.import_module(f"llmc_jax.kernels.triton.{FILES[name]}"), name)
     return function
-
-
-def triton_functions() -> dict[str, Function]:
-    """Return layernorm and classifier as Triton kernels."""
-    return {name: triton_kernel(name) for name in (*GROUPS["layernorm"], *GROUPS["classifier"])}

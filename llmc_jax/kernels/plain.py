@@ -1,7 +1,6 @@
-"""Named tuples and dataclasses as JSON can hold them, and back by the types of their fields."""
+"""Named tuples and dataclasses as JSON can hold them, and named tuples back by the types of their fields."""
 
 import dataclasses
-import types
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -25,17 +24,13 @@ def from_json(kind: Any, value: Any, name: str = "") -> Any:
     """
     if kind is Any:
         return frozen(value)
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return _read_union(parts, value, name)
-    if origin is tuple and isinstance(value, list):
+    parts = typing.get_args(kind)
+    if typing.get_origin(kind) is tuple and isinstance(value, list):
         if parts[-1] is ...:
             return tuple(from_json(parts[0], each, name) for each in value)
         if len(parts) == len(value):
             return tuple(from_json(part, each, name) for part, each in zip(parts, value, strict=True))
-    elif origin is dict and isinstance(value, Mapping):
-        return {key: from_json(parts[1], each, f"{name}.{key}") for key, each in value.items()}
-    elif (hasattr(kind, "_fields") or dataclasses.is_dataclass(kind)) and isinstance(value, Mapping):
+    elif hasattr(kind, "_fields") and isinstance(value, Mapping):
         return _read_fields(kind, value, name)
     elif kind is float and type(value) in (int, float):
         return float(value)
@@ -49,21 +44,10 @@ def frozen(value: Any) -> Any:
     return tuple(frozen(each) for each in value) if isinstance(value, list | tuple) else value
 
 
-def _read_union(parts: tuple[Any, ...], value: Any, name: str) -> Any:
-    if value is None and type(None) in parts:
-        return None
-    for part in parts[:-1]:
-        try:
-            return from_json(part, value, name)
-        except ValueError:
-            continue
-    return from_json(parts[-1], value, name)
-
-
 def _read_fields(kind: Any, value: Mapping[str, Any], name: str) -> Any:
     hints, dotted = typing.get_type_hints(kind), f"{name}." if name else ""
     if unknown := sorted(set(value) - set(hints)):
         raise ValueError(f"this version does not know {dotted}{unknown[0]}")
-    if missing := sorted(set(hints) - set(value) - set(getattr(kind, "_field_defaults", ()))):
+    if missing := sorted(set(hints) - set(value) - set(kind._field_defaults)):
         raise ValueError(f"it lacks {dotted}{missing[0]}")
     return kind(**{each: from_json(hints[each], found, f"{dotted}{each}") for each, found in value.items()})

@@ -137,7 +137,7 @@ def choose_again(
     fusion = asked.gelu_fusion
     if before is not None and still(before, asked, "gelu_fusion"):
         fusion = before.gelu_fusion
-    wish = Wish(asked.kernels, asked.attention, strict, fusion)
+    wish = Wish(asked.kernels, asked.attention, fusion)
     choices = [
         _repeated(before, asked, operation, setting, findings) or choose_one(operation, wish, setting, findings)
         for operation in GROUPS

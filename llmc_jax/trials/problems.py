@@ -21,12 +21,12 @@ import numpy as np
 
 from llmc_jax import kernels
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.kernels import ours
+from llmc_jax.kernels import cudnn, ours
 from llmc_jax.kernels.choice import implementations
 from llmc_jax.kernels.findings import Variant
 from llmc_jax.kernels.functions import PLAIN
 from llmc_jax.kernels.plain import frozen
-from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, tensor_specs
+from llmc_jax.models.gpt2.tensors import BY_NAME, flat_size, num_parameters, tensor_specs
 from llmc_jax.ops import attention as jnp_attention
 from llmc_jax.ops import softmax as jnp_softmax
 from llmc_jax.training.adamw import ADAMW, AdamWNumbers
@@ -233,7 +233,7 @@ def implementation(
 
 def _attention_pair(function: str, name: str, interpret: bool) -> tuple[Function, Function]:
     if name == "cudnn":
-        return kernels.cudnn_attention_forward, kernels.cudnn_attention_backward
+        return cudnn.cudnn_attention_forward, cudnn.cudnn_attention_backward
     if name == "naive":
         return getattr(jnp_attention, f"{function}_forward"), getattr(jnp_attention, f"{function}_backward")
     if name == "wgmma" and target() != "sm_90":
@@ -272,16 +272,13 @@ def expected(given: Problem, wide: Any = jnp.float64) -> tuple[jax.Array, ...]:
         return total, *kernels.XLA.layernorm_forward(*widened(total, w, b))
     if given.function == "adamw_update":
         params, m, v, gradient, *copy = arrays
-        updated = given.bind(partial(_nearest, ADAMW.update))(*widened(params, m, v, gradient))
+        nearest = given.bind(lambda *arrays, rounding, seed, **named: ADAMW.update(*arrays, **named))
+        updated = nearest(*widened(params, m, v, gradient))
         return *updated, *(updated[:1] if copy else ())
     solver: Any = (by_blocks.attention_forward, by_blocks.attention_backward)
     if given.function != "attention":
         solver = implementation(given.function, "naive" if "attention" in given.function else "xla")
     return given.bind(solver)(*widened(*arrays))
-
-
-def _nearest(function: Function, *arrays: Any, rounding: str, seed: Any, **named: Any) -> Any:
-    return function(*arrays, **named)
 
 
 def seed_of(text: str) -> int:
@@ -294,6 +291,6 @@ def random_weights(model: ModelConfig) -> jax.Array:
     used = jnp.arange(flat_size(model)) < num_parameters(model)
     values = jnp.where(used, 0.02 * jax.random.normal(jax.random.key(0), used.shape, jnp.float32), 0.0)
     for spec in tensor_specs(model):
-        if spec.name in ("ln1w", "ln2w", "lnfw"):
+        if BY_NAME[spec.name].start == "one":
             values = values.at[spec.offset : spec.offset + spec.size].add(1.0)
     return values

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from llmc_jax import kernels
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError
-from llmc_jax.kernels import GROUPS, XLA, Choice, Machine, Selection, Wish, choose
-from llmc_jax.kernels.choice import IMPLEMENTATIONS
+from llmc_jax.kernels import GROUPS, XLA, Choice, Findings, Machine, Selection, Setting, Wish
+from llmc_jax.kernels.choice import IMPLEMENTATIONS, choose_one, select
 from llmc_jax.kernels.functions import PLAIN
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.ops import attention
@@ -45,6 +45,13 @@ MACHINES = {
 TARGETS = {"A100": "sm_80", "3090": "sm_86", "4090": "sm_89", "H200": "sm_90", "B200": "sm_100", "5090": "sm_120"}
 TRITON = {row.operation for row in IMPLEMENTATIONS if row.by == "triton" and row.operation != "attention"}
 WITHOUT_KERNELS = ("T4", "MI300X", "AMD")
+
+
+def choose(
+    wish: Wish, machine: Machine, dtype: str, head_size: int, findings: Findings | None = None, *, strict: bool = False
+) -> Selection:
+    setting = Setting(machine, dtype, head_size)
+    return select([choose_one(name, wish, setting, findings) for name in GROUPS], setting, strict)
 
 
 def chosen(selection: Selection) -> dict[str, str]:
@@ -100,14 +107,14 @@ def test_on_a_cpu_all_is_xla(dtype: str) -> None:
     assert set(reasons(selection).values()) == {"on a CPU"}
     assert chosen(selection) == dict.fromkeys(GROUPS, "xla") | {"attention": "naive, xla"}
     assert functions(selection) == PLAIN and selection.gelu_fusion == 0
-    assert choose(Wish(strict=True), MACHINES["CPU"], dtype, 64) == selection  # nothing was asked for
+    assert choose(Wish(), MACHINES["CPU"], dtype, 64, strict=True) == selection  # nothing was asked for
 
 
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_on_a_gpu_the_kernels_run(name: str, dtype: str) -> None:
     """Of its own architecture, each in the place of its name."""
-    selection = choose(Wish(strict=True), MACHINES[name], dtype, 64)
+    selection = choose(Wish(), MACHINES[name], dtype, 64, strict=True)
     flash = dtype != "fp32"
     expected = dict.fromkeys(GROUPS, "pallas") | {
         "attention": "flash, pallas" if flash else "naive, xla", "global norm": "xla",
@@ -126,7 +133,7 @@ def test_on_a_gpu_the_kernels_run(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("name", WITHOUT_KERNELS)
 def test_on_another_gpu_all_is_xla_and_the_reason_is_said(name: str) -> None:
-    selection = choose(Wish(strict=True), MACHINES[name], "fp32", 64)
+    selection = choose(Wish(), MACHINES[name], "fp32", 64, strict=True)
     assert functions(selection) == PLAIN
     (why,) = set(reasons(selection).values())
     assert "NVIDIA GPU of compute capability 8.x" in why and MACHINES[name].kind in why
@@ -197,7 +204,7 @@ def test_auto_is_the_fastest_attention_that_can_run(
     measured: str, machine: str, head_size: int, implementation: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llmc_jax.kernels.choice.MEASURED", {("sm_90", "attention"): (measured, "table.md")})
-    selection = choose(Wish(strict=True), MACHINES[machine], "bf16", head_size)  # which asks for nothing
+    selection = choose(Wish(), MACHINES[machine], "bf16", head_size, strict=True)  # which asks for nothing
     choice = attention_of(selection)
     assert (choice.implementation, choice.why) == (implementation, why)
 
@@ -244,7 +251,7 @@ def test_xla_s_as_asked_or_instead(which: str, machines: Iterable[str], fallen: 
 
 
 def test_pallas_as_asked_is_the_global_norm_too() -> None:
-    selection = choose(Wish("pallas", strict=True), MACHINES["H200"], "bf16", 64)
+    selection = choose(Wish("pallas"), MACHINES["H200"], "bf16", 64, strict=True)
     others = chosen(selection) | {"attention": "pallas"}
     assert others == dict.fromkeys(GROUPS, "pallas")
     assert made_by(selection.optimizer.global_norm) == ("pallas_kernels.adamw", "sm_90")
@@ -277,7 +284,7 @@ def test_triton_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_strict_refuses_what_cannot_run(wish: Wish, machine: str, dtype: str, named: list[str]) -> None:
     choose(wish, MACHINES[machine], dtype, 64)
     with pytest.raises(InputError) as caught:
-        choose(wish._replace(strict=True), MACHINES[machine], dtype, 64)
+        choose(wish, MACHINES[machine], dtype, 64, strict=True)
     message = str(caught.value)
     assert message.startswith("--strict-kernels: ") and "\n" not in message
     for part in named:
@@ -288,7 +295,6 @@ wishes = st.builds(
     Wish,
     kernels=st.sampled_from(["auto", "xla", "pallas", "triton"]),
     attention=st.sampled_from(["auto", "naive", "flash", "cudnn", "relu"]),
-    strict=st.just(False),
     gelu_fusion=st.sampled_from([-1, 0, 1]),
 )
 
@@ -303,13 +309,12 @@ def test_whatever_is_asked_something_runs_and_says_why(wish: Wish, name: str, dt
         assert all(callable(function) for function in functions(selection).values())
         fallen = [choice for choice in selection.choices if choice.fell_back]
         assert all("xla" in choice.implementation or "softmax" in choice.implementation for choice in fallen)
-        strict = wish._replace(strict=True)
         if not fallen:
-            assert choose(strict, MACHINES[name], dtype, head_size).choices == selection.choices
+            assert choose(wish, MACHINES[name], dtype, head_size, strict=True).choices == selection.choices
             return
         assert (wish.kernels, wish.attention) != ("auto", "auto") or wish.gelu_fusion == 1
         with pytest.raises(InputError, match="--strict-kernels"):
-            choose(strict, MACHINES[name], dtype, head_size)
+            choose(wish, MACHINES[name], dtype, head_size, strict=True)
 
 
 # --- -ge -------------------------------------------------------------------------------------------------------------
@@ -318,7 +323,7 @@ def test_whatever_is_asked_something_runs_and_says_why(wish: Wish, name: str, dt
 @pytest.mark.parametrize("name", ["A100", "H200"])
 @pytest.mark.parametrize(("which", "backward"), [("auto", "pallas"), ("xla", "xla")])
 def test_gelu_in_the_product_keeps_its_backward(name: str, which: str, backward: str) -> None:
-    selection = choose(Wish(which, "naive", strict=True, gelu_fusion=1), MACHINES[name], "bf16", 64)
+    selection = choose(Wish(which, "naive", 1), MACHINES[name], "bf16", 64, strict=True)
     choice = next(choice for choice in selection.choices if choice.operation == "gelu")
     assert (selection.gelu_fusion, choice.implementation, choice.backward) == (1, "in the product", backward)
     assert not choice.fell_back
@@ -334,7 +339,7 @@ def test_without_nvidia_s_library_gelu_stays_outside(name: str) -> None:
     assert (functions(selection), selection.gelu_fusion) == (PLAIN, 0)
     assert [choice.operation for choice in selection.choices if choice.fell_back] == ["gelu"]
     with pytest.raises(InputError, match="--strict-kernels: gelu"):
-        choose(Wish(gelu_fusion=1, strict=True), MACHINES[name], "fp32", 64)
+        choose(Wish(gelu_fusion=1), MACHINES[name], "fp32", 64, strict=True)
 
 
 # --- what is imported ---------------------------------------------------------------------------------------------
@@ -343,7 +348,8 @@ def test_without_nvidia_s_library_gelu_stays_outside(name: str) -> None:
 def test_a_cpu_imports_no_kernel() -> None:
     code = (
         "import sys; from llmc_jax import kernels; from llmc_jax.run import loop; "
-        "kernels.choose(kernels.Wish('pallas', 'relu'), kernels.this_machine(), 'fp32', 64); "
+        "setting = kernels.Setting(kernels.this_machine(), 'fp32', 64); "
+        "kernels.record.choose_again(None, kernels.Asked('pallas', 'relu'), False, setting); "
         "print([name for name in sys.modules if name.startswith(('pallas_kernels', 'triton', 'jax_triton'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from llmc_jax.errors import InputError
-from llmc_jax.kernels import Choice, Finding, Findings, Machine, Variant, Wish, choose
+from llmc_jax.kernels import Choice, Finding, Findings, Machine, Variant, Wish
 from llmc_jax.kernels.plain import from_json, to_json
-from tests.kernels.test_choice import made_by
+from tests.kernels.test_choice import choose, made_by
 
 AUTO = Wish()
 H200 = Machine("gpu", "NVIDIA H200", "9.0")
@@ -46,7 +46,7 @@ def test_what_is_wrong_does_not_run() -> None:
     asked = choice_of("classifier", Wish(kernels="pallas"))
     assert (asked.implementation, asked.fell_back) == ("xla", True)
     with pytest.raises(InputError, match="output 1: error"):
-        choose(Wish(kernels="pallas", strict=True), H200, "bf16", 64, FINDINGS)
+        choose(Wish(kernels="pallas"), H200, "bf16", 64, FINDINGS, strict=True)
     both = FINDINGS._replace(found=(*FINDINGS.found, WRONG._replace(variant=Variant("other"), problem="")))
     assert (choice_of("classifier", findings=both).version) == "other"  # one form of it is right
 

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from llmc_jax.kernels import GROUPS, Finding, Findings, Wish, choose
+from llmc_jax.kernels import GROUPS, Finding, Findings, Wish
 from llmc_jax.trials import candidates, search
 from llmc_jax.trials.candidates import Case
 from llmc_jax.trials.children import Outcome, Task
 from llmc_jax.trials.search import Search
+from tests.kernels.test_choice import choose
 from tests.trials.test_check import D12
 
 RIGHT = {"problem": ""}
