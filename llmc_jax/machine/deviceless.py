@@ -24,12 +24,11 @@ from llmc_jax.errors import InputError
 from llmc_jax.machine import compiling
 from llmc_jax.machine.gpus import Target, known_target
 
-AXIS = ("data",)
 PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 
 
 class MemoryUse(NamedTuple):
-    """Bytes that a compiled program needs."""
+    """Bytes that a compiled program needs on each device."""
 
     arguments: int
     outputs: int  # those that lie in a donated argument's place included
@@ -46,6 +45,7 @@ class MemoryUse(NamedTuple):
 class Program(NamedTuple):
     """A program compiled for a GPU that is not there."""
 
+    target: str
     memory: MemoryUse
     compiled: jax.stages.Compiled
 
@@ -77,15 +77,17 @@ class _Gpu(AbstractDevice):
     compute_capability: str = ""
 
 
-def abstract_gpu(name: str) -> AbstractMesh:
-    """Return a mesh of one GPU that is not there: `with jax.sharding.use_abstract_mesh(abstract_gpu("h200"))`.
+def abstract_gpu(name: str, shape: Sequence[int] = (1,), axis_names: Sequence[str] = ("data",)) -> AbstractMesh:
+    """Return a mesh of GPUs that are not there: `with jax.sharding.use_abstract_mesh(abstract_gpu("h200"))`.
 
     Then `jax.jit(f).trace(*args).lower(lowering_platforms=("cuda",))`, or both in one: `lower_for`.
-    Raises InputError for a GPU that is not known.
+    shape, axis_names: the mesh's, as for a real one. Raises InputError for a GPU that is not known.
     """
     target = known_target(name)
     device = _Gpu(target.device_kind, target.multiprocessors, "gpu", target.capability)
-    return AbstractMesh((1,), AXIS, axis_types=(AxisType.Auto,), abstract_device=device)
+    return AbstractMesh(
+        tuple(shape), tuple(axis_names), axis_types=(AxisType.Auto,) * len(axis_names), abstract_device=device
+    )
 
 
 def lower_for(function: Callable[..., Any], arguments: Sequence[Any], name: str, **jit_options: Any) -> Any:
@@ -95,18 +97,26 @@ def lower_for(function: Callable[..., Any], arguments: Sequence[Any], name: str,
     donated arguments count; else jit_options go to jax.jit (static_argnums=…, donate_argnums=…).
     Raises InputError for a GPU that is not known, and whatever the kernels raise for shapes that they refuse.
     """
-    if not hasattr(function, "trace"):
-        function, jit_options = jax.jit(function, **jit_options), {}
-    assert not jit_options, "a jitted function brings its own options"
     with jax.sharding.use_abstract_mesh(abstract_gpu(name)):
-        return function.trace(*arguments).lower(lowering_platforms=("cuda",))
+        return _jitted(function, jit_options).trace(*arguments).lower(lowering_platforms=("cuda",))
+
+
+def _jitted(function: Callable[..., Any], options: dict[str, Any]) -> Any:
+    if not hasattr(function, "trace"):
+        return jax.jit(function, **options)
+    assert not options, "a jitted function brings its own options"
+    return function
 
 
 # ----- compiling ----------------------------------------------------------------------------------------------------
 
 
-def _mesh(target: Target) -> Mesh:
-    """Return a mesh of one GPU to compile for. Raises InputError where the CUDA plugin is not installed."""
+def gpu_mesh(name: str, shape: Sequence[int] = (1,), axis_names: Sequence[str] = ("data",)) -> Mesh:
+    """Return a mesh of GPUs of one machine that are not there, to compile for. Arrays cannot be put on it.
+
+    Raises InputError for a GPU that is not known, and where the CUDA plugin is not installed.
+    """
+    target = known_target(name)
     if not plugin_installed():
         version = jax.__version__
         raise InputError(
@@ -115,9 +125,9 @@ def _mesh(target: Target) -> Mesh:
         )
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # the plugin would ask for cuDNN, cuBLAS and others
     topology = topologies.get_topology_desc(
-        platform="cuda", topology_name="", target_config=_target_config(target), topology="1x1x1"
+        platform="cuda", topology_name="", target_config=_target_config(target), topology=f"1x1x{math.prod(shape)}"
     )
-    return topologies.make_mesh(topology, (1,), AXIS)
+    return topologies.make_mesh(topology, tuple(shape), tuple(axis_names))
 
 
 def compile_for(
@@ -125,30 +135,34 @@ def compile_for(
     arguments: Sequence[Any],
     name: str,
     *,
+    mesh: Mesh | None = None,
+    specs: Sequence[Any] | None = None,
     compiler_options: compiling.Options = (),
     **jit_options: Any,
 ) -> Program:
     """Compile a function to machine code for a GPU that is not there.
 
-    function, arguments, jit_options: as in `lower_for`. compiler_options: XLA's, as an Execution has them.
-    XLA chooses its matrix products without measuring, so the workspace they need on a real GPU, a few MiB, is not in
-    the memory.
+    function, arguments, jit_options: as in `lower_for`. Without `mesh` the program runs on one GPU. mesh: several,
+    from `gpu_mesh`; specs: for each argument the PartitionSpec of its arrays, or a tree of them like the argument.
+    compiler_options: XLA's, as an Execution has them.
+    Memory is that of one GPU. XLA chooses its matrix products without measuring, so the workspace they need on a real
+    GPU, a few MiB, is not in it.
 
     Raises InputError for a GPU that is not known, without the CUDA plugin, and for a second compute capability in a
     process that has compiled a Mosaic kernel: the compiler would take the kernel for the first one.
     """
-    target = known_target(name)
-    sharding = NamedSharding(_mesh(target), PartitionSpec())
-
-    def placed(leaf: Any) -> Any:
-        """Return an array's shape on the GPU. What is none (a static argument, a Python number) stays as it is."""
-        is_array = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding) if is_array else leaf
-
-    lowered = lower_for(function, jax.tree.map(placed, tuple(arguments)), name, **jit_options)
-    if "mosaic_gpu" in lowered.as_text():
-        _only_capability(target)
-    with jax.sharding.use_abstract_mesh(abstract_gpu(name)):
+    given_mesh = mesh is not None
+    mesh = mesh or gpu_mesh(name)
+    assert given_mesh or specs is None, "specs without a mesh"
+    if specs is None:
+        placed = jax.tree.map(lambda leaf: _on(mesh, leaf, PartitionSpec()), tuple(arguments))
+    else:
+        placed = tuple(_placed(mesh, argument, spec) for argument, spec in zip(arguments, specs, strict=True))
+    shape, axis_names = mesh.devices.shape, mesh.axis_names
+    with jax.sharding.use_abstract_mesh(abstract_gpu(name, shape, axis_names)):
+        lowered = _jitted(function, jit_options).trace(*placed).lower(lowering_platforms=("cuda",))
+        if "mosaic_gpu" in lowered.as_text():
+            _only_capability(known_target(name))
         compiled = compiling.compiled(lowered, compiler_options)
     memory = compiled.memory_analysis()
     use = MemoryUse(
@@ -158,7 +172,21 @@ def compile_for(
         temporaries=memory.temp_size_in_bytes,
         code=memory.generated_code_size_in_bytes,
     )
-    return Program(use, compiled)
+    return Program(name, use, compiled)
+
+
+def _placed(mesh: Mesh, argument: Any, spec: Any) -> Any:
+    """Return an argument with each array's sharding; spec: one for all of them, or a tree of them."""
+    if isinstance(spec, PartitionSpec):
+        return jax.tree.map(lambda leaf: _on(mesh, leaf, spec), argument)
+    return jax.tree.map(lambda leaf, own: _on(mesh, leaf, own), argument, spec)
+
+
+def _on(mesh: Mesh, leaf: Any, spec: PartitionSpec) -> Any:
+    """Return an array's shape on the mesh. What is no array (a static argument, a Python number) stays as it is."""
+    if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
 
 _capability: str | None = None  # that of this process's first Mosaic kernel, which Mosaic keeps

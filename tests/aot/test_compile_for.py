@@ -1,10 +1,11 @@
-"""`deviceless.compile_for` itself: memory to the byte, and what it refuses."""
+"""`deviceless.compile_for` itself: memory to the byte, several GPUs, and what it refuses."""
 
 import os
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from benchmarks import aot, assembler
 from llmc_jax.errors import InputError
@@ -31,7 +32,7 @@ def test_memory_is_exact() -> None:
     assert (memory.arguments, memory.outputs, memory.aliased) == (8 * MIB, 4 * MIB, 4 * MIB)
     assert memory.temporaries >= 4 * MIB
     assert memory.total >= 12 * MIB
-    assert "add" in program.hlo
+    assert "sm" not in program.target and "add" in program.hlo
 
 
 def test_what_is_not_donated_is_seen_to_be_copied() -> None:
@@ -40,6 +41,23 @@ def test_what_is_not_donated_is_seen_to_be_copied() -> None:
 
     assert deviceless.compile_for(step, (x,), "h200").copies(least=MIB) == ["f32[1048576]"]
     assert deviceless.compile_for(step, (x,), "h200", donate_argnums=0).copies(least=MIB) == []
+
+
+def test_memory_is_that_of_one_of_several_gpus() -> None:
+    mesh = deviceless.gpu_mesh("h200", (8,), ("data",))
+
+    def step(state: tuple[jax.Array, jax.Array], scale: jax.Array) -> jax.Array:
+        return scale * jnp.sum(state[0] * state[1])
+
+    sharded = deviceless.compile_for(
+        step, ((x, x), jax.ShapeDtypeStruct((), jnp.float32)), "h200", mesh=mesh, specs=((P("data"), P()), P())
+    )
+    assert sharded.memory.arguments == 4 * MIB // 8 + 4 * MIB + 4
+    assert "all-reduce" in sharded.hlo
+    uniform = deviceless.compile_for(
+        step, ((x, x), jax.ShapeDtypeStruct((), jnp.float32)), "h200", mesh=mesh, specs=(P("data"), P())
+    )
+    assert uniform.memory.arguments == 2 * 4 * MIB // 8 + 4
 
 
 def test_kernels_are_compiled_for_one_capability_in_a_process() -> None:

@@ -41,6 +41,8 @@ def test_targets_agree_with_the_other_tables() -> None:
 def test_an_unknown_gpu_is_answered_with_the_list() -> None:
     with pytest.raises(InputError, match="'v100' is not known here: take one of h200, h100, a100, rtx3090"):
         deviceless.lower_for(jnp.sin, [jnp.ones(3)], "v100")
+    with pytest.raises(InputError, match="'v100'"):
+        deviceless.gpu_mesh("v100")
 
 
 @pytest.mark.skipif(deviceless.plugin_installed(), reason="the CUDA plugin is installed")
