@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ class Variant(NamedTuple):
     words: tuple[str, ...]  # flags of train.py
     threads: int | None = None  # None: all cores
     tree: Path = ROOT  # where its source is
-    commit: str | None = None  # to be checked out first
+    commit: str | None = None  # to be checked out first: its hash
 
 
 def parse_variant(text: str, words: Sequence[str]) -> Variant:
@@ -45,8 +45,7 @@ def parse_variant(text: str, words: Sequence[str]) -> Variant:
     if name == "threads":
         return Variant(text, tuple(words), threads=thread_count(value, f"--vs {text}"))
     if name == "commit":
-        resolve_commit(value)
-        return Variant(text, tuple(words), commit=value)
+        return Variant(text, tuple(words), commit=resolve_commit(value))
     about = next((each for each in OPTIONS if flag in (each.long_flag[2:], *(f[1:] for f in each.flags))), None)
     if about is None:
         raise InputError(
@@ -94,14 +93,11 @@ def checked_out(variant: Variant) -> Iterator[Variant]:
     if variant.commit is None:
         yield variant
         return
-    commit = resolve_commit(variant.commit)
     with tempfile.TemporaryDirectory(prefix="llmc-jax-") as folder:
         tree = Path(folder) / "tree"
-        done = _git("worktree", "add", "--detach", str(tree), commit)
+        done = _git("worktree", "add", "--detach", str(tree), variant.commit)
         if done.returncode:
-            raise InputError(
-                f"--vs commit={variant.commit}: cannot be checked out: {done.stderr.strip().splitlines()[-1]}"
-            )
+            raise InputError(f"--vs {variant.label}: cannot be checked out: {done.stderr.strip().splitlines()[-1]}")
         try:
             yield variant._replace(tree=tree)
         finally:
@@ -111,64 +107,49 @@ def checked_out(variant: Variant) -> Iterator[Variant]:
 # ----- one process per variant --------------------------------------------------------------------------------------
 
 
-class Worker:
-    """A process that makes steps of one variant when asked."""
+@contextmanager
+def running(variant: Variant) -> Iterator[Callable[[str], dict[str, Any]]]:
+    """A process that makes steps of a variant: the block gets what hands it a line and returns its answer.
 
-    def __init__(self, variant: Variant) -> None:
-        self.variant = variant
-        environment = os.environ | {"PYTHONPATH": str(variant.tree), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-        if variant.threads is not None:
-            # XLA makes as many threads as the process may use cores; where there is no affinity, as PJRT_NPROC says.
-            environment[CORES] = ",".join(map(str, usable_cores()[: variant.threads]))
-            environment["PJRT_NPROC"] = str(variant.threads)
-        _, words = step_config(variant.words)  # with the model: an older commit's profiler takes none from a preset
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed in close
-        self._process = subprocess.Popen(
+    It answers without a line once its step is compiled. Where it cannot go on, InputError has what it says.
+    """
+    environment = os.environ | {"PYTHONPATH": str(variant.tree), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    if variant.threads is not None:
+        # XLA makes as many threads as the process may use cores; where there is no affinity, as PJRT_NPROC says.
+        environment[CORES] = ",".join(map(str, usable_cores()[: variant.threads]))
+        environment["PJRT_NPROC"] = str(variant.threads)
+    _, words = step_config(variant.words)  # with the model: an older commit's profiler takes none from a preset
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
             [sys.executable, "-m", "llmc_jax.profile", "--worker", *words],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, cwd=variant.tree,
-            env=environment
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, cwd=variant.tree, env=environment
         )  # fmt: skip
-        self.facts: dict[str, Any] = {}
+        given, said = process.stdin, process.stdout
+        assert given is not None and said is not None
 
-    def wait_ready(self) -> None:
-        """Wait until the step is compiled; raises InputError with what the process says if it cannot be."""
-        self.facts = self._read()
+        def answer(line: str) -> dict[str, Any]:
+            with contextlib.suppress(OSError):  # it has ended: then there is no answer either
+                given.write(line)
+                given.flush()
+            text = said.readline()
+            found: dict[str, Any] = json.loads(text) if text.startswith("{") else {}
+            if not found:
+                process.wait()
+                errors.seek(0)
+                last = errors.read().strip().splitlines()[-1:]
+                found["error"] = last[0] if last else f"its process ended with status {process.returncode}"
+            if "error" in found:
+                raise InputError(f"{variant.label}: {found['error']}")
+            return found
 
-    def steps(self, count: int) -> list[float]:
-        """Return the seconds of each of `count` steps, after one that is not counted."""
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(f"{count}\n")
-            self._process.stdin.flush()
-        except OSError:
-            self._fail()
-        return self._read()["seconds"]
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        answer = json.loads(line) if line.startswith("{") else {}
-        if not answer or "error" in answer:
-            self._fail(answer.get("error"))
-        return answer
-
-    def _fail(self, words: str | None = None) -> None:
-        if words is None:
-            self._process.wait()
-            self._errors.seek(0)
-            said = self._errors.read().strip().splitlines()
-            words = said[-1] if said else f"its process ended with status {self._process.returncode}"
-        raise InputError(f"{self.variant.label}: {words}")
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        self._process.terminate()
-        self._process.wait()
-        self._process.stdout.close()
-        self._errors.close()
+            yield answer
+        finally:
+            with contextlib.suppress(OSError):
+                given.close()
+            process.terminate()
+            process.wait()
+            said.close()
 
 
 def stay_on_cores() -> None:
@@ -226,27 +207,18 @@ def ratios(first: Sequence[float], other: Sequence[float]) -> tuple[float, float
 def compare(variants: Sequence[Variant], rounds: int, steps: int) -> list[Result]:
     """Run the variants in turns: in each round a block of steps of each; the first is what the others are held to."""
     with contextlib.ExitStack() as stack:
-        workers: list[Worker] = []
+        workers, tokens = [], []
         for variant in variants:  # one after the other: compilations would disturb each other
-            worker = Worker(stack.enter_context(checked_out(variant)))
-            stack.callback(worker.close)
-            worker.wait_ready()
-            workers.append(worker)
+            workers.append(stack.enter_context(running(stack.enter_context(checked_out(variant)))))
+            tokens.append(workers[-1]("")["tokens"])
         blocks: list[list[float]] = [[] for _ in workers]
         for _ in range(rounds):
             for worker, found in zip(workers, blocks, strict=True):
-                found.append(statistics.median(worker.steps(steps)))
-        return [
-            Result(
-                worker.variant.label,
-                statistics.median(found),
-                min(found),
-                max(found),
-                *ratios(blocks[0], found),
-                worker.facts["tokens"],
-            )
-            for worker, found in zip(workers, blocks, strict=True)
-        ]
+                found.append(statistics.median(worker(f"{steps}\n")["seconds"]))
+    return [
+        Result(variant.label, statistics.median(found), min(found), max(found), *ratios(blocks[0], found), count)
+        for variant, found, count in zip(variants, blocks, tokens, strict=True)
+    ]
 
 
 def as_text(results: Sequence[Result]) -> str:
