@@ -95,7 +95,7 @@ TASK, TASK_DONE = "ThreadpoolListener::StartRegion", "ThreadpoolListener::StopRe
 SCHEDULER = "ThunkExecutor::Execute"
 OTHERS = ("end: ", "Threadpool", "Thunk", "SlinkyThreadPool")
 
-Owner = tuple[str, Any]  # ("instruction", its name), ("task", its number), or ("", None): nobody
+Owner = str | int | None  # an instruction by its name, a task by its number, or nobody
 
 
 def _host_events(plane: Any, program: str, whole: Container[str]) -> tuple[list[Span], list[tuple[float, float]]]:
@@ -111,15 +111,16 @@ def _host_events(plane: Any, program: str, whole: Container[str]) -> tuple[list[
         pieces += _lane(line, program, posted_by, steps)
 
     def instruction(owner: Owner) -> str | None:
-        seen = 0
-        while owner[0] == "task" and seen < 1000:
-            owner, seen = posted_by.get(owner[1], ("", None)), seen + 1
-        return owner[1] if owner[0] == "instruction" else None
+        for _ in range(1000):  # a longer chain would be a circle
+            if not isinstance(owner, int):
+                return owner
+            owner = posted_by.get(owner)
+        return None
 
     spans = [
         Span(name, start, end, lane, begins)
         for owner, start, end, lane, begins in pieces
-        if (name := instruction(owner)) is not None and not (owner[0] == "task" and name in whole)
+        if (name := instruction(owner)) is not None and not (isinstance(owner, int) and name in whole)
     ]
     return spans, steps
 
@@ -130,7 +131,7 @@ def _lane(
     """Return one thread's time, cut where the innermost of what it is doing changes; notes who handed in which task."""
     pieces: list[tuple[Owner, float, float, str, bool]] = []
     open_events: list[tuple[float, Owner, bool]] = []  # (end, whose, not cut yet), the innermost last
-    task: Owner = ("", None)
+    task: Owner = None
     now = 0.0
 
     def advance(to: float) -> None:
@@ -150,7 +151,7 @@ def _lane(
         now = to
 
     def keep(owner: Owner, start: float, end: float, begins: bool) -> None:
-        if owner[0] and (end > start or begins):
+        if owner is not None and (end > start or begins):
             pieces.append((owner, start, end, line.name, begins))
 
     for event in sorted(line.events, key=lambda event: (event.start_ns, -event.duration_ns)):
@@ -162,16 +163,16 @@ def _lane(
             posted_by[dict(event.stats)["_p"]] = open_events[-1][1] if open_events else task
         elif name == TASK:
             advance(start)
-            task = ("task", dict(event.stats)["_c"])
+            task = dict(event.stats)["_c"]
         elif name == TASK_DONE:
             advance(start)
-            task = ("", None)
+            task = None
         elif name == SCHEDULER:
             advance(start)
-            open_events.append((end, ("", None), False))
+            open_events.append((end, None, False))
         elif not name.startswith(OTHERS) and (ran := _instruction(event, program)):
             advance(start)
-            open_events.append((end, ("instruction", ran), True))
+            open_events.append((end, ran, True))
     advance(max((end for end, *_ in open_events), default=now))
     return pieces
 
