@@ -33,11 +33,8 @@ class Mt19937:
     """
 
     def __init__(self, seed: int = 42) -> None:
-        self._bits = np.random.MT19937(0)
-        self.manual_seed(seed)
-
-    def manual_seed(self, seed: int) -> None:
         """Start the stream of a seed; of `seed` the low 32 bits count. As torch.manual_seed and llm.c's manual_seed."""
+        self._bits = np.random.MT19937(0)
         self._set(seed_words(seed), MT_WORDS, None)
 
     def _set(self, words: np.ndarray, position: int, next_normal: float | None) -> None:

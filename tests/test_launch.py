@@ -109,14 +109,6 @@ def test_the_loop_ends_after_crashes_that_come_to_nothing(place: Place) -> None:
     assert "3 starts in a row came to no new checkpoint; the last one ended with status 139" in said
 
 
-@pytest.mark.parametrize("missing", ["OUT", "STEPS"])
-def test_the_loop_says_what_it_needs(place: Place, missing: str) -> None:
-    del place.environment["OUT"]
-    loop = place.start("loop.sh", **({"STEPS": "3"} if missing == "OUT" else {"OUT": "x"}))
-    said, _ = loop.communicate(timeout=TOO_LONG)
-    assert loop.returncode and f"set {missing} to" in said and place.started() == []
-
-
 def slurm(place: Place, *flags: str, **environment: str) -> "subprocess.Popen[str]":
     place.script("scontrol", f'echo "$@" >> {place.folder}/scontrol.log')
     return place.start("slurm.sh", *place.flags, "-d", "64", *flags, SLURM_JOB_ID="77", **environment)

@@ -185,21 +185,14 @@ def setup(clone: Path, *args: str, env: dict[str, str]) -> subprocess.CompletedP
     return run(clone / "scripts/setup.sh", *args, env=env)
 
 
-def test_setup_installs_once(clone: Path, bare: dict[str, str]) -> None:
-    first = setup(clone, env=bare)
-    assert (first.returncode, first.stderr, calls(clone)) == (0, "", ["."])
-    assert first.stdout.count("\n") == 1
-    second = setup(clone, env=bare)
-    assert (second.returncode, second.stdout, second.stderr, calls(clone)) == (0, "", "", ["."])
-    setup(clone, "dev", env=bare)
-    assert calls(clone) == [".", ".[dev]"]
-    setup(clone, env=bare)
-    setup(clone, "dev", env=bare)
-    assert calls(clone) == [".", ".[dev]"]
-
-
-def test_setup_follows_the_project_file_and_the_gpu(clone: Path, bare: dict[str, str], tmp_path: Path) -> None:
-    setup(clone, "dev", env=bare)
+def test_setup_installs_once_and_follows_the_project_file_and_the_gpu(
+    clone: Path, bare: dict[str, str], tmp_path: Path
+) -> None:
+    first = setup(clone, "dev", env=bare)
+    assert (first.returncode, first.stderr, first.stdout.count("\n")) == (0, "", 1)
+    for extras in ([], ["dev"]):
+        again = setup(clone, *extras, env=bare)
+        assert (again.returncode, again.stdout, again.stderr, calls(clone)) == (0, "", "", [".[dev]"])
     with (clone / "pyproject.toml").open("a") as file:
         file.write("# changed\n")
     setup(clone, env=bare)

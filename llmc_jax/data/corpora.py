@@ -42,16 +42,14 @@ DENSE_VOCAB = 4096  # up to here all V*V pairs fit a table
 class Corpus(NamedTuple):
     """A corpus on disk: two token files and what is known about them.
 
-    tokenizer: what `load_tokenizer` takes. fingerprint: of the text, in hexadecimal. unigram_nats, bigram_nats: the
+    fingerprint: of the text, in hexadecimal. unigram_nats, bigram_nats: the
     loss per validation token, in nats, of models that know how frequent each token is, and how frequent after the
     token before it (`unigram_baseline`, `bigram_baseline`): what a language model has to beat.
     """
 
-    name: str
     train: Path
     val: Path
     vocab_size: int
-    tokenizer: str
     fingerprint: str
     description: str
     train_tokens: int
@@ -93,9 +91,8 @@ def stdlib_corpus() -> Corpus:
     for folder in folders:
         try:
             _make_private(folder)
-            stem = f"stdlib-{version}-{fingerprint}"
-            about = {"name": "stdlib", "fingerprint": fingerprint, "description": description}
-            corpus = _save(folder, stem, bytes_tokenizer(), train, val, **about)
+            stem = folder / f"stdlib-{version}-{fingerprint}"
+            corpus = _save(stem, bytes_tokenizer(), train, val, fingerprint, description)
             plain = corpus._asdict() | {"train": corpus.train.name, "val": corpus.val.name}
             write_bytes(folder / index, (json.dumps(plain, indent=1) + "\n").encode())
             return corpus
@@ -166,14 +163,16 @@ def _read_stdlib(root: Path, names: list[str]) -> tuple[np.ndarray, np.ndarray, 
     return np.concatenate(train), np.concatenate(val), digest.hexdigest()[:12]
 
 
-def _save(folder: Path, stem: str, tokenizer: Tokenizer, train: np.ndarray, val: np.ndarray, **about: str) -> Corpus:
-    """Write the two token files, and say what they are. about: name, fingerprint and description."""
+def _save(
+    stem: Path, tokenizer: Tokenizer, train: np.ndarray, val: np.ndarray, fingerprint: str, description: str
+) -> Corpus:
+    """Write the two token files, and say what they are."""
     corpus = Corpus(
-        **about,
-        train=folder / f"{stem}_train.bin",
-        val=folder / f"{stem}_val.bin",
+        fingerprint=fingerprint,
+        description=description,
+        train=Path(f"{stem}_train.bin"),
+        val=Path(f"{stem}_val.bin"),
         vocab_size=tokenizer.vocab_size,
-        tokenizer=tokenizer.spec,
         train_tokens=train.size,
         val_tokens=val.size,
         train_documents=int(np.count_nonzero(train == tokenizer.eot)),
@@ -253,8 +252,7 @@ def tinyshakespeare_corpus(tokenizer: Tokenizer, folder: Path, source: Path | No
         write_tokenizer_bin(folder / DEFAULT_BIN, tokenizer.pieces, tokenizer.eot)
     stem = "tiny_shakespeare" if tokenizer.name == "gpt2" else f"tiny_shakespeare_{tokenizer.name.removesuffix('.bin')}"
     description = f"40,000 lines of Shakespeare, in {'bytes' if tokenizer.name == 'bytes' else 'BPE tokens'}"
-    about = {"name": "tinyshakespeare", "fingerprint": TINYSHAKESPEARE_SHA256[:12], "description": description}
-    return _save(folder, stem, tokenizer, train, val, **about)
+    return _save(folder / stem, tokenizer, train, val, TINYSHAKESPEARE_SHA256[:12], description)
 
 
 def _tinyshakespeare_text(kept: Path, source: Path | None) -> str:

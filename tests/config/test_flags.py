@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.cli.profile_flags import OWN
-from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import near_flags, parse_args, step_config, take_own
 from llmc_jax.config.options import SLICE, Option, value_problem
 from llmc_jax.config.presets import PRESETS, preset_config
@@ -19,22 +18,6 @@ from llmc_jax.errors import InputError
 
 FLAGS = [flag for about in OPTIONS for flag in about.flags]
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # however busy the machine is
-
-# What is passed to train_gpt2cu in llm.c's scripts/*.sh and in its CI, and what validation must say is not built yet.
-LAUNCHES = {
-    "350M": (
-        "-i 'dev/data/fineweb10B/fineweb_train_*.bin' -j 'dev/data/fineweb10B/fineweb_val_*.bin' -o log -v 250 "
-        "-s 100000 -g 144 -h 1 -b 64 -t 1024 -d 524288 -r 0 -z 1 -c 0.1 -u 700 -y 1 -l 0.0003 -q 0.0 -n 2000 -x 60000 "
-        "-e d24 -pn 8 -pr 3",
-        ["-h 1", "-pn 8", "-z 1"],
-    ),
-    "gpt3 125M": (
-        "-v 250 -s 20000 -g 144 -h 1 -b 32 -t 2048 -d 524288 -r 0 -z 1 -c 0.1 -u 700 -y 1 -k cosine -l 0.0006 -q 0.1 "
-        "-n 10000 -nk 5 -nm 50000 -ge 1 -sl 7.0 -sg 7.0 -x 572204 -e gpt3:c768",
-        ["-h 1"],
-    ),
-    "CI": ("-b 1 -t 64 -d 256 -l 0.0001 -v 200 -s 200 -a 1 -x 10 -r 0 -f 0 -e gpt2_124M.bin", []),
-}
 
 
 def parse(line: str) -> TrainConfig:
@@ -53,18 +36,6 @@ def problems_of(action: Callable[[], object]) -> list[str]:
 
 
 # --- parsing ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("launch", LAUNCHES)
-def test_llmcs_launches_parse_and_validation_names_what_is_missing(launch: str) -> None:
-    line, missing = LAUNCHES[launch]
-    config = parse(line)
-    words = shlex.split(line)
-    for flag, value in zip(words[::2], words[1::2], strict=True):
-        about = next(about for about in OPTIONS if flag in about.flags)
-        assert getattr(config, about.name) == about.type(value if about.type is not bool else int(value)), flag
-    problems = problems_of(lambda: validate(config)) if missing else validate(config)
-    assert [line.split(":")[0] for line in problems] == missing
 
 
 def test_no_words_are_the_demo_and_any_flag_means_llmcs_defaults() -> None:

@@ -8,9 +8,7 @@ import json
 import os
 import struct
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -251,21 +249,6 @@ def test_inputs_are_there_keep_their_order_and_come_once(tmp_path: Path) -> None
             find_inputs([str(tmp_path / item)])
 
 
-def test_progress_counts_all_bytes_and_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PIECE_CHARS", 50)
-    monkeypatch.setattr(documents, "READ_BYTES", 20)
-    (tmp_path / "a.txt").write_text(" ".join(TEXTS))
-    write_jsonl(tmp_path / "b.jsonl", TEXTS)
-    write_parquet(tmp_path / "c.parquet", [*TEXTS])
-    size = sum(path.stat().st_size for path in tmp_path.iterdir())
-    calls: list[tuple[int, int]] = []
-    told = lambda read, tokens: calls.append((read, tokens))  # noqa: E731
-    made = prepare([str(tmp_path)], tmp_path / "out", "x", bytes_tokenizer(), report=told)
-    assert sum(tokens for _, tokens in calls) == made.tokens("train") + made.tokens("val")
-    assert abs(sum(read for read, _ in calls) - size) <= 1  # rows of parquet share its bytes
-    assert len(calls) > 10
-
-
 # ----- bad input -----------------------------------------------------------------------------------------------------
 
 
@@ -419,24 +402,6 @@ def test_two_at_once_in_a_folder(tmp_path: Path) -> None:
     made = prepare([str(tmp_path / "a.txt")], out, "x", bytes_tokenizer(), Settings(workers=1), report=second)
     assert set(seen) == {1} and hidden(out) == []
     assert {shard.path.name for shard in made.shards} < {path.name for path in out.iterdir()}
-
-
-def test_a_folder_that_is_taken_for_a_leftover_before_it_is_locked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another process looks just after it was made: a new one is made."""
-    (tmp_path / "a.txt").write_text("hello world " * 20)
-    make, made = tempfile.mkdtemp, []
-
-    def mkdtemp(**options: Any) -> str:
-        made.append(make(**options))
-        if len(made) < 3:
-            module.remove_leftovers(tmp_path / "out")
-        return made[-1]
-
-    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
-    assert len(prepare([str(tmp_path / "a.txt")], tmp_path / "out", "x", bytes_tokenizer()).shards) == 2
-    assert len(made) == 3 and hidden(tmp_path / "out") == []
 
 
 def test_without_locks_nothing_is_taken_for_a_leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,12 +141,3 @@ def test_stdlib_and_help(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as caught:
             main(arguments)
         assert caught.value.code == 2
-
-
-def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("llmc_jax.cli.data.stdlib_corpus", interrupt)
-    assert main(["stdlib"]) == 130
-    assert capsys.readouterr().err == "llmc_jax.data: stopped\n"
