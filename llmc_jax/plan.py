@@ -139,7 +139,10 @@ def make_plan(
     """
     dtype = resolve_dtype(config, machine)
     setting = kernels.Setting(machine, dtype, model.head_size)
-    made_for = _made_for(config, model, setting)
+    made_for = kernels.MadeFor(
+        record.target_of(machine), dtype, config.batch_size, config.sequence_length, model.num_layers, model.num_heads,
+        model.channels, model.padded_vocab_size,
+    )  # fmt: skip
     repeat, problems = _repeated(config, before, made_for, setting)
     recorded = None if repeat is None else record.here(repeat.resolved, machine)
     selection = record.choose_again(recorded, asked_of(config), config.strict_kernels, setting, findings)
@@ -175,14 +178,6 @@ def resolve_dtype(config: TrainConfig, machine: kernels.Machine) -> str:
 def asked_of(config: TrainConfig) -> kernels.Asked:
     """Return the options that bear on what is chosen."""
     return kernels.Asked(**{name: getattr(config, name) for name in kernels.Asked._fields})
-
-
-def _made_for(config: TrainConfig, model: ModelConfig, setting: kernels.Setting) -> kernels.MadeFor:
-    """Return what a run's choice of kernels is made for."""
-    return kernels.MadeFor(
-        record.target_of(setting.machine), setting.dtype, config.batch_size, config.sequence_length, model.num_layers,
-        model.num_heads, model.channels, model.padded_vocab_size,
-    )  # fmt: skip
 
 
 def _repeated(

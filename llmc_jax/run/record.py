@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import jax
+
 from llmc_jax.config.options import parse_slice
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
@@ -24,20 +26,14 @@ def check_writable(folder: Path) -> None:
 
 def start_recording(folder: Path) -> None:
     """Start the profiler. Python's own calls are left out: they are many, and cost time."""
-    import jax
-
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     jax.profiler.start_trace(str(folder), profiler_options=options)
 
 
-@contextmanager
-def recorded_step(number: int) -> Iterator[None]:
-    """Mark one step in the trace. What it computes must be complete when the block ends."""
-    import jax
-
-    with jax.profiler.StepTraceAnnotation(STEP, step_num=number):
-        yield
+def recorded_step(number: int) -> jax.profiler.StepTraceAnnotation:
+    """Return a block that marks one step in the trace. What it computes must be complete when the block ends."""
+    return jax.profiler.StepTraceAnnotation(STEP, step_num=number)
 
 
 @contextmanager
@@ -55,8 +51,6 @@ def slice_trace(
     reaches `start` writes nothing. Raises InputError, at once, if the folder cannot be written.
     """
     check_writable(folder)
-    import jax
-
     begun = False
     with ExitStack() as recording, ExitStack() as annotation:  # open while the profiler runs, and during a step
 

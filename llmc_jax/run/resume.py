@@ -60,14 +60,12 @@ def find_earlier(config: TrainConfig, report: Callable[[str], None]) -> Checkpoi
             f"-y 1: no checkpoint in {run} is good (`python -m llmc_jax.checkpoint verify {run}` lists what is wrong "
             "with each); to begin anew give another -o"
         )
-    states = sorted(run.glob("state_*_*.bin"))
-    if states:
+    if any(run.glob("state_*_*.bin")):
         raise InputError(
             f"-y 1: {run} is a run of llm.c; `python convert_checkpoint.py convert {run} NEW --to state` makes a "
             "folder of it that -y 1 -o NEW continues"
         )
-    models = [path for path in sorted(run.glob("model_*.bin")) if not store.state_folder(run, _step_of(path)).exists()]
-    if models:
+    if models := sorted(run.glob("model_*.bin")):
         raise InputError(
             f"-y 1: {run} holds models but no training state, so nothing can be continued; to start from the weights "
             f"give -e {models[-1]} and another -o"
@@ -75,11 +73,6 @@ def find_earlier(config: TrainConfig, report: Callable[[str], None]) -> Checkpoi
     if (run / MAIN_LOG).exists() and config_file(run) is None:
         raise InputError(f"-y 1: {run} holds the {MAIN_LOG} of another program, which would be lost; give another -o")
     return None
-
-
-def _step_of(model: Path) -> int:
-    digits = model.stem.removeprefix("model_")
-    return int(digits) if digits.isascii() and digits.isdigit() else -1
 
 
 def find_named(name: str, report: Callable[[str], None]) -> Checkpoint:
@@ -126,13 +119,12 @@ def repeated(config: TrainConfig, earlier: Checkpoint | None) -> Repeat | None:
 def _named_choice(name: str) -> Repeat:
     """Return the choice that --kernels-from names."""
     flag, path = f"--kernels-from {name}", Path(name)
+    file = path if path.is_file() else path / KERNELS
     try:
-        if path.is_file():
-            return _choice_of(path)
         if (path / MANIFEST).exists():
             found = _choice_in(open_checkpoint(path))
         else:
-            found = _choice_of(path / KERNELS) if (path / KERNELS).is_file() else None
+            found = _choice_of(file) if file.is_file() else None
     except InputError as error:
         raise type(error)(f"{flag}: {error}") from error
     if found is None and path.is_dir():
