@@ -1,4 +1,4 @@
-"""Whether two run folders hold the same run, bit for bit: for the tests of stopping, killing and resuming.
+"""What a run left, and whether two run folders hold the same run, bit for bit.
 
 Everything counts but wall-clock figures, the events that say how a run was started, saved and resumed, and which of its
 checkpoints are still there.
@@ -7,12 +7,14 @@ checkpoints are still there.
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmc_jax.checkpoint.store import Checkpoint, open_checkpoint
+from llmc_jax.checkpoint.llmc import read_model
+from llmc_jax.checkpoint.store import Checkpoint, entries, open_checkpoint
 from llmc_jax.data.tokenfile import write_token_file
+from llmc_jax.models.gpt2.tensors import Params
 from llmc_jax.run.folder import read_metrics
 
 WALL_CLOCK = {"ms", "tokens_per_second", "time", "seconds"}
@@ -38,6 +40,14 @@ def steps_of(run: Path, what: str) -> list[int]:
 def leftovers(run: Path) -> list[str]:
     """What a save that was interrupted may leave: hidden files and folders."""
     return sorted(path.name for path in run.iterdir() if path.name.startswith("."))
+
+
+def healthy(run: Path) -> list[int]:
+    """The steps of a run's checkpoints, each complete and right to the byte; and nothing else may have been left."""
+    found = entries(run)
+    assert [entry for entry in found if entry.problem is not None] == []
+    assert leftovers(run) == []
+    return [entry.step for entry in found]
 
 
 def events(run: Path) -> list[dict[str, Any]]:
@@ -91,3 +101,51 @@ def check_same(found: Path, expected: Path) -> None:
     """Fails with everything that differs."""
     problems = list(differences(found, expected))
     assert not problems, "\n".join(problems)
+
+
+class Result(NamedTuple):
+    """What the command line said, and what the run left."""
+
+    code: int
+    folder: Path
+    out: str
+    err: str
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        metrics = self.folder / "metrics.jsonl"
+        return read_metrics(metrics) if metrics.exists() else []
+
+    def values(self, event: str, field: str, *default: Any) -> list[Any]:
+        """A field of all events of a kind; default: where it has none."""
+        take = dict.get if default else dict.__getitem__
+        return [take(each, field, *default) for each in self.events if each["event"] == event]
+
+    @property
+    def losses(self) -> list[float]:
+        return self.values("train", "loss")
+
+    @property
+    def models(self) -> list[str]:
+        return sorted(path.name for path in self.folder.glob("model_*.bin"))
+
+    @property
+    def checkpoints(self) -> list[int]:
+        return healthy(self.folder)
+
+    def state(self, step: int) -> dict[str, np.ndarray]:
+        """The arrays of a checkpoint."""
+        return arrays(self.folder, step)
+
+    def bits(self, step: int) -> dict[str, bytes]:
+        """The same, as it lies in memory."""
+        return {name: array.tobytes() for name, array in self.state(step).items()}
+
+    def model(self, step: int) -> np.ndarray:
+        """The parameters of a checkpoint (N,): the master weights where there are any."""
+        state = self.state(step)
+        return np.concatenate([state[f"params/{name}"].reshape(-1) for name in Params._fields])
+
+    def exported(self, step: int) -> np.ndarray:
+        """The parameters (N,) in the model file of a step."""
+        return read_model(self.folder / f"model_{step:08d}.bin").flat

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -35,7 +35,7 @@ from llmc_jax.machine import compiling
 from llmc_jax.machine import device as hardware
 from llmc_jax.machine.nvml import GpuReading
 from llmc_jax.models.gpt2.init import random_parameters
-from llmc_jax.models.gpt2.tensors import Params, num_parameters, padded, tensor_specs
+from llmc_jax.models.gpt2.tensors import Params, num_parameters, padded
 from llmc_jax.plan import Plan
 from llmc_jax.run import batches, begin, curves, due
 from llmc_jax.run import loop as trainer
@@ -44,61 +44,12 @@ from llmc_jax.run.folder import read_config, read_metrics
 from llmc_jax.run.sampler import generate
 from llmc_jax.run.state import Progress
 from llmc_jax.training.step import Metrics, evaluate_loss
+from tests.same_run import Result
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = "L1-NH1-C16-V257-T16"
 STEP_TOKENS = 64  # 4 x 16
 VAL_BATCHES = 31  # (2000 - 1) // 64
-
-
-class Result(NamedTuple):
-    """What a run left."""
-
-    code: int
-    folder: Path
-    events: list[dict[str, Any]]
-    out: str
-    err: str
-
-    def values(self, event: str, field: str, *default: Any) -> list[Any]:
-        """A field of all events of a kind; default: where it has none."""
-        take = dict.get if default else dict.__getitem__
-        return [take(each, field, *default) for each in self.events if each["event"] == event]
-
-    @property
-    def losses(self) -> list[float]:
-        return self.values("train", "loss")
-
-    @property
-    def models(self) -> list[str]:
-        return sorted(path.name for path in self.folder.glob("model_*.bin"))
-
-    @property
-    def checkpoints(self) -> list[int]:
-        """The steps of the checkpoints, each complete and every byte of it right."""
-        entries = store.entries(self.folder)
-        assert [entry for entry in entries if entry.problem is not None] == []
-        return [entry.step for entry in entries]
-
-    def state(self, step: int) -> dict[str, np.ndarray]:
-        """The arrays of a good checkpoint."""
-        entry = store.entry(self.folder, step)
-        assert entry.problem is None, entry
-        checkpoint = store.open_checkpoint(entry.folder)
-        return {name: checkpoint.read(name) for name in checkpoint.specs}
-
-    def bits(self, step: int) -> dict[str, bytes]:
-        """The same, as it lies in memory."""
-        return {name: array.tobytes() for name, array in self.state(step).items()}
-
-    def model(self, step: int) -> np.ndarray:
-        """The parameters of a checkpoint (N,): the master weights where there are any."""
-        state = self.state(step)
-        return np.concatenate([state[f"params/{name}"].reshape(-1) for name in Params._fields])
-
-    def exported(self, step: int) -> np.ndarray:
-        """The parameters (N,) in the model file of a step."""
-        return read_model(self.folder / f"model_{step:08d}.bin").flat
 
 
 Train = Callable[..., Result]
@@ -114,9 +65,7 @@ def train(tmp_path: Path, tokens: Any, capsys: pytest.CaptureFixture[str], monke
         output = tmp_path / folder
         defaults = [*tiny_flags(tokens), "-o", output]
         code = cli.main([str(word) for word in (*defaults, *flags)])
-        out, err = capsys.readouterr()
-        metrics = output / "metrics.jsonl"
-        return Result(code, output, read_metrics(metrics) if metrics.exists() else [], out, err)
+        return Result(code, output, *capsys.readouterr())
 
     return run
 
@@ -143,10 +92,6 @@ def table_rows(out: str) -> dict[str, str]:
 def initial() -> np.ndarray:
     model = parse_descriptor(TINY)
     return random_parameters(model)[: num_parameters(model)]
-
-
-def no_leftovers(folder: Path) -> None:
-    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
 
 
 # ---- what llm.c computed
@@ -231,7 +176,7 @@ def full_run(tokens: Any, tmp_path_factory: pytest.TempPathFactory) -> Result:
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
         patch.setattr(sys, "argv", ["train.py", *argv])
         done = cli.main(argv)
-    return Result(done, folder, read_metrics(folder / "metrics.jsonl"), out.getvalue(), "")
+    return Result(done, folder, out.getvalue(), "")
 
 
 @pytest.fixture(scope="module")
@@ -366,11 +311,6 @@ def test_off_means_off(train: Train, tmp_path: Path) -> None:
     assert (run.folder / "samples.txt").read_text() == ""
 
 
-def test_no_save_leaves_the_checkpoints_that_were_asked_for(train: Train) -> None:
-    run = train("-n", 2, "-x", 5, "--no-save")
-    assert run.checkpoints == run.values("checkpoint", "step") == [2, 4]
-
-
 def test_what_happens_on_the_way_changes_nothing(train: Train, full_run: Result) -> None:
     """And the same seed gives the same bits."""
     steps = ("-x", 6, "-k", "linear", "-u", 2, "-q", 0.1)
@@ -403,11 +343,6 @@ def test_zero_steps_save_what_is_asked_for(
 def test_a_run_goes_on_from_a_state_of_step_0(train: Train, full_run: Result) -> None:
     assert train(*FULL, "-x", 0).checkpoints == [0]
     assert train(*FULL, "-y", 1).bits(6) == full_run.bits(6)
-
-
-def test_a_checkpoint_continues_from_its_weights(train: Train, full_run: Result) -> None:
-    run = train("-e", full_run.folder / "model_00000006.bin", "-x", 0, "-v", 1, "-m", 3)
-    assert run.values("val", "loss") == full_run.values("val", "loss")[-1:]
 
 
 def test_one_epoch_is_the_default(train: Train, tokens: Any) -> None:
@@ -453,19 +388,6 @@ def test_accumulated_micro_batches_are_one_large_batch(train: Train) -> None:
         np.testing.assert_allclose(run.losses, runs[0].losses, rtol=0, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_weight_decay_pulls_at_what_the_rule_names(train: Train) -> None:
-    plain = train("-x", 1, folder="plain").model(1)
-    start, rate, decay = initial(), 1e-2, 0.5
-    for rule in ("matrices", "all"):
-        pulled = train("-x", 1, "-c", decay, "--decay", rule, folder=rule).model(1) - plain
-        for spec in tensor_specs(parse_descriptor(TINY)):
-            matrix = spec.name in ("wte", "wpe", "qkvw", "attprojw", "fcw", "fcprojw")
-            part = slice(spec.offset, spec.offset + spec.size)
-            expected = -rate * decay * start[part] if matrix or rule == "all" else 0 * start[part]
-            np.testing.assert_allclose(pulled[part], expected, atol=2e-7)
-
-
 def test_the_order_of_the_data_is_the_loaders(train: Train, ten_steps: list[float], tokens: Any) -> None:
     assert train("-x", 1, "--shuffle", "none").losses[0] != ten_steps[0]
     loader = TokenLoader(tokens.train, 4, 16, vocab_size=257, shuffle=True, flag="-i")
@@ -479,10 +401,6 @@ def test_samples_without_a_tokenizer_are_ids(train: Train) -> None:
     assert "warning: samples are printed as token ids: no tokenizer is known for V=300" in run.out
     ids = run.values("sample", "text")[0].split()
     assert len(ids) == 4 and all(0 <= int(token) < 300 for token in ids)
-
-
-def test_a_sample_of_one_token_is_empty(train: Train) -> None:
-    assert train("-x", 0, "-s", 1, "-g", 1).values("sample", "text") == [""]
 
 
 def test_the_table_has_the_optimizers_numbers_and_what_runs(train: Train, full_run: Result) -> None:
@@ -525,9 +443,10 @@ def test_the_built_in_corpus_with_any_model_and_validation(
 
 
 def test_a_full_folder_is_not_taken(train: Train, full_run: Result) -> None:
+    before = full_run.events
     again = train("-o", full_run.folder)
     assert again.code == 2 and f"-o {full_run.folder}: " in again.err
-    assert read_metrics(full_run.folder / "metrics.jsonl") == full_run.events
+    assert full_run.events == before
 
 
 @pytest.mark.parametrize("flags", [[], ["-y", 1]])
@@ -649,14 +568,13 @@ def check_stopped(folder: Path) -> int:
     events = read_metrics(folder / "metrics.jsonl")
     steps = sum(each["event"] == "train" for each in events)
     assert events[-1] == {"event": "end", "step": steps, "outcome": "stopped", "skipped": 0}
-    run = Result(130, folder, events, "", "")
+    run = Result(130, folder, "", "")
     assert run.checkpoints == run.values("checkpoint", "step") == [steps]
     metadata = store.open_checkpoint(folder / f"state_{steps:08d}").metadata
     assert metadata.identity.model == parse_descriptor(TINY)
     assert metadata.step == run.state(steps)["step"] == steps
     assert len((folder / "main.log").read_text().splitlines()) == steps
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
-    no_leftovers(folder)
     return steps
 
 
@@ -681,18 +599,16 @@ def test_the_folder_alone_goes_on_with_the_run(
 
     def go_on(*flags: str) -> Result:
         code = cli.main(["-y", "1", "-o", str(first.folder), *flags])
-        return first._replace(
-            code=code, events=read_metrics(first.folder / "metrics.jsonl"), out=capsys.readouterr().out
-        )
+        return Result(code, first.folder, *capsys.readouterr())
 
     def options() -> dict[str, Any]:
         return json.loads((first.folder / "config.json").read_text())["options"]  # type: ignore[no-any-return]
 
-    before = options()
+    before, events = options(), first.events
     run = go_on("-x", "5")
     assert run.code == 0 and run.checkpoints == [3, 5]
-    assert run.events[: len(first.events)] == first.events
-    assert [(each["event"], each["step"]) for each in run.events[len(first.events) :]] == [
+    assert run.events[: len(events)] == events
+    assert [(each["event"], each["step"]) for each in run.events[len(events) :]] == [
         *(("resume", 3), ("train", 3), ("sample", 4), ("train", 4), ("sample", 5), ("checkpoint", 5), ("end", 5)),
     ]
     assert [
@@ -956,22 +872,6 @@ def test_16_bits_give_the_losses_of_fp32(train: Train, ten_steps: list[float], d
     assert 0 < max(abs(a / b - 1) for a, b in zip(narrow.losses, ten_steps, strict=True)) < 5e-3
 
 
-@pytest.mark.slow
-def test_without_master_weights_seeds_of_rounding_are_the_run_s(train: Train) -> None:
-    flags = ["--dtype", "bf16", "-w", 0, "--shuffle", "none", "-e"]
-    checkpoint = train("-x", 1, "--export-llmc", folder="start").folder / "model_00000001.bin"
-    runs = [
-        train(*flags, checkpoint, "--seed", seed, *more, "--export-llmc", folder=f"{k}")
-        for k, (seed, more) in enumerate([(42, []), (42, []), (7, []), (42, ["--rounding", "nearest"])])
-    ]
-    models = [run.model(3) for run in runs]
-    assert all(model.dtype.name == "bfloat16" for model in models)
-    assert all((run.exported(3) == model.astype(np.float32)).all() for run, model in zip(runs, models, strict=True))
-    assert not any(name.startswith("copy/") for name in runs[0].state(3))
-    assert models[0].tobytes() == models[1].tobytes()
-    assert models[0].tobytes() != models[2].tobytes() != models[3].tobytes() != models[0].tobytes()
-
-
 def test_an_fp16_run_logs_its_loss_scale(train: Train) -> None:
     run = train("--dtype", "fp16", "--loss-scale", 64, "--loss-scale-steps", 2, "-x", 5, "--export-llmc")
     assert run.code == 0
@@ -999,17 +899,6 @@ def test_kernels_that_must_run_but_cannot_are_refused(train: Train, tmp_path: Pa
     run = train("--strict-kernels", "--attention", "cudnn")
     assert (run.code, run.out, list(tmp_path.iterdir())) == (2, "", [])
     assert run.err.startswith("train.py: --strict-kernels: ") and run.err.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_how_the_model_is_computed_changes_no_result(train: Train) -> None:
-    """Recomputation, chunks of logits and GELU within the products."""
-    shape = ["-e", "L2-NH2-C16-V257-T16"]
-    plain = train(*shape)
-    for k, flags in enumerate((["--recompute-blocks", 1, "--logit-rows", 16], ["-ge", 1, "-r", 0])):
-        run = train(*shape, *flags, folder=str(k))
-        np.testing.assert_allclose(run.losses, plain.losses, rtol=0, atol=2e-6)
-        assert np.linalg.norm(run.model(3) - plain.model(3)) < 1e-3 * np.linalg.norm(plain.model(3))
 
 
 def test_relu_attention_is_another_model_that_learns(train: Train, ten_steps: list[float]) -> None:

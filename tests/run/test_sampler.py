@@ -123,11 +123,6 @@ def test_positions_after_the_current_one_do_not_matter(small: Small) -> None:
     assert ids(small, 10, 24) == whole[:9]
 
 
-def test_reproducible_and_different_for_another_seed(small: Small) -> None:
-    assert ids(small, 16, 24) == ids(small, 16, 24)
-    assert ids(small, 16, 24) != ids(small, 16, 24, state=1338)
-
-
 def test_one_token_is_the_end_of_text_alone(small: Small) -> None:
     assert ids(small, 1, 24) == []
 

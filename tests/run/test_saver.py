@@ -28,6 +28,7 @@ from llmc_jax.run.folder import RunLog
 from llmc_jax.run.saver import ALWAYS_ROOM, GPU_SHARE, SHARE, Retention, Room, Saved, Saver, room_for_copy
 from llmc_jax.training.state import TrainState, initial_state
 from llmc_jax.training.step import StepOptions, train_step
+from tests.same_run import arrays, healthy
 
 MODEL = parse_descriptor("L1-NH1-C16-V257-T16")
 ALL = Retention(0, 0)
@@ -79,16 +80,7 @@ def stored(run: Path, step: int) -> dict[str, tuple[str, tuple[int, ...], bytes]
     """The bits of a checkpoint that is complete and good."""
     entry = store.entry(run, step)
     assert entry.problem is None
-    checkpoint = store.open_checkpoint(entry.folder)
-    return bits({name: checkpoint.read(name) for name in checkpoint.specs})
-
-
-def healthy(run: Path) -> list[int]:
-    """The steps of a run's checkpoints, each of which must be good; and nothing else may have been left."""
-    entries = store.entries(run)
-    assert [entry for entry in entries if entry.problem is not None] == []
-    assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
-    return [entry.step for entry in entries]
+    return bits(arrays(run, step))
 
 
 @pytest.fixture
