@@ -54,13 +54,13 @@ def opened(setup: Setup, output: Output, stop: threading.Event, held: Held | Non
     elif config.reuse and config.output_dir and os.path.isdir(config.output_dir):
         raise InputError(f"-o {config.output_dir}: another process made this folder just now; start again")
     folder, made = create_run_folder(config.output_dir, setup.name, reuse=config.reuse and held is not None)
-    validates_on_it = corpus is not None and config.val_data == "stdlib"
-    baselines = {"bigram baseline": corpus.bigram_nats} if corpus is not None and validates_on_it else {}
+    baselines = {"bigram baseline": corpus.bigram_nats} if corpus and config.val_data == "stdlib" else {}
     with ExitStack() as closing:
         held = held or closing.enter_context(locked(folder))
         log = closing.enter_context(begun_log(setup, held, made))
         console = closing.enter_context(new_console(setup, output))
-        drawer = closing.enter_context(CurveDrawer(folder, setup.name, baselines, console.warning, held.is_there))
+        drawer = CurveDrawer(folder, setup.name, baselines, console.warning, held.is_there)
+        closing.callback(drawer.close)
         closing.enter_context(stop_on_signals(stop, console.note))
         announce(setup, folder, console)
         if setup.monitor is not None:
@@ -130,8 +130,7 @@ def announce(setup: Setup, folder: Path, console: Console) -> None:
         console.note(note)
     for warning in setup.warnings:
         console.warning(warning)
-    if setup.data.corpus is not None:
-        corpus = setup.data.corpus
+    if (corpus := setup.data.corpus) is not None:
         console.note(f"{corpus.description}; fingerprint {corpus.fingerprint}")
         if setup.config.val_data == "stdlib":
             console.note(f"bigram baseline: {corpus.bigram_nats:.3f} nats (each byte guessed from the one before)")

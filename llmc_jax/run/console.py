@@ -9,6 +9,7 @@ import os
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple, TextIO
 
 from rich.box import Box
@@ -120,13 +121,11 @@ def seconds_left(pace: Pace, remaining_steps: int) -> float | None:
 
 def duration(seconds: float) -> str:
     """`0:07`, `12:34`, `1:02:03`, `2d 03:04`: short enough for a bar."""
-    whole = max(0, round(seconds))
-    days, rest = divmod(whole, 86400)
-    hours, rest = divmod(rest, 3600)
-    minutes, secs = divmod(rest, 60)
-    if days:
-        return f"{days}d {hours:02d}:{minutes:02d}"
-    return f"{hours}:{minutes:02d}:{secs:02d}" if hours else f"{minutes}:{secs:02d}"
+    time = timedelta(seconds=max(0, round(seconds)))
+    if time.days:
+        hours, minutes = divmod(time.seconds // 60, 60)
+        return f"{time.days}d {hours:02d}:{minutes:02d}"
+    return str(time).removeprefix("0:").removeprefix("0")
 
 
 def printable(text: str) -> str:

@@ -387,8 +387,6 @@ class CurveDrawer:
         self._drawing = self._pool.submit(self._draw)
         self._collect()
 
-    def __enter__(self) -> "CurveDrawer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End the thread, after the picture in work."""
         self._pool.shutdown()

@@ -47,7 +47,7 @@ class Average(NamedTuple):
         return None if self.steps < 2 else self.ema / (1 - EMA_DECAY ** (self.steps - 1))
 
 
-def utilization_text(flops_per_second: float, peak: float | None, precision: str = "bf16") -> str:
+def utilization_text(flops_per_second: float, peak: float | None, precision: str) -> str:
     """Return `38.0% bf16 MFU` where the peak is known, else the rate itself: `12.3 GFLOP/s`, `98.76 TFLOP/s`.
 
     flops_per_second and peak in FLOP/s, peak of all devices together. llm.c prints -100% for a card it does not know.

@@ -442,13 +442,6 @@ def test_the_built_in_corpus_with_any_model_and_validation(
 # ---- the folder again
 
 
-def test_a_full_folder_is_not_taken(train: Train, full_run: Result) -> None:
-    before = full_run.events
-    again = train("-o", full_run.folder)
-    assert again.code == 2 and f"-o {full_run.folder}: " in again.err
-    assert full_run.events == before
-
-
 @pytest.mark.parametrize("flags", [[], ["-y", 1]])
 def test_an_empty_folder_is_taken(train: Train, tmp_path: Path, flags: list[Any]) -> None:
     (tmp_path / "run").mkdir()

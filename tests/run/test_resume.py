@@ -203,11 +203,6 @@ def test_stopped_and_continued_is_the_same_run(
     check_resumed(case, train, references, tmp_path_factory)
 
 
-def only_first(values: Any, count: int = 1) -> list[Any]:
-    """Parameters of a test of which but the first ones are slow."""
-    return [each if k < count else pytest.param(each, marks=pytest.mark.slow) for k, each in enumerate(values)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in EVERY if case not in SOME], **names_of)
 def test_every_way_to_train_stopped_and_continued(
@@ -226,7 +221,8 @@ TWICE = (
 )
 
 
-@pytest.mark.parametrize("flags", only_first(TWICE, 0), ids=lambda flags: " ".join(map(str, flags)))
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", TWICE, ids=lambda flags: " ".join(map(str, flags)))
 def test_stopped_twice(train: Train, flags: tuple[Any, ...]) -> None:
     """By Ctrl-C and by SIGTERM; each time something was due at that step."""
     expected = complete(train(*flags, folder="expected"))
@@ -342,7 +338,9 @@ MISTAKES: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
 }
 
 
-@pytest.mark.parametrize("mistake", only_first(MISTAKES))
+@pytest.mark.parametrize(
+    "mistake", [name if k == 0 else pytest.param(name, marks=pytest.mark.slow) for k, name in enumerate(MISTAKES)]
+)
 def test_a_resume_that_forgets_is_seen(
     mistake: str, train: Train, references: dict[Case, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -370,11 +368,6 @@ def copy(stopped: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(stopped, tmp_path / "run"))
 
 
-def words_of(value: Any) -> str:
-    """A test's name: its flags."""
-    return " ".join(map(str, value)) if isinstance(value, list) and " " not in str(value[0]) else "-"
-
-
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
@@ -388,7 +381,6 @@ def words_of(value: Any) -> str:
             ["channels is 16 there, 32 here", "--dtype", "-d is 32 there, 64 here", "--seed is 42 there, 1 here", "-i"],
         ),
     ],
-    ids=words_of,
 )
 def test_another_run_is_refused(train: Train, data: Path, copy: Path, flags: list[Any], named: list[str]) -> None:
     before = snapshot(copy)

@@ -266,17 +266,6 @@ def test_one_save_at_a_time_in_order(tmp_path: Path, way: str, monkeypatch: pyte
     assert {step: stored(tmp_path, step) for step in healthy(tmp_path)} == expected
 
 
-def test_the_same_step_again_replaces_it(tmp_path: Path) -> None:
-    saver = Saver(tmp_path, MODEL, ALL)
-    state = new_state()
-    for _ in range(2):
-        saver.save(state, metadata(2), ANY)
-        assert saver.wait()[0].problem is None
-        assert stored(tmp_path, 2) == in_memory(state)
-        state = advanced(state)
-    assert healthy(tmp_path) == [2]
-
-
 # ---- saves that fail
 
 
@@ -344,14 +333,6 @@ def test_a_failed_save_of_the_same_step_leaves_the_one_before(tmp_path: Path, mo
         assert saver.wait()[0].problem is not None
     assert healthy(tmp_path) == [1] and stored(tmp_path, 1) == expected
     assert (tmp_path / "model_00000001.bin").exists()
-
-
-def test_a_folder_that_is_gone_is_a_failed_save(tmp_path: Path) -> None:
-    saver = Saver(tmp_path / "gone", MODEL, ALL)
-    saver.save(new_state(), metadata(1), ANY)
-    (failed,) = saver.wait()
-    assert failed.problem is not None and "No such file" in failed.problem
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["begin", "seal"])
