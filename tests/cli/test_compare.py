@@ -60,11 +60,6 @@ def test_flags_of_another_program() -> None:
 # ----- what all of them print ---------------------------------------------------------------------------------------
 
 
-def test_numbers() -> None:
-    assert [report.number(value) for value in (None, 1.0, float("nan"), float("-inf"))] == ["", "1.0000", "nan", "-inf"]
-    assert [report.small(value) for value in (0.0, 1.23456e-7, 12.0)] == ["0", "1.23e-07", "12"]
-
-
 numbers = st.floats() | st.integers() | st.booleans() | st.none() | st.text()
 
 

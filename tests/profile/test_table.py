@@ -123,13 +123,6 @@ def test_what_beats_its_floor_is_reported(changed: dict[str, Any], beating: set[
     assert as_text(report).splitlines()[-1].startswith("Faster than the floor") == bool(beating)
 
 
-def test_what_may_lie_in_the_caches_has_no_floor() -> None:
-    lines = found(report_from_trace(TRACE, PROGRAM, WORK, RATES._replace(cache=1_000_000)).lines)
-    gelu = lines["backward", "gelu", None]
-    assert (gelu.floor, gelu.bound, gelu.gap, gelu.beats_floor) == (0.0, "cache", None, False)
-    assert lines["forward", "fc", None].bound == "products"
-
-
 def test_differences_say_that_they_are_differences() -> None:
     parts = {("forward", "layers"): 5e-3, ("forward", "rest"): -1e-3, ("backward", "layers"): 4e-3}
     report = report_from_differences(parts, WORK, RATES)

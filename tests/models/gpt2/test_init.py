@@ -9,27 +9,17 @@ from llmc_jax.models.gpt2.tensors import TENSORS, Params, flat_size, views
 from llmc_jax.rng import Mt19937
 
 # d12, seed 42, printed by llm.c's llmc/rand.h in the order of gpt2_build_from_descriptor (f1e2ace, gcc, glibc 2.36),
-# before the rounding to bfloat16: tensor, layer, first four values, last value.
-D12 = [
-    ("wte", 0, [0.0385382995, 0.0297456831, 0.0180143435, -0.0421104282], 0.00170378527),
-    ("wpe", 0, [-0.00916235521, -0.018614769, -0.0294702277, -0.00321658584], 0.016040463),
-    ("qkvw", 0, [-0.0045566773, 0.00723999506, 0.0163001623, -0.0109933], 0.027016582),
-    ("attprojw", 0, [0.00113274355, 0.00542639615, 0.00018079413, 0.00136883021], 0.00653724466),
-    ("fcw", 0, [-0.0111787794, 0.0200366024, 0.0382305384, 0.0188154224], -0.0088486718),
-    ("fcprojw", 0, [0.00437752157, -0.00717385672, -0.00581803452, -0.00102986814], 0.00131772947),
-    ("qkvw", 11, [0.0321253724, 0.0326352566, -0.0145229278, -0.0132974936], 0.0179533828),
-    ("attprojw", 11, [-0.00959388725, -0.000627944188, 0.00484596379, 0.00139426708], 0.00288270414),
-    ("fcw", 11, [0.0480472185, 0.019747477, 0.0138130356, 0.00743667036], -0.0147094708),
-    ("fcprojw", 11, [0.00174368825, -0.00100940419, -0.002863375, 0.00309909787], -0.00280294404),
-]
-D12_SUMS = {  # tensor: sum, sum of squares
-    "wte": (95.6227084, 15435.852639),
-    "wpe": (-20.8053324, 314.729292826),
-    "qkvw": (90.0957849, 8494.20162452),
-    "attprojw": (13.7989056, 118.002107834),
-    "fcw": (8.62745326, 11326.8957719),
-    "fcprojw": (-24.0442801, 471.869152799),
-}
+# before the rounding to bfloat16: of each tensor the first four values, the last one, sum, sum of squares.
+D12 = {
+    "wte": ([0.0385382995, 0.0297456831, 0.0180143435, -0.0421104282], 0.00170378527, 95.6227084, 15435.852639),
+    "wpe": ([-0.00916235521, -0.018614769, -0.0294702277, -0.00321658584], 0.016040463, -20.8053324, 314.729292826),
+    "qkvw": ([-0.0045566773, 0.00723999506, 0.0163001623, -0.0109933], 0.0179533828, 90.0957849, 8494.20162452),
+    "attprojw": ([0.00113274355, 0.00542639615, 0.00018079413, 0.00136883021], 0.00288270414, 13.7989056, 118.00210783),
+    "fcw": ([-0.0111787794, 0.0200366024, 0.0382305384, 0.0188154224], -0.0147094708, 8.62745326, 11326.8957719),
+    "fcprojw": (
+        [0.00437752157, -0.00717385672, -0.00581803452, -0.00102986814], -0.00280294404, -24.0442801, 471.869152799,
+    ),
+}  # fmt: skip
 SMALL = ModelConfig(
     max_seq_len=24, vocab_size=257, padded_vocab_size=384, num_layers=3, num_heads=2, channels=10
 )  # tensors that are not a multiple of 16
@@ -43,19 +33,11 @@ def d12() -> Params:
     return views(flat, config)
 
 
-@pytest.mark.parametrize(("name", "layer", "first", "last"), D12)
-def test_d12_values_are_llmc_s(d12: Params, name: str, layer: int, first: list[float], last: float) -> None:
-    tensor = getattr(d12, name)
-    rows = tensor[layer] if tensor.ndim == 3 else tensor
-    rows = rows[:50257] if name == "wte" else rows
-    np.testing.assert_allclose(rows.ravel()[:4], first, rtol=0, atol=1e-6)
-    np.testing.assert_allclose(rows.ravel()[-1], last, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", D12_SUMS)
-def test_d12_sums_are_llmc_s(d12: Params, name: str) -> None:
-    tensor = getattr(d12, name).ravel()
-    total, squares = D12_SUMS[name]
+@pytest.mark.parametrize("name", D12)
+def test_d12_is_llmc_s(d12: Params, name: str) -> None:
+    first, last, total, squares = D12[name]
+    tensor = (d12.wte[:50257] if name == "wte" else getattr(d12, name)).ravel()
+    np.testing.assert_allclose([*tensor[:4], tensor[-1]], [*first, last], rtol=0, atol=1e-6)
     # NumPy's float32 cosine errs by up to 1e-9 at values of 0.02, with a mean of 6e-12 that sums do not average out;
     # another stream of the 38.6 million numbers of wte would be off by 0.02 * sqrt(n) = 124, where this allows 0.004
     assert tensor.sum(dtype=np.float64) == pytest.approx(total, abs=1e-10 * tensor.size)
