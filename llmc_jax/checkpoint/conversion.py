@@ -9,10 +9,9 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -22,8 +21,8 @@ from llmc_jax.checkpoint import hugging_face, llmc, llmc_state, store
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.hf_tokenizer import Table, write_files
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16
-from llmc_jax.checkpoint.llmc_state import LazyArrays, OurState
-from llmc_jax.checkpoint.reading import CHUNK, not_finite
+from llmc_jax.checkpoint.llmc_state import OurState
+from llmc_jax.checkpoint.reading import CHUNK, chunks, not_finite
 from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices, slices_of
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.config.model import ModelConfig
@@ -197,11 +196,9 @@ def to_model(source: Source, out: Path, version: int, force: bool) -> Outcome:
 
 def _header_of(source: Source) -> np.ndarray | None:
     """Return the header of the llm.c model file that a source is or holds: integers nobody knows are kept."""
-    if source.kind == "llmc-model":
-        return llmc.read_header(source.path).ints
     if source.kind == "llmc-state":
-        return llmc_state.read_folder(source.path, source.step).model.header.ints
-    return None
+        return source.opened.model.header.ints
+    return source.opened.header.ints if source.kind == "llmc-model" else None
 
 
 # ----- Hugging Face's folders ---------------------------------------------------------------------------------------
@@ -307,20 +304,29 @@ def _sync_folder(folder: Path) -> None:
 # ----- training states ----------------------------------------------------------------------------------------------
 
 
-def state_of(source: Source, passage: Passage) -> OurState:
-    """Return a source as a training state of the passage's precision.
+def state_of(source: Source, dtype: str) -> OurState:
+    """Return a source as a training state.
 
     One without m and v, a model, begins at step 0 with both zero and nothing known of the data; its precision is
-    float32, or bf16 beside float32 master weights. A training state stays what it is.
+    `dtype`: float32, or bf16 beside float32 master weights. A training state stays what it is.
     """
     if source.kind == "llmc-state":
-        return llmc_state.to_state(source.path, source.step)
+        return llmc_state.to_state(source)
     if source.kind == "state":
-        checkpoint = store.open_checkpoint(source.path)
-        arrays = LazyArrays({name: partial(checkpoint.read, name) for name in checkpoint.specs})
-        return OurState(arrays, checkpoint.metadata, ())
-    identity = Identity(source.config, passage.dtype, True)
-    return OurState(LazyArrays(_makers(source, passage)), Metadata(0, identity, origin=_origin(source)), ())
+        checkpoint: store.Checkpoint = source.opened
+        updates, has_outliers = int(checkpoint.read("updates")), "outliers/values" in checkpoint.specs
+        return OurState(source, checkpoint.metadata, updates, (), has_outliers)
+    passage = Passage(source, dtype)
+
+    def read(group: str, tensor: str, layer: int) -> np.ndarray:
+        values = source.read("params", tensor, layer)
+        if group == "copy":
+            return passage.take(Slice(tensor, layer, values.shape))
+        return values if group == "params" else np.zeros_like(values)
+
+    groups = ("params", "m", "v", "copy") if dtype == "bf16" else ("params", "m", "v")
+    metadata = Metadata(0, Identity(source.config, dtype, True), origin=_origin(source))
+    return OurState(source._replace(groups=groups, dtype=dtype, read=read), metadata, 0, blank=("m", "v"))
 
 
 def _origin(source: Source) -> dict[str, Any]:
@@ -330,49 +336,45 @@ def _origin(source: Source) -> dict[str, Any]:
     return {"kind": kind, "file": source.path.name, **special}
 
 
-def _makers(source: Source, passage: Passage) -> dict[str, Callable[[], np.ndarray]]:
-    """Return the arrays of a state that begins: weights from the source, the rest zero."""
-    makers: dict[str, Callable[[], np.ndarray]] = {}
-    specs = tensor_specs(source.config)
-    zeros = np.zeros(max(spec.size for spec in specs), np.float32)  # m and v share it; nobody writes to it
-    zeros.flags.writeable = False
-    for spec in specs:
-        makers[f"params/{spec.name}"] = partial(_whole, source, spec)
-        makers[f"m/{spec.name}"] = makers[f"v/{spec.name}"] = partial(zeros[: spec.size].reshape, spec.shape)
-        if passage.dtype == "bf16":
-            makers[f"copy/{spec.name}"] = partial(_whole_copy, passage, spec)
-    makers["step"] = makers["updates"] = partial(np.zeros, (), np.int32)
-    return makers
+def arrays_of(state: OurState) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the arrays of a checkpoint of ours, each made in its turn."""
+    source, specs = state.source, tensor_specs(state.source.config)
+    order = [(group, spec) for spec in specs for group in source.groups]
+    if source.kind == "llmc-state":
+        order.sort(key=lambda pair: ("m", "v", "params", "copy").index(pair[0]))  # as in its files
+    for group, spec in order:
+        yield f"{group}/{spec.name}", _zeros(spec) if group in state.blank else _whole(source, group, spec)
+    for name, count in (("step", state.metadata.step), ("updates", state.updates)):
+        yield name, np.asarray(count, np.int32)
 
 
-def _whole(source: Source, spec: TensorSpec) -> np.ndarray:
-    out = np.empty(spec.shape, np.float32)
-    for piece in slices_of(spec):
-        target = out[piece.layer] if BY_NAME[spec.name].layered else out
-        target.view(np.uint32)[...] = source.read("params", piece.tensor, piece.layer).view(np.uint32)
-    return out
+def _zeros(spec: TensorSpec) -> np.ndarray:
+    values = np.zeros(spec.shape, np.float32)
+    values.flags.writeable = False
+    return values
 
 
-def _whole_copy(passage: Passage, spec: TensorSpec) -> np.ndarray:
+def _whole(source: Source, group: str, spec: TensorSpec) -> np.ndarray:
+    """Return a tensor as it is stored, float32 or bfloat16."""
     import ml_dtypes
 
-    out = np.empty(spec.shape, np.uint16)
+    is_bf16 = source.stored_dtype(group) == "bf16"
+    bits = np.empty(spec.shape, np.uint16 if is_bf16 else np.uint32)
     for piece in slices_of(spec):
-        target = out[piece.layer] if BY_NAME[spec.name].layered else out
-        target[...] = fp32_to_bf16(passage.take(piece))
-    return out.view(ml_dtypes.bfloat16)
+        values = source.read(group, piece.tensor, piece.layer).view(np.uint32)
+        bits[piece.layer if BY_NAME[spec.name].layered else ...] = values >> 16 if is_bf16 else values
+    return bits.view(ml_dtypes.bfloat16 if is_bf16 else np.float32)
 
 
 def to_state(source: Source, run: Path, dtype: str, force: bool) -> Outcome:
     """Write a training state of ours into a run folder. Make the folder where there is none."""
-    passage = Passage(source, dtype)
-    found = state_of(source, passage)
+    found = state_of(source, dtype)
     step = found.metadata.step
     _refuse_existing(store.state_folder(run, step), force)
     made = _make_folder(run)
     try:
         with tempfile.TemporaryFile(dir=run) as scratch:
-            arrays = spooled(found.arrays, scratch)
+            arrays = spooled(arrays_of(found), scratch)
             writing = store.begin(run, step, arrays, found.metadata.to_json())
             del arrays
         try:
@@ -403,40 +405,33 @@ def _make_folder(folder: Path) -> bool:
         raise InputError(f"{folder}: cannot be written: {reason(error)}") from error
 
 
-def spooled(arrays: Mapping[str, np.ndarray], scratch: BinaryIO) -> dict[str, np.ndarray]:
+def spooled(arrays: Iterable[tuple[str, np.ndarray]], scratch: BinaryIO) -> dict[str, np.ndarray]:
     """Return the same arrays, moved to a file and mapped, so that they need not fit into memory at once.
 
     scratch: a file without a name, which nobody can shorten; the system would end a program that looks beyond a mapped
     file's end. The read-only zeros of a state that begins stay: memory that was never written to takes no room.
     """
     found: dict[str, np.ndarray] = {}
-    places: dict[str, tuple[int, tuple[int, ...], np.dtype]] = {}
-    for name in arrays:
-        array = arrays[name]
+    for name, array in arrays:
+        found[name] = array
         if array.nbytes < CHUNK or not array.flags.writeable:
-            found[name] = array
             continue
-        places[name] = scratch.tell(), array.shape, array.dtype
-        for start in range(0, array.size, CHUNK):
-            scratch.write(array.reshape(-1)[start : start + CHUNK].view(np.uint8).data)
+        offset = scratch.tell()
+        scratch.writelines(part.view(np.uint8).data for part in chunks(array.reshape(-1)))
         scratch.write(bytes(-scratch.tell() % 64))
-        del array
-    scratch.flush()
-    for name, (offset, shape, dtype) in places.items():
-        found[name] = np.memmap(scratch, np.uint8, "r", offset, (int(np.prod(shape)) * dtype.itemsize,)).view(dtype)
-        found[name] = found[name].reshape(shape)
-    return {name: found[name] for name in arrays}
+        scratch.flush()
+        mapped = np.memmap(scratch, np.uint8, "r", offset, (array.nbytes,))
+        found[name] = mapped.view(array.dtype).reshape(array.shape)
+        del array  # before the next one is made
+    return found
 
 
 def to_llmc_state(
     source: Source, folder: Path, dtype: str, processes: int | None, zero: bool | None, force: bool
 ) -> Outcome:
     """Write llm.c's model_*, state_*_* and DONE_* files into a folder, from which it goes on with -y 1."""
-    passage = Passage(source, dtype)
-    found = state_of(source, passage)
-    written = llmc_state.write_llmc_state(
-        folder, found.arrays, found.metadata, processes=processes, zero=zero, force=force
-    )
+    found = state_of(source, dtype)
+    written = llmc_state.write_llmc_state(folder, found, processes=processes, zero=zero, force=force)
     final = _passed(open_source(folder, step=found.metadata.step))
     back = final.source
     total = sum(path.stat().st_size for path in written.paths)

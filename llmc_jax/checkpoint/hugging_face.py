@@ -16,7 +16,6 @@ from llmc_jax.checkpoint.llmc import fp32_to_bf16
 from llmc_jax.checkpoint.reading import CHUNK, read_json_object
 from llmc_jax.checkpoint.safetensors import (
     FLOATS,
-    NewTensor,
     StoredTensor,
     read_archive,
     read_index,
@@ -236,41 +235,25 @@ def _check_tied(head: StoredTensor, wte: StoredTensor) -> None:
 # ----- writing ------------------------------------------------------------------------------------------------------
 
 
-class Named(NamedTuple):
-    """A slice and the name that transformers has for it."""
-
-    name: str
-    piece: Slice
-
-
-def in_file_order(config: ModelConfig) -> list[Named]:
-    """Return all slices of a model in the order of the file: by name, as the safetensors package sorts them."""
-    return sorted(Named(PREFIX + name_in_block(piece.tensor, piece.layer), piece) for piece in slices(config))
-
-
 def write_weights(path: Path, config: ModelConfig, dtype: str, read: Callable[[Slice], np.ndarray]) -> None:
     """Write model.safetensors, one slice at a time. dtype: "fp32", or "bf16" (rounded to nearest, ties to even).
 
     read: gives a slice as float32 in llm.c's shape; rows V to Vp-1 of wte are dropped. Raises OSError.
     """
-    order = in_file_order(config)
-    code = {"fp32": "F32", "bf16": "BF16"}[dtype]
-    tensors = [NewTensor(name, code, stored_shape(config, piece)) for name, piece in order]
+    # by name, as the safetensors package sorts them
+    order = sorted((PREFIX + name_in_block(piece.tensor, piece.layer), piece) for piece in slices(config))
 
     def values() -> Iterator[np.ndarray]:
         for _, piece in order:
             array = read(piece)
             array = array[: config.vocab_size] if piece.tensor == "wte" else array
-            array = array.T if BY_NAME[piece.tensor].transposed else array
-            array = np.ascontiguousarray(array)
-            yield array.view(np.uint32).astype("<u4", copy=False) if dtype == "fp32" else _bf16(array)
+            array = np.ascontiguousarray(array.T if BY_NAME[piece.tensor].transposed else array)
+            bits = array.view(np.uint32) if dtype == "fp32" else fp32_to_bf16(array)
+            yield bits.astype(bits.dtype.newbyteorder("<"), copy=False)
 
+    shapes = {name: stored_shape(config, piece) for name, piece in order}
     with path.open("xb") as file:
-        write_archive(file, tensors, values(), {"format": "pt"})
-
-
-def _bf16(array: np.ndarray) -> np.ndarray:
-    return fp32_to_bf16(array).astype("<u2", copy=False)
+        write_archive(file, {"fp32": "F32", "bf16": "BF16"}[dtype], shapes, values())
 
 
 def config_json(config: ModelConfig, dtype: str, special: SpecialTokens) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import complete_file, reason
 from llmc_jax.models.gpt2.tensors import BY_NAME, num_parameters, tensor_specs
 
-MAGIC = magics.MODEL
 SHAPE_FIELDS = ("max_seq_len", "vocab_size", "num_layers", "num_heads", "channels")  # header ints 2..6
 INT32_MAX = 2**31 - 1
 
@@ -165,7 +164,7 @@ def _check_size(path: Path, found: int, config: ModelConfig, version: int) -> No
 
 
 def _read_header(file: BinaryIO, path: Path) -> Header:
-    ints = read_header_ints(file, path, MAGIC, "an llm.c model file")
+    ints = read_header_ints(file, path, magics.MODEL, "an llm.c model file")
     version = int(ints[1])
     if version not in STORAGE:
         raise FormatError(f"{path}: version {version} (header int 1) is unknown; llm.c's model files have 1 to 5")
@@ -214,17 +213,6 @@ def _guess_v2_order(file: BinaryIO, path: Path, config: ModelConfig) -> str:
     )
 
 
-def _check_order(v2_order: str) -> None:
-    if v2_order not in V2_ORDERS:
-        raise InputError(f"v2_order {v2_order!r}: expected one of {', '.join(V2_ORDERS)}")
-
-
-def _order_of(file: BinaryIO, path: Path, header: Header, v2_order: str) -> str:
-    if header.version != 2:
-        return "in-place"
-    return _guess_v2_order(file, path, header.config) if v2_order == "auto" else v2_order
-
-
 class OpenModel(NamedTuple):
     """A model file to be read slice by slice. order: where the layernorms stand ("end" only in version 2)."""
 
@@ -240,11 +228,14 @@ def open_model(path: str | Path, *, v2_order: str = "auto") -> OpenModel:
 
     Raises what `read_model` raises.
     """
-    _check_order(v2_order)
+    if v2_order not in V2_ORDERS:
+        raise InputError(f"v2_order {v2_order!r}: expected one of {', '.join(V2_ORDERS)}")
     path = Path(path)
     with opened(path) as file:
         header = _read_header(file, path)
-        order = _order_of(file, path, header, v2_order)
+        order = v2_order if header.version == 2 else "in-place"
+        if order == "auto":
+            order = _guess_v2_order(file, path, header.config)
         pieces = {piece.name: piece for piece in file_layout(header.config, header.version, order)}
         return OpenModel(path, header, order, pieces, stamp_of(file))
 
@@ -337,7 +328,7 @@ def make_header(config: ModelConfig, version: int, header: np.ndarray | None = N
     """Return the 256 int32 of a header: ints 0..7 from the arguments, the others from `header` (zero without one)."""
     if version not in WRITABLE:
         raise InputError(f"llm.c model file version {version}: can write 3 (fp32) and 5 (bf16)")
-    fields = [MAGIC, version, *(getattr(config, name) for name in SHAPE_FIELDS), config.padded_vocab_size]
+    fields = [magics.MODEL, version, *(getattr(config, name) for name in SHAPE_FIELDS), config.padded_vocab_size]
     if max(fields) > INT32_MAX:
         raise InputError(f"{config}: the header of an llm.c model file holds numbers up to {INT32_MAX:,}")
     ints = np.zeros(HEADER_INTS, np.int32) if header is None else np.array(header, np.int32)
@@ -364,14 +355,6 @@ def dump_pieces(
     assert missing == 0, missing
 
 
-def dump_model(file: BinaryIO, config: ModelConfig, flat: np.ndarray, version: int, header: np.ndarray | None) -> None:
-    """Write a model to an open file; the arguments are write_model's."""
-    make_header(config, version, header)  # an impossible version or shape is an error of its own
-    N = num_parameters(config)
-    assert flat.ndim == 1 and flat.size >= N, (flat.shape, N)
-    dump_pieces(file, config, [flat[:N]], version, header)
-
-
 def write_model(
     path: str | Path, config: ModelConfig, flat: np.ndarray, *, version: int = 3, header: np.ndarray | None = None
 ) -> None:
@@ -385,4 +368,4 @@ def write_model(
     Source: llm.c train_gpt2.cu, `gpt2_write_to_checkpoint`.
     """
     with new_model_file(path) as temporary, temporary.open("xb") as file:
-        dump_model(file, config, flat, version, header)
+        dump_pieces(file, config, [flat[: num_parameters(config)]], version, header)

@@ -36,9 +36,8 @@ import base64
 import re
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -49,7 +48,7 @@ from llmc_jax.checkpoint import llmc
 from llmc_jax.checkpoint.binary import HEADER_BYTES, Values, read_at, read_header_ints
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.reading import CHUNK, not_finite, opened, stamp_of
-from llmc_jax.checkpoint.source import Source
+from llmc_jax.checkpoint.source import Source, slices
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.loader import NOT_IN_LLMC
 from llmc_jax.errors import FormatError, InputError
@@ -82,49 +81,46 @@ class Loader(NamedTuple):
 
 
 class StateFile(NamedTuple):
-    """One rank's state file, checked; m, v and master are read when asked."""
+    """One rank's state file, checked; its values are read when asked."""
 
     path: Path
     header: np.ndarray  # (256,) int32, as in the file
     num_processes: int
     rank: int
-    use_master_weights: bool
-    should_shuffle: bool
     step: int
-    rng_state: int
-    rng_state_last_update: int
     current_shard_idx: int
     current_sample_idx: int
     sharded: bool  # ZeRO-1: of each layer of each tensor, only this rank's n-th part
-    m: Values
-    v: Values
-    master: Values | None
+    values: dict[str, Values]  # m, v and, if there are master weights, params
     loader: Loader | None  # None: not shuffling
+
+    def kind(self) -> dict[str, object]:
+        """Return what is the same in all ranks of a run."""
+        return {
+            "num_processes": self.num_processes,
+            "use_master_weights": "params" in self.values,
+            "should_shuffle": self.loader is not None,
+            "sharded": self.sharded,
+        }
 
 
 def _uint64(header: np.ndarray, index: int) -> int:
     return int(header[index : index + 2].astype("<i4").view("<u8")[0])
 
 
-def _flag(path: Path, header: np.ndarray, index: int, name: str) -> bool:
-    value = int(header[index])
-    if value not in (0, 1):
-        raise FormatError(f"{path}: header int {index} ({name}) is {value}; it must be 0 or 1")
-    return value == 1
-
-
-def _check_counts(path: Path, header: np.ndarray) -> None:
-    if header[1] != VERSION:
-        raise FormatError(f"{path}: version {header[1]} (header int 1) is unknown; llm.c's training states have 1")
-    if header[PROCESSES] < 1:
-        raise FormatError(f"{path}: header int 2 (num_processes) is {header[PROCESSES]}; it must be at least 1")
-    if not 0 <= header[RANK] < header[PROCESSES]:
-        raise FormatError(
-            f"{path}: header int 3 (rank) is {header[RANK]}; of {header[PROCESSES]} processes it must be 0 to "
-            f"{header[PROCESSES] - 1}"
-        )
-    if header[STEP] < 0:
-        raise FormatError(f"{path}: header int 10 (step) is {header[STEP]}; it must be at least 0")
+def _check_header(path: Path, header: np.ndarray) -> None:
+    bounds = (
+        (1, "version", VERSION, VERSION),
+        (PROCESSES, "num_processes", 1, llmc.INT32_MAX),
+        (RANK, "rank", 0, int(header[PROCESSES]) - 1),
+        (MASTER, "use_master_weights", 0, 1),
+        (SHUFFLE, "should_shuffle", 0, 1),
+        (STEP, "step", 0, llmc.INT32_MAX),
+    )
+    for index, name, least, most in bounds:
+        if not least <= header[index] <= most:
+            expected = f"it must be {least}" + f" to {most}" * (most != least)
+            raise FormatError(f"{path}: header int {index} ({name}) is {header[index]}; {expected}")
 
 
 def _permutation(file: BinaryIO, path: Path, offset: int, name: str) -> tuple[np.ndarray, int]:
@@ -199,18 +195,15 @@ def read_state_file(path: str | Path, config: ModelConfig) -> StateFile:
     path = Path(path)
     with opened(path) as file:
         header = read_header_ints(file, path, magics.TRAINING_STATE, WHAT)
-        _check_counts(path, header)
-        master = _flag(path, header, MASTER, "use_master_weights")
-        shuffle = _flag(path, header, SHUFFLE, "should_shuffle")
-        count, loader = _read_body(file, path, config, int(header[PROCESSES]), 3 if master else 2, shuffle)
+        _check_header(path, header)
+        groups = GROUPS if header[MASTER] else GROUPS[:2]
+        processes = int(header[PROCESSES])
+        count, loader = _read_body(file, path, config, processes, len(groups), bool(header[SHUFFLE]))
         stamp = stamp_of(file)
-    starts = [HEADER_BYTES + 4 * count * i for i in range(3)]
-    values = [Values(path, stamp, start, count) for start in starts]
+    values = {group: Values(path, stamp, HEADER_BYTES + 4 * count * i, count) for i, group in enumerate(groups)}
     state = StateFile(
-        path, header, int(header[PROCESSES]), int(header[RANK]), master, shuffle, int(header[STEP]),
-        _uint64(header, RNG_STATE), _uint64(header, RNG_LAST_UPDATE), _uint64(header, SHARD_INDEX),
-        _uint64(header, SAMPLE_INDEX), count != num_parameters(config), values[0], values[1],
-        values[2] if master else None, loader,
+        path, header, processes, int(header[RANK]), int(header[STEP]), _uint64(header, SHARD_INDEX),
+        _uint64(header, SAMPLE_INDEX), count != num_parameters(config), values, loader,
     )  # fmt: skip
     _check_position(state)
     return state
@@ -222,30 +215,22 @@ def _read_body(
     """Return how many parameters each array of the file holds, and the loader's part."""
     size, N = stamp_of(file).size, num_parameters(config)
     counts = [N, N // processes] if processes > 1 and N % processes == 0 else [N]
-    ends = {HEADER_BYTES + 4 * arrays * count: count for count in counts}
-    if not shuffle:
-        if size in ends:
-            return ends[size], None
-        raise _misfit(path, size, config, list(ends), shuffle)
-    problems = []
-    for end, count in ends.items():
-        if end >= size:
-            continue
-        try:
-            return count, _read_loader(file, path, end)
-        except FormatError as error:
-            problems.append(error)
-    # Where both could be meant, the error of the file's whole reading counts: a sharded file is seldom that long.
-    raise problems[0] if problems else _misfit(path, size, config, list(ends), shuffle)
-
-
-def _misfit(path: Path, size: int, config: ModelConfig, ends: list[int], shuffle: bool) -> FormatError:
-    c = config
+    ends = [HEADER_BYTES + 4 * arrays * count for count in counts]
+    problem = None
+    for count, end in zip(counts, ends, strict=True):
+        if not shuffle and size == end:
+            return count, None
+        if shuffle and size > end:
+            try:
+                return count, _read_loader(file, path, end)
+            except FormatError as error:
+                problem = problem or error  # the whole reading's: a sharded file is seldom that long
     more = " and the loader's position" if shuffle else ""
-    return FormatError(
-        f"{path}: {size:,} bytes, but the state of a model with L={c.num_layers} C={c.channels} "
-        f"Vp={c.padded_vocab_size} T={c.max_seq_len} takes {' or, with ZeRO-1, '.join(f'{end:,}' for end in ends)}"
-        f"{more}: the file is cut off, or belongs to another model"
+    raise problem or FormatError(
+        f"{path}: {size:,} bytes, but the state of a model with L={config.num_layers} C={config.channels} "
+        f"Vp={config.padded_vocab_size} T={config.max_seq_len} takes "
+        f"{' or, with ZeRO-1, '.join(f'{end:,}' for end in ends)}{more}: the file is cut off, or belongs to another "
+        "model"
     )
 
 
@@ -283,14 +268,20 @@ class LlmcState(NamedTuple):
         return "fp32" if self.model.header.version == 3 else "bf16"
 
     @property
-    def has_master(self) -> bool:
-        """Return whether the ranks hold float32 weights: with -w 1, in fp32 as well."""
-        return self.ranks[0].use_master_weights
+    def groups(self) -> tuple[str, ...]:
+        """Return those of a `Source`; copy: the model file's weights, where they are bf16 beside float32 ones."""
+        with_copy = "params" in self.ranks[0].values and self.dtype == "bf16"
+        return ("params", "m", "v", "copy") if with_copy else ("params", "m", "v")
 
-    @property
-    def has_copy(self) -> bool:
-        """Return whether the model file's weights are bf16 beside float32 ones."""
-        return self.has_master and self.dtype == "bf16"
+    def read(self, group: str, tensor: str, layer: int) -> np.ndarray:
+        """Return a slice as that of a `Source` does; ZeRO-1's parts put together."""
+        if group == "copy" or group not in self.ranks[0].values:
+            return llmc.read_slice(self.model, tensor, layer)
+        spec = next(spec for spec in tensor_specs(self.config) if spec.name == tensor)
+        size = spec.size // layers_of(spec)
+        start, n = spec.offset + layer * size, len(self.ranks) if self.ranks[0].sharded else 1
+        parts = [rank.values[group].read(start // n, size // n) for rank in self.ranks[:n]]
+        return np.concatenate(parts).reshape(spec.shape[1:] if BY_NAME[tensor].layered else spec.shape)
 
 
 def finished_steps(folder: Path) -> list[int]:
@@ -298,7 +289,7 @@ def finished_steps(folder: Path) -> list[int]:
     try:
         names = {entry.name for entry in folder.iterdir()}
     except OSError as error:
-        raise FormatError(f"{folder}: cannot be read: {error.strerror or error}") from None
+        raise FormatError(f"{folder}: cannot be read: {reason(error)}") from None
     steps = {int(match[1]) for name in names if (match := re.fullmatch(r"DONE_([0-9]{8,10})", name))}
     return sorted(step for step in steps if STATE_NAME.format(step, 0) in names)
 
@@ -333,21 +324,22 @@ def read_folder(folder: str | Path, step: int | None = None) -> LlmcState:
         )
     ranks = (first, *(read_state_file(folder / name, config) for name in names[1:]))
     for rank, state in enumerate(ranks):
-        _check_rank(state, rank, step, first)
-    return LlmcState(folder, step, model, ranks)
-
-
-def _check_rank(state: StateFile, rank: int, step: int, first: StateFile) -> None:
-    if (state.step, state.rank) != (step, rank):
-        raise FormatError(
-            f"{state.path}: holds step {state.step}, rank {state.rank}, unlike its name; it was renamed or damaged"
-        )
-    for name in ("num_processes", "use_master_weights", "should_shuffle", "sharded"):
-        if getattr(state, name) != getattr(first, name):
+        if (state.step, state.rank) != (step, rank):
             raise FormatError(
-                f"{state.path}: {name} is {getattr(state, name)}, but {getattr(first, name)} in {first.path.name}; the "
-                "files are of different runs"
+                f"{state.path}: holds step {state.step}, rank {state.rank}, unlike its name; it was renamed or damaged"
             )
+        for name, value in first.kind().items():
+            if state.kind()[name] != value:
+                raise FormatError(
+                    f"{state.path}: {name} is {state.kind()[name]}, but {value} in {first.path.name}; the files are "
+                    "of different runs"
+                )
+    if first.sharded and (problem := _indivisible(config, len(ranks))):
+        raise FormatError(
+            f"{first.path}: looks like ZeRO-1 shards of {len(ranks)} processes, but {problem}; it does not belong to "
+            "this model"
+        )
+    return LlmcState(folder, step, model, ranks)
 
 
 def layers_of(spec: TensorSpec) -> int:
@@ -355,30 +347,13 @@ def layers_of(spec: TensorSpec) -> int:
     return spec.shape[0] if BY_NAME[spec.name].layered else 1
 
 
-def _group_values(state: StateFile, group: str) -> Values:
-    values = {"m": state.m, "v": state.v, "params": state.master}[group]
-    assert values is not None
-    return values
-
-
-def read_layer(state: LlmcState, group: str, spec: TensorSpec, layer: int) -> np.ndarray:
-    """Return one layer of a tensor of m, v or the master weights, 1-D float32; ZeRO-1's parts put together."""
-    size = spec.size // layers_of(spec)
-    start = spec.offset + layer * size
-    if not state.ranks[0].sharded:
-        return _group_values(state.ranks[0], group).read(start, size)
-    n = len(state.ranks)
-    _check_divisible(state.ranks[0].path, spec, n)
-    return np.concatenate([_group_values(rank, group).read(start // n, size // n) for rank in state.ranks])
-
-
-def _check_divisible(path: Path, spec: TensorSpec, n: int) -> None:
-    size = spec.size // layers_of(spec)
-    if size % n:
-        raise FormatError(
-            f"{path}: looks like ZeRO-1 shards of {n} processes, but a layer of {spec.name} has {size:,} values, no "
-            f"multiple of {n}; it does not belong to this model"
-        )
+def _indivisible(config: ModelConfig, n: int) -> str | None:
+    """Return which tensor's layers cannot be shared out among n processes."""
+    for spec in tensor_specs(config):
+        size = spec.size // layers_of(spec)
+        if size % n:
+            return f"a layer of {spec.name} has {size:,} values, not a multiple of {n}"
+    return None
 
 
 def open_llmc_state(folder: str | Path, step: int | None = None) -> Source:
@@ -387,68 +362,44 @@ def open_llmc_state(folder: str | Path, step: int | None = None) -> Source:
     Where there are master weights, they are the params; bf16 weights beside them are the copy. Raises FormatError as
     `read_folder` does.
     """
-    state = read_folder(folder, step)
-    specs = {spec.name: spec for spec in tensor_specs(state.config)}
-
-    def read(group: str, tensor: str, layer: int) -> np.ndarray:
-        spec = specs[tensor]
-        if group == "copy" or (group == "params" and not state.has_master):
-            return llmc.read_slice(state.model, tensor, layer)
-        return read_layer(state, group, spec, layer).reshape(spec.shape[1:] if BY_NAME[tensor].layered else spec.shape)
-
-    groups = ("params", "m", "v", "copy") if state.has_copy else ("params", "m", "v")
-    return Source(state.folder, "llmc-state", state.config, state.dtype, state.step, groups, read, ())
+    s = read_folder(folder, step)
+    return Source(s.folder, "llmc-state", s.config, s.dtype, s.step, s.groups, s.read, (), opened=s)
 
 
 # --- to a checkpoint of ours ---
 
 
-class LazyArrays(Mapping[str, np.ndarray]):
-    """Named arrays, each made when it is asked for."""
-
-    def __init__(self, makers: Mapping[str, Callable[[], np.ndarray]]) -> None:
-        self._makers = makers
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._makers[name]()
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._makers  # Mapping's own would make the array
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._makers)
-
-    def __len__(self) -> int:
-        return len(self._makers)
-
-
 class OurState(NamedTuple):
-    """A training state in our terms: arrays, made when asked for, metadata, and what the user should know."""
+    """A training state in our terms: what is read when asked, the rest, and what the user should know.
 
-    arrays: Mapping[str, np.ndarray]
-    metadata: Metadata
-    warnings: tuple[str, ...]
-
-
-def to_state(folder: str | Path, step: int | None = None) -> OurState:
-    """Return what llm.c wrote at a step (None: the newest that is complete) as a checkpoint of ours.
-
-    Each array is read, or where ZeRO-1 shared it out, put together, when it is asked for. metadata.loader is what
-    `TokenLoader.restore` takes, without what llm.c does not store: B, T and the lengths of the shards; of several
-    processes {"ranks": [...]}. metadata.origin keeps every byte without a meaning here, and where the random streams
-    stood, for `write_llmc_state`. Reads all weights once, to see whether they are finite.
-
-    Raises FormatError as `read_folder` does.
+    source: its groups are those of the state. blank: groups that hold nothing but zeros.
     """
-    state = read_folder(folder, step)
+
+    source: Source
+    metadata: Metadata
+    updates: int
+    warnings: tuple[str, ...] = ()
+    has_outliers: bool = False
+    blank: tuple[str, ...] = ()
+
+
+def to_state(source: Source) -> OurState:
+    """Return what `open_llmc_state` opened as a checkpoint of ours.
+
+    metadata.loader is what `TokenLoader.restore` takes, without what llm.c does not store: B, T and the lengths of the
+    shards; of several processes {"ranks": [...]}. metadata.origin keeps every byte without a meaning here, and where
+    the random streams stood, for `write_llmc_state`. Reads all weights once, to see whether they are finite.
+    """
+    state: LlmcState = source.opened
     loaders = [_loader_place(rank) for rank in state.ranks]
     metadata = Metadata(
         state.step,
-        Identity(state.config, state.dtype, state.has_master),
+        Identity(state.config, state.dtype, "params" in state.ranks[0].values),
         loader=loaders[0] if len(loaders) == 1 else {"ranks": loaders},
         origin={"kind": "llm.c", "llmc": _origin(state)},
     )
-    return OurState(LazyArrays(_makers(state)), metadata, tuple(_content_warnings(state)))
+    # llm.c corrects AdamW's bias by the step's number
+    return OurState(source, metadata, state.step, tuple(_content_warnings(state)))
 
 
 def _loader_place(rank: StateFile) -> dict[str, Any]:
@@ -456,7 +407,7 @@ def _loader_place(rank: StateFile) -> dict[str, Any]:
     return {
         "process_rank": rank.rank,
         "num_processes": rank.num_processes,
-        "shuffle": rank.should_shuffle,
+        "shuffle": order is not None,
         "current_shard_idx": rank.current_shard_idx,
         "current_sample_idx": rank.current_sample_idx,
         "shard_indices": [] if order is None else order.shard_indices.tolist(),
@@ -482,83 +433,45 @@ def _origin(state: LlmcState) -> dict[str, Any]:
         "step": state.step,
         "processes": len(state.ranks),
         "zero": int(state.ranks[0].sharded),
-        "master": state.has_master,
+        "master": "params" in state.ranks[0].values,
         "model_header": _text(state.model.header.ints.astype("<i4").tobytes()),
         "ranks": ranks,
     }
 
 
-def _makers(state: LlmcState) -> dict[str, Callable[[], np.ndarray]]:
-    """Return a function for each array of the checkpoint."""
-    makers: dict[str, Callable[[], np.ndarray]] = {}
-    groups = GROUPS if state.has_master else GROUPS[:2]
-    for group in groups:
-        for spec in tensor_specs(state.config):
-            makers[f"{group}/{spec.name}"] = partial(_read_tensor, state, group, spec)
-    if state.has_copy or not state.has_master:
-        weights = "copy" if state.has_copy else "params"
-        for spec in tensor_specs(state.config):
-            makers[f"{weights}/{spec.name}"] = partial(_stored_weights, state.model, spec)
-    count = np.asarray(state.step, np.int32)  # llm.c corrects AdamW's bias by the step's number
-    makers["step"] = makers["updates"] = lambda: count.copy()
-    return makers
-
-
-def _read_tensor(state: LlmcState, group: str, spec: TensorSpec) -> np.ndarray:
-    """Return a whole tensor of m, v or the master weights, float32 in its shape."""
-    if not state.ranks[0].sharded:
-        return _group_values(state.ranks[0], group).read(spec.offset, spec.size).reshape(spec.shape)
-    return np.stack([read_layer(state, group, spec, layer) for layer in range(layers_of(spec))]).reshape(spec.shape)
-
-
-def _stored_weights(model: llmc.OpenModel, spec: TensorSpec) -> np.ndarray:
-    """Return a tensor of the model file as it stands there, float32 or bfloat16."""
-    import ml_dtypes
-
-    piece = model.pieces[spec.name]
-    values = Values(model.path, model.stamp, piece.file_offset, piece.size, "<f4" if piece.itemsize == 4 else "<u2")
-    stored = values.read()
-    return (stored if piece.itemsize == 4 else stored.view(ml_dtypes.bfloat16)).reshape(spec.shape)
-
-
 def _content_warnings(state: LlmcState) -> Iterator[str]:
     """Yield a warning for each thing that is allowed in the files, but never there in sound ones."""
-    for rank in state.ranks if state.ranks[0].sharded else state.ranks[:1]:
-        for name in ("m", "v", "master"):
-            values = getattr(rank, name)
-            bad = 0 if values is None else sum(map(not_finite, values.parts()))
+    first, *others = state.ranks
+    for rank in state.ranks if first.sharded else [first]:
+        for group, values in rank.values.items():
+            bad = sum(map(not_finite, values.parts()))
             if bad:
-                yield f"{rank.path.name}: {name}: {bad:,} of {values.size:,} values are NaN or infinite"
+                yield f"{rank.path.name}: {_in_file(group)}: {bad:,} of {values.size:,} values are NaN or infinite"
     for piece in state.model.pieces.values():
         layers = range(state.config.num_layers if BY_NAME[piece.name].layered else 1)
         bad = sum(not_finite(llmc.read_slice(state.model, piece.name, layer)) for layer in layers)
         if bad:
             yield f"{state.model.path.name}: {piece.name}: {bad:,} of {piece.size:,} values are NaN or infinite"
-    if not state.ranks[0].sharded:
-        yield from _differing_ranks(state)
-    if state.has_master and not state.has_copy and not _master_is_model(state):
+    for rank in [] if first.sharded else others:  # without ZeRO-1 all hold the same
+        for group, values in rank.values.items():
+            if not all(map(_same_bits, first.values[group].parts(), values.parts())):
+                yield f"{rank.path.name}: {_in_file(group)} differs from that of {first.path.name}, which is taken"
+    if (
+        "params" in first.values
+        and state.dtype == "fp32"
+        and not all(
+            _same_bits(state.read("params", *piece[:2]), llmc.read_slice(state.model, *piece[:2]))
+            for piece in slices(state.config)
+        )
+    ):
         yield (
-            f"{state.model.path.name}: its weights are not the master weights of {state.ranks[0].path.name}; llm.c "
+            f"{state.model.path.name}: its weights are not the master weights of {first.path.name}; llm.c "
             "continues from the master weights, and so does this program"
         )
 
 
-def _differing_ranks(state: LlmcState) -> Iterator[str]:
-    """Yield a line for what differs between ranks, which without ZeRO-1 hold the same."""
-    first = state.ranks[0]
-    for rank in state.ranks[1:]:
-        for name in ("m", "v", "master"):
-            mine, its = getattr(first, name), getattr(rank, name)
-            if mine is not None and not all(map(_same_bits, mine.parts(), its.parts())):
-                yield f"{rank.path.name}: {name} differs from that of {first.path.name}, which is taken"
-
-
-def _master_is_model(state: LlmcState) -> bool:
-    return all(
-        _same_bits(read_layer(state, "params", spec, layer), llmc.read_slice(state.model, spec.name, layer).reshape(-1))
-        for spec in tensor_specs(state.config)
-        for layer in range(layers_of(spec))
-    )
+def _in_file(group: str) -> str:
+    return "master" if group == "params" else group
 
 
 def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
@@ -592,8 +505,7 @@ class Writing(NamedTuple):
 
 def write_llmc_state(
     folder: str | Path,
-    arrays: Mapping[str, np.ndarray],
-    metadata: Metadata,
+    state: OurState,
     *,
     processes: int | None = None,
     zero: bool | None = None,
@@ -605,12 +517,12 @@ def write_llmc_state(
     llm.c, else 1 and no. Read from llm.c and not trained in between, every file comes out as it was. Master weights
     are written for fp32 too, as llm.c's -w 1 (its default) demands, unless they came without.
 
-    Takes the memory of one tensor. DONE_* comes last, so an interrupted writing leaves nothing that llm.c would load.
+    Takes the memory of one slice. DONE_* comes last, so an interrupted writing leaves nothing that llm.c would load.
     Raises InputError if a file is there already (without force), cannot be written, or the state cannot be llm.c's.
     """
     folder = Path(folder)
     warnings: list[str] = []
-    plan = _plan(arrays, metadata, processes, zero, warnings)
+    plan = _plan(state, processes, zero, warnings)
     model = folder / MODEL_NAME.format(plan.step)
     states = [folder / STATE_NAME.format(plan.step, rank) for rank in range(plan.processes)]
     done = folder / DONE_NAME.format(plan.step)
@@ -619,8 +531,8 @@ def write_llmc_state(
     _make_room(folder, [model, *states, done], force)
     with ExitStack() as stack:  # what was there before stays until all of the new is on the disk
         temporaries = [stack.enter_context(llmc.new_model_file(path)) for path in (model, *states)]
-        _write_model(temporaries[0], plan, arrays)
-        _write_states(temporaries[1:], plan, arrays, heads, tails)
+        _write_model(temporaries[0], plan, state.source)
+        _write_states(temporaries[1:], plan, state.source, heads, tails)
         done.unlink(missing_ok=True)
     with llmc.new_model_file(done) as temporary:
         temporary.touch()
@@ -638,17 +550,10 @@ def _make_room(folder: Path, paths: list[Path], force: bool) -> None:
         raise InputError(f"{folder}: cannot be written: {reason(error)}") from error
 
 
-def _plan(
-    arrays: Mapping[str, np.ndarray],
-    metadata: Metadata,
-    processes: int | None,
-    zero: bool | None,
-    warnings: list[str],
-) -> Writing:
-    config, dtype = metadata.identity.model, metadata.identity.dtype
+def _plan(state: OurState, processes: int | None, zero: bool | None, warnings: list[str]) -> Writing:
+    metadata, updates, has_copy = state.metadata, state.updates, "copy" in state.source.groups
+    config, dtype, step = metadata.identity.model, metadata.identity.dtype, metadata.step
     origin = metadata.origin.get("llmc", {})
-    step, updates = int(arrays["step"]), int(arrays["updates"])
-    has_copy = "copy/wte" in arrays
     master = has_copy or (dtype == "fp32" and origin.get("master", True))
     if dtype == "fp16" and not has_copy:
         raise InputError("the state is in fp16 without master weights, which no file of llm.c can hold")
@@ -664,7 +569,7 @@ def _plan(
             f"AdamW has counted {updates:,} updates in {step:,} steps; llm.c counts every step, so its next bias "
             f"correction is that of update {step + 1:,}, here it is that of {updates + 1:,}"
         )
-    if "outliers/values" in arrays:
+    if state.has_outliers:
         warnings.append("the statistics of outliers are left out: llm.c gathers them anew after a resumption")
     loader, options = metadata.loader, metadata.options
     n = processes if processes is not None else origin.get("processes", _processes_of(loader))
@@ -672,22 +577,12 @@ def _plan(
         raise InputError(f"{n} processes: there must be at least 1")
     zero = zero if zero is not None else n == origin.get("processes") and bool(origin.get("zero"))
     zero = zero and n > 1
-    if zero:
-        _check_shares(config, n)
+    if zero and (problem := _indivisible(config, n)):
+        raise InputError(f"ZeRO-1 over {n} processes: {problem}; take another number, or no ZeRO-1")
     micro_steps = _micro_steps(options, n)
     loaders = _loaders(loader, options, step, n, warnings)
     skipped = step - updates if metadata.counters is None else metadata.counters.skipped
     return Writing(config, step, skipped, dtype, master, n, zero, loaders, origin, micro_steps)
-
-
-def _check_shares(config: ModelConfig, n: int) -> None:
-    for spec in tensor_specs(config):
-        size = spec.size // layers_of(spec)
-        if size % n:
-            raise InputError(
-                f"ZeRO-1 over {n} processes: a layer of {spec.name} has {size:,} values, not a multiple of {n}; take "
-                "another number, or no ZeRO-1"
-            )
 
 
 def _processes_of(loader: Mapping[str, Any] | None) -> int:
@@ -804,23 +699,16 @@ def _tail(plan: Writing, rank: int) -> bytes:
     )
 
 
-def _write_model(path: Path, plan: Writing, arrays: Mapping[str, np.ndarray]) -> None:
+def _write_model(path: Path, plan: Writing, source: Source) -> None:
     version = 3 if plan.dtype == "fp32" else 5
     before = plan.origin.get("model_header")
     header = None if before is None else np.frombuffer(base64.b64decode(before), "<i4")
     group = "copy" if plan.dtype == "bf16" and plan.master else "params"
+    weights = (source.read(group, piece.tensor, piece.layer) for piece in slices(plan.config))
     with path.open("xb") as file:
         summed = _Summed(path, file)
-        llmc.dump_pieces(cast(BinaryIO, summed), plan.config, _weights(plan.config, arrays, group), version, header)
+        llmc.dump_pieces(cast(BinaryIO, summed), plan.config, weights, version, header)
         summed.check()
-
-
-def _weights(config: ModelConfig, arrays: Mapping[str, np.ndarray], group: str) -> Iterator[np.ndarray]:
-    """Yield the weights in the order of the file, float32, a layer at a time."""
-    for spec in tensor_specs(config):
-        tensor = arrays[f"{group}/{spec.name}"].reshape(layers_of(spec), -1)
-        for layer in tensor:
-            yield layer if layer.dtype == np.float32 else llmc.bf16_to_fp32(layer.view(np.uint16))
 
 
 class _Summed:
@@ -844,25 +732,18 @@ class _Summed:
             raise InputError(f"{self.path}: reads back differently from what was written; is the disk sound?")
 
 
-def _write_states(
-    paths: list[Path], plan: Writing, arrays: Mapping[str, np.ndarray], heads: list[bytes], tails: list[bytes]
-) -> None:
-    """Write every rank's file, all of them at once, so that each tensor is read once."""
+def _write_states(paths: list[Path], plan: Writing, source: Source, heads: list[bytes], tails: list[bytes]) -> None:
+    """Write every rank's file, all of them at once, so that each slice is read once."""
     with ExitStack() as stack:
         files = [_Summed(path, stack.enter_context(path.open("xb"))) for path in paths]
         for file, head in zip(files, heads, strict=True):
             file.write(head)
         for group in GROUPS if plan.master else GROUPS[:2]:
-            for spec in tensor_specs(plan.config):
-                _write_tensor(files, plan, spec, arrays[f"{group}/{spec.name}"])
+            for piece in slices(plan.config):
+                values = source.read(group, piece.tensor, piece.layer).reshape(-1)
+                shares = np.split(values, len(files)) if plan.zero else [values] * len(files)
+                for file, share in zip(files, shares, strict=True):
+                    file.write(np.ascontiguousarray(share).data.cast("B"))
         for file, tail in zip(files, tails, strict=True):
             file.write(tail)
             file.check()
-
-
-def _write_tensor(files: list[_Summed], plan: Writing, spec: TensorSpec, tensor: np.ndarray) -> None:
-    assert tensor.dtype == np.float32, (spec.name, tensor.dtype)
-    for layer in tensor.reshape(layers_of(spec), -1):
-        shares = np.split(layer, len(files)) if plan.zero else [layer] * len(files)
-        for file, share in zip(files, shares, strict=True):
-            file.write(np.ascontiguousarray(share).data.cast("B"))

@@ -113,32 +113,22 @@ def read_index(path: str | Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-class NewTensor(NamedTuple):
-    """A tensor that is going to be written."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-
 def write_archive(
-    file: BinaryIO, tensors: Iterable[NewTensor], values: Iterable[np.ndarray], metadata: Mapping[str, str]
+    file: BinaryIO, dtype: str, shapes: Mapping[str, tuple[int, ...]], values: Iterable[np.ndarray]
 ) -> None:
-    """Write a file from its tensors and, in the same order, their values: arrays whose bytes are what is stored.
+    """Write a file from its tensors' shapes, by name, and in the same order their values as they are to be stored.
 
     Nothing but one array at a time is needed in memory. The header is padded with spaces to a multiple of 8 bytes, as
     the safetensors package does it; that package also sorts tensors of one dtype by name.
     """
-    tensors = list(tensors)
-    header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
+    header: dict[str, Any] = {METADATA: {"format": "pt"}}
     end = 0
-    for tensor in tensors:
-        nbytes = math.prod(tensor.shape) * ITEMSIZE[tensor.dtype]
-        header[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [end, end + nbytes]}
-        end += nbytes
+    for name, shape in shapes.items():
+        begin, end = end, end + math.prod(shape) * ITEMSIZE[dtype]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
     raw = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     raw += b" " * (-len(raw) % 8)
     file.write(len(raw).to_bytes(8, "little") + raw)
-    for tensor, array in zip(tensors, values, strict=True):
-        assert array.nbytes == math.prod(tensor.shape) * ITEMSIZE[tensor.dtype], (tensor, array.nbytes)
+    for (name, shape), array in zip(shapes.items(), values, strict=True):
+        assert array.nbytes == math.prod(shape) * ITEMSIZE[dtype], (name, array.nbytes)
         file.write(np.ascontiguousarray(array).data)

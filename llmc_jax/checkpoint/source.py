@@ -5,7 +5,7 @@ Leaves out the formats, and which of them a path is (sources.py).
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,8 +27,8 @@ class Source(NamedTuple):
     kind: "llmc-model", "llmc-state", "state", "hugging-face", "nanogpt" or "random". dtype: of the stored weights,
     "fp32", "bf16" or "fp16". step: where the format says it. groups: "params", and where there are any "m", "v" and
     "copy" (the 16-bit weights beside float32 master weights). warnings: one line each, of what is seen without reading
-    weights.
-    special: which ids begin and end a text, where the format says it.
+    weights. special: which ids begin and end a text, where the format says it. opened: what llm.c's formats and ours
+    have beyond that: an llmc.OpenModel, an llmc_state.LlmcState or a store.Checkpoint.
 
     read(group, tensor, layer) gives float32: one layer of a tensor, in the tensor's shape without its first axis, or
     the whole of one without layers (wte with Vp rows, wpe, lnfw, lnfb; layer 0). 16-bit values are widened exactly, on
@@ -44,6 +44,12 @@ class Source(NamedTuple):
     read: Callable[[str, str, int], np.ndarray]
     warnings: tuple[str, ...]
     special: SpecialTokens | None = None
+    opened: Any = None
+
+    def stored_dtype(self, group: str) -> str:
+        """Return the dtype in which a group stands there."""
+        in_16_bits = group == "copy" or (group == "params" and "copy" not in self.groups)
+        return self.dtype if in_16_bits else "fp32"
 
 
 class Slice(NamedTuple):

@@ -230,7 +230,7 @@ def _state_source(folder: Path, warnings: tuple[str, ...] = ()) -> Source:
         return widened(values[layer] if BY_NAME[tensor].layered else values)
 
     special = stored_special(metadata.origin)
-    return Source(folder, "state", config, dtype, metadata.step, groups, read, warnings, special)
+    return Source(folder, "state", config, dtype, metadata.step, groups, read, warnings, special, checkpoint)
 
 
 def stored_special(origin: Mapping[str, Any]) -> SpecialTokens | None:
@@ -253,4 +253,4 @@ def _model_source(model: OpenModel) -> Source:
         return read_slice(model, tensor, layer)
 
     dtype = "fp32" if model.header.version in (1, 3) else "bf16"
-    return Source(model.path, "llmc-model", model.header.config, dtype, None, ("params",), read, ())
+    return Source(model.path, "llmc-model", model.header.config, dtype, None, ("params",), read, (), opened=model)

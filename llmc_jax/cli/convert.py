@@ -9,19 +9,19 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
-from llmc_jax.checkpoint import conversion, llmc, llmc_state
+from llmc_jax.checkpoint import conversion
 from llmc_jax.checkpoint.conversion import Outcome, Passage, combined
 from llmc_jax.checkpoint.hf_tokenizer import Table, merges_of, read_table
 from llmc_jax.checkpoint.hugging_face import end_of_text
 from llmc_jax.checkpoint.llmc import STORAGE, V2_ORDERS, WRITABLE
-from llmc_jax.checkpoint.reading import CHUNK
-from llmc_jax.checkpoint.source import Slice, Source, slices_of
+from llmc_jax.checkpoint.reading import chunks
+from llmc_jax.checkpoint.source import Source, slices_of
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.cli.kit import print_json
 from llmc_jax.cli.parsers import Parser, add_json, run_command
@@ -78,13 +78,6 @@ class Stats(NamedTuple):
     inf: int
 
 
-def _chunks(parts: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-    for part in parts:
-        flat = part.reshape(-1)
-        for start in range(0, flat.size, CHUNK):
-            yield flat[start : start + CHUNK]
-
-
 def tensor_stats(parts: Iterable[np.ndarray]) -> Stats:
     """Statistics of a tensor that comes in float32 parts, in float64.
 
@@ -93,7 +86,7 @@ def tensor_stats(parts: Iterable[np.ndarray]) -> Stats:
     d^2 * a * b / (a + b) more squared distance than their sums.
     """
     count, mean, squares, low, high, nan, inf = 0, 0.0, 0.0, math.inf, -math.inf, 0, 0
-    for chunk in _chunks(parts):
+    for chunk in chain.from_iterable(chunks(part.reshape(-1)) for part in parts):
         nan += int(np.count_nonzero(np.isnan(chunk)))
         inf += int(np.count_nonzero(np.isinf(chunk)))
         finite = chunk[np.isfinite(chunk)].astype(np.float64)
@@ -110,18 +103,15 @@ def tensor_stats(parts: Iterable[np.ndarray]) -> Stats:
     return Stats(low, high, mean, math.sqrt(squares / count), nan, inf)
 
 
-def _headline(source: Source, v2_order: str) -> str:
-    return f"{source.path}: {KINDS[source.kind]}, {_precision(source, v2_order)}, N={num_parameters(source.config):,}"
-
-
-def _precision(source: Source, v2_order: str) -> str:
+def _headline(source: Source) -> str:
     if source.kind == "llmc-model":
-        model = llmc.open_model(source.path, v2_order=v2_order)
-        order = ", layernorms at the end" if model.order == "end" else ""
-        return f"version {model.header.version} ({STORAGE[model.header.version].words}{order})"
-    step = "" if source.step is None else f", step {source.step}"
-    master = " with float32 master weights" if "copy" in source.groups else ""
-    return f"{source.dtype}{master}{step}"
+        version, order = source.opened.header.version, source.opened.order
+        at_end = ", layernorms at the end" if order == "end" else ""
+        precision = f"version {version} ({STORAGE[version].words}{at_end})"
+    else:
+        master = " with float32 master weights" if "copy" in source.groups else ""
+        precision = f"{source.dtype}{master}" + ("" if source.step is None else f", step {source.step}")
+    return f"{source.path}: {KINDS[source.kind]}, {precision}, N={num_parameters(source.config):,}"
 
 
 def _shape_line(source: Source) -> str:
@@ -144,36 +134,33 @@ class Row(NamedTuple):
     stats: Stats
 
 
-def _rows(source: Source, passage: Passage, v2_order: str) -> Iterator[Row]:
+def _rows(source: Source, passage: Passage) -> Iterator[Row]:
     """A row for each tensor, in the order of the file if it is llm.c's; what passes goes through the passage."""
     specs = {spec.name: spec for spec in tensor_specs(source.config)}
     if source.kind == "llmc-model":
-        for piece in llmc.open_model(source.path, v2_order=v2_order).pieces.values():
+        for piece in source.opened.pieces.values():
             parts = map(passage.take, slices_of(specs[piece.name]))
             rows = (part[: piece.shape[0]] if piece.name == "wte" else part for part in parts)
             yield Row("params", piece.name, piece.shape, piece.dtype, piece.file_offset, tensor_stats(rows))
         return
     for group in source.groups:
-        weights = {"params": "fp32" if "copy" in source.groups else source.dtype, "copy": source.dtype}
         for spec in specs.values():
-            take = passage.take if group == "params" else partial(_read_slice, source, group)
-            stats = tensor_stats(map(take, slices_of(spec)))
-            yield Row(group, spec.name, spec.shape, weights.get(group, "fp32"), None, stats)
-
-
-def _read_slice(source: Source, group: str, piece: Slice) -> np.ndarray:
-    return source.read(group, piece.tensor, piece.layer)
+            if group == "params":
+                stats = tensor_stats(map(passage.take, slices_of(spec)))
+            else:
+                stats = tensor_stats(source.read(group, piece.tensor, piece.layer) for piece in slices_of(spec))
+            yield Row(group, spec.name, spec.shape, source.stored_dtype(group), None, stats)
 
 
 def inspect(path: Path, v2_order: str, step: int | None, as_json: bool) -> None:
     """Print what a checkpoint holds: its shape and, for each tensor, place and statistics; and a digest of it all."""
     source = open_source(path, v2_order=v2_order, step=step)
     passage = Passage(source, "fp32")
-    rows = _rows(source, passage, v2_order)
+    rows = _rows(source, passage)
     if as_json:
         print_json(_inspection(source, passage, list(rows)))
         return
-    print(_headline(source, v2_order))
+    print(_headline(source))
     print(_shape_line(source))
     for line in _extra_lines(source):
         print(line)
@@ -207,14 +194,14 @@ def _print_head(source: Source, group: str) -> None:
 
 def _extra_lines(source: Source) -> Iterator[str]:
     if source.kind == "llmc-model":
-        header = llmc.read_header(source.path).ints
+        header = source.opened.header.ints
         extra = np.flatnonzero(header[8:]) + 8
         if extra.size:
             yield f"header ints that llm.c leaves zero: {', '.join(f'[{i}]={header[i]}' for i in extra[:8])}"
     if source.kind == "llmc-state":
-        ranks = llmc_state.read_folder(source.path, source.step).ranks
+        ranks = source.opened.ranks
         shared = ", m, v and master weights shared out (ZeRO-1)" if ranks[0].sharded else ""
-        order = "shuffled" if ranks[0].should_shuffle else "not shuffled"
+        order = "not shuffled" if ranks[0].loader is None else "shuffled"
         yield (
             f"{len(ranks)} {'process' if len(ranks) == 1 else 'processes'}{shared}; data {order}, rank 0 at shard "
             f"{ranks[0].current_shard_idx}, sample {ranks[0].current_sample_idx}"
@@ -311,7 +298,7 @@ def convert(args: argparse.Namespace) -> None:
     dtype = _output_dtype(source, target, args)
     if args.tokenizer is not None and target != "hf" and source.kind != "hugging-face":
         raise InputError("--tokenizer: only Hugging Face's folders hold a tokenizer; neither IN nor OUT is one")
-    print(f"read    {_headline(source, args.v2_order)}")
+    print(f"read    {_headline(source)}")
     _print_warnings(source.warnings, sys.stderr)
     table = _tokenizer_out(source, target, args)
     outcome = _write(source, target, dtype, table, args)

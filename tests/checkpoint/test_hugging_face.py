@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 from llmc_jax.checkpoint import conversion, hf_tokenizer, hugging_face
 from llmc_jax.checkpoint.hf_tokenizer import Table
 from llmc_jax.checkpoint.hugging_face import name_in_block, write_folder
-from llmc_jax.checkpoint.safetensors import NewTensor, read_archive, read_tensor, write_archive
+from llmc_jax.checkpoint.safetensors import read_archive, read_tensor
 from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.config.model import ModelConfig, parse_descriptor
@@ -60,9 +61,7 @@ def stored(folder: Path) -> Tensors:
 
 
 def store(path: Path, tensors: Tensors) -> None:
-    new = [NewTensor(name, "F32", array.shape) for name, array in tensors.items()]
-    with path.open("wb") as file:
-        write_archive(file, new, tensors.values(), {"format": "pt"})
+    save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, path, {"format": "pt"})
 
 
 def test_logits_are_those_of_transformers() -> None:
@@ -212,8 +211,7 @@ def test_ids_that_are_none(folder: Path, value: Any) -> None:
 
 def test_half_precision_in(folder: Path) -> None:
     tensors = {name: array.astype(np.float16) for name, array in stored(folder).items()}
-    with (folder / "model.safetensors").open("wb") as file:
-        write_archive(file, [NewTensor(n, "F16", a.shape) for n, a in tensors.items()], tensors.values(), {})
+    store(folder / "model.safetensors", tensors)
     source = open_source(folder)
     assert source.dtype == "fp16"
     expected = tensors["transformer.h.1.mlp.c_fc.weight"].T.astype(np.float32)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.checkpoint import llmc, llmc_state, store
+from llmc_jax.checkpoint import conversion, llmc, store
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.source import slices
 from llmc_jax.checkpoint.sources import open_source
@@ -176,7 +176,8 @@ def test_a_state_under_another_name_and_metadata_of_another_model(tmp_path: Path
 
 def test_a_folder_of_llmc(tmp_path: Path) -> None:
     arrays = random_arrays(5)
-    llmc_state.write_llmc_state(tmp_path / "llmc", arrays, metadata(5))
+    ours = open_source(save(tmp_path / "ours", 5, arrays))
+    conversion.to_llmc_state(ours, tmp_path / "llmc", "fp32", None, None, force=False)
     assert_holds(tmp_path / "llmc", arrays)
     source = open_source(tmp_path / "llmc")
     assert (source.kind, source.dtype, source.step) == ("llmc-state", "fp32", 5)

@@ -14,12 +14,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from llmc_jax.checkpoint import conversion, store
+from llmc_jax.checkpoint import conversion, reading, store
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16, read_model, write_model
 from llmc_jax.checkpoint.source import Source, slices
 from llmc_jax.checkpoint.sources import open_source
-from llmc_jax.cli import convert
 from llmc_jax.cli.convert import main, tensor_stats
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenizers import bytes_tokenizer, read_tokenizer_bin
@@ -90,7 +89,7 @@ def test_inspect_version_2(model: Path, tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_stats_against_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     """In parts and chunks whose means differ by far more than the values in them do."""
-    monkeypatch.setattr(convert, "CHUNK", 10)
+    monkeypatch.setattr(reading, "CHUNK", 10)
     values = (np.random.default_rng(1).normal(size=95) + 1e4 * np.arange(95)).astype(np.float32)
     values[[3, 40]] = np.nan
     values[70] = -np.inf
