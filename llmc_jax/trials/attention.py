@@ -1,7 +1,6 @@
 """Attention's answer without the T x T matrix: `ops/attention.py` by blocks of query rows, with the same signatures."""
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,35 +13,15 @@ def attention_forward(qkv: jax.Array, num_heads: int) -> tuple[jax.Array, None]:
 
     Computed in at least float32.
     """
-    q, k, v = _heads(_wide(qkv), num_heads)
-    blocks, starts = _blocks(q)
-
-    def block(rows: tuple[jax.Array, jax.Array]) -> jax.Array:
-        return _weights(*rows, k) @ v  # (B, NH, R, HS)
-
-    return _packed(_joined(jax.lax.map(block, (blocks, starts)))).astype(qkv.dtype), None
+    return _attended(_wide(qkv), num_heads).astype(qkv.dtype), None
 
 
 def attention_backward(
     dout: jax.Array, qkv: jax.Array, _out: jax.Array, _saved: None, num_heads: int
 ) -> tuple[jax.Array, jax.Array]:
     """Return the gradients of `attention_forward` for qkv (B, T, 3C), and for the bias before it (3C,)."""
-    q, k, v = _heads(_wide(qkv), num_heads)
-    B, NH, T, HS = q.shape
-    blocks, starts = _blocks(q)
-    douts, _ = _blocks(_wide(dout).reshape(B, T, NH, HS).transpose(0, 2, 1, 3))
-    scale = 1.0 / math.sqrt(HS)
-
-    def block(sums: tuple[jax.Array, jax.Array], rows: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
-        q, dout, start = rows
-        att = _weights(q, start, k)
-        datt = dout @ v.swapaxes(-1, -2)
-        dscores = att * (datt - jnp.sum(datt * att, axis=-1, keepdims=True)) * scale
-        dk, dv = sums
-        return (dk + dscores.swapaxes(-1, -2) @ q, dv + att.swapaxes(-1, -2) @ dout), dscores @ k
-
-    (dk, dv), dq = jax.lax.scan(block, (jnp.zeros_like(k), jnp.zeros_like(v)), (blocks, douts, starts))
-    dqkv = jnp.concatenate([_packed(each) for each in (_joined(dq), dk, dv)], axis=-1)
+    _, pulled_back = jax.vjp(lambda qkv: _attended(qkv, num_heads), _wide(qkv))
+    (dqkv,) = pulled_back(_wide(dout))
     return dqkv.astype(qkv.dtype), jnp.sum(dqkv, axis=(0, 1)).astype(qkv.dtype)
 
 
@@ -50,33 +29,21 @@ def _wide(x: jax.Array) -> jax.Array:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
-def _heads(qkv: jax.Array, num_heads: int) -> list[jax.Array]:
-    """q, k, v (B, NH, T, HS) each."""
-    B, T, _ = qkv.shape
-    return list(qkv.reshape(B, T, 3, num_heads, -1).transpose(2, 0, 3, 1, 4))
-
-
-def _packed(heads: jax.Array) -> jax.Array:
-    """(B, NH, T, HS) as (B, T, C)."""
-    B, NH, T, HS = heads.shape
-    return heads.transpose(0, 2, 1, 3).reshape(B, T, NH * HS)
-
-
-def _blocks(heads: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Rows in blocks (blocks, B, NH, R, HS), and where each begins: as few as hold SCORES scores at most."""
-    B, NH, T, HS = heads.shape
-    most = max(1, SCORES // (B * NH * T))
+def _attended(qkv: jax.Array, num_heads: int) -> jax.Array:
+    """out (B, T, C), in as few blocks of rows as hold SCORES scores at most."""
+    B, T, C3 = qkv.shape
+    q, k, v = qkv.reshape(B, T, 3, num_heads, -1).transpose(2, 0, 3, 1, 4)  # (B, NH, T, HS) each
+    HS = q.shape[-1]
+    most = max(1, SCORES // (B * num_heads * T))
     R = max(rows for rows in range(1, min(T, most) + 1) if T % rows == 0)
-    return heads.reshape(B, NH, T // R, R, HS).transpose(2, 0, 1, 3, 4), jnp.arange(0, T, R)
 
+    @jax.checkpoint  # the backward computes a block's weights again
+    def block(rows: tuple[jax.Array, jax.Array]) -> jax.Array:
+        q, start = rows
+        scores = q @ k.swapaxes(-1, -2) / math.sqrt(HS)
+        past = jnp.arange(T) <= start + jnp.arange(R)[:, None]
+        return jax.nn.softmax(jnp.where(past, scores, -jnp.inf), axis=-1) @ v  # (B, NH, R, HS)
 
-def _joined(blocks: jax.Array) -> jax.Array:
-    count, B, NH, R, HS = blocks.shape
-    return blocks.transpose(1, 2, 0, 3, 4).reshape(B, NH, count * R, HS)
-
-
-def _weights(q: jax.Array, start: jax.Array, k: jax.Array) -> jax.Array:
-    """The attention weights of the rows from `start` on: (B, NH, R, T)."""
-    scores = q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])
-    rows, columns = start + jnp.arange(q.shape[-2])[:, None], jnp.arange(k.shape[-2])
-    return jax.nn.softmax(jnp.where(columns <= rows, scores, -jnp.inf), axis=-1)
+    blocks = q.reshape(B, num_heads, T // R, R, HS).transpose(2, 0, 1, 3, 4)
+    out = jax.lax.map(block, (blocks, jnp.arange(0, T, R)))  # (blocks, B, NH, R, HS)
+    return out.transpose(1, 0, 3, 2, 4).reshape(B, T, C3 // 3)

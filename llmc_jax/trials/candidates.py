@@ -115,23 +115,21 @@ def parts(case: Case, operation: str) -> list[Part]:
     """Return the functions of an operation, at the run's own shapes."""
     model, B, T = case.model, case.batch_size, case.sequence_length
     L, C, rows = model.num_layers, model.channels, B * T
-    at_a_time = min(case.logit_rows or rows, rows)
-    size = flat_size(model)
-    if operation == "layernorm":
-        return [
-            Part(name, [rows, C], 2 * L if name.startswith("residual") else 1) for name in kernels.GROUPS[operation]
-        ]
-    if operation == "gelu":
-        return [Part(name, [rows, 4 * C], L) for name in kernels.GROUPS[operation]]
+    at_a_time, size = min(case.logit_rows or rows, rows), flat_size(model)
+    sizes = {
+        "layernorm": [rows, C],
+        "gelu": [rows, 4 * C],
+        "attention": [B, T, model.num_heads, model.head_size],
+        "classifier": [at_a_time, model.vocab_size, model.padded_vocab_size],
+        "embedding backward": [B, T, C, model.padded_vocab_size],
+        "adamw": [size],
+        "global norm": [size],
+    }[operation]
+    calls = {"gelu": L, "attention": L, "classifier": math.ceil(rows / at_a_time)}.get(operation, 1)
+    functions = kernels.GROUPS[operation]
     if operation == "attention":
-        relu = case.wish.attention == "relu"
-        return [Part("relu_attention" if relu else "attention", [B, T, model.num_heads, model.head_size], L)]
-    if operation == "classifier":
-        calls = math.ceil(rows / at_a_time)
-        return [Part("classifier", [at_a_time, model.vocab_size, model.padded_vocab_size], calls)]
-    if operation == "embedding backward":
-        return [Part("embedding_backward", [B, T, C, model.padded_vocab_size], 1)]
-    return [Part({"adamw": "adamw_update", "global norm": "global_norm"}[operation], [size], 1)]
+        functions = ("relu_attention",) if case.wish.attention == "relu" else ("attention",)
+    return [Part(name, sizes, 2 * L if name.startswith("residual") else calls) for name in functions]
 
 
 def row_of(finding: Finding) -> Implementation:

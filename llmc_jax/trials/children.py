@@ -51,7 +51,6 @@ class Children:
         self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH", "")]))
         self.folder = folder
         self.stuck: int | None = None  # the id of a process that cannot be ended
-        self.begun = 0  # processes
         self._child: _Child | None = None
 
     def measure(self, task: Task, until: float = float("inf")) -> Outcome:
@@ -64,7 +63,6 @@ class Children:
         began, fresh = time.monotonic(), False
         if self._child is None:
             self._child, fresh = _Child(self.environment, self.folder), True
-            self.begun += 1
         limit = began + task.seconds + (START_SECONDS if fresh else 0)
         within = min(limit, until)
         kind, content = self._child.ask(task, within)

@@ -33,12 +33,10 @@ def find_out(
     again: bool = False,
     seconds: float = SECONDS,
     say: Callable[[str], None] = say,
-    environment: dict[str, str] | None = None,
 ) -> Findings:
     """Return what is known of a case's kernels on a card, with notes for the user; tries what is not known yet.
 
-    Where nothing is found, the table that is shipped decides. again: what is known does not count. environment: of the
-    processes that try, instead of this one's.
+    Where nothing is found, the table that is shipped decides. again: what is known does not count.
     """
     if not candidates.listed(case):
         return Findings()
@@ -63,7 +61,7 @@ def find_out(
         )
         known.write(facts, found._replace(starts=found.starts + 1), say)  # one that takes this process down counts
         try:
-            found = _searched(case, found, seconds, say, environment)
+            found = _searched(case, found, seconds, say)
         except KeyboardInterrupt:
             known.write(facts, found, say)
             raise
@@ -94,11 +92,9 @@ def _shipped(why: str, found: Findings) -> Findings:
     return found._replace(notes=(f"the kernels are not checked: {why}; they are used as shipped",))
 
 
-def _searched(
-    case: Case, found: Findings, seconds: float, say: Callable[[str], None], environment: dict[str, str] | None
-) -> Findings:
+def _searched(case: Case, found: Findings, seconds: float, say: Callable[[str], None]) -> Findings:
     """Raises Stuck and NoCard."""
-    with tempfile.TemporaryDirectory() as folder, Children(environment or child_environment(), Path(folder)) as running:
+    with tempfile.TemporaryDirectory() as folder, Children(child_environment(), Path(folder)) as running:
         if not case.interpret:
             task = search.task("device", search.CANDIDATE_SECONDS, "device", case)
             _check_device(case, running.measure(task, time.monotonic() + seconds))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from llmc_jax import kernels
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError
-from llmc_jax.kernels import GROUPS, XLA, Choice, Findings, Machine, Selection, Setting, Wish
+from llmc_jax.kernels import GROUPS, XLA, Choice, Findings, Machine, Selection, Setting, Wish, cudnn
 from llmc_jax.kernels.choice import IMPLEMENTATIONS, choose_one, select
 from llmc_jax.kernels.functions import PLAIN
 from llmc_jax.models.gpt2.model import Execution
@@ -377,9 +377,9 @@ def test_cudnn_s_attention_is_wired_as_ours(cudnn_by_xla: list[str]) -> None:
     rng = np.random.default_rng(0)
     qkv, dout = (rng.normal(size=(2, 5, width)).astype(np.float32) for width in (3 * 12, 12))
     out, att = attention.attention_forward(qkv, 3)
-    found, saved = kernels.cudnn_attention_forward(jnp.asarray(qkv), 3)
+    found, saved = cudnn.cudnn_attention_forward(jnp.asarray(qkv), 3)
     np.testing.assert_allclose(found, out, atol=1e-6)
-    gradient = kernels.cudnn_attention_backward(jnp.asarray(dout), qkv, found, saved, 3)
+    gradient = cudnn.cudnn_attention_backward(jnp.asarray(dout), qkv, found, saved, 3)
     for each, expected in zip(gradient, attention.attention_backward(dout, qkv, out, att, 3), strict=True):
         np.testing.assert_allclose(each, expected, atol=3e-6)
     assert set(cudnn_by_xla) == {"cudnn"}
@@ -389,10 +389,10 @@ def test_cudnn_s_attention_is_wired_as_ours(cudnn_by_xla: list[str]) -> None:
 @pytest.mark.parametrize("recompute_blocks", [0, 1])
 def test_the_model_keeps_what_cudnn_s_backward_needs(recompute_blocks: int) -> None:
     config = ModelConfig(8, 19, 128, 2, 2, 16)
-    cudnn = XLA._replace(
-        attention_forward=kernels.cudnn_attention_forward, attention_backward=kernels.cudnn_attention_backward
+    op = XLA._replace(
+        attention_forward=cudnn.cudnn_attention_forward, attention_backward=cudnn.cudnn_attention_backward
     )
-    execution = Execution(cudnn, recompute_blocks=recompute_blocks)
+    execution = Execution(op, recompute_blocks=recompute_blocks)
     found, expected = (of_model(each, config, jnp.float32, 2, 7) for each in (execution, Execution()))
     errors = gradient_errors(found, expected, config)
     assert max(errors.values()) < 1e-5, errors

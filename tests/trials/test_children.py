@@ -49,32 +49,29 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def outcomes(fake: dict[str, str]) -> Iterator[tuple[list[Outcome], int]]:
-    """One run of all: what came out, and how many processes it took."""
+def outcomes(fake: dict[str, str]) -> Iterator[list[Outcome]]:
+    """One run of all."""
     with Children(fake) as running:
         names = ["good", "mistake", "skipped", "good", "spoilt", "good", "abort", "exit", "good"]
         found = [running.measure(task(name)) for name in names]
         found.append(running.measure(task("hangs", 1.0, seconds=60.0)))
         found.append(running.measure(task("good")))
-        yield found, running.begun
+        yield found
 
 
-def test_each_failure_costs_one_task(outcomes: tuple[list[Outcome], int]) -> None:
-    found, begun = outcomes
+def test_each_failure_costs_one_task(outcomes: list[Outcome]) -> None:
     kinds = ["DONE", "FAILED", "SKIPPED", "DONE", "SPOILT", "DONE", "SPOILT", "SPOILT", "DONE", "SPOILT", "DONE"]
-    assert [each.kind for each in found] == kinds
-    processes = [each.content["pid"] for each in found if each.kind == "DONE"]
+    assert [each.kind for each in outcomes] == kinds
+    processes = [each.content["pid"] for each in outcomes if each.kind == "DONE"]
     assert processes[0] == processes[1] and len(set(processes)) == 4
-    assert begun == 5  # after what is spoilt, aborts, exits, hangs
 
 
-def test_what_is_told(outcomes: tuple[list[Outcome], int]) -> None:
-    found, _ = outcomes
-    assert found[1].content == "ValueError: no such shape" and found[2].content == "not here"
-    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in found[4].content
-    assert "status -6" in found[6].content
-    assert "status 3" in found[7].content and "last words" in found[7].content
-    assert found[9].content == "not done after 1 s" and 1.0 <= found[9].seconds < 15
+def test_what_is_told(outcomes: list[Outcome]) -> None:
+    assert outcomes[1].content == "ValueError: no such shape" and outcomes[2].content == "not here"
+    assert "CUDA_ERROR_ILLEGAL_ADDRESS" in outcomes[4].content
+    assert "status -6" in outcomes[6].content
+    assert "status 3" in outcomes[7].content and "last words" in outcomes[7].content
+    assert outcomes[9].content == "not done after 1 s" and 1.0 <= outcomes[9].seconds < 15
 
 
 def test_time_is_up(fake: dict[str, str]) -> None:

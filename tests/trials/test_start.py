@@ -62,6 +62,7 @@ def find_out(
 ) -> Iterator[Callable[..., Findings]]:
     """A check with the module above, a cache of its own, and a free card."""
     monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(module))
     monkeypatch.setattr(search, "MODULE", "fake_check")
     monkeypatch.setattr(search, "CANDIDATE_SECONDS", 1.0)
     monkeypatch.setattr(children, "START_SECONDS", 10.0)
@@ -70,9 +71,8 @@ def find_out(
     monkeypatch.setattr(start, "PAUSE", 0.0)
 
     def run(bad: str = "", **more: Any) -> Findings:
-        return start.find_out(
-            D12, H200, say=said.append, environment=dict(os.environ, PYTHONPATH=str(module), BAD=bad), **more
-        )  # fmt: skip
+        monkeypatch.setenv("BAD", bad)
+        return start.find_out(D12, H200, say=said.append, **more)
 
     yield run
 
@@ -121,9 +121,9 @@ def test_with_kernels(tmp_path: Path, said: list[str], monkeypatch: pytest.Monke
     tried = [Finding("gelu", "pallas"), Finding("gelu", "xla")]
     tried += [Finding("gelu", "pallas", Variant(sizes=((name, 1024),))) for name in ("gelu_block", "no_such_size")]
     monkeypatch.setattr(candidates, "listed", lambda _: tried)
-    found = start.find_out(
-        TINY, H200, seconds=300.0, say=said.append, environment=dict(os.environ, JAX_PLATFORMS="cpu", PJRT_NPROC="8")
-    )  # fmt: skip
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("PJRT_NPROC", "8")
+    found = start.find_out(TINY, H200, seconds=300.0, say=said.append)
     assert found.complete and not found.notes
     assert [bool(each.problem) for each in found.found] == [False, False, False, True]
     assert "no_such_size" in found.found[3].problem and all(each.us for each in found.found[:3])
