@@ -180,7 +180,7 @@ def _row(about: Option) -> str:
 
 def _as_flags(preset: str) -> str:
     """Return what a preset stands for, as flags."""
-    options = PRESETS[preset].options
+    options = given_options(shlex.split(PRESETS[preset].flags)).flags
     given = {about.flags[0]: show_value(options[about.name]) for about in OPTIONS if about.name in options}
     return " ".join(f"{flag} {shlex.quote(value)}" for flag, value in given.items())
 

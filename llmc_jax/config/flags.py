@@ -1,7 +1,8 @@
 """Words of the command line to values of `TrainConfig`. Leaves out `--help` and what runs (cli/train.py)."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 from llmc_jax.config.checks import validate
 from llmc_jax.config.options import Option, at_least, show_value, value_problem
-from llmc_jax.config.presets import DEFAULT_PRESET, preset_config, preset_options
+from llmc_jax.config.presets import DEFAULT_PRESET, PRESETS
 from llmc_jax.config.train import DATA, DEVICES, EVALUATION, OPTIONS, OUTPUT, TrainConfig
 from llmc_jax.errors import InputError, raise_problems
 
@@ -74,6 +75,18 @@ def given_options(argv: Sequence[str]) -> Given:
         problems.append(str(error))
     raise_problems(problems)
     return Given(base, given)
+
+
+def preset_options(name: str) -> dict[str, Any]:
+    """Return what a preset changes of llm.c's defaults. Raises InputError, with the known ones, for another."""
+    if name not in PRESETS:
+        raise InputError(f"--preset {name}: there is no such preset; known are {', '.join(PRESETS)}")
+    return {"preset": name} | given_options(shlex.split(PRESETS[name].flags)).flags
+
+
+def preset_config(name: str) -> TrainConfig:
+    """Return llm.c's defaults, with what the preset changes."""
+    return replace(TrainConfig(), **preset_options(name))
 
 
 class Pair(NamedTuple):
@@ -173,33 +186,29 @@ def _without_value(flag: str, about: Option, following: str | None) -> str:
 
 def _read(about: Option, text: str) -> Any:
     """The option's value out of a word. Raises InputError that says what it must be."""
-    value = _READERS[about.type](text)
+    value = _as_type(about.type, text)
     problem = value_problem(about, value)
     if problem is None:
         return value
     raise InputError(f"{about.noun} {problem}{_advice(about, text)}")
 
 
-def _read_int(text: str) -> int | str:
-    return int(text) if re.fullmatch(r"[+-]?[0-9]{1,20}", text) else text
+_FORMS = {
+    int: r"[+-]?[0-9]{1,20}", float: r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", bool: "[01]", str: "(?s:.*)",
+}  # fmt: skip
 
 
-def _read_float(text: str) -> float | str:
-    return float(text) if re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text) else text
-
-
-def _read_bool(text: str) -> bool | str:
-    return {"0": False, "1": True}.get(text, text)
-
-
-# What is no such value stays text, which value_problem then refuses.
-_READERS: dict[type, Callable[[str], Any]] = {int: _read_int, float: _read_float, bool: _read_bool, str: str}
+def _as_type(kind: type, text: str) -> Any:
+    """Return a word as a value of a type; what is none stays text, which value_problem then refuses."""
+    if not re.fullmatch(_FORMS[kind], text):
+        return text
+    return text == "1" if kind is bool else kind(text)
 
 
 def _advice(about: Option, text: str) -> str:
     """Return what to write instead, where that can be guessed."""
-    if about.type is int and isinstance(_read_int(text), str):  # 1e4 or 4.0
-        number = _read_float(text)
+    if about.type is int and isinstance(_as_type(int, text), str):  # 1e4 or 4.0
+        number = _as_type(float, text)
         whole = isinstance(number, float) and number.is_integer() and value_problem(about, int(number)) is None
         return f"; write {int(number)}" if whole else ""
     if about.type is float and re.fullmatch(r"[eE][+-]?[0-9]+", text):  # 0 to C's atof

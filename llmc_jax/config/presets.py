@@ -1,174 +1,70 @@
-"""Named sets of options for `--preset`: the demo, small CPU runs, and llm.c's own trainers and launches.
+"""Named sets of flags for `--preset`: the demo, small CPU runs, and llm.c's own trainers and launches.
 
 A preset is only what differs from llm.c's defaults. llm.c's launches stand here without what is not built yet: no
 HellaSwag, one process, a run folder of their own.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
-
-from llmc_jax.config.train import TrainConfig
-from llmc_jax.errors import InputError
+from typing import NamedTuple
 
 DEFAULT_PRESET = "demo"  # what `python train.py` without any flag runs
 
 
-@dataclass(frozen=True)
-class Preset:
-    description: str  # one line
-    options: Mapping[str, Any]  # fields of TrainConfig
+class Preset(NamedTuple):
+    """What a preset is, in one line, and its flags as one types them."""
+
+    description: str
+    flags: str
 
 
-def _fineweb(folder: str, prefix: str) -> dict[str, str]:
-    """Token files as llm.c's dev/data/fineweb.py names them."""
-    return {
-        "train_data": f"dev/data/{folder}/{prefix}_train_*.bin",
-        "val_data": f"dev/data/{folder}/{prefix}_val_*.bin",
-    }
+def _fineweb(folder: str, prefix: str) -> str:
+    """Return the flags of token files as llm.c's dev/data/fineweb.py names them."""
+    return f"-i 'dev/data/{folder}/{prefix}_train_*.bin' -j 'dev/data/{folder}/{prefix}_val_*.bin'"
 
 
 # What the launches of llm.c's scripts/run_gpt2_*.sh have in common.
-LLMC_LAUNCH = {
-    "sequence_length": 1024,
-    "total_batch_size": 524288,
-    "warmup_steps": 700,
-    "final_lr_fraction": 0.0,
-    "weight_decay": 0.1,
-    "val_every": 250,
-    "sample_tokens": 144,
-    "recompute": 0,
-}
+LLMC_LAUNCH = "-t 1024 -u 700 -c 0.1 -v 250 -r 0"
 
 # train_gpt2.c and train_gpt2_fp32.cu: every parameter treated alike, a constant rate, no clipping.
-LLMC_EARLY = {
-    "model": "gpt2_124M.bin",
-    "schedule": "constant",
-    "beta2": 0.999,
-    "decay": "all",
-    "grad_clip": 0.0,
-}
+LLMC_EARLY = "-e gpt2_124M.bin -k constant --beta2 0.999 --decay all --grad-clip 0"
 
 PRESETS: dict[str, Preset] = {
+    # Each micro-batch is one stretch of text: four small ones show more of the corpus.
     "demo": Preset(
         "a small GPT-2 learns Python's own source, byte by byte; on a CPU, without any download",
-        {
-            "train_data": "stdlib",
-            "val_data": "stdlib",
-            "model": "L4-NH4-C128-V257-T128",
-            "batch_size": 4,  # each micro-batch is one stretch of text: four small ones show more of the corpus
-            "sequence_length": 128,
-            "total_batch_size": 2048,
-            "max_steps": 850,
-            "learning_rate": 4e-3,
-            "warmup_steps": 50,
-            "final_lr_fraction": 0.1,
-            "weight_decay": 0.1,
-            "val_every": 100,
-            "val_batches": 80,
-            "sample_every": 170,
-            "sample_tokens": 128,
-            "recompute": 0,
-            "print_every": 20,
-        },
+        "-i stdlib -j stdlib -e L4-NH4-C128-V257-T128 -b 4 -t 128 -d 2048 -x 850 -l 4e-3 -u 50 -q 0.1 -c 0.1 -v 100 "
+        "-m 80 -s 170 -g 128 -r 0 --print-every 20",
     ),
     "tinyshakespeare": Preset(
         "a small GPT-2 on tinyshakespeare, in GPT-2's tokens; for a CPU",
-        {
-            "model": "L4-NH4-C128-T128",
-            "batch_size": 8,
-            "sequence_length": 128,
-            "max_steps": 1000,
-            "learning_rate": 1e-3,
-            "warmup_steps": 50,
-            "final_lr_fraction": 0.1,
-            "weight_decay": 0.1,
-            "val_every": 100,
-            "sample_every": 250,
-            "sample_tokens": 128,
-        },
+        "-e L4-NH4-C128-T128 -b 8 -t 128 -x 1000 -l 1e-3 -u 50 -q 0.1 -c 0.1 -v 100 -s 250 -g 128",
     ),
+    # The loop of train_gpt2.c runs from step 0 to step 40 and updates in both.
     "llmc-cpu": Preset(
         "train_gpt2.c: 41 updates of GPT-2 124M on tinyshakespeare",
-        LLMC_EARLY
-        | {
-            "sequence_length": 64,
-            "max_steps": 41,  # its loop runs from step 0 to step 40 and updates in both
-            "learning_rate": 1e-4,
-            "val_every": 10,
-            "val_batches": 5,
-            "sample_every": 20,
-            "sampling": "train_gpt2.c",
-        },
+        f"{LLMC_EARLY} -t 64 -x 41 -l 1e-4 -v 10 -m 5 -s 20 --sampling train_gpt2.c",
     ),
     "llmc-fp32": Preset(
         "train_gpt2_fp32.cu: one epoch of GPT-2 124M on tinyshakespeare",
-        LLMC_EARLY | {"sampling": "train_gpt2_fp32.cu"},
+        f"{LLMC_EARLY} --sampling train_gpt2_fp32.cu",
     ),
     "gpt2-124M": Preset(
         "llm.c's run_gpt2_124M.sh: GPT-2 124M from random weights, one epoch of FineWeb 10B",
-        LLMC_LAUNCH
-        | _fineweb("fineweb10B", "fineweb")
-        | {
-            "model": "d12",
-            "batch_size": 64,
-            "learning_rate": 6e-4,
-            "sample_every": 20000,
-            "checkpoint_every": 5000,
-        },
+        f"{LLMC_LAUNCH} {_fineweb('fineweb10B', 'fineweb')} -e d12 -b 64 -d 524288 -l 6e-4 -q 0 -s 20000 -g 144 "
+        "-n 5000",
     ),
     "gpt2-350M": Preset(
         "llm.c's run_gpt2_350M.sh: 60,000 steps on FineWeb 100B",
-        LLMC_LAUNCH
-        | _fineweb("fineweb100B", "fineweb")
-        | {
-            "model": "d24",
-            "batch_size": 64,
-            "max_steps": 60000,
-            "learning_rate": 3e-4,
-            "sample_every": 100000,
-            "checkpoint_every": 2000,
-        },
+        f"{LLMC_LAUNCH} {_fineweb('fineweb100B', 'fineweb')} -e d24 -b 64 -d 524288 -x 60000 -l 3e-4 -q 0 -s 100000 "
+        "-g 144 -n 2000",
     ),
     "gpt2-774M": Preset(
         "llm.c's run_gpt2_774M.sh: 286,102 steps on FineWeb 100B",
-        LLMC_LAUNCH
-        | _fineweb("fineweb100B", "fineweb")
-        | {
-            "model": "d36",
-            "batch_size": 32,
-            "max_steps": 286102,
-            "learning_rate": 2.5e-4,
-            "sample_every": 300000,
-            "checkpoint_every": 4000,
-        },
+        f"{LLMC_LAUNCH} {_fineweb('fineweb100B', 'fineweb')} -e d36 -b 32 -d 524288 -x 286102 -l 2.5e-4 -q 0 -s 300000 "
+        "-g 144 -n 4000",
     ),
     "gpt2-1558M": Preset(
         "llm.c's run_gpt2_1558M.sh: 32,000 steps on FineWeb-EDU 100B",
-        LLMC_LAUNCH
-        | _fineweb("edu_fineweb100B", "edu_fineweb")
-        | {
-            "model": "d48",
-            "batch_size": 16,
-            "total_batch_size": 1048576,
-            "max_steps": 32000,
-            "learning_rate": 6e-4,
-            "final_lr_fraction": 0.1,
-            "sample_every": 300000,
-            "sample_tokens": 384,
-            "checkpoint_every": 2000,
-        },
+        f"{LLMC_LAUNCH} {_fineweb('edu_fineweb100B', 'edu_fineweb')} -e d48 -b 16 -d 1048576 -x 32000 -l 6e-4 -q 0.1 "
+        "-s 300000 -g 384 -n 2000",
     ),
 }
-
-
-def preset_options(name: str) -> dict[str, Any]:
-    """Return what a preset changes of llm.c's defaults. Raises InputError, with the known ones, for another."""
-    if name not in PRESETS:
-        raise InputError(f"--preset {name}: there is no such preset; known are {', '.join(PRESETS)}")
-    return {"preset": name, **PRESETS[name].options}
-
-
-def preset_config(name: str) -> TrainConfig:
-    """Return llm.c's defaults, with what the preset changes."""
-    return replace(TrainConfig(), **preset_options(name))

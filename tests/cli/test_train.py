@@ -12,8 +12,8 @@ import pytest
 
 from llmc_jax.cli.train import EXAMPLES, continued, flags_markdown, help_text, main
 from llmc_jax.config.checks import validate
-from llmc_jax.config.flags import Given, given_options, parse_args
-from llmc_jax.config.presets import PRESETS, preset_config
+from llmc_jax.config.flags import Given, given_options, parse_args, preset_config
+from llmc_jax.config.presets import PRESETS
 from llmc_jax.config.train import OPTIONS, TrainConfig
 from llmc_jax.errors import ExitCode, FormatError, InputError
 from llmc_jax.machine.jax_setup import train_command

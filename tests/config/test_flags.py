@@ -10,9 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.cli.profile_flags import OWN
-from llmc_jax.config.flags import near_flags, parse_args, step_config, take_own
+from llmc_jax.config.flags import near_flags, parse_args, preset_config, step_config, take_own
 from llmc_jax.config.options import SLICE, Option, value_problem
-from llmc_jax.config.presets import PRESETS, preset_config
 from llmc_jax.config.train import OPTIONS, TrainConfig
 from llmc_jax.errors import InputError
 
@@ -225,8 +224,8 @@ def test_its_own_flags_and_train_pys() -> None:
     ("words", "expected"),
     [
         ([], {"model": "d12", "batch_size": 4, "recompute": 1}),
-        (["--preset", "demo"], {"model": PRESETS["demo"].options["model"], "total_batch_size": 2048, "recompute": 0}),
-        (["--preset", "demo", "-d", "512"], {"model": PRESETS["demo"].options["model"], "total_batch_size": 512}),
+        (["--preset", "demo"], {"model": preset_config("demo").model, "total_batch_size": 2048, "recompute": 0}),
+        (["--preset", "demo", "-d", "512"], {"model": preset_config("demo").model, "total_batch_size": 512}),
         (["-e", "d24", "--preset=demo"], {"model": "d24", "total_batch_size": 2048}),
         (["--preset=gpt2-350M"], {"model": "d24", "batch_size": 64}),
         (["--preset", "llmc-cpu"], {"model": "d12", "sequence_length": 64}),  # gpt2_124M.bin is not here

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.cli.data import main as data_main
+from llmc_jax.config.flags import preset_config
 from llmc_jax.config.model import GPT2_VOCAB
-from llmc_jax.config.presets import preset_config
 from llmc_jax.data import corpora
 from llmc_jax.data.corpora import bigram_baseline, stdlib_corpus, tinyshakespeare_corpus, unigram_baseline
 from llmc_jax.data.tokenfile import open_token_file
