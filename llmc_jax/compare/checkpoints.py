@@ -36,14 +36,13 @@ class Row(NamedTuple):
     group: str
     name: str
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
-    found: Difference | None
-    layers: tuple[int, ...]  # whose bits differ
+    found: Difference | None = None
+    layers: tuple[int, ...] = ()  # whose bits differ
+    agrees: bool = False  # the bits are the same; with a tolerance, all values are within it
 
-    def agrees(self, tolerance: float | None) -> bool:
-        """Return whether the bits are the same, or all values within the tolerance."""
-        if self.found is None:
-            return False
-        return self.found.same_bits if tolerance is None else self.found.agrees
+    @property
+    def same_bits(self) -> bool:
+        return self.found is not None and self.found.same_bits
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,13 +67,12 @@ def run(args: argparse.Namespace) -> int:
     for line in [*_headline("A", a), *_headline("B", b), *notes, *_groups_apart(a, b), ""]:
         report.show(line, json_path=args.json)
     rows = list(compare(a, b, args.tolerance))
-    agrees = not notes and all(row.agrees(args.tolerance) for row in rows)
-    report.show(table(rows, args.tolerance), json_path=args.json)
+    agrees = not notes and all(row.agrees for row in rows)
+    report.show(table(rows), json_path=args.json)
     report.show(f"\n{verdict(rows, notes, args.tolerance)}", json_path=args.json)
     report.emit({
         "a": _source_json(a), "b": _source_json(b), "tolerance": args.tolerance, "agrees": agrees, "shapes": notes,
-        "same_bits": not notes and all(row.agrees(None) for row in rows),
-        "tensors": [_row_json(row, args.tolerance) for row in rows],
+        "same_bits": not notes and all(row.same_bits for row in rows), "tensors": [_row_json(row) for row in rows],
     }, json_path=args.json)  # fmt: skip
     return 0 if agrees else DIFFERS
 
@@ -96,7 +94,7 @@ def _compare_tensor(
 ) -> Row:
     shapes = (ours.shape, theirs.shape)
     if ours.shape != theirs.shape:
-        return Row(group, ours.name, shapes, None, ())
+        return Row(group, ours.name, shapes)
     layered = BY_NAME[ours.name].layered
     measure = Measure(None if tolerance is None else Limit(tolerance), nan_agrees=True)
     layers = []
@@ -105,7 +103,9 @@ def _compare_tensor(
         measure.add(a.read(group, ours.name, layer), b.read(group, ours.name, layer))
         if layered and measure.other_values > before:
             layers.append(layer)
-    return Row(group, ours.name, shapes, measure.result(ours.shape), tuple(layers))
+    found = measure.result(ours.shape)
+    agrees = found.same_bits if tolerance is None else found.agrees
+    return Row(group, ours.name, shapes, found, tuple(layers), agrees)
 
 
 def differences_in_shape(a: ModelConfig, b: ModelConfig) -> list[str]:
@@ -136,28 +136,27 @@ def _headline(letter: str, source: Source) -> list[str]:
     return [line, *(f"   warning: {warning}" for warning in source.warnings)]
 
 
-def table(rows: Sequence[Row], tolerance: float | None) -> str:
+def table(rows: Sequence[Row]) -> str:
     """Return a line per tensor."""
     headings = ["of", "tensor", "shape", "largest", "mean", "relative norm", "worst at", "A", "B", "values", "bits",
                 "layers", "verdict"]  # fmt: skip
     return text.table(
         headings,
-        [_cells(row, tolerance) for row in rows],
+        [_cells(row) for row in rows],
         left=("of", "tensor", "shape", "worst at", "layers", "verdict"),
         optional=("B", "A", "worst at", "bits", "shape", "mean", "values", "relative norm", "layers"),
     )
 
 
-def _cells(row: Row, tolerance: float | None) -> list[str]:
-    group = WORDS[row.group]
-    found = row.found
+def _cells(row: Row) -> list[str]:
+    group, found = WORDS[row.group], row.found
     if found is None:
         shapes = " and ".join(index_text(shape) for shape in row.shapes)
         return [group, row.name, shapes, *[""] * 9, "OTHER SHAPE"]
     start = [group, row.name, index_text(found.shape)]
     if found.same_bits:
         return [*start, *[""] * 9, "same bits"]
-    verdict = "DIFFERS" if not row.agrees(tolerance) else "within"
+    verdict = "within" if row.agrees else "DIFFERS"
     if found.nonfinite:
         verdict += f", {found.nonfinite:,} NaN or infinite"
     return [
@@ -180,13 +179,13 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 def verdict(rows: Sequence[Row], notes: Sequence[str], tolerance: float | None) -> str:
     """Return the result in a sentence."""
-    if not notes and all(row.agrees(None) for row in rows):
+    if not notes and all(row.same_bits for row in rows):
         return f"All {len(rows)} tensors have the same bits."
-    other = [row for row in rows if not row.agrees(tolerance)]
-    if not notes and not other:
-        return f"All {len(rows)} tensors agree within {tolerance:g}; not all bits are the same."
-    if not other:
+    other = [row for row in rows if not row.agrees]
+    if not other and notes:
         return "The tensors agree, but the models differ: " + notes[0].partition(": ")[2]
+    if not other:
+        return f"All {len(rows)} tensors agree within {tolerance:g}; not all bits are the same."
     compared = [row.found for row in other if row.found is not None]
     how = "have other bits" if tolerance is None else f"differ by more than {tolerance:g}"
     values = sum(found.other_values for found in compared)
@@ -203,8 +202,8 @@ def _source_json(source: Source) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _row_json(row: Row, tolerance: float | None) -> dict[str, Any]:
-    start = {"group": row.group, "name": row.name, "agrees": row.agrees(tolerance)}
+def _row_json(row: Row) -> dict[str, Any]:
+    start = {"group": row.group, "name": row.name, "agrees": row.agrees}
     if row.found is None:
         return start | {"shape": row.shapes[0], "other_shape": row.shapes[1]}
     return start | as_json(row.found) | {"differing_layers": row.layers}

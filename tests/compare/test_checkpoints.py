@@ -183,7 +183,7 @@ def test_one_layer_at_a_time() -> None:
     again = list(checkpoints.compare(source, source))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert rows == again and all(row.agrees(None) for row in rows) and len(rows) == 32
+    assert rows == again and all(row.agrees for row in rows) and len(rows) == 32
     assert peak < 64 * largest + 200_000  # bytes: some float64 and float32 copies of one slice; all takes 12 times that
 
 
