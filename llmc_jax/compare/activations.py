@@ -9,8 +9,7 @@ by which one operation can be computed from inputs of another program. Leaves ou
 import json
 import math
 import os
-import secrets
-import shutil
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
@@ -349,22 +348,21 @@ def write_folder(folder: Path, model: Model, values: Values, dtype: str) -> int:
     Raises InputError if it exists already with something in it, or cannot be written.
     """
     check_new(folder)
-    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
     listed = names_of(model.config, gradients=True)
     arrays = {name: values[name] for name in listed if isinstance(values.get(name), np.ndarray)}
     try:
-        temporary.mkdir()
-        for name, array in arrays.items():
-            with (temporary / f"{name}.npy").open("xb") as file:
-                np.save(file, array, allow_pickle=False)
-        (temporary / INDEX).write_text(json.dumps(_index(model, arrays, dtype), indent=1) + "\n")
-        if folder.is_dir():
-            folder.rmdir()  # it is empty
-        os.replace(temporary, folder)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent) as hidden:
+            complete = Path(hidden) / folder.name
+            complete.mkdir()
+            for name, array in arrays.items():
+                with (complete / f"{name}.npy").open("xb") as file:
+                    np.save(file, array, allow_pickle=False)
+            (complete / INDEX).write_text(json.dumps(_index(model, arrays, dtype), indent=1) + "\n")
+            if folder.is_dir():
+                folder.rmdir()  # it is empty
+            os.replace(complete, folder)
     except OSError as error:
         raise InputError(f"{folder}: cannot be written: {reason(error)}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return len(arrays)
 
 

@@ -111,7 +111,7 @@ class Computed(NamedTuple):
     """What we make of the batch."""
 
     logits: np.ndarray  # (B, T, V)
-    loss: float
+    loss: np.float64
     gradient: Params  # 16 tensors, float32
 
 
@@ -159,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
     source = open_source(args.model)
     dtype = args.dtype or source.dtype
     state = read_debug_state(args.state, source.config)
-    theirs = Computed(state.logits, state.loss, views(state.gradient, source.config))
+    theirs = Computed(state.logits, np.float64(state.loss), views(state.gradient, source.config))
     import jax.numpy as jnp
 
     from llmc_jax.compare import activations
@@ -177,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
 
     model = activations.Model(source.config, views(flat, source.config), plan.execution)
     logits, loss, gradient = map(np.asarray, program(source.config, plan.execution)(flat, state.x, state.y))
-    ours = Computed(logits, float(loss), views(gradient, source.config))
+    ours = Computed(logits, np.float64(loss), views(gradient, source.config))
     rows = compare(ours, theirs, tolerances)
     first = first_failure(rows, ours, theirs, source.config)
     report.show(f"{_table(rows)}\n\n{_verdict(rows, first, tolerances, folder is not None)}", json_path=args.json)
@@ -253,15 +253,13 @@ def _plan(args: argparse.Namespace, dtype: str, config: ModelConfig, state: Debu
 
 def compare(ours: Computed, theirs: Computed, allowed: Tolerances) -> list[Row]:
     """Return a row per tensor in the order of computation: logits, loss, the gradients as the backward makes them."""
-    rows = [
-        Row("logits", allowed.logits, difference(ours.logits, theirs.logits, allowed.logits)),
-        Row("loss", allowed.loss, difference(np.float64(ours.loss), np.float64(theirs.loss), allowed.loss)),
+    pairs: list[tuple[str, Any, Any, Limit]] = [
+        ("logits", ours.logits, theirs.logits, allowed.logits),
+        ("loss", ours.loss, theirs.loss, allowed.loss),
     ]
     for name in (*LAST, *OF_A_LAYER, *FIRST):
-        limit = allowed.gradients[name]
-        found = difference(getattr(ours.gradient, name), getattr(theirs.gradient, name), limit)
-        rows.append(Row(name, limit, found))
-    return rows
+        pairs.append((name, getattr(ours.gradient, name), getattr(theirs.gradient, name), allowed.gradients[name]))
+    return [Row(name, limit, difference(a, b, limit)) for name, a, b, limit in pairs]
 
 
 def first_failure(rows: list[Row], ours: Computed, theirs: Computed, config: ModelConfig) -> dict[str, Any] | None:

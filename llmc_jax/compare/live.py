@@ -97,11 +97,10 @@ def _checked_executable(executable: str) -> Path:
 
 
 def _kind_of(path: Path) -> str:
-    name = path.name.removesuffix(".exe")
-    if name in FLAGS:
-        return name
-    if name.startswith(("test_gpt2", "profile_gpt2")):
-        raise InputError(f"{path}: {name} is not a trainer of llm.c; expected one of {', '.join(FLAGS)}")
+    if path.name in FLAGS:
+        return path.name
+    if path.name.startswith(("test_gpt2", "profile_gpt2")):
+        raise InputError(f"{path}: {path.name} is not a trainer of llm.c; expected one of {', '.join(FLAGS)}")
     raise InputError(f"{path}: its name does not say which trainer of llm.c it is; give --kind {'|'.join(FLAGS)}")
 
 
@@ -328,7 +327,7 @@ def verdict(result: Result) -> list[str]:
 def busy_note() -> str | None:
     """Return a warning where other programs have the processor: both are then slow, and not to the same degree."""
     cores = os.cpu_count() or 1
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    load = os.getloadavg()[0]
     if load < 0.5 * cores:
         return None
     return f"warning: other programs use the machine (load {load:.1f} on {cores} cores): the times mean little"

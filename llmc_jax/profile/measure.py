@@ -5,6 +5,7 @@ consists of (program.py, trace.py).
 """
 
 import math
+import resource
 import statistics
 import sys
 import time
@@ -326,9 +327,5 @@ def memory_used(bench: Bench) -> Used:
 def _peak_bytes(platform: str) -> int | None:
     if platform != "cpu":
         return hardware.memory_stats().get("peak_bytes_in_use")
-    try:
-        import resource  # not on Windows
-    except ImportError:
-        return None
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
