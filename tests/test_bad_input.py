@@ -274,16 +274,6 @@ def test_a_data_file_that_changes(bench: Bench, monkeypatch: pytest.MonkeyPatch)
     kept_at(3)
 
 
-def test_a_folder_inside_one_that_is_not_utf_8(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    try:
-        os.mkdir(b"\xff")
-    except OSError:
-        pytest.skip("this file system has no such names")
-    monkeypatch.chdir("\udcff")
-    done = bench.run("-i", bench.folder / "train.bin", "-j", bench.folder / "val.bin", "-o", "run")
-    assert done.code == 2 and "udcff" in done.err and not Path("run").exists()
-
-
 @pytest.mark.parametrize(
     ("words", "shown"),
     [("-o run\udcff", "udcff"), ("-o a\udcff/run", "udcff"), ("-i \x1b[2J.bin", "\\x1b[2J"),

@@ -140,12 +140,9 @@ def validate(config: TrainConfig) -> list[str]:
     Raises one InputError that lists every value out of range, every contradiction, and every value that asks for
     something not built yet.
     """
-    problems = []
-    for about in OPTIONS:
-        words = value_problem(about, getattr(config, about.name))
-        if words:
-            problems.append(f"{_given(config, about.name)}: {about.noun} {words}")
-    raise_problems(problems)  # what follows counts on sane values
+    wrong = ((about, value_problem(about, getattr(config, about.name))) for about in OPTIONS)
+    # what follows counts on sane values
+    raise_problems(f"{_given(config, about.name)}: {about.noun} {words}" for about, words in wrong if words)
     not_built = [rule._replace(words=f"{{{name}}}: not built yet; {rule.words}") for name, rule in NOT_BUILT.items()]
     raise_problems([*_total_batch(config), *_said(config, [*CONTRADICTIONS, *not_built])])
     return _said(config, NOTES)

@@ -389,8 +389,7 @@ class TrainConfig:
         """
         problems = [f"configuration: there is no option {name!r}" for name in values if name not in BY_NAME]
         for name, value in values.items():
-            words = value_problem(BY_NAME[name], value) if name in BY_NAME else None
-            if words:
+            if name in BY_NAME and (words := value_problem(BY_NAME[name], value)):
                 problems.append(f"configuration: {name} is {value!r}; it {words}")
         raise_problems(problems)
         fit: dict[str, Any] = {name: BY_NAME[name].type(value) for name, value in values.items()}  # 1 stands for 1.0

@@ -53,25 +53,18 @@ class TokenFile:
     They are read, not mapped into memory: the system ends a program that looks beyond a mapped file's end, which is
     where a file that somebody shortens has it. A file that is deleted or replaced while it is open can be read on.
 
-    path; kind: a name in KINDS; num_tokens and size (in bytes): as they were when it was opened, and modified: when it
-    had been changed, in nanoseconds. Closed by `close`, at the end of a `with`, or once nobody refers to it.
+    path; kind: a name in KINDS; header_bytes: where the first token lies; dtype: of the tokens; num_tokens and size (in
+    bytes): as they were when it was opened, and modified: when it had been changed, in nanoseconds. Closed by `close`,
+    at the end of a `with`, or once nobody refers to it.
     """
 
     def __init__(self, path: Path, kind: str, num_tokens: int, file: IO[bytes]) -> None:
         self.path, self.kind, self.num_tokens = path, kind, num_tokens
+        self.header_bytes = 0 if kind == "raw-int32" else HEADER_BYTES
+        self.dtype = KINDS[kind].dtype
         self._file = file
         found = os.fstat(file.fileno())
         self.size, self.modified = found.st_size, found.st_mtime_ns
-
-    @property
-    def header_bytes(self) -> int:
-        """Return where the first token lies in the file."""
-        return 0 if self.kind == "raw-int32" else HEADER_BYTES
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of the tokens."""
-        return KINDS[self.kind].dtype
 
     def read(self, start: int = 0, count: int | None = None) -> np.ndarray:
         """Return tokens start to start + count, or to the end: (count,) of the kind's dtype, read-only.

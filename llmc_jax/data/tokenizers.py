@@ -4,7 +4,6 @@ The merging itself is tiktoken's; what is here is where the table comes from. Le
 tokens other than the end-of-text token.
 """
 
-import codecs
 import contextlib
 import functools
 import hashlib
@@ -28,7 +27,6 @@ BYTES_VOCAB, BYTES_EOT = 257, 256
 GPT2_EOT = GPT2_VOCAB - 1
 DEFAULT_BIN = "gpt2_tokenizer.bin"  # where llm.c's trainers look for it
 
-MAGIC = magics.TOKENIZER
 HEADER_BYTES = 1024
 LONGEST_PIECE = 255  # its length is one byte
 MAX_VOCAB = 1 << 24
@@ -254,8 +252,8 @@ def read_tokenizer_bin(path: str | Path) -> TokenizerTable:
 
 def _check_header(path: str | Path, header: bytes, size: int) -> tuple[int, int, int]:
     found = int.from_bytes(header[:4], "little")
-    if len(header) >= 4 and found != MAGIC:
-        raise FormatError(f"{path}: is not a tokenizer file: magic number {found}; expected {MAGIC}")
+    if len(header) >= 4 and found != magics.TOKENIZER:
+        raise FormatError(f"{path}: is not a tokenizer file: magic number {found}; expected {magics.TOKENIZER}")
     if len(header) < HEADER_BYTES:
         raise FormatError(f"{path}: truncated: {size} bytes, but the header alone has {HEADER_BYTES}; copy it again")
     _, version, vocab, eot = struct.unpack_from("<4I", header)
@@ -310,7 +308,7 @@ def write_tokenizer_bin(path: str | Path, pieces: tuple[bytes, ...], eot: int, v
     for token, piece in enumerate(pieces):
         if not 1 <= len(piece) <= LONGEST_PIECE:
             raise InputError(f"{path}: id {token} has {len(piece)} bytes; the format takes 1 to {LONGEST_PIECE}")
-    header = [MAGIC, version, len(pieces), eot if version == 2 else 0, *[0] * 252]
+    header = [magics.TOKENIZER, version, len(pieces), eot if version == 2 else 0, *[0] * 252]
     try:
         write_bytes(Path(path), struct.pack("<256I", *header) + _payload(pieces))
     except OSError as error:
@@ -391,26 +389,13 @@ def _choose_by_vocab(vocab_size: int, folders: Iterable[Path]) -> Choice:
 # ----- showing text -------------------------------------------------------------------------------------------------
 
 
-def stream_text(pieces: Iterable[bytes]) -> Iterator[str]:
-    """Yield the text of a stream of pieces, for display as they come: one str per piece, and one more for the rest.
-
-    A character whose bytes are spread over pieces comes out with its last one; bytes that are not UTF-8 become U+FFFD;
-    control characters that could move a terminal's cursor or change its colours are dropped.
-    """
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    for piece in pieces:
-        yield _without_controls(decoder.decode(piece))
-    yield _without_controls(decoder.decode(b"", final=True))
-
-
-def _without_controls(text: str) -> str:
-    if text.isprintable():
-        return text
-    return "".join(c for c in text if c in "\t\n" or not (c < " " or "\x7f" <= c < "\xa0"))
-
-
 def sample_text(tokenizer: Tokenizer | None, ids: Iterable[int]) -> str:
-    """Sampled ids as text for display; without a tokenizer the ids themselves, as llm.c's trainers print them."""
+    """Return sampled ids as text for display; without a tokenizer the ids, as llm.c's trainers print them.
+
+    Bytes that are not UTF-8 become U+FFFD; control characters that could move a terminal's cursor or change its colours
+    are dropped.
+    """
     if tokenizer is None:
         return "".join(f"{token} " for token in ids)
-    return "".join(stream_text(tokenizer.pieces_of(ids)))
+    text = tokenizer.decode(ids).decode(errors="replace")
+    return "".join(c for c in text if c in "\t\n" or not (c < " " or "\x7f" <= c < "\xa0"))

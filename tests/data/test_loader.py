@@ -345,27 +345,6 @@ def test_a_negative_id_that_came_after_the_check(tmp_path: Path) -> None:
 # ---- what happens to the files meanwhile
 
 
-def test_a_file_that_is_shortened_ends_the_reading_behind_what_was_read(tmp_path: Path) -> None:
-    """Mended, it is read on from the saved place as if nothing had been."""
-    path = counting_file(tmp_path / "a.bin", 60001)
-    whole, plain = path.read_bytes(), open_loader(counting_file(tmp_path / "b.bin", 60001), 2, 4, shuffle=True)
-    loader = open_loader(path, 2, 4, shuffle=True)
-    with Prefetcher(loader, 2) as prefetcher:
-        for _ in range(3):
-            np.testing.assert_array_equal(next(prefetcher), plain.next_batch(2))
-        os.truncate(path, 5000)
-        read = 0
-        with pytest.raises(FormatError, match=rf"a\.bin: was shortened .* {len(whole)} bytes and has 5000 now"):
-            for batch in prefetcher:
-                np.testing.assert_array_equal(batch, plain.next_batch(2))
-                read += 1
-        state = prefetcher.state()
-    assert read < 1000 and state == plain.state()
-    path.write_bytes(whole)
-    loader.restore(state)
-    np.testing.assert_array_equal(loader.next_batch(20), plain.next_batch(20))
-
-
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_a_file_that_is_deleted_or_replaced_is_read_on(tmp_path: Path, shuffle: bool) -> None:
     """Over epochs, where it is the only one; each thing that happened is told once."""

@@ -19,7 +19,6 @@ from llmc_jax.data.tokenizers import (
     load_tokenizer,
     read_tokenizer_bin,
     sample_text,
-    stream_text,
     write_tokenizer_bin,
 )
 from llmc_jax.errors import FormatError, InputError
@@ -341,21 +340,16 @@ def test_a_tokenizer_that_is_not_known(spec: str, message: str) -> None:
 # ----- showing -------------------------------------------------------------------------------------------------------
 
 
-@given(texts, st.lists(st.integers(1, 4), max_size=100))
-def test_streamed_text_is_the_text(text: str, lengths: list[int]) -> None:
+@given(texts)
+def test_a_sample_is_the_text_without_controls(text: str) -> None:
     text = text.encode("utf-8", "replace").decode()
-    data, pieces = text.encode(), []
-    for length in lengths:
-        pieces.append(data[:length])
-        data = data[length:]
-    shown = list(stream_text([*pieces, data]))
-    assert len(shown) == len(pieces) + 2
-    assert "".join(shown) == "".join(c for c in text if c in "\n\t" or not (c < " " or "\x7f" <= c < "\xa0"))
+    shown = "".join(c for c in text if c in "\n\t" or not (c < " " or "\x7f" <= c < "\xa0"))
+    assert sample_text(bytes_tokenizer(), text.encode()) == shown
 
 
 def test_samples() -> None:
     """A broken character is shown, an escape is not."""
-    assert list(stream_text([b"a\xc3", b"\xa9", b"\x1b[31m", b"\xe6\xbc"])) == ["a", "é", "[31m", "", "\ufffd"]
+    assert sample_text(bytes_tokenizer(), b"a\xc3\xa9\x1b[31m\xe6\xbc") == "aé[31m\ufffd"
     assert sample_text(None, [256, 72]) == "256 72 "
     assert sample_text(bytes_tokenizer(), [256, *"né".encode()]) == "<|endoftext|>né"
 

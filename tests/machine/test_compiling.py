@@ -73,13 +73,6 @@ def test_an_option_that_xla_does_not_know_is_one_line() -> None:
     np.testing.assert_array_equal(compiling.compiled(lowered, ())(jnp.ones(3), jnp.ones(3)), 4 * np.ones(3))
 
 
-def test_another_problem_of_the_compiler_is_its_own() -> None:
-    lowered = jax.jit(double, static_argnums=2).lower(jnp.ones(3), jnp.ones(3), 2)
-    wrong: Any = ((TRITON_GEMM, "maybe"),)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="not a valid bool"):
-        compiling.compiled(lowered, wrong)
-
-
 def test_a_call_is_compiled_with_the_options_once_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     function, real, options = jax.jit(double, static_argnums=2), compiling.compiled, []
 
