@@ -179,14 +179,6 @@ def full_run(tokens: Any, tmp_path_factory: pytest.TempPathFactory) -> Result:
     return Result(done, folder, out.getvalue(), "")
 
 
-@pytest.fixture(scope="module")
-def ten_steps(tokens: Any, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """The losses of ten steps in fp32 with softmax."""
-    folder = tmp_path_factory.mktemp("ten")
-    assert cli.main([str(word) for word in (*tiny_flags(tokens), "-x", 10, "--no-save", "-o", folder)]) == 0
-    return [each["loss"] for each in read_metrics(folder / "metrics.jsonl") if each["event"] == "train"]
-
-
 def test_the_folder_holds_everything_and_nothing_else(full_run: Result) -> None:
     assert full_run.code == 0
     assert sorted(path.name for path in full_run.folder.iterdir()) == [
@@ -289,15 +281,6 @@ def test_the_screen_shows_table_steps_and_where_everything_is(full_run: Result) 
     assert math.isclose(float(mean.split()[-2]), np.mean(full_run.values("train", "ms")[1:]), abs_tol=1e-5)
 
 
-def test_without_an_output_folder_a_run_gets_a_new_one(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert train("-o", "", "-x", 0).code == 0
-    (name,) = (path.name for path in (tmp_path / "runs").iterdir())
-    assert re.fullmatch(rf"\d{{8}}-\d{{6}}-{TINY}", name)
-
-
 # ---- what the flags mean
 
 
@@ -379,17 +362,8 @@ def test_overfitting_one_batch(train: Train) -> None:
     assert run.losses[-1] < 0.05
 
 
-@pytest.mark.slow
-def test_accumulated_micro_batches_are_one_large_batch(train: Train) -> None:
-    shape = ["-d", 8 * 16, "-x", 8, "--shuffle", "none", "-v", 0]
-    runs = [train("-b", B, *shape, folder=f"b{B}") for B in (8, 4, 1)]
-    for run in runs:
-        assert run.values("train", "tokens") == [128 * step for step in range(1, 9)]
-        np.testing.assert_allclose(run.losses, runs[0].losses, rtol=0, atol=1e-5)
-
-
-def test_the_order_of_the_data_is_the_loaders(train: Train, ten_steps: list[float], tokens: Any) -> None:
-    assert train("-x", 1, "--shuffle", "none").losses[0] != ten_steps[0]
+def test_the_order_of_the_data_is_the_loaders(train: Train, full_run: Result, tokens: Any) -> None:
+    assert train("-x", 1, "--shuffle", "none").losses[0] != full_run.losses[0]
     loader = TokenLoader(tokens.train, 4, 16, vocab_size=257, shuffle=True, flag="-i")
     position = loader.state()
     beforehand.check_tokens(loader)
@@ -440,13 +414,6 @@ def test_the_built_in_corpus_with_any_model_and_validation(
 
 
 # ---- the folder again
-
-
-@pytest.mark.parametrize("flags", [[], ["-y", 1]])
-def test_an_empty_folder_is_taken(train: Train, tmp_path: Path, flags: list[Any]) -> None:
-    (tmp_path / "run").mkdir()
-    run = train("-x", 0, *flags)
-    assert run.code == 0 and [each["event"] for each in run.events] == ["start", "end"]
 
 
 def test_a_folder_that_another_process_makes_meanwhile_is_its_own(
@@ -858,13 +825,6 @@ def test_a_bf16_run_writes_what_a_run_can_start_from(train: Train) -> None:
     assert in_fp32.values("val", "loss") == pytest.approx(again.values("val", "loss"), rel=2e-3)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_16_bits_give_the_losses_of_fp32(train: Train, ten_steps: list[float], dtype: str) -> None:
-    narrow = train("--dtype", dtype, "-x", 10, "--no-save")
-    assert ten_steps[-1] < ten_steps[0] - 0.5
-    assert 0 < max(abs(a / b - 1) for a, b in zip(narrow.losses, ten_steps, strict=True)) < 5e-3
-
-
 def test_an_fp16_run_logs_its_loss_scale(train: Train) -> None:
     run = train("--dtype", "fp16", "--loss-scale", 64, "--loss-scale-steps", 2, "-x", 5, "--export-llmc")
     assert run.code == 0
@@ -888,16 +848,10 @@ def test_a_loss_scale_that_is_too_large_gives_way_and_is_no_divergence(train: Tr
     assert run.losses[-1] < run.losses[0]
 
 
-def test_kernels_that_must_run_but_cannot_are_refused(train: Train, tmp_path: Path) -> None:
-    run = train("--strict-kernels", "--attention", "cudnn")
-    assert (run.code, run.out, list(tmp_path.iterdir())) == (2, "", [])
-    assert run.err.startswith("train.py: --strict-kernels: ") and run.err.count("\n") == 1
-
-
-def test_relu_attention_is_another_model_that_learns(train: Train, ten_steps: list[float]) -> None:
+def test_relu_attention_is_another_model_that_learns(train: Train, full_run: Result) -> None:
     relu = train("--attention", "relu", "-x", 10, "--no-save")
     assert relu.losses[-1] < relu.losses[0] - 0.5
-    assert relu.losses != ten_steps
+    assert relu.losses[0] != full_run.losses[0]
     assert table_rows(relu.out)["attention"].startswith("relu, xla (")
 
 

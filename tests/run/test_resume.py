@@ -779,5 +779,6 @@ def test_an_outlier_is_said_and_kept(train: Train) -> None:
     run = complete(train(*OUTLIERS, "-x", 145, "-v", 0, "-s", 0))
     skipped = run.values("train", "skipped")
     assert not any(skipped[:128]) and 0 < sum(skipped[128:]) < 17
+    assert run.out.count("skipping update due to") == sum(skipped)
     assert arrays(run.folder, 145)["outliers/values"].shape == (2, 128)
     assert arrays(run.folder, 145)["updates"] == 145  # AdamW counts them, as llm.c's does

@@ -67,6 +67,11 @@ def _next(state: TrainState) -> TrainState:
 advanced = jax.jit(_next, donate_argnums=0)  # a step of a kind: every number of the state becomes another
 
 
+def save_well(saver: Saver, state: TrainState, step: int) -> None:
+    saver.save(state, metadata(step), ANY)
+    assert saver.wait()[0].problem is None
+
+
 def bits(arrays: dict[str, np.ndarray]) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     return {name: (array.dtype.name, array.shape, array.tobytes()) for name, array in arrays.items()}
 
@@ -300,8 +305,7 @@ def test_a_save_that_fails_harms_nothing(
     saver = Saver(tmp_path, MODEL, ALL, export=True)
     state = new_state()
     expected = in_memory(state)
-    saver.save(state, metadata(1), ANY)
-    assert saver.wait()[0].problem is None
+    save_well(saver, state, 1)
     state = advanced(state)
     with monkeypatch.context() as patch:
         patch.setattr(module, name, fail)
@@ -316,8 +320,7 @@ def test_a_save_that_fails_harms_nothing(
     before = pointers(state)[:3]
     state = advanced(state)
     assert pointers(state)[:3] == before  # what failed holds nothing either
-    saver.save(state, metadata(2), ANY)
-    assert saver.wait()[0].problem is None
+    save_well(saver, state, 2)
     assert healthy(tmp_path) == [1, 2] and stored(tmp_path, 2) == in_memory(state)
 
 
@@ -325,8 +328,7 @@ def test_a_failed_save_of_the_same_step_leaves_the_one_before(tmp_path: Path, mo
     saver = Saver(tmp_path, MODEL, ALL, export=True)
     state = new_state()
     expected = in_memory(state)
-    saver.save(state, metadata(1), ANY)
-    assert saver.wait()[0].problem is None
+    save_well(saver, state, 1)
     with monkeypatch.context() as patch:
         patch.setattr(store, "seal", no_permission)
         saver.save(advanced(state), metadata(1), ANY)
@@ -371,8 +373,7 @@ def test_logs_are_on_the_disk_before_the_checkpoint_counts(tmp_path: Path, monke
     with RunLog(tmp_path) as log:
         monkeypatch.setattr(os, "fsync", watched)
         saver = Saver(tmp_path, MODEL, ALL, sync=log.sync)
-        saver.save(new_state(), metadata(1), ANY)
-        assert saver.wait()[0].problem is None
+        save_well(saver, new_state(), 1)
     assert {"main.log", "metrics.jsonl", "samples.txt"} <= set(synced)
     done = next(at for at, name in enumerate(synced) if name.startswith(".DONE_00000001."))
     assert done > max(synced.index(name) for name in ("main.log", "metrics.jsonl"))
