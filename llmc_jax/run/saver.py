@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -121,12 +121,12 @@ class Saver:
             self._copies = room_for_copy(size, memory)
         snapshot = None if last or not self._copies else self._copied(state)
         if snapshot is None:
-            self._guarded(work, lambda: self._write(work, state))
+            self._guarded(work, self._write, state)
             if work.writing is None:
                 return
-            self._under_way = self._pool.submit(self._seal, work)
+            self._under_way = self._pool.submit(self._guarded, work, self._seal)
         else:
-            self._under_way = self._pool.submit(self._write_and_seal, work, snapshot)
+            self._under_way = self._pool.submit(self._guarded, work, self._write_and_seal, snapshot)
         work.waited = time.perf_counter() - start
 
     def _copied(self, state: TrainState) -> list[TrainState] | None:
@@ -161,10 +161,10 @@ class Saver:
         if under_way is not None:
             under_way.result()
 
-    def _guarded(self, work: "_Work", action: Callable[[], None]) -> None:
-        """Do a part of a save; what goes wrong ends it, and harms nothing that was saved before."""
+    def _guarded(self, work: "_Work", action: Callable[..., None], *rest: Any) -> None:
+        """Do a part of a save, action(work, *rest); what goes wrong ends it, and harms nothing saved before."""
         try:
-            action()
+            action(work, *rest)
         except (InputError, OSError, MemoryError) as error:
             if work.writing is not None:
                 store.abandon(work.writing)
@@ -177,9 +177,8 @@ class Saver:
             self._end(work, words if words.startswith(problem) else problem + words)
 
     def _write_and_seal(self, work: "_Work", snapshot: list[TrainState]) -> None:
-        self._guarded(work, lambda: self._write(work, snapshot.pop()))
-        if work.writing is not None:
-            self._seal(work)
+        self._write(work, snapshot.pop())
+        self._seal(work)
 
     def _write(self, work: "_Work", state: TrainState) -> None:
         """Write everything that needs the state's buffers."""
@@ -198,16 +197,13 @@ class Saver:
         write_model(work.model, self._model, values, version=5 if bf16 else 3)
 
     def _seal(self, work: "_Work") -> None:
-        def seal() -> None:
-            assert work.writing is not None
-            self._check()
-            self._sync()
-            store.seal(work.writing, work.model)
-            work.writing = None
-            self._good.add(work.step)
-            self._end(work, None, *(self.prune(least=2) if work.prune else ((), None)))
-
-        self._guarded(work, seal)
+        assert work.writing is not None
+        self._check()
+        self._sync()
+        store.seal(work.writing, work.model)
+        work.writing = None
+        self._good.add(work.step)
+        self._end(work, None, *(self.prune(least=2) if work.prune else ((), None)))
 
     def prune(self, least: int) -> tuple[tuple[int, ...], str | None]:
         """Delete what need not stay, down to `least`: one once the run is complete, after `wait`.
