@@ -256,18 +256,6 @@ def test_an_overflow_halves_the_scale_and_changes_nothing_else() -> None:
     assert (float(state.loss_scale.scale), int(state.loss_scale.clean)) == (2.0**29, 0)
 
 
-def test_the_scale_gives_way_until_training_goes_on() -> None:
-    state, scales, finite = with_scale(2.0**30), [], []
-    for _ in range(20):
-        state, metrics = run(state, 1, numbers(1e-3), options(), tiny_batch())
-        scales.append(float(metrics.loss_scale))
-        finite.append(bool(metrics.finite))
-    overflows = finite.index(True)
-    assert 3 < overflows < 20 and finite == [False] * overflows + [True] * (20 - overflows)
-    assert scales == [2.0 ** (30 - min(step, overflows)) for step in range(20)]
-    assert int(state.updates) == 2 + 20 - overflows
-
-
 def test_the_scale_never_reaches_zero() -> None:
     """The loss is divided by it: at zero no step would be finite again."""
     scale = LossScale(jnp.float32(128), jnp.int32(0))

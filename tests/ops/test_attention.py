@@ -40,50 +40,55 @@ def loops(qkv: np.ndarray, num_heads: int) -> tuple[np.ndarray, np.ndarray]:
     return out, att
 
 
-def reference(qkv: jax.Array, num_heads: int) -> jax.Array:
+def reference(qkv: jax.Array, num_heads: int, kind: str) -> jax.Array:
     """out (B, T, C), head by head; jax.nn.dot_product_attention itself softmaxes in float32."""
     heads = []
     for q, k, v in zip(*(jnp.split(z, num_heads, axis=-1) for z in jnp.split(qkv, 3, axis=-1)), strict=True):
-        future = np.triu(np.ones((q.shape[1],) * 2, bool), 1)
+        past = np.tri(q.shape[1], dtype=bool)
         scores = q @ k.mT / np.sqrt(q.shape[-1])  # (B, T, T)
-        heads.append(jax.nn.softmax(scores, axis=-1, where=~future) @ v)
+        weights = jnp.tril(jax.nn.relu(scores)) if kind == "relu" else jax.nn.softmax(scores, axis=-1, where=past)
+        heads.append(weights @ v)
     return jnp.concatenate(heads, axis=-1)
 
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize(("B", "T", "NH", "HS"), SHAPES)
-def test_forward(B: int, T: int, NH: int, HS: int, rng: np.random.Generator) -> None:
+def test_forward_by_hand(B: int, T: int, NH: int, HS: int, rng: np.random.Generator) -> None:
     qkv = 2 * rng.normal(size=(B, T, 3 * NH * HS))
     for found, expected in zip(forward(qkv, NH), loops(qkv, NH), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-14)
 
 
+KINDS = {"softmax": (forward, backward), "relu": (relu_forward, relu_backward)}
+
+
 @pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("B", "T", "NH", "HS"), SHAPES)
-def test_backward(B: int, T: int, NH: int, HS: int, rng: np.random.Generator) -> None:
+def test_forward_and_backward(B: int, T: int, NH: int, HS: int, kind: str, rng: np.random.Generator) -> None:
+    forward, backward = KINDS[kind]
     qkv, dout = 2 * rng.normal(size=(B, T, 3 * NH * HS)), rng.normal(size=(B, T, NH * HS))
-    (expected,) = jax.jit(lambda qkv, dout: jax.vjp(lambda qkv: reference(qkv, NH), qkv)[1](dout))(qkv, dout)
-    found, dbias = backward(dout, qkv, *forward(qkv, NH), NH)
-    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-13)
-    np.testing.assert_allclose(dbias, np.sum(expected, (0, 1)), rtol=1e-11, atol=1e-13)
+    out, pull = jax.vjp(jax.jit(lambda qkv: reference(qkv, NH, kind)), qkv)
+    (dqkv,) = pull(dout)
+    found_out, saved = forward(qkv, NH)
+    found, dbias = backward(dout, qkv, found_out, saved, NH)
+    np.testing.assert_allclose(found_out, out, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(found, dqkv, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(dbias, np.sum(dqkv, (0, 1)), rtol=1e-11, atol=1e-12)
 
 
-def test_weights_are_a_causal_distribution(rng: np.random.Generator) -> None:
-    att = forward(rng.normal(size=(2, 6, 24)).astype(np.float32), 2)[1]
-    np.testing.assert_allclose(np.sum(att, -1), 1, rtol=1e-6)
-    assert (np.asarray(att) >= 0).all()
-    assert (np.asarray(att)[..., np.triu(np.ones((6, 6), bool), 1)] == 0).all()
-
-
-def test_the_future_reaches_neither_outputs_nor_gradients(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_future_reaches_neither_outputs_nor_gradients(kind: str, rng: np.random.Generator) -> None:
     """To the bit: other tokens after t leave out[:t] as it is; no gradient at t comes from outputs before t."""
+    forward, backward = KINDS[kind]
     qkv = rng.normal(size=(1, 6, 24)).astype(np.float32)
     changed = qkv.copy()
     changed[:, 4:] = 7 * rng.normal(size=(1, 2, 24))
     np.testing.assert_array_equal(forward(qkv, 2)[0][:, :4], forward(changed, 2)[0][:, :4])
     dout = rng.normal(size=(1, 6, 8)).astype(np.float32)
     dout[:, 4:] = 0
-    assert (np.asarray(backward(dout, qkv, *forward(qkv, 2), 2)[0])[:, 4:] == 0).all()
+    dqkv = np.asarray(backward(dout, qkv, *forward(qkv, 2), 2)[0])
+    assert (dqkv[:, 4:] == 0).all() and (dqkv[:, :4] != 0).any()
 
 
 def test_large_scores_do_not_overflow() -> None:
@@ -105,67 +110,6 @@ def test_dtypes(dtype: jnp.dtype, rng: np.random.Generator) -> None:
     wide = forward(qkv.astype(jnp.float32), 2)
     np.testing.assert_array_equal(att, wide[1].astype(dtype))  # the softmax is taken in float32 and rounded once
     np.testing.assert_allclose(out.astype(np.float32), wide[0], atol=2e-2)
-
-
-def relu_loops(qkv: np.ndarray, num_heads: int) -> np.ndarray:
-    """relu attention as one would do it by hand: out (B, T, C)."""
-    B, T, C3 = qkv.shape
-    C, HS = C3 // 3, C3 // 3 // num_heads
-    out = np.zeros((B, T, C))
-    for b, h, t in np.ndindex(B, num_heads, T):
-        q, k, v = (qkv[b, :, i * C + h * HS : i * C + (h + 1) * HS] for i in range(3))
-        for u in range(t + 1):
-            out[b, t, h * HS : (h + 1) * HS] += max(float(q[t] @ k[u]) / math.sqrt(HS), 0.0) * v[u]
-    return out
-
-
-def relu_reference(qkv: jax.Array, num_heads: int) -> jax.Array:
-    """out (B, T, C), head by head, for jax.vjp."""
-    heads = []
-    for q, k, v in zip(*(jnp.split(z, num_heads, axis=-1) for z in jnp.split(qkv, 3, axis=-1)), strict=True):
-        heads.append(jnp.tril(jax.nn.relu(q @ k.mT / np.sqrt(q.shape[-1]))) @ v)
-    return jnp.concatenate(heads, axis=-1)
-
-
-@pytest.mark.usefixtures("double")
-@pytest.mark.parametrize(("B", "T", "NH", "HS"), SHAPES)
-def test_relu_forward(B: int, T: int, NH: int, HS: int, rng: np.random.Generator) -> None:
-    qkv = 2 * rng.normal(size=(B, T, 3 * NH * HS))
-    out, saved = relu_forward(qkv, NH)
-    assert saved == ()
-    np.testing.assert_allclose(out, relu_loops(qkv, NH), rtol=1e-12, atol=1e-13)
-
-
-@pytest.mark.usefixtures("double")
-@pytest.mark.parametrize(("B", "T", "NH", "HS"), SHAPES)
-def test_relu_backward(B: int, T: int, NH: int, HS: int, rng: np.random.Generator) -> None:
-    qkv, dout = 2 * rng.normal(size=(B, T, 3 * NH * HS)), rng.normal(size=(B, T, NH * HS))
-    (expected,) = jax.jit(lambda qkv, dout: jax.vjp(lambda qkv: relu_reference(qkv, NH), qkv)[1](dout))(qkv, dout)
-    found, dbias = relu_backward(dout, qkv, *relu_forward(qkv, NH), NH)
-    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
-    np.testing.assert_allclose(dbias, np.sum(expected, (0, 1)), rtol=1e-11, atol=1e-12)
-
-
-@pytest.mark.usefixtures("double")
-def test_relu_backward_by_finite_differences(rng: np.random.Generator) -> None:
-    """Along random directions. Between its kinks relu attention is cubic in qkv: a small step sees its derivative."""
-    qkv, dout = rng.normal(size=(1, 6, 24)), rng.normal(size=(1, 6, 8))
-    dqkv = np.asarray(relu_backward(dout, qkv, *relu_forward(qkv, 2), 2)[0])
-    for _ in range(5):
-        step = 1e-5 * rng.normal(size=qkv.shape)
-        difference = np.sum(dout * (relu_forward(qkv + step, 2)[0] - relu_forward(qkv - step, 2)[0])) / 2
-        np.testing.assert_allclose(difference, np.sum(dqkv * step), rtol=1e-6)
-
-
-def test_relu_future_reaches_neither_outputs_nor_gradients(rng: np.random.Generator) -> None:
-    qkv = rng.normal(size=(1, 6, 24)).astype(np.float32)
-    changed = qkv.copy()
-    changed[:, 4:] = 7 * rng.normal(size=(1, 2, 24))
-    np.testing.assert_array_equal(relu_forward(qkv, 2)[0][:, :4], relu_forward(changed, 2)[0][:, :4])
-    dout = rng.normal(size=(1, 6, 8)).astype(np.float32)
-    dout[:, 4:] = 0
-    dqkv = np.asarray(relu_backward(dout, qkv, *relu_forward(qkv, 2), 2)[0])
-    assert (dqkv[:, 4:] == 0).all() and (dqkv[:, :4] != 0).any()
 
 
 def test_relu_score_of_zero_has_no_gradient() -> None:

@@ -31,29 +31,9 @@ def test_forward_adds_a_row_of_each_table(rng: np.random.Generator) -> None:
         np.testing.assert_array_equal(out[b, t], wte[tokens[b, t]] + wpe[t])
 
 
-PATTERNS = {
-    "random": np.random.default_rng(5).integers(0, Vp, (B, T)),
-    "all equal": np.full((B, T), 4),
-    "all the last id": np.full((B, T), Vp - 1),
-    "all the first id": np.zeros((B, T)),
-    "none twice": np.random.default_rng(5).permutation(Vp)[: 2 * 6].reshape(2, 6),
-    "two ids, alternating": np.arange(B * T).reshape(B, T) % 2 * (Vp - 1),
-    "a single token": np.array([[Vp - 1]]),
-}
-
-
-@pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_backward(pattern: str, rng: np.random.Generator) -> None:
-    tokens = PATTERNS[pattern].astype(np.int32)
-    dout, dwte = rng.normal(size=(*tokens.shape, C)), rng.normal(size=(Vp, C))
-    for found, expected in zip(backward(dout, tokens, dwte), expected_gradients(dout, tokens, dwte), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-14)
-
-
 @pytest.mark.usefixtures("double")
 def test_backward_is_the_derivative_of_forward(rng: np.random.Generator) -> None:
-    tokens, dout = PATTERNS["random"].astype(np.int32), rng.normal(size=(B, T, C))
+    tokens, dout = rng.integers(0, Vp, (B, T)).astype(np.int32), rng.normal(size=(B, T, C))
     tables = jnp.asarray(rng.normal(size=(Vp, C))), jnp.asarray(rng.normal(size=(maxT, C)))
     dwte, dwpe = jax.vjp(lambda wte, wpe: embedding_forward(tokens, wte, wpe), *tables)[1](jnp.asarray(dout))
     found = backward(dout, tokens, np.zeros((Vp, C)))
@@ -95,16 +75,10 @@ def test_a_token_s_sum_depends_on_its_own_rows_alone(rng: np.random.Generator) -
 
 
 def test_tokens_may_be_a_constant_of_the_program(rng: np.random.Generator) -> None:
-    tokens = PATTERNS["random"].astype(np.int32)  # NumPy, closed over instead of passed
+    tokens = rng.integers(0, Vp, (B, T)).astype(np.int32)  # NumPy, closed over instead of passed
     dout, dwte = rng.normal(size=(B, T, C)).astype(np.float32), np.zeros((Vp, C), np.float32)
     found = jax.jit(lambda dout: embedding_backward(dout, tokens, jnp.asarray(dwte)))(dout)
     np.testing.assert_allclose(found[0], expected_gradients(dout, tokens, dwte)[0], rtol=1e-5, atol=1e-6)
-
-
-def test_untouched_rows_keep_what_the_head_left_there(rng: np.random.Generator) -> None:
-    tokens, dwte = np.full((B, T), 4, np.int32), rng.normal(size=(Vp, C)).astype(np.float32)
-    found = np.asarray(backward(rng.normal(size=(B, T, C)).astype(np.float32), tokens, dwte)[0])
-    np.testing.assert_array_equal(np.delete(found, 4, axis=0), np.delete(dwte, 4, axis=0))
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

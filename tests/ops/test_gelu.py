@@ -37,11 +37,6 @@ def test_backward_gives_the_gradient_of_the_bias_before_it(rng: np.random.Genera
     np.testing.assert_allclose(jax.jit(gelu_backward)(dout, x + bias)[1], expected, rtol=1e-13)
 
 
-def test_known_values() -> None:
-    x = np.array([-1.0, 0.0, 1.0, 2.0], np.float32)
-    np.testing.assert_allclose(gelu_forward(x), [-0.158808, 0.0, 0.841192, 1.954598], rtol=0, atol=1e-6)
-
-
 def test_far_from_zero_it_is_the_identity_or_nothing() -> None:
     x = np.array([-1e4, -50.0, 50.0, 1e4], np.float32)
     np.testing.assert_array_equal(gelu_forward(x), [0.0, 0.0, 50.0, 1e4])

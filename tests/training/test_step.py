@@ -164,26 +164,6 @@ def test_a_step_that_is_not_finite_updates_nothing(why: str) -> None:
     assert same_tree(state.outliers, Outliers(window, np.int32(WINDOW)))
 
 
-def on_device(state: TrainState) -> TrainState:
-    """The state in new buffers, which a step may take over."""
-    return jax.tree.map(jnp.asarray, state)
-
-
-def test_after_a_lost_step_training_goes_on_as_if_it_had_not_been() -> None:
-    """Good, lost, good gives the parameters of good, good (at a constant rate): the bias corrections count updates."""
-    good, numbers = batches(1, 8), constant(1e-3)
-    state, _ = train_step(initial_state(jnp.asarray(start())), *good[0], numbers, CONFIG, OPTIONS)
-    kept = jax.tree.map(np.array, state)
-    spoilt = kept.params.copy()
-    spoilt[position("wpe")] = np.nan
-    lost, metrics = train_step(on_device(kept._replace(params=spoilt)), *good[1], numbers, CONFIG, OPTIONS)
-    assert not bool(metrics.finite)
-    found, _ = train_step(lost._replace(params=jnp.asarray(kept.params)), *good[2], numbers, CONFIG, OPTIONS)
-    expected, _ = train_step(on_device(kept), *good[2], numbers, CONFIG, OPTIONS)
-    assert same_bits(found.params, expected.params)
-    assert (int(found.updates), int(found.step)) == (int(expected.updates), int(expected.step) + 1) == (2, 3)
-
-
 # --- outliers ---
 
 
@@ -261,64 +241,6 @@ def test_an_outlier_updates_nothing(which: str) -> None:
     assert (float(state.loss_scale.scale), int(state.loss_scale.clean)) == (2048, 0)
     window[:, count % WINDOW] = metrics.loss, metrics.norm
     assert same_tree(state.outliers, Outliers(window, np.int32(count + 1)))
-
-
-def test_a_value_far_below_is_no_outlier() -> None:
-    """Only what exceeds the limit is: a loss that falls is what one wants."""
-    window = np.random.default_rng(0).uniform(90, 110, (2, WINDOW)).astype(np.float32)
-    state = low_precision(Outliers(jnp.asarray(window), jnp.int32(WINDOW)))
-    numbers = usual_numbers()._replace(skip_loss_z=1.0, skip_norm_z=1.0)
-    state, metrics = train_step(state, *batches(1, 8)[0], numbers, CONFIG, OPTIONS)
-    assert metrics.z_loss < -5 and metrics.z_norm < -5 and bool(metrics.applied) and int(state.updates) == 1
-
-
-def test_an_outlier_counts_for_the_bias_correction() -> None:
-    """Good, skipped, good gives the parameters of good, good where the second is number 3, as llm.c numbers it."""
-    good, numbers = batches(1, 8), constant(1e-3)
-    first = Outliers(jnp.zeros((2, WINDOW)), jnp.int32(WINDOW))
-    state, _ = train_step(low_precision(first, clean=0), *good[0], numbers, CONFIG, OPTIONS)
-    kept = jax.tree.map(np.array, state)
-    skipped, metrics = train_step(state, *good[1], numbers._replace(skip_loss_z=2.0), CONFIG, OPTIONS)
-    assert bool(metrics.finite) and not bool(metrics.applied)
-    found, _ = train_step(skipped, *good[2], numbers, CONFIG, OPTIONS)
-    expected, _ = train_step(on_device(kept._replace(updates=np.int32(2))), *good[2], numbers, CONFIG, OPTIONS)
-    assert all(same_bits(found.flat[name], expected.flat[name]) for name in ("params", "copy", "m", "v"))
-    assert (int(found.updates), int(found.step)) == (3, 3)
-
-
-def test_a_state_kept_as_arrays_goes_on_with_the_same_bits() -> None:
-    """In the middle of a window whose z-scores decide: limits that some steps exceed and some do not."""
-    window = np.stack([np.linspace(3.0, 4.8, WINDOW), np.linspace(0.5, 2.0, WINDOW)]).astype(np.float32)
-    numbers = usual_numbers()._replace(skip_loss_z=1.5, skip_norm_z=0.65)
-
-    def run(state: TrainState, some: list[Batch]) -> tuple[TrainState, list[Metrics]]:
-        reported = []
-        for batch in some:
-            state, metrics = train_step(state, *batch, numbers, CONFIG, OPTIONS)
-            reported.append(jax.device_get(metrics))
-        return state, reported
-
-    def begin() -> TrainState:
-        return low_precision(Outliers(jnp.asarray(window), jnp.int32(WINDOW + 100)))
-
-    expected, whole = run(begin(), batches(1, 8))
-    state, first = run(begin(), batches(1, 8)[:5])
-    found, second = run(on_device(jax.tree.map(np.array, state)), batches(1, 8)[5:])
-    assert same_tree(found, expected) and same_tree(first + second, whole)
-    assert 3 <= sum(bool(each.applied) for each in whole) <= STEPS - 3
-
-
-def test_in_float64_the_window_is_too() -> None:
-    with jax.enable_x64(True):
-        state = initial_state(jnp.asarray(start(), jnp.float64))
-        assert state.outliers is not None and state.outliers.values.dtype == jnp.float64
-        state = state._replace(outliers=Outliers(jnp.zeros((2, WINDOW)), jnp.int32(WINDOW)))
-        numbers = usual_numbers()._replace(skip_norm_z=jnp.asarray(11.0))
-        state, metrics = train_step(state, *batches(1, 8)[0], numbers, CONFIG, OPTIONS)
-        assert state.outliers.values.dtype == metrics.z_loss.dtype == metrics.z_norm.dtype == jnp.float64
-        np.testing.assert_allclose([metrics.z_loss, metrics.z_norm], np.sqrt(WINDOW - 1), rtol=1e-13)
-        assert same_bits(state.outliers.values[:, 0], np.array([metrics.loss, metrics.norm]))
-        assert (bool(metrics.applied), int(state.updates)) == (False, 1)
 
 
 # --- what a step reports and how it is compiled ---

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,27 +80,6 @@ def test_time_is_up(fake: dict[str, str]) -> None:
         assert running.measure(task("good"), time.monotonic() + 20).kind == "DONE"
 
 
-class Immortal:
-    """A child that waits in the driver."""
-
-    process = SimpleNamespace(pid=12345)
-
-    def ask(self, task: Task, within: float) -> tuple[str, Any]:
-        return "TIME", None
-
-    def end(self) -> bool:
-        return False
-
-
-def test_a_child_that_cannot_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children, "_Child", lambda *_: Immortal())
-    running = Children({})
-    assert running.measure(task("good", -60.0)).kind == "SPOILT"
-    assert running.stuck == 12345
-    with pytest.raises(Stuck):
-        running.measure(task("good"))
-
-
 def test_a_process_that_does_not_die_is_reported(fake: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """It has been killed and is waited for, but not for ever."""
     monkeypatch.setattr(children, "END_SECONDS", 0.1)
@@ -112,6 +90,8 @@ def test_a_process_that_does_not_die_is_reported(fake: dict[str, str], monkeypat
         patch.setattr(subprocess.Popen, "wait", _never)
         running.end()
     assert running.stuck is not None
+    with pytest.raises(Stuck):
+        running.measure(task("good"))
 
 
 def _never(self: Any, timeout: float) -> int:

@@ -20,9 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
 H200 = Card("NVIDIA H200", "0123456789abcdef0123456789abcdef", "9.0", 150_000_000_000, "580.1")
 FOUND = Findings(found=(Finding("gelu", "pallas", us=3.0),), notes=("a note",), complete=True)
 
-# Stands for check.py: what `bad` names goes wrong, all else is right.
+# Stands for check.py: all is right, or there is no card, or every implementation ends its process.
 FAKE = """
-import os, time
+import os
 def measure(what, case, finding=None, chosen=None, options=()):
     if what == "device":
         there = os.environ.get("BAD") != "no card"
@@ -30,16 +30,8 @@ def measure(what, case, finding=None, chosen=None, options=()):
             "platform": "cpu", "kind": "cpu", "capability": ""}
     if what == "step":
         return {"problem": "", "seconds": 0.1 if chosen else 0.2}
-    how = {"classifier": "abort", "adamw": "hang", "gelu": "wrong", "layernorm": "fail"}.get(finding.operation)
-    if finding.implementation == "pallas" and os.environ.get("BAD"):
-        if how == "abort":
-            os.abort()
-        if how == "hang":
-            time.sleep(60)
-        if how == "fail":
-            raise ValueError("Mosaic does not compile this")
-        if how == "wrong":
-            return {"problem": "output 0: error 0.2"}
+    if os.environ["BAD"] == "all":
+        os.abort()
     return {"problem": "", "us": 10.0}
 """
 
@@ -88,20 +80,6 @@ def test_a_check_and_what_is_kept(find_out: Callable[..., Findings], said: list[
     (one,) = known.all_known()
     assert one.facts["card"] == "NVIDIA H200" and H200.uuid not in json.dumps(one.facts)
     assert known.clear() == 1 and known.all_known() == []
-
-
-def test_failures_cost_their_candidates(find_out: Callable[..., Findings], said: list[str]) -> None:
-    """A wrong number, a crash, a hang and a failed compilation: a line each, and the check goes on."""
-    found = find_out(bad="all")
-    assert found.complete and found.fastest
-    for operation, problem in (
-        ("gelu", "output 0: error 0.2"), ("classifier", "status -6"), ("adamw", "not done after 1 s"),
-        ("layernorm", "Mosaic does not compile"),
-    ):  # fmt: skip
-        assert problem in found.problem(operation, "pallas")
-        assert sum(f"{operation}: pallas is not used" in line for line in said) == 1
-    assert not found.problem("attention", "flash, pallas")
-    assert {each.operation: each.implementation for each in found.fastest}["gelu"] == "xla"
 
 
 def test_processes_that_do_not_get_the_card_say_nothing_of_kernels(find_out: Callable[..., Findings]) -> None:
