@@ -99,8 +99,6 @@ def test_large_draws_follow_box_and_muller_in_blocks_of_16(n: int) -> None:
 def test_permutations_are_llmc_s() -> None:
     # from llm.c's loader and llmc/rand.h, as above
     assert Mt19937(42).permutation(10).tolist() == [1, 3, 9, 7, 6, 0, 8, 4, 5, 2]
-    assert Mt19937(42).permutation(1192)[:12].tolist() == [408, 791, 914, 1057, 81, 450, 299, 907, 582, 321, 670, 134]
-    assert Mt19937(43).permutation(1192)[:12].tolist() == [688, 340, 306, 518, 397, 795, 267, 512, 1089, 741, 552, 1001]
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, CHUNK, CHUNK + 1, CHUNK + 2])

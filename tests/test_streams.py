@@ -20,17 +20,6 @@ def pipe() -> Iterator[tuple[int, io.TextIOWrapper]]:
         yield reader, file
 
 
-def test_output_passes_text_on(pipe: tuple[int, io.TextIOWrapper]) -> None:
-    stop = threading.Event()
-    output = Output(pipe[1], stop)
-    assert output.write("loss\n") == 5
-    output.flush()
-    assert os.read(pipe[0], 100) == b"loss\n"
-    assert output.encoding == "utf-8" and not output.isatty()
-    assert not stop.is_set() and output.error is None
-    os.close(pipe[0])
-
-
 def test_output_that_nobody_reads_asks_to_stop_and_is_silent(pipe: tuple[int, io.TextIOWrapper]) -> None:
     stop = threading.Event()
     output = Output(pipe[1], stop)

@@ -20,7 +20,7 @@ import numpy as np
 from llmc_jax import magics
 from llmc_jax.config.model import GPT2_VOCAB
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import reason, write_bytes
+from llmc_jax.files import reason, write_atomic, write_bytes
 
 END_OF_TEXT = b"<|endoftext|>"
 BYTES_VOCAB, BYTES_EOT = 257, 256
@@ -296,8 +296,6 @@ def write_tokenizer_bin(path: str | Path, pieces: tuple[bytes, ...], eot: int, v
     Raises InputError if the pieces do not fit the format, or the file cannot be written.
     Source: write_tokenizer of llm.c's train_gpt2.py.
     """
-    if version not in (1, 2):
-        raise InputError(f"tokenizer version {version}; expected 1 or 2")
     if version == 1 and (len(pieces), eot) != (GPT2_VOCAB, GPT2_EOT):
         raise InputError(
             f"{path}: a version 1 file holds {GPT2_VOCAB} ids with end-of-text {GPT2_EOT}; found {len(pieces)} and "
@@ -309,10 +307,7 @@ def write_tokenizer_bin(path: str | Path, pieces: tuple[bytes, ...], eot: int, v
         if not 1 <= len(piece) <= LONGEST_PIECE:
             raise InputError(f"{path}: id {token} has {len(piece)} bytes; the format takes 1 to {LONGEST_PIECE}")
     header = [magics.TOKENIZER, version, len(pieces), eot if version == 2 else 0, *[0] * 252]
-    try:
-        write_bytes(Path(path), struct.pack("<256I", *header) + _payload(pieces))
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({reason(error)}); choose another folder") from error
+    write_atomic(path, struct.pack("<256I", *header) + _payload(pieces))
 
 
 def _payload(pieces: tuple[bytes, ...]) -> bytes:

@@ -56,14 +56,6 @@ def test_memory_total_counts_donated_memory_once() -> None:
     assert MemoryUse(arguments=100, outputs=60, aliased=50, temporaries=7, code=3).total == 120
 
 
-def test_a_second_capability_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deviceless, "_capability", None)
-    deviceless._only_capability(gpus.TARGETS["h200"])
-    deviceless._only_capability(gpus.TARGETS["h100"])
-    with pytest.raises(InputError, match=r"for compute capability 9\.0 and cannot compile them for 8\.0"):
-        deviceless._only_capability(gpus.TARGETS["a100"])
-
-
 # ----- reading what the compiler says -------------------------------------------------------------------------------
 
 PTXAS = """ptxas warning : Registers are spilled to local memory in function 'b_mosaic_gpu_kernel', 8 bytes spill \
