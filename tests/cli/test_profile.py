@@ -156,10 +156,6 @@ def test_the_table_of_a_trace_from_before(measured: Path, capsys: pytest.Capture
     again = json.loads((measured / "again.json").read_text())
     assert again == {name: before[name] for name in again}
     assert "attention" in text and "products" in text
-
-
-def test_the_trace_and_the_picture_are_there(measured: Path) -> None:
-    assert list((measured / "trace").glob("plugins/profile/*/*.xplane.pb"))
     assert list((measured / "trace").glob("plugins/profile/*/*.trace.json.gz"))
     assert (measured / "layer.png").read_bytes().startswith(b"\x89PNG")
 

@@ -187,10 +187,6 @@ def test_the_values_are_those_of_loss_fn(dtype: Any) -> None:
 # ----- mistakes ------------------------------------------------------------------------------------------------------
 
 
-def replaced(module: Any, **names: Any) -> SimpleNamespace:
-    return SimpleNamespace(**(vars(module) | names))
-
-
 def spoiled_weight(name: str, index: Any, change: Callable[[np.ndarray], Any]) -> Callable[[Patch], Model]:
     def spoil(_patch: Patch) -> Model:
         flat = weights()
@@ -211,7 +207,8 @@ def no_attention_scale(patch: Patch) -> Model:
 
 
 def no_mask(patch: Patch) -> Model:
-    patch.setattr(attention, "jnp", replaced(jnp, where=lambda _mask, score, _infinity: score))
+    unmasked = vars(jnp) | {"where": lambda _mask, score, _infinity: score}
+    patch.setattr(attention, "jnp", SimpleNamespace(**unmasked))
     return model_of(weights())
 
 

@@ -395,14 +395,6 @@ def test_where_noisy_logs_part() -> None:
     assert f"they part at step {each.parts}: from there to step 4999" in logs.verdict(each)
 
 
-def test_one_enormous_loss_spoils_no_average() -> None:
-    values = np.full(1000, 1e-3)
-    values[3] = 1e300
-    each = one_difference(np.zeros(1000), values, window=21)
-    np.testing.assert_allclose(each.averaged[14:], 1e-3, rtol=1e-5)
-    assert each.largest == (1e300, 3) and each.first_beyond == 0 and each.parts is None
-
-
 @pytest.mark.parametrize(
     ("a", "b", "decimals", "facts"),
     [
