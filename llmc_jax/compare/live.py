@@ -77,12 +77,12 @@ class Comparison(NamedTuple):
 
 
 def make_comparison(executable: str, kind: str | None, flags: Sequence[str], extra: Sequence[str]) -> Comparison:
-    """Return the comparison for an executable and the words after `--`. Raises InputError if it cannot be run so."""
+    """Return what will be run for an executable and the words after `--`. Raises InputError if it cannot be run so."""
     path = _checked_executable(executable)
     kind = kind or _kind_of(path)
     comparison = Comparison(kind, path, _pairs(kind, flags), list(extra))
     _check_words(kind, our_words(comparison, Path("ours"), None))
-    return comparison
+    return comparison if kind == CUDA else comparison._replace(flags=_with_files(kind, comparison.flags))
 
 
 def _checked_executable(executable: str) -> Path:
@@ -147,6 +147,26 @@ def _check_words(kind: str, words: Sequence[str]) -> None:
             raise InputError(f"{flag} 0: {kind} divides by it; choose more than 0, or a large number")
 
 
+def _with_files(kind: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the flags with the files that the programs take by themselves, and with full paths.
+
+    Raises InputError where one is missing: both would stop there, one with an assertion.
+    """
+    flags = {"-e": MODEL_FILE, "-i": TRAIN_FILE, "-j": VAL_FILE, **given}
+    for flag in FILES:
+        flags[flag] = os.path.abspath(flags[flag])
+        if (flag == "-e" or kind == CPU) and not Path(flags[flag]).is_file():
+            raise InputError(f"{flags[flag]}: there is no such file; name it with {flag}, behind --")
+    header = read_header(flags["-e"])
+    if header.version != 3:
+        advice = "make one with convert_checkpoint.py"
+        raise InputError(f"{flags['-e']}: version {header.version}; {kind} reads version 3 alone; {advice}")
+    longest = header.config.max_seq_len
+    if kind == CPU and longest < CPU_SEQUENCE:
+        raise InputError(f"{flags['-e']}: max_seq_len {longest}; {CPU} trains with T={CPU_SEQUENCE} and does not check")
+    return flags
+
+
 # ----- running ------------------------------------------------------------------------------------------------------
 
 
@@ -164,28 +184,6 @@ def work_folder(keep: str | None) -> Iterator[Path]:
     except OSError as error:
         raise InputError(f"--keep {keep}: cannot be made ({reason(error)}); choose another") from error
     yield Path(keep).resolve()
-
-
-def completed(comparison: Comparison) -> Comparison:
-    """Return the comparison with the files that the programs take by themselves, and with full paths.
-
-    Raises InputError where one is missing: both would stop there, one with an assertion.
-    """
-    if comparison.kind == CUDA:
-        return comparison
-    flags = {"-e": MODEL_FILE, "-i": TRAIN_FILE, "-j": VAL_FILE} | comparison.flags
-    for flag in FILES:
-        flags[flag] = os.path.abspath(flags[flag])
-        if (flag == "-e" or comparison.kind == CPU) and not Path(flags[flag]).is_file():
-            raise InputError(f"{flags[flag]}: there is no such file; name it with {flag}, behind --")
-    header = read_header(flags["-e"])
-    if header.version != 3:
-        advice = "make one with convert_checkpoint.py"
-        raise InputError(f"{flags['-e']}: version {header.version}; {comparison.kind} reads version 3 alone; {advice}")
-    if comparison.kind == CPU and header.config.max_seq_len < CPU_SEQUENCE:
-        longest = header.config.max_seq_len
-        raise InputError(f"{flags['-e']}: max_seq_len {longest}; {CPU} trains with T={CPU_SEQUENCE} and does not check")
-    return comparison._replace(flags=flags)
 
 
 def lay_out(comparison: Comparison, folder: Path) -> None:
@@ -369,7 +367,7 @@ def run(args: argparse.Namespace) -> int:
         extra = shlex.split(args.ours)
     except ValueError as error:
         raise InputError(f"--ours {args.ours}: {error}") from error
-    comparison = completed(make_comparison(args.executable, args.kind, args.flags, extra))
+    comparison = make_comparison(args.executable, args.kind, args.flags, extra)
     busy = busy_note()
     if busy:
         show(busy)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import stat
 import struct
@@ -40,6 +41,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def planned(executable: Path | str, words: list[str]) -> live.Comparison:
+    return live.make_comparison(str(executable), None, words, [])
+
+
 def files(model: Path, tokens: TokenPair) -> list[str]:
     return ["-e", str(model), "-i", str(tokens.train), "-j", str(tokens.val)]
 
@@ -57,19 +62,19 @@ for step, loss in enumerate(losses):
 # ----- what is refused before anything runs -------------------------------------------------------------------------
 
 
-def test_kinds_by_name(tmp_path: Path) -> None:
+def test_kinds_by_name(tmp_path: Path, model: Path, tokens: TokenPair) -> None:
     for kind in live.FLAGS:
-        assert live.make_comparison(str(program(tmp_path / kind, "")), None, [], []).kind == kind
+        assert planned(program(tmp_path / kind, ""), files(model, tokens)).kind == kind
     odd = program(tmp_path / "train_gpt2cu_h100", "")
     with pytest.raises(InputError, match=r"its name does not say .*; give --kind train_gpt2\|train_gpt2fp32cu\|"):
-        live.make_comparison(str(odd), None, [], [])
+        planned(odd, [])
     assert live.make_comparison(str(odd), live.CUDA, [], []).kind == live.CUDA
     (tmp_path / "source").write_text("int main() {}")
     program(tmp_path / "test_gpt2", "")
     for name, why in (("test_gpt2", "test_gpt2 is not a trainer"), ("none", "there is no such file"),
                       ("", "not a file"), ("source", "cannot be executed")):  # fmt: skip
         with pytest.raises(InputError, match=why):
-            live.make_comparison(str(tmp_path / name), None, [], [])
+            planned(tmp_path / name, [])
 
 
 FLAGS = {
@@ -96,10 +101,9 @@ def test_flags_that_are_refused(name: str, tmp_path: Path, capsys: pytest.Captur
     kind, words, expected = FLAGS[name]
     marker = tmp_path / "ran"
     executable = program(tmp_path / kind, f"open({str(marker)!r}, 'w')")
-    with pytest.raises(InputError, match=expected):
-        live.make_comparison(str(executable), None, words.split(), [])
     assert main(["run", str(executable), "--", *words.split()]) == 2
-    assert capsys.readouterr().err.count("\n") == 1 and not marker.exists()
+    error = capsys.readouterr().err
+    assert re.search(expected, error) and error.count("\n") == 1 and not marker.exists()
 
 
 def test_words_for_us_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,9 +123,9 @@ def test_files_of_the_cpu_trainer(tmp_path: Path, model: Path, tokens: TokenPair
     executable = str(program(tmp_path / "train_gpt2", ""))
     words = files(model, tokens)
     with pytest.raises(InputError, match=r"gpt2_124M.bin: there is no such file; name it with -e"):
-        live.completed(live.make_comparison(executable, None, words[2:], []))
+        planned(executable, words[2:])
     with pytest.raises(InputError, match=r"tiny_shakespeare_val.bin: there is no such file; name it with -j"):
-        live.completed(live.make_comparison(executable, None, words[:4], []))
+        planned(executable, words[:4])
     cases = [
         ("L1-NH2-C16-V257-T64", 5, "version 5; train_gpt2 reads version 3 alone"),
         ("L1-NH2-C16-V257-T32", 3, "max_seq_len 32; train_gpt2 trains with T=64"),
@@ -131,9 +135,9 @@ def test_files_of_the_cpu_trainer(tmp_path: Path, model: Path, tokens: TokenPair
         other = tmp_path / "other.bin"
         write_model(other, config, random_parameters(config, 42), version=version)
         with pytest.raises(InputError, match=expected):
-            live.completed(live.make_comparison(executable, None, ["-e", str(other), *words[2:]], []))
+            planned(executable, ["-e", str(other), *words[2:]])
     with pytest.raises(FormatError):
-        live.completed(live.make_comparison(executable, None, ["-e", str(tokens.train), *words[2:]], []))
+        planned(executable, ["-e", str(tokens.train), *words[2:]])
 
 
 # ----- running llm.c's ----------------------------------------------------------------------------------------------
@@ -151,7 +155,7 @@ def test_the_folder_of_the_cpu_trainer(tmp_path: Path, model: Path, tokens: Toke
     say("step 0: train loss 4.000000 (took 1.0 ms)")
     """
     executable = program(tmp_path / "train_gpt2", body)
-    comparison = live.completed(live.make_comparison(str(executable), None, files(model, tokens), []))
+    comparison = planned(executable, files(model, tokens))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REPORT", str(tmp_path / "report.json"))
         log = live.run_llmc(comparison, tmp_path)
@@ -185,7 +189,7 @@ def test_flags_of_the_cuda_trainers(tmp_path: Path, model: Path, monkeypatch: An
         folder = tmp_path / f"{kind}-work"
         folder.mkdir()
         words = ["-e", os.path.relpath(model), "-i", "data/*.bin", "-b", "8", "-l", "1e-4"]
-        comparison = live.completed(live.make_comparison(str(program(tmp_path / kind, body)), None, words, []))
+        comparison = planned(program(tmp_path / kind, body), words)
         live.run_llmc(comparison, folder)
         place, found = json.loads((folder / live.LLMC_OUTPUT).read_text().splitlines()[0])
         if kind == live.CUDA:
@@ -212,14 +216,14 @@ def test_programs_that_fail(name: str, tmp_path: Path, model: Path, tokens: Toke
     body, expected = FAILURES[name]
     executable = program(tmp_path / "train_gpt2", body)
     with pytest.raises(InputError, match=expected) as error:
-        live.run_llmc(live.completed(live.make_comparison(str(executable), None, files(model, tokens), [])), tmp_path)
+        live.run_llmc(planned(executable, files(model, tokens)), tmp_path)
     assert "\n" not in str(error.value)
     shown = capfd.readouterr().err
     assert shown.count("\n") <= live.LAST_LINES
     if name == "status":
         assert shown == "    before\n    Bad magic\n"
         executable.write_bytes(b"\x7fELF of another machine")
-        comparison = live.completed(live.make_comparison(str(executable), None, files(model, tokens), []))
+        comparison = planned(executable, files(model, tokens))
         (tmp_path / "again").mkdir()
         with pytest.raises(InputError, match="train_gpt2: cannot be run: Exec format error"):
             live.run_llmc(comparison, tmp_path / "again")
@@ -302,7 +306,7 @@ def test_both_for_real(tmp_path: Path, model: Path, tokens: TokenPair, capsys: A
 
     vals = {str(step): loss for step, loss in zip(mine.val.steps.tolist(), mine.val.values.tolist(), strict=True)}
     program(executable, f"losses, vals = {mine.train.values.tolist()}, {vals}\n" + PRINT_RUN)
-    comparison = live.completed(live.make_comparison(str(executable), None, files(model, tokens), []))
+    comparison = planned(executable, files(model, tokens))
     same = live.compare(live.run_llmc(comparison, tmp_path), mine, 1e-6, 0)
     assert live.verdict(same)[0] == "training losses: equal at all 41 common steps, to the digits that the logs have"
     assert same.agree
