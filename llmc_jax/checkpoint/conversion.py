@@ -262,7 +262,8 @@ def new_folder(out: Path, force: bool) -> Iterator[Path]:
         temporary.mkdir()
         try:
             yield temporary
-            _sync_folder(temporary)
+            for path in (*temporary.iterdir(), temporary):
+                sync(path)
             if os.path.lexists(out):
                 out.rename(aside)
             try:
@@ -293,12 +294,6 @@ def _check_replaceable(out: Path) -> None:
             f"{out}: holds {others[0]!r}, which no conversion wrote; --force replaces whole folders, so remove it, or "
             "give another name"
         )
-
-
-def _sync_folder(folder: Path) -> None:
-    for path in folder.iterdir():
-        sync(path)
-    sync(folder)
 
 
 # ----- training states ----------------------------------------------------------------------------------------------

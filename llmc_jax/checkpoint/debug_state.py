@@ -20,8 +20,8 @@ import numpy as np
 
 from llmc_jax import magics
 from llmc_jax.checkpoint import llmc
-from llmc_jax.checkpoint.binary import HEADER_BYTES, Values, read_at, read_header_ints
-from llmc_jax.checkpoint.reading import chunks, not_finite, opened, stamp_of
+from llmc_jax.checkpoint.binary import HEADER_BYTES, HEADER_INTS, Summed, Values, read_at, read_header_ints
+from llmc_jax.checkpoint.reading import not_finite, opened, stamp_of
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenfile import open_token_file
@@ -137,34 +137,24 @@ class Computed(NamedTuple):
     gradient: np.ndarray  # (N,) float32, in the order of params.Params
 
 
-def write_debug_state(path: str | Path, config: ModelConfig, x: np.ndarray, y: np.ndarray, computed: Computed) -> None:
-    """Write a debug state, version 2, that appears under its name only when complete.
+def dump_debug_state(
+    file: BinaryIO | Summed, config: ModelConfig, x: np.ndarray, y: np.ndarray, computed: Computed
+) -> None:
+    """Write a debug state, version 2, to an open file.
 
-    x, y (B, T): inputs and targets. The gradient's rows of wte from V on are written as zeros. Raises InputError if it
-    cannot be written. Source: llm.c train_gpt2.py, `write_state`.
+    x, y (B, T): inputs and targets. The gradient's rows of wte from V on are written as zeros. Source: llm.c
+    train_gpt2.py, `write_state`.
     """
-    with llmc.new_model_file(path) as temporary, temporary.open("xb") as file:
-        _dump(file, config, x, y, computed)
-
-
-def _dump(file: BinaryIO, config: ModelConfig, x: np.ndarray, y: np.ndarray, computed: Computed) -> None:
     (B, T), V, C = x.shape, config.vocab_size, config.channels
-    assert y.shape == (B, T) and computed.logits.shape == (B, T, V)
-    assert computed.gradient.shape == (num_parameters(config),)
-    header = np.zeros(HEADER_BYTES // 4, "<i4")
+    gradient, wte = computed.gradient, config.padded_vocab_size * C
+    assert y.shape == (B, T) and computed.logits.shape == (B, T, V) and gradient.shape == (num_parameters(config),)
+    header = np.zeros(HEADER_INTS, "<i4")
     header[:4] = (magics.DEBUG_STATE, 2, B, T)
     for ids in (header, x, y):
         file.write(np.ascontiguousarray(ids, "<i4").data)
-    _write_floats(file, computed.logits.reshape(-1))
-    _write_floats(file, np.array([computed.loss]))
-    _write_floats(file, computed.gradient[: V * C])
-    _write_floats(file, np.zeros((config.padded_vocab_size - V) * C))
-    _write_floats(file, computed.gradient[config.padded_vocab_size * C :])
-
-
-def _write_floats(file: BinaryIO, values: np.ndarray) -> None:
-    for part in chunks(values):
-        file.write(np.ascontiguousarray(part, "<f4").data)
+    padding = np.zeros(wte - V * C, np.float32)
+    for values in (computed.logits, np.array(computed.loss), gradient[: V * C], padding, gradient[wte:]):
+        file.write(np.ascontiguousarray(values, "<f4").data)
 
 
 def compute(config: ModelConfig, flat: np.ndarray, x: np.ndarray, y: np.ndarray) -> Computed:
@@ -244,26 +234,11 @@ def make_debug_state(
         temporary.touch()
         computed = compute(config, flat_parameters(source), x, y)
         with temporary.open("wb") as file:
-            _dump(file, config, x, y, computed)
-        written = read_debug_state(temporary, config)
-        if not _same(written, x, y, computed):
-            raise InputError(f"{out}: reads back differently from what was written; is the disk sound?")
-        warnings = (*source.warnings, *written.warnings())
+            summed = Summed(file)
+            dump_debug_state(summed, config, x, y, computed)
+            summed.check(out)
+        warnings = (*source.warnings, *read_debug_state(temporary, config).warnings())
     return Made(out, config, source.dtype, words, computed.loss, out.stat().st_size, warnings)
-
-
-def _same(state: DebugState, x: np.ndarray, y: np.ndarray, computed: Computed) -> bool:
-    """Return whether a file holds a batch and what was computed of it, bit for bit."""
-    C, V, Vp = state.config.channels, state.config.vocab_size, state.config.padded_vocab_size
-    pairs = (
-        (state.x, x),
-        (state.y, y),
-        (state.logits, computed.logits),
-        (np.float32(state.loss), np.float32(computed.loss)),
-        (state.gradient[: V * C], computed.gradient[: V * C]),
-        (state.gradient[Vp * C :], computed.gradient[Vp * C :]),
-    )
-    return all(one.tobytes() == other.tobytes() for one, other in pairs)
 
 
 def _batch(tokens_path: str | Path | None, V: int, B: int, T: int) -> tuple[np.ndarray, str]:

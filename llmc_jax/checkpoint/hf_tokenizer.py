@@ -68,8 +68,8 @@ def merges_of(table: Table) -> list[tuple[bytes, bytes]]:
     return [split_of(piece, ranks) for piece in ranks if len(piece) > 1]
 
 
-def write_files(folder: Path, table: Table, max_seq_len: int) -> list[str]:
-    """Write vocab.json, merges.txt and tokenizer_config.json; returns their names.
+def write_files(folder: Path, table: Table, max_seq_len: int) -> None:
+    """Write vocab.json, merges.txt and tokenizer_config.json.
 
     Raises InputError if the table is no byte-pair encoding, OSError if the disk does not take them.
     """
@@ -81,9 +81,9 @@ def write_files(folder: Path, table: Table, max_seq_len: int) -> list[str]:
     merges = merges_of(table)
     vocab = {written(piece): token for token, piece in enumerate(table.pieces)}
     vocab.pop(written(table.pieces[table.eot]), None)
-    vocab[END_OF_TEXT.decode()] = table.eot
-    lines = ["#version: 0.2", *(f"{written(left)} {written(right)}" for left, right in merges), ""]
     special = END_OF_TEXT.decode()
+    vocab[special] = table.eot
+    lines = ["#version: 0.2", *(f"{written(left)} {written(right)}" for left, right in merges), ""]
     settings = {
         "add_prefix_space": False,
         "bos_token": special,
@@ -96,7 +96,6 @@ def write_files(folder: Path, table: Table, max_seq_len: int) -> list[str]:
     (folder / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), encoding="utf-8")
     (folder / "merges.txt").write_text("\n".join(lines), encoding="utf-8", newline="\n")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    return ["vocab.json", "merges.txt", "tokenizer_config.json"]
 
 
 # ----- in -----------------------------------------------------------------------------------------------------------

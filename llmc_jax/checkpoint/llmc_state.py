@@ -35,7 +35,6 @@ each update, one for each of the 16 tensors; rng_state_last_update is how it was
 import base64
 import re
 import struct
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -45,9 +44,9 @@ import numpy as np
 
 from llmc_jax import magics
 from llmc_jax.checkpoint import llmc
-from llmc_jax.checkpoint.binary import HEADER_BYTES, Values, read_at, read_header_ints
+from llmc_jax.checkpoint.binary import HEADER_BYTES, Summed, Values, read_at, read_header_ints
 from llmc_jax.checkpoint.contents import Identity, Metadata
-from llmc_jax.checkpoint.reading import CHUNK, not_finite, opened, stamp_of
+from llmc_jax.checkpoint.reading import not_finite, opened, stamp_of
 from llmc_jax.checkpoint.source import Source, slices
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.loader import NOT_IN_LLMC
@@ -706,36 +705,15 @@ def _write_model(path: Path, plan: Writing, source: Source) -> None:
     group = "copy" if plan.dtype == "bf16" and plan.master else "params"
     weights = (source.read(group, piece.tensor, piece.layer) for piece in slices(plan.config))
     with path.open("xb") as file:
-        summed = _Summed(path, file)
+        summed = Summed(file)
         llmc.dump_pieces(cast(BinaryIO, summed), plan.config, weights, version, header)
-        summed.check()
-
-
-class _Summed:
-    """An open file whose bytes are summed up as they are written."""
-
-    def __init__(self, path: Path, file: BinaryIO) -> None:
-        self.path, self.file, self.sum = path, file, 0
-
-    def write(self, data: bytes | memoryview) -> None:
-        self.file.write(data)
-        self.sum = zlib.crc32(data, self.sum)
-
-    def check(self) -> None:
-        """Read everything back. Raises InputError if it is not what was written."""
-        self.file.flush()
-        found = 0
-        with self.path.open("rb") as file:
-            while part := file.read(4 * CHUNK):
-                found = zlib.crc32(part, found)
-        if found != self.sum:
-            raise InputError(f"{self.path}: reads back differently from what was written; is the disk sound?")
+        summed.check(path)
 
 
 def _write_states(paths: list[Path], plan: Writing, source: Source, heads: list[bytes], tails: list[bytes]) -> None:
     """Write every rank's file, all of them at once, so that each slice is read once."""
     with ExitStack() as stack:
-        files = [_Summed(path, stack.enter_context(path.open("xb"))) for path in paths]
+        files = [Summed(stack.enter_context(path.open("xb"))) for path in paths]
         for file, head in zip(files, heads, strict=True):
             file.write(head)
         for group in GROUPS if plan.master else GROUPS[:2]:
@@ -744,6 +722,6 @@ def _write_states(paths: list[Path], plan: Writing, source: Source, heads: list[
                 shares = np.split(values, len(files)) if plan.zero else [values] * len(files)
                 for file, share in zip(files, shares, strict=True):
                     file.write(np.ascontiguousarray(share).data.cast("B"))
-        for file, tail in zip(files, tails, strict=True):
+        for file, tail, path in zip(files, tails, paths, strict=True):
             file.write(tail)
-            file.check()
+            file.check(path)

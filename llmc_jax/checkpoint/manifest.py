@@ -60,10 +60,6 @@ def dtype_of(name: str) -> np.dtype:
     return np.dtype(name)
 
 
-def _digest_of_array(array: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).hexdigest()
-
-
 def digest_of_bytes(data: bytes) -> File:
     """Return size and digest of some bytes."""
     return File(len(data), hashlib.sha256(data).hexdigest())
@@ -71,7 +67,8 @@ def digest_of_bytes(data: bytes) -> File:
 
 def describe(array: np.ndarray) -> Tensor:
     """Return what the manifest says of an array."""
-    return Tensor(array.shape, array.dtype.name, _digest_of_array(array))
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return Tensor(array.shape, array.dtype.name, hashlib.sha256(data).hexdigest())
 
 
 @contextmanager

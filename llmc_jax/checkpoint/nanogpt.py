@@ -77,7 +77,10 @@ def source_of(path: Path, checkpoint: Any, convert: Convert) -> Source:
 
     def read(group: str, tensor: str, layer: int) -> np.ndarray:
         assert group == "params", group
-        return _read(config, tensors, with_biases, convert, tensor, layer)
+        if BY_NAME[tensor].bias and not with_biases:
+            return np.zeros(next(piece.shape for piece in slices(config) if piece.tensor == tensor), np.float32)
+        values = convert(tensors[name_in_block(tensor, layer)])
+        return with_padding(values, config) if tensor == "wte" else np.array(values)  # its own, not a view of the file
 
     dtype = {"bfloat16": "bf16", "float16": "fp16"}.get(_dtype(tensors["wte.weight"]), "fp32")
     step = checkpoint.get("iter_num")
@@ -116,22 +119,10 @@ def _check(path: Path, config: ModelConfig, tensors: dict[str, Any], with_biases
         raise FormatError(f"{path}: holds {extra[0]!r}, which a model with its model_args does not have")
     wte = tensors["wte.weight"]
     head = tensors.get(HEAD, wte)
-    if head is not wte and (tuple(head.shape) != tuple(wte.shape) or not _equal(convert(head), convert(wte))):
+    same = tuple(head.shape) == tuple(wte.shape)
+    if head is not wte and not (same and np.array_equal(convert(head).view(np.uint32), convert(wte).view(np.uint32))):
         raise FormatError(f"{path}: {HEAD} differs from wte.weight; this model's output head is its token embedding")
 
 
 def _dtype(tensor: Any) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def _equal(a: np.ndarray, b: np.ndarray) -> bool:
-    return np.array_equal(a.view(np.uint32), b.view(np.uint32))
-
-
-def _read(
-    config: ModelConfig, tensors: Mapping[str, Any], with_biases: bool, convert: Convert, tensor: str, layer: int
-) -> np.ndarray:
-    if BY_NAME[tensor].bias and not with_biases:
-        return np.zeros(next(p.shape for p in slices(config) if p.tensor == tensor), np.float32)
-    values = convert(tensors[name_in_block(tensor, layer)])
-    return with_padding(values, config) if tensor == "wte" else np.array(values)  # its own, not a view of the file

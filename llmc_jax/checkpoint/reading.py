@@ -67,27 +67,9 @@ def read_exactly(file: BinaryIO, path: Path, count: int) -> bytes:
     except OSError as error:
         raise FormatError(f"{path}: cannot be read: {error.strerror or error}") from None
     if len(raw) != count:
-        raise _ended(file, path)
+        end = os.fstat(file.fileno()).st_size
+        raise FormatError(f"{path}: ended at byte {end:,} while being read; is something writing to it?")
     return raw
-
-
-def fill_exactly(file: BinaryIO, path: Path, out: np.ndarray) -> None:
-    """Fill a contiguous array with the next bytes of a file; raises FormatError as `read_exactly` does."""
-    rest = memoryview(out.reshape(-1).view(np.uint8))
-    while rest.nbytes:
-        try:
-            count = file.readinto(rest)  # type: ignore[attr-defined]
-        except OSError as error:
-            raise FormatError(f"{path}: cannot be read: {error.strerror or error}") from None
-        if not count:
-            raise _ended(file, path)
-        rest = rest[count:]
-
-
-def _ended(file: BinaryIO, path: Path) -> FormatError:
-    return FormatError(
-        f"{path}: ended at byte {os.fstat(file.fileno()).st_size:,} while being read; is something writing to it?"
-    )
 
 
 def read_json_object(path: Path, largest: int) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 Leaves out how arrays are stored (store.py) and what a checkpoint holds beside them (contents.py).
 """
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,18 +22,11 @@ def named_arrays(state: "TrainState", model: ModelConfig) -> dict[str, np.ndarra
     for buffer, flat in state.flat.items():
         tensors = views(np.asarray(flat), model)
         arrays |= {f"{buffer}/{name}": tensor for name, tensor in tensors._asdict().items()}
-    arrays |= {name: np.asarray(value) for name, value in _small(state)}
-    return arrays
-
-
-def _small(state: "TrainState") -> Iterator[tuple[str, Any]]:
-    """Yield the small arrays of a state by name."""
-    yield "step", state.step
-    yield "updates", state.updates
+    arrays |= {"step": np.asarray(state.step), "updates": np.asarray(state.updates)}
     for group in ("loss_scale", "outliers"):
-        values = getattr(state, group)
-        if values is not None:
-            yield from ((f"{group}/{name}", value) for name, value in values._asdict().items())
+        if (values := getattr(state, group)) is not None:
+            arrays |= {f"{group}/{name}": np.asarray(value) for name, value in values._asdict().items()}
+    return arrays
 
 
 def read_weights(checkpoint: Checkpoint) -> np.ndarray:

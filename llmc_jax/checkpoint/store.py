@@ -361,25 +361,7 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
 
 def check(folder: str | Path) -> str | None:
     """Return what is wrong with a state folder, in one line; None if every file is what was saved. Reads all of it."""
-    return _examine(Path(folder), deep=True)[2]
-
-
-def _examine(folder: Path, deep: bool) -> tuple[int, float | None, str | None]:
-    """Return step, validation loss and problem of a state folder. Not deep: the arrays' contents are not read."""
-    step, loss = -1, None
-    try:
-        if not folder.is_dir():
-            return step, loss, "it is a file, not a folder" if folder.exists() else "there is no such folder"
-        manifest = read_manifest(folder)
-        step = manifest.step
-        loss = val_loss_of(read_metadata(folder, manifest))
-        damages = _damages(folder, manifest, deep)
-    except FormatError as error:
-        return step, loss, escaped(str(error))
-    except OSError as error:
-        return step, loss, escaped(_unreadable(folder, error))
-    more = f" (and {len(damages) - 1} more)" if len(damages) > 1 else ""
-    return step, loss, escaped(damages[0] + more) if damages else None
+    return loose_entry(folder).problem
 
 
 def _damages(folder: Path, manifest: Manifest, deep: bool) -> list[str]:
@@ -454,11 +436,23 @@ def _entry(run: Path, step: int, deep: bool) -> Entry:
 def loose_entry(folder: str | Path, *, deep: bool = True) -> Entry:
     """Return a state folder by itself, whatever its name and without a DONE_ file; step -1 where it cannot be read."""
     folder = Path(folder)
-    size = 0
+    step, loss, size, problem = -1, None, 0, None
     with suppress(OSError):
         size = sum(max(size, 0) for size in sizes_in(folder).values())
-    step, loss, problem = _examine(folder, deep)
-    return Entry(step, folder, size, loss, problem)
+    try:
+        if folder.is_dir():
+            manifest = read_manifest(folder)
+            step = manifest.step
+            loss = val_loss_of(read_metadata(folder, manifest))
+            if damages := _damages(folder, manifest, deep):
+                problem = damages[0] + (f" (and {len(damages) - 1} more)" if len(damages) > 1 else "")
+        else:
+            problem = "it is a file, not a folder" if folder.exists() else "there is no such folder"
+    except FormatError as error:
+        problem = str(error)
+    except OSError as error:
+        problem = _unreadable(folder, error)
+    return Entry(step, folder, size, loss, escaped(problem) if problem else None)
 
 
 def checked(run: str | Path, *, deep: bool = True) -> Iterator[Entry]:

@@ -14,13 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from llmc_jax.checkpoint import conversion, hf_tokenizer, hugging_face
+from llmc_jax.checkpoint import conversion, hf_tokenizer
 from llmc_jax.checkpoint.hf_tokenizer import Table
 from llmc_jax.checkpoint.hugging_face import name_in_block, write_folder
 from llmc_jax.checkpoint.safetensors import read_archive, read_tensor
 from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices
 from llmc_jax.checkpoint.sources import open_source
-from llmc_jax.config.model import ModelConfig, parse_descriptor
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenizers import bytes_tokenizer, gpt2_tokenizer
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.models.gpt2 import model as gpt2
@@ -116,18 +116,6 @@ def test_transformers_loads_what_is_written(tmp_path: Path) -> None:
     with np.load(FIXTURE / "logits.npz") as golden, torch.no_grad():
         found = model(torch.from_numpy(golden["tokens"])).logits.numpy()
         np.testing.assert_array_equal(found, golden["logits"])
-
-
-def test_transformers_reads_the_config(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    hugging_face.write_json(
-        tmp_path / "config.json", hugging_face.config_json(parse_descriptor("d12"), "bf16", SpecialTokens(50256, 50256))
-    )
-    found = transformers.AutoConfig.from_pretrained(tmp_path)
-    assert type(found).__name__ == "GPT2Config"
-    assert (found.n_layer, found.n_head, found.n_embd, found.n_positions, found.vocab_size, found.eos_token_id) == (
-        12, 12, 768, 1024, 50257, 50256
-    )  # fmt: skip
 
 
 def test_every_slice_by_hand() -> None:
