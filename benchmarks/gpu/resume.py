@@ -147,6 +147,7 @@ def saves(model: str, B: int, T: int, dtype: str, steps: int, rounds: int) -> Fi
     import jax.numpy as jnp
 
     from benchmarks.gpu import steps as whole_steps
+    from llmc_jax.checkpoint.contents import Identity, Metadata
     from llmc_jax.config.model import parse_descriptor
     from llmc_jax.machine import compiling
     from llmc_jax.machine import device as hardware
@@ -191,7 +192,7 @@ def saves(model: str, B: int, T: int, dtype: str, steps: int, rounds: int) -> Fi
         saver = Saver(Path(folder), config, Retention(1, 0))
         for turn in range(1 + rounds):  # the first imports orbax
             begin, made, ended = time.perf_counter(), 0, []
-            saver.save(state, {"format": 1, "step": turn + 1, "val_loss": None}, memory())
+            saver.save(state, Metadata(turn + 1, Identity(config, dtype, master_weights=True)), memory())
             while not ended:
                 state = step(state)
                 made, ended = made + 1, saver.finished()
