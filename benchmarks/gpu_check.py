@@ -88,7 +88,7 @@ class Check:
 
     def _measure(self, item: Item, children: Children, end: float) -> bool:
         """Measure one item; False if time ran out before it was done. Raises Stuck."""
-        task = Task(item.name, home(item.module), item.arguments, item.seconds)
+        task = Task(item.name, f"benchmarks.gpu.{item.module}", item.arguments, item.seconds)
         outcome = children.measure(task, end)
         done = outcome.kind != "TIME"
         if done:
@@ -128,11 +128,6 @@ class Check:
                 f"JAX cannot be used with {sys.executable} (set PYTHON to another): {done.stderr.strip()[-800:]}"
             )
         return json.loads(done.stdout.splitlines()[-1])
-
-
-def home(module: str) -> str:
-    """The full name of a module that an item names."""
-    return f"llmc_jax.trials.{module}" if module in ("numerics", "times") else f"benchmarks.gpu.{module}"
 
 
 def left(results: Results, items: Iterable[Item]) -> list[Item]:

@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from benchmarks import gpu_check, roofline, step_table
-from benchmarks.gpu import first, groups, races, resume, steps, targets
+from benchmarks.gpu import first, groups, races, resume, solvers, steps, targets
 from benchmarks.gpu.plan import ATTENTION, D12_NUMERICS, PARTS, Item, plan
 from benchmarks.gpu.programs import step_times
 from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, page
@@ -65,7 +65,7 @@ def test_plan(tiny: bool) -> None:
 def test_every_kernel_is_checked() -> None:
     """Every public kernel has numerics; what a run chooses between has times that decide it."""
     checked = {item.arguments["function"] for item in plan() if item.part == "numerics"} - {"model"}
-    assert checked == problems.FUNCTIONS
+    assert checked == solvers.FUNCTIONS
     assert public_kernels() == {f"{file}.{name}" for name, file in FILES.items()}
     assert {*targets.COMPARED, "attention"} == set(GROUPS)
     assert set(ATTENTION) == set(tuning.VERSIONS)
@@ -95,7 +95,7 @@ def program_sizes(function: str, sizes: list[int]) -> list[int]:
 @pytest.mark.slow
 def test_every_kernel_of_the_plan_lowers(monkeypatch: pytest.MonkeyPatch) -> None:
     """On each of the plan's shapes, for an H200."""
-    monkeypatch.setattr(problems, "target", lambda: "sm_90")
+    monkeypatch.setattr(solvers, "target", lambda: "sm_90")
     done = set()
     for item in plan():
         given = dict(item.arguments)
@@ -115,7 +115,7 @@ def test_every_kernel_of_the_plan_lowers(monkeypatch: pytest.MonkeyPatch) -> Non
             return made["problem"].arrays
 
         structs = jax.eval_shape(arrays)
-        run = made["problem"].bind(problems.implementation(given["function"], **how))
+        run = made["problem"].bind(solvers.implementation(given["function"], **how))
         deviceless.lower_for(lambda *arrays, run=run: run(*arrays), structs, "h200")
     assert len(done) > 100
 

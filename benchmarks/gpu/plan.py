@@ -35,7 +35,7 @@ class Item(NamedTuple):
 
     part: str  # a key of PARTS
     name: str
-    module: str  # of this package or of llmc_jax/trials
+    module: str  # of this package
     arguments: dict[str, Any]
     fresh: bool = False  # in a process of its own; others share one as long as none of them crashes
     seconds: int = 120  # after which it is ended
@@ -92,7 +92,7 @@ LAYERNORM = (
 
 
 def numerics(tiny: bool) -> Iterator[Item]:
-    """The kernels of GPT-2 124M's step at its shapes, then all others. sizes: see problems.py."""
+    """The kernels of GPT-2 124M's step at its shapes, then all others. sizes: see llmc_jax/trials/problems.py."""
     items = {item.name: item for item in _numerics(tiny)}
     names = [] if tiny else D12_NUMERICS
     yield from ({name: items[name] for name in names} | items).values()

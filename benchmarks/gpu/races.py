@@ -53,7 +53,8 @@ def run(sizes: list[int], implementation: str) -> None:
     """Compute attention forward and backward once."""
     import jax
 
+    from benchmarks.gpu import solvers
     from llmc_jax.trials import problems
 
     given: Any = problems.problem("attention", "bf16", sizes, seed=1)
-    jax.block_until_ready(jax.jit(given.bind(problems.implementation("attention", implementation)))(*given.arrays))
+    jax.block_until_ready(jax.jit(given.bind(solvers.implementation("attention", implementation)))(*given.arrays))

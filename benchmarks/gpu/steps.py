@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.gpu.solvers import target
 from llmc_jax import kernels
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.train import TrainConfig
@@ -25,7 +26,7 @@ from llmc_jax.training.schedule import ScheduleNumbers
 from llmc_jax.training.state import DTYPES, initial_state
 from llmc_jax.training.step import StepNumbers, train_step
 from llmc_jax.trials.figures import Figures
-from llmc_jax.trials.problems import skewed_tokens, target
+from llmc_jax.trials.problems import skewed_tokens
 
 QUEUED = 3  # steps that are started together
 

@@ -12,13 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmc_jax import kernels
-from llmc_jax.config.model import ModelConfig, parse_descriptor
-from llmc_jax.models.gpt2 import model as gpt2
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2.tensors import tensor_specs
 from llmc_jax.training.adamw import ADAMW
-from llmc_jax.training.state import DTYPES
-from llmc_jax.trials import problems
 from llmc_jax.trials import reference as references
 from llmc_jax.trials.figures import FREE, OTHER, SAME, Figures
 from llmc_jax.trials.problems import Problem
@@ -41,37 +37,6 @@ ROUNDED = {
 ATTENTION = {"bfloat16": Tolerance(5e-3, 5e-2), "float16": Tolerance(6e-4, 7e-3)}
 POISON = 2**28  # elements of NaN, 1 GB, that the allocator gives to the kernel's outputs next
 DIFFERING = 1e-3  # share of a rounded copy's elements that may differ from XLA's, by a float32 rounding before
-
-
-def measure(
-    function: str,
-    dtype: str,
-    sizes: list[int],
-    implementation: str = "pallas",
-    *,
-    interpret: bool = False,
-    form: str = "",
-    model: str = "",
-    reference: str = "fp64",
-    **options: Any,
-) -> Figures:
-    """Errors of one function on one shape, `verdict`: right, or what is wrong; and `bits`: whether they repeat, where
-    that is promised.
-
-    reference: fp64, or fp32 where float64 would not fit into the memory.
-    """
-    if function == "model":
-        return measure_model(model, dtype, *sizes, interpret=interpret)
-    name = f"{function} {dtype} {sizes} {options}"
-    given = problems.problem(function, dtype, sizes, problems.seed_of(name), **options)
-    solver = problems.implementation(function, implementation, interpret=interpret, form=form)
-    promised = problems.repeats_bits(function, implementation)
-    wide, rounding = {"fp64": jnp.float64, "fp32": jnp.float32}[reference], options.get("rounding", "nearest")
-    return _with_verdict(*judged(given, solver, promised=promised, interpret=interpret, wide=wide, rounding=rounding))
-
-
-def _with_verdict(figures: Figures, wrong: list[str]) -> Figures:
-    return figures | {"verdict": f"WRONG: {'; '.join(wrong)}" if wrong else "right"}
 
 
 def judged(
@@ -130,28 +95,6 @@ MODEL = {
     "fp16": (1e-3, 5e-3),
     "fp32": (1e-4, 2e-3),
 }  # of the loss, absolutely; of each tensor's gradient
-
-
-def measure_model(model: str, dtype: str, B: int, T: int, *, interpret: bool = False) -> Figures:
-    """Loss and gradients of a small model on kernels, in 16 bits, beside XLA's operations in float32 without TF32."""
-    config, kind = parse_descriptor(model), DTYPES[dtype]
-    rng = np.random.default_rng(0)
-    flat = problems.random_weights(config)
-    tokens = rng.integers(0, config.vocab_size, (B, T + 1)).astype(np.int32)
-    batch = jnp.asarray(tokens[:, :-1]), jnp.asarray(tokens[:, 1:])
-    scale = 128.0 if dtype == "fp16" else 1.0
-
-    def run(weights: jax.Array, execution: gpt2.Execution) -> tuple[float, np.ndarray]:
-        gradient = jax.value_and_grad(gpt2.loss_fn)
-        loss, found = jax.jit(gradient, static_argnums=(3, 4))(weights, *batch, config, execution, scale)
-        return float(loss) / scale, np.asarray(found, np.float64) / scale
-
-    kernel = gpt2.Execution(kernels.assembled(kernels.pallas_functions(problems.target(), interpret))[0])
-    loss, found = run(flat.astype(kind), kernel)
-    # the reference has the same rounded weights: what is compared is the computation
-    with jax.default_matmul_precision("highest"):
-        wanted_loss, wanted = run(flat.astype(kind).astype(jnp.float32), gpt2.PLAIN)
-    return _with_verdict(*judged_model(config, dtype, (loss, found), (wanted_loss, wanted)))
 
 
 def judged_model(

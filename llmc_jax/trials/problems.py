@@ -1,4 +1,4 @@
-"""The operations as problems: random inputs of a shape, the functions that solve it, the answer in float64, the work.
+"""The operations as problems: random inputs of a shape, the answer in float64, the work.
 
 `sizes` of a problem, by function:
 
@@ -11,8 +11,7 @@ attention and relu_attention are forward and backward in one. Inputs are drawn a
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,24 +20,17 @@ import numpy as np
 
 from llmc_jax import kernels
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.kernels import cudnn, ours
-from llmc_jax.kernels.choice import implementations
-from llmc_jax.kernels.findings import Variant
 from llmc_jax.kernels.functions import PLAIN
-from llmc_jax.kernels.plain import frozen
 from llmc_jax.models.gpt2.tensors import BY_NAME, flat_size, num_parameters, tensor_specs
 from llmc_jax.ops import attention as jnp_attention
 from llmc_jax.ops import softmax as jnp_softmax
 from llmc_jax.training.adamw import ADAMW, AdamWNumbers
 from llmc_jax.training.state import DTYPES
 from llmc_jax.trials import attention as by_blocks
-from llmc_jax.trials.figures import NotMeasured
 
 SCALE = 0.125  # of the softmax's scores: heads of 64 channels
 NUMBERS = AdamWNumbers(beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
 WAYS = ("forward", "backward")
-# What there is a problem of: each kernel; of attention the pair of them.
-FUNCTIONS = {name.rpartition("_")[0] if "attention" in name else name for name in ours.FILES}
 Function = Callable[..., Any]
 
 
@@ -53,16 +45,6 @@ class Problem(NamedTuple):
     donated: tuple[int, ...] = ()  # arrays that an implementation may overwrite
     becomes: tuple[int, ...] = ()  # of each of those, the output that takes its place
     rows: bool = True  # errors are relative to the row they are in; else to the whole array
-
-
-def target() -> str:
-    """The architecture that kernels are made for here; sm_90 where they are interpreted on a CPU."""
-    machine = kernels.this_machine()
-    if machine.platform != "gpu":
-        return "sm_90"
-    if machine.target is None:
-        raise NotMeasured(f"no kernels for {machine.kind}")
-    return machine.target
 
 
 def _tuple(result: Any) -> tuple[jax.Array, ...]:
@@ -199,60 +181,18 @@ def _attention(function: str, normal: Function, B: int, T: int, NH: int, HS: int
     return Problem(function, (dout, qkv), bind, moved, flops=7 * B * NH * T * T * HS)
 
 
-# ----- who solves them ----------------------------------------------------------------------------------------------
+# ----- what they come to --------------------------------------------------------------------------------------------
 
 
-def implementation(
-    function: str,
-    name: str = "pallas",
-    *,
-    interpret: bool = False,
-    form: str = "",
-    tuning: Mapping[str, Any] | None = None,
-) -> Any:
-    """A function of `function`'s signature; of attention the pair forward, backward.
+def plain_twin(function: str) -> Any:
+    """Return a function of `function`'s signature by XLA; of attention the pair forward, backward.
 
-    name: pallas, xla, triton; of attention pallas, mma, wgmma, cudnn, naive. tuning: fields of
-    pallas_kernels/tuning.py's Sizes that have another value.
+    That of softmax attention is by blocks of rows, without the T x T matrix.
     """
-    if function in ("attention", "relu_attention"):
-        return _attention_pair(function, name, interpret)
-    if name == "xla":
-        return getattr(jnp_softmax, function, None) or PLAIN[function]
-    if name == "triton":
-        from llmc_jax.kernels import triton
-
-        if problem := triton.availability():
-            raise NotMeasured(problem)
-        return partial(ours.triton_kernel(function), target=target())
-    variant = Variant(sizes=frozen(list((tuning or {}).items())))
-    if problem := ours.variant_problem(variant):
-        raise NotMeasured(problem)
-    return ours.pallas_kernel(function, target(), interpret, variant, **({"form": form} if form else {}))
-
-
-def _attention_pair(function: str, name: str, interpret: bool) -> tuple[Function, Function]:
-    if name == "cudnn":
-        return cudnn.cudnn_attention_forward, cudnn.cudnn_attention_backward
-    if name == "naive":
-        return getattr(jnp_attention, f"{function}_forward"), getattr(jnp_attention, f"{function}_backward")
-    if name == "wgmma" and target() != "sm_90":
-        raise NotMeasured(f"wgmma exists on Hopper alone, and this is {target()}")
-    variant = Variant("" if name == "pallas" else name)
-    forward, backward = (ours.pallas_kernel(f"{function}_{way}", target(), interpret, variant) for way in WAYS)
-    return forward, backward
-
-
-def repeats_bits(function: str, name: str) -> bool:
-    """Return whether an implementation, named as in `implementation`, promises the same bits for the same inputs."""
-    if function.startswith("softmax"):  # a kernel inside an attention whose products are XLA's
-        return name != "xla"
     if "attention" in function:
-        kind = name if name in ("cudnn", "naive") else "relu" if function.startswith("relu") else "flash"
-        by = {"cudnn": "cudnn", "naive": "xla"}.get(name, "pallas")
-        return any(row.repeats_bits for row in implementations("attention") if (row.kind, row.by) == (kind, by))
-    operation = next(group for group, functions in kernels.GROUPS.items() if function in functions)
-    return any(row.repeats_bits for row in implementations(operation) if row.by == name)
+        module = by_blocks if function == "attention" else jnp_attention
+        return tuple(getattr(module, f"{function}_{way}") for way in WAYS)
+    return getattr(jnp_softmax, function, None) or PLAIN[function]
 
 
 def expected(given: Problem, wide: Any = jnp.float64) -> tuple[jax.Array, ...]:
@@ -275,10 +215,7 @@ def expected(given: Problem, wide: Any = jnp.float64) -> tuple[jax.Array, ...]:
         nearest = given.bind(lambda *arrays, rounding, seed, **named: ADAMW.update(*arrays, **named))
         updated = nearest(*widened(params, m, v, gradient))
         return *updated, *(updated[:1] if copy else ())
-    solver: Any = (by_blocks.attention_forward, by_blocks.attention_backward)
-    if given.function != "attention":
-        solver = implementation(given.function, "naive" if "attention" in given.function else "xla")
-    return given.bind(solver)(*widened(*arrays))
+    return given.bind(plain_twin(given.function))(*widened(*arrays))
 
 
 def seed_of(text: str) -> int:

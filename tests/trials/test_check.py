@@ -6,13 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.gpu.solvers import FUNCTIONS
 from llmc_jax import kernels
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.kernels import Finding, Machine, Variant, Wish
 from llmc_jax.kernels.functions import GROUPS
 from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
 from llmc_jax.ops.gelu import gelu_forward_in_product
-from llmc_jax.trials import candidates, check, numerics, problems
+from llmc_jax.trials import candidates, check, numerics
 from llmc_jax.trials.candidates import Case
 from pallas_kernels import tuning
 
@@ -67,7 +68,7 @@ def test_tile_sizes_are_those_of_the_table() -> None:
 
 def test_shapes_are_the_runs_own() -> None:
     sizes = {part.function: (part.sizes, part.calls) for name in GROUPS for part in candidates.parts(D12, name)}
-    assert set(sizes) == problems.FUNCTIONS - {"softmax_forward", "softmax_backward", "relu_attention"}
+    assert set(sizes) == FUNCTIONS - {"softmax_forward", "softmax_backward", "relu_attention"}
     assert sizes["residual_layernorm_backward"] == ([65536, 768], 24)
     assert sizes["classifier"] == ([8192, 50257, 50304], 8)
     assert sizes["attention"] == ([64, 1024, 12, 64], 12)

@@ -8,7 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmc_jax.trials import numerics, problems
+from benchmarks.gpu import numerics as measured
+from benchmarks.gpu import solvers
+from llmc_jax.trials import numerics
+from llmc_jax.trials.figures import FREE, OTHER
 
 
 def _one_element(out: jax.Array) -> jax.Array:
@@ -26,7 +29,7 @@ SPOILT: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def _measure(monkeypatch: pytest.MonkeyPatch, function: str, sizes: list[int], spoil: Callable[..., Any]) -> str:
-    solver = problems.implementation(function, "naive" if function == "attention" else "xla")
+    solver = solvers.implementation(function, "naive" if function == "attention" else "xla")
     spoiled = solver[1] if function == "attention" else solver  # of attention the backward
 
     def spoilt(*arguments: Any) -> Any:
@@ -35,11 +38,11 @@ def _measure(monkeypatch: pytest.MonkeyPatch, function: str, sizes: list[int], s
 
     given = (solver[0], spoilt) if function == "attention" else spoilt
     with monkeypatch.context() as patch:
-        real = problems.implementation
+        real = solvers.implementation
         patch.setattr(
-            problems, "implementation", lambda name, which="", **more: given if which == "pallas" else real(name, which)
+            solvers, "implementation", lambda name, which="", **more: given if which == "pallas" else real(name, which)
         )
-        return str(numerics.measure(function, "bf16", sizes, interpret=True)["verdict"])
+        return str(measured.measure(function, "bf16", sizes, interpret=True)["verdict"])
 
 
 @pytest.mark.parametrize("what", SPOILT)
@@ -63,7 +66,7 @@ def test_numerics_of_attention(what: str | None, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("function, sizes", [("gelu_backward", [3, 300]), ("global_norm", [2**13])])
 def test_numerics_of_kernels_in_interpret_mode(function: str, sizes: list[int]) -> None:
-    assert numerics.measure(function, "bf16", sizes, interpret=True)["verdict"] == "right"
+    assert measured.measure(function, "bf16", sizes, interpret=True)["verdict"] == "right"
 
 
 # ----- the same bits ------------------------------------------------------------------------------------------------
@@ -72,13 +75,13 @@ def test_numerics_of_kernels_in_interpret_mode(function: str, sizes: list[int]) 
 @pytest.mark.parametrize(
     "name, bits, verdict",
     [
-        ("pallas", numerics.OTHER, "WRONG: the same inputs gave different bits"),
-        ("xla", numerics.FREE, "right"),  # promises none
+        ("pallas", OTHER, "WRONG: the same inputs gave different bits"),
+        ("xla", FREE, "right"),  # promises none
     ],
 )
 def test_bits_that_move(name: str, bits: str, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel whose third call differs in one bit is wrong if it has promised the same ones."""
-    real, calls = problems.implementation("gelu_forward", "xla"), []
+    real, calls = solvers.implementation("gelu_forward", "xla"), []
 
     def moving(x: jax.Array) -> jax.Array:
         def last_bit(out: Any) -> Any:
@@ -90,18 +93,18 @@ def test_bits_that_move(name: str, bits: str, verdict: str, monkeypatch: pytest.
         out = real(x)
         return jax.pure_callback(last_bit, jax.ShapeDtypeStruct(out.shape, out.dtype), out)
 
-    monkeypatch.setattr(problems, "implementation", lambda *_, **more: moving if more else real)
+    monkeypatch.setattr(solvers, "implementation", lambda *_, **more: moving if more else real)
     monkeypatch.setattr(numerics, "POISON", 2**10)
-    found = numerics.measure("gelu_forward", "bf16", [16, 32], name)
+    found = measured.measure("gelu_forward", "bf16", [16, 32], name)
     assert (found["bits"], found["verdict"]) == (bits, verdict)
     assert len(calls) == (3 if name == "pallas" else 1)
 
 
 def test_who_promises_bits() -> None:
     """The field of the implementation says it: of every kernel of ours, of nothing that may sum in any order."""
-    for function in problems.FUNCTIONS:
+    for function in solvers.FUNCTIONS:
         attention = "attention" in function
         for name in ("wgmma", "mma", "pallas") if attention else ("pallas",):
-            assert problems.repeats_bits(function, name)
+            assert solvers.repeats_bits(function, name)
         for name in ("cudnn", "naive") if attention else ("xla",):
-            assert not problems.repeats_bits(function, name)
+            assert not solvers.repeats_bits(function, name)

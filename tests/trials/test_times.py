@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks.gpu.times import number_of_sets
 from llmc_jax.trials import clock, problems, times
 
 CASES: dict[str, list[int]] = {"adamw_update": [4096], "classifier": [6, 60, 64], "embedding_backward": [2, 8, 32, 64]}
@@ -13,7 +14,7 @@ CASES: dict[str, list[int]] = {"adamw_update": [4096], "classifier": [6, 60, 64]
 def test_what_is_overwritten_goes_on_from_its_outputs(function: str) -> None:
     """Each call of a round gets the arrays of the one before, each round begins with the inputs."""
     given = problems.problem(function, "bf16", CASES[function], seed=1)
-    bound = given.bind(problems.implementation(function, "xla"))
+    bound = given.bind(problems.plain_twin(function))
     wanted = list(given.arrays)
     for _ in range(3):
         found = jax.jit(bound)(*wanted)
@@ -30,7 +31,7 @@ def test_what_is_overwritten_goes_on_from_its_outputs(function: str) -> None:
 def test_time_of_one_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(times, "timing", lambda run_calls: clock.Timing(6.0, 0.5, 2))
     sets = [problems.problem("gelu_forward", "bf16", [4, 32], seed) for seed in range(3)]
-    assert times.time_of(problems.implementation("gelu_forward", "xla"), sets).seconds == 2.0
+    assert times.time_of(problems.plain_twin("gelu_forward"), sets).seconds == 2.0
 
 
 @pytest.mark.parametrize("moved, held, sets", [(200e6, 100e6, 8), (500e6, 100e6, 4), (3e9, 100e6, 1), (200e6, 5e9, 2)])
@@ -40,4 +41,4 @@ def test_number_of_sets(moved: float, held: float, sets: int) -> None:
     class Array:
         nbytes = held
 
-    assert times.number_of_sets(problems.Problem("f", (Array(),), lambda f: f, int(moved))) == sets  # type: ignore
+    assert number_of_sets(problems.Problem("f", (Array(),), lambda f: f, int(moved))) == sets  # type: ignore

@@ -1,0 +1,80 @@
+"""Who solves a problem of llmc_jax/trials/problems.py: implementations by name, and which promise the same bits."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from llmc_jax import kernels
+from llmc_jax.kernels import cudnn, ours
+from llmc_jax.kernels.choice import implementations
+from llmc_jax.kernels.findings import Variant
+from llmc_jax.kernels.plain import frozen
+from llmc_jax.ops import attention as jnp_attention
+from llmc_jax.trials.figures import NotMeasured
+from llmc_jax.trials.problems import WAYS, Function, plain_twin
+
+# What there is a problem of: each kernel; of attention the pair of them.
+FUNCTIONS = {name.rpartition("_")[0] if "attention" in name else name for name in ours.FILES}
+
+
+def target() -> str:
+    """The architecture that kernels are made for here; sm_90 where they are interpreted on a CPU."""
+    machine = kernels.this_machine()
+    if machine.platform != "gpu":
+        return "sm_90"
+    if machine.target is None:
+        raise NotMeasured(f"no kernels for {machine.kind}")
+    return machine.target
+
+
+def implementation(
+    function: str,
+    name: str = "pallas",
+    *,
+    interpret: bool = False,
+    form: str = "",
+    tuning: Mapping[str, Any] | None = None,
+) -> Any:
+    """A function of `function`'s signature; of attention the pair forward, backward.
+
+    name: pallas, xla, triton; of attention pallas, mma, wgmma, cudnn, naive. tuning: fields of
+    pallas_kernels/tuning.py's Sizes that have another value.
+    """
+    if function in ("attention", "relu_attention"):
+        return _attention_pair(function, name, interpret)
+    if name == "xla":
+        return plain_twin(function)
+    if name == "triton":
+        from llmc_jax.kernels import triton
+
+        if problem := triton.availability():
+            raise NotMeasured(problem)
+        return partial(ours.triton_kernel(function), target=target())
+    variant = Variant(sizes=frozen(list((tuning or {}).items())))
+    if problem := ours.variant_problem(variant):
+        raise NotMeasured(problem)
+    return ours.pallas_kernel(function, target(), interpret, variant, **({"form": form} if form else {}))
+
+
+def _attention_pair(function: str, name: str, interpret: bool) -> tuple[Function, Function]:
+    if name == "cudnn":
+        return cudnn.cudnn_attention_forward, cudnn.cudnn_attention_backward
+    if name == "naive":
+        return getattr(jnp_attention, f"{function}_forward"), getattr(jnp_attention, f"{function}_backward")
+    if name == "wgmma" and target() != "sm_90":
+        raise NotMeasured(f"wgmma exists on Hopper alone, and this is {target()}")
+    variant = Variant("" if name == "pallas" else name)
+    forward, backward = (ours.pallas_kernel(f"{function}_{way}", target(), interpret, variant) for way in WAYS)
+    return forward, backward
+
+
+def repeats_bits(function: str, name: str) -> bool:
+    """Return whether an implementation, named as in `implementation`, promises the same bits for the same inputs."""
+    if function.startswith("softmax"):  # a kernel inside an attention whose products are XLA's
+        return name != "xla"
+    if "attention" in function:
+        kind = name if name in ("cudnn", "naive") else "relu" if function.startswith("relu") else "flash"
+        by = {"cudnn": "cudnn", "naive": "xla"}.get(name, "pallas")
+        return any(row.repeats_bits for row in implementations("attention") if (row.kind, row.by) == (kind, by))
+    operation = next(group for group, functions in kernels.GROUPS.items() if function in functions)
+    return any(row.repeats_bits for row in implementations(operation) if row.by == name)

@@ -1,0 +1,78 @@
+"""Times of a kernel and of XLA's version of the same operation, on random inputs of a real size.
+
+GB/s are compulsory bytes over time: whatever else is moved counts as loss.
+"""
+
+import math
+from typing import Any
+
+import jax
+
+from benchmarks.gpu import solvers
+from llmc_jax.trials import problems
+from llmc_jax.trials.clock import queued, timing
+from llmc_jax.trials.figures import Figures
+from llmc_jax.trials.problems import Problem
+from llmc_jax.trials.times import pace, time_of
+
+SETS_BYTES = 12e9  # of inputs at most
+PROGRAM_BYTES = 2e9  # that one program moves at least: more than a cache holds, and longer than it takes to start
+SETS = 8  # of inputs at most
+
+
+def measure(
+    function: str,
+    dtype: str,
+    sizes: list[int],
+    implementation: str = "pallas",
+    *,
+    against: str = "",
+    interpret: bool = False,
+    form: str = "",
+    tuning: dict[str, Any] | None = None,
+    **options: Any,
+) -> Figures:
+    """us and GB/s of one implementation; of another too, and how many times slower it is, where `against` names one.
+
+    tuning: fields of pallas_kernels/tuning.py's Sizes that are given another value.
+    """
+    if function in ("attention", "relu_attention"):
+        return measure_attention(function, dtype, sizes, implementation, interpret=interpret)
+    seed = problems.seed_of(f"{function} {sizes}")
+    least = problems.problem(function, dtype, sizes, seed, **options)
+    number = 1 if interpret else number_of_sets(least)
+    sets = [least] + [problems.problem(function, dtype, sizes, seed + k, **options) for k in range(1, number)]
+    solver = solvers.implementation(function, implementation, interpret=interpret, form=form, tuning=tuning)
+    ours = time_of(solver, sets, quick=interpret)
+    figures: Figures = {"us": 1e6 * ours.seconds, "GB/s": least.bytes / ours.seconds / 1e9, "spread": ours.spread}
+    if against:
+        other = time_of(solvers.implementation(function, against), sets, quick=interpret).seconds
+        figures |= {f"{against} us": 1e6 * other, f"{against} / ours": other / ours.seconds}
+    return figures
+
+
+def number_of_sets(given: Problem) -> int:
+    """Return how many calls, each on inputs of its own, stand in one program."""
+    nbytes = sum(array.nbytes for array in given.arrays)
+    return max(1, min(SETS, math.ceil(PROGRAM_BYTES / given.bytes), int(SETS_BYTES / nbytes)))
+
+
+def measure_attention(function: str, dtype: str, sizes: list[int], implementation: str, *, interpret: bool) -> Figures:
+    """Forward, and forward with backward; FLOPs of what lies inside the mask, five products backward for two forward.
+
+    implementation: mma, wgmma, cudnn, naive.
+    """
+    given = problems.problem(function, dtype, sizes, problems.seed_of(f"attention {sizes}"))
+    pair = solvers.implementation(function, implementation, interpret=interpret)
+    num_heads = sizes[2]
+    dout, qkv = given.arrays
+    forward = jax.jit(lambda qkv: pair[0](qkv, num_heads)[0])
+    both = jax.jit(given.bind(pair))
+    once = timing(queued(lambda: forward(qkv)), **pace(interpret)).seconds
+    seconds, spread, _ = timing(queued(lambda: both(dout, qkv)), **pace(interpret))
+    flops = given.flops
+    return {
+        "us": 1e6 * seconds, "TFLOP/s": flops / seconds / 1e12, "spread": spread,
+        "forward us": 1e6 * once, "forward TFLOP/s": flops * 2 / 7 / once / 1e12,
+        "backward us": 1e6 * (seconds - once), "backward TFLOP/s": flops * 5 / 7 / max(seconds - once, 1e-9) / 1e12,
+    }  # fmt: skip
