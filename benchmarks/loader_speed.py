@@ -12,6 +12,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,7 @@ def measure(path: Path, B: int, T: int, micro_batches: int, shuffle: bool, prefe
     loader = TokenLoader(path, B, T, vocab_size=GPT2_VOCAB, shuffle=shuffle, flag="-i")
     if not prefetch:
         return best_rate(lambda: loader.next_batch(micro_batches), B * T * micro_batches)
-    with Prefetcher(loader, micro_batches) as prefetcher:
+    with closing(Prefetcher(loader, micro_batches)) as prefetcher:
         return best_rate(lambda: next(prefetcher), B * T * micro_batches)
 
 

@@ -44,15 +44,10 @@ def exit_status(program: str, run: Callable[[], int | None]) -> int:
         print_error(f"{program}: stopped")
         return ExitCode.STOPPED
     finally:
-        _flush_or_discard()
-
-
-def _flush_or_discard() -> None:
-    """Hand on what standard output holds; where it is lost, drop it, or Python would complain at exit."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        discard_rest(sys.stdout)
+        try:
+            sys.stdout.flush()
+        except OSError:  # lost: what it still holds is dropped, or Python would complain at exit
+            discard_rest(sys.stdout)
 
 
 def print_json(content: Any) -> None:

@@ -41,7 +41,8 @@ def program() -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line (without the program's name; sys.argv's by default). Returns the exit status."""
     words = sys.argv[1:] if argv is None else argv
-    return exit_status(_program(), lambda: _run(words))
+    program = "llmc-jax" if Path(sys.argv[0]).stem == "llmc-jax" else "train.py"
+    return exit_status(program, lambda: _run(words))
 
 
 def _run(words: Sequence[str]) -> int | None:
@@ -50,22 +51,13 @@ def _run(words: Sequence[str]) -> int | None:
         print({"--help": help_text, "--help-markdown": flags_markdown, "--version": _versions}[shown]())
         return None
     config, notes = continued(given_options(words))
-    notes += _validated(config, notes)
+    try:
+        notes += validate(config)
+    except InputError as error:  # with the notes so far: what is wrong may come from a config.json
+        raise InputError("\n  ".join([str(error), *notes])) from error
     from llmc_jax.run.loop import run  # here, because it imports JAX, which takes a second
 
     return run(config, notes)
-
-
-def _validated(config: TrainConfig, notes: Sequence[str]) -> list[str]:
-    """Return the notes of `validate`. Its errors hold the notes so far: what is wrong may come from a config.json."""
-    try:
-        return validate(config)
-    except InputError as error:
-        raise InputError("\n  ".join([str(error), *notes])) from error
-
-
-def _program() -> str:
-    return "llmc-jax" if Path(sys.argv[0]).stem == "llmc-jax" else "train.py"
 
 
 def continued(given: Given) -> tuple[TrainConfig, list[str]]:

@@ -427,13 +427,13 @@ def continued(alone: Loader, state: Mapping[str, Any], micro_batches: int) -> Lo
     return joint
 
 
-class Prefetcher:
+class Prefetcher(Iterator[Batch]):
     """Reads a loader's batches ahead in a thread while the step runs: `depth` of them are ready or being read.
 
     An iterator of what `loader.next_batch(micro_batches)` would give, in the same order, each batch both
     (micro_batches, B, T) int32; an error of the thread is raised there, behind the batches read before it. Nobody else
     may use the loader until `close()`, which ends the iterator and leaves the loader ahead of the batches given out:
-    continue from `state()`. A context manager, which closes it.
+    continue from `state()`.
     """
 
     def __init__(self, loader: Loader, micro_batches: int = 1, depth: int = 2) -> None:
@@ -445,9 +445,6 @@ class Prefetcher:
 
     def _read(self) -> tuple[Batch, Any]:
         return self._loader.next_batch(self._micro_batches), self._loader.position
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self
 
     def __next__(self) -> Batch:
         if not self._ready:
@@ -466,9 +463,3 @@ class Prefetcher:
         """Stop reading, drop what is ready and join the thread. May be called again."""
         self._ready.clear()
         self._thread.shutdown(cancel_futures=True)
-
-    def __enter__(self) -> "Prefetcher":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

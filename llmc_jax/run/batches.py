@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
 from llmc_jax.data.loader import Batch, Prefetcher
@@ -30,7 +30,7 @@ def training_batches(setup: Setup) -> Iterator[Batches]:
         batch = loader.next_batch(micro_batches)
         yield Batches(itertools.repeat(batch), lambda: None)
     else:
-        with Prefetcher(loader, micro_batches) as prefetcher:
+        with closing(Prefetcher(loader, micro_batches)) as prefetcher:
             yield Batches(prefetcher, prefetcher.state)
 
 

@@ -5,6 +5,7 @@ import os
 import random
 import re
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -264,7 +265,7 @@ def test_the_loaders_of_several_processes_in_one(tmp_path: Path, shuffle: bool) 
     from_llmc = {"ranks": [without(rank.state(), *NOT_IN_LLMC) for rank in ranks]}
     joint = continued(open_loader(pattern, 2, 4, shuffle=shuffle), from_llmc, 4)
     assert isinstance(joint, JointLoader)
-    with Prefetcher(joint, 4) as prefetcher:
+    with closing(Prefetcher(joint, 4)) as prefetcher:
         for _ in range(7):
             inputs, targets = next(prefetcher)
             for a in range(4):
@@ -416,7 +417,7 @@ def test_one_shard_is_open_at_a_time(tmp_path: Path) -> None:
 def test_prefetching_gives_the_same_batches(tmp_path: Path) -> None:
     pattern = make_shards(tmp_path, [33, 17, 26])
     plain = open_loader(pattern, 2, 4, shuffle=True)
-    with Prefetcher(open_loader(pattern, 2, 4, shuffle=True), 3, depth=2) as prefetcher:
+    with closing(Prefetcher(open_loader(pattern, 2, 4, shuffle=True), 3, depth=2)) as prefetcher:
         assert prefetcher.state() == plain.state()
         for _ in range(20):
             np.testing.assert_array_equal(next(prefetcher), plain.next_batch(3))
@@ -436,7 +437,7 @@ class Counted(TokenLoader):
 
 def test_prefetching_reads_depth_batches_ahead_and_no_more(tmp_path: Path) -> None:
     loader = Counted(counting_file(tmp_path / "a.bin", 100), 2, 4, vocab_size=100, shuffle=False, flag="-i")
-    with Prefetcher(loader, depth=3) as prefetcher:
+    with closing(Prefetcher(loader, depth=3)) as prefetcher:
         firsts = [int(next(prefetcher)[0][0, 0, 0]) for _ in range(5)]
         while loader.reads < 8:
             time.sleep(0.01)
@@ -452,7 +453,7 @@ def test_errors_come_out_of_next_behind_the_good_batches(tmp_path: Path) -> None
     tokens[20] = 300
     write_token_file(tmp_path / "a.bin", tokens)
     loader = open_loader(tmp_path / "a.bin", 2, 4, vocab_size=257)
-    with Prefetcher(loader, depth=8) as prefetcher:
+    with closing(Prefetcher(loader, depth=8)) as prefetcher:
         assert next(prefetcher)[0][0, 0, 0] == 0
         assert next(prefetcher)[0][0, 0, 0] == 8
         state = prefetcher.state()
