@@ -151,13 +151,14 @@ def saves(model: str, B: int, T: int, dtype: str, steps: int, rounds: int) -> Fi
     from llmc_jax.config.model import parse_descriptor
     from llmc_jax.machine import compiling
     from llmc_jax.machine import device as hardware
-    from llmc_jax.run.saver import Retention, Room, Saver
+    from llmc_jax.run.saver import Saver
     from llmc_jax.training.state import DTYPES, initial_state
     from llmc_jax.training.step import train_step
     from llmc_jax.trials.problems import skewed_tokens
 
     config = parse_descriptor(model)
     plan, _ = whole_steps.choose(config, dtype, B, T)
+    identity = Identity(config, dtype, plan.master_weights, plan.rounding)
     tokens = skewed_tokens((1, B, T + 1), config.vocab_size, seed=1)
     batch = jnp.asarray(tokens[..., :-1]), jnp.asarray(tokens[..., 1:])
     state = initial_state(whole_steps.random_values(config), DTYPES[dtype])
@@ -171,12 +172,12 @@ def saves(model: str, B: int, T: int, dtype: str, steps: int, rounds: int) -> Fi
         metrics.loss.item()  # as the trainer does, which reads each
         return state
 
-    def memory() -> Room:
+    analysis = compiled.memory_analysis()
+    needed = analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
+
+    def free() -> int | None:
         found = hardware.memory_stats()
-        analysis = compiled.memory_analysis()
-        needed = analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
-        free = found.get("bytes_limit", 0) - found.get("peak_bytes_in_use", 0) if found else None
-        return Room(needed, free)
+        return found.get("bytes_limit", 0) - found.get("peak_bytes_in_use", 0) if found else None
 
     def peak() -> int:
         return hardware.memory_stats().get("peak_bytes_in_use", 0)
@@ -189,10 +190,10 @@ def saves(model: str, B: int, T: int, dtype: str, steps: int, rounds: int) -> Fi
     quiet, before = (time.perf_counter() - begin) / steps, peak()
     costs = []
     with tempfile.TemporaryDirectory(dir=os.environ.get("GPU_CHECK_SCRATCH")) as folder:
-        saver = Saver(Path(folder), config, Retention(1, 0))
+        saver = Saver(Path(folder), config, keep=1, major_every=0)
         for turn in range(1 + rounds):  # the first imports orbax
             begin, made, ended = time.perf_counter(), 0, []
-            saver.save(state, Metadata(turn + 1, Identity(config, dtype, master_weights=True)), memory())
+            saver.save(state, Metadata(turn + 1, identity), needed, free())
             while not ended:
                 state = step(state)
                 made, ended = made + 1, saver.finished()

@@ -35,7 +35,7 @@ from llmc_jax.run.folder import (
     write_config,
 )
 from llmc_jax.run.prepare import Setup
-from llmc_jax.run.saver import Retention, Saver
+from llmc_jax.run.saver import Saver
 from llmc_jax.run.state import Run
 from llmc_jax.run.stopping import stop_on_signals
 from llmc_jax.run.table import table
@@ -74,8 +74,10 @@ def opened(setup: Setup, output: Output, stop: threading.Event, held: Held | Non
             if programs is not None and programs.is_dir():
                 jax_setup.seal_programs(programs)
 
-        retention = Retention(config.keep_checkpoints, config.major_every)
-        saver = Saver(folder, setup.model, retention, export=config.export_llmc, sync=sync, check=held.check)
+        saver = Saver(
+            folder, setup.model, config.keep_checkpoints, config.major_every,
+            export=config.export_llmc, sync=sync, check=held.check,
+        )  # fmt: skip
         closing.callback(saver.close)
         yield Run(setup, folder, held, log, console, drawer, saver, stop)
 

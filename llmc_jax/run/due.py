@@ -10,7 +10,7 @@ from llmc_jax.run.batches import Batches, validate
 from llmc_jax.run.prepare import Setup
 from llmc_jax.run.record import profile_slice
 from llmc_jax.run.sampler import SEED, generate
-from llmc_jax.run.saver import Room, Saved
+from llmc_jax.run.saver import Saved
 from llmc_jax.run.state import Progress, Run
 
 
@@ -70,17 +70,16 @@ def save(
         return progress
     metadata = replace(setup.metadata, step=progress.step, counters=progress.counters, loader=batches.position())
     copies = not last and step_bytes is not None  # before the step is compiled nobody knows what memory it needs
-    run.saver.save(progress.state, metadata, available_memory(setup, step_bytes), last=not copies, prune=prune)
+    run.saver.save(progress.state, metadata, step_bytes or 0, free_memory(setup), last=not copies, prune=prune)
     return progress._replace(saving=progress.step)
 
 
-def available_memory(setup: Setup, step_bytes: int | None) -> Room:
-    """Return what decides whether a copy of the state may lie beside the training."""
-    needed = step_bytes or 0
+def free_memory(setup: Setup) -> int | None:
+    """Return the bytes of the device that nothing has used so far; None on a CPU."""
     if setup.device.platform == "cpu":
-        return Room(needed, None)
+        return None
     stats = memory_stats()
-    return Room(needed, stats.get("bytes_limit", 0) - stats.get("peak_bytes_in_use", 0))
+    return stats.get("bytes_limit", 0) - stats.get("peak_bytes_in_use", 0)
 
 
 def poll_saves(run: Run, progress: Progress, ended: list[Saved], last: bool = False) -> Progress:

@@ -32,27 +32,14 @@ GPU_SHARE = 0.9  # of a GPU's free memory, which is not all in one piece
 SHARE = 0.2  # of the memory that a step needs, which a copy may add to it
 
 
-class Room(NamedTuple):
-    """What decides whether a second state fits, in bytes."""
+def room_for_copy(state_bytes: int, step_bytes: int, free: int | None) -> bool:
+    """Return whether a copy of the state may lie beside it: on a GPU where it fits, on a CPU where it adds little.
 
-    step: int  # what the step needs, state included
-    free: int | None  # of the device; None where the step's need is the measure (a CPU)
-
-
-def room_for_copy(state_bytes: int, memory: Room) -> bool:
-    """Return whether a copy of the state may lie beside it: on a GPU where it fits, on a CPU where it adds little."""
+    step_bytes: what the step needs, state included; free: of the device, None on a CPU.
+    """
     if state_bytes <= ALWAYS_ROOM:
         return True
-    if memory.free is not None:
-        return state_bytes <= GPU_SHARE * memory.free
-    return state_bytes <= SHARE * memory.step
-
-
-class Retention(NamedTuple):
-    """Which checkpoints stay."""
-
-    keep: int  # the latest; 0: all
-    major_every: int  # those of every so many steps; 0: none
+    return state_bytes <= (SHARE * step_bytes if free is None else GPU_SHARE * free)
 
 
 class Saved(NamedTuple):
@@ -77,6 +64,7 @@ class Saver:
     """Writes one checkpoint at a time into a run's folder. Used by one thread; `finished` and `wait` tell of the ends,
     and raise what is a mistake in the program. `close` ends the thread that writes.
 
+    keep: the latest checkpoints that stay, 0: all; major_every: those of every so many steps stay too, 0: none.
     export: also write model_%08d.bin in llm.c's format; sync: called before a checkpoint counts, to bring what it
     refers to (the logs) to the disk; check: called before anything is written or removed, raises InputError where the
     folder is another one.
@@ -86,13 +74,14 @@ class Saver:
         self,
         folder: Path,
         model: ModelConfig,
-        retention: Retention,
+        keep: int,
+        major_every: int,
         *,
         export: bool = False,
         sync: Callable[[], None] = lambda: None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        self._folder, self._model, self._retention = folder, model, retention
+        self._folder, self._model, self._keep, self._major_every = folder, model, keep, major_every
         self._export, self._sync, self._check = export, sync, check
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llmc_jax saver")
         self._under_way: Future[None] | None = None
@@ -104,21 +93,23 @@ class Saver:
         self,
         state: TrainState,
         metadata: Metadata,
-        memory: Room,
+        step_bytes: int,
+        free: int | None,
         *,
         last: bool = False,
         prune: bool = True,
     ) -> None:
         """Begin to save a state; return when the state's buffers may be overwritten.
 
-        Waits for the save before it. last: no step follows, so nothing is copied. prune: delete what need not stay.
+        Waits for the save before it. step_bytes, free: as `room_for_copy` has them. last: no step follows, so nothing
+        is copied. prune: delete what need not stay.
         """
         start = time.perf_counter()
         self._join()
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         work = _Work(metadata, start, prune)
         if self._copies is None and not last:
-            self._copies = room_for_copy(size, memory)
+            self._copies = room_for_copy(size, step_bytes, free)
         snapshot = None if last or not self._copies else self._copied(state)
         if snapshot is None:
             self._guarded(work, self._write, state)
@@ -210,12 +201,13 @@ class Saver:
 
         Returns the steps; and why not, where something could not be deleted.
         """
-        keep, major_every = self._retention
-        if keep == 0:
+        if self._keep == 0:
             return (), None
         try:
             self._check()
-            steps = store.prune(self._folder, keep=keep, major_every=major_every, least=least, known_good=self._good)
+            steps = store.prune(
+                self._folder, keep=self._keep, major_every=self._major_every, least=least, known_good=self._good
+            )
         except InputError as error:
             return (), str(error)
         return tuple(steps), None

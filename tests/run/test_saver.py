@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.gpu import resume
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Counters, Identity, Metadata
 from llmc_jax.checkpoint.llmc import read_header, read_model
@@ -25,14 +26,14 @@ from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
 from llmc_jax.plan import step_numbers
 from llmc_jax.run import saver as saver_module
 from llmc_jax.run.folder import RunLog
-from llmc_jax.run.saver import ALWAYS_ROOM, GPU_SHARE, SHARE, Retention, Room, Saved, Saver, room_for_copy
+from llmc_jax.run.saver import ALWAYS_ROOM, GPU_SHARE, SHARE, Saved, Saver, room_for_copy
 from llmc_jax.training.state import TrainState, initial_state
 from llmc_jax.training.step import StepOptions, train_step
 from tests.same_run import arrays, healthy
 
 MODEL = parse_descriptor("L1-NH1-C16-V257-T16")
-ALL = Retention(0, 0)
-ANY = Room(0, None)  # of a CPU; a state as small as these has room beside any step
+ALL = 0, 0  # stay
+ANY = 0, None  # memory of a CPU; a state as small as these has room beside any step
 WAYS = ("beside", "between")
 
 
@@ -68,7 +69,7 @@ advanced = jax.jit(_next, donate_argnums=0)  # a step of a kind: every number of
 
 
 def save_well(saver: Saver, state: TrainState, step: int) -> None:
-    saver.save(state, metadata(step), ANY)
+    saver.save(state, metadata(step), *ANY)
     assert saver.wait()[0].problem is None
 
 
@@ -118,15 +119,15 @@ LARGE = 2 * ALWAYS_ROOM
 @pytest.mark.parametrize(
     ("state", "memory", "room"),
     [
-        *((ALWAYS_ROOM + more, memory, not more) for memory in (ANY, Room(0, 0), Room(0, -1)) for more in (0, 1)),
-        (LARGE, Room(0, int(LARGE / GPU_SHARE) + 1), True),  # on a GPU what fits has room
-        (LARGE, Room(10**15, int(LARGE / GPU_SHARE) - 10), False),
-        (LARGE, Room(int(LARGE / SHARE) + 1, None), True),  # on a CPU what adds little to what the step needs
-        (LARGE, Room(int(LARGE / SHARE) - 10, None), False),
+        *((ALWAYS_ROOM + more, memory, not more) for memory in (ANY, (0, 0), (0, -1)) for more in (0, 1)),
+        (LARGE, (0, int(LARGE / GPU_SHARE) + 1), True),  # on a GPU what fits has room
+        (LARGE, (10**15, int(LARGE / GPU_SHARE) - 10), False),
+        (LARGE, (int(LARGE / SHARE) + 1, None), True),  # on a CPU what adds little to what the step needs
+        (LARGE, (int(LARGE / SHARE) - 10, None), False),
     ],
 )
-def test_room_for_a_copy(state: int, memory: Room, room: bool) -> None:
-    assert room_for_copy(state, memory) == room
+def test_room_for_a_copy(state: int, memory: tuple[int, int | None], room: bool) -> None:
+    assert room_for_copy(state, *memory) == room
     assert GPU_SHARE <= 1 and SHARE <= 0.25  # the memory with a save is at most 1.25 times that without
 
 
@@ -169,8 +170,8 @@ def test_the_bits_are_those_of_the_time_of_the_save(
 
     monkeypatch.setattr(store, "write_bytes", written)
     done = gate("begin" if way == "beside" else "seal")
-    saver = Saver(tmp_path, MODEL, ALL, export=True)
-    saver.save(state, metadata(3), ANY)
+    saver = Saver(tmp_path, MODEL, *ALL, export=True)
+    saver.save(state, metadata(3), *ANY)
     for _ in range(2):
         state = advanced(state)  # overwrites every buffer while the save is under way
     assert in_memory(state) != expected
@@ -189,8 +190,8 @@ def test_the_last_one_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(saver_module, "copied", no_copy)
     state = new_state()
     expected = in_memory(state)
-    saver = Saver(tmp_path, MODEL, ALL)
-    saver.save(state, metadata(3), ANY, last=True)
+    saver = Saver(tmp_path, MODEL, *ALL)
+    saver.save(state, metadata(3), *ANY, last=True)
     assert saver.wait()[0].problem is None
     assert stored(tmp_path, 3) == expected
 
@@ -215,10 +216,10 @@ def test_a_save_leaves_every_step_its_buffers(tmp_path: Path, way: str, gate: Ca
     state = new_state()
     step = compiled_step(state)
     done = gate("begin" if way == "beside" else "seal")
-    saver = Saver(tmp_path, MODEL, ALL)
+    saver = Saver(tmp_path, MODEL, *ALL)
     state = step(state)
     expected = in_memory(state)
-    saver.save(state, metadata(1), ANY)
+    saver.save(state, metadata(1), *ANY)
     for turn in range(4):
         if turn == 2:  # the first two while the save is under way, the others after it
             done.set()
@@ -258,11 +259,11 @@ def test_one_save_at_a_time_in_order(tmp_path: Path, way: str, monkeypatch: pyte
         return entry
 
     monkeypatch.setattr(store, "seal", watched)
-    saver = Saver(tmp_path, MODEL, ALL)
+    saver = Saver(tmp_path, MODEL, *ALL)
     state, expected, ended = new_state(), {}, []
     for step in range(1, 5):
         expected[step] = in_memory(state)
-        saver.save(state, metadata(step), ANY)
+        saver.save(state, metadata(step), *ANY)
         ended += saver.finished()
         state = advanced(state)
     ended += saver.wait()
@@ -302,14 +303,14 @@ def test_a_save_that_fails_harms_nothing(
     tmp_path: Path, way: str, failure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, name, fail, words = FAILURES[failure]
-    saver = Saver(tmp_path, MODEL, ALL, export=True)
+    saver = Saver(tmp_path, MODEL, *ALL, export=True)
     state = new_state()
     expected = in_memory(state)
     save_well(saver, state, 1)
     state = advanced(state)
     with monkeypatch.context() as patch:
         patch.setattr(module, name, fail)
-        saver.save(state, metadata(2), ANY)
+        saver.save(state, metadata(2), *ANY)
         (failed,) = saver.wait()
     assert failed.step == 2 and failed.problem is not None and words in failed.problem
     assert "\n" not in failed.problem and 0 < failed.waited <= failed.seconds
@@ -325,13 +326,13 @@ def test_a_save_that_fails_harms_nothing(
 
 
 def test_a_failed_save_of_the_same_step_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saver = Saver(tmp_path, MODEL, ALL, export=True)
+    saver = Saver(tmp_path, MODEL, *ALL, export=True)
     state = new_state()
     expected = in_memory(state)
     save_well(saver, state, 1)
     with monkeypatch.context() as patch:
         patch.setattr(store, "seal", no_permission)
-        saver.save(advanced(state), metadata(1), ANY)
+        saver.save(advanced(state), metadata(1), *ANY)
         assert saver.wait()[0].problem is not None
     assert healthy(tmp_path) == [1] and stored(tmp_path, 1) == expected
     assert (tmp_path / "model_00000001.bin").exists()
@@ -344,16 +345,16 @@ def test_a_mistake_of_ours_is_raised_by_whoever_asks_next(
     def wrong(*_: Any) -> NoReturn:
         raise TypeError("a bug")
 
-    saver = Saver(tmp_path, MODEL, ALL)
+    saver = Saver(tmp_path, MODEL, *ALL)
 
     def until_finished() -> None:
         while not saver.finished():
             time.sleep(0.01)
 
-    for ask in (saver.wait, until_finished, lambda: saver.save(new_state(), metadata(2), ANY)):
+    for ask in (saver.wait, until_finished, lambda: saver.save(new_state(), metadata(2), *ANY)):
         with monkeypatch.context() as patch, pytest.raises(TypeError, match="a bug"):
             patch.setattr(store, name, wrong)
-            saver.save(new_state(), metadata(1), ANY)
+            saver.save(new_state(), metadata(1), *ANY)
             ask()
         assert saver.wait() == []  # it is raised once
 
@@ -372,7 +373,7 @@ def test_logs_are_on_the_disk_before_the_checkpoint_counts(tmp_path: Path, monke
 
     with RunLog(tmp_path) as log:
         monkeypatch.setattr(os, "fsync", watched)
-        saver = Saver(tmp_path, MODEL, ALL, sync=log.sync)
+        saver = Saver(tmp_path, MODEL, *ALL, sync=log.sync)
         save_well(saver, new_state(), 1)
     assert {"main.log", "metrics.jsonl", "samples.txt"} <= set(synced)
     done = next(at for at, name in enumerate(synced) if name.startswith(".DONE_00000001."))
@@ -387,10 +388,10 @@ def test_nothing_is_saved_or_removed_where_the_folder_is_another_one(tmp_path: P
         if left[0] < 0:
             raise InputError("moved")
 
-    saver = Saver(tmp_path, MODEL, Retention(1, 0), check=check)
+    saver = Saver(tmp_path, MODEL, 1, 0, check=check)
     for checks in (0, 1):  # before it is begun, before it counts
         left[0] = checks
-        saver.save(new_state(), metadata(1), ANY)
+        saver.save(new_state(), metadata(1), *ANY)
         (ended,) = saver.wait()
         assert ended.problem is not None and ended.problem.endswith("moved")
         assert list(tmp_path.iterdir()) == []
@@ -407,7 +408,7 @@ def test_nothing_is_saved_or_removed_where_the_folder_is_another_one(tmp_path: P
 def save_all(saver: Saver, losses: dict[int, float | None]) -> list[Saved]:
     state, ended = new_state(), []
     for step, loss in losses.items():
-        saver.save(state, metadata(step, loss), ANY)
+        saver.save(state, metadata(step, loss), *ANY)
         ended += saver.wait()
     return ended
 
@@ -416,15 +417,15 @@ def save_all(saver: Saver, losses: dict[int, float | None]) -> list[Saved]:
     ("retention", "losses", "removed", "at_the_end"),
     [
         # the latest two, every third and the best; the last ones have no loss
-        (Retention(2, 3), [2.0, 5.0, 4.0, None, None], [(), (), (), (2,), ()], ()),
-        (Retention(1, 0), [None] * 3, [(), (), (1,)], (2,)),  # never fewer than two before the end
-        (Retention(0, 2), [None] * 3, [()] * 3, ()),  # without a number all stay
+        ((2, 3), [2.0, 5.0, 4.0, None, None], [(), (), (), (2,), ()], ()),
+        ((1, 0), [None] * 3, [(), (), (1,)], (2,)),  # never fewer than two before the end
+        ((0, 2), [None] * 3, [()] * 3, ()),  # without a number all stay
     ],
 )
 def test_which_stay(
-    tmp_path: Path, retention: Retention, losses: list[Any], removed: list[Any], at_the_end: tuple[int, ...]
+    tmp_path: Path, retention: tuple[int, int], losses: list[Any], removed: list[Any], at_the_end: tuple[int, ...]
 ) -> None:
-    saver = Saver(tmp_path, MODEL, retention, export=True)
+    saver = Saver(tmp_path, MODEL, *retention, export=True)
     ended = save_all(saver, dict(enumerate(losses, start=1)))
     assert [each.removed for each in ended] == removed
     assert saver.prune(least=1) == (at_the_end, None)
@@ -436,12 +437,12 @@ def test_which_stay(
 
 def test_a_checkpoint_that_rotted_does_not_count(tmp_path: Path) -> None:
     """One that this process has read back is believed; those of another are read before others go because of them."""
-    save_all(Saver(tmp_path, MODEL, ALL), dict.fromkeys(range(1, 4)))
+    save_all(Saver(tmp_path, MODEL, *ALL), dict.fromkeys(range(1, 4)))
     largest = max((path for path in (tmp_path / "state_00000003").rglob("*") if path.is_file()), key=os.path.getsize)
     data = bytearray(largest.read_bytes())
     data[len(data) // 2] ^= 1
     largest.write_bytes(data)
-    (ended,) = save_all(Saver(tmp_path, MODEL, Retention(1, 0)), {4: None})
+    (ended,) = save_all(Saver(tmp_path, MODEL, 1, 0), {4: None})
     assert ended.removed == (1,)
     assert [(entry.step, entry.problem is None) for entry in store.entries(tmp_path)] == [
         *((2, True), (3, False), (4, True)),
@@ -452,7 +453,7 @@ def test_one_that_cannot_be_deleted_is_no_failed_save(tmp_path: Path, monkeypatc
     def stuck(*_: Any) -> NoReturn:
         raise InputError("the checkpoint of step 1 cannot be removed: Operation not permitted")
 
-    saver = Saver(tmp_path, MODEL, Retention(2, 0))
+    saver = Saver(tmp_path, MODEL, 2, 0)
     with monkeypatch.context() as patch:
         patch.setattr(store, "_remove_checkpoint", stuck)
         ended = save_all(saver, dict.fromkeys(range(1, 4)))
@@ -461,3 +462,9 @@ def test_one_that_cannot_be_deleted_is_no_failed_save(tmp_path: Path, monkeypatc
     assert ended[2].unremoved is not None and "Operation not permitted" in ended[2].unremoved
     assert healthy(tmp_path) == [1, 2, 3]
     assert save_all(saver, {4: None})[0].removed == (1, 2)
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_saves_runs() -> None:
+    """It is meant for a GPU, where it must not fail for a reason that a CPU shows."""
+    assert resume.saves("L1-NH1-C16-V257-T16", 2, 16, "fp32", steps=3, rounds=1)["save s"] > 0
