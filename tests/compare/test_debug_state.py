@@ -48,8 +48,8 @@ def weights(dtype: Any = np.float32) -> np.ndarray:
     return plain_model.random_flat(CONFIG, flat_size(CONFIG), seed=4).astype(np.float32).astype(dtype)
 
 
-# The oracle: the plain model once more, in which every value may be disturbed, so that JAX's own derivative with
-# respect to the disturbance is the gradient that reaches it. It holds no derivative written by hand.
+# The oracle: the plain model, in which every value may be disturbed, so that JAX's own derivative with respect to the
+# disturbance is the gradient that reaches it. It holds no derivative written by hand.
 
 
 def plain_values(flat: Any, disturbances: dict[str, Any], batch: Batch) -> tuple[Any, dict[str, Any]]:
@@ -59,33 +59,7 @@ def plain_values(flat: Any, disturbances: dict[str, Any], batch: Batch) -> tuple
         values[name] = value + disturbances.get(name, 0.0)
         return values[name]
 
-    def layernorm(name: str, x: Any, w: Any, b: Any) -> Any:
-        mean, deviation = jnp.mean(x, axis=-1), jnp.sqrt(jnp.var(x, axis=-1) + 1e-5)
-        values[f"{name}_mean"], values[f"{name}_rstd"] = mean, 1 / deviation
-        return seen(name, (x - mean[..., None]) / deviation[..., None] * w + b)
-
-    p = plain_model.unflatten(flat, CONFIG)
-    x = seen("encoded", p["wte"][batch.x] + p["wpe"][:T])
-    for i in range(CONFIG.num_layers):
-        n = f"layer_{i:02d}."
-        qkv = seen(n + "qkv", layernorm(n + "ln1", x, p["ln1w"][i], p["ln1b"][i]) @ p["qkvw"][i].T + p["qkvb"][i])
-        q, k, v = (z.reshape(B, T, CONFIG.num_heads, -1) for z in jnp.split(qkv, 3, axis=-1))
-        scores = jnp.einsum("btnh,bunh->bntu", q, k) / np.sqrt(CONFIG.head_size)
-        att = jax.nn.softmax(scores, axis=-1, where=jnp.tril(jnp.ones((T, T), bool)))
-        values[n + "att"] = att
-        atty = seen(n + "atty", jnp.einsum("bntu,bunh->btnh", att, v).reshape(x.shape))
-        values[n + "attproj"] = atty @ p["attprojw"][i].T + p["attprojb"][i]
-        x = seen(n + "residual2", x + values[n + "attproj"])
-        fch = seen(n + "fch", layernorm(n + "ln2", x, p["ln2w"][i], p["ln2b"][i]) @ p["fcw"][i].T + p["fcb"][i])
-        fch_gelu = seen(n + "fch_gelu", jax.nn.gelu(fch, approximate=True))
-        values[n + "fcproj"] = fch_gelu @ p["fcprojw"][i].T + p["fcprojb"][i]
-        x = seen(n + "residual3", x + values[n + "fcproj"])
-    lnf = layernorm("lnf", x, p["lnfw"], p["lnfb"])
-    logits = seen("logits", lnf @ p["wte"][: CONFIG.vocab_size].T)
-    chosen = jax.nn.one_hot(batch.y, CONFIG.vocab_size, dtype=logits.dtype)
-    values["losses"] = -jnp.sum(jax.nn.log_softmax(logits) * chosen, axis=-1)
-    values["loss"] = jnp.mean(values["losses"])
-    return values["loss"], values
+    return plain_model.loss(flat, *batch, CONFIG, seen), values
 
 
 def oracle(flat: np.ndarray) -> dict[str, np.ndarray]:
