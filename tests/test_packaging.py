@@ -152,7 +152,6 @@ def test_accelerator_follows_driver_and_gpu(gpus: str, extra: str, bare: dict[st
 
 FAKE_PYTHON = """case "$*" in
 "-m venv "*)
-    [ ! -e full ] || { echo 'no space left'; exit 1; }
     mkdir -p "$3/bin" && cat "$0" >"$3/bin/python" && chmod +x "$3/bin/python" ;;
 "-m pip install "*) echo "$*" >>calls && [ ! -e offline ] || { echo 'pip: no route to host'; exit 1; } ;;
 --version) echo Python 3.12.0 ;;
@@ -209,7 +208,7 @@ def test_setup_installs_once_and_follows_the_project_file_and_the_gpu(
     assert len(calls(clone)) == 4
 
 
-def test_setup_remakes_a_moved_broken_or_half_made_environment(clone: Path, bare: dict[str, str]) -> None:
+def test_setup_remakes_a_moved_or_broken_environment(clone: Path, bare: dict[str, str]) -> None:
     setup(clone, env=bare)
     moved = clone.rename(clone.with_name("moved"))
     (moved / ".venv/old").touch()
@@ -218,13 +217,6 @@ def test_setup_remakes_a_moved_broken_or_half_made_environment(clone: Path, bare
     (moved / ".venv/bin/python").unlink()
     setup(moved, env=bare)
     assert len(calls(moved)) == 3 and (moved / ".venv/bin/python").exists()
-    shutil.rmtree(moved / ".venv")
-    (moved / "full").touch()
-    failed = setup(moved, env=bare)
-    assert failed.returncode != 0 and "no space left" in failed.stderr
-    (moved / "full").unlink()
-    assert setup(moved, env=bare).returncode == 0
-    assert len(calls(moved)) == 4 and (moved / ".venv/bin/python").exists()
 
 
 def test_setup_shows_why_it_failed_and_tries_again(clone: Path, bare: dict[str, str]) -> None:

@@ -44,12 +44,6 @@ def test_a_reader_that_goes_away_is_noticed_without_a_word(pipe: tuple[int, io.T
     output.discard_rest()
 
 
-def test_a_file_that_is_none_of_the_systems_has_no_reader_to_lose() -> None:
-    stop = threading.Event()
-    Output(io.StringIO(), stop).flush()
-    assert not stop.is_set()
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
 def test_a_full_disk_under_the_output() -> None:
     stop = threading.Event()

@@ -63,19 +63,16 @@ def _shape(max_seq_len: int, vocab_size: int, num_layers: int, num_heads: int, c
 def _from_custom(descriptor: str) -> ModelConfig:
     fields: dict[str, int] = {}
     for part in descriptor.split("-"):
-        match = re.fullmatch(r"(L|NH|C|V|T)([0-9]{1,9})", part)
+        match = re.fullmatch(r"(L|NH|C|V|T)(0*[1-9][0-9]{0,8})", part)
         if match is None or match[1] in fields:
             raise InputError(
                 f"-e {descriptor}: {part!r} is not understood; write each of L, NH, C and, if wanted, V and T once, "
-                "as in L4-NH4-C256-V257-T128"
+                "with a number that is at least 1, as in L4-NH4-C256-V257-T128"
             )
         fields[match[1]] = int(match[2])
     missing = [name for name in ("L", "NH", "C") if name not in fields]
     if missing:
         raise InputError(f"-e {descriptor}: {', '.join(missing)} missing; write for example L4-NH4-C256")
-    zeros = [name for name, value in fields.items() if value == 0]
-    if zeros:
-        raise InputError(f"-e {descriptor}: {' and '.join(zeros)} must be at least 1, as in L4-NH4-C256-V257-T128")
     channels, heads = fields["C"], fields["NH"]
     if channels % heads:
         raise InputError(

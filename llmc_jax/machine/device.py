@@ -93,7 +93,7 @@ def usable_cores() -> list[int]:
 def available_memory_bytes() -> int | None:
     """Return the bytes that one device of this machine can hold in all; None where nothing says it.
 
-    GPU: what JAX's allocator may take (platform.configure asks for 92 % of the card, unless the environment variable
+    GPU: what JAX's allocator may take (`jax_setup.configure` asks for 92 % of the card, unless the environment variable
     XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise).
     CPU: the main memory, or the container's limit where that is lower. Not what happens to be free at this moment:
     that changes by itself, while a model that exceeds the whole can never run.

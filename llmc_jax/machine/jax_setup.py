@@ -14,7 +14,6 @@ from pathlib import Path
 from llmc_jax.files import cache_folder, sync, write_bytes, write_problem
 
 MEMORY_SHARE = 0.92  # of a GPU that JAX's allocator is given; what CUDA's libraries need is the rest
-_HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
 
 @contextmanager
@@ -66,7 +65,7 @@ def restart_with_huge_pages() -> None:
             return  # 'always' needs no help, 'never' cannot be helped
     except OSError:
         return
-    os.environ["GLIBC_TUNABLES"] = _HUGE_PAGES
+    os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 

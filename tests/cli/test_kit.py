@@ -44,11 +44,6 @@ def test_mistakes_of_ours_keep_their_traceback(error: Exception) -> None:
         exit_status("me", lambda: raising(error))
 
 
-@pytest.mark.parametrize(("returned", "status"), [(None, 0), (0, 0), (3, 3)])
-def test_what_the_command_returns_is_the_status(returned: int | None, status: int) -> None:
-    assert exit_status("me", lambda: returned) == status
-
-
 def test_a_full_disk_under_the_output_is_an_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

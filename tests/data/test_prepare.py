@@ -1,7 +1,5 @@
 """`prepare` against plain loops over whole texts: documents, shards, splits, workers; and what bad input meets."""
 
-import errno
-import fcntl
 import functools
 import hashlib
 import json
@@ -402,18 +400,6 @@ def test_two_at_once_in_a_folder(tmp_path: Path) -> None:
     made = prepare([str(tmp_path / "a.txt")], out, "x", bytes_tokenizer(), Settings(workers=1), report=second)
     assert set(seen) == {1} and hidden(out) == []
     assert {shard.path.name for shard in made.shards} < {path.name for path in out.iterdir()}
-
-
-def test_without_locks_nothing_is_taken_for_a_leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.txt").write_text("hello world " * 20)
-    (tmp_path / "out" / ".x.abcd1234.partial").mkdir(parents=True)
-
-    def no_locks(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    prepare([str(tmp_path / "a.txt")], tmp_path / "out", "x", bytes_tokenizer())
-    assert hidden(tmp_path / "out") == [".x.abcd1234.partial"]
 
 
 # ----- the command line ----------------------------------------------------------------------------------------------
