@@ -273,7 +273,7 @@ def parsed(words: list[str]) -> Any:
         (["llmc-jax"], flags.parse_args),
         (["python", "-m", "llmc_jax.data"], data.make_parser().parse_args),
         (["python", "-m", "llmc_jax.profile"], lambda words: take_own(words, OWN)),
-        (["python", "-m", "llmc_jax.kernels"], kernels.parse),
+        (["python", "-m", "llmc_jax.kernels"], lambda words: take_own(words, kernels.OWN)),
         (["python", "-m", "llmc_jax.checkpoint"], checkpoint.make_parser().parse_args),
         (["python", "-m", "llmc_jax.compare"], compare.make_parser().parse_args),
         (["python", "convert_checkpoint.py"], convert.make_parser().parse_args),
