@@ -5,7 +5,7 @@
 
 import argparse
 import math
-from itertools import batched
+from itertools import batched, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -64,39 +64,31 @@ class Tolerances(NamedTuple):
     """What one of llm.c's tests allows."""
 
     source: str
-    logits: Limit
-    loss: Limit
-    gradients: dict[str, Limit]
+    limits: dict[str, Limit]  # of logits, loss and the gradients of 16 tensors
 
 
-def _alike(limit: Limit) -> dict[str, Limit]:
-    return dict.fromkeys(Params._fields, limit)
+def _limits(logits: float, loss: float, gradients: Limit) -> dict[str, Limit]:
+    of_gradients = dict.fromkeys(Params._fields, gradients)
+    return {"logits": Limit(logits, strict=True), "loss": Limit(loss, strict=True), **of_gradients}
 
 
 # test_gpt2.cu compares the loss with figures that hold for GPT-2 124M alone; here with the debug state's, as the other
 # two do. NaN, which slips through llm.c's comparison of the logits, is always a failure here.
-TOLERANCES = {
-    "cpu": Tolerances(
-        "test_gpt2.c", Limit(1e-2, strict=True), Limit(1e-2, strict=True), _alike(Limit(2e-2))
-    ),
-    "fp32cu": Tolerances(  # it computes this verdict of the gradients, and does not count it
-        "test_gpt2_fp32.cu", Limit(1e-2, strict=True), Limit(1e-2, strict=True), _alike(Limit(1e-2))
-    ),
-    "fp32": Tolerances(
-        "test_gpt2.cu in FP32", Limit(1e-3, strict=True), Limit(1e-5, strict=True), _alike(Limit(1e-6, 0.079))
-    ),
-    "bf16": Tolerances(
-        "test_gpt2.cu in BF16", Limit(25.0, strict=True), Limit(0.05, strict=True),
-        {
-            name: Limit(absolute, 0.079)
-            for name, absolute in {
-                "wte": 5e-1, "wpe": 4e-3, "ln1w": 1e-1, "ln1b": 4e-2, "qkvw": 5e-2, "qkvb": 3.5e-2, "attprojw": 2e-2,
-                "attprojb": 3e-2, "ln2w": 5e-2, "ln2b": 3e-2, "fcw": 3e-2, "fcb": 3e-2, "fcprojw": 2e-2,
-                "fcprojb": 1e-2, "lnfw": 1e-1, "lnfb": 2e-2,
-            }.items()
-        },
-    ),
+OF_BF16 = {
+    "wte": 5e-1, "wpe": 4e-3, "ln1w": 1e-1, "ln1b": 4e-2, "qkvw": 5e-2, "qkvb": 3.5e-2, "attprojw": 2e-2,
+    "attprojb": 3e-2, "ln2w": 5e-2, "ln2b": 3e-2, "fcw": 3e-2, "fcb": 3e-2, "fcprojw": 2e-2, "fcprojb": 1e-2,
+    "lnfw": 1e-1, "lnfb": 2e-2,
 }  # fmt: skip
+TOLERANCES = {
+    "cpu": Tolerances("test_gpt2.c", _limits(1e-2, 1e-2, Limit(2e-2))),
+    # which computes this verdict of the gradients, and does not count it
+    "fp32cu": Tolerances("test_gpt2_fp32.cu", _limits(1e-2, 1e-2, Limit(1e-2))),
+    "fp32": Tolerances("test_gpt2.cu in FP32", _limits(1e-3, 1e-5, Limit(1e-6, 0.079))),
+    "bf16": Tolerances(
+        "test_gpt2.cu in BF16",
+        _limits(25.0, 0.05, Limit(0.0)) | {name: Limit(absolute, 0.079) for name, absolute in OF_BF16.items()},
+    ),
+}
 
 
 class Row(NamedTuple):
@@ -107,12 +99,7 @@ class Row(NamedTuple):
     found: Difference
 
 
-class Computed(NamedTuple):
-    """What we make of the batch."""
-
-    logits: np.ndarray  # (B, T, V)
-    loss: np.float64
-    gradient: Params  # 16 tensors, float32
+Tensors = dict[str, Any]  # logits (B, T, V), loss () and the 16 gradients, by the tensors' names
 
 
 # ----- the command line ----------------------------------------------------------------------------------------------
@@ -159,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
     source = open_source(args.model)
     dtype = args.dtype or source.dtype
     state = read_debug_state(args.state, source.config)
-    theirs = Computed(state.logits, np.float64(state.loss), views(state.gradient, source.config))
+    theirs = _tensors(source.config, state.logits, state.loss, state.gradient)
     import jax.numpy as jnp
 
     from llmc_jax.compare import activations
@@ -176,9 +163,9 @@ def run(args: argparse.Namespace) -> int:
     result = _header(args, dtype, source, state, tolerances, plan.choices)
 
     model = activations.Model(source.config, views(flat, source.config), plan.execution)
-    logits, loss, gradient = map(np.asarray, program(source.config, plan.execution)(flat, state.x, state.y))
-    ours = Computed(logits, np.float64(loss), views(gradient, source.config))
-    rows = compare(ours, theirs, tolerances)
+    computed = program(source.config, plan.execution)(flat, state.x, state.y)
+    ours = _tensors(source.config, *map(np.asarray, computed))
+    rows = compare(ours, theirs, tolerances.limits)
     first = first_failure(rows, ours, theirs, source.config)
     report.show(f"{_table(rows)}\n\n{_verdict(rows, first, tolerances, folder is not None)}", json_path=args.json)
     result |= {"agrees": first is None, "first": first, "tensors": [_row_json(row) for row in rows]}
@@ -251,30 +238,25 @@ def _plan(args: argparse.Namespace, dtype: str, config: ModelConfig, state: Debu
     return make_plan(run, config, this_machine())
 
 
-def compare(ours: Computed, theirs: Computed, allowed: Tolerances) -> list[Row]:
+def _tensors(config: ModelConfig, logits: np.ndarray, loss: Any, gradient: np.ndarray) -> Tensors:
+    return {"logits": logits, "loss": np.float64(loss), **views(gradient, config)._asdict()}
+
+
+def compare(ours: Tensors, theirs: Tensors, limits: dict[str, Limit]) -> list[Row]:
     """Return a row per tensor in the order of computation: logits, loss, the gradients as the backward makes them."""
-    pairs: list[tuple[str, Any, Any, Limit]] = [
-        ("logits", ours.logits, theirs.logits, allowed.logits),
-        ("loss", ours.loss, theirs.loss, allowed.loss),
-    ]
-    for name in (*LAST, *OF_A_LAYER, *FIRST):
-        pairs.append((name, getattr(ours.gradient, name), getattr(theirs.gradient, name), allowed.gradients[name]))
-    return [Row(name, limit, difference(a, b, limit)) for name, a, b, limit in pairs]
+    names = ("logits", "loss", *LAST, *OF_A_LAYER, *FIRST)
+    return [Row(name, limits[name], difference(ours[name], theirs[name], limits[name])) for name in names]
 
 
-def first_failure(rows: list[Row], ours: Computed, theirs: Computed, config: ModelConfig) -> dict[str, Any] | None:
+def first_failure(rows: list[Row], ours: Tensors, theirs: Tensors, config: ModelConfig) -> dict[str, Any] | None:
     """Return what fails first in the order of computation: a tensor's name, of a gradient also the layer; or None."""
-    failing = {row.name: row for row in rows if not row.found.agrees}
-    for name in ("logits", "loss"):
+    failing = {row.name: row.limit for row in rows if not row.found.agrees}
+    of_layers = product(reversed(range(config.num_layers)), OF_A_LAYER)
+    places = [*product([None], ("logits", "loss", *LAST)), *of_layers, *product([None], FIRST)]
+    for layer, name in places:
         if name in failing:
-            return {"name": name, "layer": None} | as_json(failing[name].found)
-    layers = reversed(range(config.num_layers))
-    of_layers = ((name, layer) for layer in layers for name in OF_A_LAYER)
-    for name, layer in (*((name, None) for name in LAST), *of_layers, *((name, None) for name in FIRST)):
-        if name in failing:
-            a, b = getattr(ours.gradient, name), getattr(theirs.gradient, name)
             at = ... if layer is None else layer
-            found = difference(a[at], b[at], failing[name].limit)
+            found = difference(ours[name][at], theirs[name][at], failing[name])
             if not found.agrees:
                 return {"name": name, "layer": layer} | as_json(found)
     return None

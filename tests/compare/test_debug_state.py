@@ -468,13 +468,13 @@ def test_nan_is_a_failure(
     ],
 )  # fmt: skip
 def test_llm_c_s_tolerances(tolerances: str, name: str, absolute: float, relative: float) -> None:
-    allowed = debug_state.TOLERANCES[tolerances]
-    limit = getattr(allowed, name) if name in ("logits", "loss") else allowed.gradients[name]
+    limits = debug_state.TOLERANCES[tolerances].limits
+    limit = limits[name]
     for share, agrees in ((0.999, True), (1.001, False)):
         b = np.array([2.0])
         assert difference(b + share * (absolute + relative * 2.0), b, limit).agrees == agrees
     assert limit.strict == (name in ("logits", "loss"))
-    assert set(allowed.gradients) == set(Params._fields)
+    assert set(limits) == {"logits", "loss", *Params._fields}
 
 
 def test_dump_and_against(
