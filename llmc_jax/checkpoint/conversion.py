@@ -426,13 +426,11 @@ def to_llmc_state(
 ) -> Outcome:
     """Write llm.c's model_*, state_*_* and DONE_* files into a folder, from which it goes on with -y 1."""
     found = state_of(source, dtype)
-    written = llmc_state.write_llmc_state(folder, found, processes=processes, zero=zero, force=force)
+    paths, warnings = llmc_state.write_llmc_state(folder, found, processes=processes, zero=zero, force=force)
     final = _passed(open_source(folder, step=found.metadata.step))
     back = final.source
-    total = sum(path.stat().st_size for path in written.paths)
-    wrote = f"{folder}: training state of llm.c, step {back.step} ({back.dtype}), {total:,} bytes: " + ", ".join(
-        path.name for path in written.paths
-    )
+    total, names = sum(path.stat().st_size for path in paths), ", ".join(path.name for path in paths)
+    wrote = f"{folder}: training state of llm.c, step {back.step} ({back.dtype}), {total:,} bytes: {names}"
     checked = f"{folder}: every file read back and equal to what was written"
-    warnings = (*_lost_tokens(source), *found.warnings, *written.warnings, *final.warnings())
+    warnings = (*_lost_tokens(source), *found.warnings, *warnings, *final.warnings())
     return Outcome(wrote, checked, tuple(dict.fromkeys(warnings)), combined(final.digests, back))

@@ -22,6 +22,7 @@ from llmc_jax import magics
 from llmc_jax.checkpoint import llmc
 from llmc_jax.checkpoint.binary import HEADER_BYTES, HEADER_INTS, Summed, Values, read_at, read_header_ints
 from llmc_jax.checkpoint.reading import not_finite, opened, stamp_of
+from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenfile import open_token_file
@@ -196,12 +197,9 @@ def program(config: ModelConfig, execution: Any = None) -> Callable[..., Any]:
 class Made(NamedTuple):
     """What `make_debug_state` did, for a report."""
 
-    path: Path
-    config: ModelConfig
-    dtype: str  # of the stored weights; the computation is in fp32
+    source: Source  # the model; whatever its precision, the computation is in fp32
     tokens: str  # where they came from
     loss: float
-    bytes: int
     warnings: tuple[str, ...]
 
 
@@ -238,7 +236,7 @@ def make_debug_state(
             dump_debug_state(summed, config, x, y, computed)
             summed.check(out)
         warnings = (*source.warnings, *read_debug_state(temporary, config).warnings())
-    return Made(out, config, source.dtype, words, computed.loss, out.stat().st_size, warnings)
+    return Made(source, words, computed.loss, warnings)
 
 
 def _batch(tokens_path: str | Path | None, V: int, B: int, T: int) -> tuple[np.ndarray, str]:

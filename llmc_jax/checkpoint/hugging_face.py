@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -60,17 +60,10 @@ def name_in_block(tensor: str, layer: int) -> str:
 # ----- reading ------------------------------------------------------------------------------------------------------
 
 
-class Described(NamedTuple):
-    """What a config.json says of a model."""
+def read_config(path: Path) -> tuple[ModelConfig, bool, SpecialTokens]:
+    """Return what a config.json says: the shape, with the vocabulary padded, whether the head is tied, the ids.
 
-    config: ModelConfig  # its vocabulary padded to a multiple of 128
-    tied: bool  # whether the output head is the token embedding, so that no file need hold it
-    special: SpecialTokens
-
-
-def read_config(path: Path) -> Described:
-    """Read a config.json.
-
+    Tied: the output head is the token embedding, so that no file need hold it.
     Raises FormatError if it is missing, unreadable, or describes anything but a plain GPT-2.
     """
     found = read_json_object(path, LARGEST_CONFIG)
@@ -85,7 +78,7 @@ def read_config(path: Path) -> Described:
     tied = found.get("tie_word_embeddings", True)
     if type(tied) is not bool:
         raise FormatError(f"{path}: tie_word_embeddings is {tied!r}; expected true or false")
-    return Described(config, tied, _special_tokens(path, found, config.vocab_size))
+    return config, tied, _special_tokens(path, found, config.vocab_size)
 
 
 def _special_tokens(path: Path, found: Mapping[str, Any], V: int) -> SpecialTokens:
@@ -126,7 +119,12 @@ def open_folder(folder: Path) -> Source:
     described = read_config(folder / "config.json")
     path = folder / INDEX if (folder / INDEX).is_file() else folder / WEIGHTS
     if path.name == WEIGHTS and not path.is_file():
-        raise FormatError(_no_weights(folder))
+        if (folder / "pytorch_model.bin").exists():
+            raise FormatError(
+                f"{folder}: its weights are in pytorch_model.bin, a pickle, which this program does not open; load "
+                "it with transformers and call save_pretrained, which writes model.safetensors"
+            )
+        raise FormatError(f"{folder}: has config.json, but neither {WEIGHTS} nor {INDEX}")
     tensors = read_index(path) if path.name == INDEX else read_archive(path)
     return _source(folder, path, described, tensors)
 
@@ -141,17 +139,10 @@ def open_file(path: Path) -> Source:
     return _source(path, path, read_config(path.parent / "config.json"), read_archive(path))
 
 
-def _no_weights(folder: Path) -> str:
-    if (folder / "pytorch_model.bin").exists():
-        return (
-            f"{folder}: its weights are in pytorch_model.bin, a pickle, which this program does not open; load "
-            "it with transformers and call save_pretrained, which writes model.safetensors"
-        )
-    return f"{folder}: has config.json, but neither {WEIGHTS} nor {INDEX}"
-
-
-def _source(shown: Path, path: Path, described: Described, stored: Mapping[str, StoredTensor]) -> Source:
-    config = described.config
+def _source(
+    shown: Path, path: Path, described: tuple[ModelConfig, bool, SpecialTokens], stored: Mapping[str, StoredTensor]
+) -> Source:
+    config, tied, special = described
     tensors = {name.removeprefix(PREFIX): tensor for name, tensor in stored.items()}
     if len(tensors) != len(stored):
         raise FormatError(f"{path}: holds tensors with and without the prefix {PREFIX!r}")
@@ -160,10 +151,16 @@ def _source(shown: Path, path: Path, described: Described, stored: Mapping[str, 
     wanted = {name_in_block(piece.tensor, piece.layer): piece for piece in slices(config)}
     _check_names(path, wanted, tensors)
     for name, piece in wanted.items():
-        _check_tensor(tensors[name], stored_shape(config, piece))
+        tensor, shape = tensors[name], stored_shape(config, piece)
+        if tensor.shape != shape:
+            raise FormatError(
+                f"{tensor.path}: tensor {tensor.name} has shape {tensor.shape}; by config.json it must be {shape}"
+            )
+        if tensor.dtype not in FLOATS:
+            raise FormatError(f"{tensor.path}: tensor {tensor.name} is {tensor.dtype}; can read {', '.join(FLOATS)}")
     if head is not None:
         _check_tied(head, tensors[BY_NAME["wte"].hugging_face])
-    elif not described.tied:
+    elif not tied:
         raise FormatError(
             f"{path}: config.json has tie_word_embeddings false, so the model has an output head of its own, but there "
             f"is no {HEAD}, and transformers would initialise it at random; if the head is the token embedding, set "
@@ -179,7 +176,7 @@ def _source(shown: Path, path: Path, described: Described, stored: Mapping[str, 
 
     dtypes = {FLOATS[tensors[name].dtype] for name in wanted}
     dtype = dtypes.pop() if len(dtypes) == 1 else "fp32"
-    return Source(shown, "hugging-face", config, dtype, None, ("params",), read, (), described.special)
+    return Source(shown, "hugging-face", config, dtype, None, ("params",), read, (), special)
 
 
 def stored_shape(config: ModelConfig, piece: Slice) -> tuple[int, ...]:
@@ -209,15 +206,6 @@ def _check_names(path: Path, wanted: Mapping[str, Slice], found: Mapping[str, St
             f"{path}: holds {len(extra)} tensors that a plain GPT-2 with this config.json does not have, {extra[0]!r} "
             "first"
         )
-
-
-def _check_tensor(tensor: StoredTensor, shape: tuple[int, ...]) -> None:
-    if tensor.shape != shape:
-        raise FormatError(
-            f"{tensor.path}: tensor {tensor.name} has shape {tensor.shape}; by config.json it must be {shape}"
-        )
-    if tensor.dtype not in FLOATS:
-        raise FormatError(f"{tensor.path}: tensor {tensor.name} is {tensor.dtype}; can read {', '.join(FLOATS)}")
 
 
 def _check_tied(head: StoredTensor, wte: StoredTensor) -> None:

@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from llmc_jax import magics
-from llmc_jax.checkpoint.binary import HEADER_BYTES, HEADER_INTS, read_header_ints
+from llmc_jax.checkpoint.binary import HEADER_BYTES, HEADER_INTS, Summed, read_header_ints
 from llmc_jax.checkpoint.reading import CHUNK, Stamp, chunks, not_finite, opened, read_float32, stamp_of
 from llmc_jax.config.model import ModelConfig, pad_vocab
 from llmc_jax.errors import FormatError, InputError
@@ -152,10 +152,8 @@ def _check_size(path: Path, found: int, config: ModelConfig, version: int) -> No
     fits = [v for v in STORAGE if HEADER_BYTES + body_bytes(config, v) == found]
     if fits:
         cause = f"that is the size of version {' or '.join(map(str, fits))}, so the version (header int 1) is wrong"
-    elif found < expected:
-        cause = "the file is cut off (an interrupted copy, a full disk?), or its header is wrong"
     else:
-        cause = f"{found - expected:,} bytes follow the last tensor, or its header is wrong"
+        cause = f"the file is {'cut off' if found < expected else 'too long'}, or its header is wrong"
     c = config
     raise FormatError(
         f"{path}: {found:,} bytes, but a version {version} model with L={c.num_layers} C={c.channels} V={c.vocab_size} "
@@ -338,7 +336,7 @@ def make_header(config: ModelConfig, version: int, header: np.ndarray | None = N
 
 
 def dump_pieces(
-    file: BinaryIO, config: ModelConfig, pieces: Iterable[np.ndarray], version: int, header: np.ndarray | None
+    file: BinaryIO | Summed, config: ModelConfig, pieces: Iterable[np.ndarray], version: int, header: np.ndarray | None
 ) -> None:
     """Write a model to an open file from float32 arrays that make up the N parameters, in the order of params.Params.
 

@@ -38,7 +38,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -105,6 +105,10 @@ class StateFile(NamedTuple):
 
 def _uint64(header: np.ndarray, index: int) -> int:
     return int(header[index : index + 2].astype("<i4").view("<u8")[0])
+
+
+def _put_uint64(header: np.ndarray, index: int, value: int) -> None:
+    header[index : index + 2] = np.array([value], "<u8").view("<i4")
 
 
 def _check_header(path: Path, header: np.ndarray) -> None:
@@ -402,17 +406,12 @@ def to_state(source: Source) -> OurState:
 
 
 def _loader_place(rank: StateFile) -> dict[str, Any]:
-    order = rank.loader
-    return {
-        "process_rank": rank.rank,
-        "num_processes": rank.num_processes,
-        "shuffle": order is not None,
-        "current_shard_idx": rank.current_shard_idx,
-        "current_sample_idx": rank.current_sample_idx,
-        "shard_indices": [] if order is None else order.shard_indices.tolist(),
-        "intra_shard_indices": [] if order is None else order.sample_indices.tolist(),
-        "shuffle_rng": None if order is None else mt_to_numpy(order.shuffle_rng),
-    }
+    place = _plain_loader(rank.rank, rank.num_processes, rank.current_shard_idx, rank.current_sample_idx)
+    if rank.loader is None:
+        return place
+    shards, samples, rng = rank.loader
+    orders = {"shard_indices": shards.tolist(), "intra_shard_indices": samples.tolist()}
+    return {**place, **orders, "shuffle": True, "shuffle_rng": mt_to_numpy(rng)}
 
 
 def _text(raw: bytes) -> str:
@@ -480,13 +479,6 @@ def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
 # --- from a checkpoint of ours ---
 
 
-class Written(NamedTuple):
-    """What `write_llmc_state` left: the files in the order they were written, and what the user should know."""
-
-    paths: tuple[Path, ...]
-    warnings: tuple[str, ...]
-
-
 class Writing(NamedTuple):
     """What will be written."""
 
@@ -509,9 +501,10 @@ def write_llmc_state(
     processes: int | None = None,
     zero: bool | None = None,
     force: bool = False,
-) -> Written:
+) -> tuple[list[Path], tuple[str, ...]]:
     """Write a checkpoint of ours as llm.c's model_*, state_*_* and DONE_* files, from which it goes on with -y 1.
 
+    Return the files in the order they were written, and what the user should know.
     processes: for how many, zero: whether ZeRO-1 shares m, v and master weights out; None for both: as they came from
     llm.c, else 1 and no. Read from llm.c and not trained in between, every file comes out as it was. Master weights
     are written for fp32 too, as llm.c's -w 1 (its default) demands, unless they came without.
@@ -536,7 +529,7 @@ def write_llmc_state(
     with llmc.new_model_file(done) as temporary:
         temporary.touch()
     read_folder(folder, plan.step)
-    return Written((model, *states, done), tuple(dict.fromkeys(warnings)))
+    return [model, *states, done], tuple(dict.fromkeys(warnings))
 
 
 def _make_room(folder: Path, paths: list[Path], force: bool) -> None:
@@ -658,29 +651,26 @@ def _loader_from_start(known: Mapping[str, Any], rank: int, n: int, batches: int
 
 def _header(plan: Writing, rank: int, warnings: list[str]) -> bytes:
     """Return the first 1024 bytes of a rank's file: what is known here over what was read."""
-    before, base_step = None, 0
-    if plan.origin.get("processes") == plan.processes:
-        before = base64.b64decode(plan.origin["ranks"][rank]["header"])
-        base_step = plan.origin["step"]
-    ints = np.zeros(256, "<i4") if before is None else np.frombuffer(before, "<i4").copy()
     loader = plan.loaders[rank]
+    if plan.origin.get("processes") == plan.processes:
+        ints = np.frombuffer(base64.b64decode(plan.origin["ranks"][rank]["header"]), "<i4").copy()
+        steps = plan.step - plan.origin["step"]
+    else:
+        ints, steps = np.zeros(256, "<i4"), plan.step
+        for index in (RNG_STATE, RNG_LAST_UPDATE):
+            _put_uint64(ints, index, 13371337 + rank)
     ints[:6] = (magics.TRAINING_STATE, VERSION, plan.processes, rank, plan.master, loader["shuffle"])
     ints[STEP] = plan.step
-    first = 13371337 + rank
-    start, last = (first, first) if before is None else (_uint64(ints, RNG_STATE), _uint64(ints, RNG_LAST_UPDATE))
-    steps = plan.step - base_step
     updates = steps - plan.skipped
     if steps > 0:
-        draws = steps * plan.micro_steps + TENSORS * updates
-        now = skip_u32(start, draws)
-        last = skip_u32(start, draws - TENSORS) if updates else last
+        start, draws = _uint64(ints, RNG_STATE), steps * plan.micro_steps + TENSORS * updates
+        _put_uint64(ints, RNG_STATE, skip_u32(start, draws))
+        if updates:
+            _put_uint64(ints, RNG_LAST_UPDATE, skip_u32(start, draws - TENSORS))
         if updates != steps:
             warnings.append("llm.c's rounding stream is written as if the last step had made an update")
-    else:
-        now = start
-    places = ((RNG_STATE, now), (RNG_LAST_UPDATE, last), (SHARD_INDEX, loader["current_shard_idx"]))
-    for index, value in (*places, (SAMPLE_INDEX, loader["current_sample_idx"])):
-        ints[index : index + 2] = np.array([value], "<u8").view("<i4")
+    _put_uint64(ints, SHARD_INDEX, loader["current_shard_idx"])
+    _put_uint64(ints, SAMPLE_INDEX, loader["current_sample_idx"])
     return ints.tobytes()
 
 
@@ -706,7 +696,7 @@ def _write_model(path: Path, plan: Writing, source: Source) -> None:
     weights = (source.read(group, piece.tensor, piece.layer) for piece in slices(plan.config))
     with path.open("xb") as file:
         summed = Summed(file)
-        llmc.dump_pieces(cast(BinaryIO, summed), plan.config, weights, version, header)
+        llmc.dump_pieces(summed, plan.config, weights, version, header)
         summed.check(path)
 
 

@@ -18,11 +18,10 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from llmc_jax.checkpoint.reading import Stamp, opened, read_exactly, read_float32, read_json_object, stamp_of
+from llmc_jax.checkpoint.reading import ITEMSIZE, Stamp, opened, read_exactly, read_float32, read_json_object, stamp_of
 from llmc_jax.errors import FormatError
 
 FLOATS = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}  # what can be read here as float32
-ITEMSIZE = {"F32": 4, "BF16": 2, "F16": 2}
 LARGEST_INDEX = 100_000_000  # bytes
 METADATA = "__metadata__"
 
@@ -81,8 +80,8 @@ def read_part(tensor: StoredTensor, start: int = 0, count: int | None = None) ->
     assert 0 <= start <= start + count <= tensor.size, (tensor, start, count)
     out = np.empty(count, np.float32)
     with opened(tensor.path, tensor.stamp) as file:
-        offset = tensor.offset + start * ITEMSIZE[tensor.dtype]
-        read_float32(file, tensor.path, offset, FLOATS[tensor.dtype], out)
+        dtype = FLOATS[tensor.dtype]
+        read_float32(file, tensor.path, tensor.offset + start * ITEMSIZE[dtype], dtype, out)
     return out
 
 
@@ -124,11 +123,11 @@ def write_archive(
     header: dict[str, Any] = {METADATA: {"format": "pt"}}
     end = 0
     for name, shape in shapes.items():
-        begin, end = end, end + math.prod(shape) * ITEMSIZE[dtype]
+        begin, end = end, end + math.prod(shape) * ITEMSIZE[FLOATS[dtype]]
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
     raw = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     raw += b" " * (-len(raw) % 8)
     file.write(len(raw).to_bytes(8, "little") + raw)
     for (name, shape), array in zip(shapes.items(), values, strict=True):
-        assert array.nbytes == math.prod(shape) * ITEMSIZE[dtype], (name, array.nbytes)
+        assert array.nbytes == math.prod(shape) * ITEMSIZE[FLOATS[dtype]], (name, array.nbytes)
         file.write(np.ascontiguousarray(array).data)

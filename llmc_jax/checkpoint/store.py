@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -524,28 +525,17 @@ def prune(
             known.add(entry.step)
         return entry.problem is None and entry.step in known
 
-    last = _first(reversed(found), good, max(keep, least)) if len(found) > max(keep, least) else []
+    last = list(islice(filter(good, reversed(found)), max(keep, least))) if len(found) > max(keep, least) else []
     if len(last) < max(keep, least):
         return []
     rated = sorted((e for e in found if e.val_loss is not None), key=lambda e: (e.val_loss, e.step))
-    best = _first(rated, good, 1)
-    kept = {e.step for e in best} | {e.step for e in found if major_every and e.step % major_every == 0}
+    kept = {e.step for e in islice(filter(good, rated), 1)}  # no more are looked at
+    kept |= {e.step for e in found if major_every and e.step % major_every == 0}
     removed = [e for e in found if e.step < last[-1].step and e.step not in kept and os.path.lexists(e.folder)]
     for e in removed:
         _remove_checkpoint(run, e.step)
         known.discard(e.step)
     return [e.step for e in removed]
-
-
-def _first(candidates: Any, good: Callable[[Entry], bool], count: int) -> list[Entry]:
-    """Return the first `count` that are good; no more are looked at."""
-    found: list[Entry] = []
-    for candidate in candidates:
-        if len(found) == count:
-            break
-        if good(candidate):
-            found.append(candidate)
-    return found
 
 
 def _remove_checkpoint(run: Path, step: int) -> None:

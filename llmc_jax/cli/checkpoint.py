@@ -106,16 +106,13 @@ def _health(e: Entry, quick: bool) -> str:
 
 
 def _verdict(found: list[Entry], bad: list[Entry], quick: bool) -> str:
+    count = f"{len(found)} checkpoint{'s' * (len(found) != 1)}"
     if not bad:
-        return f"{_count(len(found))}, {'complete; without --quick every byte is compared' if quick else 'all good'}"
+        return f"{count}, {'complete; without --quick every byte is compared' if quick else 'all good'}"
     rest = [e.step for e in found if e.problem is None]
     word = "complete" if quick else "good"
     last = f"the newest {word} one is that of step {rest[-1]}" if rest else f"there is no {word} one"
-    return f"{_count(len(found))}, {len(bad)} bad; {last}"
-
-
-def _count(number: int) -> str:
-    return f"{number} checkpoint{'s' * (number != 1)}"
+    return f"{count}, {len(bad)} bad; {last}"
 
 
 def _hint(folder: Path) -> str:

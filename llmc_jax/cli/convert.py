@@ -114,15 +114,6 @@ def _headline(source: Source) -> str:
     return f"{source.path}: {KINDS[source.kind]}, {precision}, N={num_parameters(source.config):,}"
 
 
-def _shape_line(source: Source) -> str:
-    c = source.config
-    size = f", {source.path.stat().st_size:,} bytes" if source.path.is_file() else ""
-    return (
-        f"max_seq_len {c.max_seq_len}, vocab_size {c.vocab_size} (padded {c.padded_vocab_size}), "
-        f"num_layers {c.num_layers}, num_heads {c.num_heads}, channels {c.channels}{size}"
-    )
-
-
 class Row(NamedTuple):
     """One line of the table. type: of the stored values; byte: where they begin, in llm.c's model files."""
 
@@ -161,7 +152,12 @@ def inspect(path: Path, v2_order: str, step: int | None, as_json: bool) -> None:
         print_json(_inspection(source, passage, list(rows)))
         return
     print(_headline(source))
-    print(_shape_line(source))
+    c, path = source.config, source.path
+    size = f", {path.stat().st_size:,} bytes" if path.is_file() else ""
+    print(
+        f"max_seq_len {c.max_seq_len}, vocab_size {c.vocab_size} (padded {c.padded_vocab_size}), "
+        f"num_layers {c.num_layers}, num_heads {c.num_heads}, channels {c.channels}{size}"
+    )
     for line in _extra_lines(source):
         print(line)
     group = ""
@@ -343,14 +339,14 @@ def debug_state(args: argparse.Namespace) -> None:
     from llmc_jax.checkpoint.debug_state import make_debug_state
 
     made = make_debug_state(args.model, args.out, args.tokens, args.batch_size, args.sequence_length, args.force)
-    c = made.config
-    print(f"read    {args.model}: L={c.num_layers} NH={c.num_heads} C={c.channels} V={c.vocab_size}, {made.dtype}")
+    c, dtype = made.source.config, made.source.dtype
+    print(f"read    {args.model}: L={c.num_layers} NH={c.num_heads} C={c.channels} V={c.vocab_size}, {dtype}")
     print(f"read    tokens: {made.tokens}")
     print(
-        f"wrote   {made.path}: debug state of B={args.batch_size} T={args.sequence_length}, loss {made.loss:.6f}, "
-        f"{made.bytes:,} bytes"
+        f"wrote   {args.out}: debug state of B={args.batch_size} T={args.sequence_length}, loss {made.loss:.6f}, "
+        f"{args.out.stat().st_size:,} bytes"
     )
-    print(f"checked {made.path}: read back, every value equal")
+    print(f"checked {args.out}: read back, every value equal")
     _print_warnings(made.warnings, sys.stderr)
 
 

@@ -219,9 +219,9 @@ def test_read_and_written_again_it_is_the_same(tmp_path: Path, kind: Kind, bits:
     assert (ours.metadata.step, ours.updates) == (7, 7)
     assert ours.source.stored_dtype("params") == ("fp32" if kind.master else kind.dtype)
     metadata = Metadata.from_json(json.loads(json.dumps(ours.metadata.to_json())), tmp_path)
-    written = write_llmc_state(tmp_path / "again", ours._replace(metadata=metadata))
+    paths, warnings = write_llmc_state(tmp_path / "again", ours._replace(metadata=metadata))
     assert same_files(tmp_path / "theirs", tmp_path / "again")
-    assert written.warnings == () and [path.name for path in written.paths[-1:]] == ["DONE_00000007"]
+    assert warnings == () and paths[-1].name == "DONE_00000007"
 
 
 # --- llm.c's own figures ---
@@ -336,11 +336,11 @@ def test_one_process_is_spread_over_several(tmp_path: Path, name: str) -> None:
     case = RECORDED[name]
     places = loaders(tmp_path, case, 1, case.step * case.micro_steps * case.processes)
     metadata = our_metadata(case, "fp32", places)
-    written = write_llmc_state(
+    _, warnings = write_llmc_state(
         tmp_path / "out", given_state(our_arrays("fp32", case.step), metadata), processes=case.processes, zero=case.zero
     )
     assert digests(tmp_path / "out", case) == case.digests
-    assert any("cannot be kept" in line for line in written.warnings)
+    assert any("cannot be kept" in line for line in warnings)
 
 
 @pytest.mark.parametrize("begin", [3, 5, 20])
@@ -361,8 +361,8 @@ def test_trained_on_here_it_stands_where_llm_c_would(tmp_path: Path, begin: int)
         loader.restore(now.loader if rank else now.loader["ranks"][0])  # its own rank's, or out of all of them
         loader.next_batch((21 - begin) * case.micro_steps)
     now = replace(now, loader={"ranks": [loader.state() for loader in places]})
-    written = write_llmc_state(tmp_path / "out", given_state(our_arrays("bf16", 21), now))
-    assert any("round the master weights" in line for line in written.warnings)
+    _, warnings = write_llmc_state(tmp_path / "out", given_state(our_arrays("bf16", 21), now))
+    assert any("round the master weights" in line for line in warnings)
     for path in (tmp_path / "out").glob("state_*"):
         raw = bytearray(path.read_bytes())
         assert raw[200:204] == b"kept" and raw[-2520:-2512] == b"whatever"
@@ -393,7 +393,7 @@ def test_updates_that_were_skipped(tmp_path: Path, counted: int, counters: Count
     case = RECORDED["first epoch"]
     metadata = our_metadata(case, "fp32", loaders(tmp_path, case, 1, 21), counters=counters)
     arrays = our_arrays("fp32", 7) | {"updates": np.array(counted, np.int32), "outliers/values": np.zeros((2, 128))}
-    warnings = write_llmc_state(tmp_path / "out", given_state(arrays, metadata)).warnings
+    _, warnings = write_llmc_state(tmp_path / "out", given_state(arrays, metadata))
     assert any("of update 8, here it is that of 6" in line for line in warnings) == (counted == 5)
     assert any("statistics of outliers" in line for line in warnings)
     plain = read_folder(tmp_path / "out").ranks[0]
@@ -406,8 +406,8 @@ def test_updates_that_were_skipped(tmp_path: Path, counted: int, counters: Count
 def test_no_place_in_the_data(tmp_path: Path) -> None:
     case = RECORDED["-a 1"]
     metadata = our_metadata(case, "fp32", loaders(tmp_path, case, 1, 0), loader=None)
-    written = write_llmc_state(tmp_path / "out", given_state(our_arrays("fp32", 12), metadata))
-    assert any("from the beginning, unshuffled" in line for line in written.warnings)
+    _, warnings = write_llmc_state(tmp_path / "out", given_state(our_arrays("fp32", 12), metadata))
+    assert any("from the beginning, unshuffled" in line for line in warnings)
     rank = read_folder(tmp_path / "out").ranks[0]
     assert (rank.loader, rank.current_shard_idx, rank.current_sample_idx) == (None, 0, 0)
 
@@ -444,8 +444,8 @@ def test_fp16_goes_out_as_bf16(tmp_path: Path) -> None:
     arrays = our_arrays("fp32", 7)
     for spec in tensor_specs(CONFIG):
         arrays[f"copy/{spec.name}"] = arrays[f"params/{spec.name}"].astype(np.float16)
-    written = write_llmc_state(tmp_path / "out", given_state(arrays, metadata))
-    assert any(line.startswith("fp16") for line in written.warnings)
+    _, warnings = write_llmc_state(tmp_path / "out", given_state(arrays, metadata))
+    assert any(line.startswith("fp16") for line in warnings)
     source = open_llmc_state(tmp_path / "out")
     expected = arrays["params/wpe"].astype(ml_dtypes.bfloat16).astype(np.float32)
     assert source.dtype == "bf16" and same_bits(source.read("copy", "wpe", 0), expected)
