@@ -6,7 +6,7 @@ files (hf_tokenizer.py), PyTorch's own pytorch_model.bin, and models that are no
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,7 @@ def _source(
     head = tensors.pop(HEAD, None)
     check_count(path, config, len(tensors))
     wanted = {name_in_block(piece.tensor, piece.layer): piece for piece in slices(config)}
-    _check_names(path, wanted, tensors)
+    check_names(path, wanted, tensors, "config.json")
     for name, piece in wanted.items():
         tensor, shape = tensors[name], stored_shape(config, piece)
         if tensor.shape != shape:
@@ -193,17 +193,19 @@ def check_count(path: Path, config: ModelConfig, found: int) -> None:
         raise FormatError(f"{path}: holds {found:,} tensors; a model of {config.num_layers:,} layers has {expected:,}")
 
 
-def _check_names(path: Path, wanted: Mapping[str, Slice], found: Mapping[str, StoredTensor]) -> None:
+def check_names(path: Path, wanted: Iterable[str], found: Iterable[str], said_by: str) -> None:
+    """Check that a file holds the tensors of a GPT-2 of this shape and no others. said_by: what gives the shape."""
+    wanted, found = list(wanted), set(found)
     missing = [name for name in wanted if name not in found]
     if missing:
         raise FormatError(
-            f"{path}: {len(missing)} of a GPT-2's {len(wanted)} tensors are missing, {missing[0]} first; config.json "
-            "may belong to another model"
+            f"{path}: {len(missing)} of a GPT-2's {len(wanted)} tensors are missing, {missing[0]} first; {said_by} may "
+            "belong to another model"
         )
-    extra = [name for name in found if name not in wanted and not BUFFERS.fullmatch(name)]
+    extra = sorted(name for name in found.difference(wanted) if not BUFFERS.fullmatch(name))
     if extra:
         raise FormatError(
-            f"{path}: holds {len(extra)} tensors that a plain GPT-2 with this config.json does not have, {extra[0]!r} "
+            f"{path}: holds {len(extra)} tensors that a plain GPT-2 with this {said_by} does not have, {extra[0]!r} "
             "first"
         )
 

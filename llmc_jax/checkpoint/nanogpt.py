@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from llmc_jax.checkpoint import hugging_face
-from llmc_jax.checkpoint.hugging_face import BUFFERS, HEAD, check_count, config_of, name_in_block, with_padding
+from llmc_jax.checkpoint.hugging_face import HEAD, check_count, check_names, config_of, name_in_block, with_padding
 from llmc_jax.checkpoint.reading import opened
 from llmc_jax.checkpoint.source import Source, slices
 from llmc_jax.config.model import ModelConfig
@@ -107,16 +107,12 @@ def _check(path: Path, config: ModelConfig, tensors: dict[str, Any], with_biases
         if with_biases or not BY_NAME[piece.tensor].bias:
             shape = (config.vocab_size, config.channels) if piece.tensor == "wte" else piece.shape
             wanted[name_in_block(piece.tensor, piece.layer)] = shape
+    check_names(path, wanted, tensors.keys() - {HEAD}, "model_args")
     for name, shape in wanted.items():
-        if name not in tensors:
-            raise FormatError(f"{path}: tensor {name} is missing; a model with its model_args has it")
         if tuple(tensors[name].shape) != shape:
             raise FormatError(f"{path}: tensor {name} has shape {tuple(tensors[name].shape)}; expected {shape}")
         if _dtype(tensors[name]) not in ("float32", "bfloat16", "float16"):
             raise FormatError(f"{path}: tensor {name} is {tensors[name].dtype}; expected float32, bfloat16 or float16")
-    extra = [name for name in tensors if name not in wanted and name != HEAD and not BUFFERS.fullmatch(name)]
-    if extra:
-        raise FormatError(f"{path}: holds {extra[0]!r}, which a model with its model_args does not have")
     wte = tensors["wte.weight"]
     head = tensors.get(HEAD, wte)
     same = tuple(head.shape) == tuple(wte.shape)

@@ -63,7 +63,8 @@ def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = 
     if magic == magics.TRAINING_STATE:
         raise FormatError(f"{path}: one rank's part of a training state of llm.c; name the folder that it lies in")
     if magic != magics.MODEL and int.from_bytes(start[:4], "big") != magics.MODEL and magic not in magics.MEANINGS:
-        raise FormatError(_unknown_file(path, start))
+        found = f"it begins with {start[:8]!r}" if start else "it is empty"
+        raise FormatError(f"{path}: no checkpoint that is known here: {found}; {KNOWN}")
     return _model_source(open_model(path, v2_order=v2_order))
 
 
@@ -98,11 +99,6 @@ KNOWN = (
     "known are llm.c's model_*.bin, folders with its training states, training states of llmc-jax, folders of Hugging "
     "Face's GPT-2, .safetensors files beside their config.json, and nanoGPT's ckpt.pt"
 )
-
-
-def _unknown_file(path: Path, start: bytes) -> str:
-    found = f"it begins with {start[:8]!r}" if start else "it is empty"
-    return f"{path}: no checkpoint that is known here: {found}; {KNOWN}"
 
 
 def _names(folder: Path) -> set[str]:
