@@ -222,7 +222,7 @@ BAD = {
     "utf-16": (("s:0 trl:1.0\n" * 9).encode("utf-16"), "binary data"),
     "no train": (b'{"event": "start"}\n', "no losses in it; expected events"),
     "broken json": (b'{"event": "val", "step": 0, "loss": 1}\n{"event": \n', "line 2 is not a JSON object"),
-    "deep": (b'{"a":' * 100_000 + b"\n", "line 1 is not JSON"),
+    "deep": (b'{"a":' * 100_000 + b"\n", "line 1 is not a JSON object"),
     "no step": (b'{"event": "train", "loss": 1}\n', "line 1: the step of this 'train' is missing"),
     "step -1": (b'{"event": "train", "loss": 1, "step": -1}\n', "is -1; expected a whole number"),
     "step 1.0": (b'{"event": "train", "loss": 1, "step": 1.0}\n', "is 1.0; expected a whole number"),
