@@ -19,7 +19,9 @@ from llmc_jax.errors import FormatError, InputError
 from llmc_jax.rng import Mt19937, is_int_below
 
 Batch = tuple[np.ndarray, np.ndarray]
-NOT_IN_LLMC = ("batch_size", "sequence_length", "shard_tokens")  # of a loader's state: what llm.c does not store
+# Of a loader's state: what must be as it was, and what of that llm.c does not store
+FIT = ("batch_size", "sequence_length", "process_rank", "num_processes", "shuffle", "shard_tokens")
+NOT_IN_LLMC = ("batch_size", "sequence_length", "shard_tokens")
 
 
 class Position(NamedTuple):
@@ -68,7 +70,8 @@ class TokenLoader:
     first to last (validation); flag: the option that named the files, for messages; seed: of the order, to which the
     rank is added, as llm.c adds it to 42.
 
-    Attributes: paths; num_tokens (of all shards); samples_per_shard, in the order of paths; batches_per_epoch.
+    Attributes: paths; shard_tokens and samples_per_shard, in the order of paths; num_tokens (of all shards);
+    batches_per_epoch; position: where it stands, cheap to keep, unlike `state`, which turns it into plain data.
     One sample is one batch. What is left of a shard after its last whole sample is never read. Every rank goes through
     shards and samples in an order of its own; together they read each sample once per epoch if the shards are equal.
 
@@ -103,15 +106,15 @@ class TokenLoader:
         self._modified: dict[Path, int] = {}  # nanoseconds; when each was last changed, as far as this loader knows
         self._notices: deque[Notice] = deque()  # a thread that reads ahead adds to them
         self._noticed: set[Notice] = set()
-        self._shard_tokens, self._kind = self._inspect_shards()
-        self.num_tokens = sum(self._shard_tokens)
+        self.shard_tokens, self._kind = self._inspect_shards()
+        self.num_tokens = sum(self.shard_tokens)
         # the last token of a shard can only be a target
-        self.samples_per_shard = [(tokens - 1) // self._sample_tokens for tokens in self._shard_tokens]
+        self.samples_per_shard = [(tokens - 1) // self._sample_tokens for tokens in self.shard_tokens]
         self.batches_per_epoch = sum(self.samples_per_shard)
         self._rng = Mt19937(seed + process_rank) if shuffle else None
         self._file: TokenFile | None = None
         identity = np.arange(len(self.paths) if shuffle else 0, dtype=np.int32)
-        self._position = Position(0, 0, identity, identity[:0], None)
+        self.position = Position(0, 0, identity, identity[:0], None)
         self.reset()
 
     @property
@@ -145,7 +148,7 @@ class TokenLoader:
 
     def reset(self) -> None:
         """Begin a new epoch at its first sample. Shuffled, the list of shards is permuted anew from its last order."""
-        shard_order = self._position.shard_order.copy()
+        shard_order = self.position.shard_order.copy()
         if self._rng is not None:
             self._rng.permute(shard_order)
         self._begin_shard(0, shard_order)
@@ -155,10 +158,10 @@ class TokenLoader:
         if self._rng is not None:
             sample_order = self._rng.permutation(self.samples_per_shard[int(shard_order[shard])])
             rng = self._rng.state()
-        self._position = Position(shard, 0, shard_order, sample_order, rng)
+        self.position = Position(shard, 0, shard_order, sample_order, rng)
 
     def _path_index(self) -> int:
-        return int(self._position.shard_order[self._position.shard]) if self.shuffle else self._position.shard
+        return int(self.position.shard_order[self.position.shard]) if self.shuffle else self.position.shard
 
     def next_batch(self, micro_batches: int = 1) -> Batch:
         """Return the next micro_batches batches of llm.c: (inputs, targets), both new, (micro_batches, B, T) int32.
@@ -193,29 +196,29 @@ class TokenLoader:
         return [self._notices.popleft() for _ in range(len(self._notices))]
 
     def _next_tokens(self) -> np.ndarray:
-        if self._position.sample >= self.samples_per_shard[self._path_index()]:
-            if self._position.shard + 1 < len(self.paths):
-                self._begin_shard(self._position.shard + 1, self._position.shard_order)
+        if self.position.sample >= self.samples_per_shard[self._path_index()]:
+            if self.position.shard + 1 < len(self.paths):
+                self._begin_shard(self.position.shard + 1, self.position.shard_order)
             else:
                 self.reset()
         file = self._open_shard(self._path_index())
-        sample = self._position.sample
+        sample = self.position.sample
         if self.shuffle:
-            sample = int(self._position.sample_order[sample])
+            sample = int(self.position.sample_order[sample])
         local = self.batch_size * self.sequence_length
         start = sample * self._sample_tokens + self.process_rank * local
         tokens = file.read(start, local + 1)  # (B*T + 1,)
         self._check_ids(file, start, tokens)
-        self._position = self._position._replace(sample=self._position.sample + 1)
+        self.position = self.position._replace(sample=self.position.sample + 1)
         return tokens
 
     def _open_shard(self, index: int) -> TokenFile:
         if self._file is None or self._file.path != self.paths[index]:
             file = open_token_file(self.paths[index])
-            if (file.num_tokens, file.kind) != (self._shard_tokens[index], self._kind):
+            if (file.num_tokens, file.kind) != (self.shard_tokens[index], self._kind):
                 raise FormatError(
                     f"{self.flag} {file.path}: changed during the run: {file.num_tokens} tokens, {file.kind}; it held "
-                    f"{self._shard_tokens[index]}, {self._kind}; leave the files alone while they are read"
+                    f"{self.shard_tokens[index]}, {self._kind}; leave the files alone while they are read"
                 )
             if file.modified != self._modified[file.path]:
                 self._modified[file.path] = file.modified
@@ -239,35 +242,20 @@ class TokenLoader:
             "model a larger V, or make the file with the tokenizer that fits"
         )
 
-    @property
-    def position(self) -> Position:
-        """Return where the loader stands: cheap to keep, unlike `state`, which turns it into plain data."""
-        return self._position
-
     def state(self, position: Position | None = None) -> dict[str, Any]:
         """Return what `restore` needs to continue from here (or from an earlier `position`): JSON-able.
 
         The names are those of llm.c's training state: current_shard_idx, current_sample_idx, shard_indices and
         intra_shard_indices (empty lists without shuffling), shuffle_rng (None without); the rest says what it fits.
         """
-        place = self._position if position is None else position
+        place = self.position if position is None else position
         return {
-            **self._fit(),
+            **{name: getattr(self, name) for name in FIT},
             "current_shard_idx": place.shard,
             "current_sample_idx": place.sample,
             "shard_indices": place.shard_order.tolist(),
             "intra_shard_indices": place.sample_order.tolist(),
             "shuffle_rng": place.rng,
-        }
-
-    def _fit(self) -> dict[str, Any]:
-        return {
-            "batch_size": self.batch_size,
-            "sequence_length": self.sequence_length,
-            "process_rank": self.process_rank,
-            "num_processes": self.num_processes,
-            "shuffle": self.shuffle,
-            "shard_tokens": list(self._shard_tokens),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -290,7 +278,8 @@ class TokenLoader:
                 raise self._misfit(f"it has the places of {len(ranks)} processes, here there are {self.num_processes}")
             state = ranks[self.process_rank]
         from_llmc = not any(name in state for name in NOT_IN_LLMC)
-        for name, ours in self._fit().items():
+        for name in FIT:
+            ours = getattr(self, name)
             if from_llmc and name in NOT_IN_LLMC:
                 continue
             if name not in state or state[name] != ours:
@@ -318,7 +307,7 @@ class TokenLoader:
                 raise self._broken("shuffle_rng")
             self._rng.restore(saved)
             rng = self._rng.state()
-        self._position = Position(shard, sample, shard_order, sample_order, rng)
+        self.position = Position(shard, sample, shard_order, sample_order, rng)
 
     def _misfit(self, what: str) -> InputError:
         return InputError(
