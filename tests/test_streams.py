@@ -6,7 +6,6 @@ import os
 import pty
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -42,17 +41,6 @@ def test_a_reader_that_goes_away_is_noticed_without_a_word(pipe: tuple[int, io.T
     output.flush()
     assert stop.is_set() and isinstance(output.error, BrokenPipeError)
     output.discard_rest()
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
-def test_a_full_disk_under_the_output() -> None:
-    stop = threading.Event()
-    with open("/dev/full", "w", encoding="utf-8") as file:
-        output = Output(file, stop)
-        output.write("x")
-        output.flush()
-        assert stop.is_set() and output.error is not None and output.error.errno == 28
-        output.discard_rest()
 
 
 def test_a_terminal_that_was_closed_is_a_reader_that_left() -> None:

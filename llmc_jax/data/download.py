@@ -37,15 +37,13 @@ def download(url: str, sha256: str) -> bytes:
 
 def _fetch(url: str) -> bytes:
     deadline = time.monotonic() + DOWNLOAD_SECONDS
-    chunks: list[bytes] = []
-    size = 0
+    data = bytearray()
     with urllib.request.urlopen(url, timeout=ANSWER_SECONDS, context=_certificates()) as answer:
         while chunk := answer.read(1 << 16):
-            chunks.append(chunk)
-            size += len(chunk)
-            if time.monotonic() > deadline or size > MAX_BYTES:
-                raise TimeoutError(f"stopped after {size} bytes: too slow or too large")
-    return b"".join(chunks)
+            data += chunk
+            if time.monotonic() > deadline or len(data) > MAX_BYTES:
+                raise TimeoutError(f"stopped after {len(data)} bytes: too slow or too large")
+    return bytes(data)
 
 
 def _certificates() -> ssl.SSLContext:
