@@ -366,8 +366,11 @@ def to_state(source: Source, run: Path, dtype: str, force: bool) -> Outcome:
     found = state_of(source, dtype)
     step = found.metadata.step
     _refuse_existing(store.state_folder(run, step), force)
-    made = _make_folder(run)
+    is_new = not os.path.lexists(run)
+    if not is_new and not run.is_dir():
+        raise InputError(f"{run}: is not a folder; give the folder of a run, new or not")
     try:
+        run.mkdir(exist_ok=True)
         with tempfile.TemporaryFile(dir=run) as scratch:
             arrays = spooled(arrays_of(found), scratch)
             writing = store.begin(run, step, arrays, found.metadata.to_json())
@@ -379,25 +382,12 @@ def to_state(source: Source, run: Path, dtype: str, force: bool) -> Outcome:
     except OSError as error:
         raise InputError(f"{run}: cannot be written: {reason(error)}") from error
     finally:
-        if made and not any(run.iterdir()):
+        if is_new and run.is_dir() and not any(run.iterdir()):
             run.rmdir()
     final = _passed(open_source(entry.folder))
     wrote = f"{entry.folder}: training state of llmc-jax, step {step} ({dtype}), {entry.bytes:,} bytes"
     checked = f"{entry.folder}: every tensor read back and equal to what was written"
     return Outcome(wrote, checked, found.warnings + final.warnings(), combined(final.digests, final.source))
-
-
-def _make_folder(folder: Path) -> bool:
-    """Make a folder if it is not there; whether it was made."""
-    try:
-        folder.mkdir()
-        return True
-    except FileExistsError:
-        if folder.is_dir():
-            return False
-        raise InputError(f"{folder}: is not a folder; give the folder of a run, new or not") from None
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be written: {reason(error)}") from error
 
 
 def spooled(arrays: Iterable[tuple[str, np.ndarray]], scratch: BinaryIO) -> dict[str, np.ndarray]:

@@ -7,6 +7,7 @@ byte-level byte-pair encoding.
 
 import json
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,25 +26,19 @@ class Table(NamedTuple):
 
 
 def byte_characters() -> tuple[str, ...]:
-    """The character that stands for each byte: itself where Latin-1 prints it, else U+0100 and on, in ascending order.
+    """Return the character of each byte: itself where Latin-1 prints it, else U+0100 and on, in ascending order.
 
     Source: bytes_to_unicode in encoder.py of openai/gpt-2.
     """
-    characters, others = [], 0
-    for value in range(256):
-        if chr(value).isprintable() and chr(value) != " ":
-            characters.append(chr(value))
-        else:
-            characters.append(chr(256 + others))
-            others += 1
-    return tuple(characters)
+    others = map(chr, count(256))
+    return tuple(c if c.isprintable() and c != " " else next(others) for c in map(chr, range(256)))
 
 
 # ----- out ----------------------------------------------------------------------------------------------------------
 
 
 def split_of(piece: bytes, ranks: Mapping[bytes, int]) -> tuple[bytes, bytes]:
-    """The two pieces whose merge made a piece: what byte-pair encoding makes of its bytes with the ranks below its own.
+    """Return the two pieces that a piece was merged of: what its bytes become with the ranks below its own.
 
     Raises InputError if that does not leave two.
     """
