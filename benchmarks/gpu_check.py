@@ -75,7 +75,7 @@ class Check:
             for number, item in enumerate(items):
                 if children is None or item.fresh or items[number - 1].fresh:
                     if children is not None:
-                        children.end()
+                        children.close()
                     children = Children(self.environment(item), ROOT)
                 over = time.monotonic() > min(begin_until, end - LEAST_SECONDS)
                 if over or not self._measure(item, children, end):
@@ -83,7 +83,7 @@ class Check:
                     return False
         finally:
             if children is not None:
-                children.end()
+                children.close()
         return True
 
     def _measure(self, item: Item, children: Children, end: float) -> bool:

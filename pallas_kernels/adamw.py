@@ -60,7 +60,9 @@ def adamw_update(
     vector = sizes(target).adamw_vector
     stochastic = rounding == "stochastic"
     corrections = (1.0 / (1.0 - numbers.beta1**update), 1.0 / (1.0 - numbers.beta2**update))
-    listed = (scale, learning_rate, *corrections, *(getattr(numbers, name) for name in NUMBERS))
+    listed = (
+        scale, learning_rate, *corrections, numbers.beta1, numbers.beta2, numbers.eps, numbers.weight_decay,
+    )  # fmt: skip
     scalars = jnp.stack([jnp.asarray(number, jnp.float32) for number in listed])
     switches = jnp.stack([jnp.asarray(apply, jnp.uint32), jnp.asarray(seed if stochastic else 0, jnp.uint32)])
     changed = [params, m, v] + ([] if copy is None else [copy])
@@ -78,9 +80,6 @@ def adamw_update(
     _, after = mosaic.in_place(call, inputs, [buffer.reshape(rows, BLOCK) for buffer in changed])
     flat = [buffer.reshape(n) for buffer in after]
     return flat[0], flat[1], flat[2], None if copy is None else flat[3]
-
-
-NUMBERS = ("beta1", "beta2", "eps", "weight_decay")
 
 
 def _adamw_body(

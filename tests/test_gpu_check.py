@@ -22,7 +22,6 @@ from llmc_jax.kernels import GROUPS
 from llmc_jax.kernels.ours import FILES
 from llmc_jax.machine import deviceless
 from llmc_jax.models.gpt2.tensors import flat_size
-from llmc_jax.models.gpt2.work import flops_per_token
 from llmc_jax.trials import problems
 from llmc_jax.trials.children import END_SECONDS, Outcome, Task
 from llmc_jax.trials.figures import FREE, OTHER, SAME, NotMeasured
@@ -305,7 +304,7 @@ class Card:
 
     stuck = None
 
-    def end(self) -> None:
+    def close(self) -> None:
         self.now += 1.0
 
     def measure(self, task: Task, until: float) -> Outcome:
@@ -538,16 +537,7 @@ def roofline_lines(**change: Any) -> list[roofline.Line]:
     return roofline.lines(roofline.step_work(parse_descriptor("d12"), shape), rates, {})
 
 
-def test_roofline_counts_the_products() -> None:
-    """Of which 6 N T are those of the weights, and attention's 7 half squares (llm.c and PaLM count 6 or 12)."""
-    config, n, T = parse_descriptor("d12"), 64 * 1024, 1024
-    C, L = config.channels, config.num_layers
-    found = sum(line.flops for line in roofline_lines())
-    weights = flops_per_token(config, T) - 6 * L * C * T
-    matrices = 6 * (12 * L * C * C + config.padded_vocab_size * C)
-    attention = 7 * L * C * (T + 1)
-    assert found == n * (matrices + attention)
-    assert found == pytest.approx(n * (weights + attention), rel=0.01)
+def test_roofline_bounds() -> None:
     assert {line.bound for line in roofline_lines(bandwidth=1e6) if line.phase == "forward"} == {"memory"}
     fast = {line.operation: line for line in roofline_lines(bandwidth=1e20) if line.phase == "forward"}
     assert fast["qkv"].floor == pytest.approx(12 * 6 * 65536 * 768**2 / (0.7 * 989.4e12))

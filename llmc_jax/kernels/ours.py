@@ -6,30 +6,21 @@ from functools import cache, partial
 from typing import Any
 
 from llmc_jax.kernels.findings import Variant
-from llmc_jax.kernels.functions import PLAIN
+from llmc_jax.kernels.functions import GROUPS, PLAIN
 from llmc_jax.ops import attention
 from llmc_jax.ops.table import Function
 
 DEFAULT = Variant()
-# Each kernel, and the file of pallas_kernels/ that has it; of some there is one in triton/ too, in a file of that name.
-FILES = {
-    "layernorm_forward": "layernorm",
-    "layernorm_backward": "layernorm",
-    "residual_layernorm_forward": "layernorm",
-    "residual_layernorm_backward": "layernorm",
-    "gelu_forward": "gelu",
-    "gelu_backward": "gelu",
-    "attention_forward": "attention",
-    "attention_backward": "attention",
-    "relu_attention_forward": "attention",
-    "relu_attention_backward": "attention",
-    "softmax_forward": "softmax",
-    "softmax_backward": "softmax",
-    "classifier": "classifier",
-    "embedding_backward": "embedding",
-    "adamw_update": "adamw",
-    "global_norm": "adamw",
+BY_FILE = {  # of pallas_kernels/; of some there is one in triton/ too, in a file of that name
+    "layernorm": GROUPS["layernorm"],
+    "gelu": GROUPS["gelu"],
+    "attention": (*GROUPS["attention"], "relu_attention_forward", "relu_attention_backward"),
+    "softmax": ("softmax_forward", "softmax_backward"),
+    "classifier": GROUPS["classifier"],
+    "embedding": GROUPS["embedding backward"],
+    "adamw": (*GROUPS["adamw"], *GROUPS["global norm"]),
 }
+FILES = {name: file for file, names in BY_FILE.items() for name in names}  # of each kernel
 
 
 def pallas_kernel(name: str, target: str, interpret: bool = False, variant: Variant = DEFAULT, **more: Any) -> Function:

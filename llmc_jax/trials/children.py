@@ -44,7 +44,7 @@ class Stuck(Exception):
 
 
 class Children:
-    """One child at a time, begun when a task needs it. A context manager, which ends the last one."""
+    """One child at a time, begun when a task needs it; `close` ends the last one."""
 
     def __init__(self, environment: Mapping[str, str], folder: Path = ROOT) -> None:
         self.environment = dict(environment)
@@ -71,20 +71,14 @@ class Children:
         elif kind == "ENDED":
             kind, content = "SPOILT", self._child.last_words()
         if kind in ("SPOILT", "TIME"):
-            self.end()
+            self.close()
         return Outcome(kind, content, time.monotonic() - began)
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End the child, if there is one; the next task begins another. Sets `stuck` where it cannot be ended."""
         child, self._child = self._child, None
         if child is not None and not child.end():
             self.stuck = child.process.pid
-
-    def __enter__(self) -> "Children":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
 
 
 class _Child:

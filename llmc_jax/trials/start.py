@@ -8,6 +8,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from llmc_jax.kernels import Findings
@@ -94,7 +95,7 @@ def _shipped(why: str, found: Findings) -> Findings:
 
 def _searched(case: Case, found: Findings, seconds: float, say: Callable[[str], None]) -> Findings:
     """Raises Stuck and NoCard."""
-    with tempfile.TemporaryDirectory() as folder, Children(child_environment(), Path(folder)) as running:
+    with tempfile.TemporaryDirectory() as folder, closing(Children(child_environment(), Path(folder))) as running:
         if not case.interpret:
             task = search.task("device", search.CANDIDATE_SECONDS, "device", case)
             _check_device(case, running.measure(task, time.monotonic() + seconds))

@@ -45,17 +45,6 @@ def test_plugin_is_installed_once_and_without_cuda(clone: Path) -> None:
     assert len(calls(clone)) == 4 and (clone / ".venv-aot-0.12.0/.ready").exists()
 
 
-def test_environment_is_made_anew_when_it_was_moved_or_its_packages_change(clone: Path) -> None:
-    setup(clone, "0.11.2")
-    with (clone / "constraints.txt").open("a") as file:
-        file.write("# changed\n")
-    setup(clone, "0.11.2")
-    assert len(calls(clone)) == 4
-    moved = clone.rename(clone.with_name("moved"))
-    setup(moved, "0.11.2")
-    assert len(calls(moved)) == 6
-
-
 def test_failure_is_shown_and_tried_again(clone: Path) -> None:
     (clone / "offline").touch()
     failed = setup(clone, "0.11.2")

@@ -120,15 +120,6 @@ def test_narrow_dtypes(dtype: Any, limit: int, rng: np.random.Generator) -> None
     assert np.abs(rounded - expected_dwte).max() > 1e-4 * scale  # a dwte in dtype would not have passed
     half = float(jnp.finfo(dtype).eps) / 2
     np.testing.assert_allclose(np.asarray(dlnf, np.float64), expected_dlnf, rtol=1.01 * half, atol=1e-6)
-    # and it is the head of these inputs, up to the rounding of logits and dlogits
-    with jax.enable_x64(True):
-        exact = [
-            np.asarray(array)
-            for array in plain(*(np.asarray(array, np.float64) for array in (lnf, wte)), targets, np.float64(dlosses))
-        ]
-    for one, other in zip((losses, dlnf, dwte), exact, strict=True):
-        difference = np.linalg.norm(np.asarray(one, np.float64) - other) / np.linalg.norm(other)
-        assert difference < 3 * half
 
 
 def test_chunks_are_added_in_float32() -> None:

@@ -66,20 +66,6 @@ def test_any_run(kind: str, W: int, S: int, final: float, every: int, factor: fl
         compare(kind, W, S, final, 1e-11, every, factor)
 
 
-def test_known_rates() -> None:
-    """lr 1, 10 steps of warm-up, 110 in all, a tenth at the end."""
-    numbers = ScheduleNumbers(1.0, 10, 110, 0.1, 30, 0.5)
-    steps = np.array([0, 4, 9, 10, 35, 60, 87, 88, 109], np.int32)
-    warm = [0.1, 0.5, 1.0]
-    half = 0.1 + 0.9 / 2
-    np.testing.assert_allclose(rates("cosine", steps, numbers)[:6], [*warm, 1.0, 0.8681981, half], rtol=1e-5)
-    np.testing.assert_allclose(rates("linear", steps, numbers)[:6], [*warm, 1.0, 1 - 0.225, half], rtol=1e-5)
-    np.testing.assert_allclose(rates("constant", steps, numbers), np.ones(9))
-    np.testing.assert_allclose(rates("wsd", steps, numbers)[:8], [*warm, 1, 1, 1, 1, 1], rtol=1e-5)
-    assert 0.1 < float(rates("wsd", steps, numbers)[8]) < 0.13
-    np.testing.assert_allclose(rates("step", steps, numbers), [*warm, 1, 0.5, 0.25, 0.25, 0.25, 0.125], rtol=1e-5)
-
-
 def test_the_decay_of_wsd_begins_where_llm_c_truncates() -> None:
     """int(0.8 * S), for every S: one step later the rate is sqrt(1 / what is left) lower, whatever the precision."""
     total = np.arange(10, 20_000, dtype=np.int32)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def outcomes(fake: dict[str, str]) -> Iterator[list[Outcome]]:
     """One run of all."""
-    with Children(fake) as running:
+    with closing(Children(fake)) as running:
         names = ["good", "mistake", "skipped", "good", "spoilt", "good", "abort", "exit", "good"]
         found = [running.measure(task(name)) for name in names]
         found.append(running.measure(task("hangs", 1.0, seconds=60.0)))
@@ -75,7 +76,7 @@ def test_what_is_told(outcomes: list[Outcome]) -> None:
 
 def test_time_is_up(fake: dict[str, str]) -> None:
     """What the end of everything interrupts has failed in no way."""
-    with Children(fake) as running:
+    with closing(Children(fake)) as running:
         assert running.measure(task("good"), time.monotonic() - 1).kind == "TIME"
         assert running.measure(task("good"), time.monotonic() + 20).kind == "DONE"
 
@@ -88,7 +89,7 @@ def test_a_process_that_does_not_die_is_reported(fake: dict[str, str], monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(os, "killpg", lambda *_: None)
         patch.setattr(subprocess.Popen, "wait", _never)
-        running.end()
+        running.close()
     assert running.stuck is not None
     with pytest.raises(Stuck):
         running.measure(task("good"))

@@ -38,14 +38,6 @@ def test_neither_start_nor_wait_is_measured(call: float) -> None:
     assert device.prepared == len(device.rounds)
 
 
-def test_one_call_is_measured_with_its_start() -> None:
-    """What the rounds are for: this is what a single call of a small kernel would show."""
-    device = Device(40e-6)
-    found = timing(device.run_calls, least=0.0, rounds=1, clock=device.clock)
-    assert (found.calls, len(device.rounds)) == (1, 2)
-    assert found.seconds > 5 * device.call
-
-
 def test_the_spread_is_that_of_the_rounds() -> None:
     times = iter([5.0, 0.03, 0.02, 0.025, 0.02, 0.02, 0.02, 0.02, 0.02, 0.04])
     now = [0.0]
