@@ -34,8 +34,7 @@ from llmc_jax.config.flags import parse_args
 from llmc_jax.errors import InputError
 from llmc_jax.files import path_of
 from llmc_jax.run import folder as runlog
-from llmc_jax.run import loop as trainer
-from llmc_jax.run import resume
+from llmc_jax.run import loop, resume
 from llmc_jax.streams import Output
 from tests.same_run import OF_THE_RUN, WALL_CLOCK, leftovers, steps_of
 
@@ -429,9 +428,9 @@ def opened(run: Path, words: Sequence[str]) -> Outcome:
             config = parse_args(list(words))
             notes = validate(config)
             stop = threading.Event()
-            with trainer.lock_of(config) as held:
-                setup, _ = trainer.prepare(config, notes)
-                with trainer.opened(setup, Output(said, stop), stop, held):
+            with loop.lock_of(config) as held:
+                setup, _ = loop.prepare(config, notes)
+                with loop.opened(setup, Output(said, stop), stop, held):
                     pass
         except (InputError, OSError) as error:
             return Outcome(-1, (), "", (), f"{type(error).__name__}: {error}")

@@ -22,8 +22,7 @@ from llmc_jax.data.tokenizers import bytes_tokenizer, write_tokenizer_bin
 from llmc_jax.errors import InputError
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import tensor_specs
-from llmc_jax.run import begin, curves
-from llmc_jax.run import prepare as beforehand
+from llmc_jax.run import begin, curves, prepare
 from llmc_jax.run.folder import read_metrics
 
 TINY = "L1-NH1-C16-V257-T16"
@@ -239,7 +238,7 @@ def kept_at(step: int) -> dict[str, np.ndarray]:
 
 
 def test_a_bad_id_in_the_middle_keeps_what_was_learned(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beforehand, "CHECKED_TOKENS", 0)  # stands for data of more than a million tokens
+    monkeypatch.setattr(prepare, "CHECKED_TOKENS", 0)  # stands for data of more than a million tokens
     ids = np.arange(3000) % 256
     ids[700] = 400  # in the 11th batch of 64
     write_token_file("later.bin", ids)
@@ -254,7 +253,7 @@ def test_a_bad_id_in_the_middle_keeps_what_was_learned(bench: Bench, monkeypatch
 
 
 def test_a_bad_id_in_the_validation_data(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beforehand, "CHECKED_TOKENS", 0)
+    monkeypatch.setattr(prepare, "CHECKED_TOKENS", 0)
     ids = np.arange(3000) % 256
     ids[100] = 300
     write_token_file("later.bin", ids)
@@ -266,7 +265,7 @@ def test_a_bad_id_in_the_validation_data(bench: Bench, monkeypatch: pytest.Monke
 def test_a_data_file_that_changes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     for shard in range(2):
         write_token_file(f"shard_{shard}.bin", TOKENS[:200])
-    monkeypatch.setattr(beforehand, "CHECKED_TOKENS", 0)
+    monkeypatch.setattr(prepare, "CHECKED_TOKENS", 0)
     monkeypatch.setattr(begin, "announce", lambda *_: write_token_file("shard_1.bin", TOKENS[:100]))
     done, events = broke(bench, "-i", "shard_*.bin", "-x", 10)
     assert "shard_1.bin: changed during the run" in done.err

@@ -191,7 +191,7 @@ def _from_trace(folder: Path, own: SimpleNamespace, title: str = "") -> Any:
 
 def measure(config: TrainConfig, own: SimpleNamespace) -> int:
     """The default: compiles, times and traces the step, and prints the table."""
-    from llmc_jax.machine import jax_setup as platform
+    from llmc_jax.machine import jax_setup
     from llmc_jax.run.record import check_writable
 
     if own.trace:
@@ -201,7 +201,7 @@ def measure(config: TrainConfig, own: SimpleNamespace) -> int:
             raise InputError(f"{flag} {path}: there is no folder {Path(path).parent} to write it into")
     if own.picture and own.differences:
         raise InputError(f"--picture {own.picture}: needs a trace; --differences has no timeline")
-    notes = platform.configure(tf32=config.tf32)
+    notes = jax_setup.configure(tf32=config.tf32)
     import jax
 
     jax.config.update("jax_enable_compilation_cache", False)  # the time of a compilation is to be measured

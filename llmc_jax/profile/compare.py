@@ -167,9 +167,9 @@ def serve(words: Sequence[str]) -> int:
 
     try:
         config, _ = step_config(words)
-        from llmc_jax.machine import jax_setup as platform
+        from llmc_jax.machine import jax_setup
 
-        platform.configure(tf32=config.tf32)
+        jax_setup.configure(tf32=config.tf32)
         from llmc_jax.profile.measure import prepared
 
         bench = prepared(config)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from llmc_jax.machine import jax_setup as platform
+from llmc_jax.machine import jax_setup
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,7 +33,7 @@ def test_a_python_without_the_packages_is_one_line(script: str, flags: list[str]
 
 @pytest.mark.parametrize("name", ["llmc_jax.nothing", None])
 def test_a_module_of_ours_that_is_missing_is_a_mistake(name: str | None) -> None:
-    with pytest.raises(ModuleNotFoundError), platform.packages_for("train.py", "make train"):
+    with pytest.raises(ModuleNotFoundError), jax_setup.packages_for("train.py", "make train"):
         raise ModuleNotFoundError("missing", name=name)
 
 
@@ -41,18 +41,18 @@ def test_the_command_in_hints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)
     monkeypatch.setattr(sys, "argv", ["train.py"])
-    assert platform.train_command() == "python train.py"
+    assert jax_setup.train_command() == "python train.py"
     (tmp_path / ".venv").mkdir()
-    assert platform.train_command() == "python train.py"  # another Python than the one that runs
+    assert jax_setup.train_command() == "python train.py"  # another Python than the one that runs
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
-    assert platform.train_command() == ".venv/bin/python train.py"
+    assert jax_setup.train_command() == ".venv/bin/python train.py"
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / ".venv"))
-    assert platform.train_command() == "python train.py"
+    assert jax_setup.train_command() == "python train.py"
     monkeypatch.setattr(sys, "argv", ["/usr/bin/llmc-jax"])
-    assert platform.train_command() == "llmc-jax"
+    assert jax_setup.train_command() == "llmc-jax"
     monkeypatch.setattr(sys, "argv", ["__main__.py"])
-    monkeypatch.setattr(platform, "__file__", str(tmp_path / "site-packages/llmc_jax/machine/jax_setup.py"))
-    assert platform.train_command() == "llmc-jax"  # installed: there is no train.py
+    monkeypatch.setattr(jax_setup, "__file__", str(tmp_path / "site-packages/llmc_jax/machine/jax_setup.py"))
+    assert jax_setup.train_command() == "llmc-jax"  # installed: there is no train.py
 
 
 def test_a_cache_that_cannot_be_written_is_one_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,11 +63,11 @@ def test_a_cache_that_cannot_be_written_is_one_note(tmp_path: Path, monkeypatch:
         monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path / "file"))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            (note,) = platform.configure()
+            (note,) = jax_setup.configure()
         assert note.startswith(f"{tmp_path / 'file' / 'xla'}: cannot be written (")
         assert jax.config.jax_compilation_cache_dir is None
         monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path / "new"))
-        assert platform.configure() == []
+        assert jax_setup.configure() == []
         assert jax.config.jax_compilation_cache_dir == str(tmp_path / "new" / "xla")
         assert os.listdir(tmp_path / "new" / "xla") == []
     finally:
@@ -105,10 +105,10 @@ def kept(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("damage", ["torn", "flipped", "gone", "unknown"])
 def test_a_damaged_program_is_thrown_away_and_told_of(programs: Path, damage: str) -> None:
-    assert platform.keep_programs(programs)  # nothing is known yet, so nothing is missing
+    assert jax_setup.keep_programs(programs)  # nothing is known yet, so nothing is missing
     compile_something(0.25)
-    platform.seal_programs(programs)
-    assert platform.keep_programs(programs)
+    jax_setup.seal_programs(programs)
+    assert jax_setup.keep_programs(programs)
     compile_something(0.25)
     (name,) = kept(programs)  # the second was found, not compiled again
     file = programs / name
@@ -121,7 +121,7 @@ def test_a_damaged_program_is_thrown_away_and_told_of(programs: Path, damage: st
         file.unlink()
     else:  # written after the last checkpoint, perhaps only in part
         (programs / "other-cache").write_bytes(b"half")
-    assert platform.keep_programs(programs) == (damage == "unknown")
+    assert jax_setup.keep_programs(programs) == (damage == "unknown")
     assert kept(programs) == ({name} if damage == "unknown" else set())
     damaged = file.read_bytes() if file.exists() else b""
     compile_something(0.25)
@@ -131,11 +131,11 @@ def test_a_damaged_program_is_thrown_away_and_told_of(programs: Path, damage: st
 def test_rubbish_in_the_list_of_programs(programs: Path) -> None:
     programs.mkdir()
     for rubbish in (b"", b"{", b"[1]", b'{"a": 1}', b"null", b"\xff"):
-        (programs / platform.PROGRAMS).write_bytes(rubbish)
-        platform.keep_programs(programs)
+        (programs / jax_setup.PROGRAMS).write_bytes(rubbish)
+        jax_setup.keep_programs(programs)
 
 
 def test_a_cache_that_the_user_named_stays(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "elsewhere")
-    assert platform.keep_programs(programs)
+    assert jax_setup.keep_programs(programs)
     assert not programs.exists()

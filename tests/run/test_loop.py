@@ -37,9 +37,8 @@ from llmc_jax.machine.nvml import GpuReading
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import Params, num_parameters, padded
 from llmc_jax.plan import Plan
-from llmc_jax.run import batches, begin, curves, due
+from llmc_jax.run import batches, begin, curves, due, prepare
 from llmc_jax.run import loop as trainer
-from llmc_jax.run import prepare as beforehand
 from llmc_jax.run.folder import read_config, read_metrics
 from llmc_jax.run.sampler import generate
 from llmc_jax.run.state import Progress
@@ -366,7 +365,7 @@ def test_the_order_of_the_data_is_the_loaders(train: Train, full_run: Result, to
     assert train("-x", 1, "--shuffle", "none").losses[0] != full_run.losses[0]
     loader = TokenLoader(tokens.train, 4, 16, vocab_size=257, shuffle=True, flag="-i")
     position = loader.state()
-    beforehand.check_tokens(loader)
+    prepare.check_tokens(loader)
     assert loader.state() == position
 
 
@@ -402,7 +401,7 @@ def test_the_built_in_corpus_with_any_model_and_validation(
     train: Train, tokens: Any, monkeypatch: pytest.MonkeyPatch, vocab: int, val: str
 ) -> None:
     corpus = Corpus(*(Path(tokens.train), Path(tokens.val), 257, "f00d", "the corpus"), *(3000, 2000, 1, 1, 5.0, 2.5))
-    monkeypatch.setattr(beforehand, "stdlib_corpus", lambda: corpus)
+    monkeypatch.setattr(prepare, "stdlib_corpus", lambda: corpus)
     flags = ["-e", f"L1-NH1-C16-V{vocab}-T16", "-i", "stdlib", "-j", "stdlib" if val == "stdlib" else tokens.val]
     run = train(*flags, "-x", 1, "-v", 1, "-m", 1, "-s", 1, "-g", 3)
     assert run.code == 0, run.err
@@ -925,17 +924,17 @@ def test_a_descriptor_is_not_mistaken_for_a_path(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     Path("d12").mkdir()  # as `-o d12` leaves it
     Path(TINY).write_text("")
-    assert beforehand.resolve_model(TrainConfig(model="d12")).config == parse_descriptor("d12")
-    assert beforehand.resolve_model(TrainConfig(model=TINY)).path is None
+    assert prepare.resolve_model(TrainConfig(model="d12")).config == parse_descriptor("d12")
+    assert prepare.resolve_model(TrainConfig(model=TINY)).path is None
     write_model("weights", parse_descriptor(TINY), initial())
-    assert beforehand.resolve_model(TrainConfig(model="weights")) == (parse_descriptor(TINY), Path("weights"))
+    assert prepare.resolve_model(TrainConfig(model="weights")) == (parse_descriptor(TINY), Path("weights"))
 
 
 def test_an_epoch_of_less_than_one_update_is_refused(tokens: Any) -> None:
     config = TrainConfig(batch_size=4, sequence_length=16, total_batch_size=2048)
     loader = TokenLoader(tokens.val, 4, 16, vocab_size=257, shuffle=False, flag="-i")
     with pytest.raises(InputError, match=r"-d 2048: .*\(2000\); lower -d"):
-        beforehand.total_steps(config, loader)
+        prepare.total_steps(config, loader)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
@@ -981,7 +980,7 @@ class FakeMonitor:
 
 def test_the_gpu_s_figures_are_shown_and_kept(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = FakeMonitor()
-    monkeypatch.setattr(beforehand, "open_monitor", lambda: monitor)
+    monkeypatch.setattr(prepare, "open_monitor", lambda: monitor)
     run = train("-lg", 2, "-x", 7)
     assert run.code == 0 and monitor.closed
     assert run.values("gpu", "step") == [1, 5]  # after steps 2, 4 and 6, of which the second reading failed

@@ -302,7 +302,7 @@ def test_whether_others_use_it() -> None:
 
 IN_ORDER = """
 import sys
-from llmc_jax.run import prepare as setup
+from llmc_jax.run import prepare
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.kernels import Findings
 from llmc_jax.trials import candidates, card, start
@@ -314,11 +314,11 @@ def find_out(case, here, **_):
     seen.append((case.machine.kind, card.jax_has_begun()))
     return Findings(notes=("said",))
 start.find_out = find_out
-setup.find_card = lambda: card.Card("NVIDIA H200", "0" * 32, "9.0", 10**11, "580")
-made, _ = setup.prepare(config, [])
+prepare.find_card = lambda: card.Card("NVIDIA H200", "0" * 32, "9.0", 10**11, "580")
+made, _ = prepare.prepare(config, [])
 assert seen == [("NVIDIA H200", False)] and card.jax_has_begun(), seen
 assert "said" in made.notes
-setup.try_kernels(TrainConfig(**{**config.__dict__, "no_kernel_check": True}), made.model)
+prepare.try_kernels(TrainConfig(**{**config.__dict__, "no_kernel_check": True}), made.model)
 assert len(seen) == 1
 print("in order")
 """
