@@ -19,7 +19,6 @@ from llmc_jax.machine import compiling, gpus
 from llmc_jax.models.gpt2.memory import Needed, check_fits, chosen_logit_rows, required_memory_bytes
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.models.gpt2.work import Shape, shape_of
-from llmc_jax.training.adamw import ADAMW
 from llmc_jax.training.loss_scale import LossScaleNumbers
 from llmc_jax.training.optimizer import Optimizer
 from llmc_jax.training.schedule import ScheduleNumbers
@@ -146,7 +145,10 @@ def make_plan(
     repeat, problems = _repeated(config, before, made_for, setting)
     recorded = None if repeat is None else record.here(repeat.resolved, machine)
     selection = record.choose_again(recorded, asked_of(config), config.strict_kernels, setting, findings)
-    shape = shape_of(config, dtype=dtype, flash=not kernels.makes_matrix(selection.choices), logit_rows=0)
+    shape = shape_of(
+        config, dtype=dtype, flash=not kernels.makes_matrix(selection.choices), logit_rows=0,
+        optimizer=selection.optimizer.name, buffers=len(selection.optimizer.buffers),
+    )  # fmt: skip
     rows = _logit_rows(config, model, machine, shape, recorded)
     options = _options(config, machine, recorded, findings, xla_flags or {})
     if selection.gelu_fusion:
@@ -257,7 +259,7 @@ def _check_gelu_in_product(config: TrainConfig, options: compiling.Options) -> N
 # ----- the step's numbers ---------------------------------------------------------------------------------------------
 
 
-def step_numbers(config: TrainConfig, steps: int) -> StepNumbers:
+def step_numbers(config: TrainConfig, optimizer: Optimizer, steps: int) -> StepNumbers:
     """Return the traced numbers of the step. steps: of the whole run, over which the learning rate takes its course."""
     schedule = ScheduleNumbers(
         learning_rate=float(config.learning_rate),
@@ -270,7 +272,7 @@ def step_numbers(config: TrainConfig, steps: int) -> StepNumbers:
     moves = LossScaleNumbers(config.loss_scale_steps, float(config.loss_scale_factor))
     return StepNumbers(
         schedule,
-        ADAMW.numbers(config),
+        optimizer.numbers(config),
         float(config.grad_clip),
         moves,
         np.uint32(config.seed),

@@ -17,6 +17,7 @@ from llmc_jax.machine.compiling import TRITON_GEMM
 from llmc_jax.machine.target import machine_of
 from llmc_jax.plan import Plan, Repeat, make_plan, resolve_dtype, step_numbers
 from llmc_jax.run.table import kernel_rows, option_rows, precision_text, repeat_rows
+from llmc_jax.training.adamw import ADAMW
 
 CPU = Machine("cpu", "cpu")
 MACHINES = {name: machine_of(gpu.device_kind) for name, gpu in gpus.TARGETS.items()}
@@ -248,7 +249,7 @@ def test_gelu_in_a_product_takes_nvidia_s_library_everywhere() -> None:
 
 def test_the_numbers_of_a_step_are_the_options() -> None:
     config = TrainConfig(learning_rate=3e-4, warmup_steps=7, beta2=0.9, weight_decay=0.1, grad_clip=2.0, seed=5)
-    numbers = step_numbers(config, 40)
+    numbers = step_numbers(config, ADAMW, 40)
     assert numbers.schedule[:3] == (3e-4, 7, 40)
     assert (numbers.grad_clip, numbers.seed) == (2.0, np.uint32(5))
     assert 0.9 in numbers.optimizer and 0.1 in numbers.optimizer

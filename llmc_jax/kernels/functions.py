@@ -4,10 +4,16 @@ from collections.abc import Mapping
 
 from llmc_jax.ops.table import XLA, Function, Operations
 from llmc_jax.training.adamw import ADAMW
-from llmc_jax.training.optimizer import Optimizer
+from llmc_jax.training.optimizer import Optimizer, global_norm
+
+OPTIMIZERS = {each.name: each for each in (ADAMW,)}
 
 # XLA's.
-PLAIN: dict[str, Function] = XLA._asdict() | {"adamw_update": ADAMW.update, "global_norm": ADAMW.global_norm}
+PLAIN: dict[str, Function] = {
+    **XLA._asdict(),
+    **{f"{name}_update": optimizer.update for name, optimizer in OPTIMIZERS.items()},
+    "global_norm": global_norm,
+}
 
 # The rows of the table that a run prints: what is chosen together, and the functions it consists of.
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -21,7 +27,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "attention": ("attention_forward", "attention_backward"),
     "classifier": ("classifier",),
     "embedding backward": ("embedding_backward",),
-    "adamw": ("adamw_update",),
+    **{name: (f"{name}_update",) for name in OPTIMIZERS},
     "global norm": ("global_norm",),
 }
 
@@ -31,8 +37,9 @@ def functions_of(functions: Mapping[str, Function], operation: str) -> list[Func
     return [functions[name] for name in GROUPS[operation]]
 
 
-def assembled(functions: Mapping[str, Function]) -> tuple[Operations, Optimizer]:
-    """Return the model's operations and the optimizer with these functions; what is missing is XLA's."""
+def assembled(functions: Mapping[str, Function], optimizer: Optimizer = ADAMW) -> tuple[Operations, Optimizer]:
+    """Return the model's operations and an optimizer with these functions; what is missing is XLA's."""
     all_functions = PLAIN | dict(functions)
     op = Operations(**{name: all_functions[name] for name in Operations._fields})
-    return op, ADAMW._replace(update=all_functions["adamw_update"], global_norm=all_functions["global_norm"])
+    update, norm = all_functions[f"{optimizer.name}_update"], all_functions["global_norm"]
+    return op, optimizer._replace(update=update, global_norm=norm)

@@ -47,7 +47,7 @@ class Bench:
         self.device = device
         self.model = plan.model
         self.shape = plan.shape
-        self.numbers = jax.device_put(step_numbers(config, SCHEDULE_STEPS))
+        self.numbers = jax.device_put(step_numbers(config, plan.optimizer, SCHEDULE_STEPS))
         rng = np.random.default_rng(0)
         tokens = (config.grad_accumulation, config.batch_size, config.sequence_length)  # (A, B, T)
         self.inputs = jnp.asarray(rng.integers(0, self.model.vocab_size, tokens), jnp.int32)

@@ -123,7 +123,7 @@ class Step(NamedTuple):
 def compile_step(setup: Setup, state: TrainState) -> Step:
     """Compile the step as a function of (state, inputs, targets), for the run's shapes."""
     config, options = setup.config, setup.plan.step_options
-    numbers = jax.device_put(step_numbers(config, setup.steps))
+    numbers = jax.device_put(step_numbers(config, setup.plan.optimizer, setup.steps))
     shape = (config.grad_accumulation, config.batch_size, config.sequence_length)  # (A, B, T)
     tokens = jax.ShapeDtypeStruct(shape, jnp.int32)
     lowered = train_step.lower(state, tokens, tokens, numbers, setup.model, options)

@@ -27,6 +27,7 @@ from llmc_jax.plan import step_numbers
 from llmc_jax.run import saver as saver_module
 from llmc_jax.run.folder import RunLog
 from llmc_jax.run.saver import ALWAYS_ROOM, GPU_SHARE, SHARE, Saved, Saver, room_for_copy
+from llmc_jax.training.adamw import ADAMW
 from llmc_jax.training.state import TrainState, initial_state
 from llmc_jax.training.step import StepOptions, train_step
 from tests.same_run import arrays, healthy
@@ -205,7 +206,7 @@ def pointers(state: TrainState) -> list[int]:
 
 def compiled_step(state: TrainState) -> Callable[[TrainState], TrainState]:
     """The real step on a fixed batch, compiled."""
-    numbers = step_numbers(TrainConfig(), 9)
+    numbers = step_numbers(TrainConfig(), ADAMW, 9)
     tokens = jnp.arange(4 * 16, dtype=jnp.int32).reshape(1, 4, 16)
     options = StepOptions("constant", "matrices")
     compiled = train_step.lower(state, tokens, tokens, numbers, MODEL, options).compile()

@@ -33,7 +33,7 @@ class Memory(NamedTuple):
     """Bytes of a training step by kind."""
 
     parameters: int  # the flat buffer, and its copy in the compute dtype where there is one
-    optimizer: int  # m and v
+    optimizer: int  # what it keeps: AdamW m and v
     scalars: int  # the step counters, the loss scale, the last losses and norms
     gradient: int  # the flat gradient; with several micro-batches also their sum
     activations: int  # what the forward keeps for the backward
@@ -51,7 +51,7 @@ def memory(config: ModelConfig, shape: Shape, outliers: int) -> Memory:
     masters = 4 if shape.master_weights else e
     return Memory(
         parameters=size * (masters + (e if has_copy(shape) else 0)),
-        optimizer=8 * size,
+        optimizer=4 * shape.buffers * size,
         scalars=8 + outliers + (8 if shape.dtype == "fp16" else 0),
         gradient=size * (e if shape.micro_batches == 1 else e + 4),
         activations=sum(activations(config, shape).values()),
@@ -117,7 +117,7 @@ def temporaries(config: ModelConfig, shape: Shape) -> Temporaries:
 class Needed(NamedTuple):
     """Bytes that one training step needs at least."""
 
-    state: int  # parameters, m, v, gradient and the step's copies of the weights
+    state: int  # parameters, the optimizer's buffers, gradient and the step's copies of the weights
     activations: int  # what the backward of one micro-batch reads
 
     @property
@@ -128,9 +128,9 @@ class Needed(NamedTuple):
 def required_memory_bytes(config: ModelConfig, shape: Shape, *, sliced_weights: bool = True) -> Needed:
     """Return the bytes that a training step needs at least. Allocates nothing.
 
-    State: flat buffers. m and v have 4 bytes an element, the parameters 4, or 2, or both. During a step there are also
-    the gradient, with several micro-batches in an update their sum in fp32, and with sliced_weights, as on a CPU, the
-    slices of the weights that the compiled step makes.
+    State: flat buffers. The optimizer's have 4 bytes an element, the parameters 4, or 2, or both. During a step there
+    are also the gradient, with several micro-batches in an update their sum in fp32, and with sliced_weights, as on a
+    CPU, the slices of the weights that the compiled step makes.
     Activations: what no level of recomputation spares, without the statistics: in each of L layers 10 C a token, and
     where the T x T matrix is kept, one row of T weights for each of NH heads; then the logits, Vp, of the rows that
     exist at a time. Everything else (layernorm's and GELU's outputs, temporary gradients) could be recomputed or
@@ -139,7 +139,7 @@ def required_memory_bytes(config: ModelConfig, shape: Shape, *, sliced_weights: 
     e, size = shape.element, flat_size(config)
     params = e + 4 * has_copy(shape)
     gradient = e + 4 * (shape.micro_batches > 1)
-    state = (params + 8 + gradient + e * sliced_weights) * size
+    state = (params + 4 * shape.buffers + gradient + e * sliced_weights) * size
     narrow = {row.name for row in ACTIVATIONS if not row.wide} - ({"att"} if shape.flash else set())
     kept = kept_in_a_layer(config, shape, ALWAYS - 1)
     layer = sum(num_bytes for name, num_bytes in kept.items() if name in narrow)
@@ -211,8 +211,8 @@ def check_fits(config: ModelConfig, shape: Shape, available: int, *, sliced_weig
     words = f"L={config.num_layers} NH={config.num_heads} C={config.channels}"
     raise InputError(
         f"-e: this model ({words}, {num_parameters(config):,} parameters) needs at least {gib(need.total)} of memory "
-        f"with -b {shape.batch} -t {shape.sequence}: {gib(need.state)} for parameters, gradient, AdamW's m and v and "
-        f"the step's copies, {gib(need.activations)} for activations; this machine has {gib(available)}; "
+        f"with -b {shape.batch} -t {shape.sequence}: {gib(need.state)} for parameters, gradient, the optimizer's state "
+        f"and the step's copies, {gib(need.activations)} for activations; this machine has {gib(available)}; "
         + _advice(need, available, batch, rows * shape.sequence, model)
     )
 

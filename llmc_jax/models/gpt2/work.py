@@ -47,6 +47,8 @@ class Shape(NamedTuple):
     dtype: str = "fp32"  # what the model computes in
     master_weights: bool = True
     flash: bool = False  # attention without the T x T matrix
+    optimizer: str = "adamw"  # its name
+    buffers: int = 2  # what it keeps: each as large as the parameters, in float32
 
     @property
     def rows(self) -> int:
@@ -58,7 +60,7 @@ class Shape(NamedTuple):
         return COMPUTE_BYTES[self.dtype]
 
 
-def shape_of(config: TrainConfig, *, dtype: str, flash: bool, logit_rows: int) -> Shape:
+def shape_of(config: TrainConfig, *, dtype: str, flash: bool, logit_rows: int, optimizer: str, buffers: int) -> Shape:
     """Return the shape of a run's step. dtype, flash, logit_rows: what its `auto` came to."""
     return Shape(
         batch=config.batch_size,
@@ -70,6 +72,8 @@ def shape_of(config: TrainConfig, *, dtype: str, flash: bool, logit_rows: int) -
         dtype=dtype,
         master_weights=config.master_weights,
         flash=flash,
+        optimizer=optimizer,
+        buffers=buffers,
     )
 
 
@@ -192,7 +196,7 @@ def _update(config: ModelConfig, shape: Shape) -> Iterator[Work]:
     masters = 4 if shape.master_weights else shape.element
     copy = shape.element if has_copy(shape) else 0
     yield Work("update", "norm", None, 0, gradient * N, writes=False)
-    yield Work("update", "adamw", None, 0, (gradient + 2 * masters + 4 * 4 + copy) * N)
+    yield Work("update", shape.optimizer, None, 0, (gradient + 2 * masters + 2 * 4 * shape.buffers + copy) * N)
 
 
 def has_copy(shape: Shape) -> bool:

@@ -87,6 +87,7 @@ def test_llmcs_figures() -> None:
         ({}, 4 + 8 + 4 + 4),
         ({"master_weights": False}, 4 + 8 + 4 + 4),
         ({"micro_batches": 3}, 4 + 8 + 4 + 4 + 4),
+        ({"buffers": 1}, 4 + 4 + 4 + 4),  # of an optimizer that keeps one buffer
         ({"dtype": "bf16"}, (4 + 2) + 8 + 2 + 2),
         ({"dtype": "bf16", "master_weights": False}, 2 + 8 + 2 + 2),
         ({"dtype": "bf16", "micro_batches": 3}, (4 + 2) + 8 + 2 + 2 + 4),
