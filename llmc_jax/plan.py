@@ -52,7 +52,7 @@ class Plan(NamedTuple):
 
     @property
     def resolved(self) -> kernels.Resolved:
-        """All that was chosen, as it is kept in the run's folder and its checkpoints. Reads our kernels' sources."""
+        """Return all that was chosen, as the run's folder and checkpoints keep it. Reads our kernels' sources."""
         return kernels.Resolved(
             made_for=self.made_for,
             asked=asked_of(self.config),
@@ -65,12 +65,12 @@ class Plan(NamedTuple):
 
     @property
     def implementations(self) -> dict[str, str]:
-        """What runs each operation, by name. The bits of a result depend on it."""
+        """Return what runs each operation, by name. The bits of a result depend on it."""
         return {choice.operation: choice.implementation for choice in self.choices}
 
     @property
     def rounding(self) -> str:
-        """How updated weights become 16-bit: nearest or stochastic."""
+        """Return how updated weights become 16-bit: nearest or stochastic."""
         if self.dtype != "bf16":
             return "nearest"
         if self.config.rounding == "auto":
@@ -79,37 +79,37 @@ class Plan(NamedTuple):
 
     @property
     def master_weights(self) -> bool:
-        """Whether the parameters are kept in fp32."""
+        """Return whether the parameters are kept in fp32."""
         return self.config.master_weights or self.dtype == "fp32"
 
     @property
     def product_precision(self) -> gpus.Precision:
-        """What the matrix products are computed in."""
+        """Return what the matrix products are computed in."""
         if self.dtype != "fp32":
             return cast(gpus.Precision, self.dtype)
         return "tf32" if self.machine.version >= (8, 0) and self.config.tf32 else "fp32"
 
     @property
     def step_options(self) -> StepOptions:
-        """The choices that shape the step's program."""
+        """Return the choices that shape the step's program."""
         decay = self.config.decay if self.config.weight_decay else "none"
         return StepOptions(self.config.schedule, decay, self.execution, self.rounding, self.optimizer)
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether a step is begun before the one before it has been read: so a GPU never waits."""
+        """Return whether a step is begun before the one before it has been read, so that a GPU never waits."""
         return self.machine.platform != "cpu"
 
     @property
     def notes_on_repeat(self) -> list[str]:
-        """A note on what of an earlier choice is not repeated."""
+        """Return a note on what of an earlier choice is not repeated."""
         named = self.config.kernels_from
         what = f"--kernels-from {named}: not repeated" if named else "not bit-exact from here"
         return [f"{what}: {', '.join(self.problems)}"] if self.problems else []
 
     @property
     def notes_on_bits(self) -> list[str]:
-        """A note where what runs need not give the same bits twice, though a kernel of ours would."""
+        """Return a note where what runs need not give the same bits twice, though a kernel of ours would."""
         return [
             f"{choice.operation} by cuDNN may not repeat its bits, so a run that is continued may differ from one "
             "without a break by a rounding; --attention flash repeats them"
@@ -243,7 +243,7 @@ def triton_gemm_wish(config: TrainConfig) -> str:
 
 
 def _check_gelu_in_product(config: TrainConfig, options: compiling.Options) -> None:
-    """Raise InputError where GELU would be computed again, or the product by XLA. config/train.py has checked flags."""
+    """Raise InputError where GELU would be computed again, or the product by XLA. config/checks.py checks the flags."""
     if config.recompute and not config.recompute_blocks:
         raise InputError(
             f"-r {config.recompute}: the repeated choice of kernels has GELU in the product, whose bits "

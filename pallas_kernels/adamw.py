@@ -40,7 +40,7 @@ def adamw_update(
     target: str = "sm_90",
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-    """One AdamW update of flat params, m and v (n,) by scale * gradient; returns the new three and the copy.
+    """Update flat params, m and v (n,) by scale * gradient; returns the new three and the copy.
 
     params: fp32 master weights, or bf16/fp16 without any; m, v fp32; gradient bf16, fp16 or fp32. copy: the master
     weights in bf16 or fp16 (n,), written anew, or None. In place where the caller donates params, m, v and copy.
@@ -85,7 +85,7 @@ def adamw_update(
 def _adamw_body(
     scalars_ref: Any, switches_ref: Any, gradient_ref: Any, *refs: Any, layout: Any, decay: Ranges, stochastic: bool
 ) -> None:
-    """One row of BLOCK elements."""
+    """Update one row of BLOCK elements."""
     params_ref, m_ref, v_ref = refs[:3]
     row = lax.axis_index("row")
 
@@ -110,7 +110,7 @@ def _adamw_body(
 
 
 def _decays(row: Any, ranges: Ranges, layout: Any) -> jax.Array:
-    """Boolean (BLOCK,): which elements of a row lie in one of the ranges."""
+    """Return boolean (BLOCK,): which elements of a row lie in one of the ranges."""
     column = mosaic.iota((BLOCK,), 0, layout)
     inside = None
     for start, stop in ranges:
@@ -127,7 +127,7 @@ def _column(position: int, row: Any) -> Any:
 
 
 def _round_stochastically(values: jax.Array, row: Any, seed: Any, layout: Any) -> jax.Array:
-    """As the function of the same name in llmc_jax/training/rounding.py, bit for bit."""
+    """Round as the function of the same name in llmc_jax/training/rounding.py, bit for bit."""
     column = mosaic.iota((BLOCK,), 0, layout).astype(jnp.uint32)
     row = row.astype(jnp.uint32)
     beyond = row // jnp.uint32(2**32 // BLOCK)  # how often 32 bits have overflowed: 0 below 2^32 elements
@@ -141,7 +141,7 @@ def _round_stochastically(values: jax.Array, row: Any, seed: Any, layout: Any) -
 
 
 def _squirrel_noise5(position: jax.Array, seed: Any) -> jax.Array:
-    """As squirrel_noise5 in llmc_jax/training/rounding.py."""
+    """Compute squirrel_noise5 of llmc_jax/training/rounding.py."""
     bits = position * jnp.uint32(0xD2A80A3F) + seed
     bits = bits ^ (bits >> jnp.uint32(9))
     bits = bits + jnp.uint32(0xA884F197)
@@ -187,7 +187,7 @@ def _check_size(n: int) -> None:
 
 @partial(jax.jit, static_argnames=("target", "interpret"))
 def global_norm(gradient: jax.Array, *, target: str = "sm_90", interpret: bool = False) -> jax.Array:
-    """The L2 norm of a flat gradient (n,) bf16, fp16 or fp32, a scalar fp32; the same bits every time.
+    """Return the L2 norm of a flat gradient (n,) bf16, fp16 or fp32, a scalar fp32; the same bits every time.
 
     A program sums the squares of up to 16,384 neighbours, each thread its own in one order; XLA sums the programs'.
     Compulsory bytes: n itemsize. 0.25 GB for d12 in bf16, so 52 us on a card of 4.8 TB/s.

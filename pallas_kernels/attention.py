@@ -65,7 +65,7 @@ class Problem(NamedTuple):
 
     @property
     def scale_within(self) -> float:
-        """The part of dscore's scale that is taken before dscore is rounded; dq and dk get the rest at the end.
+        """Return the part of dscore's scale that is taken before dscore is rounded; dq and dk get the rest at the end.
 
         float16 has a largest number of 65,504, which a gradient that is multiplied by a loss scale may come near to.
         """
@@ -81,7 +81,7 @@ class Problem(NamedTuple):
 def attention_forward(
     qkv: jax.Array, num_heads: int, *, target: str = "sm_90", version: str | None = None, interpret: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """Causal softmax attention from packed qkv (B, T, 3C): Q | K | V, each split into NH heads of HS channels.
+    """Compute causal softmax attention from packed qkv (B, T, 3C): Q | K | V, each split into NH heads of HS channels.
 
     Returns out (B, T, C) in qkv's dtype and lse (B, NH, T) float32, each row's log2(sum(exp(score))): of base 2.
     qkv is bfloat16 or float16; sums and softmax are float32, weights are rounded to qkv's dtype before they meet v.
@@ -107,7 +107,7 @@ def attention_backward(
     version: str | None = None,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """Gradient of softmax attention with respect to packed qkv: dqkv (B, T, 3C), and dbias (3C,), the sum of its rows.
+    """Return softmax attention's gradient by packed qkv: dqkv (B, T, 3C), and dbias (3C,), the sum of its rows.
 
     Both in qkv's dtype; the sum is of the rounded gradients, in float32.
 
@@ -126,7 +126,7 @@ def attention_backward(
 def relu_attention_forward(
     qkv: jax.Array, num_heads: int, *, target: str = "sm_90", version: str | None = None, interpret: bool = False
 ) -> tuple[jax.Array, tuple[()]]:
-    """Causal attention whose weights are relu(score), not normalised: out (B, T, C), and () because nothing is kept.
+    """Compute causal attention with weights relu(score), not normalised: out (B, T, C), and (), for nothing is kept.
 
     As `attention_forward` in everything else. Source: docs/relu_attention.md.
     """
@@ -145,7 +145,7 @@ def relu_attention_backward(
     version: str | None = None,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """Gradient of relu attention with respect to packed qkv: dqkv (B, T, 3C), and dbias (3C,), its sum over all rows.
+    """Return relu attention's gradient by packed qkv: dqkv (B, T, 3C), and dbias (3C,), its sum over all rows.
 
     out is not read, saved is (). As `attention_backward` in everything else. Source: docs/relu_attention.md.
     """
@@ -156,7 +156,7 @@ def relu_attention_backward(
 
 
 def _problem(qkv: jax.Array, num_heads: int, relu: bool, target: str, version: str | None, interpret: bool) -> Problem:
-    """Checks and pads. Raises ValueError with what is possible."""
+    """Check and pad. Raises ValueError with what is possible."""
     if qkv.ndim != 3 or qkv.shape[-1] % (3 * num_heads):
         raise ValueError(f"qkv has shape {qkv.shape}; expected (B, T, 3C), 3C a multiple of 3 * {num_heads} heads")
     if qkv.dtype not in (jnp.bfloat16, jnp.float16):
@@ -180,7 +180,7 @@ def _problem(qkv: jax.Array, num_heads: int, relu: bool, target: str, version: s
 
 
 def _padded(x: jax.Array, heads: int, p: Problem) -> jax.Array:
-    """(B, T, heads * HS) padded with zeros to the T and HS of the kernels.
+    """Return (B, T, heads * HS) padded with zeros to the T and HS of the kernels.
 
     Zeros are harmless: padded channels add 0 to every product; padded keys lie in the future of every real row; padded
     rows have dout = 0 and with it all that they contribute to dk and dv.
@@ -194,7 +194,7 @@ def _padded(x: jax.Array, heads: int, p: Problem) -> jax.Array:
 
 
 def _unpadded(x: jax.Array, T: int, width: int, p: Problem) -> jax.Array:
-    """Undoes `_padded`."""
+    """Undo `_padded`."""
     if x.shape[1:] == (T, width):
         return x
     heads = x.shape[2] // p.HS
@@ -241,7 +241,7 @@ ABSENT = {"forward": (2,), "dq": (2, 3, 6, 7), "dkv": (2, 5)}  # refs of ReLU at
 
 
 def _kernel(body: Any, name: str, p: Problem, out_type: Any) -> Any:
-    """A kernel with one block of threads for each 64 rows of every warpgroup, each head and sequence."""
+    """Return a kernel with one block of threads for each 64 rows of every warpgroup, each head and sequence."""
     columns, stages, warpgroups = p.sizes.columns[name], p.sizes.stages, p.sizes.warpgroups
     own = 1 if name == "forward" else 2  # tiles of a block's own rows: q, or q and dout, or k and v
     values = name == "dkv" and not p.relu  # of rows, which are walked over as well
@@ -284,11 +284,11 @@ class Head(NamedTuple):
     HS: int
 
     def rows(self, tile: Any, size: int) -> Any:
-        """A Ref (size, HS) of the rows of a tile."""
+        """Return a Ref (size, HS) of the rows of a tile."""
         return self.x.at[self.b, pl.ds(tile * size, size), pl.ds(self.column, self.HS)]
 
     def row(self, t: Any) -> Any:
-        """A Ref (HS,) of one row."""
+        """Return a Ref (HS,) of one row."""
         return self.x.at[self.b, t, pl.ds(self.column, self.HS)]
 
 
@@ -298,7 +298,7 @@ class RowValues(NamedTuple):
     x: Any
 
     def rows(self, tile: Any, size: int) -> Any:
-        """A Ref (2, ROWS) with the rows of a tile: a smaller one's neighbours too, since copies have a least size.
+        """Return a Ref (2, ROWS) with a tile's rows: a smaller one's neighbours too, since copies have a least size.
 
         Its elements lie one after another, because cp.async takes a plain array for one piece, whatever its strides.
         """
@@ -306,7 +306,7 @@ class RowValues(NamedTuple):
 
 
 def _heads(p: Problem, x: Any, parts: int = 1) -> list[Head]:
-    """The head that this block works at, in each part of a packed array: Q, K and V of qkv."""
+    """Return the head that this block works at, in each part of a packed array: Q, K and V of qkv."""
     n, b = lax.axis_index("head"), lax.axis_index("sequence")
     return [Head(x, b, (part * p.NH + n) * p.HS, p.HS) for part in range(parts)]
 
@@ -338,7 +338,7 @@ class Walk(NamedTuple):
         return jnp.int32(tile - self.begin) & (self.p.sizes.stages - 1)
 
     def fetch(self, tile: Any) -> None:
-        """Starts copying a tile, when its slot is free."""
+        """Start copying a tile, when its slot is free."""
         slot = self.slot(tile)
         if self.p.sizes.warpgroups > 1:
 
@@ -350,17 +350,17 @@ class Walk(NamedTuple):
             self.p.copies.start(source.rows(tile, self.size), ring.at[slot], self.barriers, WALKED, slot)
 
     def fetch_early(self, tile: Any) -> None:
-        """The first warpgroup starts copying a tile if there is one of this number."""
+        """Let the first warpgroup start copying a tile, if there is one of this number."""
         if not self.apart:
             pl.when((tile < self.end) & (_warpgroup(self.p) == 0))(lambda: self.fetch(tile))
 
     def start(self) -> None:
-        """Starts copying the first tiles."""
+        """Start copying the first tiles."""
         for tile in range(self.ahead):
             self.fetch_early(self.begin + tile)
 
     def divide(self, work: Callable[[], None]) -> None:
-        """Runs a block's work. A warpgroup that only copies does so meanwhile, and leaves registers to the others."""
+        """Run a block's work. A warpgroup that only copies does so meanwhile, and leaves registers to the others."""
         if not self.apart:
             work()
             return
@@ -391,7 +391,7 @@ class Walk(NamedTuple):
         return [ring.at[slot] for ring in self.rings]
 
     def skip(self, begin: Any, end: Any) -> None:
-        """Passes tiles that only other warpgroups of the block have to see."""
+        """Pass tiles that only other warpgroups of the block have to see."""
 
         def step(tile: Any, _: None) -> None:
             self.arrive(tile)
@@ -540,7 +540,7 @@ def _dkv_kernel(
         k, v = (mosaic.load_tile(tile, dot.layout) if p.sizes.held else tile for tile in (own_k_s, own_v_s))
 
         def step(masked: bool, i: Any, sums: list[jax.Array]) -> list[jax.Array]:
-            """Everything is transposed here: row u of a tile is a key, column t a query.
+            """Do one tile, everything transposed: row u of a tile is a key, column t a query.
 
             The keys and values are read anew for each product, because the registers are full of dk and dv.
             """
@@ -571,36 +571,36 @@ def _dkv_kernel(
 
 
 def _loop(begin: Any, end: Any, times: int, step: Any, carry: Any) -> Any:
-    """A loop of so many times, without its bookkeeping where that is once."""
+    """Loop so many times, without bookkeeping where that is once."""
     return step(begin, carry) if times == 1 else lax.fori_loop(begin, end, step, carry)
 
 
 def _store_gradient(p: Problem, values: jax.Array, tile_s: Any, gradient: Head, sums: Head, tile: Any) -> None:
-    """Writes a tile of a gradient, by way of SMEM, and the sum over its rows, as they were rounded."""
+    """Write a tile of a gradient, by way of SMEM, and the sum over its rows, as they were rounded."""
     mosaic.store_tile(values.astype(p.products.dtype), tile_s, gradient.rows(tile, ROWS))
     mosaic.store(sums.row(tile), mosaic.column_sums(tile_s))
 
 
 def _row_values(x: Any, tile: Any, size: int) -> Any:
-    """A Ref (size,) of what (B, NH, T) holds of the rows of a tile."""
+    """Return a Ref (size,) of what (B, NH, T) holds of the rows of a tile."""
     return x.at[lax.axis_index("sequence"), lax.axis_index("head"), pl.ds(tile * size, size)]
 
 
 def _causal(score: jax.Array, layout: Any, first_row: Any, first_column: Any, *, rows: int) -> jax.Array:
-    """Scores with minus infinity in the future. `rows` is the axis along which t runs, the other one is u's."""
+    """Put minus infinity into the scores of the future. `rows` is the axis along which t runs, the other one is u's."""
     t = mosaic.iota(score.shape, rows, layout) + first_row
     u = mosaic.iota(score.shape, 1 - rows, layout) + first_column
     return jnp.where(t >= u, score, -math.inf)
 
 
 def _weights_again(p: Problem, score: jax.Array, lse: Any, *, rows: int) -> jax.Array:
-    """Weights of scores that are not yet scaled. A score of -inf gives 0."""
+    """Return the weights of scores that are not yet scaled. A score of -inf gives 0."""
     if p.relu:
         return jnp.maximum(score * p.scale, 0)
     return jnp.exp2(score * (p.scale * LOG2E) - mosaic.along(lse, score, rows))
 
 
 def _dscore(p: Problem, weights: jax.Array, dweights: jax.Array) -> jax.Array:
-    """dscore times `scale_within`, of weights and of dweights less delta."""
+    """Return dscore times `scale_within`, of weights and of dweights less delta."""
     dscore = jnp.where(weights > 0, dweights, 0) if p.relu else weights * dweights
     return dscore * p.scale_within

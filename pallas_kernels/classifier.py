@@ -74,7 +74,7 @@ def classifier(
     interpret: bool = False,
     form: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Losses and the gradient of the logits at once, the gradient written over the logits.
+    """Compute losses and the logits' gradient at once, the gradient written over the logits.
 
     logits (n, Vp) bf16, fp16 or fp32; targets (n,) int32 in 0..vocab_size-1; dlosses (n,) fp32, the gradient that
     reaches each row's loss: 1/n for their mean. Returns losses (n,) fp32 in nats and dlogits (n, Vp) in logits' dtype,
@@ -130,7 +130,7 @@ def _check(logits: jax.Array, targets: jax.Array, dlosses: jax.Array, vocab_size
 
 
 def _form(row_bytes: int, target: str) -> str:
-    """'shared' where a multiprocessor has room for as many rows as the tuning table asks for."""
+    """Return 'shared' where a multiprocessor has room for as many rows as the tuning table asks for."""
     table = sizes(target)
     return "shared" if table.classifier_rows * (row_bytes + BLOCK_BYTES) <= table.smem else "sweeps"
 
@@ -146,7 +146,7 @@ def _plan(width: int, vocab_size: int, vector: int, warpgroups: int) -> RowPass:
 
 
 def _slabs(width: int, vocab_size: int, vector: int, warpgroups: int) -> list[Slab]:
-    """`width` columns, a multiple of 128, as slabs: whole ones first, then each half as wide as the last or less."""
+    """Cut `width` columns, a multiple of 128, into slabs: whole ones, then each at most half as wide as the last."""
     slabs, start = [], 0
     while start < width:
         v = vector
@@ -167,7 +167,7 @@ def _layout(slab: Slab) -> Any:
 
 
 def _exponents(logits: jax.Array, base: Any, interpret: bool) -> jax.Array:
-    """log2(e) logits - base: one instruction, which rounds once.
+    """Return log2(e) logits - base: one instruction, which rounds once.
 
     base is log2(e) times the largest logit, rounded; what it lacks is in every exponent alike, and cancels. On a CPU
     XLA would round some of the products apart and some not: the barrier has it round all of them.
@@ -177,7 +177,7 @@ def _exponents(logits: jax.Array, base: Any, interpret: bool) -> jax.Array:
 
 
 def _running(state: State, logits: list[jax.Array], layout: Any, interpret: bool) -> State:
-    """The state after some more slabs. No thread asks another before the row's end."""
+    """Return the state after some more slabs. No thread asks another before the row's end."""
     base, total = state
     wide = partial(mosaic.widened, layout=layout, interpret=interpret)
     new = jnp.maximum(base, wide(reduce(jnp.maximum, logits)) * LOG2E)
@@ -201,27 +201,27 @@ class Team(NamedTuple):
     interpret: bool
 
     def part(self, ref: Any, place: Place) -> Any:
-        """A row's columns that are its part of a slab; the last part for one that has none."""
+        """Return a row's columns that are its part of a slab: the last part for one that has none."""
         start, offset, slab = place
         start += jnp.minimum(self.index, slab.parts - 1) * slab.size
         return ref.at[pl.ds(start, offset + slab.size)].at[pl.ds(offset, slab.size)]
 
     def real(self, values: jax.Array, slab: Slab) -> jax.Array:
-        """Logits, -inf in the padding: exp2 makes it 0. No instruction where there is no padding."""
+        """Return logits, -inf in the padding: exp2 makes it 0. No instruction where there is no padding."""
         if slab.real == self.warpgroups * slab.size:
             return values
         column = mosaic.iota((slab.size,), 0, _layout(slab)) + self.index * slab.size
         return jnp.where(column < slab.real, values, jnp.asarray(-jnp.inf, values.dtype))
 
     def if_it_has(self, slab: Slab, do: Callable[[], None]) -> None:
-        """Does something where the warpgroup has a part of the slab."""
+        """Do something where the warpgroup has a part of the slab."""
         if slab.parts == self.warpgroups:
             do()
         else:
             pl.when(self.index < slab.parts)(do)
 
     def join(self, states: list[State]) -> tuple[jax.Array, jax.Array]:
-        """The state of the row, two scalars, from those of all its threads."""
+        """Return the state of the row, two scalars, from those of all its threads."""
         split = [[mosaic.by_warp(values, self.interpret) for values in state] for state in states]  # (WARPS, …) each
         base = reduce(jnp.maximum, [bases.max(1) for bases, _ in split])  # (WARPS,)
         shares = [totals * jnp.exp2(bases - mosaic.along(base, bases, 0)) for bases, totals in split]
@@ -239,7 +239,7 @@ class Team(NamedTuple):
 
 
 def _body(plan: RowPass, warpgroups: int, interpret: bool) -> Callable[..., None]:
-    """The kernel of one row. kept: the row in shared memory, where each thread puts and finds its own elements."""
+    """Do one row. kept: the row in shared memory, where each thread puts and finds its own elements."""
 
     def body(targets_ref: Any, dlosses_ref: Any, logits_ref: Any, losses_ref: Any, *scratch: Any) -> None:
         *kept, states_ref, barrier = scratch
@@ -299,12 +299,12 @@ def _body(plan: RowPass, warpgroups: int, interpret: bool) -> Callable[..., None
 
 
 def _round(k: Any, plan: RowPass) -> list[Place]:
-    """The slabs of the k-th round."""
+    """Return the slabs of the k-th round."""
     wide = plan.slab.parts * plan.slab.size
     return [Place(k * (plan.group * wide), j * wide, plan.slab) for j in range(plan.group)]
 
 
 def _alike(plan: RowPass) -> list[list[Place]]:
-    """The single slabs by their size."""
+    """Return the single slabs by their size."""
     kinds = sorted({(slab.size, slab.parts) for slab in plan.singles}, reverse=True)
     return [[Place(slab.start, 0, slab) for slab in plan.singles if (slab.size, slab.parts) == kind] for kind in kinds]

@@ -37,7 +37,7 @@ class Windows(NamedTuple):
 def embedding_backward(
     dout: jax.Array, tokens: jax.Array, dwte: jax.Array, *, target: str = "sm_90", interpret: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """Gradients of the embedding: adds the tokens' rows to dwte and sums the positions. The same bits every time.
+    """Add the tokens' rows to dwte and sum the positions: the embedding's gradients, the same bits every time.
 
     dout (B, T, C) bf16, fp16 or fp32; tokens (B, T) int32; dwte (Vp, C), any of those dtypes, what the output head
     has contributed. Returns dwte (Vp, C), in place where the caller donates it, and dwpe (T, C) in dout's dtype: sums
@@ -69,7 +69,7 @@ def embedding_backward(
 
 
 def _windows(ids: jax.Array, padded_vocab: int, rows: int) -> Windows:
-    """The plan for the tokens ids (n,), in windows of `rows`."""
+    """Return the plan for the tokens ids (n,), in windows of `rows`."""
     n = ids.size
     place = lax.iota(jnp.int32, n)
     ids, order = lax.sort((ids, place), num_keys=1, is_stable=True)
@@ -95,7 +95,7 @@ def _columns(width: int, vector: int) -> tuple[int, Any]:
 def _sum_windows(
     dout: jax.Array, windows: Windows, dwte: jax.Array, rows: int, interpret: bool
 ) -> tuple[jax.Array, list[jax.Array]]:
-    """Adds the runs inside windows to dwte; returns partial sums (windows, 2, C) fp32 of the others: HEAD, TAIL."""
+    """Add the runs inside windows to dwte; return partial sums (windows, 2, C) fp32 of the others: HEAD, TAIL."""
     n, C = dout.shape
     columns, layout = _columns(C, widest(dout.dtype))
     count = pl.cdiv(n, rows)
@@ -120,7 +120,7 @@ def _sum_windows(
             return jnp.where(jnp.broadcast_to(action == KEEP, (columns,)), total, 0.0)
 
         def some(first: Any, number: int, total: jax.Array) -> jax.Array:
-            """`number` rows from a place on; their loads do not wait for one another."""
+            """Sum `number` rows from a place on; their loads do not wait for one another."""
             loaded = [mosaic.load(dout_ref.at[order_ref[first + k], here], layout) for k in range(number)]
             for k, row in enumerate(loaded):
                 total = finish(first + k, total + row.astype(jnp.float32))
@@ -151,7 +151,7 @@ def _sum_windows(
 
 
 def _add_partials(partials: jax.Array, windows: Windows, dwte: jax.Array, rows: int, interpret: bool) -> jax.Array:
-    """Adds to dwte the runs that cross borders: the TAIL of the window where one begins, and the HEADs that follow."""
+    """Add to dwte the runs that cross borders: the TAIL of the window where one begins, and the HEADs that follow."""
     count, _, C = partials.shape
     n = windows.ids.size
     columns, layout = _columns(C, widest(dwte.dtype))
@@ -190,7 +190,7 @@ def _add_partials(partials: jax.Array, windows: Windows, dwte: jax.Array, rows: 
 
 
 def _sum_batch(dout: jax.Array, interpret: bool) -> jax.Array:
-    """dwpe (T, C): dout (B, T, C) summed over B, one row after the other."""
+    """Return dwpe (T, C): dout (B, T, C) summed over B, one row after the other."""
     B, T, C = dout.shape
     columns, layout = _columns(T * C, widest(dout.dtype))
 

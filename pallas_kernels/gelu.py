@@ -31,7 +31,7 @@ SLOPE2 = SLOPE * math.log2(math.e)  # for exponents in base 2, which is what the
 
 @partial(jax.jit, static_argnames=("target", "interpret"))
 def gelu_forward(x: jax.Array, *, target: str = "sm_90", interpret: bool = False) -> jax.Array:
-    """GELU of x, any shape, bf16, fp16 or fp32; computed in fp32 and returned in x's dtype.
+    """Compute GELU of x, any shape, bf16, fp16 or fp32; computed in fp32 and returned in x's dtype.
 
     Compulsory bytes for n elements: 2 n itemsize. On an H200 (4.8 TB/s) d12's 65,536 rows of 3072 bf16 take no less
     than 168 us. Alignment: n to a multiple of 1024, else it is padded, by copies.
@@ -64,7 +64,7 @@ def gelu_forward(x: jax.Array, *, target: str = "sm_90", interpret: bool = False
 def gelu_backward(
     dout: jax.Array, x: jax.Array, *, target: str = "sm_90", interpret: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """Gradient of GELU at x (..., C): dx (..., C) and its sum over all rows, dbias (C,), in x's dtype.
+    """Return the gradient of GELU at x (..., C): dx (..., C) and its sum over all rows, dbias (C,), in x's dtype.
 
     dout has x's shape. The sum is of dx in fp32, before it is rounded.
     Compulsory bytes for n elements: 3 n itemsize, and C of them. On an H200 d12's 65,536 rows of 3072 bf16 take no less
@@ -105,7 +105,7 @@ class Strips(NamedTuple):
 
 
 def plan_strips(columns: int, vector: int, block: int) -> Strips:
-    """The widest strips that divide the columns, so that accesses are long runs; block: elements at a time."""
+    """Return the widest strips that divide the columns, so that accesses are long runs; block: elements at a time."""
     columns = round_up(columns, mosaic.LANES * vector)
     team = next(team for team in (4, 2, 1) if columns % (mosaic.LANES * vector * team) == 0)  # warps that share a row
     strip, at_once = mosaic.LANES * vector * team, mosaic.WARPS // team
@@ -114,14 +114,14 @@ def plan_strips(columns: int, vector: int, block: int) -> Strips:
 
 
 def shares_of(size: Sizes, plan: Strips, tiles: int) -> int:
-    """Blocks that a strip's rows are divided over: those that the GPU runs at once, if there are so many rows."""
+    """Return the blocks that share a strip's rows: those that the GPU runs at once, if there are so many rows."""
     return max(1, min(size.sms * size.gelu_blocks * plan.strip // plan.columns, tiles))
 
 
 def _backward_strips(
     dout_ref: Any, x_ref: Any, dx_ref: Any, sums_ref: Any, *scratch: Any, plan: Strips, tiles: int
 ) -> None:
-    """One strip's rows of one share, `plan.rows` at a time, and in registers the sums of the rows so far."""
+    """Do one strip's rows of one share, `plan.rows` at a time, with the sums of the rows so far in registers."""
     share, shares = lax.axis_index("share"), lax.axis_size("share")
     columns = pl.ds(lax.axis_index("strip") * plan.strip, plan.strip)
     layout = plan.parts[0].layout
@@ -152,5 +152,5 @@ def _backward(dout: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def _logistic(x: jax.Array) -> jax.Array:
-    """1 / (1 + exp(-2 u)): 0 where exp overflows."""
+    """Return 1 / (1 + exp(-2 u)): 0 where exp overflows."""
     return 1.0 / (1.0 + jnp.exp2(x * (-SLOPE2 - SLOPE2 * CUBIC * x * x)))

@@ -36,7 +36,7 @@ BLOCKS = (4096, 2048, 1024)  # columns that a streamed row is read by: the large
 def layernorm_forward(
     x: jax.Array, w: jax.Array, b: jax.Array, *, target: str = "sm_90", interpret: bool = False
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Normalises x (..., C) over its last axis, scales by w (C,) and shifts by b (C,).
+    """Normalise x (..., C) over its last axis, scale by w (C,) and shift by b (C,).
 
     x bf16, fp16 or fp32; w, b of any float dtype. Returns out (..., C) in x's dtype, mean and rstd (...) in fp32.
     Compulsory bytes for n rows: 2 n C itemsize + 8 n + both of w and b. On an H200 (4.8 TB/s) d12's 65,536 rows of
@@ -50,7 +50,7 @@ def layernorm_forward(
 def residual_layernorm_forward(
     x: jax.Array, f: jax.Array, w: jax.Array, b: jax.Array, *, target: str = "sm_90", interpret: bool = False
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Adds f to the stream x, both (..., C), and normalises the sum: residual, out (..., C), mean and rstd (...).
+    """Add f to the stream x, both (..., C), and normalise the sum: residual, out (..., C), mean and rstd (...).
 
     f in x's dtype; the sum is rounded to it before it is normalised. Otherwise as `layernorm_forward`.
     Compulsory bytes for n rows: 4 n C itemsize + 8 n + both of w and b; apart, the two operations move 5 n C itemsize.
@@ -72,7 +72,7 @@ def layernorm_backward(
     target: str = "sm_90",
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Gradients of layernorm: dx (..., C) in x's dtype, and three sums over all rows in fp32: dw, db, dbias (C,).
+    """Return layernorm's gradients: dx (..., C) in x's dtype, and three sums over all rows in fp32: dw, db, dbias (C,).
 
     dout and x (..., C) bf16, fp16 or fp32, w (C,), mean and rstd (...) fp32 as the forward returned them. dbias is the
     sum of dx before it is rounded. Whoever puts the sums into the gradient rounds them, without a kernel for it.
@@ -95,7 +95,7 @@ def residual_layernorm_backward(
     target: str = "sm_90",
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Gradients of `residual_layernorm_forward`: dx (..., C), which is df too, and in fp32 dw, db, dbias (C,).
+    """Return `residual_layernorm_forward`'s gradients: dx (..., C), also df, and in fp32 dw, db, dbias (C,).
 
     dresidual (..., C) reaches the sum from further down the stream, dout (..., C) its layernorm; the two meet in fp32
     and are rounded once. Compulsory bytes for n rows: 4 n C itemsize + 8 n + four of w; apart, the layernorm's
@@ -117,7 +117,7 @@ class RowLayout(NamedTuple):
 
 
 def plan_rows(columns: int, limits: tuple[int, int, int]) -> RowLayout:
-    """The smallest team that holds a row of so many columns. limits: the longest rows for one, two and four warps."""
+    """Return the smallest team that holds a row of so many columns. limits: the longest rows of 1, 2 and 4 warps."""
     for team, longest in zip((1, 2, 4), limits, strict=True):
         if columns <= longest:
             return RowLayout(team, mosaic.WARPS // team, round_up(columns, mosaic.LANES * team), 0)
@@ -126,23 +126,23 @@ def plan_rows(columns: int, limits: tuple[int, int, int]) -> RowLayout:
 
 
 def blocks(size: Sizes, plan: RowLayout, rows: int) -> int:
-    """Blocks that the backward's rows are divided over: those that the GPU runs at once, if there are so many rows."""
+    """Return the blocks that share the backward's rows: those that the GPU runs at once, if there are so many rows."""
     return max(1, min(size.sms * size.layernorm_blocks, rows // plan.rows))
 
 
 def longest_row(target: str) -> int:
-    """Columns that the backward can do: a streamed row's sums for dw and db lie in shared memory."""
+    """Return the columns that the backward can do: a streamed row's sums for dw and db lie in shared memory."""
     reserved = 3072  # what Mosaic's sums across warps take, and a kilobyte that the hardware keeps
     return (sizes(target).smem - reserved) // 8 // BLOCKS[-1] * BLOCKS[-1]
 
 
 def _row_sums(parts: list[jax.Array]) -> jax.Array:
-    """Sums over whole rows, (rows,), of their parts (rows, part)."""
+    """Return sums over whole rows, (rows,), of their parts (rows, part)."""
     return reduce(add, [values.sum(1) for values in parts])
 
 
 def _padded(array: jax.Array, *shape: int) -> jax.Array:
-    """Zeros behind the rows and columns; the array itself where it has that shape."""
+    """Put zeros behind the rows and columns; return the array itself where it has that shape."""
     widths = [(0, to - size) for size, to in zip(array.shape, shape, strict=True)]
     return jnp.pad(array, widths) if any(after for _, after in widths) else array
 
@@ -153,7 +153,7 @@ def _padded(array: jax.Array, *shape: int) -> jax.Array:
 def _forward(
     x: jax.Array, f: jax.Array | None, w: jax.Array, b: jax.Array, target: str, interpret: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """residual, out, mean, rstd. Without f, residual is x."""
+    """Return residual, out, mean, rstd. Without f, residual is x."""
     rows_shape, C = x.shape[:-1], x.shape[-1]
     n = x.size // C
     plan = plan_rows(C, sizes(target).layernorm_forward)
@@ -182,7 +182,7 @@ def _forward_held(
     x_ref: Any, f_ref: Any, w_ref: Any, b_ref: Any, residual_ref: Any, out_ref: Any, mean_ref: Any, rstd_ref: Any,
     *, C: int, plan: RowLayout,
 ) -> None:  # fmt: skip
-    """`plan.rows` rows at a time, each in the registers of its team. f_ref and residual_ref may be absent."""
+    """Do `plan.rows` rows at a time, each in the registers of its team. f_ref and residual_ref may be absent."""
     parts = mosaic.row_parts(plan.columns, plan.team, widest(x_ref.dtype))
     rows = pl.ds(lax.axis_index("tile") * plan.rows, plan.rows)
 
@@ -208,7 +208,7 @@ def _forward_held(
 
 
 def _without_padding(values: jax.Array, part: Part, C: int) -> jax.Array:
-    """Zero in the columns from C on, which have no deviation from the mean."""
+    """Put zero into the columns from C on, which have no deviation from the mean."""
     if part.columns.stop <= C:
         return values
     column = part.columns.start + mosaic.iota(values.shape, 1, part.layout)
@@ -219,7 +219,7 @@ def _forward_streamed(
     x_ref: Any, f_ref: Any, w_ref: Any, b_ref: Any, residual_ref: Any, out_ref: Any, mean_ref: Any, rstd_ref: Any,
     *, C: int, plan: RowLayout,
 ) -> None:  # fmt: skip
-    """One row, in blocks of columns: once for the mean, once for the variance, once for out."""
+    """Do one row, in blocks of columns: once for the mean, once for the variance, once for out."""
     row = lax.axis_index("tile")
     layout = mosaic.flat_layout(plan.block, widest(x_ref.dtype))
     again = x_ref if residual_ref is None else residual_ref  # each thread wrote there what it reads
@@ -270,7 +270,7 @@ def _backward(
     target: str,
     interpret: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """dx, dw, db, dbias; dresidual is added to dx if it is given."""
+    """Return dx, dw, db, dbias; dresidual is added to dx if it is given."""
     C = x.shape[-1]
     n = x.size // C
     size = sizes(target)
@@ -317,7 +317,7 @@ def _backward_held(
     dresidual_ref: Any, dout_ref: Any, x_ref: Any, w_ref: Any, mean_ref: Any, rstd_ref: Any, dx_ref: Any,
     *rest: Any, C: int, plan: RowLayout, tiles: int,
 ) -> None:  # fmt: skip
-    """`plan.rows` rows at a time in registers, and beside them the sums for dw, db and dbias of the rows so far."""
+    """Do `plan.rows` rows at a time in registers, beside them dw's, db's and dbias's sums of the rows so far."""
     sums_refs, scratch = rest[:3], rest[3:]
     parts = mosaic.row_parts(plan.columns, plan.team, widest(x_ref.dtype))
     per_row = parts[0].layout.reduce(1)
@@ -353,7 +353,7 @@ def _backward_streamed(
     dresidual_ref: Any, dout_ref: Any, x_ref: Any, w_ref: Any, mean_ref: Any, rstd_ref: Any, dx_ref: Any,
     dw_ref: Any, db_ref: Any, dw_sum: Any, db_sum: Any, *, C: int, plan: RowLayout, tiles: int,
 ) -> None:  # fmt: skip
-    """One row at a time in blocks of columns, twice; the sums for dw and db lie in shared memory.
+    """Do one row at a time in blocks of columns, twice; the sums for dw and db lie in shared memory.
 
     Beside them a third for dbias would not leave room for rows as long as `longest_row`: XLA adds up dx.
     """

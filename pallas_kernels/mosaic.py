@@ -49,7 +49,7 @@ def kernel(
     warpgroups: int = 1,
     interpret: bool = False,
 ) -> Callable[..., Any]:
-    """A Mosaic GPU kernel: one warpgroup per point of the grid runs `body(*inputs, *outputs, *scratch)`, all Refs.
+    """Return a Mosaic GPU kernel: at each point of the grid a warpgroup runs body(*inputs, *outputs, *scratch) on Refs.
 
     name: what profilers, dumps and compiled programs call it. warpgroups: how many of them run the body together, with
     the same SMEM; where there are several, lax.axis_index("warpgroup") tells them apart. approx_math: tanh.approx,
@@ -80,19 +80,19 @@ def kernel(
 
 
 def _check_grid(name: str, grid: Sequence[int], grid_names: Sequence[str]) -> None:
-    """Refuses what CUDA would not launch: "invalid argument" is all that it would say, and say it late."""
+    """Refuse what CUDA would not launch: "invalid argument" is all that it would say, and say it late."""
     for axis, (size, axis_name) in enumerate(zip(reversed(grid), reversed(grid_names), strict=True)):
         if size > LIMITS[axis]:
             raise ValueError(f"{name}: {size:,} blocks along {axis_name!r}; CUDA's grid has {LIMITS[axis]:,} there")
 
 
 def round_up(number: int, multiple: int) -> int:
-    """The smallest multiple that is at least a number."""
+    """Return the smallest multiple that is at least a number."""
     return -(-number // multiple) * multiple
 
 
 def shape_of(shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of a kernel's output."""
+    """Return the shape and dtype of a kernel's output."""
     return jax.ShapeDtypeStruct(tuple(shape), dtype)
 
 
@@ -100,12 +100,12 @@ def shape_of(shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
 
 
 def widest(dtype: Any) -> int:
-    """Elements in 16 bytes, the largest access that a thread makes."""
+    """Return the elements in 16 bytes, the largest access that a thread makes."""
     return 16 // jnp.dtype(dtype).itemsize
 
 
 def row_layout(columns: int, widest: int = 8) -> Any:
-    """Layout of a (4k, columns) array in which each of the 4 warps holds whole rows: a sum over a row is 5 shuffles.
+    """Lay out a (4k, columns) array so that each of the 4 warps holds whole rows: a sum over a row is 5 shuffles.
 
     A lane holds vectors of up to `widest` neighbouring elements, 16 bytes of bf16 at 8. columns must divide by 32.
     """
@@ -127,7 +127,7 @@ class Part(NamedTuple):
 
 
 def row_parts(columns: int, team: int = 1, widest: int = 8) -> list[Part]:
-    """A row cut into few parts that `team` warps, 1, 2 or 4, hold together; WARPS / team rows at a time.
+    """Cut a row into few parts that `team` warps, 1, 2 or 4, hold together; WARPS / team rows at a time.
 
     A lane takes vectors of `widest` neighbouring elements as far as they go round evenly, then of half as many, and so
     on: 1600 columns are 1536 in vectors of 8 and 64 in vectors of 2, where one width for all would be 2. Sums over a
@@ -146,7 +146,7 @@ def row_parts(columns: int, team: int = 1, widest: int = 8) -> list[Part]:
 
 
 def _team_layout(team: int, vector: int) -> Any:
-    """Tiles of tiles: which rows and columns the warps take at a time, then the lanes of a warp, then the vector."""
+    """Return tiles of tiles: the rows and columns of the warps at a time, then of a warp's lanes, then the vector."""
     tiles: tuple[tuple[int, ...], ...] = (WARPS // team, team * LANES * vector), (LANES * vector,), (vector,)
     warps = {1: (-3,), 2: (-4, -3), 4: (-3,)}[team]
     if team == 1:  # all columns of a tile are one warp's
@@ -155,12 +155,12 @@ def _team_layout(team: int, vector: int) -> Any:
 
 
 def flat_layout(elements: int, vector: int = 8) -> Any:
-    """Layout of a 1-D array spread over the 128 threads of a warpgroup in vectors; 128 * vector divides `elements`."""
+    """Lay out a 1-D array over the 128 threads of a warpgroup in vectors; 128 * vector divides `elements`."""
     return plgpu.Layout.WG_STRIDED((elements,), vec_size=vector)
 
 
 def by_warp(values: jax.Array, interpret: bool) -> jax.Array:
-    """Registers of `flat_layout` as (WARPS, …): each warp's own in a row, so that a sum over one is 5 shuffles.
+    """Return registers of `flat_layout` as (WARPS, …): each warp's own in a row, so that a sum over one is 5 shuffles.
 
     Nothing moves: neighbouring vectors belong to neighbouring threads. Mosaic does not convert the one layout into the
     other, so the registers get the other's name. Interpret mode has no layouts.
@@ -181,7 +181,7 @@ def by_warp(values: jax.Array, interpret: bool) -> jax.Array:
 
 
 def widened(values: jax.Array, layout: Any, interpret: bool) -> jax.Array:
-    """bf16 registers in float32, an instruction an element: bf16 is float32's upper half.
+    """Return bf16 registers in float32, an instruction an element: bf16 is float32's upper half.
 
     LLVM takes the two halves of a register apart before it shifts them, half an instruction more for each element.
     Other dtypes are converted as ever, and so is everything in interpret mode.
@@ -202,7 +202,7 @@ def widened(values: jax.Array, layout: Any, interpret: bool) -> jax.Array:
 
 
 def _widened_register(register: ir.Value) -> ir.Value:
-    """MLIR's vector<2k x bf16> as vector<2k x f32>."""
+    """Return MLIR's vector<2k x bf16> as vector<2k x f32>."""
     [elements] = ir.VectorType(register.type).shape
     i32 = ir.IntegerType.get_signless(32)
     pairs_type, wide_type = (ir.VectorType.get((elements // 2,), element) for element in (i32, ir.F32Type.get()))
@@ -218,13 +218,13 @@ def _widened_register(register: ir.Value) -> ir.Value:
 
 
 def load(ref: Any, layout: Any, dtype: Any = None) -> jax.Array:
-    """Registers in a given layout from a Ref in GMEM, or from plain SMEM, converted to dtype if one is given."""
+    """Read registers in a given layout from a Ref in GMEM or plain SMEM, and convert them to dtype if one is given."""
     values = plgpu.load(ref, layout=layout, optimized=False)
     return values if dtype is None else values.astype(dtype)
 
 
 def store(ref: Any, values: jax.Array) -> None:
-    """Registers of any layout to a Ref in GMEM or plain SMEM. plgpu.store is of jax 0.12; `ref[...] =` refuses some."""
+    """Write registers to a Ref in GMEM or plain SMEM. plgpu.store is of jax 0.12; `ref[...] =` refuses some layouts."""
     if hasattr(plgpu, "store"):
         plgpu.store(ref, values, optimized=False)
     else:
@@ -232,22 +232,22 @@ def store(ref: Any, values: jax.Array) -> None:
 
 
 def along(values: jax.Array, like: jax.Array, axis: int) -> jax.Array:
-    """A vector repeated to the 2-D shape of `like`, its elements running along `axis`."""
+    """Repeat a vector to the 2-D shape of `like`, its elements running along `axis`."""
     return lax.broadcast_in_dim(values, like.shape, (axis,))
 
 
 def iota(shape: Sequence[int], axis: int, layout: Any) -> jax.Array:
-    """The index along one axis, int32."""
+    """Return the index along one axis, int32."""
     return plgpu.broadcasted_iota(jnp.int32, tuple(shape), axis, layout=layout)
 
 
 def zeros(shape: Sequence[int], layout: Any, dtype: Any = f32) -> jax.Array:
-    """Registers of zeros in a layout."""
+    """Return registers of zeros in a layout."""
     return plgpu.layout_cast(jnp.zeros(tuple(shape), dtype), layout)
 
 
 def full(shape: Sequence[int], value: float, layout: Any, dtype: Any = f32) -> jax.Array:
-    """Registers of one value in a layout."""
+    """Return registers of one value in a layout."""
     return plgpu.layout_cast(jnp.full(tuple(shape), value, dtype), layout)
 
 
@@ -255,28 +255,28 @@ def full(shape: Sequence[int], value: float, layout: Any, dtype: Any = f32) -> j
 
 
 def shared(shape: Sequence[int], dtype: Any = f32) -> Any:
-    """Scratch in SMEM, for `scratch=`."""
+    """Return scratch in SMEM, for `scratch=`."""
     return plgpu.SMEM(tuple(shape), dtype)
 
 
 def barrier(warpgroups: int = 1) -> Any:
-    """A barrier of a block's warpgroups, for `scratch=`."""
+    """Return a barrier of a block's warpgroups, for `scratch=`."""
     return plgpu.Barrier(num_arrivals=warpgroups)
 
 
 def meet(barrier: Any) -> None:
-    """Each thread of the barrier's warpgroups waits for all: what they wrote before, all can read afterwards."""
+    """Wait, each thread of the barrier's warpgroups for all: what they wrote before, all can read afterwards."""
     plgpu.barrier_arrive(barrier)
     plgpu.barrier_wait(barrier)
 
 
 def sums_scratch(rows: int, parts: Sequence[Part]) -> list[Any]:
-    """Scratch for `store_sums` of so many rows: SMEM for each part and a barrier; one row needs none."""
+    """Return scratch for `store_sums` of so many rows: SMEM for each part and a barrier; one row needs none."""
     return [*[shared((rows, part.size)) for part in parts], barrier()] if rows > 1 else []
 
 
 def store_sums(destination: Any, parts: Sequence[Part], sums: Sequence[jax.Array], scratch: Sequence[Any]) -> None:
-    """Sums (rows, part) of each part, added over the rows by way of SMEM, to a Ref (1, columns) in GMEM."""
+    """Add sums (rows, part) of each part over the rows by way of SMEM, and write them to a Ref (1, columns) in GMEM."""
     if not scratch:
         for part, values in zip(parts, sums, strict=True):
             store(destination.at[:, part.columns], values)
@@ -295,7 +295,7 @@ def store_sums(destination: Any, parts: Sequence[Part], sums: Sequence[jax.Array
 
 
 def tile_spec(shape: Sequence[int], dtype: Any) -> Any:
-    """SMEM for tiles (..., rows, columns) of 16-bit elements, rows a multiple of 8, columns of 8.
+    """Return SMEM for tiles (..., rows, columns) of 16-bit elements, rows a multiple of 8, columns of 8.
 
     Stored swizzled: the 16-byte pieces of each 8 x 8 block lie in different banks, so that rows as well as columns of
     it are read in one go. The widest swizzle that divides the columns is taken: 128 bytes for 64, 64 for 96, 32 for 80.
@@ -306,20 +306,20 @@ def tile_spec(shape: Sequence[int], dtype: Any) -> Any:
 
 
 def load_tile(tile: Any, layout: Any, dtype: Any = None) -> jax.Array:
-    """Registers in the layout of a matrix product from a tile in SMEM, converted to dtype if one is given."""
+    """Read registers in a matrix product's layout from a tile in SMEM, and convert them to dtype if one is given."""
     values = plgpu.load(tile, layout=layout)
     return values if dtype is None else values.astype(dtype)
 
 
 def store_tile(values: jax.Array, tile: Any, destination: Any) -> None:
-    """Registers of a matrix product's layout to GMEM, by way of a tile in SMEM, which makes whole rows of them."""
+    """Write registers of a matrix product's layout to GMEM, by way of a tile in SMEM that makes whole rows of them."""
     tile[...] = values
     layout = plgpu.Layout.SMEM_GMEM_COPY(tile.shape, tile.dtype, plgpu.find_swizzle(tile.shape[-1] * 16))
     store(destination, plgpu.load(tile, layout=layout))
 
 
 def column_sums(tile: Any) -> jax.Array:
-    """Sums over the 16 k rows of a tile (rows, 16 n) in SMEM, (columns,) in float32.
+    """Return sums over the 16 k rows of a tile (rows, 16 n) in SMEM, (columns,) in float32.
 
     Of each 16 columns a warp takes 4, two lanes beside each other, so that no sum has to cross from warp to warp.
     """
@@ -344,30 +344,30 @@ class Copies(NamedTuple):
         return self.target in ("sm_80", "sm_86", "sm_89") and not self.interpret
 
     def barriers(self, *kinds: tuple[int, int]) -> list[Any]:
-        """Scratch: for each (number, copies) that many barriers, each completed by that many copies; or none at all."""
+        """Return for each (number, copies) so many barriers, each completed by so many copies; or none at all."""
         return [] if self.by_thread else [plgpu.Barrier(num_arrivals=copies, num_barriers=n) for n, copies in kinds]
 
     def start(self, source: Any, tile: Any, barriers: Sequence[Any], kind: int, slot: Any = 0) -> None:
-        """Starts copying; barriers[kind], of those that `barriers` made, reports at its slot."""
+        """Start copying; barriers[kind], of those that `barriers` made, reports at its slot."""
         if self.by_thread:
             plgpu.copy_gmem_to_smem(source, tile, oob_mode=plgpu.OOBFillMode.PROMISE_IN_BOUNDS)
         else:
             plgpu.copy_gmem_to_smem(source, tile, barriers[kind].at[slot])
 
     def wait(self, barriers: Sequence[Any], kind: int, slot: Any = 0) -> None:
-        """Waits until the copies are there, for all threads to see."""
+        """Wait until the copies are there, for all threads to see."""
         if self.by_thread:
             plgpu.wait_gmem_to_smem(0)
         else:
             plgpu.barrier_wait(barriers[kind].at[slot])
 
     def release(self, barriers: Sequence[Any], kind: int, slot: Any) -> None:
-        """This warpgroup is done with a slot."""
+        """Tell that this warpgroup is done with a slot."""
         plgpu.barrier_arrive(barriers[kind].at[slot])
 
 
 def set_registers(number: int, *, more: bool) -> None:
-    """Changes how many registers each thread of this warpgroup has: first some give theirs up, then others take more.
+    """Change how many registers each thread of this warpgroup has: first some give theirs up, then others take more.
 
     number: a multiple of 8. Hopper's setmaxnreg; interpret mode has no registers.
     """
@@ -392,11 +392,11 @@ class MmaProducts(NamedTuple):
 
     @property
     def layout(self) -> Any:
-        """Of sums (64, columns)."""
+        """Return the layout of sums (64, columns)."""
         return plgpu.Layout.MMA_ACC(self.dtype)
 
     def finish_reading(self, copies: Copies) -> None:
-        """To be called before a copy overwrites a tile that products have read, so that no thread reads what follows.
+        """Wait, before a copy overwrites a tile that products have read, so that no thread reads what follows.
 
         The TMA is another way to memory than loads are and needs a fence; cp.async's own wait has a barrier.
         """
@@ -404,11 +404,11 @@ class MmaProducts(NamedTuple):
             plgpu.commit_smem()
 
     def left(self, tile: Any) -> Any:
-        """A tile as left operand: read into registers once, for many products."""
+        """Read a tile as left operand into registers, once for many products."""
         return plgpu.load(tile, layout=plgpu.Layout.MMA_LHS(self.dtype))
 
     def add(self, sums: jax.Array, a: Any, b: Any) -> jax.Array:
-        """sums + a b, where a is registers or a tile in SMEM and b is a tile in SMEM, maybe transposed."""
+        """Return sums + a b, where a is registers or a tile in SMEM and b is a tile in SMEM, maybe transposed."""
         if not isinstance(a, jax.Array):
             a = self.left(a)
         b = plgpu.load(b, layout=plgpu.Layout.MMA_RHS(self.dtype))
@@ -417,17 +417,17 @@ class MmaProducts(NamedTuple):
         return plgpu.mma(sums, a, b)
 
     def product(self, a: Any, b: Any) -> jax.Array:
-        """a b."""
+        """Return a b."""
         return self.add(zeros((a.shape[0], b.shape[1]), self.layout), a, b)
 
     def add_weighted(self, sums: jax.Array, weights: jax.Array, b: Any) -> jax.Array:
-        """sums + weights b, where weights are registers in the layout of sums, rounded here to the operands' dtype."""
+        """Return sums + weights b. weights: registers in the layout of sums, rounded here to the operands' dtype."""
         return self.add(sums, self.relabelled(weights.astype(self.dtype)), b)
 
     def gradients(
         self, score: Operands, weigh: Weigh, dweights: Operands, start: jax.Array, dscore: Any, sums: Sums
     ) -> list[jax.Array]:
-        """Sums, the first of which gets dscore times its tile, the second, if there is one, weights times its tile.
+        """Return the sums: the first gets dscore times its tile, the second, if there is one, weights times its tile.
 
         weights = weigh(a b of `score`); dscore = dscore(weights, start + c d of `dweights`).
         """
@@ -437,7 +437,7 @@ class MmaProducts(NamedTuple):
         return [self.add_weighted(sums[0][0], dscore(weights, dweighted), sums[0][1]), *added]
 
     def relabelled(self, weights: jax.Array) -> jax.Array:
-        """Registers in the layout of sums as a left operand.
+        """Return registers in the layout of sums as a left operand.
 
         Each thread holds in the one layout just the elements that it must hold in the other, in the same order
         (tests/pallas_kernels/test_attention_layout.py); Mosaic has no conversion for it, so the registers get the other
@@ -471,18 +471,18 @@ class WgmmaProducts(NamedTuple):
 
     @property
     def layout(self) -> Any:
-        """Of sums (64, columns)."""
+        """Return the layout of sums (64, columns)."""
         return plgpu.Layout.WGMMA
 
     def finish_reading(self, copies: Copies) -> None:
-        """As in MmaProducts; a wgmma has read its operands when its result is there."""
+        """Do nothing: a wgmma has read its operands when its result is there."""
 
     def left(self, tile: Any) -> Any:
-        """A tile as left operand: it stays where it is."""
+        """Return a tile as left operand: it stays where it is."""
         return tile
 
     def product(self, a: Any, b: Any) -> jax.Array:
-        """a b of two tiles in SMEM, the second maybe transposed."""
+        """Return a b of two tiles in SMEM, the second maybe transposed."""
         if self.interpret:
             return self.loaded_product(a, b)
 
@@ -493,7 +493,7 @@ class WgmmaProducts(NamedTuple):
         return pl.run_scoped(multiply, plgpu.ACC((a.shape[0], b.shape[1]), f32))
 
     def add_weighted(self, sums: jax.Array, weights: jax.Array, b: Any) -> jax.Array:
-        """sums + weights b, where weights are registers in the layout of sums, rounded here to the operands' dtype."""
+        """Return sums + weights b. weights: registers in the layout of sums, rounded here to the operands' dtype."""
         weights = weights.astype(self.dtype)
         if self.interpret:
             return sums + self.loaded_product(weights, b)
@@ -502,7 +502,7 @@ class WgmmaProducts(NamedTuple):
     def gradients(
         self, score: Operands, weigh: Weigh, dweights: Operands, start: jax.Array, dscore: Any, sums: Sums
     ) -> list[jax.Array]:
-        """As in MmaProducts. While weights are computed dweights is under way, and while dscore is, the second sum."""
+        """Compute as MmaProducts. While weights are computed dweights is under way; while dscore is, the second sum."""
         if self.interpret:
             weights = weigh(self.loaded_product(*score))
             dweighted = start + self.loaded_product(*dweights)
@@ -525,7 +525,7 @@ class WgmmaProducts(NamedTuple):
         return list(pl.run_state(lambda refs: multiply(*refs))(tuple(map(plgpu.ACC.init, state)))[1:])
 
     def loaded_product(self, a: Any, b: Any) -> jax.Array:
-        """Interpret mode's stand-in."""
+        """Multiply as interpret mode can."""
         a = a if isinstance(a, jax.Array) else a[...]
         product = jnp.dot(a, plgpu.load(b), preferred_element_type=f32)
         plgpu.commit_smem()
@@ -551,7 +551,7 @@ def without(body: Callable[..., None], absent: Sequence[int]) -> Callable[..., N
 
 
 def empty(shape: Sequence[int], dtype: Any, *, interpret: bool) -> jax.Array:
-    """A buffer for a kernel to fill. Interpret mode fills it with NaN, so that a test sees what was not written."""
+    """Return a buffer for a kernel to fill. Interpret mode puts NaN there: a test sees what was not written."""
     if not interpret:
         return lax.empty(tuple(shape), dtype)
     poison = jnp.nan if jnp.issubdtype(dtype, jnp.floating) else -1
@@ -559,7 +559,7 @@ def empty(shape: Sequence[int], dtype: Any, *, interpret: bool) -> jax.Array:
 
 
 def in_place(call: Callable[..., Any], inputs: Sequence[Any], changed: Sequence[jax.Array]) -> tuple[Any, list[Any]]:
-    """Runs a kernel that reads `inputs` and changes `changed` where they lie; returns its outputs and the changed."""
+    """Run a kernel that reads `inputs` and changes `changed` where they lie; return its outputs and the changed."""
     refs = [jax.new_ref(array) for array in changed]
     outputs = call(*inputs, *refs)
     return outputs, [jax.freeze(ref) for ref in refs]

@@ -28,7 +28,7 @@ ROWS = mosaic.WARPS  # of a tile
 
 @partial(jax.jit, static_argnames=("scale", "target", "interpret"))
 def softmax_forward(scores: jax.Array, scale: float, *, target: str = "sm_90", interpret: bool = False) -> jax.Array:
-    """Causal softmax: att[t, u] = exp(scale scores[t, u]) / sum of exp(scale scores[t, u']) over u' <= t; 0 for u > t.
+    """Compute causal softmax: exp(scale scores[t, u]) / sum of exp(scale scores[t, u']) over u' <= t; 0 for u > t.
 
     scores (..., T, T) bf16, fp16 or fp32, of which what lies beyond the diagonal does not count. Returns att in
     scores' shape and dtype. Compulsory bytes for h matrices: h (T (T + 1) / 2 + T^2) itemsize. On an H200 (4.8 TB/s)
@@ -41,7 +41,7 @@ def softmax_forward(scores: jax.Array, scale: float, *, target: str = "sm_90", i
 def softmax_backward(
     datt: jax.Array, att: jax.Array, scale: float, *, target: str = "sm_90", interpret: bool = False
 ) -> jax.Array:
-    """Gradient of `softmax_forward`: dscores = scale att (datt - sum over u of att datt); 0 for u > t.
+    """Return the gradient of `softmax_forward`: dscores = scale att (datt - sum over u of att datt); 0 for u > t.
 
     datt and att (..., T, T); what datt has beyond the diagonal does not count. Returns dscores in att's shape and
     dtype. Compulsory bytes for h matrices: h (T (T + 1) + T^2) itemsize, for d12's 672 us. Alignment as in the forward.
@@ -61,7 +61,7 @@ class _Tile:
         self.blocks = columns // block
 
     def at(self, ref: Any, k: Any) -> Any:
-        """The tile's part of the k-th block of columns."""
+        """Return the tile's part of the k-th block of columns."""
         return ref.at[self.matrix, pl.ds(self.first, ROWS), pl.ds(k * self.block, self.block)]
 
     def visible(self) -> jax.Array:
@@ -75,7 +75,7 @@ class _Tile:
 
 
 def _by_tiles(body: Callable[..., None], name: str, inputs: list[jax.Array], target: str, interpret: bool) -> jax.Array:
-    """Runs body(tile, *refs) for every tile, those with the longest rows first; pads and unpads."""
+    """Run body(tile, *refs) for every tile, those with the longest rows first; pad and unpad."""
     shape, dtype = inputs[-1].shape, inputs[-1].dtype
     T = shape[-1]
     if len(shape) < 2 or shape[-2] != T:
@@ -116,7 +116,7 @@ def _write_zeros_beyond(tile: _Tile, ref: Any) -> None:
 
 def _forward(tile: _Tile, scores_ref: Any, att_ref: Any, *, scale: float) -> None:
     def exponents(k: Any) -> jax.Array:
-        """In base 2, which is what the hardware computes."""
+        """Return the exponents in base 2, which is what the hardware computes."""
         return load(tile.at(scores_ref, k), tile.layout, f32) * (scale * LOG2E)  # (ROWS, block)
 
     # The diagonal's block first: each row sees an element of it, so the maximum is finite from the start.

@@ -45,7 +45,7 @@ class Tuned(NamedTuple):
 
 
 def sizes(target: str | Tuned) -> Sizes:
-    """The table's row of an architecture. Raises ValueError for one that has no kernels, and for unknown fields."""
+    """Return the table's row of an architecture. Raises ValueError where it has no kernels, and for unknown fields."""
     architecture, changes = target if isinstance(target, Tuned) else (target, ())
     if architecture not in SIZES:
         raise ValueError(f"no kernels for {architecture}: known are {', '.join(TARGETS)} (Ampere and later)")
@@ -77,7 +77,7 @@ def architecture_of(target: str | Tuned) -> str:
 
 
 def attention_sizes(target: str | Tuned, head_size: int, version: str | None) -> AttentionSizes:
-    """The table's row of an architecture and a head size; version None leaves the choice to the table.
+    """Return the table's row of an architecture and a head size; version None leaves the choice to the table.
 
     wgmma exists on Hopper (sm_90) alone, later GPUs have dropped the instruction. Raises ValueError for what no kernel
     serves.

@@ -26,7 +26,7 @@ ClassifierForward = Callable[[jax.Array, jax.Array, int], tuple[jax.Array, jax.A
 
 
 def rows_per_chunk(rows: int, limit: int) -> int:
-    """The largest divisor of `rows` that is at most `limit`; all rows where limit is 0 or more than there are."""
+    """Return the largest divisor of `rows` that is at most `limit`; all rows for 0 or a limit beyond them."""
     if limit <= 0 or limit >= rows:
         return rows
     return next(size for size in range(limit, 0, -1) if rows % size == 0)

@@ -11,10 +11,10 @@ import jax
 
 
 def residual_forward(x: jax.Array, f: jax.Array) -> jax.Array:
-    """The sum of the stream x and a block's output f, both (B, T, C)."""
+    """Return the sum of the stream x and a block's output f, both (B, T, C)."""
     return x + f
 
 
 def residual_backward(dout: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The gradients of both inputs: dout itself, twice."""
+    """Return the gradients of both inputs: dout itself, twice."""
     return dout, dout

@@ -32,7 +32,7 @@ class Outliers(NamedTuple):
 
 
 def init_outliers(dtype: Any = jnp.float32) -> Outliers:
-    """An empty window, which holds values in dtype, or in float32 where that is wider."""
+    """Return an empty window, which holds values in dtype, or in float32 where that is wider."""
     return Outliers(jnp.zeros((2, WINDOW), jnp.promote_types(dtype, jnp.float32)), jnp.zeros((), jnp.int32))
 
 

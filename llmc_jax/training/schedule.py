@@ -32,7 +32,7 @@ class ScheduleNumbers(NamedTuple):
 
 
 def learning_rate(kind: str, step: jax.Array, numbers: ScheduleNumbers) -> jax.Array:
-    """The rate at a 0-based step, float32 (float64 if the numbers are). kind: one of SCHEDULES."""
+    """Return the rate at a 0-based step, float32 (float64 if the numbers are). kind: one of SCHEDULES."""
     high = jnp.asarray(numbers.learning_rate, jnp.result_type(float))
     low = high * numbers.final_fraction
     warmup = jnp.asarray(numbers.warmup_steps)

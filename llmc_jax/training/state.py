@@ -26,7 +26,7 @@ class TrainState(NamedTuple):
 
     @property
     def weights(self) -> jax.Array:
-        """The parameters that the model computes with."""
+        """Return the parameters that the model computes with."""
         return self.params if self.copy is None else self.copy
 
     @property
