@@ -7,12 +7,14 @@ it instead, without a word: the step then needs the memory of two states. So a s
 next step, in one of two ways: it copies the state on the device, or it has written everything by then.
 """
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,31 +62,25 @@ def copied(state: TrainState) -> TrainState:
     return jax.tree.map(jnp.copy, state)
 
 
+@dataclass
 class Saver:
     """Writes one checkpoint at a time into a run's folder. Used by one thread; `finished` and `wait` tell of the ends,
     and raise what is a mistake in the program. `close` ends the thread that writes.
-
-    keep: the latest checkpoints that stay, 0: all; major_every: those of every so many steps stay too, 0: none.
-    export: also write model_%08d.bin in llm.c's format; sync: called before a checkpoint counts, to bring what it
-    refers to (the logs) to the disk; check: called before anything is written or removed, raises InputError where the
-    folder is another one.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        model: ModelConfig,
-        keep: int,
-        major_every: int,
-        *,
-        export: bool = False,
-        sync: Callable[[], None] = lambda: None,
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._folder, self._model, self._keep, self._major_every = folder, model, keep, major_every
-        self._export, self._sync, self._check = export, sync, check
+    folder: Path
+    model: ModelConfig
+    keep: int  # the latest checkpoints that stay, 0: all
+    major_every: int  # those of every so many steps stay too, 0: none
+    _: KW_ONLY
+    export: bool = False  # also write model_%08d.bin in llm.c's format
+    sync: Callable[[], None] = lambda: None  # called before a checkpoint counts: brings the logs to the disk
+    check: Callable[[], None] = lambda: None  # called before anything is written or removed: raises if not the folder
+
+    def __post_init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llmc_jax saver")
-        self._under_way: Future[None] | None = None
+        self._under_way: Future[Saved] | None = None
+        self._waited = 0.0  # seconds that the training stood still for it
         self._ended: list[Saved] = []
         self._good: set[int] = set()  # steps whose checkpoints this process has read back
         self._copies: bool | None = None  # decided at the first save: afterwards the peak of memory includes the copy
@@ -106,24 +102,19 @@ class Saver:
         """
         start = time.perf_counter()
         self._join()
-        size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-        work = _Work(metadata, start, prune)
         if self._copies is None and not last:
-            self._copies = room_for_copy(size, step_bytes, free)
-        snapshot = None if last or not self._copies else self._copied(state)
-        if snapshot is None:
-            self._guarded(work, self._write, state)
-            if work.writing is None:
-                return
-            self._under_way = self._pool.submit(self._guarded, work, self._seal)
-        else:
-            self._under_way = self._pool.submit(self._guarded, work, self._write_and_seal, snapshot)
-        work.waited = time.perf_counter() - start
+            self._copies = room_for_copy(sum(leaf.nbytes for leaf in jax.tree.leaves(state)), step_bytes, free)
+        copy = self._copied(state) if self._copies and not last else None
+        given, written = [state if copy is None else copy], threading.Event()
+        self._under_way = self._pool.submit(self._save, given, metadata, start, prune, written)
+        if copy is None:
+            written.wait()
+        self._waited = time.perf_counter() - start
 
-    def _copied(self, state: TrainState) -> list[TrainState] | None:
-        """Return a copy, in a list that gives it away: the thread then has the only reference. None where none fits."""
+    def _copied(self, state: TrainState) -> TrainState | None:
+        """Return a copy; None where none fits."""
         try:
-            return [jax.block_until_ready(copied(state))]
+            return jax.block_until_ready(copied(state))
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -134,8 +125,7 @@ class Saver:
         """Return the saves that have ended since this was last asked."""
         if self._under_way is not None and self._under_way.done():
             self._join()
-        ended = self._ended.copy()
-        del self._ended[: len(ended)]  # the thread may have added another meanwhile
+        ended, self._ended = self._ended, []
         return ended
 
     def wait(self) -> list[Saved]:
@@ -150,81 +140,67 @@ class Saver:
     def _join(self) -> None:
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
-            under_way.result()
+            saved = under_way.result()
+            self._ended.append(saved._replace(waited=min(self._waited, saved.seconds)))
 
-    def _guarded(self, work: "_Work", action: Callable[..., None], *rest: Any) -> None:
-        """Do a part of a save, action(work, *rest); what goes wrong ends it, and harms nothing saved before."""
+    def _save(
+        self, given: list[TrainState], metadata: Metadata, start: float, prune: bool, written: threading.Event
+    ) -> Saved:
+        """Write a checkpoint, in the thread. What goes wrong ends it, and harms nothing saved before.
+
+        given: the state, in a list that gives it away; written: set once nothing refers to it any more.
+        """
+        problem: str | None = None
+        pruned: tuple[tuple[int, ...], str | None] = (), None
         try:
-            action(work, *rest)
+            with ExitStack() as undo:
+                writing, model = self._write(given.pop(), metadata, undo)
+                written.set()
+                self.check()
+                self.sync()
+                store.seal(writing, model)
+                undo.pop_all()
+            self._good.add(metadata.step)
+            if prune:
+                pruned = self.prune(least=2)
         except (InputError, OSError, MemoryError) as error:
-            if work.writing is not None:
-                store.abandon(work.writing)
-                work.writing = None
-            if work.model is not None:
-                with suppress(OSError):
-                    work.model.unlink(missing_ok=True)
-            problem = f"{self._folder}: the checkpoint of step {work.step} cannot be written: "
-            words = str(error) or type(error).__name__
-            self._end(work, words if words.startswith(problem) else problem + words)
+            place = f"{self.folder}: the checkpoint of step {metadata.step} cannot be written: "
+            problem = place + (str(error) or type(error).__name__).removeprefix(place)
+        finally:
+            written.set()
+        path = store.state_folder(self.folder, metadata.step)
+        return Saved(metadata.step, path, problem, 0.0, time.perf_counter() - start, *pruned)
 
-    def _write_and_seal(self, work: "_Work", snapshot: list[TrainState]) -> None:
-        self._write(work, snapshot.pop())
-        self._seal(work)
+    def _write(self, state: TrainState, metadata: Metadata, undo: ExitStack) -> tuple[store.Writing, Path | None]:
+        """Write everything that needs the state's buffers: the arrays, and the model where it is exported.
 
-    def _write(self, work: "_Work", state: TrainState) -> None:
-        """Write everything that needs the state's buffers."""
-        self._check()
-        arrays = named_arrays(state, self._model)
-        work.writing = store.begin(self._folder, work.step, arrays, work.metadata.to_json())
-        if self._export:
-            self._write_model(work, state)
-
-    def _write_model(self, work: "_Work", state: TrainState) -> None:
-        """Write model_%08d.bin, under a hidden name until the checkpoint counts; of bf16 weights version 5, else 3."""
+        The model has a hidden name until the checkpoint counts; of bf16 weights it is of version 5, else of version 3.
+        undo: removes on an error what is written.
+        """
+        self.check()
+        writing = store.begin(self.folder, metadata.step, named_arrays(state, self.model), metadata.to_json())
+        undo.callback(store.abandon, writing)
+        if not self.export:
+            return writing, None
         bf16 = state.weights.dtype == jnp.bfloat16
-        weights = state.weights if bf16 else state.params
-        values = np.asarray(weights)[: num_parameters(self._model)].astype(np.float32, copy=False)
-        work.model = store.hidden_model(self._folder, work.step)
-        write_model(work.model, self._model, values, version=5 if bf16 else 3)
-
-    def _seal(self, work: "_Work") -> None:
-        assert work.writing is not None
-        self._check()
-        self._sync()
-        store.seal(work.writing, work.model)
-        work.writing = None
-        self._good.add(work.step)
-        self._end(work, None, *(self.prune(least=2) if work.prune else ((), None)))
+        weights = np.asarray(state.weights if bf16 else state.params)[: num_parameters(self.model)]
+        path = store.hidden_model(self.folder, metadata.step)
+        undo.callback(lambda: path.unlink(missing_ok=True))
+        write_model(path, self.model, weights.astype(np.float32, copy=False), version=5 if bf16 else 3)
+        return writing, path
 
     def prune(self, least: int) -> tuple[tuple[int, ...], str | None]:
         """Delete what need not stay, down to `least`: one once the run is complete, after `wait`.
 
         Returns the steps; and why not, where something could not be deleted.
         """
-        if self._keep == 0:
+        if self.keep == 0:
             return (), None
         try:
-            self._check()
+            self.check()
             steps = store.prune(
-                self._folder, keep=self._keep, major_every=self._major_every, least=least, known_good=self._good
+                self.folder, keep=self.keep, major_every=self.major_every, least=least, known_good=self._good
             )
         except InputError as error:
             return (), str(error)
         return tuple(steps), None
-
-    def _end(
-        self, work: "_Work", problem: str | None, removed: tuple[int, ...] = (), unremoved: str | None = None
-    ) -> None:
-        path = store.state_folder(self._folder, work.step)
-        seconds = time.perf_counter() - work.start
-        self._ended.append(Saved(work.step, path, problem, work.waited or seconds, seconds, removed, unremoved))
-
-
-class _Work:
-    """One save under way."""
-
-    def __init__(self, metadata: Metadata, start: float, prune: bool) -> None:
-        self.step, self.metadata, self.start, self.prune = metadata.step, metadata, start, prune
-        self.waited = 0.0
-        self.model: Path | None = None  # where the exported model is
-        self.writing: store.Writing | None = None

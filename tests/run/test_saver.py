@@ -24,7 +24,6 @@ from llmc_jax.errors import InputError
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
 from llmc_jax.plan import step_numbers
-from llmc_jax.run import saver as saver_module
 from llmc_jax.run.folder import RunLog
 from llmc_jax.run.saver import ALWAYS_ROOM, GPU_SHARE, SHARE, Saved, Saver, room_for_copy
 from llmc_jax.training.adamw import ADAMW
@@ -42,8 +41,8 @@ WAYS = ("beside", "between")
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Whether the state is copied on the device, or written before the next step."""
     if request.param == "between":
-        monkeypatch.setattr(saver_module, "ALWAYS_ROOM", 0)
-        monkeypatch.setattr(saver_module, "copied", no_copy)
+        monkeypatch.setattr("llmc_jax.run.saver.ALWAYS_ROOM", 0)
+        monkeypatch.setattr("llmc_jax.run.saver.copied", no_copy)
     return str(request.param)
 
 
@@ -188,7 +187,7 @@ def test_the_bits_are_those_of_the_time_of_the_save(
 
 
 def test_the_last_one_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saver_module, "copied", no_copy)
+    monkeypatch.setattr("llmc_jax.run.saver.copied", no_copy)
     state = new_state()
     expected = in_memory(state)
     saver = Saver(tmp_path, MODEL, *ALL)
@@ -285,12 +284,12 @@ def no_permission(*_: Any, **__: Any) -> NoReturn:
 
 
 FAILURES = {
-    "begin": (store, "begin", no_permission, "Permission denied"),
-    "begin, an OSError": (store, "begin", full, "No space left"),
-    "seal": (store, "seal", no_permission, "Permission denied"),
-    "sync": (os, "fsync", full, "No space left"),
-    "the name": (os, "rename", full, "No space left"),
-    "the model": (saver_module, "write_model", no_permission, "Permission denied"),
+    "begin": ("llmc_jax.checkpoint.store.begin", no_permission, "Permission denied"),
+    "begin, an OSError": ("llmc_jax.checkpoint.store.begin", full, "No space left"),
+    "seal": ("llmc_jax.checkpoint.store.seal", no_permission, "Permission denied"),
+    "sync": ("os.fsync", full, "No space left"),
+    "the name": ("os.rename", full, "No space left"),
+    "the model": ("llmc_jax.run.saver.write_model", no_permission, "Permission denied"),
 }
 
 
@@ -303,14 +302,14 @@ QUICK = ("begin", "seal", "the name")
 def test_a_save_that_fails_harms_nothing(
     tmp_path: Path, way: str, failure: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, name, fail, words = FAILURES[failure]
+    name, fail, words = FAILURES[failure]
     saver = Saver(tmp_path, MODEL, *ALL, export=True)
     state = new_state()
     expected = in_memory(state)
     save_well(saver, state, 1)
     state = advanced(state)
     with monkeypatch.context() as patch:
-        patch.setattr(module, name, fail)
+        patch.setattr(name, fail)
         saver.save(state, metadata(2), *ANY)
         (failed,) = saver.wait()
     assert failed.step == 2 and failed.problem is not None and words in failed.problem
