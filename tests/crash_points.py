@@ -28,13 +28,13 @@ from unittest import mock
 
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.manifest import MANIFEST
-from llmc_jax.cli import train as cli
+from llmc_jax.cli.train import main
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import parse_args
 from llmc_jax.errors import InputError
 from llmc_jax.files import path_of
-from llmc_jax.run import folder as runlog
-from llmc_jax.run import loop, resume
+from llmc_jax.machine.versions import git_state
+from llmc_jax.run import loop
 from llmc_jax.streams import Output
 from tests.same_run import OF_THE_RUN, WALL_CLOCK, leftovers, steps_of
 
@@ -398,7 +398,7 @@ def trained(words: Sequence[str]) -> Ended:
     """Run the command line in this process."""
     said, complaint = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complaint):
-        status = int(cli.main(list(words)))
+        status = int(main(list(words)))
     return Ended(status, said.getvalue(), complaint.getvalue())
 
 
@@ -412,7 +412,7 @@ class Outcome(NamedTuple):
     problem: str = ""  # why it refused
 
 
-_commit = functools.cache(runlog.git_state)  # which starts git
+_commit = functools.cache(git_state)  # which starts git
 
 
 def opened(run: Path, words: Sequence[str]) -> Outcome:
@@ -421,8 +421,8 @@ def opened(run: Path, words: Sequence[str]) -> Outcome:
         contextlib.redirect_stdout(io.StringIO()) as said,
         contextlib.redirect_stderr(io.StringIO()),
         mock.patch.object(os, "fsync", lambda _: None),
-        mock.patch.object(runlog, "git_state", _commit),
-        mock.patch.object(resume, "git_state", _commit),
+        mock.patch("llmc_jax.run.folder.git_state", _commit),
+        mock.patch("llmc_jax.run.resume.git_state", _commit),
     ):
         try:
             config = parse_args(list(words))

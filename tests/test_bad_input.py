@@ -15,7 +15,7 @@ import pytest
 
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.llmc import write_model
-from llmc_jax.cli import train as cli
+from llmc_jax.cli.train import main
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.data.tokenizers import bytes_tokenizer, write_tokenizer_bin
@@ -66,7 +66,7 @@ def bench(
     sound = ["-e", TINY, "-i", "train.bin", "-j", "val.bin", "-b", 4, "-t", 16, "-x", 3, "-v", 2, "-m", 2, "-s", 0]
 
     def run(*flags: Any) -> Done:
-        code = cli.main([str(word) for word in (*sound, *flags)])
+        code = main([str(word) for word in (*sound, *flags)])
         return Done(code, *capsys.readouterr())
 
     return Bench(tmp_path, run)

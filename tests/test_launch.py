@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from llmc_jax.cli import train as cli
+from llmc_jax.cli.train import main
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.train import TrainConfig
 from tests.same_run import check_same, steps_of, write_shards
@@ -77,7 +77,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 @pytest.mark.slow
 def test_the_loop_outlives_a_kill(place: Place) -> None:
-    assert cli.main([*place.flags, "-x", "30", "-n", "3", "-o", str(place.folder / "expected")]) == 0
+    assert main([*place.flags, "-x", "30", "-n", "3", "-o", str(place.folder / "expected")]) == 0
     loop = place.start("loop.sh", *place.flags, STEPS="30", EVERY="3")
     wait_until(lambda: place.run.exists() and steps_of(place.run, "DONE"), loop)
     os.kill(place.started()[-1], signal.SIGKILL)

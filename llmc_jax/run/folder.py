@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,14 +61,13 @@ def create_run_folder(output_dir: str, name: str, reuse: bool) -> tuple[Path, li
     Raises InputError if the folder holds files and reuse is off, if a file is in the way, or if it cannot be written;
     folders that it made are removed then.
     """
-    path = Path(output_dir or "runs")
-    made = [each for each in (path, *path.parents) if not os.path.lexists(each)]
+    folder = Path(output_dir or "runs")
+    made = [each for each in (folder, *folder.parents) if not os.path.lexists(each)]
     try:
-        folder = Path(output_dir) if output_dir else _new_folder(name)
+        folder.mkdir(parents=True, exist_ok=True)
         if not output_dir:
+            folder = _new_folder(folder, name)
             made.insert(0, folder)
-        else:
-            folder.mkdir(parents=True, exist_ok=True)
         for each in made or [folder]:
             with suppress(PermissionError):  # a folder that may be entered but not listed cannot be synced
                 sync(each.parent)  # the names of all folders too are on the disk before a checkpoint counts
@@ -84,12 +84,10 @@ def create_run_folder(output_dir: str, name: str, reuse: bool) -> tuple[Path, li
     return folder, made
 
 
-def _new_folder(name: str) -> Path:
-    """Make a new folder runs/<date>-<time>-<name>; a number is appended while another run of the same second has it."""
+def _new_folder(parent: Path, name: str) -> Path:
+    """Make a new folder <date>-<time>-<name>; a number is appended while another run of the same second has it."""
     words = re.sub(r"[^A-Za-z0-9._]+", "-", name)[:60].strip("-.") or "run"
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{words}"
-    parent = Path("runs")
-    parent.mkdir(exist_ok=True)
     for attempt in itertools.count(1):
         folder = parent / (stem if attempt == 1 else f"{stem}-{attempt}")
         with suppress(FileExistsError):
@@ -167,6 +165,11 @@ class Kept(NamedTuple):
     validated: bool  # the validation before this step belongs to it
     sampled: bool  # so does the sample
 
+    def has(self, kind: str, step: int) -> bool:
+        """Return whether a line of this kind and step stays."""
+        done = {"train": False, "val": self.validated, "sample": self.sampled}
+        return done.get(kind, True) if step == self.step else step < self.step
+
 
 def cut_logs(folder: Path, kept: Kept | None) -> None:
     """Drop from main.log, metrics.jsonl and samples.txt what lies beyond the point where a run continues.
@@ -174,34 +177,40 @@ def cut_logs(folder: Path, kept: Kept | None) -> None:
     kept: that point; None drops everything. Each file has either its old or its new content, whatever happens.
     Lines that cannot be understood stay. Raises InputError if a file cannot be read or written.
     """
-    _rewrite(folder / MAIN_LOG, lambda line: _stays(*_main_log_step(line), kept))
-    events = _rewrite(folder / METRICS, lambda line: _stays(*_event_step(line), kept))
+    _rewrite(folder / MAIN_LOG, _main_log_step, kept)
+    events = _rewrite(folder / METRICS, _event_step, kept)
     if events is not None and (folder / SAMPLES).exists():
-        samples = [json.loads(line) for line in events.split(b"\n") if _event_step(line)[0] == "sample"]
+        samples = [json.loads(line) for line in events if _event_step(line)[0] == "sample"]
         texts = (_sample_text(e["step"], e["text"], e["tokens"]) for e in samples if {"text", "tokens"} <= e.keys())
         write_atomic(folder / SAMPLES, "".join(texts).encode(errors="replace"))
 
 
-def _stays(kind: str, step: int, kept: Kept | None) -> bool:
-    if kept is None:
-        return False
-    if not kind:
-        return True
-    if step == kept.step:
-        return {"train": False, "val": kept.validated, "sample": kept.sampled}.get(kind, True)
-    return step < kept.step
+def _rewrite(path: Path, what: Callable[[bytes], tuple[str, int]], kept: Kept | None) -> list[bytes] | None:
+    """Keep some lines of a file, and never its torn last one; return them, None where there is no file.
+
+    what: gives the kind and the step of a line, ("", 0) of one that is not understood.
+    """
+    if not os.path.isfile(path):
+        return None
+    before = _read(path)
+    *lines, _torn = before.split(b"\n")
+    lines = [line for line in lines if kept is not None and kept.has(*what(line))]
+    after = b"".join(line + b"\n" for line in lines)
+    if after != before:
+        write_atomic(path, after)
+    return lines
 
 
 def _main_log_step(line: bytes) -> tuple[str, int]:
-    """Return what a line of main.log tells, and of which step: ("train", 3); ("", 0) if it is not understood."""
+    """Return what a line of main.log tells, and of which step: ("train", 3)."""
     match = re.match(rb"s:(\d{1,18}) (trl|tel|eval):", line)
     if match is None:
         return "", 0
-    return {b"trl": "train", b"tel": "val", b"eval": "val"}[match[2]], int(match[1])
+    return "train" if match[2] == b"trl" else "val", int(match[1])
 
 
 def _event_step(line: bytes) -> tuple[str, int]:
-    """Return the kind and the step of an event; ("", 0) if the line is none. A GPU's figures come after their step."""
+    """Return the kind and the step of an event. A GPU's figures come after their step."""
     try:
         event = _json_object(line, "")
     except FormatError:
@@ -212,18 +221,6 @@ def _event_step(line: bytes) -> tuple[str, int]:
     return ("train" if kind == "gpu" else kind), step
 
 
-def _rewrite(path: Path, stays: Callable[[bytes], bool]) -> bytes | None:
-    """Keep some lines of a file, and never its torn last one. Returns what it holds then; None where there is none."""
-    if not os.path.isfile(path):
-        return None
-    before = _read(path)
-    *lines, _torn = before.split(b"\n")
-    after = b"".join(line + b"\n" for line in lines if stays(line))
-    if after != before:
-        write_atomic(path, after)
-    return after
-
-
 def _sample_text(step: int, text: str, tokens: int) -> str:
     return f"step {step}, {tokens} tokens\n---\n{text}\n---\n"
 
@@ -231,14 +228,14 @@ def _sample_text(step: int, text: str, tokens: int) -> str:
 class RunLog:
     """The open files of one run. Steps are counted from 0, as llm.c counts them in its main.log.
 
-    Every method writes at once and raises InputError, naming the file, when that fails (a full disk), and when the file
-    or the folder is no longer where it was opened.
+    Every method writes at once, unbuffered, and raises InputError, naming the file, when that fails (a full disk), and
+    when the file or the folder is no longer where it was opened.
     """
 
     def __init__(self, folder: Path, *, check: Callable[[], None] = lambda: None) -> None:
         """Open the folder's files, to append to them. check: raises InputError where the folder is another one."""
         self._check = check
-        self._files = {name: _LineFile(folder / name) for name in (MAIN_LOG, METRICS, SAMPLES)}
+        self._files = {name: _opened(folder / name) for name in (MAIN_LOG, METRICS, SAMPLES)}
 
     def train(self, figures: StepFigures) -> None:
         """Write one training step; figures that only some runs have go into metrics.jsonl alone."""
@@ -260,14 +257,31 @@ class RunLog:
         self._write(METRICS, json.dumps(plain({"event": kind, **fields}), allow_nan=False) + "\n")
 
     def _write(self, name: str, text: str) -> None:
+        """Append whole lines to a file; what this returned from has left the process."""
         self._check()
-        self._files[name].write(text)
+        file = self._files[name]
+        if not leads_to(file.name, file.fileno()):
+            now = _whereabouts(path_of(file.fileno()))
+            raise InputError(f"{file.name}: is no longer the file that this run writes, which {now}")
+        data = memoryview(text.encode(errors="replace"))
+        before = os.fstat(file.fileno()).st_size
+        try:
+            while data:
+                data = data[file.write(data) :]
+        except OSError as error:
+            with suppress(OSError):  # no half line, which the next event would be glued to
+                file.truncate(before)
+            raise InputError(f"{file.name}: cannot write to it: {error.strerror}") from error
 
     def sync(self) -> None:
-        """Bring what was written to the disk."""
+        """Bring what was written to the disk; what is no regular file (main.log as a link to /dev/null) has none."""
         self._check()
         for file in self._files.values():
-            file.sync()
+            try:
+                os.fsync(file.fileno())
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise InputError(f"{file.name}: cannot write to it: {error.strerror}") from error
 
     def __enter__(self) -> "RunLog":
         return self
@@ -277,47 +291,14 @@ class RunLog:
             file.close()
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    """Open a file; a pipe that nobody reads is an error, where it would else wait."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
-    os.set_blocking(descriptor, True)
-    return descriptor
-
-
-class _LineFile:
-    """A file that grows by whole lines, unbuffered: what `write` returned from has left this process."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self._file = open(path, "ab", buffering=0, opener=_open_at_once)  # noqa: SIM115
-        except OSError as error:
-            raise InputError(f"{path}: cannot open it for writing: {error.strerror}") from error
-
-    def write(self, text: str) -> None:
-        if not leads_to(self.path, self._file.fileno()):
-            now = _whereabouts(path_of(self._file.fileno()))
-            raise InputError(f"{self.path}: is no longer the file that this run writes, which {now}")
-        data = memoryview(text.encode(errors="replace"))
-        before = os.fstat(self._file.fileno()).st_size
-        try:
-            while data:
-                data = data[self._file.write(data) :]
-        except OSError as error:
-            with suppress(OSError):  # no half line, which the next event would be glued to
-                self._file.truncate(before)
-            raise InputError(f"{self.path}: cannot write to it: {error.strerror}") from error
-
-    def sync(self) -> None:
-        try:
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            if error.errno == errno.EINVAL:
-                return  # no regular file (main.log as a link to /dev/null), so there is nothing to bring to a disk
-            raise InputError(f"{self.path}: cannot write to it: {error.strerror}") from error
-
-    def close(self) -> None:
-        self._file.close()
+def _opened(path: Path) -> FileIO:
+    """Open a file to append to it; a pipe that nobody reads is an error, where it would else wait."""
+    try:
+        file = FileIO(path, "a", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK, 0o666))
+    except OSError as error:
+        raise InputError(f"{path}: cannot open it for writing: {error.strerror}") from error
+    os.set_blocking(file.fileno(), True)
+    return file
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

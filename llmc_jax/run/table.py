@@ -6,7 +6,7 @@ from typing import Any
 from llmc_jax import kernels
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.machine import compiling
-from llmc_jax.machine import device as hardware
+from llmc_jax.machine.device import device_label
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.plan import Plan, triton_gemm_wish
 from llmc_jax.run.prepare import Setup
@@ -16,7 +16,7 @@ def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
     """Return the sections of the start-up table, its rows named as llm.c names them."""
     plan, data = setup.plan, setup.data
     machine = [
-        ("device", hardware.device_label(setup.device)),
+        ("device", device_label(setup.device)),
         ("precision", precision_text(plan)),
         *kernel_rows(plan.choices),
         *repeat_rows(plan),

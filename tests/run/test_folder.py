@@ -8,6 +8,8 @@ import re
 import resource
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -17,9 +19,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.run import folder as runlog
 from llmc_jax.run.figures import StepFigures
-from llmc_jax.run.folder import Kept, RunLog, create_run_folder, cut_logs, locked, read_metrics
+from llmc_jax.run.folder import (
+    Kept,
+    RunLog,
+    config_file,
+    config_record,
+    create_run_folder,
+    cut_logs,
+    locked,
+    read_config,
+    read_kernels,
+    read_metrics,
+    write_config,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # however busy the machine is
@@ -40,7 +53,7 @@ def _train(log: RunLog, step: int, loss: Any = 4.0, **changes: Any) -> None:
 
 def test_new_folders_of_one_second_do_not_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runlog.time, "strftime", lambda _: "20250102-030405")
+    monkeypatch.setattr(time, "strftime", lambda _: "20250102-030405")
     folders = [create_run_folder("", "gpt3:c768", reuse=False)[0] for _ in range(3)]
     assert [str(f) for f in folders] == [
         "runs/20250102-030405-gpt3-c768",
@@ -87,7 +100,7 @@ def test_a_folder_that_cannot_be_used_is_not_left(
         raise OSError(28, "No space left on device")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runlog.tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
     for there in ([], ["a"], ["a/b", "runs"]):
         for name in there:
             (tmp_path / name).mkdir(exist_ok=True)
@@ -502,8 +515,8 @@ def test_without_locks_training_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_configuration_holds_what_json_can_hold(tmp_path: Path) -> None:
     options = {"learning_rate": 3e-4, "output_dir": Path("out"), "inputs": ("a", "b"), "seed": None}
-    runlog.write_config(tmp_path, runlog.config_record(options, {"channels": 32}, {"kind": "cpu"}))
-    config = runlog.read_config(tmp_path)
+    write_config(tmp_path, config_record(options, {"channels": 32}, {"kind": "cpu"}))
+    config = read_config(tmp_path)
     assert config is not None
     assert config["options"] == {"learning_rate": 3e-4, "output_dir": "out", "inputs": ["a", "b"], "seed": None}
     assert (config["model"], config["device"]) == ({"channels": 32}, {"kind": "cpu"})
@@ -515,7 +528,7 @@ def test_a_configuration_holds_what_json_can_hold(tmp_path: Path) -> None:
 def test_of_the_configuration_and_the_kernels_both_are_written_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    runlog.write_config(tmp_path, {"start": 1}, {"kernels": 1})
+    write_config(tmp_path, {"start": 1}, {"kernels": 1})
     write, calls = Path.write_bytes, []
 
     def fail(path: Path, data: bytes) -> int:
@@ -526,30 +539,30 @@ def test_of_the_configuration_and_the_kernels_both_are_written_or_none(
 
     monkeypatch.setattr(Path, "write_bytes", fail)
     with pytest.raises(InputError, match=r"json: cannot write it: No space left"):
-        runlog.write_config(tmp_path, {"start": 2}, {"kernels": 2})
-    assert runlog.read_config(tmp_path) == {"start": 1}
-    assert runlog.read_kernels(tmp_path / "kernels.json") == {"kernels": 1}
+        write_config(tmp_path, {"start": 2}, {"kernels": 2})
+    assert read_config(tmp_path) == {"start": 1}
+    assert read_kernels(tmp_path / "kernels.json") == {"kernels": 1}
     assert len(list(tmp_path.iterdir())) == 2
-    runlog.write_config(tmp_path, {"start": 3}, {"kernels": 3})
-    assert runlog.read_kernels(tmp_path / "kernels.json") == {"kernels": 3}
+    write_config(tmp_path, {"start": 3}, {"kernels": 3})
+    assert read_kernels(tmp_path / "kernels.json") == {"kernels": 3}
 
 
 def test_the_configurations_of_earlier_versions(tmp_path: Path) -> None:
     """They kept those of earlier starts under numbers; killed at a start, they could leave these alone."""
-    assert runlog.config_file(tmp_path) is None and runlog.read_config(tmp_path) is None
+    assert config_file(tmp_path) is None and read_config(tmp_path) is None
     for name in ("config-0.json", "config-x.json", "config-.json", "config-1.json.bak"):
         (tmp_path / name).write_text("{}")
     (tmp_path / "config-77.json").mkdir()
-    assert runlog.config_file(tmp_path) is None
+    assert config_file(tmp_path) is None
     for number in (1, 2, 10):
         (tmp_path / f"config-{number}.json").write_text(json.dumps({"start": number}))
-        assert runlog.read_config(tmp_path) == {"start": number}
-    runlog.write_config(tmp_path, {"start": 11})
-    assert runlog.read_config(tmp_path) == {"start": 11}
+        assert read_config(tmp_path) == {"start": number}
+    write_config(tmp_path, {"start": 11})
+    assert read_config(tmp_path) == {"start": 11}
 
 
 @pytest.mark.parametrize("data", [b"", b"[1]", b"\xff", b"[" * 100_000])
 def test_a_configuration_that_is_none_is_named(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "config.json").write_bytes(data)
     with pytest.raises(FormatError, match=r"config\.json: is not a JSON object"):
-        runlog.read_config(tmp_path)
+        read_config(tmp_path)

@@ -23,7 +23,7 @@ import pytest
 
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.llmc import read_header, read_model, write_model
-from llmc_jax.cli import train as cli
+from llmc_jax.cli.train import main
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.corpora import Corpus
@@ -32,13 +32,12 @@ from llmc_jax.data.tokenfile import open_token_file, write_token_file
 from llmc_jax.data.tokenizers import bytes_tokenizer, sample_text
 from llmc_jax.errors import InputError
 from llmc_jax.machine import compiling
-from llmc_jax.machine import device as hardware
+from llmc_jax.machine.device import describe_device
 from llmc_jax.machine.nvml import GpuReading
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import Params, num_parameters, padded
 from llmc_jax.plan import Plan
-from llmc_jax.run import batches, begin, curves, due, prepare
-from llmc_jax.run import loop as trainer
+from llmc_jax.run import batches, begin, curves, due, loop, prepare
 from llmc_jax.run.folder import read_config, read_metrics
 from llmc_jax.run.sampler import generate
 from llmc_jax.run.state import Progress
@@ -63,7 +62,7 @@ def train(tmp_path: Path, tokens: Any, capsys: pytest.CaptureFixture[str], monke
             monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
         output = tmp_path / folder
         defaults = [*tiny_flags(tokens), "-o", output]
-        code = cli.main([str(word) for word in (*defaults, *flags)])
+        code = main([str(word) for word in (*defaults, *flags)])
         return Result(code, output, *capsys.readouterr())
 
     return run
@@ -124,7 +123,7 @@ def samples(events: list[dict[str, Any]]) -> dict[int, str]:
 def test_the_preset_samples_as_train_gpt2_c(tokens: Any, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     flags = f"--preset llmc-cpu -e {SMALL} --tokenizer none --no-save --print-every 0 -o {folder}"
-    assert cli.main([*flags.split(), "-i", str(tokens.train), "-j", str(tokens.val)]) == 0
+    assert main([*flags.split(), "-i", str(tokens.train), "-j", str(tokens.val)]) == 0
     assert samples(read_metrics(folder / "metrics.jsonl")) == SMALL_IDS
 
 
@@ -174,7 +173,7 @@ def full_run(tokens: Any, tmp_path_factory: pytest.TempPathFactory) -> Result:
     argv = [str(word) for word in (*tiny_flags(tokens), *FULL, "-o", folder)]
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
         patch.setattr(sys, "argv", ["train.py", *argv])
-        done = cli.main(argv)
+        done = main(argv)
     return Result(done, folder, out.getvalue(), "")
 
 
@@ -388,8 +387,8 @@ def test_the_table_has_the_optimizers_numbers_and_what_runs(train: Train, full_r
 
 
 def test_several_gpus_are_named_and_one_is_used(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = hardware.describe_device()._replace(platform="gpu", kind="Some GPU", num_devices=8, memory_bytes=None)
-    monkeypatch.setattr(hardware, "describe_device", lambda: device)
+    device = describe_device()._replace(platform="gpu", kind="Some GPU", num_devices=8, memory_bytes=None)
+    monkeypatch.setattr("llmc_jax.machine.device.describe_device", lambda: device)
     out = train("-x", 0).out
     assert "1 of 8 x Some GPU" in out
     assert "one of the 8 devices is used; training on several is not built yet" in out.splitlines()
@@ -418,14 +417,14 @@ def test_the_built_in_corpus_with_any_model_and_validation(
 def test_a_folder_that_another_process_makes_meanwhile_is_its_own(
     train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = trainer.prepare
+    right = loop.prepare
 
     def slow(*given: Any) -> Any:
         found = right(*given)
         (tmp_path / "new").mkdir()
         return found
 
-    monkeypatch.setattr(trainer, "prepare", slow)
+    monkeypatch.setattr(loop, "prepare", slow)
     run = train("-y", 1, "-x", 1, folder="new")
     assert run.code == 2 and "another process" in run.err and list((tmp_path / "new").iterdir()) == []
 
@@ -557,7 +556,7 @@ def test_the_folder_alone_goes_on_with_the_run(
     first = train("-x", 3, "-s", 2, "-g", 4, "-b", 2)
 
     def go_on(*flags: str) -> Result:
-        code = cli.main(["-y", "1", "-o", str(first.folder), *flags])
+        code = main(["-y", "1", "-o", str(first.folder), *flags])
         return Result(code, first.folder, *capsys.readouterr())
 
     def options() -> dict[str, Any]:
@@ -742,9 +741,9 @@ def test_an_absurd_learning_rate_keeps_what_the_last_finite_step_left(train: Tra
 
 
 def test_a_loss_scale_that_stays_does_not_hide_a_divergence() -> None:
-    overflow = trainer.Result(metrics(finite=False, applied=False)._replace(loss_scale=np.float32(1024)), 1.0)  # type: ignore[arg-type]
+    overflow = loop.Result(metrics(finite=False, applied=False)._replace(loss_scale=np.float32(1024)), 1.0)  # type: ignore[arg-type]
     for factor, in_a_row in ((1, 1), (2, 0)):
-        progress = trainer.counted(TrainConfig(loss_scale_factor=factor), Progress(0), overflow)  # type: ignore[arg-type]
+        progress = loop.counted(TrainConfig(loss_scale_factor=factor), Progress(0), overflow)  # type: ignore[arg-type]
         assert progress.counters.skipped_in_a_row == in_a_row
 
 
@@ -763,15 +762,15 @@ def metrics(*, finite: bool = True, applied: bool = True) -> Metrics:
     return Metrics(**made, finite=np.bool_(finite), applied=np.bool_(applied))  # type: ignore[arg-type]
 
 
-def one_step(given: Metrics, seconds: float = 0.0) -> trainer.Result:
+def one_step(given: Metrics, seconds: float = 0.0) -> loop.Result:
     """What the pipeline makes of a step that reports this, and whose data come after so many seconds."""
 
     def slow() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         time.sleep(seconds)
         yield np.zeros(1), np.zeros(1)
 
-    pipeline = trainer.Pipeline()
-    step = trainer.Step(lambda state, *_: (state, given), 0)
+    pipeline = loop.Pipeline()
+    step = loop.Step(lambda state, *_: (state, given), 0)
     pipeline.submit(step, 0, batches.Batches(slow(), lambda: None))  # type: ignore[arg-type]
     assert list(pipeline.results(pending=1)) == []
     (result,) = pipeline.results(pending=0)
@@ -783,7 +782,7 @@ def test_only_steps_in_a_row_count() -> None:
     progress, counts = Progress(0), []  # type: ignore[arg-type]
     for finite, applied in pattern:
         result = one_step(metrics(finite=finite, applied=applied))
-        progress = trainer.counted(TrainConfig(), progress, result)
+        progress = loop.counted(TrainConfig(), progress, result)
         counts.append((progress.counters.skipped, progress.counters.skipped_in_a_row))
     assert counts == [(0, 0), (1, 1), (2, 2), (2, 0), (3, 1), (4, 0)]
     assert progress.read == len(pattern)
@@ -792,9 +791,9 @@ def test_only_steps_in_a_row_count() -> None:
 def test_waiting_for_data_is_part_of_a_step() -> None:
     result = one_step(metrics(), seconds=0.05)
     assert result.seconds >= 0.05
-    later = trainer.counted(TrainConfig(), Progress(0, step=1, read=1), result)  # type: ignore[arg-type]
+    later = loop.counted(TrainConfig(), Progress(0, step=1, read=1), result)  # type: ignore[arg-type]
     assert later.seconds == result.seconds
-    first = trainer.counted(TrainConfig(), Progress(0, step=8, begun_at=7, read=7), result)  # type: ignore[arg-type]
+    first = loop.counted(TrainConfig(), Progress(0, step=8, begun_at=7, read=7), result)  # type: ignore[arg-type]
     assert first.seconds == 0  # the first step of a process is left out of the mean, as llm.c does
 
 
@@ -952,7 +951,7 @@ def test_memory_that_is_not_enough_is_one_line(train: Train, monkeypatch: pytest
     def full(*_: Any) -> None:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes.\nmore")
 
-    monkeypatch.setattr(trainer, "compile_step", full)
+    monkeypatch.setattr(loop, "compile_step", full)
     run = train()
     assert run.code == 2
     assert run.err.count("\n") == 1 and "Out of memory allocating 123 bytes; lower -b" in run.err

@@ -21,8 +21,7 @@ from llmc_jax.kernels import Findings, Machine
 from llmc_jax.kernels.plain import to_json
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.plan import make_plan
-from llmc_jax.run import prepare as setup
-from llmc_jax.run.prepare import prepare, resolve_model
+from llmc_jax.run.prepare import prepare, resolve_model, try_kernels
 from llmc_jax.run.table import weights_text
 from llmc_jax.trials.card import Card
 
@@ -100,16 +99,16 @@ def test_nothing_is_measured_where_an_earlier_choice_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made_on: Machine | None, flag: str, tried: bool
 ) -> None:
     cases: list[Any] = []
-    monkeypatch.setattr(setup, "find_card", lambda: H200)
-    monkeypatch.setattr(setup.start, "find_out", lambda case, here: cases.append(case) or Findings())
+    monkeypatch.setattr("llmc_jax.run.prepare.find_card", lambda: H200)
+    monkeypatch.setattr("llmc_jax.trials.start.find_out", lambda case, here: cases.append(case) or Findings())
     plain = TrainConfig(batch_size=2, sequence_length=64)
     if made_on is not None:
         resolved = make_plan(plain, SHAPE, made_on).resolved
         (tmp_path / "kernels.json").write_text(json.dumps(to_json(resolved)))
     options = {"-y": {"output_dir": str(tmp_path), "reuse": True}, "--kernels-from": {"kernels_from": str(tmp_path)}}
     config = replace(plain, **options.get(flag, {}))
-    setup.try_kernels(config, SHAPE)
+    try_kernels(config, SHAPE)
     assert len(cases) == tried
     earlier = Checkpoint(tmp_path, Manifest(3, {}, {}), {})
-    setup.try_kernels(config, SHAPE, earlier)  # nor where a checkpoint is continued
+    try_kernels(config, SHAPE, earlier)  # nor where a checkpoint is continued
     assert len(cases) == tried

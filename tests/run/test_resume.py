@@ -16,7 +16,7 @@ import pytest
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Counters, Identity, Metadata
 from llmc_jax.checkpoint.manifest import Manifest
-from llmc_jax.cli import train as cli
+from llmc_jax.cli.train import main
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.loader import TokenLoader
@@ -71,7 +71,7 @@ def train(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Tra
     def run(*flags: Any, folder: Path | str = "run", stop: int = 0, number: int = signal.SIGTERM) -> Result:
         output = tmp_path / folder
         with stopped_after(stop, number):
-            code = cli.main(flags_of(data, "-o", output, *flags))
+            code = main(flags_of(data, "-o", output, *flags))
         return Result(code, output, *capsys.readouterr())
 
     return run
@@ -357,7 +357,7 @@ def stopped(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of twelve steps stopped after seven, with a checkpoint at four; read-only by agreement."""
     folder = tmp_path_factory.mktemp("stopped") / "run"
     with stopped_after(7):
-        assert cli.main(flags_of(data, "-n", 4, "-o", folder)) == 130
+        assert main(flags_of(data, "-n", 4, "-o", folder)) == 130
     assert steps_of(folder, "DONE") == [4, 7]
     return folder
 
@@ -470,7 +470,7 @@ def by_other(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run stopped after two steps whose GELU is another row's; read-only by agreement."""
     folder = tmp_path_factory.mktemp("other") / "run"
     with stopped_after(2), other_gelu(preferred=True):
-        assert cli.main(flags_of(data, *BARE, "-o", folder)) == 130
+        assert main(flags_of(data, *BARE, "-o", folder)) == 130
     assert gelu_of(folder) == gelu_of(folder / "state_00000002") == "other"
     return folder
 
@@ -588,7 +588,7 @@ def flip_a_bit(folder: Path) -> None:
 def unbroken(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of `stopped` without a break."""
     folder = tmp_path_factory.mktemp("unbroken") / "run"
-    assert cli.main(flags_of(data, "-n", 4, "-o", folder)) == 0
+    assert main(flags_of(data, "-n", 4, "-o", folder)) == 0
     return folder
 
 
