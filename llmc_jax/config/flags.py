@@ -2,7 +2,8 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,7 +58,7 @@ class Given(NamedTuple):
 
     @property
     def config(self) -> TrainConfig:
-        """They and, for all else, llm.c's defaults."""
+        """Return them and, for all else, llm.c's defaults."""
         return replace(TrainConfig(), **self.preset | self.flags)
 
 
@@ -65,8 +66,8 @@ def given_options(argv: Sequence[str]) -> Given:
     """Return the options that a command line names; see `parse_args`."""
     if not argv:
         return Given(preset_options(DEFAULT_PRESET), {})
-    pairs, problems = _split(argv, OPTIONS)
-    given = {about.name: value for about, value in _read_all(pairs, problems)}
+    values, problems = _read(argv, OPTIONS)
+    given = {about.name: value for about, value in values}
     base: dict[str, Any] = {}
     try:
         if "preset" in given:
@@ -89,63 +90,37 @@ def preset_config(name: str) -> TrainConfig:
     return replace(TrainConfig(), **preset_options(name))
 
 
-class Pair(NamedTuple):
-    """A flag of a command line."""
-
-    flag: str  # as typed
-    about: Option
-    value: str | None  # None: a switch without one
-
-
-def _read_all(pairs: Iterable[Pair], problems: list[str]) -> Iterator[tuple[Option, Any]]:
-    """Yield the options that were given, with their values; adds what they cannot be to the problems."""
-    for flag, about, value in pairs:
-        try:
-            yield about, _switched(about, value) if about.switch else _read(about, value or "")
-        except InputError as error:
-            problems.append(f"{flag} {show_value(value)}: {error}")
-
-
-def _switched(about: Option, value: str | None) -> bool:
-    """The option of a flag without a value: `--no-save`, or `--no-save=1`; `--no-save=0` is as without it."""
-    if value not in (None, "0", "1"):
-        raise InputError(f"takes no value but 0 and 1; write {about.flags[0]} alone")
-    return bool(about.default) if value == "0" else not about.default
-
-
-def _split(
+def _read(
     argv: Sequence[str], options: Iterable[Option], rest: list[str] | None = None
-) -> tuple[list[Pair], list[str]]:
-    """Return words as pairs of a flag and its value, and problems; where there is a rest, unknown words go there.
+) -> tuple[list[tuple[Option, Any]], list[str]]:
+    """Return the options and values that words give, and problems; where there is a rest, unknown words go there.
 
     Done by hand because argparse reads `-ge1` and `-ix foo` as `-g e1` and `-i x`, takes some negative values for
     flags, and reports one problem at a time. Here a flag is its exact spelling, and the word after it, or after the
     equals sign, is its value.
     """
     by_flag = {flag: about for about in options for flag in about.flags}
-    pairs, problems = list[Pair](), list[str]()
-    position = 0
-    while position < len(argv):
-        flag, equals, value = argv[position].partition("=")
-        following = argv[position + 1] if position + 1 < len(argv) else None
-        position += 1
-        about = by_flag.get(flag)
+    given, problems = list[tuple[Option, Any]](), list[str]()
+    left = deque(argv)
+    while left:
+        word = left.popleft()
+        flag, equals, value = word.partition("=")
+        about, following = by_flag.get(flag), left[0] if left else None
         if about is None and rest is not None:
-            rest.append(argv[position - 1])
+            rest.append(word)
         elif about is None:
-            problems.append(_unknown(argv[position - 1]))
+            problems.append(_unknown(word))
             if flag.startswith("-") and not equals and following is not None and not following.startswith("-"):
-                position += 1  # most likely the value of what is not a flag
-        elif about.switch:
-            pairs.append(Pair(flag, about, value if equals else None))
-        elif equals:
-            pairs.append(Pair(flag, about, value))
-        elif following is None or following in by_flag:
+                left.popleft()  # most likely the value of what is not a flag
+        elif not about.switch and not equals and (following is None or following in by_flag):
             problems.append(_without_value(flag, about, following))
         else:
-            pairs.append(Pair(flag, about, following))
-            position += 1
-    return pairs, problems
+            text = value if equals else "1" if about.switch else left.popleft()
+            try:
+                given.append((about, _value(about, text)))
+            except InputError as error:
+                problems.append(f"{flag} {show_value(text)}: {error}")
+    return given, problems
 
 
 def _unknown(word: str) -> str:
@@ -184,8 +159,15 @@ def _without_value(flag: str, about: Option, following: str | None) -> str:
     return f"{flag}: its value must follow, but {found}; write {flag} {about.value_name}{advice}"
 
 
-def _read(about: Option, text: str) -> Any:
-    """The option's value out of a word. Raises InputError that says what it must be."""
+def _value(about: Option, text: str) -> Any:
+    """Return the option's value out of a word. Raises InputError that says what it must be.
+
+    That of a switch is mostly left out: `--no-save`, or `--no-save=1`; `--no-save=0` is as without it.
+    """
+    if about.switch:
+        if text not in ("0", "1"):
+            raise InputError(f"takes no value but 0 and 1; write {about.flags[0]} alone")
+        return bool(about.default) if text == "0" else not about.default
     value = _as_type(about.type, text)
     problem = value_problem(about, value)
     if problem is None:
@@ -241,9 +223,9 @@ def take_own(argv: Sequence[str], table: Sequence[Option]) -> tuple[SimpleNamesp
     Raises one InputError with all values that its own flags cannot have.
     """
     rest = list[str]()
-    pairs, problems = _split(argv, table, rest)
+    given, problems = _read(argv, table, rest)
     values = {about.name: about.default for about in table}
-    for about, value in _read_all(pairs, problems):
+    for about, value in given:
         values[about.name] = [*values[about.name], value] if isinstance(about.default, list) else value
     raise_problems(problems)
     return SimpleNamespace(**values), rest

@@ -205,7 +205,7 @@ def test_one_clear_line_for_each_mistake(line: str, problem: str) -> None:
 
 def test_all_mistakes_of_a_line_are_reported_together() -> None:
     problems = problems_of(lambda: parse("-ix foo -b 0 -t x --preset dem -x -1 8"))
-    assert [problem.split(":")[0] for problem in problems] == ["-ix", "8", "-b 0", "-t x", "--preset dem"]
+    assert [problem.split(":")[0] for problem in problems] == ["-ix", "-b 0", "-t x", "8", "--preset dem"]
 
 
 # --- programs with flags of their own -----------------------------------------------------------------------------
