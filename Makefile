@@ -33,13 +33,13 @@ test-aot: ## compile the kernels for GPUs that are not there, with each supporte
 	done
 
 test-triton: .venv-triton/.ready ## the Triton kernels: in Triton's interpreter, and compiled (Linux; 2 GB of packages)
-	JAX_PLATFORMS=cpu .venv-triton/bin/python -m pytest -q tests/kernels/triton $(ARGS)
+	JAX_PLATFORMS=cpu .venv-triton/bin/python -m pytest -q -n 2 --dist loadfile tests/kernels/triton $(ARGS)
 
 .venv-triton/.ready: pyproject.toml
 	rm -rf .venv-triton
 	python=$$(scripts/find_python.sh) && "$$python" -m venv .venv-triton
 	.venv-triton/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e ".[triton]" \
-		"jax==0.11.2" "jaxlib==0.11.2" pytest hypothesis
+		"jax==0.11.2" "jaxlib==0.11.2" pytest pytest-xdist hypothesis
 	.venv-triton/bin/python -m pip install -q --disable-pip-version-check --no-deps \
 		"jax-cuda12-plugin==0.11.2" "jax-cuda12-pjrt==0.11.2"
 	touch $@
