@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmc_jax.checkpoint.llmc import read_model
+from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.checkpoint.store import Checkpoint, entries, open_checkpoint
 from llmc_jax.data.tokenfile import write_token_file
-from llmc_jax.models.gpt2.tensors import Params
+from llmc_jax.models.gpt2.tensors import Params, num_parameters
 from llmc_jax.run.folder import read_metrics
 
 WALL_CLOCK = {"ms", "tokens_per_second", "time", "seconds"}
@@ -148,4 +148,5 @@ class Result(NamedTuple):
 
     def exported(self, step: int) -> np.ndarray:
         """The parameters (N,) in the model file of a step."""
-        return read_model(self.folder / f"model_{step:08d}.bin").flat
+        source = open_source(self.folder / f"model_{step:08d}.bin")
+        return flat_parameters(source)[: num_parameters(source.config)]

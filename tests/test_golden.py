@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmc_jax.checkpoint.llmc import read_model
+from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.gpt2.init import random_parameters
@@ -228,11 +228,10 @@ def test_llm_c_s_first_step(shared: Path) -> None:
     folder = shared / "golden"
     if not folder.is_dir():
         pytest.skip("../shared/golden is not here")
-    model = read_model(folder / "model.bin")
+    model = open_source(folder / "model.bin")
     config = model.config
     expected = read_debug_state(folder / "debug_state.bin", config.vocab_size)
-    flat = np.pad(model.flat, (0, flat_size(config) - model.flat.size))
-    loss, gradient, logits = compiled_gradient(jnp.asarray(flat), expected.x, expected.y, config)
+    loss, gradient, logits = compiled_gradient(jnp.asarray(flat_parameters(model)), expected.x, expected.y, config)
     assert abs(float(loss) - expected.loss) <= 5e-6
     np.testing.assert_allclose(np.asarray(logits)[..., : config.vocab_size], expected.logits, rtol=0, atol=2e-6)
     ours = plain_model.unflatten(np.asarray(gradient), config)

@@ -1,8 +1,9 @@
-"""What llm.c's files have in common: a header of 256 int32, arrays that are read when asked, writing that is checked.
+"""What files of weights have in common: arrays read when asked, llm.c's header of 256 int32, writing that is checked.
 
 Leaves out what the numbers mean.
 """
 
+import math
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,16 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from llmc_jax import magics
-from llmc_jax.checkpoint.reading import CHUNK, Stamp, opened, read_exactly, stamp_of
+from llmc_jax.checkpoint.reading import (
+    CHUNK,
+    ITEMSIZE,
+    Stamp,
+    not_finite,
+    opened,
+    read_exactly,
+    read_float32,
+    stamp_of,
+)
 from llmc_jax.errors import FormatError, InputError
 
 HEADER_INTS = 256
@@ -27,8 +37,6 @@ def read_at(file: BinaryIO, path: Path, offset: int, count: int) -> bytes:
 def read_header_ints(file: BinaryIO, path: Path, magic: int, what: str) -> np.ndarray:
     """Return the header that llm.c's files begin with, (256,) int32. Raises FormatError if the first is not `magic`."""
     raw = read_at(file, path, 0, min(stamp_of(file).size, HEADER_BYTES))
-    if not raw:
-        raise FormatError(f"{path}: the file is empty; expected {what}, magic {magic}")
     found = int.from_bytes(raw[:4], "little", signed=True)
     if len(raw) >= 4 and found != magic:
         if int.from_bytes(raw[:4], "big") == magic:
@@ -42,25 +50,63 @@ def read_header_ints(file: BinaryIO, path: Path, magic: int, what: str) -> np.nd
     return np.frombuffer(raw, "<i4").astype(np.int32)
 
 
-class Values(NamedTuple):
-    """`size` little-endian float32 at a byte offset of a file, which reaches beyond them."""
+class Stored(NamedTuple):
+    """An array in a file, row-major, read when asked. name: what messages call it.
+
+    dtype: "fp32", "bf16" or "fp16", little-endian; one with another dtype's name cannot be read.
+    """
 
     path: Path
     stamp: Stamp
-    offset: int
-    size: int
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int  # of its first byte in the file
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def end(self) -> int:
+        """Return the offset of the first byte behind it."""
+        return self.offset + self.size * ITEMSIZE[self.dtype]
 
     def read(self, start: int = 0, count: int | None = None) -> np.ndarray:
-        """Return values start to start + count, (count,), newly read. Raises FormatError if the file has changed."""
+        """Return elements start to start + count, or to the end: (count,) float32, widened exactly, newly read.
+
+        Raises FormatError if the file has changed since it was opened.
+        """
         count = self.size - start if count is None else count
-        assert start >= 0 and count >= 0 and start + count <= self.size
+        assert 0 <= start <= start + count <= self.size, (self, start, count)
+        out = np.empty(count, np.float32)
         with opened(self.path, self.stamp) as file:
-            return np.frombuffer(read_at(file, self.path, self.offset + 4 * start, 4 * count), "<f4")
+            read_float32(file, self.path, self.offset + start * ITEMSIZE[self.dtype], self.dtype, out)
+        return out
+
+    def whole(self) -> np.ndarray:
+        """Return all of it in its shape; see `read`."""
+        return self.read().reshape(self.shape)
+
+    def layer(self, index: int) -> np.ndarray:
+        """Return the part at an index of the first axis; see `read`."""
+        size = math.prod(self.shape[1:])
+        return self.read(index * size, size).reshape(self.shape[1:])
 
     def parts(self) -> Iterator[np.ndarray]:
         """Yield all values in pieces of at most CHUNK elements."""
         for start in range(0, self.size, CHUNK):
             yield self.read(start, min(CHUNK, self.size - start))
+
+    def same_bits(self, other: "Stored") -> bool:
+        """Return whether another array has this shape and these values, bit for bit."""
+        pairs = zip(self.parts(), other.parts(), strict=True)
+        return self.shape == other.shape and all(one.tobytes() == theirs.tobytes() for one, theirs in pairs)
+
+    def warnings(self) -> Iterator[str]:
+        """Yield a warning if there are NaN or infinities. Reads all of it."""
+        if bad := sum(map(not_finite, self.parts())):
+            yield f"{self.name}: {bad:,} of {self.size:,} values are NaN or infinite"
 
 
 class Summed:

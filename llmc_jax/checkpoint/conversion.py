@@ -186,7 +186,7 @@ def to_model(source: Source, out: Path, version: int, force: bool) -> Outcome:
         with temporary.open("xb") as file:
             llmc.dump_pieces(file, source.config, map(passage.take, slices(source.config)), version, header)
         back = llmc.read_header(temporary)
-        if not np.array_equal(back.ints, llmc.make_header(source.config, version, header)):
+        if not np.array_equal(back.header, llmc.make_header(source.config, version, header)):
             raise InputError(f"{out}: {DIFFERS}")
         check_written(passage, open_source(temporary), out, padding=True)
     wrote = f"{out}: version {version} ({llmc.STORAGE[version].words}), {out.stat().st_size:,} bytes"
@@ -197,8 +197,8 @@ def to_model(source: Source, out: Path, version: int, force: bool) -> Outcome:
 def _header_of(source: Source) -> np.ndarray | None:
     """Return the header of the llm.c model file that a source is or holds: integers nobody knows are kept."""
     if source.kind == "llmc-state":
-        return source.opened.model.header.ints
-    return source.opened.header.ints if source.kind == "llmc-model" else None
+        return source.opened.model.header
+    return source.opened.header if source.kind == "llmc-model" else None
 
 
 # ----- Hugging Face's folders ---------------------------------------------------------------------------------------

@@ -20,14 +20,14 @@ import numpy as np
 
 from llmc_jax import magics
 from llmc_jax.checkpoint import llmc
-from llmc_jax.checkpoint.binary import HEADER_BYTES, HEADER_INTS, Summed, Values, read_at, read_header_ints
-from llmc_jax.checkpoint.reading import not_finite, opened, stamp_of
+from llmc_jax.checkpoint.binary import HEADER_BYTES, HEADER_INTS, Stored, Summed, read_at, read_header_ints
+from llmc_jax.checkpoint.reading import opened, stamp_of
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenfile import open_token_file
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
+from llmc_jax.models.gpt2.tensors import num_parameters, padded
 
 WHAT = "a debug state of llm.c"
 VERSIONS = (1, 2)
@@ -44,31 +44,28 @@ class DebugState:
     x: np.ndarray  # (B, T) int32
     y: np.ndarray  # (B, T) int32
     loss: float
-    stored_logits: Values
-    stored_gradient: Values
+    stored_logits: Stored
+    stored_gradient: Stored
 
     @cached_property
     def logits(self) -> np.ndarray:
         """Read them: (B, T, V) float32. Raises FormatError if the file has changed since it was opened."""
-        return self.stored_logits.read().reshape(*self.x.shape, self.config.vocab_size)
+        return self.stored_logits.whole()
 
     @cached_property
     def gradient(self) -> np.ndarray:
-        """Read it: (N,) float32, in the order of params.Params. Raises FormatError if the file has changed."""
+        """Read it: (N,) float32, in the order of Params. Raises FormatError if the file has changed."""
+        stored = self.stored_gradient.read()
         if self.version == 2:
-            return self.stored_gradient.read()
-        C, V = self.config.channels, self.config.vocab_size
-        stored, wte = self.stored_gradient.read(), self.config.padded_vocab_size * C
-        padded = np.zeros(num_parameters(self.config), np.float32)
-        padded[: V * C], padded[wte:] = stored[: V * C], stored[V * C :]
-        return padded
+            return stored
+        end = self.config.vocab_size * self.config.channels
+        wte = llmc.with_padding(stored[:end].reshape(-1, self.config.channels), self.config)
+        return np.concatenate([wte.reshape(-1), stored[end:]])
 
     def warnings(self) -> Iterator[str]:
         """Yield a warning for each thing that is allowed in a file, but never there in a sound one. Reads all of it."""
-        for name, values in (("logits", self.stored_logits), ("gradients", self.stored_gradient)):
-            bad = sum(map(not_finite, values.parts()))
-            if bad:
-                yield f"{name}: {bad:,} of {values.size:,} values are NaN or infinite"
+        yield from self.stored_logits.warnings()
+        yield from self.stored_gradient.warnings()
         if not np.isfinite(self.loss):
             yield f"loss: {self.loss}"
 
@@ -93,9 +90,8 @@ def read_debug_state(path: str | Path, config: ModelConfig) -> DebugState:
         stamp = stamp_of(file)
         _check_size(path, stamp.size, version, B, T, config)
         tokens = np.frombuffer(read_at(file, path, HEADER_BYTES, 8 * B * T), "<i4").astype(np.int32)
-        logits = Values(path, stamp, HEADER_BYTES + 8 * B * T, B * T * config.vocab_size)
-        place = logits.offset + 4 * logits.size
-        loss = float(np.frombuffer(read_at(file, path, place, 4), "<f4")[0])
+        logits = Stored(path, stamp, "logits", "fp32", (B, T, config.vocab_size), HEADER_BYTES + 8 * B * T)
+        loss = float(np.frombuffer(read_at(file, path, logits.end, 4), "<f4")[0])
     x, y = tokens.reshape(2, B, T)
     for name, ids in (("x", x), ("y", y)):
         if ids.min() < 0 or ids.max() >= config.vocab_size:
@@ -103,7 +99,7 @@ def read_debug_state(path: str | Path, config: ModelConfig) -> DebugState:
                 f"{path}: {name} holds tokens from {ids.min()} to {ids.max()}, but the model knows 0 to "
                 f"{config.vocab_size - 1}; it is damaged, or of another model"
             )
-    gradient = Values(path, stamp, place + 4, _stored_gradients(config, version))
+    gradient = Stored(path, stamp, "gradients", "fp32", (_stored_gradients(config, version),), logits.end + 4)
     return DebugState(path, config, version, x, y, loss, logits, gradient)
 
 
@@ -135,7 +131,7 @@ class Computed(NamedTuple):
 
     logits: np.ndarray  # (B, T, V) float32
     loss: float  # mean over the batch, nats per token
-    gradient: np.ndarray  # (N,) float32, in the order of params.Params
+    gradient: np.ndarray  # (N,) float32, in the order of Params
 
 
 def dump_debug_state(
@@ -161,12 +157,12 @@ def dump_debug_state(
 def compute(config: ModelConfig, flat: np.ndarray, x: np.ndarray, y: np.ndarray) -> Computed:
     """Return logits, loss and gradient of a batch x, y (B, T) by our forward and backward, all in float32.
 
-    flat: (N,) float32 or longer (a flat buffer's padding), in the order of params.Params.
+    flat: (N,) float32 or longer (a flat buffer's padding), in the order of Params.
     """
     import jax
 
     N = num_parameters(config)
-    weights = np.pad(np.asarray(flat[:N], np.float32), (0, flat_size(config) - N))
+    weights = padded(flat[:N], config)
     with jax.default_matmul_precision("highest"):  # no TF32
         logits, loss, gradient = program(config)(weights, np.asarray(x, np.int32), np.asarray(y, np.int32))
     return Computed(np.asarray(logits), float(loss), np.asarray(gradient)[:N])

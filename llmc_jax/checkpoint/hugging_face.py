@@ -12,17 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from llmc_jax.checkpoint.llmc import fp32_to_bf16
-from llmc_jax.checkpoint.reading import CHUNK, read_json_object
-from llmc_jax.checkpoint.safetensors import (
-    FLOATS,
-    StoredTensor,
-    read_archive,
-    read_index,
-    read_part,
-    read_tensor,
-    write_archive,
-)
+from llmc_jax.checkpoint.binary import Stored
+from llmc_jax.checkpoint.llmc import fp32_to_bf16, with_padding
+from llmc_jax.checkpoint.reading import ITEMSIZE, read_json_object
+from llmc_jax.checkpoint.safetensors import FLOATS, read_archive, read_index, write_archive
 from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices
 from llmc_jax.config.model import GPT2_VOCAB, ModelConfig, pad_vocab
 from llmc_jax.errors import FormatError
@@ -104,13 +97,6 @@ def config_of(path: Path, found: Mapping[str, Any], names: Mapping[str, str]) ->
     return ModelConfig(padded_vocab_size=pad_vocab(sizes["vocab_size"]), **sizes)
 
 
-def with_padding(values: np.ndarray, config: ModelConfig) -> np.ndarray:
-    """Return wte with the rows of the padded vocabulary, which are zero."""
-    out = np.zeros((config.padded_vocab_size, config.channels), np.float32)
-    out[: config.vocab_size] = values
-    return out
-
-
 def open_folder(folder: Path) -> Source:
     """Open a folder as transformers' `save_pretrained` writes it, with model.safetensors in one file or several.
 
@@ -140,7 +126,7 @@ def open_file(path: Path) -> Source:
 
 
 def _source(
-    shown: Path, path: Path, described: tuple[ModelConfig, bool, SpecialTokens], stored: Mapping[str, StoredTensor]
+    shown: Path, path: Path, described: tuple[ModelConfig, bool, SpecialTokens], stored: Mapping[str, Stored]
 ) -> Source:
     config, tied, special = described
     tensors = {name.removeprefix(PREFIX): tensor for name, tensor in stored.items()}
@@ -156,11 +142,14 @@ def _source(
             raise FormatError(
                 f"{tensor.path}: tensor {tensor.name} has shape {tensor.shape}; by config.json it must be {shape}"
             )
-        if tensor.dtype not in FLOATS:
+        if tensor.dtype not in ITEMSIZE:
             raise FormatError(f"{tensor.path}: tensor {tensor.name} is {tensor.dtype}; can read {', '.join(FLOATS)}")
-    if head is not None:
-        _check_tied(head, tensors[BY_NAME["wte"].hugging_face])
-    elif not tied:
+    wte = tensors[BY_NAME["wte"].hugging_face]
+    if head is not None and not (head.dtype == wte.dtype and head.same_bits(wte)):
+        raise FormatError(
+            f"{head.path}: {head.name} differs from {wte.name}; this model's output head is its token embedding"
+        )
+    if head is None and not tied:
         raise FormatError(
             f"{path}: config.json has tie_word_embeddings false, so the model has an output head of its own, but there "
             f"is no {HEAD}, and transformers would initialise it at random; if the head is the token embedding, set "
@@ -169,12 +158,12 @@ def _source(
 
     def read(group: str, tensor: str, layer: int) -> np.ndarray:
         assert group == "params", group
-        values = read_tensor(tensors[name_in_block(tensor, layer)])
+        values = tensors[name_in_block(tensor, layer)].whole()
         if BY_NAME[tensor].transposed:
             return np.ascontiguousarray(values.T)
         return with_padding(values, config) if tensor == "wte" else values
 
-    dtypes = {FLOATS[tensors[name].dtype] for name in wanted}
+    dtypes = {tensors[name].dtype for name in wanted}
     dtype = dtypes.pop() if len(dtypes) == 1 else "fp32"
     return Source(shown, "hugging-face", config, dtype, None, ("params",), read, (), special)
 
@@ -207,18 +196,6 @@ def check_names(path: Path, wanted: Iterable[str], found: Iterable[str], said_by
         raise FormatError(
             f"{path}: holds {len(extra)} tensors that a plain GPT-2 with this {said_by} does not have, {extra[0]!r} "
             "first"
-        )
-
-
-def _check_tied(head: StoredTensor, wte: StoredTensor) -> None:
-    same = head.shape == wte.shape and head.dtype == wte.dtype
-    for start in range(0, wte.size if same else 0, CHUNK):
-        count = min(CHUNK, wte.size - start)
-        a, b = read_part(head, start, count), read_part(wte, start, count)
-        same = same and np.array_equal(a.view(np.uint32), b.view(np.uint32))
-    if not same:
-        raise FormatError(
-            f"{head.path}: {head.name} differs from {wte.name}; this model's output head is its token embedding"
         )
 
 

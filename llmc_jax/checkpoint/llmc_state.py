@@ -44,9 +44,9 @@ import numpy as np
 
 from llmc_jax import magics
 from llmc_jax.checkpoint import llmc
-from llmc_jax.checkpoint.binary import HEADER_BYTES, Summed, Values, read_at, read_header_ints
+from llmc_jax.checkpoint.binary import HEADER_BYTES, Stored, Summed, read_at, read_header_ints
 from llmc_jax.checkpoint.contents import Identity, Metadata
-from llmc_jax.checkpoint.reading import not_finite, opened, stamp_of
+from llmc_jax.checkpoint.reading import opened, stamp_of
 from llmc_jax.checkpoint.source import Source, slices
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.loader import NOT_IN_LLMC
@@ -90,7 +90,7 @@ class StateFile(NamedTuple):
     current_shard_idx: int
     current_sample_idx: int
     sharded: bool  # ZeRO-1: of each layer of each tensor, only this rank's n-th part
-    values: dict[str, Values]  # m, v and, if there are master weights, params
+    values: dict[str, Stored]  # m, v and, if there are master weights, params
     loader: Loader | None  # None: not shuffling
 
     def kind(self) -> dict[str, object]:
@@ -203,7 +203,10 @@ def read_state_file(path: str | Path, config: ModelConfig) -> StateFile:
         processes = int(header[PROCESSES])
         count, loader = _read_body(file, path, config, processes, len(groups), bool(header[SHUFFLE]))
         stamp = stamp_of(file)
-    values = {group: Values(path, stamp, HEADER_BYTES + 4 * count * i, count) for i, group in enumerate(groups)}
+    values = {
+        group: Stored(path, stamp, _in_file(group), "fp32", (count,), HEADER_BYTES + 4 * count * i)
+        for i, group in enumerate(groups)
+    }
     state = StateFile(
         path, header, processes, int(header[RANK]), int(header[STEP]), _uint64(header, SHARD_INDEX),
         _uint64(header, SAMPLE_INDEX), count != num_parameters(config), values, loader,
@@ -258,17 +261,17 @@ class LlmcState(NamedTuple):
 
     folder: Path
     step: int
-    model: llmc.OpenModel
+    model: llmc.ModelFile
     ranks: tuple[StateFile, ...]
 
     @property
     def config(self) -> ModelConfig:
-        return self.model.header.config
+        return self.model.config
 
     @property
     def dtype(self) -> str:
         """Return what the model computes in: "fp32" or "bf16"."""
-        return "fp32" if self.model.header.version == 3 else "bf16"
+        return self.model.dtype
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -279,7 +282,7 @@ class LlmcState(NamedTuple):
     def read(self, group: str, tensor: str, layer: int) -> np.ndarray:
         """Return a slice as that of a `Source` does; ZeRO-1's parts put together."""
         if group == "copy" or group not in self.ranks[0].values:
-            return llmc.read_slice(self.model, tensor, layer)
+            return self.model.read(tensor, layer)
         spec = next(spec for spec in tensor_specs(self.config) if spec.name == tensor)
         size = spec.size // layers_of(spec)
         start, n = spec.offset + layer * size, len(self.ranks) if self.ranks[0].sharded else 1
@@ -313,9 +316,9 @@ def read_folder(folder: str | Path, step: int | None = None) -> LlmcState:
         raise FormatError(f"{folder}: no complete training state of step {step}; complete are: {found}")
     step = steps[-1] if step is None else step
     model = llmc.open_model(folder / MODEL_NAME.format(step))
-    version, config, _ = model.header
-    if version not in llmc.WRITABLE:
-        raise FormatError(f"{model.path}: version {version}; beside a training state llm.c writes 3 or 5")
+    config = model.config
+    if model.version not in llmc.WRITABLE:
+        raise FormatError(f"{model.path}: version {model.version}; beside a training state llm.c writes 3 or 5")
     first = read_state_file(folder / STATE_NAME.format(step, 0), config)
     present = {path.name for path in folder.glob(f"state_{step:08d}_*.bin")}
     names = [STATE_NAME.format(step, rank) for rank in range(min(first.num_processes, len(present) + 1))]
@@ -432,7 +435,7 @@ def _origin(state: LlmcState) -> dict[str, Any]:
         "processes": len(state.ranks),
         "zero": int(state.ranks[0].sharded),
         "master": "params" in state.ranks[0].values,
-        "model_header": _text(state.model.header.ints.astype("<i4").tobytes()),
+        "model_header": _text(state.model.header.astype("<i4").tobytes()),
         "ranks": ranks,
     }
 
@@ -440,40 +443,24 @@ def _origin(state: LlmcState) -> dict[str, Any]:
 def _content_warnings(state: LlmcState) -> Iterator[str]:
     """Yield a warning for each thing that is allowed in the files, but never there in sound ones."""
     first, *others = state.ranks
-    for rank in state.ranks if first.sharded else [first]:
-        for group, values in rank.values.items():
-            bad = sum(map(not_finite, values.parts()))
-            if bad:
-                yield f"{rank.path.name}: {_in_file(group)}: {bad:,} of {values.size:,} values are NaN or infinite"
-    for piece in state.model.pieces.values():
-        layers = range(state.config.num_layers if BY_NAME[piece.name].layered else 1)
-        bad = sum(not_finite(llmc.read_slice(state.model, piece.name, layer)) for layer in layers)
-        if bad:
-            yield f"{state.model.path.name}: {piece.name}: {bad:,} of {piece.size:,} values are NaN or infinite"
+    groups = [values for rank in state.ranks if rank is first or first.sharded for values in rank.values.values()]
+    for stored in (*groups, *state.model.tensors.values()):
+        yield from (f"{stored.path.name}: {warning}" for warning in stored.warnings())
     for rank in [] if first.sharded else others:  # without ZeRO-1 all hold the same
         for group, values in rank.values.items():
-            if not all(map(_same_bits, first.values[group].parts(), values.parts())):
-                yield f"{rank.path.name}: {_in_file(group)} differs from that of {first.path.name}, which is taken"
-    if (
-        "params" in first.values
-        and state.dtype == "fp32"
-        and not all(
-            _same_bits(state.read("params", *piece[:2]), llmc.read_slice(state.model, *piece[:2]))
-            for piece in slices(state.config)
-        )
-    ):
-        yield (
-            f"{state.model.path.name}: its weights are not the master weights of {first.path.name}; llm.c "
-            "continues from the master weights, and so does this program"
-        )
+            if not values.same_bits(first.values[group]):
+                yield f"{rank.path.name}: {values.name} differs from that of {first.path.name}, which is taken"
+    if "params" in first.values and state.dtype == "fp32":
+        pairs = ((state.read("params", *piece[:2]), state.model.read(*piece[:2])) for piece in slices(state.config))
+        if not all(one.tobytes() == other.tobytes() for one, other in pairs):
+            yield (
+                f"{state.model.path.name}: its weights are not the master weights of {first.path.name}; llm.c "
+                "continues from the master weights, and so does this program"
+            )
 
 
 def _in_file(group: str) -> str:
     return "master" if group == "params" else group
-
-
-def _same_bits(one: np.ndarray, other: np.ndarray) -> bool:
-    return np.array_equal(one.view(np.uint32), other.view(np.uint32))
 
 
 # --- from a checkpoint of ours ---

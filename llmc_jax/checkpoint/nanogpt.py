@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from llmc_jax.checkpoint import hugging_face
-from llmc_jax.checkpoint.hugging_face import HEAD, check_count, check_names, config_of, name_in_block, with_padding
+from llmc_jax.checkpoint.hugging_face import HEAD, check_count, check_names, config_of, name_in_block
+from llmc_jax.checkpoint.llmc import with_padding
 from llmc_jax.checkpoint.reading import opened
 from llmc_jax.checkpoint.source import Source, slices
 from llmc_jax.config.model import ModelConfig

@@ -1,4 +1,4 @@
-"""safetensors files: which tensors one holds, reading parts of them, writing one as a stream.
+"""safetensors files: which tensors one holds, writing one as a stream.
 
 A file is a uint64 (little-endian, the length of the header), the header (a JSON object: per tensor dtype, shape and
 the two ends of its bytes, and under "__metadata__" texts), and the tensors' bytes, which fill the rest without a hole.
@@ -13,12 +13,13 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from llmc_jax.checkpoint.reading import ITEMSIZE, Stamp, opened, read_exactly, read_float32, read_json_object, stamp_of
+from llmc_jax.checkpoint.binary import Stored
+from llmc_jax.checkpoint.reading import ITEMSIZE, opened, read_exactly, read_json_object, stamp_of
 from llmc_jax.errors import FormatError
 
 FLOATS = {"F32": "fp32", "BF16": "bf16", "F16": "fp16"}  # what can be read here as float32
@@ -26,23 +27,8 @@ LARGEST_INDEX = 100_000_000  # bytes
 METADATA = "__metadata__"
 
 
-class StoredTensor(NamedTuple):
-    """One tensor of a file. offset: of its first byte in the file."""
-
-    path: Path
-    stamp: Stamp
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-
-def read_archive(path: str | Path) -> dict[str, StoredTensor]:
-    """Return the tensors that a file's header names; none of them is read.
+def read_archive(path: str | Path) -> dict[str, Stored]:
+    """Return the tensors that a file's header names; none of them is read, and those not in FLOATS cannot be.
 
     Raises FormatError if the file is missing, cut off, too long or otherwise none that the package reads.
     """
@@ -61,36 +47,14 @@ def read_archive(path: str | Path) -> dict[str, StoredTensor]:
         length = int.from_bytes(read_exactly(file, path, 8), "little")
         header: dict[str, Any] = json.loads(read_exactly(file, path, length))
     header.pop(METADATA, None)
-    return {
-        name: StoredTensor(path, stamp, name, at["dtype"], tuple(at["shape"]), 8 + length + at["data_offsets"][0])
-        for name, at in header.items()
-    }
+    tensors = {}
+    for name, at in header.items():
+        dtype, offset = FLOATS.get(at["dtype"], at["dtype"]), 8 + length + at["data_offsets"][0]
+        tensors[name] = Stored(path, stamp, name, dtype, tuple(at["shape"]), offset)
+    return tensors
 
 
-def read_part(tensor: StoredTensor, start: int = 0, count: int | None = None) -> np.ndarray:
-    """Return elements start to start + count of a tensor, row-major: float32 (count,), widened exactly.
-
-    Raises FormatError for another dtype, or if the file changed since its header was read.
-    """
-    if tensor.dtype not in FLOATS:
-        raise FormatError(
-            f"{tensor.path}: tensor {tensor.name!r} is of dtype {tensor.dtype}; {', '.join(FLOATS)} can be read"
-        )
-    count = tensor.size - start if count is None else count
-    assert 0 <= start <= start + count <= tensor.size, (tensor, start, count)
-    out = np.empty(count, np.float32)
-    with opened(tensor.path, tensor.stamp) as file:
-        dtype = FLOATS[tensor.dtype]
-        read_float32(file, tensor.path, tensor.offset + start * ITEMSIZE[dtype], dtype, out)
-    return out
-
-
-def read_tensor(tensor: StoredTensor) -> np.ndarray:
-    """Return a whole tensor as float32, in its shape; see `read_part`."""
-    return read_part(tensor).reshape(tensor.shape)
-
-
-def read_index(path: str | Path) -> dict[str, StoredTensor]:
+def read_index(path: str | Path) -> dict[str, Stored]:
     """Return the tensors of a model in several files, by its model.safetensors.index.json; the files lie beside it.
 
     Raises FormatError if the index is no such thing, names a file elsewhere, or does not agree with the files.

@@ -28,7 +28,7 @@ class Source(NamedTuple):
     "fp32", "bf16" or "fp16". step: where the format says it. groups: "params", and where there are any "m", "v" and
     "copy" (the 16-bit weights beside float32 master weights). warnings: one line each, of what is seen without reading
     weights. special: which ids begin and end a text, where the format says it. opened: what llm.c's formats and ours
-    have beyond that: an llmc.OpenModel, an llmc_state.LlmcState or a store.Checkpoint.
+    have beyond that: an llmc.ModelFile, an llmc_state.LlmcState or a store.Checkpoint.
 
     read(group, tensor, layer) gives float32: one layer of a tensor, in the tensor's shape without its first axis, or
     the whole of one without layers (wte with Vp rows, wpe, lnfw, lnfb; layer 0). 16-bit values are widened exactly, on

@@ -15,7 +15,7 @@ import numpy as np
 
 from llmc_jax import magics
 from llmc_jax.checkpoint import store
-from llmc_jax.checkpoint.llmc import OpenModel, bf16_to_fp32, open_model, read_slice
+from llmc_jax.checkpoint.llmc import ModelFile, bf16_to_fp32, open_model
 from llmc_jax.checkpoint.llmc_state import open_llmc_state
 from llmc_jax.checkpoint.reading import fp16_to_fp32, opened
 from llmc_jax.checkpoint.source import Source, SpecialTokens, slices
@@ -38,7 +38,7 @@ def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = 
     A file of llm.c, a .safetensors file beside its config.json, a nanoGPT ckpt.pt or the folder that it is in; a folder
     of Hugging Face's, a training state of ours (its own folder, or a run's, whose newest good one is taken), a folder
     with training states of llm.c (the newest complete one); a descriptor (d12): random weights. v2_order: for version 2
-    of llm.c's model files, see llmc.read_model. step: takes this step out of a folder that may hold several.
+    of llm.c's model files, see llmc.open_model. step: takes this step out of a folder that may hold several.
 
     Raises InputError (FormatError for bad bytes) if it is none of them, with what was found.
     """
@@ -243,10 +243,9 @@ def widened(values: np.ndarray) -> np.ndarray:
     return fp16_to_fp32(bits) if values.dtype == np.float16 else bf16_to_fp32(bits)
 
 
-def _model_source(model: OpenModel) -> Source:
+def _model_source(model: ModelFile) -> Source:
     def read(group: str, tensor: str, layer: int) -> np.ndarray:
         assert group == "params", group
-        return read_slice(model, tensor, layer)
+        return model.read(tensor, layer)
 
-    dtype = "fp32" if model.header.version in (1, 3) else "bf16"
-    return Source(model.path, "llmc-model", model.header.config, dtype, None, ("params",), read, (), opened=model)
+    return Source(model.path, "llmc-model", model.config, model.dtype, None, ("params",), read, (), opened=model)

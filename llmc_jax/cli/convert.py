@@ -105,7 +105,7 @@ def tensor_stats(parts: Iterable[np.ndarray]) -> Stats:
 
 def _headline(source: Source) -> str:
     if source.kind == "llmc-model":
-        version, order = source.opened.header.version, source.opened.order
+        version, order = source.opened.version, source.opened.order
         at_end = ", layernorms at the end" if order == "end" else ""
         precision = f"version {version} ({STORAGE[version].words}{at_end})"
     else:
@@ -129,10 +129,10 @@ def _rows(source: Source, passage: Passage) -> Iterator[Row]:
     """A row for each tensor, in the order of the file if it is llm.c's; what passes goes through the passage."""
     specs = {spec.name: spec for spec in tensor_specs(source.config)}
     if source.kind == "llmc-model":
-        for piece in source.opened.pieces.values():
-            parts = map(passage.take, slices_of(specs[piece.name]))
-            rows = (part[: piece.shape[0]] if piece.name == "wte" else part for part in parts)
-            yield Row("params", piece.name, piece.shape, piece.dtype, piece.file_offset, tensor_stats(rows))
+        for name, stored in source.opened.tensors.items():
+            parts = map(passage.take, slices_of(specs[name]))
+            rows = (part[: stored.shape[0]] if name == "wte" else part for part in parts)
+            yield Row("params", name, stored.shape, stored.dtype, stored.offset, tensor_stats(rows))
         return
     for group in source.groups:
         for spec in specs.values():
@@ -190,7 +190,7 @@ def _print_head(source: Source, group: str) -> None:
 
 def _extra_lines(source: Source) -> Iterator[str]:
     if source.kind == "llmc-model":
-        header = source.opened.header.ints
+        header = source.opened.header
         extra = np.flatnonzero(header[8:]) + 8
         if extra.size:
             yield f"header ints that llm.c leaves zero: {', '.join(f'[{i}]={header[i]}' for i in extra[:8])}"

@@ -18,7 +18,7 @@ from llmc_jax import kernels
 from llmc_jax.checkpoint import sources
 from llmc_jax.checkpoint.arrays import require_orbax
 from llmc_jax.checkpoint.contents import OURS, Identity, Metadata, fingerprint
-from llmc_jax.checkpoint.llmc import read_header, read_model
+from llmc_jax.checkpoint.llmc import read_header, warnings_of
 from llmc_jax.checkpoint.state import read_state, read_weights
 from llmc_jax.checkpoint.store import Checkpoint
 from llmc_jax.config.checks import check_model_fit
@@ -35,7 +35,6 @@ from llmc_jax.machine import compiling
 from llmc_jax.machine import device as hardware
 from llmc_jax.machine.nvml import GpuMonitor, open_monitor
 from llmc_jax.models.gpt2.init import random_parameters
-from llmc_jax.models.gpt2.tensors import padded
 from llmc_jax.plan import Plan, make_plan, triton_gemm_wish
 from llmc_jax.run.resume import (
     changes,
@@ -259,12 +258,9 @@ def initial_parameters(config: TrainConfig, model: Model) -> tuple[np.ndarray, t
         return random_parameters(model.config, config.seed), ()
     flag = "--init-from" if config.init_from else "-e"
     with naming(flag):
-        if sources.is_hugging_face(model.path):
-            source = sources.open_source(model.path)
-            flat, found = sources.flat_parameters(source), source.warnings
-        else:
-            file = read_model(model.path, v2_order=config.v2_order)
-            flat, found = padded(file.flat, file.config), file.warnings
+        source = sources.open_source(model.path, v2_order=config.v2_order)
+        flat = sources.flat_parameters(source)
+    found = (*source.warnings, *warnings_of(flat, source.config))
     return flat, tuple(f"{flag} {model.path}: {warning}" for warning in found)
 
 

@@ -20,7 +20,8 @@ from llmc_jax.checkpoint.debug_state import (
     make_debug_state,
     read_debug_state,
 )
-from llmc_jax.checkpoint.llmc import read_model, write_model
+from llmc_jax.checkpoint.llmc import write_model
+from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.errors import FormatError, InputError
@@ -77,9 +78,9 @@ def test_llm_c_s_own_is_reproduced(shared: Path) -> None:
     folder = shared / "golden"
     if not folder.is_dir():
         pytest.skip("../shared/golden is not here")
-    model = read_model(folder / "model.bin")
+    model = open_source(folder / "model.bin")
     state = read_debug_state(folder / "debug_state.bin", model.config)
-    ours = compute(model.config, model.flat, state.x, state.y)
+    ours = compute(model.config, flat_parameters(model), state.x, state.y)
     assert abs(ours.loss - state.loss) <= 5e-6
     np.testing.assert_allclose(ours.logits, state.logits, rtol=0, atol=2e-6)
     found, expected = (plain_model.unflatten(flat, model.config) for flat in (ours.gradient, state.gradient))
@@ -96,7 +97,7 @@ def test_a_debug_state_of_a_model(tmp_path: Path, version: int) -> None:
     flat = plain_model.random_flat(TINY, N, seed=1).astype(np.float32)
     flat[V * C : 128 * C] = 0
     write_model(tmp_path / "model.bin", TINY, flat, version=version)
-    stored = read_model(tmp_path / "model.bin").flat
+    stored = flat_parameters(open_source(tmp_path / "model.bin"))[:N]
     write_token_file(tmp_path / "tokens.bin", np.array([0, 4, 1, 1, 3, 2, 0, 1, 4]))
     made = make_debug_state(tmp_path / "model.bin", tmp_path / "debug.bin", tmp_path / "tokens.bin", B, T)
     state = read_debug_state(tmp_path / "debug.bin", TINY)

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from llmc_jax.checkpoint import conversion, hf_tokenizer
 from llmc_jax.checkpoint.hf_tokenizer import Table
 from llmc_jax.checkpoint.hugging_face import name_in_block, write_folder
-from llmc_jax.checkpoint.safetensors import read_archive, read_tensor
+from llmc_jax.checkpoint.safetensors import read_archive
 from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.config.model import ModelConfig
@@ -57,7 +57,7 @@ def set_config(folder: Path, **values: Any) -> None:
 
 
 def stored(folder: Path) -> Tensors:
-    return {name: read_tensor(t) for name, t in read_archive(folder / "model.safetensors").items()}
+    return {name: t.whole() for name, t in read_archive(folder / "model.safetensors").items()}
 
 
 def store(path: Path, tensors: Tensors) -> None:

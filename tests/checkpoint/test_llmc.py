@@ -11,11 +11,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.checkpoint import llmc
-from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16, read_header, read_model, write_model
+from llmc_jax.checkpoint import llmc, reading
+from llmc_jax.checkpoint.llmc import (
+    ModelFile,
+    bf16_to_fp32,
+    fp32_to_bf16,
+    open_model,
+    read_header,
+    warnings_of,
+    write_model,
+)
+from llmc_jax.checkpoint.reading import Stamp
+from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.models.gpt2.tensors import BY_NAME, num_parameters, tensor_specs
+from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
 
 TINY = ModelConfig(
     max_seq_len=2, vocab_size=3, padded_vocab_size=128, num_layers=2, num_heads=2, channels=4
@@ -113,12 +123,18 @@ def bits_of(flat: np.ndarray) -> list[int]:
     return flat.view(np.uint32).tolist()
 
 
+def read_model(path: Path, v2_order: str = "auto") -> tuple[ModelFile, np.ndarray]:
+    """An open file, and all of its weights, (N,) float32."""
+    source = open_source(path, v2_order=v2_order)
+    return source.opened, flat_parameters(source)[: num_parameters(source.config)]
+
+
 def test_sizes_of_gpt2_124m() -> None:
     """The sizes of the files that llm.c itself writes (v1: from its first release, unpadded)."""
     config = ModelConfig(1024, 50257, 50304, 12, 12, 768)
-    assert 1024 + llmc.body_bytes(config, 3) == 497_904_640
-    assert 1024 + llmc.body_bytes(config, 5) == 248_952_832
-    assert 1024 + llmc.body_bytes(config, 1) == 1024 + 4 * 124_439_808
+    sizes = {3: 497_904_640, 5: 248_952_832, 1: 1024 + 4 * 124_439_808}
+    for version, size in sizes.items():
+        assert ModelFile(Path("m.bin"), Stamp(0, 0, size, 0), version, config, np.zeros(256, np.int32)).size == size
 
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
@@ -127,13 +143,13 @@ def test_reads_what_struct_reads(tmp_path: Path, version: int, order: str) -> No
     path = tmp_path / "model.bin"
     data = encode(TINY, version, random_tensors(TINY, version, 7), order if version == 2 else "in-place")
     path.write_bytes(data)
-    model = read_model(path, v2_order=order)
+    model, flat = read_model(path, v2_order=order)
     expected = decode(data, order)
     assert expected is not None
-    assert (model.config, model.version, bits_of(model.flat)) == expected
-    assert model.flat.dtype == np.float32 and model.order == (order if version == 2 else "in-place")
+    assert (model.config, model.version, bits_of(flat)) == expected
+    assert flat.dtype == np.float32 and model.order == (order if version == 2 else "in-place")
     assert model.header.tobytes() == data[:1024]
-    assert read_header(path)[:2] == (model.config, model.version)[::-1]
+    assert (read_header(path).config, read_header(path).version) == (model.config, model.version)
 
 
 @pytest.mark.parametrize("version", [3, 5])
@@ -144,20 +160,21 @@ def test_round_trip_is_the_same_file(tmp_path: Path, version: int) -> None:
     data[4 * 8 : 4 * 8 + 4] = struct.pack("<i", -77)
     data[1020:1024] = struct.pack("<i", 2**31 - 1)
     path.write_bytes(data)
-    model = read_model(path)
-    write_model(again, model.config, model.flat, version=version, header=model.header)
+    model, flat = read_model(path)
+    write_model(again, model.config, flat, version=version, header=model.header)
     assert again.read_bytes() == bytes(data)
 
 
 def test_chunks_do_not_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = encode(TINY, 4, random_tensors(TINY, 4, 5))
     (tmp_path / "a.bin").write_bytes(data)
-    whole = read_model(tmp_path / "a.bin")
-    write_model(tmp_path / "whole.bin", TINY, whole.flat, version=5)
-    monkeypatch.setattr(llmc, "CHUNK", 7)
-    parts = read_model(tmp_path / "a.bin")
-    write_model(tmp_path / "parts.bin", TINY, parts.flat, version=5)
-    assert bits_of(parts.flat) == bits_of(whole.flat) and parts.warnings == whole.warnings
+    _, whole = read_model(tmp_path / "a.bin")
+    write_model(tmp_path / "whole.bin", TINY, whole, version=5)
+    warnings = warnings_of(whole, TINY)
+    monkeypatch.setattr(reading, "CHUNK", 7)
+    _, parts = read_model(tmp_path / "a.bin")
+    write_model(tmp_path / "parts.bin", TINY, parts, version=5)
+    assert bits_of(parts) == bits_of(whole) and warnings_of(parts, TINY) == warnings
     assert (tmp_path / "parts.bin").read_bytes() == (tmp_path / "whole.bin").read_bytes()
 
 
@@ -228,8 +245,8 @@ def test_v2_order_is_found(tmp_path: Path, order: str, fresh: bool) -> None:
                     tensors[name] = [0x3F800000 if name.endswith("w") else 0] * len(bits)
         data = encode(config, 2, tensors, order)
         (tmp_path / "m.bin").write_bytes(data)
-        model = read_model(tmp_path / "m.bin")
-        assert (model.config, 2, bits_of(model.flat)) == decode(data, order)
+        model, flat = read_model(tmp_path / "m.bin")
+        assert (model.config, 2, bits_of(flat)) == decode(data, order)
         assert model.order == order
 
 
@@ -240,13 +257,13 @@ def test_v2_order_unclear_is_refused(tmp_path: Path, pattern: int) -> None:
     path = tmp_path / "m.bin"
     path.write_bytes(encode(TINY, 2, tensors))
     with pytest.raises(FormatError, match=r'v2_order="in-place" or "end" \(--v2-order\)'):
-        read_model(path)
-    assert read_model(path, v2_order="end").order == "end"
+        open_model(path)
+    assert open_model(path, v2_order="end").order == "end"
 
 
 def test_v2_order_unknown(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="expected one of auto, in-place, end"):
-        read_model(tmp_path / "m.bin", v2_order="begin")
+        open_model(tmp_path / "m.bin", v2_order="begin")
 
 
 # Bad input
@@ -280,24 +297,22 @@ def test_bad_files_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
     data, words = BAD[name]
     path = tmp_path / "bad.bin"
     path.write_bytes(data)
-    for read in (read_header, read_model):
+    for read in (read_header, open_model):
         with pytest.raises(FormatError, match=words) as caught:
             read(path)
         assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
 
 
-def test_warnings(tmp_path: Path) -> None:
+def test_warnings() -> None:
     flat = np.ones(num_parameters(TINY), np.float32)
     specs = {s.name: s for s in tensor_specs(TINY)}
     flat[TINY.vocab_size * TINY.channels : specs["wpe"].offset] = 0
-    write_model(tmp_path / "m.bin", TINY, flat)
-    assert read_model(tmp_path / "m.bin").warnings == ()
+    assert warnings_of(flat, TINY) == ()
     flat[specs["qkvb"].offset + 3] = np.nan
     flat[specs["fcw"].offset : specs["fcw"].offset + 2] = -np.inf
     flat[5 * TINY.channels + 1 : 5 * TINY.channels + 3] = 7
     flat[127 * TINY.channels] = np.nan
-    write_model(tmp_path / "m.bin", TINY, flat)
-    assert read_model(tmp_path / "m.bin").warnings == (
+    assert warnings_of(flat, TINY) == (
         "wte: 1 of 512 values are NaN or infinite",
         "qkvb: 1 of 24 values are NaN or infinite",
         "fcw: 2 of 128 values are NaN or infinite",
@@ -386,16 +401,17 @@ def test_mutated_files(tmp_path_factory: pytest.TempPathFactory, case: tuple[byt
     path.write_bytes(data)
     tracemalloc.start()
     try:
-        model = read_model(path, v2_order=order)
+        model, flat = read_model(path, v2_order=order)
+        warnings = warnings_of(flat, model.config)
     except FormatError as error:
         unclear = order == "auto" and "say it: v2_order=" in str(error)
         assert unclear or decode(data, order) is None
         assert "\n" not in str(error)
     else:
         expected = decode(data, model.order)
-        assert expected is not None and (model.config, model.version, bits_of(model.flat)) == expected
+        assert expected is not None and (model.config, model.version, bits_of(flat)) == expected
         assert order in ("auto", model.order) or model.version != 2
-        assert any("NaN" in w for w in model.warnings) == (not np.isfinite(model.flat).all())
+        assert any("NaN" in w for w in warnings) == (not np.isfinite(flat).all())
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
@@ -403,31 +419,13 @@ def test_mutated_files(tmp_path_factory: pytest.TempPathFactory, case: tuple[byt
     assert peak <= 40 * len(data) + 2**20
 
 
-# Slice by slice
-
-
-@pytest.mark.parametrize("version", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("order", ["in-place", "end"])
-def test_slices_are_those_of_the_whole(tmp_path: Path, version: int, order: str) -> None:
-    path = tmp_path / "model.bin"
-    path.write_bytes(encode(TINY, version, random_tensors(TINY, version, 5), order if version == 2 else "in-place"))
-    whole, model = read_model(path, v2_order=order), llmc.open_model(path, v2_order=order)
-    assert (model.header.config, model.header.version, model.order) == (whole.config, whole.version, whole.order)
-    for spec in tensor_specs(TINY):
-        layered = BY_NAME[spec.name].layered
-        found = [llmc.read_slice(model, spec.name, i) for i in range(TINY.num_layers if layered else 1)]
-        assert all(part.shape == (spec.shape[1:] if layered else spec.shape) for part in found)
-        expected = whole.flat[spec.offset : spec.offset + spec.size]
-        assert bits_of(np.concatenate([part.reshape(-1) for part in found])) == bits_of(expected)
-
-
 def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "m.bin"
     path.write_bytes(GOOD)
     for change in (lambda: path.write_bytes(GOOD[:-4]), lambda: path.write_bytes(GOOD + b"more"), path.unlink):
         path.write_bytes(GOOD)
-        model = llmc.open_model(path)
-        llmc.read_slice(model, "lnfb")
+        model = open_model(path)
+        model.read("lnfb")
         change()
         with pytest.raises(FormatError, match=r"changed while it was being read|no such file"):
-            llmc.read_slice(model, "lnfb")
+            model.read("lnfb")

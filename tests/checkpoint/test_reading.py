@@ -76,7 +76,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 
 HEADER = struct.pack("<256i", magics.DEBUG_STATE, *range(255))
 BAD = {
-    "empty": (b"", "the file is empty"),
+    "empty": (b"", "0 bytes; a thing begins with a header of 1024"),
     "three bytes": (HEADER[:3], "3 bytes"),
     "cut": (HEADER[:1023], "1023 bytes; a thing begins with a header of 1024"),
     "unknown": (struct.pack("<256i", 17, *range(255)), f"17, expected magic {magics.DEBUG_STATE}"),

@@ -16,9 +16,9 @@ import pytest
 
 from llmc_jax.checkpoint import conversion, reading, store
 from llmc_jax.checkpoint.contents import Identity, Metadata
-from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16, read_model, write_model
+from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16, read_header, write_model
 from llmc_jax.checkpoint.source import Source, slices
-from llmc_jax.checkpoint.sources import open_source
+from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.cli.convert import main, tensor_stats
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenizers import bytes_tokenizer, read_tokenizer_bin
@@ -46,8 +46,8 @@ def model(tmp_path: Path) -> Path:
 
 def as_version_2_end(model: Path, out: Path) -> None:
     """The same model as a version 2 file with its layernorms at the end, put together tensor by tensor."""
-    read = read_model(model)
-    parts = {s.name: read.flat[s.offset : s.offset + s.size] for s in tensor_specs(CONFIG)}
+    flat = flat_parameters(open_source(model))
+    parts = {s.name: flat[s.offset : s.offset + s.size] for s in tensor_specs(CONFIG)}
     parts["wte"] = parts["wte"][: CONFIG.vocab_size * CONFIG.channels]
     late = ["ln1w", "ln1b", "ln2w", "ln2b", "lnfw", "lnfb"]
     header = [20240326, 2, 8, 50, 2, 2, 16] + [0] * 249
@@ -68,9 +68,9 @@ def test_inspect(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_inspect_warns(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    read = read_model(model)
-    read.flat[60 * CONFIG.channels] = np.nan
-    write_model(model, CONFIG, read.flat)
+    flat = flat_parameters(open_source(model))
+    flat[60 * CONFIG.channels] = np.nan
+    write_model(model, CONFIG, flat)
     assert main(["inspect", str(model)]) == 0
     out = capsys.readouterr().out
     assert "warning: wte: 1 of 2,048 values are NaN or infinite" in out
@@ -108,7 +108,7 @@ def test_convert_there_and_back(model: Path, tmp_path: Path, capsys: pytest.Capt
     assert main(["convert", str(model), str(tmp_path / "5.bin"), "--version", "5"]) == 0
     out = capsys.readouterr().out
     assert "read    " in out and "wrote   " in out and "values rounded to bf16, largest relative change 0.0038" in out
-    expected = fp32_to_bf16(read_model(model).flat).tobytes()
+    expected = fp32_to_bf16(flat_parameters(open_source(model))[: num_parameters(CONFIG)]).tobytes()
     assert (tmp_path / "5.bin").read_bytes()[1024:] == expected
     assert main(["convert", str(tmp_path / "5.bin"), str(tmp_path / "53.bin"), "--version", "3"]) == 0
     assert main(["convert", str(tmp_path / "53.bin"), str(tmp_path / "535.bin"), "--version", "5"]) == 0
@@ -124,8 +124,7 @@ def test_convert_version_2(model: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "layernorms at the end" in capsys.readouterr().out
     wrong = ["convert", str(tmp_path / "v2.bin"), str(tmp_path / "b.bin"), "--version", "5", "--v2-order", "in-place"]
     assert main(wrong) == 0
-    ln1w = next(s for s in tensor_specs(CONFIG) if s.name == "ln1w")
-    assert not np.allclose(read_model(tmp_path / "b.bin").flat[ln1w.offset : ln1w.offset + ln1w.size], 1)
+    assert not np.allclose(open_source(tmp_path / "b.bin").read("params", "ln1w", 0), 1)
 
 
 def test_never_overwrites_without_force(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,7 +133,7 @@ def test_never_overwrites_without_force(model: Path, tmp_path: Path, capsys: pyt
     assert capsys.readouterr().err == f"convert_checkpoint.py: {model}: exists already; --force replaces it\n"
     assert model.read_bytes() == before
     assert main(["convert", str(model), str(model), "--version", "5", "--force"]) == 0
-    assert read_model(model).version == 5
+    assert read_header(model).version == 5
 
 
 def test_bad_input_is_one_line(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -378,9 +377,9 @@ def test_a_full_disk_leaves_nothing(
 
 def test_padding_rows_that_are_not_zero(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Kept in llm.c's files, dropped in Hugging Face's, and said both times."""
-    read = read_model(model)
-    read.flat[60 * CONFIG.channels] = 3
-    write_model(model, CONFIG, read.flat)
+    flat = flat_parameters(open_source(model))
+    flat[60 * CONFIG.channels] = 3
+    write_model(model, CONFIG, flat)
     words = "warning: wte: 1 of the 78 padding rows (V=50 to Vp-1=127) are not zero"
     assert main(["convert", str(model), str(tmp_path / "again.bin")]) == 0
     assert capsys.readouterr().err == words + "\n"
