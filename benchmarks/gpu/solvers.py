@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from llmc_jax import kernels
+from llmc_jax.config.train import ATTENTIONS
 from llmc_jax.kernels import cudnn, ours
 from llmc_jax.kernels.choice import implementations
 from llmc_jax.kernels.findings import Variant
@@ -40,7 +41,7 @@ def implementation(
     name: pallas, xla, triton; of attention pallas, mma, wgmma, cudnn, naive. tuning: fields of
     pallas_kernels/tuning.py's Sizes that have another value.
     """
-    if function in ("attention", "relu_attention"):
+    if "attention" in function:
         return _attention_pair(function, name, interpret)
     if name == "xla":
         return plain_twin(function)
@@ -58,7 +59,7 @@ def implementation(
 
 def _attention_pair(function: str, name: str, interpret: bool) -> tuple[Function, Function]:
     if name == "cudnn":
-        return cudnn.cudnn_attention_forward, cudnn.cudnn_attention_backward
+        return cudnn.attention_forward, cudnn.attention_backward
     if name == "naive":
         return getattr(jnp_attention, f"{function}_forward"), getattr(jnp_attention, f"{function}_backward")
     if name == "wgmma" and target() != "sm_90":
@@ -73,8 +74,8 @@ def repeats_bits(function: str, name: str) -> bool:
     if function.startswith("softmax"):  # a kernel inside an attention whose products are XLA's
         return name != "xla"
     if "attention" in function:
-        kind = name if name in ("cudnn", "naive") else "relu" if function.startswith("relu") else "flash"
         by = {"cudnn": "cudnn", "naive": "xla"}.get(name, "pallas")
-        return any(row.repeats_bits for row in implementations("attention") if (row.kind, row.by) == (kind, by))
+        rows = [row for row in implementations("attention").values() if ATTENTIONS[row.kind] == function]
+        return any(row.repeats_bits for row in rows if row.by == by)
     operation = next(group for group, functions in kernels.GROUPS.items() if function in functions)
-    return any(row.repeats_bits for row in implementations(operation) if row.by == name)
+    return any(row.repeats_bits for row in implementations(operation).values() if row.by == name)

@@ -36,7 +36,7 @@ def measure(
 
     tuning: fields of pallas_kernels/tuning.py's Sizes that are given another value.
     """
-    if function in ("attention", "relu_attention"):
+    if "attention" in function:
         return measure_attention(function, dtype, sizes, implementation, interpret=interpret)
     seed = problems.seed_of(f"{function} {sizes}")
     least = problems.problem(function, dtype, sizes, seed, **options)

@@ -17,6 +17,7 @@ from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.compare import report
 from llmc_jax.compare.tensors import DIFFERS, Difference, Limit, as_json, difference, index_text, tolerance_of
 from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.train import ATTENTIONS, TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.machine import device as hardware
 from llmc_jax.machine import jax_setup
@@ -120,9 +121,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kernels", choices=("auto", "xla", "pallas", "triton"), default="auto", help="as in train.py [default auto]"
     )
-    parser.add_argument(
-        "--attention", choices=("auto", "naive", "flash", "cudnn"), default="auto", help="as in train.py [default auto]"
-    )
+    same_model = tuple(name for name, computes in ATTENTIONS.items() if computes == ATTENTIONS["auto"])
+    parser.add_argument("--attention", choices=same_model, default="auto", help="as in train.py [default auto]")
     parser.add_argument("--strict-kernels", action="store_true", help="as in train.py")
     parser.add_argument("--dump", type=Path, metavar="FOLDER", help="write every value of the forward pass")
     parser.add_argument("--gradients", action="store_true", help="with --dump: those of the backward pass too")
@@ -226,7 +226,6 @@ def _header(
 
 def _plan(args: argparse.Namespace, dtype: str, config: ModelConfig, state: DebugState) -> "Plan":
     """Plan one pass over the state's batch, everything kept."""
-    from llmc_jax.config.train import TrainConfig
     from llmc_jax.kernels import this_machine
     from llmc_jax.plan import make_plan
 

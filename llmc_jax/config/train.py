@@ -36,6 +36,9 @@ PRECISION = "Precision and memory"
 KERNELS = "Kernels"
 DEVICES = "Several devices"
 
+# What --attention may be, and the function of ops/attention.py that it computes: another one is another model.
+ATTENTIONS = dict.fromkeys(("auto", "naive", "flash", "cudnn"), "attention") | {"relu": "relu_attention"}
+
 
 @dataclass(frozen=True)
 class TrainConfig:
@@ -310,7 +313,7 @@ class TrainConfig:
         "auto", "--attention", KERNELS,
         "naive = with the T x T matrix; flash = our kernels, without it; cudnn = NVIDIA's, without it; relu = "
         "max(score, 0) in place of the softmax, another model; auto = the fastest of the first three",
-        choices=("auto", "naive", "flash", "cudnn", "relu"),
+        choices=tuple(ATTENTIONS),
     )
 
     kernels_from: str = option(

@@ -11,11 +11,11 @@ cudnn.py        attention by cuDNN
 Leaves out the kernels themselves and their tile sizes (pallas_kernels/).
 """
 
-from llmc_jax.kernels.choice import MEASURED_HERE, Choice, Selection, Setting, Wish, makes_matrix
+from llmc_jax.kernels.choice import MEASURED_HERE, Asked, Choice, Selection, Setting, makes_matrix
 from llmc_jax.kernels.findings import Finding, Findings, Variant
 from llmc_jax.kernels.functions import GROUPS, assembled
 from llmc_jax.kernels.ours import pallas_functions
-from llmc_jax.kernels.record import Asked, MadeFor, Resolved
+from llmc_jax.kernels.record import MadeFor, Resolved
 from llmc_jax.machine.target import Machine, this_machine
 from llmc_jax.ops.table import XLA
 
@@ -33,7 +33,6 @@ __all__ = [
     "Selection",
     "Setting",
     "Variant",
-    "Wish",
     "assembled",
     "makes_matrix",
     "pallas_functions",

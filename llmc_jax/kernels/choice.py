@@ -6,15 +6,16 @@ fits what was asked for and can run here is chosen. A new implementation is a ne
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from llmc_jax.config.train import ATTENTIONS
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import cudnn, ours
 from llmc_jax.kernels.findings import Findings, Sizes, Variant
-from llmc_jax.kernels.functions import GROUPS, PLAIN, assembled, functions_of
+from llmc_jax.kernels.functions import GROUPS, PLAIN, assembled
 from llmc_jax.machine.target import Machine
 from llmc_jax.ops import attention, gelu
-from llmc_jax.ops.table import XLA, Function, Operations
+from llmc_jax.ops.table import Function, Operations
 from llmc_jax.training.optimizer import Optimizer
 
 # What measurement chose, by architecture and operation: the implementation, and the table that shows it. What is not
@@ -22,14 +23,17 @@ from llmc_jax.training.optimizer import Optimizer
 MEASURED: dict[tuple[str, str], tuple[str, str]] = {}
 MEASURED_HERE = "measured here"
 ESTIMATED = "by estimate: not measured on a GPU yet"
+NOTHING = Findings()  # has been found out
 
 
-class Wish(NamedTuple):
-    """What the user asked for: --kernels, --attention, -ge."""
+class Asked(NamedTuple):
+    """What the user asked for. The defaults leave it to the program."""
 
     kernels: str = "auto"
     attention: str = "auto"
     gelu_fusion: int = -1
+    logit_rows: int = -1
+    triton_gemm: str = "auto"
 
 
 class Setting(NamedTuple):
@@ -38,6 +42,10 @@ class Setting(NamedTuple):
     machine: Machine
     dtype: str  # fp32, bf16, fp16
     head_size: int
+    interpret: bool = False  # our kernels are simulated on a CPU: for tests
+
+
+Maker = Callable[[str, Setting, Variant], Function]  # of a function in ops/ its implementation, by its name
 
 
 class Implementation(NamedTuple):
@@ -46,11 +54,17 @@ class Implementation(NamedTuple):
     operation: str  # a key of GROUPS
     name: str  # unique within the operation
     by: str  # xla, pallas, triton: what --kernels names; cudnn, cublas
-    functions: Callable[[Setting, Variant], Sequence[Function]]  # in the order of GROUPS
+    maker: Maker
     problem: Callable[[Setting], str] = lambda _: ""  # why it cannot serve a setting; empty where it can
-    kind: str = ""  # of attention: flash, cudnn, naive, relu: what --attention names
+    kind: str = ""  # of attention: a key of ATTENTIONS
     makes_matrix: bool = False  # attention's T x T matrix, which then counts in memory
     repeats_bits: bool = False  # promised: the same inputs give the same bits. cuDNN and XLA may sum in any order
+
+    def functions(self, setting: Setting, variant: Variant) -> dict[str, Function]:
+        """Return its functions, by their names in GROUPS."""
+        computed = ATTENTIONS.get(self.kind, "attention")
+        names = GROUPS[self.operation]
+        return {name: self.maker(name.replace("attention", computed), setting, variant) for name in names}
 
 
 class Choice(NamedTuple):
@@ -70,9 +84,14 @@ class Choice(NamedTuple):
     beside: str = ""  # the name of that other row
 
     @property
+    def variant(self) -> Variant:
+        """Return which form of the row runs."""
+        return Variant(self.version, self.sizes)
+
+    @property
     def text(self) -> str:
         """Return what runs, in words."""
-        return " ".join(filter(None, [self.implementation, Variant(self.version, self.sizes).text]))
+        return " ".join(filter(None, [self.implementation, self.variant.text]))
 
 
 class Selection(NamedTuple):
@@ -107,7 +126,7 @@ def _pallas_problem(setting: Setting) -> str:
 
 
 def _flash_problem(setting: Setting) -> str:
-    """Attention without the T x T matrix by our kernels."""
+    """Return why our kernels cannot compute attention without the T x T matrix; empty where they can."""
     if problem := _pallas_problem(setting):
         return problem
     if setting.dtype == "fp32":
@@ -119,7 +138,7 @@ def _flash_problem(setting: Setting) -> str:
 
 def _cudnn_problem(setting: Setting) -> str:
     """Return what `jax.nn.dot_product_attention` would refuse later."""
-    machine, dtype, head_size = setting
+    machine, dtype, head_size, _ = setting
     if machine.platform != "gpu":
         return NO_GPU
     if machine.version < (8, 0):
@@ -151,28 +170,41 @@ def _triton_problem(setting: Setting) -> str:
 # ----- the rows -----------------------------------------------------------------------------------------------------
 
 
+def _xla_function(name: str, *_: Any) -> Function:
+    return PLAIN[name]
+
+
+def _pallas_kernel(name: str, setting: Setting, variant: Variant) -> Function:
+    return ours.pallas_kernel(name, str(setting.machine.target), setting.interpret, variant)
+
+
+def _triton_kernel(name: str, *_: Any) -> Function:
+    return ours.triton_kernel(name)
+
+
+def _by_softmax(kernel: Maker) -> Maker:
+    """Return what makes attention with the T x T matrix of the softmaxes that `kernel` makes."""
+
+    def make(name: str, setting: Setting, variant: Variant) -> Function:
+        way = name.removeprefix("attention_")
+        softmax = kernel(f"softmax_{way}", setting, variant)
+        return partial(getattr(attention, f"attention_by_softmax_{way}"), softmax=softmax)
+
+    return make
+
+
 def _xla(operation: str) -> Implementation:
-    return Implementation(operation, "xla", "xla", lambda *_: functions_of(PLAIN, operation))
+    return Implementation(operation, "xla", "xla", _xla_function)
 
 
 def _pallas(
     operation: str, name: str = "pallas", problem: Callable[[Setting], str] = _pallas_problem, kind: str = ""
 ) -> Implementation:
-    def functions(setting: Setting, variant: Variant) -> Sequence[Function]:
-        return functions_of(ours.pallas_functions(_target(setting), variant=variant), operation)
-
-    return Implementation(operation, name, "pallas", functions, problem, kind, repeats_bits=True)
+    return Implementation(operation, name, "pallas", _pallas_kernel, problem, kind, repeats_bits=True)
 
 
 def _triton(operation: str) -> Implementation:
-    def functions(_: Setting, __: Variant) -> Sequence[Function]:
-        return [ours.triton_kernel(name) for name in GROUPS[operation]]
-
-    return Implementation(operation, "triton", "triton", functions, _triton_problem, repeats_bits=True)
-
-
-def _target(setting: Setting) -> str:
-    return str(setting.machine.target)
+    return Implementation(operation, "triton", "triton", _triton_kernel, _triton_problem, repeats_bits=True)
 
 
 # In order of preference. By bytes: one kernel that reads and writes each array once, against the several passes that
@@ -183,32 +215,21 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     _triton("layernorm"),
     _pallas("gelu"),
     _xla("gelu"),
-    Implementation(
-        "gelu", IN_PRODUCT, "cublas", lambda *_: [gelu.gelu_forward_in_product, XLA.gelu_backward], _cublas_problem
-    ),
+    Implementation("gelu", IN_PRODUCT, "cublas", lambda *_: gelu.gelu_forward_in_product, _cublas_problem),
     _pallas("attention", "flash, pallas", _flash_problem, "flash"),
+    Implementation("attention", "cudnn", "cudnn", lambda name, *_: getattr(cudnn, name), _cudnn_problem, "cudnn"),
     Implementation(
-        "attention", "cudnn", "cudnn",
-        lambda *_: [cudnn.cudnn_attention_forward, cudnn.cudnn_attention_backward], _cudnn_problem, "cudnn",
-    ),
-    Implementation(
-        "attention", "naive, softmax pallas", "pallas",
-        lambda at, _: ours.by_softmax(partial(ours.pallas_kernel, target=_target(at))), _pallas_problem, "naive",
+        "attention", "naive, softmax pallas", "pallas", _by_softmax(_pallas_kernel), _pallas_problem, "naive",
         makes_matrix=True,
     ),
     Implementation(
-        "attention", "naive, softmax triton", "triton", lambda *_: ours.by_softmax(ours.triton_kernel), _triton_problem,
-        "naive", makes_matrix=True,
+        "attention", "naive, softmax triton", "triton", _by_softmax(_triton_kernel), _triton_problem, "naive",
+        makes_matrix=True,
     ),
     _xla("attention")._replace(name="naive, xla", kind="naive", makes_matrix=True),
+    _pallas("attention", "relu, pallas", _flash_problem, "relu"),
     Implementation(
-        "attention", "relu, pallas", "pallas", lambda at, variant: ours.relu_kernels(_target(at), variant),
-        _flash_problem, "relu", repeats_bits=True,
-    ),
-    Implementation(
-        "attention", "relu, xla", "xla",
-        lambda *_: [attention.relu_attention_forward, attention.relu_attention_backward], kind="relu",
-        makes_matrix=True,
+        "attention", "relu, xla", "xla", lambda name, *_: getattr(attention, name), kind="relu", makes_matrix=True
     ),
     _pallas("classifier"),
     _xla("classifier"),
@@ -222,9 +243,9 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
 )  # fmt: skip
 
 
-def implementations(operation: str) -> list[Implementation]:
-    """Return the rows of an operation, in order of preference."""
-    return [row for row in IMPLEMENTATIONS if row.operation == operation]
+def implementations(operation: str) -> dict[str, Implementation]:
+    """Return the rows of an operation by their names, in order of preference."""
+    return {row.name: row for row in IMPLEMENTATIONS if row.operation == operation}
 
 
 # ----- choosing -----------------------------------------------------------------------------------------------------
@@ -238,17 +259,17 @@ class Candidates(NamedTuple):
     asked: bool = False  # the first one was named by the user: another one is a fallback
 
 
-def choose_one(operation: str, wish: Wish, setting: Setting, findings: Findings | None = None) -> Choice:
+def choose_one(operation: str, asked: Asked, setting: Setting, findings: Findings = NOTHING) -> Choice:
     """Choose an implementation of an operation.
 
     findings: what was found out on this card; `auto` is then what was the fastest, and what was found to be wrong does
     not run. What was asked for and cannot run here becomes XLA's, with the reason.
     """
-    choice = _first(candidates(operation, wish, setting), setting, findings or Findings())
-    if operation != "gelu" or wish.gelu_fusion < 1:
+    choice = _first(candidates(operation, asked, setting), setting, findings)
+    if operation != "gelu" or asked.gelu_fusion < 1:
         return choice
-    row = next(row for row in implementations("gelu") if row.name == IN_PRODUCT)
-    if problem := row.problem(setting) or (findings or Findings()).problem("gelu", row.name):
+    row = implementations("gelu")[IN_PRODUCT]
+    if problem := row.problem(setting) or findings.problem("gelu", row.name):
         return choice._replace(why=f"not {row.name}: {problem}", fell_back=True)
     return Choice(
         "gelu", row.name, row.by, "as asked", choice.fell_back,
@@ -260,93 +281,81 @@ def select(choices: Sequence[Choice], setting: Setting, strict: bool = False) ->
     """Return what has been chosen, one choice for each operation. With strict a fallback raises InputError."""
     if strict:
         _refuse_fallbacks(choices)
-    by_name = {
-        name: function
-        for choice in choices
-        for name, function in zip(GROUPS[choice.operation], functions_for(choice, setting), strict=True)
-    }
+    by_name: dict[str, Function] = {}
+    for choice in choices:
+        rows = implementations(choice.operation)
+        by_name |= rows[choice.implementation].functions(setting, choice.variant)
+        if choice.backward:
+            backward = GROUPS[choice.operation][-1]
+            by_name[backward] = rows[choice.backward].functions(setting, choice.variant)[backward]
     in_product = any(choice.implementation == IN_PRODUCT for choice in choices)
     return Selection(*assembled(by_name), tuple(choices), int(in_product))
 
 
-def functions_for(choice: Choice, setting: Setting) -> list[Function]:
-    """Return the functions of a choice, in the order of GROUPS. Raises KeyError for a row that there is not."""
-    rows = {row.name: row for row in implementations(choice.operation)}
-    variant = Variant(choice.version, choice.sizes)
-    functions = list(rows[choice.implementation].functions(setting, variant))
-    if choice.backward:
-        functions[-1] = rows[choice.backward].functions(setting, variant)[-1]
-    return functions
-
-
-def candidates(operation: str, wish: Wish, setting: Setting) -> Candidates:
+def candidates(operation: str, asked: Asked, setting: Setting) -> Candidates:
     """Return what may run an operation, in the order in which it is tried."""
     if operation == "attention":
-        return _attention_candidates(wish, setting)
-    rows = {row.by: row for row in implementations(operation) if row.by != "cublas"}  # -ge asks for that
-    if wish.kernels == "auto":
-        return _automatic([row for row in rows.values() if row.by != "triton"], operation, setting)
-    if wish.kernels not in rows:
-        return Candidates([rows["xla"]], f"there is no {wish.kernels.capitalize()} kernel of this")
-    return Candidates([rows[wish.kernels], rows["xla"]], "as asked", asked=True)
+        return _attention_candidates(asked, setting)
+    rows = {row.by: row for row in implementations(operation).values() if row.by != "cublas"}  # -ge asks for that
+    if asked.kernels == "auto":
+        return _automatic([row for row in rows.values() if row.by != "triton"], setting)
+    if asked.kernels not in rows:
+        return Candidates([rows["xla"]], f"there is no {asked.kernels.capitalize()} kernel of this")
+    return Candidates([rows[asked.kernels], rows["xla"]], "as asked", asked=True)
 
 
-def _automatic(rows: list[Implementation], operation: str, setting: Setting) -> Candidates:
+def _automatic(rows: list[Implementation], setting: Setting) -> Candidates:
     """Return what was measured to be the fastest first, then the order of the rows, with XLA's last."""
-    measured, source = MEASURED.get((str(setting.machine.target), operation), ("", ""))
-    first = [row for row in rows if measured in (row.kind, row.name)] if measured else []
-    rows = first + [row for row in rows if row not in first]
-    why = f"fastest, see {source}" if first else ESTIMATED
     if setting.machine.platform != "gpu":
-        rows, why = [row for row in rows if row.by == "xla"], "on a CPU"
-    elif setting.machine.target is None:
-        why = _pallas_problem(setting)
-    return Candidates(rows, why)
+        return Candidates([row for row in rows if row.by == "xla"], "on a CPU")
+    if setting.machine.target is None:
+        return Candidates(rows, _pallas_problem(setting))
+    measured, source = MEASURED.get((setting.machine.target, rows[0].operation), (None, ""))
+    rows = sorted(rows, key=lambda row: measured not in (row.kind, row.name))
+    first = measured in (rows[0].kind, rows[0].name)
+    return Candidates(rows, f"fastest, see {source}" if first else ESTIMATED)
 
 
-def _attention_candidates(wish: Wish, setting: Setting) -> Candidates:
+def _attention_candidates(asked: Asked, setting: Setting) -> Candidates:
     """With --attention auto: without the T x T matrix where that can be, unless XLA alone was asked for."""
-    rows = implementations("attention")
-
-    def of(kind: str) -> list[Implementation]:
-        """Of naive and relu, the one whose kernels were asked for first."""
-        if kind in ("flash", "cudnn"):
-            return [row for row in rows if row.kind == kind]
-        by = "pallas" if kind == "relu" and wish.kernels != "xla" else wish.kernels
-        return [row for row in rows if row.kind == kind and row.by in (by, "xla")]
-
-    if wish.attention == "relu":
-        return Candidates(of("relu"), "as asked", asked=wish.kernels == "pallas")
-    if wish.attention == "naive" or (wish.attention == "auto" and wish.kernels == "xla"):
-        return Candidates(of("naive"), "as asked")
-    if wish.attention != "auto":
-        return Candidates([*of(wish.attention), *of("naive")], "as asked", asked=True)
-    if wish.kernels == "pallas":
-        return Candidates([*of("flash"), *of("naive")], "as asked", asked=True)
-    return _automatic([*of("flash"), *of("cudnn"), *of("naive")], "attention", setting)
+    kind, model = asked.attention, ATTENTIONS[asked.attention]
+    rows = [row for row in implementations("attention").values() if ATTENTIONS[row.kind] == model]
+    if model != ATTENTIONS["auto"]:  # another model: kernels of it run where they can, as with auto
+        rows = [row for row in rows if asked.kernels != "xla" or row.by == "xla"]
+        return Candidates(rows, "as asked", asked=asked.kernels == "pallas")
+    without = [row for row in rows if not row.makes_matrix]
+    naive = [row for row in rows if row.makes_matrix and row.by in (asked.kernels, "xla")]
+    if kind == "auto":
+        kind = {"xla": "naive", "pallas": "flash"}.get(asked.kernels, kind)
+    if kind == "auto":
+        return _automatic([*without, *naive], setting)
+    if kind == "naive":
+        return Candidates(naive, "as asked")
+    return Candidates([*(row for row in without if row.kind == kind), *naive], "as asked", asked=True)
 
 
 def _first(found: Candidates, setting: Setting, findings: Findings) -> Choice:
-    """The first candidate that can run here; if any of them may, the one that was the fastest on this card."""
+    """Return the first candidate that can run here; if any of them may, the one that was the fastest on this card."""
 
     def problem(row: Implementation) -> str:
         return row.problem(setting) or findings.problem(row.operation, row.name)
 
     operation, first = found.rows[0].operation, found.rows[0]
-    fastest = next((each for each in findings.fastest if each.operation == operation), None)
     rows = {row.name: row for row in found.rows if not problem(row)}
+    fastest = next((each for each in findings.fastest if each.operation == operation), None)
     if not found.asked and fastest is not None and fastest.implementation in rows and len(found.rows) > 1:
         row, (ratio, beside) = rows[fastest.implementation], findings.ratio(fastest)
         why = f"{ratio:.2f} x {beside}, {MEASURED_HERE}" if beside else MEASURED_HERE
-        choice = Choice(row.operation, row.name, row.by, why, False, row.makes_matrix, "", *fastest.variant)
-        return choice._replace(measured=True, ratio=ratio, beside=beside)
+        return Choice(
+            operation, row.name, row.by, why, False, row.makes_matrix, "", *fastest.variant, True, ratio, beside
+        )
     row = next(iter(rows.values()))
     why = found.why if row is first else problem(first)
     fell_back = found.asked and row is not first
     if fell_back:
-        why = f"not {first.kind if first.kind in ('flash', 'cudnn') else first.by}: {why}"
-    variant = findings.variant(row.operation, row.name)
-    return Choice(row.operation, row.name, row.by, why, fell_back, row.makes_matrix, "", *variant)
+        why = f"not {first.by if first.kind == row.kind else first.kind}: {why}"
+    variant = findings.variant(operation, row.name)
+    return Choice(operation, row.name, row.by, why, fell_back, row.makes_matrix, "", *variant)
 
 
 def _refuse_fallbacks(choices: Sequence[Choice]) -> None:

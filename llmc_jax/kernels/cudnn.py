@@ -7,7 +7,7 @@ import jax
 from llmc_jax.ops.linear import bias_backward
 
 
-def cudnn_attention_forward(qkv: jax.Array, num_heads: int) -> tuple[jax.Array, Any]:
+def attention_forward(qkv: jax.Array, num_heads: int) -> tuple[jax.Array, Any]:
     """Causal attention by cuDNN from packed qkv (B, T, 3C): out (B, T, C), and its own means for the backward."""
     B, T, C3 = qkv.shape
 
@@ -19,9 +19,9 @@ def cudnn_attention_forward(qkv: jax.Array, num_heads: int) -> tuple[jax.Array, 
     return jax.vjp(attend, qkv)
 
 
-def cudnn_attention_backward(
+def attention_backward(
     dout: jax.Array, _qkv: jax.Array, _out: jax.Array, saved: Any, _num_heads: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Gradient of `cudnn_attention_forward` with respect to packed qkv: (B, T, 3C), and its sum over all rows (3C,)."""
+    """Gradient of `attention_forward` with respect to packed qkv: (B, T, 3C), and its sum over all rows (3C,)."""
     (dqkv,) = saved(dout)
     return dqkv, bias_backward(dqkv)

@@ -32,11 +32,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 
 
-def functions_of(functions: Mapping[str, Function], operation: str) -> list[Function]:
-    """Return the functions that an operation of GROUPS consists of, in its order."""
-    return [functions[name] for name in GROUPS[operation]]
-
-
 def assembled(functions: Mapping[str, Function], optimizer: Optimizer = ADAMW) -> tuple[Operations, Optimizer]:
     """Return the model's operations and an optimizer with these functions; what is missing is XLA's."""
     all_functions = PLAIN | dict(functions)

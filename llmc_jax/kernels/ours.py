@@ -1,20 +1,19 @@
 """The handwritten kernels by name: Pallas's for an architecture, and Triton's. Imported when asked for."""
 
 import importlib
-from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
 
+from llmc_jax.config.train import ATTENTIONS
 from llmc_jax.kernels.findings import Variant
 from llmc_jax.kernels.functions import GROUPS, PLAIN
-from llmc_jax.ops import attention
 from llmc_jax.ops.table import Function
 
 DEFAULT = Variant()
 BY_FILE = {  # of pallas_kernels/; of some there is one in triton/ too, in a file of that name
     "layernorm": GROUPS["layernorm"],
     "gelu": GROUPS["gelu"],
-    "attention": (*GROUPS["attention"], "relu_attention_forward", "relu_attention_backward"),
+    "attention": tuple(f"{name}_{way}" for name in ATTENTIONS.values() for way in ("forward", "backward")),
     "softmax": ("softmax_forward", "softmax_backward"),
     "classifier": GROUPS["classifier"],
     "embedding": GROUPS["embedding backward"],
@@ -33,18 +32,18 @@ def pallas_kernel(name: str, target: str, interpret: bool = False, variant: Vari
     if variant.version and "attention" in name:
         more["version"] = variant.version
     tuned = tuning.Tuned(target, variant.sizes) if variant.sizes else target
+    return _bound(name, tuned, interpret, tuple(more.items()))
+
+
+@cache  # the same function for the same arguments: what calls it is compiled once
+def _bound(name: str, target: Any, interpret: bool, more: tuple[tuple[str, Any], ...]) -> Function:
     function = getattr(importlib.import_module(f"pallas_kernels.{FILES[name]}"), name)
-    return partial(function, target=tuned, interpret=interpret, **more)
+    return partial(function, target=target, interpret=interpret, **dict(more))
 
 
-def pallas_functions(target: str, interpret: bool = False, variant: Variant = DEFAULT) -> dict[str, Function]:
+def pallas_functions(target: str, interpret: bool = False) -> dict[str, Function]:
     """Return the kernels that have a place in PLAIN; attention is `flash`, in bf16 and fp16 only."""
-    return _pallas_functions(target, interpret, variant)  # the same functions for the same arguments
-
-
-@cache
-def _pallas_functions(target: str, interpret: bool, variant: Variant) -> dict[str, Function]:
-    return {name: pallas_kernel(name, target, interpret, variant) for name in PLAIN if name in FILES}
+    return {name: pallas_kernel(name, target, interpret) for name in PLAIN if name in FILES}
 
 
 def variant_problem(variant: Variant) -> str:
@@ -61,20 +60,6 @@ def variant_problem(variant: Variant) -> str:
         if len(found) != len(known) or not all(type(each) is int and each > 0 for each in found):
             return f"{name}={value!r} is not a size"
     return ""
-
-
-@cache
-def relu_kernels(target: str, variant: Variant = DEFAULT) -> Sequence[Function]:
-    """Return ReLU attention's forward and backward for an architecture."""
-    return [pallas_kernel(f"relu_attention_{way}", target, variant=variant) for way in ("forward", "backward")]
-
-
-def by_softmax(kernel: Callable[[str], Function]) -> Sequence[Function]:
-    """Return attention's forward and backward with the T x T matrix and softmaxes that `kernel` gives by name."""
-    return [
-        partial(attention.attention_by_softmax_forward, softmax=kernel("softmax_forward")),
-        partial(attention.attention_by_softmax_backward, softmax=kernel("softmax_backward")),
-    ]
 
 
 def triton_kernel(name: str) -> Function:

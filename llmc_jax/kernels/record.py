@@ -9,19 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax.config.train import ATTENTIONS
 from llmc_jax.errors import FormatError
 from llmc_jax.files import digest_of_files
 from llmc_jax.kernels import plain
-from llmc_jax.kernels.choice import (
-    Choice,
-    Selection,
-    Setting,
-    Wish,
-    choose_one,
-    implementations,
-    select,
-)
-from llmc_jax.kernels.findings import Findings, Variant
+from llmc_jax.kernels.choice import NOTHING, Asked, Choice, Selection, Setting, choose_one, implementations, select
+from llmc_jax.kernels.findings import Findings
 from llmc_jax.kernels.functions import GROUPS
 from llmc_jax.kernels.ours import variant_problem
 from llmc_jax.machine.target import Machine
@@ -29,16 +22,6 @@ from llmc_jax.machine.target import Machine
 FORMAT = 1
 FOR_PEOPLE = ("why", "fell_back", "measured", "ratio", "beside")  # fields of a choice on which no bit depends
 FOLDERS = ("pallas_kernels", "llmc_jax/kernels/triton")  # where our kernels' sources are
-
-
-class Asked(NamedTuple):
-    """What the user asked for. The defaults leave it to the program."""
-
-    kernels: str = "auto"
-    attention: str = "auto"
-    gelu_fusion: int = -1
-    logit_rows: int = -1
-    triton_gemm: str = "auto"
 
 
 class MadeFor(NamedTuple):
@@ -133,68 +116,57 @@ def choose_again(
     findings: what was found out on this card. Raises InputError, if strict, for what --kernels or --attention ask for
     and cannot run.
     """
-    before = here(before, setting.machine)
-    fusion = asked.gelu_fusion
+    before, findings = here(before, setting.machine), findings or NOTHING
+    recorded = {} if before is None else _recorded(before, asked, setting, findings)
+    repeated = {operation: choice for operation, (choice, problem) in recorded.items() if not problem}
     if before is not None and still(before, asked, "gelu_fusion"):
-        fusion = before.gelu_fusion
-    wish = Wish(asked.kernels, asked.attention, fusion)
-    choices = [
-        _repeated(before, asked, operation, setting, findings) or choose_one(operation, wish, setting, findings)
-        for operation in GROUPS
-    ]
+        asked = asked._replace(gelu_fusion=before.gelu_fusion)
+    choices = [repeated.get(each) or choose_one(each, asked, setting, findings) for each in GROUPS]
     return select(choices, setting, strict)
 
 
-def cannot_repeat(
-    before: Resolved, asked: Asked, setting: Setting, findings: Findings | None = None
-) -> tuple[str, ...]:
+def cannot_repeat(before: Resolved, asked: Asked, setting: Setting, findings: Findings = NOTHING) -> tuple[str, ...]:
     """Return why a recorded choice cannot be repeated here, with a reason for each such operation."""
     if here(before, setting.machine) is None:
         return (f"it was made for {before.made_for.target}, not for {target_of(setting.machine)}",)
-    problems = ((each, _problem(before, each, setting, findings)) for each in GROUPS if _decides(before, asked, each))
-    return tuple(f"{operation}: {problem}" for operation, problem in problems if problem)
+    recorded = _recorded(before, asked, setting, findings)
+    return tuple(f"{operation}: {problem}" for operation, (_, problem) in recorded.items() if problem)
 
 
-def _repeated(
-    before: Resolved | None, asked: Asked, operation: str, setting: Setting, findings: Findings | None
-) -> Choice | None:
-    """Return what a record has for an operation, if it counts and can run."""
-    if before is None or not _decides(before, asked, operation) or _problem(before, operation, setting, findings):
-        return None
-    return _choice_of(before, operation)
+def _recorded(
+    before: Resolved, asked: Asked, setting: Setting, findings: Findings
+) -> dict[str, tuple[Choice | None, str]]:
+    """Return what a record has for each operation that it decides, and why that cannot run; empty where it can."""
+    choices = {choice.operation: choice for choice in before.choices}
+    return {
+        each: (choices.get(each), _problem(choices.get(each), setting, findings))
+        for each in GROUPS
+        if _decides(before, asked, each, choices.get(each))
+    }
 
 
-def _choice_of(before: Resolved, operation: str) -> Choice | None:
-    return next((choice for choice in before.choices if choice.operation == operation), None)
-
-
-def _decides(before: Resolved, asked: Asked, operation: str) -> bool:
-    """Return whether a record decides what runs an operation. ReLU attention must be asked for: it is another model."""
+def _decides(before: Resolved, asked: Asked, operation: str, choice: Choice | None) -> bool:
+    """Return whether a record decides what runs an operation. Attention that is another model must be asked for."""
     if operation == "gelu":
         return still(before, asked, "kernels", "gelu_fusion")
     if operation == "attention":
-        choice = _choice_of(before, operation)
-        is_relu = choice is not None and _kind(choice) == "relu"
-        return still(before, asked, "kernels", "attention") and is_relu == (asked.attention == "relu")
+        row = implementations(operation).get(choice.implementation) if choice else None
+        same = row is None or ATTENTIONS[row.kind] == ATTENTIONS[asked.attention]
+        return same and still(before, asked, "kernels", "attention")
     return still(before, asked, "kernels")
 
 
-def _kind(choice: Choice) -> str:
-    return next((row.kind for row in implementations(choice.operation) if row.name == choice.implementation), "")
-
-
-def _problem(before: Resolved, operation: str, setting: Setting, findings: Findings | None) -> str:
+def _problem(choice: Choice | None, setting: Setting, findings: Findings) -> str:
     """Return why what a record has for an operation cannot run; empty where it can."""
-    choice = _choice_of(before, operation)
     if choice is None:
         return "the record has nothing for it"
-    rows = {row.name: row for row in implementations(operation)}
+    rows = implementations(choice.operation)
     for name in filter(None, (choice.implementation, choice.backward)):
         if name not in rows:
             return f"this version has no {name!r}"
-        problem = rows[name].problem(setting) or (findings or Findings()).problem(operation, name)
+        problem = rows[name].problem(setting) or findings.problem(choice.operation, name)
         if not problem and rows[name].by == "pallas":
-            problem = variant_problem(Variant(choice.version, choice.sizes))
+            problem = variant_problem(choice.variant)
         if problem:
             return f"{name}: {problem}"
     return ""

@@ -313,7 +313,7 @@ def case_of(plan: Plan) -> candidates.Case:
         logit_rows=plan.execution.logit_rows,
         gelu_fusion=plan.execution.gelu_fusion,
         options=plan.execution.compiler_options,
-        wish=kernels.Wish(config.kernels, config.attention, gelu_fusion=config.gelu_fusion),
+        asked=kernels.Asked(config.kernels, config.attention, config.gelu_fusion),
         machine=plan.machine,
         other_options=compiling.untried(triton_gemm_wish(config), plan.machine.target, plan.xla_flags),
     )

@@ -17,7 +17,7 @@ from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.manifest import MANIFEST
 from llmc_jax.checkpoint.store import Checkpoint, open_checkpoint
 from llmc_jax.config.options import show_value
-from llmc_jax.config.train import BY_NAME, TrainConfig, differing
+from llmc_jax.config.train import ATTENTIONS, BY_NAME, TrainConfig, differing
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.kernels import record
 from llmc_jax.machine import device as hardware
@@ -175,7 +175,7 @@ def _differences(earlier: Checkpoint, config: TrainConfig, ours: Identity) -> It
             then, now = getattr(options, name), getattr(config, name)
             if then != now:
                 yield f"batch and order: {_flag(name)} is {show_value(then)} there, {show_value(now)} here"
-        if (options.attention == "relu") != (config.attention == "relu"):
+        if ATTENTIONS.get(options.attention) != ATTENTIONS[config.attention]:
             yield f"model: --attention is {options.attention} there, {config.attention} here"
     if None not in (theirs.data, ours.data) and theirs.data != ours.data:
         yield "data: the training files (-i) are not those of the checkpoint"

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from llmc_jax import kernels
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.kernels.choice import Implementation, Setting, Wish, candidates, implementations
+from llmc_jax.config.train import ATTENTIONS
+from llmc_jax.kernels.choice import Asked, Implementation, Setting, candidates, implementations
 from llmc_jax.kernels.findings import Finding, Variant
 from llmc_jax.machine.target import Machine
 from llmc_jax.models.gpt2.tensors import flat_size
@@ -39,7 +40,7 @@ class Case(NamedTuple):
     logit_rows: int
     gelu_fusion: int
     options: tuple[tuple[str, bool], ...]  # of XLA
-    wish: Wish
+    asked: Asked
     machine: Machine
     other_options: tuple[tuple[str, bool], ...] = ()  # of XLA, which may be better here than its defaults
     interpret: bool = False  # kernels are simulated on a CPU: for tests
@@ -47,7 +48,7 @@ class Case(NamedTuple):
     @property
     def setting(self) -> Setting:
         """Return what an implementation may or may not be able to serve."""
-        return Setting(self.machine, self.dtype, self.model.head_size)
+        return Setting(self.machine, self.dtype, self.model.head_size, self.interpret)
 
 
 # ----- what is tried ------------------------------------------------------------------------------------------------
@@ -76,13 +77,16 @@ def listed(case: Case) -> list[Finding]:
 
 
 def _rows(case: Case, operation: str) -> list[Implementation]:
-    """The rows that may run an operation. Of those with the T x T matrix XLA's alone: ours is for who asks for it."""
-    rows = [row for row in candidates(operation, case.wish, case.setting).rows if not row.problem(case.setting)]
+    """Return the rows that may run an operation.
+
+    Of those with the T x T matrix XLA's alone: ours is for who asks for it.
+    """
+    rows = [row for row in candidates(operation, case.asked, case.setting).rows if not row.problem(case.setting)]
     return [row for row in rows if row.by == "xla" or not row.makes_matrix]
 
 
 def _variants(case: Case, row: Implementation) -> Iterator[Variant]:
-    """The forms of a row of our kernels beside its default one."""
+    """Yield the forms of a row of our kernels beside its default one."""
     from pallas_kernels import tuning
 
     target = str(case.machine.target)
@@ -126,15 +130,13 @@ def parts(case: Case, operation: str) -> list[Part]:
         "global norm": [size],
     }[operation]
     calls = {"gelu": L, "attention": L, "classifier": math.ceil(rows / at_a_time)}.get(operation, 1)
-    functions = kernels.GROUPS[operation]
-    if operation == "attention":
-        functions = ("relu_attention",) if case.wish.attention == "relu" else ("attention",)
+    functions = (ATTENTIONS[case.asked.attention],) if operation == "attention" else kernels.GROUPS[operation]
     return [Part(name, sizes, 2 * L if name.startswith("residual") else calls) for name in functions]
 
 
 def row_of(finding: Finding) -> Implementation:
     """Return the row that a finding is about."""
-    return next(row for row in implementations(finding.operation) if row.name == finding.implementation)
+    return implementations(finding.operation)[finding.implementation]
 
 
 def shallower(case: Case) -> Case:

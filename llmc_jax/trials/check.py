@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax import kernels
-from llmc_jax.kernels import GROUPS, Finding
-from llmc_jax.kernels.functions import functions_of
+from llmc_jax.kernels import Finding
 from llmc_jax.machine import compiling
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.ops.gelu import gelu_forward_in_product
@@ -25,36 +24,35 @@ from llmc_jax.training.step import StepNumbers, StepOptions, train_step
 from llmc_jax.trials import attention, candidates, numerics, problems, times
 from llmc_jax.trials.candidates import Case
 from llmc_jax.trials.clock import timing
-from llmc_jax.trials.figures import Figures, NotMeasured
+from llmc_jax.trials.figures import NotMeasured, Tried
 
 MATRIX_BYTES = 2e9  # of attention's T x T matrix in one layer, beyond which XLA's step does without it, and has no time
 BETA1 = 0.9
 WHOLE_IN_FP64 = 2**28  # elements of AdamW's buffers; beyond that they are compared in float32
 
 
-def measure(what: str, case: Case, **arguments: Any) -> Figures:
+def measure(what: str, case: Case, **arguments: Any) -> kernels.Machine | Finding | Tried:
     """Try one implementation (what: candidate) or a whole step (what: step), as the run would compute it.
 
-    what: device: what this process computes on.
+    what: device: return what this process computes on.
     """
     if not case.tf32:
         jax.config.update("jax_default_matmul_precision", "highest")
     if what == "device":
-        machine = kernels.this_machine()
-        return {"platform": machine.platform, "kind": machine.kind, "capability": machine.capability}
+        return kernels.this_machine()
     return measure_candidate(case, **arguments) if what == "candidate" else measure_step(case, **arguments)
 
 
 # ----- one implementation -------------------------------------------------------------------------------------------
 
 
-def measure_candidate(case: Case, finding: Finding) -> Figures:
-    """What is wrong with an operation's functions, and the microseconds that they take in one step.
+def measure_candidate(case: Case, finding: Finding) -> Finding:
+    """Return a finding with what is wrong with its functions, or the microseconds that they take in one step.
 
     XLA's are what the others are compared with in the end, so they are only timed.
     """
-    row, solvers = candidates.row_of(finding), functions(case, finding)
-    by_name = dict(zip(GROUPS[finding.operation], solvers, strict=True))
+    row = candidates.row_of(finding)
+    by_name = row.functions(case.setting, finding.variant)
     total, wrong = 0.0, []
     for part in candidates.parts(case, finding.operation):
         if row.by == "xla" and part.function == "attention" and matrix_bytes(case) > MATRIX_BYTES:
@@ -62,7 +60,7 @@ def measure_candidate(case: Case, finding: Finding) -> Figures:
         adamw = part.function == "adamw_update"
         options = {"rounding": case.rounding, "master_weights": case.master_weights} if adamw else {}
         given = problems.problem(part.function, case.dtype, part.sizes, problems.seed_of(part.function), **options)
-        solver: Any = solvers if "attention" in part.function else by_name[part.function]
+        solver: Any = tuple(by_name.values()) if "attention" in part.function else by_name[part.function]
         if row.by != "xla":
             wide = jnp.float32 if adamw and given.arrays[0].size > WHOLE_IN_FP64 else jnp.float64
             _, found = numerics.judged(
@@ -72,20 +70,11 @@ def measure_candidate(case: Case, finding: Finding) -> Figures:
         if not wrong:
             total += part.calls * times.time_of(solver, [given], quick=case.interpret).seconds
         del given
-    return {"problem": "; ".join(wrong)} if wrong else {"problem": "", "us": 1e6 * total}
-
-
-def functions(case: Case, finding: Finding) -> Sequence[Function]:
-    """Return the functions that a finding is about, in the order of GROUPS."""
-    row = candidates.row_of(finding)
-    if case.interpret and row.by == "pallas":
-        ours = kernels.pallas_functions(str(case.machine.target), interpret=True, variant=finding.variant)
-        return functions_of(ours, finding.operation)
-    return row.functions(case.setting, finding.variant)
+    return finding._replace(problem="; ".join(wrong), us=0.0 if wrong else 1e6 * total)
 
 
 def matrix_bytes(case: Case) -> float:
-    """Bytes of attention's T x T matrix in one layer."""
+    """Return the bytes of attention's T x T matrix in one layer."""
     size = 4 if case.dtype == "fp32" else 2
     return float(size) * case.batch_size * case.model.num_heads * case.sequence_length**2
 
@@ -101,24 +90,24 @@ class Step(NamedTuple):
     seconds: float  # 0: not known
 
 
-def measure_step(case: Case, chosen: tuple[Finding, ...], options: compiling.Options) -> Figures:
-    """What is wrong with a step on what was chosen beside XLA's, and its seconds. chosen: nothing is XLA's step itself.
+def measure_step(case: Case, chosen: tuple[Finding, ...], options: compiling.Options) -> Tried:
+    """Return what is wrong with a step on what was chosen beside XLA's, and its seconds.
 
-    options: of XLA, beside the run's own. Both steps are the run's own program, but for their number of layers
-    (candidates.LAYERS); the gradient is what AdamW makes of it in its first step.
+    chosen: nothing is XLA's step itself. options: of XLA, beside the run's own. Both steps are the run's own program,
+    but for their number of layers (candidates.LAYERS); the gradient is what AdamW makes of it in its first step.
     """
     case = candidates.shallower(case)
     reference = _xla_step(case)
     if not chosen:
-        return {"problem": "", "seconds": reference.seconds}
+        return Tried("", reference.seconds)
     found = _step(case, chosen_functions(case, chosen), options)
     _, wrong = numerics.judged_model(case.model, case.dtype, found[:2], reference[:2])
-    return {"problem": "; ".join(wrong), "seconds": found.seconds}
+    return Tried("; ".join(wrong), found.seconds)
 
 
 @cache
 def _xla_step(case: Case) -> Step:
-    """XLA's step; where the T x T matrix is too large for it, without that, and its time does not count."""
+    """Return XLA's step; where the T x T matrix is too large for it, without that, and its time does not count."""
     if matrix_bytes(case) <= MATRIX_BYTES:
         try:
             return _step(case, {}, case.other_options)
@@ -131,18 +120,16 @@ def _xla_step(case: Case) -> Step:
 
 def chosen_functions(case: Case, chosen: Sequence[Finding]) -> dict[str, Function]:
     """Return the functions of what was chosen, by name."""
-    by_name = {
-        name: function
-        for finding in chosen
-        for name, function in zip(GROUPS[finding.operation], functions(case, finding), strict=True)
-    }
+    by_name: dict[str, Function] = {}
+    for finding in chosen:
+        by_name |= candidates.row_of(finding).functions(case.setting, finding.variant)
     if case.gelu_fusion:  # -ge 1
         by_name["gelu_forward"] = gelu_forward_in_product
     return by_name
 
 
 def _step(case: Case, given: dict[str, Function], options: compiling.Options) -> Step:
-    """The run's program on random weights and tokens: loss and gradient of its first step, seconds of the next ones."""
+    """Run the program on random weights and tokens: loss and gradient of its first step, seconds of the next ones."""
     op, optimizer = kernels.assembled(given)
     model, kind = case.model, DTYPES[case.dtype]
     merged = tuple((dict(case.options) | dict(options)).items())

@@ -5,9 +5,10 @@
     layernorm_…, residual_layernorm_…   rows, C               gelu_…                    rows, columns
     softmax_…                           B, NH, T              classifier                rows, V, Vp
     embedding_backward                  B, T, C, Vp           adamw_update, global_norm elements
-    attention, relu_attention           B, T, NH, HS
+    attention and its like              B, T, NH, HS
 
-attention and relu_attention are forward and backward in one. Inputs are drawn anew for each problem; nothing is zero.
+Of attention, each function that --attention may compute, forward and backward are one problem. Inputs are drawn anew
+for each problem; nothing is zero.
 """
 
 import math
@@ -45,6 +46,7 @@ class Problem(NamedTuple):
     donated: tuple[int, ...] = ()  # arrays that an implementation may overwrite
     becomes: tuple[int, ...] = ()  # of each of those, the output that takes its place
     rows: bool = True  # errors are relative to the row they are in; else to the whole array
+    cut: tuple[int, ...] = ()  # arrays of as many rows, or sequences, each of which has its own part of the answer
 
 
 def _tuple(result: Any) -> tuple[jax.Array, ...]:
@@ -56,7 +58,7 @@ def _plain(function: Function) -> Function:
 
 
 def skewed_tokens(shape: tuple[int, ...], vocab_size: int, seed: int) -> np.ndarray:
-    """Tokens int32 whose frequencies fall as 1/rank, as those of text do."""
+    """Return tokens int32 whose frequencies fall as 1/rank, as those of text do."""
     rng = np.random.default_rng(seed)
     share = np.cumsum(1.0 / np.arange(1, vocab_size + 1))
     ranks = np.searchsorted(share / share[-1], rng.random(shape), side="right")
@@ -64,7 +66,7 @@ def skewed_tokens(shape: tuple[int, ...], vocab_size: int, seed: int) -> np.ndar
 
 
 def problem(function: str, dtype: str, sizes: Sequence[int], seed: int, **options: Any) -> Problem:
-    """A problem with fresh random inputs. options: of AdamW, rounding and master_weights."""
+    """Return a problem with fresh random inputs. options: of AdamW, rounding and master_weights."""
     kind, keys = DTYPES[dtype], iter(jax.random.split(jax.random.key(seed), 16))
 
     def normal(*shape: int, dtype: Any = kind, scale: float = 1.0, mean: float = 0.0) -> jax.Array:
@@ -76,7 +78,7 @@ def problem(function: str, dtype: str, sizes: Sequence[int], seed: int, **option
         x = normal(*sizes, scale=2.0)
         arrays = (x,) if function == "gelu_forward" else (normal(*sizes), x)
         sums = 0 if function == "gelu_forward" else x.shape[-1] * x.itemsize
-        return Problem(function, arrays, _plain, (len(arrays) + 1) * x.nbytes + sums)
+        return Problem(function, arrays, _plain, (len(arrays) + 1) * x.nbytes + sums, cut=(0, 1)[: len(arrays)])
     if function.startswith("softmax"):
         return _softmax(function, normal, *sizes)
     if function == "classifier":
@@ -95,14 +97,14 @@ def _layernorm(function: str, normal: Function, n: int, C: int) -> Problem:
     x = normal(n, C, scale=2.0, mean=0.5)
     w, b = normal(C, scale=0.2, mean=1.0), normal(C, scale=0.2)
     if function == "layernorm_forward":
-        return Problem(function, (x, w, b), _plain, 2 * x.nbytes + 8 * n + 2 * w.nbytes)
+        return Problem(function, (x, w, b), _plain, 2 * x.nbytes + 8 * n + 2 * w.nbytes, cut=(0,))
     if function == "residual_layernorm_forward":
-        return Problem(function, (x, normal(n, C), w, b), _plain, 4 * x.nbytes + 8 * n + 2 * w.nbytes)
+        return Problem(function, (x, normal(n, C), w, b), _plain, 4 * x.nbytes + 8 * n + 2 * w.nbytes, cut=(0, 1))
     _, mean, rstd = jax.jit(kernels.XLA.layernorm_forward)(x, w, b)
     arrays = (normal(n, C), x, w, mean, rstd)
     if function == "layernorm_backward":
-        return Problem(function, arrays, _plain, 3 * x.nbytes + 8 * n + 4 * w.nbytes)
-    return Problem(function, (normal(n, C), *arrays), _plain, 4 * x.nbytes + 8 * n + 4 * w.nbytes)
+        return Problem(function, arrays, _plain, 3 * x.nbytes + 8 * n + 4 * w.nbytes, cut=(0, 1, 3, 4))
+    return Problem(function, (normal(n, C), *arrays), _plain, 4 * x.nbytes + 8 * n + 4 * w.nbytes, cut=(0, 1, 2, 4, 5))
 
 
 def _softmax(function: str, normal: Function, B: int, NH: int, T: int) -> Problem:
@@ -113,9 +115,9 @@ def _softmax(function: str, normal: Function, B: int, NH: int, T: int) -> Proble
 
     inside = scores.nbytes * (T + 1) // (2 * T)  # the part that the mask leaves
     if function == "softmax_forward":
-        return Problem(function, (scores,), bind, inside + scores.nbytes)
+        return Problem(function, (scores,), bind, inside + scores.nbytes, cut=(0,))
     att = jax.jit(jnp_softmax.softmax_forward, static_argnums=1)(scores, SCALE)
-    return Problem(function, (normal(B, NH, T, T), att), bind, 2 * inside + scores.nbytes)
+    return Problem(function, (normal(B, NH, T, T), att), bind, 2 * inside + scores.nbytes, cut=(0, 1))
 
 
 def _classifier(normal: Function, n: int, V: int, Vp: int, *, seed: int) -> Problem:
@@ -125,9 +127,8 @@ def _classifier(normal: Function, n: int, V: int, Vp: int, *, seed: int) -> Prob
     def bind(function: Function) -> Function:
         return lambda *arrays: _tuple(function(*arrays, V))
 
-    return Problem(
-        "classifier", (logits, targets, dlosses), bind, 2 * logits.nbytes + 12 * n, donated=(0,), becomes=(1,)
-    )
+    arrays, moved = (logits, targets, dlosses), 2 * logits.nbytes + 12 * n
+    return Problem("classifier", arrays, bind, moved, donated=(0,), becomes=(1,), cut=(0, 1, 2))
 
 
 def _embedding(normal: Function, B: int, T: int, C: int, Vp: int, *, seed: int) -> Problem:
@@ -178,7 +179,7 @@ def _attention(function: str, normal: Function, B: int, T: int, NH: int, HS: int
         return both
 
     moved = 2 * (qkv.nbytes + dout.nbytes) + qkv.nbytes + dout.nbytes + 8 * B * NH * T + 3 * NH * HS * qkv.itemsize
-    return Problem(function, (dout, qkv), bind, moved, flops=7 * B * NH * T * T * HS)
+    return Problem(function, (dout, qkv), bind, moved, flops=7 * B * NH * T * T * HS, cut=(0, 1))
 
 
 # ----- what they come to --------------------------------------------------------------------------------------------
@@ -190,7 +191,7 @@ def plain_twin(function: str) -> Any:
     That of softmax attention is by blocks of rows, without the T x T matrix.
     """
     if "attention" in function:
-        module = by_blocks if function == "attention" else jnp_attention
+        module = by_blocks if hasattr(by_blocks, f"{function}_forward") else jnp_attention
         return tuple(getattr(module, f"{function}_{way}") for way in WAYS)
     return getattr(jnp_softmax, function, None) or PLAIN[function]
 
@@ -219,7 +220,7 @@ def expected(given: Problem, wide: Any = jnp.float64) -> tuple[jax.Array, ...]:
 
 
 def seed_of(text: str) -> int:
-    """A seed that depends on the text alone."""
+    """Return a seed that depends on the text alone."""
     return math.prod(byte + 3 for byte in text.encode()) % (2**31 - 1)
 
 

@@ -17,20 +17,6 @@ from llmc_jax.trials import problems
 from llmc_jax.trials.problems import Problem
 
 PART = 2**26  # elements of the largest array of a part
-# Which arrays of a problem are cut along their first axis: rows, or sequences. What is not here is not cut.
-CUT = {
-    "layernorm_forward": (0,),
-    "residual_layernorm_forward": (0, 1),
-    "layernorm_backward": (0, 1, 3, 4),
-    "residual_layernorm_backward": (0, 1, 2, 4, 5),
-    "gelu_forward": (0,),
-    "gelu_backward": (0, 1),
-    "softmax_forward": (0,),
-    "softmax_backward": (0, 1),
-    "classifier": (0, 1, 2),
-    "attention": (0, 1),
-    "relu_attention": (0, 1),
-}
 
 
 def errors(found: Sequence[jax.Array], given: Problem, kind: Any) -> list[tuple[float, float]]:
@@ -54,12 +40,11 @@ def errors(found: Sequence[jax.Array], given: Problem, kind: Any) -> list[tuple[
 
 
 def parts(given: Problem, kind: Any) -> Iterator[tuple[slice | None, tuple[jax.Array, ...]]]:
-    """Give the answer for some rows at a time, and which rows these are; None: all of them, or nothing to cut."""
+    """Yield the answer for some rows at a time, and which rows these are; None: all of them, or nothing to cut."""
     run = jax.jit(lambda *arrays: problems.expected(given._replace(arrays=arrays), kind))
-    cut = CUT.get(given.function, ())
     length = given.arrays[0].shape[0]  # rows or sequences
     largest = max(array.size for array in given.arrays)
-    count = min(length, math.ceil(largest / PART)) if cut else 1
+    count = min(length, math.ceil(largest / PART)) if given.cut else 1
     if count == 1:
         yield None, run(*given.arrays)
         return
@@ -67,16 +52,15 @@ def parts(given: Problem, kind: Any) -> Iterator[tuple[slice | None, tuple[jax.A
     step = math.ceil(length / count)
     for start in range(0, length, step):
         here = slice(start, min(start + step, length))
-        yield here, run(*[array[here] if k in cut else array for k, array in enumerate(given.arrays)])
+        yield here, run(*[array[here] if k in given.cut else array for k, array in enumerate(given.arrays)])
 
 
 def _summed(given: Problem, kind: Any) -> set[int]:
-    """The outputs that are sums over rows: their shape does not depend on how many there are."""
-    cut = CUT[given.function]
+    """Return the outputs that are sums over rows: their shape does not depend on how many there are."""
 
     def shapes(length: int) -> list[tuple[int, ...]]:
         arrays = [
-            jax.ShapeDtypeStruct((length, *array.shape[1:]) if k in cut else array.shape, array.dtype)
+            jax.ShapeDtypeStruct((length, *array.shape[1:]) if k in given.cut else array.shape, array.dtype)
             for k, array in enumerate(given.arrays)
         ]
         found = jax.eval_shape(lambda *arrays: problems.expected(given._replace(arrays=arrays), kind), *arrays)
@@ -90,7 +74,7 @@ Compared = tuple[float, float, float]  # squares of what is off, squares of what
 
 @partial(jax.jit, static_argnames="columns")
 def _sums(found: jax.Array, wanted: jax.Array, columns: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The squares' sums, and the largest of |found - wanted| / (|wanted| + its row's rms) over rows of `columns`."""
+    """Return the sums of squares, and the largest of |found - wanted| / (|wanted| + its row's rms), over rows."""
     wanted = wanted.astype(jnp.float64).reshape(-1, columns)
     off = jnp.abs(found.astype(jnp.float64).reshape(-1, columns) - wanted)
     row = jnp.sqrt(jnp.mean(wanted**2, axis=1, keepdims=True))
@@ -100,7 +84,10 @@ def _sums(found: jax.Array, wanted: jax.Array, columns: int) -> tuple[jax.Array,
 
 
 def _compare(found: jax.Array, wanted: jax.Array, rows: bool) -> Compared:
-    """Of a vector, and where rows mean nothing, the whole is one row. Raises ValueError for another shape."""
+    """Return how far an output is off; of a vector, and where rows mean nothing, the whole is one row.
+
+    Raises ValueError for another shape.
+    """
     if found.shape != wanted.shape:
         raise ValueError(f"an output has the shape {found.shape}, not {wanted.shape}")
     columns = found.shape[-1] if rows and found.ndim > 1 else found.size

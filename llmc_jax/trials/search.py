@@ -13,6 +13,7 @@ from llmc_jax.kernels.choice import candidates as rows_of
 from llmc_jax.trials import candidates
 from llmc_jax.trials.candidates import Case, row_of
 from llmc_jax.trials.children import Outcome, Task
+from llmc_jax.trials.figures import Tried
 
 MODULE = "llmc_jax.trials.check"
 CANDIDATE_SECONDS = 40.0  # that one implementation may take, its compilation included
@@ -93,7 +94,7 @@ def try_each(how: Search, listed: Sequence[Finding], known: Sequence[Finding], u
 
 
 def _hopeless(finding: Finding, found: Sequence[Finding]) -> bool:
-    """Other tile sizes of a kernel that is wrong are not tried; another version of attention is another kernel."""
+    """Return whether these are other tile sizes of a wrong kernel; another version of attention is another kernel."""
     default = finding._replace(variant=DEFAULT).key
     return bool(finding.variant.sizes) and any(each.key == default and each.problem for each in found)
 
@@ -106,7 +107,7 @@ def task(name: str, seconds: float, what: str, case: Case, **arguments: Any) -> 
 def _finding(finding: Finding, outcome: Outcome) -> Finding:
     """Return what came of trying it. XLA's have no problem, as they always remain, nor has what cannot be tried."""
     if outcome.kind == "DONE":
-        return finding._replace(problem=outcome.content["problem"], us=float(outcome.content.get("us", 0.0)))
+        return outcome.content
     no_memory = "RESOURCE_EXHAUSTED" in str(outcome.content)  # the comparison needs more of it than the kernel does
     if row_of(finding).by == "xla" or outcome.kind == "SKIPPED" or no_memory:
         return finding
@@ -116,52 +117,73 @@ def _finding(finding: Finding, outcome: Outcome) -> Finding:
 # ----- whole steps --------------------------------------------------------------------------------------------------
 
 
-class Tried(NamedTuple):
-    """A whole step on a set."""
+class Step(NamedTuple):
+    """A whole step."""
 
-    problem: str  # empty: right
+    name: str
+    sets: Set  # nothing: XLA's, with which the others are compared
+    options: tuple[tuple[str, bool], ...] = ()  # of XLA
+    guilty: tuple[str, ...] = ()  # operations whose kernels are wrong where this one is right
     seconds: float = 0.0  # 0: not known
 
 
 def compare_steps(how: Search, known: Findings, until: float) -> Findings:
     """Return the findings with the set whose whole step is right and the fastest; if time suffices, complete."""
     how.say("a whole step by XLA")
-    xla = _try_step(how, (), (), until)
-    if xla is None or xla.problem:
-        why = UNCOMPARED if xla is None else f"XLA's step: {xla.problem}"
-        return _told(how, known._replace(complete=known.starts >= STARTS), f"{why}; the kernels are used as shipped")
-    steps = {"xla": xla.seconds}
+    tried = _try_step(how, Step("xla", ()), until)
+    if tried is None or tried.problem:
+        return _undecided(how, known, UNCOMPARED if tried is None else f"XLA's step: {tried.problem}")
+    by_xla = Step("xla", _by_xla(how.case), how.case.other_options, (), tried.seconds)
     attempts = _attempts(how.case, known)
-    for sets, options, name, guilty in attempts:
-        how.say(f"a whole step on {name}")
-        options = (*how.case.other_options, *options)
-        tried = _try_step(how, sets, options, until)
+    for step in attempts:
+        how.say(f"a whole step on {step.name}")
+        tried = _try_step(how, step, until)
         if tried is None:
-            known = known._replace(complete=known.starts >= STARTS)
-            return _told(how, known, f"{UNCOMPARED}; the kernels are used as shipped")
-        if tried.problem:
-            known = _told(how, known, f"a whole step on {name}: {tried.problem}")
-            continue
-        steps[name] = tried.seconds
-        known = known._replace(found=_spoilt(known.found, guilty), options=options)
-        return _decided(how, known, sets, steps, until)
+            return _undecided(how, known, UNCOMPARED)
+        if not tried.problem:
+            known = known._replace(found=_spoilt(known.found, step.guilty))
+            right = [by_xla._replace(options=step.options), step._replace(seconds=tried.seconds)]
+            return _decided(how, known, right, until)
+        known = _told(how, known, f"a whole step on {step.name}: {tried.problem}")
     if attempts:
         known = _told(how, known, "no whole step with kernels is correct, so XLA runs everything")
         known = known._replace(found=_spoilt(known.found, GROUPS))
-    return _decided(how, known._replace(options=how.case.other_options), _by_xla(how.case), steps, until)
+    return _decided(how, known, [by_xla], until)
 
 
-class Attempt(NamedTuple):
-    """A set that may be right."""
-
-    sets: Set
-    options: tuple[tuple[str, bool], ...]  # of XLA
-    name: str
-    guilty: tuple[str, ...] = ()  # operations whose kernels are wrong where this one is right
+def _undecided(how: Search, known: Findings, why: str) -> Findings:
+    return _told(how, known._replace(complete=known.starts >= STARTS), f"{why}; the kernels are used as shipped")
 
 
-def _attempts(case: Case, known: Findings) -> list[Attempt]:
-    """The sets that may be right, the best first: all kernels, compiled otherwise too, or without the classifier's.
+def _decided(how: Search, known: Findings, right: list[Step], until: float) -> Findings:
+    """Return the findings with the fastest of the steps that are right, among them the shipped set's.
+
+    XLA's default options are tried on the fastest, and last, because XLA may time each product for them first.
+    """
+    shipped_set, others = shipped(how.case, known), how.case.other_options
+    if shipped_set != right[-1].sets and not _is_xla(right[-1].sets) and not _is_xla(shipped_set):
+        how.say("a whole step on the kernels as shipped")
+        step = right[-1]._replace(name="as shipped", sets=shipped_set)
+        tried = _try_step(how, step, until)
+        if tried is not None and not tried.problem:
+            right.append(step._replace(seconds=tried.seconds))
+    best = min((step for step in right if step.seconds), key=lambda step: step.seconds, default=right[-1])
+    if others and best.seconds:
+        how.say("the fastest whole step once more, with XLA's default products")
+        options = tuple(option for option in best.options if option not in others)
+        step = best._replace(name=f"{best.name}, XLA's default products", options=options)
+        tried = _try_step(how, step, until)
+        if tried is not None and not tried.problem and 0 < tried.seconds < best.seconds:
+            best = step._replace(seconds=tried.seconds)
+            right.append(best)
+    named = {each.key: each for each in known.found}
+    fastest = tuple(named.get(each.key, each) for each in best.sets)
+    steps = tuple((step.name, step.seconds) for step in right)
+    return known._replace(fastest=fastest, options=best.options, steps=steps, complete=True)
+
+
+def _attempts(case: Case, known: Findings) -> list[Step]:
+    """Return what may be right, the best first: all kernels, compiled otherwise too, or without the classifier's.
 
     Where XLA is the fastest at each operation by itself, the kernels as shipped still may be in a whole step.
     """
@@ -174,8 +196,13 @@ def _attempts(case: Case, known: Findings) -> list[Attempt]:
         each._replace(implementation="xla", variant=DEFAULT) if each.operation == "classifier" else each
         for each in sets
     )  # fmt: skip
-    found = [Attempt(sets, (), name), Attempt(sets, NO_FUSION, f"{name} without XLA's dynamic-slice fusion")]
-    return found if fewer == sets else [*found, Attempt(fewer, (), f"{name} with XLA's classifier", ("classifier",))]
+    options = case.other_options
+    found = [
+        Step(name, sets, options),
+        Step(f"{name} without XLA's dynamic-slice fusion", sets, (*options, *NO_FUSION)),
+        Step(f"{name} with XLA's classifier", fewer, options, ("classifier",)),
+    ]
+    return found if fewer != sets else found[:2]
 
 
 def _is_xla(sets: Set) -> bool:
@@ -189,7 +216,7 @@ def proposed(case: Case, known: Findings) -> Set:
         operation = default.operation
         right = [each for each in known.found if each.operation == operation and not each.problem]
         timed = sorted((each for each in right if each.us), key=lambda each: each.us)
-        asked = rows_of(operation, case.wish, case.setting)
+        asked = rows_of(operation, case.asked, case.setting)
         first = [each for each in (*timed, *right) if each.implementation == asked.rows[0].name]
         chosen.append(([*first, default] if asked.asked else [*timed, default])[0])
     return tuple(chosen)
@@ -214,43 +241,6 @@ def _by_xla(case: Case) -> Set:
     return tuple(next(each for each in listed if row_of(each).by == "xla") for listed in _by_operation(case).values())
 
 
-def _decided(how: Search, known: Findings, sets: Set, steps: dict[str, float], until: float) -> Findings:
-    """The findings with the fastest of the steps that are right, the shipped set's among them."""
-    contest = {"xla": _by_xla(how.case)} if steps["xla"] else {}
-    name = next((name for name in steps if name != "xla"), "xla")
-    contest[name] = sets
-    other = shipped(how.case, known)
-    if not _is_xla(sets) and not _is_xla(other) and other != sets:
-        how.say("a whole step on the kernels as shipped")
-        tried = _try_step(how, other, known.options, until)
-        if tried is not None and not tried.problem:
-            contest["as shipped"], steps["as shipped"] = other, tried.seconds
-    best = min((each for each in contest if steps[each]), key=lambda each: steps[each], default=name)
-    known = _compiled_by_default(how, known, contest[best], steps, best, until)
-    named = {each.key: each for each in known.found}
-    fastest = tuple(named.get(each.key, each) for each in contest[best])
-    return known._replace(fastest=fastest, steps=tuple(steps.items()), complete=True)
-
-
-def _compiled_by_default(
-    how: Search, known: Findings, sets: Set, steps: dict[str, float], best: str, until: float
-) -> Findings:
-    """The findings without the case's other options of XLA, if the best step is faster so; adds that step to steps.
-
-    It comes last because XLA may time each product for it first. Without time for it, what was compared remains.
-    """
-    others = how.case.other_options
-    if not others or not steps.get(best):
-        return known
-    how.say("the fastest whole step once more, with XLA's default products")
-    options = tuple(option for option in known.options if option not in others)
-    tried = _try_step(how, sets, options, until)
-    if tried is None or tried.problem or not 0 < tried.seconds < steps[best]:
-        return known
-    steps[f"{best}, XLA's default products"] = tried.seconds
-    return known._replace(options=options)
-
-
 def _spoilt(found: Sequence[Finding], operations: Collection[str]) -> Set:
     """The findings, with a problem for all kernels of some operations."""
     return tuple(
@@ -260,11 +250,10 @@ def _spoilt(found: Sequence[Finding], operations: Collection[str]) -> Set:
     )  # fmt: skip
 
 
-def _try_step(how: Search, sets: Set, options: tuple[tuple[str, bool], ...], until: float) -> Tried | None:
-    """None: time was up, or the memory too small for two steps."""
-    outcome = how.attempt(task("step", STEP_SECONDS, "step", how.case, chosen=sets, options=options), until)
+def _try_step(how: Search, step: Step, until: float) -> Tried | None:
+    """Return what came of a step; None: time was up, or the memory too small for two steps."""
+    arguments = {"chosen": step.sets, "options": step.options}
+    outcome = how.attempt(task("step", STEP_SECONDS, "step", how.case, **arguments), until)
     if outcome.kind == "TIME" or "RESOURCE_EXHAUSTED" in str(outcome.content):
         return None
-    if outcome.kind != "DONE":
-        return Tried(str(outcome.content))
-    return Tried(outcome.content["problem"], float(outcome.content["seconds"]))
+    return outcome.content if outcome.kind == "DONE" else Tried(str(outcome.content))

@@ -111,8 +111,8 @@ def _check_device(case: Case, outcome: Outcome) -> None:
         return  # nothing is tried then
     if outcome.kind != "DONE":
         raise NoCard(str(outcome.content))
-    if (outcome.content["platform"], outcome.content["capability"]) != ("gpu", case.machine.capability):
-        raise NoCard(f"JAX computes on {outcome.content['kind']} there")
+    if (outcome.content.platform, outcome.content.capability) != ("gpu", case.machine.capability):
+        raise NoCard(f"JAX computes on {outcome.content.kind} there")
 
 
 def child_environment() -> dict[str, str]:

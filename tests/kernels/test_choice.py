@@ -1,4 +1,4 @@
-"""What is chosen for which GPU, precision and wish, and what is said of it."""
+"""What is chosen for which GPU, precision and option, and what is said of it."""
 
 import os
 import subprocess
@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from llmc_jax import kernels
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError
-from llmc_jax.kernels import GROUPS, XLA, Choice, Findings, Machine, Selection, Setting, Wish, cudnn
-from llmc_jax.kernels.choice import IMPLEMENTATIONS, choose_one, select
+from llmc_jax.kernels import GROUPS, XLA, Asked, Choice, Findings, Machine, Selection, Setting, cudnn
+from llmc_jax.kernels.choice import IMPLEMENTATIONS, NOTHING, choose_one, select
 from llmc_jax.kernels.functions import PLAIN
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.ops import attention
@@ -48,10 +48,10 @@ WITHOUT_KERNELS = ("T4", "MI300X", "AMD")
 
 
 def choose(
-    wish: Wish, machine: Machine, dtype: str, head_size: int, findings: Findings | None = None, *, strict: bool = False
+    asked: Asked, machine: Machine, dtype: str, head_size: int, findings: Findings = NOTHING, *, strict: bool = False
 ) -> Selection:
     setting = Setting(machine, dtype, head_size)
-    return select([choose_one(name, wish, setting, findings) for name in GROUPS], setting, strict)
+    return select([choose_one(name, asked, setting, findings) for name in GROUPS], setting, strict)
 
 
 def chosen(selection: Selection) -> dict[str, str]:
@@ -103,18 +103,18 @@ def test_targets() -> None:
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 def test_on_a_cpu_all_is_xla(dtype: str) -> None:
-    selection = choose(Wish(), MACHINES["CPU"], dtype, 64)
+    selection = choose(Asked(), MACHINES["CPU"], dtype, 64)
     assert set(reasons(selection).values()) == {"on a CPU"}
     assert chosen(selection) == dict.fromkeys(GROUPS, "xla") | {"attention": "naive, xla"}
     assert functions(selection) == PLAIN and selection.gelu_fusion == 0
-    assert choose(Wish(), MACHINES["CPU"], dtype, 64, strict=True) == selection  # nothing was asked for
+    assert choose(Asked(), MACHINES["CPU"], dtype, 64, strict=True) == selection  # nothing was asked for
 
 
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_on_a_gpu_the_kernels_run(name: str, dtype: str) -> None:
     """Of its own architecture, each in the place of its name."""
-    selection = choose(Wish(), MACHINES[name], dtype, 64, strict=True)
+    selection = choose(Asked(), MACHINES[name], dtype, 64, strict=True)
     flash = dtype != "fp32"
     expected = dict.fromkeys(GROUPS, "pallas") | {
         "attention": "flash, pallas" if flash else "naive, xla", "global norm": "xla",
@@ -133,7 +133,7 @@ def test_on_a_gpu_the_kernels_run(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("name", WITHOUT_KERNELS)
 def test_on_another_gpu_all_is_xla_and_the_reason_is_said(name: str) -> None:
-    selection = choose(Wish(), MACHINES[name], "fp32", 64, strict=True)
+    selection = choose(Asked(), MACHINES[name], "fp32", 64, strict=True)
     assert functions(selection) == PLAIN
     (why,) = set(reasons(selection).values())
     assert "NVIDIA GPU of compute capability 8.x" in why and MACHINES[name].kind in why
@@ -143,13 +143,13 @@ def test_what_was_measured_decides_and_is_cited(monkeypatch: pytest.MonkeyPatch)
     table = {("sm_90", "gelu"): ("xla", "docs/a.md"), ("sm_90", "attention"): ("cudnn", "docs/b.md")}
     table[("sm_90", "global norm")] = ("pallas", "docs/c.md")
     monkeypatch.setattr("llmc_jax.kernels.choice.MEASURED", table)
-    selection = choose(Wish(), MACHINES["H200"], "bf16", 64)
+    selection = choose(Asked(), MACHINES["H200"], "bf16", 64)
     assert {name: chosen(selection)[name] for _, name in table} == {
         "gelu": "xla", "attention": "cudnn", "global norm": "pallas",
     }  # fmt: skip
     for (_, name), (_, source) in table.items():
         assert reasons(selection)[name] == f"fastest, see {source}"
-    assert chosen(choose(Wish(), MACHINES["A100"], "bf16", 64))["gelu"] == "pallas"
+    assert chosen(choose(Asked(), MACHINES["A100"], "bf16", 64))["gelu"] == "pallas"
 
 
 def test_every_operation_has_rows_of_which_xla_s_can_always_run() -> None:
@@ -161,31 +161,31 @@ def test_every_operation_has_rows_of_which_xla_s_can_always_run() -> None:
 
 SOFTMAX = "naive, softmax pallas"
 ATTENTION = [
-    # wish, machine, dtype, head size; what runs; the words by which a user finds why it is not what was asked for
-    (Wish(attention="naive"), "H200", "bf16", 64, "naive, xla", ""),
-    (Wish("pallas", "naive"), "H200", "bf16", 64, SOFTMAX, ""),
-    (Wish("pallas", "naive"), "CPU", "bf16", 64, "naive, xla", ""),
-    (Wish("pallas"), "B200", "fp32", 64, SOFTMAX, "bf16 or fp16, not fp32"),
-    (Wish("pallas"), "5090", "bf16", 256, SOFTMAX, "128 channels, not 256"),
-    (Wish("xla"), "H200", "bf16", 64, "naive, xla", ""),
-    (Wish("xla", "flash"), "H200", "bf16", 64, "flash, pallas", ""),
-    (Wish(attention="flash"), "A100", "fp16", 128, "flash, pallas", ""),
-    (Wish(attention="flash"), "CPU", "bf16", 64, "naive, xla", "there is no GPU"),
-    (Wish(attention="flash"), "T4", "fp16", 64, "naive, xla", "NVIDIA GPU of compute capability"),
-    (Wish("pallas", "flash"), "H200", "fp32", 64, SOFTMAX, "bf16 or fp16, not fp32"),
-    (Wish(attention="cudnn"), "H200", "bf16", 256, "cudnn", ""),
-    (Wish("xla", "cudnn"), "3090", "fp16", 64, "cudnn", ""),
-    (Wish(attention="cudnn"), "A100", "bf16", 256, "naive, xla", "128 channels, a multiple of 8, not 256"),
-    (Wish(attention="cudnn"), "A100", "bf16", 60, "naive, xla", "multiple of 8, not 60"),
-    (Wish(attention="cudnn"), "A100", "fp32", 64, "naive, xla", "bf16 or fp16, not fp32"),
-    (Wish(attention="cudnn"), "T4", "fp16", 64, "naive, xla", "Ampere or later, not Tesla T4"),
-    (Wish(attention="cudnn"), "MI300X", "bf16", 64, "naive, xla", "not AMD Instinct MI300X"),
-    (Wish(attention="cudnn"), "CPU", "bf16", 64, "naive, xla", "there is no GPU"),
-    (Wish(attention="relu"), "4090", "bf16", 64, "relu, pallas", ""),
-    (Wish(attention="relu"), "CPU", "fp32", 64, "relu, xla", ""),
-    (Wish(attention="relu"), "H200", "bf16", 256, "relu, xla", ""),
-    (Wish("pallas", "relu"), "CPU", "bf16", 64, "relu, xla", "there is no GPU"),
-    (Wish("xla", "relu"), "H200", "bf16", 64, "relu, xla", ""),
+    # asked, machine, dtype, head size; what runs; the words by which a user finds why it is not what was asked for
+    (Asked(attention="naive"), "H200", "bf16", 64, "naive, xla", ""),
+    (Asked("pallas", "naive"), "H200", "bf16", 64, SOFTMAX, ""),
+    (Asked("pallas", "naive"), "CPU", "bf16", 64, "naive, xla", ""),
+    (Asked("pallas"), "B200", "fp32", 64, SOFTMAX, "bf16 or fp16, not fp32"),
+    (Asked("pallas"), "5090", "bf16", 256, SOFTMAX, "128 channels, not 256"),
+    (Asked("xla"), "H200", "bf16", 64, "naive, xla", ""),
+    (Asked("xla", "flash"), "H200", "bf16", 64, "flash, pallas", ""),
+    (Asked(attention="flash"), "A100", "fp16", 128, "flash, pallas", ""),
+    (Asked(attention="flash"), "CPU", "bf16", 64, "naive, xla", "there is no GPU"),
+    (Asked(attention="flash"), "T4", "fp16", 64, "naive, xla", "NVIDIA GPU of compute capability"),
+    (Asked("pallas", "flash"), "H200", "fp32", 64, SOFTMAX, "bf16 or fp16, not fp32"),
+    (Asked(attention="cudnn"), "H200", "bf16", 256, "cudnn", ""),
+    (Asked("xla", "cudnn"), "3090", "fp16", 64, "cudnn", ""),
+    (Asked(attention="cudnn"), "A100", "bf16", 256, "naive, xla", "128 channels, a multiple of 8, not 256"),
+    (Asked(attention="cudnn"), "A100", "bf16", 60, "naive, xla", "multiple of 8, not 60"),
+    (Asked(attention="cudnn"), "A100", "fp32", 64, "naive, xla", "bf16 or fp16, not fp32"),
+    (Asked(attention="cudnn"), "T4", "fp16", 64, "naive, xla", "Ampere or later, not Tesla T4"),
+    (Asked(attention="cudnn"), "MI300X", "bf16", 64, "naive, xla", "not AMD Instinct MI300X"),
+    (Asked(attention="cudnn"), "CPU", "bf16", 64, "naive, xla", "there is no GPU"),
+    (Asked(attention="relu"), "4090", "bf16", 64, "relu, pallas", ""),
+    (Asked(attention="relu"), "CPU", "fp32", 64, "relu, xla", ""),
+    (Asked(attention="relu"), "H200", "bf16", 256, "relu, xla", ""),
+    (Asked("pallas", "relu"), "CPU", "bf16", 64, "relu, xla", "there is no GPU"),
+    (Asked("xla", "relu"), "H200", "bf16", 64, "relu, xla", ""),
 ]
 
 
@@ -204,14 +204,14 @@ def test_auto_is_the_fastest_attention_that_can_run(
     measured: str, machine: str, head_size: int, implementation: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("llmc_jax.kernels.choice.MEASURED", {("sm_90", "attention"): (measured, "table.md")})
-    selection = choose(Wish(), MACHINES[machine], "bf16", head_size, strict=True)  # which asks for nothing
+    selection = choose(Asked(), MACHINES[machine], "bf16", head_size, strict=True)  # which asks for nothing
     choice = attention_of(selection)
     assert (choice.implementation, choice.why) == (implementation, why)
 
 
-@pytest.mark.parametrize(("wish", "machine", "dtype", "head_size", "implementation", "problem"), ATTENTION)
-def test_attention(wish: Wish, machine: str, dtype: str, head_size: int, implementation: str, problem: str) -> None:
-    selection = choose(wish, MACHINES[machine], dtype, head_size)
+@pytest.mark.parametrize(("asked", "machine", "dtype", "head_size", "implementation", "problem"), ATTENTION)
+def test_attention(asked: Asked, machine: str, dtype: str, head_size: int, implementation: str, problem: str) -> None:
+    selection = choose(asked, MACHINES[machine], dtype, head_size)
     choice = attention_of(selection)
     assert (choice.implementation, choice.fell_back) == (implementation, bool(problem)) and problem in choice.why
     assert choice.makes_matrix == (implementation not in ("flash, pallas", "cudnn", "relu, pallas"))
@@ -245,13 +245,13 @@ def test_attention(wish: Wish, machine: str, dtype: str, head_size: int, impleme
 @pytest.mark.usefixtures("no_triton")
 def test_xla_s_as_asked_or_instead(which: str, machines: Iterable[str], fallen: Collection[str]) -> None:
     for machine in machines:
-        selection = choose(Wish(which, "naive"), MACHINES[machine], "bf16", 64)
+        selection = choose(Asked(which, "naive"), MACHINES[machine], "bf16", 64)
         assert functions(selection) == PLAIN
         assert {choice.operation for choice in selection.choices if choice.fell_back} == set(fallen)
 
 
 def test_pallas_as_asked_is_the_global_norm_too() -> None:
-    selection = choose(Wish("pallas"), MACHINES["H200"], "bf16", 64, strict=True)
+    selection = choose(Asked("pallas"), MACHINES["H200"], "bf16", 64, strict=True)
     others = chosen(selection) | {"attention": "pallas"}
     assert others == dict.fromkeys(GROUPS, "pallas")
     assert made_by(selection.optimizer.global_norm) == ("pallas_kernels.adamw", "sm_90")
@@ -260,7 +260,7 @@ def test_pallas_as_asked_is_the_global_norm_too() -> None:
 def test_triton_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton", reason="triton is not installed")
     monkeypatch.setattr("llmc_jax.kernels.triton.availability", lambda: None)
-    selection = choose(Wish("triton", "naive"), MACHINES["H200"], "bf16", 64)
+    selection = choose(Asked("triton", "naive"), MACHINES["H200"], "bf16", 64)
     assert chosen(selection) == dict.fromkeys(GROUPS, "xla") | dict.fromkeys(TRITON, "triton") | {
         "attention": "naive, softmax triton"
     }
@@ -273,48 +273,48 @@ def test_triton_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "machine", "dtype", "named"),
+    ("asked", "machine", "dtype", "named"),
     [
-        (Wish("pallas"), "CPU", "fp32", ["layernorm, gelu", "adamw, global norm: xla, not pallas: there is no GPU"]),
-        (Wish(attention="cudnn"), "CPU", "bf16", ["attention: naive, xla, not cudnn: there is no GPU"]),
-        (Wish("triton"), "H200", "bf16", ["layernorm, classifier: xla, not triton: not installed: triton; run X"]),
+        (Asked("pallas"), "CPU", "fp32", ["layernorm, gelu", "adamw, global norm: xla, not pallas: there is no GPU"]),
+        (Asked(attention="cudnn"), "CPU", "bf16", ["attention: naive, xla, not cudnn: there is no GPU"]),
+        (Asked("triton"), "H200", "bf16", ["layernorm, classifier: xla, not triton: not installed: triton; run X"]),
     ],
 )
 @pytest.mark.usefixtures("no_triton")
-def test_strict_refuses_what_cannot_run(wish: Wish, machine: str, dtype: str, named: list[str]) -> None:
-    choose(wish, MACHINES[machine], dtype, 64)
+def test_strict_refuses_what_cannot_run(asked: Asked, machine: str, dtype: str, named: list[str]) -> None:
+    choose(asked, MACHINES[machine], dtype, 64)
     with pytest.raises(InputError) as caught:
-        choose(wish, MACHINES[machine], dtype, 64, strict=True)
+        choose(asked, MACHINES[machine], dtype, 64, strict=True)
     message = str(caught.value)
     assert message.startswith("--strict-kernels: ") and "\n" not in message
     for part in named:
         assert part in message
 
 
-wishes = st.builds(
-    Wish,
+questions = st.builds(
+    Asked,
     kernels=st.sampled_from(["auto", "xla", "pallas", "triton"]),
     attention=st.sampled_from(["auto", "naive", "flash", "cudnn", "relu"]),
     gelu_fusion=st.sampled_from([-1, 0, 1]),
 )
 
 
-@given(wishes, st.sampled_from(list(MACHINES)), st.sampled_from(["fp32", "bf16", "fp16"]), st.integers(1, 300))
-def test_whatever_is_asked_something_runs_and_says_why(wish: Wish, name: str, dtype: str, head_size: int) -> None:
+@given(questions, st.sampled_from(list(MACHINES)), st.sampled_from(["fp32", "bf16", "fp16"]), st.integers(1, 300))
+def test_whatever_is_asked_something_runs_and_says_why(asked: Asked, name: str, dtype: str, head_size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("llmc_jax.kernels.triton.availability", lambda: "not installed: triton; run X")
-        selection = choose(wish, MACHINES[name], dtype, head_size)
+        selection = choose(asked, MACHINES[name], dtype, head_size)
         assert [choice.operation for choice in selection.choices] == list(GROUPS)
         assert all(choice.why and choice.implementation for choice in selection.choices)
         assert all(callable(function) for function in functions(selection).values())
         fallen = [choice for choice in selection.choices if choice.fell_back]
         assert all("xla" in choice.implementation or "softmax" in choice.implementation for choice in fallen)
         if not fallen:
-            assert choose(wish, MACHINES[name], dtype, head_size, strict=True).choices == selection.choices
+            assert choose(asked, MACHINES[name], dtype, head_size, strict=True).choices == selection.choices
             return
-        assert (wish.kernels, wish.attention) != ("auto", "auto") or wish.gelu_fusion == 1
+        assert (asked.kernels, asked.attention) != ("auto", "auto") or asked.gelu_fusion == 1
         with pytest.raises(InputError, match="--strict-kernels"):
-            choose(wish, MACHINES[name], dtype, head_size, strict=True)
+            choose(asked, MACHINES[name], dtype, head_size, strict=True)
 
 
 # --- -ge -------------------------------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ def test_whatever_is_asked_something_runs_and_says_why(wish: Wish, name: str, dt
 @pytest.mark.parametrize("name", ["A100", "H200"])
 @pytest.mark.parametrize(("which", "backward"), [("auto", "pallas"), ("xla", "xla")])
 def test_gelu_in_the_product_keeps_its_backward(name: str, which: str, backward: str) -> None:
-    selection = choose(Wish(which, "naive", 1), MACHINES[name], "bf16", 64, strict=True)
+    selection = choose(Asked(which, "naive", 1), MACHINES[name], "bf16", 64, strict=True)
     choice = next(choice for choice in selection.choices if choice.operation == "gelu")
     assert (selection.gelu_fusion, choice.implementation, choice.backward) == (1, "in the product", backward)
     assert not choice.fell_back
@@ -335,11 +335,11 @@ def test_gelu_in_the_product_keeps_its_backward(name: str, which: str, backward:
 
 @pytest.mark.parametrize("name", ["CPU", *WITHOUT_KERNELS])
 def test_without_nvidia_s_library_gelu_stays_outside(name: str) -> None:
-    selection = choose(Wish(gelu_fusion=1), MACHINES[name], "fp32", 64)
+    selection = choose(Asked(gelu_fusion=1), MACHINES[name], "fp32", 64)
     assert (functions(selection), selection.gelu_fusion) == (PLAIN, 0)
     assert [choice.operation for choice in selection.choices if choice.fell_back] == ["gelu"]
     with pytest.raises(InputError, match="--strict-kernels: gelu"):
-        choose(Wish(gelu_fusion=1), MACHINES[name], "fp32", 64, strict=True)
+        choose(Asked(gelu_fusion=1), MACHINES[name], "fp32", 64, strict=True)
 
 
 # --- what is imported ---------------------------------------------------------------------------------------------
@@ -377,9 +377,9 @@ def test_cudnn_s_attention_is_wired_as_ours(cudnn_by_xla: list[str]) -> None:
     rng = np.random.default_rng(0)
     qkv, dout = (rng.normal(size=(2, 5, width)).astype(np.float32) for width in (3 * 12, 12))
     out, att = attention.attention_forward(qkv, 3)
-    found, saved = cudnn.cudnn_attention_forward(jnp.asarray(qkv), 3)
+    found, saved = cudnn.attention_forward(jnp.asarray(qkv), 3)
     np.testing.assert_allclose(found, out, atol=1e-6)
-    gradient = cudnn.cudnn_attention_backward(jnp.asarray(dout), qkv, found, saved, 3)
+    gradient = cudnn.attention_backward(jnp.asarray(dout), qkv, found, saved, 3)
     for each, expected in zip(gradient, attention.attention_backward(dout, qkv, out, att, 3), strict=True):
         np.testing.assert_allclose(each, expected, atol=3e-6)
     assert set(cudnn_by_xla) == {"cudnn"}
@@ -389,9 +389,7 @@ def test_cudnn_s_attention_is_wired_as_ours(cudnn_by_xla: list[str]) -> None:
 @pytest.mark.parametrize("recompute_blocks", [0, 1])
 def test_the_model_keeps_what_cudnn_s_backward_needs(recompute_blocks: int) -> None:
     config = ModelConfig(8, 19, 128, 2, 2, 16)
-    op = XLA._replace(
-        attention_forward=cudnn.cudnn_attention_forward, attention_backward=cudnn.cudnn_attention_backward
-    )
+    op = XLA._replace(attention_forward=cudnn.attention_forward, attention_backward=cudnn.attention_backward)
     execution = Execution(op, recompute_blocks=recompute_blocks)
     found, expected = (of_model(each, config, jnp.float32, 2, 7) for each in (execution, Execution()))
     errors = gradient_errors(found, expected, config)

@@ -7,21 +7,21 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu.solvers import FUNCTIONS
-from llmc_jax import kernels
 from llmc_jax.config.model import parse_descriptor
-from llmc_jax.kernels import Finding, Machine, Variant, Wish
+from llmc_jax.kernels import Asked, Finding, Machine, Variant, ours
 from llmc_jax.kernels.functions import GROUPS
 from llmc_jax.models.gpt2.tensors import flat_size, tensor_specs
 from llmc_jax.ops.gelu import gelu_forward_in_product
 from llmc_jax.trials import candidates, check, numerics
 from llmc_jax.trials.candidates import Case
+from llmc_jax.trials.figures import Tried
 from pallas_kernels import tuning
 
 H200 = Machine("gpu", "NVIDIA H200", "9.0")
 TINY = Case(
     model=parse_descriptor("L1-NH2-C64-V100-T32"), batch_size=1, sequence_length=24, accumulation=1, dtype="bf16",
     rounding="nearest", master_weights=True, tf32=True, recompute=1, recompute_blocks=0, logit_rows=8, gelu_fusion=0,
-    options=(), wish=Wish(), machine=H200, interpret=True,
+    options=(), asked=Asked(), machine=H200, interpret=True,
 )  # fmt: skip
 D12 = TINY._replace(
     model=parse_descriptor("d12"), batch_size=64, sequence_length=1024, logit_rows=8192, interpret=False
@@ -40,7 +40,7 @@ def test_what_is_tried_on_hopper() -> None:
         ("embedding backward", "pallas"),
     )]  # fmt: skip
     assert {"attention: cudnn", "attention: naive, xla", "layernorm: xla"} <= set(found)
-    assert labels(D12._replace(wish=Wish(kernels="pallas", attention="naive")))[2] == "classifier: pallas"
+    assert labels(D12._replace(asked=Asked(kernels="pallas", attention="naive")))[2] == "classifier: pallas"
     assert (
         "attention: flash, pallas mma" in found
         and "classifier: pallas classifier_warpgroups=1" in found
@@ -53,9 +53,9 @@ def test_what_is_tried_elsewhere() -> None:
     found = labels(D12._replace(machine=Machine("gpu", "NVIDIA A100-SXM4-80GB", "8.0")))
     assert "attention: flash, pallas" in found and not any("wgmma" in name or "mma" in name for name in found)
     assert "attention: cudnn" not in labels(D12._replace(dtype="fp32"))
-    assert candidates.listed(D12._replace(wish=Wish(kernels="xla"))) == []
+    assert candidates.listed(D12._replace(asked=Asked(kernels="xla"))) == []
     assert candidates.listed(D12._replace(machine=Machine("cpu", "cpu"))) == []
-    cudnn = labels(D12._replace(wish=Wish(kernels="xla", attention="cudnn")))
+    cudnn = labels(D12._replace(asked=Asked(kernels="xla", attention="cudnn")))
     assert cudnn == ["attention: cudnn", "attention: naive, xla"]
 
 
@@ -76,32 +76,32 @@ def test_shapes_are_the_runs_own() -> None:
     assert candidates.shallower(D12._replace(model=parse_descriptor("d48"))).model.num_layers == candidates.LAYERS
 
 
-def tried(finding: Finding, case: Case = TINY) -> dict[str, Any]:
-    return check.measure("candidate", case, finding=finding)
+def tried(finding: Finding, case: Case = TINY) -> Finding:
+    return check.measure_candidate(case, finding)
 
 
 def test_a_right_kernel() -> None:
     found = tried(Finding("gelu", "pallas", Variant(sizes=(("gelu_block", 1024),))))
-    assert not found["problem"] and found["us"] > 0
-    assert not tried(Finding("gelu", "xla"))["problem"]
+    assert not found.problem and found.us > 0
+    assert not tried(Finding("gelu", "xla")).problem
 
 
 def test_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """In one function of several, and there in the gradient that is summed over the rows."""
-    real = kernels.pallas_functions
+    real = ours.pallas_kernel
 
-    def spoilt(*arguments: Any, **named: Any) -> Any:
-        right = real(*arguments, **named)
+    def spoilt(name: str, *arguments: Any) -> Any:
+        right = real(name, *arguments)
 
         def gelu_backward(*arrays: Any) -> Any:
-            dx, bias = right["gelu_backward"](*arrays)
+            dx, bias = right(*arrays)
             return dx, bias * jnp.asarray(1.05, bias.dtype)
 
-        return right | {"gelu_backward": gelu_backward}
+        return gelu_backward if name == "gelu_backward" else right
 
-    monkeypatch.setattr(kernels, "pallas_functions", spoilt)
+    monkeypatch.setattr(ours, "pallas_kernel", spoilt)
     found = tried(Finding("gelu", "pallas"))
-    assert found["problem"].startswith("gelu_backward, output 1") and "us" not in found
+    assert found.problem.startswith("gelu_backward, output 1") and not found.us
 
 
 def test_the_step_has_gelu_in_the_product_where_the_run_has() -> None:
@@ -119,8 +119,8 @@ def test_a_form_that_there_is_not() -> None:
 CHOSEN = (Finding("gelu", "pallas"), Finding("classifier", "pallas"))
 
 
-def step(chosen: tuple[Finding, ...], case: Case = TINY) -> dict[str, Any]:
-    return check.measure("step", case, chosen=chosen, options=())
+def step(chosen: tuple[Finding, ...], case: Case = TINY) -> Tried:
+    return check.measure_step(case, chosen, ())
 
 
 def test_steps_side_by_side() -> None:
@@ -143,7 +143,7 @@ def test_steps_side_by_side() -> None:
 @pytest.mark.slow
 def test_a_whole_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """On kernels as XLA's; and where the classifier's gradient is off by a little."""
-    assert not step(())["problem"] and not step(CHOSEN)["problem"]
+    assert not step(()).problem and not step(CHOSEN).problem
     real = check.chosen_functions
 
     def spoilt(case: Case, chosen: Any) -> Any:
@@ -156,7 +156,7 @@ def test_a_whole_step(monkeypatch: pytest.MonkeyPatch) -> None:
         return right | {"classifier": classifier}
 
     monkeypatch.setattr(check, "chosen_functions", spoilt)
-    assert step(CHOSEN)["problem"].startswith("gradient of")
+    assert step(CHOSEN).problem.startswith("gradient of")
 
 
 @pytest.mark.slow
@@ -164,6 +164,6 @@ def test_a_step_without_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it is too large, XLA's step is compared without it, and its time is not one."""
     monkeypatch.setattr(check, "MATRIX_BYTES", 100)
     found = step((), TINY._replace(batch_size=2))
-    assert found == {"problem": "", "seconds": 0.0}
+    assert found == Tried("")
     with pytest.raises(check.NotMeasured):
         tried(Finding("attention", "naive, xla"))

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from llmc_jax.kernels import GROUPS, Finding, Findings, Wish
+from llmc_jax.kernels import GROUPS, Asked, Finding, Findings
 from llmc_jax.trials import candidates, search
 from llmc_jax.trials.candidates import Case
 from llmc_jax.trials.children import Outcome, Task
+from llmc_jax.trials.figures import Tried
 from llmc_jax.trials.search import Search
 from tests.kernels.test_choice import choose
 from tests.trials.test_check import D12
 
-RIGHT = {"problem": ""}
 NOTHING = Findings()
 CRASH = Outcome("SPOILT", "the process ended with status -6", 0.0)
 
@@ -37,11 +37,11 @@ class Card:
             found = self.step(chosen, task.arguments["options"])
             if isinstance(found, Outcome):
                 return found
-            return Outcome("DONE", RIGHT | {"seconds": found} if found else {"problem": "x", "seconds": 1}, 1.0)
+            return Outcome("DONE", Tried("", found) if found else Tried("x", 1.0), 1.0)
         self.tried.append(task.name)
         if task.name in self.bad:
             return self.bad[task.name]
-        return Outcome("DONE", RIGHT | {"us": self.us.get(task.name, 100.0)}, 1.0)
+        return Outcome("DONE", task.arguments["finding"]._replace(us=self.us.get(task.name, 100.0)), 1.0)
 
     def search(self, case: Case = D12, seconds: float = 1e6, known: Findings = NOTHING) -> Findings:
         return search.search(Search(case, self.attempt, lambda: self.now, self.said.append), seconds, known)
@@ -64,7 +64,7 @@ def test_times_propose_and_the_step_decides() -> None:
     assert fastest(found)["attention"] == "flash, pallas mma" and fastest(found)["gelu"] == "xla"
     assert fastest(found)["layernorm"] == "pallas layernorm_blocks=4"
     assert card.tried[-3:] == ["step on 0", "step on 7", "step on 7"]
-    chosen = {each.operation: each for each in choose(Wish(), D12.machine, "bf16", 64, found).choices}
+    chosen = {each.operation: each for each in choose(Asked(), D12.machine, "bf16", 64, found).choices}
     assert (chosen["attention"].ratio, chosen["attention"].beside) == (1.6, "cudnn")
     assert (chosen["gelu"].implementation, chosen["gelu"].ratio) == ("xla", 2.0)
 
@@ -85,7 +85,7 @@ def test_fusions_count(winner: str) -> None:
 def test_what_is_wrong_costs_itself() -> None:
     card = Card()
     card.bad = {
-        "classifier: pallas": Outcome("DONE", {"problem": "output 1: error 0.3"}, 1.0),
+        "classifier: pallas": Outcome("DONE", Finding("classifier", "pallas", problem="output 1: error 0.3"), 1.0),
         "attention: flash, pallas": CRASH,
         "adamw: pallas": Outcome("SPOILT", "not done after 40 s", 40.0),
         "gelu: pallas": Outcome("FAILED", "ValueError: Mosaic", 1.0),
@@ -121,8 +121,8 @@ def test_a_wrong_step_is_tried_again() -> None:
     assert fastest(found)["classifier"] == "xla" and fastest(found)["gelu"] == "pallas"
     found = Card({}, lambda chosen, _: CRASH if chosen else 0.2).search()
     assert set(fastest(found).values()) == {"xla", "naive, xla"} and len(found.notes) == 4
-    assert all(choice.by == "xla" for choice in choose(Wish(), D12.machine, "bf16", 64, found).choices)
-    asked = choose(Wish(kernels="pallas"), D12.machine, "bf16", 64, found).choices
+    assert all(choice.by == "xla" for choice in choose(Asked(), D12.machine, "bf16", 64, found).choices)
+    asked = choose(Asked(kernels="pallas"), D12.machine, "bf16", 64, found).choices
     assert all(choice.by == "xla" for choice in asked if choice.operation != "attention")
 
 
@@ -156,11 +156,11 @@ def test_a_kernel_that_hangs_is_wrong_and_too_little_memory_is_not() -> None:
 
 
 def test_what_was_asked_for_is_checked_too() -> None:
-    case = D12._replace(wish=Wish(kernels="pallas"))
+    case = D12._replace(asked=Asked(kernels="pallas"))
     card = Card({"gelu: xla": 1.0}, lambda chosen, _: 0.1 if not chosen else 0.2)
     found = card.search(case)
     assert {each.operation: each.implementation for each in search.proposed(case, found)}["gelu"] == "pallas"
-    assert all(choice.by == "pallas" for choice in choose(case.wish, D12.machine, "bf16", 64, found).choices)
+    assert all(choice.by == "pallas" for choice in choose(case.asked, D12.machine, "bf16", 64, found).choices)
 
 
 def test_time_is_kept_and_the_next_start_goes_on() -> None:
@@ -204,4 +204,4 @@ def test_without_a_step_of_xla_nothing_is_decided() -> None:
 
 def test_nothing_to_try() -> None:
     card = Card()
-    assert card.search(D12._replace(wish=Wish(kernels="xla"))).complete and not card.tried
+    assert card.search(D12._replace(asked=Asked(kernels="xla"))).complete and not card.tried

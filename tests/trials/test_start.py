@@ -23,16 +23,17 @@ FOUND = Findings(found=(Finding("gelu", "pallas", us=3.0),), notes=("a note",), 
 # Stands for check.py: all is right, or there is no card, or every implementation ends its process.
 FAKE = """
 import os
+from llmc_jax.machine.target import Machine
+from llmc_jax.trials.figures import Tried
 def measure(what, case, finding=None, chosen=None, options=()):
     if what == "device":
         there = os.environ.get("BAD") != "no card"
-        return {"platform": "gpu", "kind": "x", "capability": "9.0"} if there else {
-            "platform": "cpu", "kind": "cpu", "capability": ""}
+        return Machine("gpu", "x", "9.0") if there else Machine("cpu", "cpu")
     if what == "step":
-        return {"problem": "", "seconds": 0.1 if chosen else 0.2}
+        return Tried("", 0.1 if chosen else 0.2)
     if os.environ["BAD"] == "all":
         os.abort()
-    return {"problem": "", "us": 10.0}
+    return finding._replace(us=10.0)
 """
 
 
