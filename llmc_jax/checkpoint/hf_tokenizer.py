@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax.checkpoint.hugging_face import write_json
 from llmc_jax.checkpoint.reading import read_json_object
 from llmc_jax.data.tokenizers import END_OF_TEXT, MAX_VOCAB
 from llmc_jax.errors import FormatError, InputError
@@ -90,7 +91,7 @@ def write_files(folder: Path, table: Table, max_seq_len: int) -> None:
     }
     (folder / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), encoding="utf-8")
     (folder / "merges.txt").write_text("\n".join(lines), encoding="utf-8", newline="\n")
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / "tokenizer_config.json", settings)
 
 
 # ----- in -----------------------------------------------------------------------------------------------------------

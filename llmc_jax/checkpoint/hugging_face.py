@@ -15,7 +15,7 @@ import numpy as np
 from llmc_jax.checkpoint.binary import Stored
 from llmc_jax.checkpoint.llmc import fp32_to_bf16, with_padding
 from llmc_jax.checkpoint.reading import ITEMSIZE, read_json_object
-from llmc_jax.checkpoint.safetensors import FLOATS, read_archive, read_index, write_archive
+from llmc_jax.checkpoint.safetensors import read_archive, read_index, write_archive
 from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices
 from llmc_jax.config.model import GPT2_VOCAB, ModelConfig, pad_vocab
 from llmc_jax.errors import FormatError
@@ -23,7 +23,7 @@ from llmc_jax.models.gpt2.tensors import BY_NAME, TENSORS
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-PREFIX = "transformer."
+PREFIXES = ("_orig_mod.", "module.", "transformer.")  # of torch.compile, of DistributedDataParallel, of the model
 HEAD = "lm_head.weight"
 LARGEST_CONFIG = 1 << 20  # bytes
 LARGEST_SIZE = 2**31 - 1
@@ -31,6 +31,7 @@ SIZES = {
     "max_seq_len": "n_positions", "vocab_size": "vocab_size", "num_layers": "n_layer", "num_heads": "n_head",
     "channels": "n_embd",
 }  # fmt: skip
+TORCH_NAMES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 BUFFERS = re.compile(r"h\.[0-9]+\.attn\.(bias|masked_bias)")  # the causal mask, which older files hold
 
 # What this model is: other values mean another model. None: where the key is missing, which older folders do.
@@ -129,60 +130,90 @@ def _source(
     shown: Path, path: Path, described: tuple[ModelConfig, bool, SpecialTokens], stored: Mapping[str, Stored]
 ) -> Source:
     config, tied, special = described
-    tensors = {name.removeprefix(PREFIX): tensor for name, tensor in stored.items()}
-    if len(tensors) != len(stored):
-        raise FormatError(f"{path}: holds tensors with and without the prefix {PREFIX!r}")
-    head = tensors.pop(HEAD, None)
-    check_count(path, config, len(tensors))
-    wanted = {name_in_block(piece.tensor, piece.layer): piece for piece in slices(config)}
-    check_names(path, wanted, tensors, "config.json")
-    for name, piece in wanted.items():
-        tensor, shape = tensors[name], stored_shape(config, piece)
-        if tensor.shape != shape:
-            raise FormatError(
-                f"{tensor.path}: tensor {tensor.name} has shape {tensor.shape}; by config.json it must be {shape}"
-            )
-        if tensor.dtype not in ITEMSIZE:
-            raise FormatError(f"{tensor.path}: tensor {tensor.name} is {tensor.dtype}; can read {', '.join(FLOATS)}")
-    wte = tensors[BY_NAME["wte"].hugging_face]
-    if head is not None and not (head.dtype == wte.dtype and head.same_bits(wte)):
-        raise FormatError(
-            f"{head.path}: {head.name} differs from {wte.name}; this model's output head is its token embedding"
-        )
-    if head is None and not tied:
+    source = source_of(path, "hugging-face", config, stored, "config.json", conv1d=True)
+    if not tied and not any(name.endswith(HEAD) for name in stored):
         raise FormatError(
             f"{path}: config.json has tie_word_embeddings false, so the model has an output head of its own, but there "
             f"is no {HEAD}, and transformers would initialise it at random; if the head is the token embedding, set "
             "tie_word_embeddings to true"
         )
+    return source._replace(path=shown, special=special)
+
+
+def source_of(
+    path: Path,
+    kind: str,
+    config: ModelConfig,
+    stored: Mapping[str, Any],
+    said_by: str,
+    *,
+    conv1d: bool = False,
+    biases: bool = True,
+) -> Source:
+    """Return the source of a GPT-2 that consists of tensors by transformers' names, behind any of PREFIXES.
+
+    stored: each has path, name, dtype, shape and whole(), as `Stored` has. said_by: what gave the shape. conv1d: linear
+    weights are (in, out). biases: False if it has none; they are zero then.
+    Raises FormatError if tensors are missing, too many, of another shape or dtype, or if there is an output head that
+    is not the token embedding.
+    """
+    tensors: dict[str, Any] = {}
+    for name, tensor in stored.items():
+        for prefix in PREFIXES:
+            name = name.removeprefix(prefix)
+        if name in tensors:
+            raise FormatError(f"{path}: holds {name} twice, under different prefixes")
+        tensors[name] = tensor
+    head = tensors.pop(HEAD, None)
+    _check_count(path, config, len(tensors))
+    pieces = [piece for piece in slices(config) if biases or not BY_NAME[piece.tensor].bias]
+    wanted = {name_in_block(piece.tensor, piece.layer): stored_shape(config, piece, conv1d) for piece in pieces}
+    _check_names(path, wanted, tensors, said_by)
+    for name, shape in wanted.items():
+        tensor = tensors[name]
+        if tensor.shape != shape:
+            raise FormatError(
+                f"{tensor.path}: tensor {tensor.name} has shape {tensor.shape}; by {said_by} it must be {shape}"
+            )
+        if tensor.dtype not in ITEMSIZE:
+            expected = "expected float32, bfloat16 or float16"
+            raise FormatError(f"{tensor.path}: tensor {tensor.name} is {tensor.dtype}; {expected}")
+    wte = tensors[name_in_block("wte", 0)]
+    if head is not None and not (head.dtype == wte.dtype and head.same_bits(wte)):
+        raise FormatError(
+            f"{head.path}: {head.name} differs from {wte.name}; this model's output head is its token embedding"
+        )
+    shapes = {piece.tensor: piece.shape for piece in slices(config)}
 
     def read(group: str, tensor: str, layer: int) -> np.ndarray:
         assert group == "params", group
+        if BY_NAME[tensor].bias and not biases:
+            return np.zeros(shapes[tensor], np.float32)
         values = tensors[name_in_block(tensor, layer)].whole()
-        if BY_NAME[tensor].transposed:
+        if BY_NAME[tensor].transposed and conv1d:
             return np.ascontiguousarray(values.T)
         return with_padding(values, config) if tensor == "wte" else values
 
     dtypes = {tensors[name].dtype for name in wanted}
     dtype = dtypes.pop() if len(dtypes) == 1 else "fp32"
-    return Source(shown, "hugging-face", config, dtype, None, ("params",), read, (), special)
+    return Source(path, kind, config, dtype, None, ("params",), read, ())
 
 
-def stored_shape(config: ModelConfig, piece: Slice) -> tuple[int, ...]:
-    """Return the shape in which transformers keeps a slice."""
+def stored_shape(config: ModelConfig, piece: Slice, conv1d: bool) -> tuple[int, ...]:
+    """Return the shape in which a slice is kept; conv1d: with (in, out), as transformers does."""
     if piece.tensor == "wte":
         return config.vocab_size, config.channels
-    return piece.shape[::-1] if BY_NAME[piece.tensor].transposed else piece.shape
+    return piece.shape[::-1] if BY_NAME[piece.tensor].transposed and conv1d else piece.shape
 
 
-def check_count(path: Path, config: ModelConfig, found: int) -> None:
+def _check_count(path: Path, config: ModelConfig, found: int) -> None:
     """Check that a file holds about as many tensors as the layers take: before anything is made for each layer."""
     if config.num_layers > found:
         expected = sum(config.num_layers if tensor.layered else 1 for tensor in TENSORS)
         raise FormatError(f"{path}: holds {found:,} tensors; a model of {config.num_layers:,} layers has {expected:,}")
 
 
-def check_names(path: Path, wanted: Iterable[str], found: Iterable[str], said_by: str) -> None:
+def _check_names(path: Path, wanted: Iterable[str], found: Iterable[str], said_by: str) -> None:
     """Check that a file holds the tensors of a GPT-2 of this shape and no others. said_by: what gives the shape."""
     wanted, found = list(wanted), set(found)
     missing = [name for name in wanted if name not in found]
@@ -208,7 +239,7 @@ def write_weights(path: Path, config: ModelConfig, dtype: str, read: Callable[[S
     read: gives a slice as float32 in llm.c's shape; rows V to Vp-1 of wte are dropped. Raises OSError.
     """
     # by name, as the safetensors package sorts them
-    order = sorted((PREFIX + name_in_block(piece.tensor, piece.layer), piece) for piece in slices(config))
+    order = sorted(("transformer." + name_in_block(piece.tensor, piece.layer), piece) for piece in slices(config))
 
     def values() -> Iterator[np.ndarray]:
         for _, piece in order:
@@ -218,7 +249,7 @@ def write_weights(path: Path, config: ModelConfig, dtype: str, read: Callable[[S
             bits = array.view(np.uint32) if dtype == "fp32" else fp32_to_bf16(array)
             yield bits.astype(bits.dtype.newbyteorder("<"), copy=False)
 
-    shapes = {name: stored_shape(config, piece) for name, piece in order}
+    shapes = {name: stored_shape(config, piece, conv1d=True) for name, piece in order}
     with path.open("xb") as file:
         write_archive(file, {"fp32": "F32", "bf16": "BF16"}[dtype], shapes, values())
 
@@ -226,27 +257,19 @@ def write_weights(path: Path, config: ModelConfig, dtype: str, read: Callable[[S
 def config_json(config: ModelConfig, dtype: str, special: SpecialTokens) -> dict[str, Any]:
     """Return config.json as transformers writes it for such a model."""
     return {
-        "activation_function": "gelu_new",
-        "add_cross_attention": False,
+        **{key: allowed[0] for key, allowed in EXPECTED.items()},
+        **{theirs: getattr(config, ours) for ours, theirs in SIZES.items()},
         "architectures": ["GPT2LMHeadModel"],
         "attn_pdrop": 0.0,
         "bos_token_id": special.bos,
-        "dtype": {"fp32": "float32", "bf16": "bfloat16"}[dtype],
+        "dtype": TORCH_NAMES[dtype],
         "embd_pdrop": 0.0,
         "eos_token_id": special.eos,
         "initializer_range": 0.02,
-        "layer_norm_epsilon": 1e-5,
-        "model_type": "gpt2",
-        "n_embd": config.channels,
-        "n_head": config.num_heads,
         "n_inner": None,
-        "n_layer": config.num_layers,
-        "n_positions": config.max_seq_len,
         "pad_token_id": None,
         "reorder_and_upcast_attn": False,
         "resid_pdrop": 0.0,
-        "scale_attn_by_inverse_layer_idx": False,
-        "scale_attn_weights": True,
         "summary_activation": None,
         "summary_first_dropout": 0.0,
         "summary_proj_to_labels": True,
@@ -254,7 +277,6 @@ def config_json(config: ModelConfig, dtype: str, special: SpecialTokens) -> dict
         "summary_use_proj": True,
         "tie_word_embeddings": True,
         "use_cache": True,
-        "vocab_size": config.vocab_size,
     }
 
 

@@ -5,28 +5,23 @@ Leaves out nanoGPT's optimizer state, which is kept by parameter numbers, and ev
 
 import pickle
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from llmc_jax.checkpoint import hugging_face
-from llmc_jax.checkpoint.hugging_face import HEAD, check_count, check_names, config_of, name_in_block
-from llmc_jax.checkpoint.llmc import with_padding
 from llmc_jax.checkpoint.reading import opened
-from llmc_jax.checkpoint.source import Source, slices
-from llmc_jax.config.model import ModelConfig
+from llmc_jax.checkpoint.source import Source
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.models.gpt2.tensors import BY_NAME
 
-PREFIXES = ("_orig_mod.", "module.", "transformer.")  # of torch.compile, of DistributedDataParallel, of the model
 SIZES = hugging_face.SIZES | {"max_seq_len": "block_size"}
+DTYPES = {theirs: ours for ours, theirs in hugging_face.TORCH_NAMES.items()}
 GELU = (
     "nanoGPT used GELU's tanh form, as this model does, until June 2023, and the exact form since; the file does not "
     "say which, so expect slightly different logits from a newer one"
 )
-
-Convert = Callable[[Any], np.ndarray]
 
 
 def open_checkpoint(path: Path) -> Source:
@@ -58,7 +53,25 @@ def open_checkpoint(path: Path) -> Source:
     return source_of(path, checkpoint, convert)
 
 
-def source_of(path: Path, checkpoint: Any, convert: Convert) -> Source:
+class Loaded(NamedTuple):
+    """A tensor of PyTorch's, to be read as one in a file is (binary.Stored)."""
+
+    path: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    values: Callable[[], np.ndarray]  # float32, which may be views of the tensor's memory
+
+    def whole(self) -> np.ndarray:
+        """Return all of it, newly made."""
+        return np.array(self.values())
+
+    def same_bits(self, other: "Loaded") -> bool:
+        """Return whether another tensor has this shape and these values, bit for bit."""
+        return self.shape == other.shape and self.values().tobytes() == other.values().tobytes()
+
+
+def source_of(path: Path, checkpoint: Any, convert: Callable[[Any], np.ndarray]) -> Source:
     """Return the Source of a loaded checkpoint: {"model": names to tensors, "model_args": sizes, ...}.
 
     convert: turns a tensor, which need only have a shape and a dtype, into float32.
@@ -68,58 +81,16 @@ def source_of(path: Path, checkpoint: Any, convert: Convert) -> Source:
     arguments, model = checkpoint["model_args"], checkpoint["model"]
     if not isinstance(arguments, Mapping) or not isinstance(model, Mapping):
         raise FormatError(f"{path}: its model and model_args are not what nanoGPT writes")
-    config = config_of(path, arguments, SIZES)
-    tensors = _tensors(path, model)
-    check_count(path, config, len(tensors))
-    with_biases = arguments.get("bias", True)
-    if type(with_biases) is not bool:
-        raise FormatError(f"{path}: model_args has bias {with_biases!r}; expected True or False")
-    _check(path, config, tensors, with_biases, convert)
-
-    def read(group: str, tensor: str, layer: int) -> np.ndarray:
-        assert group == "params", group
-        if BY_NAME[tensor].bias and not with_biases:
-            return np.zeros(next(piece.shape for piece in slices(config) if piece.tensor == tensor), np.float32)
-        values = convert(tensors[name_in_block(tensor, layer)])
-        return with_padding(values, config) if tensor == "wte" else np.array(values)  # its own, not a view of the file
-
-    dtype = {"bfloat16": "bf16", "float16": "fp16"}.get(_dtype(tensors["wte.weight"]), "fp32")
-    step = checkpoint.get("iter_num")
-    step = step if type(step) is int and step >= 0 else None
-    return Source(path, "nanogpt", config, dtype, step, ("params",), read, (GELU,))
-
-
-def _tensors(path: Path, model: Mapping[Any, Any]) -> dict[str, Any]:
-    found = {}
+    tensors = {}
     for name, tensor in model.items():
         if not isinstance(name, str) or not hasattr(tensor, "shape"):
             raise FormatError(f"{path}: its model holds {name!r}, which is not a named tensor")
-        for prefix in PREFIXES:
-            name = name.removeprefix(prefix)
-        if name in found:
-            raise FormatError(f"{path}: its model holds {name} twice, under different prefixes")
-        found[name] = tensor
-    return found
-
-
-def _check(path: Path, config: ModelConfig, tensors: dict[str, Any], with_biases: bool, convert: Convert) -> None:
-    wanted = {}
-    for piece in slices(config):
-        if with_biases or not BY_NAME[piece.tensor].bias:
-            shape = (config.vocab_size, config.channels) if piece.tensor == "wte" else piece.shape
-            wanted[name_in_block(piece.tensor, piece.layer)] = shape
-    check_names(path, wanted, tensors.keys() - {HEAD}, "model_args")
-    for name, shape in wanted.items():
-        if tuple(tensors[name].shape) != shape:
-            raise FormatError(f"{path}: tensor {name} has shape {tuple(tensors[name].shape)}; expected {shape}")
-        if _dtype(tensors[name]) not in ("float32", "bfloat16", "float16"):
-            raise FormatError(f"{path}: tensor {name} is {tensors[name].dtype}; expected float32, bfloat16 or float16")
-    wte = tensors["wte.weight"]
-    head = tensors.get(HEAD, wte)
-    same = tuple(head.shape) == tuple(wte.shape)
-    if head is not wte and not (same and np.array_equal(convert(head).view(np.uint32), convert(wte).view(np.uint32))):
-        raise FormatError(f"{path}: {HEAD} differs from wte.weight; this model's output head is its token embedding")
-
-
-def _dtype(tensor: Any) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        tensors[name] = Loaded(path, name, DTYPES.get(dtype, dtype), tuple(tensor.shape), partial(convert, tensor))
+    biases = arguments.get("bias", True)
+    if type(biases) is not bool:
+        raise FormatError(f"{path}: model_args has bias {biases!r}; expected True or False")
+    config = hugging_face.config_of(path, arguments, SIZES)
+    source = hugging_face.source_of(path, "nanogpt", config, tensors, "model_args", biases=biases)
+    step = checkpoint.get("iter_num")
+    return source._replace(step=step if type(step) is int and step >= 0 else None, warnings=(GELU,))
