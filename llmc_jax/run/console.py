@@ -9,7 +9,9 @@ import os
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple, TextIO
 
 from rich.box import Box
@@ -30,11 +32,28 @@ LINES = "\n\t"  # the control characters that are shown
 
 
 class Column(NamedTuple):
-    """A figure of the step line. Where a terminal is too narrow, the highest importance goes first."""
+    """A figure of the step line or of the bar. Where a terminal is too narrow, the highest importance goes first."""
 
     text: str  # empty: there is nothing to show
     importance: int
-    cells: int  # that it usually takes, so that a short first line shows no column for which later ones have no room
+    cells: int = 0  # kept for it at least, so that a short first line shows no column for which later ones have no room
+    style: str = ""
+
+    @property
+    def width(self) -> int:
+        return max(self.cells, len(self.text))
+
+
+def fitting(columns: Iterable[Column], width: int, gap: int) -> list[Column]:
+    """Return the columns that stand together in `width` cells, in their order: the lowest importance is taken first.
+
+    Those without a text are never among them; one that does not fit keeps out all that are less important.
+    """
+    filled = [column for column in columns if column.text]
+    by_importance = sorted(filled, key=lambda column: column.importance)
+    ends = itertools.accumulate(column.width + gap for column in by_importance)
+    room = sum(end <= width + gap for end in ends)
+    return [column for column in filled if column in by_importance[:room]]
 
 
 def step_columns(
@@ -61,27 +80,13 @@ def step_columns(
     ]
 
 
-def step_line(texts: Iterable[str]) -> str:
-    """Return one step in llm.c's words from the columns' texts; empty ones are left out.
+def step_line(columns: Iterable[Column]) -> str:
+    """Return one step in llm.c's words; columns without a text are left out.
 
     Behind a z-score llm.c has no space. Without z-scores what follows stands further left than there.
     """
-    return "".join(f"{text}| " if text.endswith("z)") else f"{text} | " for text in texts if text).rstrip("| ")
-
-
-def fitting(pieces: Sequence[tuple[int, int]], width: int, gap: int) -> set[int]:
-    """Return which of the pieces (importance, cells) stand together in `width` cells, the lowest importance first.
-
-    Pieces without cells are never among them; one that does not fit keeps out all that are less important.
-    """
-    shown: set[int] = set()
-    used = 0
-    for _, index in sorted((importance, index) for index, (importance, cells) in enumerate(pieces) if cells):
-        used += pieces[index][1] + (gap if shown else 0)
-        if used > width:
-            break
-        shown.add(index)
-    return shown
+    texts = (column.text for column in columns if column.text)
+    return "".join(f"{text}| " if text.endswith("z)") else f"{text} | " for text in texts).rstrip("| ")
 
 
 SHORT_RUN = 100  # steps of which all are printed
@@ -120,7 +125,7 @@ def seconds_left(pace: Pace, remaining_steps: int) -> float | None:
 
 
 def duration(seconds: float) -> str:
-    """`0:07`, `12:34`, `1:02:03`, `2d 03:04`: short enough for a bar."""
+    """Return seconds as `0:07`, `12:34`, `1:02:03`, `2d 03:04`: short enough for a bar."""
     time = timedelta(seconds=max(0, round(seconds)))
     if time.days:
         hours, minutes = divmod(time.seconds // 60, 60)
@@ -177,40 +182,37 @@ class BarState(NamedTuple):
 # rich.progress has a bar too. On a narrow terminal it cuts all columns short, where here the least important go and the
 # others stay whole; and its time left knows of no validations and samples between the steps. With columns of our own
 # for both, the bar's three lines would be all that it saves.
-def bar_segments(state: BarState, width: int, ascii_only: bool = False) -> list[tuple[str, str]]:
-    """Return the bar as (text, style) pieces that together take at most `width` cells on one line.
+def bar(state: BarState, width: int, ascii_only: bool = False) -> Text:
+    """Return the bar as a text that takes at most `width` cells on one line.
 
     What fits is shown, in this order of importance: steps, loss, time left, percentage, a bar of at least 8 cells,
     validation loss, time so far, speed.
     """
     left = "" if state.left is None else f"{duration(state.left)} left"
-    pieces = [  # (importance, text, style) in the order of the line
-        (0, f"{state.done}/{state.total}", ""),
-        (4, "bar", ""),
-        (3, f"{100 * state.done // max(1, state.total)}%", "dim"),
-        (1, "" if state.loss is None else f"loss {state.loss:.4f}", "bold"),
-        (5, "" if state.val_loss is None else f"val {state.val_loss:.4f}", "magenta"),
-        (7, "" if state.tokens_per_second is None else f"{state.tokens_per_second:,.0f} tok/s", "dim"),
-        (6, duration(state.elapsed), "dim"),
-        (2, "compiling" if state.loss is None else left, "cyan"),
+    columns = [
+        Column(f"{state.done}/{state.total}", 0),
+        Column("bar", 4, cells=8),
+        Column(f"{100 * state.done // max(1, state.total)}%", 3, style="dim"),
+        Column("" if state.loss is None else f"loss {state.loss:.4f}", 1, style="bold"),
+        Column("" if state.val_loss is None else f"val {state.val_loss:.4f}", 5, style="magenta"),
+        Column("" if state.tokens_per_second is None else f"{state.tokens_per_second:,.0f} tok/s", 7, style="dim"),
+        Column(duration(state.elapsed), 6, style="dim"),
+        Column("compiling" if state.loss is None else left, 2, style="cyan"),
     ]
-    sizes = [(importance, 8 if text == "bar" else len(text)) for importance, text, _ in pieces]
-    shown = fitting(sizes, width, gap=1)
-    free = width - sum(sizes[index][1] + 1 for index in shown) + 1
+    shown = fitting(columns, width, gap=1)
+    free = width + 1 - sum(column.width + 1 for column in shown)
     cells = min(40, 8 + free)
     full = cells * state.done // max(1, state.total)
     done, rest = ("#", ".") if ascii_only else ("━", "─")
-    segments: list[tuple[str, str]] = []
-    for index in sorted(shown):
-        _, text, style = pieces[index]
-        bar = [(done * full, "green"), (rest * (cells - full), "dim")]
-        segments += [(" ", ""), *(bar if text == "bar" else [(text, style)])]
-    return segments[1:] or [(f"{state.done}"[:width], "")]
+    line = Text.assemble((done * full, "green"), (rest * (cells - full), "dim"))
+    pieces = [line if column.text == "bar" else Text(column.text, column.style) for column in shown]
+    return Text(" ", no_wrap=True, overflow="crop").join(pieces or [Text(f"{state.done}"[:width])])
 
 
 # ---- the screen
 
 
+@dataclass
 class Console:
     """The screen of one run. On a terminal lines scroll above a live bar; elsewhere they are simply printed.
 
@@ -220,54 +222,41 @@ class Console:
     Use it in a `with` block, which takes the bar away in the end and leaves the terminal as it was.
     """
 
-    def __init__(
-        self,
-        total_steps: int,
-        print_every: int,
-        file: TextIO,
-        *,
-        first_step: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-        utilization: Callable[[float], str] = lambda tokens_per_second: "",
-        scores: bool = False,
-    ) -> None:
-        """first_step: the step (from 0) that a resumed run begins with; file: where to show.
+    total_steps: int
+    print_every: int
+    file: TextIO
+    _: KW_ONLY
+    first_step: int = 0  # the step (from 0) that a resumed run begins with
+    clock: Callable[[], float] = time.monotonic
+    utilization: Callable[[float], str] = lambda tokens_per_second: ""  # of the device, in words, at a speed
+    scores: bool = False  # z-scores are shown too
 
-        utilization: of the device, in words, at a speed in tokens per second; scores: z-scores are shown too.
-        """
-        self._file = file
-        self._encoding = getattr(file, "encoding", None) or "utf-8"
-        self._automatic = print_every == -1
-        self._print_every = automatic_every(total_steps) if self._automatic else print_every
-        self._widest: list[int] = []  # cells of each column so far
-        self._first_step = first_step
-        self._clock = clock
-        self._began = self._last_line = clock()
-        self._pace, self._speed = Pace(), Average()
-        self._utilization, self._scores = utilization, scores
-        self._state = BarState(done=first_step, total=total_steps, elapsed=0.0)
+    def __post_init__(self) -> None:
+        self._encoding = getattr(self.file, "encoding", None) or "utf-8"
         self._ascii = self._encodable("━─") != "━─"
-        takes_control_sequences = file.isatty() and os.environ.get("TERM", "") != "dumb"
+        self._automatic = self.print_every == -1
+        self._every = automatic_every(self.total_steps) if self._automatic else self.print_every
+        self._widest: list[int] = []  # cells of each column so far
+        self._began = self._last_line = self.clock()
+        self._pace, self._speed = Pace(), Average()
+        self._state = BarState(done=self.first_step, total=self.total_steps, elapsed=0.0)
+        takes_control_sequences = self.file.isatty() and os.environ.get("TERM", "") != "dumb"
         self._live = self._new_live() if takes_control_sequences else None
 
     def _new_live(self) -> Live:
         colorless = bool(os.environ.get("NO_COLOR"))  # no-color.org: takes the colours away, not the bar
-        screen = RichConsole(file=self._file, force_terminal=True, no_color=colorless, highlight=False, soft_wrap=True)
-        return Live(
-            get_renderable=lambda: self._render(screen.width),
-            console=screen,
-            refresh_per_second=4,
-            transient=True,
-        )
+        screen = RichConsole(file=self.file, force_terminal=True, no_color=colorless, highlight=False, soft_wrap=True)
+        render = partial(self._render, screen)
+        return Live(get_renderable=render, console=screen, refresh_per_second=4, transient=True)
 
-    def _render(self, width: int) -> Text:
-        now = self._clock()
+    def _render(self, screen: RichConsole) -> Text:
+        now = self.clock()
         left = seconds_left(self._pace, self._state.total - self._state.done)
         if left is not None:  # counts down during a long step instead of standing still
             left = max(0.0, left - (now - self._pace.last))
         state = self._state._replace(elapsed=now - self._began, left=left)
         # one column stays free: a line that fills the last one makes some terminals wrap
-        return Text.assemble(*bar_segments(state, max(1, width - 1), self._ascii), no_wrap=True, overflow="crop")
+        return bar(state, max(1, screen.width - 1), self._ascii)
 
     def __enter__(self) -> "Console":
         if self._live is not None:
@@ -291,37 +280,34 @@ class Console:
 
     def step(self, figures: StepFigures) -> None:
         """Show a finished training step."""
-        now = self._clock()
+        now = self.clock()
         self._pace = advance(self._pace, figures.ms / 1000, now)
         self._speed = self._speed.then(figures.tokens_per_second)
         shown = self._speed.mean or figures.tokens_per_second
         self._state = self._state._replace(done=figures.step + 1, loss=figures.loss, tokens_per_second=shown)
         if self._is_due(figures.step, now) or figures.skipped:
             self._last_line = now
-            utilization = self._utilization(figures.tokens_per_second)
-            columns = step_columns(figures, self._state.total, shown, utilization, self._scores)
+            utilization = self.utilization(figures.tokens_per_second)
+            columns = step_columns(figures, self._state.total, shown, utilization, self.scores)
             self._print(step_line(self._fitted(columns)), "yellow" if figures.skipped else "")
         else:
-            self._file.flush()  # notices a reader that went away: streams.Output
+            self.file.flush()  # notices a reader that went away: streams.Output
 
     def _is_due(self, step: int, now: float) -> bool:
-        every = self._print_every
+        every = self._every
         if every == 0:
             return False
-        if self._automatic and (step - self._first_step < FIRST_STEPS or now - self._last_line >= LONGEST_SILENCE):
+        if self._automatic and (step - self.first_step < FIRST_STEPS or now - self._last_line >= LONGEST_SILENCE):
             return True
-        return step == self._first_step or (step + 1) % every == 0 or step + 1 == self._state.total
+        return step == self.first_step or (step + 1) % every == 0 or step + 1 == self._state.total
 
-    def _fitted(self, columns: Sequence[Column]) -> list[str]:
-        """Return the columns' texts; on a terminal those that it has room for, the same in every line."""
+    def _fitted(self, columns: list[Column]) -> list[Column]:
+        """Return the columns; on a terminal those that it has room for, the same in every line."""
         if self._live is None:
-            return [column.text for column in columns]
-        cells = [max(column.cells, len(column.text)) for column in columns]
-        self._widest = [*map(max, self._widest or cells, cells)]
-        pieces = zip(columns, self._widest, strict=True)
-        sizes = [(column.importance, widest if column.text else 0) for column, widest in pieces]
-        shown = fitting(sizes, self._live.console.width, gap=len(" | ")) or {0}
-        return [column.text for index, column in enumerate(columns) if index in shown]
+            return columns
+        self._widest = [*map(max, self._widest or [0] * len(columns), (column.width for column in columns))]
+        wide = [column._replace(cells=cells) for column, cells in zip(columns, self._widest, strict=True)]
+        return fitting(wide, self._live.console.width, gap=len(" | ")) or wide[:1]
 
     def val(self, loss: float) -> None:
         """Show a validation loss, as llm.c prints it."""
@@ -345,5 +331,5 @@ class Console:
         if self._live is not None:
             self._live.console.print(Text(text, style), soft_wrap=True)
         else:
-            self._file.write(f"{text}\n")  # one write: lines of two threads do not mix
-            self._file.flush()
+            self.file.write(f"{text}\n")  # one write: lines of two threads do not mix
+            self.file.flush()

@@ -6,9 +6,11 @@ touched.
 """
 
 import io
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,9 +67,7 @@ def finite(c: Curve) -> Curve:
 
 def binned(c: Curve, bins: int = BINS) -> Bins:
     """Gather runs of consecutive points into at most `bins` bins of equal count; short curves stay as they are."""
-    if len(c.steps) <= bins:
-        return Bins(c.steps.astype(np.float64), c.values, c.values, c.values)
-    edges = np.linspace(0, len(c.steps), bins + 1).astype(np.int64)
+    edges = np.linspace(0, len(c.steps), min(bins, len(c.steps)) + 1).astype(np.int64)
     starts, counts = edges[:-1], np.diff(edges)
     return Bins(
         steps=np.add.reduceat(c.steps.astype(np.float64), starts) / counts,
@@ -202,16 +202,21 @@ def _draw_train(axes: Any, train: Curve) -> None:
     if not len(train.steps):
         return
     window = window_of(len(train.steps))
-    b = binned(train)
-    mark = "." if len(b.steps) == 1 else "-"
+    mark = "." if len(train.steps) == 1 else "-"
     look = {"linewidth": 0.7, "alpha": 0.35} if window > 1 else {"linewidth": 1.4}  # light where a smooth curve follows
-    axes.plot(b.steps, b.mean, mark, color=TRAIN, label="training, each step", zorder=2, **look)
-    if len(b.steps) < len(train.steps):
-        # the curve hides none of its steps: the band spans the least and the greatest loss of each bin
-        axes.fill_between(b.steps, b.low, b.high, color=TRAIN, alpha=0.18, linewidth=0)
+    _draw_steps(axes, train, mark, color=TRAIN, label="training, each step", zorder=2, **look)
     if window > 1:
         s = binned(smoothed(train, window))
         axes.plot(s.steps, s.mean, color=TRAIN, linewidth=1.8, label=f"training, mean of {window} steps", zorder=3)
+
+
+def _draw_steps(axes: Any, c: Curve, mark: str, color: str, **look: Any) -> Bins:
+    """Draw a curve that hides none of its steps: a band spans the least and the greatest value of each bin."""
+    b = binned(c)
+    axes.plot(b.steps, b.mean, mark, color=color, **look)
+    if len(b.steps) < len(c.steps):
+        axes.fill_between(b.steps, b.low, b.high, color=color, alpha=0.2, linewidth=0)
+    return b
 
 
 def mark_outside(axes: Any, c: Curve, shown: LossRange | None, color: str, name: str) -> None:
@@ -313,7 +318,7 @@ def _token_axis(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _draw_rate_and_norm(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    rate, norm = binned(finite(curve(rows, "train", "lr"))), finite(curve(rows, "train", "norm"))
+    rate = binned(finite(curve(rows, "train", "lr")))
     axes.plot(rate.steps, rate.mean, color=RATE, linewidth=1.5)
     axes.set_ylabel("learning rate", color=RATE)
     axes.tick_params(axis="y", colors=RATE)
@@ -323,10 +328,7 @@ def _draw_rate_and_norm(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     axes.spines["top"].set_visible(False)
     axes.grid(alpha=0.25)
     right = axes.twinx()
-    b = binned(norm)
-    right.plot(b.steps, b.mean, color=NORM, linewidth=0.9, alpha=0.85)
-    if len(b.steps) < len(norm.steps):
-        right.fill_between(b.steps, b.low, b.high, color=NORM, alpha=0.2, linewidth=0)
+    b = _draw_steps(right, finite(curve(rows, "train", "norm")), "-", color=NORM, linewidth=0.9, alpha=0.85)
     if len(b.low) and b.low.min() > 0 and b.high.max() > 20 * float(np.median(b.mean)):
         right.set_yscale("log")
     right.set_ylabel("gradient norm", color=NORM)
@@ -334,58 +336,47 @@ def _draw_rate_and_norm(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     right.spines["top"].set_visible(False)
 
 
+@dataclass
 class CurveDrawer:
     """Redraws the picture of the curves in a thread of its own, so that the training step does not wait for it.
 
     A picture that cannot be drawn is worth one warning, not the run.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        title: str,
-        baselines: dict[str, float],
-        warn: Callable[[str], None],
-        is_there: Callable[[], bool],
-    ) -> None:
-        """warn: shows a warning; is_there: whether the folder is still the run's, without which nothing is drawn."""
-        self._is_there = is_there
-        self.path = folder / CURVES
-        self._metrics, self._title, self._baselines = folder / METRICS, title, baselines
-        self._warn, self._warned = warn, False
+    folder: Path
+    title: str
+    baselines: Mapping[str, float]
+    warn: Callable[[str], None]  # shows a warning
+    is_there: Callable[[], bool]  # whether the folder is still the run's, without which nothing is drawn
+
+    def __post_init__(self) -> None:
+        self.path = self.folder / CURVES
+        self._warned = False
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llmc_jax curves")
-        self._drawing: Future[float] | None = None
         self._next = time.monotonic() + REDRAW_SECONDS
 
-    def _draw(self) -> float:
+    def _draw(self) -> None:
+        """Draw the picture, in the thread, and set when the next one may begin."""
         start = time.monotonic()
-        if self._is_there():
-            draw_curves(read_metrics(self._metrics), self.path, self._title, self._baselines)
-        return time.monotonic() - start
+        try:
+            if self.is_there():
+                draw_curves(read_metrics(self.folder / METRICS), self.path, self.title, self.baselines)
+        except Exception as error:
+            if not self._warned:
+                self._warned = True
+                self.warn(f"{self.path}: cannot be drawn, training goes on: {type(error).__name__}: {error}")
+        end = time.monotonic()
+        self._next = end + max(REDRAW_SECONDS, (end - start) / REDRAW_SHARE)
 
     def refresh(self) -> None:
         """Begin a new picture if the last one is old enough."""
-        if self._drawing is None and time.monotonic() >= self._next:
-            self._drawing = self._pool.submit(self._draw)
-        elif self._drawing is not None and self._drawing.done():
-            self._collect()
-
-    def _collect(self) -> None:
-        """Wait for the picture in work, and set when the next one may begin."""
-        if self._drawing is not None:
-            error = self._drawing.exception()
-            seconds = 0.0 if error else self._drawing.result()
-            self._drawing = None
-            self._next = time.monotonic() + max(REDRAW_SECONDS, seconds / REDRAW_SHARE)
-            if error and not self._warned:
-                self._warned = True
-                self._warn(f"{self.path}: cannot be drawn, training goes on: {type(error).__name__}: {error}")
+        if time.monotonic() >= self._next:
+            self._next = math.inf  # until this one is drawn
+            self._pool.submit(self._draw)
 
     def finish(self) -> None:
-        """Draw the last picture."""
-        self._collect()
-        self._drawing = self._pool.submit(self._draw)
-        self._collect()
+        """Draw the last picture, after the one in work."""
+        self._pool.submit(self._draw).result()
 
     def close(self) -> None:
         """End the thread, after the picture in work."""

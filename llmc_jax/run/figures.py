@@ -43,7 +43,7 @@ class Average(NamedTuple):
 
     @property
     def mean(self) -> float | None:
-        """The average so far; None until a step without compilation has been seen."""
+        """Return the average so far; None until a step without compilation has been seen."""
         return None if self.steps < 2 else self.ema / (1 - EMA_DECAY ** (self.steps - 1))
 
 

@@ -16,7 +16,6 @@ from llmc_jax.run.console import (
     Console,
     Pace,
     advance,
-    bar_segments,
     seconds_left,
 )
 from llmc_jax.run.figures import StepFigures
@@ -31,7 +30,7 @@ STEP: dict[str, Any] = {
 
 def line_of(step: int, total: int, *, scores: bool = False, **figures: Any) -> str:
     columns = console.step_columns(StepFigures(step, **figures), total, 3.74e6, "38.0% bf16 MFU", scores)
-    return console.step_line(column.text for column in columns)
+    return console.step_line(columns)
 
 
 def test_step_line_is_llmcs() -> None:
@@ -56,20 +55,26 @@ def test_step_line_with_z_scores_is_llmcs_to_the_column() -> None:
     assert line.endswith(" tok/s | skipped")
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 20)), max_size=9), st.integers(0, 80), st.integers(0, 3))
-def test_what_fits_is_as_much_of_the_most_important_as_there_is_room_for(
-    pieces: list[tuple[int, int]], width: int, gap: int
-) -> None:
-    def cells(indices: set[int]) -> int:
-        return sum(pieces[index][1] for index in indices) + gap * max(0, len(indices) - 1)
+columns = st.lists(
+    st.builds(console.Column, st.sampled_from(["", "a", "loss 1.0"]), st.integers(0, 99), st.integers(0, 20)),
+    max_size=9, unique_by=lambda column: column.importance,
+)  # fmt: skip
 
-    shown = console.fitting(pieces, width, gap)
-    assert cells(shown) <= width
-    left_out = [index for index in range(len(pieces)) if pieces[index][1] and index not in shown]
+
+@given(columns, st.integers(0, 80), st.integers(0, 3))
+def test_what_fits_is_as_much_of_the_most_important_as_there_is_room_for(
+    columns: list[console.Column], width: int, gap: int
+) -> None:
+    def cells(columns: list[console.Column]) -> int:
+        return sum(max(len(each.text), each.cells) for each in columns) + gap * max(0, len(columns) - 1)
+
+    shown = console.fitting(columns, width, gap)
+    assert shown == [each for each in columns if each in shown] and cells(shown) <= width
+    left_out = [each for each in columns if each.text and each not in shown]
     if left_out:
-        first = min(left_out, key=lambda index: (pieces[index][0], index))
-        assert cells(shown | {first}) > width
-        assert all((pieces[index][0], index) < (pieces[first][0], first) for index in shown)
+        first = min(left_out, key=lambda each: each.importance)
+        assert cells([*shown, first]) > width
+        assert all(each.text and each.importance < first.importance for each in shown)
 
 
 @given(st.integers(1, 10**9))
@@ -170,7 +175,7 @@ def _cells(line: str, start: int, width: int) -> str:
 def test_bar_fits_every_width(done: int, total: int, width: int, left: float | None, loss: float | None) -> None:
     state = BarState(min(done, total), total, 5.0, left, loss, loss, 1.5e6)
     for ascii_only in (False, True):
-        text = "".join(piece for piece, _ in bar_segments(state, width, ascii_only))
+        text = console.bar(state, width, ascii_only).plain
         assert 0 < cell_len(text) <= width
         assert "\n" not in text
         assert text.isascii() or not ascii_only
@@ -180,7 +185,7 @@ def test_bar_shows_what_matters_most_first() -> None:
     state = BarState(30, 120, 65.0, 754.0, 3.25, 3.5, 12345.0)
 
     def bar(width: int) -> str:
-        return "".join(text for text, _ in bar_segments(state, width, ascii_only=True))
+        return console.bar(state, width, ascii_only=True).plain
 
     assert bar(80) == "30/120 ####............. 25% loss 3.2500 val 3.5000 12,345 tok/s 1:05 12:34 left"
     assert bar(42) == "30/120 ##...... 25% loss 3.2500 12:34 left"
@@ -188,7 +193,7 @@ def test_bar_shows_what_matters_most_first() -> None:
     assert bar(20) == "30/120 loss 3.2500"
     assert bar(8) == "30/120"
     assert bar(2) == "30"
-    assert "compiling" in "".join(t for t, _ in bar_segments(BarState(0, 9, 1.0), 60))
+    assert "compiling" in console.bar(BarState(0, 9, 1.0), 60).plain
 
 
 # ---- the screen
