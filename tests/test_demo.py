@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from llmc_jax.checkpoint import store
-from llmc_jax.config.flags import preset_config
+from llmc_jax.config.flags import parse_args
 from llmc_jax.data.corpora import stdlib_corpus
 from llmc_jax.run.folder import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
-STEPS = preset_config("demo").max_steps
+STEPS = parse_args(["--preset", "demo"]).max_steps
 
 
 def readable_share(text: str) -> float:

@@ -280,7 +280,7 @@ def parsed(words: list[str]) -> Any:
     ):
         rest = words[len(start) :]
         if words[: len(start)] == start:
-            return parse(rest) if rest and rest[-1] not in flags.SHOW_ALONE else None
+            return parse(rest) if rest and rest[-1] not in [about.flags[0] for about in flags.SHOW_ALONE] else None
     if words[:2] == ["python", "-m"]:
         assert words[2] == "pytest", words
         assert all((ROOT / word).is_file() for word in words[3:] if word.endswith(".py")), words

@@ -24,6 +24,9 @@ from llmc_jax.errors import EXIT_MEANINGS, InputError
 from llmc_jax.machine.jax_setup import restart_with_huge_pages, train_command
 
 FLAG_COLUMN = 36
+GROUPS = {
+    group: list(members) for group, members in groupby((OPTIONS[0], *SHOW_ALONE, *OPTIONS[1:]), attrgetter("group"))
+}
 
 EXAMPLES = (
     ("python train.py", "the demo: a small model learns Python's own source"),
@@ -46,9 +49,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: Sequence[str]) -> int | None:
-    shown = next((word for word in words if word in SHOW_ALONE), None)
+    texts = {"--help": help_text, "--help-markdown": flags_markdown, "--version": _versions}
+    shown = next((word for word in words if word in texts), None)
     if shown:
-        print({"--help": help_text, "--help-markdown": flags_markdown, "--version": _versions}[shown]())
+        print(texts[shown]())
         return None
     config, notes = continued(given_options(words))
     try:
@@ -70,10 +74,11 @@ def continued(given: Given) -> tuple[TrainConfig, list[str]]:
     config = given.config
     if not config.reuse or not config.output_dir:
         return config, []
-    from llmc_jax.run.folder import config_file, read_config  # here, because few command lines need it
+    from llmc_jax.checkpoint.reading import read_json_object  # here, because few command lines need them
+    from llmc_jax.run.folder import LARGEST, config_file
 
-    place, record = config_file(Path(config.output_dir)), read_config(Path(config.output_dir))
-    stored = None if record is None else record.get("options")
+    place = config_file(Path(config.output_dir))
+    stored = None if place is None else read_json_object(place, LARGEST).get("options")
     if place is None or not isinstance(stored, Mapping):
         return config, []
     if given.preset and config.preset != stored.get("preset"):
@@ -92,7 +97,7 @@ def continued(given: Given) -> tuple[TrainConfig, list[str]]:
 
 
 def _what_was_taken(place: Path, config: TrainConfig, before: TrainConfig, merged: TrainConfig) -> list[str]:
-    """A note on the options that a run has from its config.json, and on those that flags change; none where none is."""
+    """Note which options a run has from its config.json, and which of them flags change; nothing where none is."""
     changed = ", ".join(words for about, words in differing(before, merged) if not about.of_this_start)
     if not changed and all(about.of_this_start for about, _ in differing(config, merged)):
         return []  # the same command again
@@ -116,28 +121,26 @@ def help_text() -> str:
         "other ones. Flags are those of llm.c's train_gpt2cu, each with a long name beside it.",
         WIDTH,
     )
-    for group, members in groupby(OPTIONS, attrgetter("group")):
-        lines += ["", f"{group}:"]
-        for about in members:
-            flags = f"{', '.join(about.flags)} {about.value_name}".rstrip()
-            facts = [fact for fact in (about.unit, _default(about) and f"default {_default(about)}") if fact]
-            bracket = f" [{'; '.join(facts)}]".replace(" ", NO_BREAK).replace(NO_BREAK, " ", 1) if facts else ""
-            lines += two_columns(flags, _meaning(about) + bracket, FLAG_COLUMN)
-        if group == "Start":
-            for flag, meaning in SHOW_ALONE.items():
-                lines += two_columns(flag, meaning, FLAG_COLUMN)
-    lines += ["", "Presets:"]
-    for name, preset in PRESETS.items():
-        lines += two_columns(name, preset.description, FLAG_COLUMN)
-    lines += ["", "Exit status:"]
-    for code, meaning in EXIT_MEANINGS.items():
-        lines += two_columns(str(int(code)), meaning, FLAG_COLUMN)
+    sections = {group: [_help(about) for about in members] for group, members in GROUPS.items()}
+    sections["Presets"] = [(name, preset.description) for name, preset in PRESETS.items()]
+    sections["Exit status"] = [(str(int(code)), meaning) for code, meaning in EXIT_MEANINGS.items()]
+    for title, rows in sections.items():
+        lines += ["", f"{title}:"]
+        for left, right in rows:
+            lines += two_columns(left, right, FLAG_COLUMN)
     lines += examples((command.replace("python train.py", program), meaning) for command, meaning in EXAMPLES)
     return "\n".join(lines)
 
 
+def _help(about: Option) -> tuple[str, str]:
+    """Return the two columns of an option."""
+    facts = [fact for fact in (about.unit, _default(about) and f"default {_default(about)}") if fact]
+    bracket = f" [{'; '.join(facts)}]".replace(" ", NO_BREAK).replace(NO_BREAK, " ", 1) if facts else ""
+    return f"{', '.join(about.flags)} {about.value_name}".rstrip(), _meaning(about) + bracket
+
+
 def flags_markdown() -> str:
-    """docs/flags.md, made from the same facts as `--help`."""
+    """Return docs/flags.md, made from the same facts as `--help`."""
     lines = [
         "# Flags of train.py",
         "",
@@ -147,11 +150,9 @@ def flags_markdown() -> str:
         "those of llm.c's train_gpt2cu. Without any flag the preset `demo` runs; with flags, the defaults below hold",
         "unless `--preset` names other ones.",
     ]
-    for group, members in groupby(OPTIONS, attrgetter("group")):
+    for group, members in GROUPS.items():
         lines += ["", f"## {group}", "", "| flag | value | unit | default | meaning |", "|---|---|---|---|---|"]
         lines += [_row(about) for about in members]
-        if group == "Start":
-            lines += [f"| `{flag}` | | | | {meaning} |" for flag, meaning in SHOW_ALONE.items()]
     lines += ["", "## Presets", "", "| name | what it is | options |", "|---|---|---|"]
     for name, preset in PRESETS.items():
         lines.append(f"| `{name}` | {preset.description} | `{_as_flags(name)}` |")
@@ -166,8 +167,8 @@ def _row(about: Option) -> str:
 
     flags = ", ".join(f"`{flag}`" for flag in about.flags)
     value = code(about.value_name).replace("|", "\\|")
-    row = f"| {flags} | {value} | {about.unit} | {code(_default(about))} | {_meaning(about)} |"
-    return row.replace("|  |", "| |")
+    cells = (flags, value, about.unit, code(_default(about)), _meaning(about))
+    return "".join(f"| {cell} " if cell else "| " for cell in cells) + "|"
 
 
 def _as_flags(preset: str) -> str:

@@ -11,8 +11,6 @@ from llmc_jax.config.options import show_value, value_problem
 from llmc_jax.config.train import BY_NAME, DEVICES, OPTIONS, TrainConfig
 from llmc_jax.errors import raise_problems
 
-DEFAULTS = TrainConfig()
-
 
 class Rule(NamedTuple):
     """What is said of the configurations to which it applies: {dtype} in the words stands for `--dtype fp16`."""
@@ -73,7 +71,7 @@ NOT_BUILT = {
 
 
 def _changed(config: TrainConfig, name: str) -> bool:
-    return bool(getattr(config, name) != getattr(DEFAULTS, name))
+    return bool(getattr(config, name) != BY_NAME[name].default)
 
 
 def _useless(name: str, where: Callable[[TrainConfig], bool], why: str) -> Rule:

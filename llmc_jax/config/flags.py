@@ -12,14 +12,16 @@ from typing import Any, NamedTuple
 from llmc_jax.config.checks import validate
 from llmc_jax.config.options import Option, at_least, show_value, value_problem
 from llmc_jax.config.presets import DEFAULT_PRESET, PRESETS
-from llmc_jax.config.train import DATA, DEVICES, EVALUATION, OPTIONS, OUTPUT, TrainConfig
+from llmc_jax.config.train import DATA, DEVICES, EVALUATION, OPTIONS, OUTPUT, START, TrainConfig
 from llmc_jax.errors import InputError, raise_problems
 
-SHOW_ALONE = {
-    "--help": "this text",
-    "--help-markdown": "this text as Markdown, as in docs/flags.md",
-    "--version": "the versions of this program, Python and JAX",
-}
+# Flags that show something and run nothing.
+SHOW_ALONE = (
+    Option("help", bool, False, ("--help",), START, "this text", switch=True),
+    Option("help_markdown", bool, False, ("--help-markdown",), START, "this text as Markdown, as in docs/flags.md",
+           switch=True),
+    Option("version", bool, False, ("--version",), START, "the versions of this program, Python and JAX", switch=True),
+)  # fmt: skip
 
 # What llm.c's train_gpt2.py, nanoGPT and common habit call an option, where likeness does not lead here.
 ELSEWHERE = {
@@ -64,30 +66,15 @@ class Given(NamedTuple):
 
 def given_options(argv: Sequence[str]) -> Given:
     """Return the options that a command line names; see `parse_args`."""
-    if not argv:
-        return Given(preset_options(DEFAULT_PRESET), {})
-    values, problems = _read(argv, OPTIONS)
+    values, problems = _read(argv or ["--preset", DEFAULT_PRESET], OPTIONS)
     given = {about.name: value for about, value in values}
-    base: dict[str, Any] = {}
-    try:
-        if "preset" in given:
-            base = preset_options(given["preset"])
-    except InputError as error:
-        problems.append(str(error))
+    name, preset = given.get("preset"), dict[str, Any]()
+    if name in PRESETS:
+        preset = {"preset": name} | given_options(shlex.split(PRESETS[name].flags)).flags
+    elif name is not None:
+        problems.append(f"--preset {name}: there is no such preset; known are {', '.join(PRESETS)}")
     raise_problems(problems)
-    return Given(base, given)
-
-
-def preset_options(name: str) -> dict[str, Any]:
-    """Return what a preset changes of llm.c's defaults. Raises InputError, with the known ones, for another."""
-    if name not in PRESETS:
-        raise InputError(f"--preset {name}: there is no such preset; known are {', '.join(PRESETS)}")
-    return {"preset": name} | given_options(shlex.split(PRESETS[name].flags)).flags
-
-
-def preset_config(name: str) -> TrainConfig:
-    """Return llm.c's defaults, with what the preset changes."""
-    return replace(TrainConfig(), **preset_options(name))
+    return Given(preset, given)
 
 
 def _read(
@@ -143,7 +130,7 @@ def near_flags(flag: str) -> list[str]:
     word = flag.replace("_", "-")
     if word in ELSEWHERE:
         return [ELSEWHERE[word]]
-    known = [*(flag for about in OPTIONS for flag in about.flags), *SHOW_ALONE]
+    known = [flag for about in (*OPTIONS, *SHOW_ALONE) for flag in about.flags]
     begun = [each for each in known if len(word) > 3 and each.startswith(word)]
     if 0 < len(begun) <= 3:
         return begun
@@ -242,18 +229,14 @@ def step_config(words: Sequence[str]) -> tuple[TrainConfig, list[str]]:
 
     Without -e the model is the preset's, or STEP_MODEL where none is named.
     """
-    groups = {flag: about.group for about in OPTIONS for flag in about.flags}
-    for word in words:
-        group = groups.get(word.partition("=")[0])
-        if group in NOT_HERE:
-            raise InputError(f"{word.partition('=')[0]}: a profile {NOT_HERE[group]}; leave it out")
-    whole = ["-e", _preset_model(parse_args(["-e", STEP_MODEL, *words]).preset), *words]
+    given = given_options(["-e", STEP_MODEL, *words])
+    for about in OPTIONS:
+        if about.name in given.flags and about.group in NOT_HERE:
+            raise InputError(f"{about.flags[0]}: a profile {NOT_HERE[about.group]}; leave it out")
+    model = given.preset.get("model", STEP_MODEL)
+    if model.endswith(".bin") and not Path(model).exists():  # weights are random here: a shape does for a file
+        model = STEP_MODEL
+    whole = ["-e", model, *words]
     config = replace(parse_args(whole), sample_every=0, val_every=0)  # what a profile leaves out need not fit the model
     validate(config)
     return config, whole
-
-
-def _preset_model(preset: str) -> str:
-    """Return the model that a preset trains. Weights are random here, so that a shape stands for a file not at hand."""
-    model = preset_config(preset).model if preset else STEP_MODEL
-    return STEP_MODEL if model.endswith(".bin") and not Path(model).exists() else model

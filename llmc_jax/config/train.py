@@ -26,6 +26,7 @@ from llmc_jax.config.options import (
 )
 from llmc_jax.errors import raise_problems
 
+START = "Start"
 DATA = "Data"
 MODEL = "Model"
 OUTPUT = "Output"
@@ -49,7 +50,7 @@ class TrainConfig:
 
     # fmt: off
     preset: str = option(
-        "", "--preset", "Start", "a named set of values, listed below; other flags override it", value="NAME"
+        "", "--preset", START, "a named set of values, listed below; other flags override it", value="NAME"
     )
 
     train_data: str = option(
@@ -352,41 +353,31 @@ class TrainConfig:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of one update, over all micro-batches and processes."""
+        """Return the tokens of one update, over all micro-batches and processes."""
         return self.tokens_at_once if self.total_batch_size == -1 else self.total_batch_size
 
     @property
     def grad_accumulation(self) -> int:
-        """Micro-batches of B*T tokens that one process takes per update."""
+        """Return the micro-batches of B*T tokens that one process takes per update."""
         return self.tokens_per_step // self.tokens_at_once
 
     @property
-    def samples_begin_anew(self) -> bool:
-        """True where each sample is drawn with the same random numbers."""
-        return self.sampling == "train_gpt2.cu"
-
-    @property
-    def samples_at_end(self) -> bool:
-        """True where the last step is followed by a sample even where -s does not divide it."""
-        return self.sampling != "train_gpt2.c"
-
-    @property
     def saves_at_end(self) -> bool:
-        """True where the state is saved when the run ends. Without updates it is what was read: only if asked for."""
+        """Return whether the state is saved at the end; without updates it is what was read: only if asked for."""
         return self.save and (self.max_steps != 0 or self.export_llmc or self.checkpoint_every > 0)
 
     @property
     def tokens_at_once(self) -> int:
-        """Tokens of one micro-batch of every process."""
+        """Return the tokens of one micro-batch of every process."""
         return self.batch_size * self.sequence_length * self.num_processes
 
     def to_json(self) -> dict[str, Any]:
-        """The fields as plain values that JSON can hold."""
+        """Return the fields as plain values that JSON can hold."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """The configuration that `to_json` gave. Fields that are not there have their defaults.
+        """Return the configuration that `to_json` gave. Fields that are not there have their defaults.
 
         Raises InputError with every unknown name and every value that its field cannot have.
         """

@@ -28,7 +28,7 @@ def run_due(run: Run, progress: Progress, batches: Batches, step_bytes: int | No
 
     if due(config.val_every, progress.counters.validated):
         progress = validate(run, progress)
-    at_end = config.samples_at_end
+    at_end = config.sampling != "train_gpt2.c"
     if due(config.sample_every, progress.counters.sampled, at_end) and (step > 0 or (last and at_end)):
         progress = draw_sample(run, progress)
     if due(config.checkpoint_every) and step > 0 and step % config.checkpoint_every == 0:
@@ -50,7 +50,7 @@ def draw_sample(run: Run, progress: Progress) -> Progress:
     weights, length = progress.state.weights, setup.config.sequence_length
     end_of_text = model.vocab_size - 1 if tokenizer is None else tokenizer.eot
     counters, ids = progress.counters, list[int]()
-    state = skip_u32(SEED, 0 if setup.config.samples_begin_anew else counters.drawn)
+    state = skip_u32(SEED, 0 if setup.config.sampling == "train_gpt2.cu" else counters.drawn)
     for token in generate(weights, model, setup.config.sample_tokens, length, end_of_text, setup.plan.execution, state):
         if run.stop.is_set():
             return progress

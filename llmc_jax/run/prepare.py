@@ -22,7 +22,7 @@ from llmc_jax.checkpoint.llmc import read_header, warnings_of
 from llmc_jax.checkpoint.state import read_state, read_weights
 from llmc_jax.checkpoint.store import Checkpoint
 from llmc_jax.config.checks import check_model_fit
-from llmc_jax.config.flags import preset_config
+from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.presets import PRESETS
 from llmc_jax.config.train import TrainConfig
@@ -160,7 +160,7 @@ def _names_nothing_new(name: str, earlier: Checkpoint) -> bool:
 
 
 def _default_models() -> set[Any]:
-    return {TrainConfig().model, *(preset_config(name).model for name in PRESETS)}
+    return {TrainConfig().model, *(parse_args(["--preset", name]).model for name in PRESETS)}
 
 
 def _checked_shape(config: TrainConfig, shape: ModelConfig) -> ModelConfig:

@@ -94,9 +94,10 @@ def test_a_config_of_another_version(run_folder: Path) -> None:
         continued(options_of(f"-y 1 -o {run_folder}"))
     path.write_text(json.dumps({"options": None}))
     assert continued(options_of(f"-y 1 -o {run_folder}"))[1] == []
-    path.write_text("[]")
-    with pytest.raises(FormatError, match=r"config\.json"):
-        continued(options_of(f"-y 1 -o {run_folder}"))
+    for damaged in (b"", b"[]", b"\xff", b"[" * 100_000):
+        path.write_bytes(damaged)
+        with pytest.raises(FormatError, match=r"config\.json"):
+            continued(options_of(f"-y 1 -o {run_folder}"))
 
 
 def options_of(line: str) -> Given:

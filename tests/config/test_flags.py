@@ -10,11 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.cli.profile_flags import OWN
-from llmc_jax.config.flags import near_flags, parse_args, preset_config, step_config, take_own
+from llmc_jax.config.flags import near_flags, parse_args, step_config, take_own
 from llmc_jax.config.options import SLICE, Option, value_problem
 from llmc_jax.config.train import OPTIONS, TrainConfig
 from llmc_jax.errors import InputError
 
+DEMO = parse_args(["--preset", "demo"])
 FLAGS = [flag for about in OPTIONS for flag in about.flags]
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # however busy the machine is
 
@@ -38,7 +39,7 @@ def problems_of(action: Callable[[], object]) -> list[str]:
 
 
 def test_no_words_are_the_demo_and_any_flag_means_llmcs_defaults() -> None:
-    assert parse_args([]) == preset_config("demo")
+    assert parse_args([]) == DEMO
     assert parse("-b 4") == TrainConfig()
 
 
@@ -224,8 +225,11 @@ def test_its_own_flags_and_train_pys() -> None:
     ("words", "expected"),
     [
         ([], {"model": "d12", "batch_size": 4, "recompute": 1}),
-        (["--preset", "demo"], {"model": preset_config("demo").model, "total_batch_size": 2048, "recompute": 0}),
-        (["--preset", "demo", "-d", "512"], {"model": preset_config("demo").model, "total_batch_size": 512}),
+        (
+            ["--preset", "demo"],
+            {"model": parse_args(["--preset", "demo"]).model, "total_batch_size": 2048, "recompute": 0},
+        ),
+        (["--preset", "demo", "-d", "512"], {"model": parse_args(["--preset", "demo"]).model, "total_batch_size": 512}),
         (["-e", "d24", "--preset=demo"], {"model": "d24", "total_batch_size": 2048}),
         (["--preset=gpt2-350M"], {"model": "d24", "batch_size": 64}),
         (["--preset", "llmc-cpu"], {"model": "d12", "sequence_length": 64}),  # gpt2_124M.bin is not here

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from llmc_jax.config.checks import check_model_fit, validate
-from llmc_jax.config.flags import parse_args, preset_config
+from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.presets import PRESETS
 from llmc_jax.config.train import TrainConfig
@@ -29,7 +29,7 @@ LAUNCHES = {
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_changes_defaults_is_valid_and_fits_its_model(name: str) -> None:
-    config = preset_config(name)
+    config = parse_args(["--preset", name])
     assert config.preset == name
     assert validate(config) == []
     model = "d12" if config.model.endswith(".bin") else config.model
@@ -39,7 +39,7 @@ def test_a_preset_changes_defaults_is_valid_and_fits_its_model(name: str) -> Non
 
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_a_preset_is_the_launch_that_it_names(name: str) -> None:
-    assert preset_config(name) == replace(parse_args(shlex.split(LAUNCHES[name])), preset=name)
+    assert parse_args(["--preset", name]) == replace(parse_args(shlex.split(LAUNCHES[name])), preset=name)
 
 
 def test_llmcs_early_trainers() -> None:
@@ -56,10 +56,10 @@ def test_llmcs_early_trainers() -> None:
         early, preset="llmc-fp32", batch_size=4, sequence_length=1024, learning_rate=3e-4, val_every=20,
         val_batches=20, sample_every=20, sample_tokens=64, sampling="train_gpt2_fp32.cu", shuffle="llmc", max_steps=-1,
     )  # fmt: skip
-    assert preset_config("llmc-cpu") == c_trainer
-    assert preset_config("llmc-fp32") == fp32_trainer
+    assert parse_args(["--preset", "llmc-cpu"]) == c_trainer
+    assert parse_args(["--preset", "llmc-fp32"]) == fp32_trainer
 
 
 def test_an_unknown_preset_lists_the_known_ones() -> None:
     with pytest.raises(InputError, match=r"--preset dem: .*demo, tinyshakespeare, "):
-        preset_config("dem")
+        parse_args(["--preset", "dem"])

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.cli.data import main as data_main
-from llmc_jax.config.flags import preset_config
+from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import GPT2_VOCAB
 from llmc_jax.data import corpora
 from llmc_jax.data.corpora import bigram_baseline, stdlib_corpus, tinyshakespeare_corpus, unigram_baseline
@@ -257,7 +257,7 @@ def test_offline_one_command_makes_what_the_preset_reads(
     command = ["tinyshakespeare", "--text", str(small_text), "--tokenizer", "elsewhere/gpt2_tokenizer.bin"]
     assert data_main(command) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith("train.py --preset tinyshakespeare")
-    config = preset_config("tinyshakespeare")
+    config = parse_args(["--preset", "tinyshakespeare"])
     found = load_tokenizer(config.tokenizer, GPT2_VOCAB, [Path(config.train_data).parent])
     assert found.tokenizer is not None and found.tokenizer.pieces == pieces
     assert open_token_file(config.train_data).num_tokens > 0 and open_token_file(config.val_data).num_tokens == 20
