@@ -29,7 +29,7 @@ from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
 from llmc_jax.plan import Plan, step_numbers
 from llmc_jax.profile.table import Roof
 from llmc_jax.run.prepare import first_state, plan_here, resolve_model
-from llmc_jax.run.record import recorded_step, start_recording
+from llmc_jax.run.record import slice_trace
 from llmc_jax.training.step import batch_gradient, evaluate_loss, train_step
 
 DIFFERENCE_ROUNDS = 5
@@ -85,13 +85,10 @@ class Bench:
     def record(self, folder: Path, count: int) -> None:
         """Make some steps under the profiler, which writes into a folder."""
         self.step()
-        start_recording(folder)
-        try:
+        with slice_trace(folder, 0, count) as tick:
             for number in range(count):
-                with recorded_step(number):
-                    self.step()
-        finally:
-            jax.profiler.stop_trace()
+                tick(number)
+                self.step()
 
     @property
     def weights(self) -> jax.Array:

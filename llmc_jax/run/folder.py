@@ -31,6 +31,7 @@ METRICS = "metrics.jsonl"
 SAMPLES = "samples.txt"
 CONFIG = "config.json"
 KERNELS = "kernels.json"  # which implementation of each operation the run has
+LARGEST = 1 << 24  # bytes that the last two are read up to
 
 # JSON has no number for these; they are written as strings and read back as floats, in the fields that hold numbers
 NON_FINITE = ("nan", "inf", "-inf")
@@ -212,13 +213,20 @@ def _main_log_step(line: bytes) -> tuple[str, int]:
 def _event_step(line: bytes) -> tuple[str, int]:
     """Return the kind and the step of an event. A GPU's figures come after their step."""
     try:
-        event = _json_object(line, "")
+        event = parse_event("", line)
     except FormatError:
         return "", 0
     kind, step = event.get("event"), event.get("step")
     if not isinstance(kind, str) or not isinstance(step, int):
         return "", 0
     return ("train" if kind == "gpu" else kind), step
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: cannot read it: {reason(error)}") from error
 
 
 def _sample_text(step: int, text: str, tokens: int) -> str:
@@ -313,7 +321,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def parse_event(where: str, line: bytes) -> dict[str, Any]:
     """Return a line of a metrics.jsonl. where: what an error names. Raises FormatError if it is not a JSON object."""
-    event = _json_object(line, f"{where} is not a JSON object; expected one event a line")
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        event = None
+    if not isinstance(event, dict):
+        raise FormatError(f"{where} is not a JSON object; expected one event a line")
     for key in NUMBER_FIELDS & event.keys():
         if event[key] in NON_FINITE:
             event[key] = float(event[key])
@@ -360,47 +373,10 @@ def write_config(folder: Path, record: Mapping[str, Any], kernels: Mapping[str, 
 
 
 def config_file(folder: Path) -> Path | None:
-    """Return the file that holds the configuration of a run's last start; None where no run of ours was.
+    """Return the file with the `config_record` of a run's last start; None where no run of ours was.
 
     Earlier versions moved the one before aside, as config-1.json, config-2.json, …, and could be killed right then.
     """
     aside = [path for path in folder.glob("config-*.json") if re.fullmatch(r"config-[1-9][0-9]{0,8}", path.stem)]
     newest_first = sorted(aside, key=lambda path: int(path.stem.removeprefix("config-")), reverse=True)
     return next((path for path in [folder / CONFIG, *newest_first] if path.is_file()), None)
-
-
-def read_config(folder: Path) -> dict[str, Any] | None:
-    """Return the configuration of a run's last start, as `config_record` made it; None where no run of ours was.
-
-    Raises FormatError if the file is not a JSON object, InputError if it cannot be read.
-    """
-    path = config_file(folder)
-    if path is None:
-        return None
-    return _json_object(_read(path), f"{path}: is not a JSON object; expected the configuration of a run")
-
-
-def read_kernels(path: Path) -> dict[str, Any]:
-    """Return what a kernels.json holds, which kernels/record.py knows to read.
-
-    Raises FormatError if it is not a JSON object, InputError if it cannot be read.
-    """
-    return _json_object(_read(path), f"{path}: is not a choice of kernels (it is not a JSON object)")
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot read it: {reason(error)}") from error
-
-
-def _json_object(data: bytes, problem: str) -> dict[str, Any]:
-    """Return the object that bytes are in JSON; raises FormatError with the problem if they are none."""
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise FormatError(problem) from error
-    if not isinstance(found, dict):
-        raise FormatError(problem)
-    return found

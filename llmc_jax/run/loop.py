@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -232,11 +232,6 @@ def report_gpu(run: Run, steps: int) -> None:
 
 def traced(run: Run) -> AbstractContextManager[Callable[[int], None]]:
     """Return what gives the function to call before each step: it records those that --profile names."""
-    if not run.setup.config.profile:
-        return nullcontext(lambda step: None)
     folder = run.folder / "profile"
-
-    def done() -> None:
-        run.console.note(f"profile:      {folder} (docs/profiling.md says how to open it)")
-
-    return slice_trace(folder, *profile_slice(run.setup.config), done)
+    words = f"profile:      {folder} (docs/profiling.md says how to open it)"
+    return slice_trace(folder, *profile_slice(run.setup.config), lambda: run.console.note(words))

@@ -24,18 +24,6 @@ def check_writable(folder: Path) -> None:
         raise InputError(f"{folder}: a trace cannot be written there ({problem}); name another folder")
 
 
-def start_recording(folder: Path) -> None:
-    """Start the profiler. Python's own calls are left out: they are many, and cost time."""
-    options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0
-    jax.profiler.start_trace(str(folder), profiler_options=options)
-
-
-def recorded_step(number: int) -> jax.profiler.StepTraceAnnotation:
-    """Return a block that marks one step in the trace. What it computes must be complete when the block ends."""
-    return jax.profiler.StepTraceAnnotation(STEP, step_num=number)
-
-
 @contextmanager
 def slice_trace(
     folder: Path, start: int, stop: int, done: Callable[[], None] = lambda: None
@@ -48,9 +36,10 @@ def slice_trace(
                 ...  # the step, complete before the next tick
 
     done: called once, when the recording has been written. A loop that ends early writes what it has; one that never
-    reaches `start` writes nothing. Raises InputError, at once, if the folder cannot be written.
+    reaches `start` writes nothing. Raises InputError, at once, if the folder cannot be written; no matter for no steps.
     """
-    check_writable(folder)
+    if start < stop:
+        check_writable(folder)
     begun = False
     with ExitStack() as recording, ExitStack() as annotation:  # open while the profiler runs, and during a step
 
@@ -62,10 +51,12 @@ def slice_trace(
                 return
             if not begun:
                 begun = True
-                start_recording(folder)
+                options = jax.profiler.ProfileOptions()
+                options.python_tracer_level = 0  # Python's own calls are many, and recording them costs time
+                jax.profiler.start_trace(str(folder), profiler_options=options)
                 recording.callback(done)
                 recording.callback(jax.profiler.stop_trace)
-            annotation.enter_context(recorded_step(step))
+            annotation.enter_context(jax.profiler.StepTraceAnnotation(STEP, step_num=step))
 
         yield tick
 

@@ -15,6 +15,7 @@ from typing import Any
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.manifest import MANIFEST
+from llmc_jax.checkpoint.reading import read_json_object
 from llmc_jax.checkpoint.store import Checkpoint, open_checkpoint
 from llmc_jax.config.options import show_value
 from llmc_jax.config.train import ATTENTIONS, BY_NAME, TrainConfig, differing
@@ -23,7 +24,7 @@ from llmc_jax.kernels import record
 from llmc_jax.machine import device as hardware
 from llmc_jax.machine.versions import git_state, versions
 from llmc_jax.plan import Plan, Repeat
-from llmc_jax.run.folder import KERNELS, MAIN_LOG, config_file, read_kernels
+from llmc_jax.run.folder import KERNELS, LARGEST, MAIN_LOG, config_file
 
 # Options whose value must be the one that the checkpoint was made with.
 BINDING = ("batch_size", "sequence_length", "tokens_per_step", "seed", "shuffle", "overfit")
@@ -136,7 +137,7 @@ def _named_choice(name: str) -> Repeat:
 
 def _choice_of(path: Path) -> Repeat:
     """Return the choice in a kernels.json."""
-    return Repeat(path, record.from_json(read_kernels(path), str(path)))
+    return Repeat(path, record.from_json(read_json_object(path, LARGEST), str(path)))
 
 
 def _choice_in(checkpoint: Checkpoint) -> Repeat | None:

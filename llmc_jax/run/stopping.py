@@ -62,10 +62,6 @@ def _watch(reader: int, stop: threading.Event, say: Callable[[str], None]) -> No
             # in a thread of its own: where nobody reads the output, printing waits, and the second signal must not
             threading.Thread(target=say, args=(words,), name="llmc_jax stopping", daemon=True).start()
         elif number[0] != signal.SIGHUP and now - first > ONE_REQUEST:  # one terminal's end may send several
-            _leave()
-
-
-def _leave() -> None:
-    if sys.stdout.isatty():
-        os.write(sys.stdout.fileno(), b"\x1b[?25h\n")  # shows the cursor, which the progress bar hides
-    os._exit(ExitCode.STOPPED)
+            if sys.stdout.isatty():
+                os.write(sys.stdout.fileno(), b"\x1b[?25h\n")  # shows the cursor, which the progress bar hides
+            os._exit(ExitCode.STOPPED)

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from llmc_jax import kernels
-from llmc_jax.config.model import ModelConfig
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import device_label
 from llmc_jax.models.gpt2.tensors import num_parameters
@@ -22,12 +21,22 @@ def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
         *repeat_rows(plan),
         *option_rows(plan),
     ]
+    model = [
+        ("weights", weights_text(setup)),
+        ("max_sequence_length T", plan.model.max_seq_len),
+        ("vocab_size V", plan.model.vocab_size),
+        ("padded_vocab_size Vp", plan.model.padded_vocab_size),
+        ("num_layers L", plan.model.num_layers),
+        ("num_heads NH", plan.model.num_heads),
+        ("channels C", plan.model.channels),
+        ("num_parameters", num_parameters(plan.model)),
+    ]
     counts = [
         ("train tokens", data.train.num_tokens if data.train else "not read"),
         ("train_num_batches", setup.steps),
         ("val_num_batches", setup.val_batches),
     ]
-    return [_settings(setup, folder), machine, [("weights", weights_text(setup)), *_shape(plan.model)], counts]
+    return [_settings(setup, folder), machine, model, counts]
 
 
 def _settings(setup: Setup, folder: Path) -> list[tuple[str, Any]]:
@@ -64,18 +73,6 @@ def _settings(setup: Setup, folder: Path) -> list[tuple[str, Any]]:
         *([("logit_rows", setup.plan.execution.logit_rows)] if setup.plan.execution.logit_rows else []),
         ("seed", config.seed),
         ("shuffle", config.shuffle),
-    ]
-
-
-def _shape(shape: ModelConfig) -> list[tuple[str, Any]]:
-    return [
-        ("max_sequence_length T", shape.max_seq_len),
-        ("vocab_size V", shape.vocab_size),
-        ("padded_vocab_size Vp", shape.padded_vocab_size),
-        ("num_layers L", shape.num_layers),
-        ("num_heads NH", shape.num_heads),
-        ("channels C", shape.channels),
-        ("num_parameters", num_parameters(shape)),
     ]
 
 

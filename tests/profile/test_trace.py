@@ -14,7 +14,7 @@ from llmc_jax.profile.trace import (
     shared_time,
     trace_of,
 )
-from llmc_jax.run.record import recorded_step, start_recording
+from llmc_jax.run.record import slice_trace
 from tests.profile.spaces import Event, handed_in, instruction, space, task
 
 CPU = "/host:CPU"
@@ -115,11 +115,10 @@ def test_a_live_trace(tmp_path: Path) -> None:
     x = jnp.ones((300, 300))
     compiled = run.lower(x).compile()
     compiled(x).block_until_ready()
-    start_recording(tmp_path)
-    for number in range(3):
-        with recorded_step(number):
+    with slice_trace(tmp_path, 0, 3) as tick:
+        for number in range(3):
+            tick(number)
             compiled(x).block_until_ready()
-    jax.profiler.stop_trace()
     program = Program(compiled.as_text() or "")
     trace = read_trace(newest_trace(tmp_path), program.name, program.whole)
     assert len(trace.steps) == 3

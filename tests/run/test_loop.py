@@ -38,7 +38,7 @@ from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import Params, num_parameters, padded
 from llmc_jax.plan import Plan
 from llmc_jax.run import batches, begin, curves, due, loop, prepare
-from llmc_jax.run.folder import read_config, read_metrics
+from llmc_jax.run.folder import read_metrics
 from llmc_jax.run.sampler import generate
 from llmc_jax.run.state import Progress
 from llmc_jax.training.step import Metrics, evaluate_loss
@@ -253,8 +253,7 @@ def test_samples_and_models_are_those_of_their_step(full_run: Result) -> None:
 
 
 def test_configuration_and_picture(full_run: Result, tokens: Any) -> None:
-    record = read_config(full_run.folder)
-    assert record is not None
+    record = json.loads((full_run.folder / "config.json").read_text())
     assert full_run.values("start", "config") == [record]
     config = TrainConfig.from_json(record["options"])
     assert (config.train_data, config.schedule, config.max_steps) == (str(tokens.train), "linear", 6)
@@ -574,7 +573,7 @@ def test_the_folder_alone_goes_on_with_the_run(
     ] == [
         *(3, 5),
     ]
-    assert run.values("resume", "config") == [read_config(run.folder)]
+    assert run.values("resume", "config") == [json.loads((run.folder / "config.json").read_text())]
     log = (run.folder / "main.log").read_text().splitlines()
     assert [line.split()[0] for line in log] == [f"s:{step}" for step in range(5)]
     after = options()

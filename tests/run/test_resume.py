@@ -1,6 +1,7 @@
 """Stopping a run and continuing it: the same bits as without a break, what is refused, what a failing save costs."""
 
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -25,7 +26,7 @@ from llmc_jax.kernels import choice, record
 from llmc_jax.plan import Plan
 from llmc_jax.run import curves
 from llmc_jax.run.figures import StepFigures
-from llmc_jax.run.folder import KERNELS, RunLog, locked, read_kernels
+from llmc_jax.run.folder import KERNELS, RunLog, locked
 from llmc_jax.run.resume import check_fits, find_earlier, repeated
 from tests.same_run import Result, arrays, check_same, healthy, leftovers, steps_of, write_shards
 
@@ -461,7 +462,7 @@ def other_gelu(name: str = "other", *, preferred: bool = False) -> Iterator[None
 def gelu_of(place: Path) -> str:
     """The implementation of GELU that a run folder's kernels.json, or a checkpoint, says."""
     is_run = (place / KERNELS).exists()
-    found = read_kernels(place / KERNELS) if is_run else store.open_checkpoint(place).metadata.kernels
+    found = json.loads((place / KERNELS).read_bytes()) if is_run else store.open_checkpoint(place).metadata.kernels
     return next(each.implementation for each in record.from_json(found, "").choices if each.operation == "gelu")
 
 
