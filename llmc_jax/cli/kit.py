@@ -66,13 +66,16 @@ def two_columns(left: str, right: str, column: int) -> list[str]:
     return [left, *lines] if len(left) + 2 > column else [left + lines[0][len(left) :], *lines[1:]]
 
 
+def option_lines(about: Option, column: int) -> list[str]:
+    """Return an option's flags, and its meaning, unit and default from a column on, as lines of --help."""
+    facts = [fact for fact in (about.unit, about.shown_default and f"default {about.shown_default}") if fact]
+    bracket = f" [{'; '.join(facts)}]".replace(" ", NO_BREAK).replace(NO_BREAK, " ", 1) if facts else ""
+    return two_columns(f"{', '.join(about.flags)} {about.value_name}".rstrip(), about.meaning + bracket, column)
+
+
 def own_flags(table: Iterable[Option]) -> list[str]:
     """Return the flags that train.py does not have as lines of --help."""
-    lines = []
-    for about in table:
-        default = f" [default {about.default}]" if about.type is int and about.default is not None else ""
-        lines += two_columns(f"{about.flags[0]} {about.value_name}".rstrip(), about.meaning + default, OWN_COLUMN)
-    return lines
+    return [line for about in table for line in option_lines(about, OWN_COLUMN)]
 
 
 def examples(commands: Iterable[tuple[str, str]]) -> list[str]:

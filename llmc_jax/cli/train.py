@@ -14,7 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import NoReturn
 
-from llmc_jax.cli.kit import NO_BREAK, WIDTH, examples, exit_status, two_columns
+from llmc_jax.cli.kit import WIDTH, examples, exit_status, option_lines, two_columns
 from llmc_jax.config.checks import NOT_BUILT, validate
 from llmc_jax.config.flags import SHOW_ALONE, Given, given_options
 from llmc_jax.config.options import Option, show_value
@@ -24,9 +24,11 @@ from llmc_jax.errors import EXIT_MEANINGS, InputError
 from llmc_jax.machine.jax_setup import restart_with_huge_pages, train_command
 
 FLAG_COLUMN = 36
-GROUPS = {
-    group: list(members) for group, members in groupby((OPTIONS[0], *SHOW_ALONE, *OPTIONS[1:]), attrgetter("group"))
-}
+SHOWN = [
+    about._replace(meaning=about.meaning + (" (not built yet)" if about.name in NOT_BUILT else ""))
+    for about in (OPTIONS[0], *SHOW_ALONE, *OPTIONS[1:])
+]
+GROUPS = {group: list(members) for group, members in groupby(SHOWN, attrgetter("group"))}
 
 EXAMPLES = (
     ("python train.py", "the demo: a small model learns Python's own source"),
@@ -104,14 +106,6 @@ def _what_was_taken(place: Path, config: TrainConfig, before: TrainConfig, merge
     return [f"-y 1: options as in {place}" + (f", changed by flags: {changed}" if changed else "")]
 
 
-def _default(about: Option) -> str:
-    return "" if about.switch or about.default == "" else show_value(about.default)
-
-
-def _meaning(about: Option) -> str:
-    return about.meaning + (" (not built yet)" if about.name in NOT_BUILT else "")
-
-
 def help_text() -> str:
     """Return what `--help` prints: every option in its group, the presets, the exit statuses and examples."""
     program = train_command()
@@ -121,22 +115,14 @@ def help_text() -> str:
         "other ones. Flags are those of llm.c's train_gpt2cu, each with a long name beside it.",
         WIDTH,
     )
-    sections = {group: [_help(about) for about in members] for group, members in GROUPS.items()}
-    sections["Presets"] = [(name, preset.description) for name, preset in PRESETS.items()]
-    sections["Exit status"] = [(str(int(code)), meaning) for code, meaning in EXIT_MEANINGS.items()]
-    for title, rows in sections.items():
-        lines += ["", f"{title}:"]
-        for left, right in rows:
-            lines += two_columns(left, right, FLAG_COLUMN)
+    for group, members in GROUPS.items():
+        lines += ["", f"{group}:", *(line for about in members for line in option_lines(about, FLAG_COLUMN))]
+    presets = [(name, preset.description) for name, preset in PRESETS.items()]
+    statuses = [(str(int(code)), meaning) for code, meaning in EXIT_MEANINGS.items()]
+    for title, rows in (("Presets", presets), ("Exit status", statuses)):
+        lines += ["", f"{title}:", *(line for row in rows for line in two_columns(*row, FLAG_COLUMN))]
     lines += examples((command.replace("python train.py", program), meaning) for command, meaning in EXAMPLES)
     return "\n".join(lines)
-
-
-def _help(about: Option) -> tuple[str, str]:
-    """Return the two columns of an option."""
-    facts = [fact for fact in (about.unit, _default(about) and f"default {_default(about)}") if fact]
-    bracket = f" [{'; '.join(facts)}]".replace(" ", NO_BREAK).replace(NO_BREAK, " ", 1) if facts else ""
-    return f"{', '.join(about.flags)} {about.value_name}".rstrip(), _meaning(about) + bracket
 
 
 def flags_markdown() -> str:
@@ -167,7 +153,7 @@ def _row(about: Option) -> str:
 
     flags = ", ".join(f"`{flag}`" for flag in about.flags)
     value = code(about.value_name).replace("|", "\\|")
-    cells = (flags, value, about.unit, code(_default(about)), _meaning(about))
+    cells = (flags, value, about.unit, code(about.shown_default), about.meaning)
     return "".join(f"| {cell} " if cell else "| " for cell in cells) + "|"
 
 

@@ -77,6 +77,11 @@ class Option(NamedTuple):
             return "|".join(map(str, self.choices))
         return {int: "N", float: "X", bool: "0|1", str: self.name.upper()}[self.type]
 
+    @property
+    def shown_default(self) -> str:
+        """Return the default as it is written on the command line; empty where it says nothing."""
+        return "" if self.switch or self.default in ("", None, []) else show_value(self.default)
+
 
 def option(default: Any, flags: str, group: str, meaning: str, **more: Any) -> Any:
     """Return a field of TrainConfig that carries its own documentation and checks; more: further ones of Option's."""
