@@ -75,7 +75,7 @@ class Saver:
     _: KW_ONLY
     export: bool = False  # also write model_%08d.bin in llm.c's format
     sync: Callable[[], None] = lambda: None  # called before a checkpoint counts: brings the logs to the disk
-    check: Callable[[], None] = lambda: None  # called before anything is written or removed: raises if not the folder
+    check: Callable[[], None] = lambda: None  # before a write or a removal: raises where the folder is another one
 
     def __post_init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llmc_jax saver")
