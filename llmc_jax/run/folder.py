@@ -336,9 +336,7 @@ def parse_event(where: str, line: bytes) -> dict[str, Any]:
 # ----- the configuration ----------------------------------------------------------------------------------------------
 
 
-def config_record(
-    options: Mapping[str, Any], model: Mapping[str, Any], device: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def config_record(options: Mapping[str, Any], model: Mapping[str, Any], device: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a start is told and finds: config.json holds it, and so does its event in metrics.jsonl.
 
     options: every setting of the run; model: the model's shape; device: what it runs on (`Device._asdict()`).
