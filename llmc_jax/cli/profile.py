@@ -16,7 +16,8 @@ from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import write_atomic
-from llmc_jax.machine.device import gib
+from llmc_jax.kernels.plain import to_json
+from llmc_jax.machine.device import device_label, gib
 from llmc_jax.machine.gpus import GPUS, peak_flops
 from llmc_jax.machine.jax_setup import restart_with_huge_pages
 from llmc_jax.machine.target import Machine, machine_of
@@ -30,7 +31,7 @@ from llmc_jax.training import outliers
 
 
 def shape_rows(config: TrainConfig, model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
-    """The model and the batch, for the table at the top."""
+    """Return the model and the batch, for the table at the top."""
     return [
         ("model", config.model),
         ("num_parameters", f"{num_parameters(model):,}"),
@@ -43,7 +44,7 @@ def shape_rows(config: TrainConfig, model: ModelConfig, shape: Shape) -> list[tu
 
 
 def memory_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
-    """Memory by kind, from the shape."""
+    """Return the memory by kind, from the shape."""
     memory = memory_of.memory(model, shape, outliers.BYTES)
     return [
         ("parameters", gib(memory.parameters)),
@@ -64,7 +65,7 @@ def temporary_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
 
 
 def flops_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
-    """FLOPs by the definitions in use."""
+    """Return the FLOPs by the definitions in use."""
     tokens = shape.rows * shape.micro_batches
     exact = products_flops(model, shape)
     llmc = flops_per_token(model, shape.sequence)
@@ -94,7 +95,7 @@ def llmc_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
 
 
 def calculate(config: TrainConfig, own: SimpleNamespace) -> int:
-    """`--calculate`: everything that the shape alone says."""
+    """Print everything that the shape alone says: `--calculate`."""
     from llmc_jax.profile.table import Roof, calculated, calculated_text
     from llmc_jax.run.console import format_table
 
@@ -135,7 +136,7 @@ def calculate(config: TrainConfig, own: SimpleNamespace) -> int:
         ]
         memory = memory_of.memory(model, shape, outliers.BYTES)
         _write_json(own.json, {
-            "shape": shape._asdict(), "memory_bytes": memory._asdict() | {"state": memory.state},
+            "shape": shape, "memory_bytes": memory._asdict() | {"state": memory.state},
             "activation_bytes": memory_of.activations(model, shape),
             "products_flops": products_flops(model, shape), "operations": operations,
         })  # fmt: skip
@@ -145,7 +146,7 @@ def calculate(config: TrainConfig, own: SimpleNamespace) -> int:
 
 
 def _shape_of(name: str) -> ModelConfig:
-    """The shape that -e names: a descriptor, or a checkpoint of any format."""
+    """Return the shape that -e names: a descriptor, or a checkpoint of any format."""
     from llmc_jax.checkpoint.sources import open_source
 
     try:
@@ -157,14 +158,14 @@ def _shape_of(name: str) -> ModelConfig:
 
 
 def _write_json(path: str, content: dict[str, Any]) -> None:
-    write_atomic(Path(path), (json.dumps(content, indent=1) + "\n").encode())
+    write_atomic(Path(path), (json.dumps(to_json(content), indent=1) + "\n").encode())
 
 
 # ----- measuring ----------------------------------------------------------------------------------------------------
 
 
 def read(own: SimpleNamespace) -> int:
-    """`--read`: the table of a trace from before."""
+    """Print the table of a trace from before: `--read`."""
     from llmc_jax.profile import table
 
     report = _from_trace(Path(own.read), own)
@@ -190,7 +191,7 @@ def _from_trace(folder: Path, own: SimpleNamespace, title: str = "") -> Any:
 
 
 def measure(config: TrainConfig, own: SimpleNamespace) -> int:
-    """The default: compiles, times and traces the step, and prints the table."""
+    """Compile, time and trace the step, and print the table: the default."""
     from llmc_jax.machine import jax_setup
     from llmc_jax.run.record import check_writable
 
@@ -225,12 +226,10 @@ def measure(config: TrainConfig, own: SimpleNamespace) -> int:
     if own.json:
         work = products_flops(bench.model, bench.shape)
         _write_json(own.json, {
-            "shape": bench.shape._asdict(), "device": bench.device._asdict(), "jax": jax.__version__,
-            "kernels": [choice._asdict() for choice in bench.plan.choices],
-            "seconds": times._asdict(), "tokens": bench.tokens, "compile_seconds": bench.compile_seconds,
-            "products_flops": work, "rates": rates._asdict() | {"memory": rates.memory._asdict()},
-            "memory_used": used._asdict(),
-            "memory_bytes": memory_of.memory(bench.model, bench.shape, outliers.BYTES)._asdict(), **table.as_json(rest),
+            "shape": bench.shape, "device": bench.device, "jax": jax.__version__, "kernels": bench.plan.choices,
+            "seconds": times, "tokens": bench.tokens, "compile_seconds": bench.compile_seconds, "products_flops": work,
+            "rates": rates, "memory_used": used,
+            "memory_bytes": memory_of.memory(bench.model, bench.shape, outliers.BYTES), **table.as_json(rest),
         })  # fmt: skip
     print(table.as_text(rest))
     return ExitCode.DONE
@@ -245,10 +244,9 @@ def _layer(own: SimpleNamespace, model: ModelConfig) -> int:
 
 
 def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
-    """The box at the top: machine, model, step, memory."""
+    """Return the box at the top: machine, model, step, memory."""
     import jax
 
-    from llmc_jax.machine import device as hardware
     from llmc_jax.run.console import format_table
     from llmc_jax.run.table import kernel_rows, option_rows, precision_text
 
@@ -287,7 +285,7 @@ def _summary(bench: Any, times: Any, used: Any, rates: Any) -> str:
         ("peak", "not known" if used.peak is None else gib(used.peak)),
     ]
     machine = [
-        ("device", hardware.device_label(bench.device)),
+        ("device", device_label(bench.device)),
         ("JAX", jax.__version__),
         ("precision", precision_text(plan)),
         *kernel_rows(plan.choices),
@@ -318,7 +316,7 @@ def _table(bench: Any, own: SimpleNamespace, folder: Path, roof: Any) -> Any:
 
 
 def compare(words: list[str], own: SimpleNamespace) -> int:
-    """`--vs` and `--threads`: versions in turns."""
+    """Run versions in turns and print how they compare: `--vs` and `--threads`."""
     from llmc_jax.profile import compare
 
     variants = [compare.Variant("this", tuple(words))]
@@ -329,13 +327,13 @@ def compare(words: list[str], own: SimpleNamespace) -> int:
         variants = [*threads, *variants[1:]]
     results = compare.compare(variants, own.rounds, steps=3)
     if own.json:
-        _write_json(own.json, {"results": [each._asdict() for each in results]})
+        _write_json(own.json, {"results": results})
     print(compare.as_text(results))
     return ExitCode.DONE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit status."""
+    """Run the command line and return the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     return exit_status(PROGRAM, lambda: _run(words))
 

@@ -317,7 +317,10 @@ def _automatic(rows: list[Implementation], setting: Setting) -> Candidates:
 
 
 def _attention_candidates(asked: Asked, setting: Setting) -> Candidates:
-    """With --attention auto: without the T x T matrix where that can be, unless XLA alone was asked for."""
+    """Return what may run attention.
+
+    With --attention auto: without the T x T matrix where that can be, unless XLA alone was asked for.
+    """
     kind, model = asked.attention, ATTENTIONS[asked.attention]
     rows = [row for row in implementations("attention").values() if ATTENTIONS[row.kind] == model]
     if model != ATTENTIONS["auto"]:  # another model: kernels of it run where they can, as with auto

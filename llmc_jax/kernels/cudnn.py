@@ -8,7 +8,7 @@ from llmc_jax.ops.linear import bias_backward
 
 
 def attention_forward(qkv: jax.Array, num_heads: int) -> tuple[jax.Array, Any]:
-    """Causal attention by cuDNN from packed qkv (B, T, 3C): out (B, T, C), and its own means for the backward."""
+    """Return causal attention by cuDNN of packed qkv (B, T, 3C): out (B, T, C), and its own means for the backward."""
     B, T, C3 = qkv.shape
 
     def attend(qkv: jax.Array) -> jax.Array:
@@ -22,6 +22,6 @@ def attention_forward(qkv: jax.Array, num_heads: int) -> tuple[jax.Array, Any]:
 def attention_backward(
     dout: jax.Array, _qkv: jax.Array, _out: jax.Array, saved: Any, _num_heads: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Gradient of `attention_forward` with respect to packed qkv: (B, T, 3C), and its sum over all rows (3C,)."""
+    """Return the gradient of `attention_forward` for packed qkv (B, T, 3C), and its sum over all rows (3C,)."""
     (dqkv,) = saved(dout)
     return dqkv, bias_backward(dqkv)

@@ -16,7 +16,7 @@ class Variant(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The variant in words; empty for the default."""
+        """Return the variant in words; empty for the default."""
         sizes = [f"{name}={value}".replace(" ", "") for name, value in self.sizes]
         return " ".join(filter(None, [self.version, *sizes]))
 
@@ -37,7 +37,7 @@ class Finding(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The name of what was tried."""
+        """Return the name of what was tried."""
         return f"{self.operation}: {' '.join(filter(None, [self.implementation, self.variant.text]))}"
 
 

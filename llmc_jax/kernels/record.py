@@ -113,10 +113,10 @@ def choose_again(
 ) -> Selection:
     """Repeat a recorded choice. What is now asked for otherwise, and what cannot run here, is chosen anew.
 
-    findings: what was found out on this card. Raises InputError, if strict, for what --kernels or --attention ask for
-    and cannot run.
+    before: made for such a machine (`here`). findings: what was found out on this card. Raises InputError, if strict,
+    for what --kernels or --attention ask for and cannot run.
     """
-    before, findings = here(before, setting.machine), findings or NOTHING
+    findings = findings or NOTHING
     recorded = {} if before is None else _recorded(before, asked, setting, findings)
     repeated = {operation: choice for operation, (choice, problem) in recorded.items() if not problem}
     if before is not None and still(before, asked, "gelu_fusion"):

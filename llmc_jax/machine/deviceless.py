@@ -14,6 +14,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -51,7 +52,7 @@ class Program(NamedTuple):
 
     @property
     def hlo(self) -> str:
-        """XLA's program after all optimisations, as text."""
+        """Return XLA's program after all optimisations, as text."""
         return self.compiled.as_text() or ""
 
     def copies(self, least: int = 0) -> list[str]:
@@ -151,13 +152,10 @@ def compile_for(
     Raises InputError for a GPU that is not known, without the CUDA plugin, and for a second compute capability in a
     process that has compiled a Mosaic kernel: the compiler would take the kernel for the first one.
     """
-    given_mesh = mesh is not None
+    assert mesh is not None or specs is None, "specs without a mesh"
     mesh = mesh or gpu_mesh(name)
-    assert given_mesh or specs is None, "specs without a mesh"
-    if specs is None:
-        placed = jax.tree.map(lambda leaf: _on(mesh, leaf, PartitionSpec()), tuple(arguments))
-    else:
-        placed = tuple(_placed(mesh, argument, spec) for argument, spec in zip(arguments, specs, strict=True))
+    everywhere = jax.tree.broadcast(PartitionSpec() if specs is None else tuple(specs), tuple(arguments))
+    placed = jax.tree.map(partial(_on, mesh), tuple(arguments), everywhere)
     shape, axis_names = mesh.devices.shape, mesh.axis_names
     with jax.sharding.use_abstract_mesh(abstract_gpu(name, shape, axis_names)):
         lowered = _jitted(function, jit_options).trace(*placed).lower(lowering_platforms=("cuda",))
@@ -173,13 +171,6 @@ def compile_for(
         code=memory.generated_code_size_in_bytes,
     )
     return Program(name, use, compiled)
-
-
-def _placed(mesh: Mesh, argument: Any, spec: Any) -> Any:
-    """Return an argument with each array's sharding; spec: one for all of them, or a tree of them."""
-    if isinstance(spec, PartitionSpec):
-        return jax.tree.map(lambda leaf: _on(mesh, leaf, spec), argument)
-    return jax.tree.map(lambda leaf, own: _on(mesh, leaf, own), argument, spec)
 
 
 def _on(mesh: Mesh, leaf: Any, spec: PartitionSpec) -> Any:
@@ -204,7 +195,7 @@ def _only_capability(target: Target) -> None:
 
 
 def _target_config(target: Target) -> str:
-    """XLA's GpuTargetConfigProto of a GPU, as text."""
+    """Return XLA's GpuTargetConfigProto of a GPU, as text."""
     major, minor = target.capability.split(".")
     # Mosaic's kernels for consumer Blackwell are sm_120a, which plain sm_120 must not run.
     accelerated = " feature_extension: ACCELERATED_FEATURES" if major == "12" else ""

@@ -152,7 +152,7 @@ class Target(NamedTuple):
 
     @property
     def gpu(self) -> Gpu:
-        """Its peaks, bandwidth and memory."""
+        """Return its peaks, bandwidth and memory."""
         return GPUS[self.device_kind]
 
     @property
@@ -161,7 +161,7 @@ class Target(NamedTuple):
 
     @property
     def shared_memory_per_multiprocessor(self) -> int:
-        """In bytes: what a block may use, and the system's own part."""
+        """Return the bytes that a block may use, with the system's own part."""
         return self.shared_memory + 1024
 
     @property

@@ -18,7 +18,7 @@ MEMORY_SHARE = 0.92  # of a GPU that JAX's allocator is given; what CUDA's libra
 
 @contextmanager
 def packages_for(script: str, setup: str) -> Iterator[None]:
-    """Within the block a package that is not installed ends the script with one line and status 2, not a traceback.
+    """End the script with one line and status 2, not a traceback, where the block lacks a package.
 
     setup: the command that installs all packages. A module of ours that is missing is a mistake and raises.
     """
@@ -52,7 +52,7 @@ def train_command() -> str:
 
 
 def restart_with_huge_pages() -> None:
-    """On Linux, start this Python process again with 2 MiB pages for large allocations, unless it has them already.
+    """Start this Python process again with 2 MiB pages for large allocations, on Linux, unless it has them already.
 
     XLA allocates a step's temporaries anew each step, about 1 GB for GPT-2 124M at B=4 T=64; with 4 KiB pages it
     spends a sixth of the step mapping them. glibc reads this setting only when a process starts, hence the

@@ -3,19 +3,24 @@
 import importlib.metadata
 import platform
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 
-def versions() -> dict[str, str]:
-    """Return the versions that a result may depend on. Imports none of the packages."""
-    found = {"python": platform.python_version()}
-    for package in ("jax", "jaxlib", "numpy", "llmc-jax"):
-        try:
+def installed(*packages: str) -> dict[str, str]:
+    """Return the versions of those packages that are installed. Imports none of them."""
+    found = {}
+    for package in packages:
+        with suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
     return found
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result may depend on."""
+    packages = "jax", "jaxlib", "numpy", "llmc-jax"
+    return {"python": platform.python_version(), **dict.fromkeys(packages, "not installed"), **installed(*packages)}
 
 
 def git_state(root: Path | None = None) -> dict[str, Any] | None:

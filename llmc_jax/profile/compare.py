@@ -89,7 +89,7 @@ def resolve_commit(name: str) -> str:
 
 @contextmanager
 def checked_out(variant: Variant) -> Iterator[Variant]:
-    """The variant with its source at hand: a commit's in a work tree that is gone after the block."""
+    """Yield the variant with its source at hand: a commit's in a work tree that is gone after the block."""
     if variant.commit is None:
         yield variant
         return
@@ -109,7 +109,7 @@ def checked_out(variant: Variant) -> Iterator[Variant]:
 
 @contextmanager
 def running(variant: Variant) -> Iterator[Callable[[str], dict[str, Any]]]:
-    """A process that makes steps of a variant: the block gets what hands it a line and returns its answer.
+    """Start a process that makes steps of a variant; yield what hands it a line and returns its answer.
 
     It answers without a line once its step is compiled. Where it cannot go on, InputError has what it says.
     """

@@ -23,7 +23,7 @@ from llmc_jax.config.checks import check_model_fit
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import compiling
-from llmc_jax.machine import device as hardware
+from llmc_jax.machine.device import Device, cache_bytes, memory_stats
 from llmc_jax.machine.gpus import GPUS, peak_flops
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
 from llmc_jax.plan import Plan, step_numbers
@@ -41,7 +41,7 @@ SCHEDULE_STEPS = 1000  # of the learning rate's course, which costs the same for
 class Bench:
     """A step that is ready to run, and its state between runs."""
 
-    def __init__(self, plan: Plan, device: hardware.Device) -> None:
+    def __init__(self, plan: Plan, device: Device) -> None:
         config = plan.config
         self.plan = plan
         self.device = device
@@ -62,7 +62,7 @@ class Bench:
 
     @property
     def tokens(self) -> int:
-        """Tokens of one step."""
+        """Return the tokens of one step."""
         return self.plan.config.tokens_per_step
 
     @property
@@ -186,7 +186,7 @@ def machine_rates(bench: Bench) -> Rates:
         bandwidth = GPUS[device.kind].bandwidth * 1e9
         return Rates(peak, peak, MemoryRates(bandwidth, bandwidth, bandwidth, bandwidth, 0), None, False)
     fastest, together = product_rates(bench)
-    cache = hardware.cache_bytes()
+    cache = cache_bytes()
     memory = memory_rates(array_bytes(cache, device.memory_bytes))
     return Rates(fastest, together, memory, cache if device.platform == "cpu" else None, True)
 
@@ -312,17 +312,10 @@ class Used(NamedTuple):
 
 def memory_used(bench: Bench) -> Used:
     """Return what the compiled step takes. Call it after some steps: the peak is the highest so far."""
-    analysis: Any = bench.compiled.memory_analysis()
-    return Used(
-        arguments=analysis.argument_size_in_bytes,
-        overwritten=analysis.alias_size_in_bytes,
-        temporaries=analysis.temp_size_in_bytes,
-        peak=_peak_bytes(bench.device.platform),
-    )
-
-
-def _peak_bytes(platform: str) -> int | None:
-    if platform != "cpu":
-        return hardware.memory_stats().get("peak_bytes_in_use")
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    if bench.device.platform == "cpu":
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak: int | None = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    else:
+        peak = memory_stats().get("peak_bytes_in_use")
+    found: Any = bench.compiled.memory_analysis()
+    return Used(found.argument_size_in_bytes, found.alias_size_in_bytes, found.temp_size_in_bytes, peak)

@@ -90,10 +90,12 @@ def elements(shape: str) -> int:
 
 
 class Program:
-    """A parsed program. Names of instructions are unique in it, so that a trace's names lead here."""
+    """A program, parsed from what `compiled.as_text()` gives, or `lowered.as_text(dialect='hlo')`.
+
+    Names of instructions are unique in it, so that a trace's names lead here.
+    """
 
     def __init__(self, text: str) -> None:
-        """text: as `compiled.as_text()` gives it, or `lowered.as_text(dialect='hlo')`."""
         self.name = text.partition("\n")[0].partition(" ")[2].partition(",")[0]
         self.computations: dict[str, list[Instruction]] = {}
         self.entry = ""
@@ -212,7 +214,7 @@ class Program:
                     yield from self.members(member)
 
     def _inherit(self, instructions: list[Instruction], owners: dict[str, Owner]) -> None:
-        """An instruction without a scope belongs to who made its operands, or else to who uses it."""
+        """Give instructions without a scope to who made their operands, or else to who uses them."""
         for instruction in instructions:
             if instruction.name not in owners and instruction.opcode not in FREE:
                 found = [owners[name] for name in instruction.operands if name in owners]

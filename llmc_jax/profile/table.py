@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from llmc_jax import text
 from llmc_jax.models.gpt2.work import OPERATIONS, PHASES, Work
-from llmc_jax.profile.program import CONTAINERS, Program
+from llmc_jax.profile.program import CONTAINERS, Place, Program
 from llmc_jax.profile.trace import Trace, shared_time
 
 TRACE, DIFFERENCE = "trace", "difference"
@@ -40,7 +40,7 @@ class Line(NamedTuple):
 
     @property
     def gap(self) -> float | None:
-        """Times the floor."""
+        """Return how many times the floor it takes; None without a floor or a time."""
         return self.seconds / self.floor if self.floor and self.seconds > 0 else None
 
 
@@ -78,20 +78,19 @@ def roofline(work: Work, roof: Roof) -> tuple[float, str]:
     return max(by_products, by_memory), "products" if by_products > by_memory else "memory"
 
 
-Key = tuple[str, str, int | None]  # phase, operation, layer
-Groups = dict[Key, list[Work]]
+Groups = dict[Place, list[Work]]
 
 
 def _grouped(work: Iterable[Work], by_layer: bool) -> Groups:
     """Return the work of each line."""
     groups: Groups = defaultdict(list)
     for each in work:
-        groups[each.phase, each.operation, each.layer if by_layer else None].append(each)
+        groups[Place(each.phase, each.operation, each.layer if by_layer else None)].append(each)
     return groups
 
 
 def _line(
-    key: Key, seconds: float, calls: float, mixed: float, work: Sequence[Work], roof: Roof | None, source: str
+    place: Place, seconds: float, calls: float, mixed: float, work: Sequence[Work], roof: Roof | None, source: str
 ) -> Line:
     """Return a line; the floors of its work add up, and without a roof there are none."""
     floors = [roofline(each, roof) for each in work] if roof else []
@@ -105,11 +104,11 @@ def _line(
     certain = all(bound == "products" for _, bound in floors) or (roof is not None and roof.cache is not None)
     beats = source == TRACE and certain and 0 < seconds < (1 - TOLERANCE) * floor
     flops, moved = sum(each.flops for each in work), sum(each.bytes for each in work)
-    return Line(*key, calls, seconds, flops, moved, floor, bound, mixed, source, beats)
+    return Line(*place, calls, seconds, flops, moved, floor, bound, mixed, source, beats)
 
 
 def _sorted(lines: Iterable[Line]) -> tuple[Line, ...]:
-    """Forward in the order of the model, backward against it, then the update."""
+    """Return the lines: forward in the order of the model, backward against it, then the update."""
 
     def key(line: Line) -> tuple[int, int, int, int]:
         operation = ORDER.index(line.operation) if line.operation in ORDER else len(ORDER)
@@ -132,34 +131,33 @@ def report_from_trace(
     steps = max(1, len(trace.steps))
     containers = [name for name, each in program.by_name.items() if each.opcode in CONTAINERS]
     uses = shared_time(trace.spans, containers)
-    times: dict[Key, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])  # seconds, calls, mixed seconds
+    ran: dict[Place, list[tuple[float, int, float]]] = defaultdict(list)  # seconds, calls, seconds of others' work
     unknown = 0.0  # seconds of instructions that belong nowhere
     for name, use in uses.items():
-        if (owner := program.owners.get(name)) is None:
+        if owner := program.owners.get(name):
+            place = owner.place if by_layer else owner.place._replace(layer=None)
+            ran[place].append((use.seconds, use.calls, use.seconds * owner.mixed))
+        else:
             unknown += use.seconds
-            continue
-        place = owner.place
-        key = (place.phase, place.operation, place.layer if by_layer else None)
-        found = use.seconds, use.calls, use.seconds * owner.mixed
-        times[key] = [old + new / steps for old, new in zip(times[key], found, strict=True)]
-    groups = _where_it_ran(_grouped(work, by_layer), times)
-    lines = [
-        _line(key, seconds, calls, mixed / seconds if seconds else 0.0, groups.get(key, []), roof, TRACE)
-        for key, (seconds, calls, mixed) in times.items()
-    ]
+    groups = _where_it_ran(_grouped(work, by_layer), ran)
+    lines = []
+    for place, found in ran.items():
+        seconds, calls, mixed = map(sum, zip(*found, strict=True))
+        share = mixed / seconds if seconds else 0.0
+        lines.append(_line(place, seconds / steps, calls / steps, share, groups.get(place, []), roof, TRACE))
     busy = sum(use.seconds for use in uses.values()) / steps
     step = sum(end - start for start, end in trace.steps) * 1e-9 / steps if trace.steps else busy
     return Report(_sorted(lines), step, max(0.0, step - busy), unknown / steps)
 
 
-def _where_it_ran(groups: Groups, ran: Container[Key]) -> Groups:
+def _where_it_ran(groups: Groups, ran: Container[Place]) -> Groups:
     """Return the work of each line; where nothing ran under an operation's phase, its work is with its other phase.
 
     So it is with the head, which goes backwards in the middle of the forward pass.
     """
     placed: Groups = defaultdict(list)
     for here, work in groups.items():
-        there = {"forward": "backward", "backward": "forward"}.get(here[0], here[0]), *here[1:]
+        there = here._replace(phase={"forward": "backward", "backward": "forward"}.get(here.phase, here.phase))
         placed[there if here not in ran and there in ran else here] += work
     return placed
 
@@ -171,7 +169,7 @@ def report_from_differences(parts: Mapping[tuple[str, str], float], work: Sequen
     """Return the table of what differences can tell. parts: seconds of (phase, 'layers' or 'rest')."""
     groups = _grouped((each._replace(operation="rest" if each.layer is None else "layers") for each in work), False)
     lines = [
-        _line((*part, None), seconds, 0, 0.0, groups.get((*part, None), []), roof, DIFFERENCE)
+        _line(Place(*part), seconds, 0, 0.0, groups.get(Place(*part), []), roof, DIFFERENCE)
         for part, seconds in parts.items()
     ]
     return Report(_sorted(lines), sum(parts.values()), 0.0, 0.0)
@@ -274,7 +272,7 @@ def _sum_cells(phase: str, lines: Sequence[Line], step: float) -> list[str]:
 
 def calculated(work: Sequence[Work], roof: Roof | None, *, by_layer: bool) -> list[Line]:
     """Return the work alone; with a roof also the floors that it sets."""
-    return [_line(key, 0.0, 0.0, 0.0, each, roof, "") for key, each in _grouped(work, by_layer).items()]
+    return [_line(place, 0.0, 0.0, 0.0, each, roof, "") for place, each in _grouped(work, by_layer).items()]
 
 
 def calculated_text(lines: Sequence[Line]) -> str:

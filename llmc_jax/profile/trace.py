@@ -96,6 +96,7 @@ SCHEDULER = "ThunkExecutor::Execute"
 OTHERS = ("end: ", "Threadpool", "Thunk", "SlinkyThreadPool")
 
 Owner = str | int | None  # an instruction by its name, a task by its number, or nobody
+Piece = tuple[Owner, float, float, str, bool]  # a Span, but for whose it is
 
 
 def _host_events(plane: Any, program: str, whole: Container[str]) -> tuple[list[Span], list[tuple[float, float]]]:
@@ -105,7 +106,7 @@ def _host_events(plane: Any, program: str, whole: Container[str]) -> tuple[list[
     part much later, so the parts are found by the number that each carries from where it was handed in.
     """
     posted_by: dict[int, Owner] = {}
-    pieces: list[tuple[Owner, float, float, str, bool]] = []
+    pieces: list[Piece] = []
     steps: list[tuple[float, float]] = []
     for line in plane.lines:
         pieces += _lane(line, program, posted_by, steps)
@@ -125,11 +126,9 @@ def _host_events(plane: Any, program: str, whole: Container[str]) -> tuple[list[
     return spans, steps
 
 
-def _lane(
-    line: Any, program: str, posted_by: dict[int, Owner], steps: list[tuple[float, float]]
-) -> list[tuple[Owner, float, float, str, bool]]:
+def _lane(line: Any, program: str, posted_by: dict[int, Owner], steps: list[tuple[float, float]]) -> list[Piece]:
     """Return one thread's time, cut where the innermost of what it is doing changes; notes who handed in which task."""
-    pieces: list[tuple[Owner, float, float, str, bool]] = []
+    pieces: list[Piece] = []
     open_events: list[tuple[float, Owner, bool]] = []  # (end, whose, not cut yet), the innermost last
     task: Owner = None
     now = 0.0

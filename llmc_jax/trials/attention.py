@@ -9,9 +9,9 @@ SCORES = 2**27  # that exist at a time
 
 
 def attention_forward(qkv: jax.Array, num_heads: int) -> tuple[jax.Array, None]:
-    """Causal attention from packed qkv (B, T, 3C), by blocks of query rows: out (B, T, C), and nothing that is kept.
+    """Compute causal attention from packed qkv (B, T, 3C), by blocks of query rows, in at least float32.
 
-    Computed in at least float32.
+    Returns out (B, T, C), and nothing that is kept.
     """
     return _attended(_wide(qkv), num_heads).astype(qkv.dtype), None
 
@@ -30,7 +30,7 @@ def _wide(x: jax.Array) -> jax.Array:
 
 
 def _attended(qkv: jax.Array, num_heads: int) -> jax.Array:
-    """out (B, T, C), in as few blocks of rows as hold SCORES scores at most."""
+    """Return out (B, T, C), computed in as few blocks of rows as hold SCORES scores at most."""
     B, T, C3 = qkv.shape
     q, k, v = qkv.reshape(B, T, 3, num_heads, -1).transpose(2, 0, 3, 1, 4)  # (B, NH, T, HS) each
     HS = q.shape[-1]

@@ -33,7 +33,7 @@ class Card(NamedTuple):
 
     @property
     def machine(self) -> Machine:
-        """The card as the choice of kernels sees it."""
+        """Return the card as the choice of kernels sees it."""
         return Machine("gpu", self.name, self.capability)
 
 

@@ -12,16 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmc_jax import kernels
-from llmc_jax.kernels import Finding
+from llmc_jax.config.train import ATTENTIONS
+from llmc_jax.kernels import GROUPS, Finding
 from llmc_jax.machine import compiling
 from llmc_jax.models.gpt2.model import Execution
+from llmc_jax.ops import attention
 from llmc_jax.ops.gelu import gelu_forward_in_product
 from llmc_jax.ops.table import Function
 from llmc_jax.training.adamw import AdamWNumbers
 from llmc_jax.training.schedule import ScheduleNumbers
 from llmc_jax.training.state import DTYPES, initial_state
 from llmc_jax.training.step import StepNumbers, StepOptions, train_step
-from llmc_jax.trials import attention, candidates, numerics, problems, times
+from llmc_jax.trials import candidates, numerics, problems, times
 from llmc_jax.trials.candidates import Case
 from llmc_jax.trials.clock import timing
 from llmc_jax.trials.figures import NotMeasured, Tried
@@ -55,7 +57,7 @@ def measure_candidate(case: Case, finding: Finding) -> Finding:
     by_name = row.functions(case.setting, finding.variant)
     total, wrong = 0.0, []
     for part in candidates.parts(case, finding.operation):
-        if row.by == "xla" and part.function == "attention" and matrix_bytes(case) > MATRIX_BYTES:
+        if row.makes_matrix and matrix_bytes(case) > MATRIX_BYTES:
             raise NotMeasured("its T x T matrix is too large")
         adamw = part.function == "adamw_update"
         options = {"rounding": case.rounding, "master_weights": case.master_weights} if adamw else {}
@@ -108,14 +110,16 @@ def measure_step(case: Case, chosen: tuple[Finding, ...], options: compiling.Opt
 @cache
 def _xla_step(case: Case) -> Step:
     """Return XLA's step; where the T x T matrix is too large for it, without that, and its time does not count."""
+    computed = ATTENTIONS[case.asked.attention]
     if matrix_bytes(case) <= MATRIX_BYTES:
         try:
-            return _step(case, {}, case.other_options)
+            with_matrix = {f"attention_{way}": getattr(attention, f"{computed}_{way}") for way in problems.WAYS}
+            return _step(case, with_matrix, case.other_options)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-    by_blocks = {f"attention_{way}": getattr(attention, f"attention_{way}") for way in problems.WAYS}
-    return _step(case, by_blocks, case.other_options)._replace(seconds=0.0)
+    without = dict(zip(GROUPS["attention"], problems.plain_twin(computed), strict=True))
+    return _step(case, without, case.other_options)._replace(seconds=0.0)
 
 
 def chosen_functions(case: Case, chosen: Sequence[Finding]) -> dict[str, Function]:

@@ -4,7 +4,6 @@ And the lock of a card, so that two programs do not try things on it at the same
 """
 
 import hashlib
-import importlib.metadata
 import json
 import os
 import shutil
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 from llmc_jax.files import cache_folder, digest_of_files, reason, try_lock, write_bytes
 from llmc_jax.kernels import Findings
 from llmc_jax.kernels.plain import from_json, to_json
+from llmc_jax.machine.versions import installed
 from llmc_jax.trials.candidates import Case
 from llmc_jax.trials.card import Card
 
@@ -24,7 +24,7 @@ FORMAT = 1
 PACKAGE = Path(__file__).resolve().parents[1]
 SOURCES = ("../pallas_kernels", "kernels", "kernels/triton", "ops", "training", "trials")  # folders, from llmc_jax/
 FILES = ("models/gpt2/model.py", "machine/compiling.py")
-VERSIONS = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
+PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 WAIT = 0.5  # seconds between two looks at a lock
 PATIENCE = 300.0  # seconds for which one is waited for: more than a check takes
 
@@ -49,26 +49,16 @@ def programs() -> Path:
 
 def facts_of(case: Case, card: Card) -> dict[str, Any]:
     """Return all that the findings depend on, as JSON has it. Of the machine, nothing but the card and its driver."""
-    told = {
+    return {
         "format": FORMAT,
         "card": card.name,
         "capability": card.capability,
         "driver": card.driver,
-        "versions": versions(),
+        "versions": installed(*PACKAGES),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "sources": sources_digest(),
         "case": to_json(case),
     }
-    return json.loads(json.dumps(told))
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of what compiles and runs the kernels, where it is installed."""
-    found = {}
-    for name in VERSIONS:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
 
 
 def sources_digest() -> str:
@@ -127,7 +117,7 @@ def clear() -> int:
 
 
 def _parsed(path: Path) -> Known:
-    """Raises ValueError for what `write` has not written."""
+    """Return what a file holds. Raises ValueError for what `write` has not written."""
     try:
         content = json.loads(path.read_bytes())
         return Known(dict(content["facts"]), from_json(Findings, content["found"]), str(content["date"]))
@@ -137,9 +127,9 @@ def _parsed(path: Path) -> Known:
 
 @contextmanager
 def locked(card: Card, say: Callable[[str], None]) -> Iterator[bool | None]:
-    """Within the block no other program of ours tries anything on the card: waits for one that does, and says so.
+    """Keep other programs of ours from trying anything on the card within the block; wait for one that does.
 
-    Gives whether it had to wait; None where it waited in vain, for one that is suspended for example. Where there can
+    Yields whether it had to wait; None where it waited in vain, for one that is suspended for example. Where there can
     be no lock, the block runs without.
     """
     waited, until = False, time.monotonic() + PATIENCE

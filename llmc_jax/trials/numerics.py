@@ -15,7 +15,7 @@ import numpy as np
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2.tensors import tensor_specs
 from llmc_jax.training.adamw import ADAMW
-from llmc_jax.trials import reference as references
+from llmc_jax.trials import reference
 from llmc_jax.trials.figures import FREE, OTHER, SAME, Figures
 from llmc_jax.trials.problems import Problem
 
@@ -42,15 +42,15 @@ DIFFERING = 1e-3  # share of a rounded copy's elements that may differ from XLA'
 def judged(
     given: Problem, solver: Any, *, promised: bool, interpret: bool, wide: Any, rounding: str
 ) -> tuple[Figures, list[str]]:
-    """Errors of what solves a problem, and what is wrong. promised: that the same inputs give the same bits.
+    """Return the errors of what solves a problem, and what is wrong.
 
-    wide: float64 or float32, in which the answer is computed.
+    promised: that the same inputs give the same bits. wide: float64 or float32, in which the answer is computed.
     """
     run = jax.jit(given.bind(solver))
     found = _poisoned(run, given.arrays, interpret)
     again = 0 if interpret or not promised else 2
     moved = not all(_same_bits(found, _poisoned(run, given.arrays, interpret)) for _ in range(again))
-    errors = references.errors(found, given, wide)
+    errors = reference.errors(found, given, wide)
     tolerances = ATTENTION if "attention" in given.function else ROUNDED
     wrong = []
     for number, ((error, worst), output) in enumerate(zip(errors, found, strict=True)):
@@ -73,7 +73,7 @@ def judged(
 
 
 def _poisoned(run: Any, arrays: tuple[jax.Array, ...], interpret: bool) -> tuple[jax.Array, ...]:
-    """The outputs, made where NaN was: what the kernel does not write shows."""
+    """Return the outputs, made where NaN was: what the kernel does not write shows."""
     if not interpret:
         poison = [jax.block_until_ready(jnp.full(POISON, jnp.nan, jnp.float32)) for _ in range(2)]
         for array in poison:

@@ -170,7 +170,7 @@ def _attention(function: str, normal: Function, B: int, T: int, NH: int, HS: int
     dout, qkv = normal(B, T, NH * HS), normal(B, T, 3 * NH * HS)
 
     def bind(functions: Any) -> Function:
-        """functions: the pair (forward, backward)."""
+        """Return both in one. functions: the pair (forward, backward)."""
 
         def both(dout: jax.Array, qkv: jax.Array) -> tuple[jax.Array, ...]:
             out, saved = functions[0](qkv, NH)

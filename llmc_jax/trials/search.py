@@ -8,8 +8,7 @@ the clock.
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from llmc_jax.kernels import GROUPS, Finding, Findings, Variant
-from llmc_jax.kernels.choice import candidates as rows_of
+from llmc_jax.kernels import GROUPS, Finding, Findings, Variant, choice
 from llmc_jax.trials import candidates
 from llmc_jax.trials.candidates import Case, row_of
 from llmc_jax.trials.children import Outcome, Task
@@ -216,7 +215,7 @@ def proposed(case: Case, known: Findings) -> Set:
         operation = default.operation
         right = [each for each in known.found if each.operation == operation and not each.problem]
         timed = sorted((each for each in right if each.us), key=lambda each: each.us)
-        asked = rows_of(operation, case.asked, case.setting)
+        asked = choice.candidates(operation, case.asked, case.setting)
         first = [each for each in (*timed, *right) if each.implementation == asked.rows[0].name]
         chosen.append(([*first, default] if asked.asked else [*timed, default])[0])
     return tuple(chosen)
@@ -231,7 +230,7 @@ def shipped(case: Case, known: Findings) -> Set:
 
 
 def _by_operation(case: Case) -> dict[str, list[Finding]]:
-    """The default forms that are tried, in order of preference."""
+    """Return the default forms that are tried, in order of preference."""
     listed = [each for each in candidates.listed(case) if each.variant == DEFAULT]
     found = {name: [each for each in listed if each.operation == name] for name in GROUPS}
     return {name: each for name, each in found.items() if each}
@@ -242,7 +241,7 @@ def _by_xla(case: Case) -> Set:
 
 
 def _spoilt(found: Sequence[Finding], operations: Collection[str]) -> Set:
-    """The findings, with a problem for all kernels of some operations."""
+    """Return the findings, with a problem for all kernels of some operations."""
     return tuple(
         each if each.operation not in operations or row_of(each).by == "xla"
         else each._replace(problem="a whole step with it is wrong", us=0.0)

@@ -89,12 +89,12 @@ def _in_use(here: Card) -> str:
 
 
 def _shipped(why: str, found: Findings) -> Findings:
-    """Without trying: as shipped, but for what is known to be wrong."""
+    """Return what is known, untried: kernels run as shipped, but for what is known to be wrong."""
     return found._replace(notes=(f"the kernels are not checked: {why}; they are used as shipped",))
 
 
 def _searched(case: Case, found: Findings, seconds: float, say: Callable[[str], None]) -> Findings:
-    """Raises Stuck and NoCard."""
+    """Return what a search finds, in processes of its own. Raises Stuck and NoCard."""
     with tempfile.TemporaryDirectory() as folder, closing(Children(child_environment(), Path(folder))) as running:
         if not case.interpret:
             task = search.task("device", search.CANDIDATE_SECONDS, "device", case)

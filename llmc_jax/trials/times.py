@@ -42,7 +42,7 @@ class InPlace:
         becomes = sets[0].becomes
 
         def call(changed: list[dict[int, jax.Array]], kept: list[dict[int, jax.Array]]) -> tuple[Any, Any]:
-            """The arrays that take the place of the changed ones, and the other outputs."""
+            """Return the arrays that take the place of the changed ones, and the other outputs."""
             following, others = [], []
             for mine, rest in zip(changed, kept, strict=True):
                 arrays = mine | rest

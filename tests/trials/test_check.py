@@ -142,8 +142,10 @@ def test_steps_side_by_side() -> None:
 
 @pytest.mark.slow
 def test_a_whole_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On kernels as XLA's; and where the classifier's gradient is off by a little."""
+    """On kernels as XLA's, of relu attention too; and where the classifier's gradient is off by a little."""
     assert not step(()).problem and not step(CHOSEN).problem
+    relu, case = (Finding("attention", "relu, xla"),), TINY._replace(asked=Asked(attention="relu"))
+    assert not step(relu, case).problem and step(relu).problem
     real = check.chosen_functions
 
     def spoilt(case: Case, chosen: Any) -> Any:

@@ -5,8 +5,9 @@ imports neither triton nor jax-triton; its modules (layernorm, softmax, classifi
 `interpret` imports jax-triton. Leaves out attention and the rest, and AMD's GPUs.
 """
 
-import importlib.metadata
 import re
+
+from llmc_jax.machine.versions import installed
 
 # jax-triton before 0.4.1 needs a GPU to lower, and 0.4.1 needs a class that Triton 3.6 lacks. Its rule for dead code
 # takes two arguments, where jax 0.12 gives three.
@@ -20,8 +21,8 @@ def availability() -> str | None:
 
     Reads the versions that are installed and imports none of them. Whether there is an NVIDIA GPU it does not ask.
     """
-    found = {name: _installed(name) for name in (*NEEDED, "jax")}
-    missing = [name for name in NEEDED if found[name] is None]
+    found = installed(*NEEDED, "jax")
+    missing = [name for name in NEEDED if name not in found]
     if missing:
         return f"not installed: {' and '.join(missing)}; run {INSTALL}"
     for name, needed in NEEDED.items():
@@ -33,14 +34,7 @@ def availability() -> str | None:
     return None
 
 
-def _installed(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _numbers(version: str | None) -> tuple[int, ...]:
-    """The numbers that a version begins with: (0, 12, 0, 1) of 0.12.0.1, (3, 7, 1) of 3.7.1+git. Empty for None."""
-    begin = re.match(r"\d+(\.\d+)*", version or "")
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the numbers that a version begins with: (0, 12, 0) of 0.12.0, (3, 7, 1) of 3.7.1+git."""
+    begin = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(number) for number in begin[0].split(".")) if begin else ()

@@ -38,7 +38,7 @@ def call(
     interpret: bool,
     **constants: int | float,
 ) -> Result:
-    """Runs `programs` instances of a kernel whose parameters are inputs, changed, outputs and then the constants.
+    """Run `programs` instances of a kernel whose parameters are inputs, changed, outputs and then the constants.
 
     changed: arrays that the kernel overwrites; XLA copies one first only where it is needed afterwards.
     programs: may be 0. warps: of one program. target: as in pallas_kernels.tuning. interpret: on the CPU; the process
@@ -78,17 +78,17 @@ def call(
 
 
 def block_of(size: int) -> int:
-    """The block that holds a row of `size` elements: Triton's blocks have powers of two; the rest is masked."""
+    """Return the block that holds a row of `size` elements: Triton's blocks have powers of two; the rest is masked."""
     return triton.next_power_of_2(size)
 
 
 def warps_for(block: int) -> int:
-    """Warps for a row in registers: 8 elements a thread, which is 16 bytes of bf16, until there are 16 warps."""
+    """Return the warps for a row in registers: 8 elements a thread, 16 bytes of bf16, until there are 16 warps."""
     return min(16, max(1, block // 256))
 
 
 def check_dtype(name: str, array: jax.Array) -> None:
-    """Raises ValueError unless an array is bf16, fp16 or fp32: the kernels compute in fp32."""
+    """Raise ValueError unless an array is bf16, fp16 or fp32: the kernels compute in fp32."""
     if array.dtype not in DTYPES:
         raise ValueError(f"{name} is {array.dtype}; the Triton kernels take bfloat16, float16 or float32: convert it")
 
@@ -139,7 +139,7 @@ def _interpreted(
     programs: int,
     constants: dict[str, int | float],
 ) -> list[np.ndarray]:
-    """Runs the kernel on NumPy arrays: inputs, then those it changes. Returns the changed, then the outputs.
+    """Run the kernel on NumPy arrays: inputs, then those it changes. Return the changed, then the outputs.
 
     Outputs are full of NaN before, so that a test sees what was not written.
     """

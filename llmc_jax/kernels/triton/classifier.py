@@ -23,7 +23,7 @@ WARPS = 8
 
 @triton.jit
 def _logits(at, column, V: tl.constexpr, Vp: tl.constexpr):
-    """The row's logits at some columns in fp32, -inf from V on. Masked at Vp: at V, 50257, it would split vectors."""
+    """Load logits of the row in fp32, -inf from V on. Masked at Vp: a mask at V, 50257, would split vectors."""
     logit = tl.load(at + column, mask=column < Vp, other=0.0).to(tl.float32)
     return tl.where(column < V, logit, -float("inf"))
 
@@ -65,10 +65,10 @@ def classifier(
     target: str = "sm_90",
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """Cross-entropy of logits (n, Vp) at targets (n,) int32 over the first V = vocab_size columns, and its gradient.
+    """Return the cross-entropy of logits (n, Vp) at targets (n,) int32, and its gradient.
 
-    dlosses (n,) fp32: the gradient that reaches each row's loss. logits: bf16, fp16 or fp32, overwritten where XLA
-    needs them no more. A target outside 0..V-1 gives a loss of NaN.
+    Over the first V = vocab_size columns. dlosses (n,) fp32: the gradient that reaches each row's loss. logits: bf16,
+    fp16 or fp32, overwritten where XLA needs them no more. A target outside 0..V-1 gives a loss of NaN.
     Returns losses (n,) fp32 in nats, dlogits (n, Vp) in logits' dtype with zeros from column V on.
     Bytes, at least: 2 n Vp size(logits) + 12 n: memory bandwidth is the floor. The second pass reads the row, 100 kB
     for GPT-2 in bf16, once more: from L2 where the rows of all programs that run together fit.

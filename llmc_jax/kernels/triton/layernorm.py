@@ -27,7 +27,7 @@ PROGRAMS_PER_SM = 4  # of the backward: 16 warps at C = 768, each thread with 32
 
 @triton.jit
 def _normalise(x, w, b, out, mean, rstd, row, C: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr):
-    """Writes out, mean and rstd of one row, given as x (BLOCK,) fp32 with zeros from C on."""
+    """Write out, mean and rstd of one row, given as x (BLOCK,) fp32 with zeros from C on."""
     column = tl.arange(0, BLOCK)
     inside = column < C
     average = tl.sum(x, 0) / C
@@ -62,7 +62,7 @@ def _residual_forward(x, f, w, b, residual, out, mean, rstd, C: tl.constexpr, EP
 
 @triton.jit
 def _gradient(dout, x, w, mean, rstd, row, C: tl.constexpr, BLOCK: tl.constexpr):
-    """dx, the row's share of dw, and dout, each (BLOCK,) fp32 with zeros from C on."""
+    """Return dx, the row's share of dw, and dout, each (BLOCK,) fp32 with zeros from C on."""
     column = tl.arange(0, BLOCK)
     inside = column < C
     x_row = tl.load(x + row * C + column, mask=inside, other=0.0).to(tl.float32)
@@ -76,7 +76,11 @@ def _gradient(dout, x, w, mean, rstd, row, C: tl.constexpr, BLOCK: tl.constexpr)
 
 
 @triton.jit
-def _backward(dout, x, w, mean, rstd, dx, dw, db, dbias, N: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr):
+def _backward(
+    dresidual, dout, x, w, mean, rstd, dx, dw, db, dbias,
+    N: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """Write dx and the program's shares of the sums over rows. dresidual is read and added with RESIDUAL alone."""
     first, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, BLOCK)
     inside = column < C
@@ -86,29 +90,8 @@ def _backward(dout, x, w, mean, rstd, dx, dw, db, dbias, N: tl.constexpr, C: tl.
     for turn in range(0, tl.cdiv(N - first, programs)):
         row = first.to(tl.int64) + turn * programs
         dx_row, dw_row, db_row = _gradient(dout, x, w, mean, rstd, row, C, BLOCK)
-        tl.store(dx + row * C + column, dx_row, mask=inside)
-        dw_share += dw_row
-        db_share += db_row
-        dbias_share += dx_row
-    tl.store(dw + first * C + column, dw_share, mask=inside)
-    tl.store(db + first * C + column, db_share, mask=inside)
-    tl.store(dbias + first * C + column, dbias_share, mask=inside)
-
-
-@triton.jit
-def _residual_backward(
-    dresidual, dout, x, w, mean, rstd, dx, dw, db, dbias, N: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr
-):
-    first, programs = tl.program_id(0), tl.num_programs(0)
-    column = tl.arange(0, BLOCK)
-    inside = column < C
-    dw_share = tl.zeros((BLOCK,), tl.float32)
-    db_share = tl.zeros((BLOCK,), tl.float32)
-    dbias_share = tl.zeros((BLOCK,), tl.float32)
-    for turn in range(0, tl.cdiv(N - first, programs)):
-        row = first.to(tl.int64) + turn * programs
-        dx_row, dw_row, db_row = _gradient(dout, x, w, mean, rstd, row, C, BLOCK)
-        dx_row += tl.load(dresidual + row * C + column, mask=inside, other=0.0).to(tl.float32)
+        if RESIDUAL:
+            dx_row += tl.load(dresidual + row * C + column, mask=inside, other=0.0).to(tl.float32)
         tl.store(dx + row * C + column, dx_row, mask=inside)
         dw_share += dw_row
         db_share += db_row
@@ -125,7 +108,7 @@ def _residual_backward(
 def layernorm_forward(
     x: jax.Array, w: jax.Array, b: jax.Array, *, target: str = "sm_90", interpret: bool = False
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Normalises x (..., C) over its last axis, scales by w (C,) and shifts by b (C,). Computes in fp32.
+    """Normalise x (..., C) over its last axis, scale by w (C,) and shift by b (C,), all in fp32.
 
     Returns out (..., C) in x's dtype, mean and rstd (...) fp32. x, w, b: bf16, fp16 or fp32.
     Bytes for N rows, at least: 2 N C size(x) + 8 N + 2 C size(w): memory bandwidth is the floor.
@@ -140,7 +123,7 @@ def layernorm_forward(
 def residual_layernorm_forward(
     x: jax.Array, f: jax.Array, w: jax.Array, b: jax.Array, *, target: str = "sm_90", interpret: bool = False
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """residual = x + f (..., C), rounded to x's dtype, and its layernorm.
+    """Compute residual = x + f (..., C), rounded to x's dtype, and its layernorm.
 
     Returns residual and out (..., C) in x's dtype, mean and rstd (...) fp32.
     Bytes for N rows, at least: 4 N C size(x) + 8 N + 2 C size(w): memory bandwidth is the floor.
@@ -163,13 +146,13 @@ def layernorm_backward(
     target: str = "sm_90",
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Gradients of layernorm: dx (..., C) in x's dtype, dw and db (C,) in w's, and the sum of dx over all rows (C,).
+    """Return the gradients of layernorm: dx (..., C) in x's dtype, dw and db (C,) in w's, the sum of dx over rows (C,).
 
     dout, x (..., C), w (C,); mean, rstd (...) fp32 as the forward returned them.
     Bytes for N rows, at least: 3 N C size(x) + 8 N + 3 C size(w). Besides, the G = min(N, 4 SMs) shares of dw, db
     and dbias are written and read: 24 G C, in bf16 at N = 8192 on 132 SMs a quarter of the rest.
     """
-    return _gradients(_backward, [dout, x, w, mean, rstd], x, w, target, interpret)
+    return _gradients(None, dout, x, w, mean, rstd, target, interpret)
 
 
 @partial(jax.jit, static_argnames=("target", "interpret"))
@@ -184,13 +167,13 @@ def residual_layernorm_backward(
     target: str = "sm_90",
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Gradients of residual + layernorm: dx (..., C), of x and of f alike, dw and db (C,), the sum of dx over all rows.
+    """Return the gradients of residual + layernorm: dx (..., C), dw and db (C,), the sum of dx over rows (C,).
 
-    dx = dresidual + layernorm's dx, summed in fp32 and rounded once. dresidual: what reaches the residual from above.
+    dx, of x and of f alike, is dresidual + layernorm's dx, summed in fp32 and rounded once. dresidual: what
+    reaches the residual from above.
     Bytes for N rows, at least: 4 N C size(x) + 8 N + 3 C size(w), and the shares as in `layernorm_backward`.
     """
-    inputs = [dresidual, dout, residual, w, mean, rstd]
-    return _gradients(_residual_backward, inputs, residual, w, target, interpret)
+    return _gradients(dresidual, dout, residual, w, mean, rstd, target, interpret)
 
 
 def _rows(
@@ -200,7 +183,7 @@ def _rows(
     target: str,
     interpret: bool,
 ) -> Result:
-    """One program per row of the first input (..., C)."""
+    """Run one program per row of the first input (..., C)."""
     for name, array in zip("xfwb" if len(inputs) == 4 else "xwb", inputs, strict=True):
         check_dtype(name, array)
     *rows, C = inputs[0].shape
@@ -212,9 +195,16 @@ def _rows(
 
 
 def _gradients(
-    kernel: triton.JITFunction, inputs: list[jax.Array], x: jax.Array, w: jax.Array, target: str, interpret: bool
+    dresidual: jax.Array | None,
+    dout: jax.Array,
+    x: jax.Array,
+    w: jax.Array,
+    mean: jax.Array,
+    rstd: jax.Array,
+    target: str,
+    interpret: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """dx (..., C), dw, db and the sum of dx (C,): programs that take rows in turn, and the sum of their shares."""
+    """Return dx (..., C), dw, db, the sum of dx (C,), by programs that take rows in turn, whose shares are added."""
     check_dtype("x", x)
     check_dtype("w", w)
     *rows, C = x.shape
@@ -223,7 +213,9 @@ def _gradients(
     share = jax.ShapeDtypeStruct((programs, C), jnp.float32)
     block = block_of(C)
     dx, dw, db, dbias = call(
-        kernel, *inputs, outputs=[jax.ShapeDtypeStruct(x.shape, x.dtype), share, share, share], programs=programs,
+        _backward, dout if dresidual is None else dresidual, dout, x, w, mean, rstd,
+        outputs=[jax.ShapeDtypeStruct(x.shape, x.dtype), share, share, share], programs=programs,
         warps=warps_for(block), target=target, interpret=interpret, N=N, C=C, BLOCK=block,
+        RESIDUAL=dresidual is not None,
     ).outputs  # fmt: skip
     return dx, jnp.sum(dw, 0).astype(w.dtype), jnp.sum(db, 0).astype(w.dtype), jnp.sum(dbias, 0).astype(x.dtype)

@@ -20,7 +20,7 @@ from llmc_jax.kernels.triton.call import block_of, call, check_dtype, warps_for
 
 @triton.jit
 def _to_read(column, diagonal):
-    """Columns up to the diagonal, eight by eight: a mask that splits no vector keeps accesses of 16 bytes."""
+    """Mark columns up to the diagonal, eight by eight: a mask that splits no vector keeps accesses of 16 bytes."""
     return column // 8 <= diagonal // 8
 
 
@@ -52,7 +52,7 @@ def _softmax_backward(att, datt, SCALE: tl.constexpr, T: tl.constexpr, BLOCK: tl
 
 @partial(jax.jit, static_argnames=("scale", "target", "interpret"))
 def softmax_forward(scores: jax.Array, scale: float, *, target: str = "sm_90", interpret: bool = False) -> jax.Array:
-    """att (..., T, T): row t is the softmax of scale * scores[t, :t+1], in fp32; zeros beyond. In scores' dtype.
+    """Return att (..., T, T): row t is the softmax of scale * scores[t, :t+1], in fp32; zeros beyond. In scores' dtype.
 
     scores (..., T, T) bf16, fp16 or fp32, overwritten where XLA needs them no more.
     Bytes for R rows of T, at least: R (T + 1) / 2 size read and R T size written: memory bandwidth is the floor.
@@ -70,7 +70,7 @@ def softmax_forward(scores: jax.Array, scale: float, *, target: str = "sm_90", i
 def softmax_backward(
     datt: jax.Array, att: jax.Array, scale: float, *, target: str = "sm_90", interpret: bool = False
 ) -> jax.Array:
-    """dscores (..., T, T) = scale * att * (datt - sum_u att datt) of every row, in fp32; zeros beyond the diagonal.
+    """Return dscores (..., T, T) = scale * att * (datt - sum_u att datt) of every row, in fp32; zeros beyond.
 
     datt and att (..., T, T) in one dtype; datt is overwritten where XLA needs it no more.
     Bytes for R rows of T, at least: R (T + 1) size read and R T size written: memory bandwidth is the floor.
@@ -86,7 +86,7 @@ def softmax_backward(
 
 
 def _length(scores: jax.Array) -> int:
-    """T of scores (..., T, T)."""
+    """Return T of scores (..., T, T)."""
     if scores.ndim < 2 or scores.shape[-2] != scores.shape[-1]:
         raise ValueError(f"causal softmax needs scores (..., T, T) with as many rows as columns, not {scores.shape}")
     return scores.shape[-1]
