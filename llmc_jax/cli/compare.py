@@ -1,17 +1,26 @@
 """The command line of the comparisons: `python -m llmc_jax.compare`. Leaves out the comparisons."""
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
+from llmc_jax.cli.kit import exit_status
 from llmc_jax.cli.parsers import Parser, run_command
 from llmc_jax.compare import checkpoints, debug_state, live, logs
+from llmc_jax.compare.report import check_file
+from llmc_jax.errors import ExitCode
+from llmc_jax.files import plain, write_atomic
 
 PROGRAM = "python -m llmc_jax.compare"
+SCREEN = "-"  # --json without a file: the JSON takes the tables' place on standard output
+DIFFERS = 4  # exit status: what was compared does not agree
 
-# Each has add_arguments(parser) and run(args), and imports JAX, if at all, when it runs.
+# Each has add_arguments(parser) and run(args, show), which tells whether the two sides agree, and the result for JSON.
+# It imports JAX, if at all, when it runs.
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "logs": (logs, "losses of several runs, by step"),
     "checkpoints": (checkpoints, "two checkpoints of any format, tensor by tensor"),
@@ -43,9 +52,36 @@ def make_parser() -> Parser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, words) in COMMANDS.items():
         command = commands.add_parser(name, help=words, formatter_class=argparse.RawDescriptionHelpFormatter)
-        command.set_defaults(run=module.run)
         module.add_arguments(command)
+        command.add_argument(
+            "--json",
+            nargs="?",
+            const=SCREEN,
+            metavar="FILE",
+            help="write the result as JSON to FILE (*.json); without FILE to the screen, in place of the tables",
+        )
+        command.set_defaults(run=_run)
     return parser
+
+
+def _run(args: argparse.Namespace) -> int:
+    return exit_status(f"{PROGRAM} {args.command}", lambda: run(args))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run one comparison, say its result, and return the exit status. Raises InputError.
+
+    Numbers that are not finite become the strings that metrics.jsonl has for them: nan, inf, -inf.
+    """
+    on_screen = args.json == SCREEN
+    if args.json is not None and not on_screen:
+        check_file("--json", args.json, ".json", "; for the screen put --json last")
+    module, _ = COMMANDS[args.command]
+    agrees, result = module.run(args, (lambda _: None) if on_screen else partial(print, flush=True))
+    if args.json is not None:
+        written = json.dumps(plain(result), indent=2, allow_nan=False) + "\n"
+        sys.stdout.write(written) if on_screen else write_atomic(args.json, written.encode())
+    return ExitCode.DONE if agrees else DIFFERS
 
 
 def main(argv: Sequence[str] | None = None) -> int:

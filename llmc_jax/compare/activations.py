@@ -12,7 +12,8 @@ import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -34,9 +35,7 @@ from llmc_jax.models.tensors import sizes
 from llmc_jax.ops.embedding import embedding_forward
 from llmc_jax.ops.linear import linear_backward, linear_forward
 from llmc_jax.ops.residual import residual_forward
-from llmc_jax.ops.table import Operations
 
-Function = Callable[..., tuple[Any, ...]]
 Values = dict[str, Any]  # by name: NumPy arrays, float32 or float64; of `att` also what only our attention understands
 
 
@@ -47,12 +46,63 @@ class Batch(NamedTuple):
     y: np.ndarray  # (B, T) int32
 
 
-class Model(NamedTuple):
+@dataclass(frozen=True)
+class Model:
     """What computes it."""
 
     config: ModelConfig
     params: Params  # in the dtype that the model computes in
     execution: Execution
+
+    @cached_property
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        """Return what runs the operations, by their function; each gives the outputs in the order of the list."""
+        op, config, dtype = self.execution.op, self.config, self.params.wte.dtype
+        heads, V = config.num_heads, config.vocab_size
+
+        def wide(x: jax.Array) -> Any:
+            return jnp.promote_types(x.dtype, jnp.float32)
+
+        def rows(x: jax.Array) -> jax.Array:  # (B, T, …) as (B T, …)
+            return x.reshape(-1, *x.shape[2:])
+
+        def layernorm_forward(x: jax.Array, w: jax.Array, b: jax.Array) -> tuple[Any, ...]:
+            out, mean, rstd = op.layernorm_forward(x, w, b)
+            return mean, rstd, out
+
+        def classifier_backward(logits: jax.Array, y: jax.Array) -> jax.Array:
+            dlosses = jnp.full((y.size,), 1.0 / y.size, wide(logits))
+            return op.classifier(rows(logits), rows(y), dlosses, V)[1].reshape(logits.shape)
+
+        def head_backward(dlogits: jax.Array, lnf: jax.Array, wte: jax.Array) -> tuple[Any, ...]:
+            dlnf, dwte = linear_backward(rows(dlogits), rows(lnf), wte, dw_dtype=wide(lnf))
+            return dlnf.reshape(lnf.shape), dwte
+
+        def embedding_backward(dx: jax.Array, x: jax.Array, dwte: jax.Array) -> tuple[Any, ...]:
+            dwte, dwpe = op.embedding_backward(dx, x, dwte)
+            return jnp.pad(dwpe, ((0, config.max_seq_len - dwpe.shape[0]), (0, 0))), dwte.astype(dtype)
+
+        plain: dict[str, Callable[..., Any]] = {
+            "embedding_forward": embedding_forward,
+            "residual_forward": residual_forward,
+            "layernorm_forward": layernorm_forward,
+            "linear_forward": lambda x, w, b=None: linear_forward(x, w, b),
+            "attention_forward": lambda qkv: op.attention_forward(qkv, heads)[::-1],
+            "gelu_forward": op.gelu_forward,
+            "classifier_forward": lambda x, y: op.classifier_forward(rows(x), rows(y), V)[0].reshape(y.shape),
+            "mean": jnp.mean,
+            "classifier_backward": classifier_backward,
+            "head_backward": head_backward,
+            "layernorm_backward": lambda d, x, mean, rstd, w: op.layernorm_backward(d, x, w, mean, rstd),
+            "linear_backward": linear_backward,
+            "gelu_backward": op.gelu_backward,
+            "residual_layernorm_backward": lambda d, dout, x, mean, rstd, w: op.residual_layernorm_backward(
+                d, dout, x, w, mean, rstd
+            ),
+            "attention_backward": lambda d, qkv, out, att: op.attention_backward(d, qkv, out, att, heads),
+            "embedding_backward": embedding_backward,
+        }
+        return {name: jax.jit(function) for name, function in plain.items()}
 
 
 def shape_of(name: str, config: ModelConfig, B: int, T: int) -> tuple[int, ...]:
@@ -81,64 +131,6 @@ def names_of(config: ModelConfig, *, gradients: bool) -> list[str]:
     return ["x", "y", *(name for operation in listed for name in operation.outputs)]
 
 
-@cache
-def functions(config: ModelConfig, execution: Execution, dtype: Any) -> dict[str, Function]:
-    """Return what runs the operations of a model, by their function; each gives the outputs in the list's order."""
-    op, heads = execution.op, config.num_heads
-    plain: dict[str, Function] = {
-        "embedding_forward": lambda tokens, wte, wpe: (embedding_forward(tokens, wte, wpe),),
-        "residual_forward": lambda x, f: (residual_forward(x, f),),
-        "layernorm_forward": lambda x, w, b: _mean_first(op.layernorm_forward(x, w, b)),
-        "linear_forward": lambda x, w, b=None: (linear_forward(x, w, b),),
-        "attention_forward": lambda qkv: op.attention_forward(qkv, heads)[::-1],
-        "gelu_forward": lambda x: (op.gelu_forward(x),),
-        "classifier_forward": lambda logits, y: (_losses(logits, y, config, op),),
-        "mean": lambda losses: (jnp.mean(losses),),
-        "classifier_backward": lambda logits, y: (_dlogits(logits, y, config, op),),
-        "head_backward": _head_backward,
-        "layernorm_backward": lambda d, x, mean, rstd, w: op.layernorm_backward(d, x, w, mean, rstd),
-        "linear_backward": lambda d, x, w: linear_backward(d, x, w),
-        "gelu_backward": lambda d, x: op.gelu_backward(d, x),
-        "residual_layernorm_backward": lambda d, dout, x, mean, rstd, w: op.residual_layernorm_backward(
-            d, dout, x, w, mean, rstd
-        ),
-        "attention_backward": lambda d, qkv, out, att: op.attention_backward(d, qkv, out, att, heads),
-        "embedding_backward": lambda d, x, dwte: _embedding_backward(d, x, dwte, config, op, dtype),
-    }
-    return {name: jax.jit(function) for name, function in plain.items()}
-
-
-def _mean_first(found: tuple[Any, Any, Any]) -> tuple[Any, ...]:
-    out, mean, rstd = found
-    return mean, rstd, out
-
-
-def _losses(logits: jax.Array, y: jax.Array, config: ModelConfig, op: Operations) -> jax.Array:
-    rows = logits.reshape(-1, logits.shape[-1])
-    return op.classifier_forward(rows, y.reshape(-1), config.vocab_size)[0].reshape(y.shape)
-
-
-def _dlogits(logits: jax.Array, y: jax.Array, config: ModelConfig, op: Operations) -> jax.Array:
-    wide = jnp.promote_types(logits.dtype, jnp.float32)
-    dlosses = jnp.full((y.size,), 1.0 / y.size, wide)
-    rows = logits.reshape(-1, logits.shape[-1])
-    return op.classifier(rows, y.reshape(-1), dlosses, config.vocab_size)[1].reshape(logits.shape)
-
-
-def _head_backward(dlogits: jax.Array, lnf: jax.Array, wte: jax.Array) -> tuple[Any, ...]:
-    rows = dlogits.reshape(-1, dlogits.shape[-1])
-    wide = jnp.promote_types(lnf.dtype, jnp.float32)
-    dlnf, dwte = linear_backward(rows, lnf.reshape(-1, lnf.shape[-1]), wte, dw_dtype=wide)
-    return dlnf.reshape(lnf.shape), dwte
-
-
-def _embedding_backward(
-    dx: jax.Array, x: jax.Array, dwte: jax.Array, config: ModelConfig, op: Operations, dtype: Any
-) -> tuple[Any, ...]:
-    dwte, dwpe = op.embedding_backward(dx, x, dwte)
-    return jnp.pad(dwpe, ((0, config.max_seq_len - dwpe.shape[0]), (0, 0))), dwte.astype(dtype)
-
-
 # ----- the values that the model's own blocks make ------------------------------------------------------------------
 
 
@@ -157,8 +149,8 @@ def own_values(model: Model, batch: Batch, *, gradients: bool) -> Values:
     x, pending, kept = _device("encoded", values["encoded"], model), None, []
     for layer in range(config.num_layers):
         x, pending, a = forward(x, pending, block_params(p, layer))
-        values |= {full_name(name, layer): _kept(name, value) for name, value in a._asdict().items()}
-        values[full_name("fcproj", layer)] = _host(pending)
+        made = a._asdict() | {"fcproj": pending}
+        values |= {full_name(name, layer): _written(name, value, config) for name, value in made.items()}
         kept.append(a if gradients else None)
     last = ("residual1", "lnf", "lnf_mean", "lnf_rstd")
     for name, value in zip(last, last_layernorm(x, pending), strict=True):
@@ -198,8 +190,8 @@ def computed(operation: Operation, values: Mapping[str, Any], model: Model) -> l
     weights = tensors if operation.layer is None else [tensor[operation.layer] for tensor in tensors]
     inputs = [_device(name, values[name], model) for name in operation.inputs]
     of_the_head = (operation.name, operation.function) == ("head", "linear_backward")
-    known = functions(model.config, model.execution, model.params.wte.dtype)
-    found = known["head_backward" if of_the_head else operation.function](*inputs, *weights)
+    found = model.functions["head_backward" if of_the_head else operation.function](*inputs, *weights)
+    found = found if isinstance(found, tuple) else (found,)
     # the first layernorm also gives the gradient of a bias below it, which the embedding lacks
     return [_written(name, found[at], model.config) for at, name in enumerate(operation.outputs)]
 
@@ -224,14 +216,12 @@ def _device(name: str, value: Any, model: Model) -> Any:
     return jnp.asarray(value, jnp.promote_types(dtype, jnp.float32) if row_of(own).wide else dtype)
 
 
-def _kept(own: str, value: Any) -> Any:
-    """Bring to the host all but what only our attention understands."""
-    return value if own == "att" and not (isinstance(value, jax.Array) and value.ndim == 4) else _host(value)
-
-
 def _written(name: str, value: Any, config: ModelConfig) -> Any:
+    """Bring a value to the host, logits without their padding; not what only our attention understands."""
     own = name.rpartition(".")[2]
-    return _host(value)[..., : config.vocab_size] if own in LOGITS else _kept(own, value)
+    if own == "att" and not (isinstance(value, jax.Array) and value.ndim == 4):
+        return value
+    return _host(value)[..., : config.vocab_size] if own in LOGITS else _host(value)
 
 
 # ----- beside another program's --------------------------------------------------------------------------------------
@@ -245,8 +235,6 @@ class Step(NamedTuple):
     total: Difference  # of two whole computations: what came with the inputs is in it
     local: Difference  # of our operation on their inputs: what this operation adds
     covers: tuple[str, ...]  # values that they do not give and that lie between their inputs and this one
-    agrees: bool  # in total
-    agrees_here: bool  # locally
 
 
 def allowed(ours: str, theirs: str) -> float:
@@ -282,9 +270,9 @@ def steps(model: Model, ours: Values, theirs: Values, tolerance: float) -> Itera
         for name in operation.outputs:
             if name in theirs and isinstance(found[name], np.ndarray):
                 scale = _scale(name, values)
-                total = _judged(ours[name], theirs[name], TOTAL * tolerance, scale)
-                local = _judged(found[name], theirs[name], tolerance, scale)
-                yield Step(name, operation.function, total[0], local[0], covered, total[1], local[1])
+                total = difference(ours[name], theirs[name], _limit(TOTAL * tolerance, scale))
+                local = difference(found[name], theirs[name], _limit(tolerance, scale))
+                yield Step(name, operation.function, total, local, covered)
 
 
 def has_gradients(names: Iterable[str]) -> bool:
@@ -294,10 +282,9 @@ def has_gradients(names: Iterable[str]) -> bool:
 
 def first_step(found: list[Step]) -> int | None:
     """Return where the disagreement begins: the first operation that fails by itself, else the first in total."""
-    for at, step in enumerate(found):
-        if not step.agrees_here:
-            return at
-    return next((at for at, step in enumerate(found) if not step.agrees), None)
+    made = [at for at, step in enumerate(found) if not step.local.agrees]
+    passed_on = (at for at, step in enumerate(found) if not step.total.agrees)
+    return made[0] if made else next(passed_on, None)
 
 
 def forward_only(model: Model, values: Values) -> Values:
@@ -320,10 +307,9 @@ def _rms(values: Any) -> float:
     return math.sqrt(float(np.mean(wide * wide))) if wide.size else 0.0
 
 
-def _judged(a: Any, b: Any, tolerance: float, scale: float) -> tuple[Difference, bool]:
-    """Return the difference, and whether it is small: altogether, and at each element within 10 times as much."""
-    found = difference(a, b, Limit(10 * tolerance * scale, 10 * tolerance))
-    return found, found.agrees and found.rms_error <= tolerance * scale
+def _limit(tolerance: float, scale: float) -> Limit:
+    """Return what errors are small by: altogether the tolerance, and at each element 10 times as much."""
+    return Limit(10 * tolerance * scale, 10 * tolerance, rms=tolerance * scale)
 
 
 # ----- folders -------------------------------------------------------------------------------------------------------
@@ -368,18 +354,13 @@ def write_folder(folder: Path, model: Model, values: Values, dtype: str) -> int:
 
 def check_new(folder: Path) -> None:
     """Refuse a folder that cannot be made, before any work. Raises InputError."""
-    try:
-        if folder.is_dir():
-            if any(folder.iterdir()):
-                raise InputError(f"{folder}: holds something already; name a new folder")
-        elif folder.exists():
-            raise InputError(f"{folder}: a file; name a new folder")
-        elif not folder.resolve().parent.is_dir():
-            raise InputError(f"{folder}: there is no folder {folder.parent}; make it first")
-    except InputError:
-        raise
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise InputError(f"{folder}: cannot be written: {reason(error)}") from None
+    if folder.is_dir():
+        if any(folder.iterdir()):
+            raise InputError(f"{folder}: holds something already; name a new folder")
+    elif folder.exists():
+        raise InputError(f"{folder}: a file; name a new folder")
+    elif not folder.resolve().parent.is_dir():
+        raise InputError(f"{folder}: there is no folder {folder.parent}; make it first")
 
 
 def _index(model: Model, arrays: Mapping[str, np.ndarray], dtype: str) -> dict[str, Any]:
@@ -396,16 +377,9 @@ def read_folder(folder: Path, config: ModelConfig, batch: Batch) -> Folder:
 
     Raises InputError (FormatError for bad bytes) if there is none, or it is of another model or batch.
     """
-    try:
-        if not folder.is_dir():
-            raise InputError(
-                f"{folder}: {'a file' if folder.exists() else 'no such folder'}; expected one of .npy files"
-            )
-        names = sorted(path.name.removesuffix(".npy") for path in folder.iterdir() if path.name.endswith(".npy"))
-    except InputError:
-        raise
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder}: cannot be read: {reason(error)}") from None
+    if not folder.is_dir():
+        raise InputError(f"{folder}: {'a file' if folder.exists() else 'no such folder'}; expected one of .npy files")
+    names = sorted(path.stem for path in folder.iterdir() if path.suffix == ".npy")
     B, T = batch.x.shape
     dtype = _read_index(folder / INDEX, config, B, T)
     for name in ("x", "y"):

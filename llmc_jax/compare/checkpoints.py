@@ -6,6 +6,7 @@ training state holds besides weights, m and v.
 
 import argparse
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +14,8 @@ from llmc_jax import text
 from llmc_jax.checkpoint.llmc import V2_ORDERS
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import open_source
-from llmc_jax.compare import report
-from llmc_jax.compare.tensors import DIFFERS, Difference, Limit, Measure, as_json, index_text, tolerance_of
+from llmc_jax.compare.report import Show
+from llmc_jax.compare.tensors import Difference, Limit, Measure, as_json, cells, index_text, tolerance_of
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2.tensors import BY_NAME, tensor_specs
 from llmc_jax.models.tensors import TensorSpec
@@ -38,11 +39,15 @@ class Row(NamedTuple):
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
     found: Difference | None = None
     layers: tuple[int, ...] = ()  # whose bits differ
-    agrees: bool = False  # the bits are the same; with a tolerance, all values are within it
 
     @property
     def same_bits(self) -> bool:
         return self.found is not None and self.found.same_bits
+
+    @property
+    def agrees(self) -> bool:
+        """Return whether the bits are the same; with a tolerance, whether all values are within it."""
+        return self.found is not None and self.found.agrees
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,25 +61,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--v2-order", choices=V2_ORDERS, default="auto", help="of llm.c's version 2: where the layernorms stand"
     )
-    report.add_json_argument(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Compare, print, and return the exit status. Raises InputError."""
-    report.check_json(args.json)
-    a, b = open_source(args.a, v2_order=args.v2_order), open_source(args.b, v2_order=args.v2_order)
+def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:
+    """Compare and print; return whether they agree, and the result for JSON. Raises InputError."""
+    a, b = (open_source(path, v2_order=args.v2_order) for path in (args.a, args.b))
     notes = differences_in_shape(a.config, b.config)
-    for line in [*_headline("A", a), *_headline("B", b), *notes, *_groups_apart(a, b), ""]:
-        report.show(line, json_path=args.json)
+    show("\n".join([*_headline("A", a), *_headline("B", b), *notes, *_groups_apart(a, b), ""]))
     rows = list(compare(a, b, args.tolerance))
+    show(f"{table(rows)}\n\n{verdict(rows, notes, args.tolerance)}")
     agrees = not notes and all(row.agrees for row in rows)
-    report.show(table(rows), json_path=args.json)
-    report.show(f"\n{verdict(rows, notes, args.tolerance)}", json_path=args.json)
-    report.emit({
+    return agrees, {
         "a": _source_json(a), "b": _source_json(b), "tolerance": args.tolerance, "agrees": agrees, "shapes": notes,
         "same_bits": not notes and all(row.same_bits for row in rows), "tensors": [_row_json(row) for row in rows],
-    }, json_path=args.json)  # fmt: skip
-    return 0 if agrees else DIFFERS
+    }  # fmt: skip
 
 
 # ----- comparing -----------------------------------------------------------------------------------------------------
@@ -99,22 +99,18 @@ def _compare_tensor(
     measure = Measure(None if tolerance is None else Limit(tolerance), nan_agrees=True)
     layers = []
     for layer in range(ours.shape[0] if layered else 1):
-        before = measure.other_values
+        before = measure.differing_values
         measure.add(a.read(group, ours.name, layer), b.read(group, ours.name, layer))
-        if layered and measure.other_values > before:
+        if layered and measure.differing_values > before:
             layers.append(layer)
-    found = measure.result(ours.shape)
-    agrees = found.same_bits if tolerance is None else found.agrees
-    return Row(group, ours.name, shapes, found, tuple(layers), agrees)
+    return Row(group, ours.name, shapes, measure.result(ours.shape), tuple(layers))
 
 
 def differences_in_shape(a: ModelConfig, b: ModelConfig) -> list[str]:
     """Return one line that names the fields in which two models differ, or none."""
-    other = [name for name in vars(a) if getattr(a, name) != getattr(b, name)]
-    if not other:
-        return []
-    fields = ", ".join(f"{name} {getattr(a, name)} and {getattr(b, name)}" for name in other)
-    return [f"the models differ: {fields} (of A and of B)"]
+    pairs = {name: (ours, getattr(b, name)) for name, ours in vars(a).items()}
+    other = [f"{name} {ours} and {theirs}" for name, (ours, theirs) in pairs.items() if ours != theirs]
+    return [f"the models differ: {', '.join(other)} (of A and of B)"] if other else []
 
 
 def _groups_apart(a: Source, b: Source) -> list[str]:
@@ -149,50 +145,39 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-    group, found = WORDS[row.group], row.found
+    found, shapes, nothing = row.found, dict.fromkeys(map(index_text, row.shapes)), [""] * 9
+    start = [WORDS[row.group], row.name, " and ".join(shapes)]
     if found is None:
-        shapes = " and ".join(index_text(shape) for shape in row.shapes)
-        return [group, row.name, shapes, *[""] * 9, "OTHER SHAPE"]
-    start = [group, row.name, index_text(found.shape)]
+        return [*start, *nothing, "OTHER SHAPE"]
     if found.same_bits:
-        return [*start, *[""] * 9, "same bits"]
-    verdict = "within" if row.agrees else "DIFFERS"
-    if found.nonfinite:
-        verdict += f", {found.nonfinite:,} NaN or infinite"
-    return [
-        *start, report.small(found.largest), report.small(found.mean), report.small(found.relative),
-        index_text(found.worst), f"{found.a:.6g}", f"{found.b:.6g}", f"{found.other_values:,}", f"{found.other_bits:,}",
-        _ranges(row.layers), verdict,
-    ]  # fmt: skip
+        return [*start, *nothing, "same bits"]
+    counts = [f"{found.differing_values:,}", f"{found.differing_bits:,}", _ranges(row.layers)]
+    bad = f", {found.not_finite:,} NaN or infinite" if found.not_finite else ""
+    return [*start, *cells(found), *counts, ("within" if row.agrees else "DIFFERS") + bad]
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """0-3,7 for 0, 1, 2, 3, 7."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
+    """Return 0-3,7 for 0, 1, 2, 3, 7."""
+    runs = ([n for _, n in run] for _, run in groupby(enumerate(numbers), lambda place: place[1] - place[0]))
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def verdict(rows: Sequence[Row], notes: Sequence[str], tolerance: float | None) -> str:
     """Return the result in a sentence."""
-    if not notes and all(row.same_bits for row in rows):
-        return f"All {len(rows)} tensors have the same bits."
     other = [row for row in rows if not row.agrees]
     if not other and notes:
         return "The tensors agree, but the models differ: " + notes[0].partition(": ")[2]
     if not other:
-        return f"All {len(rows)} tensors agree within {tolerance:g}; not all bits are the same."
+        same = all(row.same_bits for row in rows)
+        how = "have the same bits" if same else f"agree within {tolerance:g}; not all bits are the same"
+        return f"All {len(rows)} tensors {how}."
     compared = [row.found for row in other if row.found is not None]
     how = "have other bits" if tolerance is None else f"differ by more than {tolerance:g}"
-    values = sum(found.other_values for found in compared)
+    values = sum(found.differing_values for found in compared)
     words = f"{len(compared)} of {len(rows)} tensors {how} ({values:,} values)" if compared else ""
     unlike = len(other) - len(compared)
     shapes = f"{unlike} of {len(rows)} have another shape and are not compared" if unlike else ""
-    return "; ".join(part for part in (words, shapes) if part) + "."
+    return "; ".join(filter(None, (words, shapes))) + "."
 
 
 def _source_json(source: Source) -> dict[str, Any]:

@@ -4,23 +4,24 @@
 """
 
 import argparse
+import heapq
 import math
 from itertools import batched, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from llmc_jax.checkpoint.debug_state import DebugState, program, read_debug_state
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
-from llmc_jax.compare import report
-from llmc_jax.compare.tensors import DIFFERS, Difference, Limit, as_json, difference, index_text, tolerance_of
+from llmc_jax.compare.report import Show, small
+from llmc_jax.compare.tensors import Difference, Limit, as_json, cells, difference, index_text, tolerance_of
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.config.train import ATTENTIONS, TrainConfig
+from llmc_jax.config.train import ATTENTIONS, BY_NAME, TrainConfig
 from llmc_jax.errors import InputError
-from llmc_jax.machine import device as hardware
 from llmc_jax.machine import jax_setup
+from llmc_jax.machine.device import first_device
 from llmc_jax.models.gpt2.tensors import TENSORS, Params, views
 from llmc_jax.text import table
 
@@ -51,21 +52,7 @@ A folder holds NumPy files of float32, float64 or float16; any of them may be mi
 
 Exit status: 0 everything agrees, 2 bad input, 4 compared, and something differs."""
 
-DTYPES = ("fp32", "bf16", "fp16")
 ROWS = 12  # of --against, unless --all
-
-# The gradients in the order in which the backward pass makes them: each operation's weight before its bias.
-LAST = tuple(row.name for row in TENSORS if not row.layered and row.kind == "layernorm")
-PAIRS = batched((row.name for row in TENSORS if row.layered), 2)
-OF_A_LAYER = tuple(name for pair in reversed([*PAIRS]) for name in pair)
-FIRST = tuple(row.name for row in reversed(TENSORS) if row.kind == "embedding")
-
-
-class Tolerances(NamedTuple):
-    """What one of llm.c's tests allows."""
-
-    source: str
-    limits: dict[str, Limit]  # of logits, loss and the gradients of 16 tensors
 
 
 def _limits(logits: float, loss: float, gradients: Limit) -> dict[str, Limit]:
@@ -80,24 +67,16 @@ OF_BF16 = {
     "attprojb": 3e-2, "ln2w": 5e-2, "ln2b": 3e-2, "fcw": 3e-2, "fcb": 3e-2, "fcprojw": 2e-2, "fcprojb": 1e-2,
     "lnfw": 1e-1, "lnfb": 2e-2,
 }  # fmt: skip
-TOLERANCES = {
-    "cpu": Tolerances("test_gpt2.c", _limits(1e-2, 1e-2, Limit(2e-2))),
+TOLERANCES = {  # which of llm.c's tests, and what it allows of logits, loss and the gradients of 16 tensors
+    "cpu": ("test_gpt2.c", _limits(1e-2, 1e-2, Limit(2e-2))),
     # which computes this verdict of the gradients, and does not count it
-    "fp32cu": Tolerances("test_gpt2_fp32.cu", _limits(1e-2, 1e-2, Limit(1e-2))),
-    "fp32": Tolerances("test_gpt2.cu in FP32", _limits(1e-3, 1e-5, Limit(1e-6, 0.079))),
-    "bf16": Tolerances(
+    "fp32cu": ("test_gpt2_fp32.cu", _limits(1e-2, 1e-2, Limit(1e-2))),
+    "fp32": ("test_gpt2.cu in FP32", _limits(1e-3, 1e-5, Limit(1e-6, 0.079))),
+    "bf16": (
         "test_gpt2.cu in BF16",
         _limits(25.0, 0.05, Limit(0.0)) | {name: Limit(absolute, 0.079) for name, absolute in OF_BF16.items()},
     ),
 }
-
-
-class Row(NamedTuple):
-    """One tensor, ours beside the debug state's."""
-
-    name: str
-    limit: Limit
-    found: Difference
 
 
 Tensors = dict[str, Any]  # logits (B, T, V), loss () and the 16 gradients, by the tensors' names
@@ -111,18 +90,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     parser.add_argument("model", type=Path, metavar="MODEL", help="the weights: a model_*.bin, or any checkpoint")
     parser.add_argument("state", type=Path, metavar="STATE", help="the debug state, *_debug_state.bin")
-    parser.add_argument("--dtype", choices=DTYPES, help="what we compute in [that of the model's weights]")
+    dtypes = [each for each in BY_NAME["dtype"].choices if each != "auto"]
+    parser.add_argument("--dtype", choices=dtypes, help="what we compute in [that of the model's weights]")
     parser.add_argument(
         "--tolerances", choices=tuple(TOLERANCES),
         help="whose verdict: "
-        + ", ".join(f"{name} = {each.source}" for name, each in TOLERANCES.items())
+        + ", ".join(f"{name} = {test}" for name, (test, _) in TOLERANCES.items())
         + " [default: fp32; with 16 bits bf16]",
     )  # fmt: skip
-    parser.add_argument(
-        "--kernels", choices=("auto", "xla", "pallas", "triton"), default="auto", help="as in train.py [default auto]"
-    )
     same_model = tuple(name for name, computes in ATTENTIONS.items() if computes == ATTENTIONS["auto"])
-    parser.add_argument("--attention", choices=same_model, default="auto", help="as in train.py [default auto]")
+    for name, choices in (("kernels", BY_NAME["kernels"].choices), ("attention", same_model)):
+        parser.add_argument(f"--{name}", choices=choices, default="auto", help="as in train.py [default auto]")
     parser.add_argument("--strict-kernels", action="store_true", help="as in train.py")
     parser.add_argument("--dump", type=Path, metavar="FOLDER", help="write every value of the forward pass")
     parser.add_argument("--gradients", action="store_true", help="with --dump: those of the backward pass too")
@@ -137,54 +115,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--all", action="store_true", help="with --against: print every value, not only what tells most"
     )
-    report.add_json_argument(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Compare, print, and return the exit status. Raises InputError."""
+def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:
+    """Compare and print; return whether they agree, and the result for JSON. Raises InputError."""
     _check(args)
     source = open_source(args.model)
-    dtype = args.dtype or source.dtype
-    state = read_debug_state(args.state, source.config)
-    theirs = _tensors(source.config, state.logits, state.loss, state.gradient)
+    config, dtype = source.config, args.dtype or source.dtype
+    state = read_debug_state(args.state, config)
+    theirs = _tensors(config, state.logits, state.loss, state.gradient)
     import jax.numpy as jnp
 
     from llmc_jax.compare import activations
-    from llmc_jax.training.state import DTYPES as COMPUTED_IN
+    from llmc_jax.training.state import DTYPES
 
     jax_setup.configure(tf32=False)  # as in llm.c's tests
     if args.dump:
         activations.check_new(args.dump)
     batch = activations.Batch(state.x, state.y)
-    folder = activations.read_folder(args.against, source.config, batch) if args.against else None
-    plan = _plan(args, dtype, source.config, state)
-    flat = jnp.asarray(flat_parameters(source), COMPUTED_IN[dtype])
-    tolerances = TOLERANCES[args.tolerances or ("fp32" if dtype == "fp32" else "bf16")]
-    result = _header(args, dtype, source, state, tolerances, plan.choices)
+    folder = activations.read_folder(args.against, config, batch) if args.against else None
+    plan = _plan(args, dtype, config, state)
+    flat = jnp.asarray(flat_parameters(source), DTYPES[dtype])
+    test, limits = TOLERANCES[args.tolerances or ("fp32" if dtype == "fp32" else "bf16")]
+    device = first_device().device_kind
+    show(_headline(args, dtype, device, source, state, plan.choices))
 
-    model = activations.Model(source.config, views(flat, source.config), plan.execution)
-    computed = program(source.config, plan.execution)(flat, state.x, state.y)
-    ours = _tensors(source.config, *map(np.asarray, computed))
-    rows = compare(ours, theirs, tolerances.limits)
-    first = first_failure(rows, ours, theirs, source.config)
-    report.show(f"{_table(rows)}\n\n{_verdict(rows, first, tolerances, folder is not None)}", json_path=args.json)
-    result |= {"agrees": first is None, "first": first, "tensors": [_row_json(row) for row in rows]}
+    model = activations.Model(config, views(flat, config), plan.execution)
+    computed = program(config, plan.execution)(flat, state.x, state.y)
+    ours = _tensors(config, *map(np.asarray, computed))
+    found = compare(ours, theirs, limits)
+    first = first_failure(found, ours, theirs, config)
+    show(f"{_table(found)}\n\n{_verdict(found, first, test, folder is not None)}")
+    agrees = first is None
+    B, T = state.x.shape
+    result = {
+        "model": args.model, "state": args.state, "B": B, "T": T, "dtype": dtype, "device": device,
+        "kernels": {choice.operation: choice.implementation for choice in plan.choices},
+        "tolerances": test, "agrees": agrees, "first": first,
+        "tensors": [_tensor_json(name, each) for name, each in found.items()],
+    }  # fmt: skip
     if args.dump or folder is not None:
         gradients = args.gradients or (folder is not None and activations.has_gradients(folder.values))
         values = activations.own_values(model, batch, gradients=gradients)
         if folder is not None:
-            result["against"] = _compare_values(args, dtype, model, values, folder)
+            against = _compare_values(args, show, dtype, model, values, folder)
+            result["against"], agrees = against, agrees and against["agrees"]
         if args.dump:
             written = values if args.gradients else activations.forward_only(model, values)
             count = activations.write_folder(args.dump, model, written, dtype)
-            report.show(f"\n{args.dump}: {count} arrays and {activations.INDEX}", json_path=args.json)
-    report.emit(result, json_path=args.json)
-    return 0 if result["agrees"] and result.get("against", result)["agrees"] else DIFFERS
+            show(f"\n{args.dump}: {count} arrays and {activations.INDEX}")
+    return agrees, result
 
 
 def _check(args: argparse.Namespace) -> None:
     """Check what can be known from the flags alone."""
-    report.check_json(args.json)
     if args.gradients and not args.dump:
         raise InputError("--gradients: says what --dump writes; give --dump FOLDER too")
     for flag, given in (("--operation-tolerance", args.operation_tolerance is not None), ("--all", args.all)):
@@ -192,33 +176,28 @@ def _check(args: argparse.Namespace) -> None:
             raise InputError(f"{flag}: is about --against; give --against FOLDER too")
 
 
-def _header(
+def _headline(
     args: argparse.Namespace,
     dtype: str,
+    device: str,
     source: Source,
     state: DebugState,
-    tolerances: Tolerances,
     choices: "tuple[Choice, ...]",
-) -> dict[str, Any]:
-    """Say what is compared, and return the beginning of the JSON."""
+) -> str:
+    """Return what is compared."""
     B, T = state.x.shape
-    device = hardware.first_device().device_kind
     c = source.config
     runs = ", ".join(f"{choice.operation}: {choice.implementation}" for choice in choices)
-    show = [
+    lines = [
         f"model  {args.model}: {source.kind}, {source.dtype}, L={c.num_layers} NH={c.num_heads} C={c.channels} "
         f"V={c.vocab_size}",
         f"state  {args.state}: B={B} T={T}",
         f"ours   {dtype} {'' if args.dtype else '(as the weights; --dtype says otherwise) '}on {device}, "
-        + ("XLA alone" if {c.by for c in choices} == {"xla"} else runs),
+        + ("XLA alone" if {choice.by for choice in choices} == {"xla"} else runs),
         *(f"warning: {line}" for line in source.warnings),
         "",
     ]
-    report.show("\n".join(show), json_path=args.json)
-    return {
-        "model": args.model, "state": args.state, "B": B, "T": T, "dtype": dtype, "device": device,
-        "kernels": {choice.operation: choice.implementation for choice in choices}, "tolerances": tolerances.source,
-    }  # fmt: skip
+    return "\n".join(lines)
 
 
 # ----- computing -----------------------------------------------------------------------------------------------------
@@ -241,42 +220,53 @@ def _tensors(config: ModelConfig, logits: np.ndarray, loss: Any, gradient: np.nd
     return {"logits": logits, "loss": np.float64(loss), **views(gradient, config)._asdict()}
 
 
-def compare(ours: Tensors, theirs: Tensors, limits: dict[str, Limit]) -> list[Row]:
-    """Return a row per tensor in the order of computation: logits, loss, the gradients as the backward makes them."""
-    names = ("logits", "loss", *LAST, *OF_A_LAYER, *FIRST)
-    return [Row(name, limits[name], difference(ours[name], theirs[name], limits[name])) for name in names]
+def places(num_layers: int) -> list[tuple[int | None, str]]:
+    """Return the layer and the name of all that is compared, in the order of computation.
+
+    The gradients stand as the backward pass makes them, each operation's weight before its bias.
+    """
+    last = [row.name for row in TENSORS if not row.layered and row.kind == "layernorm"]
+    pairs = [*batched((row.name for row in TENSORS if row.layered), 2)]
+    of_a_layer = [name for pair in reversed(pairs) for name in pair]
+    embeddings = [row.name for row in reversed(TENSORS) if row.kind == "embedding"]
+    whole: list[None] = [None]
+    return [
+        *product(whole, ("logits", "loss", *last)),
+        *product(reversed(range(num_layers)), of_a_layer),
+        *product(whole, embeddings),
+    ]
 
 
-def first_failure(rows: list[Row], ours: Tensors, theirs: Tensors, config: ModelConfig) -> dict[str, Any] | None:
+def compare(ours: Tensors, theirs: Tensors, limits: dict[str, Limit]) -> dict[str, Difference]:
+    """Return the differences by name: of logits, loss and the gradients, those of all layers together."""
+    return {name: difference(ours[name], theirs[name], limits[name]) for _, name in places(1)}
+
+
+def first_failure(
+    found: dict[str, Difference], ours: Tensors, theirs: Tensors, config: ModelConfig
+) -> dict[str, Any] | None:
     """Return what fails first in the order of computation: a tensor's name, of a gradient also the layer; or None."""
-    failing = {row.name: row.limit for row in rows if not row.found.agrees}
-    of_layers = product(reversed(range(config.num_layers)), OF_A_LAYER)
-    places = [*product([None], ("logits", "loss", *LAST)), *of_layers, *product([None], FIRST)]
-    for layer, name in places:
-        if name in failing:
+    for layer, name in places(config.num_layers):
+        if not found[name].agrees:
             at = ... if layer is None else layer
-            found = difference(ours[name][at], theirs[name][at], failing[name])
-            if not found.agrees:
-                return {"name": name, "layer": layer} | as_json(found)
+            here = difference(ours[name][at], theirs[name][at], found[name].limit)
+            if not here.agrees:
+                return {"name": name, "layer": layer} | as_json(here)
     return None
 
 
 # ----- printing ------------------------------------------------------------------------------------------------------
 
 
-def _table(rows: list[Row]) -> str:
+def _table(found: dict[str, Difference]) -> str:
     headings = ["tensor", "shape", "largest error", "mean error", "relative norm", "worst at", "ours", "theirs",
                 "allowed", "of it", "verdict"]  # fmt: skip
-    cells = [
-        [
-            row.name, index_text(row.found.shape), report.small(row.found.largest), report.small(row.found.mean),
-            report.small(row.found.relative), index_text(row.found.worst), f"{row.found.a:.6g}", f"{row.found.b:.6g}",
-            str(row.limit), _share(row.found.share), _words(row.found),
-        ]
-        for row in rows
-    ]  # fmt: skip
+    rows = [
+        [name, index_text(each.shape), *cells(each), str(each.limit), _share(each.share), _words(each)]
+        for name, each in found.items()
+    ]
     optional = ("theirs", "ours", "worst at", "shape", "of it", "mean error", "relative norm")
-    return table(headings, cells, left=("tensor", "shape", "worst at", "allowed", "verdict"), optional=optional)
+    return table(headings, rows, left=("tensor", "shape", "worst at", "allowed", "verdict"), optional=optional)
 
 
 def _share(share: float) -> str:
@@ -284,20 +274,22 @@ def _share(share: float) -> str:
 
 
 def _words(found: Difference) -> str:
-    if found.nonfinite:
-        return f"FAILS: {found.nonfinite:,} NaN or infinite"
+    if found.not_finite:
+        return f"FAILS: {found.not_finite:,} NaN or infinite"
     return "ok" if found.agrees else f"FAILS: {found.beyond:,} of {math.prod(found.shape):,}"
 
 
-def _verdict(rows: list[Row], first: dict[str, Any] | None, tolerances: Tolerances, against: bool) -> str:
+def _verdict(found: dict[str, Difference], first: dict[str, Any] | None, test: str, against: bool) -> str:
     if first is None:
-        return f"Logits, loss and all 16 gradients agree, by the tolerances of llm.c's {tolerances.source}."
-    failing = sum(not row.found.agrees for row in rows)
+        return f"Logits, loss and all 16 gradients agree, by the tolerances of llm.c's {test}."
+    failing = sum(not each.agrees for each in found.values())
     layer = "" if first["layer"] is None else f" of layer {first['layer']}"
     what = first["name"] if first["name"] in ("logits", "loss") else f"the gradient of {first['name']}{layer}"
-    how = f"relative norm {report.small(first['relative_norm'])}, worst at {index_text(tuple(first['worst_index']))}"
-    lines = [f"{failing} of {len(rows)} fail the tolerances of llm.c's {tolerances.source}."]
-    lines.append(f"The first that disagrees, in the order of computation: {what} ({how}).")
+    how = f"relative norm {small(first['relative_norm'])}, worst at {index_text(tuple(first['worst_index']))}"
+    lines = [
+        f"{failing} of {len(found)} fail the tolerances of llm.c's {test}.",
+        f"The first that disagrees, in the order of computation: {what} ({how}).",
+    ]
     if first["not_finite"]:
         lines.append(f"{first['not_finite']:,} of its values are NaN or infinite on at least one side.")
     if first["name"] == "logits":
@@ -307,11 +299,12 @@ def _verdict(rows: list[Row], first: dict[str, Any] | None, tolerances: Toleranc
     return "\n".join(lines)
 
 
-def _row_json(row: Row) -> dict[str, Any]:
+def _tensor_json(name: str, found: Difference) -> dict[str, Any]:
+    assert found.limit is not None
     return {
-        "name": row.name, **as_json(row.found), "allowed_absolute": row.limit.absolute,
-        "allowed_relative": row.limit.relative, "share_of_allowed": row.found.share, "beyond_allowed": row.found.beyond,
-        "agrees": row.found.agrees,
+        "name": name, **as_json(found), "allowed_absolute": found.limit.absolute,
+        "allowed_relative": found.limit.relative, "share_of_allowed": found.share, "beyond_allowed": found.beyond,
+        "agrees": found.agrees,
     }  # fmt: skip
 
 
@@ -320,6 +313,7 @@ def _row_json(row: Row) -> dict[str, Any]:
 
 def _compare_values(
     args: argparse.Namespace,
+    show: Show,
     dtype: str,
     model: "activations.Model",
     values: dict[str, Any],
@@ -341,12 +335,12 @@ def _compare_values(
     if left_out:
         lines.append(f"({left_out} more, {'which --all prints' if first is None else 'some of which fail; see --all'})")
     lines += ["", _first_words(found, first, tolerance)]
-    report.show("\n".join(lines), json_path=args.json)
+    show("\n".join(lines))
     return {
         "folder": args.against, "dtype": folder.dtype, "tolerance": tolerance,
         "total_tolerance": activations.TOTAL * tolerance,
         "agrees": first is None, "first": None if first is None else found[first].name,
-        "made_there": None if first is None else not found[first].agrees_here,
+        "made_there": None if first is None else not found[first].local.agrees,
         "values": [_step_json(step) for step in found],
     }  # fmt: skip
 
@@ -354,50 +348,33 @@ def _compare_values(
 def _telling(found: "list[activations.Step]", first: int | None) -> list[int]:
     """Return the rows to print: round the first failure, and the other operations that fail of themselves."""
     if first is None:
-        largest = sorted(range(len(found)), key=lambda at: -_badness(found[at].local))
-        return sorted(largest[:ROWS])
+        return sorted(heapq.nlargest(ROWS, range(len(found)), key=lambda at: found[at].local.relative_norm))
     begin = max(0, first - 2)
-    others = [at for at, step in enumerate(found) if not step.agrees_here]
+    others = [at for at, step in enumerate(found) if not step.local.agrees]
     return sorted({*range(begin, min(begin + 6, len(found))), *others[:ROWS]})
 
 
-def _badness(found: Difference) -> float:
-    return math.inf if math.isnan(found.relative) or found.nonfinite else found.relative
-
-
 def _values_table(found: "list[activations.Step]") -> str:
-    headings = [
-        "value",
-        "operation",
-        "in total",
-        "made there",
-        "largest error",
-        "worst at",
-        "ours",
-        "theirs",
-        "verdict",
-    ]
-    cells = []
+    headings = ["value", "operation", "in total", "made there", "largest error", "worst at", "ours", "theirs",
+                "verdict"]  # fmt: skip
+    rows = []
     for step in found:
-        total = step.total
-        verdict = "ok" if step.agrees and step.agrees_here else "passed on" if step.agrees_here else "MADE HERE"
-        if total.nonfinite:
-            verdict += f", {total.nonfinite:,} NaN or infinite"
-        cells.append([
-            step.name, step.operation, report.small(total.relative), report.small(step.local.relative),
-            report.small(total.largest), index_text(total.worst), f"{total.a:.6g}", f"{total.b:.6g}", verdict,
-        ])  # fmt: skip
+        largest, _, total, *where = cells(step.total)
+        verdict = "MADE HERE" if not step.local.agrees else "ok" if step.total.agrees else "passed on"
+        if step.total.not_finite:
+            verdict += f", {step.total.not_finite:,} NaN or infinite"
+        rows.append([step.name, step.operation, total, small(step.local.relative_norm), largest, *where, verdict])
     optional = ("theirs", "ours", "worst at", "largest error")
-    return table(headings, cells, left=("value", "operation", "worst at", "verdict"), optional=optional)
+    return table(headings, rows, left=("value", "operation", "worst at", "verdict"), optional=optional)
 
 
 def _first_words(found: "list[activations.Step]", first: int | None, tolerance: float) -> str:
     if first is None:
         return f"All {len(found)} values agree: each operation within {tolerance:g} of its own, by relative norm."
     step = found[first]
-    total, local = report.small(step.total.relative), report.small(step.local.relative)
+    total, local = small(step.total.relative_norm), small(step.local.relative_norm)
     lines = [f"First operation that disagrees: {step.operation}, which makes {step.name}, by {total} (relative norm)."]
-    if step.agrees_here:
+    if step.local.agrees:
         lines.append(
             f"The error is not made there: from the other side's inputs we compute their value up to {local}. The "
             "errors of the operations before it, each small enough, have added up."
@@ -409,14 +386,14 @@ def _first_words(found: "list[activations.Step]", first: int | None, tolerance: 
         )
         if step.covers:
             lines.append(f"The folder lacks what lies between: {', '.join(step.covers)}. The error is in one of them.")
-    if step.total.nonfinite:
-        a, b = step.total.a, step.total.b
-        lines.append(f"NaN or infinite at {index_text(step.total.worst)}: ours {a:g}, theirs {b:g}.")
+    if step.total.not_finite:
+        a, b = step.total.worst_values
+        lines.append(f"NaN or infinite at {index_text(step.total.worst_index)}: ours {a:g}, theirs {b:g}.")
     return "\n".join(lines)
 
 
 def _step_json(step: "activations.Step") -> dict[str, Any]:
     return {
-        "name": step.name, "operation": step.operation, "agrees": step.agrees, "agrees_here": step.agrees_here,
+        "name": step.name, "operation": step.operation, "agrees": step.total.agrees, "agrees_here": step.local.agrees,
         "total": as_json(step.total), "local": as_json(step.local), "covers": list(step.covers),
     }  # fmt: skip

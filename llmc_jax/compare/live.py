@@ -13,15 +13,14 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import llmc_jax
 from llmc_jax.checkpoint.llmc import read_header
-from llmc_jax.compare import logs, report
+from llmc_jax.compare import logs
 from llmc_jax.compare.logfiles import Log, read_log
-from llmc_jax.compare.tensors import DIFFERS
+from llmc_jax.compare.report import Show
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.train import OPTIONS
@@ -79,7 +78,10 @@ class Comparison(NamedTuple):
 def make_comparison(executable: str, kind: str | None, flags: Sequence[str], extra: Sequence[str]) -> Comparison:
     """Return what will be run for an executable and the words after `--`. Raises InputError if it cannot be run so."""
     path = _checked_executable(executable)
-    kind = kind or _kind_of(path)
+    kind = kind or path.name
+    if kind not in FLAGS:
+        known = "|".join(FLAGS)
+        raise InputError(f"{path}: {kind} is not a trainer of llm.c by its name; if it is one, give --kind {known}")
     comparison = Comparison(kind, path, _pairs(kind, flags), list(extra))
     _check_words(kind, our_words(comparison, Path("ours"), None))
     return comparison if kind == CUDA else comparison._replace(flags=_with_files(kind, comparison.flags))
@@ -94,14 +96,6 @@ def _checked_executable(executable: str) -> Path:
     if not os.access(path, os.X_OK):
         raise InputError(f"{executable}: cannot be executed; give a built trainer, not its source (or chmod +x it)")
     return path.resolve()
-
-
-def _kind_of(path: Path) -> str:
-    if path.name in FLAGS:
-        return path.name
-    if path.name.startswith(("test_gpt2", "profile_gpt2")):
-        raise InputError(f"{path}: {path.name} is not a trainer of llm.c; expected one of {', '.join(FLAGS)}")
-    raise InputError(f"{path}: its name does not say which trainer of llm.c it is; give --kind {'|'.join(FLAGS)}")
 
 
 def _pairs(kind: str, words: Sequence[str]) -> dict[str, str]:
@@ -347,7 +341,7 @@ Exit status: 0 the losses agree, 2 bad input or a program that failed, 4 they do
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The words of `run`; those behind `--` come as `args.flags`."""
+    """Add the arguments of `run`; the words behind `--` come as `args.flags`."""
     parser.description = DESCRIPTION
     parser.usage = f"{parser.prog} EXECUTABLE [options] [-- FLAG VALUE ...]"
     parser.add_argument("executable", metavar="EXECUTABLE", help="the built trainer of llm.c")
@@ -356,13 +350,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep", metavar="DIR", help="a new folder for what both print and our run folder")
     logs.add_difference_arguments(parser, "1 = do not, the default")
     parser.add_argument("--rows", type=int, default=ROWS, metavar="N", help=f"steps in the table, at most [{ROWS}]")
-    report.add_json_argument(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run both, compare, print, and return the exit status. Raises InputError."""
+def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:
+    """Run both, compare and print; return whether they agree, and the result for JSON. Raises InputError."""
     logs.check_arguments(args)
-    show = partial(report.show, json_path=args.json)
     try:
         extra = shlex.split(args.ours)
     except ValueError as error:
@@ -380,10 +372,10 @@ def run(args: argparse.Namespace) -> int:
         result = compare(theirs, mine, args.tolerance, args.window)
         words = "\n".join(wrapped(line) for line in verdict(result))
         show(f"{steps_table(result, args.rows)}\n\n{words}")
-        logs.draw(args, result.logs, result.differences, NAMES)
-    commands = {"llm.c": llmc_command(comparison), "ours": ["train.py", *ours]}
-    what = {"comparison": "run", "kind": comparison.kind, "executable": str(comparison.executable)}
-    facts = what | {"commands": commands}
-    outcome = {"agree": result.agree, "time_ratio": result.time_ratio, "busy": busy, "verdict": verdict(result)}
-    report.emit(facts | outcome | logs.as_json(result.logs, result.differences, args.rows), json_path=args.json)
-    return 0 if result.agree else DIFFERS
+        logs.draw(args.picture, show, result.logs, result.differences, NAMES)
+    return result.agree, {
+        "comparison": "run", "kind": comparison.kind, "executable": comparison.executable,
+        "commands": {"llm.c": llmc_command(comparison), "ours": ["train.py", *ours]},
+        "agree": result.agree, "time_ratio": result.time_ratio, "busy": busy, "verdict": verdict(result),
+        **logs.as_json(result.logs, result.differences, args.rows),
+    }  # fmt: skip

@@ -74,35 +74,25 @@ CURVES = ("train", "val", "ms", "speed", "hellaswag", "batches")
 class Found:
     """What has been found so far: values by step. A step that stands there again counts as it stands there last."""
 
-    train: dict[int, float] = field(default_factory=dict)
-    val: dict[int, float] = field(default_factory=dict)
-    ms: dict[int, float] = field(default_factory=dict)
-    speed: dict[int, float] = field(default_factory=dict)
-    hellaswag: dict[int, float] = field(default_factory=dict)
-    batches: dict[int, float] = field(default_factory=dict)
+    curves: dict[str, dict[int, float]] = field(default_factory=lambda: {name: {} for name in CURVES})
     decimals: dict[str, int] = field(default_factory=dict)  # of the losses: 'train', 'val'
     kinds: Counter[str] = field(default_factory=Counter)  # and in how many lines
     notes: list[str] = field(default_factory=list)
 
     @property
     def empty(self) -> bool:
-        return not self.train and not self.val
+        return not self.curves["train"] and not self.curves["val"]
+
+    def put(self, step: int, **values: float | None) -> None:
+        """Take values of a step, or None, by the names of the curves, in the place of earlier ones."""
+        for name, value in values.items():
+            self.curves[name].pop(step, None)
+            if value is not None:
+                self.curves[name][step] = value
 
     def log(self, path: Path, kind: str, decimals: int | None) -> Log:
-        curves = {name: _curve(getattr(self, name)) for name in CURVES}
+        curves = {name: _curve(values) for name, values in self.curves.items()}
         return Log(str(path), kind, **curves, decimals=decimals, notes=tuple(self.notes))
-
-    def validate(self, step: int, loss: float, batches: float | None) -> None:
-        """Take a validation and, if it is known, the number of batches that it is the mean of."""
-        self.val[step] = loss
-        put(self.batches, step, batches)
-
-
-def put(values: dict[int, float], step: int, value: float | None) -> None:
-    """Take the value of a step, or none, in the place of an earlier one."""
-    values.pop(step, None)
-    if value is not None:
-        values[step] = value
 
 
 def _curve(values: dict[int, float]) -> Curve:
@@ -183,11 +173,12 @@ def _take_event(found: Found, where: str, event: dict[str, Any]) -> None:
     loss = _number(event.get("loss"), where, "loss")
     if kind == "val":
         batches = event.get("batches")
-        found.validate(step, loss, batches if type(batches) is int and 0 < batches <= LARGEST_STEP else None)
+        known = type(batches) is int and 0 < batches <= LARGEST_STEP
+        found.put(step, val=loss, batches=batches if known else None)
     else:
-        found.train[step] = loss
-        for values, name in ((found.ms, "ms"), (found.speed, "tokens_per_second")):
-            put(values, step, None if event.get(name) is None else _number(event[name], where, name))
+        names = ("ms", "tokens_per_second")
+        ms, speed = (None if event.get(name) is None else _number(event[name], where, name) for name in names)
+        found.put(step, train=loss, ms=ms, speed=speed)
 
 
 def _number(value: Any, where: str, name: str) -> float:
@@ -242,19 +233,19 @@ def _read_text(path: Path, file: Path, opened: BinaryIO) -> Log:
 
 def _take_line(found: Found, position: Position, line: str) -> None:
     if match := MAIN_LINE.fullmatch(line):
-        step, what, value = int(match[1]), match[2], match[3]
         found.kinds[MAIN_LOG] += 1
-        if what == "tel":
-            found.validate(step, _loss(found, "val", value), None)
+        step, what, value = int(match[1]), match[2], match[3]
+        if what == "eval":
+            found.put(step, hellaswag=float_of(value))
         elif what == "trl":
-            found.train[step] = _loss(found, "train", value)
+            found.put(step, train=_loss(found, "train", value))
         else:
-            found.hellaswag[step] = float_of(value)
+            found.put(step, val=_loss(found, "val", value), batches=None)
     elif match := VAL_LINE.fullmatch(line):
         _take_val(found, position, _loss(found, "val", match[1]))
     elif match := HELLASWAG_LINE.fullmatch(line):
         if position.val is None and position.placed is not None:
-            found.hellaswag[position.placed] = float_of(match[1])
+            found.put(position.placed, hellaswag=float_of(match[1]))
         else:
             position.hellaswag = float_of(match[1])
     elif OUR_TABLE.fullmatch(line):
@@ -276,10 +267,8 @@ def _take_step(found: Found, position: Position, match: re.Match[str]) -> None:
     if step < 0:
         return
     _place(found, position, step)
-    found.train[step] = _loss(found, "train", loss)
-    for values, pattern in ((found.ms, MS), (found.speed, SPEED)):
-        shown = pattern.search(rest)
-        put(values, step, float_of(shown[1]) if shown else None)
+    ms, speed = (float_of(shown[1]) if (shown := pattern.search(rest)) else None for pattern in (MS, SPEED))
+    found.put(step, train=_loss(found, "train", loss), ms=ms, speed=speed)
     position.last, position.placed = step, None
     position.total = int(total[1:]) if total else None
     words = f": {words}" if separator == ": " and total else words
@@ -303,7 +292,7 @@ def _take_val(found: Found, position: Position, loss: float) -> None:
     if step != position.total:  # that is where the last one stands
         least = step if position.placed is None else max(step, position.placed + 1)
         step = -(-least // position.every) * position.every
-    found.validate(step, loss, position.batches)
+    found.put(step, val=loss, batches=position.batches)
     position.placed = step
 
 
@@ -319,9 +308,9 @@ def _place(found: Found, position: Position, next_step: int | None) -> None:
         if next_step is not None and next_step != step and position.val is not None:
             position.unsure = True
     if position.val is not None:
-        found.validate(step, position.val, position.batches)
+        found.put(step, val=position.val, batches=position.batches)
     if position.hellaswag is not None:
-        found.hellaswag[step] = position.hellaswag
+        found.put(step, hellaswag=position.hellaswag)
     position.val = position.hellaswag = None
 
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from llmc_jax.compare import report
 from llmc_jax.compare.logfiles import Log, read_log
-from llmc_jax.compare.tensors import DIFFERS
+from llmc_jax.compare.report import Show
+from llmc_jax.compare.tensors import tolerance_of
 from llmc_jax.errors import InputError
 from llmc_jax.run.curves import Curve, finite, moving_mean, window_of
 from llmc_jax.text import table, wrapped
@@ -85,7 +86,7 @@ class Difference(NamedTuple):
 
 
 def difference(first: Curve, other: Curve) -> Curve:
-    """other - first at the steps that both have.
+    """Return other - first at the steps that both have.
 
     Two values that are not finite in the same way differ by nothing; two of which one is not, by infinity.
     """
@@ -104,10 +105,9 @@ def differences(logs: Sequence[Log], tolerance: float = TOLERANCE, window: int =
     for letter, log in zip(LETTERS[1:], logs[1:], strict=False):
         rounding = sum(0.5 * 10.0**-each.decimals for each in (logs[0], log) if each.decimals is not None)
         for name, field in CURVES.items():
-            steps, values = difference(getattr(logs[0], field), getattr(log, field))
+            both = difference(getattr(logs[0], field), getattr(log, field))
             apart = unlike(logs[0], log) if name == VAL else ()
-            like = ~np.isin(steps, [each.step for each in apart])
-            steps, values = steps[like], values[like]
+            steps, values = both.at(~np.isin(both.steps, [each.step for each in apart]))
             points = 1 if name == VAL else window | 1 if window else window_of(len(steps))
             mean = np.where(np.isfinite(values), moving_mean(values, points), np.inf)
             found.append(Difference(letter, name, steps, values, mean, points, tolerance, rounding, apart))
@@ -123,8 +123,8 @@ def unlike(first: Log, other: Log) -> tuple[Unlike, ...]:
 
 def median(c: Curve) -> float | None:
     """Return the median without the first step, which compiles or warms up; None where there is no figure."""
-    later = finite(Curve(c.steps[1:], c.values[1:])) if len(c.steps) > 1 else finite(c)
-    return float(np.median(later.values)) if len(later.values) else None
+    later = finite(c.at(slice(1, None)) if len(c.steps) > 1 else c).values
+    return float(np.median(later)) if len(later) else None
 
 
 def steps_per_second(log: Log) -> float | None:
@@ -173,13 +173,12 @@ def _verdict(each: Difference, name: str) -> str:
 
 
 def chosen_steps(logs: Sequence[Log], rows: int) -> list[int]:
-    """Steps worth a row: those with a validation, best in all logs; else those with a training loss."""
+    """Return the steps worth a row: those with a validation, best in all logs; else those with a training loss."""
     for curves in ([log.val for log in logs], [log.train for log in logs]):
         having = [set(each.steps.tolist()) for each in curves if len(each.steps)]
-        if not having:
-            continue
-        common, some = set.intersection(*having), set.union(*having)
-        return spread(common if len(common) > 1 else some, rows)
+        if having:
+            common = set.intersection(*having)
+            return spread(common if len(common) > 1 else set.union(*having), rows)
     return []
 
 
@@ -200,31 +199,29 @@ def steps_table(
     logs: Sequence[Log], steps: Sequence[int], names: Sequence[str] = LETTERS, *, with_times: bool = False
 ) -> str:
     """Return a table of the losses at some steps, and what each log's is more than the first's; then of its times."""
-    digits = min((log.decimals for log in logs if log.decimals is not None), default=6)
-    headings, columns = ["step"], [[str(step) for step in steps]]
-    differences, others = [], []  # which headings go where a screen is too narrow
+    names = names[: len(logs)]
+    digits = min([6, *(log.decimals for log in logs if log.decimals is not None)])
+    columns = [("step", [str(step) for step in steps])]
     for field in CURVES.values():
-        for name, log in zip(names, logs, strict=False):
-            values = [at_step(getattr(log, field), step) for step in steps]
-            headings.append(f"{field} {name}")
-            columns.append([report.number(value, min(6, digits)) for value in values])
-            if log is logs[0]:
-                first = values
-                continue
-            apart = {each.step for each in unlike(logs[0], log)} if field == CURVES[VAL] else set()
-            others.append(headings[-1])
-            differences.append(f"{name} - {names[0]}")
-            headings.append(differences[-1])
-            columns.append([
-                "" if a is None or b is None or step in apart else signed(b - a)
-                for a, b, step in zip(first, values, steps, strict=True)
-            ])  # fmt: skip
-    optional = [*differences, *reversed(others)]
+        losses = [[at_step(getattr(log, field), step) for step in steps] for log in logs]
+        for name, log, values in zip(names, logs, losses, strict=True):
+            columns.append((f"{field} {name}", [report.number(value, digits) for value in values]))
+            if log is not logs[0]:
+                apart = {each.step for each in unlike(logs[0], log)} if field == CURVES[VAL] else set()
+                more = [
+                    "" if a is None or b is None or step in apart else signed(b - a)
+                    for a, b, step in zip(losses[0], values, steps, strict=True)
+                ]
+                columns.append((f"{name} - {names[0]}", more))
+    # Where a screen is too narrow, the differences go, then the other logs, the last one first.
+    others = [f"{field} {name}" for field in CURVES.values() for name in names[1:]]
+    optional = [*(f"{name} - {names[0]}" for name in names[1:]), *reversed(others)]
     if with_times:
         optional = [f"ms {name}" for name in names]
-        headings += optional
-        columns += [[report.number(at_step(log.ms, step), 2) for step in steps] for log in logs]
-    return table(headings, list(zip(*columns, strict=True)), optional=optional)
+        times = ([report.number(at_step(log.ms, step), 2) for step in steps] for log in logs)
+        columns += zip(optional, times, strict=True)
+    headings, cells = zip(*columns, strict=True)
+    return table(headings, list(zip(*cells, strict=True)), optional=optional)
 
 
 def signed(value: float) -> str:
@@ -283,13 +280,15 @@ def _step(step: int | None) -> str:
 
 
 def as_text(logs: Sequence[Log], found: Sequence[Difference], rows: int) -> str:
-    """Everything for the screen."""
-    parts = [logs_table(logs)]
+    """Return everything for the screen."""
     notes = [f"{letter}: {note}" for letter, log in zip(LETTERS, logs, strict=False) for note in log.notes]
-    parts += ["\n".join(notes)] if notes else []
-    parts.append(steps_table(logs, chosen_steps(logs, rows)))
-    parts.append(f"differences in nats per token, tolerance {found[0].tolerance:g}\n" + differences_table(found))
-    parts.append("\n".join(wrapped(verdict(each)) for each in found))
+    parts = [
+        logs_table(logs),
+        *(["\n".join(notes)] if notes else []),
+        steps_table(logs, chosen_steps(logs, rows)),
+        f"differences in nats per token, tolerance {found[0].tolerance:g}\n{differences_table(found)}",
+        "\n".join(wrapped(verdict(each)) for each in found),
+    ]
     return "\n\n".join(parts)
 
 
@@ -338,18 +337,17 @@ Exit status: 0 compared, and they stay together; 2 bad input; 4 compared, and th
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The words of `logs`."""
+    """Add the arguments of `logs`."""
     parser.description = DESCRIPTION
     parser.add_argument("logs", nargs="+", metavar="LOG", help="two logs or more; the first is what others differ from")
     add_difference_arguments(parser, "1 = do not; 0, the default: one part in 50 of the steps")
     parser.add_argument("--rows", type=int, default=ROWS, metavar="N", help=f"steps in the table [{ROWS}]")
-    report.add_json_argument(parser)
 
 
 def add_difference_arguments(parser: argparse.ArgumentParser, windows: str) -> None:
     """Add what `logs` and `run` have in common. windows: what special values of --window mean."""
     parser.add_argument(
-        "--tolerance", type=float, default=TOLERANCE, metavar="X",
+        "--tolerance", type=tolerance_of, default=TOLERANCE, metavar="X",
         help=f"nats per token by which losses may differ [{TOLERANCE}]; two logs part at the first step whose averaged "
         "difference is larger, if it is at most of the steps behind it too",
     )  # fmt: skip
@@ -362,37 +360,33 @@ def add_difference_arguments(parser: argparse.ArgumentParser, windows: str) -> N
 
 def check_arguments(args: argparse.Namespace) -> None:
     """Refuse values that make no sense, before any work. Raises InputError."""
-    report.check_json(args.json)
-    if not (math.isfinite(args.tolerance) and args.tolerance >= 0):
-        raise InputError(f"--tolerance {args.tolerance}: must be a number from 0")
     if args.window < 0:
         raise InputError(f"--window {args.window}: must be a number of steps, from 0")
     if args.rows < 1:
         raise InputError(f"--rows {args.rows}: must be at least 1")
-    if args.picture is not None and args.picture.suffix != ".png":
-        raise InputError(f"--picture {args.picture}: the name of a picture must end in .png")
-    for flag, path in (("--picture", args.picture), ("--json", args.json)):
-        if path not in (None, report.SCREEN) and not Path(path).resolve().parent.is_dir():
-            raise InputError(f"{flag} {path}: there is no folder {Path(path).parent} to write it into")
+    if args.picture is not None:
+        report.check_file("--picture", args.picture, ".png")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Read, compare, print, and return the exit status. Raises InputError."""
+def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:
+    """Read, compare and print; return whether they stay together, and the result for JSON. Raises InputError."""
     check_arguments(args)
     if not 2 <= len(args.logs) <= len(LETTERS):
         raise InputError(f"{len(args.logs)} log given; two to {len(LETTERS)} are compared with each other")
     logs = [read_log(path) for path in args.logs]
     found = differences(logs, args.tolerance, args.window)
-    report.show(as_text(logs, found, args.rows), json_path=args.json)
-    draw(args, logs, found)
-    report.emit({"comparison": "logs", **as_json(logs, found, args.rows)}, json_path=args.json)
-    return DIFFERS if any(each.parts is not None for each in found) else 0
+    show(as_text(logs, found, args.rows))
+    draw(args.picture, show, logs, found)
+    together = all(each.parts is None for each in found)
+    return together, {"comparison": "logs", **as_json(logs, found, args.rows)}
 
 
-def draw(args: argparse.Namespace, logs: Sequence[Log], found: Sequence[Difference], names: Sequence[str] = ()) -> None:
+def draw(
+    picture: Path | None, show: Show, logs: Sequence[Log], found: Sequence[Difference], names: Sequence[str] = ()
+) -> None:
     """Draw the picture that --picture asks for."""
-    if args.picture is not None:
+    if picture is not None:
         from llmc_jax.compare.picture import draw_logs
 
-        draw_logs(logs, found, args.picture, names)
-        report.show(f"\npicture: {args.picture}", json_path=args.json)
+        draw_logs(logs, found, picture, names)
+        show(f"\npicture: {picture}")

@@ -1,61 +1,25 @@
-"""How every comparison says its result: tables for the screen, JSON for programs.
+"""What all comparisons share in saying their result: how numbers stand in tables, and which files may be written.
 
-Leaves out what the result is.
+Leaves out what the result is, and where its JSON goes (cli/compare.py).
 """
 
-import argparse
-import json
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from llmc_jax.errors import InputError
-from llmc_jax.files import plain, write_atomic
 
-SCREEN = "-"  # --json without a file: the JSON takes the tables' place on standard output
-
-
-def add_json_argument(parser: argparse.ArgumentParser) -> None:
-    """`--json [FILE]`, as `args.json`: None, SCREEN or a path. A comparison calls `check_json(args.json)` first."""
-    parser.add_argument(
-        "--json",
-        nargs="?",
-        const=SCREEN,
-        metavar="FILE",
-        help="write the result as JSON to FILE (*.json); without FILE to the screen, in place of the tables",
-    )
+Show = Callable[[str], None]  # prints a line or a table, unless standard output is for JSON
 
 
-def check_json(json_path: str | None) -> None:
-    """Refuse what is hardly meant as a file of results, before any work.
+def check_file(flag: str, path: str | Path, ending: str, hint: str = "") -> None:
+    """Refuse what is hardly meant as a file of results, before any work. Raises InputError.
 
-    In `--json a.log b.log` argparse takes a.log for FILE: that must not overwrite it. Raises InputError.
+    In `--json a.log b.log` argparse takes a.log for the file: that must not be overwritten.
     """
-    if json_path not in (None, SCREEN) and not str(json_path).endswith(".json"):
-        raise InputError(
-            f"--json {json_path}: the name of a file of results must end in .json; for the screen put --json last"
-        )
-
-
-def show(words: str, *, json_path: str | None) -> None:
-    """Print a line or a table, unless standard output is for JSON."""
-    if json_path != SCREEN:
-        print(words, flush=True)
-
-
-def emit(result: Mapping[str, Any], *, json_path: str | None) -> None:
-    """Write the result as JSON: to standard output, to a file, or (None) nowhere. Raises InputError.
-
-    Non-finite numbers become the strings that metrics.jsonl has for them: nan, inf, -inf.
-    """
-    if json_path is None:
-        return
-    written = json.dumps(plain(result), indent=2, allow_nan=False) + "\n"
-    if json_path == SCREEN:
-        sys.stdout.write(written)
-    else:
-        write_atomic(Path(json_path), written.encode())
+    if not str(path).endswith(ending):
+        raise InputError(f"{flag} {path}: the name of a file of results must end in {ending}{hint}")
+    if not Path(path).resolve().parent.is_dir():
+        raise InputError(f"{flag} {path}: there is no folder {Path(path).parent} to write it into")
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-DIFFERS = 4  # exit status: what was compared does not agree (2 is bad input, as everywhere)
+from llmc_jax.compare.report import small
+
 CHUNK = 1 << 20  # elements compared at a time: the float64 copies stay at 8 MiB each
 
 Shape = tuple[int, ...]
@@ -22,6 +23,7 @@ class Limit(NamedTuple):
     absolute: float
     relative: float = 0.0
     strict: bool = False  # it must stay below, and not only within
+    rms: float = math.inf  # what the root of the mean square of all a - b may be
 
     def __str__(self) -> str:
         sign = "<" if self.strict else "<="
@@ -32,27 +34,24 @@ class Difference(NamedTuple):
     """How a differs from the reference b. Where there are NaN or infinities the sums are those of the other values."""
 
     shape: Shape
-    largest: float  # |a - b|; NaN or infinite where one of them is
-    mean: float  # of |a - b|
-    relative: float  # ||a - b|| / ||b||; infinite where b is all zero and a is not
-    worst: Shape | None  # position: of the first that is not finite, else of the largest; None of nothing
-    a: float  # there
-    b: float
-    other_values: int  # values whose bits differ
-    other_bits: int  # bits that differ
-    nonfinite: int  # differences that are NaN or infinite
-    beyond: int  # values outside the limit; NaN always is
-    share: float  # the largest |a - b| as a share of what the limit allows there; infinite with NaN
+    largest_error: float  # |a - b|; NaN or infinite where one of them is
+    mean_error: float  # of |a - b|
+    relative_norm: float  # ||a - b|| / ||b||; infinite where b is all zero and a is not
+    worst_index: Shape | None  # position: of the first that is not finite, else of the largest; None of nothing
+    worst_values: tuple[float, float]  # a and b there
+    differing_values: int  # values whose bits differ
+    differing_bits: int  # bits that differ
+    not_finite: int  # differences that are NaN or infinite
+    same_bits: bool
     rms_error: float  # root of the mean square of a - b
-
-    @property
-    def same_bits(self) -> bool:
-        return self.other_values == 0
+    limit: Limit | None = None
+    beyond: int = 0  # values outside the limit; NaN always is
+    share: float = 0.0  # the largest |a - b| as a share of what the limit allows there; infinite with NaN
 
     @property
     def agrees(self) -> bool:
-        """Return whether every value is within the limit."""
-        return self.beyond == 0
+        """Return whether every value, and all together, are within the limit."""
+        return self.same_bits if self.limit is None else self.beyond == 0 and self.rms_error <= self.limit.rms
 
 
 class Measure:
@@ -64,10 +63,10 @@ class Measure:
 
     def __init__(self, limit: Limit | None = None, *, nan_agrees: bool = False) -> None:
         self._limit, self._nan_agrees = limit, nan_agrees
-        self.other_values = 0  # so far
-        self._size = self._other_bits = self._nonfinite = self._beyond = 0
+        self.differing_values = 0  # so far
+        self._size = self._differing_bits = self._not_finite = self._beyond = 0
         self._sum = self._squares = self._reference = self._share = 0.0
-        self._worst = (-1.0, 0, math.nan, math.nan)  # |a - b|, position, a, b
+        self._worst = (0.0, 0, math.nan, math.nan)  # |a - b|, position, a, b
 
     def add(self, a: Any, b: Any) -> None:
         """Take in the next piece: two float arrays of the same shape."""
@@ -78,66 +77,60 @@ class Measure:
 
     def _chunk(self, a: np.ndarray, b: np.ndarray) -> None:
         changed = _changed_bits(a, b)
+        self.differing_values += int(np.count_nonzero(changed))
+        self._differing_bits += int(np.bitwise_count(changed).sum(dtype=np.int64))
         with np.errstate(invalid="ignore", over="ignore"):  # signalling NaNs; differences beyond float64
             x, y = a.astype(np.float64), b.astype(np.float64)
             distance = np.abs(x - y)
             if self._nan_agrees:
                 distance[changed == 0] = 0.0
             finite = np.isfinite(distance)
-            self._count(x, y, distance, finite)
-        self.other_values += int(np.count_nonzero(changed))
-        self._other_bits += int(np.bitwise_count(changed).sum(dtype=np.int64))
-        counted = distance[finite]
+            bad = a.size - int(np.count_nonzero(finite))
+            if not self._not_finite:
+                at = int(np.argmin(finite) if bad else np.argmax(distance))
+                if bad or not self._size or distance[at] > self._worst[0]:
+                    self._worst = (float(distance[at]), self._size + at, float(x[at]), float(y[at]))
+            if self._limit is not None:
+                self._hold_against(self._limit, distance, finite, y)
+        self._not_finite += bad
+        counted, reference = distance[finite], y[finite & np.isfinite(y)]
         self._sum += float(counted.sum())
         self._squares += float(np.dot(counted, counted))
-        reference = y[finite & np.isfinite(y)]
         self._reference += float(np.dot(reference, reference))
         self._size += a.size
 
-    def _count(self, x: np.ndarray, y: np.ndarray, distance: np.ndarray, finite: np.ndarray) -> None:
-        """Count what is beyond the limit, and find the worst element."""
-        bad = int(np.count_nonzero(~finite))
-        if distance.size and not self._nonfinite:
-            at = int(np.argmin(finite) if bad else np.argmax(distance))
-            if bad or distance[at] > self._worst[0]:
-                self._worst = (float(distance[at]), self._size + at, float(x[at]), float(y[at]))
-        self._nonfinite += bad
-        if self._limit is None:
-            return
-        allowed = self._limit.absolute + self._limit.relative * np.abs(y)
-        inside = distance < allowed if self._limit.strict else distance <= allowed
+    def _hold_against(self, limit: Limit, distance: np.ndarray, finite: np.ndarray, y: np.ndarray) -> None:
+        allowed = limit.absolute + (limit.relative * np.abs(y) if limit.relative else 0.0)
+        inside = distance < allowed if limit.strict else distance <= allowed
         self._beyond += int(np.count_nonzero(~(inside & finite)))
         with np.errstate(divide="ignore"):
             share = np.where(distance == 0, 0.0, distance / allowed)
-        self._share = math.inf if bad else max(self._share, float(share.max(initial=0.0)))
+        self._share = max(self._share, float(share.max())) if finite.all() else math.inf
 
     def result(self, shape: Sequence[int]) -> Difference:
         """Return the difference of everything added, which together has this shape."""
         assert math.prod(shape) == self._size, (shape, self._size)
-        largest, at, a, b = self._worst
-        finite = self._size - self._nonfinite
-        size = math.nan if self._size and not finite else max(finite, 1)  # only NaN: no figure
-        norm = math.sqrt(self._squares)
+        largest, at, *values = self._worst
+        finite = self._size - self._not_finite
+        nothing = bool(self._size) and not finite  # only NaN: no figure
+        count = math.nan if nothing else max(finite, 1)
+        norm, reference = math.sqrt(self._squares), math.sqrt(self._reference)
         return Difference(
             shape=tuple(shape),
-            largest=max(largest, 0.0) if not math.isnan(largest) else largest,
-            mean=self._sum / size,
-            relative=self._relative(norm, finite),
-            worst=tuple(int(i) for i in np.unravel_index(at, tuple(shape))) if self._size else None,
-            a=a,
-            b=b,
-            other_values=self.other_values,
-            other_bits=self._other_bits,
-            nonfinite=self._nonfinite,
+            largest_error=largest,
+            mean_error=self._sum / count,
+            relative_norm=math.nan if nothing else norm / reference if reference else math.inf if norm else 0.0,
+            worst_index=tuple(int(i) for i in np.unravel_index(at, tuple(shape))) if self._size else None,
+            worst_values=(values[0], values[1]),
+            differing_values=self.differing_values,
+            differing_bits=self._differing_bits,
+            not_finite=self._not_finite,
+            same_bits=self.differing_values == 0,
+            rms_error=norm / math.sqrt(count),
+            limit=self._limit,
             beyond=self._beyond,
             share=self._share,
-            rms_error=norm / math.sqrt(size),
         )
-
-    def _relative(self, norm: float, finite: int) -> float:
-        if self._size and not finite:
-            return math.nan
-        return norm / math.sqrt(self._reference) if self._reference else (math.inf if norm else 0.0)
 
 
 def _changed_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -168,21 +161,17 @@ def tolerance_of(text: str) -> float:
 
 
 def index_text(index: Shape | None) -> str:
-    """Write a position as Python does, without spaces: [1,17,3]."""
+    """Return a position as Python writes it, without spaces: [1,17,3]."""
     return "" if index is None else f"[{','.join(map(str, index))}]"
 
 
+def cells(found: Difference) -> list[str]:
+    """Return what tables show of a difference: largest and mean error, relative norm, where it is worst, both there."""
+    sizes = (found.largest_error, found.mean_error, found.relative_norm)
+    return [*map(small, sizes), index_text(found.worst_index), *(f"{value:.6g}" for value in found.worst_values)]
+
+
 def as_json(found: Difference) -> dict[str, Any]:
-    """Return the fields of a difference under the names that JSON has for them."""
-    return {
-        "shape": list(found.shape),
-        "largest_error": found.largest,
-        "mean_error": found.mean,
-        "relative_norm": found.relative,
-        "worst_index": None if found.worst is None else list(found.worst),
-        "worst_values": [found.a, found.b],
-        "differing_values": found.other_values,
-        "differing_bits": found.other_bits,
-        "not_finite": found.nonfinite,
-        "same_bits": found.same_bits,
-    }
+    """Return what JSON has of every difference: all but what is about a limit."""
+    measures = Difference._fields[: Difference._fields.index("rms_error")]
+    return {name: getattr(found, name) for name in measures}

@@ -1,5 +1,6 @@
 """The command line: its comparisons, what they share, and how it ends."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 
 from llmc_jax.cli import compare as command
 from llmc_jax.cli.compare import COMMANDS, main
-from llmc_jax.compare import report
-from llmc_jax.errors import InputError
+from llmc_jax.compare import logs
+from llmc_jax.compare.report import Show
 from llmc_jax.files import plain
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +49,7 @@ def test_wrong_words(words: list[str], capsys: pytest.CaptureFixture[str]) -> No
 
 def test_flags_of_another_program() -> None:
     found = command.make_parser().parse_args(["run", "x", "--json", "--", "-b", "--", "4"])
-    assert (found.executable, found.json, found.flags) == ("x", report.SCREEN, ["-b", "--", "4"])
+    assert (found.executable, found.json, found.flags) == ("x", command.SCREEN, ["-b", "--", "4"])
     assert command.make_parser().parse_args(["logs", "a"]).flags == []
 
 
@@ -74,14 +75,16 @@ def test_arrays_and_odd_values_become_json() -> None:
     assert plain(value) == {"a": [1.0, "nan", "inf"], "b": 0.5, "c": "x", "d": [3, True]}
 
 
-def test_where_json_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report.emit({"a": 1}, json_path=None)
-    report.show("table", json_path=None)
-    assert capsys.readouterr().out == "table\n"
-    report.show("table", json_path=report.SCREEN)
-    report.emit({"a": 1}, json_path=report.SCREEN)
-    assert json.loads(capsys.readouterr().out) == {"a": 1}
-    report.emit({"a": 1}, json_path=str(tmp_path / "a.json"))
-    assert json.loads((tmp_path / "a.json").read_text()) == {"a": 1}
-    with pytest.raises(InputError, match="cannot write it"):
-        report.emit({"a": 1}, json_path=str(tmp_path / "nowhere" / "a.json"))
+def test_where_json_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(_args: argparse.Namespace, show: Show) -> tuple[bool, dict]:
+        show("table")
+        return True, {"a": 1}
+
+    monkeypatch.setattr(logs, "run", said)
+    file = tmp_path / "a.json"
+    assert main(["logs", "x"]) == 0 and capsys.readouterr().out == "table\n"
+    assert main(["logs", "x", "--json", str(file)]) == 0 and capsys.readouterr().out == "table\n"
+    assert main(["logs", "x", "--json"]) == 0 and capsys.readouterr().out == file.read_text()
+    assert json.loads(file.read_text()) == {"a": 1}
+    assert main(["logs", "x", "--json", str(tmp_path / "nowhere" / "a.json")]) == 2
+    assert "there is no folder" in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """Two checkpoints beside each other: what differs is found and placed, in every format, a layer at a time, in words."""
 
-import argparse
 import json
 import tracemalloc
 from pathlib import Path
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16, write_model
 from llmc_jax.checkpoint.source import Source, slices
+from llmc_jax.cli import compare as command
 from llmc_jax.compare import checkpoints
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError
@@ -31,9 +31,7 @@ def written(path: Path, flat: np.ndarray, config: ModelConfig = CONFIG, version:
 
 
 def compare(*words: str | Path) -> int:
-    parser = argparse.ArgumentParser()
-    checkpoints.add_arguments(parser)
-    return checkpoints.run(parser.parse_args([str(word) for word in words]))
+    return command.run(command.make_parser().parse_args(["checkpoints", *map(str, words)]))
 
 
 def compared(tmp_path: Path, *words: str | Path) -> tuple[int, dict]:

@@ -3,7 +3,6 @@
 Without a mistake everything agrees; with each of many mistakes the operation that is named is the one that was spoiled.
 """
 
-import argparse
 import json
 import math
 import struct
@@ -21,9 +20,10 @@ from hypothesis import strategies as st
 
 from llmc_jax import kernels
 from llmc_jax.checkpoint.llmc import write_model
+from llmc_jax.cli import compare as command
 from llmc_jax.compare import activations, debug_state
 from llmc_jax.compare.activations import Batch, Model, Step
-from llmc_jax.compare.tensors import difference
+from llmc_jax.compare.tensors import Limit, difference
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError
 from llmc_jax.models.gpt2 import model as gpt2
@@ -127,9 +127,9 @@ def test_every_value_agrees_with_the_plain_model_in_float64(theirs: dict[str, np
     with jax.enable_x64(True):
         found = found_steps(theirs, model_of(weights(np.float64)), tolerance=1e-12)
     bad = [
-        (step.name, step.total.relative, step.local.relative)
+        (step.name, step.total.relative_norm, step.local.relative_norm)
         for step in found
-        if not (step.agrees and step.agrees_here)
+        if not (step.total.agrees and step.local.agrees)
     ]
     assert not bad
     assert {step.name for step in found} == set(theirs) and len(found) == 119
@@ -155,7 +155,7 @@ def test_the_values_are_those_of_loss_fn(dtype: Any) -> None:
     # The list of operations makes of the blocks' own inputs what the blocks made of them.
     again = list(activations.steps(model, values, values, 0.0))
     assert all(step.total.same_bits for step in again) and len(again) == 85
-    assert all(step.local.relative <= (1e-6 if dtype == jnp.float32 else 4e-3) for step in again)
+    assert all(step.local.relative_norm <= (1e-6 if dtype == jnp.float32 else 4e-3) for step in again)
 
 
 # ----- mistakes ------------------------------------------------------------------------------------------------------
@@ -276,12 +276,12 @@ def test_the_operation_with_the_mistake_is_named(
     found = found_steps(theirs, spoil(monkeypatch))
     first = activations.first_step(found)
     assert first is not None and found[first].name == name
-    assert not found[first].agrees and not found[first].agrees_here
-    assert all(step.agrees for step in found[:first])
+    assert not found[first].total.agrees and not found[first].local.agrees
+    assert all(step.total.agrees for step in found[:first])
     if alone is not None:  # what was handed a wrong input disagrees in total, and not of itself
-        assert {step.name for step in found if not step.agrees_here} == alone
+        assert {step.name for step in found if not step.local.agrees} == alone
         if name not in ("losses", "dwte"):
-            assert sum(not step.agrees and step.agrees_here for step in found) >= 3
+            assert sum(not step.total.agrees and step.local.agrees for step in found) >= 3
 
 
 def test_nan_is_named_where_it_begins(theirs: dict[str, np.ndarray], monkeypatch: Patch, op_by_op: None) -> None:
@@ -289,7 +289,7 @@ def test_nan_is_named_where_it_begins(theirs: dict[str, np.ndarray], monkeypatch
     found = found_steps(theirs, model)
     first = activations.first_step(found)
     assert first is not None and found[first].name == "layer_01.fch"
-    assert found[first].total.worst == (0, 0, 21) and found[first].total.nonfinite == B * T
+    assert found[first].total.worst_index == (0, 0, 21) and found[first].total.not_finite == B * T
     words = debug_state._first_words(found, first, 2e-5)
     assert "linear_forward, which makes layer_01.fch" in words and "NaN or infinite at [0,0,21]: ours nan" in words
 
@@ -300,7 +300,7 @@ def test_nan_of_the_other_side(theirs: dict[str, np.ndarray], op_by_op: None) ->
     spoiled["layer_02.atty"][1, 2, 5] = np.nan
     found = found_steps(spoiled, model_of(weights()))
     first = activations.first_step(found)
-    assert first is not None and found[first].name == "layer_02.atty" and found[first].total.worst == (1, 2, 5)
+    assert first is not None and found[first].name == "layer_02.atty" and found[first].total.worst_index == (1, 2, 5)
 
 
 def test_what_a_folder_lacks_is_computed_for_it(
@@ -311,8 +311,8 @@ def test_what_a_folder_lacks_is_computed_for_it(
     few = {name: value for name, value in few.items() if "dres" not in name}
     found = found_steps(few, spoiled_weight("fcw", (1, 5, 2), lambda w: w + 0.3)(monkeypatch))
     assert [step.name for step in found] == ["layer_00.residual3", "layer_01.residual3", "layer_02.residual3", "logits"]
-    assert [step.agrees_here for step in found] == [True, False, True, True]
-    assert [step.agrees for step in found] == [True, False, False, False]
+    assert [step.local.agrees for step in found] == [True, False, True, True]
+    assert [step.total.agrees for step in found] == [True, False, False, False]
     between = ("ln1", "qkv", "atty", "attproj", "residual2", "ln2", "fch", "fch_gelu", "fcproj")
     assert found[1].covers == tuple(f"layer_01.{name}" for name in between)
     assert found[3].covers == ("lnf",)
@@ -320,10 +320,10 @@ def test_what_a_folder_lacks_is_computed_for_it(
 
 
 def test_errors_that_add_up_are_told_from_one_that_is_made() -> None:
-    right, wrong = difference(np.float32(1), np.float32(1)), difference(np.float32(1.1), np.float32(1))
-    step = Step("lnf", "layernorm_forward", right, right, (), True, True)
-    drifted = step._replace(name="logits", total=wrong, agrees=False)
-    made = step._replace(name="losses", agrees_here=False)
+    right, wrong = (difference(np.float32(a), np.float32(1), Limit(0.01)) for a in (1, 1.1))
+    step = Step("lnf", "layernorm_forward", right, right, ())
+    drifted = step._replace(name="logits", total=wrong)
+    made = step._replace(name="losses", local=wrong)
     assert activations.first_step([step, step]) is None
     assert activations.first_step([step, drifted]) == 1
     assert activations.first_step([step, drifted, made]) == 2  # the one that can be put right
@@ -361,9 +361,7 @@ def model_file(tmp_path: Path) -> Path:
 
 
 def compare(*words: str | Path) -> int:
-    parser = argparse.ArgumentParser()
-    debug_state.add_arguments(parser)
-    return debug_state.run(parser.parse_args([str(word) for word in words]))
+    return command.run(command.make_parser().parse_args(["debug-state", *map(str, words)]))
 
 
 def compared(tmp_path: Path, *words: str | Path) -> tuple[int, dict[str, Any]]:
@@ -468,7 +466,7 @@ def test_nan_is_a_failure(
     ],
 )  # fmt: skip
 def test_llm_c_s_tolerances(tolerances: str, name: str, absolute: float, relative: float) -> None:
-    limits = debug_state.TOLERANCES[tolerances].limits
+    limits = debug_state.TOLERANCES[tolerances][1]
     limit = limits[name]
     for share, agrees in ((0.999, True), (1.001, False)):
         b = np.array([2.0])

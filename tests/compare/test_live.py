@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from llmc_jax.checkpoint.llmc import write_model
-from llmc_jax.cli.compare import main
+from llmc_jax.cli.compare import DIFFERS, main
 from llmc_jax.compare import live
 from llmc_jax.compare.logfiles import read_log
 from llmc_jax.config.model import parse_descriptor
@@ -66,7 +66,10 @@ def test_kinds_by_name(tmp_path: Path, model: Path, tokens: TokenPair) -> None:
     for kind in live.FLAGS:
         assert planned(program(tmp_path / kind, ""), files(model, tokens)).kind == kind
     odd = program(tmp_path / "train_gpt2cu_h100", "")
-    with pytest.raises(InputError, match=r"its name does not say .*; give --kind train_gpt2\|train_gpt2fp32cu\|"):
+    with pytest.raises(
+        InputError,
+        match=r"cu_h100 is not a trainer .*; if it is one, give --kind train_gpt2\|",
+    ):
         planned(odd, [])
     assert live.make_comparison(str(odd), live.CUDA, [], []).kind == live.CUDA
     (tmp_path / "source").write_text("int main() {}")
@@ -288,7 +291,7 @@ def test_both_for_real(tmp_path: Path, model: Path, tokens: TokenPair, capsys: A
     executable = program(tmp_path / "train_gpt2", wrong)
     kept, result, picture = tmp_path / "kept", tmp_path / "r.json", tmp_path / "p.png"
     options = ["--keep", str(kept), "--json", str(result), "--picture", str(picture)]
-    assert main(["run", str(executable), *options, "--", *files(model, tokens)]) == live.DIFFERS
+    assert main(["run", str(executable), *options, "--", *files(model, tokens)]) == DIFFERS
     text = capsys.readouterr().out
     assert "1 of 2, llm.c: " in text and "2 of 2, ours:  train.py --preset llmc-cpu --dtype fp32 -s 0 -e " in text
     assert "training losses: they part at step" in text and "verdict: the losses do NOT agree" in text

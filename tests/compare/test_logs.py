@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.cli.compare import main
+from llmc_jax.cli.compare import DIFFERS, main
 from llmc_jax.compare import logfiles, logs
 from llmc_jax.compare.logfiles import Log, read_log
 from llmc_jax.errors import FormatError, InputError
@@ -423,7 +423,7 @@ def test_validations_over_another_number_of_batches_are_not_compared(
             log.val(3, loss=loss, batches=7)
             for step in range(3):
                 log.train(StepFigures(step, loss=3.0, norm=1.0, lr=0.1, ms=1.0, tokens_per_second=1e3))
-    assert main(["logs", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == logs.DIFFERS  # by step 3
+    assert main(["logs", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == DIFFERS  # by step 3
     _, val = json.loads(capsys.readouterr().out)["differences"]
     assert (val["steps"], val["parts"]) == ([3], 3)
     assert val["not_compared"] == [{"step": step, "first": 5, "other": 20} for step in (0, 2)]
@@ -480,7 +480,7 @@ def two(tmp_path: Path) -> list[str]:
 def test_the_command_prints_and_draws(two: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture, result = tmp_path / "p.png", tmp_path / "r.json"
     words = ["logs", *two, "--window", "1", "--picture", str(picture), "--json", str(result)]
-    assert main(words) == logs.DIFFERS
+    assert main(words) == DIFFERS
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 120 + len(two[0])
     row = next(line for line in text.splitlines() if line.startswith(" 100"))
@@ -500,7 +500,6 @@ def test_the_command_prints_and_draws(two: list[str], tmp_path: Path, capsys: py
 
 REFUSED = {
     "one log": (["A"], "1 log given; two to 26"),
-    "tolerance": (["A", "B", "--tolerance", "-1"], "--tolerance -1.0: must be"),
     "window": (["A", "B", "--window", "-1"], "--window -1: must be"),
     "rows": (["A", "B", "--rows", "0"], "--rows 0: must be at least 1"),
     "picture": (["A", "B", "--picture", "a.jpg"], r"must end in \.png"),
@@ -518,9 +517,16 @@ def test_what_the_command_refuses(name: str, two: list[str], capsys: pytest.Capt
     output = capsys.readouterr()
     assert not output.out
     line = output.err
-    assert line.startswith("python -m llmc_jax.compare") and line.count("\n") == 1
+    assert line.startswith("python -m llmc_jax.compare logs: ") and line.count("\n") == 1
     assert re.search(expected, line), line
     assert Path(two[0]).read_bytes() == before
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "x"])
+def test_bad_tolerances(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["logs", "a", "b", f"--tolerance={value}"])
+    assert caught.value.code == 2 and "must be a number, at least 0" in capsys.readouterr().err
 
 
 def test_pictures_of_anything(tmp_path: Path) -> None:

@@ -33,28 +33,28 @@ def test_against_numpy(dtype: type, chunk: int, monkeypatch: pytest.MonkeyPatch)
     found = difference(a, b, Limit(1e-3, 1e-3))
     x, y = a.astype(np.float64), b.astype(np.float64)
     distance = np.abs(x - y)
-    assert found.shape == (3, 5, 7) and found.largest == distance.max()
-    assert found.mean == pytest.approx(distance.mean(), rel=1e-12)
-    assert found.relative == pytest.approx(np.linalg.norm(x - y) / np.linalg.norm(y), rel=1e-12)
-    assert found.worst == np.unravel_index(distance.argmax(), a.shape)
-    assert (found.a, found.b) == (x[found.worst], y[found.worst])
-    assert found.other_values == np.count_nonzero(a != b) and found.other_bits == popcount(a, b)
+    assert found.shape == (3, 5, 7) and found.largest_error == distance.max()
+    assert found.mean_error == pytest.approx(distance.mean(), rel=1e-12)
+    assert found.relative_norm == pytest.approx(np.linalg.norm(x - y) / np.linalg.norm(y), rel=1e-12)
+    assert found.worst_index == np.unravel_index(distance.argmax(), a.shape)
+    assert found.worst_values == (x[found.worst_index], y[found.worst_index])
+    assert found.differing_values == np.count_nonzero(a != b) and found.differing_bits == popcount(a, b)
     assert found.beyond == np.count_nonzero(distance > 1e-3 + 1e-3 * np.abs(y)) and not found.agrees
     assert found.share == pytest.approx((distance / (1e-3 + 1e-3 * np.abs(y))).max(), rel=1e-12)
     assert found.rms_error == pytest.approx(math.sqrt((distance * distance).mean()), rel=1e-12)
-    assert found.nonfinite == 0 and not found.same_bits
+    assert found.not_finite == 0 and not found.same_bits
 
 
 def test_the_same_bits() -> None:
     a, _ = pair((4, 6))
     found = difference(a, a.copy(), Limit(0.0))
     assert found.same_bits and found.agrees
-    assert (found.largest, found.mean, found.relative, found.share) == (0, 0, 0, 0)
+    assert (found.largest_error, found.mean_error, found.relative_norm, found.share) == (0, 0, 0, 0)
 
 
 def test_signed_zeros_differ_in_bits_alone() -> None:
     found = difference(np.zeros(3, np.float32), -np.zeros(3, np.float32), Limit(0.0))
-    assert (found.other_values, found.other_bits, found.largest, found.agrees) == (3, 3, 0, True)
+    assert (found.differing_values, found.differing_bits, found.largest_error, found.agrees) == (3, 3, 0, True)
 
 
 @settings(max_examples=60, deadline=None)
@@ -67,9 +67,10 @@ def test_pieces_do_not_show(cuts: list[int], seed: int) -> None:
         measure.add(a[start:cut], b[start:cut])
         start = cut
     found, whole = measure.result(a.shape), difference(a, b, Limit(0.5))
-    assert found[:1] + found[4:11] == whole[:1] + whole[4:11]
-    np.testing.assert_allclose([found.mean, found.relative], [whole.mean, whole.relative], rtol=1e-12)
-    assert found.worst == (seed % 9, seed % 4) and found.beyond == 1
+    sums = ("mean_error", "relative_norm", "rms_error")
+    np.testing.assert_allclose([getattr(found, n) for n in sums], [getattr(whole, n) for n in sums], rtol=1e-12)
+    assert found._replace(**{n: getattr(whole, n) for n in sums}) == whole
+    assert found.worst_index == (seed % 9, seed % 4) and found.beyond == 1
 
 
 @pytest.mark.parametrize("side", ["a", "b", "both"])
@@ -80,12 +81,12 @@ def test_what_is_not_finite_is_a_failure_and_the_worst(side: str, value: float) 
         if side in (name, "both"):
             array[2, 3] = array[4, 1] = value
     found = difference(a, b, Limit(1e9))
-    assert found.worst == (2, 3) and found.nonfinite == found.beyond == 2 and not found.agrees
-    assert not math.isfinite(found.largest) and found.share == math.inf
+    assert found.worst_index == (2, 3) and found.not_finite == found.beyond == 2 and not found.agrees
+    assert not math.isfinite(found.largest_error) and found.share == math.inf
     good = np.isfinite(a) & np.isfinite(b)
     x, y = a[good].astype(np.float64), b[good].astype(np.float64)
-    assert found.mean == pytest.approx(np.abs(x - y).mean(), rel=1e-12)
-    assert found.relative == pytest.approx(np.linalg.norm(x - y) / np.linalg.norm(y), rel=1e-12)
+    assert found.mean_error == pytest.approx(np.abs(x - y).mean(), rel=1e-12)
+    assert found.relative_norm == pytest.approx(np.linalg.norm(x - y) / np.linalg.norm(y), rel=1e-12)
 
 
 def test_the_first_nan_stays_the_worst_in_later_pieces() -> None:
@@ -93,17 +94,18 @@ def test_the_first_nan_stays_the_worst_in_later_pieces() -> None:
     for piece in ([0.5, 0.0], [0.0, np.nan], [9.0, np.nan]):
         measure.add(np.array(piece, np.float32), np.zeros(2, np.float32))
     found = measure.result((3, 2))
-    assert found.worst == (1, 1) and found.nonfinite == 2 and found.beyond == 3
+    assert found.worst_index == (1, 1) and found.not_finite == 2 and found.beyond == 3
 
 
 def test_equal_nan_of_two_files() -> None:
     """Of files the payload counts: the same bits agree, another payload does not."""
     a = np.array([0x7FC00001, 0x7F800000, 0x3F800000], np.uint32).view(np.float32)
-    assert difference(a, a.copy(), nan_agrees=True).nonfinite == 0
+    assert difference(a, a.copy(), nan_agrees=True).not_finite == 0
+    assert difference(a, a.copy(), Limit(0.5), nan_agrees=True).agrees
     other = a.copy()
     other.view(np.uint32)[0] ^= 2
     found = difference(a, other, nan_agrees=True)
-    assert (found.nonfinite, found.other_values, found.other_bits, found.worst) == (1, 1, 1, (0,))
+    assert (found.not_finite, found.differing_values, found.differing_bits, found.worst_index) == (1, 1, 1, (0,))
 
 
 def test_limits() -> None:
@@ -122,18 +124,20 @@ def test_limits() -> None:
 
 def test_shapes_without_axes_or_values() -> None:
     found = difference(np.float32(2), np.float32(3))
-    assert (found.worst, found.largest, found.a, found.b) == ((), 1.0, 2.0, 3.0)
+    assert (found.worst_index, found.largest_error, found.worst_values) == ((), 1.0, (2.0, 3.0))
     empty = difference(np.zeros((0, 4), np.float32), np.zeros((0, 4), np.float32), Limit(0.0))
-    assert empty.worst is None and empty.same_bits and empty.agrees and empty.relative == 0
+    assert empty.worst_index is None and empty.same_bits and empty.agrees and empty.relative_norm == 0
     assert (index_text((1, 17)), index_text(()), index_text(None)) == ("[1,17]", "[]", "")
 
 
 def test_a_reference_of_zeros() -> None:
-    assert difference(np.ones(2, np.float32), np.zeros(2, np.float32)).relative == math.inf
-    assert difference(np.zeros(2, np.float32), np.zeros(2, np.float32)).relative == 0
+    assert difference(np.ones(2, np.float32), np.zeros(2, np.float32)).relative_norm == math.inf
+    assert difference(np.zeros(2, np.float32), np.zeros(2, np.float32)).relative_norm == 0
 
 
 def test_of_nothing_but_nan_nothing_is_known() -> None:
     found = difference(np.full(3, np.nan, np.float32), np.ones(3, np.float32), Limit(1.0))
-    assert all(math.isnan(value) for value in (found.largest, found.mean, found.relative, found.rms_error))
-    assert (found.worst, found.nonfinite, found.beyond) == ((0,), 3, 3)
+    assert all(
+        math.isnan(value) for value in (found.largest_error, found.mean_error, found.relative_norm, found.rms_error)
+    )
+    assert (found.worst_index, found.not_finite, found.beyond) == ((0,), 3, 3)
