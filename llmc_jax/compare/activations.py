@@ -135,7 +135,7 @@ def names_of(config: ModelConfig, *, gradients: bool) -> list[str]:
 
 
 def own_values(model: Model, batch: Batch, *, gradients: bool) -> Values:
-    """Return every value of a batch, from gpt2.block_forward and block_backward, which the model itself runs.
+    """Return every value of a batch, from block_forward and block_backward, which the model itself runs.
 
     What stays inside a block comes from the list of operations: attproj and the gradients within the block.
     """
@@ -162,7 +162,7 @@ def own_values(model: Model, batch: Batch, *, gradients: bool) -> Values:
 
 
 def _add_gradients(values: Values, model: Model, kept: list[Any]) -> None:
-    """Add the gradients that gpt2.block_backward gives, of the stream and of the weights, and those of the list."""
+    """Add the gradients that block_backward gives, of the stream and of the weights, and those of the list."""
     config, p = model.config, model.params
     backward = jax.jit(lambda d, dbias, w, a: block_backward(d, dbias, w, a, config.num_heads, model.execution))
     listed = backward_operations(config.num_layers)
@@ -243,10 +243,10 @@ def allowed(ours: str, theirs: str) -> float:
     A product of float32 differs by some 1e-6 between programs; one of bf16 is rounded to 8 bits, 2^-9 at most on either
     side, after inputs that were themselves rounded. Several times that is allowed, which mistakes exceed by far.
     """
-    of_dtype = {"fp64": 2e-5, "fp32": 2e-5, "fp16": 2e-3, "bf16": 1e-2}
-    return max(of_dtype[ours], of_dtype[theirs])
+    return max(ALLOWED[ours], ALLOWED[theirs])
 
 
+ALLOWED = {"fp32": 2e-5, "bf16": 1e-2, "fp16": 2e-3, "fp64": 2e-5}
 TOTAL = 10  # what a whole computation may differ by, in units of what one operation may
 
 
@@ -287,11 +287,6 @@ def first_step(found: list[Step]) -> int | None:
     return made[0] if made else next(passed_on, None)
 
 
-def forward_only(model: Model, values: Values) -> Values:
-    """Return the values without those of the backward pass."""
-    return {name: values[name] for name in names_of(model.config, gradients=False) if name in values}
-
-
 def _scale(name: str, values: Values) -> float:
     """Return what the error of a value is measured by: its root mean square, of a mean at least the row's deviation."""
     scale = _rms(values[name])
@@ -317,7 +312,6 @@ def _limit(tolerance: float, scale: float) -> Limit:
 FORMAT = 1
 INDEX = "index.json"
 INDEX_BYTES = 1 << 24  # an index of 200 layers has a hundredth of that
-DTYPES = ("fp32", "bf16", "fp16", "fp64")
 
 
 class Folder(NamedTuple):
@@ -328,13 +322,15 @@ class Folder(NamedTuple):
     ignored: tuple[str, ...]
 
 
-def write_folder(folder: Path, model: Model, values: Values, dtype: str) -> int:
+def write_folder(folder: Path, model: Model, values: Values, dtype: str, *, gradients: bool = True) -> int:
     """Write every array as <name>.npy, and index.json; the folder appears when complete. Returns their number.
+
+    gradients: those of the backward pass too.
 
     Raises InputError if it exists already with something in it, or cannot be written.
     """
     check_new(folder)
-    listed = names_of(model.config, gradients=True)
+    listed = names_of(model.config, gradients=gradients)
     arrays = {name: values[name] for name in listed if isinstance(values.get(name), np.ndarray)}
     try:
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent) as hidden:
@@ -408,9 +404,9 @@ def _read_index(path: Path, config: ModelConfig, B: int, T: int) -> str | None:
         if name in index and index[name] != expected:
             raise InputError(f"{path}: {name} is {index[name]!r:.200}, but the debug state's is {expected}")
     dtype = index.get("dtype", "fp32")
-    if dtype not in DTYPES:
-        raise FormatError(f"{path}: dtype {dtype!r:.40}; expected one of {', '.join(DTYPES)}")
-    return str(dtype)
+    if not isinstance(dtype, str) or dtype not in ALLOWED:
+        raise FormatError(f"{path}: dtype {dtype!r:.40}; expected one of {', '.join(ALLOWED)}")
+    return dtype
 
 
 def _read_value(path: Path, name: str, config: ModelConfig, B: int, T: int) -> np.ndarray:

@@ -26,8 +26,7 @@ from llmc_jax.models.gpt2.tensors import TENSORS, Params, views
 from llmc_jax.text import table
 
 if TYPE_CHECKING:  # they bring JAX in
-    from llmc_jax.compare import activations
-    from llmc_jax.kernels import Choice
+    from llmc_jax.compare.activations import Folder, Model, Step
     from llmc_jax.plan import Plan
 
 DESCRIPTION = """\
@@ -138,7 +137,7 @@ def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:
     flat = jnp.asarray(flat_parameters(source), DTYPES[dtype])
     test, limits = TOLERANCES[args.tolerances or ("fp32" if dtype == "fp32" else "bf16")]
     device = first_device().device_kind
-    show(_headline(args, dtype, device, source, state, plan.choices))
+    show(_headline(args, source, state, plan, device))
 
     model = activations.Model(config, views(flat, config), plan.execution)
     computed = program(config, plan.execution)(flat, state.x, state.y)
@@ -158,11 +157,10 @@ def run(args: argparse.Namespace, show: Show) -> tuple[bool, dict[str, Any]]:
         gradients = args.gradients or (folder is not None and activations.has_gradients(folder.values))
         values = activations.own_values(model, batch, gradients=gradients)
         if folder is not None:
-            against = _compare_values(args, show, dtype, model, values, folder)
-            result["against"], agrees = against, agrees and against["agrees"]
+            result["against"] = _compare_values(args, show, dtype, model, values, folder)
+            agrees = agrees and result["against"]["agrees"]
         if args.dump:
-            written = values if args.gradients else activations.forward_only(model, values)
-            count = activations.write_folder(args.dump, model, written, dtype)
+            count = activations.write_folder(args.dump, model, values, dtype, gradients=args.gradients)
             show(f"\n{args.dump}: {count} arrays and {activations.INDEX}")
     return agrees, result
 
@@ -176,24 +174,16 @@ def _check(args: argparse.Namespace) -> None:
             raise InputError(f"{flag}: is about --against; give --against FOLDER too")
 
 
-def _headline(
-    args: argparse.Namespace,
-    dtype: str,
-    device: str,
-    source: Source,
-    state: DebugState,
-    choices: "tuple[Choice, ...]",
-) -> str:
+def _headline(args: argparse.Namespace, source: Source, state: DebugState, plan: "Plan", device: str) -> str:
     """Return what is compared."""
-    B, T = state.x.shape
-    c = source.config
-    runs = ", ".join(f"{choice.operation}: {choice.implementation}" for choice in choices)
+    (B, T), c = state.x.shape, source.config
+    runs = ", ".join(f"{choice.operation}: {choice.implementation}" for choice in plan.choices)
     lines = [
         f"model  {args.model}: {source.kind}, {source.dtype}, L={c.num_layers} NH={c.num_heads} C={c.channels} "
         f"V={c.vocab_size}",
         f"state  {args.state}: B={B} T={T}",
-        f"ours   {dtype} {'' if args.dtype else '(as the weights; --dtype says otherwise) '}on {device}, "
-        + ("XLA alone" if {choice.by for choice in choices} == {"xla"} else runs),
+        f"ours   {plan.dtype} {'' if args.dtype else '(as the weights; --dtype says otherwise) '}on {device}, "
+        + ("XLA alone" if {choice.by for choice in plan.choices} == {"xla"} else runs),
         *(f"warning: {line}" for line in source.warnings),
         "",
     ]
@@ -312,12 +302,7 @@ def _tensor_json(name: str, found: Difference) -> dict[str, Any]:
 
 
 def _compare_values(
-    args: argparse.Namespace,
-    show: Show,
-    dtype: str,
-    model: "activations.Model",
-    values: dict[str, Any],
-    folder: "activations.Folder",
+    args: argparse.Namespace, show: Show, dtype: str, model: "Model", values: dict[str, Any], folder: "Folder"
 ) -> dict[str, Any]:
     """Compare the values of a folder with ours, print, and return the JSON."""
     from llmc_jax.compare import activations
@@ -345,7 +330,7 @@ def _compare_values(
     }  # fmt: skip
 
 
-def _telling(found: "list[activations.Step]", first: int | None) -> list[int]:
+def _telling(found: "list[Step]", first: int | None) -> list[int]:
     """Return the rows to print: round the first failure, and the other operations that fail of themselves."""
     if first is None:
         return sorted(heapq.nlargest(ROWS, range(len(found)), key=lambda at: found[at].local.relative_norm))
@@ -354,7 +339,7 @@ def _telling(found: "list[activations.Step]", first: int | None) -> list[int]:
     return sorted({*range(begin, min(begin + 6, len(found))), *others[:ROWS]})
 
 
-def _values_table(found: "list[activations.Step]") -> str:
+def _values_table(found: "list[Step]") -> str:
     headings = ["value", "operation", "in total", "made there", "largest error", "worst at", "ours", "theirs",
                 "verdict"]  # fmt: skip
     rows = []
@@ -368,7 +353,7 @@ def _values_table(found: "list[activations.Step]") -> str:
     return table(headings, rows, left=("value", "operation", "worst at", "verdict"), optional=optional)
 
 
-def _first_words(found: "list[activations.Step]", first: int | None, tolerance: float) -> str:
+def _first_words(found: "list[Step]", first: int | None, tolerance: float) -> str:
     if first is None:
         return f"All {len(found)} values agree: each operation within {tolerance:g} of its own, by relative norm."
     step = found[first]
@@ -392,7 +377,7 @@ def _first_words(found: "list[activations.Step]", first: int | None, tolerance: 
     return "\n".join(lines)
 
 
-def _step_json(step: "activations.Step") -> dict[str, Any]:
+def _step_json(step: "Step") -> dict[str, Any]:
     return {
         "name": step.name, "operation": step.operation, "agrees": step.total.agrees, "agrees_here": step.local.agrees,
         "total": as_json(step.total), "local": as_json(step.local), "covers": list(step.covers),

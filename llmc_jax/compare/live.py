@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import batched, chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,15 +103,14 @@ def _pairs(kind: str, words: Sequence[str]) -> dict[str, str]:
     """Return the flags with their values. Only what both programs know is let through, in llm.c's spelling."""
     pairs: dict[str, str] = {}
     ours = {flag for about in OPTIONS for flag in about.flags}
-    for place in range(0, len(words), 2):
-        flag = words[place]
+    for flag, *value in batched(words, 2):
         if flag in OURS_TO_CHOOSE:
             raise InputError(f"{flag}: leave it out; {OURS_TO_CHOOSE[flag]}")
         if flag not in FLAGS[kind]:
             raise InputError(f"{flag}: {_not_for_both(kind, flag, flag in ours)}")
-        if place + 1 == len(words):
+        if not value:
             raise InputError(f"{flag}: its value must follow")
-        pairs[flag] = words[place + 1]
+        pairs[flag] = value[0]
     return pairs
 
 
@@ -126,7 +126,7 @@ def _not_for_both(kind: str, flag: str, ours: bool) -> str:
 
 def our_words(comparison: Comparison, folder: Path, dtype: str | None) -> list[str]:
     """Return our command line; folder: the run folder to make; dtype: what llm.c computes in, where that is known."""
-    given = [word for pair in comparison.flags.items() for word in pair]
+    given = chain.from_iterable(comparison.flags.items())
     precision = ["--dtype", dtype] if dtype else []
     return [*BESIDE[comparison.kind], *given, *precision, "--no-save", "-o", str(folder), *comparison.extra]
 
@@ -166,7 +166,7 @@ def _with_files(kind: str, given: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def work_folder(keep: str | None) -> Iterator[Path]:
-    """The folder for what both write: kept, or gone afterwards. Raises InputError if it holds something already."""
+    """Yield the folder for what both write: kept, or gone afterwards. Raises InputError if it holds something."""
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="llmc-jax-compare-") as folder:
             yield Path(folder)
@@ -203,9 +203,9 @@ def lay_out(comparison: Comparison, folder: Path) -> None:
 
 def llmc_command(comparison: Comparison) -> list[str]:
     """Return llm.c's command line: what it does not find by a fixed name, as flags."""
-    fixed = {CPU: set(FILES), FP32: {"-e"}, CUDA: set()}[comparison.kind]
-    return [str(comparison.executable), *(word for flag, value in comparison.flags.items() if flag not in fixed
-                                    for word in (flag, value))]  # fmt: skip
+    fixed = {CPU: FILES, FP32: ("-e",), CUDA: ()}[comparison.kind]
+    given = (pair for pair in comparison.flags.items() if pair[0] not in fixed)
+    return [str(comparison.executable), *chain.from_iterable(given)]
 
 
 def run_llmc(comparison: Comparison, folder: Path) -> Log:

@@ -74,7 +74,7 @@ def draw_logs(logs: Sequence[Log], found: Sequence[Difference], out_png: Path, n
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
-    """Paths without the folders that they share, cut to the end; without characters that begin a formula."""
+    """Return paths without the folders that they share, cut to the end; without characters that begin a formula."""
     try:
         shared = os.path.commonpath([os.path.dirname(path) for path in paths])
     except ValueError:  # some absolute, some not
@@ -85,7 +85,7 @@ def short_names(paths: Sequence[str]) -> list[str]:
 
 
 def _draw_losses(axes: Any, log: Log, name: str, look: Look, *, wide: bool) -> None:
-    """wide: the first log is a wide, light line, which others on top of it do not hide."""
+    """Draw a log's losses. wide: the first log is a wide, light line, which others on top of it do not hide."""
     train, val = finite(log.train), finite(log.val)
     window = window_of(len(train.steps))
     if len(train.steps):
@@ -121,7 +121,7 @@ def _limit_losses(axes: Any, logs: Sequence[Log], letters: Sequence[str]) -> Non
 
 
 def _draw_differences(axes: Any, found: Sequence[Difference]) -> None:
-    """Averaged differences of training, single ones of validation; the tolerance as a band, a parting as a line."""
+    """Draw averaged differences of training, single ones of validation; the tolerance as a band, partings as lines."""
     reach = [0.0]
     marked: list[str] = []  # logs with a line where they part: training's, else validation's
     for each in found:
@@ -166,7 +166,7 @@ def _averaged(each: Difference) -> Curve:
     """Return the averaged differences whose window is full, without what is not finite."""
     half = each.window // 2
     full = slice(half, max(half, len(each.steps) - half))
-    return finite(Curve(each.steps[full], each.averaged[full]))
+    return finite(Curve(each.steps, each.averaged).at(full))
 
 
 def outside_words(each: Difference, low: float, high: float) -> str:
@@ -183,7 +183,7 @@ def outside_words(each: Difference, low: float, high: float) -> str:
 
 
 def _mark_parting(axes: Any, each: Difference, color: str, row: int) -> None:
-    """A line at the step where a log parts from the first, and its words in a row of their own."""
+    """Draw a line at the step where a log parts from the first, and its words in a row of their own."""
     left = each.parts is not None and each.parts > (each.steps[0] + each.steps[-1]) / 2
     axes.axvline(each.parts, color=color, linewidth=1, linestyle=(0, (4, 3)))
     axes.annotate(
