@@ -15,7 +15,7 @@ from llmc_jax.checkpoint.llmc import V2_ORDERS
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.compare.report import Show
-from llmc_jax.compare.tensors import Difference, Limit, Measure, as_json, cells, index_text, tolerance_of
+from llmc_jax.compare.tensors import Difference, Limit, as_json, cells, index_text, tolerance_of
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2.tensors import BY_NAME, tensor_specs
 from llmc_jax.models.tensors import TensorSpec
@@ -96,14 +96,14 @@ def _compare_tensor(
     if ours.shape != theirs.shape:
         return Row(group, ours.name, shapes)
     layered = BY_NAME[ours.name].layered
-    measure = Measure(None if tolerance is None else Limit(tolerance), nan_agrees=True)
+    found = Difference(ours.shape, None if tolerance is None else Limit(tolerance), nan_agrees=True)
     layers = []
     for layer in range(ours.shape[0] if layered else 1):
-        before = measure.differing_values
-        measure.add(a.read(group, ours.name, layer), b.read(group, ours.name, layer))
-        if layered and measure.differing_values > before:
+        before = found.differing_values
+        found.add(a.read(group, ours.name, layer), b.read(group, ours.name, layer))
+        if layered and found.differing_values > before:
             layers.append(layer)
-    return Row(group, ours.name, shapes, measure.result(ours.shape), tuple(layers))
+    return Row(group, ours.name, shapes, found, tuple(layers))
 
 
 def differences_in_shape(a: ModelConfig, b: ModelConfig) -> list[str]:

@@ -31,19 +31,22 @@ from llmc_jax.files import reason
 from llmc_jax.text import wrapped
 
 CPU, FP32, CUDA = "train_gpt2", "train_gpt2fp32cu", "train_gpt2cu"  # the names that llm.c's Makefile gives them
-MODEL_FILE, TOKENIZER_FILE = "gpt2_124M.bin", "gpt2_tokenizer.bin"  # what they open in their working folder
-TRAIN_FILE = "dev/data/tinyshakespeare/tiny_shakespeare_train.bin"
-VAL_FILE = "dev/data/tinyshakespeare/tiny_shakespeare_val.bin"
+FILES = {  # what stands for a flag in their working folder
+    "-e": "gpt2_124M.bin",
+    "-i": "dev/data/tinyshakespeare/tiny_shakespeare_train.bin",
+    "-j": "dev/data/tinyshakespeare/tiny_shakespeare_val.bin",
+}
+FIXED = {CPU: tuple(FILES), FP32: ("-e",), CUDA: ()}  # flags that a trainer does not have: it opens those files
+TOKENIZER_FILE = "gpt2_tokenizer.bin"
 CPU_SEQUENCE = 64  # T of train_gpt2.c
 NAMES = ("llm.c", "ours")
 ROWS = 50
 LAST_LINES = 8  # shown of a program that failed
 LLMC_OUTPUT, OUR_FOLDER = "llmc.txt", "ours"
 
-FILES = ("-e", "-i", "-j")
 # What each takes, in llm.c's spelling. -e names the checkpoint that the first two find under a fixed name.
 FLAGS = {
-    CPU: FILES,
+    CPU: FIXED[CPU],
     FP32: (*FILES, "-b", "-t", "-l", "-v", "-m", "-s", "-g"),
     CUDA: (
         *FILES, "-b", "-t", "-d", "-x", "-k", "-l", "-u", "-q", "-c", "-sl", "-sg", "-v", "-m", "-s", "-g", "-h", "-a",
@@ -78,7 +81,10 @@ class Comparison(NamedTuple):
 
 def make_comparison(executable: str, kind: str | None, flags: Sequence[str], extra: Sequence[str]) -> Comparison:
     """Return what will be run for an executable and the words after `--`. Raises InputError if it cannot be run so."""
-    path = _checked_executable(executable)
+    path = Path(executable).resolve()
+    if not (path.is_file() and os.access(path, os.X_OK)):
+        there = "cannot be executed (chmod +x)" if path.is_file() else "not a file" if path.exists() else "not there"
+        raise InputError(f"{executable}: {there}; give the path of a built trainer of llm.c, such as llm.c/{CPU}")
     kind = kind or path.name
     if kind not in FLAGS:
         known = "|".join(FLAGS)
@@ -86,17 +92,6 @@ def make_comparison(executable: str, kind: str | None, flags: Sequence[str], ext
     comparison = Comparison(kind, path, _pairs(kind, flags), list(extra))
     _check_words(kind, our_words(comparison, Path("ours"), None))
     return comparison if kind == CUDA else comparison._replace(flags=_with_files(kind, comparison.flags))
-
-
-def _checked_executable(executable: str) -> Path:
-    path = Path(executable)
-    if not path.exists():
-        raise InputError(f"{executable}: there is no such file; give the path of a trainer of llm.c")
-    if not path.is_file():
-        raise InputError(f"{executable}: not a file; give the path of a trainer of llm.c, such as llm.c/train_gpt2")
-    if not os.access(path, os.X_OK):
-        raise InputError(f"{executable}: cannot be executed; give a built trainer, not its source (or chmod +x it)")
-    return path.resolve()
 
 
 def _pairs(kind: str, words: Sequence[str]) -> dict[str, str]:
@@ -146,7 +141,7 @@ def _with_files(kind: str, given: Mapping[str, str]) -> dict[str, str]:
 
     Raises InputError where one is missing: both would stop there, one with an assertion.
     """
-    flags = {"-e": MODEL_FILE, "-i": TRAIN_FILE, "-j": VAL_FILE, **given}
+    flags = {**FILES, **given}
     for flag in FILES:
         flags[flag] = os.path.abspath(flags[flag])
         if (flag == "-e" or kind == CPU) and not Path(flags[flag]).is_file():
@@ -186,13 +181,10 @@ def lay_out(comparison: Comparison, folder: Path) -> None:
     Without a tokenizer llm.c begins its samples with an undefined token; where there is none, or one of another
     vocabulary, it gets a table whose end-of-text is V - 1.
     """
-    names = {MODEL_FILE: comparison.flags["-e"]}
-    if comparison.kind == CPU:
-        names |= {TRAIN_FILE: comparison.flags["-i"], VAL_FILE: comparison.flags["-j"]}
-    for name, target in names.items():
-        link = folder / name
+    for flag in FIXED[comparison.kind]:
+        link = folder / FILES[flag]
         link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(target)
+        link.symlink_to(comparison.flags[flag])
     vocabulary = read_header(comparison.flags["-e"]).config.vocab_size
     given = Path(TOKENIZER_FILE).absolute()
     if given.is_file() and vocabulary == 50257:
@@ -203,8 +195,7 @@ def lay_out(comparison: Comparison, folder: Path) -> None:
 
 def llmc_command(comparison: Comparison) -> list[str]:
     """Return llm.c's command line: what it does not find by a fixed name, as flags."""
-    fixed = {CPU: FILES, FP32: ("-e",), CUDA: ()}[comparison.kind]
-    given = (pair for pair in comparison.flags.items() if pair[0] not in fixed)
+    given = (pair for pair in comparison.flags.items() if pair[0] not in FIXED[comparison.kind])
     return [str(comparison.executable), *chain.from_iterable(given)]
 
 

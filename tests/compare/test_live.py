@@ -74,7 +74,7 @@ def test_kinds_by_name(tmp_path: Path, model: Path, tokens: TokenPair) -> None:
     assert live.make_comparison(str(odd), live.CUDA, [], []).kind == live.CUDA
     (tmp_path / "source").write_text("int main() {}")
     program(tmp_path / "test_gpt2", "")
-    for name, why in (("test_gpt2", "test_gpt2 is not a trainer"), ("none", "there is no such file"),
+    for name, why in (("test_gpt2", "test_gpt2 is not a trainer"), ("none", "not there"),
                       ("", "not a file"), ("source", "cannot be executed")):  # fmt: skip
         with pytest.raises(InputError, match=why):
             planned(tmp_path / name, [])
@@ -199,8 +199,8 @@ def test_flags_of_the_cuda_trainers(tmp_path: Path, model: Path, monkeypatch: An
             assert (place, found) == (str(tmp_path), words)
         else:
             assert place == str(folder / "llmc")
-            assert (folder / "llmc" / live.MODEL_FILE).resolve() == model.resolve()
-            expected = ["-i", f"{tmp_path}/data/*.bin", "-j", f"{tmp_path}/{live.VAL_FILE}", "-b", "8", "-l", "1e-4"]
+            assert (folder / "llmc" / live.FILES["-e"]).resolve() == model.resolve()
+            expected = ["-i", f"{tmp_path}/data/*.bin", "-j", f"{tmp_path}/{live.FILES['-j']}", "-b", "8", "-l", "1e-4"]
             assert found == expected
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.compare import tensors
-from llmc_jax.compare.tensors import Limit, Measure, difference, index_text
+from llmc_jax.compare.tensors import Difference, Limit, as_json, difference, index_text
 
 
 def pair(shape: tuple[int, ...], seed: int = 0, error: float = 1e-3) -> tuple[np.ndarray, np.ndarray]:
@@ -62,14 +62,14 @@ def test_signed_zeros_differ_in_bits_alone() -> None:
 def test_pieces_do_not_show(cuts: list[int], seed: int) -> None:
     a, b = pair((9, 4), seed % 100)
     a[seed % 9, seed % 4] += 1.0
-    measure, start = Measure(Limit(0.5)), 0
+    found, start = Difference(a.shape, Limit(0.5)), 0
     for cut in [*sorted(cuts), 9]:
-        measure.add(a[start:cut], b[start:cut])
+        found.add(a[start:cut], b[start:cut])
         start = cut
-    found, whole = measure.result(a.shape), difference(a, b, Limit(0.5))
-    sums = ("mean_error", "relative_norm", "rms_error")
-    np.testing.assert_allclose([getattr(found, n) for n in sums], [getattr(whole, n) for n in sums], rtol=1e-12)
-    assert found._replace(**{n: getattr(whole, n) for n in sums}) == whole
+    whole = difference(a, b, Limit(0.5))
+    for name, value in as_json(found).items():
+        np.testing.assert_allclose(value, getattr(whole, name), rtol=1e-12, err_msg=name)
+    assert (found.beyond, found.share) == (whole.beyond, whole.share)
     assert found.worst_index == (seed % 9, seed % 4) and found.beyond == 1
 
 
@@ -90,10 +90,9 @@ def test_what_is_not_finite_is_a_failure_and_the_worst(side: str, value: float) 
 
 
 def test_the_first_nan_stays_the_worst_in_later_pieces() -> None:
-    measure = Measure(Limit(1.0))
+    found = Difference((3, 2), Limit(1.0))
     for piece in ([0.5, 0.0], [0.0, np.nan], [9.0, np.nan]):
-        measure.add(np.array(piece, np.float32), np.zeros(2, np.float32))
-    found = measure.result((3, 2))
+        found.add(np.array(piece, np.float32), np.zeros(2, np.float32))
     assert found.worst_index == (1, 1) and found.not_finite == 2 and found.beyond == 3
 
 
