@@ -332,6 +332,9 @@ def write_folder(folder: Path, model: Model, values: Values, dtype: str, *, grad
     check_new(folder)
     listed = names_of(model.config, gradients=gradients)
     arrays = {name: values[name] for name in listed if isinstance(values.get(name), np.ndarray)}
+    rows = [{"name": name, "file": f"{name}.npy", "shape": array.shape} for name, array in arrays.items()]
+    B, T = values["x"].shape
+    index = {"format": FORMAT, "model": vars(model.config), "B": B, "T": T, "dtype": dtype, "arrays": rows}
     try:
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent) as hidden:
             complete = Path(hidden) / folder.name
@@ -339,7 +342,7 @@ def write_folder(folder: Path, model: Model, values: Values, dtype: str, *, grad
             for name, array in arrays.items():
                 with (complete / f"{name}.npy").open("xb") as file:
                     np.save(file, array, allow_pickle=False)
-            (complete / INDEX).write_text(json.dumps(_index(model, arrays, dtype), indent=1) + "\n")
+            (complete / INDEX).write_text(json.dumps(index, indent=1) + "\n")
             if folder.is_dir():
                 folder.rmdir()  # it is empty
             os.replace(complete, folder)
@@ -357,12 +360,6 @@ def check_new(folder: Path) -> None:
         raise InputError(f"{folder}: a file; name a new folder")
     elif not folder.resolve().parent.is_dir():
         raise InputError(f"{folder}: there is no folder {folder.parent}; make it first")
-
-
-def _index(model: Model, arrays: Mapping[str, np.ndarray], dtype: str) -> dict[str, Any]:
-    B, T = arrays["x"].shape
-    listed = [{"name": name, "file": f"{name}.npy", "shape": list(array.shape)} for name, array in arrays.items()]
-    return {"format": FORMAT, "model": vars(model.config), "B": B, "T": T, "dtype": dtype, "arrays": listed}
 
 
 def read_folder(folder: Path, config: ModelConfig, batch: Batch) -> Folder:

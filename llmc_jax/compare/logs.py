@@ -306,12 +306,11 @@ def as_json(logs: Sequence[Log], found: Sequence[Difference], rows: int) -> dict
 
 
 def _log_json(letter: str, log: Log) -> dict[str, Any]:
-    curves = {name: getattr(log, name) for name in ("train", "val", "batches", "ms", "hellaswag")}
     return {
         "letter": letter, "path": log.path, "kind": log.kind, "decimals": log.decimals, "notes": log.notes,
         "median_ms": median(log.ms), "steps_per_second": steps_per_second(log), "tokens_per_second": median(log.speed),
         "last_train": last(log.train), "last_val": last(log.val),
-        **{name: {"steps": c.steps, "values": c.values} for name, c in curves.items()},
+        **{name: getattr(log, name)._asdict() for name in ("train", "val", "batches", "ms", "hellaswag")},
     }  # fmt: skip
 
 
