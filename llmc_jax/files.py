@@ -56,6 +56,12 @@ def write_atomic(path: str | Path, data: bytes) -> None:
         raise InputError(f"{path}: cannot write it: {reason(error)}") from error
 
 
+def refuse_existing(path: Path, force: bool) -> None:
+    """Check that nothing would be written over, unless --force says so. Raises InputError."""
+    if os.path.lexists(path) and not force:
+        raise InputError(f"{path}: exists already; --force replaces it")
+
+
 def write_problem(folder: Path) -> str | None:
     """Make a folder if need be; return why no file can be made in it, None if one can."""
     import tempfile

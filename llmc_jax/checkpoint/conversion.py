@@ -27,7 +27,7 @@ from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices, sli
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError
-from llmc_jax.files import reason, sync
+from llmc_jax.files import reason, refuse_existing, sync
 from llmc_jax.models.gpt2.tensors import BY_NAME, num_parameters, tensor_specs
 from llmc_jax.models.tensors import TensorSpec
 
@@ -179,7 +179,7 @@ def check_written(passage: Passage, back: Source, out: Path, padding: bool) -> N
 
 def to_model(source: Source, out: Path, version: int, force: bool) -> Outcome:
     """Write an llm.c model file, version 3 (fp32) or 5 (bf16)."""
-    _refuse_existing(out, force)
+    refuse_existing(out, force)
     passage = Passage(source, "fp32" if version == 3 else "bf16")
     header = _header_of(source)
     with llmc.new_model_file(out) as temporary:
@@ -250,7 +250,7 @@ def new_folder(out: Path, force: bool) -> Iterator[Path]:
 
     With force, a folder that holds nothing but a model of Hugging Face's is replaced. Raises InputError.
     """
-    _refuse_existing(out, force)
+    refuse_existing(out, force)
     out = out.absolute()
     hidden = f".{out.name}.{secrets.token_hex(4)}"
     temporary, aside = out.with_name(f"{hidden}.tmp"), out.with_name(f"{hidden}.old")
@@ -278,11 +278,6 @@ def new_folder(out: Path, force: bool) -> Iterator[Path]:
             shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         raise InputError(f"{out}: cannot be written: {reason(error)}") from error
-
-
-def _refuse_existing(out: Path, force: bool) -> None:
-    if os.path.lexists(out) and not force:
-        raise InputError(f"{out}: exists already; --force replaces it")
 
 
 def _check_replaceable(out: Path) -> None:
@@ -365,7 +360,7 @@ def to_state(source: Source, run: Path, dtype: str, force: bool) -> Outcome:
     """Write a training state of ours into a run folder. Make the folder where there is none."""
     found = state_of(source, dtype)
     step = found.metadata.step
-    _refuse_existing(store.state_folder(run, step), force)
+    refuse_existing(store.state_folder(run, step), force)
     is_new = not os.path.lexists(run)
     if not is_new and not run.is_dir():
         raise InputError(f"{run}: is not a folder; give the folder of a run, new or not")

@@ -9,7 +9,6 @@ the gradients of the 16 tensors, float32 in the order of the model file: in vers
 on zero, in version 1 with V. Neither V nor the model's shape is in the file, so it is read beside a model.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -27,6 +26,7 @@ from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenfile import open_token_file
 from llmc_jax.errors import FormatError, InputError
+from llmc_jax.files import refuse_existing
 from llmc_jax.models.gpt2.tensors import num_parameters, padded
 
 WHAT = "a debug state of llm.c"
@@ -70,12 +70,6 @@ class DebugState:
             yield f"loss: {self.loss}"
 
 
-def _stored_gradients(config: ModelConfig, version: int) -> int:
-    """Return how many values the gradients take."""
-    missing_rows = 0 if version == 2 else config.padded_vocab_size - config.vocab_size
-    return num_parameters(config) - missing_rows * config.channels
-
-
 def read_debug_state(path: str | Path, config: ModelConfig) -> DebugState:
     """Open a debug state of a model of this shape; reads the tokens and the loss.
 
@@ -84,13 +78,20 @@ def read_debug_state(path: str | Path, config: ModelConfig) -> DebugState:
     """
     path = Path(path)
     with opened(path) as file:
-        ints = read_header_ints(file, path, magics.DEBUG_STATE, WHAT)
-        version, B, T = (int(ints[i]) for i in (1, 2, 3))
+        _, version, B, T = read_header_ints(file, path, magics.DEBUG_STATE, WHAT)[:4].tolist()
         _check_header(path, version, B, T, config)
-        stamp = stamp_of(file)
-        _check_size(path, stamp.size, version, B, T, config)
+        stamp, V = stamp_of(file), config.vocab_size
+        left_out = 0 if version == 2 else (config.padded_vocab_size - V) * config.channels
+        logits = Stored(path, stamp, "logits", "fp32", (B, T, V), HEADER_BYTES + 8 * B * T)
+        gradient = Stored(path, stamp, "gradients", "fp32", (num_parameters(config) - left_out,), logits.end + 4)
+        if stamp.size != gradient.end:
+            raise FormatError(
+                f"{path}: {stamp.size:,} bytes, but a debug state of version {version} with B={B} T={T} for a model "
+                f"with L={config.num_layers} C={config.channels} V={V} Vp={config.padded_vocab_size} "
+                f"maxT={config.max_seq_len} takes {gradient.end:,}: the file is "
+                f"{'cut off' if stamp.size < gradient.end else 'too long'}, or of another model"
+            )
         tokens = np.frombuffer(read_at(file, path, HEADER_BYTES, 8 * B * T), "<i4").astype(np.int32)
-        logits = Stored(path, stamp, "logits", "fp32", (B, T, config.vocab_size), HEADER_BYTES + 8 * B * T)
         loss = float(np.frombuffer(read_at(file, path, logits.end, 4), "<f4")[0])
     x, y = tokens.reshape(2, B, T)
     for name, ids in (("x", x), ("y", y)):
@@ -99,7 +100,6 @@ def read_debug_state(path: str | Path, config: ModelConfig) -> DebugState:
                 f"{path}: {name} holds tokens from {ids.min()} to {ids.max()}, but the model knows 0 to "
                 f"{config.vocab_size - 1}; it is damaged, or of another model"
             )
-    gradient = Stored(path, stamp, "gradients", "fp32", (_stored_gradients(config, version),), logits.end + 4)
     return DebugState(path, config, version, x, y, loss, logits, gradient)
 
 
@@ -110,17 +110,6 @@ def _check_header(path: Path, version: int, B: int, T: int, config: ModelConfig)
         raise FormatError(f"{path}: B={B}, T={T} (header ints 2 and 3); both must be at least 1")
     if config.max_seq_len < T:
         raise FormatError(f"{path}: T={T}, but the model has {config.max_seq_len} positions; it is another model's")
-
-
-def _check_size(path: Path, found: int, version: int, B: int, T: int, config: ModelConfig) -> None:
-    expected = HEADER_BYTES + 8 * B * T + 4 * B * T * config.vocab_size + 4 + 4 * _stored_gradients(config, version)
-    if found != expected:
-        c = config
-        raise FormatError(
-            f"{path}: {found:,} bytes, but a debug state of version {version} with B={B} T={T} for a model with "
-            f"L={c.num_layers} C={c.channels} V={c.vocab_size} Vp={c.padded_vocab_size} maxT={c.max_seq_len} takes "
-            f"{expected:,}: the file is {'cut off' if found < expected else 'too long'}, or of another model"
-        )
 
 
 # --- writing ---
@@ -220,8 +209,7 @@ def make_debug_state(
     config, B, T = source.config, batch_size, sequence_length
     if B < 1 or not 1 <= T <= config.max_seq_len:
         raise InputError(f"batch size {B}, length {T}: B must be at least 1, and T from 1 to {config.max_seq_len}")
-    if os.path.lexists(out) and not force:
-        raise InputError(f"{out}: is there already; give another name, or --force to write over it")
+    refuse_existing(out, force)
     ids, words = _batch(tokens_path, config.vocab_size, B, T)
     x, y = ids[:-1].reshape(B, T), ids[1:].reshape(B, T)
     with llmc.new_model_file(out) as temporary:  # first: whether it can be written should be known before the work

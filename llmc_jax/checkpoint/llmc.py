@@ -129,25 +129,6 @@ def fp32_to_bf16(values: np.ndarray) -> np.ndarray:
     return np.where(is_nan, nan, rounded).astype(np.uint16)
 
 
-def _parse_config(path: Path, ints: list[int], version: int) -> ModelConfig:
-    shape = dict(zip(SHAPE_FIELDS, ints[2:7], strict=True))
-    for index, (name, value) in enumerate(shape.items(), start=2):
-        if value < 1:
-            raise FormatError(f"{path}: header int {index} ({name}) is {value}; it must be at least 1")
-    if shape["channels"] % shape["num_heads"]:
-        raise FormatError(
-            f"{path}: channels C={shape['channels']} (header int 6) is not a multiple of NH={shape['num_heads']} heads "
-            "(int 5)"
-        )
-    padded = ints[7] if STORAGE[version].padded else pad_vocab(shape["vocab_size"])
-    if padded < shape["vocab_size"]:
-        raise FormatError(
-            f"{path}: padded vocabulary Vp={padded} (header int 7) is smaller than V={shape['vocab_size']}; "
-            f"version {version} stores Vp, usually V rounded up to a multiple of 128"
-        )
-    return ModelConfig(padded_vocab_size=padded, **shape)
-
-
 def _check_size(model: ModelFile) -> None:
     found, expected, c = model.stamp.size, model.size, model.config
     if found == expected:
@@ -176,7 +157,13 @@ def read_header(path: str | Path) -> ModelFile:
     version = int(header[1])
     if version not in STORAGE:
         raise FormatError(f"{path}: version {version} (header int 1) is unknown; llm.c's model files have 1 to 5")
-    model = ModelFile(path, stamp, version, _parse_config(path, header.tolist(), version), header)
+    shape = dict(zip(SHAPE_FIELDS, header[2:7].tolist(), strict=True))
+    padded = int(header[7]) if STORAGE[version].padded else pad_vocab(shape["vocab_size"])
+    try:
+        config = ModelConfig(padded_vocab_size=padded, **shape)
+    except InputError as error:
+        raise FormatError(f"{path}: header ints 2 to {7 if STORAGE[version].padded else 6}: {error}") from None
+    model = ModelFile(path, stamp, version, config, header)
     _check_size(model)
     return model
 

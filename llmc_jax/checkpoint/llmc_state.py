@@ -33,6 +33,7 @@ each update, one for each of the 16 tensors; rng_state_last_update is how it was
 """
 
 import base64
+import math
 import re
 import struct
 from collections.abc import Iterator, Mapping
@@ -51,121 +52,103 @@ from llmc_jax.checkpoint.source import Source, slices
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.loader import NOT_IN_LLMC
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import reason
+from llmc_jax.files import reason, refuse_existing, write_problem
 from llmc_jax.models.gpt2.tensors import BY_NAME, num_parameters, tensor_specs
-from llmc_jax.models.tensors import TensorSpec
 from llmc_jax.rng import MT_WORDS, Mt19937, seed_words, skip_u32
 
 WHAT = "a training state of llm.c"
 VERSION = 1
 TENSORS = 16  # each draws once from the rounding stream in an update
 GROUPS = ("m", "v", "params")  # in the order of the file; params: the master weights
+IN_FILE = {"params": "master"}  # their name in messages
 
-# places in the header, as int32
-PROCESSES, RANK, MASTER, SHUFFLE, STEP = 2, 3, 4, 5, 10
-RNG_STATE, RNG_LAST_UPDATE, SHARD_INDEX, SAMPLE_INDEX = 20, 22, 30, 32  # two int32 each: a uint64
-
-MT_BYTES = 2520
+OFFSETS = {
+    "magic": 0, "version": 4, "num_processes": 8, "rank": 12, "use_master_weights": 16, "should_shuffle": 20,
+    "step": 40, "rng_state": 80, "rng_state_last_update": 88, "current_shard_idx": 120, "current_sample_idx": 128,
+}  # fmt: skip
+HEADER = np.dtype({
+    "names": [*OFFSETS], "offsets": [*OFFSETS.values()], "formats": ["<i4"] * 7 + ["<u8"] * 4, "itemsize": HEADER_BYTES
+})  # fmt: skip
+STREAM = np.dtype(  # mt19937_state
+    [("seed_", "V8"), ("left_", "<i4"), ("next_", "<u4"), ("state_", "<u4", MT_WORDS), ("MATRIX_A", "<u4", 2)]
+)
 MATRIX_A = (0, 0x9908B0DF)
+ORDERS = ("shard_indices", "intra_shard_indices")
 
 MODEL_NAME, STATE_NAME, DONE_NAME = "model_{:08d}.bin", "state_{:08d}_{:05d}.bin", "DONE_{:08d}"
-
-
-class Loader(NamedTuple):
-    """What a state file says of a shuffling loader. shuffle_rng: the 2520 bytes of its mt19937_state."""
-
-    shard_indices: np.ndarray  # (shards,) int32, a permutation
-    sample_indices: np.ndarray  # (samples,) int32, a permutation: the order within the current shard
-    shuffle_rng: bytes
 
 
 class StateFile(NamedTuple):
     """One rank's state file, checked; its values are read when asked."""
 
     path: Path
-    header: np.ndarray  # (256,) int32, as in the file
-    num_processes: int
-    rank: int
-    step: int
-    current_shard_idx: int
-    current_sample_idx: int
+    header: np.void  # of HEADER, with all its bytes as in the file
     sharded: bool  # ZeRO-1: of each layer of each tensor, only this rank's n-th part
     values: dict[str, Stored]  # m, v and, if there are master weights, params
-    loader: Loader | None  # None: not shuffling
+    place: dict[str, Any]  # of the loader: what `TokenLoader.restore` takes, without what llm.c does not store
+    seed: bytes  # the first 8 of the shuffling stream, without a meaning
 
-    def kind(self) -> dict[str, object]:
+    def kind(self) -> dict[str, int]:
         """Return what is the same in all ranks of a run."""
-        return {
-            "num_processes": self.num_processes,
-            "use_master_weights": "params" in self.values,
-            "should_shuffle": self.loader is not None,
-            "sharded": self.sharded,
-        }
+        names = ("num_processes", "use_master_weights", "should_shuffle")
+        return {name: int(self.header[name]) for name in names} | {"sharded": int(self.sharded)}
 
 
-def _uint64(header: np.ndarray, index: int) -> int:
-    return int(header[index : index + 2].astype("<i4").view("<u8")[0])
-
-
-def _put_uint64(header: np.ndarray, index: int, value: int) -> None:
-    header[index : index + 2] = np.array([value], "<u8").view("<i4")
-
-
-def _check_header(path: Path, header: np.ndarray) -> None:
-    bounds = (
-        (1, "version", VERSION, VERSION),
-        (PROCESSES, "num_processes", 1, llmc.INT32_MAX),
-        (RANK, "rank", 0, int(header[PROCESSES]) - 1),
-        (MASTER, "use_master_weights", 0, 1),
-        (SHUFFLE, "should_shuffle", 0, 1),
-        (STEP, "step", 0, llmc.INT32_MAX),
-    )
-    for index, name, least, most in bounds:
-        if not least <= header[index] <= most:
+def _check_header(path: Path, header: np.void) -> None:
+    bounds = {
+        "version": (VERSION, VERSION),
+        "num_processes": (1, llmc.INT32_MAX),
+        "rank": (0, int(header["num_processes"]) - 1),
+        "use_master_weights": (0, 1),
+        "should_shuffle": (0, 1),
+        "step": (0, llmc.INT32_MAX),
+    }
+    for name, (least, most) in bounds.items():
+        if not least <= header[name] <= most:
             expected = f"it must be {least}" + f" to {most}" * (most != least)
-            raise FormatError(f"{path}: header int {index} ({name}) is {header[index]}; {expected}")
+            raise FormatError(f"{path}: header int {OFFSETS[name] // 4} ({name}) is {header[name]}; {expected}")
 
 
-def _permutation(file: BinaryIO, path: Path, offset: int, name: str) -> tuple[np.ndarray, int]:
+def _permutation(file: BinaryIO, path: Path, offset: int, name: str) -> tuple[list[int], int]:
     """Return a uint64 count and that many int32 that permute 0 … count - 1; also the offset behind them."""
-    size = stamp_of(file).size
-    if offset + 8 > size:
-        raise FormatError(f"{path}: ends at byte {size:,} before {name}; copy it again")
-    (count,) = struct.unpack("<Q", read_at(file, path, offset, 8))
-    if not 1 <= count <= (size - offset - 8) // 4:
+    left = stamp_of(file).size - offset - 8
+    count = struct.unpack("<Q", read_at(file, path, offset, 8))[0] if left >= 0 else 0
+    if not 1 <= count <= left // 4:
         raise FormatError(
-            f"{path}: byte {offset:,}: {count:,} {name}, but {size - offset - 8:,} bytes follow; the file is cut off, "
-            "or belongs to another model"
+            f"{path}: byte {offset:,}: {count:,} {name}, but {max(left, 0):,} bytes follow; the file is cut off, or "
+            "belongs to another model"
         )
-    order = np.frombuffer(read_at(file, path, offset + 8, 4 * count), "<i4").astype(np.int32)
+    order = np.frombuffer(read_at(file, path, offset + 8, 4 * count), "<i4")
     if not np.array_equal(np.sort(order), np.arange(count)):
         raise FormatError(f"{path}: byte {offset + 8:,}: {name} are not 0 to {count - 1} in some order; it is damaged")
-    return order, offset + 8 + 4 * count
+    return order.tolist(), offset + 8 + 4 * count
 
 
-def _read_loader(file: BinaryIO, path: Path, offset: int) -> Loader:
-    """Read the loader's part, which must end with the file."""
-    shards, offset = _permutation(file, path, offset, "shard_indices")
-    samples, offset = _permutation(file, path, offset, "intra_shard_indices")
-    size, expected = stamp_of(file).size, offset + MT_BYTES
+def _read_loader(file: BinaryIO, path: Path, offset: int) -> tuple[dict[str, Any], bytes]:
+    """Return the shuffling of a loader's place, and the stream's first 8 bytes. They must end with the file."""
+    place: dict[str, Any] = {"shuffle": True}
+    for name in ORDERS:
+        place[name], offset = _permutation(file, path, offset, name)
+    size, expected = stamp_of(file).size, offset + STREAM.itemsize
     if size != expected:
+        shards, samples = (len(place[name]) for name in ORDERS)
         raise FormatError(
-            f"{path}: {size:,} bytes; with {len(shards):,} shards and {len(samples):,} samples it should have "
-            f"{expected:,}; copy it again"
+            f"{path}: {size:,} bytes; with {shards:,} shards and {samples:,} samples it should have {expected:,}; copy "
+            "it again"
         )
-    rng = read_at(file, path, offset, MT_BYTES)
+    stream = read_at(file, path, offset, STREAM.itemsize)
     try:
-        mt_to_numpy(rng)
+        place["shuffle_rng"] = mt_to_numpy(stream)
     except ValueError as error:
         raise FormatError(f"{path}: byte {offset:,}: {error}") from None
-    return Loader(shards, samples, rng)
+    return place, stream[:8]
 
 
 def mt_to_numpy(raw: bytes) -> dict[str, Any]:
     """Return `rng.Mt19937.state()` of the 2520 bytes of an mt19937_state. Raises ValueError if it is damaged."""
-    left, position = struct.unpack_from("<iI", raw, 8)
-    key = np.frombuffer(raw, "<u4", MT_WORDS, 16).astype(np.uint32)
-    if struct.unpack_from("<2I", raw, MT_BYTES - 8) != MATRIX_A:
+    found = np.frombuffer(raw, STREAM)[0]
+    left, position, key = int(found["left_"]), int(found["next_"]), found["state_"]
+    if tuple(found["MATRIX_A"]) != MATRIX_A:
         raise ValueError("MATRIX_A of the shuffling stream is not 0 and 0x9908b0df; it is damaged")
     if (left, position) == (1, 0):  # seeded, and nothing drawn yet
         if not np.array_equal(key, seed_words(int(key[0]))):
@@ -184,8 +167,7 @@ def mt_from_numpy(state: Mapping[str, Any], seed_bytes: bytes = bytes(8)) -> byt
     left, following = MT_WORDS + 1 - position, position
     if position == MT_WORDS and np.array_equal(key, seed_words(int(key[0]))):
         following = 0
-    counters = struct.pack("<iI", left, following)
-    return seed_bytes + counters + key.astype("<u4").tobytes() + struct.pack("<2I", *MATRIX_A)
+    return np.array((seed_bytes, left, following, key, MATRIX_A), STREAM).tobytes()
 
 
 def read_state_file(path: str | Path, config: ModelConfig) -> StateFile:
@@ -197,41 +179,37 @@ def read_state_file(path: str | Path, config: ModelConfig) -> StateFile:
     """
     path = Path(path)
     with opened(path) as file:
-        header = read_header_ints(file, path, magics.TRAINING_STATE, WHAT)
+        header = read_header_ints(file, path, magics.TRAINING_STATE, WHAT).astype("<i4").view(HEADER)[0]
         _check_header(path, header)
-        groups = GROUPS if header[MASTER] else GROUPS[:2]
-        processes = int(header[PROCESSES])
-        count, loader = _read_body(file, path, config, processes, len(groups), bool(header[SHUFFLE]))
+        count, shuffling, seed = _read_body(file, path, config, header)
         stamp = stamp_of(file)
+    groups = GROUPS if header["use_master_weights"] else GROUPS[:2]
     values = {
-        group: Stored(path, stamp, _in_file(group), "fp32", (count,), HEADER_BYTES + 4 * count * i)
+        group: Stored(path, stamp, IN_FILE.get(group, group), "fp32", (count,), HEADER_BYTES + 4 * count * i)
         for i, group in enumerate(groups)
     }
-    state = StateFile(
-        path, header, processes, int(header[RANK]), int(header[STEP]), _uint64(header, SHARD_INDEX),
-        _uint64(header, SAMPLE_INDEX), count != num_parameters(config), values, loader,
-    )  # fmt: skip
-    _check_position(state)
-    return state
+    counters = (int(header[name]) for name in ("rank", "num_processes", "current_shard_idx", "current_sample_idx"))
+    place = _plain_place(*counters) | shuffling
+    _check_position(path, place)
+    return StateFile(path, header, count != num_parameters(config), values, place, seed)
 
 
-def _read_body(
-    file: BinaryIO, path: Path, config: ModelConfig, processes: int, arrays: int, shuffle: bool
-) -> tuple[int, Loader | None]:
-    """Return how many parameters each array of the file holds, and the loader's part."""
-    size, N = stamp_of(file).size, num_parameters(config)
+def _read_body(file: BinaryIO, path: Path, config: ModelConfig, header: np.void) -> tuple[int, dict[str, Any], bytes]:
+    """Return how many parameters each array of the file holds, and what `_read_loader` returns, if it shuffles."""
+    size, N, processes = stamp_of(file).size, num_parameters(config), int(header["num_processes"])
+    arrays, shuffles = 2 + int(header["use_master_weights"]), bool(header["should_shuffle"])
     counts = [N, N // processes] if processes > 1 and N % processes == 0 else [N]
     ends = [HEADER_BYTES + 4 * arrays * count for count in counts]
     problem = None
     for count, end in zip(counts, ends, strict=True):
-        if not shuffle and size == end:
-            return count, None
-        if shuffle and size > end:
+        if not shuffles and size == end:
+            return count, {}, bytes(8)
+        if shuffles and size > end:
             try:
-                return count, _read_loader(file, path, end)
+                return count, *_read_loader(file, path, end)
             except FormatError as error:
                 problem = problem or error  # the whole reading's: a sharded file is seldom that long
-    more = " and the loader's position" if shuffle else ""
+    more = " and the loader's position" if shuffles else ""
     raise problem or FormatError(
         f"{path}: {size:,} bytes, but the state of a model with L={config.num_layers} C={config.channels} "
         f"Vp={config.padded_vocab_size} T={config.max_seq_len} takes "
@@ -240,17 +218,22 @@ def _read_body(
     )
 
 
-def _check_position(state: StateFile) -> None:
+def _check_position(path: Path, place: Mapping[str, Any]) -> None:
     """Check the loader's two counters: within its orders, or at least numbers that a loader can have."""
-    shards, samples = 1 << 31, 1 << 31
-    if state.loader is not None:
-        shards, samples = len(state.loader.shard_indices), len(state.loader.sample_indices)
-    if state.current_shard_idx >= shards or state.current_sample_idx > samples:
+    shards, samples = (len(place[name]) or 1 << 31 for name in ORDERS)
+    shard, sample = place["current_shard_idx"], place["current_sample_idx"]
+    if shard >= shards or sample > samples:
         raise FormatError(
-            f"{state.path}: the loader stands at shard {state.current_shard_idx:,}, sample "
-            f"{state.current_sample_idx:,} (header ints 30 to 33), but there are {shards:,} and {samples:,}; it is "
-            "damaged"
+            f"{path}: the loader stands at shard {shard:,}, sample {sample:,} (header ints 30 to 33), but there are "
+            f"{shards:,} and {samples:,}; it is damaged"
         )
+
+
+def _plain_place(rank: int, n: int, shard: int, sample: int) -> dict[str, Any]:
+    return {
+        "process_rank": rank, "num_processes": n, "shuffle": False, "current_shard_idx": shard,
+        "current_sample_idx": sample, "shard_indices": [], "intra_shard_indices": [], "shuffle_rng": None,
+    }  # fmt: skip
 
 
 # --- a folder ---
@@ -259,35 +242,25 @@ def _check_position(state: StateFile) -> None:
 class LlmcState(NamedTuple):
     """One step of a folder of llm.c: the model file and the states of all ranks, in order."""
 
-    folder: Path
     step: int
     model: llmc.ModelFile
     ranks: tuple[StateFile, ...]
 
     @property
-    def config(self) -> ModelConfig:
-        return self.model.config
-
-    @property
-    def dtype(self) -> str:
-        """Return what the model computes in: "fp32" or "bf16"."""
-        return self.model.dtype
-
-    @property
-    def groups(self) -> tuple[str, ...]:
-        """Return those of a `Source`; copy: the model file's weights, where they are bf16 beside float32 ones."""
-        with_copy = "params" in self.ranks[0].values and self.dtype == "bf16"
-        return ("params", "m", "v", "copy") if with_copy else ("params", "m", "v")
+    def has_master(self) -> bool:
+        """Return whether there are master weights; if they are not the params, the model's are."""
+        return "params" in self.ranks[0].values
 
     def read(self, group: str, tensor: str, layer: int) -> np.ndarray:
         """Return a slice as that of a `Source` does; ZeRO-1's parts put together."""
-        if group == "copy" or group not in self.ranks[0].values:
+        if group not in self.ranks[0].values:
             return self.model.read(tensor, layer)
-        spec = next(spec for spec in tensor_specs(self.config) if spec.name == tensor)
-        size = spec.size // layers_of(spec)
-        start, n = spec.offset + layer * size, len(self.ranks) if self.ranks[0].sharded else 1
+        spec = next(spec for spec in tensor_specs(self.model.config) if spec.name == tensor)
+        shape = spec.shape[1:] if BY_NAME[tensor].layered else spec.shape
+        size, n = math.prod(shape), len(self.ranks) if self.ranks[0].sharded else 1
+        start = spec.offset + layer * size
         parts = [rank.values[group].read(start // n, size // n) for rank in self.ranks[:n]]
-        return np.concatenate(parts).reshape(spec.shape[1:] if BY_NAME[tensor].layered else spec.shape)
+        return np.concatenate(parts).reshape(shape)
 
 
 def finished_steps(folder: Path) -> list[int]:
@@ -316,49 +289,42 @@ def read_folder(folder: str | Path, step: int | None = None) -> LlmcState:
         raise FormatError(f"{folder}: no complete training state of step {step}; complete are: {found}")
     step = steps[-1] if step is None else step
     model = llmc.open_model(folder / MODEL_NAME.format(step))
-    config = model.config
     if model.version not in llmc.WRITABLE:
         raise FormatError(f"{model.path}: version {model.version}; beside a training state llm.c writes 3 or 5")
-    first = read_state_file(folder / STATE_NAME.format(step, 0), config)
-    present = {path.name for path in folder.glob(f"state_{step:08d}_*.bin")}
-    names = [STATE_NAME.format(step, rank) for rank in range(min(first.num_processes, len(present) + 1))]
-    missing = [name for name in names if name not in present]
-    if missing:
-        raise FormatError(
-            f"{folder}: {missing[0]} is missing: the run had {first.num_processes} processes, each with a state of its "
-            "own; copy them all"
-        )
-    ranks = (first, *(read_state_file(folder / name, config) for name in names[1:]))
-    for rank, state in enumerate(ranks):
-        if (state.step, state.rank) != (step, rank):
+    first = read_state_file(folder / STATE_NAME.format(step, 0), model.config)
+    ranks, processes = [first], int(first.header["num_processes"])
+    for rank in range(1, processes):
+        path = folder / STATE_NAME.format(step, rank)
+        if not path.exists():
             raise FormatError(
-                f"{state.path}: holds step {state.step}, rank {state.rank}, unlike its name; it was renamed or damaged"
+                f"{folder}: {path.name} is missing: the run had {processes} processes, each with a state of its own; "
+                "copy them all"
             )
-        for name, value in first.kind().items():
-            if state.kind()[name] != value:
+        ranks.append(read_state_file(path, model.config))
+    for rank, state in enumerate(ranks):
+        if (state.header["step"], state.header["rank"]) != (step, rank):
+            found = f"step {state.header['step']}, rank {state.header['rank']}"
+            raise FormatError(f"{state.path}: holds {found}, unlike its name; it was renamed or damaged")
+        for (name, value), expected in zip(state.kind().items(), first.kind().values(), strict=True):
+            if value != expected:
                 raise FormatError(
-                    f"{state.path}: {name} is {state.kind()[name]}, but {value} in {first.path.name}; the files are "
-                    "of different runs"
+                    f"{state.path}: {name} is {value}, but {expected} in {first.path.name}; the files are of different "
+                    "runs"
                 )
-    if first.sharded and (problem := _indivisible(config, len(ranks))):
+    if first.sharded and (problem := _indivisible(model.config, processes)):
         raise FormatError(
-            f"{first.path}: looks like ZeRO-1 shards of {len(ranks)} processes, but {problem}; it does not belong to "
+            f"{first.path}: looks like ZeRO-1 shards of {processes} processes, but {problem}; it does not belong to "
             "this model"
         )
-    return LlmcState(folder, step, model, ranks)
-
-
-def layers_of(spec: TensorSpec) -> int:
-    """Return how many layers a tensor holds: 1 for those outside the blocks."""
-    return spec.shape[0] if BY_NAME[spec.name].layered else 1
+    return LlmcState(step, model, tuple(ranks))
 
 
 def _indivisible(config: ModelConfig, n: int) -> str | None:
     """Return which tensor's layers cannot be shared out among n processes."""
-    for spec in tensor_specs(config):
-        size = spec.size // layers_of(spec)
+    for piece in slices(config):
+        size = math.prod(piece.shape)
         if size % n:
-            return f"a layer of {spec.name} has {size:,} values, not a multiple of {n}"
+            return f"a layer of {piece.tensor} has {size:,} values, not a multiple of {n}"
     return None
 
 
@@ -368,8 +334,10 @@ def open_llmc_state(folder: str | Path, step: int | None = None) -> Source:
     Where there are master weights, they are the params; bf16 weights beside them are the copy. Raises FormatError as
     `read_folder` does.
     """
-    s = read_folder(folder, step)
-    return Source(s.folder, "llmc-state", s.config, s.dtype, s.step, s.groups, s.read, (), opened=s)
+    state = read_folder(folder, step)
+    config, dtype = state.model.config, state.model.dtype
+    groups = ("params", "m", "v", "copy") if state.has_master and dtype == "bf16" else ("params", "m", "v")
+    return Source(Path(folder), "llmc-state", config, dtype, state.step, groups, state.read, (), opened=state)
 
 
 # --- to a checkpoint of ours ---
@@ -397,10 +365,10 @@ def to_state(source: Source) -> OurState:
     the random streams stood, for `write_llmc_state`. Reads all weights once, to see whether they are finite.
     """
     state: LlmcState = source.opened
-    loaders = [_loader_place(rank) for rank in state.ranks]
+    loaders = [rank.place for rank in state.ranks]
     metadata = Metadata(
         state.step,
-        Identity(state.config, state.dtype, "params" in state.ranks[0].values),
+        Identity(source.config, source.dtype, state.has_master),
         loader=loaders[0] if len(loaders) == 1 else {"ranks": loaders},
         origin={"kind": "llm.c", "llmc": _origin(state)},
     )
@@ -408,36 +376,20 @@ def to_state(source: Source) -> OurState:
     return OurState(source, metadata, state.step, tuple(_content_warnings(state)))
 
 
-def _loader_place(rank: StateFile) -> dict[str, Any]:
-    place = _plain_loader(rank.rank, rank.num_processes, rank.current_shard_idx, rank.current_sample_idx)
-    if rank.loader is None:
-        return place
-    shards, samples, rng = rank.loader
-    orders = {"shard_indices": shards.tolist(), "intra_shard_indices": samples.tolist()}
-    return {**place, **orders, "shuffle": True, "shuffle_rng": mt_to_numpy(rng)}
-
-
-def _text(raw: bytes) -> str:
-    return base64.b64encode(raw).decode("ascii")
-
-
 def _origin(state: LlmcState) -> dict[str, Any]:
     """Return what `write_llmc_state` needs to write the same bytes again."""
-    ranks = [
-        {
-            "header": _text(rank.header.astype("<i4").tobytes()),
-            "seed": _text(bytes(8) if rank.loader is None else rank.loader.shuffle_rng[:8]),
-        }
-        for rank in state.ranks
-    ]
     return {
         "step": state.step,
         "processes": len(state.ranks),
         "zero": int(state.ranks[0].sharded),
-        "master": "params" in state.ranks[0].values,
+        "master": state.has_master,
         "model_header": _text(state.model.header.astype("<i4").tobytes()),
-        "ranks": ranks,
+        "ranks": [{"header": _text(rank.header.tobytes()), "seed": _text(rank.seed)} for rank in state.ranks],
     }
+
+
+def _text(raw: bytes) -> str:
+    return base64.b64encode(raw).decode("ascii")
 
 
 def _content_warnings(state: LlmcState) -> Iterator[str]:
@@ -450,17 +402,14 @@ def _content_warnings(state: LlmcState) -> Iterator[str]:
         for group, values in rank.values.items():
             if not values.same_bits(first.values[group]):
                 yield f"{rank.path.name}: {values.name} differs from that of {first.path.name}, which is taken"
-    if "params" in first.values and state.dtype == "fp32":
-        pairs = ((state.read("params", *piece[:2]), state.model.read(*piece[:2])) for piece in slices(state.config))
+    if state.has_master and state.model.dtype == "fp32":
+        places = [piece[:2] for piece in slices(state.model.config)]
+        pairs = ((state.read("params", *place), state.model.read(*place)) for place in places)
         if not all(one.tobytes() == other.tobytes() for one, other in pairs):
             yield (
                 f"{state.model.path.name}: its weights are not the master weights of {first.path.name}; llm.c "
                 "continues from the master weights, and so does this program"
             )
-
-
-def _in_file(group: str) -> str:
-    return "master" if group == "params" else group
 
 
 # --- from a checkpoint of ours ---
@@ -478,6 +427,7 @@ class Writing(NamedTuple):
     zero: bool
     loaders: list[dict[str, Any]]
     origin: dict[str, Any]  # of the state that llm.c wrote and this came from; else empty
+    kept: list[dict[str, str]]  # what each rank's file held that has no meaning here; empty if there were other ranks
     micro_steps: int  # of one update and process
 
 
@@ -505,28 +455,19 @@ def write_llmc_state(
     model = folder / MODEL_NAME.format(plan.step)
     states = [folder / STATE_NAME.format(plan.step, rank) for rank in range(plan.processes)]
     done = folder / DONE_NAME.format(plan.step)
-    heads = [_header(plan, rank, warnings) for rank in range(plan.processes)]
-    tails = [_tail(plan, rank) for rank in range(plan.processes)]
-    _make_room(folder, [model, *states, done], force)
+    for path in (model, *states, done):
+        refuse_existing(path, force)
+    if problem := write_problem(folder):
+        raise InputError(f"{folder}: cannot be written: {problem}")
     with ExitStack() as stack:  # what was there before stays until all of the new is on the disk
         temporaries = [stack.enter_context(llmc.new_model_file(path)) for path in (model, *states)]
         _write_model(temporaries[0], plan, state.source)
-        _write_states(temporaries[1:], plan, state.source, heads, tails)
+        _write_states(temporaries[1:], plan, state.source, warnings)
         done.unlink(missing_ok=True)
     with llmc.new_model_file(done) as temporary:
         temporary.touch()
     read_folder(folder, plan.step)
     return [model, *states, done], tuple(dict.fromkeys(warnings))
-
-
-def _make_room(folder: Path, paths: list[Path], force: bool) -> None:
-    present = [path for path in paths if path.exists()]
-    if present and not force:
-        raise InputError(f"{present[0]}: is there already; give another folder, or --force to write over it")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be written: {reason(error)}") from error
 
 
 def _plan(state: OurState, processes: int | None, zero: bool | None, warnings: list[str]) -> Writing:
@@ -550,8 +491,8 @@ def _plan(state: OurState, processes: int | None, zero: bool | None, warnings: l
         )
     if state.has_outliers:
         warnings.append("the statistics of outliers are left out: llm.c gathers them anew after a resumption")
-    loader, options = metadata.loader, metadata.options
-    n = processes if processes is not None else origin.get("processes", _processes_of(loader))
+    options, places = metadata.options, _places(metadata.loader)
+    n = processes if processes is not None else origin.get("processes", len(places) or 1)
     if n < 1:
         raise InputError(f"{n} processes: there must be at least 1")
     zero = zero if zero is not None else n == origin.get("processes") and bool(origin.get("zero"))
@@ -559,15 +500,17 @@ def _plan(state: OurState, processes: int | None, zero: bool | None, warnings: l
     if zero and (problem := _indivisible(config, n)):
         raise InputError(f"ZeRO-1 over {n} processes: {problem}; take another number, or no ZeRO-1")
     micro_steps = _micro_steps(options, n)
-    loaders = _loaders(loader, options, step, n, warnings)
+    loaders = _loaders(places, options, step, n, warnings)
     skipped = step - updates if metadata.counters is None else metadata.counters.skipped
-    return Writing(config, step, skipped, dtype, master, n, zero, loaders, origin, micro_steps)
+    kept = origin["ranks"] if origin.get("processes") == n else []
+    return Writing(config, step, skipped, dtype, master, n, zero, loaders, origin, kept, micro_steps)
 
 
-def _processes_of(loader: Mapping[str, Any] | None) -> int:
+def _places(loader: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Return the loader's place of each process; none where it is not known."""
     if loader is None:
-        return 1
-    return len(loader["ranks"]) if "ranks" in loader else int(loader.get("num_processes", 1))
+        return []
+    return list(loader["ranks"]) if "ranks" in loader else [dict(loader)]
 
 
 def _micro_steps(options: Mapping[str, Any], n: int) -> int:
@@ -577,15 +520,14 @@ def _micro_steps(options: Mapping[str, Any], n: int) -> int:
 
 
 def _loaders(
-    loader: Mapping[str, Any] | None, options: Mapping[str, Any], step: int, n: int, warnings: list[str]
+    found: list[dict[str, Any]], options: Mapping[str, Any], step: int, n: int, warnings: list[str]
 ) -> list[dict[str, Any]]:
-    """Return the loader's state of each of n processes."""
-    if loader is None:
+    """Return the loader's place of each of n processes, from those that were found."""
+    if not found:
         warnings.append(
             "the state holds no position in the data: llm.c will read its files from the beginning, unshuffled"
         )
-        return [_plain_loader(rank, n, 0, 0) for rank in range(n)]
-    found = list(loader["ranks"]) if "ranks" in loader else [dict(loader)]
+        return [_plain_place(rank, n, 0, 0) for rank in range(n)]
     if len(found) == n:
         return found
     known = found[0]
@@ -605,13 +547,6 @@ def _loaders(
     return [_loader_from_start(known, rank, n, batches, int(options.get("seed", 42))) for rank in range(n)]
 
 
-def _plain_loader(rank: int, n: int, shard: int, sample: int) -> dict[str, Any]:
-    return {
-        "process_rank": rank, "num_processes": n, "shuffle": False, "current_shard_idx": shard,
-        "current_sample_idx": sample, "shard_indices": [], "intra_shard_indices": [], "shuffle_rng": None,
-    }  # fmt: skip
-
-
 def _loader_from_start(known: Mapping[str, Any], rank: int, n: int, batches: int, seed: int) -> dict[str, Any]:
     """Return the state of a rank's loader after so many batches, over the shards of another's state."""
     sample_tokens = n * known["batch_size"] * known["sequence_length"]
@@ -625,7 +560,7 @@ def _loader_from_start(known: Mapping[str, Any], rank: int, n: int, batches: int
             rng.permute(order)
         for shard, index in enumerate(order.tolist()):
             if batches <= samples[index]:
-                place = _plain_loader(rank, n, shard, batches)
+                place = _plain_place(rank, n, shard, batches)
                 if rng is None:
                     return place
                 intra = rng.permutation(samples[index]).tolist()
@@ -639,26 +574,25 @@ def _loader_from_start(known: Mapping[str, Any], rank: int, n: int, batches: int
 def _header(plan: Writing, rank: int, warnings: list[str]) -> bytes:
     """Return the first 1024 bytes of a rank's file: what is known here over what was read."""
     loader = plan.loaders[rank]
-    if plan.origin.get("processes") == plan.processes:
-        ints = np.frombuffer(base64.b64decode(plan.origin["ranks"][rank]["header"]), "<i4").copy()
-        steps = plan.step - plan.origin["step"]
-    else:
-        ints, steps = np.zeros(256, "<i4"), plan.step
-        for index in (RNG_STATE, RNG_LAST_UPDATE):
-            _put_uint64(ints, index, 13371337 + rank)
-    ints[:6] = (magics.TRAINING_STATE, VERSION, plan.processes, rank, plan.master, loader["shuffle"])
-    ints[STEP] = plan.step
+    header, steps = np.zeros(1, HEADER)[0], plan.step
+    header["rng_state"] = header["rng_state_last_update"] = 13371337 + rank
+    if plan.kept:
+        header = np.frombuffer(bytearray(base64.b64decode(plan.kept[rank]["header"])), HEADER)[0]
+        steps -= plan.origin["step"]
+    known = (magics.TRAINING_STATE, VERSION, plan.processes, rank, plan.master, loader["shuffle"], plan.step)
+    for name, value in zip(OFFSETS, known, strict=False):
+        header[name] = value
     updates = steps - plan.skipped
     if steps > 0:
-        start, draws = _uint64(ints, RNG_STATE), steps * plan.micro_steps + TENSORS * updates
-        _put_uint64(ints, RNG_STATE, skip_u32(start, draws))
+        start, draws = int(header["rng_state"]), steps * plan.micro_steps + TENSORS * updates
+        header["rng_state"] = skip_u32(start, draws)
         if updates:
-            _put_uint64(ints, RNG_LAST_UPDATE, skip_u32(start, draws - TENSORS))
+            header["rng_state_last_update"] = skip_u32(start, draws - TENSORS)
         if updates != steps:
             warnings.append("llm.c's rounding stream is written as if the last step had made an update")
-    _put_uint64(ints, SHARD_INDEX, loader["current_shard_idx"])
-    _put_uint64(ints, SAMPLE_INDEX, loader["current_sample_idx"])
-    return ints.tobytes()
+    for name in ("current_shard_idx", "current_sample_idx"):
+        header[name] = loader[name]
+    return header.tobytes()
 
 
 def _tail(plan: Writing, rank: int) -> bytes:
@@ -666,12 +600,13 @@ def _tail(plan: Writing, rank: int) -> bytes:
     loader = plan.loaders[rank]
     if not loader["shuffle"]:
         return b""
-    seed = bytes(8)
-    if plan.origin.get("processes") == plan.processes:
-        seed = base64.b64decode(plan.origin["ranks"][rank]["seed"])
-    orders = (np.array(loader[name], "<i4") for name in ("shard_indices", "intra_shard_indices"))
-    return b"".join(struct.pack("<Q", order.size) + order.tobytes() for order in orders) + mt_from_numpy(
-        loader["shuffle_rng"], seed
+    seed = base64.b64decode(plan.kept[rank]["seed"]) if plan.kept else bytes(8)
+    orders = (np.array(loader[name], "<i4") for name in ORDERS)
+    return b"".join(
+        (
+            *(struct.pack("<Q", order.size) + order.tobytes() for order in orders),
+            mt_from_numpy(loader["shuffle_rng"], seed),
+        )
     )
 
 
@@ -687,18 +622,18 @@ def _write_model(path: Path, plan: Writing, source: Source) -> None:
         summed.check(path)
 
 
-def _write_states(paths: list[Path], plan: Writing, source: Source, heads: list[bytes], tails: list[bytes]) -> None:
+def _write_states(paths: list[Path], plan: Writing, source: Source, warnings: list[str]) -> None:
     """Write every rank's file, all of them at once, so that each slice is read once."""
     with ExitStack() as stack:
         files = [Summed(stack.enter_context(path.open("xb"))) for path in paths]
-        for file, head in zip(files, heads, strict=True):
-            file.write(head)
+        for rank, file in enumerate(files):
+            file.write(_header(plan, rank, warnings))
         for group in GROUPS if plan.master else GROUPS[:2]:
             for piece in slices(plan.config):
                 values = source.read(group, piece.tensor, piece.layer).reshape(-1)
                 shares = np.split(values, len(files)) if plan.zero else [values] * len(files)
                 for file, share in zip(files, shares, strict=True):
                     file.write(np.ascontiguousarray(share).data.cast("B"))
-        for file, tail, path in zip(files, tails, paths, strict=True):
-            file.write(tail)
+        for rank, (file, path) in enumerate(zip(files, paths, strict=True)):
+            file.write(_tail(plan, rank))
             file.check(path)

@@ -6,7 +6,6 @@ Leaves out the formats (llmc.py, llmc_state.py, store.py, hugging_face.py, nanog
 
 import argparse
 import math
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -28,6 +27,7 @@ from llmc_jax.cli.parsers import Parser, add_json, run_command
 from llmc_jax.config.model import GPT2_VOCAB
 from llmc_jax.data.tokenizers import load_tokenizer, read_tokenizer_bin, write_tokenizer_bin
 from llmc_jax.errors import InputError
+from llmc_jax.files import refuse_existing
 from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
 
 FORMATS = """\
@@ -197,10 +197,11 @@ def _extra_lines(source: Source) -> Iterator[str]:
     if source.kind == "llmc-state":
         ranks = source.opened.ranks
         shared = ", m, v and master weights shared out (ZeRO-1)" if ranks[0].sharded else ""
-        order = "not shuffled" if ranks[0].loader is None else "shuffled"
+        place = ranks[0].place
+        order = "shuffled" if place["shuffle"] else "not shuffled"
         yield (
             f"{len(ranks)} {'process' if len(ranks) == 1 else 'processes'}{shared}; data {order}, rank 0 at shard "
-            f"{ranks[0].current_shard_idx}, sample {ranks[0].current_sample_idx}"
+            f"{place['current_shard_idx']}, sample {place['current_sample_idx']}"
         )
     if source.kind == "state":
         yield f"what else it holds: python -m llmc_jax.checkpoint show {source.path}"
@@ -315,8 +316,7 @@ def _tokenizer_out(source: Source, target: str, args: argparse.Namespace) -> Tab
         return table
     if args.tokenizer is None:
         return None
-    if os.path.lexists(args.tokenizer) and not args.force:
-        raise InputError(f"{args.tokenizer}: exists already; --force replaces it")
+    refuse_existing(args.tokenizer, args.force)
     return read_table(source.path if source.path.is_dir() else source.path.parent)
 
 

@@ -4,7 +4,7 @@ Each is a row: what computes it, what it supports, its functions. Rows stand in 
 fits what was asked for and can run here is chosen. A new implementation is a new row.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -193,26 +193,30 @@ def _by_softmax(kernel: Maker) -> Maker:
     return make
 
 
-def _rows(operation: str, *makers: str) -> Iterator[Implementation]:
-    """Yield an operation's implementations by XLA, Pallas and Triton, in the order in which these are named."""
-    for by in makers:
-        maker, problem = {
-            "xla": (_xla_function, lambda _: ""),
-            "pallas": (_pallas_kernel, _pallas_problem),
-            "triton": (_triton_kernel, _triton_problem),
-        }[by]
-        yield Implementation(operation, by, by, maker, problem, repeats_bits=by != "xla")
+def _xla(operation: str) -> Implementation:
+    return Implementation(operation, "xla", "xla", _xla_function)
+
+
+def _pallas(
+    operation: str, name: str = "pallas", problem: Callable[[Setting], str] = _pallas_problem, kind: str = ""
+) -> Implementation:
+    return Implementation(operation, name, "pallas", _pallas_kernel, problem, kind, repeats_bits=True)
+
+
+def _triton(operation: str) -> Implementation:
+    return Implementation(operation, "triton", "triton", _triton_kernel, _triton_problem, repeats_bits=True)
 
 
 # In order of preference. By bytes: one kernel that reads and writes each array once, against the several passes that
 # XLA's fusions make; the norm is one reading either way. Triton's kernels run where they are asked for.
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
-    *_rows("layernorm", "pallas", "xla", "triton"),
-    *_rows("gelu", "pallas", "xla"),
+    _pallas("layernorm"),
+    _xla("layernorm"),
+    _triton("layernorm"),
+    _pallas("gelu"),
+    _xla("gelu"),
     Implementation("gelu", IN_PRODUCT, "cublas", lambda *_: gelu.gelu_forward_in_product, _cublas_problem),
-    Implementation(
-        "attention", "flash, pallas", "pallas", _pallas_kernel, _flash_problem, "flash", repeats_bits=True
-    ),
+    _pallas("attention", "flash, pallas", _flash_problem, "flash"),
     Implementation("attention", "cudnn", "cudnn", lambda name, *_: getattr(cudnn, name), _cudnn_problem, "cudnn"),
     Implementation(
         "attention", "naive, softmax pallas", "pallas", _by_softmax(_pallas_kernel), _pallas_problem, "naive",
@@ -222,17 +226,20 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
         "attention", "naive, softmax triton", "triton", _by_softmax(_triton_kernel), _triton_problem, "naive",
         makes_matrix=True,
     ),
-    Implementation("attention", "naive, xla", "xla", _xla_function, kind="naive", makes_matrix=True),
-    Implementation(
-        "attention", "relu, pallas", "pallas", _pallas_kernel, _flash_problem, "relu", repeats_bits=True
-    ),
+    _xla("attention")._replace(name="naive, xla", kind="naive", makes_matrix=True),
+    _pallas("attention", "relu, pallas", _flash_problem, "relu"),
     Implementation(
         "attention", "relu, xla", "xla", lambda name, *_: getattr(attention, name), kind="relu", makes_matrix=True
     ),
-    *_rows("classifier", "pallas", "xla", "triton"),
-    *_rows("embedding backward", "pallas", "xla"),
-    *_rows("adamw", "pallas", "xla"),
-    *_rows("global norm", "xla", "pallas"),
+    _pallas("classifier"),
+    _xla("classifier"),
+    _triton("classifier"),
+    _pallas("embedding backward"),
+    _xla("embedding backward"),
+    _pallas("adamw"),
+    _xla("adamw"),
+    _xla("global norm"),
+    _pallas("global norm"),
 )  # fmt: skip
 
 

@@ -150,7 +150,7 @@ def test_what_cannot_be_made(tmp_path: Path) -> None:
             make_debug_state(**usual | arguments)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["few.bin", "large.bin", "model.bin"]
     out.write_text("mine")
-    with pytest.raises(InputError, match=r"is there already; .*--force"):
+    with pytest.raises(InputError, match=r"exists already; --force"):
         make_debug_state(model, out, None, B, T)
     assert out.read_text() == "mine"
     make_debug_state(model, out, None, B, T, force=True)
