@@ -114,7 +114,8 @@ def _begins_as_pytorch(start: bytes) -> bool:
 
 
 def _begins_as_safetensors(start: bytes) -> bool:
-    return start[8:9] == b"{"
+    """Look for a uint64 below 2^32 and JSON; llm.c's files have a version where that number has zeros."""
+    return start[4:9] == b"\0\0\0\0{"
 
 
 def _start_of(path: Path) -> bytes:

@@ -3,7 +3,7 @@
 import os
 import shutil
 import struct
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import ml_dtypes
@@ -64,6 +64,13 @@ def write_model(path: Path, version: int = 3) -> np.ndarray:
     flat = np.random.default_rng(1).normal(size=num_parameters(CONFIG)).astype(np.float32)
     llmc.write_model(path, CONFIG, flat, version=version)
     return flat_parameters(open_source(path))[: flat.size]
+
+
+def test_a_model_whose_header_holds_a_brace(tmp_path: Path) -> None:
+    """123 positions: the ninth byte is that with which a safetensors file's JSON begins."""
+    config = replace(CONFIG, max_seq_len=ord("{"))
+    llmc.write_model(tmp_path / "model.bin", config, np.zeros(num_parameters(config), np.float32))
+    assert open_source(tmp_path / "model.bin").config == config
 
 
 @pytest.mark.parametrize("version", [3, 5])
