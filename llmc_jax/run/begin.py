@@ -79,7 +79,7 @@ def opened(setup: Setup, output: Output, stop: threading.Event, held: Held | Non
             export=config.export_llmc, sync=sync, check=held.check,
         )  # fmt: skip
         closing.callback(saver.close)
-        yield Run(setup, folder, held, log, console, drawer, saver, stop)
+        yield Run(setup, held, log, console, drawer, saver, stop)
 
 
 def begun_log(setup: Setup, held: Held, made: list[Path]) -> RunLog:

@@ -159,8 +159,7 @@ def draw_curves(
     _draw_loss(loss_axes, metrics, baselines or {})
     _draw_rate_and_norm(lower_axes, metrics)
     _limit_steps(lower_axes, metrics)
-    if title:
-        figure.suptitle(title, fontsize=12, fontweight="bold", y=0.985)
+    figure.suptitle(title, fontsize=12, fontweight="bold", y=0.985)
     save_figure(figure, out_png)
 
 

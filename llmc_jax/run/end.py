@@ -74,14 +74,14 @@ def summary(run: Run, outcome: Outcome) -> Iterator[str]:
 def places(run: Run, outcome: Outcome) -> Iterator[str]:
     """Yield where everything is, and the command that goes on."""
     config, (code, progress, _) = run.setup.config, outcome
-    yield f"run folder:   {run.folder}"
+    yield f"run folder:   {run.held.folder}"
     if run.drawer.path.exists():
         yield f"picture:      {run.drawer.path}"
     if progress.saved is not None:
         yield f"checkpoint:   {progress.saved}"
     goes_on = progress.saved is not None or (config.save and progress.step == 0)
     if progress.step < run.setup.steps and code != ExitCode.DIVERGED and goes_on:
-        yield f"to go on:     {jax_setup.train_command()} -y 1 -o {shlex.quote(str(run.folder))}"
+        yield f"to go on:     {jax_setup.train_command()} -y 1 -o {shlex.quote(str(run.held.folder))}"
 
 
 def divergence_advice(config: TrainConfig, progress: Progress) -> Iterator[str]:

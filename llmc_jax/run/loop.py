@@ -232,6 +232,6 @@ def report_gpu(run: Run, steps: int) -> None:
 
 def traced(run: Run) -> AbstractContextManager[Callable[[int], None]]:
     """Return what gives the function to call before each step: it records those that --profile names."""
-    folder = run.folder / "profile"
+    folder = run.held.folder / "profile"
     words = f"profile:      {folder} (docs/profiling.md says how to open it)"
     return slice_trace(folder, *profile_slice(run.setup.config), lambda: run.console.note(words))

@@ -36,7 +36,7 @@ def slice_trace(
                 ...  # the step, complete before the next tick
 
     done: called once, when the recording has been written. A loop that ends early writes what it has; one that never
-    reaches `start` writes nothing. Raises InputError, at once, if the folder cannot be written; no matter for no steps.
+    reaches `start` writes nothing. Where any step is named, raises InputError at once if the folder cannot be written.
     """
     if start < stop:
         check_writable(folder)

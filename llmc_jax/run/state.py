@@ -19,8 +19,7 @@ class Run(NamedTuple):
     """What stays the same while the loop runs."""
 
     setup: Setup
-    folder: Path
-    held: Held
+    held: Held  # its folder
     log: RunLog
     console: Console
     drawer: CurveDrawer
