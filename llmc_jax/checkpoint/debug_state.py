@@ -161,19 +161,19 @@ def compute(config: ModelConfig, flat: np.ndarray, x: np.ndarray, y: np.ndarray)
 def program(config: ModelConfig, execution: Any = None) -> Callable[..., Any]:
     """Return the compiled function from a flat buffer (flat_size,), x and y (B, T) to logits, loss and flat gradient.
 
-    It computes in the buffer's dtype; logits (B, T, V) and gradient are float32. execution: None is gpt2.PLAIN.
+    It computes in the buffer's dtype; logits (B, T, V) and gradient are float32. execution: None is model.PLAIN.
     """
     import jax
     import jax.numpy as jnp
 
-    from llmc_jax.models.gpt2 import model as gpt2
+    from llmc_jax.models.gpt2.model import PLAIN, forward, loss_fn
     from llmc_jax.models.gpt2.tensors import views
 
     @jax.jit
     def compiled(flat: Any, x: Any, y: Any) -> Any:
-        chosen = execution or gpt2.PLAIN
-        loss, gradient = jax.value_and_grad(gpt2.loss_fn)(flat, x, y, config, chosen)
-        logits, _ = gpt2.forward(views(flat, config), x, config, chosen)
+        chosen = execution or PLAIN
+        loss, gradient = jax.value_and_grad(loss_fn)(flat, x, y, config, chosen)
+        logits, _ = forward(views(flat, config), x, config, chosen)
         return logits[..., : config.vocab_size].astype(jnp.float32), loss, gradient.astype(jnp.float32)
 
     return compiled

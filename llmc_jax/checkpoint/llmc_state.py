@@ -425,7 +425,7 @@ class Writing(NamedTuple):
     master: bool
     processes: int
     zero: bool
-    loaders: list[dict[str, Any]]
+    loaders: list[Mapping[str, Any]]
     origin: dict[str, Any]  # of the state that llm.c wrote and this came from; else empty
     kept: list[dict[str, str]]  # what each rank's file held that has no meaning here; empty if there were other ranks
     micro_steps: int  # of one update and process
@@ -491,7 +491,8 @@ def _plan(state: OurState, processes: int | None, zero: bool | None, warnings: l
         )
     if state.has_outliers:
         warnings.append("the statistics of outliers are left out: llm.c gathers them anew after a resumption")
-    options, places = metadata.options, _places(metadata.loader)
+    options, loader = metadata.options, metadata.loader or {"ranks": []}
+    places = loader.get("ranks", [loader])
     n = processes if processes is not None else origin.get("processes", len(places) or 1)
     if n < 1:
         raise InputError(f"{n} processes: there must be at least 1")
@@ -506,13 +507,6 @@ def _plan(state: OurState, processes: int | None, zero: bool | None, warnings: l
     return Writing(config, step, skipped, dtype, master, n, zero, loaders, origin, kept, micro_steps)
 
 
-def _places(loader: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the loader's place of each process; none where it is not known."""
-    if loader is None:
-        return []
-    return list(loader["ranks"]) if "ranks" in loader else [dict(loader)]
-
-
 def _micro_steps(options: Mapping[str, Any], n: int) -> int:
     """Return the micro-batches of one update in each of n processes; 1 where the options are not known or give none."""
     B, T, total = (options.get(name, 0) for name in ("batch_size", "sequence_length", "total_batch_size"))
@@ -520,8 +514,8 @@ def _micro_steps(options: Mapping[str, Any], n: int) -> int:
 
 
 def _loaders(
-    found: list[dict[str, Any]], options: Mapping[str, Any], step: int, n: int, warnings: list[str]
-) -> list[dict[str, Any]]:
+    found: list[Mapping[str, Any]], options: Mapping[str, Any], step: int, n: int, warnings: list[str]
+) -> list[Mapping[str, Any]]:
     """Return the loader's place of each of n processes, from those that were found."""
     if not found:
         warnings.append(
