@@ -9,7 +9,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,14 +22,13 @@ from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.hf_tokenizer import Table, write_files
 from llmc_jax.checkpoint.llmc import bf16_to_fp32, fp32_to_bf16
 from llmc_jax.checkpoint.llmc_state import OurState
-from llmc_jax.checkpoint.reading import CHUNK, chunks, not_finite
+from llmc_jax.checkpoint.reading import chunks, not_finite
 from llmc_jax.checkpoint.source import Slice, Source, SpecialTokens, slices, slices_of
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError
 from llmc_jax.files import reason, refuse_existing, sync
-from llmc_jax.models.gpt2.tensors import BY_NAME, num_parameters, tensor_specs
-from llmc_jax.models.tensors import TensorSpec
+from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
 
 DIFFERS = "not written: what was read back differs from what was written; is the disk sound?"
 NO_SPECIAL = (
@@ -79,7 +78,8 @@ class Passage:
         """Return a slice as float32, rounded if the output is bf16."""
         values = self.source.read(self.group, piece.tensor, piece.layer)
         if self.dtype == "bf16":
-            values = self._rounded(values)
+            values, change = rounded(values)
+            self.change = max(self.change, change)
         self.nonfinite[piece.tensor] = self.nonfinite.get(piece.tensor, 0) + not_finite(values)
         if piece.tensor == "wte":
             extra = values[self.source.config.vocab_size :]
@@ -90,22 +90,20 @@ class Passage:
             self.digests[piece.tensor, piece.layer] = digest_of(values)
         return values
 
-    def _rounded(self, values: np.ndarray) -> np.ndarray:
-        rounded = np.empty_like(values)
-        before, after = values.reshape(-1), rounded.reshape(-1)
-        for start in range(0, before.size, CHUNK):
-            old = before[start : start + CHUNK]
-            new = bf16_to_fp32(fp32_to_bf16(old))
-            change = largest_change(old, new)
-            assert change is not None, "rounding to bf16 is wrong"
-            self.change = max(self.change, change)
-            after[start : start + CHUNK].view(np.uint32)[...] = new.view(np.uint32)
-        return rounded
-
     def warnings(self, drops_padding: bool = False) -> tuple[str, ...]:
         """Return what is allowed in a checkpoint, but never there in a sound one."""
         more = ", and dropped" if drops_padding else ""
         return llmc.oddities(self.source.config, self.nonfinite, self.dirty_rows, more)
+
+    @property
+    def digest(self) -> str:
+        """Return one digest of all weights, whatever the format and the order of reading: 16 hex digits.
+
+        The slices' digests in the order of models/gpt2/tensors.Params, without the padding rows of wte, hashed once
+        more.
+        """
+        parts = (self.digests[piece.tensor, piece.layer] for piece in slices(self.source.config))
+        return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
     def words(self) -> str:
         """Return how the output's values compare with the source's, once they were read back and found right."""
@@ -115,7 +113,7 @@ class Passage:
         return f"all {count:,} values rounded to bf16, largest relative change {self.change:.2g}"
 
 
-def _passed(source: Source) -> Passage:
+def passed(source: Source) -> Passage:
     """Return the passage of all of a source's slices as they are."""
     passage = Passage(source, "fp32")
     for piece in slices(source.config):
@@ -128,13 +126,15 @@ def digest_of(values: np.ndarray) -> bytes:
     return hashlib.sha256(np.ascontiguousarray(values).view(np.uint32).astype("<u4", copy=False).data).digest()
 
 
-def combined(digests: Mapping[tuple[str, int], bytes], source: Source) -> str:
-    """One digest of all weights, the same whatever the format and the order in which they were read: 16 hex digits.
-
-    The slices' digests in the order of params.Params, without the padding rows of wte, hashed once more.
-    """
-    parts = (digests[piece.tensor, piece.layer] for piece in slices(source.config))
-    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+def rounded(values: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return float32 values rounded to bf16, as float32, and the largest relative change."""
+    out, largest = np.empty_like(values), 0.0
+    for old, new in zip(chunks(values.reshape(-1)), chunks(out.reshape(-1)), strict=True):
+        new.view(np.uint32)[...] = bf16_to_fp32(fp32_to_bf16(old)).view(np.uint32)
+        change = largest_change(old, new)
+        assert change is not None, "rounding to bf16 is wrong"
+        largest = max(largest, change)
+    return out, largest
 
 
 def largest_change(before: np.ndarray, after: np.ndarray) -> float | None:
@@ -161,16 +161,10 @@ def largest_change(before: np.ndarray, after: np.ndarray) -> float | None:
 
 def check_written(passage: Passage, back: Source, out: Path, padding: bool) -> None:
     """Compare what was read back with what passed. padding: the padding rows too. Raises InputError."""
-    config = passage.source.config
+    config, found = passage.source.config, passed(back)
     same = replace(back.config, padded_vocab_size=config.padded_vocab_size) == config
-    same = same and (back.config == config or not padding)
-    for piece in slices(back.config) if same else ():
-        values = back.read("params", piece.tensor, piece.layer)
-        if piece.tensor == "wte":
-            same = same and (not padding or digest_of(values[config.vocab_size :]) == passage.padding)
-            values = values[: config.vocab_size]
-        same = same and digest_of(values) == passage.digests[piece.tensor, piece.layer]
-    if not same:
+    same = same and found.digests == passage.digests
+    if not same or (padding and (back.config, found.padding) != (config, passage.padding)):
         raise InputError(f"{out}: {DIFFERS}")
 
 
@@ -191,7 +185,7 @@ def to_model(source: Source, out: Path, version: int, force: bool) -> Outcome:
         check_written(passage, open_source(temporary), out, padding=True)
     wrote = f"{out}: version {version} ({llmc.STORAGE[version].words}), {out.stat().st_size:,} bytes"
     checked = f"{out}: read back, header right, {passage.words()}"
-    return Outcome(wrote, checked, _lost_tokens(source) + passage.warnings(), combined(passage.digests, source))
+    return Outcome(wrote, checked, _lost_tokens(source) + passage.warnings(), passage.digest)
 
 
 def _header_of(source: Source) -> np.ndarray | None:
@@ -219,7 +213,7 @@ def to_hugging_face(source: Source, out: Path, dtype: str, table: Table | None, 
     checked = f"{out}: read back, {passage.words()}"
     unknown = (NO_SPECIAL,) if source.special is None and special.eos is None else ()
     warnings = (*unknown, *passage.warnings(drops_padding=True))
-    return Outcome(wrote, checked, warnings, combined(passage.digests, source))
+    return Outcome(wrote, checked, warnings, passage.digest)
 
 
 def special_tokens(source: Source, table: Table | None) -> SpecialTokens:
@@ -306,12 +300,11 @@ def state_of(source: Source, dtype: str) -> OurState:
         checkpoint: store.Checkpoint = source.opened
         updates, has_outliers = int(checkpoint.read("updates")), "outliers/values" in checkpoint.specs
         return OurState(source, checkpoint.metadata, updates, (), has_outliers)
-    passage = Passage(source, dtype)
 
     def read(group: str, tensor: str, layer: int) -> np.ndarray:
         values = source.read("params", tensor, layer)
         if group == "copy":
-            return passage.take(Slice(tensor, layer, values.shape))
+            return rounded(values)[0]
         return values if group == "params" else np.zeros_like(values)
 
     groups = ("params", "m", "v", "copy") if dtype == "bf16" else ("params", "m", "v")
@@ -326,36 +319,6 @@ def _origin(source: Source) -> dict[str, Any]:
     return {"kind": kind, "file": source.path.name, **special}
 
 
-def arrays_of(state: OurState) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the arrays of a checkpoint of ours, each made in its turn."""
-    source, specs = state.source, tensor_specs(state.source.config)
-    order = [(group, spec) for spec in specs for group in source.groups]
-    if source.kind == "llmc-state":
-        order.sort(key=lambda pair: ("m", "v", "params", "copy").index(pair[0]))  # as in its files
-    for group, spec in order:
-        yield f"{group}/{spec.name}", _zeros(spec) if group in state.blank else _whole(source, group, spec)
-    for name, count in (("step", state.metadata.step), ("updates", state.updates)):
-        yield name, np.asarray(count, np.int32)
-
-
-def _zeros(spec: TensorSpec) -> np.ndarray:
-    values = np.zeros(spec.shape, np.float32)
-    values.flags.writeable = False
-    return values
-
-
-def _whole(source: Source, group: str, spec: TensorSpec) -> np.ndarray:
-    """Return a tensor as it is stored, float32 or bfloat16."""
-    import ml_dtypes
-
-    is_bf16 = source.stored_dtype(group) == "bf16"
-    bits = np.empty(spec.shape, np.uint16 if is_bf16 else np.uint32)
-    for piece in slices_of(spec):
-        values = source.read(group, piece.tensor, piece.layer).view(np.uint32)
-        bits[piece.layer if BY_NAME[spec.name].layered else ...] = values >> 16 if is_bf16 else values
-    return bits.view(ml_dtypes.bfloat16 if is_bf16 else np.float32)
-
-
 def to_state(source: Source, run: Path, dtype: str, force: bool) -> Outcome:
     """Write a training state of ours into a run folder. Make the folder where there is none."""
     found = state_of(source, dtype)
@@ -367,7 +330,7 @@ def to_state(source: Source, run: Path, dtype: str, force: bool) -> Outcome:
     try:
         run.mkdir(exist_ok=True)
         with tempfile.TemporaryFile(dir=run) as scratch:
-            arrays = spooled(arrays_of(found), scratch)
+            arrays = spooled(found, scratch)
             writing = store.begin(run, step, arrays, found.metadata.to_json())
             del arrays
         try:
@@ -379,31 +342,37 @@ def to_state(source: Source, run: Path, dtype: str, force: bool) -> Outcome:
     finally:
         if is_new and run.is_dir() and not any(run.iterdir()):
             run.rmdir()
-    final = _passed(open_source(entry.folder))
+    final = passed(open_source(entry.folder))
     wrote = f"{entry.folder}: training state of llmc-jax, step {step} ({dtype}), {entry.bytes:,} bytes"
     checked = f"{entry.folder}: every tensor read back and equal to what was written"
-    return Outcome(wrote, checked, found.warnings + final.warnings(), combined(final.digests, final.source))
+    return Outcome(wrote, checked, found.warnings + final.warnings(), final.digest)
 
 
-def spooled(arrays: Iterable[tuple[str, np.ndarray]], scratch: BinaryIO) -> dict[str, np.ndarray]:
-    """Return the same arrays, moved to a file and mapped, so that they need not fit into memory at once.
+def spooled(state: OurState, scratch: BinaryIO) -> dict[str, np.ndarray]:
+    """Return the arrays of a checkpoint of ours, moved to a file a slice at a time and mapped: they may be many.
 
     scratch: a file without a name, which nobody can shorten; the system would end a program that looks beyond a mapped
-    file's end. The read-only zeros of a state that begins stay: memory that was never written to takes no room.
+    file's end. The zeros of a state that begins are not among them: memory that was never written to takes no room.
     """
-    found: dict[str, np.ndarray] = {}
-    for name, array in arrays:
-        found[name] = array
-        if array.nbytes < CHUNK or not array.flags.writeable:
+    import ml_dtypes
+
+    source, found = state.source, dict[str, np.ndarray]()
+    order = [(group, spec) for spec in tensor_specs(source.config) for group in source.groups]
+    if source.kind == "llmc-state":
+        order.sort(key=lambda pair: ("m", "v", "params", "copy").index(pair[0]))  # as in its files
+    for group, spec in order:
+        if group in state.blank:
+            found[f"{group}/{spec.name}"] = np.zeros(spec.shape, np.float32)
             continue
-        offset = scratch.tell()
-        scratch.writelines(part.view(np.uint8).data for part in chunks(array.reshape(-1)))
+        offset, is_bf16 = scratch.tell(), source.stored_dtype(group) == "bf16"
+        for piece in slices_of(spec):
+            bits = source.read(group, piece.tensor, piece.layer).view(np.uint32)
+            scratch.write((bits >> 16).astype(np.uint16).data if is_bf16 else bits.data)
         scratch.write(bytes(-scratch.tell() % 64))
         scratch.flush()
-        mapped = np.memmap(scratch, np.uint8, "r", offset, (array.nbytes,))
-        found[name] = mapped.view(array.dtype).reshape(array.shape)
-        del array  # before the next one is made
-    return found
+        dtype = ml_dtypes.bfloat16 if is_bf16 else np.float32
+        found[f"{group}/{spec.name}"] = np.memmap(scratch, dtype, "r", offset, spec.shape)
+    return found | {"step": np.array(state.metadata.step, np.int32), "updates": np.array(state.updates, np.int32)}
 
 
 def to_llmc_state(
@@ -412,10 +381,10 @@ def to_llmc_state(
     """Write llm.c's model_*, state_*_* and DONE_* files into a folder, from which it goes on with -y 1."""
     found = state_of(source, dtype)
     paths, warnings = llmc_state.write_llmc_state(folder, found, processes=processes, zero=zero, force=force)
-    final = _passed(open_source(folder, step=found.metadata.step))
+    final = passed(open_source(folder, step=found.metadata.step))
     back = final.source
     total, names = sum(path.stat().st_size for path in paths), ", ".join(path.name for path in paths)
     wrote = f"{folder}: training state of llm.c, step {back.step} ({back.dtype}), {total:,} bytes: {names}"
     checked = f"{folder}: every file read back and equal to what was written"
     warnings = (*_lost_tokens(source), *found.warnings, *warnings, *final.warnings())
-    return Outcome(wrote, checked, tuple(dict.fromkeys(warnings)), combined(final.digests, back))
+    return Outcome(wrote, checked, tuple(dict.fromkeys(warnings)), final.digest)

@@ -260,7 +260,7 @@ class LlmcState(NamedTuple):
         size, n = math.prod(shape), len(self.ranks) if self.ranks[0].sharded else 1
         start = spec.offset + layer * size
         parts = [rank.values[group].read(start // n, size // n) for rank in self.ranks[:n]]
-        return np.concatenate(parts).reshape(shape)
+        return (parts[0] if len(parts) == 1 else np.concatenate(parts)).reshape(shape)
 
 
 def finished_steps(folder: Path) -> list[int]:

@@ -237,9 +237,9 @@ def stored_special(origin: Mapping[str, Any]) -> SpecialTokens | None:
 
 
 def widened(values: np.ndarray) -> np.ndarray:
-    """Return a float32, bfloat16 or float16 array as float32, exactly and on the bits; its own memory."""
+    """Return a float32, bfloat16 or float16 array as float32, exactly and on the bits; float32 as it is."""
     if values.dtype == np.float32:
-        return np.array(values)
+        return values
     bits = np.ascontiguousarray(values).view(np.uint16)
     return fp16_to_fp32(bits) if values.dtype == np.float16 else bf16_to_fp32(bits)
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 
 from llmc_jax.checkpoint import conversion
-from llmc_jax.checkpoint.conversion import Outcome, Passage, combined
+from llmc_jax.checkpoint.conversion import Outcome, Passage
 from llmc_jax.checkpoint.hf_tokenizer import Table, merges_of, read_table
 from llmc_jax.checkpoint.hugging_face import end_of_text
 from llmc_jax.checkpoint.llmc import STORAGE, V2_ORDERS, WRITABLE
@@ -176,7 +176,7 @@ def inspect(path: Path, v2_order: str, step: int | None, as_json: bool) -> None:
     _print_warnings(warnings, sys.stdout)
     if not passage.warnings():
         print("ok: every weight is finite, and the padding rows of wte are zero")
-    print(f"digest of the weights: {combined(passage.digests, source)}")
+    print(f"digest of the weights: {passage.digest}")
 
 
 def _print_head(source: Source, group: str) -> None:
@@ -223,7 +223,7 @@ def _inspection(source: Source, passage: Passage, rows: list[Row]) -> dict[str, 
         "parameters": num_parameters(source.config),
         "tensors": tensors,
         "warnings": [*source.warnings, *passage.warnings()],
-        "digest": combined(passage.digests, source),
+        "digest": passage.digest,
     }
 
 
