@@ -49,8 +49,7 @@ def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = 
         raise InputError(f"{path}: a step was asked for, but this is not a folder that could hold several")
     if (shape := _descriptor(path)) is not None:
         return _random_source(path, shape)
-    with opened(path) as file:
-        start = file.read(1024)
+    start = _start_of(path)
     if _begins_as_pytorch(start):
         from llmc_jax.checkpoint import nanogpt
 
@@ -108,6 +107,11 @@ def _names(folder: Path) -> set[str]:
         raise FormatError(f"{folder}: cannot be read: {reason(error)}") from None
 
 
+def _start_of(path: Path) -> bytes:
+    with opened(path) as file:
+        return file.read(1024)
+
+
 def _begins_as_pytorch(start: bytes) -> bool:
     """Look for PyTorch's zip, whose first member's name ends so, or its old format: a pickle, then a magic number."""
     return (start.startswith(b"PK\x03\x04") and b"/data.pkl" in start) or start.startswith(b"\x80\x02\x8a\nl\xfc")
@@ -118,32 +122,14 @@ def _begins_as_safetensors(start: bytes) -> bool:
     return start[4:9] == b"\0\0\0\0{"
 
 
-def _start_of(path: Path) -> bytes:
-    """Return the first bytes of a regular file; none where there is no such file."""
-    try:
-        if not path.is_file():
-            return b""
-        with path.open("rb") as file:
-            return file.read(1024)
-    except OSError:
-        return b""
-
-
 def is_pytorch(path: Path) -> bool:
-    """Return whether a path is a file of PyTorch, such as nanoGPT's ckpt.pt."""
+    """Return whether a file is PyTorch's, such as nanoGPT's ckpt.pt. Raises FormatError if it cannot be read."""
     return _begins_as_pytorch(_start_of(path))
 
 
-def is_hugging_face(path: Path) -> bool:
-    """Return whether a path is a folder of Hugging Face's, or a .safetensors file."""
-    if path.is_dir():
-        return _is_hugging_face(_names(path))
-    return path.is_file() and (path.suffix == ".safetensors" or _begins_as_safetensors(_start_of(path)))
-
-
-def of_another_program(path: Path) -> bool:
-    """Return whether a path is for training to start from, or to say what to do with: another program's weights."""
-    return path.is_file() or is_hugging_face(path)
+def is_hugging_face(folder: Path) -> bool:
+    """Return whether a folder is one of Hugging Face's. Raises FormatError if it cannot be read."""
+    return _is_hugging_face(_names(folder))
 
 
 def flat_parameters(source: Source) -> np.ndarray:

@@ -29,11 +29,6 @@ def named_arrays(state: "TrainState", model: ModelConfig) -> dict[str, np.ndarra
     return arrays
 
 
-def read_weights(checkpoint: Checkpoint) -> np.ndarray:
-    """Return the parameters alone as a flat buffer (flat_size,) float32: the master weights where there are any."""
-    return _flat(checkpoint, "params").astype(np.float32)
-
-
 def _flat(checkpoint: Checkpoint, buffer: str) -> np.ndarray:
     """Return a buffer of TrainState (flat_size,) with its padding, from the stored tensors."""
     model = checkpoint.metadata.identity.model

@@ -18,8 +18,9 @@ from llmc_jax import kernels
 from llmc_jax.checkpoint import sources
 from llmc_jax.checkpoint.arrays import require_orbax
 from llmc_jax.checkpoint.contents import OURS, Identity, Metadata, fingerprint
-from llmc_jax.checkpoint.llmc import read_header, warnings_of
-from llmc_jax.checkpoint.state import read_state, read_weights
+from llmc_jax.checkpoint.llmc import warnings_of
+from llmc_jax.checkpoint.source import Source
+from llmc_jax.checkpoint.state import read_state
 from llmc_jax.checkpoint.store import Checkpoint
 from llmc_jax.config.checks import check_model_fit
 from llmc_jax.config.flags import parse_args
@@ -52,10 +53,15 @@ CHECKED_TOKENS = 1 << 20  # of each data set, before the run begins: takes a ten
 
 
 class Model(NamedTuple):
-    """What `-e` names, or --init-from where it names another program's checkpoint."""
+    """What `-e` names, or --init-from."""
 
     config: ModelConfig
-    path: Path | None  # of the checkpoint; None: random weights
+    source: Source | None  # of the weights; None: random ones, or those of the checkpoint that the run goes on from
+
+    @property
+    def path(self) -> Path | None:
+        """Return the path of another program's checkpoint, if the weights come from one."""
+        return None if self.source is None or self.source.kind == "state" else self.source.path
 
 
 class Data(NamedTuple):
@@ -103,53 +109,56 @@ def naming(flag: str) -> Iterator[None]:
         raise type(error)(f"{flag} {error}") from error
 
 
-def resolve_model(config: TrainConfig, earlier: Checkpoint | None = None, source: Checkpoint | None = None) -> Model:
-    """Return the model's shape, from a descriptor or from the header of a checkpoint; reads no weights.
+def resolve_model(
+    config: TrainConfig, earlier: Checkpoint | None = None, report: Callable[[str], None] = lambda line: None
+) -> Model:
+    """Return the model's shape, from a descriptor or from what holds its weights; reads none of them.
 
-    earlier: what is continued; if -e says what it said then, the file that it named need not be there any more.
-    source: what --init-from names, which must have the shape that -e describes, if it describes one.
+    earlier: what is continued; if -e says what it said then, the file that it named need not be there any more. A shape
+    that -e describes beside --init-from must be that of the weights. report is told of bad checkpoints passed over.
     """
     if earlier is not None and _names_nothing_new(config.model, earlier):
         return Model(earlier.metadata.identity.model, None)
-    if source is not None:
-        return Model(_checked_shape(config, source.metadata.identity.model), None)
     if config.init_from:
-        model = _read_shape("--init-from", config.init_from)
-        return Model(_checked_shape(config, model.config), model.path)
+        source = _open_weights("--init-from", config.init_from, config, report)
+        return Model(_checked_shape(config, source.config), source)
     name = config.model
-    path = Path(name)
     if not name.endswith(".bin") and "/" not in name:
         try:
             return Model(parse_descriptor(name), None)
         except InputError:
-            if not path.exists():
+            if not Path(name).exists():
                 raise
-    if not path.exists():
+    if not Path(name).exists():
         raise InputError(
             f"-e {name}: no such file; give the path of an llm.c checkpoint or of a folder of Hugging Face's, or a "
             "shape such as d12 for random weights (without any flag, a small demo model is trained)"
         )
-    return _read_shape("-e", name)
+    source = _open_weights("-e", name, config, report)
+    return Model(source.config, source)
 
 
-def _read_shape(flag: str, name: str) -> Model:
-    """Return the shape of a model of llm.c or Hugging Face; raises InputError, with advice, for any other."""
+def _open_weights(flag: str, name: str, config: TrainConfig, report: Callable[[str], None]) -> Source:
+    """Open what a flag names: a model of llm.c or Hugging Face, or with --init-from a checkpoint of ours.
+
+    Raises InputError, with advice, for any other.
+    """
     path = Path(name)
-    if sources.is_hugging_face(path):
-        with naming(flag):
-            return Model(sources.open_source(path).config, path)
-    if sources.is_pytorch(path):
-        raise InputError(
-            f"{flag} {name}: a file of PyTorch, as nanoGPT writes; `python convert_checkpoint.py convert {name} "
-            f"{path.with_suffix('.bin')}` makes a file of it that -e takes"
-        )
-    if path.is_dir():
-        raise InputError(
-            f"{flag} {name}: is a folder; name the checkpoint in it, such as {path / 'model_00000100.bin'}, or with "
-            "--init-from the folder of a run of this program"
-        )
     with naming(flag):
-        return Model(read_header(path).config, path)
+        if path.is_file() and sources.is_pytorch(path):
+            raise InputError(
+                f"{name}: a file of PyTorch, as nanoGPT writes; `python convert_checkpoint.py convert {name} "
+                f"{path.with_suffix('.bin')}` makes a file of it that -e takes"
+            )
+        if not path.is_file() and not (path.is_dir() and sources.is_hugging_face(path)):
+            if flag == "--init-from":
+                return find_named(path, report)
+            if path.is_dir():
+                raise InputError(
+                    f"{name}: is a folder; name the checkpoint in it, such as {path / 'model_00000100.bin'}, or with "
+                    "--init-from the folder of a run of this program"
+                )
+        return sources.open_source(path, v2_order=config.v2_order)
 
 
 def _names_nothing_new(name: str, earlier: Checkpoint) -> bool:
@@ -252,18 +261,6 @@ def choose_tokenizer(config: TrainConfig, model: ModelConfig, data: Data) -> Cho
     return load_tokenizer(config.tokenizer, model.vocab_size, folders)
 
 
-def initial_parameters(config: TrainConfig, model: Model) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return the flat buffer to start from (flat_size,), and warnings about the checkpoint's content."""
-    if model.path is None:
-        return random_parameters(model.config, config.seed), ()
-    flag = "--init-from" if config.init_from else "-e"
-    with naming(flag):
-        source = sources.open_source(model.path, v2_order=config.v2_order)
-        flat = sources.flat_parameters(source)
-    found = (*source.warnings, *warnings_of(flat, source.config))
-    return flat, tuple(f"{flag} {model.path}: {warning}" for warning in found)
-
-
 def plan_here(
     config: TrainConfig, model: ModelConfig, earlier: Checkpoint | None = None
 ) -> tuple[Plan, hardware.Device, tuple[str, ...]]:
@@ -330,7 +327,6 @@ class Inputs(NamedTuple):
     """What a run reads, opened and checked."""
 
     earlier: Checkpoint | None  # the checkpoint that the run goes on from
-    source: Checkpoint | None  # a checkpoint of ours that --init-from names
     model: Model
     data: Data
     notes: list[str]
@@ -339,12 +335,9 @@ class Inputs(NamedTuple):
 def open_inputs(config: TrainConfig, report: Callable[[str], None]) -> Inputs:
     """Open what the run reads. report is told of what is wrong with it but for which it can begin."""
     earlier = find_earlier(config, report)
-    source = None
-    if config.init_from and earlier is None and not sources.of_another_program(Path(config.init_from)):
-        source = find_named(config.init_from, report)
-    model = resolve_model(config, earlier, source)
+    model = resolve_model(config, earlier, report)
     notes = check_model_fit(config, model.config)
-    return Inputs(earlier, source, model, open_data(config, model.config), notes)
+    return Inputs(earlier, model, open_data(config, model.config), notes)
 
 
 def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
@@ -426,23 +419,23 @@ def notes_on_start(setup: Setup) -> Iterator[str]:
 def origin_of(inputs: Inputs) -> Mapping[str, Any]:
     """Return the origin that the run's checkpoints hold: that of the checkpoint it goes on from, or its own.
 
-    Its own keeps the ids that begin and end a text, where the weights come from a folder of Hugging Face's.
+    Its own keeps the ids that begin and end a text, where it is known of the weights.
     """
     if inputs.earlier is not None:
         return inputs.earlier.metadata.origin
-    special, path = None, inputs.model.path
-    if inputs.source is not None:
-        special = sources.stored_special(inputs.source.metadata.origin)
-    elif path is not None and sources.is_hugging_face(path):
-        special = sources.open_source(path).special
+    special = inputs.model.source and inputs.model.source.special
     return {**OURS, **({} if special is None else {"special": special._asdict()})}
 
 
 def starting_state(plan: Plan, inputs: Inputs) -> tuple[TrainState, tuple[str, ...]]:
     """Return the state that the run begins with, on the device, and warnings about what it was read from."""
+    config, source = plan.config, inputs.model.source
     if inputs.earlier is not None:
         return read_state(inputs.earlier, first_state(np.zeros(1, np.float32), plan)), ()
-    if inputs.source is not None:
-        return first_state(read_weights(inputs.source), plan), ()
-    parameters, found = initial_parameters(plan.config, inputs.model)
-    return first_state(parameters, plan), found
+    if source is None:
+        return first_state(random_parameters(plan.model, config.seed), plan), ()
+    flag = "--init-from" if config.init_from else "-e"
+    with naming(flag):
+        flat = sources.flat_parameters(source)
+    warnings = (*source.warnings, *warnings_of(flat, source.config))
+    return first_state(flat, plan), tuple(f"{flag} {source.path}: {warning}" for warning in warnings)

@@ -16,6 +16,8 @@ from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.manifest import MANIFEST
 from llmc_jax.checkpoint.reading import read_json_object
+from llmc_jax.checkpoint.source import Source
+from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.checkpoint.store import Checkpoint, open_checkpoint
 from llmc_jax.config.options import show_value
 from llmc_jax.config.train import ATTENTIONS, BY_NAME, TrainConfig, differing
@@ -76,23 +78,21 @@ def find_earlier(config: TrainConfig, report: Callable[[str], None]) -> Checkpoi
     return None
 
 
-def find_named(name: str, report: Callable[[str], None]) -> Checkpoint:
-    """Return the checkpoint that --init-from names: a state_%08d, or of a run's folder the newest good one."""
-    folder = Path(name)
+def find_named(folder: Path, report: Callable[[str], None]) -> Source:
+    """Return the checkpoint of ours that a path names: a state_%08d, or of a run's folder the newest good one."""
     if not folder.is_dir():
-        raise InputError(f"--init-from {name}: no such folder; give the folder of a run, or a state_%08d in it")
+        raise InputError(f"{folder}: no such folder; give the folder of a run, or a state_%08d in it")
     if (folder / MANIFEST).exists():
-        problem = store.check(folder)
-        if problem is not None:
-            raise InputError(f"--init-from {folder}: {problem}; take another checkpoint")
-        return open_checkpoint(folder)
+        if problem := store.check(folder):
+            raise InputError(f"{folder}: {problem}; take another checkpoint")
+        return open_source(folder)
     good = store.newest_good(folder, report)
     if good is None:
         raise InputError(
-            f"--init-from {name}: there is no good checkpoint in it; `python -m llmc_jax.checkpoint verify {name}` "
-            "lists what there is. An llm.c model file is given with -e"
+            f"{folder}: there is no good checkpoint in it; `python -m llmc_jax.checkpoint verify {folder}` lists what "
+            "there is. An llm.c model file is given with -e"
         )
-    return open_checkpoint(good.folder)
+    return open_source(good.folder)
 
 
 # ----- which choice of kernels is repeated ---------------------------------------------------------------------------

@@ -925,7 +925,8 @@ def test_a_descriptor_is_not_mistaken_for_a_path(tmp_path: Path, monkeypatch: py
     assert prepare.resolve_model(TrainConfig(model="d12")).config == parse_descriptor("d12")
     assert prepare.resolve_model(TrainConfig(model=TINY)).path is None
     write_model("weights", parse_descriptor(TINY), initial())
-    assert prepare.resolve_model(TrainConfig(model="weights")) == (parse_descriptor(TINY), Path("weights"))
+    model = prepare.resolve_model(TrainConfig(model="weights"))
+    assert (model.config, model.path) == (parse_descriptor(TINY), Path("weights"))
 
 
 def test_an_epoch_of_less_than_one_update_is_refused(tokens: Any) -> None:
