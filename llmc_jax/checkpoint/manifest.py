@@ -74,14 +74,11 @@ def describe(array: np.ndarray) -> Tensor:
 @contextmanager
 def opened_regular(path: Path) -> Iterator[Any]:
     """Open a regular file for reading; a pipe, which would wait, or a link is refused."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
+    with open(path, "rb", opener=lambda name, _: os.open(name, flags)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise FormatError(f"{path.name}: is not a regular file")
-        with open(descriptor, "rb", closefd=False) as file:
-            yield file
-    finally:
-        os.close(descriptor)
+        yield file
 
 
 def digest_of_file(path: Path) -> File:

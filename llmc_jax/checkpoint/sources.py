@@ -177,18 +177,18 @@ def _open_folder(folder: Path, step: int | None) -> Source:
 
 def _state_of_run(run: Path, step: int | None) -> tuple[Path, tuple[str, ...]]:
     """Return the folder of a run's newest good state, or that of a step, and a line about each newer bad one."""
-    problems: list[str] = []
     if step is None:
-        entry = store.newest_good(run, problems.append)
-        if entry is None:
+        problems: list[str] = []
+        newest = store.newest_good(run, problems.append)
+        if newest is None:
             raise FormatError(f"{run}: no training state in it is complete and sound; {'; '.join(problems)}")
-        return entry.folder, tuple(problems)
-    for entry in store.entries(run):
-        if entry.step == step:
-            if entry.problem:
-                raise FormatError(f"{entry.folder}: {entry.problem}")
-            return entry.folder, ()
-    raise InputError(f"{run}: no training state of step {step}")
+        return newest.folder, tuple(problems)
+    if step not in store.steps(run):
+        raise InputError(f"{run}: no training state of step {step}")
+    entry = store.entry(run, step)
+    if entry.problem:
+        raise FormatError(f"{entry.folder}: {entry.problem}")
+    return entry.folder, ()
 
 
 def _state_source(folder: Path, warnings: tuple[str, ...] = ()) -> Source:

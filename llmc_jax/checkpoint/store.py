@@ -20,7 +20,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -75,9 +75,8 @@ class Writing(NamedTuple):
     step: int
     folder: Path
     tensors: dict[str, Tensor]
-    metadata: File
     val_loss: float | None
-    plans: dict[str, File]  # the small files of orbax's, which say how the arrays are stored, as it had written them
+    small: dict[str, File]  # the metadata, and orbax's files that say how the arrays are stored, as it had written them
 
 
 class Entry(NamedTuple):
@@ -134,10 +133,8 @@ def begin(run: str | Path, step: int, arrays: Mapping[str, np.ndarray], metadata
     _check_room(run, step, sum(array.nbytes for array in arrays.values()))
     with ThreadPoolExecutor(THREADS) as pool:
         tensors = dict(zip(arrays, pool.map(describe, arrays.values()), strict=True))
-    writing = Writing(run, step, _hidden(run, step, "tmp"), tensors, digest_of_bytes(words), val_loss_of(metadata), {})
-    _attempt(writing, lambda: _write(writing.folder, arrays, words))
-    plans = [path for path in sizes_in(writing.folder) if path != METADATA and "c" not in path.split("/")]
-    return writing._replace(plans=_attempt(writing, lambda: {p: digest_of_file(writing.folder / p) for p in plans}))
+    writing = Writing(run, step, _hidden(run, step, "tmp"), tensors, val_loss_of(metadata), {})
+    return writing._replace(small=_attempt(writing, lambda: _write(writing.folder, arrays, words)))
 
 
 def _check_room(run: Path, step: int, size: int) -> None:
@@ -154,10 +151,20 @@ def _check_room(run: Path, step: int, size: int) -> None:
         )
 
 
-def _write(folder: Path, arrays: Mapping[str, np.ndarray], words: bytes) -> None:
+def _write(folder: Path, arrays: Mapping[str, np.ndarray], words: bytes) -> dict[str, File]:
+    """Write all but the manifest; return the digests of the small files."""
     folder.mkdir()
     write_arrays(folder, arrays)
+    plans = _digests(folder, [path for path in sizes_in(folder) if "c" not in path.split("/")])
     folder.joinpath(METADATA).write_bytes(words)
+    return {METADATA: digest_of_bytes(words), **plans}
+
+
+def _digests(folder: Path, paths: Iterable[str]) -> dict[str, File]:
+    """Return size and digest of files of a folder, read now."""
+    paths = list(paths)
+    with ThreadPoolExecutor(THREADS) as pool:
+        return dict(zip(paths, pool.map(digest_of_file, [folder / path for path in paths]), strict=True))
 
 
 def seal(writing: Writing, model: Path | None = None) -> Entry:
@@ -180,12 +187,10 @@ def _seal(writing: Writing, model: Path | None) -> int:
     for name, tensor in writing.tensors.items():
         if describe(read_array(folder, name, tensor)) != tensor:
             raise InputError(f"{name} reads back differently from what was written; is the disk sound?")
-    for path, file in {METADATA: writing.metadata, **writing.plans}.items():
-        if digest_of_file(folder / path) != file:
+    files = _digests(folder, sorted(sizes_in(folder)))
+    for path, file in writing.small.items():
+        if files.get(path) != file:
             raise InputError(f"{path} reads back differently from what was written; is the disk sound?")
-    paths = sorted(sizes_in(folder))
-    with ThreadPoolExecutor(THREADS) as pool:
-        files = dict(zip(paths, pool.map(digest_of_file, [folder / path for path in paths]), strict=True))
     folder.joinpath(MANIFEST).write_bytes(dump_manifest(Manifest(writing.step, writing.tensors, files)))
     sync(folder / MANIFEST)
     for parent, _, _ in os.walk(folder, topdown=False):
@@ -379,16 +384,16 @@ def _damages(folder: Path, manifest: Manifest, deep: bool) -> list[str]:
             damages.append(f"{path}: holds {size:,} bytes; {expected:,} were written")
     if damages or not deep:
         return sorted(damages)
-    with ThreadPoolExecutor(THREADS) as pool:
-        found = pool.map(digest_of_file, [folder / path for path in manifest.files])
-        pairs = zip(manifest.files.items(), found, strict=True)
-        return [
-            f"{path}: damaged: its SHA-256 is not that in the manifest" for (path, file), now in pairs if now != file
-        ]
+    found = _digests(folder, manifest.files)
+    return [
+        f"{path}: damaged: its SHA-256 is not that in the manifest"
+        for path, file in manifest.files.items()
+        if found[path] != file
+    ]
 
 
 def steps(run: str | Path) -> list[int]:
-    """Steps of which a run folder has a state folder or a DONE_ file of ours, ascending. None where there is no folder.
+    """Return the steps of which a run folder, if there is one, has a state folder or a DONE_ file of ours, ascending.
 
     llm.c's checkpoints (DONE_%08d beside state_%08d_%05d.bin) are not among them. Raises InputError if the folder
     cannot be read.
@@ -475,7 +480,7 @@ def entries(run: str | Path, *, deep: bool = True) -> list[Entry]:
 
 
 def newest_good(run: str | Path, report: Callable[[str], None]) -> Entry | None:
-    """The newest checkpoint of which every byte is right, None where there is none. `report` hears of each bad one."""
+    """Return the newest checkpoint of which every byte is right, None where there is none; report each bad one."""
     for step in reversed(steps(run)):
         found = entry(run, step)
         if found.problem is None:
@@ -485,7 +490,7 @@ def newest_good(run: str | Path, report: Callable[[str], None]) -> Entry | None:
 
 
 def restore_done(run: str | Path) -> list[int]:
-    """Write the DONE_ files that good checkpoints lack, as in a copy made without empty files; their steps, ascending.
+    """Write the DONE_ files that good checkpoints lack, as a copy without empty files does; return their steps.
 
     Call it while nobody else writes to the folder. Raises InputError if one cannot be written.
     """
@@ -506,7 +511,7 @@ def restore_done(run: str | Path) -> list[int]:
 def prune(
     run: str | Path, *, keep: int, major_every: int, least: int = 2, known_good: set[int] | None = None
 ) -> list[int]:
-    """Remove the checkpoints that need not be kept; the steps removed, ascending.
+    """Remove the checkpoints that need not be kept. Return the steps removed, ascending.
 
     Kept are the last `keep` good ones, at least `least`, and everything newer than these; of the older ones those whose
     step is a multiple of major_every (0: no such), and the good one of the lowest validation loss, of equals the first.
@@ -539,7 +544,7 @@ def prune(
 
 
 def _remove_checkpoint(run: Path, step: int) -> None:
-    """Killed in between, this leaves a checkpoint that is removed another time, then a folder that `clean` removes."""
+    """Remove one; killed in between, leave a checkpoint that is removed another time, or a folder for `clean`."""
     try:
         done_file(run, step).unlink(missing_ok=True)
         sync(run)
