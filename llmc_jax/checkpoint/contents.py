@@ -82,11 +82,8 @@ class Metadata:
         stored = {
             "format": FORMAT,
             "step": self.step,
+            **self.identity._asdict(),
             "model": asdict(self.identity.model),
-            "dtype": self.identity.dtype,
-            "master_weights": self.identity.master_weights,
-            "rounding": self.identity.rounding,
-            "data": self.identity.data,
             "val_data": self.val_data,
             "options": dict(self.options),
             "total_steps": self.total_steps,

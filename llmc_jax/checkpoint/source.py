@@ -70,6 +70,6 @@ def slices_of(spec: TensorSpec) -> Iterator[Slice]:
 
 
 def slices(config: ModelConfig) -> Iterator[Slice]:
-    """Yield every slice of a model, in the order of params.Params: joined they are its N parameters."""
+    """Yield every slice of a model, in the order of Params: joined they are its N parameters."""
     for spec in tensor_specs(config):
         yield from slices_of(spec)

@@ -296,7 +296,7 @@ def _sync_files(folder: Path) -> None:
 
 @contextmanager
 def _naming(folder: Path) -> Iterator[None]:
-    """Within the block, errors about a file of a state folder become FormatErrors that name the folder."""
+    """Turn errors about a file of a state folder within the block into FormatErrors that name the folder."""
     try:
         yield
     except FormatError as error:
@@ -413,30 +413,24 @@ def steps(run: str | Path) -> list[int]:
 
 def entry(run: str | Path, step: int, *, deep: bool = True) -> Entry:
     """Return the checkpoint of one step, checked; not deep: without reading the contents of the arrays' files."""
-    folder = state_folder(Path(run), step)
+    folder, done = state_folder(Path(run), step), done_file(Path(run), step)
     for _ in range(3):
         before = _inode(folder)
-        found = _entry(Path(run), step, deep)
+        found = loose_entry(folder, deep=deep)
         if found.problem is None or _inode(folder) == before:
             break  # else it was replaced by a new one while it was read
-    return found
+    if not os.path.lexists(folder):
+        there = f"there is {done.name}, but no folder" if done.exists() else "there is no folder"
+        found = found._replace(problem=f"{there} {folder.name}")
+    elif found.problem is None and found.step != step:
+        found = found._replace(problem=f"it holds step {found.step}")
+    return found._replace(step=step, done=done.is_file())
 
 
 def _inode(folder: Path) -> int | None:
     with suppress(OSError):
         return folder.stat().st_ino
     return None
-
-
-def _entry(run: Path, step: int, deep: bool) -> Entry:
-    folder, done = state_folder(run, step), done_file(run, step)
-    if not os.path.lexists(folder):
-        there = f"there is {done.name}, but no folder" if done.exists() else "there is no folder"
-        return Entry(step, folder, 0, None, f"{there} {folder.name}", done.is_file())
-    found = loose_entry(folder, deep=deep)
-    if found.problem is None and found.step != step:
-        found = found._replace(problem=f"it holds step {found.step}")
-    return found._replace(step=step, done=done.is_file())
 
 
 def loose_entry(folder: str | Path, *, deep: bool = True) -> Entry:

@@ -1,7 +1,7 @@
 """`python -m llmc_jax.checkpoint`: which checkpoints a run has and whether each is whole, and what is in one.
 
-Leaves out the checking itself (store.py). Exit status: 0 done, and every checkpoint is good; 2 a bad one, none, or bad
-input; 130 stopped by Ctrl-C.
+Leaves out the checking itself (checkpoint/store.py). Exit status: 0 done, and every checkpoint is good; 2 a bad one,
+none, or bad input; 130 stopped by Ctrl-C.
 """
 
 import argparse
@@ -25,7 +25,7 @@ SHOWN_ITEMS = 8  # of a list among the facts
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status. Bad input is one line on standard error."""
+    """Run one command; return the exit status. Bad input is one line on standard error."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files that the terminal cannot show
     return run_command("llmc_jax.checkpoint", make_parser(), argv)
@@ -74,7 +74,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _checked(folder: Path, deep: bool) -> Iterator[Entry]:
-    """The checkpoints of a run folder, or the one that a state folder is, each checked when it is asked for."""
+    """Yield the checkpoints of a run folder, or the one that a state folder is, each checked when it is asked for."""
     if not folder.exists():
         raise InputError(f"{folder}: there is no such folder")
     match = re.fullmatch(r"state_(\d{8,})", folder.resolve().name)
@@ -151,7 +151,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _one(folder: Path) -> Path:
-    """A state folder; of a run folder, the newest that is complete, as far as that is seen without reading it all."""
+    """Return a state folder; of a run, the newest that is complete, as far as that is seen without reading it all."""
     if not folder.is_dir() or folder.joinpath(MANIFEST).exists():
         return folder
     complete = [e.folder for e in store.entries(folder, deep=False) if e.problem is None]

@@ -1,7 +1,6 @@
 """The commands of convert_checkpoint.py: look into a checkpoint of any format, and turn one into another.
 
-Leaves out the formats (llmc.py, llmc_state.py, store.py, hugging_face.py, nanogpt.py) and the converting itself
-(conversion.py).
+Leaves out the formats and the converting itself (checkpoint/conversion.py).
 """
 
 import argparse
@@ -79,7 +78,7 @@ class Stats(NamedTuple):
 
 
 def tensor_stats(parts: Iterable[np.ndarray]) -> Stats:
-    """Statistics of a tensor that comes in float32 parts, in float64.
+    """Return statistics of a tensor that comes in float32 parts, in float64.
 
     The mean and the sum of squared distances from it are those of each chunk, put together without cancellation: two
     sets of sizes a and b whose means differ by d have a + b values, d * b / (a + b) more mean than the first, and
@@ -126,7 +125,7 @@ class Row(NamedTuple):
 
 
 def _rows(source: Source, passage: Passage) -> Iterator[Row]:
-    """A row for each tensor, in the order of the file if it is llm.c's; what passes goes through the passage."""
+    """Yield a row for each tensor, in the order of the file if it is llm.c's; the weights go through the passage."""
     specs = {spec.name: spec for spec in tensor_specs(source.config)}
     if source.kind == "llmc-model":
         for name, stored in source.opened.tensors.items():
@@ -208,7 +207,7 @@ def _extra_lines(source: Source) -> Iterator[str]:
 
 
 def _inspection(source: Source, passage: Passage, rows: list[Row]) -> dict[str, Any]:
-    """For --json. Numbers that are not finite are null."""
+    """Return what --json prints. Numbers that are not finite are null."""
     tensors: dict[str, dict[str, Any]] = {}
     for row in rows:
         stats = {name: value if math.isfinite(value) else None for name, value in row.stats._asdict().items()}
@@ -245,7 +244,7 @@ def _target(args: argparse.Namespace) -> str:
 
 
 def _output_dtype(source: Source, target: str, args: argparse.Namespace) -> str:
-    """fp32 or bf16: as --version or --dtype say, else as the source's weights are; fp16 widens to fp32."""
+    """Return fp32 or bf16: as --version or --dtype say, else as the source's weights are; fp16 widens to fp32."""
     wanted: str | None = args.dtype
     if args.version is not None:
         if target != "llmc":
@@ -262,7 +261,7 @@ def _output_dtype(source: Source, target: str, args: argparse.Namespace) -> str:
 
 
 def _table_for_hugging_face(source: Source, tokenizer: str | None) -> tuple[Table | None, str]:
-    """The tokenizer to write into a folder, and a note on where it comes from or why there is none."""
+    """Return the tokenizer to write into a folder, and a note on where it comes from or why there is none."""
     V = source.config.vocab_size
     if source.kind == "hugging-face" and tokenizer is None:
         folder = source.path if source.path.is_dir() else source.path.parent
@@ -309,7 +308,7 @@ def convert(args: argparse.Namespace) -> None:
 
 
 def _tokenizer_out(source: Source, target: str, args: argparse.Namespace) -> Table | None:
-    """The tokenizer that is to be written, read and checked before anything is."""
+    """Return the tokenizer that is to be written, read and checked before anything is."""
     if target == "hf":
         table, words = _table_for_hugging_face(source, args.tokenizer)
         print(f"read    tokenizer: {words}" if table else f"note    no tokenizer files are written: {words}")

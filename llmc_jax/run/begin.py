@@ -118,7 +118,7 @@ def where_logs_stay(setup: Setup) -> Kept | None:
 
 @contextmanager
 def lock_of(config: TrainConfig) -> Iterator[Held | None]:
-    """Within the block a run folder that is there already is this process's. Gives it, or None."""
+    """Hold the lock of a run folder that is there already, within the block. Yield it, or None where there is none."""
     check_path(config.output_dir)
     folder = Path(config.output_dir)
     with locked(folder) if config.output_dir and folder.is_dir() else nullcontext() as held:

@@ -5,7 +5,6 @@ left half-written, and writes the DONE_ files of checkpoints that lost them. Lea
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +32,7 @@ from llmc_jax.data.tokenizers import Choice, load_tokenizer
 from llmc_jax.errors import InputError
 from llmc_jax.kernels.plain import to_json
 from llmc_jax.machine import compiling
-from llmc_jax.machine import device as hardware
+from llmc_jax.machine.device import Device, describe_device
 from llmc_jax.machine.nvml import GpuMonitor, open_monitor
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.plan import Plan, make_plan, triton_gemm_wish
@@ -43,6 +42,7 @@ from llmc_jax.run.resume import (
     environment,
     find_earlier,
     find_named,
+    naming,
     repeated,
 )
 from llmc_jax.training.state import DTYPES, TrainState, initial_state
@@ -82,7 +82,7 @@ class Setup(NamedTuple):
     steps: int
     val_batches: int  # of one validation
     tokenizer: Choice
-    device: hardware.Device
+    device: Device
     earlier: Checkpoint | None  # the checkpoint that the run goes on from
     metadata: Metadata  # of its checkpoints, as it begins
     monitor: GpuMonitor | None  # of -lg
@@ -96,17 +96,6 @@ class Setup(NamedTuple):
     @property
     def model(self) -> ModelConfig:
         return self.plan.model
-
-
-@contextmanager
-def naming(flag: str) -> Iterator[None]:
-    """Name the flag that gave a file in an error about it within the block, unless that begins with a flag already."""
-    try:
-        yield
-    except InputError as error:
-        if str(error).startswith("-"):
-            raise
-        raise type(error)(f"{flag} {error}") from error
 
 
 def resolve_model(
@@ -263,13 +252,13 @@ def choose_tokenizer(config: TrainConfig, model: ModelConfig, data: Data) -> Cho
 
 def plan_here(
     config: TrainConfig, model: ModelConfig, earlier: Checkpoint | None = None
-) -> tuple[Plan, hardware.Device, tuple[str, ...]]:
+) -> tuple[Plan, Device, tuple[str, ...]]:
     """Plan a run on this machine, its kernels tried before where need be. Return the device and notes on that as well.
 
     Call it before JAX has a device. Raises InputError as `make_plan` does, and for an earlier choice that is damaged.
     """
     tried = try_kernels(config, model, earlier)
-    device = hardware.describe_device()
+    device = describe_device()
     plan = make_plan(
         config, model, kernels.this_machine(), findings=tried, before=repeated(config, earlier),
         memory=device.memory_bytes, xla_flags=compiling.user_flags(),
@@ -378,7 +367,7 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     return setup, state
 
 
-def begun_metadata(plan: Plan, inputs: Inputs, device: hardware.Device) -> Metadata:
+def begun_metadata(plan: Plan, inputs: Inputs, device: Device) -> Metadata:
     """Return what the run's checkpoints hold of it, but for the number of its steps."""
     train, val = inputs.data.train, inputs.data.val
     files = None if train is None else fingerprint(train)

@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from llmc_jax.config.options import show_value
 from llmc_jax.config.train import ATTENTIONS, BY_NAME, TrainConfig, differing
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.kernels import record
-from llmc_jax.machine import device as hardware
+from llmc_jax.machine.device import Device
 from llmc_jax.machine.versions import git_state, versions
 from llmc_jax.plan import Plan, Repeat
 from llmc_jax.run.folder import KERNELS, LARGEST, MAIN_LOG, config_file
@@ -38,6 +39,17 @@ FREE = frozenset({
     "hellaswag", "strict_kernels", "kernels_from", "no_kernel_check", "total_batch_size", "dtype",
     "master_weights", "rounding",
 })  # fmt: skip
+
+
+@contextmanager
+def naming(flag: str) -> Iterator[None]:
+    """Name the flag that gave a file in an error about it within the block, unless that begins with a flag already."""
+    try:
+        yield
+    except InputError as error:
+        if str(error).startswith("-"):
+            raise
+        raise type(error)(f"{flag} {error}") from error
 
 
 # ----- which checkpoint -----------------------------------------------------------------------------------------------
@@ -105,7 +117,8 @@ def repeated(config: TrainConfig, earlier: Checkpoint | None) -> Repeat | None:
     Checkpoints of earlier versions hold none. Raises InputError, or FormatError for a file that is no choice.
     """
     if config.kernels_from:
-        return _named_choice(config.kernels_from)
+        with naming("--kernels-from"):
+            return _named_choice(Path(config.kernels_from))
     if earlier is not None and (found := _choice_in(earlier)) is not None:
         return found
     path = Path(config.output_dir) / KERNELS
@@ -117,21 +130,17 @@ def repeated(config: TrainConfig, earlier: Checkpoint | None) -> Repeat | None:
         raise FormatError(f"{error}; remove the file, and the kernels are chosen anew") from error
 
 
-def _named_choice(name: str) -> Repeat:
+def _named_choice(path: Path) -> Repeat:
     """Return the choice that --kernels-from names."""
-    flag, path = f"--kernels-from {name}", Path(name)
     file = path if path.is_file() else path / KERNELS
-    try:
-        if (path / MANIFEST).exists():
-            found = _choice_in(open_checkpoint(path))
-        else:
-            found = _choice_of(file) if file.is_file() else None
-    except InputError as error:
-        raise type(error)(f"{flag}: {error}") from error
+    if (path / MANIFEST).exists():
+        found = _choice_in(open_checkpoint(path))
+    else:
+        found = _choice_of(file) if file.is_file() else None
     if found is None and path.is_dir():
-        raise InputError(f"{flag}: holds no {KERNELS}; give the folder of a run, one of its checkpoints, or that file")
+        raise InputError(f"{path}: holds no {KERNELS}; give the folder of a run, one of its checkpoints, or that file")
     if found is None:
-        raise InputError(f"{flag}: no such file or folder")
+        raise InputError(f"{path}: no such file or folder")
     return found
 
 
@@ -195,7 +204,7 @@ def _flag(name: str) -> str:
 # ----- what changed ---------------------------------------------------------------------------------------------------
 
 
-def environment(device: hardware.Device, implementations: Mapping[str, str]) -> dict[str, Any]:
+def environment(device: Device, implementations: Mapping[str, str]) -> dict[str, Any]:
     """Return what the bits of a result may depend on. implementations: what runs each operation."""
     packages = {name: version for name, version in versions().items() if name != "python"}
     commit = git_state()
