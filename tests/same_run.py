@@ -65,7 +65,7 @@ READ = Checkpoint.read  # though a test spoils what a run reads, the comparison 
 def arrays(run: Path, step: int) -> dict[str, np.ndarray]:
     """Every array of a checkpoint."""
     checkpoint = open_checkpoint(run / f"state_{step:08d}")
-    return {name: READ(checkpoint, name) for name in checkpoint.specs}
+    return {name: READ(checkpoint, name) for name in checkpoint.manifest.tensors}
 
 
 def differences(found: Path, expected: Path) -> Iterator[str]:

@@ -231,7 +231,7 @@ def kept_at(step: int) -> dict[str, np.ndarray]:
     entries = store.entries("run")
     assert [(entry.step, entry.problem) for entry in entries] == [(step, None)]
     checkpoint = store.open_checkpoint(entries[0].folder)
-    arrays = {name: checkpoint.read(name) for name in checkpoint.specs}
+    arrays = {name: checkpoint.read(name) for name in checkpoint.manifest.tensors}
     assert arrays["step"] == arrays["updates"] == step
     assert all(np.isfinite(array).all() for array in arrays.values())
     return arrays
@@ -318,7 +318,7 @@ def test_a_data_file_that_is_shortened(bench: Bench, monkeypatch: pytest.MonkeyP
     assert losses("run") == losses("whole")
     state, undisturbed = (store.state_folder(Path(folder), 14) for folder in ("run", "whole"))
     found, expected = store.open_checkpoint(state), store.open_checkpoint(undisturbed)
-    for name in expected.specs:
+    for name in expected.manifest.tensors:
         assert found.read(name).tobytes() == expected.read(name).tobytes()
 
 

@@ -53,5 +53,5 @@ def test_the_demo(tmp_path: Path) -> None:
     (checkpoint,) = store.entries(folder)
     assert (checkpoint.step, checkpoint.problem, checkpoint.val_loss) == (STEPS, None, final["loss"])
     state = store.open_checkpoint(checkpoint.folder)
-    assert {name.split("/")[0] for name in state.specs} >= {"params", "m", "v", "step", "updates"}
-    assert all(np.isfinite(state.read(name)).all() for name in state.specs if "params/" in name)
+    assert {name.split("/")[0] for name in state.manifest.tensors} >= {"params", "m", "v", "step", "updates"}
+    assert all(np.isfinite(state.read(name)).all() for name in state.manifest.tensors if "params/" in name)

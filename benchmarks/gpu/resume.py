@@ -104,7 +104,7 @@ def bits(run: Path, step: int) -> Figures:
     from llmc_jax.checkpoint.store import open_checkpoint
 
     checkpoint, hashed = open_checkpoint(run / f"state_{step:08d}"), hashlib.sha256()
-    for name in sorted(checkpoint.specs):
+    for name in sorted(checkpoint.manifest.tensors):
         hashed.update(name.encode() + checkpoint.read(name).tobytes())
     return {"state": hashed.hexdigest()[:16]}
 

@@ -194,7 +194,7 @@ def _state_of_run(run: Path, step: int | None) -> tuple[Path, tuple[str, ...]]:
 def _state_source(folder: Path, warnings: tuple[str, ...] = ()) -> Source:
     """Open a training state of ours. An array is read whole when its first layer is asked for, and one is kept."""
     checkpoint = store.open_checkpoint(folder)
-    metadata, shapes = checkpoint.metadata, {name: shape for name, (shape, _) in checkpoint.specs.items()}
+    metadata, shapes = checkpoint.metadata, {name: tensor.shape for name, tensor in checkpoint.manifest.tensors.items()}
     config, dtype = metadata.identity.model, metadata.identity.dtype
     groups = tuple(group for group in ("params", "m", "v", "copy") if f"{group}/wte" in shapes)
     for name, shape in (

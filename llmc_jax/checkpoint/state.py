@@ -55,7 +55,7 @@ def read_state(checkpoint: Checkpoint, fresh: "TrainState") -> "TrainState":
     """
     import jax.numpy as jnp
 
-    stored, folder = checkpoint.specs, checkpoint.folder
+    stored, folder = checkpoint.manifest.tensors, checkpoint.folder
     wanted = ["step", "updates", *(f"{buffer}/{name}" for buffer in fresh.flat for name in Params._fields)]
     missing = [name for name in wanted if name not in stored]
     if missing:

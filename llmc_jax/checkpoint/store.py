@@ -336,11 +336,6 @@ class Checkpoint:
         """Return what a training state holds beside its arrays. Raises FormatError if it is none."""
         return Metadata.from_json(self.stored, self.folder)
 
-    @functools.cached_property
-    def specs(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-        """Return names, shapes and dtypes of the arrays, in the order in which they were given."""
-        return {name: (tensor.shape, dtype_of(tensor.dtype)) for name, tensor in self.manifest.tensors.items()}
-
     def read(self, name: str) -> np.ndarray:
         """Return one array, with its digest compared.
 

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.filesize import decimal
+
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.manifest import MANIFEST
 from llmc_jax.checkpoint.store import Entry
@@ -93,7 +95,7 @@ def _printed(checked: Iterator[Entry], quick: bool) -> list[Entry]:
         if not found:
             print(f"{'step':>10}  {'size':>10}  {'val loss':>9}  health", flush=True)
         loss = "-" if e.val_loss is None else f"{e.val_loss:.4f}"
-        print(f"{e.step:>10}  {_size(e.bytes):>10}  {loss:>9}  {_health(e, quick)}", flush=True)
+        print(f"{e.step:>10}  {decimal(e.bytes, precision=2):>10}  {loss:>9}  {_health(e, quick)}", flush=True)
         found.append(e)
     return found
 
@@ -121,32 +123,25 @@ def _hint(folder: Path) -> str:
     return ""
 
 
-def _size(nbytes: int) -> str:
-    for unit, power in (("GB", 9), ("MB", 6), ("kB", 3)):
-        if nbytes >= 10**power:
-            return f"{nbytes / 10**power:.2f} {unit}"
-    return f"{nbytes} B"
-
-
 # ----- show ---------------------------------------------------------------------------------------------------------
 
 
 def _show(options: argparse.Namespace) -> int:
     folder = _one(options.folder)
     checkpoint = store.open_checkpoint(folder)
-    stored, specs = checkpoint.stored, checkpoint.specs
+    stored, tensors = checkpoint.stored, checkpoint.manifest.tensors
     done = store.done_file(folder.resolve().parent, checkpoint.step)
     lacks = folder.resolve().name == store.state_folder(folder, checkpoint.step).name and not done.is_file()
     if options.json:
-        arrays = {name: {"shape": shape, "dtype": dtype.name} for name, (shape, dtype) in specs.items()}
+        arrays = {name: {"shape": tensor.shape, "dtype": tensor.dtype} for name, tensor in tensors.items()}
         print_json({"folder": str(folder), "done": not lacks, "facts": stored, "tensors": arrays})
         return ExitCode.DONE
     print(f"{folder}{f' ({done.name} is missing, which -y 1 writes again)' if lacks else ''}")
     for name, value in _flat(stored):
         print(f"  {name:<40} {value}")
     print(f"\n  {'tensor':<24} {'dtype':<9} {'values':>14}  shape")
-    for name, (shape, dtype) in specs.items():
-        print(f"  {name:<24} {dtype.name:<9} {math.prod(shape):>14,}  {shape}")
+    for name, (shape, dtype, _) in tensors.items():
+        print(f"  {name:<24} {dtype:<9} {math.prod(shape):>14,}  {shape}")
     return ExitCode.DONE
 
 

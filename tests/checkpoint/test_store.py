@@ -75,10 +75,11 @@ def save(run: Path, step: int, val_loss: Any = 3.5) -> store.Entry:
 def assert_holds(folder: Path, arrays: dict[str, np.ndarray]) -> None:
     """A state folder holds these arrays, bit for bit."""
     checkpoint = store.open_checkpoint(folder)
-    assert list(checkpoint.specs) == list(arrays)
+    assert list(checkpoint.manifest.tensors) == list(arrays)
     for name, array in arrays.items():
         found = checkpoint.read(name)
-        assert (found.shape, found.dtype) == (array.shape, array.dtype) == checkpoint.specs[name], name
+        tensor = checkpoint.manifest.tensors[name]
+        assert (found.shape, found.dtype.name) == (array.shape, array.dtype.name) == (tensor.shape, tensor.dtype), name
         assert found.tobytes() == array.tobytes(), name
 
 
