@@ -312,23 +312,6 @@ def first_state(parameters: np.ndarray, plan: Plan) -> TrainState:
     return start(jnp.array(parameters), DTYPES[plan.dtype], master_weights=plan.master_weights, loss_scale=scale)
 
 
-class Inputs(NamedTuple):
-    """What a run reads, opened and checked."""
-
-    earlier: Checkpoint | None  # the checkpoint that the run goes on from
-    model: Model
-    data: Data
-    notes: list[str]
-
-
-def open_inputs(config: TrainConfig, report: Callable[[str], None]) -> Inputs:
-    """Open what the run reads. report is told of what is wrong with it but for which it can begin."""
-    earlier = find_earlier(config, report)
-    model = resolve_model(config, earlier, report)
-    notes = check_model_fit(config, model.config)
-    return Inputs(earlier, model, open_data(config, model.config), notes)
-
-
 def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     """Check everything that can be known before the run, and put the parameters on the device.
 
@@ -337,15 +320,17 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     warnings: list[str] = []
     if config.save or config.checkpoint_every:
         require_orbax()
-    inputs = open_inputs(config, warnings.append)
-    earlier, model, data = inputs.earlier, inputs.model, inputs.data
+    earlier = find_earlier(config, warnings.append)
+    model = resolve_model(config, earlier, warnings.append)
+    notes = [*notes, *check_model_fit(config, model.config)]
+    data = open_data(config, model.config)
     plan, device, kernel_notes = plan_here(config, model.config, earlier)
-    metadata = begun_metadata(plan, inputs, device)
+    metadata = begun_metadata(plan, data, device, origin_of(earlier, model))
     if earlier is not None:
         check_fits(earlier, config, metadata.identity)
     steps = total_steps(config, data.train)
     tokenizer = choose_tokenizer(config, model.config, data)
-    state, found = starting_state(plan, inputs)
+    state, found = starting_state(plan, earlier, model)
     setup = Setup(
         plan=plan,
         name=config.preset or (model.path.stem if model.path else config.model),
@@ -358,7 +343,7 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
         earlier=earlier,
         metadata=replace(metadata, total_steps=steps),
         monitor=open_monitor() if config.gpu_info_every > 0 else None,
-        notes=[*notes, *inputs.notes],
+        notes=notes,
         warnings=[*warnings, *found],
     )
     setup.notes.extend([*notes_on_start(setup), *kernel_notes, *plan.notes_on_bits])
@@ -367,18 +352,17 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     return setup, state
 
 
-def begun_metadata(plan: Plan, inputs: Inputs, device: Device) -> Metadata:
+def begun_metadata(plan: Plan, data: Data, device: Device, origin: Mapping[str, Any]) -> Metadata:
     """Return what the run's checkpoints hold of it, but for the number of its steps."""
-    train, val = inputs.data.train, inputs.data.val
-    files = None if train is None else fingerprint(train)
+    files = None if data.train is None else fingerprint(data.train)
     return Metadata(
         step=0,
         identity=Identity(plan.model, plan.dtype, plan.master_weights, plan.rounding, files),
         options=plan.config.to_json(),
-        val_data=None if val is None else fingerprint(val),
+        val_data=None if data.val is None else fingerprint(data.val),
         environment=environment(device, plan.implementations),
         kernels=to_json(plan.resolved),
-        origin=origin_of(inputs),
+        origin=origin,
     )
 
 
@@ -405,22 +389,22 @@ def notes_on_start(setup: Setup) -> Iterator[str]:
         yield from plan.notes_on_repeat
 
 
-def origin_of(inputs: Inputs) -> Mapping[str, Any]:
+def origin_of(earlier: Checkpoint | None, model: Model) -> Mapping[str, Any]:
     """Return the origin that the run's checkpoints hold: that of the checkpoint it goes on from, or its own.
 
     Its own keeps the ids that begin and end a text, where it is known of the weights.
     """
-    if inputs.earlier is not None:
-        return inputs.earlier.metadata.origin
-    special = inputs.model.source and inputs.model.source.special
+    if earlier is not None:
+        return earlier.metadata.origin
+    special = model.source and model.source.special
     return {**OURS, **({} if special is None else {"special": special._asdict()})}
 
 
-def starting_state(plan: Plan, inputs: Inputs) -> tuple[TrainState, tuple[str, ...]]:
+def starting_state(plan: Plan, earlier: Checkpoint | None, model: Model) -> tuple[TrainState, tuple[str, ...]]:
     """Return the state that the run begins with, on the device, and warnings about what it was read from."""
-    config, source = plan.config, inputs.model.source
-    if inputs.earlier is not None:
-        return read_state(inputs.earlier, first_state(np.zeros(1, np.float32), plan)), ()
+    config, source = plan.config, model.source
+    if earlier is not None:
+        return read_state(earlier, first_state(np.zeros(1, np.float32), plan)), ()
     if source is None:
         return first_state(random_parameters(plan.model, config.seed), plan), ()
     flag = "--init-from" if config.init_from else "-e"
