@@ -57,19 +57,25 @@ def opened(path: Path, stamp: Stamp | None = None) -> Iterator[BinaryIO]:
         yield file
 
 
-def read_exactly(file: BinaryIO, path: Path, count: int) -> bytes:
-    """Return the next `count` bytes, a number that the caller has compared with the file's size.
+def read_exactly(file: Any, path: Path, count: int) -> bytes:
+    """Return the next `count` bytes, a number that the caller has compared with the file's size; see `fill`."""
+    raw = np.empty(count, np.uint8)
+    fill(file, path, raw)
+    return raw.tobytes()
+
+
+def fill(file: Any, path: Path, array: np.ndarray) -> None:
+    """Fill a contiguous array with the file's next bytes.
 
     Raises FormatError where the file ends before them, or the disk cannot give them.
     """
     try:
-        raw = file.read(count)
+        count = file.readinto(array.reshape(-1).view(np.uint8).data)
     except OSError as error:
         raise FormatError(f"{path}: cannot be read: {error.strerror or error}") from None
-    if len(raw) != count:
+    if count != array.nbytes:
         end = os.fstat(file.fileno()).st_size
         raise FormatError(f"{path}: ended at byte {end:,} while being read; is something writing to it?")
-    return raw
 
 
 def read_json_object(path: Path, largest: int) -> dict[str, Any]:
@@ -95,16 +101,16 @@ def read_float32(file: BinaryIO, path: Path, offset: int, dtype: str, out: np.nd
 
     Exact, NaN payloads included. Raises FormatError if the file ends before them.
     """
-    itemsize = ITEMSIZE[dtype]
     file.seek(offset)
     bits = out.view(np.uint32)  # integers: a move through floats may quieten a signalling NaN
     for start in range(0, out.size, CHUNK):
         part = bits[start : start + CHUNK]
-        stored = np.frombuffer(read_exactly(file, path, part.size * itemsize), f"<u{itemsize}")
+        stored = part.view("<u4") if dtype == "fp32" else np.empty(part.size, "<u2")
+        fill(file, path, stored)
         if dtype == "fp16":
             part[...] = fp16_to_fp32(stored).view(np.uint32)
-            continue
-        part[...] = stored
+        elif stored.dtype != part.dtype:  # or its bytes stand in another order than this machine's
+            part[...] = stored
         if dtype == "bf16":
             part <<= np.uint32(16)
 
