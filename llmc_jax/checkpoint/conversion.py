@@ -367,7 +367,9 @@ def spooled(state: OurState, scratch: BinaryIO) -> dict[str, np.ndarray]:
         offset, is_bf16 = scratch.tell(), source.stored_dtype(group) == "bf16"
         for piece in slices_of(spec):
             bits = source.read(group, piece.tensor, piece.layer).view(np.uint32)
-            scratch.write((bits >> 16).astype(np.uint16).data if is_bf16 else bits.data)
+            if is_bf16:
+                bits = np.right_shift(bits, 16, out=np.empty(bits.shape, np.uint16), casting="unsafe")
+            scratch.write(bits.data)
         scratch.write(bytes(-scratch.tell() % 64))
         scratch.flush()
         dtype = ml_dtypes.bfloat16 if is_bf16 else np.float32
