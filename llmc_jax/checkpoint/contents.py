@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.data.loader import Loader
+from llmc_jax.data.loader import TokenLoader
 from llmc_jax.errors import FormatError
 
 FORMAT = 1  # of the metadata and of the manifest beside it
@@ -42,7 +42,7 @@ class Identity(NamedTuple):
     data: str | None = None  # fingerprint of the training data; None where there is none
 
 
-def fingerprint(loader: Loader) -> str:
+def fingerprint(loader: TokenLoader) -> str:
     """Return what tells training data apart, hexadecimal: of each file's length, beginning and end, in their order."""
     digest = hashlib.sha256()
     for path in loader.paths:

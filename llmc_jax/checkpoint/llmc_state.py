@@ -50,11 +50,11 @@ from llmc_jax.checkpoint.contents import Identity, Metadata
 from llmc_jax.checkpoint.reading import opened, stamp_of
 from llmc_jax.checkpoint.source import Source, slices
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.data.loader import NOT_IN_LLMC
+from llmc_jax.data.loader import NOT_IN_LLMC, Rank
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason, refuse_existing, write_problem
 from llmc_jax.models.gpt2.tensors import BY_NAME, num_parameters, tensor_specs
-from llmc_jax.rng import MT_WORDS, Mt19937, seed_words, skip_u32
+from llmc_jax.rng import MT_WORDS, seed_words, skip_u32
 
 WHAT = "a training state of llm.c"
 VERSION = 1
@@ -547,22 +547,12 @@ def _loader_from_start(known: Mapping[str, Any], rank: int, n: int, batches: int
     samples = [(tokens - 1) // sample_tokens for tokens in known["shard_tokens"]]
     if min(samples) < 1:
         raise InputError(f"a shard of {min(known['shard_tokens']):,} tokens is too short for {n} processes")
-    rng = Mt19937(seed + rank) if known["shuffle"] else None
-    order = np.arange(len(samples), dtype=np.int32)
-    while True:
-        if rng is not None:
-            rng.permute(order)
-        for shard, index in enumerate(order.tolist()):
-            if batches <= samples[index]:
-                place = _plain_place(rank, n, shard, batches)
-                if rng is None:
-                    return place
-                intra = rng.permutation(samples[index]).tolist()
-                orders = {"shard_indices": order.tolist(), "intra_shard_indices": intra}
-                return {**place, **orders, "shuffle": True, "shuffle_rng": rng.state()}
-            batches -= samples[index]
-            if rng is not None:
-                rng.raw(samples[index] - 1)  # what the shard's own order took
+    order = Rank(rank, samples, seed if known["shuffle"] else None)
+    while batches > (here := order.position.sample_order.size):
+        batches -= here
+        order.begin_next_shard()
+    place = order.position._replace(sample=batches)
+    return {"process_rank": rank, "num_processes": n, "shuffle": known["shuffle"], **place.plain()}
 
 
 def _header(plan: Writing, rank: int, warnings: list[str]) -> bytes:

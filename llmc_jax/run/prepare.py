@@ -27,7 +27,7 @@ from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.presets import PRESETS
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.corpora import Corpus, stdlib_corpus
-from llmc_jax.data.loader import Loader, TokenLoader, continued
+from llmc_jax.data.loader import TokenLoader, continued
 from llmc_jax.data.tokenizers import Choice, load_tokenizer
 from llmc_jax.errors import InputError
 from llmc_jax.kernels.plain import to_json
@@ -67,7 +67,7 @@ class Model(NamedTuple):
 class Data(NamedTuple):
     """What `-i` and `-j` name; None where the run does not read it (no steps, no validation)."""
 
-    train: Loader | None
+    train: TokenLoader | None
     val: TokenLoader | None
     corpus: Corpus | None  # the built-in one, if it is that
 
@@ -210,7 +210,7 @@ def check_tokens(loader: TokenLoader) -> None:
     loader.restore(start)
 
 
-def total_steps(config: TrainConfig, train: Loader | None) -> int:
+def total_steps(config: TrainConfig, train: TokenLoader | None) -> int:
     """Return the steps of the run: as asked, or one epoch, as llm.c counts it."""
     if train is None or config.max_steps >= 0:
         return config.max_steps

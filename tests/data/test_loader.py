@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.data import loader as loader_module
-from llmc_jax.data.loader import JointLoader, Prefetcher, TokenLoader, continued
+from llmc_jax.data.loader import Prefetcher, TokenLoader, continued
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.errors import FormatError, InputError
 
@@ -175,11 +175,12 @@ def test_a_restored_loader_continues(tmp_path: Path, before: int, after: int, sh
         ({"current_shard_idx": -1}, "damaged .current_shard_idx"),
         ({"current_sample_idx": 5}, "damaged .current_sample_idx"),
         ({"current_sample_idx": 1.5}, "damaged .current_sample_idx"),
-        ({"shard_indices": [0, 1, 1]}, "damaged .current_shard_idx or shard_indices"),
-        ({"shard_indices": [0, 1, 3]}, "damaged .current_shard_idx or shard_indices"),
-        ({"shard_indices": 7}, "damaged .current_shard_idx or shard_indices"),
-        ({"intra_shard_indices": []}, "damaged .current_sample_idx or intra_shard_indices"),
-        ({"intra_shard_indices": ["a", 0, 1, 2]}, "damaged .current_sample_idx or intra_shard_indices"),
+        ({"shard_indices": [0, 1, 1]}, "damaged .shard_indices"),
+        ({"shard_indices": [0, 1, 3]}, "damaged .shard_indices"),
+        ({"shard_indices": 7}, "damaged .shard_indices"),
+        ({"intra_shard_indices": []}, "its shard has 0 samples, here it has 3 of B=2"),
+        ({"intra_shard_indices": [0, 1, 1]}, "damaged .intra_shard_indices"),
+        ({"intra_shard_indices": ["a", 0, 1]}, "damaged .intra_shard_indices"),
         ({"shuffle_rng": None}, "damaged .shuffle_rng"),
         ({"shuffle_rng": {}}, "random state: 'key'"),
     ],
@@ -264,7 +265,7 @@ def test_the_loaders_of_several_processes_in_one(tmp_path: Path, shuffle: bool) 
         rank.next_batch(3)
     from_llmc = {"ranks": [without(rank.state(), *NOT_IN_LLMC) for rank in ranks]}
     joint = continued(open_loader(pattern, 2, 4, shuffle=shuffle), from_llmc, 4)
-    assert isinstance(joint, JointLoader)
+    assert joint.num_processes == 2
     with closing(Prefetcher(joint, 4)) as prefetcher:
         for _ in range(7):
             inputs, targets = next(prefetcher)
@@ -348,8 +349,8 @@ def test_a_file_that_is_deleted_or_replaced_is_read_on(tmp_path: Path, shuffle: 
         if number == 9:
             counting_file(path, 100, first=500)
         np.testing.assert_array_equal(loader.next_batch(), plain.next_batch())
-        told += [(number, notice.flag, notice.path, notice.what) for notice in loader.notices()]
-    assert told == [(3, "-i", path, "gone"), (9, "-i", path, "replaced")]
+        told += [(number, notice.path, notice.what) for notice in loader.notices()]
+    assert told == [(3, path, "gone"), (9, path, "replaced")]
     assert plain.notices() == []
     plain.paths[0].unlink()
     plain.look()  # without a batch more
@@ -380,7 +381,7 @@ def test_a_shard_that_is_opened_later_must_be_there(tmp_path: Path) -> None:
 
 def test_what_several_ranks_see_is_told_once(tmp_path: Path) -> None:
     path = counting_file(tmp_path / "a.bin", 100)
-    joint = JointLoader(open_loader(path, 2, 4, shuffle=True), 3)
+    joint = open_loader(path, 2, 4, shuffle=True, process_rank=None, num_processes=3)
     joint.next_batch(3)
     path.unlink()
     found = []
