@@ -23,6 +23,15 @@ def cache_folder() -> Path:
 
 
 @contextmanager
+def refusing(what: str, advice: str) -> Iterator[None]:
+    """Turn an OSError of the block into an InputError: what could not be done, the cause, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{what} ({reason(error)}); {advice}") from error
+
+
+@contextmanager
 def complete_file(path: str | Path) -> Iterator[Path]:
     """A temporary name beside `path`; what the block writes there takes its place if the block ends without an error.
 

@@ -16,19 +16,19 @@ import shutil
 import signal
 import tempfile
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from llmc_jax.data.documents import PIECE_CHARS, Reading, find_inputs, read_pieces, size_of
+from llmc_jax.data.documents import PIECE_CHARS, Piece, Reading, find_inputs, read_pieces, size_of
 from llmc_jax.data.tokenfile import HEADER_BYTES, KINDS, MAX_TOKENS, make_header
 from llmc_jax.data.tokenizers import Tokenizer, load_tokenizer
 from llmc_jax.errors import InputError
-from llmc_jax.files import leads_to, reason, try_lock
+from llmc_jax.files import leads_to, refusing, sync, try_lock
 from llmc_jax.machine.device import usable_cores
 
 PARTIAL = re.compile(r"\.\w[\w.-]*\.\w{8}\.partial", re.ASCII)  # a hidden folder in which files are made
@@ -99,21 +99,18 @@ def prepare(
     files = find_inputs(inputs)
     outputs = re.compile(re.escape(name) + r"_(train|val)_\d{6}\.bin")
     with contextlib.ExitStack() as closing:
-        try:
-            if folder.is_dir():
-                remove_leftovers(folder)
-            elif not folder.exists():
+        with refusing(f"{folder}: cannot be written", "choose another --out"):
+            if not folder.exists():
                 closing.callback(_remove_empty, folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(folder)
             earlier = sorted(path for path in folder.glob("*.bin") if outputs.fullmatch(path.name))
             if earlier and not force:
                 raise InputError(
                     f"{earlier[0]} exists ({len(earlier)} file{'s' * (len(earlier) > 1)} of this name); choose another "
                     "--name or --out, or replace them with --force"
                 )
-            folder.mkdir(parents=True, exist_ok=True)
             staging = closing.enter_context(_staging(folder, name))
-        except OSError as error:
-            raise InputError(f"{folder}: cannot be written ({reason(error)}); choose another --out") from error
         result = _write_all(files, staging, name, tokenizer, settings, report or (lambda read, tokens: None))
         shards = [shard._replace(path=folder / shard.path.name) for shard in result.shards]
         for staged, shard in zip(result.shards, shards, strict=True):
@@ -184,35 +181,24 @@ def _check_settings(settings: Settings, name: str) -> None:
 # ----- encoding: pieces become tokens, in order ----------------------------------------------------------------------
 
 
-class Batch(NamedTuple):
-    """Pieces that are encoded in one go. sides: per document that begins in it, whether it is for validation."""
-
-    parts: list[tuple[bool, str]]
-    sides: list[bool]
-    read: int
-    empty: int
-
-
-Encoded = tuple[np.ndarray, list[bool]]  # a batch's tokens, (n,), with an end-of-text before each document; its sides
+Batch = tuple[list[Piece], list[Piece]]  # encoded in one go: for training, and for validation
+Tokens = tuple[np.ndarray, np.ndarray]  # of a batch, an end-of-text token before each document
 
 
 def _batches(files: list[Path], settings: Settings) -> Iterator[Batch]:
-    parts: list[tuple[bool, str]] = []
-    sides: list[bool] = []
-    characters = read = empty = 0
+    """Yield what the files hold, a megabyte at a time. Without --val-fraction all of it is for training."""
+    train: list[Piece] = []
+    val: list[Piece] = []
+    size, is_val = 0, False
     for piece in itertools.chain.from_iterable(read_pieces(path, settings.reading) for path in files):
-        read += piece.read
-        if not piece.text:
-            empty += 1
-            continue
-        parts.append((piece.begins, piece.text))
-        characters += len(piece.text)
-        if piece.begins:
-            sides.append(settings.val_fraction is not None and is_validation(piece.text, settings.val_fraction))
-        if characters >= PIECE_CHARS:
-            yield Batch(parts, sides, read, empty)
-            parts, sides, characters, read, empty = [], [], 0, 0, 0
-    yield Batch(parts, sides, read, empty)
+        if piece.begins and settings.val_fraction is not None:
+            is_val = is_validation(piece.text, settings.val_fraction)
+        (val if is_val else train).append(piece)
+        size += len(piece.text) + 1  # many documents without text are a batch too
+        if size >= PIECE_CHARS:
+            yield train, val
+            train, val, size = [], [], 0
+    yield train, val
 
 
 def is_validation(document: str, fraction: float) -> bool:
@@ -224,31 +210,34 @@ def is_validation(document: str, fraction: float) -> bool:
 _tokenizer = functools.cache(load_tokenizer)  # in a worker, made once
 
 
-def _encode_with(spec: str, parts: list[tuple[bool, str]]) -> np.ndarray:
+def _encode_with(spec: str, batch: Batch) -> Tokens:
     tokenizer = _tokenizer(spec).tokenizer
     assert tokenizer is not None
-    return encode_parts(tokenizer, parts)
+    return encode_batch(tokenizer, batch)
 
 
-def encode_parts(tokenizer: Tokenizer, parts: list[tuple[bool, str]]) -> np.ndarray:
-    """Return the tokens of (begins a document, text) parts, one after the other: (n,) of the tokenizer's dtype."""
-    pieces = [tokenizer.encode_document(text) if begins else tokenizer.encode(text) for begins, text in parts]
-    return np.concatenate([np.zeros(0, tokenizer.dtype), *pieces])
+def encode_batch(tokenizer: Tokenizer, batch: Batch) -> Tokens:
+    """Return the tokens of a batch, (n,) and (m,) of the tokenizer's dtype; documents without any text have none."""
+
+    def encoded(pieces: list[Piece]) -> np.ndarray:
+        ids = [tokenizer.encode_document(p.text) if p.begins else tokenizer.encode(p.text) for p in pieces if p.text]
+        return np.concatenate([np.zeros(0, tokenizer.dtype), *ids])
+
+    return encoded(batch[0]), encoded(batch[1])
 
 
-def _encode_all(batches: Iterator[Batch], tokenizer: Tokenizer, workers: int) -> Iterator[tuple[Batch, np.ndarray]]:
+def _encode_all(batches: Iterator[Batch], tokenizer: Tokenizer, workers: int) -> Generator[tuple[Batch, Tokens]]:
     """Yield the batches with their tokens, in their order."""
     if workers == 1:
-        for batch in batches:
-            yield batch, encode_parts(tokenizer, batch.parts)
+        yield from ((batch, encode_batch(tokenizer, batch)) for batch in batches)
         return
     context = multiprocessing.get_context("spawn")  # a fork would copy the parent's threads' locks as they stand
     ignored = signal.SIGINT, signal.SIG_IGN  # Ctrl-C goes to all; the parent ends the workers
     with ProcessPoolExecutor(workers, mp_context=context, initializer=signal.signal, initargs=ignored) as pool:
-        waiting: deque[tuple[Batch, Future[np.ndarray]]] = deque()
+        waiting: deque[tuple[Batch, Future[Tokens]]] = deque()
         try:
             for batch in batches:
-                waiting.append((batch._replace(parts=[]), pool.submit(_encode_with, tokenizer.spec, batch.parts)))
+                waiting.append((batch, pool.submit(_encode_with, tokenizer.spec, batch)))
                 if len(waiting) > 2 * workers:
                     done, future = waiting.popleft()
                     yield done, future.result()
@@ -265,40 +254,23 @@ def _encode_all(batches: Iterator[Batch], tokenizer: Tokenizer, workers: int) ->
 # ----- splitting and writing -----------------------------------------------------------------------------------------
 
 
-def split_by_document(encoded: Iterable[Encoded], eot: int) -> Generator[tuple[bool, np.ndarray]]:
-    """(is validation, tokens) by the sides of the documents; a document that goes on stays on its side."""
-    side = False
-    for tokens, sides in encoded:
-        starts = np.flatnonzero(tokens == eot)  # nothing else in a text encodes to it
-        lengths = np.diff(starts, prepend=0, append=tokens.size)  # of what goes on, then of each document
-        mask = np.repeat(np.array([side, *sides]), lengths)  # (n,)
-        yield True, tokens[mask]
-        yield False, tokens[~mask]
-        side = sides[-1] if sides else side
-
-
-def split_by_position(encoded: Iterable[Encoded], val_tokens: int | None) -> Generator[tuple[bool, np.ndarray]]:
-    """(is validation, tokens) with the first `val_tokens` for validation.
+def split_by_position(encoded: Iterator[Tokens], val_tokens: int | None) -> Iterator[Tokens]:
+    """Yield tokens, all of which come for training, with the first `val_tokens` for validation.
 
     None: one in VAL_SHARE, at most VAL_TOKENS; as many are held back as are needed to know how many that is.
     """
-    held: list[np.ndarray] = []
-    count = 0
-    left = val_tokens
+    if val_tokens is None:
+        held, count = [], 0
+        for batch in encoded:
+            held.append(batch)
+            count += batch[0].size
+            if count >= VAL_SHARE * VAL_TOKENS:
+                break
+        val_tokens = min(count // VAL_SHARE, VAL_TOKENS)
+        encoded = itertools.chain(held, encoded)
     for tokens, _ in encoded:
-        if left is None:
-            held.append(tokens)
-            count += tokens.size
-            if count < VAL_SHARE * VAL_TOKENS:
-                continue
-            tokens, held, left = np.concatenate(held), [], VAL_TOKENS
-        yield True, tokens[:left]
-        yield False, tokens[left:]
-        left -= min(left, tokens.size)
-    if held:
-        tokens = np.concatenate(held)
-        yield True, tokens[: count // VAL_SHARE]
-        yield False, tokens[count // VAL_SHARE :]
+        yield tokens[val_tokens:], tokens[:val_tokens]
+        val_tokens -= min(val_tokens, tokens.size)
 
 
 class ShardWriter:
@@ -306,87 +278,62 @@ class ShardWriter:
 
     def __init__(self, folder: Path, name: str, split: str, first: int, size: int, kind: str) -> None:
         self.folder, self.name, self.split, self.first, self.size, self.kind = folder, name, split, first, size, kind
-        self.shards: list[Shard] = []
-        self.file: IO[bytes] | None = None
-        self.count = 0  # tokens in the open file
+        self.shards: list[Shard] = []  # the last one grows
 
     def write(self, tokens: np.ndarray) -> None:
         """Append tokens, (n,) of any integer dtype whose values fit the format."""
         while tokens.size:
-            file = self.file or self._open()
-            fits = tokens[: self.size - self.count]
-            file.write(fits.astype(KINDS[self.kind].dtype, copy=False).tobytes())
-            self.count += fits.size
+            if not self.shards or self.shards[-1].tokens == self.size:
+                path = self.folder / f"{self.name}_{self.split}_{self.first + len(self.shards):06d}.bin"
+                path.write_bytes(bytes(HEADER_BYTES))
+                self.shards.append(Shard(path, self.split, 0))
+            path, _, count = self.shards[-1]
+            fits = tokens[: self.size - count]
+            with path.open("ab") as file:
+                file.write(fits.astype(KINDS[self.kind].dtype, copy=False).tobytes())
+            self.shards[-1] = Shard(path, self.split, count + fits.size)
             tokens = tokens[fits.size :]
-            if self.count == self.size:
-                self.finish()
-
-    def _open(self) -> IO[bytes]:
-        number = self.first + len(self.shards)
-        path = self.folder / f"{self.name}_{self.split}_{number:06d}.bin"
-        self.file = path.open("xb")
-        self.shards.append(Shard(path, self.split, 0))
-        self.file.write(bytes(HEADER_BYTES))
-        return self.file
 
     def finish(self) -> None:
-        """Write the header of the open file, now that its number of tokens is known, and see it to the disk."""
-        if self.file is None:
-            return
-        with self.file as file:
-            file.seek(0)
-            file.write(make_header(self.kind, self.count))
-            file.flush()
-            os.fsync(file.fileno())
-        self.shards[-1] = self.shards[-1]._replace(tokens=self.count)
-        self.file, self.count = None, 0
+        """Write the headers, now that the numbers of tokens are known, and see the files to the disk."""
+        for shard in self.shards:
+            with shard.path.open("r+b") as file:
+                file.write(make_header(self.kind, shard.tokens))
+            sync(shard.path)
 
 
 def _write_all(
     files: list[Path], staging: Path, name: str, tokenizer: Tokenizer, settings: Settings, report: Report
 ) -> Prepared:
     documents = empty = 0
-    total = sum(map(size_of, files))
-    workers = settings.workers or max(1, min(len(usable_cores()), total // BYTES_PER_WORKER))
+    workers = settings.workers or max(1, min(len(usable_cores()), sum(map(size_of, files)) // BYTES_PER_WORKER))
+    train, val = (
+        ShardWriter(staging, name, split, first, settings.shard_tokens, tokenizer.kind)
+        for split, first in (("train", 1), ("val", 0))
+    )
 
-    def encoded() -> Iterator[Encoded]:
+    def counted(encoded: Iterator[tuple[Batch, Tokens]]) -> Iterator[Tokens]:
         nonlocal documents, empty
-        for batch, tokens in _encode_all(_batches(files, settings), tokenizer, workers):
-            documents += len(batch.sides)
-            empty += batch.empty
-            report(batch.read, tokens.size)
-            yield tokens, batch.sides
+        for batch, tokens in encoded:
+            pieces = [*batch[0], *batch[1]]
+            documents += sum(piece.begins and piece.text != "" for piece in pieces)
+            empty += sum(not piece.text for piece in pieces)
+            report(sum(piece.read for piece in pieces), tokens[0].size + tokens[1].size)
+            yield tokens
 
-    if settings.val_fraction is None:
-        stream = split_by_position(encoded(), settings.val_tokens)
-    else:
-        stream = split_by_document(encoded(), tokenizer.eot)
-    shards = _write_shards(stream, staging, name, tokenizer.kind, settings.shard_tokens)
-    result = Prepared(shards, documents, empty)  # counted while the stream is written
+    with contextlib.closing(_encode_all(_batches(files, settings), tokenizer, workers)) as encoded:  # ends the workers
+        stream = counted(encoded)
+        if settings.val_fraction is None:
+            stream = split_by_position(stream, settings.val_tokens)
+        with refusing(f"{staging.parent}: cannot be written", "free space, or choose another --out"):
+            for train_tokens, val_tokens in stream:
+                train.write(train_tokens)
+                val.write(val_tokens)
+            train.finish()
+            val.finish()
+    result = Prepared(val.shards + train.shards, documents, empty)  # counted while the stream is written
     _check_result(result, files, settings)
     return result
-
-
-def _write_shards(
-    stream: Generator[tuple[bool, np.ndarray]], staging: Path, name: str, kind: str, size: int
-) -> list[Shard]:
-    val = ShardWriter(staging, name, "val", 0, size, kind)
-    train = ShardWriter(staging, name, "train", 1, size, kind)
-    with contextlib.closing(stream):  # ends the workers too
-        try:
-            for side, tokens in stream:
-                (val if side else train).write(tokens)
-            val.finish()
-            train.finish()
-        except OSError as error:
-            raise InputError(
-                f"{staging.parent}: cannot be written ({reason(error)}); free space, or choose another --out"
-            ) from error
-        finally:
-            for writer in (val, train):
-                if writer.file:  # after an error
-                    writer.file.close()
-    return val.shards + train.shards
 
 
 def _check_result(result: Prepared, files: list[Path], settings: Settings) -> None:
