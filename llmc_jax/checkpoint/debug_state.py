@@ -234,10 +234,7 @@ def _batch(tokens_path: str | Path | None, V: int, B: int, T: int) -> tuple[np.n
                 f"{tokens_path}: holds {file.num_tokens:,} tokens; a batch of B={B} T={T} takes {count:,}; take a "
                 "smaller"
             )
-        ids = file.read(0, count).astype(np.int64)
-    if ids.min() < 0 or ids.max() >= V:
-        raise InputError(
-            f"{tokens_path}: holds token {ids.max() if ids.max() >= V else ids.min()} among the first {count:,}, but "
-            f"the model knows 0 to {V - 1}; take a file of the model's tokenizer"
-        )
+        ids = file.read(0, count)
+        if foreign := file.foreign_id(0, ids, V):
+            raise InputError(f"{tokens_path}: {foreign}; take a file of the model's tokenizer")
     return ids.astype(np.int32), f"the first {count:,} of {tokens_path}"

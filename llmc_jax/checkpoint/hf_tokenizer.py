@@ -7,32 +7,15 @@ byte-level byte-pair encoding.
 
 import json
 from collections.abc import Mapping
-from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from llmc_jax.checkpoint.hugging_face import write_json
 from llmc_jax.checkpoint.reading import read_json_object
-from llmc_jax.data.tokenizers import END_OF_TEXT, MAX_VOCAB
+from llmc_jax.data.tokenizers import END_OF_TEXT, MAX_VOCAB, Table, byte_characters
 from llmc_jax.errors import FormatError, InputError
 
 LARGEST_FILE = 1 << 28  # bytes; GPT-2's vocab.json has 1 MB
-
-
-class Table(NamedTuple):
-    """The bytes that each id stands for, and the end-of-text id."""
-
-    pieces: tuple[bytes, ...]
-    eot: int
-
-
-def byte_characters() -> tuple[str, ...]:
-    """Return the character of each byte: itself where Latin-1 prints it, else U+0100 and on, in ascending order.
-
-    Source: bytes_to_unicode in encoder.py of openai/gpt-2.
-    """
-    others = map(chr, count(256))
-    return tuple(c if c.isprintable() and c != " " else next(others) for c in map(chr, range(256)))
 
 
 # ----- out ----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import numpy as np
 
 from llmc_jax.checkpoint import conversion
 from llmc_jax.checkpoint.conversion import Outcome, Passage
-from llmc_jax.checkpoint.hf_tokenizer import Table, merges_of, read_table
+from llmc_jax.checkpoint.hf_tokenizer import merges_of, read_table
 from llmc_jax.checkpoint.hugging_face import end_of_text
 from llmc_jax.checkpoint.llmc import STORAGE, V2_ORDERS, WRITABLE
 from llmc_jax.checkpoint.reading import chunks
@@ -24,7 +24,7 @@ from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.cli.kit import print_json
 from llmc_jax.cli.parsers import Parser, add_json, run_command
 from llmc_jax.config.model import GPT2_VOCAB
-from llmc_jax.data.tokenizers import load_tokenizer, read_tokenizer_bin, write_tokenizer_bin
+from llmc_jax.data.tokenizers import Table, load_tokenizer, read_tokenizer_bin, write_tokenizer_bin
 from llmc_jax.errors import InputError
 from llmc_jax.files import refuse_existing
 from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
@@ -269,8 +269,7 @@ def _table_for_hugging_face(source: Source, tokenizer: str | None) -> tuple[Tabl
             return None, f"{folder} has none"
         table, words = read_table(folder), str(folder)
     elif tokenizer is not None:
-        read = read_tokenizer_bin(tokenizer)
-        table, words = Table(read.pieces, read.eot), tokenizer
+        table, words = read_tokenizer_bin(tokenizer), tokenizer
     else:
         choice = load_tokenizer("auto", GPT2_VOCAB if end_of_text(V) == GPT2_VOCAB - 1 else V)
         if choice.tokenizer is None:

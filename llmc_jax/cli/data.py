@@ -5,13 +5,14 @@ stopped by Ctrl-C.
 """
 
 import argparse
+import inspect
 import os
 import re
 import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,9 +38,6 @@ from llmc_jax.streams import print_error
 SMALL_SHARD = 64 * 1024 + 1  # B*T+1 of llm.c's run of GPT-2 124M
 PROGRESS_SECONDS = 10.0
 MEGABYTE = 1e6
-TOKENIZER_HELP = (
-    f"bytes; gpt2: its table from tiktoken's cache, ./{DEFAULT_BIN} or the network; or the path of a {DEFAULT_BIN}"
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,28 +56,38 @@ def make_parser() -> Parser:
         epilog="`python -m llmc_jax.data COMMAND --help` explains a command.",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_add_prepare, _add_tinyshakespeare, _add_stdlib, _add_inspect, _add_tokenizer):
-        add(commands)
+    _add_prepare(commands)
+    _add_tinyshakespeare(commands)
+    _command(commands, "stdlib", _stdlib)
+    _add_inspect(commands)
+    _add_tokenizer(commands)
     return parser
 
 
-def _command(commands: argparse._SubParsersAction, name: str, summary: str, more: str = "") -> argparse.ArgumentParser:
-    return commands.add_parser(name, help=summary, description=f"{summary} {more}".strip())
+def _command(commands: argparse._SubParsersAction, name: str, run: Callable[..., None]) -> argparse.ArgumentParser:
+    """Add a command, whose help is the docstring of what it runs."""
+    about = inspect.cleandoc(run.__doc__ or "")
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=about.partition("\n")[0], description=about)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_tokenizer_spec(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--tokenizer",
+        default="gpt2",
+        metavar="SPEC",
+        help=f"bytes; gpt2: its table from tiktoken's cache, ./{DEFAULT_BIN} or the network; or the path of a "
+        f"{DEFAULT_BIN} (default: gpt2)",
+    )
 
 
 def _add_prepare(commands: argparse._SubParsersAction) -> None:
-    parser = _command(
-        commands,
-        "prepare",
-        "Make token files from text, jsonl or parquet files.",
-        "The end-of-text token stands before every document. Files are named NAME_val_000000.bin and "
-        "NAME_train_000001.bin, as llm.c names FineWeb's, and appear together when all are complete.",
-    )
-    parser.set_defaults(run=_prepare)
+    parser = _command(commands, "prepare", _prepare)
     parser.add_argument("inputs", nargs="+", metavar="INPUT", help="file, folder (all files in it) or pattern")
     parser.add_argument("-o", "--out", type=Path, metavar="FOLDER", help="where to write (default: dev/data/NAME)")
     parser.add_argument("--name", help="what the files are called (default: after the first INPUT)")
-    parser.add_argument("--tokenizer", default="gpt2", metavar="SPEC", help=f"{TOKENIZER_HELP} (default: gpt2)")
+    _add_tokenizer_spec(parser)
     parser.add_argument("--force", action="store_true", help="replace the files of this name if there are any")
     reading = parser.add_argument_group("reading")
     reading.add_argument(
@@ -121,18 +129,11 @@ def _add_prepare(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_tinyshakespeare(commands: argparse._SubParsersAction) -> None:
-    parser = _command(
-        commands,
-        "tinyshakespeare",
-        "Make token files of tinyshakespeare (1.1 MB, downloaded).",
-        "With GPT-2's tokenizer they are llm.c's, byte for byte, and its table lies beside them. Without a network: "
-        f"--text input.txt --tokenizer {DEFAULT_BIN}.",
-    )
-    parser.set_defaults(run=_tinyshakespeare)
+    parser = _command(commands, "tinyshakespeare", _tinyshakespeare)
     parser.add_argument(
         "--text", "--from", dest="source", type=Path, metavar="FILE", help="a local copy of input.txt, the text"
     )
-    parser.add_argument("--tokenizer", default="gpt2", metavar="SPEC", help=f"{TOKENIZER_HELP} (default: gpt2)")
+    _add_tokenizer_spec(parser)
     parser.add_argument(
         "-o",
         "--out",
@@ -143,19 +144,8 @@ def _add_tinyshakespeare(commands: argparse._SubParsersAction) -> None:
     )
 
 
-def _add_stdlib(commands: argparse._SubParsersAction) -> None:
-    parser = _command(
-        commands,
-        "stdlib",
-        "Make token files of the built-in corpus, the source of this Python's standard library.",
-        "Training without -i does so by itself. They are kept in $LLMC_JAX_CACHE, or else the user's cache folder.",
-    )
-    parser.set_defaults(run=_stdlib)
-
-
 def _add_inspect(commands: argparse._SubParsersAction) -> None:
-    parser = _command(commands, "inspect", "Say what is in token files: format, tokens, documents, ids, first text.")
-    parser.set_defaults(run=_inspect)
+    parser = _command(commands, "inspect", _inspect)
     parser.add_argument("files", nargs="+", metavar="FILE", help="token file or pattern")
     parser.add_argument(
         "--vocab-size", type=_count, metavar="V", help="check that all ids are below V (default: what they suggest)"
@@ -173,24 +163,21 @@ def _add_inspect(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_tokenizer(commands: argparse._SubParsersAction) -> None:
-    parser = _command(commands, "tokenizer", f"Write or read a {DEFAULT_BIN}; encode or decode a short text.")
+    summary = f"Write or read a {DEFAULT_BIN}; encode or decode a short text."
+    parser = commands.add_parser("tokenizer", help=summary, description=summary)
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    write = _command(actions, "write", f"Write a tokenizer's table as llm.c's {DEFAULT_BIN}.")
-    write.set_defaults(run=_tokenizer_write)
+    write = _command(actions, "write", _tokenizer_write)
     write.add_argument("path", type=Path, nargs="?", default=Path(DEFAULT_BIN), help=f"(default: {DEFAULT_BIN})")
     write.add_argument("--version", type=int, choices=[1, 2], default=2, help="of the format (default: 2, llm.c's)")
     write.add_argument("--force", action="store_true", help="replace the file if there is one")
-    show = _command(actions, "inspect", f"Say what is in a {DEFAULT_BIN}.")
-    show.set_defaults(run=_tokenizer_inspect)
+    show = _command(actions, "inspect", _tokenizer_inspect)
     show.add_argument("path", type=Path, nargs="?", default=Path(DEFAULT_BIN), help=f"(default: {DEFAULT_BIN})")
-    encode = _command(actions, "encode", "Print the ids of a text, and the text in its pieces.")
-    encode.set_defaults(run=_tokenizer_encode)
+    encode = _command(actions, "encode", _tokenizer_encode)
     encode.add_argument("text", help="the text; - reads it from standard input")
-    decode = _command(actions, "decode", "Print the text that ids stand for.")
-    decode.set_defaults(run=_tokenizer_decode)
+    decode = _command(actions, "decode", _tokenizer_decode)
     decode.add_argument("ids", nargs="+", type=int, metavar="ID", help="token ids")
     for action in (write, encode, decode):
-        action.add_argument("--tokenizer", default="gpt2", metavar="SPEC", help=f"{TOKENIZER_HELP} (default: gpt2)")
+        _add_tokenizer_spec(action)
 
 
 def _count(text: str) -> int:
@@ -219,6 +206,11 @@ def _load(spec: str) -> Tokenizer:
 
 
 def _prepare(options: argparse.Namespace) -> None:
+    """Make token files from text, jsonl or parquet files.
+
+    The end-of-text token stands before every document. Files are named NAME_val_000000.bin and NAME_train_000001.bin,
+    as llm.c names FineWeb's, and appear together when all are complete.
+    """
     name = options.name or _name_after(options.inputs[0])
     folder = options.out or Path("dev/data") / name
     settings = Settings(
@@ -286,6 +278,11 @@ def _print_corpus(corpus: Corpus) -> None:
 
 
 def _tinyshakespeare(options: argparse.Namespace) -> None:
+    """Make token files of tinyshakespeare (1.1 MB, downloaded).
+
+    With GPT-2's tokenizer they are llm.c's, byte for byte, and its table lies beside them. Without a network:
+    --text input.txt --tokenizer gpt2_tokenizer.bin.
+    """
     tokenizer = _load(options.tokenizer)
     corpus = tinyshakespeare_corpus(tokenizer, options.out, options.source)
     _print_corpus(corpus)
@@ -296,17 +293,23 @@ def _tinyshakespeare(options: argparse.Namespace) -> None:
 
 
 def _stdlib(options: argparse.Namespace) -> None:
+    """Make token files of the built-in corpus, the source of this Python's standard library.
+
+    Training without -i does so by itself. They are kept in $LLMC_JAX_CACHE, or else the user's cache folder.
+    """
     _print_corpus(stdlib_corpus())
     print(f"Next: {train_command()}")
 
 
 def _inspect(options: argparse.Namespace) -> None:
+    """Say what is in token files: format, tokens, documents, ids, first text."""
     for pattern in options.files:
         for path in expand_pattern(pattern, "inspect"):
             print(describe(inspect_token_file(path, options.tokenizer, options.vocab_size, options.eot, options.first)))
 
 
 def _tokenizer_write(options: argparse.Namespace) -> None:
+    """Write a tokenizer's table as llm.c's gpt2_tokenizer.bin."""
     if options.path.exists() and not options.force:
         raise InputError(f"{options.path} exists; choose another name, or replace it with --force")
     tokenizer = _load(options.tokenizer)
@@ -315,6 +318,7 @@ def _tokenizer_write(options: argparse.Namespace) -> None:
 
 
 def _tokenizer_inspect(options: argparse.Namespace) -> None:
+    """Say what is in a gpt2_tokenizer.bin."""
     table = read_tokenizer_bin(options.path)
     longest = max(range(len(table.pieces)), key=lambda token: len(table.pieces[token]))
     print(f"{options.path}: version {table.version}, {len(table.pieces)} ids, {options.path.stat().st_size:,} bytes")
@@ -328,6 +332,7 @@ def _quoted(piece: bytes) -> str:
 
 
 def _tokenizer_encode(options: argparse.Namespace) -> None:
+    """Print the ids of a text, and the text in its pieces."""
     text = sys.stdin.buffer.read() if options.text == "-" else os.fsencode(options.text)
     tokenizer = _load(options.tokenizer)
     ids = tokenizer.encode(text).tolist()
@@ -336,6 +341,7 @@ def _tokenizer_encode(options: argparse.Namespace) -> None:
 
 
 def _tokenizer_decode(options: argparse.Namespace) -> None:
+    """Print the text that ids stand for."""
     print(sample_text(_load(options.tokenizer), options.ids))
 
 
@@ -344,10 +350,7 @@ def _tokenizer_decode(options: argparse.Namespace) -> None:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Report]:
-    """Shows progress on standard error: a bar on a terminal, else a line now and then. total: bytes to read."""
-    if not sys.stderr.isatty():
-        yield _plain_progress(total)
-        return
+    """Show progress on standard error: a bar on a terminal, else a line now and then. total: bytes to read."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
@@ -358,30 +361,24 @@ def _progress(total: int) -> Iterator[Report]:
         TextColumn("{task.fields[tokens]:,} tokens, left:"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total, tokens=0)
-        yield lambda read, tokens: bar.update(task, advance=read, tokens=bar.tasks[task].fields["tokens"] + tokens)
+    on_terminal = sys.stderr.isatty()
+    shown = time.monotonic()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not on_terminal) as bar:
+        task = bar.tasks[bar.add_task("", total=total, tokens=0)]
 
+        def report(read: int, tokens: int) -> None:
+            nonlocal shown
+            bar.update(task.id, advance=read, tokens=task.fields["tokens"] + tokens)
+            if on_terminal or time.monotonic() - shown < PROGRESS_SECONDS:
+                return
+            shown = time.monotonic()
+            print_error(
+                f"{task.percentage:.0f} % | {task.completed / MEGABYTE:,.0f} of {total / MEGABYTE:,.0f} MB | "
+                f"{task.fields['tokens']:,} tokens | {(task.speed or 0) / MEGABYTE:.1f} MB/s | "
+                f"{task.time_remaining or 0:.0f} s left"
+            )
 
-def _plain_progress(total: int) -> Report:
-    start = shown = time.monotonic()
-    done = made = 0
-
-    def report(read: int, tokens: int) -> None:
-        nonlocal shown, done, made
-        done += read
-        made += tokens
-        now = time.monotonic()
-        if now - shown < PROGRESS_SECONDS:
-            return
-        shown = now
-        speed = done / (now - start)
-        print_error(
-            f"{100 * done / max(total, 1):.0f} % | {done / MEGABYTE:,.0f} of {total / MEGABYTE:,.0f} MB | {made:,} "
-            f"tokens | {speed / MEGABYTE:.1f} MB/s | {max(0, total - done) / max(speed, 1.0):.0f} s left"
-        )
-
-    return report
+        yield report
 
 
 def program() -> int:

@@ -18,7 +18,7 @@ from llmc_jax.data.documents import cut_documents
 from llmc_jax.data.tokenfile import open_token_file, write_token_file
 from llmc_jax.data.tokenizers import DEFAULT_BIN, Tokenizer, bytes_tokenizer, write_tokenizer_bin
 from llmc_jax.errors import InputError
-from llmc_jax.files import cache_folder, reason, write_atomic, write_bytes
+from llmc_jax.files import cache_folder, reason, refusing, write_atomic, write_bytes
 
 # Not text to learn a language from (tables, generated files), or not installed everywhere (Tk, IDLE, other packages)
 STDLIB_WITHOUT_FOLDERS = frozenset({
@@ -42,9 +42,9 @@ DENSE_VOCAB = 4096  # up to here all V*V pairs fit a table
 class Corpus(NamedTuple):
     """A corpus on disk: two token files and what is known about them.
 
-    fingerprint: of the text, in hexadecimal. unigram_nats, bigram_nats: the
-    loss per validation token, in nats, of models that know how frequent each token is, and how frequent after the
-    token before it (`unigram_baseline`, `bigram_baseline`): what a language model has to beat.
+    fingerprint: of the text, in hexadecimal. unigram_nats, bigram_nats: the loss per validation token, in nats, of
+    models that know how frequent each token is, and how frequent after the token before it (`baselines`): what a
+    language model has to beat.
     """
 
     train: Path
@@ -151,10 +151,8 @@ def _read_stdlib(root: Path, names: list[str]) -> tuple[np.ndarray, np.ndarray, 
     train: list[np.ndarray] = []
     val: list[np.ndarray] = []
     for name in names:
-        try:
+        with refusing(f"{root / name}: cannot be read", "the built-in corpus is made of it"):
             data = (root / name).read_bytes()
-        except OSError as error:
-            raise InputError(f"{root / name}: cannot be read ({reason(error)}) for the built-in corpus") from error
         digest.update(f"{name}\0{len(data)}\0".encode() + data)
         is_validation = int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) % STDLIB_VAL_ONE_IN == 0
         (val if is_validation else train).append(tokenizer.encode_document(data))
@@ -167,6 +165,7 @@ def _save(
     stem: Path, tokenizer: Tokenizer, train: np.ndarray, val: np.ndarray, fingerprint: str, description: str
 ) -> Corpus:
     """Write the two token files, and say what they are."""
+    unigram, bigram = baselines(train, val, tokenizer.vocab_size)
     corpus = Corpus(
         fingerprint=fingerprint,
         description=description,
@@ -177,8 +176,8 @@ def _save(
         val_tokens=val.size,
         train_documents=int(np.count_nonzero(train == tokenizer.eot)),
         val_documents=int(np.count_nonzero(val == tokenizer.eot)),
-        unigram_nats=unigram_baseline(train, val, tokenizer.vocab_size),
-        bigram_nats=bigram_baseline(train, val, tokenizer.vocab_size),
+        unigram_nats=unigram,
+        bigram_nats=bigram,
     )
     write_token_file(corpus.val, val, tokenizer.kind)
     write_token_file(corpus.train, train, tokenizer.kind)
@@ -188,30 +187,21 @@ def _save(
 # ----- baselines ----------------------------------------------------------------------------------------------------
 
 
-def unigram_baseline(train: np.ndarray, val: np.ndarray, vocab_size: int) -> float:
-    """Return nats per token of val, (n,) ids below V, under the frequencies of train (m,), each count one higher."""
-    return float(-np.log(_unigram(train, vocab_size)[val]).mean())
+def baselines(train: np.ndarray, val: np.ndarray, vocab_size: int) -> tuple[float, float]:
+    """Return nats per token of val, (n,) ids below V, n >= 2, under what is counted in train, (m,): tokens, and pairs.
 
-
-def bigram_baseline(train: np.ndarray, val: np.ndarray, vocab_size: int) -> float:
-    """Return nats per token of val, (n,) ids below V, n >= 2, under the frequencies of pairs of tokens in train.
-
-    The unigram model q counts as BIGRAM_PRIOR more tokens after each, so that nothing has probability 0:
+    The unigram model q takes each count one higher. In the bigram model it counts as BIGRAM_PRIOR more tokens after
+    each, so that nothing has probability 0:
     p(b|a) = (count(a,b) + prior q(b)) / (count(a) + prior), count(a) = sum_b count(a,b).
     Of train, the first ENTROPY_MAX_TOKENS tokens are counted.
     """
-    unigram = _unigram(train, vocab_size)
-    train = np.asarray(train[:ENTROPY_MAX_TOKENS], np.int64)
-    val = np.asarray(val, np.int64)
+    train, val = np.asarray(train[:ENTROPY_MAX_TOKENS], np.int64), np.asarray(val, np.int64)
+    counts = np.bincount(train, minlength=vocab_size) + 1.0  # (V,)
+    unigram = counts / counts.sum()
     pairs = _pair_counts(train, val, vocab_size)  # (n-1,)
     before = np.bincount(train[:-1], minlength=vocab_size)[val[:-1]]  # (n-1,)
-    probability = (pairs + BIGRAM_PRIOR * unigram[val[1:]]) / (before + BIGRAM_PRIOR)
-    return float(-np.log(probability).mean())
-
-
-def _unigram(train: np.ndarray, vocab_size: int) -> np.ndarray:
-    counts = np.bincount(train[:ENTROPY_MAX_TOKENS], minlength=vocab_size) + 1.0  # (V,)
-    return counts / counts.sum()
+    bigram = (pairs + BIGRAM_PRIOR * unigram[val[1:]]) / (before + BIGRAM_PRIOR)  # (n-1,)
+    return float(-np.log(unigram[val]).mean()), float(-np.log(bigram).mean())
 
 
 def _pair_counts(train: np.ndarray, val: np.ndarray, vocab_size: int) -> np.ndarray:
@@ -240,10 +230,8 @@ def tinyshakespeare_corpus(tokenizer: Tokenizer, folder: Path, source: Path | No
     Raises InputError if the text is not the known one or cannot be had, or the folder cannot be written.
     Source: llm.c's dev/data/tinyshakespeare.py.
     """
-    try:
+    with refusing(f"{folder}: cannot be made", "choose another folder"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be made ({reason(error)}); choose another folder") from error
     text = _tinyshakespeare_text(folder / "tiny_shakespeare.txt", source)
     sections = cut_documents([(text, 0)], "\n\n")
     tokens = np.concatenate([tokenizer.encode_document(section.text) for section in sections])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from llmc_jax.errors import InputError
-from llmc_jax.files import reason
+from llmc_jax.files import refusing
 
 READ_BYTES = 1 << 20
 PIECE_CHARS = 1 << 20  # longer documents are cut
@@ -44,7 +44,9 @@ def find_inputs(inputs: list[str]) -> list[Path]:
     found: dict[Path, None] = {}
     for item in inputs:
         if os.path.isdir(item):
-            files = sorted(path for path in Path(item).rglob("*") if path.is_file() and not _hidden(path, Path(item)))
+            folder = Path(item)
+            shown = (p for p in folder.rglob("*") if not any(n.startswith(".") for n in p.relative_to(folder).parts))
+            files = sorted(path for path in shown if path.is_file())
         elif os.path.lexists(item):
             files = [Path(item)]
         else:
@@ -54,10 +56,6 @@ def find_inputs(inputs: list[str]) -> list[Path]:
             raise InputError(f"{item}: {what}; name text, jsonl or parquet files, folders of them, or a pattern")
         found.update(dict.fromkeys(files))
     return list(found)
-
-
-def _hidden(path: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
 
 
 def size_of(path: Path) -> int:
@@ -82,17 +80,15 @@ def read_pieces(path: Path, reading: Reading) -> Iterator[Piece]:
     Raises InputError naming file and place for what cannot be read, decoded or understood.
     """
     kind = FORMATS.get(path.suffix.lower(), "text") if reading.format == "auto" else reading.format
-    try:
+    with refusing(f"{path}: cannot be read", "check the path and its permissions"):
         if kind == "parquet":
             yield from _parquet_pieces(path, reading.field)
-        elif kind == "jsonl":
-            with open(path, "rb") as file:
+            return
+        with open(path, "rb") as file:
+            if kind == "jsonl":
                 yield from _jsonl_pieces(path, file, reading)
-        else:
-            with open(path, "rb") as file:
+            else:
                 yield from cut_documents(_decoded(path, file, reading.errors), reading.split_on)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({reason(error)}); check the path and its permissions") from error
 
 
 def _decoded(path: Path, file: IO[bytes], errors: str) -> Iterator[tuple[str, int]]:

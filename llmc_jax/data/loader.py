@@ -250,7 +250,11 @@ class TokenLoader:
         local = self.batch_size * self.sequence_length
         start = sample * self._sample_tokens + rank.number * local
         tokens = file.read(start, local + 1)  # (B*T + 1,)
-        self._check_ids(file, start, tokens)
+        if foreign := file.foreign_id(start, tokens, self.vocab_size):
+            raise FormatError(
+                f"{self.flag} {file.path}: {foreign}; the file was probably made with another tokenizer: give the "
+                "model a larger V, or make the file with the tokenizer that fits"
+            )
         rank.position = rank.position._replace(sample=rank.position.sample + 1)
         return tokens
 
@@ -271,20 +275,6 @@ class TokenLoader:
             before.close()
         self._files[rank.number] = file
         return file
-
-    def _check_ids(self, file: TokenFile, start: int, tokens: np.ndarray) -> None:
-        # as unsigned, a negative id of an int32 file is above any V
-        unsigned = tokens.view(f"<u{tokens.dtype.itemsize}")
-        if int(unsigned.max()) < self.vocab_size:
-            return
-        at = int(np.flatnonzero(unsigned >= self.vocab_size)[0])
-        place = start + at
-        byte = file.header_bytes + place * tokens.dtype.itemsize
-        raise FormatError(
-            f"{self.flag} {file.path}: token {place} (byte {byte}) is id {tokens[at]}, but the model knows 0 to "
-            f"{self.vocab_size - 1} (V={self.vocab_size}); the file was probably made with another tokenizer: give the "
-            "model a larger V, or make the file with the tokenizer that fits"
-        )
 
     def state(self, position: tuple[Position, ...] | None = None) -> dict[str, Any]:
         """Return what `restore` needs to continue from here (or from an earlier `position`): JSON-able.

@@ -75,11 +75,10 @@ def inspect_token_file(
         if vocab_size is None:
             vocab_size = next((vocab for vocab in candidates if highest < vocab), highest + 1)
         if highest >= vocab_size:
-            at, token = _first_beyond(file, vocab_size)
+            found = (file.foreign_id(i * CHUNK_TOKENS, chunk, vocab_size) for i, chunk in enumerate(_chunks(file)))
+            which = next(filter(None, found), "was changed while it was being read")
             raise FormatError(
-                f"{file.path}: token {at} (byte {file.header_bytes + at * file.dtype.itemsize}) has id {token}; with "
-                f"V={vocab_size} ids end at {vocab_size - 1} (the largest here is {highest}); was the file made with "
-                "another tokenizer?"
+                f"{file.path}: {which} (the largest here is {highest}); was the file made with another tokenizer?"
             )
         choice = named or load_tokenizer(tokenizer, vocab_size)
         if eot is None:
@@ -88,15 +87,6 @@ def inspect_token_file(
         first = file.read(0, min(max(0, show), file.num_tokens)).tolist()
     facts = file.path, file.kind, file.size, file.num_tokens, lowest, highest, documents, vocab_size, eot, first
     return Inspection(*facts, sample_text(choice.tokenizer, first), choice.note)
-
-
-def _first_beyond(file: TokenFile, vocab_size: int) -> tuple[int, int]:
-    """Return the place of the first id that the vocabulary does not have, and the id."""
-    for number, chunk in enumerate(_chunks(file)):
-        bad = np.flatnonzero(chunk >= vocab_size)
-        if bad.size:
-            return number * CHUNK_TOKENS + int(bad[0]), int(chunk[bad[0]])
-    raise FormatError(f"{file.path}: changed while it was being read; is something writing to it?")
 
 
 def describe(found: Inspection) -> str:

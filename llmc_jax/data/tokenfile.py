@@ -18,7 +18,7 @@ import numpy as np
 
 from llmc_jax import magics
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import complete_file, leads_to, reason
+from llmc_jax.files import complete_file, leads_to, reason, refusing
 
 HEADER_BYTES = 1024
 MAX_TOKENS = (1 << 31) - 1  # the header counts in an int32
@@ -90,6 +90,15 @@ class TokenFile:
             raw += more
         return np.frombuffer(raw, self.dtype)
 
+    def foreign_id(self, start: int, tokens: np.ndarray, vocab_size: int) -> str | None:
+        """Return which of its tokens, read from `start` on, is the first that is no id below V; None if all are."""
+        unsigned = tokens.view(f"<u{self.dtype.itemsize}")  # a negative id of an int32 file is above any V
+        if not tokens.size or unsigned.max() < vocab_size:
+            return None
+        at = int(np.argmax(unsigned >= vocab_size))
+        byte = self.header_bytes + (start + at) * self.dtype.itemsize
+        return f"token {start + at} (byte {byte}) is id {tokens[at]}; with V={vocab_size} ids end at {vocab_size - 1}"
+
     def where(self) -> Where:
         """Return whether its path still leads to this file, or to none, or to another."""
         if leads_to(self.path, self._file.fileno()):
@@ -120,7 +129,7 @@ def open_token_file(path: str | Path) -> TokenFile:
     what its header promises. Source: `dataloader_load_shard_` of llm.c's llmc/dataloader.h.
     """
     path = Path(path)
-    try:
+    with refusing(f"{path}: cannot be read", "check the path and its permissions"):
         mode = os.stat(path).st_mode
         if stat.S_ISDIR(mode):
             raise InputError(f"{path}: is a folder; name a token file in it, or a pattern such as '{path}/*.bin'")
@@ -132,8 +141,6 @@ def open_token_file(path: str | Path) -> TokenFile:
         except BaseException:
             file.close()
             raise
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({reason(error)}); check the path and its permissions") from error
 
 
 def _open(path: Path, file: IO[bytes]) -> TokenFile:
@@ -219,13 +226,14 @@ def write_token_file(path: str | Path, tokens: Any, kind: str = "gpt2-uint16") -
         array = np.zeros(0, dtype)
     _check_writable(path, array, kind)
     step = READ_BYTES // dtype.itemsize
-    try:
-        with complete_file(path) as temporary, open(temporary, "xb") as file:
-            file.write(make_header(kind, array.size))
-            for start in range(0, array.size, step):  # so that another dtype does not copy the whole array
-                file.write(array[start : start + step].astype(dtype).tobytes())
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({reason(error)}); choose another folder or free space") from error
+    with (
+        refusing(f"{path}: cannot be written", "choose another folder or free space"),
+        complete_file(path) as temporary,
+        open(temporary, "xb") as file,
+    ):
+        file.write(make_header(kind, array.size))
+        for start in range(0, array.size, step):  # so that another dtype does not copy the whole array
+            file.write(array[start : start + step].astype(dtype).tobytes())
 
 
 def _check_writable(path: str | Path, array: np.ndarray, kind: str) -> None:

@@ -7,6 +7,7 @@ tokens other than the end-of-text token.
 import contextlib
 import functools
 import hashlib
+import itertools
 import os
 import struct
 import tempfile
@@ -20,7 +21,7 @@ import numpy as np
 from llmc_jax import magics
 from llmc_jax.config.model import GPT2_VOCAB
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import reason, write_atomic, write_bytes
+from llmc_jax.files import refusing, write_atomic, write_bytes
 
 END_OF_TEXT = b"<|endoftext|>"
 BYTES_VOCAB, BYTES_EOT = 257, 256
@@ -181,32 +182,32 @@ def _downloaded_merges(path: Path | None) -> bytes:
     return data
 
 
-def _pieces_of_merges(merges: bytes) -> tuple[bytes, ...]:
-    """Return GPT-2's pieces in the order of their ids: the 256 bytes, then what each merge makes, then the end of text.
-
-    The merges are written in characters that stand for bytes: bytes that Latin-1 prints stand for themselves; the 68
-    others, in ascending order, are U+0100 and on. The ids of single bytes follow the same order: first the
-    printable ones. Source: bytes_to_unicode in encoder.py of openai/gpt-2.
+def byte_characters() -> tuple[str, ...]:
+    """Return the character that stands for each byte in the merges: the byte's own where Latin-1 prints it, else
+    U+0100 and on, in ascending order. Source: bytes_to_unicode in encoder.py of openai/gpt-2.
     """
-    printable = [value for value in range(256) if chr(value).isprintable() and chr(value) != " "]
-    others = [value for value in range(256) if value not in printable]
-    byte_of = {chr(value): value for value in printable}
-    byte_of |= {chr(256 + index): value for index, value in enumerate(others)}
+    others = map(chr, itertools.count(256))
+    return tuple(c if c.isprintable() and c != " " else next(others) for c in map(chr, range(256)))
+
+
+def _pieces_of_merges(merges: bytes) -> tuple[bytes, ...]:
+    """Return GPT-2's pieces in the order of their ids: the 256 bytes in the order of their characters, what each merge
+    makes, and the end of text.
+    """
+    byte_of = {character: bytes([value]) for value, character in enumerate(byte_characters())}
     lines = merges.decode().split("\n")[1:-1]  # the first line is a version, the last is empty
-    made = [bytes(byte_of[character] for character in line if character != " ") for line in lines]
-    return (*(bytes([value]) for value in byte_of.values()), *made, END_OF_TEXT)
+    made = [b"".join(byte_of[character] for character in line if character != " ") for line in lines]
+    return (*(byte_of[character] for character in sorted(byte_of)), *made, END_OF_TEXT)
 
 
 def _bpe_tokenizer(name: str, pieces: tuple[bytes, ...], eot: int, spec: str) -> Tokenizer:
-    @functools.cache  # decoding needs no tiktoken; a run that only prints samples never imports it
-    def encoding() -> Callable[[str], np.ndarray]:
-        return _bpe_encoder(name, pieces, eot)
-
-    return Tokenizer(name, pieces, eot, spec, lambda text: encoding()(text))
+    # made when first needed: decoding needs no tiktoken, so a run that only prints samples never imports it
+    encoder = functools.cache(lambda: _bpe_encoder(name, pieces, eot))
+    return Tokenizer(name, pieces, eot, spec, lambda text: encoder()(text))
 
 
 def _bpe_encoder(name: str, pieces: tuple[bytes, ...], eot: int) -> Callable[[str], np.ndarray]:
-    """tiktoken's encoder over a table: a pair is merged before another if what it makes has the smaller id."""
+    """Return tiktoken's encoder over a table: a pair is merged before another if what it makes has the smaller id."""
     ranks = {piece: token for token, piece in enumerate(pieces) if token != eot}
     if len(ranks) != len(pieces) - 1:
         raise InputError(f"tokenizer {name}: two ids stand for the same bytes; such a table can decode, not encode")
@@ -225,29 +226,26 @@ def _bpe_encoder(name: str, pieces: tuple[bytes, ...], eot: int) -> Callable[[st
 # ----- gpt2_tokenizer.bin -------------------------------------------------------------------------------------------
 
 
-class TokenizerTable(NamedTuple):
-    """What a `gpt2_tokenizer.bin` holds: its version (1 or 2), the end-of-text id, the bytes of each of the V ids."""
+class Table(NamedTuple):
+    """What a tokenizer's file holds: the bytes of each of the V ids, the end-of-text id, the format's version."""
 
-    version: int
-    eot: int
     pieces: tuple[bytes, ...]
+    eot: int
+    version: int = 2
 
 
-def read_tokenizer_bin(path: str | Path) -> TokenizerTable:
+def read_tokenizer_bin(path: str | Path) -> Table:
     """Read llm.c's tokenizer file: 256 uint32 (magic 20240328, version, V, eot), then per id a length byte and bytes.
 
     Version 1 has no eot: it is GPT-2's, 50256, and V must be 50257. Ids, V and eot may be anything in version 2.
     Raises InputError if there is no readable file, FormatError for a wrong magic number or version, an impossible V or
     eot, an empty piece, a file too short or too long. Source: tokenizer_init of llm.c's llmc/tokenizer.h.
     """
-    try:
-        with open(path, "rb") as file:
-            header = file.read(HEADER_BYTES)
-            version, vocab, eot = _check_header(path, header, os.fstat(file.fileno()).st_size)
-            payload = file.read(vocab * (1 + LONGEST_PIECE) + 1)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({reason(error)}); check the path") from error
-    return TokenizerTable(version, eot, _split_pieces(path, payload, vocab))
+    with refusing(f"{path}: cannot be read", "check the path"), open(path, "rb") as file:
+        header = file.read(HEADER_BYTES)
+        version, vocab, eot = _check_header(path, header, os.fstat(file.fileno()).st_size)
+        payload = file.read(vocab * (1 + LONGEST_PIECE) + 1)
+    return Table(_split_pieces(path, payload, vocab), eot, version)
 
 
 def _check_header(path: str | Path, header: bytes, size: int) -> tuple[int, int, int]:

@@ -137,7 +137,7 @@ def test_what_cannot_be_made(tmp_path: Path) -> None:
     usual: dict[str, Any] = {"model_path": model, "out": out, "batch_size": B, "sequence_length": T}
     cases: list[tuple[dict[str, Any], str]] = [
         ({"tokens_path": tmp_path / "few.bin"}, "holds 3 tokens; a batch of B=2 T=3 takes 7"),
-        ({"tokens_path": tmp_path / "large.bin"}, "holds token 5 .* the model knows 0 to 4"),
+        ({"tokens_path": tmp_path / "large.bin"}, "is id 5; with V=5 ids end at 4"),
         ({"tokens_path": tmp_path / "none.bin"}, "none.bin: cannot be read"),
         ({"sequence_length": 7}, "T from 1 to 6"),
         ({"batch_size": 0}, "B must be at least 1"),

@@ -19,7 +19,7 @@ from llmc_jax.cli.data import main as data_main
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import GPT2_VOCAB
 from llmc_jax.data import corpora
-from llmc_jax.data.corpora import bigram_baseline, stdlib_corpus, tinyshakespeare_corpus, unigram_baseline
+from llmc_jax.data.corpora import baselines, stdlib_corpus, tinyshakespeare_corpus
 from llmc_jax.data.tokenfile import open_token_file
 from llmc_jax.data.tokenizers import bin_tokenizer, bytes_tokenizer, load_tokenizer, write_tokenizer_bin
 from llmc_jax.errors import InputError
@@ -68,7 +68,7 @@ def test_the_corpus_is_the_files_in_order(library: dict[str, bytes]) -> None:
     assert corpus.fingerprint in corpus.train.name
     made = corpus.train.stat().st_mtime_ns
     assert stdlib_corpus() == corpus and corpus.train.stat().st_mtime_ns == made  # the sources are not read again
-    assert corpus.bigram_nats == bigram_baseline(train.read(), val.read(), 257)
+    assert (corpus.unigram_nats, corpus.bigram_nats) == baselines(train.read(), val.read(), 257)
 
 
 def test_other_sources_make_another_corpus_beside_the_first(library: dict[str, bytes], tmp_path: Path) -> None:
@@ -176,11 +176,10 @@ def test_entropies(data: st.DataObject) -> None:
     train, val = data.draw(tokens), data.draw(tokens)
     expected = plain_entropies(train, val, vocab)
     arrays = np.array(train, np.uint16), np.array(val, np.uint16)
-    assert math.isclose(unigram_baseline(*arrays, vocab), expected[0], rel_tol=1e-12, abs_tol=1e-12)
-    assert math.isclose(bigram_baseline(*arrays, vocab), expected[1], rel_tol=1e-12, abs_tol=1e-12)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpora, "DENSE_VOCAB", 0)  # the way of large vocabularies
-        assert math.isclose(bigram_baseline(*arrays, vocab), expected[1], rel_tol=1e-12, abs_tol=1e-12)
+    for most in (corpora.DENSE_VOCAB, 0):  # also the way of large vocabularies
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(corpora, "DENSE_VOCAB", most)
+            np.testing.assert_allclose(baselines(*arrays, vocab), expected, rtol=1e-12, atol=1e-12)
 
 
 # ----- tinyshakespeare ----------------------------------------------------------------------------------------------

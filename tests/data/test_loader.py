@@ -328,7 +328,7 @@ def test_ids_of_another_tokenizer(tmp_path: Path, kind: str, bad: int, start: in
     if at != 8:  # token 8 is also the first batch's last target
         loader.next_batch()
     size = 2 if kind == "gpt2-uint16" else 4
-    message = rf"a\.bin: token {at} \(byte {start + size * at}\) is id {bad}, but the model knows 0 to 256 \(V=257\)"
+    message = rf"a\.bin: token {at} \(byte {start + size * at}\) is id {bad}; with V=257 ids end at 256"
     with pytest.raises(FormatError, match=message):
         loader.next_batch()
 

@@ -77,9 +77,9 @@ def test_ids_beyond_the_vocabulary(tmp_path: Path, kind: str, monkeypatch: pytes
     path = tmp_path / "a.bin"
     write_token_file(path, [1] * 9 + [300, 299], kind)
     byte = {"gpt2-uint16": 1024 + 18, "llama3-uint32": 1024 + 36, "raw-int32": 36}[kind]
-    with pytest.raises(FormatError, match=rf"token 9 \(byte {byte}\) has id 300; with V=257 ids end at 256"):
+    with pytest.raises(FormatError, match=rf"token 9 \(byte {byte}\) is id 300; with V=257 ids end at 256"):
         inspect_token_file(path, vocab_size=257)
-    with pytest.raises(FormatError, match="has id 300"):
+    with pytest.raises(FormatError, match="is id 300"):
         inspect_token_file(path, tokenizer="bytes")
     assert inspect_token_file(path, vocab_size=301).tokens == 11
     with pytest.raises(InputError, match="has 257 ids"):

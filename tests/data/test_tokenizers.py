@@ -158,7 +158,7 @@ def test_mutated_tables_are_read_exactly_or_refused(tmp_path_factory: pytest.Tem
         with pytest.raises(FormatError):
             read_tokenizer_bin(path)
     else:
-        version, eot, pieces = read_tokenizer_bin(path)
+        pieces, eot, version = read_tokenizer_bin(path)
         assert (version, eot, list(pieces)) == expected
 
 
@@ -209,7 +209,7 @@ def test_version_1_holds_gpt2_sized_tables_only(small_pieces: tuple[bytes, ...],
     write_tokenizer_bin(tmp_path / "v1.bin", pieces, 50256, version=1)
     data = (tmp_path / "v1.bin").read_bytes()
     assert struct.unpack("<5I", data[:20]) == (20240328, 1, 50257, 0, 0)
-    assert read_tokenizer_bin(tmp_path / "v1.bin") == (1, 50256, pieces)
+    assert read_tokenizer_bin(tmp_path / "v1.bin") == (pieces, 50256, 1)
 
 
 @pytest.mark.parametrize("pieces", [(), (b"",), (b"a" * 256,)])
