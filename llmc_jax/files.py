@@ -33,7 +33,7 @@ def refusing(what: str, advice: str) -> Iterator[None]:
 
 @contextmanager
 def complete_file(path: str | Path) -> Iterator[Path]:
-    """A temporary name beside `path`; what the block writes there takes its place if the block ends without an error.
+    """Yield a temporary name beside `path`; what the block writes there takes its place if it ends without an error.
 
     The new content is on the disk before its name shows it. On an error the temporary file is removed and whatever
     stood at `path` is untouched. Raises OSError.
@@ -59,10 +59,8 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
 def write_atomic(path: str | Path, data: bytes) -> None:
     """Write a file that appears under its name only when complete. Raises InputError, naming the file."""
-    try:
+    with refusing(f"{path}: cannot be written", "choose another folder or free space"):
         write_bytes(path, data)
-    except OSError as error:
-        raise InputError(f"{path}: cannot write it: {reason(error)}") from error
 
 
 def refuse_existing(path: Path, force: bool) -> None:

@@ -1,7 +1,7 @@
 """llm.c's two random streams by hand: mt19937 (initialisation, data order) and xorshift64* (its sampler).
 
-The first one is also PyTorch's CPU generator, so `Mt19937(42).normal_(n)` is `torch.manual_seed(42)` followed by
-`torch.empty(n).normal_()`. Leaves out everything that neither the initialisation nor the loader draws.
+The first one is also PyTorch's CPU generator, so `Mt19937(42).normal_(out)` is `torch.manual_seed(42)` followed by
+`out.normal_()`. Leaves out everything that neither the initialisation nor the loader draws.
 """
 
 import math
@@ -18,7 +18,7 @@ CHUNK = 1 << 16
 
 
 def seed_words(seed: int) -> np.ndarray:
-    """The 624 state words that a 32-bit seed gives: `init_genrand` of Matsumoto and Nishimura (2002), uint32."""
+    """Return the 624 state words that a 32-bit seed gives: `init_genrand` of Matsumoto and Nishimura (2002), uint32."""
     words = [seed & 0xFFFFFFFF]
     for j in range(1, MT_WORDS):
         words.append((1812433253 * (words[-1] ^ (words[-1] >> 30)) + j) & 0xFFFFFFFF)
@@ -42,7 +42,7 @@ class Mt19937:
         self._next_normal = next_normal
 
     def state(self) -> dict[str, Any]:
-        """The state as JSON-able data, for `restore`.
+        """Return the state as JSON-able data, for `restore`.
 
         key: the 624 words; pos: how many of them are used up (624: the next draw turns the state); next_normal: the
         second value of the last pair of the short normal draws, where it waits, else None. llm.c's mt19937_state holds
@@ -62,27 +62,18 @@ class Mt19937:
             raise InputError(f"random state: 'next_normal' is {next_normal!r}; it must be a number or None")
         self._set(np.array(key, np.uint32), pos, next_normal)
 
-    def randint32(self) -> int:
-        """The next 32-bit word."""
-        return int(self._bits.random_raw())
-
     def raw(self, n: int) -> np.ndarray:
-        """The next n 32-bit words, (n,) uint32: what n calls of `randint32` give."""
+        """Return the next n 32-bit words, (n,) uint32: what n calls of llm.c's `randint32` give."""
         return self._bits.random_raw(n).astype(np.uint32)
 
     def random_float64(self) -> float:
-        """Uniform in [0, 1) from the low 53 bits of two words, the high one drawn first."""
-        high = self.randint32()
-        return (((high << 32) | self.randint32()) & ((1 << 53) - 1)) / (1 << 53)
+        """Return one draw, uniform in [0, 1), from the low 53 bits of two words, the high one drawn first."""
+        high, low = self.raw(2).tolist()
+        return (((high << 32) | low) & ((1 << 53) - 1)) / (1 << 53)
 
-    def normal_(self, n: int, mean: float = 0.0, std: float = 1.0) -> np.ndarray:
-        """n normal numbers, (n,) float32: the values of `torch.empty(n).normal_(mean, std)` on the CPU."""
-        out = np.empty(n, np.float32)
-        self.fill_normal(out, mean, std)
-        return out
-
-    def fill_normal(self, out: np.ndarray, mean: float = 0.0, std: float = 1.0) -> None:
-        """Fill `out` (contiguous float32, 1-D) with what `normal_` returns, with temporaries of a chunk's size only.
+    def normal_(self, out: np.ndarray, mean: float = 0.0, std: float = 1.0) -> np.ndarray:
+        """Fill `out` (contiguous float32, 1-D) with normal numbers, as PyTorch's `out.normal_(mean, std)` on the CPU,
+        with temporaries of a chunk's size only, and return it.
 
         From 16 values on, uniforms are drawn in the order of the array, then blocks of 16 are transformed; where the
         size is not a multiple of 16, the last 16 are drawn anew. Shorter arrays take pairs of doubles, and the
@@ -93,13 +84,14 @@ class Mt19937:
         if out.size < 16:
             for i in range(out.size):
                 out[i] = self._short_normal() * std + mean
-            return
+            return out
         whole = out.size - out.size % 16
         for start in range(0, whole, CHUNK):
             self._fill_blocks(out[start : min(start + CHUNK, whole)], mean, std)
         if whole < out.size:
             self.raw(out.size - whole)  # drawn for the last values, which the redrawing overwrites
             self._fill_blocks(out[-16:], mean, std)
+        return out
 
     def _fill_blocks(self, out: np.ndarray, mean: float, std: float) -> None:
         # Box and Muller (1958): with u1 in (0, 1] and u2 in [0, 1) uniform,
@@ -139,7 +131,7 @@ class Mt19937:
                 view[i], view[j] = view[j], view[i]
 
     def permutation(self, n: int) -> np.ndarray:
-        """A shuffled 0, 1, …, n-1, (n,) int32: llm.c's `init_identity_permutation` and `random_permutation`."""
+        """Return a shuffled 0, 1, …, n-1, (n,) int32: llm.c's `init_identity_permutation` and `random_permutation`."""
         items = np.arange(n, dtype=np.int32)
         self.permute(items)
         return items
@@ -151,7 +143,7 @@ def is_int_below(value: Any, limit: int) -> TypeGuard[int]:
 
 
 def random_u32(state: int) -> tuple[int, int]:
-    """One draw of xorshift64* from a 64-bit state other than 0: (32-bit value, next state).
+    """Return one draw of xorshift64* from a 64-bit state other than 0: (32-bit value, next state).
 
     Source: `random_u32` of llm.c's llmc/sampler.h; Marsaglia (2003), Vigna (2016).
     """
@@ -163,13 +155,13 @@ def random_u32(state: int) -> tuple[int, int]:
 
 
 def random_f32(state: int) -> tuple[float, int]:
-    """One uniform draw in [0, 1) with 24 bits from an xorshift64* state: (value, next state). llm.c's `random_f32`."""
+    """Return one draw, uniform in [0, 1), 24 bits, from an xorshift64* state: (value, next state). llm.c's."""
     word, state = random_u32(state)
     return (word >> 8) / (1 << 24), state
 
 
 def skip_u32(state: int, draws: int) -> int:
-    """The xorshift64* state after so many draws, any number at once.
+    """Return the xorshift64* state after so many draws, any number at once.
 
     A draw's shifts and exclusive ors are linear in the state's 64 bits, so squaring their matrix doubles the stride.
     """
@@ -183,7 +175,7 @@ def skip_u32(state: int, draws: int) -> int:
 
 
 def _times(columns: list[int], vector: int) -> int:
-    """A matrix of bits, by columns, times a vector of bits."""
+    """Return a matrix of bits, by columns, times a vector of bits."""
     result = 0
     for bit, column in enumerate(columns):
         if vector >> bit & 1:

@@ -52,7 +52,7 @@ class Output:
 
     @property
     def reader_left(self) -> bool:
-        """True where nobody reads it any more: it is a pipe without a reader, or a terminal that was closed."""
+        """Return whether nobody reads it any more: it is a pipe without a reader, or a terminal that was closed."""
         closed = self._was_terminal and self.error is not None and self.error.errno == errno.EIO
         return closed or isinstance(self.error, BrokenPipeError)
 

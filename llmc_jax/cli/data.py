@@ -181,7 +181,7 @@ def _add_tokenizer(commands: argparse._SubParsersAction) -> None:
 
 
 def _count(text: str) -> int:
-    """A number of tokens: 100000000, 1e8 or 100M."""
+    """Return a number of tokens: 100000000, 1e8 or 100M."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d\d?)?)([kMG]?)", text)
     value = float(match[1]) * {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}[match[2]] if match else 0.5
     if value != int(value):
@@ -234,7 +234,7 @@ def _prepare(options: argparse.Namespace) -> None:
 
 
 def _name_after(item: str) -> str:
-    """A name for the files from an input: the file's or folder's; of a pattern, the first part that is no pattern."""
+    """Return a name for the files from an input: its own; of a pattern, that of the first part that is none."""
     path = Path(os.path.abspath(item))
     while re.search(r"[*?\[]", path.name) and not path.exists():
         path = path.parent
@@ -258,7 +258,7 @@ def _print_summary(made: Prepared, total: int, seconds: float) -> None:
 
 
 def _print_next(train: Path, val: Path | None, spec: str, tokenizer: Tokenizer) -> None:
-    """The command that trains on the files: a size for a first look, on a CPU too."""
+    """Print the command that trains on the files: a size for a first look, on a CPU too."""
     model = f"L4-NH4-C128-V{tokenizer.vocab_size}-T128 -t 128"
     validation = f"-j {shlex.quote(str(val))}" if val else "-v 0"
     own_table = f" --tokenizer {shlex.quote(spec)}" if spec not in ("bytes", "gpt2") else ""

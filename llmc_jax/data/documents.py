@@ -119,7 +119,7 @@ def _not_utf8(path: Path, offset: int, error: UnicodeDecodeError) -> InputError:
 def cut_documents(
     blocks: Iterable[tuple[str, int]], separator: str | None, longest: int = PIECE_CHARS
 ) -> Iterator[Piece]:
-    """Blocks of text and their bytes become pieces of documents; a separator stays at the end of its document.
+    """Yield blocks of text and their bytes as pieces of documents; a separator stays at the end of its document.
 
     With a separator the documents are those of llm.c's dev/data/tinyshakespeare.py; without one there is one document.
     Of parts, none is much longer than `longest` characters unless it has no space or newline to cut before.

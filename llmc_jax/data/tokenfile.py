@@ -44,9 +44,6 @@ KINDS = {
 MAKE_ONE = "make token files from text with `python -m llmc_jax.data`"
 
 
-Where = Literal["here", "gone", "replaced"]
-
-
 class TokenFile:
     """An open token file, of which tokens are read when asked for.
 
@@ -99,7 +96,7 @@ class TokenFile:
         byte = self.header_bytes + (start + at) * self.dtype.itemsize
         return f"token {start + at} (byte {byte}) is id {tokens[at]}; with V={vocab_size} ids end at {vocab_size - 1}"
 
-    def where(self) -> Where:
+    def where(self) -> Literal["here", "gone", "replaced"]:
         """Return whether its path still leads to this file, or to none, or to another."""
         if leads_to(self.path, self._file.fileno()):
             return "here"

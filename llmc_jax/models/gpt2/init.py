@@ -37,8 +37,8 @@ def random_parameters(config: ModelConfig, seed: int = 42) -> np.ndarray:
             drawn.append((values.reshape(config.num_layers, -1), std[tensor.start]))
         elif tensor.start in std:
             rows = config.vocab_size * config.channels if tensor.name == "wte" else spec.size
-            rng.fill_normal(values[:rows], 0.0, std[tensor.start])
+            rng.normal_(values[:rows], 0.0, std[tensor.start])
     for layer in range(config.num_layers):
         for layers, deviation in drawn:
-            rng.fill_normal(layers[layer], 0.0, deviation)
+            rng.normal_(layers[layer], 0.0, deviation)
     return flat

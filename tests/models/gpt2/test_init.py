@@ -59,13 +59,17 @@ def test_the_order_of_the_draws(seed: int) -> None:
     params = views(random_parameters(SMALL, seed), SMALL)
     rng = Mt19937(seed)
     small = 0.02 / np.sqrt(6)
-    np.testing.assert_array_equal(params.wte[:257].ravel(), rng.normal_(2570, 0.0, 0.02))
-    np.testing.assert_array_equal(params.wpe.ravel(), rng.normal_(240, 0.0, 0.02))
+    np.testing.assert_array_equal(params.wte[:257].ravel(), rng.normal_(np.empty(2570, np.float32), 0.0, 0.02))
+    np.testing.assert_array_equal(params.wpe.ravel(), rng.normal_(np.empty(240, np.float32), 0.0, 0.02))
     for layer in range(3):
-        np.testing.assert_array_equal(params.qkvw[layer].ravel(), rng.normal_(300, 0.0, 0.02))
-        np.testing.assert_allclose(params.attprojw[layer].ravel(), rng.normal_(100, 0.0, small), rtol=1e-6)
-        np.testing.assert_array_equal(params.fcw[layer].ravel(), rng.normal_(400, 0.0, 0.02))
-        np.testing.assert_allclose(params.fcprojw[layer].ravel(), rng.normal_(400, 0.0, small), rtol=1e-6)
+        np.testing.assert_array_equal(params.qkvw[layer].ravel(), rng.normal_(np.empty(300, np.float32), 0.0, 0.02))
+        np.testing.assert_allclose(
+            params.attprojw[layer].ravel(), rng.normal_(np.empty(100, np.float32), 0.0, small), rtol=1e-6
+        )
+        np.testing.assert_array_equal(params.fcw[layer].ravel(), rng.normal_(np.empty(400, np.float32), 0.0, 0.02))
+        np.testing.assert_allclose(
+            params.fcprojw[layer].ravel(), rng.normal_(np.empty(400, np.float32), 0.0, small), rtol=1e-6
+        )
 
 
 def test_a_model_smaller_than_a_block() -> None:
@@ -73,6 +77,6 @@ def test_a_model_smaller_than_a_block() -> None:
     tiny = ModelConfig(max_seq_len=3, vocab_size=5, padded_vocab_size=128, num_layers=2, num_heads=1, channels=1)
     params = views(random_parameters(tiny), tiny)
     rng = Mt19937(42)
-    np.testing.assert_array_equal(params.wte[:5].ravel(), rng.normal_(5, 0.0, 0.02))
-    np.testing.assert_array_equal(params.wpe.ravel(), rng.normal_(3, 0.0, 0.02))
-    np.testing.assert_array_equal(params.qkvw[0].ravel(), rng.normal_(3, 0.0, 0.02))
+    np.testing.assert_array_equal(params.wte[:5].ravel(), rng.normal_(np.empty(5, np.float32), 0.0, 0.02))
+    np.testing.assert_array_equal(params.wpe.ravel(), rng.normal_(np.empty(3, np.float32), 0.0, 0.02))
+    np.testing.assert_array_equal(params.qkvw[0].ravel(), rng.normal_(np.empty(3, np.float32), 0.0, 0.02))
