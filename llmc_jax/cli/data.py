@@ -364,7 +364,8 @@ def _progress(total: int) -> Iterator[Report]:
     on_terminal = sys.stderr.isatty()
     shown = time.monotonic()
     with Progress(*columns, console=Console(stderr=True), transient=True, disable=not on_terminal) as bar:
-        task = bar.tasks[bar.add_task("", total=total, tokens=0)]
+        bar.add_task("", total=total, tokens=0)
+        [task] = bar.tasks
 
         def report(read: int, tokens: int) -> None:
             nonlocal shown

@@ -9,7 +9,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -164,48 +164,39 @@ def _last_boundary(text: str, start: int, end: int) -> int:
 
 
 def _jsonl_pieces(path: Path, file: IO[bytes], reading: Reading) -> Iterator[Piece]:
-    offset = 0
-    for number in itertools.count(1):
-        line = file.readline(LONGEST_LINE)
-        if not line:
-            return
+    for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
+        where = f"{path}:{number}"
         if len(line) == LONGEST_LINE:
-            raise InputError(f"{path}:{number}: more than {LONGEST_LINE} bytes without an end of line; is it jsonl?")
+            raise InputError(f"{where}: more than {LONGEST_LINE} bytes without an end of line; is it jsonl?")
         try:
             text = line.decode("utf-8", reading.errors)
         except UnicodeDecodeError as error:
-            raise _not_utf8(path, offset, error) from error
-        if offset == 0:
+            raise _not_utf8(path, file.tell() - len(line), error) from error
+        if number == 1:
             text = text.removeprefix("\ufeff")
-        if text.strip():
-            yield Piece(True, _field_of_line(path, number, text, reading.field), len(line))
-        offset += len(line)
+        if not text.strip():
+            continue
+        try:
+            item = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            said = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+            raise InputError(f"{where}: is not JSON ({said}); expected one object per line") from error
+        if not isinstance(item, dict):
+            raise InputError(f"{where}: is a JSON {type(item).__name__}; expected an object with a text in it")
+        yield Piece(True, _text_in(item, reading.field, where), len(line))
 
 
-def _field_of_line(path: Path, number: int, line: str, field: str) -> str:
-    try:
-        item = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        said = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise InputError(f"{path}:{number}: is not JSON ({said}); expected one object per line") from error
-    if not isinstance(item, dict):
-        raise InputError(f"{path}:{number}: is a JSON {type(item).__name__}; expected an object with a text in it")
+def _text_in(item: Mapping[str, object], field: str, where: str) -> str:
+    """Return the text that a line or row holds in a field; none of it where that is null."""
     if field not in item:
-        raise InputError(f"{path}:{number}: {_no_field(field, list(item))}")
-    return _text_or_empty(item[field], f"{path}:{number}: field {field!r}")
-
-
-def _no_field(field: str, there: list[str]) -> str:
-    names = ", ".join(repr(name) for name in there[:8]) + (", …" if len(there) > 8 else "")
-    return f"has no field {field!r}; it has {names or 'none'}; choose one with --field"
-
-
-def _text_or_empty(value: object, where: str) -> str:
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise InputError(f"{where} holds a {type(value).__name__}; expected text; choose another with --field")
-    return value
+        names = ", ".join(map(repr, itertools.islice(item, 8))) + (", …" if len(item) > 8 else "")
+        raise InputError(f"{where}: has no field {field!r}; it has {names or 'none'}; choose one with --field")
+    value = item[field]
+    if not isinstance(value, str | None):
+        raise InputError(
+            f"{where}: field {field!r} holds a {type(value).__name__}; expected text; choose another with --field"
+        )
+    return value or ""
 
 
 def _parquet_pieces(path: Path, field: str) -> Iterator[Piece]:
@@ -216,16 +207,12 @@ def _parquet_pieces(path: Path, field: str) -> Iterator[Piece]:
         raise InputError(f"{path}: reading parquet needs pyarrow: pip install 'llmc-jax[data]'") from error
     try:
         with parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            if field not in names:
-                raise InputError(f"{path}: {_no_field(field, names)}")
+            _text_in(dict.fromkeys(file.schema_arrow.names), field, str(path))  # is there such a column?
             share = path.stat().st_size / max(1, file.metadata.num_rows)
-            row = 0
-            for batch in file.iter_batches(batch_size=256, columns=[field]):
-                for value in batch.column(0).to_pylist():
-                    row += 1
-                    read = int(row * share) - int((row - 1) * share)
-                    yield Piece(True, _text_or_empty(value, f"{path}: row {row}: field {field!r}"), read)
+            batches = file.iter_batches(batch_size=256, columns=[field])
+            for row, item in enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in batches), 1):
+                read = int(row * share) - int((row - 1) * share)
+                yield Piece(True, _text_in(item, field, f"{path}: row {row}"), read)
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         said = str(error).splitlines()[0]
         raise InputError(f"{path}: cannot be read as parquet ({said})") from error

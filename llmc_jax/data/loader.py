@@ -152,10 +152,10 @@ class TokenLoader:
             self.paths = expand_pattern(pattern_or_paths, flag)
         else:
             self.paths = [Path(path) for path in pattern_or_paths]
-        self._modified: dict[Path, int] = {}  # nanoseconds; when each was last changed, as far as this loader knows
         self._notices: list[Notice] = []  # a thread that reads ahead adds to them
         self._told = 0  # of them
-        self.shard_tokens, self._kind = self._inspect_shards()
+        self._shards = self._inspect_shards()  # as each was when it was last opened
+        self.shard_tokens = [file.num_tokens for file in self._shards]
         self.num_tokens = sum(self.shard_tokens)
         # the last token of a shard can only be a target
         self.samples_per_shard = [(tokens - 1) // self._sample_tokens for tokens in self.shard_tokens]
@@ -172,19 +172,17 @@ class TokenLoader:
         """Return what a rank's state says of the loader that it fits."""
         return {name: rank.number if name == "process_rank" else getattr(self, name) for name in FIT}
 
-    def _inspect_shards(self) -> tuple[list[int], str]:
+    def _inspect_shards(self) -> list[TokenFile]:
         """Open each shard once, so that a bad one ends the run before it begins; none stays open."""
         needed = self._sample_tokens + 1
-        counts: list[int] = []
-        first: TokenFile | None = None
+        shards: list[TokenFile] = []
         for path in self.paths:
             with open_token_file(path) as file:
-                first = first or file
-                self._modified[path] = file.modified
-            if file.kind != first.kind:
+                shards.append(file)
+            if file.kind != shards[0].kind:
                 raise InputError(
-                    f"{self.flag}: {first.path} is {first.kind} and {path} is {file.kind}; all shards must agree: "
-                    "narrow the pattern"
+                    f"{self.flag}: {shards[0].path} is {shards[0].kind} and {path} is {file.kind}; all shards must "
+                    "agree: narrow the pattern"
                 )
             if file.num_tokens < needed:
                 processes = f" * {self.num_processes} processes" if self.num_processes > 1 else ""
@@ -193,9 +191,7 @@ class TokenLoader:
                     f" * T={self.sequence_length}{processes} + 1 for the last target): lower -b or -t, or give a "
                     "larger file"
                 )
-            counts.append(file.num_tokens)
-        assert first is not None
-        return counts, first.kind
+        return shards
 
     @property
     def position(self) -> tuple[Position, ...]:
@@ -262,18 +258,17 @@ class TokenLoader:
         before = self._files.get(rank.number)
         if before is not None and before.path == self.paths[index]:
             return before
-        file = open_token_file(self.paths[index])
-        if (file.num_tokens, file.kind) != (self.shard_tokens[index], self._kind):
+        file, known = open_token_file(self.paths[index]), self._shards[index]
+        if (file.num_tokens, file.kind) != (known.num_tokens, known.kind):
             raise FormatError(
                 f"{self.flag} {file.path}: changed during the run: {file.num_tokens} tokens, {file.kind}; it held "
-                f"{self.shard_tokens[index]}, {self._kind}; leave the files alone while they are read"
+                f"{known.num_tokens}, {known.kind}; leave the files alone while they are read"
             )
-        if file.modified != self._modified[file.path]:
-            self._modified[file.path] = file.modified
+        if file.modified != known.modified:
             self._notice(file.path, "changed")
         if before is not None:
             before.close()
-        self._files[rank.number] = file
+        self._files[rank.number] = self._shards[index] = file
         return file
 
     def state(self, position: tuple[Position, ...] | None = None) -> dict[str, Any]:
