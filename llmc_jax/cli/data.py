@@ -41,7 +41,7 @@ MEGABYTE = 1e6
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status. Bad input is one line on standard error."""
+    """Run one command and return the exit status. Bad input is one line on standard error."""
     return run_command("llmc_jax.data", make_parser(), arguments)
 
 
@@ -337,7 +337,7 @@ def _tokenizer_encode(options: argparse.Namespace) -> None:
     tokenizer = _load(options.tokenizer)
     ids = tokenizer.encode(text).tolist()
     print(" ".join(map(str, ids)))
-    print(f"{len(ids)} tokens: {' '.join(map(_quoted, tokenizer.pieces_of(ids)))}")
+    print(f"{len(ids)} tokens: {' '.join(_quoted(tokenizer.pieces[token]) for token in ids)}")
 
 
 def _tokenizer_decode(options: argparse.Namespace) -> None:

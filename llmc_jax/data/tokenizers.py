@@ -11,7 +11,7 @@ import itertools
 import os
 import struct
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -95,16 +95,13 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> bytes:
         """Return the bytes that the ids stand for. Raises InputError for an id that the tokenizer does not have."""
-        return b"".join(self.pieces_of(ids))
-
-    def pieces_of(self, ids: Iterable[int]) -> Iterator[bytes]:
-        """Yield the bytes of each id, one after the other."""
+        ids = list(ids)
         for position, token in enumerate(ids):
             if not 0 <= token < len(self.pieces):
                 raise InputError(
                     f"token {position} has id {token}; the {self.name} tokenizer has ids 0 to {len(self.pieces) - 1}"
                 )
-            yield self.pieces[token]
+        return b"".join(self.pieces[token] for token in ids)
 
 
 def bytes_tokenizer() -> Tokenizer:
