@@ -14,8 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.data import loader as loader_module
-from llmc_jax.data.loader import Prefetcher, TokenLoader, continued
+from llmc_jax.data.loader import Batch, Prefetcher, TokenLoader, continued
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.errors import FormatError, InputError
 
@@ -420,7 +419,7 @@ class Counted(TokenLoader):
 
     reads = 0
 
-    def next_batch(self, micro_batches: int = 1) -> loader_module.Batch:
+    def next_batch(self, micro_batches: int = 1) -> Batch:
         self.reads += 1
         return super().next_batch(micro_batches)
 

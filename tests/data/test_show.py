@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.cli.data import main
-from llmc_jax.data import show as module
+from llmc_jax.data import show
 from llmc_jax.data.show import describe, inspect_token_file
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.errors import FormatError, InputError
@@ -21,7 +21,7 @@ KINDS = ["gpt2-uint16", "llama3-uint32", "raw-int32"]
 def test_stats_are_those_of_the_whole(tmp_path: Path, tokens: list[int], chunk: int) -> None:
     write_token_file(tmp_path / "a.bin", tokens)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "CHUNK_TOKENS", chunk)
+        patch.setattr(show, "CHUNK_TOKENS", chunk)
         found = inspect_token_file(tmp_path / "a.bin", "none", eot=3)
     lowest, highest = min(tokens, default=-1), max(tokens, default=-1)
     assert (found.tokens, found.lowest, found.highest, found.first) == (len(tokens), lowest, highest, tokens)
@@ -73,7 +73,7 @@ def test_an_unusual_vocabulary_and_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_beyond_the_vocabulary(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CHUNK_TOKENS", 4)
+    monkeypatch.setattr(show, "CHUNK_TOKENS", 4)
     path = tmp_path / "a.bin"
     write_token_file(path, [1] * 9 + [300, 299], kind)
     byte = {"gpt2-uint16": 1024 + 18, "llama3-uint32": 1024 + 36, "raw-int32": 36}[kind]
