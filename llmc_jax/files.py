@@ -105,7 +105,7 @@ def digest_of_files(paths: Iterable[Path]) -> str:
     return digest.hexdigest()[:16]
 
 
-def reason(error: BaseException) -> str:
+def reason(error: BaseException | str) -> str:
     """Return an OSError's cause in words, without its number and path."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 

@@ -260,9 +260,7 @@ def _tinyshakespeare_text(kept: Path, source: Path | None) -> str:
         )
     from llmc_jax.data.download import download
 
-    try:
-        data = download(TINYSHAKESPEARE_URL, TINYSHAKESPEARE_SHA256)
-    except InputError as error:
-        raise InputError(f"tinyshakespeare: {error}; give a local copy of input.txt with --text FILE") from error
+    advice = "give a local copy of input.txt with --text FILE"
+    data = download(TINYSHAKESPEARE_URL, TINYSHAKESPEARE_SHA256, "tinyshakespeare", advice)
     write_atomic(kept, data)
     return data.decode()

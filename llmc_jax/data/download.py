@@ -18,20 +18,22 @@ DOWNLOAD_SECONDS = 120.0  # for the whole file
 MAX_BYTES = 1 << 26
 
 
-def download(url: str, sha256: str) -> bytes:
+def download(url: str, sha256: str, what: str, advice: str) -> bytes:
     """Fetch a file of known content.
 
-    Raises InputError if it does not arrive within DOWNLOAD_SECONDS, or is not the file that was expected.
+    what: the file in words; advice: what to do without it. Raises InputError with both if it does not arrive within
+    DOWNLOAD_SECONDS, or is not the file that was expected.
     """
     try:
         data = _fetch(url)
     except (OSError, ValueError, http.client.HTTPException) as error:
         cause = error.reason if isinstance(error, urllib.error.URLError) else error
-        said = reason(cause) if isinstance(cause, BaseException) else str(cause)
-        raise InputError(f"{url}: cannot be downloaded ({said})") from error
+        raise InputError(f"{what}: {url}: cannot be downloaded ({reason(cause)}); {advice}") from error
     found = hashlib.sha256(data).hexdigest()
     if found != sha256:
-        raise InputError(f"{url}: {len(data)} bytes with sha256 {found[:16]}… arrived; expected {sha256[:16]}…")
+        raise InputError(
+            f"{what}: {url}: {len(data)} bytes with sha256 {found[:16]}… arrived; expected {sha256[:16]}…; {advice}"
+        )
     return data
 
 

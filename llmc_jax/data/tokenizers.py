@@ -168,10 +168,7 @@ def _gpt2_in_current_folder() -> tuple[bytes, ...] | None:
 def _downloaded_merges(path: Path | None) -> bytes:
     from llmc_jax.data.download import download
 
-    try:
-        data = download(MERGES_URL, MERGES_SHA256)
-    except InputError as error:
-        raise InputError(f"GPT-2's tokenizer table: {error}; {_HOW_TO_GET_TABLE}") from error
+    data = download(MERGES_URL, MERGES_SHA256, "GPT-2's tokenizer table", _HOW_TO_GET_TABLE)
     with contextlib.suppress(OSError):  # a cache that cannot be written costs the next run a download, no more
         if path:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -193,8 +193,8 @@ def small_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(corpora, "TINYSHAKESPEARE_SHA256", hashlib.sha256(TEXT.encode()).hexdigest())
     monkeypatch.setattr(corpora, "TINYSHAKESPEARE_VAL_TOKENS", 20)
 
-    def refuse(url: str, sha256: str) -> bytes:
-        raise InputError(f"{url}: cannot be downloaded (no network)")
+    def refuse(url: str, sha256: str, what: str, advice: str) -> bytes:
+        raise InputError(f"{what}: {url}: cannot be downloaded (no network); {advice}")
 
     monkeypatch.setattr("llmc_jax.data.download.download", refuse)
     (tmp_path / "input.txt").write_text(TEXT)
@@ -219,7 +219,7 @@ def test_the_text_comes_from_the_folder_or_the_network(
         tinyshakespeare_corpus(bytes_tokenizer(), out)
     assert list(out.iterdir()) == []
     with monkeypatch.context() as patch:
-        patch.setattr("llmc_jax.data.download.download", lambda url, sha256: TEXT.encode())
+        patch.setattr("llmc_jax.data.download.download", lambda *_: TEXT.encode())
         first = tinyshakespeare_corpus(bytes_tokenizer(), out)
     assert (out / "tiny_shakespeare.txt").read_text() == TEXT
     assert tinyshakespeare_corpus(bytes_tokenizer(), out) == first

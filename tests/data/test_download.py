@@ -54,22 +54,22 @@ def _direct(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_file_arrives(address: str) -> None:
-    assert download(f"{address}/whole", SHA256) == DATA
+    assert download(f"{address}/whole", SHA256, "it", "ask for it") == DATA
 
 
 @pytest.mark.parametrize(
     ("path", "sha256", "message"),
     [
-        ("whole", "0" * 64, "expected 0000000000000000…"),
-        ("missing", SHA256, "cannot be downloaded .*Not Found"),
+        ("whole", "0" * 64, "expected 0000000000000000…; ask for it"),
+        ("missing", SHA256, "it: .*cannot be downloaded .*Not Found.*ask for it"),
         ("short", SHA256, "/short: "),
     ],
 )
 def test_what_is_not_the_file_is_refused(address: str, path: str, sha256: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        download(f"{address}/{path}", sha256)
+        download(f"{address}/{path}", sha256, "it", "ask for it")
     with pytest.raises(InputError, match="cannot be downloaded"):
-        download("http://127.0.0.1:9/x", SHA256)  # no server
+        download("http://127.0.0.1:9/x", SHA256, "it", "ask for it")  # no server
 
 
 @pytest.mark.parametrize("path", ["slow", "silent"])
@@ -77,4 +77,4 @@ def test_waiting_has_an_end(address: str, path: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "ANSWER_SECONDS", 0.2)
     monkeypatch.setattr(module, "DOWNLOAD_SECONDS", 0.01)
     with pytest.raises(InputError, match="cannot be downloaded"):
-        download(f"{address}/{path}", SHA256)
+        download(f"{address}/{path}", SHA256, "it", "ask for it")

@@ -227,9 +227,9 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replaces downloads by a failure; the list holds what was asked for."""
     asked: list[str] = []
 
-    def refuse(url: str, sha256: str) -> bytes:
+    def refuse(url: str, sha256: str, what: str, advice: str) -> bytes:
         asked.append(url)
-        raise InputError(f"{url}: cannot be downloaded (no network)")
+        raise InputError(f"{what}: {url}: cannot be downloaded (no network); {advice}")
 
     monkeypatch.setattr("llmc_jax.data.download.download", refuse)
     return asked
@@ -288,7 +288,7 @@ def test_a_damaged_cache_is_no_cache(
 def test_a_download_is_kept_for_the_next_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tokenizers, "MERGES_SHA256", hashlib.sha256(MERGES).hexdigest())
-    monkeypatch.setattr("llmc_jax.data.download.download", lambda url, sha256: MERGES)
+    monkeypatch.setattr("llmc_jax.data.download.download", lambda *_: MERGES)
     assert gpt2_tokenizer().vocab_size == 260
     assert gpt2_tokenizer(allow_network=False).vocab_size == 260
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")  # switched off: works, but is not kept
