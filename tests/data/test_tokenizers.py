@@ -364,7 +364,7 @@ def test_written_tables_are_llmc_s(shared: Path, tmp_path: Path, monkeypatch: py
     for version, expected in ((1, SHA256_V1), (2, SHA256_V2)):
         write_tokenizer_bin(tmp_path / "t.bin", tokenizer.pieces, tokenizer.eot, version)
         assert hashlib.sha256((tmp_path / "t.bin").read_bytes()).hexdigest() == expected
-        assert read_tokenizer_bin(tmp_path / "t.bin") == (version, 50256, tokenizer.pieces)
+        assert read_tokenizer_bin(tmp_path / "t.bin") == (tokenizer.pieces, 50256, version)
 
 
 def test_the_file_encodes_real_text_as_tiktoken(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
