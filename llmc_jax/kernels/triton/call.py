@@ -116,7 +116,7 @@ class _HostTensor:
         return self
 
     def set_(self, *view: Any) -> None:
-        """The interpreter works on the array itself, so there is nothing to copy here or back."""
+        """Do nothing: the interpreter works on the array itself, so there is nothing to copy here or back."""
 
     def copy_(self, other: "_HostTensor") -> None:
         assert other is self
