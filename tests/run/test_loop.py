@@ -387,7 +387,7 @@ def test_the_table_has_the_optimizers_numbers_and_what_runs(train: Train, full_r
 
 def test_several_gpus_are_named_and_one_is_used(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     device = describe_device()._replace(platform="gpu", kind="Some GPU", num_devices=8, memory_bytes=None)
-    monkeypatch.setattr("llmc_jax.machine.device.describe_device", lambda: device)
+    monkeypatch.setattr(prepare, "describe_device", lambda: device)
     out = train("-x", 0).out
     assert "1 of 8 x Some GPU" in out
     assert "one of the 8 devices is used; training on several is not built yet" in out.splitlines()
