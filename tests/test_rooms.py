@@ -48,9 +48,8 @@ def room_of(path: Path) -> str:
 
 def files() -> list[Path]:
     """The package's files but the entrances, which only call the command line."""
-    return [path for path in sorted(PACKAGE.rglob("*.py")) if path.name != "__main__.py" and path.parent != PACKAGE] + [
-        path for path in sorted(PACKAGE.glob("*.py")) if path.name != "__init__.py"
-    ]
+    entrances = {PACKAGE / "__init__.py", *PACKAGE.rglob("__main__.py")}
+    return sorted(set(PACKAGE.rglob("*.py")) - entrances)
 
 
 def imported(path: Path) -> Iterator[str]:
