@@ -177,7 +177,7 @@ def to_model(source: Source, out: Path, version: int, force: bool) -> Outcome:
     refuse_existing(out, force)
     passage = Passage(source, "fp32" if version == 3 else "bf16")
     header = _header_of(source)
-    with llmc.new_model_file(out) as temporary:
+    with llmc.new_file(out) as temporary:
         with temporary.open("xb") as file:
             llmc.dump_pieces(file, source.config, map(passage.take, slices(source.config)), version, header)
         back = llmc.read_header(temporary)

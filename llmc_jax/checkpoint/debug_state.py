@@ -212,7 +212,7 @@ def make_debug_state(
     refuse_existing(out, force)
     ids, words = _batch(tokens_path, config.vocab_size, B, T)
     x, y = ids[:-1].reshape(B, T), ids[1:].reshape(B, T)
-    with llmc.new_model_file(out) as temporary:  # first: whether it can be written should be known before the work
+    with llmc.new_file(out) as temporary:  # first: whether it can be written should be known before the work
         temporary.touch()
         computed = compute(config, flat_parameters(source), x, y)
         with temporary.open("wb") as file:

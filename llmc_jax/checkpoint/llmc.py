@@ -228,8 +228,8 @@ def oddities(config: ModelConfig, bad: Mapping[str, int], dirty: int, more: str 
 
 
 @contextmanager
-def new_model_file(path: str | Path) -> Iterator[Path]:
-    """Write a model through `files.complete_file`: what cannot be written becomes an InputError that names `path`."""
+def new_file(path: str | Path) -> Iterator[Path]:
+    """Yield a path to write to; at the end it becomes `path`, whole. Raises InputError if that cannot be written."""
     path = Path(path)
     if path.is_dir():
         raise InputError(f"{path}: cannot be written: it is a folder; give a file name")
@@ -285,5 +285,5 @@ def write_model(
     Raises InputError if it cannot be written (folder missing, no permission, disk full) or version is neither.
     Source: llm.c train_gpt2.cu, `gpt2_write_to_checkpoint`.
     """
-    with new_model_file(path) as temporary, temporary.open("xb") as file:
+    with new_file(path) as temporary, temporary.open("xb") as file:
         dump_pieces(file, config, [flat[: num_parameters(config)]], version, header)

@@ -460,11 +460,11 @@ def write_llmc_state(
     if problem := write_problem(folder):
         raise InputError(f"{folder}: cannot be written: {problem}")
     with ExitStack() as stack:  # what was there before stays until all of the new is on the disk
-        temporaries = [stack.enter_context(llmc.new_model_file(path)) for path in (model, *states)]
+        temporaries = [stack.enter_context(llmc.new_file(path)) for path in (model, *states)]
         _write_model(temporaries[0], plan, state.source)
         _write_states(temporaries[1:], plan, state.source, warnings)
         done.unlink(missing_ok=True)
-    with llmc.new_model_file(done) as temporary:
+    with llmc.new_file(done) as temporary:
         temporary.touch()
     read_folder(folder, plan.step)
     return [model, *states, done], tuple(dict.fromkeys(warnings))
