@@ -7,6 +7,7 @@ best of five passes of 40 million tokens for each row. A step of GPT-2 takes B*T
 it is far from the time of a step.
 """
 
+import argparse
 import os
 import platform
 import tempfile
@@ -48,6 +49,7 @@ def measure(path: Path, B: int, T: int, micro_batches: int, shuffle: bool, prefe
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     rows = [
         ("gpt2-uint16", 4, 1024, 1, False, False),
         ("gpt2-uint16", 4, 1024, 1, True, False),

@@ -59,7 +59,9 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
 def write_atomic(path: str | Path, data: bytes) -> None:
     """Write a file that appears under its name only when complete. Raises InputError, naming the file."""
-    with refusing(f"{path}: cannot be written", "choose another folder or free space"):
+    if Path(path).exists() and not Path(path).is_file():  # a rename would put a file in the place of a device
+        raise InputError(f"{path}: cannot be written: it is not a regular file; give a file name")
+    with refusing(f"{path}: cannot be written", "write elsewhere or free space"):
         write_bytes(path, data)
 
 

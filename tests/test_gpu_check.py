@@ -473,11 +473,6 @@ def test_what_compute_sanitizer_says(monkeypatch: pytest.MonkeyPatch) -> None:
 # ----- whole runs ---------------------------------------------------------------------------------------------------
 
 
-def check_in(folder: Path) -> gpu_check.Check:
-    (folder / "scratch").mkdir()
-    return gpu_check.Check(Results(folder, "tiny"), folder / "scratch", tiny=True)
-
-
 def test_a_crash_costs_one_line(tmp_path: Path) -> None:
     """A mistake, a process that dies, one that takes too long: all is told, the rest goes on."""
     good = {"what": "read", "sizes": [4096], "dtype": "bf16"}
@@ -488,7 +483,8 @@ def test_a_crash_costs_one_line(tmp_path: Path) -> None:
         Item("machine", "too long", "machine", good, fresh=True, seconds=-30),
         Item("machine", "good too", "machine", good),
     ]
-    check = check_in(tmp_path)
+    (tmp_path / "scratch").mkdir()
+    check = gpu_check.Check(Results(tmp_path, "tiny"), tmp_path / "scratch", tiny=True)
     assert not check.run_items("machine", items[1:2], time.monotonic() + 1) and not check.results.records  # no time
     assert check.run_items("machine", items, time.monotonic() + 300)
     found = {name: record for (_, name), record in check.results.records.items()}

@@ -59,7 +59,7 @@ def write_arrays(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
         handler, arguments = _orbax()
         tree = _tree({name: array.view(_Shared) for name, array in arrays.items()})
-        handler.save(epath.Path(target), args=arguments(tree))
+        handler.save(epath.Path(os.path.abspath(target)), args=arguments(tree))  # it refuses paths that begin with ..
 
 
 def _tree(values: Mapping[str, Any]) -> dict[str, Any]:

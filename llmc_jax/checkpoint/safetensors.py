@@ -49,7 +49,10 @@ def read_archive(path: str | Path) -> dict[str, Stored]:
     header.pop(METADATA, None)
     tensors = {}
     for name, at in header.items():
-        dtype, offset = FLOATS.get(at["dtype"], at["dtype"]), 8 + length + at["data_offsets"][0]
+        try:
+            dtype, offset = FLOATS.get(at["dtype"], at["dtype"]), 8 + length + at["data_offsets"][0]
+        except TypeError:  # an array in the place of an object, which the package takes too
+            raise FormatError(f"{path}: {name!r} must have dtype, shape and data_offsets; save it again") from None
         tensors[name] = Stored(path, stamp, name, dtype, tuple(at["shape"]), offset)
     return tensors
 

@@ -60,10 +60,13 @@ def open_source(path: str | Path, *, v2_order: str = "auto", step: int | None = 
         return hugging_face.open_file(path)
     magic = int.from_bytes(start[:4], "little")
     if magic == magics.TRAINING_STATE:
-        raise FormatError(f"{path}: one rank's part of a training state of llm.c; name the folder that it lies in")
+        raise FormatError(
+            f"{path}: one rank's part of a training state of llm.c; name the folder that it lies in, or to train on "
+            "from its weights the model_*.bin beside it"
+        )
     if magic != magics.MODEL and int.from_bytes(start[:4], "big") != magics.MODEL and magic not in magics.MEANINGS:
         found = f"it begins with {start[:8]!r}" if start else "it is empty"
-        raise FormatError(f"{path}: no checkpoint that is known here: {found}; {KNOWN}")
+        raise FormatError(f"{path}: no checkpoint that is known here: {found}; known are {FILES}")
     return _model_source(open_model(path, v2_order=v2_order))
 
 
@@ -94,10 +97,8 @@ def _random_source(path: Path, config: ModelConfig) -> Source:
     return Source(path, "random", config, "fp32", None, ("params",), read, (warning,))
 
 
-KNOWN = (
-    "known are llm.c's model_*.bin, folders with its training states, training states of llmc-jax, folders of Hugging "
-    "Face's GPT-2, .safetensors files beside their config.json, and nanoGPT's ckpt.pt"
-)
+FILES = "llm.c's model_*.bin, .safetensors files beside their config.json, nanoGPT's ckpt.pt"
+FOLDERS = "those of training states of llm.c or llmc-jax, of Hugging Face's GPT-2, and nanoGPT's out_dir"
 
 
 def _names(folder: Path) -> set[str]:
@@ -172,7 +173,7 @@ def _open_folder(folder: Path, step: int | None) -> Source:
     if models:
         raise InputError(f"{folder}: holds models, but no training state; name one of them: {folder / models[-1]}")
     found = ", ".join(sorted(names)[:5]) or "nothing"
-    raise InputError(f"{folder}: a folder that holds no checkpoint, but {found}; {KNOWN}")
+    raise InputError(f"{folder}: a folder that holds no checkpoint, but {found}; known are {FOLDERS}")
 
 
 def _state_of_run(run: Path, step: int | None) -> tuple[Path, tuple[str, ...]]:
@@ -202,6 +203,8 @@ def _state_source(folder: Path, warnings: tuple[str, ...] = ()) -> Source:
     ):
         if shapes.get(name) != shape:
             raise FormatError(f"{folder}: {name} has shape {shapes.get(name)}; by run.json it must be {shape}")
+        if (found := checkpoint.manifest.tensors[name].dtype) not in ("float32", "bfloat16", "float16"):
+            raise FormatError(f"{folder}: {name} is of {found}; expected float32, bfloat16 or float16")
     kept: dict[str, np.ndarray] = {}
 
     def read(group: str, tensor: str, layer: int) -> np.ndarray:

@@ -333,6 +333,8 @@ def _quoted(piece: bytes) -> str:
 
 def _tokenizer_encode(options: argparse.Namespace) -> None:
     """Print the ids of a text, and the text in its pieces."""
+    if options.text == "-" and sys.stdin is None:
+        raise InputError("-: there is no standard input: it is closed; give the text itself")
     text = sys.stdin.buffer.read() if options.text == "-" else os.fsencode(options.text)
     tokenizer = _load(options.tokenizer)
     ids = tokenizer.encode(text).tolist()

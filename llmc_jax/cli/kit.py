@@ -37,7 +37,8 @@ def exit_status(program: str, run: Callable[[], int | None]) -> int:
     except OSError as error:
         if type(error) is OSError and error.errno is None:  # not the system's
             raise
-        place = "" if error.filename is None else f"{error.filename}: "
+        file = error.filename2 or error.filename  # of a rename the second: the first is a temporary name
+        place = "" if file is None else f"{file}: "
         print_error(f"{program}: {place}{reason(error)}")
         return ExitCode.BAD_INPUT
     except KeyboardInterrupt:

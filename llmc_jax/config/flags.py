@@ -230,9 +230,10 @@ def step_config(words: Sequence[str]) -> tuple[TrainConfig, list[str]]:
     Without -e the model is the preset's, or STEP_MODEL where none is named.
     """
     given = given_options(["-e", STEP_MODEL, *words])
-    for about in OPTIONS:
-        if about.name in given.flags and about.group in NOT_HERE:
-            raise InputError(f"{about.flags[0]}: a profile {NOT_HERE[about.group]}; leave it out")
+    groups = {flag: about.group for about in OPTIONS for flag in about.flags}
+    for flag in (word.partition("=")[0] for word in words):
+        if groups.get(flag) in NOT_HERE:
+            raise InputError(f"{flag}: a profile {NOT_HERE[groups[flag]]}; leave it out")
     model = given.preset.get("model", STEP_MODEL)
     if model.endswith(".bin") and not Path(model).exists():  # weights are random here: a shape does for a file
         model = STEP_MODEL

@@ -204,7 +204,7 @@ def _parquet_pieces(path: Path, field: str) -> Iterator[Piece]:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        raise InputError(f"{path}: reading parquet needs pyarrow: pip install 'llmc-jax[data]'") from error
+        raise InputError(f"{path}: reading parquet needs pyarrow: pip install pyarrow") from error
     try:
         with parquet.ParquetFile(path) as file:
             _text_in(dict.fromkeys(file.schema_arrow.names), field, str(path))  # is there such a column?

@@ -224,7 +224,7 @@ def write_token_file(path: str | Path, tokens: Any, kind: str = "gpt2-uint16") -
     _check_writable(path, array, kind)
     step = READ_BYTES // dtype.itemsize
     with (
-        refusing(f"{path}: cannot be written", "choose another folder or free space"),
+        refusing(f"{path}: cannot be written", "write elsewhere or free space"),
         complete_file(path) as temporary,
         open(temporary, "xb") as file,
     ):

@@ -91,6 +91,13 @@ def test_what_the_package_refuses_is_one_line_that_names_the_file(tmp_path: Path
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("at", [["F32", [2], [0, 8]], entry() | {"dtype": {"F32": None}}])
+def test_what_the_package_alone_takes_for_a_tensor_is_refused(tmp_path: Path, at: Any) -> None:
+    (tmp_path / "a").write_bytes(raw_file({"x": at}, bytes(8)))
+    with pytest.raises(FormatError, match="'x' must have dtype, shape and data_offsets"):
+        read_archive(tmp_path / "a")
+
+
 def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     path.write_bytes(FIXTURE.read_bytes())

@@ -172,6 +172,9 @@ def test_a_state_under_another_name_and_metadata_of_another_model(tmp_path: Path
         store.seal(store.begin(run, 1, arrays, {**metadata(1).to_json(), **other}))
         with pytest.raises(FormatError, match=words):
             open_source(run)
+    whole = {name: values.astype(np.int32) for name, values in arrays.items()}
+    with pytest.raises(FormatError, match="params/wte is of int32"):
+        open_source(store.seal(store.begin(tmp_path, 2, whole, metadata(2).to_json())).folder)
 
 
 def test_a_folder_of_llmc(tmp_path: Path) -> None:

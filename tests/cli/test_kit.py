@@ -26,6 +26,7 @@ def raising(error: BaseException) -> NoReturn:
         (FormatError("a\x1b.bin: truncated\n  twice"), 2, "me: a\\x1b.bin: truncated\n  twice\n"),
         (FileNotFoundError(2, "No such file or directory", "a.bin"), 2, "me: a.bin: No such file or directory\n"),
         (FileNotFoundError("a.bin: not there"), 2, "me: a.bin: not there\n"),
+        (OSError(17, "File exists", "a.tmp", None, "a.bin"), 2, "me: a.bin: File exists\n"),
         (OSError(28, "No space left on device"), 2, "me: No space left on device\n"),
         (KeyboardInterrupt(), 130, "me: stopped\n"),
         (BrokenPipeError(), 0, ""),

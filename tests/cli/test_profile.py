@@ -51,7 +51,7 @@ def test_a_reader_that_leaves_early_ends_it_quietly(
         (["--threads", "1,x"], "threads must be"),
         (["--vs", "speed=1"], "there is no flag"),
         (["-i", "x"], "reads no data"),
-        (["-o", "x"], "writes no run"),
+        (["--output-dir=x"], "--output-dir: a profile writes no run"),
         (["--no-such-flag"], "there is no such flag"),
         (["-b", "0"], "at least 1"),
         (["-t", "99"], "the model knows 16 positions"),
@@ -62,6 +62,7 @@ def test_a_reader_that_leaves_early_ends_it_quietly(
         (["--read", "{file}.none"], "has no program.hlo.txt"),
         (["--calculate", "--device", "H200"], "did you mean 'NVIDIA H200'"),
         (["--calculate", "-e", "no-such.bin"], "no such file"),
+        (["--calculate", "--json", "."], ".: cannot be written: it is not a regular file"),
         (["--calculate", "--json", "{file}/x.json"], "x.json: cannot be written"),
         (["--calculate", "--device", "Tesla T4", "--dtype", "bf16"], "does not compute in bf16"),
     ],
@@ -76,7 +77,8 @@ def test_one_line_says_what_is_wrong(
 
 def test_calculate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "d12.json"
-    text, _ = run(capsys, "-e", "d12", "-b", "4", "-t", "64", "--calculate", "--json", str(out))
+    words = ("-e", "d12", "-b", "4", "-t", "64", "--calculate", "--kernels", "pallas", "--strict-kernels", "--json")
+    text, _ = run(capsys, *words, str(out))
     assert "num_activations: 73347840" in text and "124,475,904" in text
     assert "floor ms" not in text
     plain = json.loads(out.read_text())

@@ -35,9 +35,6 @@ class Server(http.server.BaseHTTPRequestHandler):
         else:
             self.wfile.write(DATA[:1000])
 
-    def log_message(self, *arguments: object) -> None:
-        pass
-
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:

@@ -293,7 +293,7 @@ def test_bad_columns(tmp_path: Path) -> None:
 def test_parquet_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(InputError, match=r"pip install 'llmc-jax\[data\]'"):
+    with pytest.raises(InputError, match=r"pip install pyarrow"):
         prepare([str(tmp_path / "a.parquet")], tmp_path / "out", "x", bytes_tokenizer())
 
 
