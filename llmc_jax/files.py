@@ -59,10 +59,16 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
 def write_atomic(path: str | Path, data: bytes) -> None:
     """Write a file that appears under its name only when complete. Raises InputError, naming the file."""
-    if Path(path).exists() and not Path(path).is_file():  # a rename would put a file in the place of a device
-        raise InputError(f"{path}: cannot be written: it is not a regular file; give a file name")
+    refuse_irregular(Path(path))
     with refusing(f"{path}: cannot be written", "write elsewhere or free space"):
         write_bytes(path, data)
+
+
+def refuse_irregular(path: Path) -> None:
+    """Check that a rename to `path` would take nothing but a file's place, no device's or pipe's. Raises InputError."""
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "not a regular file"
+        raise InputError(f"{path}: cannot be written: it is {what}; give a file name")
 
 
 def refuse_existing(path: Path, force: bool) -> None:

@@ -22,7 +22,7 @@ from llmc_jax.checkpoint.binary import HEADER_BYTES, HEADER_INTS, Stored, Summed
 from llmc_jax.checkpoint.reading import Stamp, chunks, not_finite, opened, stamp_of
 from llmc_jax.config.model import ModelConfig, pad_vocab
 from llmc_jax.errors import FormatError, InputError
-from llmc_jax.files import complete_file, reason
+from llmc_jax.files import complete_file, reason, refuse_irregular
 from llmc_jax.models.gpt2.tensors import BY_NAME, num_parameters, tensor_specs, views
 
 SHAPE_FIELDS = ("max_seq_len", "vocab_size", "num_layers", "num_heads", "channels")  # header ints 2..6
@@ -231,8 +231,7 @@ def oddities(config: ModelConfig, bad: Mapping[str, int], dirty: int, more: str 
 def new_file(path: str | Path) -> Iterator[Path]:
     """Yield a path to write to; at the end it becomes `path`, whole. Raises InputError if that cannot be written."""
     path = Path(path)
-    if path.is_dir():
-        raise InputError(f"{path}: cannot be written: it is a folder; give a file name")
+    refuse_irregular(path)
     if not path.parent.is_dir():
         raise InputError(f"{path}: cannot be written: there is no folder {path.parent}; make it first")
     try:

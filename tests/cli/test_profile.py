@@ -62,7 +62,7 @@ def test_a_reader_that_leaves_early_ends_it_quietly(
         (["--read", "{file}.none"], "has no program.hlo.txt"),
         (["--calculate", "--device", "H200"], "did you mean 'NVIDIA H200'"),
         (["--calculate", "-e", "no-such.bin"], "no such file"),
-        (["--calculate", "--json", "."], ".: cannot be written: it is not a regular file"),
+        (["--calculate", "--json", "."], ".: cannot be written: it is a folder"),
         (["--calculate", "--json", "{file}/x.json"], "x.json: cannot be written"),
         (["--calculate", "--device", "Tesla T4", "--dtype", "bf16"], "does not compute in bf16"),
     ],
