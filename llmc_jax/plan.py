@@ -21,6 +21,8 @@ from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.models.gpt2.work import Shape, shape_of
 from llmc_jax.training.loss_scale import LossScaleNumbers
 from llmc_jax.training.optimizer import Optimizer
+from llmc_jax.training.parallel.gradient import sums_kept
+from llmc_jax.training.parallel.stage import Parallel
 from llmc_jax.training.schedule import ScheduleNumbers
 from llmc_jax.training.step import StepNumbers, StepOptions
 
@@ -69,6 +71,11 @@ class Plan(NamedTuple):
         return {choice.operation: choice.implementation for choice in self.choices}
 
     @property
+    def parallel(self) -> Parallel:
+        """Return how the run is spread over devices."""
+        return parallel_of(self.config)
+
+    @property
     def rounding(self) -> str:
         """Return how updated weights become 16-bit: nearest or stochastic."""
         if self.dtype != "bf16":
@@ -93,7 +100,7 @@ class Plan(NamedTuple):
     def step_options(self) -> StepOptions:
         """Return the choices that shape the step's program."""
         decay = self.config.decay if self.config.weight_decay else "none"
-        return StepOptions(self.config.schedule, decay, self.execution, self.rounding, self.optimizer)
+        return StepOptions(self.config.schedule, decay, self.execution, self.rounding, self.optimizer, self.parallel)
 
     @property
     def runs_ahead(self) -> bool:
@@ -137,7 +144,8 @@ def make_plan(
     that, and where the memory is too small.
     """
     dtype = resolve_dtype(config, machine)
-    setting = kernels.Setting(machine, dtype, model.head_size)
+    parallel = parallel_of(config)
+    setting = kernels.Setting(machine, dtype, model.head_size, spread=parallel.splits or parallel.fixed)
     made_for = kernels.MadeFor(
         record.target_of(machine), dtype, config.batch_size, config.sequence_length, model.num_layers, model.num_heads,
         model.channels, model.padded_vocab_size,
@@ -148,6 +156,7 @@ def make_plan(
     shape = shape_of(
         config, dtype=dtype, flash=not kernels.makes_matrix(selection.choices), logit_rows=0,
         optimizer=selection.optimizer.name, buffers=len(selection.optimizer.buffers),
+        sums=sums_kept(config.grad_accumulation) if parallel.fixed else 0,
     )  # fmt: skip
     rows = _logit_rows(config, model, machine, shape, recorded)
     options = _options(config, machine, recorded, findings, xla_flags or {})
@@ -172,6 +181,15 @@ def resolve_dtype(config: TrainConfig, machine: kernels.Machine) -> str:
     if config.dtype != "auto":
         return config.dtype
     return "bf16" if machine.target is not None else "fp32"
+
+
+# ----- several devices ------------------------------------------------------------------------------------------------
+
+
+def parallel_of(config: TrainConfig) -> Parallel:
+    """Return how a run is spread over devices; over one while their number is not known."""
+    devices = max(1, config.devices)
+    return Parallel(devices, config.zero_stage if devices > 1 else 0, config.reduction == "fixed")
 
 
 # ----- an earlier choice ----------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 Leaves out how arrays are stored (store.py) and what a checkpoint holds beside them (contents.py).
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,11 +17,16 @@ if TYPE_CHECKING:
     from llmc_jax.training.state import TrainState
 
 
-def named_arrays(state: "TrainState", model: ModelConfig) -> dict[str, np.ndarray]:
-    """Return the arrays by name: `params/wte`, `m/wte`, …, `step`. On a CPU they are views of the device's buffers."""
+def named_arrays(
+    state: "TrainState", model: ModelConfig, on_host: Callable[[Any], np.ndarray] = np.asarray
+) -> dict[str, np.ndarray]:
+    """Return the arrays by name: `params/wte`, `m/wte`, …, `step`. On a CPU they are views of the device's buffers.
+
+    on_host: returns a flat buffer (flat_size,) of the state, wherever it lies.
+    """
     arrays: dict[str, np.ndarray] = {}
     for buffer, flat in state.flat.items():
-        tensors = views(np.asarray(flat), model)
+        tensors = views(on_host(flat), model)
         arrays |= {f"{buffer}/{name}": tensor for name, tensor in tensors._asdict().items()}
     arrays |= {"step": np.asarray(state.step), "updates": np.asarray(state.updates)}
     for group in ("loss_scale", "outliers"):
@@ -46,8 +52,14 @@ def _flat(checkpoint: Checkpoint, buffer: str) -> np.ndarray:
     return flat
 
 
-def read_state(checkpoint: Checkpoint, fresh: "TrainState") -> "TrainState":
-    """Return the stored state on the device.
+def read_state(
+    checkpoint: Checkpoint,
+    fresh: "TrainState",
+    place: Callable[["TrainState", Callable[[str], np.ndarray]], "TrainState"],
+) -> "TrainState":
+    """Return the stored state on the devices.
+
+    place: brings its flat buffers there, one after the other (`Placement.state`).
 
     fresh: a state of the run with buffers of one element. It says which buffers and dtypes the run has, and what begins
     anew where a converted checkpoint lacks it (loss scale, outliers).
@@ -65,10 +77,10 @@ def read_state(checkpoint: Checkpoint, fresh: "TrainState") -> "TrainState":
         if (value.shape, value.dtype) != (shape, dtype):
             found, expected = f"{value.dtype}{value.shape}", f"{dtype}{shape}"
             raise FormatError(f"{folder}: {name} is {found}; this run has {expected}")
-        return jnp.array(value)
+        return value
 
     def small(name: str, like: Any) -> Any:
-        return checked(name, checkpoint.read(name), like.dtype, like.shape)
+        return jnp.array(checked(name, checkpoint.read(name), like.dtype, like.shape))
 
     def group(name: str) -> Any:
         like = getattr(fresh, name)
@@ -77,10 +89,10 @@ def read_state(checkpoint: Checkpoint, fresh: "TrainState") -> "TrainState":
         return type(like)(*(small(f"{name}/{field}", value) for field, value in like._asdict().items()))
 
     size = (flat_size(checkpoint.metadata.identity.model),)
-    flat = {name: checked(name, _flat(checkpoint, name), like.dtype, size) for name, like in fresh.flat.items()}
-    return fresh.with_flat(flat)._replace(
+    rest = fresh._replace(
         step=small("step", fresh.step),
         updates=small("updates", fresh.updates),
         loss_scale=group("loss_scale"),
         outliers=group("outliers"),
     )
+    return place(rest, lambda name: checked(name, _flat(checkpoint, name), fresh.flat[name].dtype, size))

@@ -4,12 +4,13 @@ Leaves out the options themselves (train.py) and what only files and devices tel
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.options import show_value, value_problem
-from llmc_jax.config.train import BY_NAME, DEVICES, OPTIONS, TrainConfig
-from llmc_jax.errors import raise_problems
+from llmc_jax.config.train import BY_NAME, OPTIONS, PROCESSES, TrainConfig
+from llmc_jax.errors import InputError, raise_problems
 
 
 class Rule(NamedTuple):
@@ -50,6 +51,27 @@ CONTRADICTIONS = (
 )
 
 
+def _in_any_order(config: TrainConfig) -> bool:
+    """Return whether the devices cannot take equal subtrees of a tree of sums over the micro-batches."""
+    n = max(1, config.devices)
+    return bool(n & (n - 1)) or config.micro_batches % n != 0
+
+
+# What the number of devices decides: looked at once that is known.
+OF_DEVICES = (
+    Rule(
+        lambda c: c.reduction == "fixed" and _in_any_order(c),
+        "{reduction}: the number of devices must be a power of two that divides the micro-batches of an update "
+        "({micro_batches}), not {num_devices}; take another --devices or -d",
+    ),
+    Rule(
+        lambda c: c.reduction == "fixed" and c.zero_stage == 2 and bool(c.micro_batches & (c.micro_batches - 1)),
+        "{reduction}: with {zero_stage} the micro-batches of an update must be a power of two, not {micro_batches}; "
+        "take another -d, or -z 1",
+    ),
+)
+
+
 # What llm.c does and this program understands but cannot do yet, by the option that asks for it.
 NOT_BUILT = {
     "hellaswag": Rule(
@@ -59,13 +81,13 @@ NOT_BUILT = {
     ),
     "num_processes": Rule(
         lambda c: c.num_processes > 1,
-        "it would split every batch over several processes, one device each. To go on, leave out -pn and -pr: one "
-        "process makes the same updates, with more gradient accumulation for the same -d",
+        "it would train on several machines. To go on, leave out mpirun, -pn and -pr: one process uses all GPUs of a "
+        "machine, or as many as --devices says",
     ),
     "zero_stage": Rule(
-        lambda c: c.zero_stage > 1 or (c.zero_stage == 1 and c.num_processes > 1),
-        "it would split the optimizer's state over the processes. To go on, write -z 0: the results are the same, with "
-        "more memory per device",
+        lambda c: c.zero_stage == 3,
+        "it would split the weights over the devices too. To go on, write -z 2: the results are the same, with more "
+        "memory per device",
     ),
 }
 
@@ -117,8 +139,8 @@ NOTES = (
         "{reuse}: nothing is saved with --no-save and {unsaved}, so the next start begins anew too",
     ),
     Rule(
-        lambda c: any(_changed(c, about.name) for about in OPTIONS if about.group == DEVICES),
-        "{devices}: no effect, since this is one process; training on several devices is not built yet",
+        lambda c: any(_changed(c, about.name) for about in OPTIONS if about.group == PROCESSES),
+        "{processes}: no effect, since one process drives all devices of this machine",
     ),
     _useless("warmup_steps", lambda c: c.schedule == "constant", "with -k constant, which does not warm up"),
     Rule(
@@ -142,8 +164,35 @@ def validate(config: TrainConfig) -> list[str]:
     # what follows counts on sane values
     raise_problems(f"{_given(config, about.name)}: {about.noun} {words}" for about, words in wrong if words)
     not_built = [rule._replace(words=f"{{{name}}}: not built yet; {rule.words}") for name, rule in NOT_BUILT.items()]
-    raise_problems([*_total_batch(config), *_said(config, [*CONTRADICTIONS, *not_built])])
+    problems = [*_total_batch(config), *_said(config, [*CONTRADICTIONS, *not_built])]
+    raise_problems(problems or _of_devices(config))
     return _said(config, NOTES)
+
+
+def with_devices(config: TrainConfig, available: int, platform: str) -> TrainConfig:
+    """Return the configuration with the number of devices that it comes to. Raises InputError as `validate` does.
+
+    available: that JAX has on this machine, of a platform ("gpu"). On a CPU a run takes one if it names no number.
+    """
+    devices = config.devices or (1 if platform == "cpu" else available)
+    if devices > available:
+        there = f"this machine has {available}" if platform != "cpu" else f"XLA_FLAGS allows {available} on this CPU"
+        raise InputError(f"--devices {devices}: {there}; take --devices {available} or fewer")
+    config = replace(config, devices=devices)
+    raise_problems(_total_batch(config) or _of_devices(config))
+    return config
+
+
+def notes_on_devices(config: TrainConfig) -> list[str]:
+    """Return what has no effect on the number of devices that a run has."""
+    if config.devices > 1 or not config.zero_stage:
+        return []
+    return [f"{_given(config, 'zero_stage')}: has no effect on one device"]
+
+
+def _of_devices(config: TrainConfig) -> list[str]:
+    """Return what contradicts the number of devices, where it is known."""
+    return _said(config, OF_DEVICES) if config.devices or config.reduction == "fixed" else []
 
 
 def _given(config: TrainConfig, name: str) -> str:
@@ -154,8 +203,9 @@ def _given(config: TrainConfig, name: str) -> str:
 def _said(config: TrainConfig, rules: Iterable[Rule]) -> list[str]:
     """Return the words of the rules that apply to a configuration."""
     words = {about.name: _given(config, about.name) for about in OPTIONS}
-    devices = [about.name for about in OPTIONS if about.group == DEVICES and _changed(config, about.name)]
-    words["devices"] = ", ".join(words[name] for name in devices)
+    processes = [about.name for about in OPTIONS if about.group == PROCESSES and _changed(config, about.name)]
+    words["processes"] = ", ".join(words[name] for name in processes)
+    words["micro_batches"], words["num_devices"] = str(config.micro_batches), str(config.devices)
     words["unsaved"] = words["max_steps"] if config.checkpoint_every else "without -n"
     return [rule.words.format_map(words) for rule in rules if rule.applies(config)]
 
@@ -167,12 +217,23 @@ def _total_batch(config: TrainConfig) -> list[str]:
         return []
     below, above = config.tokens_per_step // unit * unit, -(-config.tokens_per_step // unit) * unit
     choice = f"-d {below} or -d {above}" if below else f"-d {above}, or a smaller -b or -t"
-    factors = ["batch_size", "sequence_length", *(["num_processes"] if config.num_processes > 1 else [])]
-    product = " times ".join(_given(config, name) for name in factors)
+    product = " times ".join(_given(config, name) for name in ("batch_size", "sequence_length"))
+    if config.devices > 1:
+        product += f" times {config.devices} devices"
+        choice += _smaller_batch(config)
     return [
         f"{_given(config, 'total_batch_size')}: an update's tokens must be a multiple of {unit} ({product}); "
         f"take {choice}"
     ]
+
+
+def _smaller_batch(config: TrainConfig) -> str:
+    """Return the advice of the largest -b that keeps the tokens of an update; nothing where there is none."""
+    rows, rest = divmod(config.tokens_per_step, config.sequence_length * config.devices)
+    if rest:
+        return ""
+    fitting = next((B for B in range(min(config.batch_size, rows), 0, -1) if rows % B == 0), None)
+    return "" if fitting is None else f"; or -b {fitting}, which keeps the tokens of an update"
 
 
 def check_model_fit(config: TrainConfig, model: ModelConfig) -> list[str]:

@@ -36,6 +36,7 @@ EVALUATION = "Evaluation"
 PRECISION = "Precision and memory"
 KERNELS = "Kernels"
 DEVICES = "Several devices"
+PROCESSES = "Several processes"
 
 # What --attention may be, and the function of ops/attention.py that it computes: another one is another model.
 ATTENTIONS = dict.fromkeys(("auto", "naive", "flash", "cudnn"), "attention") | {"relu": "relu_attention"}
@@ -151,15 +152,17 @@ class TrainConfig:
     )
 
     batch_size: int = option(
-        4, "-b --batch-size", BATCH, "micro-batch B: rows that one forward and backward pass takes at once",
-        unit="sequences", check=at_least(1),
+        4, "-b --batch-size", BATCH,
+        "micro-batch B: rows that one forward and backward pass of one device takes at once", unit="sequences",
+        check=at_least(1),
     )
     sequence_length: int = option(
         1024, "-t --sequence-length", BATCH, "T: length of a sequence", unit="tokens", check=at_least(1)
     )
     total_batch_size: int = option(
         -1, "-d --total-batch-size", BATCH,
-        "tokens of one update, a multiple of B*T (gradient accumulation); -1 = B*T", unit="tokens",
+        "tokens of one update over all devices, a multiple of B*T on each (gradient accumulation); -1 = B*T on each",
+        unit="tokens",
         check=minus_one_or_at_least(1, "one micro-batch"),
     )
     max_steps: int = option(
@@ -337,29 +340,53 @@ class TrainConfig:
         choices=("auto", "on", "off"),
     )
 
+    devices: int = option(
+        0, "--devices", DEVICES,
+        "train on N devices, each with its part of the batch; 0 = all GPUs of this machine, on a CPU one (with N it "
+        "pretends to have N)",
+        unit="devices", check=at_least(0, "at least 0 (0 = all)"), of_this_start=True,
+    )
     zero_stage: int = option(
-        0, "-z --zero-stage", DEVICES, "ZeRO: what is split over the processes: 0 = nothing, 1 = optimizer state",
+        0, "-z --zero-stage", DEVICES,
+        "ZeRO, what is split over the devices: 0 = nothing, 1 = optimizer state and master weights, 2 = gradients too",
         choices=(0, 1, 2, 3),
     )
-    num_processes: int = option(1, "-pn --num-processes", DEVICES, "processes that train together", check=at_least(1))
-    process_rank: int = option(0, "-pr --process-rank", DEVICES, "number of this one, from 0", check=at_least(0))
-    gpus_per_node: int = option(8, "-pg --gpus-per-node", DEVICES, "GPUs of one machine", check=at_least(1))
-    init_method: str = option(
-        "mpi", "-pi -pm --init-method", DEVICES, "how processes find each other", choices=("mpi", "tcp", "fs")
+    reduction: str = option(
+        "auto", "--reduction", DEVICES,
+        "sums over micro-batches and devices: auto = as is fastest; fixed = in one order, with the same bits on any "
+        "number of devices (docs/devices.md)",
+        choices=("auto", "fixed"),
     )
-    server_ip: str = option("", "-ps --server-ip", DEVICES, "with -pi tcp: address of process 0", value="ADDRESS")
-    fs_path: str = option("", "-pf -pp --fs-path", DEVICES, "with -pi fs: a folder that all see", value="DIR")
+    batch_order: str = option(
+        "global", "--batch-order", DEVICES,
+        "which tokens an update takes: global = the same on any number of devices, in the order of one; llmc = those "
+        "of as many processes of llm.c, each with an order of its own",
+        choices=("global", "llmc"),
+    )
+    num_processes: int = option(1, "-pn --num-processes", PROCESSES, "processes that train together", check=at_least(1))
+    process_rank: int = option(0, "-pr --process-rank", PROCESSES, "number of this one, from 0", check=at_least(0))
+    gpus_per_node: int = option(8, "-pg --gpus-per-node", PROCESSES, "GPUs of one machine", check=at_least(1))
+    init_method: str = option(
+        "mpi", "-pi -pm --init-method", PROCESSES, "how processes find each other", choices=("mpi", "tcp", "fs")
+    )
+    server_ip: str = option("", "-ps --server-ip", PROCESSES, "with -pi tcp: address of process 0", value="ADDRESS")
+    fs_path: str = option("", "-pf -pp --fs-path", PROCESSES, "with -pi fs: a folder that all see", value="DIR")
     # fmt: on
 
     @property
     def tokens_per_step(self) -> int:
-        """Return the tokens of one update, over all micro-batches and processes."""
+        """Return the tokens of one update, over all micro-batches and devices."""
         return self.tokens_at_once if self.total_batch_size == -1 else self.total_batch_size
 
     @property
     def grad_accumulation(self) -> int:
-        """Return the micro-batches of B*T tokens that one process takes per update."""
+        """Return the micro-batches of B*T tokens that one device takes per update."""
         return self.tokens_per_step // self.tokens_at_once
+
+    @property
+    def micro_batches(self) -> int:
+        """Return A, the micro-batches of B*T tokens that all devices take per update."""
+        return self.tokens_per_step // (self.batch_size * self.sequence_length)
 
     @property
     def saves_at_end(self) -> bool:
@@ -368,8 +395,8 @@ class TrainConfig:
 
     @property
     def tokens_at_once(self) -> int:
-        """Return the tokens of one micro-batch of every process."""
-        return self.batch_size * self.sequence_length * self.num_processes
+        """Return the tokens of one micro-batch of every device; of one while `devices` is not known."""
+        return self.batch_size * self.sequence_length * max(1, self.devices)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain values that JSON can hold."""

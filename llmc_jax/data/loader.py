@@ -360,27 +360,28 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def continued(alone: TokenLoader, state: Mapping[str, Any], micro_batches: int) -> TokenLoader:
-    """Return a loader of one process, set to a saved place; or where that is the place of several, one of them all.
+def continued(loader: TokenLoader, state: Mapping[str, Any], micro_batches: int) -> TokenLoader:
+    """Return a loader set to a saved place: one of as many processes as that is the place of.
 
-    micro_batches: of an update. Raises InputError if the place does not fit, or n processes cannot share those.
+    loader: of one process, or of several in turns. micro_batches: of an update. Raises InputError if the place does not
+    fit, or n processes cannot share those.
     """
     ranks = state.get("ranks") if isinstance(state, Mapping) else None
     n = len(ranks) if isinstance(ranks, list) and ranks else 1
     if micro_batches % n:
-        unit = alone.batch_size * alone.sequence_length * n
+        unit = loader.batch_size * loader.sequence_length * n
         raise InputError(
             f"the checkpoint comes from {n} processes, whose batches are read here in turns, but one update has "
             f"{micro_batches} micro-batches, not a multiple of {n}: give -b and -t as they had them, and -d a multiple "
             f"of {unit} tokens"
         )
-    if n > 1:
-        alone = TokenLoader(
-            alone.paths, alone.batch_size, alone.sequence_length, vocab_size=alone.vocab_size, shuffle=alone.shuffle,
-            flag=alone.flag, process_rank=None, num_processes=n,
+    if n != loader.num_processes:
+        loader = TokenLoader(
+            loader.paths, loader.batch_size, loader.sequence_length, vocab_size=loader.vocab_size,
+            shuffle=loader.shuffle, flag=loader.flag, process_rank=0 if n == 1 else None, num_processes=n,
         )  # fmt: skip
-    alone.restore(state)
-    return alone
+    loader.restore(state)
+    return loader
 
 
 class Prefetcher(Iterator[Batch]):

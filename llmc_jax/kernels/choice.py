@@ -43,6 +43,7 @@ class Setting(NamedTuple):
     dtype: str  # fp32, bf16, fp16
     head_size: int
     interpret: bool = False  # our kernels are simulated on a CPU: for tests
+    spread: bool = False  # the optimizer's state is split over devices, or sums are in a fixed order
 
 
 Maker = Callable[[str, Setting, Variant], Function]  # of a function in ops/ its implementation, by its name
@@ -125,6 +126,13 @@ def _pallas_problem(setting: Setting) -> str:
     return ""
 
 
+def _update_problem(setting: Setting) -> str:
+    """Return why our kernels cannot update the parameters; empty where they can."""
+    if setting.spread:
+        return "the kernels update whole buffers and sum in an order of their own; here are parts, or a fixed order"
+    return _pallas_problem(setting)
+
+
 def _flash_problem(setting: Setting) -> str:
     """Return why our kernels cannot compute attention without the T x T matrix; empty where they can."""
     if problem := _pallas_problem(setting):
@@ -138,7 +146,7 @@ def _flash_problem(setting: Setting) -> str:
 
 def _cudnn_problem(setting: Setting) -> str:
     """Return what `jax.nn.dot_product_attention` would refuse later."""
-    machine, dtype, head_size, _ = setting
+    machine, dtype, head_size, *_ = setting
     if machine.platform != "gpu":
         return NO_GPU
     if machine.version < (8, 0):
@@ -236,10 +244,10 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     _triton("classifier"),
     _pallas("embedding backward"),
     _xla("embedding backward"),
-    _pallas("adamw"),
+    _pallas("adamw", problem=_update_problem),
     _xla("adamw"),
     _xla("global norm"),
-    _pallas("global norm"),
+    _pallas("global norm", problem=_update_problem),
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 
 from llmc_jax.errors import InputError
 
@@ -95,6 +96,12 @@ def _program(function: Any, shapes: tuple[Any, ...], static: tuple[Any, ...], op
     return compiled(function.lower(*shapes, *static), options)
 
 
+def _mesh_sharding(array: Any) -> Any:
+    """Return how an array lies on a mesh; None where it is on one device, which is left to JAX."""
+    sharding = getattr(array, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) else None
+
+
 def call(function: Callable[..., Any], arrays: tuple[Any, ...], static: tuple[Any, ...], options: Options) -> Any:
     """Call a jitted function that takes some arrays and then some static arguments, compiled with the options.
 
@@ -102,5 +109,5 @@ def call(function: Callable[..., Any], arrays: tuple[Any, ...], static: tuple[An
     """
     if not options:
         return function(*arrays, *static)
-    shapes = tuple(jax.ShapeDtypeStruct(each.shape, each.dtype) for each in arrays)
+    shapes = tuple(jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=_mesh_sharding(each)) for each in arrays)
     return _program(function, shapes, static, options)(*arrays)

@@ -19,7 +19,7 @@ class Device(NamedTuple):
 
     platform: str  # cpu, gpu, tpu
     kind: str  # JAX's device_kind; on a CPU the processor's name
-    num_devices: int  # that JAX sees
+    num_devices: int  # that JAX sees, of all processes
     memory_bytes: int | None  # of one device; on a CPU the main memory
     cpu_cores: int  # that this process may use
     system: str  # operating system and architecture
@@ -30,6 +30,13 @@ def first_device() -> Any:
     import jax
 
     return jax.devices()[0]
+
+
+def devices_of(count: int) -> list[Any]:
+    """Return the devices that a run takes: the first of those that JAX sees. Initialises JAX's backend."""
+    import jax
+
+    return jax.devices()[:count]
 
 
 def memory_stats() -> dict[str, int]:
@@ -53,13 +60,15 @@ def describe_device() -> Device:
     )
 
 
-def device_label(device: Device) -> str:
-    """Return a line: `1 of 8 x NVIDIA H200, 105.0 GiB` or `CPU: AMD EPYC 7B13, 2 cores, 23.5 GiB`."""
+def device_label(device: Device, used: int = 1) -> str:
+    """Return a line: `2 of 8 x NVIDIA H200, 105.0 GiB` or `CPU: AMD EPYC 7B13, 2 cores, 23.5 GiB`. used: by the run."""
     memory = "" if device.memory_bytes is None else f", {gib(device.memory_bytes)}"
     if device.platform == "cpu":
         cores = "1 core" if device.cpu_cores == 1 else f"{device.cpu_cores} cores"
-        return f"CPU: {device.kind}, {cores}{memory}"
-    count = "" if device.num_devices == 1 else f"1 of {device.num_devices} x "
+        pretended = "" if used == 1 else f", as {used} devices"
+        return f"CPU: {device.kind}, {cores}{memory}{pretended}"
+    there = f"{used} x " if used == device.num_devices else f"{used} of {device.num_devices} x "
+    count = "" if device.num_devices == 1 else there
     return f"{count}{device.kind}{memory}"
 
 

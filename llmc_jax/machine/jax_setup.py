@@ -13,6 +13,7 @@ from pathlib import Path
 
 from llmc_jax.files import cache_folder, sync, write_bytes, write_problem
 
+FIXED_THREADS = 8  # of XLA on a CPU, for the same bits on up to so many devices
 MEMORY_SHARE = 0.92  # of a GPU that JAX's allocator is given; what CUDA's libraries need is the rest
 
 
@@ -69,17 +70,23 @@ def restart_with_huge_pages() -> None:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def configure(*, tf32: bool = True) -> list[str]:
+def configure(*, tf32: bool = True, cpu_devices: int = 0, fixed_threads: bool = False) -> list[str]:
     """Set up JAX: call before its first computation. What the user has set in the environment stays.
 
     tf32: whether float32 products may use TF32 on NVIDIA GPUs that have it; the CPU always computes in float32.
+    cpu_devices: that a CPU pretends to have; 0: one. fixed_threads: XLA splits sums on a CPU among its threads, so
+    their number must not depend on the number of cores or devices.
     Returns notes for the user: the compile cache stays off where its folder cannot be written.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's informational lines on stderr
     # JAX takes three quarters of a GPU's memory; a trainer has the card to itself.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(MEMORY_SHARE))
+    if fixed_threads:
+        os.environ.setdefault("NPROC", str(max(FIXED_THREADS, cpu_devices)))
     import jax
 
+    if cpu_devices > 1 and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", cpu_devices)
     if not tf32:
         jax.config.update("jax_default_matmul_precision", "highest")
     notes = []

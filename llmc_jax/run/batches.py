@@ -5,11 +5,14 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
+
 from llmc_jax.data.loader import Batch, Prefetcher
 from llmc_jax.machine import compiling
 from llmc_jax.run.prepare import Setup
 from llmc_jax.run.state import Progress, Run
-from llmc_jax.training.step import evaluate_loss
+from llmc_jax.training.step import evaluate_loss, evaluate_losses
 
 
 class Batches(NamedTuple):
@@ -22,7 +25,7 @@ class Batches(NamedTuple):
 @contextmanager
 def training_batches(setup: Setup) -> Iterator[Batches]:
     """Open the batches: read ahead in the background, or with -a the same one each time."""
-    loader, micro_batches = setup.data.train, setup.config.grad_accumulation
+    loader, micro_batches = setup.data.train, setup.config.micro_batches
     if loader is None:
         yield Batches(iter(()), lambda: None)
     elif setup.config.overfit:
@@ -34,18 +37,28 @@ def training_batches(setup: Setup) -> Iterator[Batches]:
             yield Batches(prefetcher, prefetcher.state)
 
 
+def losses(setup: Setup, weights: jax.Array, inputs: np.ndarray, targets: np.ndarray) -> list[float]:
+    """Return the mean loss of each of n batches (n, B, T), one on each device."""
+    static, options = (setup.model, setup.plan.execution), setup.plan.execution.compiler_options
+    if setup.plan.parallel.devices == 1:
+        return [float(compiling.call(evaluate_loss, (weights, inputs[0], targets[0]), static, options))]
+    batch = weights, setup.place.rows(inputs), setup.place.rows(targets)
+    with setup.place.context():
+        found = compiling.call(evaluate_losses, batch, static, options)
+    return [float(loss) for loss in np.asarray(found)]
+
+
 def validate(run: Run, progress: Progress) -> Progress:
     """Log the mean loss over the first batches of the validation data; nothing if the user stops the run meanwhile."""
     setup, loader = run.setup, run.setup.data.val
     assert loader is not None
     loader.reset()
-    total = 0.0
-    for _ in range(setup.val_batches):
-        inputs, targets = loader.next_batch()
-        batch = progress.state.weights, inputs[0], targets[0]
-        static = setup.model, setup.plan.execution
-        loss = compiling.call(evaluate_loss, batch, static, setup.plan.execution.compiler_options)
-        total += float(loss)
+    total, left, at_once = 0.0, setup.val_batches, setup.plan.parallel.devices
+    while left:
+        # as many batches as there are devices; the last time some may be read once more and not counted
+        for loss in losses(setup, progress.state.weights, *loader.next_batch(at_once))[:left]:
+            total += loss  # one after the other, whatever the number of devices
+        left -= min(left, at_once)
         if run.stop.is_set():
             return progress
     mean = total / setup.val_batches

@@ -76,7 +76,7 @@ def opened(setup: Setup, output: Output, stop: threading.Event, held: Held | Non
 
         saver = Saver(
             folder, setup.model, config.keep_checkpoints, config.major_every,
-            export=config.export_llmc, sync=sync, check=held.check,
+            export=config.export_llmc, sync=sync, on_host=setup.place.host, check=held.check,
         )  # fmt: skip
         closing.callback(saver.close)
         yield Run(setup, held, log, console, drawer, saver, stop)

@@ -47,7 +47,7 @@ def pauses_after(run: Run, step: int) -> bool:
 def draw_sample(run: Run, progress: Progress) -> Progress:
     """Sample from the model, keep and show the text; nothing if the user stops the run meanwhile."""
     setup, model, tokenizer = run.setup, run.setup.model, run.setup.tokenizer.tokenizer
-    weights, length = progress.state.weights, setup.config.sequence_length
+    weights, length = setup.place.first(progress.state.weights), setup.config.sequence_length
     end_of_text = model.vocab_size - 1 if tokenizer is None else tokenizer.eot
     counters, ids = progress.counters, list[int]()
     state = skip_u32(SEED, 0 if setup.config.sampling == "train_gpt2.cu" else counters.drawn)

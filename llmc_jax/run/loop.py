@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import ExitCode, InputError
@@ -45,7 +44,8 @@ def run(config: TrainConfig, notes: list[str]) -> ExitCode:
     Raises InputError: before anything is written for what cannot be used, and after what was learned has been saved
     for what breaks during the run.
     """
-    notes = [*notes, *jax_setup.configure(tf32=config.tf32)]
+    fixed = config.reduction == "fixed"
+    notes = [*notes, *jax_setup.configure(tf32=config.tf32, cpu_devices=config.devices, fixed_threads=fixed)]
     stop = threading.Event()
     output = Output(sys.stdout, stop)
     try:
@@ -123,14 +123,16 @@ class Step(NamedTuple):
 def compile_step(setup: Setup, state: TrainState) -> Step:
     """Compile the step as a function of (state, inputs, targets), for the run's shapes."""
     config, options = setup.config, setup.plan.step_options
-    numbers = jax.device_put(step_numbers(config, setup.plan.optimizer, setup.steps))
-    shape = (config.grad_accumulation, config.batch_size, config.sequence_length)  # (A, B, T)
-    tokens = jax.ShapeDtypeStruct(shape, jnp.int32)
-    lowered = train_step.lower(state, tokens, tokens, numbers, setup.model, options)
+    numbers = setup.place.everywhere(step_numbers(config, setup.plan.optimizer, setup.steps))
+    shape = (config.micro_batches, config.batch_size, config.sequence_length)  # (A, B, T)
+    tokens = setup.place.tokens(shape)
+    with setup.place.context():
+        lowered = train_step.lower(state, tokens, tokens, numbers, setup.model, options)
     compiled = compiling.compiled(lowered, setup.plan.execution.compiler_options)
     memory = compiled.memory_analysis()
     needed = 0 if memory is None else memory.argument_size_in_bytes + memory.temp_size_in_bytes
-    return Step(lambda state, inputs, targets: compiled(state, inputs, targets, numbers), needed)
+    put = setup.place.batch
+    return Step(lambda state, inputs, targets: compiled(state, put(inputs), put(targets), numbers), needed)
 
 
 class Result(NamedTuple):

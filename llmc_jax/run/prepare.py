@@ -21,7 +21,7 @@ from llmc_jax.checkpoint.llmc import warnings_of
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.state import read_state
 from llmc_jax.checkpoint.store import Checkpoint
-from llmc_jax.config.checks import check_model_fit
+from llmc_jax.config.checks import check_model_fit, notes_on_devices, with_devices
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.presets import PRESETS
@@ -32,7 +32,7 @@ from llmc_jax.data.tokenizers import Choice, load_tokenizer
 from llmc_jax.errors import InputError
 from llmc_jax.kernels.plain import to_json
 from llmc_jax.machine import compiling
-from llmc_jax.machine.device import Device, describe_device
+from llmc_jax.machine.device import Device, describe_device, devices_of
 from llmc_jax.machine.nvml import GpuMonitor, open_monitor
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.plan import Plan, make_plan, triton_gemm_wish
@@ -45,6 +45,7 @@ from llmc_jax.run.resume import (
     naming,
     repeated,
 )
+from llmc_jax.training.parallel.placement import Placement, placement
 from llmc_jax.training.state import DTYPES, TrainState, initial_state
 from llmc_jax.trials import candidates, start
 from llmc_jax.trials.card import find_card
@@ -78,6 +79,7 @@ class Setup(NamedTuple):
     plan: Plan
     name: str
     weights: Path | None  # another program's checkpoint that they come from
+    place: Placement  # of its arrays
     data: Data
     steps: int
     val_batches: int  # of one validation
@@ -179,7 +181,7 @@ def open_data(config: TrainConfig, model: ModelConfig) -> Data:
     named = [name for name, needed in ((train_name, needs_train), (config.val_data, needs_val)) if needed]
     corpus = stdlib_corpus() if "stdlib" in named else None
 
-    def loader(name: str, flag: str, shuffle: bool) -> TokenLoader:
+    def loader(name: str, flag: str, shuffle: bool, processes: int = 1) -> TokenLoader:
         if name == "stdlib":
             assert corpus is not None
             paths: Any = [corpus.train if flag == "-i" else corpus.val]
@@ -187,13 +189,17 @@ def open_data(config: TrainConfig, model: ModelConfig) -> Data:
             paths = name
         B, T = config.batch_size, config.sequence_length
         with naming(flag):
-            opened = TokenLoader(paths, B, T, vocab_size=model.vocab_size, shuffle=shuffle, flag=flag, seed=config.seed)
+            opened = TokenLoader(
+                paths, B, T, vocab_size=model.vocab_size, shuffle=shuffle, flag=flag, seed=config.seed,
+                process_rank=0 if processes == 1 else None, num_processes=processes,
+            )  # fmt: skip
             check_tokens(opened)
         return opened
 
     shuffle = config.shuffle == "llmc" and not config.overfit
+    processes = config.devices if config.batch_order == "llmc" and not config.overfit else 1
     return Data(
-        train=loader(train_name, train_flag, shuffle) if needs_train else None,
+        train=loader(train_name, train_flag, shuffle, processes) if needs_train else None,
         val=loader(config.val_data, "-j", False) if needs_val else None,
         corpus=corpus,
     )
@@ -305,11 +311,33 @@ def case_of(plan: Plan) -> candidates.Case:
     )
 
 
-def first_state(parameters: np.ndarray, plan: Plan) -> TrainState:
-    """Return the state before the first step, on the device."""
+def first_state(parameters: np.ndarray, plan: Plan, place: Placement | None = None) -> TrainState:
+    """Return the state before the first step, on the device; or where place says, on several.
+
+    parameters (flat_size,) float32 on the host.
+    """
     start = jax.jit(initial_state, static_argnames=("dtype", "master_weights"), donate_argnums=0)
     scale = float(plan.config.loss_scale) if plan.dtype == "fp16" else None
-    return start(jnp.array(parameters), DTYPES[plan.dtype], master_weights=plan.master_weights, loss_scale=scale)
+    alone = place is None or place.mesh is None
+    small = jnp.array(parameters if alone else parameters[:1])
+    found = start(small, DTYPES[plan.dtype], master_weights=plan.master_weights, loss_scale=scale)
+    if place is None or alone:
+        return found
+
+    def flat(name: str) -> np.ndarray:
+        if name not in ("params", "copy"):
+            return np.zeros(parameters.shape, found.flat[name].dtype)
+        return parameters.astype(found.flat[name].dtype)
+
+    return place.state(found, flat)
+
+
+def available_devices() -> tuple[int, str]:
+    """Return how many devices JAX has on this machine, and their platform. Of NVIDIA's it asks the driver, not JAX."""
+    if (card := find_card()) is not None:
+        return card.gpus, card.machine.platform
+    device = describe_device()
+    return device.num_devices, device.platform
 
 
 def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
@@ -323,18 +351,21 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     earlier = find_earlier(config, warnings.append)
     model = resolve_model(config, earlier, warnings.append)
     notes = [*notes, *check_model_fit(config, model.config)]
+    config = with_devices(config, *available_devices())
     data = open_data(config, model.config)
     plan, device, kernel_notes = plan_here(config, model.config, earlier)
+    place = placement(model.config, plan.parallel, devices_of(plan.parallel.devices))
     metadata = begun_metadata(plan, data, device, origin_of(earlier, model))
     if earlier is not None:
         check_fits(earlier, config, metadata.identity)
     steps = total_steps(config, data.train)
     tokenizer = choose_tokenizer(config, model.config, data)
-    state, found = starting_state(plan, earlier, model)
+    state, found = starting_state(plan, place, earlier, model)
     setup = Setup(
         plan=plan,
         name=config.preset or (model.path.stem if model.path else config.model),
         weights=model.path,
+        place=place,
         data=continued_data(config, earlier, data),
         steps=steps,
         val_batches=validation_batches(config, data.val),
@@ -371,14 +402,13 @@ def continued_data(config: TrainConfig, earlier: Checkpoint | None, data: Data) 
     if earlier is None or data.train is None or config.overfit or earlier.metadata.loader is None:
         return data
     with naming("-i"):
-        return data._replace(train=continued(data.train, earlier.metadata.loader, config.grad_accumulation))
+        return data._replace(train=continued(data.train, earlier.metadata.loader, config.micro_batches))
 
 
 def notes_on_start(setup: Setup) -> Iterator[str]:
     """Say what the run begins with, and how it differs from the one that it goes on from."""
-    config, plan, earlier, device = setup.config, setup.plan, setup.earlier, setup.device
-    if device.platform != "cpu" and device.num_devices > 1:
-        yield f"one of the {device.num_devices} devices is used; training on several is not built yet"
+    config, plan, earlier = setup.config, setup.plan, setup.earlier
+    yield from notes_on_devices(config)
     if earlier is not None:
         complete = "; the run is complete already" if earlier.step >= setup.steps else ""
         yield f"resumed from {earlier.folder}, after step {earlier.step} of {setup.steps}{complete}"
@@ -400,15 +430,17 @@ def origin_of(earlier: Checkpoint | None, model: Model) -> Mapping[str, Any]:
     return {**OURS, **({} if special is None else {"special": special._asdict()})}
 
 
-def starting_state(plan: Plan, earlier: Checkpoint | None, model: Model) -> tuple[TrainState, tuple[str, ...]]:
-    """Return the state that the run begins with, on the device, and warnings about what it was read from."""
+def starting_state(
+    plan: Plan, place: Placement, earlier: Checkpoint | None, model: Model
+) -> tuple[TrainState, tuple[str, ...]]:
+    """Return the state that the run begins with, on the devices, and warnings about what it was read from."""
     config, source = plan.config, model.source
     if earlier is not None:
-        return read_state(earlier, first_state(np.zeros(1, np.float32), plan)), ()
+        return read_state(earlier, first_state(np.zeros(1, np.float32), plan), place.state), ()
     if source is None:
-        return first_state(random_parameters(plan.model, config.seed), plan), ()
+        return first_state(random_parameters(plan.model, config.seed), plan, place), ()
     flag = "--init-from" if config.init_from else "-e"
     with naming(flag):
         flat = sources.flat_parameters(source)
     warnings = (*source.warnings, *warnings_of(flat, source.config))
-    return first_state(flat, plan), tuple(f"{flag} {source.path}: {warning}" for warning in warnings)
+    return first_state(flat, plan, place), tuple(f"{flag} {source.path}: {warning}" for warning in warnings)

@@ -44,6 +44,11 @@ def room_for_copy(state_bytes: int, step_bytes: int, free: int | None) -> bool:
     return state_bytes <= (SHARE * step_bytes if free is None else GPU_SHARE * free)
 
 
+def bytes_on_a_device(state: TrainState) -> int:
+    """Return the bytes of a state that one device holds."""
+    return sum(leaf.addressable_data(0).nbytes for leaf in jax.tree.leaves(state))
+
+
 class Saved(NamedTuple):
     """How a save ended."""
 
@@ -75,6 +80,7 @@ class Saver:
     _: KW_ONLY
     export: bool = False  # also write model_%08d.bin in llm.c's format
     sync: Callable[[], None] = lambda: None  # called before a checkpoint counts: brings the logs to the disk
+    on_host: Callable[[jax.Array], np.ndarray] = np.asarray  # returns a flat buffer of the state, wherever it lies
     check: Callable[[], None] = lambda: None  # before a write or a removal: raises where the folder is another one
 
     def __post_init__(self) -> None:
@@ -103,7 +109,7 @@ class Saver:
         start = time.perf_counter()
         self._join()
         if self._copies is None and not last:
-            self._copies = room_for_copy(sum(leaf.nbytes for leaf in jax.tree.leaves(state)), step_bytes, free)
+            self._copies = room_for_copy(bytes_on_a_device(state), step_bytes, free)
         copy = self._copied(state) if self._copies and not last else None
         given, written = [state if copy is None else copy], threading.Event()
         self._under_way = self._pool.submit(self._save, given, metadata, start, prune, written)
@@ -178,12 +184,13 @@ class Saver:
         undo: removes on an error what is written.
         """
         self.check()
-        writing = store.begin(self.folder, metadata.step, named_arrays(state, self.model), metadata.to_json())
+        stored = metadata.to_json()
+        writing = store.begin(self.folder, metadata.step, named_arrays(state, self.model, self.on_host), stored)
         undo.callback(store.abandon, writing)
         if not self.export:
             return writing, None
         bf16 = state.weights.dtype == jnp.bfloat16
-        weights = np.asarray(state.weights if bf16 else state.params)[: num_parameters(self.model)]
+        weights = self.on_host(state.weights if bf16 else state.params)[: num_parameters(self.model)]
         path = store.hidden_model(self.folder, metadata.step)
         undo.callback(lambda: path.unlink(missing_ok=True))
         write_model(path, self.model, weights.astype(np.float32, copy=False), version=5 if bf16 else 3)

@@ -15,7 +15,8 @@ def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
     """Return the sections of the start-up table, its rows named as llm.c names them."""
     plan, data = setup.plan, setup.data
     machine = [
-        ("device", device_label(setup.device)),
+        ("device", device_label(setup.device, plan.parallel.devices)),
+        *device_rows(plan),
         ("precision", precision_text(plan)),
         *kernel_rows(plan.choices),
         *repeat_rows(plan),
@@ -52,6 +53,7 @@ def _settings(setup: Setup, folder: Path) -> list[tuple[str, Any]]:
         ("sequence length T", config.sequence_length),
         ("total batch size", config.tokens_per_step),
         ("grad_accum_steps", config.grad_accumulation),
+        *([("batch order", config.batch_order)] if config.devices > 1 else []),
         ("LR scheduler", config.schedule),
         ("learning rate (LR)", f"{config.learning_rate:e}"),
         ("warmup iterations", config.warmup_steps),
@@ -74,6 +76,16 @@ def _settings(setup: Setup, folder: Path) -> list[tuple[str, Any]]:
         ("seed", config.seed),
         ("shuffle", config.shuffle),
     ]
+
+
+def device_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Return what is split over the devices, and the order of sums; nothing on one device as it comes."""
+    parallel = plan.parallel
+    if parallel.alone:
+        return []
+    split = ("nothing", "optimizer state", "optimizer state and gradients")[parallel.stage]
+    rows = [("split over devices", f"{split} (ZeRO {parallel.stage})")] if parallel.devices > 1 else []
+    return [*rows, ("order of sums", "fixed" if parallel.fixed else "as is fastest")]
 
 
 def weights_text(setup: Setup) -> str:

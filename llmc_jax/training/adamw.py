@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.models.tensors import FLAT_MULTIPLE
 from llmc_jax.training.optimizer import Optimizer, global_norm
-from llmc_jax.training.rounding import check_rounding, rounded
+from llmc_jax.training.rounding import Rows, check_rounding, rounded
 
 
 class AdamWNumbers(NamedTuple):
@@ -46,8 +46,11 @@ def adamw_update(
     copy: jax.Array | None = None,
     rounding: str = "nearest",
     seed: jax.Array | None = None,
+    rows: Rows | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
     """Update flat params, m and v (flat_size,) by scale * gradient: the new three and the copy.
+
+    rows: where the buffers are a part of the flat ones, which rows of it; decay and stochastic rounding go by those.
 
     params: float32 master weights, or bfloat16/float16 without any (llm.c's -w 0); the arithmetic is in at least
     float32 and rounded once. gradient: any of those dtypes. update: t, counted from 1. apply: boolean scalar; where
@@ -72,15 +75,26 @@ def adamw_update(
     change = mhat / (jnp.sqrt(vhat) + numbers.eps)
     before = params.astype(wide)
     if decay:
-        change = change + jnp.where(_in_ranges(params.size, decay), numbers.weight_decay * before, 0.0)
+        change = change + jnp.where(_decays(params.size, decay, rows), numbers.weight_decay * before, 0.0)
     after = before - learning_rate * change
     if params.dtype != wide:
-        return jnp.where(apply, rounded(after, params.dtype, rounding, seed), params), m, v, None
+        return jnp.where(apply, rounded(after, params.dtype, rounding, seed, rows), params), m, v, None
     params = jnp.where(apply, after, params)
     if copy is not None:
         params = jax.lax.optimization_barrier(params)  # as above: the copy is made of the new ones
-        copy = jnp.where(apply, rounded(params, copy.dtype, rounding, seed), copy)
+        copy = jnp.where(apply, rounded(params, copy.dtype, rounding, seed, rows), copy)
     return params, m, v, copy
+
+
+def _decays(size: int, ranges: tuple[tuple[int, int], ...], rows: Rows | None) -> jax.Array:
+    """Return which elements of the buffers decay, boolean (size,). The ranges are whole rows."""
+    if rows is None:
+        return _in_ranges(size, ranges)
+    number, length = rows.numbers, rows.length
+    inside = jnp.zeros(number.shape, bool)
+    for start, stop in ranges:
+        inside |= (number >= start // length) & (number < stop // length)
+    return jnp.broadcast_to(inside[:, None], (number.size, length)).reshape(-1)
 
 
 def _in_ranges(size: int, ranges: tuple[tuple[int, int], ...]) -> jax.Array:

@@ -1,11 +1,18 @@
 """Rounding to 16 bits at random: right in expectation, and the same wherever it is computed."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from llmc_jax.models.tensors import FLAT_MULTIPLE
+
+
+class Rows(NamedTuple):
+    """Where the elements of a part of the flat buffer stand in it: in rows of it, one after the other."""
+
+    numbers: jax.Array  # (r,) int32, of the row that each is
+    length: int  # elements of a row
 
 
 def squirrel_noise5(position: jax.Array, seed: jax.Array) -> jax.Array:
@@ -25,9 +32,10 @@ def squirrel_noise5(position: jax.Array, seed: jax.Array) -> jax.Array:
     return bits ^ bits >> 17
 
 
-def round_stochastically(values: jax.Array, seed: jax.Array) -> jax.Array:
-    """Round a flat buffer (flat_size,) of float32 to bfloat16, each element up or down at random, right in expectation.
+def round_stochastically(values: jax.Array, seed: jax.Array, rows: Rows | None = None) -> jax.Array:
+    """Round a flat buffer (flat_size,), or some rows of it, from float32 to bfloat16: up or down at random.
 
+    Right in expectation.
     Of two neighbours the nearer is the likelier: with low = the 16 bits that bfloat16 drops, the magnitude goes up
     with probability low / 2^16. So what bfloat16 holds exactly stays, and an update too small to change a parameter by
     rounding to nearest still does so now and then. NaN stays NaN. Source: llm.c llmc/cuda_utils.cuh,
@@ -35,17 +43,19 @@ def round_stochastically(values: jax.Array, seed: jax.Array) -> jax.Array:
     """
     values = values.astype(jnp.float32)
     bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
-    noise = squirrel_noise5(_noise_positions(values.size), seed)
+    noise = squirrel_noise5(_noise_positions(values.size) if rows is None else _noise_positions_of(rows), seed)
     up = (bits & 0xFFFF) > (noise & 0xFFFF)
     rounded = ((bits >> 16) + up.astype(jnp.uint32)).astype(jnp.uint16)  # a carry goes into the exponent, as it should
     return jnp.where(jnp.isnan(values), jnp.bfloat16(jnp.nan), jax.lax.bitcast_convert_type(rounded, jnp.bfloat16))
 
 
-def rounded(values: jax.Array, dtype: Any, rounding: str, seed: jax.Array | None) -> jax.Array:
+def rounded(
+    values: jax.Array, dtype: Any, rounding: str, seed: jax.Array | None, rows: Rows | None = None
+) -> jax.Array:
     """Return values in dtype, rounded as `check_rounding` allows; with a seed () uint32 stochastically."""
     if rounding == "nearest" or seed is None:
         return values.astype(dtype)
-    return round_stochastically(values, seed)
+    return round_stochastically(values, seed, rows)
 
 
 def rounding_seed(seed: jax.Array, step: jax.Array) -> jax.Array:
@@ -80,3 +90,14 @@ def _noise_positions(size: int) -> jax.Array:
     column = jax.lax.broadcasted_iota(jnp.uint32, (size // FLAT_MULTIPLE, FLAT_MULTIPLE), 1).reshape(size)
     beyond = row // jnp.uint32(2**32 // FLAT_MULTIPLE)
     return row * jnp.uint32(FLAT_MULTIPLE) + column + beyond * jnp.uint32(198_491_317)
+
+
+def _noise_positions_of(rows: Rows) -> jax.Array:
+    """Return what `_noise_positions` has at the elements of some rows, uint32."""
+    number, length = rows.numbers.astype(jnp.uint32)[:, None], jnp.uint32(rows.length)
+    column = jax.lax.broadcasted_iota(jnp.uint32, (rows.numbers.size, rows.length), 1)
+    low = number * length + column  # modulo 2^32
+    # How often it exceeded 2^32: the product's upper half, of 16-bit halves, and the carry of the addition.
+    upper = ((number >> 16) * length + (((number & 0xFFFF) * length) >> 16)) >> 16
+    beyond = upper + (low < column).astype(jnp.uint32)
+    return (low + beyond * jnp.uint32(198_491_317)).reshape(-1)

@@ -1,6 +1,5 @@
 """One training step: micro-batches, gradient, norm, clip, schedule, update. State in, state out, jitted and donated."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,12 +10,17 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.gpt2.model import PLAIN, Execution
 from llmc_jax.models.gpt2.tensors import views
+from llmc_jax.models.gpt2.units import own_rows, take_rows
 from llmc_jax.ops.linear import linear_forward
 from llmc_jax.training.adamw import ADAMW
 from llmc_jax.training.loss_scale import LossScaleNumbers, next_loss_scale
 from llmc_jax.training.optimizer import Optimizer, clip_scale, decay_ranges
 from llmc_jax.training.outliers import Outliers, is_outlier, update_outliers
-from llmc_jax.training.rounding import rounding_seed
+from llmc_jax.training.parallel.collectives import device_number
+from llmc_jax.training.parallel.gradient import batch_gradient as gradient_over
+from llmc_jax.training.parallel.gradient import gathered, gradient_norm
+from llmc_jax.training.parallel.stage import ALONE, EVERYWHERE, SPLIT, Parallel, state_specs
+from llmc_jax.training.rounding import Rows, rounding_seed
 from llmc_jax.training.schedule import ScheduleNumbers, learning_rate
 from llmc_jax.training.state import TrainState
 
@@ -41,6 +45,7 @@ class StepOptions(NamedTuple):
     execution: Execution = PLAIN
     rounding: str = "nearest"  # to the compute dtype; or 'stochastic'
     optimizer: Optimizer = ADAMW
+    parallel: Parallel = ALONE
 
 
 class Metrics(NamedTuple):
@@ -56,9 +61,6 @@ class Metrics(NamedTuple):
     applied: jax.Array  # False: nothing was updated, because of what was not finite or an outlier
 
 
-Reduction = Callable[[tuple[jax.Array, jax.Array]], tuple[jax.Array, jax.Array]]
-
-
 def batch_gradient(
     weights: jax.Array,
     inputs: jax.Array,
@@ -66,13 +68,12 @@ def batch_gradient(
     config: ModelConfig,
     execution: Execution = PLAIN,
     weight: jax.Array | float = 1.0,
-    reduce: Reduction = lambda found: found,
 ) -> tuple[jax.Array, jax.Array]:
     """Return mean loss and flat gradient over the micro-batches of inputs and targets (A, B, T), both times `weight`.
 
     weights (flat_size,): the parameters in the compute dtype. The gradient of one micro-batch has that dtype too; over
-    several it is summed in at least float32, since 16 bits would lose what the later ones add. reduce: what brings loss
-    and gradient of this device together with those of others.
+    several it is summed in at least float32, since 16 bits would lose what the later ones add. Of several devices, or
+    in a fixed order: parallel/gradient.py.
     """
     micro_batches = inputs.shape[0]
 
@@ -81,7 +82,7 @@ def batch_gradient(
 
     value_and_grad = jax.value_and_grad(share_of_loss)
     if micro_batches == 1:
-        return reduce(value_and_grad(weights, inputs[0], targets[0]))
+        return value_and_grad(weights, inputs[0], targets[0])
 
     wide = jnp.promote_types(weights.dtype, jnp.float32)
 
@@ -91,7 +92,7 @@ def batch_gradient(
             return (total[0] + loss, total[1] + gradient.astype(wide)), None
 
     zero = (jnp.zeros((), wide), jnp.zeros(weights.shape, wide))
-    return reduce(jax.lax.scan(add, zero, (inputs, targets))[0])
+    return jax.lax.scan(add, zero, (inputs, targets))[0]
 
 
 def step_fn(
@@ -104,36 +105,62 @@ def step_fn(
 ) -> tuple[TrainState, Metrics]:
     """Make one step on inputs and targets (A, B, T) int32: A micro-batches, one update.
 
+    With several devices, in the context of their mesh: each takes A/n micro-batches, and its part of what is split.
+    """
+    parallel = options.parallel
+    one_device = partial(_step, config=config, options=options)
+    if parallel.devices == 1:
+        return one_device(state, inputs, targets, numbers)
+    specs = state_specs(state, parallel)
+    each = jax.shard_map(
+        one_device, in_specs=(specs, SPLIT, SPLIT, EVERYWHERE), out_specs=(specs, EVERYWHERE), check_vma=False
+    )
+    return each(state, inputs, targets, numbers)
+
+
+def _step(
+    state: TrainState,
+    inputs: jax.Array,
+    targets: jax.Array,
+    numbers: StepNumbers,
+    config: ModelConfig,
+    options: StepOptions,
+) -> tuple[TrainState, Metrics]:
+    """Make the step on one device.
+
+    What decides whether it updates anything has the same bits on every device, so none goes another way than the rest.
     A loss or gradient that is not finite updates nothing, nor does one that is an outlier by the limits in numbers; the
     step still counts for the schedule. An outlier is no overflow: the loss scale moves as after any finite step, and
     AdamW's bias correction counts the step, as in llm.c. It does not count one that is not finite, after which llm.c's
     parameters are NaN.
     Source: llm.c train_gpt2.cu, `gpt2_update` and the loop in `main`.
     """
-    optimizer = options.optimizer
+    optimizer, parallel = options.optimizer, options.parallel
     wide = jnp.promote_types(state.params.dtype, jnp.float32)
     scale = jnp.ones((), wide) if state.loss_scale is None else state.loss_scale.scale
-    loss, gradient = batch_gradient(state.weights, inputs, targets, config, options.execution, scale)
+    batch = state.weights, inputs, targets, config, options.execution, scale
+    loss, gradient = batch_gradient(*batch) if parallel.alone else gradient_over(*batch, parallel)
     loss = loss / scale
     with jax.named_scope("update"):
         with jax.named_scope("norm"):
-            norm = optimizer.global_norm(gradient) / scale
+            whole = not (parallel.splits or parallel.fixed)
+            norm = (optimizer.global_norm(gradient) if whole else gradient_norm(gradient, config, parallel)) / scale
             outliers, z_loss, z_norm = _z_scores(state.outliers, loss, norm)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         applied = finite & ~(is_outlier(z_loss, numbers.skip_loss_z) | is_outlier(z_norm, numbers.skip_norm_z))
         rate = learning_rate(options.schedule, state.step, numbers.schedule)
         with jax.named_scope(optimizer.name):
-            params, *buffers, copy = optimizer.update(
-                state.params,
-                *(state.buffers[name] for name in optimizer.buffers),
+            params, *buffers, copy = update_state(
+                state,
                 gradient,
+                config,
+                options,
                 scale=clip_scale(norm, numbers.grad_clip) / scale,
                 learning_rate=rate,
                 update=state.updates + 1,
                 apply=applied,
                 numbers=numbers.optimizer,
                 decay=() if options.decay == "none" else decay_ranges(config, options.decay),
-                copy=state.copy,
                 rounding=options.rounding,
                 seed=None if options.rounding == "nearest" else rounding_seed(numbers.seed, state.step),
             )
@@ -142,6 +169,26 @@ def step_fn(
     kept = dict(zip(optimizer.buffers, buffers, strict=True))
     new_state = TrainState(params, kept, state.step + 1, updates, copy, moved, outliers)
     return new_state, Metrics(loss, norm, rate, finite, scale, z_loss, z_norm, applied)
+
+
+def update_state(
+    state: TrainState, gradient: jax.Array, config: ModelConfig, options: StepOptions, **how: Any
+) -> tuple[Any, ...]:
+    """Return the new params, buffers and copy. how: what `Optimizer.update` takes beside the arrays.
+
+    Where the state is split, each device updates its rows, and gathers what the model computes with from all.
+    """
+    optimizer, parallel = options.optimizer, options.parallel
+    buffers = [state.buffers[name] for name in optimizer.buffers]
+    if not parallel.splits:
+        return optimizer.update(state.params, *buffers, gradient, copy=state.copy, **how)
+    rows = Rows(own_rows(config, parallel.devices, device_number()), config.channels)
+    low = take_rows(state.weights, rows.numbers, config)
+    params, copy = (low, None) if state.copy is None else (state.params, low)
+    params, *buffers, copy = optimizer.update(params, *buffers, gradient, copy=copy, rows=rows, **how)
+    if copy is None:
+        return gathered(params, state.params, config, parallel), *buffers, None
+    return params, *buffers, gathered(copy, state.weights, config, parallel)
 
 
 def _z_scores(state: Outliers | None, loss: jax.Array, norm: jax.Array) -> tuple[Outliers | None, jax.Array, jax.Array]:
@@ -164,6 +211,23 @@ def evaluate_loss(
 ) -> jax.Array:
     """Return the mean loss of one batch (B, T), nats per token; weights (flat_size,) in the compute dtype."""
     return gpt2.mean_loss(weights, inputs, targets, config, execution)
+
+
+@partial(jax.jit, static_argnames=("config", "execution"))
+def evaluate_losses(
+    weights: jax.Array,
+    inputs: jax.Array,
+    targets: jax.Array,
+    config: ModelConfig,
+    execution: Execution = PLAIN,
+) -> jax.Array:
+    """Return what `evaluate_loss` returns of each of n batches (n, B, T), one on each device of the mesh: (n,)."""
+
+    def one_device(weights: jax.Array, inputs: jax.Array, targets: jax.Array) -> jax.Array:
+        return gpt2.mean_loss(weights, inputs[0], targets[0], config, execution)[None]
+
+    each = jax.shard_map(one_device, in_specs=(EVERYWHERE, SPLIT, SPLIT), out_specs=SPLIT, check_vma=False)
+    return each(weights, inputs, targets)
 
 
 @partial(jax.jit, static_argnames=("config", "execution"))

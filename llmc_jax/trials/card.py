@@ -30,6 +30,7 @@ class Card(NamedTuple):
     capability: str  # 9.0
     memory: int  # bytes
     driver: str  # its version; empty: it does not say
+    gpus: int = 1  # GPUs that CUDA shows this process, this one and others
 
     @property
     def machine(self) -> Machine:
@@ -51,10 +52,11 @@ def find_card(cuda: Any = None) -> Card | None:
 
 
 def _described(cuda: Any) -> Card | None:
-    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    device, count, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     name, uuid, memory = ctypes.create_string_buffer(128), ctypes.create_string_buffer(16), ctypes.c_size_t()
     calls: list[tuple[Callable[..., int], tuple[Any, ...]]] = [
         (cuda.cuInit, (0,)),
+        (cuda.cuDeviceGetCount, (ctypes.byref(count),)),
         (cuda.cuDeviceGet, (ctypes.byref(device), 0)),
         (cuda.cuDeviceGetName, (name, len(name), device)),
         (cuda.cuDeviceGetUuid_v2, (uuid, device)),
@@ -65,7 +67,7 @@ def _described(cuda: Any) -> Card | None:
     if any(call(*arguments) for call, arguments in calls):
         return None
     words, capability = name.value.decode(errors="replace"), f"{major.value}.{minor.value}"
-    return Card(words, uuid.raw.hex(), capability, memory.value, driver_version())
+    return Card(words, uuid.raw.hex(), capability, memory.value, driver_version(), count.value)
 
 
 def driver_version() -> str:

@@ -126,20 +126,26 @@ class Needed(NamedTuple):
 
 
 def required_memory_bytes(config: ModelConfig, shape: Shape, *, sliced_weights: bool = True) -> Needed:
-    """Return the bytes that a training step needs at least. Allocates nothing.
+    """Return the bytes that a training step needs at least on one device. Allocates nothing.
 
     State: flat buffers. The optimizer's have 4 bytes an element, the parameters 4, or 2, or both. During a step there
     are also the gradient, with several micro-batches in an update their sum in fp32, and with sliced_weights, as on a
-    CPU, the slices of the weights that the compiled step makes.
+    CPU, the slices of the weights that the compiled step makes. Over several devices ZeRO 1 splits the optimizer's
+    buffers and the master weights; ZeRO 2 the gradient and its sum as well, and both split a gradient that one
+    micro-batch gives. In a fixed order there are several sums.
     Activations: what no level of recomputation spares, without the statistics: in each of L layers 10 C a token, and
     where the T x T matrix is kept, one row of T weights for each of NH heads; then the logits, Vp, of the rows that
     exist at a time. Everything else (layernorm's and GELU's outputs, temporary gradients) could be recomputed or
     reused, so the sum is a lower bound: what exceeds it cannot run, what stays below it may still not.
     """
     e, size = shape.element, flat_size(config)
-    params = e + 4 * has_copy(shape)
-    gradient = e + 4 * (shape.micro_batches > 1)
-    state = (params + 4 * shape.buffers + gradient + e * sliced_weights) * size
+    of_state = shape.devices if shape.stage else 1
+    masters = 4 * has_copy(shape)
+    sums = 4 * (shape.sums or shape.micro_batches > 1)
+    of_sums = shape.devices if shape.stage == 2 else 1
+    of_gradient = shape.devices if shape.stage == 2 or (shape.stage and not sums) else 1
+    gradient = e / of_gradient + sums / of_sums
+    state = int((e + (masters + 4 * shape.buffers) / of_state + gradient + e * sliced_weights) * size)
     narrow = {row.name for row in ACTIVATIONS if not row.wide} - ({"att"} if shape.flash else set())
     kept = kept_in_a_layer(config, shape, ALWAYS - 1)
     layer = sum(num_bytes for name, num_bytes in kept.items() if name in narrow)

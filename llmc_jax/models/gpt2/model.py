@@ -16,6 +16,7 @@ every layer's weights, activations and gradients (benchmarks/README.md).
     B batch, T sequence length, C channels, L layers, NH heads, HS head size, V vocabulary, Vp padded vocabulary
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -84,6 +85,16 @@ class BlockActivations(NamedTuple):
     ln2_rstd: jax.Array  # (B, T)
     fch: jax.Array  # (B, T, 4C)
     fch_gelu: jax.Array | None  # (B, T, 4C)  None from recompute level 1
+
+
+class Gradients(NamedTuple):
+    """The gradients of the parameters, as the backward makes them."""
+
+    wte: jax.Array  # (Vp, C) in at least float32
+    wpe: jax.Array  # (T, C) of the positions that were used
+    blocks: tuple[Any, ...]  # L of them: a layer's BlockParams, or what was made of it at once
+    lnfw: jax.Array  # (C,)
+    lnfb: jax.Array  # (C,)
 
 
 class Activations(NamedTuple):
@@ -282,10 +293,11 @@ def backward(
     activations: Activations,
     config: ModelConfig,
     execution: Execution = PLAIN,
-) -> Params:
-    """Return the 16 tensors' gradients from dlnf (B, T, C) and dwte (Vp, C), the output head's share of wte's.
+    on_block: Callable[[BlockParams], Any] = lambda found: found,
+) -> Gradients:
+    """Return the parameters' gradients from dlnf (B, T, C) and dwte (Vp, C), the output head's share of wte's.
 
-    The tensors with a layer axis come as tuples of L arrays, ready for `flatten_gradients`.
+    on_block: what is made of a layer's gradients as soon as they exist, from the last layer to the first.
     Source: llm.c train_gpt2.c, `gpt2_backward`.
     """
     op = execution.op
@@ -295,7 +307,7 @@ def backward(
             dx, dlnfw, dlnfb, dbias = op.layernorm_backward(
                 dlnf, activations.residual, params.lnfw, activations.lnf_mean, activations.lnf_rstd
             )
-        gradients: list[BlockParams] = []
+        gradients: list[Any] = []
         for start in reversed(range(0, config.num_layers, stretch)):
             layers = range(start, min(start + stretch, config.num_layers))
             blocks, dx = block_activations(activations, layers, params, config, execution, dx)
@@ -303,18 +315,26 @@ def backward(
                 with layer_scope(layer):
                     p = block_params(params, layer)
                     dx, dbias, found = block_backward(dx, dbias, p, a, config.num_heads, execution)
-                    gradients.append(found)
+                    gradients.append(on_block(found))
         with scope("embedding"):  # wte is used twice: the head's gradient and the embedding's
             dwte, dwpe = op.embedding_backward(dx, tokens, dwte)
-    unused_positions = jnp.zeros((config.max_seq_len - dwpe.shape[0], config.channels), dwpe.dtype)
-    by_tensor = BlockParams(*zip(*reversed(gradients), strict=True))
-    return Params(wte=dwte, wpe=(dwpe, unused_positions), lnfw=dlnfw, lnfb=dlnfb, **by_tensor._asdict())
+    return Gradients(dwte, dwpe, tuple(reversed(gradients)), dlnfw, dlnfb)
 
 
-def flatten_gradients(gradients: Params, config: ModelConfig, dtype: Any) -> jax.Array:
+def unused_positions(gradients: Gradients, config: ModelConfig) -> jax.Array:
+    """Return the gradient (maxT - T, C) of the positions that no row of the batch reaches: zeros."""
+    return jnp.zeros((config.max_seq_len - gradients.wpe.shape[0], config.channels), gradients.wpe.dtype)
+
+
+def flatten_gradients(gradients: Gradients, config: ModelConfig, dtype: Any) -> jax.Array:
     """Return the flat gradient (flat_size,) of what `backward` returned: one concatenation, in the file's order."""
+    dwpe = (gradients.wpe, unused_positions(gradients, config))
+    by_tensor = BlockParams(*zip(*gradients.blocks, strict=True))
+    in_order = Params(
+        wte=gradients.wte, wpe=dwpe, lnfw=gradients.lnfw, lnfb=gradients.lnfb, **by_tensor._asdict()
+    )  # fmt: skip
     with scope("backward"), scope("gradient"):
-        pieces = [jnp.ravel(piece).astype(dtype) for piece in jax.tree.leaves(gradients)]
+        pieces = [jnp.ravel(piece).astype(dtype) for piece in jax.tree.leaves(in_order)]
         padding = flat_params.flat_size(config) - flat_params.num_parameters(config)
         return jnp.concatenate([*pieces, jnp.zeros(padding, dtype)])
 
@@ -400,3 +420,18 @@ def _loss_backward(
 
 
 loss_fn.defvjp(_loss_forward, _loss_backward)
+
+
+def loss_and_gradients(
+    flat: jax.Array,
+    tokens: jax.Array,
+    targets: jax.Array,
+    config: ModelConfig,
+    execution: Execution = PLAIN,
+    weight: jax.Array | float = 1.0,
+    on_block: Callable[[BlockParams], Any] = lambda found: found,
+) -> tuple[jax.Array, Gradients]:
+    """Return what `loss_fn` returns, and its gradients before they become one buffer. on_block: as in `backward`."""
+    loss, saved = _loss_forward(flat, tokens, targets, config, execution, weight)
+    params, tokens, activations, dlnf, dwte = saved
+    return loss, backward(dlnf, dwte, params, tokens, activations, config, execution, on_block)

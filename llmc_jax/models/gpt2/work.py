@@ -49,6 +49,9 @@ class Shape(NamedTuple):
     flash: bool = False  # attention without the T x T matrix
     optimizer: str = "adamw"  # its name
     buffers: int = 2  # what it keeps: each as large as the parameters, in float32
+    devices: int = 1  # that the state is split over
+    stage: int = 0  # of ZeRO
+    sums: int = 0  # gradients in float32 that a tree of sums over micro-batches keeps; 0: there is no tree
 
     @property
     def rows(self) -> int:
@@ -60,8 +63,11 @@ class Shape(NamedTuple):
         return COMPUTE_BYTES[self.dtype]
 
 
-def shape_of(config: TrainConfig, *, dtype: str, flash: bool, logit_rows: int, optimizer: str, buffers: int) -> Shape:
-    """Return the shape of a run's step. dtype, flash, logit_rows: what its `auto` came to."""
+def shape_of(
+    config: TrainConfig, *, dtype: str, flash: bool, logit_rows: int, optimizer: str, buffers: int, sums: int = 0
+) -> Shape:
+    """Return the shape of a run's step on one device. dtype, flash, logit_rows: what its `auto` came to."""
+    devices = max(1, config.devices)
     return Shape(
         batch=config.batch_size,
         sequence=config.sequence_length,
@@ -74,6 +80,9 @@ def shape_of(config: TrainConfig, *, dtype: str, flash: bool, logit_rows: int, o
         flash=flash,
         optimizer=optimizer,
         buffers=buffers,
+        devices=devices,
+        stage=config.zero_stage if devices > 1 else 0,
+        sums=sums,
     )
 
 

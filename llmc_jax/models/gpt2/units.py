@@ -1,0 +1,173 @@
+"""The flat buffer as rows of C elements, and its rows in units: what the backward finishes at once.
+
+Every tensor is a whole number of rows of C elements, and so is each layer's slice of one:
+
+    unit          rows          tensors
+    wte           Vp            wte, whose gradient is complete only when the backward reaches the embedding
+    ends          maxT + 2      wpe, lnfw, lnfb
+    layer 0 …     12 C + 13     its slices of the 12 tensors with a layer axis, in their order
+
+ZeRO splits a buffer over n devices unit by unit: device d holds the d-th n-th of the rows of each unit, one unit after
+the other. So the gradients of a layer can be reduced and split as soon as they exist, and every device has the same
+share of the work. Where n does not divide a unit's rows, rows of zeros fill it up.
+
+    split order   device 0: its rows of wte, of ends, of layer 0, …; device 1: likewise; …
+
+Leaves out what is done with the parts (training/parallel/).
+
+    C channels, L layers, Vp padded vocabulary, R = N / C rows of the flat buffer, n devices,
+    r rows that each of them holds
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from llmc_jax.config.model import ModelConfig
+from llmc_jax.models.gpt2.tensors import BY_NAME, flat_size, num_parameters, tensor_specs
+
+
+class Unit(NamedTuple):
+    """Rows of the flat buffer that are reduced and split together."""
+
+    name: str
+    pieces: tuple[tuple[int, int], ...]  # a row of the flat buffer and how many from there, in the unit's order
+
+    @property
+    def rows(self) -> int:
+        """Return the rows of all pieces."""
+        return sum(count for _, count in self.pieces)
+
+    @property
+    def starts(self) -> list[int]:
+        """Return the row of the unit that each piece begins at."""
+        return list(accumulate((count for _, count in self.pieces[:-1]), initial=0))
+
+    def share(self, devices: int) -> int:
+        """Return the rows of it that each device holds."""
+        return -(-self.rows // devices)
+
+
+@cache
+def units(config: ModelConfig) -> tuple[Unit, ...]:
+    """Return the units of a model: wte, ends, and the layers from the first to the last."""
+    C, layers = config.channels, range(config.num_layers)
+    whole: list[tuple[int, int]] = []
+    sliced: list[tuple[int, int]] = []
+    for spec in tensor_specs(config):
+        (sliced if BY_NAME[spec.name].layered else whole).append((spec.offset // C, spec.size // C))
+    of_layers = ([(first + layer * (rows // len(layers)), rows // len(layers)) for first, rows in sliced]
+                 for layer in layers)  # fmt: skip
+    return (
+        Unit("wte", (whole[0],)),
+        Unit("ends", tuple(whole[1:])),
+        *(Unit(f"layer {layer}", tuple(pieces)) for layer, pieces in enumerate(of_layers)),
+    )
+
+
+def total_rows(config: ModelConfig) -> int:
+    """Return R, the rows of the flat buffer without its padding."""
+    return num_parameters(config) // config.channels
+
+
+def split_rows(config: ModelConfig, devices: int) -> int:
+    """Return r, the rows that each of some devices holds."""
+    return sum(unit.share(devices) for unit in units(config))
+
+
+def split_size(config: ModelConfig, devices: int) -> int:
+    """Return the elements of a buffer in split order, over all devices: at least N."""
+    return devices * split_rows(config, devices) * config.channels
+
+
+# ----- on the device --------------------------------------------------------------------------------------------------
+
+
+def as_rows(tensors: Any, channels: int) -> jax.Array:
+    """Return tensors, a tree of arrays, as rows (…, C) in their order: one concatenation."""
+    return jnp.concatenate([leaf.reshape(-1, channels) for leaf in jax.tree.leaves(tensors)])
+
+
+def flat_of(found: Sequence[jax.Array], config: ModelConfig) -> jax.Array:
+    """Return a flat buffer (flat_size,) from its units, each (its rows or more, C), in the order of `units`."""
+    pieces = [
+        (first, found[i][start : start + count])
+        for i, unit in enumerate(units(config))
+        for (first, count), start in zip(unit.pieces, unit.starts, strict=True)
+    ]
+    ordered = [piece.reshape(-1) for _, piece in sorted(pieces, key=lambda each: each[0])]
+    padding = flat_size(config) - num_parameters(config)
+    return jnp.concatenate([*ordered, jnp.zeros(padding, found[0].dtype)])
+
+
+def own_rows(config: ModelConfig, devices: int, device: Any) -> jax.Array:
+    """Return which row of the flat buffer stands at each place of a device's part, (r,) int32; R where none does.
+
+    device: its number from 0, traced.
+    """
+    found = []
+    for unit in units(config):
+        share = unit.share(devices)
+        place = device * share + jnp.arange(share, dtype=jnp.int32)  # (share,) row of the unit
+        row = place
+        for start, (first, _) in zip(unit.starts, unit.pieces, strict=True):
+            row = jnp.where(place >= start, place - start + first, row)
+        found.append(jnp.where(place < unit.rows, row, total_rows(config)))
+    return jnp.concatenate(found).astype(jnp.int32)
+
+
+def places(config: ModelConfig, devices: int) -> jax.Array:
+    """Return the row in split order, over all devices, at which each row of the flat buffer stands: (R,) int32."""
+    r, offset, pieces = split_rows(config, devices), 0, []
+    for unit in units(config):
+        share = unit.share(devices)
+        for start, (first, count) in zip(unit.starts, unit.pieces, strict=True):
+            place = start + jnp.arange(count, dtype=jnp.int32)
+            pieces.append((first, (place // share) * r + offset + place % share))
+        offset += share
+    return jnp.concatenate([piece for _, piece in sorted(pieces, key=lambda each: each[0])])
+
+
+def take_rows(flat: jax.Array, rows: jax.Array, config: ModelConfig) -> jax.Array:
+    """Return rows (r,) of a flat buffer (flat_size,), one after the other, (r C,). Where a row is R, zeros."""
+    table = flat[: num_parameters(config)].reshape(-1, config.channels)
+    return table.at[rows].get(mode="fill", fill_value=0, indices_are_sorted=False).reshape(-1)
+
+
+# ----- on the host ----------------------------------------------------------------------------------------------------
+
+
+def _table(config: ModelConfig, devices: int) -> np.ndarray:
+    """Return what `own_rows` returns of every device, (n r,)."""
+    found = []
+    for device in range(devices):
+        for unit in units(config):
+            share = unit.share(devices)
+            of_unit = np.concatenate([np.arange(first, first + count) for first, count in unit.pieces])
+            part = of_unit[device * share : (device + 1) * share]
+            found.append(np.pad(part, (0, share - len(part)), constant_values=total_rows(config)))
+    return np.concatenate(found)
+
+
+def split_on_host(flat: np.ndarray, config: ModelConfig, devices: int) -> np.ndarray:
+    """Return a flat buffer (flat_size,) in split order, (split_size,)."""
+    C, table = config.channels, _table(config, devices)
+    rows = flat[: num_parameters(config)].reshape(-1, C)
+    found = np.zeros((table.size, C), flat.dtype)
+    there = table < len(rows)
+    found[there] = rows[table[there]]
+    return found.reshape(-1)
+
+
+def joined_on_host(split: np.ndarray, config: ModelConfig, devices: int) -> np.ndarray:
+    """Return the flat buffer (flat_size,) of one in split order (split_size,)."""
+    C, table = config.channels, _table(config, devices)
+    flat = np.zeros(flat_size(config), split.dtype)
+    rows, there = flat[: num_parameters(config)].reshape(-1, C), table < total_rows(config)
+    rows[table[there]] = split.reshape(-1, C)[there]
+    return flat
