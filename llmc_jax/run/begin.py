@@ -141,7 +141,8 @@ def announce(setup: Setup, folder: Path, console: Console) -> None:
 def new_console(setup: Setup, output: Output) -> Console:
     """Return the screen of the run; after a resume the first step from there has its line."""
     config, precision = setup.config, setup.plan.product_precision
-    peak = None if setup.device.platform == "cpu" else peak_flops(setup.device.kind, precision)
+    of_one = None if setup.device.platform == "cpu" else peak_flops(setup.device.kind, precision)
+    peak = None if of_one is None else of_one * setup.plan.parallel.devices
     per_token = flops_per_token(setup.model, config.sequence_length)
 
     def utilization(tokens_per_second: float) -> str:

@@ -26,18 +26,19 @@ from llmc_jax.errors import FormatError, InputError
 from llmc_jax.kernels import record
 from llmc_jax.machine.device import Device
 from llmc_jax.machine.versions import git_state, versions
-from llmc_jax.plan import Plan, Repeat
+from llmc_jax.plan import Plan, Repeat, parallel_of
 from llmc_jax.run.folder import KERNELS, LARGEST, MAIN_LOG, config_file
+from llmc_jax.training.parallel.stage import Parallel
 
 # Options whose value must be the one that the checkpoint was made with.
-BINDING = ("batch_size", "sequence_length", "tokens_per_step", "seed", "shuffle", "overfit")
+BINDING = ("batch_size", "sequence_length", "tokens_per_step", "seed", "shuffle", "batch_order", "overfit")
 # Options that do not reach the weights: they may differ, and nothing is said about it.
 FREE = frozenset({
     "preset", "model", "init_from", "v2_order", "train_data", "val_data", "tokenizer", "output_dir", "reuse", "save",
     "checkpoint_every", "keep_checkpoints", "major_every", "export_llmc", "save_failure", "gpu_info_every", "profile",
     "print_every", "max_nonfinite", "val_every", "val_batches", "sample_every", "sampling", "sample_tokens",
     "hellaswag", "strict_kernels", "kernels_from", "no_kernel_check", "total_batch_size", "dtype",
-    "master_weights", "rounding",
+    "master_weights", "rounding", "devices", "zero_stage",
 })  # fmt: skip
 
 
@@ -184,7 +185,9 @@ def _differences(earlier: Checkpoint, config: TrainConfig, ours: Identity) -> It
         for name in BINDING:
             then, now = getattr(options, name), getattr(config, name)
             if then != now:
-                yield f"batch and order: {_flag(name)} is {show_value(then)} there, {show_value(now)} here"
+                counts = parallel_of(options).devices, parallel_of(config).devices
+                there, here = (f", on {n} devices" if len(set(counts)) > 1 else "" for n in counts)
+                yield f"batch and order: {_flag(name)} is {show_value(then)} there{there}, {show_value(now)} here{here}"
         if ATTENTIONS.get(options.attention) != ATTENTIONS[config.attention]:
             yield f"model: --attention is {options.attention} there, {config.attention} here"
     if None not in (theirs.data, ours.data) and theirs.data != ours.data:
@@ -211,7 +214,7 @@ def environment(device: Device, implementations: Mapping[str, str]) -> dict[str,
     packages["source"] = "released" if commit is None else commit["commit"][:12] + "+" * commit["modified"]
     place = {"platform": device.platform, "device": device.kind, "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
     if device.platform == "cpu":
-        place["threads"] = str(device.cpu_cores)  # XLA splits sums among them
+        place["threads"] = os.environ.get("NPROC", str(device.cpu_cores))  # XLA splits sums among them
     else:
         packages |= _gpu_packages()
     return {**packages, **place, **{f"kernel of {name}": words for name, words in implementations.items()}}
@@ -250,6 +253,18 @@ def changes(earlier: Checkpoint, plan: Plan, now: Metadata) -> list[str]:
         other += record.differences(before.resolved, plan.resolved)
     if not plan.config.kernels_from:  # of which another note tells
         other += plan.problems
+    spread = _spread_otherwise(parallel_of(theirs), plan.parallel)
+    if plan.parallel.fixed and theirs.reduction == plan.config.reduction:
+        notes += [f"{words}: the same bits, by --reduction fixed" for words in spread]
+    else:
+        other += spread
     if other:
         notes.append(f"not bit-exact from here: {', '.join(other)}")
     return notes
+
+
+def _spread_otherwise(then: Parallel, now: Parallel) -> list[str]:
+    """Return how a run is spread over devices otherwise than before, in words."""
+    pairs = (("devices", then.devices, now.devices), ("ZeRO stage", then.stage, now.stage))
+    moved = [f"{name} {before} -> {here}" for name, before, here in pairs if before != here]
+    return [", ".join(moved)] if moved else []
