@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from llmc_jax.config.checks import validate
 from llmc_jax.config.options import Option, at_least, show_value, value_problem
 from llmc_jax.config.presets import DEFAULT_PRESET, PRESETS
-from llmc_jax.config.train import DATA, DEVICES, EVALUATION, OPTIONS, OUTPUT, START, TrainConfig
+from llmc_jax.config.train import DATA, DEVICES, EVALUATION, OPTIONS, OUTPUT, PROCESSES, START, TrainConfig
 from llmc_jax.errors import InputError, raise_problems
 
 # Flags that show something and run nothing.
@@ -221,7 +221,13 @@ def take_own(argv: Sequence[str], table: Sequence[Option]) -> tuple[SimpleNamesp
 # ----- a step alone -------------------------------------------------------------------------------------------------
 
 STEP_MODEL = "d12"  # GPT-2 124M, the shape of the gpt2_124M.bin that llm.c's trainers start from
-NOT_HERE = {DATA: "reads no data", OUTPUT: "writes no run", EVALUATION: "evaluates nothing", DEVICES: "uses one device"}
+NOT_HERE = {
+    DATA: "reads no data",
+    OUTPUT: "writes no run",
+    EVALUATION: "evaluates nothing",
+    DEVICES: "uses one device",
+    PROCESSES: "uses one process",
+}
 
 
 def step_config(words: Sequence[str]) -> tuple[TrainConfig, list[str]]:
