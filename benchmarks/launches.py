@@ -3,23 +3,13 @@
 Leaves out reading the program (llmc_jax/profile/program.py) and time.
 """
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 
-from llmc_jax.profile.program import CONTAINERS, FREE, Instruction, Program, arrays
+from llmc_jax.machine.hlo import CONTAINERS, FREE, Instruction, num_bytes
+from llmc_jax.profile.program import Program
 
-_BITS = {"pred": 8, "bf16": 16, "token": 0}
 _WORKSPACE = re.compile(r"s8\[\d+\](\{0\})?")
-
-
-def shape_bytes(shape: str) -> int:
-    """Return the bytes of an array, or of all arrays of a tuple, from XLA's text of its shape."""
-    total = 0
-    for dtype, sizes in arrays(shape):
-        bits = _BITS[dtype] if dtype in _BITS else int(re.findall(r"\d+", dtype)[0])
-        total += math.prod(sizes) * bits // 8
-    return total
 
 
 def launched(program: Program) -> Iterator[tuple[Instruction, int]]:
@@ -38,7 +28,7 @@ def moved_bytes(program: Program, instruction: Instruction) -> int:
     """
     inside = [each for name in instruction.called for each in program.computations.get(name, [])]
     if instruction.opcode not in ("fusion", "fusion-start", "async-start") or not inside:
-        read = sum(shape_bytes(program.by_name[name].shape) for name in dict.fromkeys(instruction.operands))
+        read = sum(num_bytes(program.by_name[name].shape) for name in dict.fromkeys(instruction.operands))
         return read + _written(program, instruction)
     parameters = [each for each in inside if each.opcode == "parameter"]
     roots = [each for each in inside if each.is_root]
@@ -55,20 +45,20 @@ def _read(array: Instruction, inside: Sequence[Instruction]) -> int:
         if user.opcode == "bitcast":
             total += _read(user, inside)
         elif user.opcode in ("slice", "dynamic-slice", "gather") and first:
-            total += shape_bytes(user.shape)
+            total += num_bytes(user.shape)
         elif not (user.opcode == "dynamic-update-slice" and first):
-            total = shape_bytes(array.shape)
-        if total >= shape_bytes(array.shape):
-            return shape_bytes(array.shape)
+            total = num_bytes(array.shape)
+        if total >= num_bytes(array.shape):
+            return num_bytes(array.shape)
     return total
 
 
 def _written(program: Program, result: Instruction) -> int:
     """Bytes of a result, of one that is written into an array that is there already only the new part."""
     if result.opcode == "dynamic-update-slice":
-        return shape_bytes(program.by_name[result.operands[1]].shape)
+        return num_bytes(program.by_name[result.operands[1]].shape)
     if result.opcode == "tuple" or (result.opcode == "bitcast" and result.operands[0] in program.by_name):
         return sum(_written(program, program.by_name[name]) for name in result.operands)
     if result.opcode == "custom-call":
-        return shape_bytes(_WORKSPACE.sub("", result.shape))
-    return shape_bytes(result.shape)
+        return num_bytes(_WORKSPACE.sub("", result.shape))
+    return num_bytes(result.shape)

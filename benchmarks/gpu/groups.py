@@ -43,8 +43,8 @@ def write(trace: Path, words: str, device: str, path: Path) -> None:
 def of_trace(folder: Path, words: str, device: str) -> Groups:
     """Return the groups of the step in a trace folder. Raises InputError if it is none."""
     from benchmarks import step_table
+    from llmc_jax.machine.hlo import CONTAINERS
     from llmc_jax.profile import saved
-    from llmc_jax.profile.program import CONTAINERS
     from llmc_jax.profile.trace import newest_trace, read_trace, shared_time
 
     traced = saved.kept(folder)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmc_jax.errors import InputError
-from llmc_jax.profile.program import CONTAINERS, Program
+from llmc_jax.machine.hlo import CONTAINERS
+from llmc_jax.profile.program import Program
 from llmc_jax.profile.trace import Span, Trace
 from llmc_jax.run.curves import save_figure
 

@@ -9,10 +9,11 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
+from llmc_jax.machine.hlo import FREE, Instruction, Module, arrays, elements
 from llmc_jax.models.gpt2.work import OPERATIONS, PHASES
 
 
@@ -24,19 +25,6 @@ class Place(NamedTuple):
     layer: int | None = None
 
 
-class Instruction(NamedTuple):
-    """One line of a computation."""
-
-    name: str
-    shape: str  # XLA's text: f32[4,64]{1,0}, or a tuple of such
-    opcode: str
-    operands: tuple[str, ...]
-    rest: str  # what stands behind the operands
-    op_name: str
-    called: tuple[str, ...]  # computations
-    is_root: bool = False  # the computation's result
-
-
 class Owner(NamedTuple):
     """The operation that an instruction belongs to, and how much of the instruction's work is another's."""
 
@@ -44,19 +32,9 @@ class Owner(NamedTuple):
     mixed: float  # share of the work that belongs to other places, 0 where it is all one operation's
 
 
-# Shapes, then names: `  ROOT %dot.3 = f32[2,3]{1,0} dot(%a, %b), lhs_contracting_dims={1}, ...`
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (\((?:[^()]|\([^()]*\))*\)|\S+) ([\w-]+)\((.*)$")
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) (?:\(.*\) -> .*)?\{$")
-_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
-_CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.-]+)")
-_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-_ARRAY = re.compile(r"([a-z]+[0-9]*(?:e\dm\d\w*)?)\[([0-9,]*)\]")
 _LIBRARY_PRODUCT = re.compile(r'custom_call_target="[^"]*(?:gemm|matmul)')
 _LAYER = re.compile(r"layer_([0-9]+)")
 _WORD = re.compile(r"[A-Za-z_][\w.]*")
-CONTAINERS = frozenset({"while", "call", "conditional"})  # their time is that of the instructions that they call
-CALLING = frozenset({"fusion", "call", "conditional", "while", "async-start"})
-FREE = frozenset({"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "opt-barrier"})
 
 
 def place_of(op_name: str) -> Place | None:
@@ -79,34 +57,8 @@ def place_of(op_name: str) -> Place | None:
     return Place(phase, operation, layer)
 
 
-def arrays(shape: str) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the dtype and the dimensions of an array, or of all arrays of a tuple."""
-    return [(dtype, tuple(int(size) for size in sizes.split(",") if size)) for dtype, sizes in _ARRAY.findall(shape)]
-
-
-def elements(shape: str) -> int:
-    """Return the elements of an array, or of all arrays of a tuple."""
-    return sum(math.prod(sizes) for _, sizes in arrays(shape))
-
-
-class Program:
-    """A program, parsed from what `compiled.as_text()` gives, or `lowered.as_text(dialect='hlo')`.
-
-    Names of instructions are unique in it, so that a trace's names lead here.
-    """
-
-    def __init__(self, text: str) -> None:
-        self.name = text.partition("\n")[0].partition(" ")[2].partition(",")[0]
-        self.computations: dict[str, list[Instruction]] = {}
-        self.entry = ""
-        current: list[Instruction] = []
-        for line in text.splitlines():
-            if line[:1] not in (" ", "}", "") and (match := _COMPUTATION.match(line)):
-                current = self.computations.setdefault(match[2], [])
-                self.entry = match[2] if match[1] else self.entry
-            elif instruction := _parse(line):
-                current.append(instruction)
-        self.by_name = {each.name: each for found in self.computations.values() for each in found}
+class Program(Module):
+    """A program with what its instructions are for: products, and whose each one is."""
 
     @property
     def whole(self) -> frozenset[str]:
@@ -128,34 +80,6 @@ class Program:
                     place = place_of(instruction.op_name) or (owner.place if owner else None)
                     counted[place] += times * flops
         return dict(counted)
-
-    def times(self, opcodes: Container[str] = CALLING) -> Counter[str]:
-        """Return how often each computation that such instructions call runs in one execution of the program."""
-        times: Counter[str] = Counter()
-
-        def visit(computation: str, count: int) -> None:
-            times[computation] += count
-            for instruction in self.computations[computation]:
-                if instruction.opcode in opcodes:
-                    trips = self.trip_count(instruction) if instruction.opcode == "while" else 1
-                    for called in instruction.called:
-                        visit(called, count * trips)
-
-        visit(self.entry, 1)
-        return times
-
-    def trip_count(self, loop: Instruction) -> int:
-        """Return how often a while loop's body runs: as XLA says, or what its condition compares the counter with."""
-        if match := re.search(r'known_trip_count":\{"n":"(\d+)"', loop.rest):
-            return int(match[1])
-        condition = re.search(r"condition=%?([\w.-]+)", loop.rest)
-        assert condition is not None
-        numbers = [
-            int(match[1])
-            for instruction in self.computations[condition[1]]
-            if instruction.opcode == "constant" and (match := re.match(r"(\d+)\)", instruction.rest))
-        ]
-        return max(numbers, default=1)
 
     def product_flops(self, instruction: Instruction) -> int:
         """Return the operations of one instruction, 0 where it is no product; its `members` count by themselves."""
@@ -225,31 +149,3 @@ class Program:
                 for name in instruction.operands:
                     if name in self.by_name and self.by_name[name].opcode != "parameter":
                         owners.setdefault(name, owners[instruction.name])
-
-
-def _parse(line: str) -> Instruction | None:
-    match = _INSTRUCTION.match(line)
-    if match is None:
-        return None
-    name, shape, opcode, rest = match.groups()
-    inside, behind = _split_operands(rest)
-    op_name = _OP_NAME.search(rest)
-    called = _CALLED.findall(behind)
-    if branches := _BRANCHES.search(behind):
-        called += [each.strip().removeprefix("%") for each in branches[1].split(",")]
-    operands = tuple(re.findall(r"%([\w.-]+)", inside)) or tuple(
-        each.strip().split(" ")[-1] for each in inside.split(",") if each.strip()
-    )
-    kept = rest if opcode == "constant" else behind
-    is_root = line.lstrip().startswith("ROOT ")
-    return Instruction(name, shape, opcode, operands, kept, op_name[1] if op_name else "", tuple(called), is_root)
-
-
-def _split_operands(text: str) -> tuple[str, str]:
-    """Return what stands before the bracket that closes the operands, and what behind it."""
-    depth = 1
-    for index, character in enumerate(text):
-        depth += (character == "(") - (character == ")")
-        if depth == 0:
-            return text[:index], text[index + 1 :]
-    return text, ""

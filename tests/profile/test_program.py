@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.launches import launched, moved_bytes, shape_bytes
-from llmc_jax.profile.program import Place, Program, elements, place_of
+from benchmarks.launches import launched, moved_bytes
+from llmc_jax.machine.hlo import elements, num_bytes
+from llmc_jax.profile.program import Place, Program, place_of
 
 
 @pytest.mark.parametrize(
@@ -33,9 +34,9 @@ def test_places(op_name: str, place: Place | None) -> None:
 
 def test_shapes() -> None:
     assert elements("f32[4,64]{1,0}") == 256
-    assert shape_bytes("bf16[4,64]{1,0}") == 512
-    assert shape_bytes("(f32[2,3]{1,0}, s8[100]{0}, pred[], u32[])") == 24 + 100 + 1 + 4
-    assert shape_bytes("f8e4m3fn[8]{0}") == 8
+    assert num_bytes("bf16[4,64]{1,0}") == 512
+    assert num_bytes("(f32[2,3]{1,0}, s8[100]{0}, pred[], u32[])") == 24 + 100 + 1 + 4
+    assert num_bytes("f8e4m3fn[8]{0}") == 8
 
 
 def test_products_of_a_program_with_loops() -> None:
