@@ -22,21 +22,23 @@ def _fineweb(folder: str, prefix: str) -> str:
 
 
 # What the launches of llm.c's scripts/run_gpt2_*.sh have in common.
-LLMC_LAUNCH = "-t 1024 -u 700 -c 0.1 -v 250 -r 0"
+LLMC_LAUNCH = "-t 1024 -u 700 -c 0.1 -v 250 -r 0 -z 1"
+
+ALONE = "--devices 1"  # of what is too small for several, or is a program for one
 
 # train_gpt2.c and train_gpt2_fp32.cu: every parameter treated alike, a constant rate, no clipping.
-LLMC_EARLY = "-e gpt2_124M.bin -k constant --beta2 0.999 --decay all --grad-clip 0"
+LLMC_EARLY = f"-e gpt2_124M.bin {ALONE} -k constant --beta2 0.999 --decay all --grad-clip 0"
 
 PRESETS: dict[str, Preset] = {
     # Each micro-batch is one stretch of text: four small ones show more of the corpus.
     "demo": Preset(
         "a small GPT-2 learns Python's own source, byte by byte; on a CPU, without any download",
-        "-i stdlib -j stdlib -e L4-NH4-C128-V257-T128 -b 4 -t 128 -d 2048 -x 850 -l 4e-3 -u 50 -q 0.1 -c 0.1 -v 100 "
-        "-m 80 -s 170 -g 128 -r 0 --print-every 20",
+        f"-i stdlib -j stdlib -e L4-NH4-C128-V257-T128 {ALONE} -b 4 -t 128 -d 2048 -x 850 -l 4e-3 -u 50 -q 0.1 -c 0.1 "
+        "-v 100 -m 80 -s 170 -g 128 -r 0 --print-every 20",
     ),
     "tinyshakespeare": Preset(
         "a small GPT-2 on tinyshakespeare, in GPT-2's tokens; for a CPU",
-        "-e L4-NH4-C128-T128 -b 8 -t 128 -x 1000 -l 1e-3 -u 50 -q 0.1 -c 0.1 -v 100 -s 250 -g 128",
+        f"-e L4-NH4-C128-T128 {ALONE} -b 8 -t 128 -x 1000 -l 1e-3 -u 50 -q 0.1 -c 0.1 -v 100 -s 250 -g 128",
     ),
     # The loop of train_gpt2.c runs from step 0 to step 40 and updates in both.
     "llmc-cpu": Preset(

@@ -344,7 +344,7 @@ class TrainConfig:
         0, "--devices", DEVICES,
         "train on N devices, each with its part of the batch; 0 = all GPUs of this machine, on a CPU one (with N it "
         "pretends to have N)",
-        unit="devices", check=at_least(0, "at least 0 (0 = all)"), of_this_start=True,
+        unit="devices", check=at_least(0, "at least 0 (0 = all)"),
     )
     zero_stage: int = option(
         0, "-z --zero-stage", DEVICES,

@@ -23,6 +23,9 @@ class Device(NamedTuple):
     memory_bytes: int | None  # of one device; on a CPU the main memory
     cpu_cores: int  # that this process may use
     system: str  # operating system and architecture
+    local_devices: int = 1  # of num_devices, those of this process
+    process: int = 0  # its number among all, from 0
+    processes: int = 1
 
 
 def first_device() -> Any:
@@ -57,6 +60,9 @@ def describe_device() -> Device:
         memory_bytes=available_memory_bytes(),
         cpu_cores=len(usable_cores()),
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        local_devices=jax.local_device_count(),
+        process=jax.process_index(),
+        processes=jax.process_count(),
     )
 
 

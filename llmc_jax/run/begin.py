@@ -92,7 +92,10 @@ def begun_log(setup: Setup, held: Held, made: list[Path]) -> RunLog:
     config, shape = setup.config, setup.model
     kind, step = ("start", 0) if setup.earlier is None else ("resume", setup.earlier.step)
     with leaving_nothing(held, made):
-        record = config_record(config.to_json(), asdict(shape), setup.device._asdict())
+        # the number of devices as it was asked for: 0 is all that there are at the next start, too
+        options = {**config.to_json(), "devices": setup.asked_devices}
+        used = {**setup.device._asdict(), "used": setup.plan.parallel.devices}
+        record = config_record(options, asdict(shape), used)
         kernels = setup.metadata.kernels
         is_first = config_file(held.folder) is None
         if is_first:  # before any log: what has a log but no config.json is another program's folder

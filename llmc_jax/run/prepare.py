@@ -85,6 +85,7 @@ class Setup(NamedTuple):
     val_batches: int  # of one validation
     tokenizer: Choice
     device: Device
+    asked_devices: int  # 0: all that there are
     earlier: Checkpoint | None  # the checkpoint that the run goes on from
     metadata: Metadata  # of its checkpoints, as it begins
     monitor: GpuMonitor | None  # of -lg
@@ -351,7 +352,7 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     earlier = find_earlier(config, warnings.append)
     model = resolve_model(config, earlier, warnings.append)
     notes = [*notes, *check_model_fit(config, model.config)]
-    config = with_devices(config, *available_devices())
+    asked_devices, config = config.devices, with_devices(config, *available_devices())
     data = open_data(config, model.config)
     plan, device, kernel_notes = plan_here(config, model.config, earlier)
     place = placement(model.config, plan.parallel, devices_of(plan.parallel.devices))
@@ -371,6 +372,7 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
         val_batches=validation_batches(config, data.val),
         tokenizer=tokenizer,
         device=device,
+        asked_devices=asked_devices,
         earlier=earlier,
         metadata=replace(metadata, total_steps=steps),
         monitor=open_monitor() if config.gpu_info_every > 0 else None,
