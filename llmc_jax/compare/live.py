@@ -62,7 +62,7 @@ OURS_TO_CHOOSE = {  # flags that train_gpt2cu has and that make no sense here
 BESIDE = {
     CPU: ["--preset", "llmc-cpu", "--dtype", "fp32", "-s", "0"],
     FP32: ["--preset", "llmc-fp32", "--dtype", "fp32"],
-    CUDA: [],
+    CUDA: ["--devices", "1"],  # as llm.c's program without mpirun
 }
 PRECISION = re.compile(r"^\| precision +\| (FP32|TF32|FP16|BF16) ", re.MULTILINE)
 

@@ -113,7 +113,7 @@ def test_words_for_us_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     executable = str(program(tmp_path / "train_gpt2cu", ""))
     comparison = live.make_comparison(executable, None, ["-b", "4"], ["--kernels", "xla"])
     assert live.our_words(comparison, Path("f"), "bf16") == [
-        "-b", "4", "--dtype", "bf16", "--no-save", "-o", "f", "--kernels", "xla",
+        "--devices", "1", "-b", "4", "--dtype", "bf16", "--no-save", "-o", "f", "--kernels", "xla",
     ]  # fmt: skip
     with pytest.raises(InputError, match="--kernel: there is no such flag"):
         live.make_comparison(executable, None, [], ["--kernel", "xla"])
