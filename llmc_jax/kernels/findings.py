@@ -5,6 +5,8 @@ Leaves out how it is found out (llmc_jax/trials/) and where it is kept.
 
 from typing import Any, NamedTuple
 
+from llmc_jax.machine.compiling import Options
+
 Sizes = tuple[tuple[str, Any], ...]  # fields of pallas_kernels/tuning.py's Sizes with another value; hashable
 
 
@@ -46,7 +48,7 @@ class Findings(NamedTuple):
 
     found: tuple[Finding, ...] = ()
     fastest: tuple[Finding, ...] = ()  # of each operation at most one: what a whole step ran with, and right
-    options: tuple[tuple[str, bool], ...] = ()  # of XLA, which that step had to be compiled with
+    options: Options = ()  # of XLA, which that step had to be compiled with
     steps: tuple[tuple[str, float], ...] = ()  # seconds of the whole steps that were timed, by what ran them
     notes: tuple[str, ...] = ()  # what a user should know, a line each
     starts: int = 0  # of the program in which it was searched

@@ -1,6 +1,7 @@
 """Named tuples and dataclasses as JSON can hold them, and named tuples back by the types of their fields."""
 
 import dataclasses
+import types
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -32,6 +33,8 @@ def from_json(kind: Any, value: Any, name: str = "") -> Any:
             return tuple(from_json(part, each, name) for part, each in zip(parts, value, strict=True))
     elif hasattr(kind, "_fields") and isinstance(value, Mapping):
         return _read_fields(kind, value, name)
+    elif isinstance(kind, types.UnionType) and type(value) in parts:
+        return value
     elif kind is float and type(value) in (int, float):
         return float(value)
     elif type(value) is kind:

@@ -17,6 +17,7 @@ from llmc_jax.kernels.choice import NOTHING, Asked, Choice, Selection, Setting, 
 from llmc_jax.kernels.findings import Findings
 from llmc_jax.kernels.functions import GROUPS
 from llmc_jax.kernels.ours import variant_problem
+from llmc_jax.machine.compiling import Options
 from llmc_jax.machine.target import Machine
 
 FORMAT = 1
@@ -45,7 +46,7 @@ class Resolved(NamedTuple):
     choices: tuple[Choice, ...]  # one for each operation
     logit_rows: int
     gelu_fusion: int
-    options: tuple[tuple[str, bool], ...]  # of XLA
+    options: Options  # of XLA
     sources: str = ""  # digest of our kernels' sources, where one of them runs
     format: int = FORMAT
 

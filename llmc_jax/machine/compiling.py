@@ -6,6 +6,7 @@ its cache (jax_setup.py), and GPUs that are not there (deviceless.py).
 """
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,8 @@ from jax.sharding import NamedSharding
 
 from llmc_jax.errors import InputError
 
-Options = tuple[tuple[str, bool], ...]  # XLA's options and their values: hashable, and plain enough for JSON
+Options = tuple[tuple[str, bool | int], ...]  # XLA's options and their values: hashable, and plain enough for JSON
+Flags = Mapping[str, Any]  # what the user has set of them (`user_flags`): bool or int
 
 TRITON_GEMM = "xla_gpu_enable_triton_gemm"  # XLA may make a product itself, in Triton, instead of calling cuBLASLt
 # By architecture, what is better than XLA's default; what is not here has it. On Hopper, by bytes: cuBLASLt adds the
@@ -24,8 +26,39 @@ TRITON_GEMM = "xla_gpu_enable_triton_gemm"  # XLA may make a product itself, in 
 # which reads and writes the whole result once more (benchmarks/results/step_table.md).
 ESTIMATED: dict[str, bool] = {"sm_90": False}
 
+# With several devices: a collective for each layer, which starts as soon as what it sends is there and is waited for
+# when its result is needed. Seen in programs compiled for sm_80 and sm_90; no machine with several GPUs has timed it.
+OVERLAP: Options = (
+    # XLA joins collectives of one kind up to so many bytes, by default 30 MiB of all-reduces and of all-gathers, and
+    # every reduce-scatter of a backward: one at its end, beside which nothing runs. All-reduces it copies together
+    # first. 0: it joins none. (All-to-alls it never does.)
+    ("xla_gpu_all_gather_combine_threshold_bytes", 0),
+    ("xla_gpu_all_reduce_combine_threshold_bytes", 0),
+    ("xla_gpu_reduce_scatter_combine_threshold_bytes", 0),
+    # Which scheduler orders the program: this one, or one for little memory, which puts little beside a collective, or
+    # nothing. Programs for Hopper come out of this one by default, those for Ampere out of the other.
+    ("xla_gpu_enable_latency_hiding_scheduler", True),
+    # It starts a collective as late as it can by its own estimate of the time it takes, which is short: that of the
+    # first layer in a backward of twelve came nine layers later, and all then stood in line at the end. True: when its
+    # operands are there. That needs the next option, because by default one is under way at a time.
+    ("xla_gpu_experimental_collective_start_as_early_as_possible", True),
+    # How many may be under way: more than any program has. They take turns all the same, on one stream in this order.
+    ("xla_gpu_experimental_parallel_collective_overlap_limit", 1024),
+)
 
-def triton_gemm(wish: str, target: str | None, flags: Mapping[str, bool]) -> Options:
+
+def overlap(target: str | None, devices: int, flags: Flags) -> Options:
+    """Return the options by which a program of several devices computes while it sends.
+
+    target: the GPU's architecture, None for a CPU; flags: what the user has set, which counts more. Without a GPU, or
+    with one alone, there is nothing to set.
+    """
+    if target is None or devices < 2:
+        return ()
+    return tuple((name, type(value)(flags.get(name, value))) for name, value in OVERLAP)
+
+
+def triton_gemm(wish: str, target: str | None, flags: Flags) -> Options:
     """Return the options by which a run's programs are compiled.
 
     wish: --triton-gemm; target: the GPU's architecture; flags: what the user has set (`user_flags`), which counts more
@@ -36,10 +69,10 @@ def triton_gemm(wish: str, target: str | None, flags: Mapping[str, bool]) -> Opt
     value = flags.get(TRITON_GEMM)
     if value is None:
         value = ESTIMATED.get(target) if wish == "auto" else wish == "on"
-    return () if value is None else ((TRITON_GEMM, value),)
+    return () if value is None else ((TRITON_GEMM, bool(value)),)
 
 
-def untried(wish: str, target: str | None, flags: Mapping[str, bool]) -> Options:
+def untried(wish: str, target: str | None, flags: Flags) -> Options:
     """Return the options that nobody has decided for a GPU, with the value that is not XLA's default.
 
     Where Triton is off by estimate, its products are not tried: XLA would time each of them for minutes first.
@@ -49,26 +82,31 @@ def untried(wish: str, target: str | None, flags: Mapping[str, bool]) -> Options
     return ((TRITON_GEMM, False),)
 
 
-def decided_by(wish: str, flags: Mapping[str, bool]) -> str:
+def decided_by(wish: str, flags: Flags) -> str:
     """Return who decided what `triton_gemm` returned, for the table of a run."""
     if TRITON_GEMM in flags:
         return "XLA_FLAGS"
     return "as asked" if wish != "auto" else "by estimate: not measured on a GPU yet"
 
 
-def user_flags() -> dict[str, bool]:
-    """Return the options of XLA that the environment sets true or false, in XLA_FLAGS or in the file that it names."""
+def user_flags() -> dict[str, Any]:
+    """Return the options of XLA that the environment sets, in XLA_FLAGS or in the file that it names.
+
+    True and false are bool, numbers int, also where XLA takes 1 for true; other values are left out.
+    """
     text = os.environ.get("XLA_FLAGS", "").strip()
     if text and not text.startswith("-"):
         try:
             text = Path(text).read_text()
         except OSError:  # XLA takes a file that it cannot read for an empty one
             text = ""
-    found = {}
+    found: dict[str, Any] = {}
     for word in text.split():
         name, equals, value = word.lstrip("-").partition("=")
-        if not equals or value.lower() in ("true", "1", "false", "0"):
-            found[name] = not equals or value.lower() in ("true", "1")
+        if not equals or value.lower() in ("true", "false"):
+            found[name] = value.lower() != "false"
+        elif re.fullmatch(r"[+-]?[0-9]+", value):
+            found[name] = int(value)
     return found
 
 

@@ -10,6 +10,7 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import ATTENTIONS
 from llmc_jax.kernels.choice import Asked, Implementation, Setting, candidates, implementations
 from llmc_jax.kernels.findings import Finding, Variant
+from llmc_jax.machine.compiling import Options
 from llmc_jax.machine.target import Machine
 from llmc_jax.models.gpt2.tensors import flat_size
 
@@ -39,10 +40,10 @@ class Case(NamedTuple):
     recompute_blocks: int
     logit_rows: int
     gelu_fusion: int
-    options: tuple[tuple[str, bool], ...]  # of XLA
+    options: Options  # of XLA
     asked: Asked
     machine: Machine
-    other_options: tuple[tuple[str, bool], ...] = ()  # of XLA, which may be better here than its defaults
+    other_options: Options = ()  # of XLA, which may be better here than its defaults
     interpret: bool = False  # kernels are simulated on a CPU: for tests
 
     @property

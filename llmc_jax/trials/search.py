@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from llmc_jax.kernels import GROUPS, Finding, Findings, Variant, choice
+from llmc_jax.machine.compiling import Options
 from llmc_jax.trials import candidates
 from llmc_jax.trials.candidates import Case, row_of
 from llmc_jax.trials.children import Outcome, Task
@@ -121,7 +122,7 @@ class Step(NamedTuple):
 
     name: str
     sets: Set  # nothing: XLA's, with which the others are compared
-    options: tuple[tuple[str, bool], ...] = ()  # of XLA
+    options: Options = ()  # of XLA
     guilty: tuple[str, ...] = ()  # operations whose kernels are wrong where this one is right
     seconds: float = 0.0  # 0: not known
 

@@ -42,7 +42,7 @@ records = st.builds(
     choices=st.lists(a_choice, max_size=3, unique_by=lambda each: each.operation).map(tuple),
     logit_rows=counts,
     gelu_fusion=st.sampled_from([0, 1]),
-    options=st.dictionaries(names, st.booleans(), max_size=2).map(lambda each: tuple(each.items())),
+    options=st.dictionaries(names, st.booleans() | st.integers(), max_size=2).map(lambda each: tuple(each.items())),
     sources=names,
     format=st.just(record.FORMAT),
 )
@@ -118,6 +118,8 @@ DAMAGES: dict[str, Any] = {
     "no rows": spoiled(logit_rows=-1),
     "no -ge": spoiled(gelu_fusion=3),
     "an option without a value": spoiled(options=[[TRITON_GEMM]]),
+    "an option that is text": spoiled(options=[[TRITON_GEMM, "on"]]),
+    "an option that is no whole number": spoiled(options=[[TRITON_GEMM, 1.5]]),
     "an operation twice": spoiled(choices=[to_json(Choice("gelu", "xla", "xla", ""))] * 2),
     "null": spoiled(made_for=None),
     "an object for a size": spoiled(choices=[to_json(Choice("gelu", "xla", "xla", "", sizes=(("a", {}),)))]),

@@ -127,7 +127,7 @@ calls=%async_computation.2, {LAYER_2}, {start}
 
 def test_pairs_that_cross_have_each_their_own_work_and_not_each_other() -> None:
     second = WORK.replace("custom-call.75", "custom-call.76").replace("mpmd_map.429", "mpmd_map.430")
-    first, other = collectives.collectives(
+    first, other, alone = collectives.collectives(
         entry(f"""  %all-reduce-start = ((f32[]), f32[]) all-reduce-start(%loss), channel_id=1, replica_groups={{}}, \
 to_apply=%region, {ASYNC}
 {WORK.replace("loop_pad_fusion.2", "loss")}  %all-to-all-start.2 = ((bf16[8,886016]{{1,0}}), bf16[8,886016]{{1,0}}) \
@@ -135,12 +135,14 @@ all-to-all-start(%param.2), {GROUPS}, {LAYER_2}, {ASYNC}
 {second}  %all-reduce-done = f32[] all-reduce-done(%all-reduce-start)
   %copy-start = (f32[], f32[], u32[]) copy-start(%all-reduce-done)
   %copy-done = f32[] copy-done(%copy-start)
+  %psum.4 = f32[] all-reduce(%all-reduce-done), replica_groups={{}}, to_apply=%region, {SYNC}
   %sort.1 = f32[] sort(%all-reduce-done)
   %all-to-all-done.2 = bf16[8,886016]{{1,0}} all-to-all-done(%all-to-all-start.2), {LAYER_2}""")
     )
     names = ["custom-call.75", "mpmd_map.429", "loss", "custom-call.76", "mpmd_map.430", "loop_pad_fusion.2"]
     assert [operation.name for operation in first.between] == names
     assert [operation.name for operation in other.between] == [*names[3:], "sort.1"]
+    assert (alone.name, alone.asynchronous) == ("psum.4", False)
     assert (first.kind, first.devices, other.kind, other.arrays) == ("all-reduce", 8, "all-to-all", 1)
 
 
@@ -183,6 +185,8 @@ def test_an_all_to_all_in_pieces_is_one_array() -> None:
     shapes = ", ".join(["f32[1,128]{1,0}"] * 8)
     found = only(entry(f"{pieces}\n  %all-to-all = ({shapes}) all-to-all({names}), replica_groups=mesh['d'=8] {{'d'}}"))
     assert (found.bytes, found.arrays, found.devices, found.asynchronous) == (8 * 128 * 4, 1, 8, False)
+    whole = only(entry(f"  %both = (bf16[8]{{0}}, bf16[8]{{0}}) all-to-all(%param.2, %param.2), {GROUPS}"))
+    assert whole.arrays == 2
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from llmc_jax.errors import InputError
 from llmc_jax.machine import compiling
-from llmc_jax.machine.compiling import TRITON_GEMM, decided_by, triton_gemm, untried, user_flags
+from llmc_jax.machine.compiling import OVERLAP, TRITON_GEMM, decided_by, overlap, triton_gemm, untried, user_flags
 
 ON, OFF = ((TRITON_GEMM, True),), ((TRITON_GEMM, False),)
 UNKNOWN = (("xla_no_such_option", True),)
@@ -52,6 +52,49 @@ def test_what_the_user_set_in_xla_flags_counts_more(
     assert triton_gemm(wish, "sm_90", found) == (triton_gemm(wish, "sm_90", {}) if expected is None else expected)
     assert (decided_by(wish, found) == "XLA_FLAGS") == (expected is not None)
     assert triton_gemm(wish, None, found) == ()
+
+
+def test_what_is_recorded_is_a_boolean_whatever_the_user_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", f"--{TRITON_GEMM}=1")
+    ((_, value),) = triton_gemm("auto", "sm_90", user_flags())
+    assert value is True
+
+
+def test_numbers_in_xla_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--a=0 --b=-30 --c=8589934592 --d=1e9 --e= --f=TRUE --g --h=x --b=7")
+    found = user_flags()
+    assert found == {"a": 0, "b": 7, "c": 2**33, "f": True, "g": True}
+    assert {name: type(value) for name, value in found.items() if type(value) is bool} == {"f": bool, "g": bool}
+
+
+def test_one_device_and_cpus_need_no_overlap() -> None:
+    assert overlap("sm_90", 1, {}) == overlap(None, 8, {}) == ()
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100"])
+def test_overlap_of_several_devices(target: str) -> None:
+    assert overlap(target, 2, {}) == overlap(target, 8, {}) == OVERLAP
+    assert {name for name, value in OVERLAP if name.endswith("_bytes") and value == 0} == {
+        f"xla_gpu_{kind}_combine_threshold_bytes" for kind in ("all_gather", "all_reduce", "reduce_scatter")
+    }
+    assert hash(OVERLAP) and len(dict(OVERLAP)) == len(OVERLAP)
+
+
+def test_xla_flags_count_more_than_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    early, limit, gathers = (
+        "xla_gpu_experimental_collective_start_as_early_as_possible",
+        "xla_gpu_experimental_parallel_collective_overlap_limit",
+        "xla_gpu_all_gather_combine_threshold_bytes",
+    )
+    monkeypatch.setenv("XLA_FLAGS", f"--{early}=0 --{limit}=1 --{gathers}=1000 --xla_gpu_autotune_level=0")
+    found = dict(overlap("sm_90", 8, user_flags()))
+    assert found == dict(OVERLAP) | {early: False, limit: 1, gathers: 1000}
+    assert (found[early], type(found[limit])) == (False, int) and type(found[early]) is bool
+
+
+def test_this_xla_takes_the_options_of_overlap() -> None:
+    lowered = jax.jit(double, static_argnums=2).lower(jnp.ones(3), jnp.ones(3), 2)
+    np.testing.assert_array_equal(compiling.compiled(lowered, OVERLAP)(jnp.ones(3), jnp.ones(3)), 4 * np.ones(3))
 
 
 def test_xla_flags_may_name_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
