@@ -244,6 +244,7 @@ def step_config(words: Sequence[str]) -> tuple[TrainConfig, list[str]]:
     if model.endswith(".bin") and not Path(model).exists():  # weights are random here: a shape does for a file
         model = STEP_MODEL
     whole = ["-e", model, *words]
-    config = replace(parse_args(whole), sample_every=0, val_every=0)  # what a profile leaves out need not fit the model
+    # what a profile leaves out need not fit the model
+    config = replace(parse_args(whole), sample_every=0, val_every=0, devices=1)
     validate(config)
     return config, whole

@@ -266,9 +266,11 @@ def plan_here(
     """
     tried = try_kernels(config, model, earlier)
     device = describe_device()
+    config = with_devices(config, device.num_devices, device.platform)  # JAX may have been told to see fewer
+    shared = config.devices if device.platform == "cpu" else 1  # the devices that a CPU pretends to have share memory
     plan = make_plan(
         config, model, kernels.this_machine(), findings=tried, before=repeated(config, earlier),
-        memory=device.memory_bytes, xla_flags=compiling.user_flags(),
+        memory=device.memory_bytes and device.memory_bytes // shared, xla_flags=compiling.user_flags(),
     )  # fmt: skip
     return plan, device, tried.notes
 
