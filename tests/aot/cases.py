@@ -19,15 +19,11 @@ from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import deviceless, gpus
-from llmc_jax.machine.target import machine_of
 from llmc_jax.models.gpt2.tensors import flat_size
-from llmc_jax.plan import Plan, make_plan
+from llmc_jax.plan import Plan
+from llmc_jax.profile import elsewhere
 from llmc_jax.training.adamw import AdamWNumbers
 from llmc_jax.training.optimizer import decay_ranges
-from llmc_jax.training.outliers import init_outliers
-from llmc_jax.training.schedule import ScheduleNumbers
-from llmc_jax.training.state import TrainState
-from llmc_jax.training.step import StepNumbers, train_step
 from pallas_kernels.layernorm import longest_row
 from pallas_kernels.tuning import VERSIONS, attention_sizes
 
@@ -234,37 +230,22 @@ class StepCase(NamedTuple):
 
     @property
     def donated_bytes(self) -> int:
-        return num_bytes(self._arguments("h200")[0])
+        return elsewhere.state_bytes(self.plan("h200"))
 
     def lower(self, gpu: str) -> Any:
-        return deviceless.lower_for(train_step, self._arguments(gpu), gpu)
+        return elsewhere.lower_step(self.plan(gpu), gpu)
 
     def compile(self, gpu: str) -> deviceless.Program:
-        arguments = self._arguments(gpu)
-        options = arguments[-1].execution.compiler_options
-        return deviceless.compile_for(train_step, arguments, gpu, compiler_options=options)
+        return elsewhere.compile_step(self.plan(gpu), gpu)
 
     def plan(self, gpu: str) -> Plan:
-        machine = machine_of(gpus.known_target(gpu).device_kind)
-        return make_plan(self._run(), parse_descriptor(self.model), machine)
-
-    def _run(self) -> TrainConfig:
         given = parse_args(self.flags) if self.flags else TrainConfig()
         T = parse_descriptor(self.model).max_seq_len
-        return dataclasses.replace(
-            given, dtype=self.dtype, batch_size=self.B, sequence_length=T, total_batch_size=self.A * self.B * T,
-            weight_decay=0.1,
+        config = dataclasses.replace(
+            given, model=self.model, dtype=self.dtype, batch_size=self.B, sequence_length=T,
+            total_batch_size=self.A * self.B * T, weight_decay=0.1,
         )  # fmt: skip
-
-    def _arguments(self, gpu: str) -> tuple[Any, ...]:
-        config = parse_descriptor(self.model)
-        flat, integer, real = array("fp32", flat_size(config)), array("int32"), array("fp32")
-        copy = None if self.dtype == "fp32" else array(self.dtype, flat_size(config))
-        state = TrainState(flat, {"m": flat, "v": flat}, integer, integer, copy, outliers=jax.eval_shape(init_outliers))
-        schedule = ScheduleNumbers(real, integer, integer, real, integer, real)
-        numbers = StepNumbers(schedule, AdamWNumbers(real, real, real, real), real)
-        tokens = array("int32", self.A, self.B, config.max_seq_len)
-        return state, tokens, tokens, numbers, config, self.plan(gpu).step_options
+        return elsewhere.plan_for(gpu, config)
 
 
 def steps(gpu: str) -> list[StepCase]:

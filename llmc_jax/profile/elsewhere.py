@@ -1,0 +1,91 @@
+"""The step of a plan, compiled for GPUs that are not there: one, or several of one machine that share the training.
+
+Everything comes from the plan, so it is the program that a run on those GPUs would compile. Leaves out running it, and
+what is read out of it (machine/deviceless.py, machine/collectives.py, program.py).
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from llmc_jax.config.flags import parse_args
+from llmc_jax.config.model import parse_descriptor
+from llmc_jax.config.train import TrainConfig
+from llmc_jax.machine import deviceless, gpus
+from llmc_jax.machine.compiling import Options
+from llmc_jax.machine.target import machine_of
+from llmc_jax.models.gpt2.tensors import flat_size
+from llmc_jax.models.gpt2.units import split_size
+from llmc_jax.plan import Plan, make_plan, step_numbers
+from llmc_jax.training.parallel.stage import AXIS, EVERYWHERE, SPLIT, state_specs
+from llmc_jax.training.state import DTYPES, TrainState, initial_state
+from llmc_jax.training.step import StepNumbers, train_step
+
+STEPS = 1000  # of the learning rate's course: any number is the same program
+
+
+def plan_for(gpu: str, config: TrainConfig | str) -> Plan:
+    """Return the plan of a configuration, or of train.py's flags for one, on GPUs that are not there.
+
+    gpu: a key of `gpus.TARGETS`. Raises InputError for one that is not known, and as `make_plan` does.
+    """
+    config = parse_args(config.split()) if isinstance(config, str) else config
+    return make_plan(config, parse_descriptor(config.model), machine_of(gpus.known_target(gpu).device_kind))
+
+
+def state_of(plan: Plan) -> TrainState:
+    """Return the shapes of a run's state over all its devices."""
+    flat = jax.ShapeDtypeStruct((flat_size(plan.model),), jnp.float32)
+    scale = float(plan.config.loss_scale) if plan.dtype == "fp16" else None
+    state: TrainState = jax.eval_shape(
+        lambda flat: initial_state(
+            flat, DTYPES[plan.dtype], master_weights=plan.master_weights, loss_scale=scale, optimizer=plan.optimizer
+        ),
+        flat,
+    )
+    split = split_size(plan.model, plan.parallel.devices)
+
+    def over_devices(leaf: Any, spec: Any) -> Any:
+        return jax.ShapeDtypeStruct((split,), leaf.dtype) if spec == SPLIT else leaf
+
+    return jax.tree.map(over_devices, state, state_specs(state, plan.parallel))
+
+
+def state_bytes(plan: Plan) -> int:
+    """Return the bytes of the state on each of the devices."""
+    state = state_of(plan)
+    sizes = jax.tree.map(lambda leaf: leaf.size * leaf.dtype.itemsize, state)
+    specs = jax.tree.leaves(state_specs(state, plan.parallel), is_leaf=lambda each: each in (SPLIT, EVERYWHERE))
+    return sum(
+        size // (plan.parallel.devices if spec == SPLIT else 1)
+        for size, spec in zip(jax.tree.leaves(sizes), specs, strict=True)
+    )
+
+
+def arguments(plan: Plan) -> tuple[TrainState, Any, Any, StepNumbers]:
+    """Return the shapes of what the step takes: state, inputs, targets (A, B, T), numbers."""
+    config = plan.config
+    tokens = jax.ShapeDtypeStruct((config.micro_batches, config.batch_size, config.sequence_length), jnp.int32)
+    numbers = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, step_numbers(config, plan.optimizer, STEPS)))
+    return state_of(plan), tokens, tokens, numbers
+
+
+def lower_step(plan: Plan, gpu: str) -> Any:
+    """Return the `jax.stages.Lowered` of a plan's step on one GPU. Needs no CUDA packages."""
+    assert plan.parallel.devices == 1, plan.parallel
+    return deviceless.lower_for(train_step, (*arguments(plan), plan.model, plan.step_options), gpu)
+
+
+def compile_step(plan: Plan, gpu: str, options: Options | None = None) -> deviceless.Program:
+    """Compile a plan's step for as many GPUs of one machine as it has devices. Memory is that of one of them.
+
+    gpu: what the plan was made for. options: XLA's; None: the plan's. Raises InputError as `deviceless.compile_for`.
+    """
+    options = plan.execution.compiler_options if options is None else options
+    given = (*arguments(plan), plan.model, plan.step_options)
+    if plan.parallel.devices == 1:
+        return deviceless.compile_for(train_step, given, gpu, compiler_options=options)
+    mesh = deviceless.gpu_mesh(gpu, (plan.parallel.devices,), (AXIS,))
+    specs = (state_specs(given[0], plan.parallel), SPLIT, SPLIT, EVERYWHERE, EVERYWHERE, EVERYWHERE)
+    return deviceless.compile_for(train_step, given, gpu, mesh=mesh, specs=specs, compiler_options=options)
