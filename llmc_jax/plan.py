@@ -246,13 +246,17 @@ def _options(
     findings: kernels.Findings | None,
     flags: Mapping[str, bool],
 ) -> compiling.Options:
-    """Return XLA's options: as before, but for those that a flag or XLA_FLAGS sets; else with what was found out."""
+    """Return XLA's options: as before, but for those that a flag or XLA_FLAGS sets; else with what was found out.
+
+    Those of several devices are of this start, which may have another number of them than the recorded one.
+    """
+    several = compiling.overlap(machine.target, max(1, config.devices), flags)
     options = dict(compiling.triton_gemm(triton_gemm_wish(config), machine.target, flags))
     if recorded is None:
-        return tuple((options | dict(findings.options if findings else ())).items())
-    again = {name: flags.get(name, value) for name, value in recorded.options}
+        return (*(options | dict(findings.options if findings else ())).items(), *several)
+    again = {name: flags.get(name, value) for name, value in compiling.of_one_device(recorded.options)}
     still = record.still(recorded, asked_of(config), "triton_gemm", "gelu_fusion")
-    return tuple((again if still and compiling.TRITON_GEMM not in flags else again | options).items())
+    return (*(again if still and compiling.TRITON_GEMM not in flags else again | options).items(), *several)
 
 
 def triton_gemm_wish(config: TrainConfig) -> str:

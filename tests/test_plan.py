@@ -13,9 +13,10 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import GROUPS, Finding, Findings, Machine
 from llmc_jax.machine import gpus
-from llmc_jax.machine.compiling import TRITON_GEMM
+from llmc_jax.machine.compiling import OVERLAP, TRITON_GEMM
 from llmc_jax.machine.target import machine_of
 from llmc_jax.plan import Plan, Repeat, make_plan, resolve_dtype, step_numbers
+from llmc_jax.run.prepare import case_of
 from llmc_jax.run.table import kernel_rows, option_rows, precision_text, repeat_rows
 from llmc_jax.training.adamw import ADAMW
 
@@ -229,6 +230,22 @@ def test_only_hopper_differs_from_xlas_default() -> None:
     assert plan(CPU, triton_gemm="off").execution.compiler_options == ()
     assert option_rows(plan(H200)) == [("triton_gemm", "off (by estimate: not measured on a GPU yet)")]
     assert option_rows(plan(H200, triton_gemm="off")) == [("triton_gemm", "off (as asked)")]
+
+
+def test_several_gpus_send_while_they_compute() -> None:
+    assert plan(H200, devices=8).execution.compiler_options == (*OFF, *OVERLAP)
+    assert plan(CPU, devices=8).execution.compiler_options == ()
+    assert case_of(plan(H200, devices=8)).options == OFF  # kernels are tried on one
+
+
+@pytest.mark.parametrize(("then", "now"), [(1, 8), (8, 1), (8, 2)])
+def test_what_several_gpus_need_is_of_this_start(then: int, now: int) -> None:
+    before = Repeat(Path("kernels.json"), plan(H200, devices=then).resolved)
+    again = make_plan(TrainConfig(devices=now), SHAPE, H200, before=before)
+    assert (
+        again.repeat is before
+        and again.execution.compiler_options == plan(H200, devices=now).execution.compiler_options
+    )
 
 
 def test_xla_flags_count_more() -> None:

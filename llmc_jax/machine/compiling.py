@@ -58,6 +58,11 @@ def overlap(target: str | None, devices: int, flags: Flags) -> Options:
     return tuple((name, type(value)(flags.get(name, value))) for name, value in OVERLAP)
 
 
+def of_one_device(options: Options) -> Options:
+    """Return a program's options but for those that `overlap` sets."""
+    return tuple((name, value) for name, value in options if name not in dict(OVERLAP))
+
+
 def triton_gemm(wish: str, target: str | None, flags: Flags) -> Options:
     """Return the options by which a run's programs are compiled.
 

@@ -307,7 +307,7 @@ def case_of(plan: Plan) -> candidates.Case:
         recompute_blocks=config.recompute_blocks,
         logit_rows=plan.execution.logit_rows,
         gelu_fusion=plan.execution.gelu_fusion,
-        options=plan.execution.compiler_options,
+        options=compiling.of_one_device(plan.execution.compiler_options),  # which it is tried on
         asked=kernels.Asked(config.kernels, config.attention, config.gelu_fusion),
         machine=plan.machine,
         other_options=compiling.untried(triton_gemm_wish(config), plan.machine.target, plan.xla_flags),
