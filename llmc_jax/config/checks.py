@@ -220,7 +220,7 @@ def _total_batch(config: TrainConfig) -> list[str]:
     product = " times ".join(_given(config, name) for name in ("batch_size", "sequence_length"))
     if config.devices > 1:
         product += f" times {config.devices} devices"
-        choice += _smaller_batch(config)
+        choice = _smaller_batch(config) + choice.removesuffix(", or a smaller -b or -t")
     return [
         f"{_given(config, 'total_batch_size')}: an update's tokens must be a multiple of {unit} ({product}); "
         f"take {choice}"
@@ -233,7 +233,7 @@ def _smaller_batch(config: TrainConfig) -> str:
     if rest:
         return ""
     fitting = next((B for B in range(min(config.batch_size, rows), 0, -1) if rows % B == 0), None)
-    return "" if fitting is None else f"; or -b {fitting}, which keeps the tokens of an update"
+    return "" if fitting is None else f"-b {fitting}, which keeps the updates the same, or "
 
 
 def check_model_fit(config: TrainConfig, model: ModelConfig) -> list[str]:
