@@ -2,7 +2,7 @@
 
     python benchmarks/save_cost.py [-e d12] [--rounds 5] [--dir FOLDER]
 
-The arrays are those of an fp32 run: parameters, m and v, as views of three flat buffers of random values. begin: the
+The arrays are those of an fp32 run: parameters, m and v, three flat buffers of random values. begin: the
 digests from memory, and writing; the arrays may change after it. seal: reading back from the disk and comparing,
 digests of the files, syncing. Beside them one file of the same bytes, written and synced, which is what the disk takes
 at least. Memory: the most that a part needs beyond what the process held before it (Linux); the first import of orbax
@@ -27,9 +27,10 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.heading import machine_line  # noqa: E402
 from llmc_jax.checkpoint import store  # noqa: E402
+from llmc_jax.checkpoint.contents import FORMAT  # noqa: E402
 from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
 from llmc_jax.errors import InputError  # noqa: E402
-from llmc_jax.models.gpt2.tensors import Params, flat_size, num_parameters, views  # noqa: E402
+from llmc_jax.models.gpt2.tensors import flat_size, num_parameters  # noqa: E402
 
 PARTS = {
     "one file, written and synced": "disk",
@@ -43,10 +44,7 @@ PARTS = {
 def random_state(config: ModelConfig) -> dict[str, np.ndarray]:
     """The arrays of a training state in fp32."""
     rng = np.random.default_rng(0)
-    arrays: dict[str, np.ndarray] = {}
-    for group in ("params", "m", "v"):
-        tensors = views(rng.random(flat_size(config), dtype=np.float32), config)
-        arrays.update({f"{group}/{name}": array for name, array in zip(Params._fields, tensors, strict=True)})
+    arrays = {name: rng.random(flat_size(config), dtype=np.float32) for name in ("params", "m", "v")}
     return {**arrays, "step": np.array(1, np.int32), "updates": np.array(1, np.int32)}
 
 
@@ -100,7 +98,7 @@ def measure(meter: Meter, run: Path, arrays: dict[str, np.ndarray]) -> None:
     plain = run / "plain"
     meter("disk", lambda: write_plainly(plain, arrays))
     plain.unlink()
-    writing = meter("begin", lambda: store.begin(run, 1, arrays, {"format": 1, "step": 1}))
+    writing = meter("begin", lambda: store.begin(run, 1, arrays, {"format": FORMAT, "step": 1}))
     entry = meter("seal", lambda: store.seal(writing))
     assert meter("check", lambda: store.check(entry.folder)) is None
     meter("read", lambda: read_all(entry.folder, list(arrays)))
@@ -121,7 +119,7 @@ def main() -> None:
     meter = Meter()
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
         first = {"x": np.ones(1, np.float32)}
-        store.seal(store.begin(Path(folder), 0, first, {"format": 1, "step": 0}))  # imports orbax
+        store.seal(store.begin(Path(folder), 0, first, {"format": FORMAT, "step": 0}))  # imports orbax
         for _ in range(options.rounds):
             measure(meter, Path(folder), arrays)
         stored = store.entry(Path(folder), 1).bytes

@@ -14,7 +14,7 @@ import numpy as np
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
 from llmc_jax.checkpoint.store import Checkpoint, entries, open_checkpoint
 from llmc_jax.data.tokenfile import write_token_file
-from llmc_jax.models.gpt2.tensors import Params, num_parameters
+from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.run.folder import read_metrics
 
 WALL_CLOCK = {"ms", "tokens_per_second", "time", "seconds"}
@@ -143,8 +143,8 @@ class Result(NamedTuple):
 
     def model(self, step: int) -> np.ndarray:
         """The parameters of a checkpoint (N,): the master weights where there are any."""
-        state = self.state(step)
-        return np.concatenate([state[f"params/{name}"].reshape(-1) for name in Params._fields])
+        checkpoint = open_checkpoint(self.folder / f"state_{step:08d}")
+        return READ(checkpoint, "params")[: num_parameters(checkpoint.metadata.identity.model)]
 
     def exported(self, step: int) -> np.ndarray:
         """The parameters (N,) in the model file of a step."""

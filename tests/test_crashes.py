@@ -452,8 +452,8 @@ def test_an_error_inside_tensorstore(recorded: Recording, calls: str, error: str
     base = recorded.folder.resolve() / f"{error} in {step}"
     run, report = base / "new" / "run", base / "strace.txt"
     base.mkdir()
-    tensor = run / f".state_{step:08d}.00000000.tmp" / "tensors" / "params.wte"
-    paths = [f"{tensor}/{name}" for name in ("c/0/0", "c/0/0.__lock", "zarr.json", "zarr.json.__lock")]
+    tensor = run / f".state_{step:08d}.00000000.tmp" / "tensors" / "params"
+    paths = [f"{tensor}/{name}" for name in ("c/0", "c/0.__lock", "zarr.json", "zarr.json.__lock")]
     tracer = ["strace", "-f", "-qq", "-o", str(report), *(word for path in paths for word in ("-P", path))]
     tracer += ["-e", f"trace={calls}", "-e", f"inject={calls}:error={error}"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}

@@ -50,4 +50,4 @@ def test_the_demo(tmp_path: Path) -> None:
     assert (checkpoint.step, checkpoint.problem, checkpoint.val_loss) == (STEPS, None, final["loss"])
     state = store.open_checkpoint(checkpoint.folder)
     assert {name.split("/")[0] for name in state.manifest.tensors} >= {"params", "m", "v", "step", "updates"}
-    assert all(np.isfinite(state.read(name)).all() for name in state.manifest.tensors if "params/" in name)
+    assert all(np.isfinite(state.read(name)).all() for name in state.manifest.tensors)

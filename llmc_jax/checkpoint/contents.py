@@ -14,7 +14,8 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.errors import FormatError
 
-FORMAT = 1  # of the metadata and of the manifest beside it
+FORMAT = 2  # of the metadata and of the manifest beside it, as they are written
+FORMATS = (1, FORMAT)  # that are read; for ever, since a run may be continued years later
 DTYPES = ("fp32", "bf16", "fp16")  # in which a model computes
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 OURS: Mapping[str, Any] = MappingProxyType({"kind": "llmc-jax"})  # origin of a state that began here

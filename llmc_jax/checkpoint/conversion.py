@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -29,7 +30,7 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenizers import Table
 from llmc_jax.errors import InputError
 from llmc_jax.files import reason, refuse_existing, sync
-from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
+from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, tensor_specs
 
 DIFFERS = "not written: what was read back differs from what was written; is the disk sound?"
 NO_SPECIAL = (
@@ -350,31 +351,30 @@ def to_state(source: Source, run: Path, dtype: str, force: bool) -> Outcome:
 
 
 def spooled(state: OurState, scratch: BinaryIO) -> dict[str, np.ndarray]:
-    """Return the arrays of a checkpoint of ours, moved to a file a slice at a time and mapped: they may be many.
+    """Return the arrays of a checkpoint of ours, moved to a file a slice at a time and mapped: they may be large.
 
     scratch: a file without a name, which nobody can shorten; the system would end a program that looks beyond a mapped
     file's end. The zeros of a state that begins are not among them: memory that was never written to takes no room.
     """
     import ml_dtypes
 
-    source, found = state.source, dict[str, np.ndarray]()
-    order = [(group, spec) for spec in tensor_specs(source.config) for group in source.groups]
+    source, size = state.source, flat_size(state.source.config)
+    groups = [group for group in source.groups if group not in state.blank]
+    dtypes = {g: np.dtype(ml_dtypes.bfloat16 if source.stored_dtype(g) == "bf16" else np.float32) for g in groups}
+    starts = dict(zip(groups, accumulate((size * dtypes[g].itemsize for g in groups), initial=0), strict=False))
+    order = [(group, spec) for spec in tensor_specs(source.config) for group in groups]
     if source.kind == "llmc-state":
         order.sort(key=lambda pair: ("m", "v", "params", "copy").index(pair[0]))  # as in its files
     for group, spec in order:
-        if group in state.blank:
-            found[f"{group}/{spec.name}"] = np.zeros(spec.shape, np.float32)
-            continue
-        offset, is_bf16 = scratch.tell(), source.stored_dtype(group) == "bf16"
+        scratch.seek(starts[group] + spec.offset * dtypes[group].itemsize)
         for piece in slices_of(spec):
             bits = source.read(group, piece.tensor, piece.layer).view(np.uint32)
-            if is_bf16:
+            if dtypes[group].itemsize == 2:
                 bits = np.right_shift(bits, 16, out=np.empty(bits.shape, np.uint16), casting="unsafe")
             scratch.write(bits.data)
-        scratch.write(bytes(-scratch.tell() % 64))
-        scratch.flush()
-        dtype = ml_dtypes.bfloat16 if is_bf16 else np.float32
-        found[f"{group}/{spec.name}"] = np.memmap(scratch, dtype, "r", offset, spec.shape)
+    scratch.truncate(size * sum(dtype.itemsize for dtype in dtypes.values()))  # the padding, too, is there now: zeros
+    found: dict[str, np.ndarray] = {g: np.memmap(scratch, dtypes[g], "r", starts[g], (size,)) for g in groups}
+    found |= {group: np.zeros(size, np.float32) for group in state.blank}
     return found | {"step": np.array(state.metadata.step, np.int32), "updates": np.array(state.updates, np.int32)}
 
 

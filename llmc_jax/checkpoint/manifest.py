@@ -1,4 +1,7 @@
-"""The manifest of a checkpoint: digests of every tensor, of every file and of itself; and the metadata beside it.
+"""The manifest of a checkpoint: digests of every array, of every other file and of itself; and the metadata beside it.
+
+Format 2 has digests of BLOCKS equal blocks of an array of a flat buffer's size, whatever devices held it, and one of
+any other array. These cover the arrays' files. Format 1 had one digest of each array, and one of each array's file.
 
 Reads and checks what it says. Leaves out the arrays' files (arrays.py) and what makes a checkpoint complete (store.py).
 Needs neither orbax nor JAX.
@@ -10,30 +13,43 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmc_jax.checkpoint.contents import FORMAT
+from llmc_jax.checkpoint.contents import FORMAT, FORMATS
 from llmc_jax.errors import FormatError
+from llmc_jax.models.tensors import BLOCKS, FLAT_MULTIPLE
 
 MANIFEST, METADATA = "MANIFEST.json", "run.json"
 DTYPES = ("bfloat16", "float16", "float32", "float64", "int32", "int64", "uint32")
 LARGEST = 1 << 24  # bytes of a manifest; a real one has some 30 KB; more is not read
+THREADS = min(4, os.cpu_count() or 1)  # SHA-256 takes about a second for 2 GB, and hashlib lets other threads run
 
 NAME = re.compile(r"[A-Za-z0-9_]+(/[A-Za-z0-9_]+)*")  # of a tensor
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Tensor(NamedTuple):
-    """What the manifest says of a tensor; sha256 of its little-endian bytes in C order."""
+    """What the manifest says of an array. sha256: of its equal blocks, little-endian bytes in C order."""
 
     shape: tuple[int, ...]
     dtype: str
-    sha256: str
+    sha256: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """Return the elements of the array."""
+        return math.prod(self.shape)
+
+    @property
+    def block(self) -> int:
+        """Return the elements of a block."""
+        return self.size // len(self.sha256)
 
 
 class File(NamedTuple):
@@ -44,11 +60,12 @@ class File(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """A checked manifest. files: by path relative to the state folder, with /."""
+    """A checked manifest. files: by path relative to the state folder, with /; those of arrays in format 1 alone."""
 
     step: int
     tensors: dict[str, Tensor]
     files: dict[str, File]
+    format: int = FORMAT
 
 
 def dtype_of(name: str) -> np.dtype:
@@ -65,10 +82,30 @@ def digest_of_bytes(data: bytes) -> File:
     return File(len(data), hashlib.sha256(data).hexdigest())
 
 
+def in_threads[T, R](action: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Return what an action gives for each item, several at a time."""
+    items = list(items)
+    if len(items) < 2:
+        return [action(item) for item in items]
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(action, items))
+
+
+def blocks_of(shape: tuple[int, ...]) -> int:
+    """Return how many blocks an array has: those of a flat buffer, or one."""
+    size = math.prod(shape)
+    return BLOCKS if size and size % FLAT_MULTIPLE == 0 else 1
+
+
+def digest_of_block(block: np.ndarray) -> str:
+    """Return the digest of a 1-D array."""
+    return hashlib.sha256(block.view(np.uint8).data).hexdigest()
+
+
 def describe(array: np.ndarray) -> Tensor:
     """Return what the manifest says of an array."""
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-    return Tensor(array.shape, array.dtype.name, hashlib.sha256(data).hexdigest())
+    blocks = np.ascontiguousarray(array).reshape(blocks_of(array.shape), -1)
+    return Tensor(array.shape, array.dtype.name, tuple(in_threads(digest_of_block, blocks)))
 
 
 @contextmanager
@@ -143,16 +180,18 @@ def parse_manifest(raw: bytes) -> Manifest:
         sound = False
     if not sound:
         raise FormatError(f"{MANIFEST}: damaged: it does not agree with the digest of itself that it holds")
-    if data.get("format") != FORMAT:
-        raise FormatError(f"{MANIFEST}: format {data.get('format')!r}; this program reads format {FORMAT}")
+    form = data.get("format")
+    if type(form) is not int or form not in FORMATS:
+        known = " and ".join(map(str, FORMATS))
+        raise FormatError(f"{MANIFEST}: format {form!r:.80}; this program reads formats {known}")
     try:
         _demand(_is_size(data["step"]))
-        tensors = {name: _tensor_facts(name, facts) for name, facts in data["tensors"].items()}
+        tensors = {name: _tensor_facts(name, facts, form) for name, facts in data["tensors"].items()}
         files = {path: _file_facts(path, facts) for path, facts in data["files"].items()}
         _demand(METADATA in files and MANIFEST not in files)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"{MANIFEST}: its fields are not those of format {FORMAT}") from error
-    return Manifest(data["step"], tensors, files)
+        raise FormatError(f"{MANIFEST}: its fields are not those of format {form}") from error
+    return Manifest(data["step"], tensors, files, form)
 
 
 def _demand(condition: object) -> None:
@@ -164,10 +203,15 @@ def _is_size(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def _tensor_facts(name: str, facts: dict[str, Any]) -> Tensor:
-    _demand(NAME.fullmatch(name) and facts["dtype"] in DTYPES and _DIGEST.fullmatch(facts["sha256"]))
+def _tensor_facts(name: str, facts: dict[str, Any], form: int) -> Tensor:
+    _demand(NAME.fullmatch(name) and facts["dtype"] in DTYPES)
     _demand(isinstance(facts["shape"], list) and len(facts["shape"]) <= 32 and all(map(_is_size, facts["shape"])))
-    return Tensor(tuple(facts["shape"]), facts["dtype"], facts["sha256"])
+    _demand(0 not in facts["shape"])
+    shape, found = tuple(facts["shape"]), facts["sha256"]
+    digests = [found] if form == 1 else found
+    _demand(isinstance(digests, list) and len(digests) == (1 if form == 1 else blocks_of(shape)))
+    _demand(all(map(_DIGEST.fullmatch, digests)))
+    return Tensor(shape, facts["dtype"], tuple(digests))
 
 
 def _file_facts(path: str, facts: dict[str, Any]) -> File:
@@ -191,8 +235,8 @@ def read_metadata(folder: Path, manifest: Manifest) -> dict[str, Any]:
         stored = json.loads(raw)
     except (ValueError, RecursionError):
         stored = None
-    if not isinstance(stored, dict) or stored.get("format") != FORMAT or stored.get("step") != manifest.step:
-        raise FormatError(f"{METADATA}: this is no metadata of format {FORMAT} and step {manifest.step}")
+    if not isinstance(stored, dict) or (stored.get("format"), stored.get("step")) != (manifest.format, manifest.step):
+        raise FormatError(f"{METADATA}: this is no metadata of format {manifest.format} and step {manifest.step}")
     return stored
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from llmc_jax.checkpoint.store import Checkpoint
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import FormatError
-from llmc_jax.models.gpt2.tensors import Params, flat_size, tensor_specs, views
+from llmc_jax.models.gpt2.tensors import flat_size
 
 if TYPE_CHECKING:
     from llmc_jax.training.state import TrainState
@@ -20,36 +20,17 @@ if TYPE_CHECKING:
 def named_arrays(
     state: "TrainState", model: ModelConfig, on_host: Callable[[Any], np.ndarray] = np.asarray
 ) -> dict[str, np.ndarray]:
-    """Return the arrays by name: `params/wte`, `m/wte`, …, `step`. On a CPU they are views of the device's buffers.
+    """Return the arrays by name, as format 2 has them: `params`, `m`, …, each (flat_size,), and `step`, `updates`, …
 
-    on_host: returns a flat buffer (flat_size,) of the state, wherever it lies.
+    on_host: returns a flat buffer (flat_size,) of the state, wherever it lies. By default, on a CPU, that is a view.
     """
-    arrays: dict[str, np.ndarray] = {}
-    for buffer, flat in state.flat.items():
-        tensors = views(on_host(flat), model)
-        arrays |= {f"{buffer}/{name}": tensor for name, tensor in tensors._asdict().items()}
+    arrays = {name: on_host(buffer) for name, buffer in state.flat.items()}
+    assert all(array.shape == (flat_size(model),) for array in arrays.values())
     arrays |= {"step": np.asarray(state.step), "updates": np.asarray(state.updates)}
     for group in ("loss_scale", "outliers"):
         if (values := getattr(state, group)) is not None:
             arrays |= {f"{group}/{name}": np.asarray(value) for name, value in values._asdict().items()}
     return arrays
-
-
-def _flat(checkpoint: Checkpoint, buffer: str) -> np.ndarray:
-    """Return a buffer of TrainState (flat_size,) with its padding, from the stored tensors."""
-    model = checkpoint.metadata.identity.model
-    flat: np.ndarray | None = None
-    for spec in tensor_specs(model):
-        values = checkpoint.read(f"{buffer}/{spec.name}")
-        if values.shape != spec.shape:
-            raise FormatError(
-                f"{checkpoint.folder}: {buffer}/{spec.name} has the shape {values.shape}; the model's has {spec.shape}"
-            )
-        if flat is None:
-            flat = np.zeros(flat_size(model), values.dtype)
-        flat[spec.offset : spec.offset + spec.size] = values.reshape(-1)
-    assert flat is not None
-    return flat
 
 
 def read_state(
@@ -68,19 +49,19 @@ def read_state(
     import jax.numpy as jnp
 
     stored, folder = checkpoint.manifest.tensors, checkpoint.folder
-    wanted = ["step", "updates", *(f"{buffer}/{name}" for buffer in fresh.flat for name in Params._fields)]
-    missing = [name for name in wanted if name not in stored]
+    missing = [name for name in ("step", "updates", *fresh.flat) if not checkpoint.holds(name)]
     if missing:
         raise FormatError(f"{folder}: holds no {missing[0]} ({len(missing)} arrays of the state are missing)")
 
-    def checked(name: str, value: np.ndarray, dtype: Any, shape: tuple[int, ...]) -> Any:
+    def read(name: str, dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
+        value = checkpoint.read(name)
         if (value.shape, value.dtype) != (shape, dtype):
             found, expected = f"{value.dtype}{value.shape}", f"{dtype}{shape}"
             raise FormatError(f"{folder}: {name} is {found}; this run has {expected}")
         return value
 
     def small(name: str, like: Any) -> Any:
-        return jnp.array(checked(name, checkpoint.read(name), like.dtype, like.shape))
+        return jnp.array(read(name, like.dtype, like.shape))
 
     def group(name: str) -> Any:
         like = getattr(fresh, name)
@@ -95,4 +76,4 @@ def read_state(
         loss_scale=group("loss_scale"),
         outliers=group("outliers"),
     )
-    return place(rest, lambda name: checked(name, _flat(checkpoint, name), fresh.flat[name].dtype, size))
+    return place(rest, lambda name: read(name, fresh.flat[name].dtype, size))

@@ -3,13 +3,16 @@
     <run>/state_00000100/          step 100
         tensors/                   the arrays, written by orbax (zarr 3, not compressed); orbax alone can read it
         run.json                   the metadata
-        MANIFEST.json              a digest of every tensor, of every file and of itself
+        MANIFEST.json              digests of every array, block by block, of every other file and of itself
     <run>/DONE_00000100            empty; says what the folder's name says too, as llm.c does
 
-The digests of the tensors are taken from memory before anything is written. The folder gets its name once every tensor
+The digests of the arrays are taken from memory before anything is written. The folder gets its name once every array
 was read back from the disk and agreed, and everything is synced. So a named folder whose digests hold is a checkpoint,
-whether its DONE_ file is there or was lost in a copy. Knows nothing of models and trainers: which arrays and
-metadata there are is the caller's. Leaves out writing beside the training, and llm.c's files.
+whether its DONE_ file is there or was lost in a copy. Which arrays and metadata there are is the caller's. Leaves out
+writing beside the training, and llm.c's files.
+
+Format 2, which is written, has a model's tensors in flat buffers: `params`, `m`, `v`, `copy`. Format 1 had each tensor
+by itself: `params/wte`, … `Checkpoint` gives tensors, buffers and parts of buffers out of either.
 
 Checking and reading need neither orbax nor JAX. Writing imports orbax, which imports JAX.
 """
@@ -21,7 +24,6 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -30,7 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmc_jax.checkpoint.arrays import read_array, write_arrays
+from llmc_jax.checkpoint.arrays import array_file, check_file, damaged_blocks, file_size, write_arrays
 from llmc_jax.checkpoint.contents import FORMAT, Metadata
 from llmc_jax.checkpoint.manifest import (
     DTYPES,
@@ -46,17 +48,19 @@ from llmc_jax.checkpoint.manifest import (
     dtype_of,
     dump,
     dump_manifest,
+    in_threads,
     read_manifest,
     read_metadata,
     sizes_in,
     val_loss_of,
 )
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason, sync, write_bytes
+from llmc_jax.models.gpt2.tensors import TENSORS, flat_size, tensor_specs
 from llmc_jax.streams import escaped
 
 ROOM = 16 << 20  # bytes that a save leaves free on the disk, for the logs
-THREADS = min(4, os.cpu_count() or 1)  # SHA-256 takes about a second for 2 GB, and hashlib lets other threads run
 
 _LEFTOVER = re.compile(r"\.state_(\d{8,})\.[0-9a-f]{8}\.(tmp|old)")
 # Files that a killed process had not finished: complete_file's, and an exported model whose checkpoint never counted.
@@ -117,7 +121,7 @@ def begin(run: str | Path, step: int, arrays: Mapping[str, np.ndarray], metadata
     """Take the digests of the arrays and write them, with the metadata, to a hidden folder of the run folder.
 
     arrays: by name (words joined by /), of a dtype in DTYPES and any shape, but not empty. metadata: what JSON can
-    hold, with "format" 1 and "step". When it returns, nothing refers to the arrays any more and they may change. Takes
+    hold, with "format" 2 and "step". When it returns, nothing refers to the arrays any more and they may change. Takes
     no memory beside them but some megabytes. The checkpoint does not exist before `seal`.
 
     Raises InputError if it cannot be written; the hidden folder is removed then.
@@ -131,10 +135,9 @@ def begin(run: str | Path, step: int, arrays: Mapping[str, np.ndarray], metadata
         assert array.dtype == dtype_of(array.dtype.name), f"{name}: not in this machine's byte order"
     words = dump(metadata)
     _check_room(run, step, sum(array.nbytes for array in arrays.values()))
-    with ThreadPoolExecutor(THREADS) as pool:
-        tensors = dict(zip(arrays, pool.map(describe, arrays.values()), strict=True))
+    tensors = {name: describe(array) for name, array in arrays.items()}
     writing = Writing(run, step, _hidden(run, step, "tmp"), tensors, val_loss_of(metadata), {})
-    return writing._replace(small=_attempt(writing, lambda: _write(writing.folder, arrays, words)))
+    return writing._replace(small=_attempt(writing, lambda: _write(writing, arrays, words)))
 
 
 def _check_room(run: Path, step: int, size: int) -> None:
@@ -151,27 +154,32 @@ def _check_room(run: Path, step: int, size: int) -> None:
         )
 
 
-def _write(folder: Path, arrays: Mapping[str, np.ndarray], words: bytes) -> dict[str, File]:
+def _write(writing: Writing, arrays: Mapping[str, np.ndarray], words: bytes) -> dict[str, File]:
     """Write all but the manifest; return the digests of the small files."""
+    folder = writing.folder
     folder.mkdir()
     write_arrays(folder, arrays)
-    plans = _digests(folder, [path for path in sizes_in(folder) if "c" not in path.split("/")])
+    plans = _digests(folder, sizes_in(folder).keys() - _array_files(writing.tensors))
     folder.joinpath(METADATA).write_bytes(words)
     return {METADATA: digest_of_bytes(words), **plans}
 
 
+def _array_files(tensors: Mapping[str, Tensor]) -> set[str]:
+    """Return the files that hold arrays."""
+    return {array_file(name, tensor) for name, tensor in tensors.items()}
+
+
 def _digests(folder: Path, paths: Iterable[str]) -> dict[str, File]:
     """Return size and digest of files of a folder, read now."""
-    paths = list(paths)
-    with ThreadPoolExecutor(THREADS) as pool:
-        return dict(zip(paths, pool.map(digest_of_file, [folder / path for path in paths]), strict=True))
+    paths = sorted(paths)
+    return dict(zip(paths, in_threads(digest_of_file, [folder / path for path in paths]), strict=True))
 
 
 def seal(writing: Writing, model: Path | None = None) -> Entry:
     """Make a checkpoint of what `begin` wrote: read it back, compare, write the manifest, sync, give it its name.
 
     model: an exported model, under the name that `hidden_model` gave; it gets its own beside the checkpoint.
-    A checkpoint of the same step that is there already is replaced. Takes the memory of the largest tensor.
+    A checkpoint of the same step that is there already is replaced. Takes the memory of a few blocks of an array.
 
     Raises InputError if what is read back differs, or if anything cannot be written; the hidden folder is removed then,
     and what was there before stays.
@@ -185,9 +193,9 @@ def _seal(writing: Writing, model: Path | None) -> int:
     folder = writing.folder
     _sync_files(folder)
     for name, tensor in writing.tensors.items():
-        if describe(read_array(folder, name, tensor)) != tensor:
+        if damaged_blocks(folder, name, tensor):
             raise InputError(f"{name} reads back differently from what was written; is the disk sound?")
-    files = _digests(folder, sorted(sizes_in(folder)))
+    files = _digests(folder, sizes_in(folder).keys() - _array_files(writing.tensors))
     for path, file in writing.small.items():
         if files.get(path) != file:
             raise InputError(f"{path} reads back differently from what was written; is the disk sound?")
@@ -336,20 +344,90 @@ class Checkpoint:
         """Return what a training state holds beside its arrays. Raises FormatError if it is none."""
         return Metadata.from_json(self.stored, self.folder)
 
-    def read(self, name: str) -> np.ndarray:
-        """Return one array, with its digest compared.
+    def holds(self, name: str) -> bool:
+        """Return whether there is an array of this name, or a flat buffer stored as its tensors."""
+        return name in self.manifest.tensors or f"{name}/{TENSORS[0].name}" in self.manifest.tensors
 
-        Raises FormatError if it is not there, or not what was saved. Nothing is allocated by a size that is not that of
-        the file.
+    @property
+    def _model(self) -> ModelConfig:
+        return self.metadata.identity.model
+
+    def read(self, name: str) -> np.ndarray:
+        """Return one array, with its digests compared: a stored one, a tensor (`params/wte`), a flat buffer (`params`).
+
+        A tensor has the model's shape, a buffer (flat_size,), whichever of them is stored. Raises FormatError if it is
+        not there, or not what was saved. Nothing is allocated by a size that is not that of the file.
         """
         tensors = self.manifest.tensors
-        with _naming(self.folder):
+        buffer, _, part = name.partition("/")
+        if name in tensors:
+            return self._gathered({name: 0}, 0, tensors[name].size).reshape(tensors[name].shape)
+        if part and buffer in tensors:
+            for spec in tensor_specs(self._model):
+                if spec.name == part:
+                    return self.elements(buffer, spec.offset, spec.offset + spec.size).reshape(spec.shape)
+        elif not part and self.holds(name):
+            return self.elements(name, 0, flat_size(self._model))
+        known = ", ".join(tensors) or "none"
+        raise FormatError(f"{self.folder}: it holds no array {name}; its arrays are {known}")
+
+    def elements(self, buffer: str, start: int, stop: int) -> np.ndarray:
+        """Return elements [start, stop) of a flat buffer, with the digests of the blocks that they touch compared."""
+        assert 0 <= start < stop <= flat_size(self._model), (start, stop)
+        return self._gathered(self.parts(buffer), start, stop)
+
+    def parts(self, buffer: str) -> dict[str, int]:
+        """Return the arrays that a flat buffer is stored in, with the first element of each: itself, or its tensors.
+
+        Raises FormatError if one is missing, or is not what the model demands.
+        """
+        model, tensors = self._model, self.manifest.tensors
+        expected: dict[str, tuple[int, tuple[int, ...]]] = {buffer: (0, (flat_size(model),))}
+        if buffer not in tensors:
+            expected = {f"{buffer}/{spec.name}": (spec.offset, spec.shape) for spec in tensor_specs(model)}
+        for name, (_, shape) in expected.items():
             if name not in tensors:
-                raise FormatError(f"it holds no array {name}; its arrays are {', '.join(tensors) or 'none'}")
-            found = read_array(self.folder, name, tensors[name])
-            if describe(found) != tensors[name]:
-                raise FormatError(f"{name}: damaged: what is read is not what was saved")
-            return found
+                raise FormatError(f"{self.folder}: it holds no array {name}")
+            if tensors[name].shape != shape:
+                raise FormatError(
+                    f"{self.folder}: {name} has shape {tensors[name].shape}; by run.json it must be {shape}"
+                )
+        if len(dtypes := {tensors[name].dtype for name in expected}) > 1:
+            raise FormatError(f"{self.folder}: the tensors of {buffer} are of {' and '.join(sorted(dtypes))}")
+        return {name: offset for name, (offset, _) in expected.items()}
+
+    def _gathered(self, parts: Mapping[str, int], start: int, stop: int) -> np.ndarray:
+        """Return elements [start, stop) of what arrays make up, each from its first element on; zeros between them."""
+        touched = []
+        for name, offset in parts.items():
+            tensor = self.manifest.tensors[name]
+            if (first := max(start, offset)) < (last := min(stop, offset + tensor.size)):
+                touched.append((name, tensor, offset, first, last))
+        with _naming(self.folder):
+            for name, tensor, *_ in touched:
+                check_file(self.folder, name, tensor)
+            found = np.zeros(stop - start, dtype_of(self.manifest.tensors[next(iter(parts))].dtype))
+            for name, tensor, offset, first, last in touched:
+                out = found[first - start : last - start]
+                if blocks := damaged_blocks(self.folder, name, tensor, first - offset, last - offset, out):
+                    raise FormatError(f"{name}: {self._damage(name, blocks)}")
+        return found
+
+    def _damage(self, name: str, blocks: list[int]) -> str:
+        """Return what is wrong with an array of which blocks are not what was saved."""
+        tensor = self.manifest.tensors[name]
+        if len(tensor.sha256) == 1:
+            return "damaged: what is read is not what was saved"
+        start = blocks[0] * tensor.block
+        stop = start + tensor.block
+        more = f" (nor are {len(blocks) - 1} more of its {len(tensor.sha256)} blocks)" if len(blocks) > 1 else ""
+        try:
+            specs = tensor_specs(self._model) if tensor.shape == (flat_size(self._model),) else ()
+        except FormatError:  # no training state, so no model
+            specs = ()
+        names = [spec.name for spec in specs if spec.offset < stop and start < spec.offset + spec.size]
+        inside = f", in {', '.join(names) or 'the padding'}," if specs else ""
+        return f"damaged: elements {start:,} to {stop - 1:,}{inside} are not what was saved{more}"
 
 
 def open_checkpoint(folder: str | Path) -> Checkpoint:
@@ -365,14 +443,18 @@ def check(folder: str | Path) -> str | None:
     return loose_entry(folder).problem
 
 
-def _damages(folder: Path, manifest: Manifest, deep: bool) -> list[str]:
+def _damages(checkpoint: Checkpoint, deep: bool) -> list[str]:
     """Return every file that is missing, not known, or not what it was."""
+    folder, manifest = checkpoint.folder, checkpoint.manifest
+    arrays = manifest.tensors if manifest.format > 1 else {}  # else their files are among the others
+    written = {array_file(name, tensor): file_size(tensor) for name, tensor in arrays.items()}
+    written |= {path: file.size for path, file in manifest.files.items()}
     sizes = sizes_in(folder)
     sizes.pop(MANIFEST, None)
-    damages = [f"{path}: is missing" for path in manifest.files.keys() - sizes.keys()]
-    damages += [f"{path}: is not part of the checkpoint; move it away" for path in sizes.keys() - manifest.files.keys()]
-    for path in manifest.files.keys() & sizes.keys():
-        size, expected = sizes[path], manifest.files[path].size
+    damages = [f"{path}: is missing" for path in written.keys() - sizes.keys()]
+    damages += [f"{path}: is not part of the checkpoint; move it away" for path in sizes.keys() - written.keys()]
+    for path in written.keys() & sizes.keys():
+        size, expected = sizes[path], written[path]
         if size < 0:
             damages.append(f"{path}: is not a regular file")
         elif size != expected:
@@ -380,11 +462,18 @@ def _damages(folder: Path, manifest: Manifest, deep: bool) -> list[str]:
     if damages or not deep:
         return sorted(damages)
     found = _digests(folder, manifest.files)
-    return [
+    damages = [
         f"{path}: damaged: its SHA-256 is not that in the manifest"
         for path, file in manifest.files.items()
         if found[path] != file
     ]
+    for name, tensor in arrays.items():
+        try:
+            if blocks := damaged_blocks(folder, name, tensor):
+                damages.append(f"{array_file(name, tensor)}: {checkpoint._damage(name, blocks)}")
+        except FormatError as error:
+            damages.append(str(error))
+    return damages
 
 
 def steps(run: str | Path) -> list[int]:
@@ -438,8 +527,9 @@ def loose_entry(folder: str | Path, *, deep: bool = True) -> Entry:
         if folder.is_dir():
             manifest = read_manifest(folder)
             step = manifest.step
-            loss = val_loss_of(read_metadata(folder, manifest))
-            if damages := _damages(folder, manifest, deep):
+            checkpoint = Checkpoint(folder, manifest, read_metadata(folder, manifest))
+            loss = val_loss_of(checkpoint.stored)
+            if damages := _damages(checkpoint, deep):
                 problem = damages[0] + (f" (and {len(damages) - 1} more)" if len(damages) > 1 else "")
         else:
             problem = "it is a file, not a folder" if folder.exists() else "there is no such folder"

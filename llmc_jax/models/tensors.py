@@ -8,9 +8,11 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-# Buffers are padded at the end to a multiple of this, so that every kernel's tile (at most 1024) and every shard
-# (at most 64 devices) divides them: 124,475,904 itself is not even a multiple of 1024. Files hold N, never the padding.
-FLAT_MULTIPLE = 65_536
+# The most devices that a buffer can be split over, and the blocks of it that a checkpoint holds a digest of each.
+BLOCKS = 64
+# Buffers are padded at the end to a multiple of this, so that every kernel's tile (at most 1024) divides every block:
+# 124,475,904 itself is not even a multiple of 1024. Of all files only our checkpoints hold the padding.
+FLAT_MULTIPLE = BLOCKS * 1024
 
 
 class Tensor(NamedTuple):

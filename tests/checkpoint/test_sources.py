@@ -20,6 +20,7 @@ from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
+from tests.states import joined
 
 CONFIG = ModelConfig(max_seq_len=4, vocab_size=9, padded_vocab_size=128, num_layers=3, num_heads=2, channels=4)
 HUGGING_FACE = Path(__file__).resolve().parents[1] / "golden" / "hugging_face"
@@ -46,7 +47,7 @@ def metadata(step: int, dtype: str = "fp32") -> Metadata:
 
 def save(run: Path, step: int, arrays: Arrays, dtype: str = "fp32") -> Path:
     run.mkdir(exist_ok=True)
-    return store.seal(store.begin(run, step, arrays, metadata(step, dtype).to_json())).folder
+    return store.seal(store.begin(run, step, joined(arrays, CONFIG), metadata(step, dtype).to_json())).folder
 
 
 def assert_holds(path: Path, arrays: Arrays, groups: tuple[str, ...] = ("params", "m", "v")) -> None:
@@ -162,18 +163,18 @@ def test_a_state_under_another_name_and_metadata_of_another_model(tmp_path: Path
         open_source(tmp_path / "best", step=1)
     model = asdict(CONFIG)
     for other, words in (
-        ({"model": {**model, "channels": 8}}, r"params/wte has shape \(128, 4\); by run\.json it must be \(128, 8\)"),
+        ({"model": {**model, "channels": 64}}, r"params has shape \(65536,\); by run\.json it must be \(196608,\)"),
         ({"model": {**model, "channels": "4"}}, r"run\.json holds no model's shape"),
         ({"model": None}, r"run\.json holds no model's shape"),
         ({"dtype": "fp8"}, "has dtype 'fp8'"),
     ):
         run = tmp_path / "other"
         run.mkdir(exist_ok=True)
-        store.seal(store.begin(run, 1, arrays, {**metadata(1).to_json(), **other}))
+        store.seal(store.begin(run, 1, joined(arrays, CONFIG), {**metadata(1).to_json(), **other}))
         with pytest.raises(FormatError, match=words):
             open_source(run)
-    whole = {name: values.astype(np.int32) for name, values in arrays.items()}
-    with pytest.raises(FormatError, match="params/wte is of int32"):
+    whole = joined({name: values.astype(np.int32) for name, values in arrays.items()}, CONFIG)
+    with pytest.raises(FormatError, match="params is of int32"):
         open_source(store.seal(store.begin(tmp_path, 2, whole, metadata(2).to_json())).folder)
 
 

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from llmc_jax import files
 from llmc_jax.checkpoint import manifest, store
+from llmc_jax.checkpoint.contents import FORMAT
 from llmc_jax.errors import FormatError, InputError
 from tests.crash_points import Point, watched
 
@@ -41,7 +42,7 @@ def random_bits(shape: tuple[int, ...], dtype: np.dtype, seed: int) -> np.ndarra
 
 
 def facts_of(step: int, val_loss: Any = 3.5) -> dict[str, Any]:
-    return {"format": 1, "step": step, "val_loss": val_loss, "loader": {"order": [2, 0, 1]}}
+    return {"format": FORMAT, "step": step, "val_loss": val_loss, "loader": {"order": [2, 0, 1]}}
 
 
 def arrays_of(step: int) -> dict[str, np.ndarray]:
@@ -50,6 +51,7 @@ def arrays_of(step: int) -> dict[str, np.ndarray]:
         "params/wte": rng.normal(size=(6, 4)).astype(np.float32),
         "m/lnfw": np.zeros(4, np.float32),  # equal to zarr's fill value, which must be stored all the same
         "copy/wte": rng.normal(size=(6, 4)).astype(ml_dtypes.bfloat16),
+        "v": rng.normal(size=65_536).astype(np.float16),  # of a flat buffer's size: in 64 blocks
         "step": np.array(step, np.int32),
     }
 
@@ -58,14 +60,19 @@ def two_arrays(value: float) -> dict[str, np.ndarray]:
     return {"x": np.full(8, value, np.float32), "step": np.array(value, np.int32)}
 
 
-def digests(folder: Path) -> dict[str, str]:
-    """Of the tensors, from the manifest."""
+def digests(folder: Path) -> dict[str, list[str]]:
+    """Of the arrays' blocks, from the manifest."""
     tensors = json.loads((folder / "MANIFEST.json").read_text())["tensors"]
     return {name: tensor["sha256"] for name, tensor in tensors.items()}
 
 
-def digests_of(arrays: dict[str, np.ndarray]) -> dict[str, str]:
-    return {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in arrays.items()}
+def digests_of(arrays: dict[str, np.ndarray]) -> dict[str, list[str]]:
+    found = {}
+    for name, array in arrays.items():
+        raw, count = array.tobytes(), 1 if array.size % 65_536 else 64
+        size = len(raw) // count
+        found[name] = [hashlib.sha256(raw[k * size : (k + 1) * size]).hexdigest() for k in range(count)]
+    return found
 
 
 def save(run: Path, step: int, val_loss: Any = 3.5) -> store.Entry:
@@ -144,9 +151,10 @@ def test_orbax_alone_reads_the_tensors(template: Path) -> None:
 
     tree = ocp.PyTreeCheckpointer().restore(template / "state_00000100" / "tensors")
     expected = arrays_of(100)
-    assert sorted(tree) == ["copy", "m", "params", "step"]
+    assert sorted(tree) == ["copy", "m", "params", "step", "v"]
     np.testing.assert_array_equal(tree["params"]["wte"], expected["params/wte"])
     np.testing.assert_array_equal(tree["copy"]["wte"], expected["copy/wte"])
+    np.testing.assert_array_equal(tree["v"], expected["v"])
     assert tree["step"] == 100
 
 
@@ -154,15 +162,16 @@ def test_the_folder_is_what_the_documentation_says(template: Path) -> None:
     """By json and hashlib alone."""
     folder = template / "state_00000100"
     said = json.loads((folder / "MANIFEST.json").read_text())
-    assert said["format"] == 1 and said["step"] == 100
-    for name, array in arrays_of(100).items():
-        expected = {
-            "shape": list(array.shape),
-            "dtype": array.dtype.name,
-            "sha256": hashlib.sha256(array.tobytes()).hexdigest(),
-        }
-        assert said["tensors"][name] == expected
+    assert said["format"] == 2 and said["step"] == 100
+    arrays = arrays_of(100)
+    assert [len(digests) for digests in digests_of(arrays).values()] == [1, 1, 1, 64, 1]
+    for name, digests in digests_of(arrays).items():
+        shape, dtype = list(arrays[name].shape), arrays[name].dtype.name
+        assert said["tensors"][name] == {"shape": shape, "dtype": dtype, "sha256": digests}
     files = {str(p.relative_to(folder)): p for p in folder.rglob("*") if p.is_file() and p.name != "MANIFEST.json"}
+    for name, array in arrays.items():
+        path = "/".join(("tensors", name.replace("/", "."), "c", *"0" * array.ndim))
+        assert files.pop(path).read_bytes()[:-20] == array.tobytes()
     assert said["files"].keys() == files.keys()
     for name, path in files.items():
         data = path.read_bytes()
@@ -264,23 +273,24 @@ def test_a_device_buffer_can_be_donated_after_begin(tmp_path: Path) -> None:
     np.testing.assert_array_equal(store.open_checkpoint(folder).read("x"), np.arange(4096, dtype=np.float32))
 
 
-def test_what_orbax_writes_wrongly_never_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["params/wte", "v"])
+def test_what_orbax_writes_wrongly_never_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The digests are of what was in memory: a value that changes on its way to the disk is noticed."""
     real = store.write_arrays
 
     def spoil(folder: Path, arrays: Any) -> None:
         wrong = {name: np.array(array) for name, array in arrays.items()}
-        wrong["params/wte"][3, 2] += 1e-6
+        wrong[name].view(np.uint8).reshape(-1)[-1] ^= 1
         real(folder, wrong)
 
     monkeypatch.setattr(store, "write_arrays", spoil)
     writing = store.begin(tmp_path, 5, arrays_of(5), facts_of(5))
-    with pytest.raises(InputError, match=r"step 5 .*params/wte"):
+    with pytest.raises(InputError, match=rf"step 5 .*{name} reads back differently"):
         store.seal(writing)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("path", ["run.json", "tensors/params.wte/c/0/0", "tensors/params.wte/zarr.json"])
+@pytest.mark.parametrize("path", ["run.json", "tensors/params.wte/c/0/0", "tensors/v/c/0", "tensors/v/zarr.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_damage_between_begin_and_seal(run: Path, path: str, damage: str) -> None:
     before = store.entries(run)
@@ -359,7 +369,7 @@ import numpy as np
 from llmc_jax.checkpoint import manifest, store
 from llmc_jax.errors import InputError
 
-run, facts = Path(sys.argv[1]), {"format": 1, "step": 1}
+run, facts = Path(sys.argv[1]), {"format": 2, "step": 1}
 arrays = {f"params/t{i}": np.ones((500, 500), np.float32) for i in range(20)}
 store.seal(store.begin(run, 1, arrays, facts))
 for limit in (100_000, 300):  # bytes in a file: the arrays do not fit, then not even their descriptions
@@ -615,7 +625,9 @@ def sign(body: Any) -> bytes:
     return json.dumps({**body, "sha256": digest}, indent=1).encode() + b"\n"
 
 
-@pytest.mark.parametrize("shape", [[10**12], [-1], [2**62, 8], [6, 4, 1], [24], [6.0, 4], "6", [True, 24], [1] * 33])
+@pytest.mark.parametrize(
+    "shape", [[10**12], [-1], [2**62, 8], [6, 4, 1], [24], [6.0, 4], "6", [True, 24], [1] * 33, [0], [65_536]]
+)
 def test_absurd_shapes_allocate_nothing(run: Path, shape: Any) -> None:
     """In a manifest with a digest that agrees."""
     folder = run / "state_00000100"
@@ -629,15 +641,19 @@ def test_absurd_shapes_allocate_nothing(run: Path, shape: Any) -> None:
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("0" * 64),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("0" * 64) | st.just(65_536),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
-TENSOR = st.fixed_dictionaries({"shape": VALUES, "dtype": VALUES | st.just("float32"), "sha256": VALUES})
+DIGESTS = st.sampled_from([["0" * 64] * count for count in (0, 1, 2, 64)])
+SHAPE = st.lists(st.sampled_from([0, 1, 3, 65_536]), max_size=2)
+TENSOR = st.fixed_dictionaries(
+    {"shape": VALUES | SHAPE, "dtype": VALUES | st.just("float32"), "sha256": VALUES | DIGESTS}
+)
 FILE = st.fixed_dictionaries({"size": VALUES, "sha256": VALUES})
 BODIES = st.dictionaries(st.sampled_from(["format", "step", "tensors", "files", "x"]), VALUES) | st.fixed_dictionaries(
     {
-        "format": st.just(1),
+        "format": st.sampled_from([1, 2]),
         "step": VALUES | st.integers(0, 9),
         "tensors": VALUES | st.dictionaries(st.sampled_from(["a", "../a", "a/b", ""]), TENSOR | VALUES, max_size=2),
         "files": VALUES | st.dictionaries(st.sampled_from(["run.json", "../x", "/x", "\0"]), FILE | VALUES, max_size=2),
@@ -654,6 +670,7 @@ def test_rubbish_with_a_right_digest_is_a_format_error(body: Any) -> None:
         return
     assert found.step >= 0 and "run.json" in found.files
     assert all(file.size >= 0 for file in found.files.values()) and "../x" not in found.files
+    assert all(tensor.block * len(tensor.sha256) == tensor.size > 0 for tensor in found.tensors.values())
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -703,8 +720,10 @@ def test_a_huge_manifest_is_not_read(run: Path) -> None:
 
 
 def test_another_format_is_named(run: Path) -> None:
-    resign(run / "state_00000100", lambda body: body.update(format=2))
-    assert store.check(run / "state_00000100") == "MANIFEST.json: format 2; this program reads format 1"
+    for other in (3, 0, True, "2"):
+        resign(run / "state_00000100", lambda body, other=other: body.update(format=other))
+        problem = f"MANIFEST.json: format {other!r}; this program reads formats 1 and 2"
+        assert store.check(run / "state_00000100") == problem
 
 
 def test_replaced_while_it_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -712,11 +731,11 @@ def test_replaced_while_it_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -
     real = store._damages
     calls = []
 
-    def damages(folder: Path, manifest: Any, deep: bool) -> list[str]:
-        calls.append(folder)
+    def damages(checkpoint: store.Checkpoint, deep: bool) -> list[str]:
+        calls.append(checkpoint)
         if len(calls) == 1:
             save(run, 100, 1.5)
-        return real(folder, manifest, deep)
+        return real(checkpoint, deep)
 
     resign(run / "state_00000100", lambda body: body["files"].pop("tensors/step/zarr.json"))
     monkeypatch.setattr(store, "_damages", damages)
@@ -751,7 +770,7 @@ def test_the_newest_good_one(run: Path, tmp_path: Path) -> None:
     assert found is not None and (found.step, found.done) == (100, False)
     assert said == [
         f"{run}/state_00000300: it holds step 100",
-        f"{run}/state_00000200: tensors/step/c: damaged: its SHA-256 is not that in the manifest",
+        f"{run}/state_00000200: tensors/step/c: damaged: what is read is not what was saved",
     ]
     (run / "state_00000100" / "run.json").unlink()
     assert store.newest_good(run, said.append) is None
@@ -792,7 +811,7 @@ def tiny(run: Path, step: int, val_loss: Any = None, content: bytes = b"content"
     for path in ("tensors/file", "run.json"):
         data = (folder / path).read_bytes()
         files[path] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    (folder / "MANIFEST.json").write_bytes(sign({"format": 1, "step": step, "tensors": {}, "files": files}))
+    (folder / "MANIFEST.json").write_bytes(sign({"format": FORMAT, "step": step, "tensors": {}, "files": files}))
     (run / f"DONE_{step:08d}").touch()
 
 

@@ -26,7 +26,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "copy/wte": np.zeros((128, 64), ml_dtypes.bfloat16),
             "step": np.array(step, np.int32),
         }
-        facts = {"format": 1, "step": step, "val_loss": loss, "model": {"channels": 64}, "order": list(range(20))}
+        facts = {"format": 2, "step": step, "val_loss": loss, "model": {"channels": 64}, "order": list(range(20))}
         store.seal(store.begin(run, step, arrays, facts))
     return run
 
@@ -57,7 +57,7 @@ def test_a_flipped_bit_and_a_missing_file(run: Path, capsys: pytest.CaptureFixtu
     (run / "state_00000200" / "run.json").unlink()
     assert main(["verify", str(run)]) == 2
     _, first, second, verdict = capsys.readouterr().out.splitlines()
-    assert first.endswith("  BAD: tensors/copy.wte/c/0/0: damaged: its SHA-256 is not that in the manifest")
+    assert first.endswith("  BAD: tensors/copy.wte/c/0/0: damaged: what is read is not what was saved")
     assert second.endswith("  BAD: run.json: is missing")
     assert verdict == "2 checkpoints, 2 bad; there is no good one"
     assert main(["verify", "--quick", str(run)]) == 2

@@ -23,6 +23,7 @@ from llmc_jax.cli.convert import main, tensor_stats
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenizers import bytes_tokenizer, read_tokenizer_bin
 from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
+from tests.states import joined
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ModelConfig(max_seq_len=8, vocab_size=50, padded_vocab_size=128, num_layers=2, num_heads=2, channels=16)
@@ -305,7 +306,7 @@ def test_a_16_bit_run_gives_its_copy_or_its_master_weights(model: Path, tmp_path
             arrays[f"{group}/{spec.name}"] = rng.normal(size=spec.shape).astype(np.float32)
         arrays[f"copy/{spec.name}"] = rng.normal(size=spec.shape).astype(ml_dtypes.bfloat16)
     (tmp_path / "run").mkdir()
-    store.seal(store.begin(tmp_path / "run", 7, arrays, metadata))
+    store.seal(store.begin(tmp_path / "run", 7, joined(arrays, CONFIG), metadata))
     run, out = str(tmp_path / "run"), tmp_path / "out"
     cases = (
         ("llmc", "--version", "3", "params"),

@@ -35,7 +35,7 @@ from llmc_jax.machine import compiling
 from llmc_jax.machine.device import describe_device
 from llmc_jax.machine.nvml import GpuReading
 from llmc_jax.models.gpt2.init import random_parameters
-from llmc_jax.models.gpt2.tensors import Params, num_parameters, padded
+from llmc_jax.models.gpt2.tensors import num_parameters, padded
 from llmc_jax.plan import Plan
 from llmc_jax.run import batches, begin, curves, due, loop, prepare
 from llmc_jax.run.folder import read_metrics
@@ -296,7 +296,7 @@ def test_what_happens_on_the_way_changes_nothing(train: Train, full_run: Result)
     steps = ("-x", 6, "-k", "linear", "-u", 2, "-q", 0.1)
     plain = train(*steps)
     assert plain.losses == full_run.losses and plain.bits(6) == full_run.bits(6)
-    assert full_run.bits(3)["params/wte"] != full_run.bits(6)["params/wte"]
+    assert full_run.bits(3)["params"] != full_run.bits(6)["params"]
     assert train(*steps, "--seed", 6, folder="other").losses != full_run.losses
 
 
@@ -721,7 +721,7 @@ def test_steps_that_are_not_finite_change_nothing_and_end_the_run(train: Train, 
     assert (run.folder / "model_00000003.bin").read_bytes() == checkpoint.read_bytes()
     state = run.state(3)
     assert (state["step"], state["updates"]) == (3, 0)
-    assert not any(array.any() for name, array in state.items() if name[:2] in ("m/", "v/"))
+    assert not state["m"].any() and not state["v"].any()
     progress = store.open_checkpoint(run.folder / "state_00000003").stored["progress"]
     assert (progress["skipped"], progress["skipped_in_a_row"]) == (3, 3)
 
@@ -809,7 +809,7 @@ def test_a_bf16_run_writes_what_a_run_can_start_from(train: Train) -> None:
     values, state = run.exported(3), run.state(3)
     assert not (values.view(np.uint32) & 0xFFFF).any()  # all of them bf16 numbers
     assert not np.array_equal(values, initial())
-    copy = np.concatenate([state[f"copy/{name}"].reshape(-1) for name in Params._fields])
+    copy = state["copy"][: initial().size]
     assert copy.dtype.name == "bfloat16" and copy.astype(np.float32).tobytes() == values.tobytes()
     masters = run.model(3)
     assert masters.dtype == np.float32 and masters.astype(copy.dtype).tobytes() == copy.tobytes()
@@ -831,7 +831,7 @@ def test_an_fp16_run_logs_its_loss_scale(train: Train) -> None:
     state = run.state(5)
     assert run.exported(5).tobytes() == run.model(5).tobytes()
     assert (state["loss_scale/scale"], state["loss_scale/clean"]) == (256, 1)
-    assert state["copy/wte"].dtype == np.float16
+    assert state["copy"].dtype == np.float16
 
 
 def test_a_loss_scale_that_is_too_large_gives_way_and_is_no_divergence(train: Train) -> None:
