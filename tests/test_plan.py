@@ -12,12 +12,13 @@ from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import GROUPS, Finding, Findings, Machine
+from llmc_jax.kernels.record import differences
 from llmc_jax.machine import gpus
 from llmc_jax.machine.compiling import OVERLAP, TRITON_GEMM
 from llmc_jax.machine.target import machine_of
 from llmc_jax.plan import Plan, Repeat, make_plan, resolve_dtype, step_numbers
 from llmc_jax.run.prepare import case_of
-from llmc_jax.run.table import kernel_rows, option_rows, precision_text, repeat_rows
+from llmc_jax.run.table import device_rows, kernel_rows, option_rows, precision_text, repeat_rows
 from llmc_jax.training.adamw import ADAMW
 
 CPU = Machine("cpu", "cpu")
@@ -236,6 +237,10 @@ def test_several_gpus_send_while_they_compute() -> None:
     assert plan(H200, devices=8).execution.compiler_options == (*OFF, *OVERLAP)
     assert plan(CPU, devices=8).execution.compiler_options == ()
     assert case_of(plan(H200, devices=8)).options == OFF  # kernels are tried on one
+    assert option_rows(plan(H200, devices=8)) == option_rows(plan(H200))
+    assert differences(plan(H200, devices=8).resolved, plan(H200).resolved) == []
+    rows = {name: dict(device_rows(plan(H200, devices=n, zero_stage=2))) for name, n in (("one", 1), ("several", 8))}
+    assert rows["one"] == {} and set(rows["several"]) == {"split over devices", "exchange", "order of sums"}
 
 
 @pytest.mark.parametrize(("then", "now"), [(1, 8), (8, 1), (8, 2)])

@@ -17,7 +17,7 @@ from llmc_jax.kernels.choice import NOTHING, Asked, Choice, Selection, Setting, 
 from llmc_jax.kernels.findings import Findings
 from llmc_jax.kernels.functions import GROUPS
 from llmc_jax.kernels.ours import variant_problem
-from llmc_jax.machine.compiling import Options
+from llmc_jax.machine.compiling import Options, of_one_device
 from llmc_jax.machine.target import Machine
 
 FORMAT = 1
@@ -185,6 +185,7 @@ def differences(then: Resolved, now: Resolved) -> list[str]:
     ]
     names = {"logit_rows": "logit rows", "gelu_fusion": "-ge", "sources": "sources of kernels"}
     pairs = {words: (getattr(then, name), getattr(now, name)) for name, words in names.items()}
-    options, later = dict(then.options), dict(now.options)
+    # but for those of several devices: how many there are is told apart
+    options, later = dict(of_one_device(then.options)), dict(of_one_device(now.options))
     pairs |= {name: (options.get(name), later.get(name)) for name in {**options, **later}}
     return found + [f"{words} {one} -> {other}" for words, (one, other) in pairs.items() if one != other]

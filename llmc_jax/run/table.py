@@ -85,6 +85,8 @@ def device_rows(plan: Plan) -> list[tuple[str, str]]:
         return []
     split = ("nothing", "optimizer state", "optimizer state and gradients")[parallel.stage]
     rows = [("split over devices", f"{split} (ZeRO {parallel.stage})")] if parallel.devices > 1 else []
+    if compiling.of_one_device(plan.execution.compiler_options) != plan.execution.compiler_options:
+        rows.append(("exchange", "a layer's gradients at once, beside the backward (not measured on GPUs yet)"))
     return [*rows, ("order of sums", "fixed" if parallel.fixed else "as is fastest")]
 
 
@@ -123,7 +125,7 @@ def option_rows(plan: Plan) -> list[tuple[str, str]]:
             f"{'on' if value else 'off'} "
             f"({compiling.decided_by(wish, flags) if (name, value) in by_default else found_out})",
         )
-        for name, value in plan.execution.compiler_options
+        for name, value in compiling.of_one_device(plan.execution.compiler_options)
     ]
 
 
