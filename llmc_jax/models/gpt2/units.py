@@ -88,9 +88,14 @@ def split_size(config: ModelConfig, devices: int) -> int:
 # ----- on the device --------------------------------------------------------------------------------------------------
 
 
-def as_rows(tensors: Any, channels: int) -> jax.Array:
-    """Return tensors, a tree of arrays, as rows (…, C) in their order: one concatenation."""
-    return jnp.concatenate([leaf.reshape(-1, channels) for leaf in jax.tree.leaves(tensors)])
+def as_rows(tensors: Any, channels: int, multiple: int = 1) -> jax.Array:
+    """Return tensors, a tree of arrays, as rows (…, C) in their order: one concatenation.
+
+    multiple: of which there are as many rows in all, the last ones zeros.
+    """
+    pieces = [leaf.reshape(-1, channels) for leaf in jax.tree.leaves(tensors)]
+    missing = -sum(len(piece) for piece in pieces) % multiple
+    return jnp.concatenate([*pieces, jnp.zeros((missing, channels), pieces[0].dtype)] if missing else pieces)
 
 
 def flat_of(found: Sequence[jax.Array], config: ModelConfig) -> jax.Array:

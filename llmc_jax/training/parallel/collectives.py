@@ -47,26 +47,20 @@ def device_number() -> jax.Array:
 # ----- sums over the devices ------------------------------------------------------------------------------------------
 
 
-def filled_up(rows: jax.Array, devices: int) -> jax.Array:
-    """Return rows (rows, C) with rows of zeros after them, so that the devices divide them."""
-    missing = -rows.shape[0] % devices
-    return jnp.pad(rows, ((0, missing), (0, 0))) if missing else rows
-
-
 def summed(rows: jax.Array, parallel: Parallel) -> jax.Array:
     """Return rows (rows, C) summed over the devices: whole in stage 0, else this device's share of them (share, C).
 
+    The devices must divide the rows, but in stage 0 without a fixed order.
     In a fixed order the sum is in float32 and by halves: ((0+1)+(2+3))+….
     """
     n = parallel.devices
     if n == 1:
         return rows
     if not parallel.fixed:
-        return reduce_scatter(filled_up(rows, n)) if parallel.splits else all_reduce(rows)
-    parts = filled_up(rows, n)
-    parts = pinned(exchange(parts.reshape(n, -1, rows.shape[-1])))
+        return reduce_scatter(rows) if parallel.splits else all_reduce(rows)
+    parts = pinned(exchange(rows.reshape(n, -1, rows.shape[-1])))
     share = by_halves([wide(parts[device]) for device in range(n)])
-    return share if parallel.splits else gather(share)[: rows.shape[0]]
+    return share if parallel.splits else gather(share)
 
 
 def summed_number(number: jax.Array, parallel: Parallel) -> jax.Array:

@@ -65,7 +65,8 @@ def batch_gradient(
 
     def of_micro_batch(inputs: jax.Array, targets: jax.Array) -> Found:
         on_unit = over_devices if at_once else lambda rows: rows
-        return units_of(weights, inputs, targets, config, execution, share_of_loss, on_unit)
+        multiple = parallel.devices if parallel.splits or parallel.fixed else 1
+        return units_of(weights, inputs, targets, config, execution, share_of_loss, on_unit, multiple)
 
     if parallel.fixed:
         found = sum_of_tree(of_micro_batch, inputs, targets, at_once, parallel)
@@ -92,15 +93,16 @@ def units_of(
     execution: Execution,
     weight: jax.Array | float,
     on_unit: Callable[[jax.Array], jax.Array],
+    multiple: int = 1,
 ) -> Found:
     """Return weight times the loss of one micro-batch (B, T), and its gradients in the order of `units`.
 
-    on_unit: what is made of the rows (rows, C) of each unit as soon as they exist.
+    on_unit: what is made of the rows (rows, C) of each unit as soon as they exist. multiple: what divides these.
     """
 
     def unit(tensors: Any) -> jax.Array:
         with jax.named_scope("gradient"):
-            rows = as_rows(jax.tree.map(lambda leaf: leaf.astype(weights.dtype), tensors), config.channels)
+            rows = as_rows(jax.tree.map(lambda leaf: leaf.astype(weights.dtype), tensors), config.channels, multiple)
         return on_unit(rows)
 
     loss, found = gpt2.loss_and_gradients(weights, inputs, targets, config, execution, weight, unit)
