@@ -151,7 +151,8 @@ def sum_of_tree(
 
     def leaf(i: jax.Array) -> Found:
         batch = (jax.lax.dynamic_index_in_dim(each, i, keepdims=False) for each in (inputs, targets))
-        loss, units = pinned(of_micro_batch(*pinned(tuple(batch))))
+        *batch, _ = pinned((*batch, i))
+        loss, units = pinned(of_micro_batch(*batch))
         return pinned(jax.tree.map(wide, (summed_number(loss, parallel) if at_once else loss, units)))
 
     def group(g: jax.Array) -> Found:
