@@ -1,0 +1,52 @@
+"""What the devices send each other in one update, from shapes alone: no device, no compilation, instant.
+
+The same collectives as in the compiled program, with the same bytes (tests/aot/test_several.py holds both against each
+other), for sums that are made as is fastest. In a fixed order there are others, which are not here. Leaves out how long
+they take.
+"""
+
+from typing import NamedTuple
+
+from llmc_jax.config.model import ModelConfig
+from llmc_jax.models.gpt2.units import Unit, split_size, units
+from llmc_jax.training.parallel.stage import Parallel
+
+NUMBER = 4  # bytes of a loss or a norm
+
+
+class Sent(NamedTuple):
+    """One collective of an update. Its bytes are those of the whole array that it is about, on one device."""
+
+    kind: str  # all-reduce, reduce-scatter, all-gather
+    about: str  # the name of a unit, or loss, norm, weights
+    bytes: int
+    times: int = 1  # in an update
+
+
+def of_update(config: ModelConfig, parallel: Parallel, micro_batches: int, element: int) -> list[Sent]:
+    """Return every collective of an update, in the order in which it can begin; none of one device.
+
+    micro_batches: of each device. element: bytes of what the model computes in, which the weights are gathered in, and
+    the gradients of one micro-batch are.
+    """
+    assert not parallel.fixed, parallel
+    if parallel.devices == 1:
+        return []
+    at_once = parallel.stage == 2 or micro_batches == 1  # else they are summed over micro-batches first, in float32
+    width, times = (element, micro_batches if parallel.stage == 2 else 1) if at_once else (4, 1)
+    kind = "reduce-scatter" if parallel.splits else "all-reduce"
+    wte, ends, *layers = units(config)
+    gradients = [
+        Sent(kind, unit.name, width * config.channels * _rows(unit, parallel), times)
+        for unit in (*reversed(layers), ends, wte)
+    ]
+    found = [Sent("all-reduce", "loss", NUMBER), *gradients]
+    if parallel.splits:
+        weights = element * split_size(config, parallel.devices)
+        found += [Sent("all-reduce", "norm", NUMBER), Sent("all-gather", "weights", weights)]
+    return found
+
+
+def _rows(unit: Unit, parallel: Parallel) -> int:
+    """Return the rows that are sent of a unit: where they are split, as many as the devices divide."""
+    return parallel.devices * unit.share(parallel.devices) if parallel.splits else unit.rows
