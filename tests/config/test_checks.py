@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llmc_jax.config.checks import check_model_fit, validate
+from llmc_jax.config.checks import check_model_fit, notes_on_devices, validate, with_devices
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
@@ -48,11 +48,10 @@ def test_contradictions_are_refused_with_a_way_on(changes: dict[str, Any], flag:
     [
         ({"hellaswag": True}, ["-h 1"]),
         ({"num_processes": 2}, ["-pn 2"]),
-        ({"zero_stage": 2}, ["-z 2"]),
         ({"zero_stage": 3}, ["-z 3"]),
         (
-            {"hellaswag": True, "num_processes": 2, "zero_stage": 1, "total_batch_size": 5000, "skip_loss_z": 1},
-            ["-d 5000", "-h 1", "-pn 2", "-z 1"],
+            {"hellaswag": True, "num_processes": 2, "zero_stage": 3, "total_batch_size": 5000, "skip_loss_z": 1},
+            ["-d 5000", "-h 1", "-pn 2", "-z 3"],
         ),
     ],
 )
@@ -92,7 +91,6 @@ def test_fit_of_rows_and_samples_to_the_model() -> None:
         ({"dtype": "fp32", "rounding": "stochastic"}, "--rounding stochastic"),
         ({"dtype": "bf16", "master_weights": False, "rounding": "nearest"}, "--rounding nearest"),
         ({"dtype": "fp16", "master_weights": False}, "-w 0"),
-        ({"zero_stage": 1}, "-z 1"),
         ({"gpus_per_node": 4, "init_method": "tcp", "server_ip": "10.0.0.1"}, "-pg 4, -pi tcp, -ps 10.0.0.1"),
         ({"major_every": 5}, "-nm 5"),
         ({"save": False, "checkpoint_every": 5, "max_steps": 0, "export_llmc": True}, "--export-llmc"),
@@ -131,7 +129,89 @@ def test_a_note_in_full() -> None:
         {"dtype": "bf16", "master_weights": False},
         {"dtype": "bf16", "rounding": "stochastic"},
         {"dtype": "fp16", "rounding": "nearest"},
+        {"devices": 4, "zero_stage": 2},
+        {"reduction": "fixed", "batch_order": "llmc", "devices": 8, "total_batch_size": 8 * 4096},
     ],
 )
 def test_what_has_an_effect_is_not_noted(changes: dict[str, Any]) -> None:
     assert validate(TrainConfig(**changes)) == []
+
+
+# ----- several devices ----------------------------------------------------------------------------------------------
+
+UNIT = 4 * 1024  # tokens of a micro-batch of one device, by the defaults
+
+
+@pytest.mark.parametrize(
+    ("asked", "available", "platform", "devices"),
+    [(0, 8, "gpu", 8), (0, 1, "gpu", 1), (0, 8, "cpu", 1), (3, 8, "gpu", 3), (4, 4, "cpu", 4), (1, 8, "gpu", 1)],
+)
+def test_devices_that_a_run_takes(asked: int, available: int, platform: str, devices: int) -> None:
+    config = with_devices(TrainConfig(devices=asked), available, platform)
+    assert config == TrainConfig(devices=devices)
+    assert (config.tokens_per_step, config.grad_accumulation, config.micro_batches) == (devices * UNIT, 1, devices)
+
+
+@pytest.mark.parametrize(("platform", "place"), [("gpu", "this machine"), ("cpu", "XLA_FLAGS")])
+def test_more_devices_than_there_are_are_refused(platform: str, place: str) -> None:
+    with pytest.raises(InputError, match=rf"^--devices 5: {place}.* 4.*--devices 4 ") as caught:
+        with_devices(TrainConfig(devices=5), 4, platform)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        ({"total_batch_size": 4 * UNIT}, "-d 32768, or a smaller -b or -t; or -b 2, which keeps"),
+        ({"total_batch_size": 12 * UNIT}, "-d 32768 or -d 65536; or -b 3, which keeps"),
+        ({"batch_size": 7, "total_batch_size": 80 * 1024}, "-d 57344 or -d 114688; or -b 5, which keeps"),
+        ({"total_batch_size": 4 * 1024}, "-d 32768, or a smaller -b or -t"),  # less than a row for each device
+        ({"total_batch_size": 9 * UNIT + 1}, "-d 32768 or -d 65536"),
+    ],
+)
+@pytest.mark.parametrize("given", [True, False])
+def test_a_total_batch_that_the_devices_do_not_divide(changes: dict[str, Any], advice: str, given: bool) -> None:
+    """Whether --devices names the number or the machine has it."""
+    with pytest.raises(InputError) as caught:
+        if given:
+            validate(TrainConfig(devices=8, **changes))
+        with_devices(TrainConfig(**changes), 8, "gpu")
+    words = str(caught.value)
+    assert words.startswith(f"-d {changes['total_batch_size']}: ") and "times 8 devices" in words
+    assert words.endswith(f"take {advice}" + " the tokens of an update" * advice.endswith("keeps"))
+    if "; or -b " in advice:
+        better = TrainConfig(**(changes | {"batch_size": int(advice.split("-b ")[-1].split(",")[0])}))
+        assert with_devices(better, 8, "gpu").tokens_per_step == changes["total_batch_size"]
+
+
+@pytest.mark.parametrize(
+    ("devices", "micro_batches", "stage", "flags"),
+    [
+        (1, 1, 0, None), (1, 6, 1, None), (2, 6, 1, None), (2, 12, 0, None), (4, 12, 1, None), (8, 8, 2, None),
+        (4, 16, 2, None), (1, 6, 2, "-z 2"),
+        (3, 6, 0, "--devices"), (6, 6, 1, "--devices"), (4, 12, 2, "-z 2"), (2, 6, 2, "-z 2"),
+    ],
+)  # fmt: skip
+def test_sums_in_a_fixed_order(devices: int, micro_batches: int, stage: int, flags: str | None) -> None:
+    changes = {"devices": devices, "zero_stage": stage, "total_batch_size": micro_batches * UNIT}
+    assert validate(TrainConfig(**changes)) == []
+    if flags is None:
+        assert validate(TrainConfig(reduction="fixed", **changes)) == []
+    else:
+        (problem,) = problems_of(reduction="fixed", **changes)
+        assert problem.startswith("--reduction fixed: ") and flags in problem and str(micro_batches) in problem
+
+
+def test_the_machine_s_devices_are_looked_at_too() -> None:
+    """With --devices 0 their number is known late."""
+    config = TrainConfig(reduction="fixed", total_batch_size=12 * UNIT)
+    assert with_devices(config, 4, "gpu").micro_batches == 12
+    for available in (3, 6):
+        with pytest.raises(InputError, match=r"^--reduction fixed: "):
+            with_devices(config, available, "gpu")
+
+
+def test_a_stage_on_one_device_is_noted() -> None:
+    (note,) = notes_on_devices(TrainConfig(devices=1, zero_stage=1))
+    assert note.startswith("-z 1: ")
+    assert notes_on_devices(TrainConfig(devices=1)) == notes_on_devices(TrainConfig(devices=2, zero_stage=1)) == []

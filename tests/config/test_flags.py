@@ -159,7 +159,8 @@ def test_any_words_give_a_configuration_or_an_input_error(words: list[str]) -> N
         ("--learning", ["--learning-rate"]),  # a beginning
         ("--beta", ["--beta1", "--beta2"]),
         ("-help", ["--help"]),
-        *((word, []) for word in ("--devices", "--epochs", "--gpu-id", "--compile", "-device", "--v", "-", "--")),
+        ("-device", ["--devices"]),
+        *((word, []) for word in ("--epochs", "--gpu-id", "--compile", "--v", "-", "--")),
     ],
 )
 def test_unknown_flags_are_errors_with_the_nearest_names(word: str, near: list[str]) -> None:

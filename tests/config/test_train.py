@@ -171,8 +171,10 @@ def test_tokens_and_micro_batches_of_a_step() -> None:
     assert (config.tokens_per_step, config.grad_accumulation) == (256, 1)
     config = replace(config, total_batch_size=1024)
     assert (config.tokens_per_step, config.grad_accumulation) == (1024, 4)
-    config = replace(config, num_processes=2)
-    assert (config.tokens_per_step, config.grad_accumulation) == (1024, 2)
+    config = replace(config, devices=2)
+    assert (config.tokens_per_step, config.grad_accumulation, config.micro_batches) == (1024, 2, 4)
+    config = replace(config, total_batch_size=-1)
+    assert (config.tokens_per_step, config.grad_accumulation, config.micro_batches) == (512, 1, 2)
 
 
 def test_json_holds_every_field_and_missing_ones_are_defaults() -> None:

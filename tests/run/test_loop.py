@@ -385,12 +385,15 @@ def test_the_table_has_the_optimizers_numbers_and_what_runs(train: Train, full_r
     assert "step_every" not in plain and "kernels" not in rows and plain["kernels"] == "xla (on a CPU)"
 
 
-def test_several_gpus_are_named_and_one_is_used(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_gpus_are_named_and_one_is_used_where_it_is_asked_for(
+    train: Train, monkeypatch: pytest.MonkeyPatch
+) -> None:
     device = describe_device()._replace(platform="gpu", kind="Some GPU", num_devices=8, memory_bytes=None)
     monkeypatch.setattr(prepare, "describe_device", lambda: device)
-    out = train("-x", 0).out
-    assert "1 of 8 x Some GPU" in out
-    assert "one of the 8 devices is used; training on several is not built yet" in out.splitlines()
+    run = train("-x", 0, "--devices", 1)
+    assert "1 of 8 x Some GPU" in run.out
+    start = next(each for each in run.events if each["event"] == "start")["config"]
+    assert (start["device"]["num_devices"], start["device"]["used"], start["options"]["devices"]) == (8, 1, 1)
 
 
 @pytest.mark.parametrize("vocab", [257, pytest.param(50257, marks=pytest.mark.slow)])

@@ -249,13 +249,17 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, said: list[str], monkeyp
 
 
 class Driver:
-    """libcuda of a machine with one GPU."""
+    """libcuda of a machine with some GPUs of a kind."""
 
-    def __init__(self, status: int = 0) -> None:
-        self.status = status
+    def __init__(self, status: int = 0, gpus: int = 1) -> None:
+        self.status, self.gpus = status, gpus
 
     def cuInit(self, _: int) -> int:
         return self.status
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = self.gpus
+        return 0
 
     def cuDeviceGet(self, device: Any, number: int) -> int:
         return number
@@ -281,6 +285,7 @@ def test_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(card, "DRIVER_VERSION", tmp_path / "version")
     (tmp_path / "version").write_text("580.1\n")
     assert card.find_card(Driver()) == H200
+    assert card.find_card(Driver(gpus=8)) == H200._replace(gpus=8)
     assert H200.machine.target == "sm_90"
     assert card.find_card(Driver(status=100)) is None
     assert card.find_card(object()) is None
