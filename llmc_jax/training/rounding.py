@@ -93,7 +93,7 @@ def _noise_positions(size: int) -> jax.Array:
 
 
 def _noise_positions_of(rows: Rows) -> jax.Array:
-    """Return what `_noise_positions` has at the elements of some rows, uint32."""
+    """Return what `_noise_positions` has at the elements of some rows, of at most 2^16 each: uint32."""
     number, length = rows.numbers.astype(jnp.uint32)[:, None], jnp.uint32(rows.length)
     column = jax.lax.broadcasted_iota(jnp.uint32, (rows.numbers.size, rows.length), 1)
     low = number * length + column  # modulo 2^32

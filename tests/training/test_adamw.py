@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from llmc_jax.config.model import ModelConfig
+from llmc_jax.models.gpt2 import units
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
 from llmc_jax.models.tensors import FLAT_MULTIPLE
 from llmc_jax.training.adamw import (
@@ -18,7 +19,13 @@ from llmc_jax.training.adamw import (
     adamw_update,
 )
 from llmc_jax.training.optimizer import clip_scale, decay_ranges, global_norm
-from llmc_jax.training.rounding import _noise_positions, round_stochastically, squirrel_noise5
+from llmc_jax.training.rounding import (
+    Rows,
+    _noise_positions,
+    _noise_positions_of,
+    round_stochastically,
+    squirrel_noise5,
+)
 from tests import plain_model
 from tests.comparisons import ADAMW_TOLERANCE, adamw_errors
 
@@ -290,3 +297,72 @@ def test_global_norm_is_not_finite_where_a_gradient_is_not_or_its_square_overflo
 )
 def test_clip_scale(norm: float, limit: float, scale: float) -> None:
     assert float(clip_scale(jnp.float32(norm), jnp.float32(limit))) == scale
+
+
+# ----- a part of the buffers ----------------------------------------------------------------------------------------
+
+
+def parts_of(flat: Any, devices: int) -> list[jax.Array]:
+    return list(jnp.asarray(units.split_on_host(np.asarray(flat), SMALL, devices).reshape(devices, -1)))
+
+
+KINDS = {  # params, copy, rounding
+    "fp32": (f32, None, "nearest"),
+    "bf16": (f32, bf16, "nearest"),
+    "fp16": (f32, jnp.float16, "nearest"),
+    "bf16, stochastic": (f32, bf16, "stochastic"),
+    "bf16 alone": (bf16, None, "nearest"),
+    "bf16 alone, stochastic": (bf16, None, "stochastic"),
+    "fp16 alone": (jnp.float16, None, "nearest"),
+}
+
+
+@pytest.mark.parametrize(("rule", "devices"), [("matrices", 8), ("all", 3), ("none", 2)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_parts_are_updated_as_the_whole(kind: str, rule: str, devices: int) -> None:
+    """Bit for bit: what decays and what is rounded which way goes by the place in the flat buffer."""
+    dtype, copied, rounding = KINDS[kind]
+    rng, N = np.random.default_rng(4), num_parameters(SMALL)
+
+    def random(scale: float, dtype: Any) -> jax.Array:
+        return jnp.asarray(np.pad(rng.normal(0, scale, N), (0, flat_size(SMALL) - N)), dtype)
+
+    arrays = [random(0.02, dtype), random(1e-3, f32), random(1e-3, f32) ** 2, random(1e-3, copied or dtype)]
+    copies = [] if copied is None else [random(1, copied)]
+    decay = () if rule == "none" else decay_ranges(SMALL, rule)
+
+    @jax.jit
+    def update(arrays: Any, copies: Any, apply: Any, rows: Any = None) -> Any:
+        place = None if rows is None else Rows(rows, SMALL.channels)
+        return adamw_update(
+            *arrays, copy=copies[0] if copies else None, scale=f32(0.5), learning_rate=f32(1e-3), update=3,
+            apply=apply, numbers=EXACT, decay=decay, rounding=rounding, seed=jnp.uint32(11), rows=place,
+        )[: 3 + len(copies)]  # fmt: skip
+
+    numbers = [units.own_rows(SMALL, devices, device) for device in range(devices)]
+    arrays_of = list(zip(*(parts_of(each, devices) for each in arrays), strict=True))
+    copies_of = list(zip(*(parts_of(each, devices) for each in copies), strict=True)) or [()] * devices
+    for apply in (True, False):
+        whole = update(arrays, copies, apply)
+        parts = [update(*given, apply, rows) for *given, rows in zip(arrays_of, copies_of, numbers, strict=True)]
+        for found, expected in zip(zip(*parts, strict=True), whole, strict=True):
+            joined = units.joined_on_host(np.concatenate([np.asarray(part) for part in found]), SMALL, devices)
+            assert joined.dtype == expected.dtype
+            assert joined[:N].tobytes() == np.asarray(expected)[:N].tobytes()
+    assert not np.array_equal(whole[0], update(arrays, copies, True)[0])
+
+
+@pytest.mark.parametrize("length", [1, 3, 768, 1600, 12288, 65_535, 65_536])
+def test_noise_positions_of_rows(length: int) -> None:
+    """Against 64-bit numbers: rows around each multiple of 2^32, and the last that 32 bits number."""
+    at = [max(0, k * 2**32 // length + d) for k in (0, 1, 2, 3, 7, length // 2 - 1) for d in (-1, 0, 1)]
+    numbers = sorted({row for row in at if row < 2**31})
+    found = np.asarray(_noise_positions_of(Rows(jnp.asarray(numbers, jnp.int32), length)))
+    position = (np.array(numbers, np.uint64)[:, None] * np.uint64(length) + np.arange(length, dtype=np.uint64)).ravel()
+    expected = (position + (position >> np.uint64(32)) * np.uint64(198_491_317)) & np.uint64(2**32 - 1)
+    np.testing.assert_array_equal(found, expected.astype(np.uint32))
+    assert (position.max() > 2**32) == (length > 2)
+    whole = Beyond32Bits(SIZE)
+    rows = SIZE // length
+    beginning = _noise_positions_of(Rows(jnp.arange(rows, dtype=jnp.int32), length))
+    np.testing.assert_array_equal(beginning, np.asarray(_noise_positions(whole))[: rows * length])
