@@ -211,9 +211,11 @@ def check_tokens(loader: TokenLoader) -> None:
     or the data is small. The loader checks the rest as it is read.
     """
     start = loader.state()
+    at_once = loader.num_processes
     batch_tokens = loader.batch_size * loader.sequence_length
-    for _ in range(min(loader.batches_per_epoch, max(1, CHECKED_TOKENS // batch_tokens))):
-        loader.next_batch()
+    batches = min(loader.batches_per_epoch, max(1, CHECKED_TOKENS // batch_tokens))
+    for _ in range(-(-batches // at_once)):
+        loader.next_batch(at_once)
     loader.restore(start)
 
 
