@@ -119,10 +119,12 @@ class Needed(NamedTuple):
 
     state: int  # parameters, the optimizer's buffers, gradient and the step's copies of the weights
     activations: int  # what the backward of one micro-batch reads
+    gradient: int  # of the state: the gradient of one micro-batch
 
     @property
     def total(self) -> int:
-        return self.state + self.activations
+        """Return the bytes at the moment that needs most: the gradient comes to be as the activations go."""
+        return self.state + self.activations - min(self.activations, self.gradient)
 
 
 def required_memory_bytes(config: ModelConfig, shape: Shape, *, sliced_weights: bool = True) -> Needed:
@@ -136,7 +138,8 @@ def required_memory_bytes(config: ModelConfig, shape: Shape, *, sliced_weights: 
     Activations: what no level of recomputation spares, without the statistics: in each of L layers 10 C a token, and
     where the T x T matrix is kept, one row of T weights for each of NH heads; then the logits, Vp, of the rows that
     exist at a time. Everything else (layernorm's and GELU's outputs, temporary gradients) could be recomputed or
-    reused, so the sum is a lower bound: what exceeds it cannot run, what stays below it may still not.
+    reused. The gradient of a micro-batch is complete when the activations are gone, so the larger of the two counts. So
+    the total is a lower bound: what exceeds it cannot run, what stays below it may still not.
     """
     e, size = shape.element, flat_size(config)
     of_state = shape.devices if shape.stage else 1
@@ -154,7 +157,7 @@ def required_memory_bytes(config: ModelConfig, shape: Shape, *, sliced_weights: 
         stretch = min(shape.recompute_blocks, config.num_layers)
         layers = -(-config.num_layers // stretch) * kept["residual1"] + stretch * layer
     logits = min(shape.logit_rows or shape.rows, shape.rows) * config.padded_vocab_size
-    return Needed(state, layers + e * logits)
+    return Needed(state, layers + e * logits, int(e / of_gradient * size))
 
 
 LEAST_LOGIT_ROWS = 8192  # a chunk that keeps a GPU busy: 0.8 GB of bf16 logits for GPT-2
@@ -218,8 +221,8 @@ def check_fits(config: ModelConfig, shape: Shape, available: int, *, sliced_weig
     raise InputError(
         f"-e: this model ({words}, {num_parameters(config):,} parameters) needs at least {gib(need.total)} of memory "
         f"with -b {shape.batch} -t {shape.sequence}: {gib(need.state)} for parameters, gradient, the optimizer's state "
-        f"and the step's copies, {gib(need.activations)} for activations; this machine has {gib(available)}; "
-        + _advice(need, available, batch, rows * shape.sequence, model)
+        f"and the step's copies, {gib(need.total - need.state)} more for activations; "
+        f"this machine has {gib(available)}; " + _advice(need, available, batch, rows * shape.sequence, model)
     )
 
 
