@@ -8,8 +8,8 @@ Needs a Python with JAX's CUDA plugin (`make test-aot` makes one); takes half an
 - Every step has 4 micro-batches, so that the stages differ in what they keep of the gradient: with one micro-batch,
   `-z 2` is the program of `-z 1`. T=1024, bf16, master weights, -r 1.
 - State and temporaries are the compiler's. What fits is 92 % of the card, which JAX's allocator is given.
-- GPT-2 124M (d12) is compiled as it is. Of GPT-2 1558M (d48) a step takes minutes to compile: it is extrapolated in the
-  layers from its first 2 and 4, where the table says so.
+- GPT-2 124M (d12) is compiled as it is. GPT-2 1558M (d48) takes minutes: what is tried is extrapolated in the layers
+  from 2 and 4 of them, and so are its temporaries at -b 16 (marked ~). The largest is then compiled whole (without ~).
 - The largest -b is a multiple of 8 (d12) or 2 (d48), found by trying: the first try is made by the lower bound of
   models/gpt2/memory.py, the next ones by how far the compiler was above it. What is shown was tried, and fitted.
 """
@@ -66,6 +66,7 @@ class Size(NamedTuple):
     state: int
     temporaries: int
     needed: int  # at least, by models/gpt2/memory.py
+    whole: bool = True  # False: extrapolated in the layers
 
     @property
     def total(self) -> int:
@@ -94,7 +95,7 @@ def plan_of(gpu: str, shape: str, stage: int, batch: int, logit_rows: int = -1) 
 
 
 def size_of(gpu: str, model: Model, stage: int, batch: int) -> Size:
-    """Compile a step, or some of its layers; return what it takes."""
+    """Compile a step, or twice some of its layers; return what it takes."""
     plan = plan_of(gpu, model.name, stage, batch)
 
     def temporaries(layers: int) -> int:
@@ -107,7 +108,7 @@ def size_of(gpu: str, model: Model, stage: int, batch: int) -> Size:
     else:
         few, more = (temporaries(layers) for layers in FEWER)
         found = few + (more - few) * (model.layers - FEWER[0]) // (FEWER[1] - FEWER[0])
-    size = Size(batch, elsewhere.state_bytes(plan), found, plan.needed.total)
+    size = Size(batch, elsewhere.state_bytes(plan), found, plan.needed.total, model.whole)
     print(f"{gpu} {model.name} -z {stage}: {size}", file=sys.stderr, flush=True)
     return size
 
@@ -146,8 +147,18 @@ def rows_of(gpu: str) -> list[Row]:
                 return size_of(gpu, model, stage, batch)
 
             first = size_at(model.batch)
-            found.append(Row(gpu, model.name, stage, first, largest(first, size_at, needed, budget, model.step)))
+            most = largest(first, size_at, needed, budget, model.step)
+            found.append(Row(gpu, model.name, stage, first, confirmed(gpu, model, stage, most, budget)))
     return found
+
+
+def confirmed(gpu: str, model: Model, stage: int, found: Size, budget: int) -> Size:
+    """Return the size of the largest batch compiled whole, where it was extrapolated; of a smaller one if need be."""
+    if model.whole:
+        return found
+    whole = model._replace(whole=True)
+    batches = range(found.batch, 0, -model.step)
+    return next(size for batch in batches if (size := size_of(gpu, whole, stage, batch)).total <= budget)
 
 
 # ----- as text ------------------------------------------------------------------------------------------------------
@@ -157,23 +168,27 @@ def gb(size: int) -> str:
     return f"{size / 1e9:.2f}"
 
 
-def page(rows: Iterable[Row], whole: str = "") -> str:
-    """Return benchmarks/results/memory_by_stage.md. whole: what was compiled whole beside, in words."""
+def mark(size: Size) -> str:
+    return "" if size.whole else "~"
+
+
+def page(rows: Iterable[Row]) -> str:
+    """Return benchmarks/results/memory_by_stage.md."""
     method = (__doc__ or "").partition("cores.\n\n")[2].strip()
     head = (
         "| GPU | model | stage | state | temporaries at -b | at least | compiler / least | largest -b | temporaries | "
         "all | at least |\n|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
     )
     lines = [
-        f"| {gpus.known_target(gpu).device_kind} | {model} | {stage} | {gb(first.state)} | {gb(first.temporaries)} at "
-        f"{first.batch} | {gb(first.needed)} | {first.total / first.needed:.2f} | {most.batch} | "
-        f"{gb(most.temporaries)} | {gb(most.total)} | {gb(most.needed)} |"
+        f"| {gpus.known_target(gpu).device_kind} | {model} | {stage} | {gb(first.state)} | {mark(first)}"
+        f"{gb(first.temporaries)} at {first.batch} | {gb(first.needed)} | {first.total / first.needed:.2f} | "
+        f"{most.batch} | {mark(most)}{gb(most.temporaries)} | {gb(most.total)} | {gb(most.needed)} |"
         for gpu, model, stage, first, most in rows
     ]
     return (
         "# Memory of one of 8 GPUs by stage\n\n"
         f"`python benchmarks/memory_by_stage.py`; {machine_line()}.\nNothing was run on a GPU: programs are compiled. "
-        f"GB are 10^9 bytes, on each GPU.\n\n{method}\n\n{head}\n" + "\n".join(lines) + f"\n{whole}"
+        f"GB are 10^9 bytes, on each GPU.\n\n{method}\n\n{head}\n" + "\n".join(lines) + "\n"
     )
 
 
