@@ -198,10 +198,15 @@ def gradient_norm(gradient: jax.Array, config: ModelConfig, parallel: Parallel) 
     """
     of_model = gradient if parallel.splits else gradient[: num_parameters(config)]
     rows = wide(of_model.reshape(-1, config.channels))
-    squares = jnp.sum(rows * rows, axis=1)  # (r,), or (R,) of the flat gradient
     if not parallel.fixed:
-        return jnp.sqrt(all_reduce(jnp.sum(squares)))
-    squares = pinned(squares)
+        return jnp.sqrt(all_reduce(jnp.sum(jnp.sum(rows * rows, axis=1))))
+    # The compiler chooses in which order it sums a row, by how many there are: so the additions are written out.
+    parts = pinned(rows * rows)
+    while (width := parts.shape[1]) > 1:
+        half = width // 2
+        odd = parts[:, 2 * half :]
+        parts = jnp.concatenate([parts[:, :half] + parts[:, half : 2 * half], odd], axis=1)
+    squares = pinned(parts[:, 0])  # (r,), or (R,) of the flat gradient
     if parallel.splits:
         squares = pinned(gather(squares)[places(config, parallel.devices)])
     return jnp.sqrt(jnp.sum(squares))
