@@ -1,0 +1,188 @@
+"""Runs of the command line on several devices, which a CPU pretends to have: the same run, saved and continued."""
+
+import fcntl
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from llmc_jax.checkpoint.store import open_checkpoint
+from llmc_jax.data.loader import TokenLoader
+from llmc_jax.run.prepare import check_tokens
+from tests.same_run import Result, check_same, write_shards
+
+ROOT = Path(__file__).resolve().parents[2]
+FLAGS = (
+    "-e L2-NH2-C16-V61-T16 -i data/train_*.bin -j data/val_*.bin -b 2 -t 16 -d 256 -x 6 -l 1e-2 -u 2 -q 0.1 -c 0.1 "
+    "-v 3 -m 5 -s 3 -g 8 -n 3 --tokenizer none --print-every 1"
+)
+FIXED = f"{FLAGS} --reduction fixed"
+
+
+def start(words: str, folder: Path, **env: str) -> Result:
+    """One start of train.py in the folder that holds the data, its run in the folder that -o names."""
+    words = f"{words} -o run" if "-o " not in words else words
+    place = os.environ | {"JAX_PLATFORMS": "cpu"} | env
+    for name in ("NPROC", "XLA_FLAGS"):
+        if name not in env:
+            place.pop(name, None)
+    command = [sys.executable, str(ROOT / "train.py"), *shlex.split(words)]
+    done = subprocess.run(command, cwd=folder, env=place, capture_output=True, text=True, check=False)
+    run = folder / shlex.split(words)[shlex.split(words).index("-o") + 1]
+    return Result(done.returncode, run, done.stdout, done.stderr)
+
+
+class Runs(NamedTuple):
+    """Whole runs, by the folder that they are in."""
+
+    folder: Path
+
+    def result(self, name: str) -> Result:
+        words = (self.folder / f"{name}.out").read_text()
+        return Result(0, self.folder / name, words, "")
+
+
+WHOLE = {
+    "one": f"{FIXED} --devices 1",
+    "four": f"{FIXED} --devices 4 -z 2",
+    "any": f"{FLAGS} --devices 4 -z 2",
+    "llmc": f"{FLAGS} --devices 2 --batch-order llmc --dtype bf16",
+}
+CONTINUED = {  # of which run, how
+    "four on two": ("four", "--devices 2 -z 1"),
+    "four on one": ("four", "--devices 1 -z 0"),
+    "any on two": ("any", "--devices 2 -z 1"),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """All of them, made once for all workers."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "devices"
+    with open(folder.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            make(folder)
+            (folder / "done").touch()
+    return Runs(folder)
+
+
+def make(folder: Path) -> None:
+    write_shards(folder / "data", {"train": (1500, 1300), "val": (600,)}, vocab_size=61)
+
+    def made(name: str, words: str) -> None:
+        run = start(f"{words} -o '{name}'", folder)
+        assert (run.code, run.err) == (0, ""), run.err + run.out
+        (folder / f"{name}.out").write_text(run.out)
+
+    for name, words in WHOLE.items():
+        made(name, words)
+    for name, (of, words) in CONTINUED.items():
+        shutil.copytree(folder / of, folder / name)
+        shutil.rmtree(folder / name / "state_00000006")
+        (folder / name / "DONE_00000006").unlink()
+        made(name, f"-y 1 {words}")
+
+
+def test_four_devices_make_the_run_of_one(runs: Runs) -> None:
+    check_same(runs.folder / "four", runs.folder / "one")
+    run = runs.result("four")
+    assert run.checkpoints == [3, 6] and len(run.losses) == 6
+    start = next(each["config"] for each in run.events if each["event"] == "start")
+    assert (start["device"]["used"], start["options"]["devices"], start["options"]["zero_stage"]) == (4, 4, 2)
+
+
+@pytest.mark.parametrize(("name", "moved"), [
+    ("four on two", "devices 4 -> 2, ZeRO stage 2 -> 1"), ("four on one", "devices 4 -> 1, ZeRO stage 2 -> 0"),
+])  # fmt: skip
+def test_a_run_in_a_fixed_order_goes_on_with_the_same_bits(runs: Runs, name: str, moved: str) -> None:
+    check_same(runs.folder / name, runs.folder / "one")
+    run = runs.result(name)
+    assert run.values("resume", "step") == [3]
+    assert f"{moved}: the same bits, by --reduction fixed" in run.out and "not bit-exact" not in run.out
+
+
+def test_a_run_in_any_order_goes_on_within_rounding(runs: Runs) -> None:
+    run, whole = runs.result("any on two"), runs.result("any")
+    assert "not bit-exact from here: devices 4 -> 2, ZeRO stage 2 -> 1" in run.out
+    assert run.losses[:3] == whole.losses[:3]
+    np.testing.assert_allclose(run.losses, whole.losses, rtol=1e-6)
+    np.testing.assert_allclose(run.values("val", "loss"), whole.values("val", "loss"), rtol=1e-6)
+    assert run.values("sample", "tokens") == whole.values("sample", "tokens")
+
+
+def test_in_any_order_it_is_the_run_in_a_fixed_one_but_for_rounding(runs: Runs) -> None:
+    ours, fixed = runs.result("any"), runs.result("one")
+    np.testing.assert_allclose(ours.losses, fixed.losses, rtol=1e-6)
+    np.testing.assert_allclose(ours.values("val", "loss"), fixed.values("val", "loss"), rtol=1e-6)
+
+
+def loaders(folder: Path, n: int) -> list[TokenLoader]:
+    """Those of n processes of llm.c."""
+    return [
+        TokenLoader(
+            sorted((folder / "data").glob("train_*.bin")), 2, 16, vocab_size=61, shuffle=True, flag="-i",
+            process_rank=rank, num_processes=n,
+        )
+        for rank in range(n)
+    ]  # fmt: skip
+
+
+def test_tokens_of_as_many_processes_of_llmc(runs: Runs) -> None:
+    """The run reads what llm.c's processes read in turns, and its checkpoint keeps the place of each."""
+    run = runs.result("llmc")
+    assert run.code == 0 and len(run.losses) == 6
+    processes = loaders(runs.folder, 2)
+    stored = open_checkpoint(run.folder / "state_00000006").stored["loader"]
+    together = TokenLoader(
+        processes[0].paths, 2, 16, vocab_size=61, shuffle=True, flag="-i", process_rank=None, num_processes=2
+    )
+    check_tokens(together)
+    fresh = loaders(runs.folder, 2)
+    inputs, targets = together.next_batch(8)
+    for rank, each in enumerate(fresh):
+        ours, theirs = (inputs[rank::2], targets[rank::2]), each.next_batch(4)
+        np.testing.assert_array_equal(ours, theirs)
+    together.next_batch(5 * 8)
+    assert together.state() == stored
+    alone = loaders(runs.folder, 1)[0].next_batch(8)
+    assert not np.array_equal(alone[0], inputs)
+
+
+ERRORS: dict[str, tuple[str, dict[str, str], tuple[str, ...]]] = {
+    "more devices than there are": (
+        "--devices 4", {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+        ("--devices 4: ", "XLA_FLAGS", "--devices 2"),
+    ),
+    "not divided": ("--devices 4 -b 3 -d 128", {}, ("-d 128: ", "times 4 devices", "-b 2, which keeps")),
+    "stage 3": ("--devices 2 -z 3", {}, ("-z 3: ", "-z 2")),
+    "no power of two": ("--devices 3 -d 192 --reduction fixed", {}, ("--reduction fixed: ",)),
+    "not a divisor": ("--devices 4 -d 192 --reduction fixed", {}, ("-d 192: ",)),
+    "six micro-batches in stage 2": (
+        "--devices 2 -d 192 -z 2 --reduction fixed", {}, ("--reduction fixed: ", "-z 1", "6"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_what_cannot_be_is_said_in_a_line_before_anything_is_written(runs: Runs, tmp_path: Path, name: str) -> None:
+    words, env, said = ERRORS[name]
+    (tmp_path / "data").symlink_to(runs.folder / "data")
+    run = start(f"{FLAGS} {words}", tmp_path, **env)
+    assert run.code == 2 and run.out == ""
+    (line,) = run.err.splitlines()
+    assert all(each in line for each in said), line
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_stage_on_one_device_is_noted(runs: Runs) -> None:
+    run = start(f"{FLAGS} --devices 1 -z 1 -x 0 -v 0 -s 0 -o noted", runs.folder)
+    assert run.code == 0 and any("-z 1: " in line and "no effect" in line for line in run.out.splitlines())
