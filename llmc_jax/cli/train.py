@@ -24,8 +24,9 @@ from llmc_jax.errors import EXIT_MEANINGS, InputError
 from llmc_jax.machine.jax_setup import restart_with_huge_pages, train_command
 
 FLAG_COLUMN = 36
-SHOWN = [
-    about._replace(meaning=about.meaning + (" (not built yet)" if about.name in NOT_BUILT else ""))
+NOT_YET = " (not built yet)"
+SHOWN = [  # of an option whose meaning says it of one value, the others are built
+    about._replace(meaning=about.meaning.removesuffix(NOT_YET) + NOT_YET if about.name in NOT_BUILT else about.meaning)
     for about in (OPTIONS[0], *SHOW_ALONE, *OPTIONS[1:])
 ]
 GROUPS = {group: list(members) for group, members in groupby(SHOWN, attrgetter("group"))}

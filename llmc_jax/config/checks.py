@@ -5,6 +5,7 @@ Leaves out the options themselves (train.py) and what only files and devices tel
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple
 
 from llmc_jax.config.model import ModelConfig
@@ -142,6 +143,11 @@ NOTES = (
         lambda c: any(_changed(c, about.name) for about in OPTIONS if about.group == PROCESSES),
         "{processes}: no effect, since one process drives all devices of this machine",
     ),
+    _useless("batch_order", lambda c: c.overfit, "with {overfit}, where every update takes the same batch"),
+    Rule(
+        lambda c: c.batch_order == "llmc" and c.reduction == "fixed" and not c.overfit,
+        "{batch_order}: another number of devices takes other tokens, so {reduction} cannot give it the same bits",
+    ),
     _useless("warmup_steps", lambda c: c.schedule == "constant", "with -k constant, which does not warm up"),
     Rule(
         lambda c: c.schedule != "constant" and 0 < c.max_steps <= c.warmup_steps,
@@ -220,20 +226,28 @@ def _total_batch(config: TrainConfig) -> list[str]:
     product = " times ".join(_given(config, name) for name in ("batch_size", "sequence_length"))
     if config.devices > 1:
         product += f" times {config.devices} devices"
-        choice = _smaller_batch(config) + choice.removesuffix(", or a smaller -b or -t")
+        # a run that goes on from a checkpoint has the -b and -d of that
+        same = [*_fewer_devices(config), *([] if config.reuse else _smaller_batch(config))]
+        others = [] if config.reuse and same else [choice.removesuffix(", or a smaller -b or -t")]
+        kept = [f"{' or '.join(same)}, which keeps the updates the same"] if same else []
+        choice = ", or ".join([*kept, *others])
     return [
         f"{_given(config, 'total_batch_size')}: an update's tokens must be a multiple of {unit} ({product}); "
         f"take {choice}"
     ]
 
 
-def _smaller_batch(config: TrainConfig) -> str:
-    """Return the advice of the largest -b that keeps the tokens of an update; nothing where there is none."""
+def _fewer_devices(config: TrainConfig) -> list[str]:
+    """Return the largest number of devices that divide the micro-batches of an update, as a flag, if any does."""
+    A, rest = divmod(config.tokens_per_step, config.batch_size * config.sequence_length)
+    return [] if rest else [f"--devices {next(n for n in range(config.devices, 0, -1) if A % n == 0)}"]
+
+
+def _smaller_batch(config: TrainConfig) -> list[str]:
+    """Return the largest -b with which the devices divide the tokens of an update, as a flag, if there is one."""
     rows, rest = divmod(config.tokens_per_step, config.sequence_length * config.devices)
-    if rest:
-        return ""
-    fitting = next((B for B in range(min(config.batch_size, rows), 0, -1) if rows % B == 0), None)
-    return "" if fitting is None else f"-b {fitting}, which keeps the updates the same, or "
+    fitting = (B for B in range(min(config.batch_size, rows), 0, -1) if rows % B == 0 and not rest)
+    return [f"-b {B}" for B in islice(fitting, 1)]
 
 
 def check_model_fit(config: TrainConfig, model: ModelConfig) -> list[str]:

@@ -348,7 +348,8 @@ class TrainConfig:
     )
     zero_stage: int = option(
         0, "-z --zero-stage", DEVICES,
-        "ZeRO, what is split over the devices: 0 = nothing, 1 = optimizer state and master weights, 2 = gradients too",
+        "ZeRO, what is split over the devices: 0 = nothing, 1 = optimizer state and master weights, 2 = gradients too, "
+        "3 = weights too (not built yet)",
         choices=(0, 1, 2, 3),
     )
     reduction: str = option(

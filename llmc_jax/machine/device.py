@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from llmc_jax.errors import InputError
 from llmc_jax.machine.gpus import card_memory_bytes
 
 
@@ -36,10 +37,19 @@ def first_device() -> Any:
 
 
 def devices_of(count: int) -> list[Any]:
-    """Return the devices that a run takes: the first of those that JAX sees. Initialises JAX's backend."""
+    """Return the devices that a run takes: the first of those that JAX sees. Initialises JAX's backend.
+
+    Raises InputError if they are not of one kind: one program runs on all of them.
+    """
     import jax
 
-    return jax.devices()[:count]
+    devices = jax.devices()[:count]
+    if len(kinds := {device.device_kind for device in devices}) > 1:
+        raise InputError(
+            f"--devices {count}: they are of different kinds ({', '.join(sorted(kinds))}); name those to use in the "
+            "environment variable CUDA_VISIBLE_DEVICES"
+        )
+    return devices
 
 
 def memory_stats() -> dict[str, int]:

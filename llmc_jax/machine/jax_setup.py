@@ -70,11 +70,12 @@ def restart_with_huge_pages() -> None:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def configure(*, tf32: bool = True, cpu_devices: int = 0, fixed_threads: bool = False) -> list[str]:
+def configure(*, tf32: bool = True, devices: int = 0, fixed_threads: bool = False) -> list[str]:
     """Set up JAX: call before its first computation. What the user has set in the environment stays.
 
     tf32: whether float32 products may use TF32 on NVIDIA GPUs that have it; the CPU always computes in float32.
-    cpu_devices: that a CPU pretends to have; 0: one. fixed_threads: XLA splits sums on a CPU among its threads, so
+    devices: that a run takes: the first GPUs, so that the others' memory stays free, or as many as a CPU pretends to
+    have; 0: all, on a CPU one. fixed_threads: XLA splits sums on a CPU among its threads, so
     their number must not depend on the number of cores or devices.
     Returns notes for the user: the compile cache stays off where its folder cannot be written.
     """
@@ -82,11 +83,13 @@ def configure(*, tf32: bool = True, cpu_devices: int = 0, fixed_threads: bool = 
     # JAX takes three quarters of a GPU's memory; a trainer has the card to itself.
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(MEMORY_SHARE))
     if fixed_threads:
-        os.environ.setdefault("NPROC", str(max(FIXED_THREADS, cpu_devices)))
+        os.environ.setdefault("NPROC", str(max(FIXED_THREADS, devices)))
     import jax
 
-    if cpu_devices > 1 and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        jax.config.update("jax_num_cpu_devices", cpu_devices)
+    if devices > 1 and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        jax.config.update("jax_num_cpu_devices", devices)
+    if devices and "JAX_CUDA_VISIBLE_DEVICES" not in os.environ:
+        jax.config.update("jax_cuda_visible_devices", ",".join(map(str, range(devices))))
     if not tf32:
         jax.config.update("jax_default_matmul_precision", "highest")
     notes = []

@@ -22,6 +22,7 @@ import jax
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.machine import compiling, jax_setup
+from llmc_jax.machine.device import first_device
 from llmc_jax.machine.nvml import gpu_line, gpu_numbers
 from llmc_jax.plan import step_numbers
 from llmc_jax.run.batches import Batches, training_batches
@@ -45,7 +46,7 @@ def run(config: TrainConfig, notes: list[str]) -> ExitCode:
     for what breaks during the run.
     """
     fixed = config.reduction == "fixed"
-    notes = [*notes, *jax_setup.configure(tf32=config.tf32, cpu_devices=config.devices, fixed_threads=fixed)]
+    notes = [*notes, *jax_setup.configure(tf32=config.tf32, devices=config.devices, fixed_threads=fixed)]
     stop = threading.Event()
     output = Output(sys.stdout, stop)
     try:
@@ -57,9 +58,10 @@ def run(config: TrainConfig, notes: list[str]) -> ExitCode:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         words = str(error).splitlines()[0].rstrip(".")
+        split = f"write -z {config.zero_stage + 1}, or " if _may_split_more(config) else ""
         raise InputError(
-            f"the device's memory is full: {words}; lower -b (and keep -d for the same updates), or -t, or keep less "
-            "with --recompute-blocks 1, or take a smaller model"
+            f"the device's memory is full: {words}; {split}lower -b (and keep -d for the same updates), or -t, or keep "
+            "less with --recompute-blocks 1, or take a smaller model"
         ) from error
     finally:
         output.discard_rest()
@@ -70,6 +72,12 @@ def run(config: TrainConfig, notes: list[str]) -> ExitCode:
     elif outcome.code == ExitCode.STOPPED and output.error is not None:
         raise InputError(f"standard output: cannot be written ({output.error.strerror}); the run was stopped")
     return outcome.code
+
+
+def _may_split_more(config: TrainConfig) -> bool:
+    """Return whether a higher stage of ZeRO would take less memory."""
+    all_of_them = 1 if first_device().platform == "cpu" else jax.device_count()
+    return (config.devices or all_of_them) > 1 and config.zero_stage < 2
 
 
 def loop(run: Run, state: TrainState) -> Outcome:

@@ -329,10 +329,8 @@ def first_state(parameters: np.ndarray, plan: Plan, place: Placement | None = No
     if place is None or alone:
         return found
 
-    def flat(name: str) -> np.ndarray:
-        if name not in ("params", "copy"):
-            return np.zeros(parameters.shape, found.flat[name].dtype)
-        return parameters.astype(found.flat[name].dtype)
+    def flat(name: str) -> np.ndarray | None:
+        return parameters.astype(found.flat[name].dtype) if name in ("params", "copy") else None
 
     return place.state(found, flat)
 

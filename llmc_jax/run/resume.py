@@ -187,7 +187,9 @@ def _differences(earlier: Checkpoint, config: TrainConfig, ours: Identity) -> It
             if then != now:
                 counts = parallel_of(options).devices, parallel_of(config).devices
                 there, here = (f", on {n} devices" if len(set(counts)) > 1 else "" for n in counts)
-                yield f"batch and order: {_flag(name)} is {show_value(then)} there{there}, {show_value(now)} here{here}"
+                advice = f"; give -d {then}" if name == "tokens_per_step" else ""
+                found = f"{show_value(then)} there{there}, {show_value(now)} here{here}"
+                yield f"batch and order: {_flag(name)} is {found}{advice}"
         if ATTENTIONS.get(options.attention) != ATTENTIONS[config.attention]:
             yield f"model: --attention is {options.attention} there, {config.attention} here"
     if None not in (theirs.data, ours.data) and theirs.data != ours.data:

@@ -53,7 +53,7 @@ def _settings(setup: Setup, folder: Path) -> list[tuple[str, Any]]:
         ("sequence length T", config.sequence_length),
         ("total batch size", config.tokens_per_step),
         ("grad_accum_steps", config.grad_accumulation),
-        *([("batch order", config.batch_order)] if config.devices > 1 else []),
+        *batch_order_rows(setup),
         ("LR scheduler", config.schedule),
         ("learning rate (LR)", f"{config.learning_rate:e}"),
         ("warmup iterations", config.warmup_steps),
@@ -76,6 +76,14 @@ def _settings(setup: Setup, folder: Path) -> list[tuple[str, Any]]:
         ("seed", config.seed),
         ("shuffle", config.shuffle),
     ]
+
+
+def batch_order_rows(setup: Setup) -> list[tuple[str, str]]:
+    """Return whose order the batches are read in, where that is not the one of a single process of llm.c."""
+    processes = 1 if setup.data.train is None else setup.data.train.num_processes
+    if processes == 1:
+        return [("batch order", "global")] if setup.config.devices > 1 else []
+    return [("batch order", f"of {processes} processes of llm.c")]
 
 
 def device_rows(plan: Plan) -> list[tuple[str, str]]:

@@ -120,6 +120,7 @@ def child_environment() -> dict[str, str]:
     found = dict(os.environ)
     found["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     found.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    found.setdefault("JAX_CUDA_VISIBLE_DEVICES", "0")  # of those that CUDA shows this process
     if not found.get("JAX_COMPILATION_CACHE_DIR"):
         # Not the one of the runs: a process that is ended while it writes leaves a torn file, over which JAX trips at
         # every start.

@@ -346,7 +346,7 @@ def test_the_parts_are_updated_as_the_whole(kind: str, rule: str, devices: int) 
         whole = update(arrays, copies, apply)
         parts = [update(*given, apply, rows) for *given, rows in zip(arrays_of, copies_of, numbers, strict=True)]
         for found, expected in zip(zip(*parts, strict=True), whole, strict=True):
-            joined = units.joined_on_host(np.concatenate([np.asarray(part) for part in found]), SMALL, devices)
+            joined = units.joined_on_host([np.asarray(part) for part in found], SMALL)
             assert joined.dtype == expected.dtype
             assert joined[:N].tobytes() == np.asarray(expected)[:N].tobytes()
     assert not np.array_equal(whole[0], update(arrays, copies, True)[0])

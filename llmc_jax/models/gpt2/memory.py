@@ -222,7 +222,9 @@ def check_fits(config: ModelConfig, shape: Shape, available: int, *, sliced_weig
         f"-e: this model ({words}, {num_parameters(config):,} parameters) needs at least {gib(need.total)} of memory "
         f"with -b {shape.batch} -t {shape.sequence}: {gib(need.state)} for parameters, gradient, the optimizer's state "
         f"and the step's copies, {gib(need.total - need.state)} more for activations; "
-        f"this machine has {gib(available)}; " + _advice(need, available, batch, rows * shape.sequence, model)
+        f"this machine has {gib(available)}; "
+        + (f"write -z {shape.stage + 1}; or " if shape.devices > 1 and shape.stage < 2 else "")
+        + _advice(need, available, batch, rows * shape.devices * shape.sequence, model)
     )
 
 

@@ -294,10 +294,12 @@ def backward(
     config: ModelConfig,
     execution: Execution = PLAIN,
     on_block: Callable[[BlockParams], Any] = lambda found: found,
+    waits: bool = False,
 ) -> Gradients:
     """Return the parameters' gradients from dlnf (B, T, C) and dwte (Vp, C), the output head's share of wte's.
 
-    on_block: what is made of a layer's gradients as soon as they exist, from the last layer to the first.
+    on_block: what is made of a layer's gradients as soon as they exist, from the last layer to the first. waits: a
+    layer is not begun before that has been done of the layer but one above it, so few whole gradients are alive.
     Source: llm.c train_gpt2.c, `gpt2_backward`.
     """
     op = execution.op
@@ -316,6 +318,8 @@ def backward(
                     p = block_params(params, layer)
                     dx, dbias, found = block_backward(dx, dbias, p, a, config.num_heads, execution)
                     gradients.append(on_block(found))
+                    if waits and len(gradients) > 1:
+                        dx, gradients[-2] = pinned((dx, gradients[-2]))
         with scope("embedding"):  # wte is used twice: the head's gradient and the embedding's
             dwte, dwpe = op.embedding_backward(dx, tokens, dwte)
     return Gradients(dwte, dwpe, tuple(reversed(gradients)), dlnfw, dlnfb)
@@ -430,8 +434,9 @@ def loss_and_gradients(
     execution: Execution = PLAIN,
     weight: jax.Array | float = 1.0,
     on_block: Callable[[BlockParams], Any] = lambda found: found,
+    waits: bool = False,
 ) -> tuple[jax.Array, Gradients]:
-    """Return what `loss_fn` returns, and its gradients before they become one buffer. on_block: as in `backward`."""
+    """Return what `loss_fn` returns, and its gradients before they are one buffer. The last two: as in `backward`."""
     loss, saved = _loss_forward(flat, tokens, targets, config, execution, weight)
     params, tokens, activations, dlnf, dwte = saved
-    return loss, backward(dlnf, dwte, params, tokens, activations, config, execution, on_block)
+    return loss, backward(dlnf, dwte, params, tokens, activations, config, execution, on_block, waits)

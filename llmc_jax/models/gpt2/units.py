@@ -147,32 +147,44 @@ def take_rows(flat: jax.Array, rows: jax.Array, config: ModelConfig) -> jax.Arra
 # ----- on the host ----------------------------------------------------------------------------------------------------
 
 
-def _table(config: ModelConfig, devices: int) -> np.ndarray:
-    """Return what `own_rows` returns of every device, (n r,)."""
-    found = []
-    for device in range(devices):
-        for unit in units(config):
-            share = unit.share(devices)
-            of_unit = np.concatenate([np.arange(first, first + count) for first, count in unit.pieces])
-            part = of_unit[device * share : (device + 1) * share]
-            found.append(np.pad(part, (0, share - len(part)), constant_values=total_rows(config)))
-    return np.concatenate(found)
+class Run(NamedTuple):
+    """Rows that lie together in the flat buffer and on a device."""
+
+    device: int
+    place: int  # of the first one, on the device
+    row: int  # of the first one, in the flat buffer
+    rows: int
+
+
+@cache
+def runs(config: ModelConfig, devices: int) -> tuple[Run, ...]:
+    """Return all rows of the flat buffer, where they lie together on one of the devices."""
+    found, offset = [], 0
+    for unit in units(config):
+        share = unit.share(devices)
+        for start, (first, count) in zip(unit.starts, unit.pieces, strict=True):
+            for device in range(start // share, (start + count - 1) // share + 1):
+                begin, end = max(start, device * share), min(start + count, (device + 1) * share)
+                place = offset + begin - device * share
+                found.append(Run(device, place, first + begin - start, end - begin))
+        offset += share
+    return tuple(found)
 
 
 def split_on_host(flat: np.ndarray, config: ModelConfig, devices: int) -> np.ndarray:
     """Return a flat buffer (flat_size,) in split order, (split_size,)."""
-    C, table = config.channels, _table(config, devices)
-    rows = flat[: num_parameters(config)].reshape(-1, C)
-    found = np.zeros((table.size, C), flat.dtype)
-    there = table < len(rows)
-    found[there] = rows[table[there]]
+    rows = flat[: num_parameters(config)].reshape(-1, config.channels)
+    found = np.zeros((devices, split_rows(config, devices), config.channels), flat.dtype)
+    for device, place, row, count in runs(config, devices):
+        found[device, place : place + count] = rows[row : row + count]
     return found.reshape(-1)
 
 
-def joined_on_host(split: np.ndarray, config: ModelConfig, devices: int) -> np.ndarray:
-    """Return the flat buffer (flat_size,) of one in split order (split_size,)."""
-    C, table = config.channels, _table(config, devices)
-    flat = np.zeros(flat_size(config), split.dtype)
-    rows, there = flat[: num_parameters(config)].reshape(-1, C), table < total_rows(config)
-    rows[table[there]] = split.reshape(-1, C)[there]
+def joined_on_host(parts: Sequence[np.ndarray], config: ModelConfig) -> np.ndarray:
+    """Return the flat buffer (flat_size,) of the parts (r C,) that the devices have, in their order."""
+    flat = np.zeros(flat_size(config), parts[0].dtype)
+    rows = flat[: num_parameters(config)].reshape(-1, config.channels)
+    on_devices = [part.reshape(-1, config.channels) for part in parts]
+    for device, place, row, count in runs(config, len(parts)):
+        rows[row : row + count] = on_devices[device][place : place + count]
     return flat

@@ -66,7 +66,8 @@ def batch_gradient(
     def of_micro_batch(inputs: jax.Array, targets: jax.Array) -> Found:
         on_unit = over_devices if at_once else lambda rows: rows
         multiple = parallel.devices if parallel.splits or parallel.fixed else 1
-        return units_of(weights, inputs, targets, config, execution, share_of_loss, on_unit, multiple)
+        waits = parallel.splits and parallel.stage == 2
+        return units_of(weights, inputs, targets, config, execution, share_of_loss, on_unit, multiple, waits)
 
     if parallel.fixed:
         found = sum_of_tree(of_micro_batch, inputs, targets, at_once, parallel)
@@ -94,10 +95,12 @@ def units_of(
     weight: jax.Array | float,
     on_unit: Callable[[jax.Array], jax.Array],
     multiple: int = 1,
+    waits: bool = False,
 ) -> Found:
     """Return weight times the loss of one micro-batch (B, T), and its gradients in the order of `units`.
 
     on_unit: what is made of the rows (rows, C) of each unit as soon as they exist. multiple: what divides these.
+    waits: as in `gpt2.backward`.
     """
 
     def unit(tensors: Any) -> jax.Array:
@@ -105,7 +108,7 @@ def units_of(
             rows = as_rows(jax.tree.map(lambda leaf: leaf.astype(weights.dtype), tensors), config.channels, multiple)
         return on_unit(rows)
 
-    loss, found = gpt2.loss_and_gradients(weights, inputs, targets, config, execution, weight, unit)
+    loss, found = gpt2.loss_and_gradients(weights, inputs, targets, config, execution, weight, unit, waits)
     ends = (found.wpe, gpt2.unused_positions(found, config), found.lnfw, found.lnfb)
     return loss, (unit(found.wte), unit(ends), *found.blocks)
 

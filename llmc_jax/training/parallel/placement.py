@@ -14,7 +14,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.models.gpt2.units import joined_on_host, split_on_host
+from llmc_jax.models.gpt2.tensors import flat_size
+from llmc_jax.models.gpt2.units import joined_on_host, split_on_host, split_size
 from llmc_jax.training.parallel.stage import AXIS, EVERYWHERE, SPLIT, Parallel, state_specs
 from llmc_jax.training.state import TrainState
 
@@ -51,29 +52,33 @@ class Placement(NamedTuple):
         """Return a tree of arrays or numbers, on every device."""
         return jax.device_put(values, self._sharding(EVERYWHERE))
 
-    def state(self, like: TrainState, flat: Callable[[str], np.ndarray]) -> TrainState:
+    def state(self, like: TrainState, flat: Callable[[str], np.ndarray | None]) -> TrainState:
         """Return a state on the devices. flat: returns a flat buffer (flat_size,) on the host, in llm.c's order.
 
-        like: where the rest comes from, and the names of the buffers. One after the other is asked for.
+        like: where the rest comes from, and the names and dtypes of the buffers. One after the other is asked for. On
+        several devices None stands for zeros.
         """
         if self.mesh is None:
             return like.with_flat({name: jnp.array(flat(name)) for name in like.flat})
         specs = state_specs(like, self.parallel)
-        found = {name: self._put(flat(name), spec) for name, spec in specs.flat.items()}
+        found = {name: self._put(flat(name), like.flat[name].dtype, spec) for name, spec in specs.flat.items()}
         rest = like.with_flat(dict.fromkeys(found))  # type: ignore[arg-type]
         return TrainState(*self.everywhere(rest)).with_flat(found)
 
-    def _put(self, flat: np.ndarray, spec: Any) -> jax.Array:
-        if spec == SPLIT:
-            flat = split_on_host(flat, self.model, self.parallel.devices)
-        return jax.device_put(flat, self._sharding(spec))
+    def _put(self, flat: np.ndarray | None, dtype: Any, spec: Any) -> jax.Array:
+        n, sharding = self.parallel.devices, self._sharding(spec)
+        if flat is None:
+            size = split_size(self.model, n) if spec == SPLIT else flat_size(self.model)
+            return jnp.zeros(size, dtype, device=sharding)
+        values = split_on_host(flat, self.model, n) if spec == SPLIT else flat
+        return jax.block_until_ready(jax.device_put(values, sharding))  # else several are on their way at once
 
     def host(self, buffer: jax.Array) -> np.ndarray:
         """Return a flat buffer (flat_size,) in llm.c's order on the host. Of one CPU device a view."""
-        found = np.asarray(buffer)
         if buffer.sharding.is_fully_replicated:
-            return found
-        return joined_on_host(found, self.model, self.parallel.devices)
+            return np.asarray(buffer)
+        parts = sorted(buffer.addressable_shards, key=lambda part: part.index[0].start)
+        return joined_on_host([np.asarray(part.data) for part in parts], self.model)
 
     def first(self, array: jax.Array) -> jax.Array:
         """Return an array that every device has, as that of the first one: for programs of one device."""

@@ -118,7 +118,7 @@ def test_the_host_splits_as_the_devices_do_and_joins_again(config: ModelConfig, 
     for part, numbers in zip(parts, rows, strict=True):
         filling = part.reshape(-1, config.channels)[numbers == total_rows(config)]
         assert not filling.astype(np.float32).any()
-    joined = joined_on_host(split, config, devices)
+    joined = joined_on_host(np.split(split, devices), config)
     assert joined.dtype == dtype and joined.tobytes() == flat.tobytes()
 
 
@@ -127,7 +127,7 @@ def test_the_buffer_of_a_real_shape(devices: int) -> None:
     config = parse_descriptor("L3-NH2-C48-V97-T32")
     flat = np.random.default_rng(0).normal(size=flat_size(config)).astype(np.float32)
     flat[num_parameters(config) :] = 0
-    assert joined_on_host(split_on_host(flat, config, devices), config, devices).tobytes() == flat.tobytes()
+    assert joined_on_host(np.split(split_on_host(flat, config, devices), devices), config).tobytes() == flat.tobytes()
 
 
 def test_of_one_device_the_units_stand_one_after_the_other() -> None:
