@@ -37,7 +37,7 @@ from llmc_jax.training.parallel.traffic import Sent, of_update  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/collectives.md"
 STEP = "-e d12 -b 64 --devices 8"
-CASES = tuple(f"{STEP} {more}" for more in ("-z 0", "-z 1", "-z 1 -d 2097152", "-z 2 -d 2097152"))
+CASES = tuple(f"{STEP} {more}" for more in ("-z 0", "-z 1", "-z 2", "-z 1 -d 2097152", "-z 2 -d 2097152"))
 GPUS = ("h200", "a100")
 OUTSIDE = ("embedding", "lnf", "head", "classifier", "gradient", "reduce", "norm", "adamw", "gather")  # named scopes
 LARGE = 1_000_000  # bytes: copies below are not worth a look
@@ -165,7 +165,8 @@ def page(found: dict[tuple[str, str], Measured]) -> str:
         "MB is the whole array that a collective is about, as it is on one GPU; MB sent is what each GPU sends of it "
         "in a ring.\nAn asynchronous collective has a start and a done, and the operations between them may run at the "
         "same time; a row\nwith products has matrix products among them. Collectives take turns on one stream, so the "
-        "later ones of a backward\nwait for the earlier. With one micro-batch, `-z 2` is the program of `-z 1`."
+        "later ones of a backward\nwait for the earlier. With one micro-batch `-z 2` sends what `-z 1` does, but a "
+        "layer waits for what the layer but one\nabove it sends."
     ]
     for (gpu, flags), each in found.items():
         parts.append(f"## {gpus.known_target(gpu).device_kind}: `{flags}`\n\n{summary(each)}\n\n"

@@ -6,7 +6,7 @@
 Needs a Python with JAX's CUDA plugin (`make test-aot` makes one); takes half an hour on two cores.
 
 - Every step has 4 micro-batches, so that the stages differ in what they keep of the gradient: with one micro-batch,
-  `-z 2` is the program of `-z 1`. T=1024, bf16, master weights, -r 1.
+  `-z 1` splits it at once too. T=1024, bf16, master weights, -r 1.
 - State and temporaries are the compiler's. What fits is 92 % of the card, which JAX's allocator is given.
 - GPT-2 124M (d12) is compiled as it is. GPT-2 1558M (d48) takes minutes: what is tried is extrapolated in the layers
   from 2 and 4 of them, and so are its temporaries at -b 16 (marked ~). The largest is then compiled whole (without ~).
