@@ -37,6 +37,7 @@ def adamw_update(
     copy: jax.Array | None = None,
     rounding: str = "nearest",
     seed: Any = None,
+    rows: Any = None,
     target: str = "sm_90",
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
@@ -52,11 +53,13 @@ def adamw_update(
     Compulsory bytes: n (2 itemsize(params) + 16 + itemsize(gradient) + itemsize(copy)), 28 n for fp32 params with a
     bf16 gradient and copy: 3.5 GB for d12's 124,518,400, so 0.73 ms on a card of 4.8 TB/s.
     Alignment: n a multiple of 1024 (the trainer's buffers are padded to one of 65,536). Raises ValueError for another,
-    and for roundings and copies that make no sense.
+    for roundings and copies that make no sense, and for the rows that a part of the buffers has: these are whole ones.
     """
+    if rows is not None:
+        raise ValueError("the kernel updates whole buffers: for some of their rows take the jnp adamw_update")
     _check_update(params, m, v, gradient, copy, rounding, seed)
     n = params.size
-    rows = n // BLOCK
+    blocks = n // BLOCK
     vector = sizes(target).adamw_vector
     stochastic = rounding == "stochastic"
     corrections = (1.0 / (1.0 - numbers.beta1**update), 1.0 / (1.0 - numbers.beta2**update))
@@ -70,14 +73,14 @@ def adamw_update(
         partial(_adamw_body, layout=mosaic.flat_layout(BLOCK, vector), decay=decay, stochastic=stochastic),
         name="adamw_update",
         out_type=(),
-        grid=(rows,),
+        grid=(blocks,),
         grid_names=("row",),
         auto_barriers=False,  # a thread reads and writes its own elements alone
         interpret=interpret,
     )
     # Rows of a block: 32 bits count the rows of any buffer, but not the elements of one above 2^31.
-    inputs = (scalars, switches, gradient.reshape(rows, BLOCK))
-    _, after = mosaic.in_place(call, inputs, [buffer.reshape(rows, BLOCK) for buffer in changed])
+    inputs = (scalars, switches, gradient.reshape(blocks, BLOCK))
+    _, after = mosaic.in_place(call, inputs, [buffer.reshape(blocks, BLOCK) for buffer in changed])
     flat = [buffer.reshape(n) for buffer in after]
     return flat[0], flat[1], flat[2], None if copy is None else flat[3]
 

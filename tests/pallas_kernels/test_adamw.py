@@ -186,6 +186,7 @@ def test_a_buffer_above_2_31_elements_is_lowered() -> None:
         ({"rounding": "stochastic", "copy": jnp.zeros(1024, bf16)}, "needs a seed"),
         ({"params": jnp.zeros(1024, bf16), "copy": jnp.zeros(1024, bf16)}, "float32 params only"),
         ({"target": "sm_70"}, "no kernels for sm_70"),
+        ({"rows": (0, 1)}, "whole buffers"),
     ],
 )
 def test_what_cannot_be_updated_is_refused(change: dict[str, Any], says: str) -> None:
