@@ -85,11 +85,15 @@ class Rank:
             self.reset()
 
     def next_sample(self) -> tuple[int, int]:
-        """Return which shard and which of its samples come next; `position.sample` counts it once it was read."""
+        """Return which shard and which of its samples come next; `count_sample` is called once it was read."""
         if self.position.sample == len(self.position.sample_order):
             self.begin_next_shard()
         shard, sample, shard_order, sample_order, _ = self.position
         return int(shard_order[shard]), int(sample_order[sample])
+
+    def count_sample(self) -> None:
+        """Go past the sample that `next_sample` returned: it was read, here or by another process."""
+        self.position = self.position._replace(sample=self.position.sample + 1)
 
 
 class Notice(NamedTuple):
@@ -203,9 +207,12 @@ class TokenLoader:
         for rank in self._ranks:
             rank.reset()
 
-    def next_batch(self, micro_batches: int = 1) -> Batch:
+    def next_batch(self, micro_batches: int = 1, wanted: Sequence[int] | np.ndarray | None = None) -> Batch:
         """Return the next micro_batches batches of llm.c: (inputs, targets), both new, (micro_batches, B, T) int32.
 
+        wanted: the numbers of those among them that are read and returned, in that order, (len(wanted), B, T), where
+        other processes read the rest; None: all. The loader moves on by all of them either way, so that it stands at
+        the same place in every process. A shard that nothing is wanted of is not opened.
         targets[a, b, t] is the token after inputs[a, b, t]. After the last sample the next epoch begins. Of n ranks in
         turns, micro-batch a is that of rank a % n: what n processes of llm.c read in each of their micro-steps. An
         update sums over the same batches, so it is the same update but for rounding.
@@ -214,12 +221,19 @@ class TokenLoader:
         """
         assert micro_batches % len(self._ranks) == 0
         B, T = self.batch_size, self.sequence_length
-        inputs = np.empty((micro_batches, B, T), np.int32)
-        targets = np.empty((micro_batches, B, T), np.int32)
+        numbers = range(micro_batches) if wanted is None else [int(number) for number in wanted]
+        place = {number: i for i, number in enumerate(numbers)}
+        assert len(place) == len(numbers) and all(0 <= number < micro_batches for number in numbers), numbers
+        inputs = np.empty((len(numbers), B, T), np.int32)
+        targets = np.empty((len(numbers), B, T), np.int32)
         for a in range(micro_batches):
-            tokens = self._next_tokens(self._ranks[a % len(self._ranks)])  # (B*T + 1,)
-            inputs[a] = tokens[:-1].reshape(B, T)
-            targets[a] = tokens[1:].reshape(B, T)
+            rank = self._ranks[a % len(self._ranks)]
+            shard, sample = rank.next_sample()
+            if a in place:
+                tokens = self._read(rank, shard, sample)  # (B*T + 1,)
+                inputs[place[a]] = tokens[:-1].reshape(B, T)
+                targets[place[a]] = tokens[1:].reshape(B, T)
+            rank.count_sample()
         self.look()
         return inputs, targets
 
@@ -240,8 +254,7 @@ class TokenLoader:
         self._told += len(new)
         return new
 
-    def _next_tokens(self, rank: Rank) -> np.ndarray:
-        shard, sample = rank.next_sample()
+    def _read(self, rank: Rank, shard: int, sample: int) -> np.ndarray:
         file = self._open_shard(rank, shard)
         local = self.batch_size * self.sequence_length
         start = sample * self._sample_tokens + rank.number * local
@@ -251,7 +264,6 @@ class TokenLoader:
                 f"{self.flag} {file.path}: {foreign}; the file was probably made with another tokenizer: give the "
                 "model a larger V, or make the file with the tokenizer that fits"
             )
-        rank.position = rank.position._replace(sample=rank.position.sample + 1)
         return tokens
 
     def _open_shard(self, rank: Rank, index: int) -> TokenFile:
@@ -387,21 +399,27 @@ def continued(loader: TokenLoader, state: Mapping[str, Any], micro_batches: int)
 class Prefetcher(Iterator[Batch]):
     """Reads a loader's batches ahead in a thread while the step runs: `depth` of them are ready or being read.
 
-    An iterator of what `loader.next_batch(micro_batches)` would give, in the same order, each batch both
-    (micro_batches, B, T) int32; an error of the thread is raised there, behind the batches read before it. Nobody else
-    may use the loader until `close()`, which ends the iterator and leaves the loader ahead of the batches given out:
-    continue from `state()`.
+    An iterator of what `loader.next_batch(micro_batches, wanted)` would give, in the same order, each batch both
+    (micro_batches, B, T) int32, or as many as are wanted; an error of the thread is raised there, behind the batches
+    read before it. Nobody else may use the loader until `close()`, which ends the iterator and leaves the loader ahead
+    of the batches given out: continue from `state()`.
     """
 
-    def __init__(self, loader: TokenLoader, micro_batches: int = 1, depth: int = 2) -> None:
+    def __init__(
+        self,
+        loader: TokenLoader,
+        micro_batches: int = 1,
+        depth: int = 2,
+        wanted: Sequence[int] | np.ndarray | None = None,
+    ) -> None:
         self._loader = loader
-        self._micro_batches = micro_batches
+        self._micro_batches, self._wanted = micro_batches, wanted
         self._consumed = loader.position
         self._thread = ThreadPoolExecutor(1, "llmc_jax loader")
         self._ready = deque(self._thread.submit(self._read) for _ in range(depth))
 
     def _read(self) -> tuple[Batch, tuple[Position, ...]]:
-        return self._loader.next_batch(self._micro_batches), self._loader.position
+        return self._loader.next_batch(self._micro_batches, self._wanted), self._loader.position
 
     def __next__(self) -> Batch:
         if not self._ready:

@@ -294,6 +294,99 @@ def test_processes_that_cannot_go_on_in_one(tmp_path: Path) -> None:
     assert continued(alone, {"ranks": [before]}, 3) is alone
 
 
+# ---- each process reads its part
+
+
+PROCESSES, A, B, T = 64, 128, 1, 4
+SHARDS = [401, 77, 801, 5, 333]  # 100, 19, 200, 1 and 83 samples: nothing that 128 divides
+TOO_SMALL = "train_000003.bin"  # for a sample of four processes
+
+
+def own(process: int) -> list[int]:
+    """The micro-batches that a process takes of an update: every 64th."""
+    return [process, process + PROCESSES]
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_shards(tmp_path_factory.mktemp("shards"), SHARDS)
+
+
+def test_at_64_processes_each_sample_is_read_once_in_an_epoch(shards: str) -> None:
+    """Over many epochs. No process is left without, and each stands where one that reads all of it would."""
+    whole = open_loader(shards, B, T, shuffle=True)
+    parts = [open_loader(shards, B, T, shuffle=True) for _ in range(PROCESSES)]
+    epoch = whole.batches_per_epoch
+    assert epoch == 100 + 19 + 200 + 1 + 83
+    seen = []
+    for _ in range(4 * epoch // A + 1):
+        expected = whole.next_batch(A)
+        found = np.zeros((2, A, B, T), np.int32)
+        for process, loader in enumerate(parts):
+            read = loader.next_batch(A, own(process))
+            assert read[0].shape == (2, B, T)
+            found[:, own(process)] = read
+        np.testing.assert_array_equal(found, expected)
+        assert all(loader.position[0][:2] == whole.position[0][:2] for loader in parts)
+        seen += found[0, :, 0, 0].tolist()
+    everything = [1000 * shard + 4 * i for shard, tokens in enumerate(SHARDS) for i in range((tokens - 1) // 4)]
+    for start in range(0, 4 * epoch, epoch):
+        assert sorted(seen[start : start + epoch]) == everything
+    place = json.dumps(whole.state())
+    assert all(json.dumps(loader.state()) == place for loader in parts)
+
+
+@given(
+    process=st.integers(0, PROCESSES - 1), before=st.integers(0, 12), n=st.sampled_from([1, 4, 64]),
+    turns=st.booleans(), shuffle=st.booleans(),
+)  # fmt: skip
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_at_64_processes_any_step_can_be_gone_on_from(
+    shards: str, process: int, before: int, n: int, turns: bool, shuffle: bool
+) -> None:
+    """On n processes, from the place that one of 64 had, ahead of which it was read; also in llm.c's order of 4."""
+    pattern = [path for path in sorted(Path(shards).parent.iterdir()) if path.name != TOO_SMALL]
+    how: dict[str, Any] = {"shuffle": shuffle} | ({"process_rank": None, "num_processes": 4} if turns else {})
+    whole = open_loader(pattern, B, T, **how)
+    with closing(Prefetcher(open_loader(pattern, B, T, **how), A, wanted=own(process))) as prefetcher:
+        for _ in range(before):
+            np.testing.assert_array_equal(next(prefetcher), np.array(whole.next_batch(A))[:, own(process)])
+        place = json.loads(json.dumps(prefetcher.state()))
+    assert place == whole.state()
+    share = A // n
+    others = [continued(open_loader(pattern, B, T, shuffle=shuffle), place, A) for _ in range(min(n, 4))]
+    for _ in range(3):
+        expected = np.array(whole.next_batch(A))
+        for number, loader in enumerate(others):
+            wanted = np.arange(number * share, (number + 1) * share)
+            np.testing.assert_array_equal(loader.next_batch(A, wanted), expected[:, wanted])
+
+
+def test_what_is_wanted_comes_in_that_order(tmp_path: Path) -> None:
+    pattern = make_shards(tmp_path, [33, 17, 26])
+    whole, part = (open_loader(pattern, 2, 4, shuffle=True) for _ in range(2))
+    for wanted in ([4, 0, 2], [], [5], range(6), None):
+        inputs, targets = whole.next_batch(6)
+        order = list(range(6)) if wanted is None else list(wanted)
+        found = part.next_batch(6, wanted)
+        np.testing.assert_array_equal(found[0], inputs[order])
+        np.testing.assert_array_equal(found[1], targets[order])
+        assert found[0].shape == (len(order), 2, 4)
+
+
+def test_a_shard_that_is_read_elsewhere_is_not_opened(tmp_path: Path) -> None:
+    """It may be gone, and the shards round it are read as they are; wanted, it is an error."""
+    pattern = make_shards(tmp_path, [17, 17, 17])
+    loader = open_loader(pattern, 2, 4)  # two samples of each
+    (tmp_path / "train_000001.bin").unlink()
+    for _ in range(3):
+        inputs, _ = loader.next_batch(6, [4, 1])
+        assert inputs[:, 0, 0].tolist() == [2000, 8]
+    with pytest.raises(InputError, match=r"train_000001\.bin: cannot be read"):
+        loader.next_batch(6, [0, 3])
+    assert loader.notices() == []
+
+
 def test_files_that_make_no_loader(tmp_path: Path) -> None:
     small = counting_file(tmp_path / "b.bin", 32)
     counting_file(tmp_path / "a.bin", 100)
@@ -419,9 +512,9 @@ class Counted(TokenLoader):
 
     reads = 0
 
-    def next_batch(self, micro_batches: int = 1) -> Batch:
+    def next_batch(self, micro_batches: int = 1, wanted: Any = None) -> Batch:
         self.reads += 1
-        return super().next_batch(micro_batches)
+        return super().next_batch(micro_batches, wanted)
 
 
 def test_prefetching_reads_depth_batches_ahead_and_no_more(tmp_path: Path) -> None:
