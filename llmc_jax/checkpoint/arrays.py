@@ -1,18 +1,23 @@
-"""The files of a checkpoint's arrays: written by orbax (zarr 3, not compressed), read without it.
+"""The files of a checkpoint's arrays: written by orbax (zarr 3, not compressed) or as it writes them, read without it.
 
 As orbax is told to write here, an array is one chunk in one file: its bytes, and then (zarr's sharding) 20 more that
 say where they lie. So reading takes no library, and a part of an array is a part of its file. Orbax's own reading
 brings the same bytes, but opens an event loop with threads for each array, and that beside a training that goes on. It
 can read the files by itself all the same.
 
+Where several processes write a checkpoint, each block of a flat buffer is such a chunk in a file of its own, so that no
+two processes write to one file, and everything is written by hand: orbax would ask JAX's runtime about the others.
+
 Leaves out which arrays there are, and what a damaged one means (store.py).
 """
 
 import functools
 import importlib.util
+import json
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +31,24 @@ WORTH_A_THREAD = 1 << 20  # bytes that take longer to read than a thread to begi
 INDEX_SIZE = 20  # bytes at the end of a zarr shard of one chunk: its offset, its bytes, a CRC-32C of both
 
 
-def array_file(name: str, tensor: Tensor) -> str:
-    """Return the path of an array's file, relative to the state folder."""
-    return "/".join((TENSORS, name.replace("/", "."), *("c" + "0" * len(tensor.shape))))
+def array_file(name: str, tensor: Tensor, part: int = 0) -> str:
+    """Return the path of a part of an array, relative to the state folder. Only a 1-D array has several parts."""
+    return "/".join((TENSORS, name.replace("/", "."), "c", *[str(part)] * len(tensor.shape)))
+
+
+def array_files(name: str, tensor: Tensor) -> list[str]:
+    """Return the paths of all parts of an array."""
+    return [array_file(name, tensor, part) for part in range(tensor.parts)]
+
+
+def file_of_block(name: str, tensor: Tensor, block: int) -> str:
+    """Return the path of the file that a block lies in."""
+    return array_file(name, tensor, block * tensor.parts // len(tensor.sha256))
 
 
 def file_size(tensor: Tensor) -> int:
-    """Return the bytes of an array's file."""
-    return tensor.size * dtype_of(tensor.dtype).itemsize + INDEX_SIZE
+    """Return the bytes of each of an array's files."""
+    return tensor.size // tensor.parts * dtype_of(tensor.dtype).itemsize + INDEX_SIZE
 
 
 def _index(nbytes: int) -> bytes:
@@ -46,15 +61,34 @@ def _index(nbytes: int) -> bytes:
     return place + struct.pack("<I", crc ^ 0xFFFFFFFF)
 
 
-def check_file(folder: Path, name: str, tensor: Tensor) -> None:
-    """Raise FormatError if an array's file is not of its size, or is not one chunk; or OSError."""
-    path, size = array_file(name, tensor), file_size(tensor)
+def _no_array(path: str, tensor: Tensor) -> FormatError:
+    what = "an array" if tensor.parts == 1 else f"a part, 1 of {tensor.parts}, of an array"
+    return FormatError(
+        f"{path}: does not hold {what} of shape {tensor.shape} and {file_size(tensor) - INDEX_SIZE:,} bytes"
+    )
+
+
+def check_sizes(folder: Path, name: str, tensor: Tensor, start: int, stop: int) -> None:
+    """Raise FormatError if a file that holds some of the elements [start, stop) is not of its size; or OSError."""
+    length = tensor.size // tensor.parts
+    for part in range(start // length, -(-stop // length)):
+        path = array_file(name, tensor, part)
+        if (folder / path).stat().st_size != file_size(tensor):
+            raise _no_array(path, tensor)
+
+
+@contextmanager
+def _opened(folder: Path, name: str, tensor: Tensor, part: int) -> Iterator[Any]:
+    """Open a part of an array, at its beginning. Raises FormatError if it is not of its size, or not one chunk."""
+    path, size = array_file(name, tensor, part), file_size(tensor)
     with opened_regular(folder / path) as file:
         if os.fstat(file.fileno()).st_size != size:
-            raise FormatError(f"{path}: does not hold an array of shape {tensor.shape} and {size - INDEX_SIZE:,} bytes")
+            raise _no_array(path, tensor)
         file.seek(size - INDEX_SIZE)
         if file.read() != _index(size - INDEX_SIZE):
             raise FormatError(f"{path}: damaged: does not end as the file of one chunk does")
+        file.seek(0)
+        yield file
 
 
 def damaged_blocks(
@@ -63,26 +97,30 @@ def damaged_blocks(
     """Read the blocks of an array that hold its elements [start, stop); return which are not what was saved.
 
     out: takes these elements, (stop - start,). Beside it each thread needs the memory of a block.
-    Raises FormatError as `check_file` does, or OSError.
+    Raises FormatError if a file that holds some of them is not of its size, or does not end as it must; or OSError.
     """
-    check_file(folder, name, tensor)
-    path, size, dtype = folder / array_file(name, tensor), tensor.block, dtype_of(tensor.dtype)
+    size, dtype = tensor.block, dtype_of(tensor.dtype)
+    in_a_file = len(tensor.sha256) // tensor.parts
     stop = tensor.size if stop is None else stop
+
+    def read(k: int, file: Any, spare: np.ndarray) -> bool:
+        """Read the next block of a file, the k-th of the array; return whether it is what was saved."""
+        first, last = k * size, (k + 1) * size
+        whole = out is not None and start <= first and last <= stop
+        block = out[first - start : last - start] if out is not None and whole else spare
+        count = file.readinto(block.view(np.uint8).data)
+        if out is not None and not whole:
+            begin, end = max(start, first), min(stop, last)
+            out[begin - start : end - start] = block[begin - first : end - first]
+        return count == block.nbytes and digest_of_block(block) == tensor.sha256[k]
 
     def damaged(share: range) -> list[int]:
         spare, found = np.empty(size, dtype), []
-        with opened_regular(path) as file:
-            file.seek(share.start * size * dtype.itemsize)
-            for k in share:
-                first, last = k * size, (k + 1) * size
-                whole = out is not None and start <= first and last <= stop
-                block = out[first - start : last - start] if out is not None and whole else spare
-                read = file.readinto(block.view(np.uint8).data)
-                if out is not None and not whole:
-                    begin, end = max(start, first), min(stop, last)
-                    out[begin - start : end - start] = block[begin - first : end - first]
-                if read != block.nbytes or digest_of_block(block) != tensor.sha256[k]:
-                    found.append(k)
+        for part in range(share.start // in_a_file, -(-share.stop // in_a_file)):
+            blocks = range(max(share.start, part * in_a_file), min(share.stop, (part + 1) * in_a_file))
+            with _opened(folder, name, tensor, part) as file:
+                file.seek((blocks.start - part * in_a_file) * spare.nbytes)
+                found += [k for k in blocks if not read(k, file, spare)]
         return found
 
     touched = range(start // size, -(-stop // size))
@@ -90,6 +128,75 @@ def damaged_blocks(
     length = -(-len(touched) // threads)
     shares = [touched[k : k + length] for k in range(0, len(touched), length)]
     return [k for found in in_threads(damaged, shares) for k in found]
+
+
+def sync_and_drop(descriptor: int) -> None:
+    """Bring an open file to the disk and out of memory, so that reading it back reads the disk."""
+    os.fsync(descriptor)
+    if hasattr(os, "posix_fadvise"):  # Linux; an advice: some file systems ignore it
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+# ----- written by hand ----------------------------------------------------------------------------------------------
+
+
+def write_block(folder: Path, name: str, tensor: Tensor, part: int, block: np.ndarray) -> None:
+    """Write a part of an array to the disk. block: its elements, contiguous. Raises OSError, as where it is there."""
+    with open(folder / array_file(name, tensor, part), "xb") as file:
+        file.write(block.reshape(-1).view(np.uint8).data)
+        file.write(_index(block.nbytes))
+        file.flush()
+        sync_and_drop(file.fileno())
+
+
+def write_all_but_blocks(folder: Path, small: Mapping[str, np.ndarray], tensors: Mapping[str, Tensor]) -> None:
+    """Write what `write_arrays` writes, without orbax, and of arrays of several parts only the folders of these.
+
+    For where other processes run: orbax asks JAX's runtime about them. Orbax alone can read what comes of it.
+    small: the arrays that have one file; tensors: all arrays, in the order that they have there.
+    """
+    for name, tensor in tensors.items():
+        path = folder / array_file(name, tensor)
+        path.parent.mkdir(parents=True)
+        (folder / TENSORS / name.replace("/", ".") / "zarr.json").write_bytes(_zarr_description(tensor))
+        if tensor.parts == 1:
+            data = np.ascontiguousarray(small[name]).tobytes()
+            path.write_bytes(data + _index(len(data)))
+    (folder / TENSORS / "_METADATA").write_bytes(_orbax_description(tensors))
+
+
+def _zarr_description(tensor: Tensor) -> bytes:
+    """Return an array's zarr.json: a grid of chunks, each a file, which is a shard that holds one chunk."""
+    chunk = tensor.shape if tensor.parts == 1 else (tensor.size // tensor.parts,)
+    numbers = {"name": "bytes", "configuration": {"endian": "little"}}
+    shard = {"chunk_shape": chunk, "codecs": [numbers], "index_codecs": [numbers, {"name": "crc32c"}]}
+    description = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": tensor.shape,
+        "data_type": tensor.dtype,
+        "fill_value": 0 if "int" in tensor.dtype else 0.0,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk}},
+        "chunk_key_encoding": {"name": "default"},
+        "codecs": [{"name": "sharding_indexed", "configuration": shard}],
+    }
+    return json.dumps(description, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _orbax_description(names: Iterable[str]) -> bytes:
+    """Return what orbax says of a tree of arrays: its _METADATA."""
+    tree = {
+        str(path): {
+            "key_metadata": [{"key": word, "key_type": 2} for word in path],
+            "value_metadata": {"value_type": "np.ndarray", "skip_deserialize": False},
+        }
+        for path in sorted(tuple(name.split("/")) for name in names)
+    }
+    flags = {"use_ocdbt": False, "use_zarr3": True, "store_array_data_equal_to_fill_value": True}
+    return json.dumps({"tree_metadata": tree, **flags, "custom_metadata": None}).encode()
+
+
+# ----- written by orbax ---------------------------------------------------------------------------------------------
 
 
 def require_orbax() -> None:

@@ -35,11 +35,15 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class Tensor(NamedTuple):
-    """What the manifest says of an array. sha256: of its equal blocks, little-endian bytes in C order."""
+    """What the manifest says of an array. sha256: of its equal blocks, little-endian bytes in C order.
+
+    parts: files of equal size that hold its elements one after the other: 1, or BLOCKS where each block has its own.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     sha256: tuple[str, ...]
+    parts: int = 1
 
     @property
     def size(self) -> int:
@@ -160,10 +164,18 @@ def dump_manifest(manifest: Manifest) -> bytes:
     body: dict[str, Any] = {
         "format": FORMAT,
         "step": manifest.step,
-        "tensors": {name: tensor._asdict() for name, tensor in manifest.tensors.items()},
+        "tensors": {name: _tensor_fields(tensor) for name, tensor in manifest.tensors.items()},
         "files": {path: file._asdict() for path, file in manifest.files.items()},
     }
     return dump({**body, "sha256": hashlib.sha256(dump(body)).hexdigest()})
+
+
+def _tensor_fields(tensor: Tensor) -> dict[str, Any]:
+    """Return what the manifest says of an array; of its parts only where there are several."""
+    fields = tensor._asdict()
+    if tensor.parts == 1:
+        del fields["parts"]
+    return fields
 
 
 def parse_manifest(raw: bytes) -> Manifest:
@@ -211,7 +223,10 @@ def _tensor_facts(name: str, facts: dict[str, Any], form: int) -> Tensor:
     digests = [found] if form == 1 else found
     _demand(isinstance(digests, list) and len(digests) == (1 if form == 1 else blocks_of(shape)))
     _demand(all(map(_DIGEST.fullmatch, digests)))
-    return Tensor(shape, facts["dtype"], tuple(digests))
+    if "parts" not in facts or form == 1:
+        return Tensor(shape, facts["dtype"], tuple(digests))
+    _demand(type(facts["parts"]) is int and facts["parts"] == len(digests) == BLOCKS and len(shape) == 1)
+    return Tensor(shape, facts["dtype"], tuple(digests), BLOCKS)
 
 
 def _file_facts(path: str, facts: dict[str, Any]) -> File:

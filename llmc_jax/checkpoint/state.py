@@ -26,7 +26,17 @@ def named_arrays(
     """
     arrays = {name: on_host(buffer) for name, buffer in state.flat.items()}
     assert all(array.shape == (flat_size(model),) for array in arrays.values())
-    arrays |= {"step": np.asarray(state.step), "updates": np.asarray(state.updates)}
+    return arrays | small_arrays(state)
+
+
+def flat_buffers(state: "TrainState", model: ModelConfig) -> dict[str, tuple[int, str]]:
+    """Return elements and dtype of each flat buffer by name, in the order of `named_arrays`."""
+    return {name: (flat_size(model), buffer.dtype.name) for name, buffer in state.flat.items()}
+
+
+def small_arrays(state: "TrainState") -> dict[str, np.ndarray]:
+    """Return the arrays by name that are no flat buffers: `step`, `updates`, … Every device has them."""
+    arrays = {"step": np.asarray(state.step), "updates": np.asarray(state.updates)}
     for group in ("loss_scale", "outliers"):
         if (values := getattr(state, group)) is not None:
             arrays |= {f"{group}/{name}": np.asarray(value) for name, value in values._asdict().items()}

@@ -11,6 +11,9 @@ was read back from the disk and agreed, and everything is synced. So a named fol
 whether its DONE_ file is there or was lost in a copy. Which arrays and metadata there are is the caller's. Leaves out
 writing beside the training, and llm.c's files.
 
+Several processes may write one checkpoint together: one begins and seals it, each writes its blocks of the flat
+buffers, which then have a file each (`begin_shared`, `write_blocks`). It is read like any other.
+
 Format 2, which is written, has a model's tensors in flat buffers: `params`, `m`, `v`, `copy`. Format 1 had each tensor
 by itself: `params/wte`, … `Checkpoint` gives tensors, buffers and parts of buffers out of either.
 
@@ -32,7 +35,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmc_jax.checkpoint.arrays import array_file, check_file, damaged_blocks, file_size, write_arrays
+from llmc_jax.checkpoint.arrays import (
+    array_files,
+    check_sizes,
+    damaged_blocks,
+    file_of_block,
+    file_size,
+    sync_and_drop,
+    write_all_but_blocks,
+    write_arrays,
+    write_block,
+)
 from llmc_jax.checkpoint.contents import FORMAT, Metadata
 from llmc_jax.checkpoint.manifest import (
     DTYPES,
@@ -43,6 +56,7 @@ from llmc_jax.checkpoint.manifest import (
     Manifest,
     Tensor,
     describe,
+    digest_of_block,
     digest_of_bytes,
     digest_of_file,
     dtype_of,
@@ -58,6 +72,7 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason, sync, write_bytes
 from llmc_jax.models.gpt2.tensors import TENSORS, flat_size, tensor_specs
+from llmc_jax.models.tensors import BLOCKS, FLAT_MULTIPLE
 from llmc_jax.streams import escaped
 
 ROOM = 16 << 20  # bytes that a save leaves free on the disk, for the logs
@@ -73,7 +88,10 @@ _LEFTOVER_FILE = re.compile(
 
 
 class Writing(NamedTuple):
-    """A checkpoint on its way: written to `folder`, a hidden one in `run`, and not sealed yet."""
+    """A checkpoint on its way: written to `folder`, a hidden one in `run`, and not sealed yet.
+
+    tensors: with "" for digests of blocks that the processes have yet to tell.
+    """
 
     run: Path
     step: int
@@ -126,18 +144,30 @@ def begin(run: str | Path, step: int, arrays: Mapping[str, np.ndarray], metadata
 
     Raises InputError if it cannot be written; the hidden folder is removed then.
     """
-    run = Path(run)
-    assert metadata["format"] == FORMAT and metadata["step"] == step >= 0, (metadata["format"], metadata["step"], step)
+    arrays = _checked(arrays)
+    tensors = {name: describe(array) for name, array in arrays.items()}
+    return _begin(Path(run), step, tensors, metadata, lambda folder: write_arrays(folder, arrays))
+
+
+def _checked(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays, which must be such as a checkpoint holds."""
     arrays = {name: np.asarray(array) for name, array in arrays.items()}
     for name, array in arrays.items():
         assert NAME.fullmatch(name), name
         assert array.size and array.dtype.name in DTYPES, (name, array.shape, array.dtype)
         assert array.dtype == dtype_of(array.dtype.name), f"{name}: not in this machine's byte order"
+    return arrays
+
+
+def _begin(
+    run: Path, step: int, tensors: dict[str, Tensor], metadata: Mapping[str, Any], write: Callable[[Path], None]
+) -> Writing:
+    """Write arrays, as told, and the metadata to a hidden folder. write: is given the folder, and writes the arrays."""
+    assert metadata["format"] == FORMAT and metadata["step"] == step >= 0, (metadata["format"], metadata["step"], step)
     words = dump(metadata)
-    _check_room(run, step, sum(array.nbytes for array in arrays.values()))
-    tensors = {name: describe(array) for name, array in arrays.items()}
+    _check_room(run, step, sum(tensor.parts * file_size(tensor) for tensor in tensors.values()))
     writing = Writing(run, step, _hidden(run, step, "tmp"), tensors, val_loss_of(metadata), {})
-    return writing._replace(small=_attempt(writing, lambda: _write(writing, arrays, words)))
+    return writing._replace(small=_attempt(writing, lambda: _write(writing, words, write)))
 
 
 def _check_room(run: Path, step: int, size: int) -> None:
@@ -154,19 +184,19 @@ def _check_room(run: Path, step: int, size: int) -> None:
         )
 
 
-def _write(writing: Writing, arrays: Mapping[str, np.ndarray], words: bytes) -> dict[str, File]:
+def _write(writing: Writing, words: bytes, write: Callable[[Path], None]) -> dict[str, File]:
     """Write all but the manifest; return the digests of the small files."""
     folder = writing.folder
     folder.mkdir()
-    write_arrays(folder, arrays)
-    plans = _digests(folder, sizes_in(folder).keys() - _array_files(writing.tensors))
+    write(folder)
+    plans = _digests(folder, sizes_in(folder).keys() - _sizes_of(writing.tensors).keys())
     folder.joinpath(METADATA).write_bytes(words)
     return {METADATA: digest_of_bytes(words), **plans}
 
 
-def _array_files(tensors: Mapping[str, Tensor]) -> set[str]:
-    """Return the files that hold arrays."""
-    return {array_file(name, tensor) for name, tensor in tensors.items()}
+def _sizes_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the files that hold arrays, and the bytes of each."""
+    return {path: file_size(tensor) for name, tensor in tensors.items() for path in array_files(name, tensor)}
 
 
 def _digests(folder: Path, paths: Iterable[str]) -> dict[str, File]:
@@ -175,34 +205,142 @@ def _digests(folder: Path, paths: Iterable[str]) -> dict[str, File]:
     return dict(zip(paths, in_threads(digest_of_file, [folder / path for path in paths]), strict=True))
 
 
-def seal(writing: Writing, model: Path | None = None) -> Entry:
-    """Make a checkpoint of what `begin` wrote: read it back, compare, write the manifest, sync, give it its name.
+def begin_shared(
+    run: str | Path,
+    step: int,
+    buffers: Mapping[str, tuple[int, str]],
+    small: Mapping[str, np.ndarray],
+    metadata: Mapping[str, Any],
+) -> Writing:
+    """Begin a checkpoint that several processes write to one folder, each its blocks; called by one of them.
+
+    buffers: elements and dtype of each flat buffer. small, metadata: as the arrays and the metadata of `begin`. When it
+    returns, everything but the blocks is there, and each process may call `write_blocks` with `Writing.folder`.
+
+    Raises InputError if it cannot be written, or if there is no room for the blocks.
+    """
+    small, tensors = _checked(small), {}
+    for name, (size, dtype) in buffers.items():
+        assert NAME.fullmatch(name) and dtype in DTYPES and size > 0 == size % FLAT_MULTIPLE, (name, size, dtype)
+        tensors[name] = Tensor((size,), dtype, ("",) * BLOCKS, BLOCKS)
+    tensors |= {name: describe(array) for name, array in small.items()}
+
+    def write(folder: Path) -> None:
+        write_all_but_blocks(folder, small, tensors)
+        _sync_folders(folder)  # the other processes may be on other machines
+        sync(folder.parent)
+
+    return _begin(Path(run), step, tensors, metadata, write)
+
+
+def own_blocks(process: int, processes: int) -> range:
+    """Return the blocks of each flat buffer that a process writes: a fair share, of more than BLOCKS processes none."""
+    writers = min(processes, BLOCKS)
+    return (
+        range(-(-process * BLOCKS // writers), -(-(process + 1) * BLOCKS // writers)) if process < writers else range(0)
+    )
+
+
+def write_blocks(folder: Path, name: str, blocks: Mapping[int, np.ndarray]) -> dict[int, str]:
+    """Write blocks of a flat buffer to the folder that `begin_shared` made; return the digest of each.
+
+    blocks: by number, each (buffer's elements / BLOCKS,), of the buffer's dtype. The digests are taken from memory
+    before anything is written; then every block is synced, read back and compared. Several processes, and threads, may
+    write at a time, but each block once. When it returns, nothing refers to the blocks any more.
+
+    Raises InputError if they cannot be written, or are read back differently. The folder stays: whoever began it
+    abandons it once no process writes any more.
+    """
+    found = _LEFTOVER.fullmatch(folder.name)
+    assert found and all(k in range(BLOCKS) and block.ndim == 1 for k, block in blocks.items()), (folder, list(blocks))
+    return _explained(folder.parent, int(found[1]), lambda: _write_blocks(folder, name, _checked_blocks(blocks)))
+
+
+def _checked_blocks(blocks: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+    """Return the blocks in one piece each; they must be alike."""
+    assert len({(block.size, block.dtype) for block in blocks.values()}) <= 1
+    assert all(block.dtype == dtype_of(block.dtype.name) for block in blocks.values())
+    return {k: np.ascontiguousarray(block) for k, block in blocks.items()}
+
+
+def _write_blocks(folder: Path, name: str, blocks: dict[int, np.ndarray]) -> dict[int, str]:
+    digests = dict(zip(blocks, in_threads(digest_of_block, blocks.values()), strict=True))
+
+    def write(k: int) -> None:
+        size, dtype = blocks[k].size, blocks[k].dtype.name
+        tensor = Tensor((size * BLOCKS,), dtype, tuple(digests.get(i, "") for i in range(BLOCKS)), BLOCKS)
+        write_block(folder, name, tensor, k, blocks[k])
+        if damaged_blocks(folder, name, tensor, k * size, (k + 1) * size):
+            raise _differs(name)
+
+    in_threads(write, blocks)
+    return digests
+
+
+def _differs(what: str) -> InputError:
+    return InputError(f"{what} reads back differently from what was written; is the disk sound?")
+
+
+def seal(writing: Writing, model: Path | None = None, digests: Iterable[Mapping[str, Mapping[Any, str]]] = ()) -> Entry:
+    """Make a checkpoint of what was written: read it back, compare, write the manifest, sync, give it its name.
 
     model: an exported model, under the name that `hidden_model` gave; it gets its own beside the checkpoint.
+    digests: after `begin_shared`, from each process what `write_blocks` gave it, by buffer; each has then read back its
+    own blocks, and here only their sizes are looked at. JSON makes words of the blocks' numbers; these will do.
     A checkpoint of the same step that is there already is replaced. Takes the memory of a few blocks of an array.
 
-    Raises InputError if what is read back differs, or if anything cannot be written; the hidden folder is removed then,
-    and what was there before stays.
+    Raises InputError if what is read back differs, if a block was not written exactly once, or if anything cannot be
+    written; the hidden folder is removed then, and what was there before stays.
     """
-    size = _attempt(writing, lambda: _seal(writing, model))
-    return Entry(writing.step, state_folder(writing.run, writing.step), size, writing.val_loss, None)
+
+    def action() -> int:
+        return _seal(writing._replace(tensors=_with_digests(writing.tensors, digests)), model)
+
+    return Entry(
+        writing.step, state_folder(writing.run, writing.step), _attempt(writing, action), writing.val_loss, None
+    )
+
+
+def _with_digests(
+    tensors: Mapping[str, Tensor], digests: Iterable[Mapping[str, Mapping[Any, str]]]
+) -> dict[str, Tensor]:
+    """Return the arrays with the digests of their blocks. Raises InputError if a block has none, or several."""
+    told: dict[tuple[str, int], list[str]] = {
+        (name, k): [] for name, tensor in tensors.items() if tensor.parts > 1 for k in range(tensor.parts)
+    }
+    for process in digests:
+        for name, blocks in process.items():
+            for k, digest in blocks.items():
+                told[name, int(k)].append(digest)
+    for (name, k), found in told.items():
+        if len(found) != 1:
+            raise InputError(f"block {k} of {name} was written by {len(found) or 'no'} processes; expected one")
+    return {
+        name: tensor._replace(sha256=tuple(told[name, k][0] for k in range(BLOCKS))) if tensor.parts > 1 else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def _seal(writing: Writing, model: Path | None) -> int:
     """Return the bytes of all files."""
-    folder = writing.folder
-    _sync_files(folder)
-    for name, tensor in writing.tensors.items():
+    folder, tensors = writing.folder, writing.tensors
+    alone = {
+        name: tensor for name, tensor in tensors.items() if tensor.parts == 1
+    }  # the others: by those who wrote them
+    _sync_files(folder, [*_sizes_of(alone), *writing.small])
+    written = _sizes_of(tensors) | {path: file.size for path, file in writing.small.items()}
+    if misfits := _misfits(sizes_in(folder), written):
+        raise InputError(misfits[0])
+    for name, tensor in alone.items():
         if damaged_blocks(folder, name, tensor):
-            raise InputError(f"{name} reads back differently from what was written; is the disk sound?")
-    files = _digests(folder, sizes_in(folder).keys() - _array_files(writing.tensors))
+            raise _differs(name)
+    files = _digests(folder, writing.small)
     for path, file in writing.small.items():
-        if files.get(path) != file:
-            raise InputError(f"{path} reads back differently from what was written; is the disk sound?")
-    folder.joinpath(MANIFEST).write_bytes(dump_manifest(Manifest(writing.step, writing.tensors, files)))
+        if files[path] != file:
+            raise _differs(path)
+    folder.joinpath(MANIFEST).write_bytes(dump_manifest(Manifest(writing.step, tensors, files)))
     sync(folder / MANIFEST)
-    for parent, _, _ in os.walk(folder, topdown=False):
-        sync(Path(parent))
+    _sync_folders(folder)
     size = sum(sizes_in(folder).values())
     _put_in_place(writing, model)
     return size
@@ -250,15 +388,20 @@ def abandon(writing: Writing) -> None:
 def _attempt[T](writing: Writing, action: Callable[[], T]) -> T:
     """Run a part of the writing. What goes wrong removes the hidden folder and becomes an InputError."""
     try:
-        return action()
-    except Exception as error:
-        cause = _cause(error)
-        abandon(writing)
+        return _explained(writing.run, writing.step, action)
     except BaseException:
         abandon(writing)
         raise
+
+
+def _explained[T](run: Path, step: int, action: Callable[[], T]) -> T:
+    """Run a part of the writing. What goes wrong becomes an InputError."""
+    try:
+        return action()
+    except Exception as error:
+        cause = _cause(error)
     # outside of `except`, so that the error carries no reference to the arrays, which are in the frames of its context
-    raise InputError(f"{writing.run}: the checkpoint of step {writing.step} cannot be written: {cause}")
+    raise InputError(f"{run}: the checkpoint of step {step} cannot be written: {cause}")
 
 
 def _cause(error: BaseException) -> str:
@@ -287,16 +430,20 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def _sync_files(folder: Path) -> None:
-    """Bring every file to the disk and out of memory, so that reading it back reads the disk."""
-    for path in sizes_in(folder):
+def _sync_files(folder: Path, paths: Iterable[str]) -> None:
+    """Bring files to the disk and out of memory, so that reading them back reads the disk."""
+    for path in paths:
         descriptor = os.open(folder / path, os.O_RDONLY)
         try:
-            os.fsync(descriptor)
-            if hasattr(os, "posix_fadvise"):  # Linux; an advice: some file systems ignore it
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            sync_and_drop(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _sync_folders(folder: Path) -> None:
+    """Bring the names in a folder, at any depth, to the disk."""
+    for parent, _, _ in os.walk(folder, topdown=False):
+        sync(Path(parent))
 
 
 # ----- reading and checking -----------------------------------------------------------------------------------------
@@ -404,8 +551,8 @@ class Checkpoint:
             if (first := max(start, offset)) < (last := min(stop, offset + tensor.size)):
                 touched.append((name, tensor, offset, first, last))
         with _naming(self.folder):
-            for name, tensor, *_ in touched:
-                check_file(self.folder, name, tensor)
+            for name, tensor, offset, first, last in touched:
+                check_sizes(self.folder, name, tensor, first - offset, last - offset)
             found = np.zeros(stop - start, dtype_of(self.manifest.tensors[next(iter(parts))].dtype))
             for name, tensor, offset, first, last in touched:
                 out = found[first - start : last - start]
@@ -443,24 +590,28 @@ def check(folder: str | Path) -> str | None:
     return loose_entry(folder).problem
 
 
+def _misfits(sizes: Mapping[str, int], written: Mapping[str, int]) -> list[str]:
+    """Return what is wrong with the names and sizes of a folder's files. written: those that were written."""
+    misfits = [f"{path}: is missing" for path in written.keys() - sizes.keys()]
+    misfits += [f"{path}: is not part of the checkpoint; move it away" for path in sizes.keys() - written.keys()]
+    for path in written.keys() & sizes.keys():
+        size, expected = sizes[path], written[path]
+        if size < 0:
+            misfits.append(f"{path}: is not a regular file")
+        elif size != expected:
+            misfits.append(f"{path}: holds {size:,} bytes; {expected:,} were written")
+    return sorted(misfits)
+
+
 def _damages(checkpoint: Checkpoint, deep: bool) -> list[str]:
     """Return every file that is missing, not known, or not what it was."""
     folder, manifest = checkpoint.folder, checkpoint.manifest
     arrays = manifest.tensors if manifest.format > 1 else {}  # else their files are among the others
-    written = {array_file(name, tensor): file_size(tensor) for name, tensor in arrays.items()}
-    written |= {path: file.size for path, file in manifest.files.items()}
     sizes = sizes_in(folder)
     sizes.pop(MANIFEST, None)
-    damages = [f"{path}: is missing" for path in written.keys() - sizes.keys()]
-    damages += [f"{path}: is not part of the checkpoint; move it away" for path in sizes.keys() - written.keys()]
-    for path in written.keys() & sizes.keys():
-        size, expected = sizes[path], written[path]
-        if size < 0:
-            damages.append(f"{path}: is not a regular file")
-        elif size != expected:
-            damages.append(f"{path}: holds {size:,} bytes; {expected:,} were written")
+    damages = _misfits(sizes, _sizes_of(arrays) | {path: file.size for path, file in manifest.files.items()})
     if damages or not deep:
-        return sorted(damages)
+        return damages
     found = _digests(folder, manifest.files)
     damages = [
         f"{path}: damaged: its SHA-256 is not that in the manifest"
@@ -470,7 +621,7 @@ def _damages(checkpoint: Checkpoint, deep: bool) -> list[str]:
     for name, tensor in arrays.items():
         try:
             if blocks := damaged_blocks(folder, name, tensor):
-                damages.append(f"{array_file(name, tensor)}: {checkpoint._damage(name, blocks)}")
+                damages.append(f"{file_of_block(name, tensor, blocks[0])}: {checkpoint._damage(name, blocks)}")
         except FormatError as error:
             damages.append(str(error))
     return damages

@@ -7,7 +7,6 @@ none, or bad input; 130 stopped by Ctrl-C.
 import argparse
 import io
 import json
-import math
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -140,8 +139,9 @@ def _show(options: argparse.Namespace) -> int:
     for name, value in _flat(stored):
         print(f"  {name:<40} {value}")
     print(f"\n  {'tensor':<24} {'dtype':<9} {'values':>14}  shape")
-    for name, (shape, dtype, _) in tensors.items():
-        print(f"  {name:<24} {dtype:<9} {math.prod(shape):>14,}  {shape}")
+    for name, tensor in tensors.items():
+        files = f" in {tensor.parts} files" if tensor.parts > 1 else ""
+        print(f"  {name:<24} {tensor.dtype:<9} {tensor.size:>14,}  {tensor.shape}{files}")
     return ExitCode.DONE
 
 

@@ -1,0 +1,445 @@
+"""Checkpoints that several processes write together: the bytes of one process's, in a file for each block."""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llmc_jax.checkpoint import arrays as array_files
+from llmc_jax.checkpoint import manifest, store
+from llmc_jax.checkpoint.contents import Identity, Metadata
+from llmc_jax.cli import checkpoint as command
+from llmc_jax.cli import convert
+from llmc_jax.config.model import ModelConfig
+from llmc_jax.errors import FormatError, InputError
+from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
+from tests.checkpoint.test_store import Killed, chaos, runs, save, sign
+
+MODEL = ModelConfig(max_seq_len=16, vocab_size=31, padded_vocab_size=128, num_layers=2, num_heads=1, channels=32)
+SIZE = flat_size(MODEL)
+BLOCK = SIZE // 64
+METADATA = Metadata(7, Identity(MODEL, "bf16", True)).to_json()
+DAMAGED = np.random.default_rng(0)
+
+
+def arrays_of(seed: int) -> dict[str, np.ndarray]:
+    """A state: flat buffers with zeros in their padding, and small arrays."""
+    rng = np.random.default_rng(seed)
+    flat = rng.normal(size=(3, SIZE)).astype(np.float32)
+    flat[:, num_parameters(MODEL) :] = 0
+    return {
+        "params": flat[0],
+        "m": flat[1],
+        "copy": flat[2].astype(ml_dtypes.bfloat16),
+        "step": np.array(7, np.int32),
+        "outliers/values": rng.normal(size=(2, 128)).astype(np.float32),
+    }
+
+
+ARRAYS = arrays_of(0)
+FLAT = ("params", "m", "copy")
+BUFFERS = {name: (SIZE, ARRAYS[name].dtype.name) for name in FLAT}
+SMALL = {name: array for name, array in ARRAYS.items() if name not in FLAT}
+
+
+def blocks_of(name: str, numbers: Sequence[int], arrays: dict[str, np.ndarray] = ARRAYS) -> dict[int, np.ndarray]:
+    return {k: arrays[name][k * BLOCK : (k + 1) * BLOCK] for k in numbers}
+
+
+def begin(run: Path, flat: Sequence[str] = FLAT) -> store.Writing:
+    return store.begin_shared(run, 7, {name: BUFFERS[name] for name in flat}, SMALL, METADATA)
+
+
+def write(folder: Path, process: int, processes: int, flat: Sequence[str] = FLAT) -> dict[str, dict[int, str]]:
+    """What one process does; returns what it tells the one that seals."""
+    own = store.own_blocks(process, processes)
+    return {name: store.write_blocks(folder, name, blocks_of(name, own)) for name in flat}
+
+
+def save_shared(run: Path, processes: int, order: Sequence[int] = (), flat: Sequence[str] = FLAT) -> Path:
+    writing = begin(run, flat)
+    said = [write(writing.folder, p, processes, flat) for p in order or range(processes)]
+    return store.seal(writing, digests=json.loads(json.dumps(said))).folder
+
+
+def manifest_of(folder: Path) -> dict[str, Any]:
+    said = json.loads((folder / "MANIFEST.json").read_text())
+    assert isinstance(said, dict)
+    return said
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The state folder that one process writes; not to be changed."""
+    return store.seal(store.begin(tmp_path_factory.mktemp("alone"), 7, ARRAYS, METADATA)).folder
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The state folder that four processes write; not to be changed."""
+    return save_shared(tmp_path_factory.mktemp("template"), 4)
+
+
+@pytest.fixture(autouse=True)
+def _without_syncing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Syncing some hundred files is what would take the time here; one test looks at it."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(os, "posix_fadvise", lambda *_: None, raising=False)
+
+
+@pytest.fixture
+def shared(template: Path, tmp_path: Path) -> Path:
+    """That folder in a copy that may be spoilt."""
+    return Path(shutil.copytree(template.parent, tmp_path / "run")) / template.name
+
+
+def flip(path: Path, byte: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[byte] ^= 1
+    path.write_bytes(data)
+
+
+# ----- what is written ----------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(1, 80).flatmap(lambda n: st.permutations(range(n))))
+def test_any_number_of_processes_in_any_order_writes_the_same(
+    alone: Path, tmp_path_factory: pytest.TempPathFactory, order: list[int]
+) -> None:
+    """The digests and small files of one process, and in the blocks' files, one after the other, its arrays."""
+    run = tmp_path_factory.mktemp("many")
+    folder = save_shared(run, len(order), order)
+    expected, found = manifest_of(alone), manifest_of(folder)
+    assert list(found["tensors"]) == list(expected["tensors"]) == list(ARRAYS)
+    for name, tensor in expected["tensors"].items():
+        assert found["tensors"][name] == (tensor | {"parts": 64} if name in FLAT else tensor)
+    for name in FLAT:
+        files = [(folder / f"tensors/{name}/c/{k}").read_bytes() for k in range(64)]
+        assert b"".join(file[:-20] for file in files) == ARRAYS[name].tobytes()
+        assert len({file[-20:] for file in files}) == 1
+    same = expected["files"].keys() - {f"tensors/{name}/zarr.json" for name in FLAT}
+    assert found["files"].keys() == expected["files"].keys()
+    assert {path: found["files"][path] for path in same} == {path: expected["files"][path] for path in same}
+    assert (folder / "tensors/outliers.values/c/0/0").read_bytes() == (
+        alone / "tensors/outliers.values/c/0/0"
+    ).read_bytes()
+    assert sorted(os.listdir(run)) == ["DONE_00000007", "state_00000007"] and store.check(folder) is None
+    shutil.rmtree(run)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 8, 63, 64, 65, 512])
+def test_each_block_has_one_process(processes: int) -> None:
+    shares = [store.own_blocks(p, processes) for p in range(processes)]
+    assert [k for share in shares for k in share] == list(range(64))
+    assert max(map(len, shares)) - min(map(len, shares[:64])) <= 1
+    if processes <= 64:
+        assert all(k * processes // 64 == p for p, share in enumerate(shares) for k in share)
+
+
+def test_what_is_written_by_hand_is_what_orbax_writes(alone: Path, tmp_path: Path) -> None:
+    """Byte by byte: an array in one file, of every dtype, number of axes and depth of name, and what says so."""
+    arrays = {
+        f"{dtype}/{'/'.join('abc'[: len(shape)])}".strip("/"): np.ones(shape, manifest.dtype_of(dtype))
+        for dtype in manifest.DTYPES
+        for shape in ((3,), (2, 3), (2, 3, 4))
+    } | {"s/i": np.array(3, np.int32), "z": np.zeros(2, np.float32), "s/f": np.array(2.5, np.float32)}
+    arrays = {name: array for name, array in arrays.items() if not any(o.startswith(f"{name}/") for o in arrays)}
+    orbax, hand = tmp_path / "orbax", tmp_path / "hand"
+    orbax.mkdir()
+    array_files.write_arrays(orbax, arrays)
+    tensors = {name: manifest.describe(array) for name, array in arrays.items()}
+    array_files.write_all_but_blocks(hand, arrays, tensors)
+    assert manifest.sizes_in(hand) == manifest.sizes_in(orbax) and len(manifest.sizes_in(hand)) == 2 * len(arrays) + 1
+    for path in manifest.sizes_in(hand):
+        assert (hand / path).read_bytes() == (orbax / path).read_bytes(), path
+
+
+def test_orbax_alone_reads_it(template: Path) -> None:
+    import orbax.checkpoint as ocp
+
+    tree = ocp.PyTreeCheckpointer().restore(template / "tensors")
+    assert sorted(tree) == ["copy", "m", "outliers", "params", "step"]
+    for name in FLAT:
+        assert tree[name].dtype == ARRAYS[name].dtype and tree[name].tobytes() == ARRAYS[name].tobytes()
+    np.testing.assert_array_equal(tree["outliers"]["values"], ARRAYS["outliers/values"])
+    assert tree["step"] == 7
+    said = json.loads((template / "tensors/m/zarr.json").read_text())
+    assert said["chunk_grid"]["configuration"]["chunk_shape"] == [BLOCK] and said["shape"] == [SIZE]
+
+
+def test_no_orbax_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would ask JAX's runtime about the other processes."""
+    for module in ("orbax", "orbax.checkpoint"):
+        monkeypatch.setitem(sys.modules, module, None)
+    save_shared(tmp_path, 3)
+
+
+def test_a_manifest_of_one_process_says_nothing_of_parts(alone: Path) -> None:
+    said = manifest_of(alone)
+    assert all(list(tensor) == ["shape", "dtype", "sha256"] for tensor in said["tensors"].values())
+
+
+# ----- while it is written ------------------------------------------------------------------------------------------
+
+
+def test_blocks_may_change_once_they_are_written(tmp_path: Path) -> None:
+    """Also where they are not in one piece."""
+    arrays = arrays_of(0)
+    writing = begin(tmp_path)
+    said = []
+    for k in range(64):
+        wide = np.stack([arrays[name][k * BLOCK : (k + 1) * BLOCK].astype(np.float32) for name in FLAT], 1)
+        own = {"params": wide[:, 0], "m": wide[:, 1], "copy": wide[:, 2].astype(ml_dtypes.bfloat16)}
+        said.append({name: store.write_blocks(writing.folder, name, {k: block}) for name, block in own.items()})
+        wide[:] = 0
+    folder = store.seal(writing, digests=said).folder
+    for name, array in ARRAYS.items():
+        assert store.open_checkpoint(folder).read(name).tobytes() == array.tobytes()
+
+
+def test_a_block_that_is_written_twice_or_never_is_named(tmp_path: Path) -> None:
+    writing = begin(tmp_path)
+    said = [write(writing.folder, p, 2) for p in range(2)]
+    with pytest.raises(InputError, match=r"^.*step 7 cannot be written: .*tensors/m/c/40: File exists$"):
+        store.write_blocks(writing.folder, "m", blocks_of("m", [40]))
+    with pytest.raises(
+        InputError, match=r"the checkpoint of step 7 cannot be written: block 32 of params was written by n"
+    ):
+        store.seal(writing, digests=said[:1])
+    assert list(tmp_path.iterdir()) == []
+    writing = begin(tmp_path)
+    said = [write(writing.folder, p, 2) for p in range(2)]
+    with pytest.raises(InputError, match="block 0 of params was written by 2 processes; expected one"):
+        store.seal(writing, digests=[*said, said[0]])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda path: path.unlink(), "tensors/m/c/9: is missing"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "tensors/m/c/9: holds 4,115 bytes; 4,116 were written"),
+        (lambda path: path.with_name("64").touch(), "tensors/m/c/64: is not part of the checkpoint; move it away"),
+        (lambda path: flip(path.parents[2] / "step/c", 0), "step reads back differently from what was written; is the"),
+        (lambda path: flip(path.parents[1] / "zarr.json", 9), "tensors/m/zarr.json reads back differently"),
+    ],
+)
+def test_damage_before_it_is_sealed(tmp_path: Path, change: Any, words: str) -> None:
+    writing = begin(tmp_path)
+    said = [write(writing.folder, 0, 1)]
+    change(writing.folder / "tensors/m/c/9")
+    with pytest.raises(InputError, match=rf"^{tmp_path}: the checkpoint of step 7 cannot be written: {words}"):
+        store.seal(writing, digests=said)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_block_that_is_read_back_differently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writing = begin(tmp_path)
+    real = store.write_block
+
+    def spoil(folder: Path, name: str, tensor: manifest.Tensor, part: int, block: np.ndarray) -> None:
+        real(folder, name, tensor, part, block)
+        flip(folder / f"tensors/{name}/c/{part}", 5)
+
+    monkeypatch.setattr(store, "write_block", spoil)
+    with pytest.raises(InputError, match=r"^.*the checkpoint of step 7 cannot be written: m reads back differently"):
+        store.write_blocks(writing.folder, "m", blocks_of("m", [3, 4]))
+    assert writing.folder.is_dir()  # others may be writing
+
+
+def test_where_nothing_can_be_written(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"nowhere: the checkpoint of step 7 cannot be written: .*No such file"):
+        begin(tmp_path / "nowhere")
+    writing = begin(tmp_path)
+    store.abandon(writing)
+    with pytest.raises(InputError, match=rf"^{tmp_path}: the checkpoint of step 7 cannot be written: .*No such file"):
+        store.write_blocks(writing.folder, "m", blocks_of("m", [3]))
+
+
+def test_there_must_be_room_for_all_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = sum(BUFFERS[name][0] * ARRAYS[name].itemsize for name in FLAT)
+    free = shutil.disk_usage(tmp_path)._replace(free=store.ROOM + size)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    with pytest.raises(InputError, match="step 7 cannot be written: it takes 1 MB and 17 MB must stay free"):
+        begin(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_killed_at_any_moment(tmp_path: Path) -> None:
+    """Of the process that begins and seals, beside one that writes: the new checkpoint is whole, or not there."""
+    before = tmp_path / "before"
+    before.mkdir()
+    save(before, 6)
+    outcomes = []
+    for after, run in runs(before, tmp_path):
+        struck = chaos(run, after, Killed(), lambda run=run: save_shared(run, 2, flat=["m"]))
+        store.clean(run)
+        newest = store.newest_good(run, lambda line: None)
+        assert newest is not None and not list(run.glob(".*"))
+        outcomes.append(newest.step)
+        if not struck:
+            break
+    assert outcomes == sorted(outcomes) and set(outcomes) == {6, 7}
+
+
+def test_everything_is_synced_before_it_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each block when `write_blocks` returns, and everything before the folder gets its name."""
+    if not os.path.isdir("/proc/self/fd"):
+        pytest.skip("names of open files are read from /proc")
+    synced: set[str] = set()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(os.readlink(f"/proc/self/fd/{descriptor}")))
+    rename = os.rename
+
+    def renamed(source: Any, target: Any) -> None:
+        assert {str(path) for path in writing.folder.rglob("*")} <= synced
+        rename(source, target)
+
+    writing = begin(tmp_path)
+    assert {str(path) for path in writing.folder.rglob("*") if path.is_dir()} <= synced
+    said = [write(writing.folder, 0, 1)]
+    assert {str(writing.folder / f"tensors/{name}/c/{k}") for name in FLAT for k in range(64)} <= synced
+    synced.clear()
+    synced |= {str(writing.folder / f"tensors/{name}/c/{k}") for name in FLAT for k in range(64)}
+    monkeypatch.setattr(os, "rename", renamed)
+    store.seal(writing, digests=said)
+
+
+@pytest.mark.parametrize("processes", [0, 1, 2])
+def test_what_dead_processes_leave_is_removed(tmp_path: Path, processes: int) -> None:
+    save(tmp_path, 6)
+    writing = begin(tmp_path)
+    for p in range(processes):
+        write(writing.folder, p, 2)
+    assert store.steps(tmp_path) == [6]
+    store.clean(tmp_path)
+    assert os.listdir(tmp_path / "state_00000006") and not list(tmp_path.glob(".*"))
+
+
+# ----- reading and damage -------------------------------------------------------------------------------------------
+
+
+def test_arrays_and_parts_of_them_are_read(template: Path) -> None:
+    checkpoint = store.open_checkpoint(template)
+    for name, array in ARRAYS.items():
+        found = checkpoint.read(name)
+        assert (found.shape, found.dtype, found.tobytes()) == (array.shape, array.dtype, array.tobytes())
+    for start, stop in ((0, 1), (BLOCK - 1, BLOCK + 1), (5, 7 * BLOCK), (3 * BLOCK, 4 * BLOCK), (SIZE - 1, SIZE)):
+        assert checkpoint.elements("copy", start, stop).tobytes() == ARRAYS["copy"][start:stop].tobytes()
+    np.testing.assert_array_equal(checkpoint.read("m/wte").reshape(-1), ARRAYS["m"][: 128 * 32])
+
+
+def test_a_part_is_read_from_its_own_files(shared: Path) -> None:
+    for k in range(64):
+        if k not in (5, 6):
+            (shared / f"tensors/params/c/{k}").unlink()
+    checkpoint = store.open_checkpoint(shared)
+    assert (
+        checkpoint.elements("params", 5 * BLOCK, 7 * BLOCK).tobytes()
+        == ARRAYS["params"][5 * BLOCK :][: 2 * BLOCK].tobytes()
+    )
+    with pytest.raises(FormatError, match="state_00000007: tensors/params/c/7: is missing"):
+        checkpoint.elements("params", 5 * BLOCK, 7 * BLOCK + 1)
+
+
+@pytest.mark.parametrize(("name", "k"), [("params", 0), ("m", 17), ("copy", 63)])
+def test_a_flipped_bit_is_found_and_named(shared: Path, name: str, k: int) -> None:
+    path = shared / f"tensors/{name}/c/{k}"
+    for byte in (0, int(DAMAGED.integers(path.stat().st_size - 20)), path.stat().st_size - 21):
+        flip(path, byte)
+        words = f"damaged: elements {k * BLOCK:,} to {(k + 1) * BLOCK - 1:,}, in "
+        assert str(store.check(shared)).startswith(f"tensors/{name}/c/{k}: {words}")
+        with pytest.raises(FormatError, match=f"state_00000007: {name}: {words}"):
+            store.open_checkpoint(shared).read(name)
+        flip(path, byte)
+    for byte in range(path.stat().st_size - 20, path.stat().st_size, 4):
+        flip(path, byte)
+        assert store.check(shared) == f"tensors/{name}/c/{k}: damaged: does not end as the file of one chunk does"
+        flip(path, byte)
+    assert store.check(shared) is None
+
+
+def test_blocks_that_changed_places_are_found(shared: Path) -> None:
+    first, second = (shared / f"tensors/m/c/{k}" for k in (3, 4))
+    data = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(data)
+    problem = store.check(shared)
+    assert problem is not None and "tensors/m/c/3: damaged: elements" in problem and "nor are 1 more" in problem
+
+
+def test_files_of_blocks_that_are_not_what_they_were(shared: Path) -> None:
+    path = shared / "tensors/params/c/11"
+    data = path.read_bytes()
+    for content, words in (
+        (data[:-1], "holds 4,115 bytes; 4,116 were written"),
+        (data + b"\0", "holds 4,117 bytes; 4,116 were written"),
+        (None, "is missing"),
+    ):
+        path.unlink() if content is None else path.write_bytes(content)
+        for deep in (False, True):
+            assert store.entry(shared.parent, 7, deep=deep).problem == f"tensors/params/c/11: {words}"
+        with pytest.raises(FormatError, match=r"tensors/params/c/11: (is missing|does not hold a part)"):
+            store.open_checkpoint(shared).read("params")
+    path.write_bytes(data)
+    for name in ("64", "00", "11.tmp"):
+        path.with_name(name).write_bytes(data)
+        problem = f"tensors/params/c/{name}: is not part of the checkpoint; move it away"
+        assert store.entry(shared.parent, 7, deep=False).problem == problem
+        path.with_name(name).unlink()
+    assert store.check(shared) is None
+
+
+@pytest.mark.parametrize("parts", [1, 0, 2, 63, 65, -64, 64.0, "64", None, True, [64]])
+def test_other_numbers_of_parts_are_refused(shared: Path, parts: Any) -> None:
+    body = manifest_of(shared)
+    del body["sha256"]
+    body["tensors"]["m"]["parts"] = parts
+    (shared / "MANIFEST.json").write_bytes(sign(body))
+    assert store.check(shared) == "MANIFEST.json: its fields are not those of format 2"
+
+
+def test_only_a_flat_buffer_has_parts(shared: Path) -> None:
+    body = manifest_of(shared)
+    del body["sha256"]
+    body["tensors"]["outliers/values"]["parts"] = 64
+    (shared / "MANIFEST.json").write_bytes(sign(body))
+    assert store.check(shared) == "MANIFEST.json: its fields are not those of format 2"
+    body["tensors"]["outliers/values"] = body["tensors"]["m"] | {"shape": [64, BLOCK], "parts": 64}
+    (shared / "MANIFEST.json").write_bytes(sign(body))
+    assert store.check(shared) == "MANIFEST.json: its fields are not those of format 2"
+
+
+def test_the_commands_read_it(shared: Path, alone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["verify", str(shared.parent)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "1 checkpoint, all good"
+    assert command.main(["show", str(shared)]) == 0
+    assert f"({SIZE},) in 64 files" in capsys.readouterr().out
+    written = []
+    for folder in (shared, alone):
+        out = tmp_path / folder.parent.name / "7.bin"
+        out.parent.mkdir(exist_ok=True)
+        assert convert.main(["convert", str(folder), str(out), "--version", "3"]) == 0
+        written.append(hashlib.sha256(out.read_bytes()).hexdigest())
+    assert written[0] == written[1]
+    flip(shared / "tensors/params/c/2", 100)
+    assert command.main(["verify", str(shared.parent)]) == 2
+    assert f"elements {2 * BLOCK:,} to {3 * BLOCK - 1:,}, in wte, are not what was saved" in capsys.readouterr().out
+
+
+def test_it_is_pruned_like_any_other(shared: Path) -> None:
+    run = shared.parent
+    save(run, 8)
+    save(run, 9)
+    assert store.prune(run, keep=1, major_every=0, least=1) == [7]
+    assert sorted(os.listdir(run)) == ["DONE_00000008", "DONE_00000009", "state_00000008", "state_00000009"]
