@@ -16,7 +16,7 @@ from llmc_jax.training.step import evaluate_loss, evaluate_losses
 
 
 class Batches(NamedTuple):
-    """Training batches (A, B, T) without end."""
+    """Training batches (A, B, T) without end: of several processes those that are this one's own."""
 
     each: Iterator[Batch]
     position: Callable[[], dict[str, Any] | None]  # the loader's, after the batches given out
@@ -26,19 +26,22 @@ class Batches(NamedTuple):
 def training_batches(setup: Setup) -> Iterator[Batches]:
     """Open the batches: read ahead in the background, or with -a the same one each time."""
     loader, micro_batches = setup.data.train, setup.config.micro_batches
+    own = setup.place.own(micro_batches)
     if loader is None:
         yield Batches(iter(()), lambda: None)
     elif setup.config.overfit:
         loader.reset()
-        batch = loader.next_batch(micro_batches)
+        batch = loader.next_batch(micro_batches, own)
         yield Batches(itertools.repeat(batch), lambda: None)
     else:
-        with closing(Prefetcher(loader, micro_batches)) as prefetcher:
+        with closing(Prefetcher(loader, micro_batches, wanted=own)) as prefetcher:
             yield Batches(prefetcher, prefetcher.state)
 
 
 def losses(setup: Setup, weights: jax.Array, inputs: np.ndarray, targets: np.ndarray) -> list[float]:
-    """Return the mean loss of each of n batches (n, B, T), one on each device."""
+    """Return the mean loss of each of n batches (n, B, T), one on each device. Of several processes each gives its own
+    ones, and gets all losses.
+    """
     static, options = (setup.model, setup.plan.execution), setup.plan.execution.compiler_options
     if setup.plan.parallel.devices == 1:
         return [float(compiling.call(evaluate_loss, (weights, inputs[0], targets[0]), static, options))]
@@ -56,7 +59,8 @@ def validate(run: Run, progress: Progress) -> Progress:
     total, left, at_once = 0.0, setup.val_batches, setup.plan.parallel.devices
     while left:
         # as many batches as there are devices; the last time some may be read once more and not counted
-        for loss in losses(setup, progress.state.weights, *loader.next_batch(at_once))[:left]:
+        batch = loader.next_batch(at_once, setup.place.own_devices)
+        for loss in losses(setup, progress.state.weights, *batch)[:left]:
             total += loss  # one after the other, whatever the number of devices
         left -= min(left, at_once)
         if run.stop.is_set():

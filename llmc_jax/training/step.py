@@ -16,7 +16,7 @@ from llmc_jax.training.adamw import ADAMW
 from llmc_jax.training.loss_scale import LossScaleNumbers, next_loss_scale
 from llmc_jax.training.optimizer import Optimizer, clip_scale, decay_ranges
 from llmc_jax.training.outliers import Outliers, is_outlier, update_outliers
-from llmc_jax.training.parallel.collectives import device_number
+from llmc_jax.training.parallel.collectives import device_number, gather
 from llmc_jax.training.parallel.gradient import batch_gradient as gradient_over
 from llmc_jax.training.parallel.gradient import gathered, gradient_norm
 from llmc_jax.training.parallel.stage import ALONE, EVERYWHERE, SPLIT, Parallel, state_specs
@@ -221,12 +221,15 @@ def evaluate_losses(
     config: ModelConfig,
     execution: Execution = PLAIN,
 ) -> jax.Array:
-    """Return what `evaluate_loss` returns of each of n batches (n, B, T), one on each device of the mesh: (n,)."""
+    """Return what `evaluate_loss` returns of each of n batches (n, B, T), one on each device of the mesh: (n,).
+
+    Every device has all of them.
+    """
 
     def one_device(weights: jax.Array, inputs: jax.Array, targets: jax.Array) -> jax.Array:
-        return gpt2.mean_loss(weights, inputs[0], targets[0], config, execution)[None]
+        return gather(gpt2.mean_loss(weights, inputs[0], targets[0], config, execution)[None])
 
-    each = jax.shard_map(one_device, in_specs=(EVERYWHERE, SPLIT, SPLIT), out_specs=SPLIT, check_vma=False)
+    each = jax.shard_map(one_device, in_specs=(EVERYWHERE, SPLIT, SPLIT), out_specs=EVERYWHERE, check_vma=False)
     return each(weights, inputs, targets)
 
 

@@ -171,12 +171,17 @@ def runs(config: ModelConfig, devices: int) -> tuple[Run, ...]:
     return tuple(found)
 
 
-def split_on_host(flat: np.ndarray, config: ModelConfig, devices: int) -> np.ndarray:
-    """Return a flat buffer (flat_size,) in split order, (split_size,)."""
-    rows = flat[: num_parameters(config)].reshape(-1, config.channels)
-    found = np.zeros((devices, split_rows(config, devices), config.channels), flat.dtype)
+def split_on_host(flat: np.ndarray, config: ModelConfig, devices: int, own: range | None = None) -> np.ndarray:
+    """Return a flat buffer (flat_size,) in split order, (split_size,).
+
+    own: devices in a row whose parts alone are returned.
+    """
+    own = range(devices) if own is None else own
+    C = config.channels
+    found = np.zeros((len(own), split_rows(config, devices), C), flat.dtype)
     for device, place, row, count in runs(config, devices):
-        found[device, place : place + count] = rows[row : row + count]
+        if device in own:
+            found[device - own.start, place : place + count] = flat[row * C : (row + count) * C].reshape(count, C)
     return found.reshape(-1)
 
 

@@ -6,7 +6,7 @@ Bytes are those that one of n devices sends, of an array of S bytes, as a ring o
     reduce_scatter      S (n-1)/n     of that sum, the n-th that is this device's
     gather              S (n-1)/n     everybody's parts, one after the other; S: of them all
     exchange            S (n-1)/n     everybody's part for this device, not summed: so it can sum in an order of its own
-
+    largest           2 S (n-1)/n     the largest of everybody's array, on every device
 """
 
 from typing import Any
@@ -37,6 +37,11 @@ def gather(rows: jax.Array) -> jax.Array:
 def exchange(parts: jax.Array) -> jax.Array:
     """Return part d of every device's parts (n, …), where d is this device: (n, …), in the order of the devices."""
     return jax.lax.all_to_all(parts, AXIS, split_axis=0, concat_axis=0)
+
+
+def largest(array: jax.Array) -> jax.Array:
+    """Return the largest of the devices' arrays, element by element, on every device."""
+    return jax.lax.pmax(array, AXIS)
 
 
 def device_number() -> jax.Array:

@@ -42,7 +42,7 @@ def losses(folder: Path, devices: int, stage: int, fixed: bool) -> list[float]:
         compiled = call.lower(state, tokens, tokens, numbers).compile(QUICK)
     found = []
     for _ in range(STEPS):
-        inputs, targets = (rows.reshape(4, 1, 64) for rows in loader.next_batch())
+        inputs, targets = (rows.reshape(4, 1, 64)[place.own(4)] for rows in loader.next_batch())
         state, metrics = compiled(state, place.batch(inputs), place.batch(targets), numbers)
         found.append(float(metrics.loss))
     return found

@@ -174,7 +174,7 @@ def trained(case: Case) -> Result:
     call = step_of(
         case._replace(**NUMBERS), place, config, options, (state, place.tokens(tokens[0, :, :, 1:].shape), numbers)
     )
-    for each in tokens:
+    for each in tokens[:, place.own(case.micro_batches)]:
         state, metrics = call(state, place.batch(each[..., :-1]), place.batch(each[..., 1:]), numbers)
         found.append(jax.device_get(metrics))
     after = {name: place.host(array) for name, array in state.flat.items()}
