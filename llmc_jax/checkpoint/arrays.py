@@ -124,6 +124,8 @@ def damaged_blocks(
         return found
 
     touched = range(start // size, -(-stop // size))
+    if not touched:
+        return []
     threads = min(THREADS, 1 + len(touched) * size * dtype.itemsize // WORTH_A_THREAD)
     length = -(-len(touched) // threads)
     shares = [touched[k : k + length] for k in range(0, len(touched), length)]

@@ -603,25 +603,41 @@ def _misfits(sizes: Mapping[str, int], written: Mapping[str, int]) -> list[str]:
     return sorted(misfits)
 
 
-def _damages(checkpoint: Checkpoint, deep: bool) -> list[str]:
-    """Return every file that is missing, not known, or not what it was."""
+def _arrays_of(manifest: Manifest) -> dict[str, Tensor]:
+    """Return the arrays whose files the manifest does not name; format 1 names them."""
+    return manifest.tensors if manifest.format > 1 else {}
+
+
+def _damages(checkpoint: Checkpoint, deep: bool, share: tuple[int, int]) -> list[str]:
+    """Return every file that is missing, not known, or not what it was; share: as `entry` has it."""
     folder, manifest = checkpoint.folder, checkpoint.manifest
-    arrays = manifest.tensors if manifest.format > 1 else {}  # else their files are among the others
-    sizes = sizes_in(folder)
-    sizes.pop(MANIFEST, None)
-    damages = _misfits(sizes, _sizes_of(arrays) | {path: file.size for path, file in manifest.files.items()})
+    damages = []
+    if share[0] == 0:
+        sizes = sizes_in(folder)
+        sizes.pop(MANIFEST, None)
+        written = {path: file.size for path, file in manifest.files.items()}
+        damages = _misfits(sizes, _sizes_of(_arrays_of(manifest)) | written)
     if damages or not deep:
         return damages
-    found = _digests(folder, manifest.files)
-    damages = [
-        f"{path}: damaged: its SHA-256 is not that in the manifest"
-        for path, file in manifest.files.items()
-        if found[path] != file
-    ]
-    for name, tensor in arrays.items():
+    return (_damaged_files(checkpoint) if share[0] == 0 else []) + _damaged_arrays(checkpoint, own_blocks(*share))
+
+
+def _damaged_files(checkpoint: Checkpoint) -> list[str]:
+    """Return what is wrong with the contents of the files that have a digest of their own."""
+    files = checkpoint.manifest.files
+    found = _digests(checkpoint.folder, files)
+    return [f"{path}: damaged: its SHA-256 is not that in the manifest" for path in files if found[path] != files[path]]
+
+
+def _damaged_arrays(checkpoint: Checkpoint, own: range) -> list[str]:
+    """Return what is wrong with these blocks of the flat buffers; whoever has block 0 reads the other arrays too."""
+    damages = []
+    for name, tensor in _arrays_of(checkpoint.manifest).items():
+        mine = own if len(tensor.sha256) == BLOCKS else range(int(0 in own))
         try:
-            if blocks := damaged_blocks(folder, name, tensor):
-                damages.append(f"{file_of_block(name, tensor, blocks[0])}: {checkpoint._damage(name, blocks)}")
+            found = damaged_blocks(checkpoint.folder, name, tensor, mine.start * tensor.block, mine.stop * tensor.block)
+            if found:
+                damages.append(f"{file_of_block(name, tensor, found[0])}: {checkpoint._damage(name, found)}")
         except FormatError as error:
             damages.append(str(error))
     return damages
@@ -646,12 +662,16 @@ def steps(run: str | Path) -> list[int]:
     return sorted(int(digits) for digits in ours if digits == f"{int(digits):08d}")
 
 
-def entry(run: str | Path, step: int, *, deep: bool = True) -> Entry:
-    """Return the checkpoint of one step, checked; not deep: without reading the contents of the arrays' files."""
+def entry(run: str | Path, step: int, *, deep: bool = True, share: tuple[int, int] = (0, 1)) -> Entry:
+    """Return the checkpoint of one step, checked; not deep: without reading the contents of the arrays' files.
+
+    share: (p, n): look only at what falls to process p of n, so that the n together read every byte once: at its
+    `own_blocks`; process 0 also at all that is no block, the names of the files among it, and alone knows `bytes`.
+    """
     folder, done = state_folder(Path(run), step), done_file(Path(run), step)
     for _ in range(3):
         before = _inode(folder)
-        found = loose_entry(folder, deep=deep)
+        found = loose_entry(folder, deep=deep, share=share)
         if found.problem is None or _inode(folder) == before:
             break  # else it was replaced by a new one while it was read
     if not os.path.lexists(folder):
@@ -668,19 +688,22 @@ def _inode(folder: Path) -> int | None:
     return None
 
 
-def loose_entry(folder: str | Path, *, deep: bool = True) -> Entry:
-    """Return a state folder by itself, whatever its name and without a DONE_ file; step -1 where it cannot be read."""
+def loose_entry(folder: str | Path, *, deep: bool = True, share: tuple[int, int] = (0, 1)) -> Entry:
+    """Return a state folder by itself, whatever its name and without a DONE_ file; step -1 where it cannot be read.
+
+    share: as `entry` has it.
+    """
     folder = Path(folder)
     step, loss, size, problem = -1, None, 0, None
     with suppress(OSError):
-        size = sum(max(size, 0) for size in sizes_in(folder).values())
+        size = sum(max(size, 0) for size in sizes_in(folder).values()) if share[0] == 0 else 0
     try:
         if folder.is_dir():
             manifest = read_manifest(folder)
             step = manifest.step
             checkpoint = Checkpoint(folder, manifest, read_metadata(folder, manifest))
             loss = val_loss_of(checkpoint.stored)
-            if damages := _damages(checkpoint, deep):
+            if damages := _damages(checkpoint, deep, share):
                 problem = damages[0] + (f" (and {len(damages) - 1} more)" if len(damages) > 1 else "")
         else:
             problem = "it is a file, not a folder" if folder.exists() else "there is no such folder"

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from llmc_jax.cli import convert
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
-from tests.checkpoint.test_store import Killed, chaos, runs, save, sign
+from tests.checkpoint.test_store import ROOT, Killed, chaos, runs, save, sign
 
 MODEL = ModelConfig(max_seq_len=16, vocab_size=31, padded_vocab_size=128, num_layers=2, num_heads=1, channels=32)
 SIZE = flat_size(MODEL)
@@ -183,6 +184,48 @@ def test_no_orbax_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for module in ("orbax", "orbax.checkpoint"):
         monkeypatch.setitem(sys.modules, module, None)
     save_shared(tmp_path, 3)
+
+
+TWO = """
+import json, sys
+from pathlib import Path
+import numpy as np
+from llmc_jax.checkpoint import store
+
+run, process = Path(sys.argv[1]), int(sys.argv[2])
+values = np.arange(65_536, dtype=np.float32)
+if process == 0:
+    small = {"step": np.array(3, np.int32)}
+    writing = store.begin_shared(run, 3, {"params": (values.size, "float32")}, small, {"format": 2, "step": 3})
+    folder = writing.folder
+    print(folder, flush=True)
+else:
+    folder = Path(input())
+own = {k: values[k * 1024 : (k + 1) * 1024] for k in store.own_blocks(process, 2)}
+digests = {"params": store.write_blocks(folder, "params", own)}
+if process == 1:
+    print(json.dumps(digests))
+else:
+    store.seal(writing, digests=[digests, json.loads(input())])
+assert not {"jax", "orbax", "tensorstore"} & sys.modules.keys()
+"""
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    """At the same time, and without JAX: what it would say of other processes does not matter."""
+    command = [sys.executable, "-c", TWO, str(tmp_path)]
+    zero, one = (
+        subprocess.Popen([*command, str(p)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        for p in range(2)
+    )
+    assert zero.stdin and zero.stdout
+    folder = zero.stdout.readline()
+    said, _ = one.communicate(folder)
+    zero.communicate(said)
+    assert (zero.returncode, one.returncode) == (0, 0)
+    (entry,) = store.entries(tmp_path)
+    assert (entry.step, entry.problem, entry.done) == (3, None, True)
+    np.testing.assert_array_equal(store.open_checkpoint(entry.folder).read("params"), np.arange(65_536))
 
 
 def test_a_manifest_of_one_process_says_nothing_of_parts(alone: Path) -> None:
@@ -367,6 +410,48 @@ def test_a_flipped_bit_is_found_and_named(shared: Path, name: str, k: int) -> No
         assert store.check(shared) == f"tensors/{name}/c/{k}: damaged: does not end as the file of one chunk does"
         flip(path, byte)
     assert store.check(shared) is None
+
+
+@pytest.mark.parametrize("processes", [1, 3, 64, 70])
+@pytest.mark.parametrize("layout", ["shared", "alone"])
+def test_processes_share_the_checking(
+    shared: Path, alone: Path, tmp_path: Path, processes: int, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte is read by one of them, and each damage found by one."""
+    if layout == "alone":
+        run = tmp_path / "alone"
+        shared = Path(shutil.copytree(alone.parent, run)) / alone.name
+    run, read = shared.parent, []
+    real = store.damaged_blocks
+
+    def damaged(folder: Path, name: str, tensor: manifest.Tensor, start: int, stop: int) -> list[int]:
+        if start < stop:
+            read.append((name, start, stop))
+        return real(folder, name, tensor, start, stop)
+
+    def finders() -> dict[int, str]:
+        found = {p: store.entry(run, 7, share=(p, processes)).problem for p in range(processes)}
+        return {p: problem for p, problem in found.items() if problem is not None}
+
+    monkeypatch.setattr(store, "damaged_blocks", damaged)
+    assert finders() == {}
+    for name, array in ARRAYS.items():
+        parts = sorted((start, stop) for found, start, stop in read if found == name)
+        assert [start for start, _ in parts] == [0, *(stop for _, stop in parts[:-1])] and parts[-1][1] == array.size
+    k = 40
+    owner = next(p for p in range(processes) if k in store.own_blocks(p, processes))
+    path = shared / (f"tensors/m/c/{k}" if layout == "shared" else "tensors/m/c/0")
+    byte = 17 if layout == "shared" else 4 * BLOCK * k + 17
+    flip(path, byte)
+    assert list(finders()) == [owner] and f"elements {k * BLOCK:,} to" in finders()[owner]
+    flip(path, byte)
+    flip(shared / "tensors/step/c", 0)
+    assert finders() == {0: "tensors/step/c: damaged: what is read is not what was saved"}
+    flip(shared / "tensors/step/c", 0)
+    path.unlink()
+    assert {0: f"{path.relative_to(shared)}: is missing"}.items() <= finders().items()
+    (shared / "MANIFEST.json").unlink()
+    assert set(finders()) == set(range(processes))
 
 
 def test_blocks_that_changed_places_are_found(shared: Path) -> None:

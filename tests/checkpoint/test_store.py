@@ -731,11 +731,11 @@ def test_replaced_while_it_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -
     real = store._damages
     calls = []
 
-    def damages(checkpoint: store.Checkpoint, deep: bool) -> list[str]:
+    def damages(checkpoint: store.Checkpoint, deep: bool, share: tuple[int, int]) -> list[str]:
         calls.append(checkpoint)
         if len(calls) == 1:
             save(run, 100, 1.5)
-        return real(checkpoint, deep)
+        return real(checkpoint, deep, share)
 
     resign(run / "state_00000100", lambda body: body["files"].pop("tensors/step/zarr.json"))
     monkeypatch.setattr(store, "_damages", damages)
