@@ -21,6 +21,7 @@ ORDER = [
     "rng",
     "config",
     "machine",
+    "cluster",
     "ops",
     "models",
     "training",
@@ -34,7 +35,7 @@ ORDER = [
     "compare",
     "cli",
 ]
-WITHOUT_JAX = ("errors", "magics", "streams", "text", "files", "rng", "config", "data", "checkpoint", "cli")
+WITHOUT_JAX = ("errors", "magics", "streams", "text", "files", "rng", "config", "cluster", "data", "checkpoint", "cli")
 BUT = ("cli/kernels.py", "cli/profile.py")  # measuring is all they do
 AND = (
     "compare/logs.py", "compare/picture.py", "machine/device.py", "machine/jax_setup.py", "run/console.py",

@@ -4,6 +4,7 @@ Options are defined in config/train.py, presets in config/presets.py. What a run
 imported only when the options are sound.
 """
 
+import os
 import shlex
 import sys
 import textwrap
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from llmc_jax.cli.kit import WIDTH, examples, exit_status, option_lines, two_columns
+from llmc_jax.cluster.launchers import host_name, member_of, notes_on
 from llmc_jax.config.checks import NOT_BUILT, validate
 from llmc_jax.config.flags import SHOW_ALONE, Given, given_options
 from llmc_jax.config.options import Option, show_value
@@ -60,8 +62,15 @@ def _run(words: Sequence[str]) -> int | None:
     config, notes = continued(given_options(words))
     try:
         notes += validate(config)
+        member = member_of(config, os.environ, host_name(os.environ))
     except InputError as error:  # with the notes so far: what is wrong may come from a config.json
         raise InputError("\n  ".join([str(error), *notes])) from error
+    if member is not None:
+        raise InputError(
+            f"{member.launcher}: this is process {member.rank} of {member.size}, and several processes cannot train "
+            "together yet"
+        )
+    notes += notes_on(config, member)
     from llmc_jax.run.loop import run  # here, because it imports JAX, which takes a second
 
     return run(config, notes)

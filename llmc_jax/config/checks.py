@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.options import show_value, value_problem
-from llmc_jax.config.train import BY_NAME, OPTIONS, PROCESSES, TrainConfig
+from llmc_jax.config.train import BY_NAME, OPTIONS, TrainConfig
 from llmc_jax.errors import InputError, raise_problems
 
 
@@ -42,8 +42,16 @@ CONTRADICTIONS = (
         "{rounding}: is for bf16 only; with --dtype fp16 weights are rounded to nearest",
     ),
     Rule(
-        lambda c: c.process_rank >= c.num_processes,
+        lambda c: c.process_rank >= c.num_processes > 0,
         "{process_rank}: process rank must be below the number of processes ({num_processes}); ranks count from 0",
+    ),
+    Rule(
+        lambda c: bool(c.hosts) and c.init_method != "mpi",
+        "{hosts}: says how the processes find each other; leave {init_method} out",
+    ),
+    Rule(
+        lambda c: c.num_processes > 1 and c.devices % c.num_processes != 0,
+        "{devices}: is over all processes, so it must be a multiple of {num_processes}",
     ),
     Rule(
         lambda c: c.schedule == "step" and c.step_every == 0,
@@ -79,11 +87,6 @@ NOT_BUILT = {
         lambda c: c.hellaswag,
         "it would measure HellaSwag accuracy at every validation. To go on, leave -h out: the validation loss is "
         "measured all the same",
-    ),
-    "num_processes": Rule(
-        lambda c: c.num_processes > 1,
-        "it would train on several machines. To go on, leave out mpirun, -pn and -pr: one process uses all GPUs of a "
-        "machine, or as many as --devices says",
     ),
     "zero_stage": Rule(
         lambda c: c.zero_stage == 3,
@@ -139,10 +142,9 @@ NOTES = (
         lambda c: c.reuse and _saves_nothing(c),
         "{reuse}: nothing is saved with --no-save and {unsaved}, so the next start begins anew too",
     ),
-    Rule(
-        lambda c: any(_changed(c, about.name) for about in OPTIONS if about.group == PROCESSES),
-        "{processes}: no effect, since one process drives all devices of this machine",
-    ),
+    _useless("gpus_per_node", lambda c: True, "here: the processes of a host share its GPUs evenly"),
+    _useless("fs_path", lambda c: c.init_method != "fs", "without -pi fs"),
+    _useless("server_ip", lambda c: c.init_method == "fs", "with -pi fs, where process 0 writes its address down"),
     _useless("batch_order", lambda c: c.overfit, "with {overfit}, where every update takes the same batch"),
     Rule(
         lambda c: c.batch_order == "llmc" and c.reduction == "fixed" and not c.overfit,
@@ -170,23 +172,34 @@ def validate(config: TrainConfig) -> list[str]:
     # what follows counts on sane values
     raise_problems(f"{_given(config, about.name)}: {about.noun} {words}" for about, words in wrong if words)
     not_built = [rule._replace(words=f"{{{name}}}: not built yet; {rule.words}") for name, rule in NOT_BUILT.items()]
-    problems = [*_total_batch(config), *_said(config, [*CONTRADICTIONS, *not_built])]
+    problems = [*_total_batch(config, max(1, config.num_processes)), *_said(config, [*CONTRADICTIONS, *not_built])]
     raise_problems(problems or _of_devices(config))
     return _said(config, NOTES)
 
 
-def with_devices(config: TrainConfig, available: int, platform: str) -> TrainConfig:
+def with_devices(config: TrainConfig, available: int, platform: str, processes: int = 1) -> TrainConfig:
     """Return the configuration with the number of devices that it comes to. Raises InputError as `validate` does.
 
-    available: that JAX has on this machine, of a platform ("gpu"). On a CPU a run takes one if it names no number.
+    available: that JAX has for this process, of a platform ("gpu"); each of the processes has as many. On a CPU a
+    process takes one if the run names no number.
     """
-    devices = config.devices or (1 if platform == "cpu" else available)
-    if devices > available:
+    devices, most = config.devices or processes * (1 if platform == "cpu" else available), processes * available
+    if devices > most:
         there = f"this machine has {available}" if platform != "cpu" else f"XLA_FLAGS allows {available} on this CPU"
-        raise InputError(f"--devices {devices}: {there}; take --devices {available} or fewer")
+        if processes > 1:
+            there += f" for each of {processes} processes, {most} in all"
+        raise InputError(f"--devices {devices}: {there}; take --devices {most} or fewer")
+    if devices % processes:
+        choice = " or ".join(f"--devices {n}" for n in _multiples(devices, processes))
+        raise InputError(f"--devices {devices}: {processes} processes cannot share them evenly; take {choice}")
     config = replace(config, devices=devices)
-    raise_problems(_total_batch(config) or _of_devices(config))
+    raise_problems(_total_batch(config, processes) or _of_devices(config))
     return config
+
+
+def _multiples(number: int, unit: int) -> list[int]:
+    """Return the multiples of a unit on both sides of a number that is none."""
+    return [n for n in (number // unit * unit, -(-number // unit) * unit) if n]
 
 
 def notes_on_devices(config: TrainConfig) -> list[str]:
@@ -209,25 +222,23 @@ def _given(config: TrainConfig, name: str) -> str:
 def _said(config: TrainConfig, rules: Iterable[Rule]) -> list[str]:
     """Return the words of the rules that apply to a configuration."""
     words = {about.name: _given(config, about.name) for about in OPTIONS}
-    processes = [about.name for about in OPTIONS if about.group == PROCESSES and _changed(config, about.name)]
-    words["processes"] = ", ".join(words[name] for name in processes)
     words["micro_batches"], words["num_devices"] = str(config.micro_batches), str(config.devices)
     words["unsaved"] = words["max_steps"] if config.checkpoint_every else "without -n"
     return [rule.words.format_map(words) for rule in rules if rule.applies(config)]
 
 
-def _total_batch(config: TrainConfig) -> list[str]:
+def _total_batch(config: TrainConfig, processes: int) -> list[str]:
     """Return what is wrong with the tokens of an update, and the nearest numbers that are right."""
     unit = config.tokens_at_once
     if config.tokens_per_step % unit == 0:
         return []
-    below, above = config.tokens_per_step // unit * unit, -(-config.tokens_per_step // unit) * unit
-    choice = f"-d {below} or -d {above}" if below else f"-d {above}, or a smaller -b or -t"
+    near = _multiples(config.tokens_per_step, unit)
+    choice = " or ".join(f"-d {n}" for n in near) + ("" if len(near) > 1 else ", or a smaller -b or -t")
     product = " times ".join(_given(config, name) for name in ("batch_size", "sequence_length"))
     if config.devices > 1:
         product += f" times {config.devices} devices"
         # a run that goes on from a checkpoint has the -b and -d of that
-        same = [*_fewer_devices(config), *([] if config.reuse else _smaller_batch(config))]
+        same = [*_fewer_devices(config, processes), *([] if config.reuse else _smaller_batch(config))]
         others = [] if config.reuse and same else [choice.removesuffix(", or a smaller -b or -t")]
         kept = [f"{' or '.join(same)}, which keeps the updates the same"] if same else []
         choice = ", or ".join([*kept, *others])
@@ -237,10 +248,11 @@ def _total_batch(config: TrainConfig) -> list[str]:
     ]
 
 
-def _fewer_devices(config: TrainConfig) -> list[str]:
+def _fewer_devices(config: TrainConfig, processes: int) -> list[str]:
     """Return the largest number of devices that divide the micro-batches of an update, as a flag, if any does."""
     A, rest = divmod(config.tokens_per_step, config.batch_size * config.sequence_length)
-    return [] if rest else [f"--devices {next(n for n in range(config.devices, 0, -1) if A % n == 0)}"]
+    fitting = (n for n in range(config.devices // processes * processes, 0, -processes) if A % n == 0 and not rest)
+    return [f"--devices {n}" for n in islice(fitting, 1)]
 
 
 def _smaller_batch(config: TrainConfig) -> list[str]:

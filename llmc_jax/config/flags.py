@@ -38,6 +38,9 @@ ELSEWHERE = {
     "--max-iters": "--max-steps",
     "--block-size": "--sequence-length",
     "--precision": "--dtype",
+    "-np": "--num-processes",
+    "--nproc": "--num-processes",
+    "--hostfile": "--hosts",
 }
 LIKENESS = 0.82  # of two words, by difflib: a typing mistake or two; from 0.6 on it takes --device for --decay
 

@@ -33,6 +33,20 @@ def parse_slice(text: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match and int(match[1]) < int(match[2]) else None
 
 
+def parse_address(text: str) -> tuple[str, int] | None:
+    """Return the host and the port of `HOST`, `HOST:PORT`, `[::1]` or `[::1]:PORT`; port 0: none given.
+
+    None if it is none of these, or empty.
+    """
+    match = re.fullmatch(r"([^\s:/\[\]]+)(?::([0-9]{1,5}))?|\[([0-9a-fA-F:.%\w]+)\](?::([0-9]{1,5}))?", text)
+    if match is None:
+        return (text, 0) if re.fullmatch("[0-9a-fA-F]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*", text) else None
+    port = match[2] or match[4]
+    if port is not None and not 0 < int(port) < 2**16:
+        return None
+    return match[1] or match[3], int(port or 0)
+
+
 ZERO_IS_OFF = at_least(0, "at least 0 (0 = off)")
 FRACTION = Check(lambda value: 0 <= value <= 1, "between 0 and 1")
 BELOW_ONE = Check(lambda value: 0 <= value < 1, "at least 0 and below 1")
@@ -41,6 +55,10 @@ NOT_EMPTY = Check(lambda value: value != "", "given, not empty")
 SLICE = Check(
     lambda value: value == "" or parse_slice(value) is not None,
     "two step numbers with a colon between, the first the lower: 10:15",
+)
+ADDRESS = Check(
+    lambda value: value == "" or parse_address(value) is not None,
+    "a host, and a port from 1 to 65535 if need be: node1, 10.0.0.1:12345, [fe80::1]:12345",
 )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from llmc_jax.config.options import (
     ABOVE_ZERO,
+    ADDRESS,
     BELOW_ONE,
     FRACTION,
     NOT_EMPTY,
@@ -342,8 +343,8 @@ class TrainConfig:
 
     devices: int = option(
         0, "--devices", DEVICES,
-        "train on N devices, each with its part of the batch; 0 = all GPUs of this machine, on a CPU one (with N it "
-        "pretends to have N)",
+        "train on N devices, over all processes, each with its part of the batch; 0 = all GPUs, on a CPU one for each "
+        "process (with N it pretends to have them)",
         unit="devices", check=at_least(0, "at least 0 (0 = all)"),
     )
     zero_stage: int = option(
@@ -364,14 +365,46 @@ class TrainConfig:
         "of as many processes of llm.c, each with an order of its own",
         choices=("global", "llmc"),
     )
-    num_processes: int = option(1, "-pn --num-processes", PROCESSES, "processes that train together", check=at_least(1))
-    process_rank: int = option(0, "-pr --process-rank", PROCESSES, "number of this one, from 0", check=at_least(0))
-    gpus_per_node: int = option(8, "-pg --gpus-per-node", PROCESSES, "GPUs of one machine", check=at_least(1))
-    init_method: str = option(
-        "mpi", "-pi -pm --init-method", PROCESSES, "how processes find each other", choices=("mpi", "tcp", "fs")
+    num_processes: int = option(
+        0, "-pn --num-processes", PROCESSES,
+        "processes that train together; 0 = as many as mpirun, srun or torchrun started, else 1 (llm.c: 1)",
+        unit="processes", check=at_least(0, "at least 0 (0 = as the launcher says)"), of_this_start=True,
     )
-    server_ip: str = option("", "-ps --server-ip", PROCESSES, "with -pi tcp: address of process 0", value="ADDRESS")
-    fs_path: str = option("", "-pf -pp --fs-path", PROCESSES, "with -pi fs: a folder that all see", value="DIR")
+    process_rank: int = option(
+        -1, "-pr --process-rank", PROCESSES, "number of this one, from 0; -1 = as the launcher says (llm.c: 0)",
+        check=minus_one_or_at_least(0, "as the launcher says"), of_this_start=True,
+    )
+    gpus_per_node: int = option(
+        8, "-pg --gpus-per-node", PROCESSES,
+        "no effect (llm.c: which GPU a process takes): the processes of a host share its GPUs evenly",
+        unit="GPUs", check=at_least(1), of_this_start=True,
+    )
+    init_method: str = option(
+        "mpi", "-pi -pm --init-method", PROCESSES,
+        "how processes find each other: mpi = as the launcher says, one of MPI or another; tcp = by -ps; fs = by -pf",
+        choices=("mpi", "tcp", "fs"), of_this_start=True,
+    )
+    server_ip: str = option(
+        "", "-ps --server-ip", PROCESSES,
+        "the host of process 0, as HOST or HOST:PORT; without -pi where the launcher does not say it. Port: 12345, "
+        "under a launcher one from 20000 to 29999 by its job",
+        value="ADDRESS", check=ADDRESS, of_this_start=True,
+    )
+    fs_path: str = option(
+        "", "-pf -pp --fs-path", PROCESSES, "with -pi fs: a folder that all see, for the address of process 0",
+        value="DIR", of_this_start=True,
+    )
+    hosts: str = option(
+        "", "--hosts", PROCESSES,
+        "a file that names a host on each line: one process is started on each of them, process 0 on the first. "
+        "slots=N after every host: take N of its GPUs",
+        value="FILE", of_this_start=True,
+    )
+    peer_timeout: int = option(
+        120, "--peer-timeout", PROCESSES,
+        "a process without a sign of life for so long counts as lost, and all others end", value="SECONDS",
+        unit="seconds", check=at_least(1), of_this_start=True,
+    )
     # fmt: on
 
     @property

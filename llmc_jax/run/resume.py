@@ -21,7 +21,7 @@ from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.checkpoint.store import Checkpoint, open_checkpoint
 from llmc_jax.config.options import show_value
-from llmc_jax.config.train import ATTENTIONS, BY_NAME, TrainConfig, differing
+from llmc_jax.config.train import ATTENTIONS, BY_NAME, OPTIONS, PROCESSES, TrainConfig, differing
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.kernels import record
 from llmc_jax.machine.device import Device
@@ -39,6 +39,7 @@ FREE = frozenset({
     "print_every", "max_nonfinite", "val_every", "val_batches", "sample_every", "sampling", "sample_tokens",
     "hellaswag", "strict_kernels", "kernels_from", "no_kernel_check", "total_batch_size", "dtype",
     "master_weights", "rounding", "devices", "zero_stage",
+    *(about.name for about in OPTIONS if about.group == PROCESSES),
 })  # fmt: skip
 
 

@@ -30,7 +30,9 @@ def problems_of(**changes: Any) -> list[str]:
     ("changes", "flag", "named"),
     [
         ({"dtype": "fp16", "rounding": "stochastic"}, "--rounding stochastic", "--dtype fp16"),  # noise for bf16's bits
-        ({"process_rank": 3}, "-pr 3", "-pn 1"),
+        ({"num_processes": 2, "process_rank": 2}, "-pr 2", "-pn 2"),
+        ({"num_processes": 4, "devices": 6}, "--devices 6", "-pn 4"),
+        ({"hosts": "hosts.txt", "init_method": "tcp"}, "--hosts hosts.txt", "leave -pi tcp out"),
         ({"schedule": "step", "step_every": 0}, "--step-every 0", "-k constant"),
         ({"gelu_fusion": 1, "recompute": 1}, "-ge 1", "write -r 0"),
         ({"gelu_fusion": 1, "recompute": 2}, "-ge 1", "-r 2"),
@@ -47,11 +49,10 @@ def test_contradictions_are_refused_with_a_way_on(changes: dict[str, Any], flag:
     ("asked", "flags"),
     [
         ({"hellaswag": True}, ["-h 1"]),
-        ({"num_processes": 2}, ["-pn 2"]),
         ({"zero_stage": 3}, ["-z 3"]),
         (
-            {"hellaswag": True, "num_processes": 2, "zero_stage": 3, "total_batch_size": 5000, "skip_loss_z": 1},
-            ["-d 5000", "-h 1", "-pn 2", "-z 3"],
+            {"hellaswag": True, "zero_stage": 3, "total_batch_size": 5000, "skip_loss_z": 1},
+            ["-d 5000", "-h 1", "-z 3"],
         ),
     ],
 )
@@ -91,7 +92,9 @@ def test_fit_of_rows_and_samples_to_the_model() -> None:
         ({"dtype": "fp32", "rounding": "stochastic"}, "--rounding stochastic"),
         ({"dtype": "bf16", "master_weights": False, "rounding": "nearest"}, "--rounding nearest"),
         ({"dtype": "fp16", "master_weights": False}, "-w 0"),
-        ({"gpus_per_node": 4, "init_method": "tcp", "server_ip": "10.0.0.1"}, "-pg 4, -pi tcp, -ps 10.0.0.1"),
+        ({"gpus_per_node": 4}, "-pg 4"),
+        ({"fs_path": "/shared"}, "-pf /shared"),
+        ({"init_method": "fs", "fs_path": "/shared", "server_ip": "node1"}, "-ps node1"),
         ({"major_every": 5}, "-nm 5"),
         ({"save": False, "checkpoint_every": 5, "max_steps": 0, "export_llmc": True}, "--export-llmc"),
         ({"save": False, "reuse": True, "output_dir": "log"}, "-y 1"),
@@ -134,6 +137,9 @@ def test_a_note_in_full() -> None:
         {"devices": 4, "zero_stage": 2},
         {"reduction": "fixed", "devices": 8, "total_batch_size": 8 * 4096},
         {"batch_order": "llmc", "devices": 8},
+        {"num_processes": 2, "process_rank": 1, "init_method": "tcp", "server_ip": "node1:4000", "devices": 4},
+        {"num_processes": 2, "process_rank": 0, "init_method": "fs", "fs_path": "/shared", "peer_timeout": 9},
+        {"hosts": "hosts.txt", "process_rank": 5, "server_ip": "[::1]:4000"},
     ],
 )
 def test_what_has_an_effect_is_not_noted(changes: dict[str, Any]) -> None:
@@ -161,6 +167,36 @@ def test_more_devices_than_there_are_are_refused(platform: str, place: str) -> N
     with pytest.raises(InputError, match=rf"^--devices 5: {place}.* 4.*--devices 4 ") as caught:
         with_devices(TrainConfig(devices=5), 4, platform)
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "available", "platform", "processes", "devices"),
+    [(0, 4, "gpu", 2, 8), (0, 1, "gpu", 3, 3), (0, 4, "cpu", 2, 2), (6, 4, "gpu", 2, 6), (8, 4, "cpu", 2, 8)],
+)
+def test_devices_that_several_processes_take(
+    asked: int, available: int, platform: str, processes: int, devices: int
+) -> None:
+    config = with_devices(TrainConfig(devices=asked), available, platform, processes)
+    assert config == TrainConfig(devices=devices) and config.tokens_per_step == devices * UNIT
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"devices": 5}, "--devices 5: 2 processes cannot share them evenly; take --devices 4 or --devices 6"),
+        ({"devices": 1}, "--devices 1: 2 processes cannot share them evenly; take --devices 2"),
+        (
+            {"devices": 9},
+            "--devices 9: this machine has 4 for each of 2 processes, 8 in all; take --devices 8 or fewer",
+        ),
+        ({"total_batch_size": 6 * UNIT}, f"take --devices 6 or -b 3, {SAME}, or -d 32768"),
+        ({"total_batch_size": 9 * UNIT}, "take -d 32768 or -d 65536"),  # 3 devices would do, 2 processes have no 3
+    ],
+)
+def test_devices_that_several_processes_cannot_take(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError) as caught:
+        with_devices(TrainConfig(**changes), 4, "gpu", processes=2)
+    assert str(caught.value).endswith(words)
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ LLMC = {
     "-ge": ("gelu_fusion", -1),
     "-z": ("zero_stage", 0),
     "-r": ("recompute", 1),
-    "-pn": ("num_processes", 1),
-    "-pr": ("process_rank", 0),
+    "-pn": ("num_processes", 0),  # llm.c: 1; 0 is that, too, where no launcher says another number
+    "-pr": ("process_rank", -1),  # llm.c: 0, whatever a launcher says
     "-pg": ("gpus_per_node", 8),
     "-pi": ("init_method", "mpi"),
     "-pm": ("init_method", "mpi"),

@@ -1,0 +1,1 @@
+"""Processes that train together: who they are, and what must be the same for all. Without JAX."""

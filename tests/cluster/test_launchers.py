@@ -1,0 +1,382 @@
+"""Which process of a run this is, by flags, hosts files and the environments of launchers."""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmc_jax.cluster.launchers import (
+    JOB_PORTS,
+    PORT,
+    Host,
+    Member,
+    devices_asked,
+    first_host,
+    host_name,
+    member_of,
+    notes_on,
+    port_of,
+    read_hosts,
+)
+from llmc_jax.config.options import parse_address
+from llmc_jax.config.train import TrainConfig
+from llmc_jax.errors import InputError
+
+# What launchers have been seen to set. mpirun's: Open MPI 4.1.4, two processes on one host.
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_MCA_orte_hnp_uri": "2096431104.0;tcp://192.0.2.2,172.17.0.1:57041;tcp6://[fd00::2]:37433",
+    "OMPI_MCA_orte_local_daemon_uri": "2096431104.0;tcp://192.0.2.2,172.17.0.1:57041;tcp6://[fd00::2]:37433",
+    "PMIX_NAMESPACE": "2096431105", "PMIX_RANK": "1",
+}  # fmt: skip
+OPEN_MPI_5 = {
+    "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+    "PMIX_NAMESPACE": "prterun-node1-4321@1", "PMIX_RANK": "1",
+}  # fmt: skip
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2", "MPI_LOCALRANKID": "1"}
+SRUN = {
+    "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "3", "SLURM_STEP_NODELIST": "gpu[07,09-10]", "SLURM_STEP_NUM_NODES": "3",
+    "SLURM_PROCID": "4", "SLURM_STEP_NUM_TASKS": "6", "SLURM_NTASKS": "6", "SLURM_LOCALID": "0",
+}  # fmt: skip
+SBATCH = {"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "6", "SLURM_JOB_NODELIST": "gpu[07,09-10]"}
+TORCHRUN = {
+    "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "node1", "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "again",
+}  # fmt: skip
+POD = {"JOB_COMPLETION_INDEX": "3"}
+PODS_NAME = "train-7-3.trainers.default.svc.cluster.local"
+
+
+def member(environ: dict[str, str], hostname: str = "node1", **options: Any) -> Member | None:
+    return member_of(TrainConfig(**options), environ, hostname)
+
+
+def problem(environ: dict[str, str], hostname: str = "node1", **options: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        member(environ, hostname, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ----- launchers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environ", "hostname", "options", "expected"),
+    [
+        (OPEN_MPI, "node1", {}, Member(1, 2, "127.0.0.1", port_of("2096431105"), "mpirun", "2096431105")),
+        (
+            OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "node1", {},
+            Member(1, 2, "192.0.2.2", port_of("2096431105"), "mpirun", "2096431105"),
+        ),
+        (
+            OPEN_MPI_5 | {"OMPI_MCA_orte_hnp_uri": "13145.0;tcp6://[fe80::b9b:1,2620::2]:43370"}, "node1", {},
+            Member(1, 2, "fe80::b9b:1", port_of("prterun-node1-4321@1"), "mpirun", "prterun-node1-4321@1"),
+        ),
+        (OPEN_MPI_5, "node1", {"server_ip": "node1:444"}, Member(1, 2, "node1", 444, "mpirun", "prterun-node1-4321@1")),
+        (HYDRA, "node1", {}, Member(1, 2, "127.0.0.1", PORT, "mpiexec")),
+        (SRUN, "gpu09", {}, Member(4, 6, "gpu07", port_of("77.3"), "srun", "77.3")),
+        (SRUN | {"SLURM_STEP_NUM_NODES": "1"}, "gpu07", {}, Member(4, 6, "127.0.0.1", port_of("77.3"), "srun", "77.3")),
+        (SRUN, "gpu09", {"server_ip": "gpu07-ib"}, Member(4, 6, "gpu07-ib", port_of("77.3"), "srun", "77.3")),
+        (TORCHRUN, "node2", {}, Member(3, 4, "node1", 29501, "torchrun", "again")),
+        (TORCHRUN | {"MASTER_PORT": "65535"}, "node2", {}, Member(3, 4, "node1", 65534, "torchrun", "again")),
+        (
+            POD, PODS_NAME, {"num_processes": 4},
+            Member(3, 4, "train-7-0.trainers.default.svc.cluster.local", PORT, "Kubernetes", "train-7"),
+        ),
+        (POD, "x", {"num_processes": 4, "server_ip": "10.0.0.9"}, Member(3, 4, "10.0.0.9", PORT, "Kubernetes")),
+    ],
+)  # fmt: skip
+def test_what_a_launcher_says(
+    environ: dict[str, str], hostname: str, options: dict[str, Any], expected: Member
+) -> None:
+    assert member(environ, hostname, **options) == expected
+    told = {"num_processes": expected.size, "process_rank": expected.rank} | options
+    assert member(environ, hostname, **told) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "launcher"),
+    [
+        (OPEN_MPI | SRUN, "mpirun"),  # mpirun's daemons are steps of srun
+        (HYDRA | SRUN, "mpiexec"),  # so are those of mpiexec
+        ({"PMI_RANK": "4", "PMI_SIZE": "6"} | SRUN, "srun"),  # srun --mpi=pmi2
+        (TORCHRUN | SRUN, "torchrun"),
+        (SRUN | POD, "srun"),
+    ],
+)
+def test_the_innermost_launcher_counts(environ: dict[str, str], launcher: str) -> None:
+    found = member(environ)
+    assert found is not None and found.launcher == launcher
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        SBATCH,
+        SBATCH | {"SLURM_STEP_ID": "4294967291", "SLURM_STEP_NODELIST": "gpu07"},
+        SRUN | {"SLURM_STEP_NUM_TASKS": "1"},  # a shell in an allocation of six: srun --pty bash
+        SRUN | {"SLURM_STEP_ID": "4294967290"},  # salloc's
+        OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
+        SRUN | OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},  # six runs of one process
+        {"RANK": "1", "WORLD_SIZE": "2"},  # anybody's
+        POD,  # without -pn: pods that have nothing to do with each other
+    ],
+)
+def test_one_process(environ: dict[str, str]) -> None:
+    assert member(environ) is None
+    assert member(environ, num_processes=1) is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "options", "words"),
+    [
+        (SRUN, {"num_processes": 4}, "-pn 4: srun has started 6 processes (SLURM_STEP_NUM_TASKS); leave -pn out"),
+        (SRUN, {"num_processes": 1}, "-pn 1: srun has started 6 processes"),
+        (TORCHRUN, {"process_rank": 0}, "-pr 0: to torchrun this is process 3 (RANK); leave -pr out"),
+        (TORCHRUN | {"RANK": "4"}, {}, "torchrun: RANK=4, but WORLD_SIZE=4; ranks count from 0"),
+        (TORCHRUN | {"RANK": "four"}, {}, "RANK=four: "),
+        (TORCHRUN | {"MASTER_PORT": ""}, {}, "MASTER_PORT=: "),
+        (POD, {"num_processes": 3}, "Kubernetes: JOB_COMPLETION_INDEX=3, but -pn 3; ranks count from 0"),
+        (OPEN_MPI_5, {}, "mpirun: this Open MPI does not say where process 0 is; write -ps ADDRESS"),
+        (
+            OPEN_MPI | {
+                "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+                "OMPI_MCA_orte_local_daemon_uri": "2096431104.1;tcp://192.0.2.3:4",
+            },
+            {}, "mpirun: mpirun itself runs on another host than process 0; write -ps ADDRESS",
+        ),
+        (HYDRA | {"MPI_LOCALNRANKS": "1"}, {}, "mpiexec: it does not say where process 0 is; write -ps ADDRESS"),
+        (SRUN | {"SLURM_STEP_NODELIST": ""}, {}, "srun: SLURM_STEP_NODELIST names no host; write -ps ADDRESS"),
+    ],
+)  # fmt: skip
+def test_what_a_launcher_does_not_say_or_flags_contradict(
+    environ: dict[str, str], options: dict[str, Any], words: str
+) -> None:
+    assert problem(environ, **options).startswith(words)
+
+
+def test_pods_need_a_name() -> None:
+    assert "no subdomain" in problem(POD, "train-3", num_processes=4)
+    assert "does not end in its index, 3" in problem(POD, "train-30.trainers", num_processes=4)
+
+
+def test_this_host_s_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its domain in Kubernetes alone, where nothing has to be waited for."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "train-3")
+    monkeypatch.setattr(socket, "getfqdn", lambda: "train-3.trainers.svc")
+    assert (host_name({}), host_name(POD)) == ("train-3", "train-3.trainers.svc")
+
+
+@given(st.text())
+def test_ports_of_jobs(job: str) -> None:
+    assert port_of(job) in JOB_PORTS and JOB_PORTS.stop <= 30_000
+
+
+# ----- SLURM's lists of hosts -----------------------------------------------------------------------------------------
+
+words = st.text("abcxyz-0123456789", min_size=1, max_size=4)
+
+
+@st.composite
+def node_lists(draw: st.DrawFn) -> tuple[str, str]:
+    """A list as SLURM writes it, and the first host in it."""
+    text, first = draw(st.sampled_from("abc")), ""
+    first = text
+    for _ in range(draw(st.integers(0, 2))):
+        width = draw(st.integers(1, 4))
+        numbers = [str(draw(st.integers(0, 10**width - 1))).zfill(width) for _ in range(draw(st.integers(1, 3)))]
+        ranges = [f"{number}-{'9' * width}" if draw(st.booleans()) else number for number in numbers]
+        end = draw(words)
+        text, first = f"{text}[{','.join(ranges)}]{end}", first + numbers[0] + end
+    rest = draw(st.lists(st.sampled_from(["x", "y[1-3]", "z[01,7]-ib"]), max_size=2))
+    return ",".join([text, *rest]), first
+
+
+@given(node_lists())
+def test_the_first_host_of_a_list(example: tuple[str, str]) -> None:
+    nodes, first = example
+    assert first_host(nodes) == first
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node001", "node001"), ("node[001-015,020],x", "node001"), ("a,b", "a"), ("r[1-2]n[03,05]", "r1n03"),
+        ("tux[7]-ib", "tux7-ib"), ("gpu-a-[2-3].cluster.local", "gpu-a-2.cluster.local"), ("", ""), (",", ""),
+    ],
+)  # fmt: skip
+def test_lists_of_hosts(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
+
+
+# ----- flags ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            {"num_processes": 2, "process_rank": 1, "init_method": "tcp", "server_ip": "10.0.0.1"},
+            Member(1, 2, "10.0.0.1", PORT, "-pi tcp"),
+        ),
+        (
+            {"num_processes": 2, "process_rank": 0, "server_ip": "[::1]:4000"},  # -pi tcp goes without saying
+            Member(0, 2, "::1", 4000, "-pi tcp"),
+        ),
+        (
+            {"num_processes": 2, "process_rank": 1, "init_method": "fs", "fs_path": "/shared/run"},
+            Member(1, 2, "", 0, "-pi fs", folder=Path("/shared/run")),
+        ),
+    ],
+)
+def test_flags_alone(options: dict[str, Any], expected: Member) -> None:
+    assert member({}, **options) == expected
+    assert member(SBATCH, **options) == expected
+
+
+def test_flags_of_llm_c_s_scripts_under_srun() -> None:
+    """They pass -pn $SLURM_NTASKS -pr $SLURM_PROCID beside -pi; here these may be left out."""
+    for told in ({}, {"num_processes": 6, "process_rank": 4}):
+        found = member(SRUN, init_method="tcp", server_ip="gpu07", **told)
+        assert found == Member(4, 6, "gpu07", PORT, "-pi tcp", "77.3")
+        found = member(SRUN, init_method="fs", fs_path="/shared", **told)
+        assert found == Member(4, 6, "", 0, "-pi fs", "77.3", Path("/shared"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_processes": 2}, ["-pn 2: nothing says", "mpirun, srun or torchrun", "-ps ADDRESS"]),
+        ({"num_processes": 2, "process_rank": 1}, ["-pn 2: nothing says"]),
+        ({"num_processes": 2, "server_ip": "node1"}, ["-pn 2: write -pr too", "from 0 to 1"]),
+        ({"num_processes": 2, "process_rank": 1, "init_method": "tcp"}, ["-pi tcp: write -ps ADDRESS too"]),
+        ({"num_processes": 2, "process_rank": 1, "init_method": "fs"}, ["-pi fs: write -pf DIR too"]),
+        ({"process_rank": 2}, ["-pr 2: write -pn too"]),
+    ],
+)
+def test_flags_that_do_not_say_enough(options: dict[str, Any], words: list[str]) -> None:
+    said = problem({}, **options)
+    assert said.startswith(words[0]) and all(word in said for word in words)
+
+
+def test_what_has_no_effect_on_one_process() -> None:
+    config = TrainConfig(init_method="tcp", server_ip="node1", peer_timeout=9)
+    assert member_of(config, {}, "node1") is None
+    (note,) = notes_on(config, None)
+    assert note.startswith("-pi tcp, -ps node1, --peer-timeout 9: no effect")
+    assert notes_on(config, member(SRUN)) == notes_on(TrainConfig(num_processes=1, process_rank=0), None) == []
+
+
+@given(st.from_regex(r"[a-z][a-z0-9.-]{0,9}", fullmatch=True), st.integers(1, 65535))
+def test_addresses(host: str, port: int) -> None:
+    assert parse_address(host) == (host, 0)
+    assert parse_address(f"{host}:{port}") == (host, port)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("::1", ("::1", 0)), ("[::1]", ("::1", 0)), ("[fe80::1%eth0]:80", ("fe80::1%eth0", 80)),
+        ("fd00::2:7", ("fd00::2:7", 0)), ("", None), (":1", None), ("a:", None), ("a:0", None), ("a:65536", None),
+        ("a b", None), ("tcp://a:1", None), ("[a", None), ("a:b", None),
+    ],
+)  # fmt: skip
+def test_forms_of_addresses(text: str, address: tuple[str, int] | None) -> None:
+    assert parse_address(text) == address
+
+
+# ----- hosts files ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Path:
+    path = tmp_path / "hosts.txt"
+    path.write_text("# eight each\nnode1.cluster slots=8\n\n  node2.cluster   slots=8 # new\nnode3.other slots=8\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("hostname", "rank"),
+    [("node1", 0), ("node2.cluster", 1), ("NODE2.cluster.", 1), ("node3", 2)],
+)
+def test_the_line_of_this_host(hosts: Path, hostname: str, rank: int) -> None:
+    expected = Member(rank, 3, "node1.cluster", PORT, "--hosts")
+    assert member({}, hostname, hosts=str(hosts)) == expected
+    assert member(SRUN, hostname, hosts=str(hosts), num_processes=3, process_rank=rank) == expected
+    at = member({}, hostname, hosts=str(hosts), server_ip="10.0.0.1:99")
+    assert at == expected._replace(host="10.0.0.1", port=99)
+    assert member({}, "elsewhere", hosts=str(hosts), process_rank=rank) == expected  # by its name on another network
+
+
+@pytest.mark.parametrize(
+    ("hostname", "options", "words"),
+    [
+        ("node4", {}, "this host, node4, is not in it; if it has another name there, write -pr"),
+        ("node2.other", {}, "this host, node2.other, is not in it"),
+        ("node2", {"process_rank": 0}, "-pr 0: in {} that is node1.cluster, and this host, node2, is 1; leave -pr out"),
+        ("node2", {"process_rank": 3}, "-pr 3: {} names 3 hosts; ranks count from 0"),
+        ("node2", {"num_processes": 2}, "-pn 2: {} names 3 hosts; leave -pn out"),
+    ],
+)
+def test_a_host_that_is_not_there(hosts: Path, hostname: str, options: dict[str, Any], words: str) -> None:
+    assert words.format(hosts) in problem({}, hostname, hosts=str(hosts), **options)
+
+
+def test_several_processes_on_one_host(hosts: Path) -> None:
+    """As in a test: each is told its line."""
+    hosts.write_text("localhost\nlocalhost\n127.0.0.1\n192.0.2.7\n")
+    assert "lines 1, 2, 3 are all this host, node1; write -pr 0 or -pr 1 or -pr 2" in problem({}, hosts=str(hosts))
+    assert member({}, hosts=str(hosts), process_rank=2) == Member(2, 4, "localhost", PORT, "--hosts")
+    assert problem({}, hosts=str(hosts), process_rank=3).startswith("-pr 3: ")
+    hosts.write_text("node1\n")
+    assert member({}, hosts=str(hosts)) is None
+
+
+@pytest.mark.parametrize(
+    ("contents", "words"),
+    [
+        (None, "No such file"),
+        (b"", "names no host"),
+        (b"# node1\n", "names no host"),
+        (b"node1\nnode2 slots=2\n", "slots must be the same for every host, but line 1 says nothing and line 2 says 2"),
+        (b"node1 slots=2\n\nnode2 slots=4\n", "line 1 says 2 and line 3 says 4"),
+        (b"node1 slots=0\n", "line 1: 'node1 slots=0': write HOST or HOST slots=N"),
+        (b"node1\nnode2 4\n", "line 2: 'node2 4': "),
+        (b"node1,node2\n", "line 1: "),
+        (b"\xff\xfe\n", "not a text file"),
+    ],
+)
+def test_bad_hosts_files(hosts: Path, contents: bytes | None, words: str) -> None:
+    hosts.unlink() if contents is None else hosts.write_bytes(contents)
+    said = problem({}, hosts=str(hosts))
+    assert said.startswith(f"--hosts {hosts}") and words in said
+
+
+lines = st.tuples(st.from_regex(r"[a-z][a-z0-9.-]{0,9}", fullmatch=True), st.sampled_from(["", "  ", "# c", "\t#"]))
+
+
+@given(st.lists(lines, min_size=1, max_size=9), st.integers(0, 16))
+def test_any_hosts_file(lines: list[tuple[str, str]], slots: int) -> None:
+    import tempfile
+
+    said = f" slots={slots}" if slots else ""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write("\n".join(f"{name}{said} {rest}\n" for name, rest in lines))
+        file.flush()
+        found = read_hosts(file.name)
+        assert [host[:2] for host in found] == [(name, slots) for name, _ in lines]
+        assert devices_asked(TrainConfig(hosts=file.name)) == slots * len(lines)
+        assert found[-1] == Host(lines[-1][0], slots, 2 * len(lines) - 1)
+
+
+def test_slots_are_devices(hosts: Path) -> None:
+    assert devices_asked(TrainConfig()) == 0
+    assert devices_asked(TrainConfig(devices=5)) == 5
+    assert devices_asked(TrainConfig(hosts=str(hosts), devices=24)) == 24
+    with pytest.raises(InputError, match=r"^--devices 16: .* says slots=8 on 3 hosts, 24 in all; write --devices 24"):
+        devices_asked(TrainConfig(hosts=str(hosts), devices=16))
