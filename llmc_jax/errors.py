@@ -32,6 +32,7 @@ class ExitCode(IntEnum):
     DONE = 0
     BAD_INPUT = 2
     DIVERGED = 3
+    PEER_LOST = 75
     STOPPED = 130  # 128 + SIGINT, as shells have it
 
 
@@ -40,5 +41,6 @@ EXIT_MEANINGS: dict[int, str] = {
     1: "a mistake in this program, with a traceback",
     ExitCode.BAD_INPUT: "a flag, a file or the machine cannot be used as it stands; one line says why",
     ExitCode.DIVERGED: "the loss or the gradient was not finite --max-nonfinite times in a row",
+    ExitCode.PEER_LOST: "another process of the run was lost or has failed; one line says which",
     ExitCode.STOPPED: "stopped by Ctrl-C, SIGTERM or SIGHUP after a whole step, all saved; a second ends it at once",
 }

@@ -1,0 +1,332 @@
+"""The parent of rank 0 as the place where all parents meet: who has come, meetings, beats, and the verdict.
+
+Leaves out who is to blame (judge.py) and the parents' side (parent.py). Strangers may connect and send what they like.
+"""
+
+import asyncio
+import contextlib
+import json
+import secrets
+import socket
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llmc_jax.cluster.judge import Ended, Meeting, Peer, Verdict, beat_interval, judge, judge_start
+from llmc_jax.cluster.launchers import Member
+from llmc_jax.cluster.links import Clock, Link
+from llmc_jax.cluster.messages import (
+    LONGEST,
+    LONGEST_HELLO,
+    MAGIC,
+    PROTOCOL,
+    Message,
+    NotAMessage,
+    encode,
+    number,
+    seconds,
+    text,
+)
+from llmc_jax.errors import ExitCode, InputError
+from llmc_jax.files import reason, write_atomic
+
+ADDRESS_FILE = "rank_0_address.json"  # in the folder of -pf, until all have come
+ALL_ROWS = 64  # processes up to which everybody is told of all at every beat; of more, less often
+SECONDS_TO_PART = 5.0  # for which the hub stays until the others have heard the last word
+
+
+class Hello(NamedTuple):
+    """What a parent says first."""
+
+    rank: int
+    size: int
+    job: str
+    token: str
+    host: str
+    pid: int
+    protocol: int = PROTOCOL
+    magic: str = MAGIC
+
+    @classmethod
+    def of_message(cls, message: Message) -> "Hello":
+        """Return it from a message. Raises NotAMessage."""
+        if message["is"] != "hello" or message.get("magic") != MAGIC:
+            raise NotAMessage
+        numbers = {name: number(message, name) for name in ("rank", "size", "pid", "protocol")}
+        return cls(**numbers, **{name: text(message, name) for name in ("job", "token", "host")})  # type: ignore[arg-type]
+
+    def stranger_to(self, member: Member, token: str) -> str:
+        """Return why it comes from another run, empty if it does not."""
+        if self.token != token:
+            return "rank 0 of another run answers there"
+        if self.job != member.job:
+            return (
+                f"another run answers there (job {member.job or 'without a name'}, this one is {self.job or 'without'})"
+            )
+        return ""
+
+    def misfit(self, size: int, peers: Collection[Peer]) -> str:
+        """Return why no run can begin with it, empty if one can."""
+        who = f"rank {self.rank} on {self.host} (process {self.pid})"
+        if self.protocol != PROTOCOL:
+            return f"{who} has another version of this program; install the same one everywhere"
+        if self.size != size:
+            return f"it was started as one of {self.size} processes, rank 0 as one of {size}; give all the same -pn"
+        if self.rank >= size:
+            return f"ranks count from 0 to {size - 1}; mend -pr"
+        for peer in peers:
+            if peer.rank == self.rank:
+                other = f"another rank {peer.rank} has come from {peer.host} (process {peer.pid})"
+                return f"{other}; give each process a -pr of its own"
+        return ""
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that listens: on this machine alone where the host's name means it, else on all its networks.
+
+    Raises InputError, naming the port.
+    """
+    own = host == "localhost" or host.startswith("127.")
+    try:
+        if not own and socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
+        return socket.create_server(("127.0.0.1" if own else "", port), backlog=1024)
+    except (OSError, OverflowError) as error:
+        raise InputError(
+            f"port {port}, at which rank 0 waits for the others, cannot be had ({reason(error)}); "
+            f"give all processes another one: -ps {host or 'HOST'}:PORT"
+        ) from error
+
+
+class Hub:
+    """Where all parents meet. `open`, then `serve` for each connection; `verdict` and `closed` say how it ends."""
+
+    def __init__(self, member: Member, timeout: float) -> None:
+        self.member, self.timeout = member, timeout
+        self.token = secrets.token_hex(16) if member.folder else ""
+        self.clock = Clock(beat_interval(timeout))
+        self.peers: dict[int, Peer] = {}
+        self.left: dict[int, Peer] = {}  # had come, and went before all were there
+        self.links: dict[int, Link] = {}
+        self.meetings: dict[str, tuple[float, dict[int, Any]]] = {}
+        self.complete = False  # all have come
+        self.verdict: Verdict | None = None
+        self.closed = False  # all have ended as agreed
+        self._began = self.clock.now()
+        self._ticks = 0
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self) -> None:
+        """Listen, tell where if there is a folder for it, and keep watch. Raises InputError."""
+        listener = listening_socket(self.member.host, self.member.port)
+        self._server = await asyncio.start_server(self.serve, sock=listener)
+        if self.member.folder:
+            await asyncio.to_thread(self._write_address, self.member.folder, listener.getsockname()[1])
+        self._tasks.add(asyncio.create_task(self._watch()))
+
+    async def own_link(self) -> Link:
+        """Return the connection of this process's own parent."""
+        ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=theirs)
+        self._tasks.add(asyncio.create_task(self.serve(reader, writer)))
+        return Link(*await asyncio.open_connection(sock=ours))
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Hear one connection from its hello to its end."""
+        link = Link(reader, writer, LONGEST_HELLO)
+        hello = None
+        with contextlib.suppress(TimeoutError, NotAMessage):
+            async with asyncio.timeout(self.timeout):
+                first = await link.receive()
+            hello = Hello.of_message(first) if first else None
+        if hello and self._admit(hello, link):
+            with contextlib.suppress(NotAMessage):
+                while message := await link.receive():
+                    self._heard(self.peers[hello.rank], message)
+            self._leave(hello.rank)
+        link.close()
+
+    def _admit(self, hello: Hello, link: Link) -> bool:
+        """Take a process in, or say why not."""
+        if words := hello.stranger_to(self.member, self.token):
+            link.send("refused", words=words)
+            return False
+        if words := hello.misfit(self.member.size, self.peers.values()):
+            verdict = Verdict(hello.rank, hello.host, hello.pid, "refused", words=words, status=ExitCode.BAD_INPUT)
+            if not self.complete:  # a run that goes on needs nobody
+                self.conclude(verdict)
+            link.send("verdict", **verdict.fields)
+            return False
+        if self.verdict:
+            link.send("verdict", **self.verdict.fields)
+            return False
+        link.lines.longest = LONGEST
+        now = self.clock.now()
+        self.peers[hello.rank] = Peer(hello.rank, hello.host, hello.pid, heard=now, beat=now, since=now)
+        self.links[hello.rank] = link
+        self.left.pop(hello.rank, None)
+        link.send("accepted")
+        if len(self.peers) == self.member.size:
+            self._begin(now)
+        return True
+
+    def _begin(self, now: float) -> None:
+        self.complete = True
+        self._remove_address()
+        peers = [self.peers[rank] for rank in range(self.member.size)]
+        for peer in peers:
+            peer.heard = peer.beat = peer.since = now
+        self._send_all(encode("welcome", hosts=[peer.host for peer in peers], pids=[peer.pid for peer in peers]))
+
+    def _heard(self, peer: Peer, message: Message) -> None:
+        """Take a message in. Raises NotAMessage."""
+        now = peer.heard = self.clock.now()
+        match message["is"]:
+            case "beat":
+                peer.worker = number(message, "worker")
+                peer.step, peer.phase = number(message, "step"), text(message, "phase")
+                peer.beat, peer.since = now - seconds(message, "age"), now - seconds(message, "seconds")
+            case "meet":
+                self._meet(peer.rank, text(message, "name"), message.get("value"))
+            case "ended":
+                peer.ended, peer.ended_at = Ended.of_message(message), now
+                peer.worker = number(message, "worker")
+                peer.step, peer.phase = number(message, "step"), text(message, "phase")
+                self._judge()
+            case "verdict":
+                self.conclude(Verdict.of_message(message))
+
+    def _meet(self, rank: int, name: str, value: Any) -> None:
+        _, values = self.meetings.setdefault(name, (self.clock.now(), {}))
+        values.setdefault(rank, value)
+        if len(values) == self.member.size:
+            del self.meetings[name]
+            self._send_all(encode("met", name=name, values=[values[rank] for rank in range(self.member.size)]))
+
+    def _leave(self, rank: int) -> None:
+        """Note that a connection has ended, with a goodbye where all is over."""
+        del self.links[rank]
+        if not self.complete:
+            self.left[rank] = self.peers.pop(rank)
+        elif not (self.closed or self.verdict):
+            self.peers[rank].gone = True
+            self._judge()
+
+    def _judge(self) -> None:
+        if self.verdict or self.closed:
+            return
+        now, peers = self.clock.now(), [*self.peers.values()]
+        if not self.complete:
+            early = [peer for peer in peers if peer.ended]  # told to stop before the run began
+            verdict = judge(early, [], now, float("inf")) if early else None
+            left = [*self.left.values()]
+            verdict = verdict or judge_start(peers, left, self.member.size, now - self._began, self.timeout)
+        elif all(peer.ended and peer.ended.kind == "end" for peer in peers):
+            self.closed = True
+            self._send_all(encode("close"))
+            return
+        else:
+            everybody = frozenset(self.peers)
+            meetings = [
+                Meeting(name, since, tuple(sorted(everybody - values.keys())))
+                for name, (since, values) in self.meetings.items()
+            ]
+            verdict = judge(peers, meetings, now, self.timeout)
+        if verdict:
+            self.conclude(verdict)
+
+    def conclude(self, verdict: Verdict) -> None:
+        """End the run for everybody, unless it has ended."""
+        if not (self.verdict or self.closed):
+            self.verdict = verdict
+            self._send_all(encode("verdict", **verdict.fields))
+
+    def _send_all(self, line: bytes) -> None:
+        for link in self.links.values():
+            link.send_bytes(line)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(beat_interval(self.timeout))
+            self.clock.tick()
+            self._judge()
+            self._ticks += 1
+            every = self._ticks % max(1, self.member.size // ALL_ROWS) == 0
+            now = self.clock.now()
+            rows = [peer for peer in self.peers.values() if every or peer.rank == 0]
+            self._send_all(encode("table", rows=[_row(peer, now) for peer in rows]))
+
+    async def part(self) -> None:
+        """Wait a little until all others have heard the last word and gone, then close everything."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(SECONDS_TO_PART, self.timeout)):
+                while self.links:
+                    await asyncio.sleep(0.01)
+        self._remove_address()
+        if self._server:
+            self._server.close()
+        for link in self.links.values():
+            link.close()
+        for task in self._tasks:
+            task.cancel()
+
+    def _write_address(self, folder: Path, port: int) -> None:
+        content = {"hosts": own_addresses(), "host": socket.gethostname(), "port": port, "token": self.token}
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / ADDRESS_FILE, json.dumps(content).encode())
+
+    def _remove_address(self) -> None:
+        if self.member.folder and self._server:
+            place = Address.read(self.member.folder)
+            if place and place.token == self.token:  # not another run's
+                with contextlib.suppress(OSError):
+                    (self.member.folder / ADDRESS_FILE).unlink()
+
+
+def _row(peer: Peer, now: float) -> list[Any]:
+    return [peer.rank, peer.worker, peer.step, peer.phase, round(max(0.0, now - peer.since), 1)]
+
+
+def rows_of(message: Message) -> Mapping[int, tuple[int, int, str, float]]:
+    """Return a table of beats by rank: the worker's process, step, phase and the seconds in it. Raises NotAMessage."""
+    table = {}
+    for row in message.get("rows") or []:
+        if not isinstance(row, list) or len(row) != 5:
+            raise NotAMessage
+        named = dict(zip(("rank", "worker", "step", "phase", "seconds"), row, strict=True))
+        place = number(named, "worker"), number(named, "step"), text(named, "phase"), seconds(named, "seconds")
+        table[number(named, "rank")] = place
+    return table
+
+
+class Address(NamedTuple):
+    """Where rank 0 listens, as it has written it into a folder."""
+
+    hosts: list[str]  # names and addresses
+    host: str
+    port: int
+    token: str
+
+    @classmethod
+    def read(cls, folder: Path) -> "Address | None":
+        """Return what the folder's file says; None where there is none."""
+        try:
+            content = json.loads((folder / ADDRESS_FILE).read_bytes()[:LONGEST_HELLO])
+            address = cls(*(content[name] for name in cls._fields))
+            sound = isinstance(address.host, str) and type(address.port) is int and isinstance(address.token, str)
+            return address if sound and all(isinstance(host, str) for host in address.hosts) else None
+        except (OSError, ValueError, RecursionError, KeyError, TypeError):
+            return None
+
+
+def own_addresses() -> list[str]:
+    """Return this machine's name and addresses by which others may reach it."""
+    name = socket.gethostname()
+    found = [name]
+    with contextlib.suppress(OSError):
+        found += [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way_out:
+        way_out.connect(("10.255.255.255", 1))  # sends nothing, but tells which network is used
+        found.append(way_out.getsockname()[0])
+    return [host for host in dict.fromkeys(found) if not host.startswith("127.") and host != "::1"]

@@ -1,0 +1,266 @@
+"""Who is to blame when a run of several processes cannot go on: from what is known of all of them, a verdict or none.
+
+Leaves out how it becomes known (hub.py, parent.py) and what follows (parent.py). Nothing here waits or asks the time.
+
+Each process is a parent and its worker. The worker's thread beats while its main thread may hang, so each phase of a
+run has its limit besides. Where one process fails, the exchanges of all others break: JAX's runtime then ends them with
+SIGABRT, or an error of theirs is raised. That is a consequence mostly, and is named only where no cause is found.
+"""
+
+import signal
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from llmc_jax.cluster.messages import Message, NotAMessage, number, text
+from llmc_jax.errors import ExitCode
+
+LIMITS = {"start": 10, "compile": 30, "step": 5, "validate": 15, "sample": 5, "save": 15, "end": 5}  # x --peer-timeout
+MEETING = 15  # likewise: how long the others wait for who does not come to a meeting
+HELD_BACK = 5.0  # seconds for which a consequence waits for its cause
+KINDS = ("end", "failed", "broken", "killed")
+CAUSES = {  # what a verdict may say
+    "missing": "did not come",
+    "refused": "does not belong to this run as it is",
+    "killed": "was killed",
+    "failed": "has failed",
+    "gone": "has gone: its connection broke, so its process or host has ended",
+    "unheard": "is not heard of any more: its host, network or train.py stands still",
+    "silent": "has a worker that stands still",
+    "left": "has ended, while others wait for it",
+    "absent": "does not come to where the others wait for it",
+    "hung": "does not get any further",
+    "broken": "lost an exchange, and nobody else is known to be the cause",
+}
+
+
+class Ended(NamedTuple):
+    """How a worker has ended."""
+
+    kind: str  # end: as agreed by all; failed: by itself; broken: since an exchange broke; killed: by a signal
+    status: int  # its exit status; of killed the signal
+    words: str = ""
+
+    @classmethod
+    def of_message(cls, message: Message) -> "Ended":
+        """Return it from a message. Raises NotAMessage."""
+        if message.get("kind") not in KINDS:
+            raise NotAMessage
+        return cls(message["kind"], number(message, "status"), text(message, "words"))
+
+    @classmethod
+    def of_exit(cls, code: int) -> "Ended":
+        """Return what it comes to where a worker exits without a word; code: minus the signal if one has killed it."""
+        if code == -signal.SIGABRT:
+            return cls(
+                "broken", 128 - code, "its worker ended with SIGABRT, as JAX's runtime does when it loses a peer"
+            )
+        if code < 0:
+            return cls("killed", -code)
+        return cls("failed" if code else "end", code)
+
+
+@dataclass
+class Peer:
+    """What is known of one process. Times are seconds of one clock, that of whoever judges."""
+
+    rank: int
+    host: str
+    pid: int  # of the parent
+    worker: int = 0  # pid of the worker; 0 before it started
+    heard: float = 0.0  # when the parent was heard of
+    beat: float = 0.0  # when the worker was heard of
+    step: int = 0
+    phase: str = "start"
+    since: float = 0.0  # when the phase began
+    gone: bool = False  # the connection broke without a goodbye
+    ended: Ended | None = None
+    ended_at: float = 0.0
+
+
+class Meeting(NamedTuple):
+    """A meeting for which not all have come."""
+
+    name: str
+    since: float  # when the first one came
+    missing: tuple[int, ...]
+
+
+class Verdict(NamedTuple):
+    """Who has ended a run, and why."""
+
+    rank: int
+    host: str
+    pid: int
+    cause: str  # of CAUSES
+    step: int = 0
+    phase: str = "start"
+    words: str = ""
+    also: tuple[int, ...] = ()  # ranks of which the same holds
+    status: int = ExitCode.PEER_LOST
+
+    @classmethod
+    def of_message(cls, message: Message) -> "Verdict":
+        """Return it from a message. Raises NotAMessage."""
+        cause, also = text(message, "cause"), message.get("also")
+        if cause not in CAUSES or not isinstance(also, list) or not all(type(rank) is int for rank in also):
+            raise NotAMessage
+        numbers = {name: number(message, name) for name in ("rank", "pid", "step", "status")}
+        texts = {name: text(message, name) for name in ("host", "phase", "words")}
+        return cls(cause=cause, also=tuple(also), **numbers, **texts)  # type: ignore[arg-type]
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Return what of it is worth recording."""
+        return {**self._asdict(), "also": list(self.also)}
+
+
+def beat_interval(timeout: float) -> float:
+    """Return the seconds between two beats."""
+    return min(1.0, timeout / 10)
+
+
+def judge(peers: Sequence[Peer], meetings: Iterable[Meeting], now: float, timeout: float) -> Verdict | None:
+    """Return who is to blame that the run cannot go on, None while it can, or while that may still become known.
+
+    timeout: seconds of --peer-timeout. Causes come before consequences, and what is certain before what is not.
+    """
+    causes = (_ended(peers, ("killed", "failed")), _unheard(peers, now, timeout), _silent(peers, now, timeout))
+    verdict = next((cause for cause in causes if cause), None)
+    verdict = verdict or _absent(peers, meetings, now, timeout) or _hung(peers, now, timeout)
+    return verdict or _broken(peers, now, timeout)
+
+
+def judge_hub(peer: Peer, now: float, timeout: float) -> Verdict | None:
+    """Return what the others say of rank 0, over which all messages go: that it has gone or is silent."""
+    return _unheard([peer], now, timeout)
+
+
+def judge_start(
+    come: Collection[Peer], left: Collection[Peer], size: int, waited: float, timeout: float
+) -> Verdict | None:
+    """Return who has not come to the start in time. left: those that had come, and went again."""
+    ranks = {peer.rank: f"rank {peer.rank} ({_place(peer)})" for peer in sorted(come, key=lambda peer: peer.rank)}
+    missing = [rank for rank in range(size) if rank not in ranks]
+    if not missing or waited < timeout:
+        return None
+    again = {peer.rank: peer for peer in left}
+    first = again.get(missing[0], Peer(missing[0], "", 0))
+    words = f"within {timeout:g} s of --peer-timeout; those that did: {', '.join(ranks.values())}"
+    if back := [f"rank {rank} ({_place(again[rank])})" for rank in missing if rank in again]:
+        words += f"; that had come and left again: {', '.join(back)}"
+    return Verdict(first.rank, first.host, first.pid, "missing", words=words, also=tuple(missing[1:]))
+
+
+def _place(peer: Peer) -> str:
+    return f"{peer.host}, process {peer.pid}"
+
+
+def _verdict(peer: Peer, cause: str, words: str = "", also: Iterable[int] = (), parent: bool = False) -> Verdict:
+    pid = peer.pid if parent else peer.worker or peer.pid
+    return Verdict(peer.rank, peer.host, pid, cause, peer.step, peer.phase, words, tuple(also))
+
+
+def _ended(peers: Iterable[Peer], kinds: Collection[str]) -> Verdict | None:
+    ends = [(peer.ended_at, peer.rank, peer, peer.ended) for peer in peers if peer.ended and peer.ended.kind in kinds]
+    if not ends:
+        return None
+    _, _, peer, ended = min(ends)
+    return _verdict(peer, ended.kind, _end_words(ended))
+
+
+def _end_words(ended: Ended) -> str:
+    if ended.kind != "killed":
+        return f"{ended.words or 'no reason given'} (status {ended.status})"
+    try:
+        name = signal.Signals(ended.status).name
+    except ValueError:
+        name = f"signal {ended.status}"
+    return f"by {name}{', perhaps for want of memory' if ended.status == signal.SIGKILL else ''}"
+
+
+def _unheard(peers: Iterable[Peer], now: float, timeout: float) -> Verdict | None:
+    for peer in peers:
+        if peer.gone:
+            return _verdict(peer, "gone", parent=True)
+    silent = [peer for peer in peers if now - peer.heard > timeout]
+    if not silent:
+        return None
+    first, *others = sorted(silent, key=lambda peer: peer.heard)
+    return _verdict(first, "unheard", f"for {timeout:g} s", [peer.rank for peer in others], parent=True)
+
+
+def _silent(peers: Iterable[Peer], now: float, timeout: float) -> Verdict | None:
+    fresh = 3 * beat_interval(timeout)  # of a parent that is silent too, nobody knows the worker
+    silent = [peer for peer in peers if not peer.ended and now - peer.beat > timeout and now - peer.heard <= fresh]
+    if not silent:
+        return None
+    first, *others = sorted(silent, key=lambda peer: peer.beat)
+    words = f"and was not heard of for {timeout:g} s: stopped, or its interpreter hangs"
+    return _verdict(first, "silent", words, [peer.rank for peer in others])
+
+
+def _absent(peers: Sequence[Peer], meetings: Iterable[Meeting], now: float, timeout: float) -> Verdict | None:
+    by_rank = {peer.rank: peer for peer in peers}
+    for name, since, ranks in meetings:
+        missing = [by_rank[rank] for rank in ranks]
+        for peer in missing:
+            if peer.ended and peer.ended.kind == "end":
+                return _verdict(peer, "left", f"at {name}")
+        limit = timeout * max(MEETING, *(_limit(peer) for peer in missing))
+        going = [peer for peer in missing if not peer.ended]
+        if going and now - since > limit:
+            first, *others = sorted(going, key=lambda peer: (peer.step, peer.since))
+            return _verdict(first, "absent", f"at {name}, for {limit:g} s", [peer.rank for peer in others])
+    return None
+
+
+def _limit(peer: Peer) -> float:
+    return LIMITS.get(peer.phase, max(LIMITS.values()))
+
+
+def _hung(peers: Iterable[Peer], now: float, timeout: float) -> Verdict | None:
+    """Return who is beyond its phase's limit, of those furthest behind, for whom the others wait.
+
+    Of those in one step, whoever is in a phase with a longer limit may be the one for whom the others wait, and still
+    have time; once nobody has, the one who began its phase first is named, and the others beside it.
+    """
+    going = [peer for peer in peers if not peer.ended]
+    last = [peer for peer in going if peer.step == min(peer.step for peer in going)]
+    longest = max((_limit(peer) for peer in last), default=0.0)
+    if not any(_limit(peer) == longest and now - peer.since > longest * timeout for peer in last):
+        return None
+    over = [peer for peer in last if now - peer.since > _limit(peer) * timeout]
+    first, *others = sorted(over, key=lambda peer: peer.since)
+    words = f"within {_limit(first) * timeout:g} s, the limit of this phase"
+    return _verdict(first, "hung", words, [peer.rank for peer in others])
+
+
+def _broken(peers: Sequence[Peer], now: float, timeout: float) -> Verdict | None:
+    broken = [peer for peer in peers if peer.ended and peer.ended.kind == "broken"]
+    if not broken or now - min(peer.ended_at for peer in broken) < min(HELD_BACK, timeout):
+        return None
+    late = 3 * beat_interval(timeout)
+    if any(now - (peer.heard if peer.ended else min(peer.heard, peer.beat)) > late for peer in peers):
+        return None  # somebody is silent: its timeout decides
+    return _ended(broken, ("broken",))
+
+
+def line_of(verdict: Verdict, folder: str = "") -> str:
+    """Return a verdict as a sentence; folder: the run's, where it is known."""
+    import shlex
+
+    who = f"rank {verdict.rank}"
+    if verdict.host:
+        who += f" on {verdict.host} (process {verdict.pid})"
+    if verdict.cause == "refused":
+        return f"{who} {CAUSES['refused']}: {verdict.words}; all processes end"
+    parts = [f"{who} {CAUSES[verdict.cause]} {verdict.words}".rstrip()]
+    if verdict.also:
+        parts.append(f"the same holds of rank{'s' * (len(verdict.also) > 1)} {', '.join(map(str, verdict.also))}")
+    if verdict.cause != "missing":
+        parts.append(f"last known in step {verdict.step}, phase {verdict.phase}")
+    parts.append("all processes end")
+    if folder:
+        parts.append(f"-y 1 -o {shlex.quote(folder)} goes on from the last checkpoint")
+    return "; ".join(parts)

@@ -1,0 +1,201 @@
+"""A worker's side: it meets the others, tells where it is, and says how it ends.
+
+Leaves out its parent (parent.py), to whom it talks over a socket that it inherits, and what the run does with it.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import MutableMapping
+from concurrent.futures import Future
+from typing import Any, NoReturn
+
+from llmc_jax.cluster.judge import KINDS, LIMITS, beat_interval
+from llmc_jax.cluster.messages import Lines, Message, NotAMessage, encode
+from llmc_jax.errors import ExitCode, InputError
+
+VARIABLE = "LLMC_JAX_GROUP"  # of the environment: the number of the socket
+DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
+
+
+class Group:
+    """All processes of a run, seen from one of them. Any thread may use it.
+
+    Where another one fails, the parent ends this process: what returns, returns rightly.
+    """
+
+    rank = 0
+    size = 1
+    hosts: tuple[str, ...] = (socket.gethostname(),)  # of each rank
+    local_rank = 0  # among those with the same host name
+    local_size = 1
+    launcher = ""
+    address = "127.0.0.1"  # of rank 0's host, as it is reached from here; a colon and a port may follow
+    peer_timeout = 0.0
+
+    def phase(self, name: str, step: int) -> None:
+        """Say where the main thread has got to; the limit of that phase counts from now."""
+
+    def meet(self, name: str, value: Any = None) -> list[Any]:
+        """Wait until all have come to what has this name; return everybody's JSON values by rank. Each name once."""
+        return [value]
+
+    def folder(self, path: str) -> None:
+        """Say which the run's folder is, for messages."""
+
+    def leave(self, status: int, words: str = "", kind: str = "end") -> NoReturn:
+        """End this process with a status, at once.
+
+        kind: end, as all agreed, so this waits until all have said so; failed, this process alone; broken, because an
+        exchange with others broke, so probably one of them is the cause. words: why.
+        """
+        assert kind in KINDS
+        _flush()
+        os._exit(status)
+
+
+ALONE = Group()
+
+
+class Joined(Group):
+    """The processes of a run, where there are several."""
+
+    def __init__(self, connection: socket.socket, lines: Lines, welcome: Message) -> None:
+        self.rank, self.size = welcome["rank"], len(welcome["hosts"])
+        self.hosts = tuple(welcome["hosts"])
+        beside = [rank for rank in range(self.size) if self.hosts[rank] == self.hosts[self.rank]]
+        self.local_rank, self.local_size = beside.index(self.rank), len(beside)
+        self.launcher, self.address = welcome["launcher"], welcome["address"]
+        self.peer_timeout = welcome["peer_timeout"]
+        self._connection, self._lines = connection, lines
+        self._sending = threading.Lock()
+        self._changed = threading.Condition()  # guards what follows
+        self._place = ("start", 0, time.monotonic())
+        self._tell = False  # at once
+        self._met: dict[str, Future[list[Any]]] = {}
+        self._all_left = threading.Event()
+        for name, work in (("beats", self._beat), ("messages", self._listen)):
+            threading.Thread(target=work, name=f"llmc_jax {name}", daemon=True).start()
+
+    def phase(self, name: str, step: int) -> None:
+        """Say where the main thread has got to; the limit of that phase counts from now."""
+        assert name in LIMITS, name
+        with self._changed:
+            if name != self._place[0]:
+                self._tell = True
+                self._changed.notify()
+            self._place = (name, step, time.monotonic())
+
+    def meet(self, name: str, value: Any = None) -> list[Any]:
+        """Wait until all have come to what has this name; return everybody's JSON values by rank. Each name once."""
+        with self._changed:
+            assert name not in self._met, name
+            met = self._met[name] = Future()
+        self._send("meet", name=name, value=value)
+        values = met.result()
+        self._met[name] = Future()  # the name stays taken, the values need not stay
+        return values
+
+    def folder(self, path: str) -> None:
+        """Say which the run's folder is, for messages."""
+        self._send("folder", path=os.path.abspath(path), given=path)
+
+    def leave(self, status: int, words: str = "", kind: str = "end") -> NoReturn:
+        """End this process with a status: where all agreed when all have said so, else at once. See Group."""
+        assert kind in KINDS
+        _flush()
+        self._send_place("beat")
+        self._send_place("leave", status=int(status), words=words, kind=kind)
+        if kind == "end":
+            self._all_left.wait()
+        os._exit(status)
+
+    def _send(self, kind: str, /, **fields: Any) -> None:
+        line = encode(kind, **fields)
+        with self._sending:
+            try:
+                self._connection.sendall(line)
+            except OSError:
+                os._exit(ExitCode.PEER_LOST)  # without its parent nobody would end this process
+
+    def _send_place(self, kind: str, /, **fields: Any) -> None:
+        phase, step, since = self._place
+        self._send(kind, step=step, phase=phase, seconds=time.monotonic() - since, **fields)
+
+    def _beat(self) -> None:
+        while True:
+            self._send_place("beat")
+            with self._changed:
+                self._changed.wait_for(lambda: self._tell, beat_interval(self.peer_timeout))
+                self._tell = False
+
+    def _listen(self) -> None:
+        """Take in what the parent sends; end with it, or where it stands still although it is there."""
+        self._connection.settimeout(self.peer_timeout)
+        silences = 0
+        while True:
+            try:
+                data = self._connection.recv(1 << 16)
+                messages = self._lines.feed(data)
+            except TimeoutError:  # the first may be this process's own standstill
+                silences += 1
+                messages, data = [], b"-"
+            except (OSError, NotAMessage):
+                data = b""
+            if not data or silences > 1:
+                os._exit(ExitCode.PEER_LOST)
+            for message in messages:
+                silences = 0
+                if message["is"] == "met":
+                    self._met[message["name"]].set_result(message["values"])
+                elif message["is"] == "close":
+                    self._all_left.set()
+
+
+def joined(environ: MutableMapping[str, str]) -> Group | None:
+    """Return the group where this process is a worker, None where it is not; what it starts is none.
+
+    environ: os.environ. Raises InputError.
+    """
+    number = environ.pop(VARIABLE, "")
+    if not number:
+        return None
+    die_with_parent()
+    lines = Lines()
+    messages: list[Message] = []
+    try:
+        connection = socket.socket(fileno=int(number))
+        connection.set_inheritable(False)
+        while not messages:
+            data = connection.recv(1 << 16)
+            if not data:
+                os._exit(ExitCode.PEER_LOST)
+            messages = lines.feed(data)
+    except (OSError, ValueError, NotAMessage) as error:
+        raise InputError(
+            f"{VARIABLE}={number} is no socket; the program sets it for its own processes: unset it"
+        ) from error
+    welcome = next(message for message in messages if message["is"] == "welcome")
+    return Joined(connection, lines, welcome)
+
+
+def die_with_parent() -> None:
+    """Let Linux end this process when its parent ends, also where no thread of it runs any more."""
+    if sys.platform != "linux":
+        return
+    parent = os.getppid()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(ExitCode.PEER_LOST)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
