@@ -4,14 +4,13 @@ Leaves out the arrays (state.py), how both are stored (store.py), and whether a 
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.data.loader import TokenLoader
 from llmc_jax.errors import FormatError
 
 FORMAT = 2  # of the metadata and of the manifest beside it, as they are written
@@ -43,10 +42,10 @@ class Identity(NamedTuple):
     data: str | None = None  # fingerprint of the training data; None where there is none
 
 
-def fingerprint(loader: TokenLoader) -> str:
-    """Return what tells training data apart, hexadecimal: of each file's length, beginning and end, in their order."""
+def fingerprint(paths: Iterable[Path]) -> str:
+    """Return what tells data files apart, hexadecimal: of each one's length, beginning and end, in their order."""
     digest = hashlib.sha256()
-    for path in loader.paths:
+    for path in paths:
         size = path.stat().st_size
         digest.update(size.to_bytes(8, "little"))
         with path.open("rb") as file:

@@ -189,12 +189,18 @@ def with_devices(config: TrainConfig, available: int, platform: str, processes: 
         if processes > 1:
             there += f" for each of {processes} processes, {most} in all"
         raise InputError(f"--devices {devices}: {there}; take --devices {most} or fewer")
-    if devices % processes:
-        choice = " or ".join(f"--devices {n}" for n in _multiples(devices, processes))
-        raise InputError(f"--devices {devices}: {processes} processes cannot share them evenly; take {choice}")
+    devices_of_each(devices, processes)
     config = replace(config, devices=devices)
     raise_problems(_total_batch(config, processes) or _of_devices(config))
     return config
+
+
+def devices_of_each(devices: int, processes: int) -> int:
+    """Return the devices of each process of a run that has so many in all. Raises InputError for uneven shares."""
+    if devices % processes:
+        choice = " or ".join(f"--devices {n}" for n in _multiples(devices, processes))
+        raise InputError(f"--devices {devices}: {processes} processes cannot share them evenly; take {choice}")
+    return devices // processes
 
 
 def _multiples(number: int, unit: int) -> list[int]:

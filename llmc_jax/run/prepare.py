@@ -389,12 +389,12 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
 
 def begun_metadata(plan: Plan, data: Data, device: Device, origin: Mapping[str, Any]) -> Metadata:
     """Return what the run's checkpoints hold of it, but for the number of its steps."""
-    files = None if data.train is None else fingerprint(data.train)
+    files = None if data.train is None else fingerprint(data.train.paths)
     return Metadata(
         step=0,
         identity=Identity(plan.model, plan.dtype, plan.master_weights, plan.rounding, files),
         options=plan.config.to_json(),
-        val_data=None if data.val is None else fingerprint(data.val),
+        val_data=None if data.val is None else fingerprint(data.val.paths),
         environment=environment(device, plan.implementations),
         kernels=to_json(plan.resolved),
         origin=origin,

@@ -51,6 +51,28 @@ def find_card(cuda: Any = None) -> Card | None:
         return None
 
 
+def seen_gpus(cuda: Any = None) -> tuple[str, ...]:
+    """Return the uuid of each GPU that CUDA shows this process, in its order; none where JAX is not going to use one.
+
+    cuda: the driver's library, where a test has its own.
+    """
+    if cuda is None and not _jax_uses_cuda():
+        return ()
+    device, count, uuid = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(16)
+    found = []
+    try:
+        cuda = cuda or ctypes.CDLL("libcuda.so.1")
+        if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+            return ()
+        for number in range(count.value):
+            if cuda.cuDeviceGet(ctypes.byref(device), number) or cuda.cuDeviceGetUuid_v2(uuid, device):
+                return ()
+            found.append(uuid.raw.hex())
+    except (OSError, AttributeError):
+        return ()
+    return tuple(found)
+
+
 def _described(cuda: Any) -> Card | None:
     device, count, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     name, uuid, memory = ctypes.create_string_buffer(128), ctypes.create_string_buffer(16), ctypes.c_size_t()

@@ -262,14 +262,15 @@ class Driver:
         return 0
 
     def cuDeviceGet(self, device: Any, number: int) -> int:
-        return number
+        device._obj.value = number
+        return 0
 
     def cuDeviceGetName(self, name: Any, length: int, device: Any) -> int:
         name.value = b"NVIDIA H200"
         return 0
 
     def cuDeviceGetUuid_v2(self, uuid: Any, device: Any) -> int:
-        uuid.raw = bytes.fromhex(H200.uuid)
+        uuid.raw = bytes([*bytes.fromhex(H200.uuid)[:-1], device.value]) if device.value else bytes.fromhex(H200.uuid)
         return 0
 
     def cuDeviceTotalMem_v2(self, memory: Any, device: Any) -> int:
@@ -289,6 +290,9 @@ def test_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert H200.machine.target == "sm_90"
     assert card.find_card(Driver(status=100)) is None
     assert card.find_card(object()) is None
+    assert card.seen_gpus(Driver(gpus=1)) == (H200.uuid,)
+    assert len(set(card.seen_gpus(Driver(gpus=8)))) == 8
+    assert card.seen_gpus(Driver(status=100)) == card.seen_gpus(object()) == ()
 
 
 def test_whether_others_use_it() -> None:
