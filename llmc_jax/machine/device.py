@@ -30,10 +30,10 @@ class Device(NamedTuple):
 
 
 def first_device() -> Any:
-    """Return the device that JAX computes on by default. Initialises JAX's backend."""
+    """Return the device that JAX computes on by default, which is this process's. Initialises JAX's backend."""
     import jax
 
-    return jax.devices()[0]
+    return jax.local_devices()[0]
 
 
 def devices_of(count: int) -> list[Any]:

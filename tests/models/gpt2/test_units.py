@@ -118,6 +118,9 @@ def test_the_host_splits_as_the_devices_do_and_joins_again(config: ModelConfig, 
     for part, numbers in zip(parts, rows, strict=True):
         filling = part.reshape(-1, config.channels)[numbers == total_rows(config)]
         assert not filling.astype(np.float32).any()
+    for own in (range(devices // 2), range(devices // 2, devices)):
+        some = parts[own.start : own.stop].reshape(-1)
+        np.testing.assert_array_equal(split_on_host(flat, config, devices, own), some)
     joined = joined_on_host(np.split(split, devices), config)
     assert joined.dtype == dtype and joined.tobytes() == flat.tobytes()
 

@@ -49,6 +49,7 @@ class Case(NamedTuple):
     logit_rows: int = 0
     mistake: str = ""  # a name in mistakes.py
     quick: bool = True  # to compile; else as a run is compiled
+    shape: str = SHAPE
 
     def alone(self) -> "Case":
         """The same run on one device, without a mistake."""
@@ -135,15 +136,24 @@ def replicas(tree: Any) -> int:
     return max(len({digest(shard.data) for shard in array.addressable_shards}) for array in whole)
 
 
-def trained(case: Case) -> Result:
-    """The run, from the devices that JAX has here."""
+class Ran(NamedTuple):
+    """What a run leaves on the devices."""
+
+    place: Any
+    before: dict[str, np.ndarray]  # the flat buffers, on the host
+    state: Any
+    metrics: Any  # of the last step
+    found: list[Any]  # the metrics of each step, on the host
+
+
+def ran(case: Case) -> Ran:
+    """Make the run, on the first of the devices that JAX has: of this process, or of all."""
     import jax
     import jax.numpy as jnp
 
     from llmc_jax.config.model import parse_descriptor
     from llmc_jax.models.gpt2.init import random_parameters
     from llmc_jax.models.gpt2.model import Execution
-    from llmc_jax.models.gpt2.tensors import num_parameters
     from llmc_jax.training import step
     from llmc_jax.training.loss_scale import LossScaleNumbers
     from llmc_jax.training.outliers import WINDOW, Outliers
@@ -152,7 +162,7 @@ def trained(case: Case) -> Result:
     from llmc_jax.training.state import DTYPES, initial_state
     from tests.comparisons import skewed_tokens, step_numbers
 
-    config = parse_descriptor(SHAPE)
+    config = parse_descriptor(case.shape)
     flat = random_parameters(config)
     place = placement(config, Parallel(case.devices, case.stage, case.fixed), jax.devices()[: case.devices])
     execution = Execution(recompute=case.recompute, recompute_blocks=case.recompute_blocks, logit_rows=case.logit_rows)
@@ -177,9 +187,19 @@ def trained(case: Case) -> Result:
     for each in tokens[:, place.own(case.micro_batches)]:
         state, metrics = call(state, place.batch(each[..., :-1]), place.batch(each[..., 1:]), numbers)
         found.append(jax.device_get(metrics))
+    return Ran(place, before, state, metrics, found)
+
+
+def trained(case: Case) -> Result:
+    """The run, and what came out of it."""
+    import jax
+
+    from llmc_jax.models.gpt2.tensors import num_parameters
+
+    place, before, state, metrics, found = ran(case)
     after = {name: place.host(array) for name, array in state.flat.items()}
     rest = {"step": state.step, "updates": state.updates, "loss_scale": state.loss_scale, "outliers": state.outliers}
-    N = num_parameters(config)
+    N = num_parameters(place.model)
     return Result(
         losses=tuple(float(each.loss) for each in found),
         norms=tuple(float(each.norm) for each in found),
