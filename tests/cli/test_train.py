@@ -100,8 +100,58 @@ def test_a_config_of_another_version(run_folder: Path) -> None:
             continued(options_of(f"-y 1 -o {run_folder}"))
 
 
+def test_who_a_process_is_is_never_taken_from_the_run(tmp_path: Path) -> None:
+    before = options_of(
+        "-x 9 -pn 2 -pr 1 -pi tcp -ps node1 -pf /shared -pg 4 --peer-timeout 9 --hosts hosts.txt"
+    ).config
+    (tmp_path / "config.json").write_text(json.dumps({"options": before.to_json()}))
+    config, _ = continued(options_of(f"-y 1 -o {tmp_path}"))
+    assert config == TrainConfig(max_steps=9, output_dir=str(tmp_path), reuse=True)
+    config, notes = continued(options_of(f"-y 1 -o {tmp_path} -x 9 -pn 4 -pr 3 --peer-timeout 7"))
+    assert (config.num_processes, config.process_rank, config.peer_timeout, config.hosts) == (4, 3, 7, "")
+    assert all("changed by flags" not in note for note in notes)
+
+
 def options_of(line: str) -> Given:
     return given_options(shlex.split(line))
+
+
+# --- several processes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("-pn 2 -pr 5", "-pr 5: process rank must be below the number of processes (-pn 2); ranks count from 0"),
+        ("-pn 2", "-pn 2: nothing says how the processes find each other; "),
+        ("-pn 0.5", "-pn 0.5: num processes must be a whole number"),
+        ("-pn -1", "-pn -1: num processes must be at least 0 (0 = as the launcher says)"),
+        ("-pr 3", "-pr 3: write -pn too, the number of processes"),
+        ("-pi mpx", "-pi mpx: init method must be one of mpi, tcp, fs; did you mean mpi?"),
+        ("-pi tcp -pn 2 -pr 0", "-pi tcp: write -ps ADDRESS too, the host of process 0"),
+        ("-pi fs -pn 2 -pr 0", "-pi fs: write -pf DIR too, a folder that all processes see"),
+        ("-ps node1:port", "-ps node1:port: server ip must be a host, and a port from 1 to 65535 if need be: "),
+        ("--hosts /none", "--hosts /none: No such file or directory"),
+        ("--hosts /none -pi tcp", "--hosts /none: says how the processes find each other; leave -pi tcp out"),
+        ("-pn 4 -pr 1 -ps node1 --devices 6", "--devices 6: is over all processes, so it must be a multiple of -pn 4"),
+        ("--peer-timeout 0", "--peer-timeout 0: peer timeout must be at least 1"),
+        ("-np 4", "-np: there is no such flag; did you mean --num-processes? "),
+        ("--hostfile x", "--hostfile: there is no such flag; did you mean --hosts? "),
+    ],
+)
+def test_one_line_says_what_to_write(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(shlex.split(line)) == ExitCode.BAD_INPUT
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"train.py: {words}")
+
+
+def test_a_launcher_s_environment_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    assert main(["-pn", "2"]) == ExitCode.BAD_INPUT
+    assert "-pn 2: mpirun has started 4 processes (OMPI_COMM_WORLD_SIZE); leave -pn out" in capsys.readouterr().err
 
 
 # --- help and documentation ------------------------------------------------------------------------------------------

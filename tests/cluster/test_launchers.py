@@ -1,6 +1,9 @@
 """Which process of a run this is, by flags, hosts files and the environments of launchers."""
 
+import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from llmc_jax.config.options import parse_address
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 
+ROOT = Path(__file__).resolve().parents[2]
 # What launchers have been seen to set. mpirun's: Open MPI 4.1.4, two processes on one host.
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
@@ -158,6 +162,22 @@ def test_what_a_launcher_does_not_say_or_flags_contradict(
     environ: dict[str, str], options: dict[str, Any], words: str
 ) -> None:
     assert problem(environ, **options).startswith(words)
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun here")
+def test_mpirun_itself(tmp_path: Path) -> None:
+    """Each process writes a file: on the screen their lines run into each other."""
+    code = (
+        "import os, pathlib, sys; from llmc_jax.cluster.launchers import *; "
+        "found = member_of(TrainConfig(), os.environ, host_name(os.environ)); "
+        "pathlib.Path(sys.argv[1], str(found.rank)).write_text(f'{found.size} {found.host} {found.port} {found.job}')"
+    )
+    mpirun = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "3", sys.executable, "-c", code, str(tmp_path)]
+    subprocess.run(mpirun, timeout=60, check=True, cwd=ROOT)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2"]
+    (said,) = {path.read_text() for path in tmp_path.iterdir()}
+    size, host, port, job = said.split()
+    assert (size, host, int(port)) == ("3", "127.0.0.1", port_of(job)) and int(port) in JOB_PORTS
 
 
 def test_pods_need_a_name() -> None:
