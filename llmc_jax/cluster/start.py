@@ -148,6 +148,13 @@ def _shown(value: Any) -> str:
 
 def _ranks(ranks: Sequence[int], hosts: Sequence[str]) -> str:
     """Return `ranks 0-2, 5 (hosts a, b)`."""
+    names = list(dict.fromkeys(hosts[rank] for rank in ranks))
+    said = f"{'host' if len(names) == 1 else 'hosts'} {_some(names)}"
+    return f"{ranks_text(ranks)} ({said})"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return `rank 3`, or `ranks 0-2, 5`; of very many the first."""
     runs = list[list[int]]()
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
@@ -155,9 +162,7 @@ def _ranks(ranks: Sequence[int], hosts: Sequence[str]) -> str:
         else:
             runs.append([rank])
     numbers = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-    names = list(dict.fromkeys(hosts[rank] for rank in ranks))
-    said = f"{'host' if len(names) == 1 else 'hosts'} {_some(names)}"
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {_some(numbers)} ({said})"
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {_some(numbers)}"
 
 
 def _some(words: Sequence[str]) -> str:

@@ -117,9 +117,6 @@ def keep_programs(folder: Path) -> bool:
     Files that are not as `seal_programs` left them are deleted: JAX would trip over a torn one at every start, and
     never write it anew. Returns whether all that it knew of are still there.
     """
-    import jax
-    from jax.experimental.compilation_cache import compilation_cache
-
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return True
     folder.mkdir(exist_ok=True)
@@ -132,9 +129,18 @@ def keep_programs(folder: Path) -> bool:
     for name in found:
         if known.get(name) != found[name]:
             folder.joinpath(name).unlink()
-    compilation_cache.reset_cache()
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+    take_programs(folder)
     return all(found.get(name) == digest for name, digest in known.items())
+
+
+def take_programs(folder: Path) -> None:
+    """Keep what is compiled from now on in a folder, unless the user has named another in the environment."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        compilation_cache.reset_cache()
+        jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
 def seal_programs(folder: Path) -> None:

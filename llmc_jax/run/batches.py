@@ -63,7 +63,7 @@ def validate(run: Run, progress: Progress) -> Progress:
         for loss in losses(setup, progress.state.weights, *batch)[:left]:
             total += loss  # one after the other, whatever the number of devices
         left -= min(left, at_once)
-        if run.stop.is_set():
+        if run.votes.ask():
             return progress
     mean = total / setup.val_batches
     run.log.val(progress.step, loss=mean, batches=setup.val_batches)

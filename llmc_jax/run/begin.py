@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from llmc_jax.checkpoint.contents import Counters
+from llmc_jax.cluster.agreement import of_all, of_first
+from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.machine import jax_setup
@@ -25,16 +27,19 @@ from llmc_jax.run.folder import (
     Held,
     Kept,
     RunLog,
+    ShortLog,
     check_path,
     config_file,
     config_record,
     create_run_folder,
     cut_logs,
+    entered,
     leaving_nothing,
     locked,
     write_config,
 )
 from llmc_jax.run.prepare import Setup
+from llmc_jax.run.processes import Votes
 from llmc_jax.run.saver import Saver
 from llmc_jax.run.state import Run
 from llmc_jax.run.stopping import stop_on_signals
@@ -43,30 +48,31 @@ from llmc_jax.streams import Output
 
 
 @contextmanager
-def opened(setup: Setup, output: Output, stop: threading.Event, held: Held | None = None) -> Iterator[Run]:
+def opened(setup: Setup, output: Output, request: threading.Event, held: Held | None = None) -> Iterator[Run]:
     """Make the run folder, open what is written there and the screen, and say how the run begins.
 
-    held: the folder, if it was there before and this process has locked it.
+    request: is set by what asks the run to stop. held: the folder, if it was there before and this process has locked
+    it. Of several processes the first one makes and locks the folder, and has the screen, the logs and the picture.
     """
-    config, corpus = setup.config, setup.data.corpus
-    if held is not None:
-        held.check()
-    elif config.reuse and config.output_dir and os.path.isdir(config.output_dir):
-        raise InputError(f"-o {config.output_dir}: another process made this folder just now; start again")
-    folder, made = create_run_folder(config.output_dir, setup.name, reuse=config.reuse and held is not None)
+    config, group, corpus = setup.config, setup.group, setup.data.corpus
+    folder, made = of_first_folder(setup, held)
     baselines = {"bigram baseline": corpus.bigram_nats} if corpus and config.val_data == "stdlib" else {}
     with ExitStack() as closing:
-        held = held or closing.enter_context(locked(folder))
-        log = closing.enter_context(begun_log(setup, held, made))
+        if held is None and group.rank == 0:
+            held = closing.enter_context(locked(folder))
+        check_shared(group, folder, held, made)
+        held = held or closing.enter_context(entered(folder))
+        log = closing.enter_context(short_log(setup, held) if group.rank else begun_log(setup, held, made))
         console = closing.enter_context(new_console(setup, output))
-        drawer = CurveDrawer(folder, setup.name, baselines, console.warning, held.is_there)
+        drawer = CurveDrawer(folder, setup.name, baselines, console.warning, held.is_there, drawing=group.rank == 0)
         closing.callback(drawer.close)
-        closing.enter_context(stop_on_signals(stop, console.note))
-        announce(setup, folder, console)
+        closing.enter_context(stop_on_signals(request, console.note))
+        announce(setup, folder, console, log)
+        group.folder(str(folder))
         if setup.monitor is not None:
             closing.callback(setup.monitor.close)
         programs = folder / "xla_cache" if setup.device.platform != "cpu" else None
-        if programs and not jax_setup.keep_programs(programs) and setup.earlier is not None:
+        if programs and not kept_programs(group, programs) and setup.earlier is not None:
             console.warning("not bit-exact from here: compiled programs of this run are missing or damaged")
 
         def sync() -> None:
@@ -76,10 +82,69 @@ def opened(setup: Setup, output: Output, stop: threading.Event, held: Held | Non
 
         saver = Saver(
             folder, setup.model, config.keep_checkpoints, config.major_every,
-            export=config.export_llmc, sync=sync, on_host=setup.place.host, check=held.check,
+            export=config.export_llmc, sync=sync, place=setup.place, check=held.check, group=group,
         )  # fmt: skip
         closing.callback(saver.close)
-        yield Run(setup, held, log, console, drawer, saver, stop)
+        yield Run(setup, held, log, console, drawer, saver, Votes(group, setup.place, request))
+
+
+def of_first_folder(setup: Setup, held: Held | None) -> tuple[Path, list[Path]]:
+    """Return the run's folder, which process 0 makes, and the folders that were made for it, the innermost first."""
+    config, group = setup.config, setup.group
+    made: list[Path] = []
+
+    def folder() -> str:
+        if held is not None:
+            held.check()
+        elif config.reuse and config.output_dir and os.path.isdir(config.output_dir):
+            raise InputError(f"-o {config.output_dir}: another process made this folder just now; start again")
+        reuse = config.reuse and held is not None
+        found, new = create_run_folder(config.output_dir, setup.name, reuse=reuse)
+        made.extend(new)
+        return str(found if group.size == 1 else found.absolute())
+
+    return Path(of_first(group, "folder", folder)), made
+
+
+def check_shared(group: Group, folder: Path, held: Held | None, made: list[Path]) -> None:
+    """Raise Agreed where a process does not see what process 0, which holds the folder, has written into it."""
+    if group.size == 1:
+        return
+    with ExitStack() as probing:
+        mine = ""
+        if held is not None:
+            probing.enter_context(leaving_nothing(held, made))
+            mine = probing.enter_context(held.probe())
+        name = of_first(group, "probe", lambda: mine)
+
+        def see() -> None:
+            if not (folder / name).is_file():
+                raise InputError(
+                    f"-o {folder}: what rank 0 writes there is not seen here; give an -o on a file system that all "
+                    "hosts share"
+                )
+
+        of_all(group, "probe seen", see)
+
+
+def short_log(setup: Setup, held: Held) -> RunLog:
+    """Return the log of a process other than the first, its first event written."""
+    group, step = setup.group, 0 if setup.earlier is None else setup.earlier.step
+    log = ShortLog(held.folder, group.rank, check=held.check)
+    kind = "start" if setup.earlier is None else "resume"
+    log.event(kind, step=step, rank=group.rank, host=group.hosts[group.rank], pid=os.getpid())
+    return log
+
+
+def kept_programs(group: Group, programs: Path) -> bool:
+    """Keep compiled programs in the run's folder; return whether all that it knew of are there. Process 0 looks."""
+    if group.rank:
+        group.meet("programs")
+        jax_setup.take_programs(programs)
+        return True
+    found = jax_setup.keep_programs(programs)
+    group.meet("programs")
+    return found
 
 
 def begun_log(setup: Setup, held: Held, made: list[Path]) -> RunLog:
@@ -120,17 +185,23 @@ def where_logs_stay(setup: Setup) -> Kept | None:
 
 
 @contextmanager
-def lock_of(config: TrainConfig) -> Iterator[Held | None]:
-    """Hold the lock of a run folder that is there already, within the block. Yield it, or None where there is none."""
+def lock_of(config: TrainConfig, group: Group = ALONE) -> Iterator[Held | None]:
+    """Hold the lock of a run folder that is there already, within the block. Yield it, or None where there is none.
+
+    Of several processes the first one has it.
+    """
     check_path(config.output_dir)
     folder = Path(config.output_dir)
-    with locked(folder) if config.output_dir and folder.is_dir() else nullcontext() as held:
+    there = group.rank == 0 and config.output_dir and folder.is_dir()
+    with locked(folder) if there else nullcontext() as held:
         yield held
 
 
-def announce(setup: Setup, folder: Path, console: Console) -> None:
+def announce(setup: Setup, folder: Path, console: Console, log: RunLog) -> None:
     """Show the start-up table, and what the user should know about this run."""
     console.table(table(setup, folder))
+    if setup.group.rank and setup.warnings:  # it has no screen
+        log.event("warnings", step=0, words=setup.warnings)
     for note in setup.notes:
         console.note(note)
     for warning in setup.warnings:

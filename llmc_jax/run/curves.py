@@ -347,6 +347,7 @@ class CurveDrawer:
     baselines: Mapping[str, float]
     warn: Callable[[str], None]  # shows a warning
     is_there: Callable[[], bool]  # whether the folder is still the run's, without which nothing is drawn
+    drawing: bool = True  # off in all processes of a run but the first
 
     def __post_init__(self) -> None:
         self.path = self.folder / CURVES
@@ -358,7 +359,7 @@ class CurveDrawer:
         """Draw the picture, in the thread, and set when the next one may begin."""
         start = time.monotonic()
         try:
-            if self.is_there():
+            if self.drawing and self.is_there():
                 draw_curves(read_metrics(self.folder / METRICS), self.path, self.title, self.baselines)
         except Exception as error:
             if not self._warned:

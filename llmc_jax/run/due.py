@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from llmc_jax.cluster.agreement import Agreed
 from llmc_jax.data.tokenizers import sample_text
-from llmc_jax.errors import InputError
 from llmc_jax.machine.device import memory_stats
 from llmc_jax.rng import skip_u32
 from llmc_jax.run.batches import Batches, validate
@@ -26,12 +26,17 @@ def run_due(run: Run, progress: Progress, batches: Batches, step_bytes: int | No
     def due(every: int, done: int = -1, at_end: bool = True) -> bool:
         return every > 0 and (step % every == 0 or (last and at_end)) and step != done and not run.stop.is_set()
 
+    group = run.setup.group
     if due(config.val_every, progress.counters.validated):
+        group.phase("validate", step)
         progress = validate(run, progress)
     at_end = config.sampling != "train_gpt2.c"
-    if due(config.sample_every, progress.counters.sampled, at_end) and (step > 0 or (last and at_end)):
+    first = group.rank == 0  # which draws, alone: the others wait for it at the next exchange
+    if first and due(config.sample_every, progress.counters.sampled, at_end) and (step > 0 or (last and at_end)):
+        group.phase("sample", step)
         progress = draw_sample(run, progress)
     if due(config.checkpoint_every) and step > 0 and step % config.checkpoint_every == 0:
+        group.phase("save", step)
         progress = save(run, progress, batches, step_bytes, last=last)
     return progress
 
@@ -49,10 +54,10 @@ def draw_sample(run: Run, progress: Progress) -> Progress:
     setup, model, tokenizer = run.setup, run.setup.model, run.setup.tokenizer.tokenizer
     weights, length = setup.place.first(progress.state.weights), setup.config.sequence_length
     end_of_text = model.vocab_size - 1 if tokenizer is None else tokenizer.eot
-    counters, ids = progress.counters, list[int]()
+    counters, ids, request = progress.counters, list[int](), run.votes.request
     state = skip_u32(SEED, 0 if setup.config.sampling == "train_gpt2.cu" else counters.drawn)
     for token in generate(weights, model, setup.config.sample_tokens, length, end_of_text, setup.plan.execution, state):
-        if run.stop.is_set():
+        if request.is_set():
             return progress
         ids.append(token)
     text = sample_text(tokenizer, ids)
@@ -96,7 +101,11 @@ def poll_saves(run: Run, progress: Progress, ended: list[Saved], last: bool = Fa
             continue
         run.log.event("save_failed", step=each.step, problem=each.problem)
         if run.setup.config.save_failure == "stop" or (last and each.step == progress.saving):
-            raise InputError(each.problem)
+            if last or run.setup.group.size == 1:
+                raise Agreed(each.problem)
+            # the others learn it a step sooner or later: all end the loop at the same one
+            run.votes.request.set()
+            progress = progress._replace(unsaved=each.problem)
         run.console.warning(f"{each.problem}; earlier checkpoints are unchanged")
         if each.step == progress.saving:
             progress = progress._replace(saving=-1)

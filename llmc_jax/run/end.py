@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterator
 
+from llmc_jax.cluster.agreement import Agreed
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.machine import jax_setup
@@ -21,7 +22,13 @@ def exit_code(run: Run, progress: Progress) -> ExitCode:
 def last_save(run: Run, outcome: Outcome, batches: Batches) -> Outcome:
     """Save the checkpoint of the end and wait for all saves; where one fails here, the run has failed."""
     code, progress, problem = outcome
+    group = run.setup.group
+    group.phase("save", progress.step)
     try:
+        if group.size > 1:  # so that all know of each save how it ended
+            progress = poll_saves(run, progress, run.saver.wait())
+            problem = problem or (Agreed(progress.unsaved) if progress.unsaved else None)
+            code = ExitCode.BAD_INPUT if problem else code
         if run.setup.config.saves_at_end and (progress.step > 0 or run.setup.steps == 0):
             # The checkpoints from before a divergence may be what the user goes back to.
             progress = save(run, progress, batches, None, last=True, prune=code != ExitCode.DIVERGED)

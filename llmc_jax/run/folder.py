@@ -117,6 +117,13 @@ class Held:
                 f"that one {_whereabouts(now)}{advice}"
             )
 
+    @contextmanager
+    def probe(self) -> Iterator[str]:
+        """Write a file within the block, and yield its name: who sees it, sees this folder."""
+        with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".probe.", suffix=".tmp") as file:
+            sync(self.folder)
+            yield Path(file.name).name
+
 
 def _whereabouts(now: str | None) -> str:
     return "was removed" if now is None else f"is now {now}"
@@ -137,6 +144,16 @@ def locked(folder: Path) -> Iterator[Held]:
         held = Held(folder, descriptor)
         held.check()  # it may have been replaced while the lock was being taken
         yield held
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def entered(folder: Path) -> Iterator[Held]:
+    """Hold a run folder within the block that another process of the same run has locked."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        yield Held(folder, descriptor)
     finally:
         os.close(descriptor)
 
@@ -297,6 +314,29 @@ class RunLog:
     def __exit__(self, *_: object) -> None:
         for file in self._files.values():
             file.close()
+
+
+class ShortLog(RunLog):
+    """The log of a process of a run other than the first: events that are not of a step alone."""
+
+    def __init__(self, folder: Path, rank: int, *, check: Callable[[], None] = lambda: None) -> None:
+        """Open the process's own file, to append to it. check: as `RunLog` has it."""
+        self._check = check
+        self._files = {METRICS: _opened(rank_log(folder, rank))}
+
+    def train(self, figures: StepFigures) -> None:
+        """Write nothing: process 0 does."""
+
+    def val(self, step: int, *, loss: float, batches: int) -> None:
+        """Write nothing: process 0 does."""
+
+    def sample(self, step: int, text: str, tokens: int) -> None:
+        """Write nothing: process 0 does."""
+
+
+def rank_log(folder: Path, rank: int) -> Path:
+    """Return the log of one of several processes: of the first one metrics.jsonl, of another one rank_%05d.jsonl."""
+    return folder / (f"rank_{rank:05d}.jsonl" if rank else METRICS)
 
 
 def _opened(path: Path) -> FileIO:

@@ -7,18 +7,23 @@ spelled.
 """
 
 import math
+import os
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
+from llmc_jax.cluster.launchers import devices_asked
+from llmc_jax.cluster.worker import ALONE, Group
+from llmc_jax.config.checks import devices_of_each
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.machine import compiling, jax_setup
@@ -31,6 +36,7 @@ from llmc_jax.run.due import pauses_after, poll_saves, run_due, tell_notices
 from llmc_jax.run.end import exit_code, finish, last_save
 from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.prepare import Setup, prepare
+from llmc_jax.run.processes import Votes, disconnect, in_turn
 from llmc_jax.run.record import profile_slice, slice_trace
 from llmc_jax.run.state import Outcome, Progress, Run, diverged, first_progress
 from llmc_jax.streams import Output, print_error
@@ -39,21 +45,40 @@ from llmc_jax.training.state import TrainState
 from llmc_jax.training.step import train_step
 
 
-def run(config: TrainConfig, notes: list[str]) -> ExitCode:
+def run(config: TrainConfig, notes: list[str], group: Group = ALONE) -> ExitCode:
     """Train as configured and return the exit code. notes: lines to show once the table has been printed.
 
-    Raises InputError: before anything is written for what cannot be used, and after what was learned has been saved
-    for what breaks during the run.
+    group: the processes that train together, of which this is one. Raises InputError: before anything is written for
+    what cannot be used, and after what was learned has been saved for what breaks during the run.
     """
-    fixed = config.reduction == "fixed"
-    notes = [*notes, *jax_setup.configure(tf32=config.tf32, devices=config.devices, fixed_threads=fixed)]
-    stop = threading.Event()
-    output = Output(sys.stdout, stop)
+    config = replace(config, devices=devices_asked(config))
+    fixed, devices = config.reduction == "fixed", devices_of_each(config.devices, group.size)
+    devices = max(devices, min(group.size - 1, 1))  # of several processes each has one on a CPU, if none are asked for
+    notes = [*notes, *jax_setup.configure(tf32=config.tf32, devices=devices, fixed_threads=fixed)]
+    request = threading.Event()
+    with ExitStack() as closing:
+        # of several processes the first one alone has the screen
+        screen = sys.stdout if group.rank == 0 else closing.enter_context(open(os.devnull, "w", encoding="utf-8"))
+        output = Output(screen, request)
+        outcome = _trained(config, notes, group, request, output)
+    if outcome.problem is not None:
+        raise outcome.problem
+    if outcome.code == ExitCode.STOPPED and output.reader_left:
+        print_error(f"{Path(sys.argv[0]).name}: stopped, because nothing reads the output any more")
+    elif outcome.code == ExitCode.STOPPED and output.error is not None:
+        raise InputError(f"standard output: cannot be written ({output.error.strerror}); the run was stopped")
+    return outcome.code
+
+
+def _trained(config: TrainConfig, notes: list[str], group: Group, request: threading.Event, output: Output) -> Outcome:
+    """Prepare a run, train and say how it ended. request: set by what asks the run to stop."""
     try:
-        with lock_of(config) as held:
-            setup, state = prepare(config, notes)
-            with opened(setup, output, stop, held) as session:
+        with lock_of(config, group) as held:
+            setup, state = prepare(config, notes, group)
+            with opened(setup, output, request, held) as session:
                 outcome = finish(session, loop(session, state))
+            disconnect(group)
+            return outcome
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -65,13 +90,6 @@ def run(config: TrainConfig, notes: list[str]) -> ExitCode:
         ) from error
     finally:
         output.discard_rest()
-    if outcome.problem is not None:
-        raise outcome.problem
-    if outcome.code == ExitCode.STOPPED and output.reader_left:
-        print_error(f"{Path(sys.argv[0]).name}: stopped, because nothing reads the output any more")
-    elif outcome.code == ExitCode.STOPPED and output.error is not None:
-        raise InputError(f"standard output: cannot be written ({output.error.strerror}); the run was stopped")
-    return outcome.code
 
 
 def _may_split_more(config: TrainConfig) -> bool:
@@ -85,16 +103,18 @@ def loop(run: Run, state: TrainState) -> Outcome:
 
     Source: llm.c train_gpt2.cu, `main`.
     """
-    setup, config = run.setup, run.setup.config
-    progress, pipeline, problem = first_progress(setup, state), Pipeline(), None
+    setup, config, group = run.setup, run.setup.config, run.setup.group
+    progress, pipeline, problem = first_progress(setup, state), Pipeline(run.votes), None
     # XLA compiles the step while the main thread validates, which needs a compilation of its own.
     with ThreadPoolExecutor(max_workers=1) as pool, training_batches(setup) as batches, traced(run) as tick:
-        compilation = pool.submit(compile_step, setup, state) if progress.step < setup.steps else None
+        compilation = pool.submit(compile_step, run, state) if progress.step < setup.steps else None
         try:
             progress = run_due(run, progress, batches, None)
+            group.phase("compile", progress.step)
             step = compilation.result() if compilation else None
             while progress.step < setup.steps and not run.stop.is_set() and not diverged(config, progress):
                 assert step is not None
+                group.phase("step", progress.step)
                 tick(progress.step)
                 state = pipeline.submit(step, progress.state, batches)
                 progress = progress._replace(state=state, step=progress.step + 1)
@@ -107,6 +127,8 @@ def loop(run: Run, state: TrainState) -> Outcome:
                 progress = poll_saves(run, progress, run.saver.finished())
                 tell_notices(run, progress)
         except InputError as error:  # a full disk, a damaged data file: what has been learned so far is still good
+            if group.size > 1:  # the others cannot go on, and so cannot save either
+                raise
             problem = error
         for result in pipeline.results(pending=0):
             progress = counted(config, progress, result)
@@ -128,15 +150,16 @@ class Step(NamedTuple):
     bytes: int  # of memory that it needs, the state included
 
 
-def compile_step(setup: Setup, state: TrainState) -> Step:
+def compile_step(run: Run, state: TrainState) -> Step:
     """Compile the step as a function of (state, inputs, targets), for the run's shapes."""
-    config, options = setup.config, setup.plan.step_options
+    setup, config, options = run.setup, run.setup.config, run.setup.plan.step_options
     numbers = setup.place.everywhere(step_numbers(config, setup.plan.optimizer, setup.steps))
     shape = (config.micro_batches, config.batch_size, config.sequence_length)  # (A, B, T)
     tokens = setup.place.tokens(shape)
     with setup.place.context():
         lowered = train_step.lower(state, tokens, tokens, numbers, setup.model, options)
-    compiled = compiling.compiled(lowered, setup.plan.execution.compiler_options)
+    with in_turn(setup.group):
+        compiled = compiling.compiled(lowered, setup.plan.execution.compiler_options)
     memory = compiled.memory_analysis()
     needed = 0 if memory is None else memory.argument_size_in_bytes + memory.temp_size_in_bytes
     put = setup.place.batch
@@ -156,8 +179,10 @@ class Pipeline:
     A step is submitted before the results of the one before it are read, so that the device need not wait for the host.
     """
 
-    def __init__(self) -> None:
-        self._pending: deque[tuple[Any, float]] = deque()  # metrics on the device, and when the host began the step
+    def __init__(self, votes: Votes | None = None) -> None:
+        self._votes = votes or Votes()
+        # metrics and votes on the device, and when the host began the step
+        self._pending: deque[tuple[Any, Any, float]] = deque()
         self._read_at = 0.0  # when the last metrics came
 
     def submit(self, step: Step, state: TrainState, batches: Batches) -> TrainState:
@@ -165,7 +190,7 @@ class Pipeline:
         start = time.perf_counter()
         inputs, targets = next(batches.each)
         state, metrics = step.call(state, inputs, targets)
-        self._pending.append((metrics, start))
+        self._pending.append((metrics, self._votes.cast(), start))
         return state
 
     def results(self, pending: int) -> Iterator[Result]:
@@ -174,8 +199,9 @@ class Pipeline:
         The time of a step begins where the step before it ended.
         """
         while len(self._pending) > pending:
-            metrics, start = self._pending.popleft()
+            metrics, voted, start = self._pending.popleft()
             read = jax.tree.map(lambda value: value.item(), jax.device_get(metrics))  # waits for the device
+            self._votes.count(voted)
             start, self._read_at = max(start, self._read_at), time.perf_counter()
             yield Result(read, self._read_at - start)
 
@@ -217,8 +243,10 @@ def figures_of(setup: Setup, progress: Progress, result: Result) -> StepFigures:
 
 
 def report(run: Run, progress: Progress, result: Result) -> None:
-    """Log, show and draw the step that was just read."""
+    """Log, show and draw the step that was just read; of several processes the first one does."""
     config, metrics = run.setup.config, result.metrics
+    if run.setup.group.rank:
+        return
     figures = figures_of(run.setup, progress, result)
     run.log.train(figures)
     run.console.step(figures)

@@ -20,7 +20,9 @@ from llmc_jax.checkpoint.contents import OURS, Identity, Metadata, fingerprint
 from llmc_jax.checkpoint.llmc import warnings_of
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.state import read_state
-from llmc_jax.checkpoint.store import Checkpoint
+from llmc_jax.checkpoint.store import Checkpoint, open_checkpoint
+from llmc_jax.cluster.agreement import of_first
+from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.checks import check_model_fit, notes_on_devices, with_devices
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import ModelConfig, parse_descriptor
@@ -30,12 +32,14 @@ from llmc_jax.data.corpora import Corpus, stdlib_corpus
 from llmc_jax.data.loader import TokenLoader, continued
 from llmc_jax.data.tokenizers import Choice, load_tokenizer
 from llmc_jax.errors import InputError
+from llmc_jax.kernels import record
 from llmc_jax.kernels.plain import to_json
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import Device, describe_device, devices_of
 from llmc_jax.machine.nvml import GpuMonitor, open_monitor
 from llmc_jax.models.gpt2.init import random_parameters
-from llmc_jax.plan import Plan, make_plan, triton_gemm_wish
+from llmc_jax.plan import Plan, Repeat, make_plan, triton_gemm_wish
+from llmc_jax.run.processes import Own, connect, introduced
 from llmc_jax.run.resume import (
     changes,
     check_fits,
@@ -79,6 +83,7 @@ class Setup(NamedTuple):
     plan: Plan
     name: str
     weights: Path | None  # another program's checkpoint that they come from
+    group: Group  # the processes that train together, of which this is one
     place: Placement  # of its arrays
     data: Data
     steps: int
@@ -260,21 +265,45 @@ def choose_tokenizer(config: TrainConfig, model: ModelConfig, data: Data) -> Cho
 
 
 def plan_here(
-    config: TrainConfig, model: ModelConfig, earlier: Checkpoint | None = None
+    config: TrainConfig,
+    model: ModelConfig,
+    earlier: Checkpoint | None = None,
+    group: Group = ALONE,
+    own: Own | None = None,
 ) -> tuple[Plan, Device, tuple[str, ...]]:
     """Plan a run on this machine, its kernels tried before where need be. Return the device and notes on that as well.
 
-    Call it before JAX has a device. Raises InputError as `make_plan` does, and for an earlier choice that is damaged.
+    Of several processes the first one chooses for all, and the least of their memory counts, so that all run the same
+    program. Call it before JAX has a device. Raises InputError as `make_plan` does, and for an earlier choice that is
+    damaged.
     """
-    tried = try_kernels(config, model, earlier)
+    tried = try_kernels(config, model, earlier) if group.rank == 0 else kernels.Findings()
+    connect(group, own)
     device = describe_device()
-    config = with_devices(config, device.num_devices, device.platform)  # JAX may have been told to see fewer
-    shared = config.devices if device.platform == "cpu" else 1  # the devices that a CPU pretends to have share memory
-    plan = make_plan(
-        config, model, kernels.this_machine(), findings=tried, before=repeated(config, earlier),
-        memory=device.memory_bytes and device.memory_bytes // shared, xla_flags=compiling.user_flags(),
-    )  # fmt: skip
+    # JAX may have been told to see fewer
+    config = with_devices(config, device.local_devices, device.platform, group.size)
+    # the devices that a CPU pretends to have share its memory, those of several processes too
+    sharing = config.devices // group.size * group.local_size if device.platform == "cpu" else 1
+    memory = least(group.meet("memory", device.memory_bytes and device.memory_bytes // sharing))
+    flags = compiling.user_flags()
+
+    def planned(before: Repeat | None) -> Plan:
+        return make_plan(
+            config, model, kernels.this_machine(), findings=tried, before=before, memory=memory, xla_flags=flags
+        )
+
+    if group.size == 1:
+        return planned(repeated(config, earlier)), device, tried.notes
+    first = planned(repeated(config, earlier)) if group.rank == 0 else None
+    chosen = of_first(group, "kernels", lambda: first and to_json(first.resolved))
+    plan = first or planned(Repeat(Path("process 0"), record.from_json(chosen, "process 0")))
     return plan, device, tried.notes
+
+
+def least(numbers: list[int | None]) -> int | None:
+    """Return the least of some numbers; None where one is not known."""
+    known = [number for number in numbers if number is not None]
+    return min(known) if len(known) == len(numbers) else None
 
 
 def try_kernels(config: TrainConfig, model: ModelConfig, earlier: Checkpoint | None = None) -> kernels.Findings:
@@ -335,15 +364,20 @@ def first_state(parameters: np.ndarray, plan: Plan, place: Placement | None = No
     return place.state(found, flat)
 
 
-def available_devices() -> tuple[int, str]:
-    """Return how many devices JAX has on this machine, and their platform. Of NVIDIA's it asks the driver, not JAX."""
+def available_devices(own: Own | None) -> tuple[int, str]:
+    """Return how many devices JAX has in this process, and their platform. Of NVIDIA's it asks the driver, not JAX.
+
+    own: those that it takes, as one of several processes.
+    """
+    if own is not None:
+        return own.devices, own.platform
     if (card := find_card()) is not None:
         return card.gpus, card.machine.platform
     device = describe_device()
     return device.num_devices, device.platform
 
 
-def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
+def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tuple[Setup, TrainState]:
     """Check everything that can be known before the run, and put the parameters on the device.
 
     Raises InputError for whatever cannot be used.
@@ -351,12 +385,13 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     warnings: list[str] = []
     if config.save or config.checkpoint_every:
         require_orbax()
-    earlier = find_earlier(config, warnings.append)
+    own = introduced(config, group)
+    earlier = same_earlier(config, group, warnings.append)
     model = resolve_model(config, earlier, warnings.append)
     notes = [*notes, *check_model_fit(config, model.config)]
-    asked_devices, config = config.devices, with_devices(config, *available_devices())
+    asked_devices, config = config.devices, with_devices(config, *available_devices(own), group.size)
     data = open_data(config, model.config)
-    plan, device, kernel_notes = plan_here(config, model.config, earlier)
+    plan, device, kernel_notes = plan_here(config, model.config, earlier, group, own)
     place = placement(model.config, plan.parallel, devices_of(plan.parallel.devices))
     metadata = begun_metadata(plan, data, device, origin_of(earlier, model))
     if earlier is not None:
@@ -368,6 +403,7 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
         plan=plan,
         name=config.preset or (model.path.stem if model.path else config.model),
         weights=model.path,
+        group=group,
         place=place,
         data=continued_data(config, earlier, data),
         steps=steps,
@@ -377,7 +413,7 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
         asked_devices=asked_devices,
         earlier=earlier,
         metadata=replace(metadata, total_steps=steps),
-        monitor=open_monitor() if config.gpu_info_every > 0 else None,
+        monitor=open_monitor() if config.gpu_info_every > 0 and group.rank == 0 else None,
         notes=notes,
         warnings=[*warnings, *found],
     )
@@ -385,6 +421,23 @@ def prepare(config: TrainConfig, notes: list[str]) -> tuple[Setup, TrainState]:
     if tokenizer.tokenizer is None and config.sample_every:
         setup.warnings.append(f"samples are printed as token ids: {tokenizer.note}")
     return setup, state
+
+
+def same_earlier(config: TrainConfig, group: Group, report: Callable[[str], None]) -> Checkpoint | None:
+    """Return the checkpoint that -y 1 goes on from, as process 0 has found it; None where there is none.
+
+    Process 0 puts the folder in order, and reads all of the checkpoint. Raises as `find_earlier` does.
+    """
+    found: list[Checkpoint] = []
+
+    def find() -> str | None:
+        found.extend(earlier for earlier in [find_earlier(config, report)] if earlier is not None)
+        return str(found[0].folder.absolute()) if found else None
+
+    folder = of_first(group, "earlier", find)
+    if group.rank and folder is not None:
+        found.append(open_checkpoint(folder))
+    return found[0] if found else None
 
 
 def begun_metadata(plan: Plan, data: Data, device: Device, origin: Mapping[str, Any]) -> Metadata:

@@ -5,6 +5,9 @@ Leaves out how a checkpoint is stored (checkpoint/store.py) and what it holds (c
 A step is given the state's buffers to overwrite. Whoever still holds one of them when the step begins makes JAX copy
 it instead, without a word: the step then needs the memory of two states. So a save must let go of the state before the
 next step, in one of two ways: it copies the state on the device, or it has written everything by then.
+
+Several processes write a checkpoint together. Each brings its share of the state to its host, which lets go of the
+state, and writes that beside the training; process 0 writes the rest, and says when the checkpoint counts.
 """
 
 import threading
@@ -23,10 +26,13 @@ import numpy as np
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Metadata
 from llmc_jax.checkpoint.llmc import write_model
-from llmc_jax.checkpoint.state import named_arrays
+from llmc_jax.checkpoint.state import named_arrays, small_arrays
+from llmc_jax.cluster.agreement import of_all, of_first
+from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError
-from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
+from llmc_jax.training.parallel.placement import Placement
 from llmc_jax.training.state import TrainState
 
 ALWAYS_ROOM = 64 << 20  # bytes: a copy of this size is nothing beside the program itself
@@ -47,6 +53,20 @@ def room_for_copy(state_bytes: int, step_bytes: int, free: int | None) -> bool:
 def bytes_on_a_device(state: TrainState) -> int:
     """Return the bytes of a state that one device holds."""
     return sum(leaf.addressable_data(0).nbytes for leaf in jax.tree.leaves(state))
+
+
+class Share(NamedTuple):
+    """What one of several processes has of a state, on its host."""
+
+    shapes: dict[str, tuple[int, str]]  # elements and dtype of each flat buffer
+    blocks: dict[str, dict[int, np.ndarray]]  # of each, those that this process writes, by number
+    small: dict[str, np.ndarray]  # all else
+    model: np.ndarray | None  # weights (N,) that process 0 exports
+
+
+def _exported(state: TrainState) -> jax.Array:
+    """Return the buffer that a model of the state is exported from."""
+    return state.weights if state.weights.dtype == jnp.bfloat16 else state.params
 
 
 class Saved(NamedTuple):
@@ -80,7 +100,8 @@ class Saver:
     _: KW_ONLY
     export: bool = False  # also write model_%08d.bin in llm.c's format
     sync: Callable[[], None] = lambda: None  # called before a checkpoint counts: brings the logs to the disk
-    on_host: Callable[[jax.Array], np.ndarray] = np.asarray  # returns a flat buffer of the state, wherever it lies
+    place: Placement | None = None  # of the state; None: on one device
+    group: Group = ALONE  # the processes that write it together
     check: Callable[[], None] = lambda: None  # before a write or a removal: raises where the folder is another one
 
     def __post_init__(self) -> None:
@@ -89,6 +110,7 @@ class Saver:
         self._waited = 0.0  # seconds that the training stood still for it
         self._ended: list[Saved] = []
         self._good: set[int] = set()  # steps whose checkpoints this process has read back
+        self._saves = 0  # that were begun: tells their exchanges apart
         self._copies: bool | None = None  # decided at the first save: afterwards the peak of memory includes the copy
 
     def save(
@@ -108,6 +130,12 @@ class Saver:
         """
         start = time.perf_counter()
         self._join()
+        self._saves += 1
+        if self.group.size > 1:
+            share = self._share(state)
+            self._under_way = self._pool.submit(self._save_together, share, metadata, start, prune)
+            self._waited = time.perf_counter() - start
+            return
         if self._copies is None and not last:
             self._copies = room_for_copy(bytes_on_a_device(state), step_bytes, free)
         copy = self._copied(state) if self._copies and not last else None
@@ -156,26 +184,81 @@ class Saver:
 
         given: the state, in a list that gives it away; written: set once nothing refers to it any more.
         """
+
+        def write(undo: ExitStack) -> None:
+            writing, model = self._write(given.pop(), metadata, undo)
+            written.set()
+            self.check()
+            self.sync()
+            store.seal(writing, model)
+
+        try:
+            return self._ended_save(write, metadata.step, start, prune)
+        finally:
+            written.set()
+
+    def _ended_save(self, write: Callable[[ExitStack], None], step: int, start: float, prune: bool) -> Saved:
+        """Write a checkpoint and say how that ended. write: writes it; what it wrote is undone where it fails."""
         problem: str | None = None
         pruned: tuple[tuple[int, ...], str | None] = (), None
         try:
             with ExitStack() as undo:
-                writing, model = self._write(given.pop(), metadata, undo)
-                written.set()
-                self.check()
-                self.sync()
-                store.seal(writing, model)
+                write(undo)
                 undo.pop_all()
-            self._good.add(metadata.step)
+            self._good.add(step)
             if prune:
                 pruned = self.prune(least=2)
         except (InputError, OSError, MemoryError) as error:
-            place = f"{self.folder}: the checkpoint of step {metadata.step} cannot be written: "
+            place = f"{self.folder}: the checkpoint of step {step} cannot be written: "
             problem = place + (str(error) or type(error).__name__).removeprefix(place)
-        finally:
-            written.set()
-        path = store.state_folder(self.folder, metadata.step)
-        return Saved(metadata.step, path, problem, 0.0, time.perf_counter() - start, *pruned)
+        return Saved(step, store.state_folder(self.folder, step), problem, 0.0, time.perf_counter() - start, *pruned)
+
+    # ----- of several processes -----
+
+    def _share(self, state: TrainState) -> Share:
+        """Return this process's share of the state, on its host. All processes call it at the same place."""
+        assert self.place is not None
+        numbers = store.own_blocks(self.group.rank, self.group.size)
+        blocks = {name: self.place.blocks(buffer, numbers) for name, buffer in state.flat.items()}
+        shapes = {name: (flat_size(self.model), buffer.dtype.name) for name, buffer in state.flat.items()}
+        model = self.place.whole(_exported(state)) if self.export else None
+        return Share(shapes, blocks, small_arrays(state), model)
+
+    def _save_together(self, share: Share, metadata: Metadata, start: float, prune: bool) -> Saved:
+        """Write this process's share of a checkpoint, in the thread, and learn how the others' went."""
+        group, step = self.group, metadata.step
+        name = f"save {self._saves}"
+        begun: list[tuple[store.Writing, Path | None]] = []
+
+        def write(undo: ExitStack) -> None:
+            def begin() -> str:
+                begun.append(self._begin(share, metadata, undo))
+                return begun[0][0].folder.name
+
+            def written() -> dict[str, dict[int, str]]:
+                return {buffer: store.write_blocks(folder, buffer, each) for buffer, each in share.blocks.items()}
+
+            def seal() -> None:
+                self.check()
+                self.sync()
+                writing, model = begun[0]
+                store.seal(writing, model, digests)
+
+            folder = self.folder / of_first(group, f"{name} begins", begin)
+            digests = of_all(group, f"{name} is written", written)
+            of_first(group, f"{name} ends", seal)
+
+        return self._ended_save(write, step, start, prune)
+
+    def _begin(self, share: Share, metadata: Metadata, undo: ExitStack) -> tuple[store.Writing, Path | None]:
+        """Write what is process 0's of a checkpoint, and the model where it is exported; `_write` of one process."""
+        self.check()
+        stored = metadata.to_json()
+        writing = store.begin_shared(self.folder, metadata.step, share.shapes, share.small, stored)
+        undo.callback(store.abandon, writing)
+        return writing, None if share.model is None else self._export(share.model, metadata.step, undo)
+
+    # ----- of one process -----
 
     def _write(self, state: TrainState, metadata: Metadata, undo: ExitStack) -> tuple[store.Writing, Path | None]:
         """Write everything that needs the state's buffers: the arrays, and the model where it is exported.
@@ -185,23 +268,25 @@ class Saver:
         """
         self.check()
         stored = metadata.to_json()
-        writing = store.begin(self.folder, metadata.step, named_arrays(state, self.model, self.on_host), stored)
+        on_host = np.asarray if self.place is None else self.place.host
+        writing = store.begin(self.folder, metadata.step, named_arrays(state, self.model, on_host), stored)
         undo.callback(store.abandon, writing)
-        if not self.export:
-            return writing, None
-        bf16 = state.weights.dtype == jnp.bfloat16
-        weights = self.on_host(state.weights if bf16 else state.params)[: num_parameters(self.model)]
-        path = store.hidden_model(self.folder, metadata.step)
+        return writing, self._export(on_host(_exported(state)), metadata.step, undo) if self.export else None
+
+    def _export(self, weights: np.ndarray, step: int, undo: ExitStack) -> Path:
+        """Write weights (flat_size,) as a model in llm.c's format, of a hidden name."""
+        path = store.hidden_model(self.folder, step)
         undo.callback(lambda: path.unlink(missing_ok=True))
-        write_model(path, self.model, weights.astype(np.float32, copy=False), version=5 if bf16 else 3)
-        return writing, path
+        values = weights[: num_parameters(self.model)].astype(np.float32, copy=False)
+        write_model(path, self.model, values, version=5 if weights.dtype.name == "bfloat16" else 3)
+        return path
 
     def prune(self, least: int) -> tuple[tuple[int, ...], str | None]:
         """Delete what need not stay, down to `least`: one once the run is complete, after `wait`.
 
         Returns the steps; and why not, where something could not be deleted.
         """
-        if self.keep == 0:
+        if self.keep == 0 or self.group.rank:
             return (), None
         try:
             self.check()

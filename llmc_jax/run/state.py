@@ -11,6 +11,7 @@ from llmc_jax.run.console import Console
 from llmc_jax.run.curves import CurveDrawer
 from llmc_jax.run.folder import Held, RunLog
 from llmc_jax.run.prepare import Setup
+from llmc_jax.run.processes import Votes
 from llmc_jax.run.saver import Saver
 from llmc_jax.training.state import TrainState
 
@@ -24,7 +25,12 @@ class Run(NamedTuple):
     console: Console
     drawer: CurveDrawer
     saver: Saver
-    stop: threading.Event  # set: the user wants the run to end
+    votes: Votes  # on whether the run ends
+
+    @property
+    def stop(self) -> threading.Event:
+        """Return what is set when the run ends after this step, in all its processes at the same one."""
+        return self.votes.stop
 
 
 class Progress(NamedTuple):
@@ -38,6 +44,7 @@ class Progress(NamedTuple):
     saved: Path | None = None  # the last checkpoint that is complete
     counters: Counters = Counters()
     seconds: float = 0.0  # in all steps of this process but the first, which llm.c leaves out of its mean too
+    unsaved: str | None = None  # why a checkpoint could not be written, where that ends a run of several processes
 
 
 def first_progress(setup: Setup, state: TrainState) -> Progress:

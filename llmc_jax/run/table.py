@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc_jax import kernels
+from llmc_jax.cluster.start import ranks_text
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import device_label
 from llmc_jax.models.gpt2.tensors import num_parameters
@@ -16,6 +17,7 @@ def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
     plan, data = setup.plan, setup.data
     machine = [
         ("device", device_label(setup.device, plan.parallel.devices)),
+        *process_rows(setup),
         *device_rows(plan),
         ("precision", precision_text(plan)),
         *kernel_rows(plan.choices),
@@ -84,6 +86,22 @@ def batch_order_rows(setup: Setup) -> list[tuple[str, str]]:
     if processes == 1:
         return [("batch order", "global")] if setup.config.devices > 1 else []
     return [("batch order", f"of {processes} processes of llm.c")]
+
+
+def process_rows(setup: Setup) -> list[tuple[str, str]]:
+    """Return which process has what, host by host; nothing of one process."""
+    group, each = setup.group, setup.plan.parallel.devices // setup.group.size
+    if group.size == 1:
+        return []
+    hosts: dict[str, list[int]] = {}
+    for rank, host in enumerate(group.hosts):
+        hosts.setdefault(host, []).append(rank)
+    devices = "1 device" if each == 1 else f"{each} devices"
+    rows = [
+        (f"  on {host}", f"{ranks_text(ranks)}, {devices}{' each' if len(ranks) > 1 else ''}")
+        for host, ranks in hosts.items()
+    ]
+    return [("processes", f"{group.size}, started by {group.launcher}"), *rows]
 
 
 def device_rows(plan: Plan) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from llmc_jax.cli.train import EXAMPLES, continued, flags_markdown, help_text, main
+from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import Given, given_options, parse_args
 from llmc_jax.config.presets import PRESETS
@@ -196,7 +197,8 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Stands where the trainer would be imported; its `run` can be replaced."""
     calls: list[tuple[TrainConfig, list[str]]] = []
 
-    def run(config: TrainConfig, notes: list[str]) -> int:
+    def run(config: TrainConfig, notes: list[str], group: Group) -> int:
+        assert group is ALONE
         calls.append((config, notes))
         return ExitCode.DIVERGED
 

@@ -1,0 +1,58 @@
+"""What all processes of a run find out together, so that all go the same way: the result of the first one, or of all.
+
+Where one of them fails, all do, with the same words. Leaves out how they talk (worker.py).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from llmc_jax.cluster.worker import Group
+from llmc_jax.errors import InputError
+
+FAILURES = (InputError, OSError, MemoryError)  # of one process, that the others are told
+
+
+class Agreed(InputError):
+    """All processes of the run raise this, with the same words: one of them need show it."""
+
+
+def of_first(group: Group, name: str, action: Callable[[], Any]) -> Any:
+    """Return what process 0 finds, a JSON value, on all processes.
+
+    name: no other exchange of the run has it. Raises Agreed on all where the action fails; in a process alone, what it
+    raises.
+    """
+    if group.size == 1:
+        return action()
+    (found, *_) = group.meet(name, _tried(action) if group.rank == 0 else None)
+    if "problem" in found:
+        raise Agreed(found["problem"])
+    return found["value"]
+
+
+def of_all(group: Group, name: str, action: Callable[[], Any]) -> list[Any]:
+    """Return what each process finds, JSON values by rank.
+
+    Raises Agreed on all where the action fails on some, with the rank and host of each; in a process alone, what it
+    raises.
+    """
+    if group.size == 1:
+        return [action()]
+    found = group.meet(name, _tried(action))
+    problems = [f"{who(group, rank)}: {each['problem']}" for rank, each in enumerate(found) if "problem" in each]
+    if problems:
+        raise Agreed("\n  ".join(problems))
+    return [each["value"] for each in found]
+
+
+def who(group: Group, rank: int) -> str:
+    """Return a process in words: `rank 3 (node1)`."""
+    return f"rank {rank} ({group.hosts[rank]})"
+
+
+def _tried(action: Callable[[], Any]) -> dict[str, Any]:
+    """Return what an action finds, or why it fails."""
+    try:
+        return {"value": action()}
+    except FAILURES as error:
+        return {"problem": str(error) or type(error).__name__}

@@ -1,0 +1,144 @@
+"""What the processes of a run do together: meet, connect JAX, agree when to stop, take turns at compiling, part.
+
+A run of one process does nothing of it. Leaves out how the processes talk (cluster/), the checkpoint that they write
+together (saver.py) and what each device computes (training/parallel/).
+"""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+
+from llmc_jax.checkpoint.contents import fingerprint
+from llmc_jax.cluster.agreement import Agreed, of_all, of_first
+from llmc_jax.cluster.start import Facts, differences, facts, own_gpus
+from llmc_jax.cluster.worker import ALONE, Group
+from llmc_jax.config.train import TrainConfig
+from llmc_jax.data.corpora import stdlib_corpus
+from llmc_jax.data.tokenfile import expand_pattern
+from llmc_jax.training.parallel.placement import Placement
+from llmc_jax.trials.card import find_card, seen_gpus
+
+# ----- before JAX has a device ----------------------------------------------------------------------------------------
+
+
+class Own(NamedTuple):
+    """What one of several processes computes on."""
+
+    platform: str  # gpu, cpu
+    devices: int  # that it takes, as many as every other
+    gpus: list[int] | None  # their numbers, as CUDA counts what this process sees; None on a CPU
+
+
+def introduced(config: TrainConfig, group: Group) -> Own | None:
+    """Tell the other processes what this one has and is told, and compare; None for a process alone.
+
+    Raises Agreed with all that differs.
+    """
+    if group.size == 1:
+        return None
+    if "stdlib" in (config.train_data, config.val_data):  # made into a file: on each host by one of its processes
+        of_all(group, "corpus", lambda: stdlib_corpus() and None if group.local_rank == 0 else None)
+    found = of_all(group, "facts", lambda: own_facts(config, group).to_json())
+    everybody = [Facts.from_json(each) for each in found]
+    if problems := differences(everybody, group.hosts):
+        raise Agreed("\n  ".join(["the processes of this run cannot train together:", *problems]))
+    gpus = own_gpus(everybody, group.hosts, group.rank)
+    if not gpus:
+        return Own("cpu", max(1, everybody[group.rank].asked), None)
+    return Own("gpu", len(gpus), gpus)
+
+
+def own_facts(config: TrainConfig, group: Group) -> Facts:
+    """Return what this process tells the others. Raises InputError where a data file is not there."""
+    card = find_card()
+    named = {"-i": config.train_data if config.max_steps and not config.overfit else "", "-j": config.val_data}
+    files = {flag: _fingerprint(name, flag) for flag, name in named.items() if name}
+    device = "cpu" if card is None else f"{card.name} (gpu)"
+    return facts(config, group.size, device, seen_gpus() if card is not None else (), files)
+
+
+def _fingerprint(name: str, flag: str) -> str:
+    return stdlib_corpus().fingerprint if name == "stdlib" else fingerprint(expand_pattern(name, flag))
+
+
+def connect(group: Group, own: Own | None) -> None:
+    """Connect JAX's runtimes of all processes; nothing of one alone.
+
+    Raises Agreed where process 0 finds no free port.
+    """
+    if own is None:
+        return
+    port = of_first(group, "port of JAX", free_port)
+    jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM, which asks for a checkpoint here
+    if own.gpus is None:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        f"{group.address}:{port}",
+        group.size,
+        group.rank,
+        local_device_ids=own.gpus,
+        cluster_detection_method="deactivate",
+        # The parents find a lost process first, and say which. JAX would end this one without a word.
+        heartbeat_timeout_seconds=int(2 * group.peer_timeout) + 60,
+    )
+
+
+def free_port() -> int:
+    """Return a port that nobody listens at."""
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+# ----- while the run goes on ------------------------------------------------------------------------------------------
+
+
+class Votes:
+    """Whether the run ends. Several processes add up their requests on the devices, with every step, so that all read
+    the same sum after the same step.
+    """
+
+    def __init__(
+        self, group: Group = ALONE, place: Placement | None = None, request: threading.Event | None = None
+    ) -> None:
+        """request: is set when this process is asked to stop."""
+        self.request = request or threading.Event()
+        self.stop = self.request if group.size == 1 else threading.Event()
+        self._place = None if group.size == 1 else place
+
+    def cast(self) -> Any:
+        """Begin to add up the requests; all processes call it after the same step. Returns what `count` reads."""
+        return None if self._place is None else self._place.vote(int(self.request.is_set()))
+
+    def count(self, cast: Any) -> None:
+        """Set `stop` where some process was asked to stop when that vote was cast. Waits for the devices."""
+        if self._place is not None and self._place.read_vote(cast):
+            self.stop.set()
+
+    def ask(self) -> bool:
+        """Return whether the run ends, after a vote."""
+        self.count(self.cast())
+        return self.stop.is_set()
+
+
+@contextmanager
+def in_turn(group: Group) -> Iterator[None]:
+    """Let process 0 run the block before the others: what it compiles they find in the cache, where that is shared."""
+    if group.rank:
+        group.meet("compiled")
+    yield
+    if not group.rank:
+        group.meet("compiled")
+
+
+def disconnect(group: Group) -> None:
+    """End the connection, once all processes have come here."""
+    if group.size > 1:
+        group.phase("end", -1)
+        of_all(group, "end", lambda: None)
+        jax.distributed.shutdown()
