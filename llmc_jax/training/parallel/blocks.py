@@ -31,8 +31,8 @@ def block_size(model: ModelConfig) -> int:
 
 def whole_blocks(buffer: jax.Array, model: ModelConfig, numbers: Iterable[int]) -> dict[int, np.ndarray]:
     """Return blocks, by number, of a flat buffer (flat_size,) that every device has. Not a view of it."""
-    size, own = block_size(model), buffer.addressable_data(0)
-    return {number: np.asarray(_window(own, number * size, size)) for number in numbers}
+    own = buffer.addressable_data(0)
+    return {number: np.asarray(_block(own, number)) for number in numbers}
 
 
 def fill(found: Mapping[int, np.ndarray], buffer: jax.Array, model: ModelConfig, mesh: Mesh) -> None:
@@ -40,28 +40,39 @@ def fill(found: Mapping[int, np.ndarray], buffer: jax.Array, model: ModelConfig,
 
     An exchange: every process calls it, at the same place among its programs, each with what it wants, if anything.
     """
-    offset, n = 0, mesh.size
+    offset, C = 0, model.channels
     for unit in units(model):
-        share = unit.share(n) * model.channels
-        rows = jax.block_until_ready(_gathered(buffer, offset, share, mesh)).addressable_data(0)
-        _copy(list(_cuts(unit, model.channels, found)), rows)
+        share = unit.share(mesh.size)
+        on_all = jax.block_until_ready(_gathered(buffer, offset, share, C, mesh))  # one unit at a time
+        _copy(list(_cuts(unit, C, found)), on_all.addressable_data(0))
         offset += share
 
 
-@partial(jax.jit, static_argnums=(2, 3))
-def _gathered(buffer: jax.Array, offset: Any, share: int, mesh: Mesh) -> jax.Array:
-    """Return one unit of a split buffer, whole, on every device: (n share,). It lies at an offset in each part."""
+# Where something lies is counted in blocks and rows on the device: the elements before it may be more than int32 holds.
+
+
+@jax.jit
+def _block(buffer: jax.Array, number: Any) -> jax.Array:
+    return jax.lax.dynamic_index_in_dim(buffer.reshape(BLOCKS, -1), number, keepdims=False)
+
+
+@partial(jax.jit, static_argnums=(2, 3, 4))
+def _gathered(buffer: jax.Array, offset: Any, share: int, channels: int, mesh: Mesh) -> jax.Array:
+    """Return one unit of a split buffer, whole, on every device: (n share C,). It is share rows from offset on of each
+    part.
+    """
 
     def on_device(part: jax.Array, offset: jax.Array) -> jax.Array:
-        return gather(jax.lax.dynamic_slice_in_dim(part, offset, share))
+        rows = jax.lax.dynamic_slice_in_dim(part.reshape(-1, channels), offset, share)
+        return gather(rows).reshape(-1)
 
     each = jax.shard_map(on_device, mesh=mesh, in_specs=(SPLIT, EVERYWHERE), out_specs=EVERYWHERE, check_vma=False)
     return each(buffer, offset)
 
 
 @partial(jax.jit, static_argnums=2)
-def _window(array: jax.Array, start: int, size: int) -> jax.Array:
-    return jax.lax.dynamic_slice_in_dim(array, start, size)
+def _window(unit: jax.Array, start: Any, size: int) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(unit, start, size)
 
 
 class Cut(NamedTuple):
