@@ -115,8 +115,8 @@ def _wrong_with_devices(everybody: Sequence[Facts], hosts: Sequence[str]) -> lis
         for number in own:
             users.setdefault(each.gpus[number], []).append(rank)
     return [
-        f"GPU {uuid}: {_ranks(ranks, hosts)} would all take it; give each its own by CUDA_VISIBLE_DEVICES, or let all "
-        "see the same"
+        f"GPU {uuid}: {ranks_on_hosts(ranks, hosts)} would all take it; give each its own by CUDA_VISIBLE_DEVICES, or "
+        "let all see the same"
         for uuid, ranks in users.items()
         if len(ranks) > 1
     ]
@@ -129,7 +129,7 @@ def _who_has_what(values: Sequence[Any], hosts: Sequence[str]) -> str:
         ranks_of.setdefault(_key(value), []).append(rank)
     # the most common one first, as what is most likely meant
     groups = sorted(ranks_of.values(), key=len, reverse=True)
-    words = [f"{_ranks(ranks, hosts)} {_have(ranks)} {_shown(values[ranks[0]])}" for ranks in groups[:MOST]]
+    words = [f"{ranks_on_hosts(ranks, hosts)} {_have(ranks)} {_shown(values[ranks[0]])}" for ranks in groups[:MOST]]
     rest = sum(map(len, groups[MOST:]))
     return ", ".join(words) + (f", {rest} more {'have others' if rest > 1 else 'has another'}" if rest else "")
 
@@ -146,7 +146,7 @@ def _shown(value: Any) -> str:
     return "none" if value is None else show_value(value)
 
 
-def _ranks(ranks: Sequence[int], hosts: Sequence[str]) -> str:
+def ranks_on_hosts(ranks: Sequence[int], hosts: Sequence[str]) -> str:
     """Return `ranks 0-2, 5 (hosts a, b)`."""
     names = list(dict.fromkeys(hosts[rank] for rank in ranks))
     said = f"{'host' if len(names) == 1 else 'hosts'} {_some(names)}"

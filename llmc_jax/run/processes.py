@@ -8,17 +8,19 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
 from llmc_jax.checkpoint.contents import fingerprint
 from llmc_jax.cluster.agreement import Agreed, of_all, of_first
-from llmc_jax.cluster.start import Facts, differences, facts, own_gpus
+from llmc_jax.cluster.start import Facts, differences, facts, own_gpus, ranks_on_hosts
 from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.corpora import stdlib_corpus
 from llmc_jax.data.tokenfile import expand_pattern
+from llmc_jax.run.folder import config_file
 from llmc_jax.training.parallel.placement import Placement
 from llmc_jax.trials.card import find_card, seen_gpus
 
@@ -40,8 +42,11 @@ def introduced(config: TrainConfig, group: Group) -> Own | None:
     """
     if group.size == 1:
         return None
-    if "stdlib" in (config.train_data, config.val_data):  # made into a file: on each host by one of its processes
-        of_all(group, "corpus", lambda: stdlib_corpus() and None if group.local_rank == 0 else None)
+    check_earlier(config, group)
+    makes = group.local_rank == 0 and "stdlib" in (config.train_data, config.val_data)
+    of_all(
+        group, "corpus", lambda: stdlib_corpus() and None if makes else None
+    )  # a file: one process of a host makes it
     found = of_all(group, "facts", lambda: own_facts(config, group).to_json())
     everybody = [Facts.from_json(each) for each in found]
     if problems := differences(everybody, group.hosts):
@@ -50,6 +55,24 @@ def introduced(config: TrainConfig, group: Group) -> Own | None:
     if not gpus:
         return Own("cpu", max(1, everybody[group.rank].asked), None)
     return Own("gpu", len(gpus), gpus)
+
+
+def check_earlier(config: TrainConfig, group: Group) -> None:
+    """Raise Agreed where some of the processes find a run to go on with, and others do not.
+
+    Its options are those of the ones that find it, so that everything else would differ too.
+    """
+    folder = config.output_dir if config.reuse else ""
+    found = of_all(group, "earlier run", lambda: bool(folder) and config_file(Path(folder)) is not None)
+    if len(set(found)) > 1:
+        there, not_there = (
+            ranks_on_hosts([rank for rank, each in enumerate(found) if each is wanted], group.hosts)
+            for wanted in (True, False)
+        )
+        raise Agreed(
+            f"-y 1: there is a run in the folder of -o for {there}, and none for {not_there}; give all the same -y "
+            "and -o, on a file system that all hosts share"
+        )
 
 
 def own_facts(config: TrainConfig, group: Group) -> Facts:
