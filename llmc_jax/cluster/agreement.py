@@ -3,7 +3,8 @@
 Where one of them fails, all do, with the same words. Leaves out how they talk (worker.py).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from llmc_jax.cluster.worker import Group
@@ -39,10 +40,34 @@ def of_all(group: Group, name: str, action: Callable[[], Any]) -> list[Any]:
     if group.size == 1:
         return [action()]
     found = group.meet(name, _tried(action))
-    problems = [f"{who(group, rank)}: {each['problem']}" for rank, each in enumerate(found) if "problem" in each]
-    if problems:
-        raise Agreed("\n  ".join(problems))
+    _raise_agreed(group, [each.get("problem") for each in found])
     return [each["value"] for each in found]
+
+
+@contextmanager
+def alike(group: Group, name: str) -> Iterator[None]:
+    """Wait at the block's end for the other processes. Raises Agreed on all where it fails on some.
+
+    Within the block the processes do not talk to each other: one that has failed would not answer.
+    """
+    if group.size == 1:
+        yield
+        return
+    problem = None
+    try:
+        yield
+    except FAILURES as error:
+        problem = _words(error)
+    _raise_agreed(group, group.meet(name, problem))
+
+
+def _raise_agreed(group: Group, problems: Sequence[str | None]) -> None:
+    """Raise Agreed with what is wrong, by rank: once, where it is the same for all."""
+    if problems[0] is not None and len(set(problems)) == 1:
+        raise Agreed(problems[0])
+    found = [f"{who(group, rank)}: {words}" for rank, words in enumerate(problems) if words is not None]
+    if found:
+        raise Agreed("\n  ".join(found))
 
 
 def who(group: Group, rank: int) -> str:
@@ -55,4 +80,8 @@ def _tried(action: Callable[[], Any]) -> dict[str, Any]:
     try:
         return {"value": action()}
     except FAILURES as error:
-        return {"problem": str(error) or type(error).__name__}
+        return {"problem": _words(error)}
+
+
+def _words(error: BaseException) -> str:
+    return str(error) or type(error).__name__

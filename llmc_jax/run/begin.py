@@ -41,7 +41,7 @@ from llmc_jax.run.folder import (
 from llmc_jax.run.prepare import Setup
 from llmc_jax.run.processes import Votes
 from llmc_jax.run.saver import Saver
-from llmc_jax.run.state import Run
+from llmc_jax.run.state import Run, first_step
 from llmc_jax.run.stopping import stop_on_signals
 from llmc_jax.run.table import table
 from llmc_jax.streams import Output
@@ -129,7 +129,7 @@ def check_shared(group: Group, folder: Path, held: Held | None, made: list[Path]
 
 def short_log(setup: Setup, held: Held) -> RunLog:
     """Return the log of a process other than the first, its first event written."""
-    group, step = setup.group, 0 if setup.earlier is None else setup.earlier.step
+    group, step = setup.group, first_step(setup)
     log = ShortLog(held.folder, group.rank, check=held.check)
     kind = "start" if setup.earlier is None else "resume"
     log.event(kind, step=step, rank=group.rank, host=group.hosts[group.rank], pid=os.getpid())
@@ -223,6 +223,6 @@ def new_console(setup: Setup, output: Output) -> Console:
         return utilization_text(per_token * tokens_per_second, peak, precision)
 
     scores = bool(config.skip_loss_z or config.skip_norm_z)
-    first = 0 if setup.earlier is None else setup.earlier.step
+    first = first_step(setup)
     screen: Any = output
     return Console(setup.steps, config.print_every, screen, first_step=first, utilization=utilization, scores=scores)

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,9 +35,9 @@ from llmc_jax.run.due import pauses_after, poll_saves, run_due, tell_notices
 from llmc_jax.run.end import exit_code, finish, last_save
 from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.prepare import Setup, prepare
-from llmc_jax.run.processes import Votes, disconnect, in_turn
+from llmc_jax.run.processes import Votes, cache_hits, disconnect, in_turn
 from llmc_jax.run.record import profile_slice, slice_trace
-from llmc_jax.run.state import Outcome, Progress, Run, diverged, first_progress
+from llmc_jax.run.state import Outcome, Progress, Run, diverged, first_progress, first_step
 from llmc_jax.streams import Output, print_error
 from llmc_jax.training.outliers import skip_message
 from llmc_jax.training.state import TrainState
@@ -51,8 +50,7 @@ def run(config: TrainConfig, notes: list[str], group: Group = ALONE) -> ExitCode
     group: the processes that train together, of which this is one. Raises InputError: before anything is written for
     what cannot be used, and after what was learned has been saved for what breaks during the run.
     """
-    config = replace(config, devices=devices_asked(config))
-    fixed, devices = config.reduction == "fixed", devices_of_each(config.devices, group.size)
+    fixed, devices = config.reduction == "fixed", devices_of_each(devices_asked(config), group.size)
     devices = max(devices, min(group.size - 1, 1))  # of several processes each has one on a CPU, if none are asked for
     notes = [*notes, *jax_setup.configure(tf32=config.tf32, devices=devices, fixed_threads=fixed)]
     request = threading.Event()
@@ -158,8 +156,11 @@ def compile_step(run: Run, state: TrainState) -> Step:
     tokens = setup.place.tokens(shape)
     with setup.place.context():
         lowered = train_step.lower(state, tokens, tokens, numbers, setup.model, options)
-    with in_turn(setup.group):
+    with in_turn(setup.group), cache_hits() as hits:
+        began = time.perf_counter()
         compiled = compiling.compiled(lowered, setup.plan.execution.compiler_options)
+    if setup.group.size > 1:
+        run.log.event("compiled", step=first_step(setup), seconds=time.perf_counter() - began, from_cache=bool(hits))
     memory = compiled.memory_analysis()
     needed = 0 if memory is None else memory.argument_size_in_bytes + memory.temp_size_in_bytes
     put = setup.place.batch

@@ -20,8 +20,9 @@ from llmc_jax.checkpoint.contents import OURS, Identity, Metadata, fingerprint
 from llmc_jax.checkpoint.llmc import warnings_of
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.state import read_state
-from llmc_jax.checkpoint.store import Checkpoint, open_checkpoint
-from llmc_jax.cluster.agreement import of_first
+from llmc_jax.checkpoint.store import Checkpoint
+from llmc_jax.cluster.agreement import alike, of_first
+from llmc_jax.cluster.launchers import devices_asked
 from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.checks import check_model_fit, notes_on_devices, with_devices
 from llmc_jax.config.flags import parse_args
@@ -39,7 +40,7 @@ from llmc_jax.machine.device import Device, describe_device, devices_of
 from llmc_jax.machine.nvml import GpuMonitor, open_monitor
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.plan import Plan, Repeat, make_plan, triton_gemm_wish
-from llmc_jax.run.processes import Own, connect, introduced
+from llmc_jax.run.processes import Own, connect, first_exchange, introduced
 from llmc_jax.run.resume import (
     changes,
     check_fits,
@@ -386,58 +387,45 @@ def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tupl
     if config.save or config.checkpoint_every:
         require_orbax()
     own = introduced(config, group)
-    earlier = same_earlier(config, group, warnings.append)
-    model = resolve_model(config, earlier, warnings.append)
-    notes = [*notes, *check_model_fit(config, model.config)]
-    asked_devices, config = config.devices, with_devices(config, *available_devices(own), group.size)
-    data = open_data(config, model.config)
+    earlier = find_earlier(config, warnings.append, group)
+    with alike(group, "files"):
+        model = resolve_model(config, earlier, warnings.append)
+        notes = [*notes, *check_model_fit(config, model.config)]
+        asked_devices = config.devices
+        config = with_devices(replace(config, devices=devices_asked(config)), *available_devices(own), group.size)
+        data = open_data(config, model.config)
     plan, device, kernel_notes = plan_here(config, model.config, earlier, group, own)
     place = placement(model.config, plan.parallel, devices_of(plan.parallel.devices))
-    metadata = begun_metadata(plan, data, device, origin_of(earlier, model))
-    if earlier is not None:
-        check_fits(earlier, config, metadata.identity)
-    steps = total_steps(config, data.train)
-    tokenizer = choose_tokenizer(config, model.config, data)
-    state, found = starting_state(plan, place, earlier, model)
-    setup = Setup(
-        plan=plan,
-        name=config.preset or (model.path.stem if model.path else config.model),
-        weights=model.path,
-        group=group,
-        place=place,
-        data=continued_data(config, earlier, data),
-        steps=steps,
-        val_batches=validation_batches(config, data.val),
-        tokenizer=tokenizer,
-        device=device,
-        asked_devices=asked_devices,
-        earlier=earlier,
-        metadata=replace(metadata, total_steps=steps),
-        monitor=open_monitor() if config.gpu_info_every > 0 and group.rank == 0 else None,
-        notes=notes,
-        warnings=[*warnings, *found],
-    )
+    first_exchange(group, place)
+    with alike(group, "state"):
+        metadata = begun_metadata(plan, data, device, origin_of(earlier, model))
+        if earlier is not None:
+            check_fits(earlier, config, metadata.identity)
+        steps = total_steps(config, data.train)
+        tokenizer = choose_tokenizer(config, model.config, data)
+        state, found = starting_state(plan, place, earlier, model)
+        setup = Setup(
+            plan=plan,
+            name=config.preset or (model.path.stem if model.path else config.model),
+            weights=model.path,
+            group=group,
+            place=place,
+            data=continued_data(config, earlier, data),
+            steps=steps,
+            val_batches=validation_batches(config, data.val),
+            tokenizer=tokenizer,
+            device=device,
+            asked_devices=asked_devices,
+            earlier=earlier,
+            metadata=replace(metadata, total_steps=steps),
+            monitor=open_monitor() if config.gpu_info_every > 0 and group.rank == 0 else None,
+            notes=notes,
+            warnings=[*warnings, *found],
+        )
     setup.notes.extend([*notes_on_start(setup), *kernel_notes, *plan.notes_on_bits])
     if tokenizer.tokenizer is None and config.sample_every:
         setup.warnings.append(f"samples are printed as token ids: {tokenizer.note}")
     return setup, state
-
-
-def same_earlier(config: TrainConfig, group: Group, report: Callable[[str], None]) -> Checkpoint | None:
-    """Return the checkpoint that -y 1 goes on from, as process 0 has found it; None where there is none.
-
-    Process 0 puts the folder in order, and reads all of the checkpoint. Raises as `find_earlier` does.
-    """
-    found: list[Checkpoint] = []
-
-    def find() -> str | None:
-        found.extend(earlier for earlier in [find_earlier(config, report)] if earlier is not None)
-        return str(found[0].folder.absolute()) if found else None
-
-    folder = of_first(group, "earlier", find)
-    if group.rank and folder is not None:
-        found.append(open_checkpoint(folder))
-    return found[0] if found else None
 
 
 def begun_metadata(plan: Plan, data: Data, device: Device, origin: Mapping[str, Any]) -> Metadata:

@@ -4,7 +4,9 @@ A run of one process does nothing of it. Leaves out how the processes talk (clus
 together (saver.py) and what each device computes (training/parallel/).
 """
 
+import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -78,8 +80,10 @@ def check_earlier(config: TrainConfig, group: Group) -> None:
 def own_facts(config: TrainConfig, group: Group) -> Facts:
     """Return what this process tells the others. Raises InputError where a data file is not there."""
     card = find_card()
+    weights = [Path(name) for name in (config.model, config.init_from) if Path(name).is_file()]
     named = {"-i": config.train_data if config.max_steps and not config.overfit else "", "-j": config.val_data}
     files = {flag: _fingerprint(name, flag) for flag, name in named.items() if name}
+    files |= {"-e": fingerprint(weights)} if weights else {}
     device = "cpu" if card is None else f"{card.name} (gpu)"
     return facts(config, group.size, device, seen_gpus() if card is not None else (), files)
 
@@ -108,6 +112,26 @@ def connect(group: Group, own: Own | None) -> None:
         # The parents find a lost process first, and say which. JAX would end this one without a word.
         heartbeat_timeout_seconds=int(2 * group.peer_timeout) + 60,
     )
+
+
+def first_exchange(group: Group, place: Placement) -> None:
+    """Let the devices of all processes meet, while all processes are there.
+
+    Gloo, which connects CPUs, does so at the first exchange and waits 30 s for the others. Later ones may take as long
+    as they like. It writes a line to standard output, which is dropped.
+    """
+    if group.size == 1:
+        return
+    group.meet("devices")
+    sys.stdout.flush()
+    with open(os.devnull, "wb") as nowhere:
+        before = os.dup(1)
+        try:
+            os.dup2(nowhere.fileno(), 1)
+            place.read_vote(place.vote(0))
+        finally:
+            os.dup2(before, 1)
+            os.close(before)
 
 
 def free_port() -> int:
@@ -155,8 +179,25 @@ def in_turn(group: Group) -> Iterator[None]:
     if group.rank:
         group.meet("compiled")
     yield
-    if not group.rank:
+    if group.rank == 0:
         group.meet("compiled")
+
+
+@contextmanager
+def cache_hits() -> Iterator[list[str]]:
+    """Yield a list that within the block gets an entry for each program that this thread finds in JAX's cache."""
+    found: list[str] = []
+    thread = threading.get_ident()
+
+    def listen(event: str, **_: Any) -> None:
+        if event == "/jax/compilation_cache/cache_hits" and threading.get_ident() == thread:
+            found.append(event)
+
+    jax.monitoring.register_event_listener(listen)
+    try:
+        yield found
+    finally:
+        jax.monitoring.unregister_event_listener(listen)
 
 
 def disconnect(group: Group) -> None:

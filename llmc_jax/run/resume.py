@@ -20,6 +20,8 @@ from llmc_jax.checkpoint.reading import read_json_object
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.checkpoint.store import Checkpoint, open_checkpoint
+from llmc_jax.cluster.agreement import of_all, of_first
+from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.options import show_value
 from llmc_jax.config.train import ATTENTIONS, BY_NAME, OPTIONS, PROCESSES, TrainConfig, differing
 from llmc_jax.errors import FormatError, InputError
@@ -57,21 +59,58 @@ def naming(flag: str) -> Iterator[None]:
 # ----- which checkpoint -----------------------------------------------------------------------------------------------
 
 
-def find_earlier(config: TrainConfig, report: Callable[[str], None]) -> Checkpoint | None:
+def find_earlier(config: TrainConfig, report: Callable[[str], None], group: Group = ALONE) -> Checkpoint | None:
     """Return the checkpoint that -y 1 goes on from: the newest good one in -o; None where there is none at all.
 
-    The run folder must be this process's alone: what a killed one left half-done in it is cleared away first, and
-    DONE_ files that a copy lost are written again. report is told of each bad one. Raises InputError where there are
-    checkpoints, but none is good, and where there are only models, which hold no training state.
+    The run folder must be this run's alone: what a killed process left half-done in it is cleared away first, and DONE_
+    files that a copy lost are written again. report is told of each bad one. Several processes each read a share of a
+    checkpoint to find out whether it is good. Raises InputError where there are checkpoints, but none is good, and
+    where there are only models, which hold no training state.
     """
-    run = Path(config.output_dir)
-    if not config.reuse or not config.output_dir or not run.is_dir():
+    if not config.reuse or not config.output_dir:
         return None
-    store.clean(run)
-    store.restore_done(run)
-    good = store.newest_good(run, report)
+
+    def in_order() -> str | None:
+        run = Path(config.output_dir)
+        if not run.is_dir():
+            return None
+        store.clean(run)
+        store.restore_done(run)
+        return str(run if group.size == 1 else run.absolute())
+
+    folder = of_first(group, "folder of -y 1", in_order)
+    if folder is None:
+        return None
+    run = Path(folder)
+    good = _newest_good(run, report, group)
     if good is not None:
-        return open_checkpoint(good.folder)
+        return open_checkpoint(good)
+    of_first(group, "no checkpoint", lambda: _refuse_without(run))
+    return None
+
+
+def _newest_good(run: Path, report: Callable[[str], None], group: Group) -> Path | None:
+    """Return the newest checkpoint of a run folder that is good, in each of the processes that share the reading."""
+    if group.size == 1:
+        found = store.newest_good(run, report)
+        return None if found is None else found.folder
+
+    def seen() -> None:
+        if not run.is_dir():
+            raise InputError(f"-o {run}: is not here; give an -o on a file system that all hosts share")
+
+    of_all(group, "folder seen", seen)
+    for step in reversed(of_first(group, "steps", lambda: store.steps(run))):
+        problem = store.entry(run, step, share=(group.rank, group.size)).problem
+        problems = [each for each in group.meet(f"checkpoint {step}", problem) if each is not None]
+        if not problems:
+            return store.state_folder(run, step)
+        report(f"{store.state_folder(run, step)}: {problems[0]}")
+    return None
+
+
+def _refuse_without(run: Path) -> None:
+    """Raise InputError where a run folder without a good checkpoint holds what would be lost, or what is no run."""
     if store.steps(run):
         raise InputError(
             f"-y 1: no checkpoint in {run} is good (`python -m llmc_jax.checkpoint verify {run}` lists what is wrong "
@@ -89,7 +128,6 @@ def find_earlier(config: TrainConfig, report: Callable[[str], None]) -> Checkpoi
         )
     if (run / MAIN_LOG).exists() and config_file(run) is None:
         raise InputError(f"-y 1: {run} holds the {MAIN_LOG} of another program, which would be lost; give another -o")
-    return None
 
 
 def find_named(folder: Path, report: Callable[[str], None]) -> Source:

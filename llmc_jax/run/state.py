@@ -47,6 +47,11 @@ class Progress(NamedTuple):
     unsaved: str | None = None  # why a checkpoint could not be written, where that ends a run of several processes
 
 
+def first_step(setup: Setup) -> int:
+    """Return the step that the run begins at: 0, or where a checkpoint left it."""
+    return 0 if setup.earlier is None else setup.earlier.step
+
+
 def first_progress(setup: Setup, state: TrainState) -> Progress:
     """Return where the run begins: at its start, or where a checkpoint left it."""
     if setup.earlier is None:
