@@ -44,6 +44,9 @@ OVERLAP: Options = (
     ("xla_gpu_experimental_collective_start_as_early_as_possible", True),
     # How many may be under way: more than any program has. They take turns all the same, on one stream in this order.
     ("xla_gpu_experimental_parallel_collective_overlap_limit", 1024),
+    # Several processes would share out the timing of products among them, and wait for each other's results: for ever
+    # where one of them does not compile, since it has the program in its cache or waits for its turn. Each times all.
+    ("xla_gpu_shard_autotuning", False),
 )
 
 
