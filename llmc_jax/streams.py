@@ -43,11 +43,15 @@ def discard_rest(file: TextIO) -> None:
 
 
 class Output:
-    """A text stream whose loss (`train.py | head`, a full disk) sets `stop` instead of raising; then it is silent."""
+    """A text stream whose loss (`train.py | head`, a full disk) sets `stop` instead of raising; then it is silent.
 
-    def __init__(self, file: TextIO, stop: threading.Event) -> None:
+    plain: it counts as no terminal, whatever it is.
+    """
+
+    def __init__(self, file: TextIO, stop: threading.Event, plain: bool = False) -> None:
         self._file, self._stop = file, stop
         self._was_terminal = file.isatty()
+        self._plain = plain
         self.error: OSError | None = None  # why it was lost
 
     @property
@@ -55,6 +59,10 @@ class Output:
         """Return whether nobody reads it any more: it is a pipe without a reader, or a terminal that was closed."""
         closed = self._was_terminal and self.error is not None and self.error.errno == errno.EIO
         return closed or isinstance(self.error, BrokenPipeError)
+
+    def isatty(self) -> bool:
+        """Return whether it is a terminal that may be written to as one."""
+        return self._was_terminal and not self._plain
 
     def _guarded(self, action: Callable[[], Any]) -> None:
         if self.error is None:
@@ -88,5 +96,5 @@ class Output:
         if self.error is not None:
             discard_rest(self._file)
 
-    def __getattr__(self, name: str) -> Any:  # encoding, isatty, fileno …
+    def __getattr__(self, name: str) -> Any:  # encoding, fileno …
         return getattr(self._file, name)

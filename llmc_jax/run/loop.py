@@ -57,7 +57,8 @@ def run(config: TrainConfig, notes: list[str], group: Group = ALONE) -> ExitCode
     with ExitStack() as closing:
         # of several processes the first one alone has the screen
         screen = sys.stdout if group.rank == 0 else closing.enter_context(open(os.devnull, "w", encoding="utf-8"))
-        output = Output(screen, request)
+        # they share a terminal, and mpirun gives them one where its own output is a file: no bar
+        output = Output(screen, request, plain=group.size > 1)
         outcome = _trained(config, notes, group, request, output)
     if outcome.problem is not None:
         raise outcome.problem
