@@ -1,0 +1,122 @@
+"""What one process finds all learn, and where one fails all fail with the same words."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmc_jax.cluster.agreement import Agreed, alike, of_all, of_first
+from llmc_jax.cluster.worker import ALONE, Group
+from llmc_jax.errors import FormatError, InputError
+from llmc_jax.run.begin import check_shared
+from llmc_jax.run.folder import locked
+
+SECONDS = 60
+
+
+class Thread(Group):
+    """One of several processes, which are threads here."""
+
+    def __init__(self, rank: int, hosts: tuple[str, ...], board: dict[str, list[Any]], barrier: threading.Barrier):
+        self.rank, self.size, self.hosts = rank, len(hosts), hosts
+        self._board, self._barrier = board, barrier
+
+    def meet(self, name: str, value: Any = None) -> list[Any]:
+        self._board.setdefault(name, [None] * self.size)[self.rank] = value
+        self._barrier.wait(SECONDS)
+        found = list(self._board[name])
+        self._barrier.wait(SECONDS)
+        return found
+
+
+def together(size: int, work: Callable[[Group], Any]) -> list[Any]:
+    """What each process's work gives, or the error that it raises."""
+    board: dict[str, list[Any]] = {}
+    barrier = threading.Barrier(size)
+    hosts = tuple(f"host{rank}" for rank in range(size))
+
+    def tried(rank: int) -> Any:
+        try:
+            return work(Thread(rank, hosts, board, barrier))
+        except InputError as error:
+            return type(error), str(error)
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(tried, range(size)))
+
+
+PROBLEMS = st.lists(st.sampled_from([None, "no such file", "too small"]), min_size=2, max_size=5)
+
+
+def found_by(problem: str | None) -> Callable[[], str]:
+    def action() -> str:
+        if problem is not None:
+            raise InputError(problem)
+        return "found"
+
+    return action
+
+
+@given(problems=PROBLEMS)
+def test_all_go_the_same_way(problems: list[str | None]) -> None:
+    def work(group: Group) -> Any:
+        return of_all(group, "x", found_by(problems[group.rank]))
+
+    def block(group: Group) -> Any:
+        with alike(group, "x"):
+            return found_by(problems[group.rank])()
+
+    ends = together(len(problems), work)
+    if not any(problems):
+        assert ends == [["found"] * len(problems)] * len(problems)
+        return
+    (kind, words) = ends[0]
+    assert ends == together(len(problems), block) == [(Agreed, words)] * len(problems) and kind is Agreed
+    if len(set(problems)) == 1:  # once, and of nobody
+        assert words == problems[0]
+    else:
+        named = [rank for rank in range(len(problems)) if f"rank {rank} (host{rank}): {problems[rank]}" in words]
+        assert named == [rank for rank, problem in enumerate(problems) if problem]
+
+
+@given(problem=st.sampled_from([None, "no such file"]), size=st.integers(2, 4))
+def test_what_the_first_one_finds_all_have(problem: str | None, size: int) -> None:
+    ends = together(size, lambda group: of_first(group, "x", found_by(problem if group.rank == 0 else "never asked")))
+    assert ends == [(Agreed, problem) if problem else "found"] * size
+
+
+def test_one_alone_raises_what_it_raises() -> None:
+    def broken() -> None:
+        raise FormatError("torn")
+
+    for way in (of_first, of_all):
+        with pytest.raises(FormatError, match="torn"):
+            way(ALONE, "x", broken)
+    with pytest.raises(FormatError, match="torn"), alike(ALONE, "x"):
+        broken()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_run_folder_that_hosts_do_not_share_is_found_at_the_start(shared: bool, tmp_path: Path) -> None:
+    """Two folders stand for that of one path on two hosts."""
+    folders = [tmp_path / "a", tmp_path / ("a" if shared else "b")]
+    for folder in folders:
+        folder.mkdir(exist_ok=True)
+
+    def work(group: Group) -> Any:
+        if group.rank:
+            return check_shared(group, folders[1], None, [])
+        with locked(folders[0]) as held:
+            return check_shared(group, folders[0], held, [folders[0]])
+
+    ends = together(2, work)
+    if shared:
+        assert ends == [None, None] and list(folders[0].iterdir()) == []
+    else:
+        assert ends[0] == ends[1] and ends[0][0] is Agreed and "rank 1 (host1): -o" in ends[0][1]
+        assert not folders[0].exists(), "what was made for the run is taken away"
