@@ -84,7 +84,7 @@ class Joined(Group):
 
     def phase(self, name: str, step: int) -> None:
         """Say where the main thread has got to; the limit of that phase counts from now."""
-        assert name in LIMITS, name
+        assert name in LIMITS and step >= 0, (name, step)
         with self._changed:
             if name != self._place[0]:
                 self._tell = True

@@ -36,6 +36,8 @@ def last_save(run: Run, outcome: Outcome, batches: Batches) -> Outcome:
         if code == ExitCode.DONE:
             tell_removed(run, *run.saver.prune(least=1))
     except InputError as error:
+        if group.size > 1 and not isinstance(error, Agreed):  # the others go on to what this one would not come to
+            raise
         return Outcome(ExitCode.BAD_INPUT, progress, problem or error)
     return Outcome(code, progress, problem)
 

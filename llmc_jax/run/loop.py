@@ -76,7 +76,7 @@ def _trained(config: TrainConfig, notes: list[str], group: Group, request: threa
             setup, state = prepare(config, notes, group)
             with opened(setup, output, request, held) as session:
                 outcome = finish(session, loop(session, state))
-            disconnect(group)
+            disconnect(group, outcome.progress.step)
             return outcome
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):

@@ -200,9 +200,9 @@ def cache_hits() -> Iterator[list[str]]:
         jax.monitoring.unregister_event_listener(listen)
 
 
-def disconnect(group: Group) -> None:
-    """End the connection, once all processes have come here."""
+def disconnect(group: Group, step: int) -> None:
+    """End the connection, once all processes have come here, after so many steps."""
     if group.size > 1:
-        group.phase("end", -1)
+        group.phase("end", step)
         of_all(group, "end", lambda: None)
         jax.distributed.shutdown()
