@@ -119,10 +119,10 @@ class Parent:
     async def _follow_hub(self) -> None:
         try:
             self.link = await self._reach_hub()
-        except InputError as error:
-            self.events.put_nowait(Event("refused", error))
         except Over as over:
             self.events.put_nowait(Event("over", over.verdict))
+        except Exception as error:  # a mistake of ours too: nobody else would hear of it
+            self.events.put_nowait(Event("refused", error))
         else:
             self.rank_0.heard = self.clock.now()
             while message := await self.link.receive():
@@ -147,6 +147,10 @@ class Parent:
                             return await self._try(host, port, token)
                         except OSError as error:
                             problem = f"{host}:{port}: {reason(error)}"
+                        except NotAMessage:
+                            problem = f"{host}:{port}: something else listens there"
+                        except UnicodeError as error:
+                            raise InputError(f"-ps {host}: cannot be the name of a host") from error
                     await asyncio.sleep(min(SECONDS_BETWEEN_TRIES, self.interval))
         words = (
             f"where this process looks for it, within {self.timeout:g} s of --peer-timeout ({problem or 'no answer'})"
