@@ -110,6 +110,8 @@ def in_group(group: Group, work: Callable[[], int]) -> NoReturn:
     if not failed or isinstance(failed[0], Agreed):
         group.leave(status)
     words = str(failed[0]) or type(failed[0]).__name__
+    if isinstance(failed[0], KeyboardInterrupt):
+        words = "stopped by Ctrl-C before it could save anything"
     group.leave(status, words, "broken" if _is_broken(failed[0]) else "failed")
 
 

@@ -57,6 +57,8 @@ class Ended(NamedTuple):
             )
         if code < 0:
             return cls("killed", -code)
+        if code == ExitCode.STOPPED:  # run/stopping.py
+            return cls("failed", code, "a second signal ended it at once")
         return cls("failed" if code else "end", code)
 
 
@@ -222,17 +224,16 @@ def _limit(peer: Peer) -> float:
 def _hung(peers: Iterable[Peer], now: float, timeout: float) -> Verdict | None:
     """Return who is beyond its phase's limit, of those furthest behind, for whom the others wait.
 
-    Of those in one step, whoever is in a phase with a longer limit may be the one for whom the others wait, and still
-    have time; once nobody has, the one who began its phase first is named, and the others beside it.
+    Of those in one step, whoever still has time may be the one for whom the others wait: it may be in a phase with a
+    longer limit, or get on with one by itself. Once nobody has, the one who began its phase first is named, and the
+    others beside it.
     """
     going = [peer for peer in peers if not peer.ended]
     last = [peer for peer in going if peer.step == min(peer.step for peer in going)]
-    longest = max((_limit(peer) for peer in last), default=0.0)
-    if not any(_limit(peer) == longest and now - peer.since > longest * timeout for peer in last):
+    if not last or any(now - peer.since <= _limit(peer) * timeout for peer in last):
         return None
-    over = [peer for peer in last if now - peer.since > _limit(peer) * timeout]
-    first, *others = sorted(over, key=lambda peer: peer.since)
-    words = f"within {_limit(first) * timeout:g} s, the limit of this phase"
+    first, *others = sorted(last, key=lambda peer: peer.since)
+    words = f"within {_limit(first) * timeout:g} s, the limit of this phase; a longer --peer-timeout raises it"
     return _verdict(first, "hung", words, [peer.rank for peer in others])
 
 
@@ -252,10 +253,11 @@ def line_of(verdict: Verdict, folder: str = "") -> str:
 
     who = f"rank {verdict.rank}"
     if verdict.host:
-        who += f" on {verdict.host} (process {verdict.pid})"
+        who += f" on {verdict.host}" + (f" (process {verdict.pid})" if verdict.pid else "")
     if verdict.cause == "refused":
         return f"{who} {CAUSES['refused']}: {verdict.words}; all processes end"
-    parts = [f"{who} {CAUSES[verdict.cause]} {verdict.words}".rstrip()]
+    colon = ":" if verdict.cause in ("failed", "broken") else ""
+    parts = [f"{who} {CAUSES[verdict.cause]}{colon} {verdict.words}".rstrip()]
     if verdict.also:
         parts.append(f"the same holds of rank{'s' * (len(verdict.also) > 1)} {', '.join(map(str, verdict.also))}")
     if verdict.cause != "missing":

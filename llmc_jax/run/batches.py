@@ -58,6 +58,7 @@ def validate(run: Run, progress: Progress) -> Progress:
     loader.reset()
     total, left, at_once = 0.0, setup.val_batches, setup.plan.parallel.devices
     while left:
+        setup.group.phase("validate", progress.step)  # whose limit is for one batch, however many there are
         # as many batches as there are devices; the last time some may be read once more and not counted
         batch = loader.next_batch(at_once, setup.place.own_devices)
         for loss in losses(setup, progress.state.weights, *batch)[:left]:

@@ -28,7 +28,6 @@ def run_due(run: Run, progress: Progress, batches: Batches, step_bytes: int | No
 
     group = run.setup.group
     if due(config.val_every, progress.counters.validated):
-        group.phase("validate", step)
         progress = validate(run, progress)
     at_end = config.sampling != "train_gpt2.c"
     first = group.rank == 0  # which draws, alone: the others wait for it at the next exchange
@@ -57,6 +56,7 @@ def draw_sample(run: Run, progress: Progress) -> Progress:
     counters, ids, request = progress.counters, list[int](), run.votes.request
     state = skip_u32(SEED, 0 if setup.config.sampling == "train_gpt2.cu" else counters.drawn)
     for token in generate(weights, model, setup.config.sample_tokens, length, end_of_text, setup.plan.execution, state):
+        setup.group.phase("sample", progress.step)  # whose limit is for one token
         if request.is_set():
             return progress
         ids.append(token)

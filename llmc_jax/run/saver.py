@@ -210,7 +210,7 @@ class Saver:
                 pruned = self.prune(least=2)
         except (InputError, OSError, MemoryError) as error:
             place = f"{self.folder}: the checkpoint of step {step} cannot be written: "
-            problem = place + (str(error) or type(error).__name__).removeprefix(place)
+            problem = place + (str(error) or type(error).__name__).replace(place, "")  # each process says it, too
         return Saved(step, store.state_folder(self.folder, step), problem, 0.0, time.perf_counter() - start, *pruned)
 
     # ----- of several processes -----

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from llmc_jax.cluster.hub import ADDRESS_FILE
+from llmc_jax.cluster.judge import LIMITS, Peer, judge
 from llmc_jax.errors import ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -239,6 +240,22 @@ def test_processes_that_do_not_fit_together_are_named(tmp_path: Path) -> None:
             assert run.statuses() == [LOST]
             assert (run.verdict("1")["rank"], run.verdict("1")["cause"]) == (0, "missing")
 
+    def no_name() -> None:
+        """What cannot be the name of a host is no reason to wait."""
+        run = Run(tmp_path / "no_name", 2, address_folder="", host="a..b", port=1)
+        run.start(1)
+        assert run.statuses() == [2] and "a..b" in run.said("1")
+
+    def not_of_ours() -> None:
+        """Something that answers like rank 0, but says nothing."""
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            run = Run(tmp_path / "not_of_ours", 2, SHORT, address_folder="", port=other.getsockname()[1])
+            run.start(1)
+            connection, _ = other.accept()
+            with connection:
+                connection.sendall(b'{"is":"refused"}\n')
+                assert run.statuses() == [LOST]
+
     def duplicate() -> None:
         run = Run(tmp_path / "duplicate", 3)
         run.start(0)
@@ -277,7 +294,7 @@ def test_processes_that_do_not_fit_together_are_named(tmp_path: Path) -> None:
             run.start(0)
             assert run.statuses() == [2] and "-ps 127.0.0.1:PORT" in run.said("0") and str(port) in run.said("0")
 
-    side_by_side(missing, without_rank_0, duplicate, size, of_another_run, port_in_use)
+    side_by_side(missing, without_rank_0, no_name, not_of_ours, duplicate, size, of_another_run, port_in_use)
 
 
 def connects(port: int, data: bytes) -> bool:
@@ -308,6 +325,17 @@ def test_one_that_gets_no_further_is_named(tmp_path: Path) -> None:
         assert (run.verdict()["rank"], run.verdict()["cause"]) == (1, "left")
 
     side_by_side(hung, absent, left)
+
+
+def test_who_gets_on_by_itself_is_waited_for() -> None:
+    """One draws a long sample, and says so at each token; the other has long waited for it in the next step."""
+    timeout, now = 100.0, 10_000.0
+    drawing = Peer(0, "a", 1, heard=now, beat=now, step=3, phase="sample", since=now - 1)
+    waiting = Peer(1, "b", 2, heard=now, beat=now, step=3, phase="step", since=0.0)
+    assert judge([drawing, waiting], [], now, timeout) is None
+    drawing.since = now - LIMITS["sample"] * timeout - 1
+    verdict = judge([drawing, waiting], [], now, timeout)
+    assert verdict and (verdict.cause, {verdict.rank, *verdict.also}) == ("hung", {0, 1})
 
 
 def test_one_that_ends_by_itself_is_named(tmp_path: Path) -> None:
@@ -354,5 +382,5 @@ def test_one_that_ends_by_itself_is_named(tmp_path: Path) -> None:
 
     side_by_side(
         lambda: failed("exit", 1, "exit 2"), lambda: failed("leave", 0, "leave failed 2"), consequence, no_cause,
-        signalled,
+        signalled, early,
     )  # fmt: skip
