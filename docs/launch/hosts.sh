@@ -1,0 +1,37 @@
+#!/bin/bash
+# Starts one process of a run on each host of a file, over ssh, and waits for all. Start it from the repository, which
+# every host has at the same path, with its .venv.
+#
+#     HOSTS=hosts.txt docs/launch/hosts.sh -e d12 -i "data/train_*.bin" -j "data/val_*.bin" -b 32 -o runs/124M -n 500 -y 1
+#
+#   HOSTS    the file: a host on each line, process 0's first; `node1 slots=8` takes 8 of its GPUs
+#   PYTHON   the interpreter there (default .venv/bin/python)
+#   SSH      the program that starts a command on a host: SSH HOST COMMAND (default ssh -tt)
+#   PASS     the variables of the environment that go along (default NCCL_DEBUG NCCL_SOCKET_IFNAME NCCL_IB_HCA XLA_FLAGS)
+#
+# Everything else is train.py's flags. Ctrl-C ends the connections. -tt turns that into a SIGHUP there, and train.py stops
+# after the step at hand and saves. The status is that of the process that failed, where one did.
+
+hosts=${HOSTS:?"set HOSTS to the file of hosts"}
+mapfile -t names < <(sed -e 's/#.*//' -e 's/^[[:space:]]*//' -e 's/[[:space:]].*//' -e '/^$/d' "$hosts")
+
+variables=
+for name in ${PASS:-NCCL_DEBUG NCCL_SOCKET_IFNAME NCCL_IB_HCA XLA_FLAGS}; do
+    [ -z "${!name+set}" ] || variables+=" $name=$(printf %q "${!name}")"
+done
+pids=()
+trap 'trap : INT TERM; kill -TERM "${pids[@]}"' INT TERM
+for rank in "${!names[@]}"; do
+    words=$(printf ' %q' "${PYTHON:-.venv/bin/python}" train.py "$@" --hosts "$hosts" -pr "$rank")
+    ${SSH:-ssh -tt} "${names[rank]}" "cd $(printf %q "$PWD") && exec env$variables$words" </dev/null &
+    pids+=($!)
+done
+
+status=0
+for pid in "${pids[@]}"; do
+    while wait "$pid"; kill -0 "$pid" 2>/dev/null; do :; done # `wait` returns whenever a signal comes
+    wait "$pid"
+    ended=$?
+    [ $ended = 0 ] || { [ $status != 0 ] && [ $status != 75 ]; } || status=$ended
+done
+exit $status
