@@ -6,7 +6,7 @@ Leaves out who is to blame (judge.py) and the parents' side (parent.py). Strange
 import asyncio
 import contextlib
 import json
-import secrets
+import os
 import socket
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -28,7 +28,7 @@ from llmc_jax.cluster.messages import (
     text,
 )
 from llmc_jax.errors import ExitCode, InputError
-from llmc_jax.files import reason, write_atomic
+from llmc_jax.files import write_atomic
 
 ADDRESS_FILE = "rank_0_address.json"  # in the folder of -pf, until all have come
 ALL_ROWS = 64  # processes up to which everybody is told of all at every beat; of more, less often
@@ -91,19 +91,22 @@ def listening_socket(host: str, port: int) -> socket.socket:
         if not own and socket.has_dualstack_ipv6():
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
         return socket.create_server(("127.0.0.1" if own else "", port), backlog=1024)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise InputError(
-            f"port {port}, at which rank 0 waits for the others, cannot be had ({reason(error)}); "
+            f"port {port}, at which rank 0 waits for the others, cannot be had ({in_words(error)}); "
             f"give all processes another one: -ps {host or 'HOST'}:PORT"
         ) from error
 
 
 class Hub:
-    """Where all parents meet. `open`, then `serve` for each connection; `verdict` and `closed` say how it ends."""
+    """Where all parents meet: `open` it, let it `tick`, and `part`. Each connection is served by itself.
+
+    All of them are told how the run ends, this process by its own connection.
+    """
 
     def __init__(self, member: Member, timeout: float) -> None:
         self.member, self.timeout = member, timeout
-        self.token = secrets.token_hex(16) if member.folder else ""
+        self.token = os.urandom(16).hex() if member.folder else ""
         self.clock = Clock(beat_interval(timeout))
         self.peers: dict[int, Peer] = {}
         self.left: dict[int, Peer] = {}  # had come, and went before all were there
@@ -115,22 +118,26 @@ class Hub:
         self._began = self.clock.now()
         self._ticks = 0
         self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._serving: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Listen, tell where if there is a folder for it, and keep watch. Raises InputError."""
+        """Listen, and tell where if there is a folder for it. Raises InputError."""
         listener = listening_socket(self.member.host, self.member.port)
-        self._server = await asyncio.start_server(self.serve, sock=listener)
+        self._server = await asyncio.start_server(self._connected, sock=listener)
         if self.member.folder:
             await asyncio.to_thread(self._write_address, self.member.folder, listener.getsockname()[1])
-        self._tasks.add(asyncio.create_task(self._watch()))
 
     async def own_link(self) -> Link:
         """Return the connection of this process's own parent."""
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_connection(sock=theirs)
-        self._tasks.add(asyncio.create_task(self.serve(reader, writer)))
+        self._connected(reader, writer)
         return Link(*await asyncio.open_connection(sock=ours))
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self.serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Hear one connection from its hello to its end."""
@@ -246,16 +253,15 @@ class Hub:
         for link in self.links.values():
             link.send_bytes(line)
 
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(beat_interval(self.timeout))
-            self.clock.tick()
-            self._judge()
-            self._ticks += 1
-            every = self._ticks % max(1, self.member.size // ALL_ROWS) == 0
-            now = self.clock.now()
-            rows = [peer for peer in self.peers.values() if every or peer.rank == 0]
-            self._send_all(encode("table", rows=[_row(peer, now) for peer in rows]))
+    def tick(self) -> None:
+        """Judge, and tell all where everybody is; to be called once in an interval."""
+        self.clock.tick()
+        self._judge()
+        self._ticks += 1
+        every = self._ticks % max(1, self.member.size // ALL_ROWS) == 0
+        now = self.clock.now()
+        rows = [peer for peer in self.peers.values() if every or peer.rank == 0]
+        self._send_all(encode("table", rows=[_row(peer, now) for peer in rows]))
 
     async def part(self) -> None:
         """Wait a little until all others have heard the last word and gone, then close everything."""
@@ -268,7 +274,7 @@ class Hub:
             self._server.close()
         for link in self.links.values():
             link.close()
-        for task in self._tasks:
+        for task in self._serving:
             task.cancel()
 
     def _write_address(self, folder: Path, port: int) -> None:
@@ -318,6 +324,11 @@ class Address(NamedTuple):
             return address if sound and all(isinstance(host, str) for host in address.hosts) else None
         except (OSError, ValueError, RecursionError, KeyError, TypeError):
             return None
+
+
+def in_words(error: OSError) -> str:
+    """Return why a connection failed, without asyncio's and socket's own words."""
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error) or "no answer in time"
 
 
 def own_addresses() -> list[str]:

@@ -7,6 +7,7 @@ run has its limit besides. Where one process fails, the exchanges of all others 
 SIGABRT, or an error of theirs is raised. That is a consequence mostly, and is named only where no cause is found.
 """
 
+import shlex
 import signal
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,18 +20,18 @@ LIMITS = {"start": 10, "compile": 30, "step": 5, "validate": 15, "sample": 5, "s
 MEETING = 15  # likewise: how long the others wait for who does not come to a meeting
 HELD_BACK = 5.0  # seconds for which a consequence waits for its cause
 KINDS = ("end", "failed", "broken", "killed")
-CAUSES = {  # what a verdict may say
-    "missing": "did not come",
-    "refused": "does not belong to this run as it is",
-    "killed": "was killed",
-    "failed": "has failed",
-    "gone": "has gone: its connection broke, so its process or host has ended",
-    "unheard": "is not heard of any more: its host, network or train.py stands still",
-    "silent": "has a worker that stands still",
-    "left": "has ended, while others wait for it",
-    "absent": "does not come to where the others wait for it",
-    "hung": "does not get any further",
-    "broken": "lost an exchange, and nobody else is known to be the cause",
+CAUSES = {  # what a verdict may say of somebody
+    "missing": "did not come {words}",
+    "refused": "does not fit: {words}",
+    "killed": "was killed by {words}",
+    "failed": "has failed: {words}",
+    "gone": "has gone: its connection broke, so its process or its host has ended",
+    "unheard": "has not been heard of for {words}: its host or the network is down, or it was stopped",
+    "silent": "has a worker that has not been heard of for {words}: stopped, or its interpreter hangs",
+    "left": "has ended, while others wait for it at {words}",
+    "absent": "has not come to {words}, where the others wait for it",
+    "hung": "gets no further: {words}",
+    "broken": "lost an exchange with the others, and none of them is known to be the cause: {words}",
 }
 
 
@@ -52,9 +53,7 @@ class Ended(NamedTuple):
     def of_exit(cls, code: int) -> "Ended":
         """Return what it comes to where a worker exits without a word; code: minus the signal if one has killed it."""
         if code == -signal.SIGABRT:
-            return cls(
-                "broken", 128 - code, "its worker ended with SIGABRT, as JAX's runtime does when it loses a peer"
-            )
+            return cls("broken", 128 - code, "its worker ended by SIGABRT, as JAX's runtime does")
         if code < 0:
             return cls("killed", -code)
         if code == ExitCode.STOPPED:  # run/stopping.py
@@ -148,9 +147,9 @@ def judge_start(
         return None
     again = {peer.rank: peer for peer in left}
     first = again.get(missing[0], Peer(missing[0], "", 0))
-    words = f"within {timeout:g} s of --peer-timeout; those that did: {', '.join(ranks.values())}"
+    words = f"within {timeout:g} s (--peer-timeout), but {', '.join(ranks.values()) or 'nobody'} did"
     if back := [f"rank {rank} ({_place(again[rank])})" for rank in missing if rank in again]:
-        words += f"; that had come and left again: {', '.join(back)}"
+        words += f"; {', '.join(back)} had come, and left again"
     return Verdict(first.rank, first.host, first.pid, "missing", words=words, also=tuple(missing[1:]))
 
 
@@ -173,12 +172,12 @@ def _ended(peers: Iterable[Peer], kinds: Collection[str]) -> Verdict | None:
 
 def _end_words(ended: Ended) -> str:
     if ended.kind != "killed":
-        return f"{ended.words or 'no reason given'} (status {ended.status})"
+        return f"{ended.words or 'its own messages say why'} (status {ended.status})"
     try:
         name = signal.Signals(ended.status).name
     except ValueError:
         name = f"signal {ended.status}"
-    return f"by {name}{', perhaps for want of memory' if ended.status == signal.SIGKILL else ''}"
+    return f"{name}{', perhaps for want of memory' if ended.status == signal.SIGKILL else ''}"
 
 
 def _unheard(peers: Iterable[Peer], now: float, timeout: float) -> Verdict | None:
@@ -189,7 +188,7 @@ def _unheard(peers: Iterable[Peer], now: float, timeout: float) -> Verdict | Non
     if not silent:
         return None
     first, *others = sorted(silent, key=lambda peer: peer.heard)
-    return _verdict(first, "unheard", f"for {timeout:g} s", [peer.rank for peer in others], parent=True)
+    return _verdict(first, "unheard", f"{timeout:g} s", [peer.rank for peer in others], parent=True)
 
 
 def _silent(peers: Iterable[Peer], now: float, timeout: float) -> Verdict | None:
@@ -198,8 +197,7 @@ def _silent(peers: Iterable[Peer], now: float, timeout: float) -> Verdict | None
     if not silent:
         return None
     first, *others = sorted(silent, key=lambda peer: peer.beat)
-    words = f"and was not heard of for {timeout:g} s: stopped, or its interpreter hangs"
-    return _verdict(first, "silent", words, [peer.rank for peer in others])
+    return _verdict(first, "silent", f"{timeout:g} s", [peer.rank for peer in others])
 
 
 def _absent(peers: Sequence[Peer], meetings: Iterable[Meeting], now: float, timeout: float) -> Verdict | None:
@@ -208,12 +206,12 @@ def _absent(peers: Sequence[Peer], meetings: Iterable[Meeting], now: float, time
         missing = [by_rank[rank] for rank in ranks]
         for peer in missing:
             if peer.ended and peer.ended.kind == "end":
-                return _verdict(peer, "left", f"at {name}")
+                return _verdict(peer, "left", name)
         limit = timeout * max(MEETING, *(_limit(peer) for peer in missing))
         going = [peer for peer in missing if not peer.ended]
         if going and now - since > limit:
             first, *others = sorted(going, key=lambda peer: (peer.step, peer.since))
-            return _verdict(first, "absent", f"at {name}, for {limit:g} s", [peer.rank for peer in others])
+            return _verdict(first, "absent", f"{name} for {limit:g} s", [peer.rank for peer in others])
     return None
 
 
@@ -233,7 +231,7 @@ def _hung(peers: Iterable[Peer], now: float, timeout: float) -> Verdict | None:
     if not last or any(now - peer.since <= _limit(peer) * timeout for peer in last):
         return None
     first, *others = sorted(last, key=lambda peer: peer.since)
-    words = f"within {_limit(first) * timeout:g} s, the limit of this phase; a longer --peer-timeout raises it"
+    words = f"phase {first.phase} may take {_limit(first) * timeout:g} s; a longer --peer-timeout raises it"
     return _verdict(first, "hung", words, [peer.rank for peer in others])
 
 
@@ -249,18 +247,12 @@ def _broken(peers: Sequence[Peer], now: float, timeout: float) -> Verdict | None
 
 def line_of(verdict: Verdict, folder: str = "") -> str:
     """Return a verdict as a sentence; folder: the run's, where it is known."""
-    import shlex
-
     who = f"rank {verdict.rank}"
-    if verdict.host:
-        who += f" on {verdict.host}" + (f" (process {verdict.pid})" if verdict.pid else "")
-    if verdict.cause == "refused":
-        return f"{who} {CAUSES['refused']}: {verdict.words}; all processes end"
-    colon = ":" if verdict.cause in ("failed", "broken") else ""
-    parts = [f"{who} {CAUSES[verdict.cause]}{colon} {verdict.words}".rstrip()]
+    place = [f"on {verdict.host}"] * bool(verdict.host) + [f"(process {verdict.pid})"] * bool(verdict.pid)
+    parts = [" ".join([who, *place, CAUSES[verdict.cause].format(words=verdict.words)])]
     if verdict.also:
-        parts.append(f"the same holds of rank{'s' * (len(verdict.also) > 1)} {', '.join(map(str, verdict.also))}")
-    if verdict.cause != "missing":
+        parts.append(f"likewise rank{'s' * (len(verdict.also) > 1)} {', '.join(map(str, verdict.also))}")
+    if verdict.cause not in ("missing", "refused"):
         parts.append(f"last known in step {verdict.step}, phase {verdict.phase}")
     parts.append("all processes end")
     if folder:

@@ -17,19 +17,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.cluster.hub import Address, Hello, Hub, rows_of
+from llmc_jax.cluster.hub import Address, Hello, Hub, in_words, rows_of
 from llmc_jax.cluster.judge import Ended, Peer, Verdict, beat_interval, judge_hub, line_of
 from llmc_jax.cluster.launchers import Member
 from llmc_jax.cluster.links import Clock, Link
 from llmc_jax.cluster.messages import Message, NotAMessage, number, seconds, text
 from llmc_jax.cluster.worker import VARIABLE
 from llmc_jax.errors import ExitCode, InputError
-from llmc_jax.files import reason
 from llmc_jax.streams import print_error
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SECONDS_TO_END = 5.0  # for a worker that has said that it ends, or was killed
 SECONDS_BETWEEN_TRIES = 0.2
+NO_HUB = "something else listens there, or it has just ended"
 
 
 def supervise(member: Member, peer_timeout: float, command: list[str] | None = None) -> int:
@@ -122,7 +122,7 @@ class Parent:
         except Over as over:
             self.events.put_nowait(Event("over", over.verdict))
         except Exception as error:  # a mistake of ours too: nobody else would hear of it
-            self.events.put_nowait(Event("refused", error))
+            self.events.put_nowait(Event("error", error))
         else:
             self.rank_0.heard = self.clock.now()
             while message := await self.link.receive():
@@ -138,7 +138,7 @@ class Parent:
             link = await self.hub.own_link()
             await self._greet(link, self.hub.token)
             return link
-        problem = f"{self.member.folder} holds no address of it" if self.member.folder else ""
+        problem = f"{self.member.folder} holds no address of it" if self.member.folder else "no answer in time"
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.timeout):
                 while True:
@@ -146,15 +146,11 @@ class Parent:
                         try:
                             return await self._try(host, port, token)
                         except OSError as error:
-                            problem = f"{host}:{port}: {reason(error)}"
-                        except NotAMessage:
-                            problem = f"{host}:{port}: something else listens there"
+                            problem = f"at {host}:{port}: {in_words(error)}"
                         except UnicodeError as error:
                             raise InputError(f"-ps {host}: cannot be the name of a host") from error
                     await asyncio.sleep(min(SECONDS_BETWEEN_TRIES, self.interval))
-        words = (
-            f"where this process looks for it, within {self.timeout:g} s of --peer-timeout ({problem or 'no answer'})"
-        )
+        words = f"within {self.timeout:g} s (--peer-timeout); {problem}"
         raise Over(Verdict(0, self.member.host, 0, "missing", words=words))
 
     async def _places(self) -> AsyncIterator[tuple[str, int, str]]:
@@ -178,9 +174,12 @@ class Parent:
         if answer["is"] == "accepted":
             return link
         link.close()
-        if answer["is"] == "verdict":
-            raise Over(Verdict.of_message(answer))
-        words = text(answer, "words")
+        try:
+            if answer["is"] == "verdict":
+                raise Over(Verdict.of_message(answer))
+            words = text(answer, "words")
+        except NotAMessage as error:
+            raise OSError(NO_HUB) from error
         if self.member.folder:  # an address of an earlier run, at which another one listens by now
             raise OSError(words)
         raise InputError(f"{host}:{port}: {words}; give this run another address: -ps {host}:PORT")
@@ -193,7 +192,7 @@ class Parent:
         )
         answer = await link.receive()
         if answer is None or answer["is"] not in ("accepted", "refused", "verdict"):
-            raise OSError("something else listens there, or it has just ended")
+            raise OSError(NO_HUB)
         return answer
 
     # what follows from it
@@ -206,7 +205,7 @@ class Parent:
                 case "hub gone":
                     self.rank_0.gone = True
                     self._judge_hub()
-                case "refused":
+                case "error":
                     raise event.content
                 case "over":
                     self._conclude(event.content)
@@ -217,6 +216,8 @@ class Parent:
                 case "signal":
                     self._forward(event.content)
                 case "tick":
+                    if self.hub:
+                        self.hub.tick()
                     self._beat()
                     self._judge_hub()
 
@@ -276,7 +277,8 @@ class Parent:
         elif self.link:  # all are told, and the verdict comes back
             self.link.send("ended", kind="killed", status=signal_number, words="", worker=0, step=0, phase="start")
         else:
-            self.done = True
+            name = signal.Signals(signal_number).name
+            self._conclude(Verdict(self.member.rank, socket.gethostname(), os.getpid(), "killed", words=name))
 
     def _beat(self) -> None:
         worker, now = self.worker, self.clock.now()
@@ -305,7 +307,7 @@ class Parent:
         """End the worker, say why, and part from the others; return the exit status."""
         if self.worker:
             await self.worker.end(at_once=self.verdict is not None)
-        if self.verdict and not self._failed_itself:
+        if self.verdict:
             self.tell(self.verdict)
         if self.link:
             self.link.close()
@@ -314,15 +316,10 @@ class Parent:
         return self.status
 
     @property
-    def _failed_itself(self) -> bool:
-        ended = self.worker.ended if self.worker else None
-        return bool(ended and ended.kind == "failed")
-
-    @property
     def status(self) -> int:
-        """Return the exit status: what the worker itself ended with, where it did so by agreement or its own fault."""
+        """Return the exit status: the worker's own, where it ended by agreement of all or by its own fault."""
         ended = self.worker.ended if self.worker else None
-        if ended and ended.kind in ("end", "failed"):
+        if ended and (ended.kind == "failed" or (ended.kind == "end" and not self.verdict)):
             return ended.status
         if self.signals > 1 or (self.signals and (ended is None or ended.kind == "killed")):
             return ExitCode.STOPPED
@@ -330,9 +327,10 @@ class Parent:
 
     def tell(self, verdict: Verdict) -> None:
         """Say on standard error, and in the run's folder, what has ended the run."""
-        folder = self.worker.folder if self.worker else ""
-        given = self.worker.given_folder if self.worker else ""
-        print_error(f"train.py: rank {self.member.rank}: {line_of(verdict, given)}")
+        worker = self.worker
+        folder, given = (worker.folder, worker.given_folder) if worker else ("", "")
+        if not (worker and worker.ended and worker.ended.kind == "failed"):  # which has said it itself
+            print_error(f"train.py: rank {self.member.rank}: {line_of(verdict, given)}")
         if folder:
             name = f"rank_{self.member.rank:05d}.jsonl" if self.member.rank else "metrics.jsonl"
             append_event(Path(folder) / name, {"event": "lost", **verdict.fields})

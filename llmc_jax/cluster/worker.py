@@ -136,21 +136,23 @@ class Joined(Group):
 
     def _listen(self) -> None:
         """Take in what the parent sends; end with it, or where it stands still although it is there."""
-        self._connection.settimeout(self.peer_timeout)
-        silences = 0
+        again = False
         while True:
+            self._connection.settimeout(3 * beat_interval(self.peer_timeout) if again else self.peer_timeout)
             try:
                 data = self._connection.recv(1 << 16)
                 messages = self._lines.feed(data)
-            except TimeoutError:  # the first may be this process's own standstill
-                silences += 1
-                messages, data = [], b"-"
+            except TimeoutError:
+                if not again:  # this process may have stood still itself
+                    again = True
+                    continue
+                data = b""
             except (OSError, NotAMessage):
                 data = b""
-            if not data or silences > 1:
+            if not data:
                 os._exit(ExitCode.PEER_LOST)
+            again = False
             for message in messages:
-                silences = 0
                 if message["is"] == "met":
                     self._met[message["name"]].set_result(message["values"])
                 elif message["is"] == "close":

@@ -12,8 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from llmc_jax.cluster import judge, parent, worker
-from llmc_jax.cluster.launchers import Member
+from llmc_jax.cluster import worker
 
 
 def main() -> None:
@@ -21,6 +20,9 @@ def main() -> None:
     group = worker.joined(os.environ)
     if group:
         work(group, told)
+    from llmc_jax.cluster import judge, parent  # here, because the worker does without
+    from llmc_jax.cluster.launchers import Member
+
     judge.LIMITS.update(told.get("limits", {}))
     judge.MEETING = told.get("meeting", judge.MEETING)
     folder = told.get("address_folder")
@@ -44,7 +46,7 @@ def work(group: worker.Group, told: dict[str, Any]) -> None:
     out = Path(told["out"])
     stop = threading.Event()
     if told.get("heeds_signals", True):
-        signal.signal(signal.SIGTERM, lambda *_: stop.set())
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(130) if stop.is_set() else stop.set())
     if told.get("folder"):
         group.folder(told["folder"])
     facts = group.meet("facts", {"rank": group.rank, "words": "ä" * 1000})
@@ -53,8 +55,12 @@ def work(group: worker.Group, told: dict[str, Any]) -> None:
     out.joinpath(f"worker_{told['name']}.json").write_text(json.dumps(seen))
     for step in range(told.get("steps", 3)):
         group.phase("step", step)
-        if step == told.get("at", 1):
+        if step == 1:
+            out.joinpath(f"there_{told['name']}").touch()
             disturb(group, told.get("does", ""))
+            while told.get("does") == "wait for two":
+                if stop.wait(0.01):
+                    out.joinpath(f"first_{told['name']}").touch()
         time.sleep(0.02)
         group.phase("step", step + 1)
         if any(group.meet(f"step {step}", stop.is_set())):

@@ -28,6 +28,20 @@ PATIENT, SHORT = 60.0, 2.0  # --peer-timeout, where it must not pass and where t
 LOST = ExitCode.PEER_LOST
 
 
+STARTED: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def _nobody_stays() -> Iterator[None]:
+    """Kill what a test that fails leaves behind; workers end with their parents."""
+    yield
+    for process in STARTED:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    STARTED.clear()
+
+
 class Run:
     """Processes of one run, by name; the name is the rank where nothing else is said."""
 
@@ -44,6 +58,7 @@ class Run:
             [sys.executable, "-m", "tests.cluster.fake", json.dumps(told)], cwd=ROOT, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
+        STARTED.append(self.processes[name])
 
     def start_all(self, special: int = -1, **told: Any) -> "Run":
         for rank in range(self.size):
@@ -52,12 +67,8 @@ class Run:
 
     def statuses(self) -> list[int]:
         """Wait until all have ended; return their exit statuses in the order in which they were started."""
-        try:
-            for name, process in self.processes.items():
-                self.out.joinpath(f"said_{name}").write_text(process.communicate(timeout=TOO_LONG)[0])
-        finally:
-            for process in self.processes.values():
-                process.kill()
+        for name, process in self.processes.items():
+            self.out.joinpath(f"said_{name}").write_text(process.communicate(timeout=TOO_LONG)[0])
         self.check_workers_ended()
         return [process.returncode for process in self.processes.values()]
 
@@ -321,7 +332,7 @@ def test_one_that_gets_no_further_is_named(tmp_path: Path) -> None:
 
     def left() -> None:
         run = Run(tmp_path / "left", 2).start_all(1, does="exit 0")
-        assert run.statuses() == [LOST, 0]
+        assert run.statuses() == [LOST, LOST]
         assert (run.verdict()["rank"], run.verdict()["cause"]) == (1, "left")
 
     side_by_side(hung, absent, left)
@@ -350,9 +361,9 @@ def test_one_that_ends_by_itself_is_named(tmp_path: Path) -> None:
         run = Run(tmp_path / "consequence", 2, PATIENT)
         run.start(0, does="leave broken 75")
         run.start(1, does="hang")
-        pid = run.worker("1")["pid"]
-        time.sleep(0.3)
-        os.kill(pid, signal.SIGSEGV)
+        for rank in range(2):
+            wait_until((run.out / f"there_{rank}").exists)
+        os.kill(run.worker("1")["pid"], signal.SIGSEGV)
         assert run.statuses() == [LOST, LOST]
         assert (run.verdict()["rank"], run.verdict()["cause"]) == (1, "killed")
 
@@ -370,17 +381,26 @@ def test_one_that_ends_by_itself_is_named(tmp_path: Path) -> None:
         assert run.statuses() == [LOST, 130]
         assert (run.verdict()["rank"], run.verdict()["cause"]) == (1, "killed")
 
+    def twice() -> None:
+        """The second signal is forwarded too, and ends the worker at once."""
+        run = Run(tmp_path / "twice", 2).start_all(1, does="wait for two")
+        wait_until((run.out / "there_1").exists)
+        run.processes["1"].send_signal(signal.SIGTERM)
+        wait_until((run.out / "first_1").exists)
+        run.processes["1"].send_signal(signal.SIGTERM)
+        assert run.statuses() == [LOST, 130]
+        assert (run.verdict()["rank"], run.verdict()["cause"]) == (1, "failed")
+
     def early() -> None:
-        """A signal comes while the others have not come yet."""
+        """The others have not come yet."""
         run = Run(tmp_path / "early", 3)
         run.start(0)
-        run.start(1)
         wait_until((run.out / ADDRESS_FILE).exists)
-        time.sleep(1)
-        run.processes["1"].send_signal(signal.SIGHUP)
-        assert run.statuses()[1] == 130
+        run.processes["0"].send_signal(signal.SIGHUP)
+        assert run.statuses() == [130]
+        assert (run.verdict()["rank"], run.verdict()["cause"]) == (0, "killed")
 
     side_by_side(
         lambda: failed("exit", 1, "exit 2"), lambda: failed("leave", 0, "leave failed 2"), consequence, no_cause,
-        signalled, early,
+        signalled, twice, early,
     )  # fmt: skip

@@ -1,0 +1,177 @@
+"""The hub by itself: who is taken in, and who is not."""
+
+import asyncio
+import json
+import socket
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmc_jax.cluster.hub import ADDRESS_FILE, Address, Hello, Hub, listening_socket, own_addresses, rows_of
+from llmc_jax.cluster.judge import Verdict
+from llmc_jax.cluster.launchers import Member
+from llmc_jax.cluster.links import Link
+from llmc_jax.cluster.messages import Message, encode
+from llmc_jax.errors import InputError
+
+MEMBER = Member(0, 3, "127.0.0.1", 0, "test", "7")
+TIMEOUT = 60.0
+TOO_LONG = 120  # seconds, so that a mistake fails a test instead of holding it for ever
+
+
+async def connected(hub: Hub) -> tuple[Link, asyncio.Task[None]]:
+    ours, theirs = socket.socketpair()
+    serving = asyncio.create_task(hub.serve(*await asyncio.open_connection(sock=theirs)))
+    return Link(*await asyncio.open_connection(sock=ours)), serving
+
+
+def hello(**fields: Any) -> dict[str, Any]:
+    return Hello(1, 3, "7", "", "host", 4)._replace(**fields)._asdict()
+
+
+async def answer(hub: Hub, **fields: Any) -> Message | None:
+    link, _ = await connected(hub)
+    link.send("hello", **hello(**fields))
+    return await link.receive()
+
+
+strange = st.none() | st.integers() | st.floats() | st.text() | st.lists(st.none())
+almost = st.dictionaries(st.sampled_from(Hello._fields), strange, min_size=1, max_size=3).map(
+    lambda changed: encode("hello", **{**hello(token="x", job="another"), **changed})
+)
+
+
+@given(st.lists(st.binary() | st.binary().map(lambda data: data + b"\n") | almost, min_size=1, max_size=3))
+def test_whatever_a_stranger_sends_changes_nothing(data: list[bytes]) -> None:
+    async def sent() -> None:
+        hub = Hub(MEMBER, TIMEOUT)
+        link, serving = await connected(hub)
+        for part in data:
+            link.send_bytes(part)
+        link.close()
+        await serving
+        assert not (hub.peers or hub.links or hub.left or hub.meetings or hub.verdict)
+        first = await answer(hub)
+        assert first and first["is"] == "accepted"
+
+    asyncio.run(sent())
+
+
+@pytest.mark.parametrize(
+    "fields, says", [({"job": "8"}, "refused"), ({"token": "a"}, "refused"), ({"size": 4}, "verdict"),
+                     ({"rank": 3}, "verdict"), ({"protocol": 0}, "verdict"), ({"magic": "b"}, None)],
+)  # fmt: skip
+def test_who_does_not_belong_to_the_run(fields: dict[str, Any], says: str | None) -> None:
+    async def asked() -> None:
+        hub = Hub(MEMBER, TIMEOUT)
+        given = await answer(hub, **fields)
+        assert (given["is"] if given else None) == says
+        assert not hub.peers and (hub.verdict is not None) == (says == "verdict")
+
+    asyncio.run(asked())
+
+
+async def met(hub: Hub, size: int) -> list[Link]:
+    """Connections of all processes, which have come and heard so."""
+    links = []
+    for rank in range(size):
+        link, _ = await connected(hub)
+        link.send("hello", **hello(rank=rank, host=f"host{rank}"))
+        links.append(link)
+    for link in links:
+        assert await says(link, "accepted")
+        assert (await says(link, "welcome"))["hosts"] == ["host0", "host1", "host2"]
+    return links
+
+
+async def says(link: Link, kind: str) -> Message:
+    """Wait for a message of a kind."""
+    async with asyncio.timeout(TOO_LONG):
+        while message := await link.receive():
+            if message["is"] == kind:
+                return message
+    raise AssertionError(f"no {kind}")
+
+
+def test_a_meeting_of_many_names_at_once() -> None:
+    """Each rank comes to them in its own order."""
+
+    async def together() -> None:
+        links = await met(Hub(MEMBER, TIMEOUT), 3)
+        for rank, link in enumerate(links):
+            for name in ("a", "b", "c")[:: 1 if rank % 2 else -1]:
+                link.send("meet", name=name, value=[name, rank])
+        for link in links:
+            messages = [await says(link, "met") for _ in range(3)]
+            assert {message["name"]: message["values"] for message in messages} == {
+                name: [[name, rank] for rank in range(3)] for name in ("a", "b", "c")
+            }
+
+    asyncio.run(together())
+
+
+def test_all_hear_the_last_beats_of_all() -> None:
+    async def told() -> None:
+        hub = Hub(MEMBER, TIMEOUT)
+        links = await met(hub, 3)
+        links[1].send("beat", worker=5, step=6, phase="save", seconds=0.0, age=0.0)
+        while not hub.peers[1].worker:
+            await asyncio.sleep(0)
+        hub.tick()
+        table = rows_of(await says(links[2], "table"))
+        assert set(table) == {0, 1, 2} and table[1][:3] == (5, 6, "save")
+
+    asyncio.run(told())
+
+
+@pytest.mark.parametrize("message", [b"no message", encode("ended"), encode("beat", worker=-1), encode("verdict")])
+def test_a_process_that_sends_nonsense_counts_as_gone(message: bytes) -> None:
+    async def sent() -> None:
+        links = await met(Hub(MEMBER, TIMEOUT), 3)
+        links[1].send_bytes(message + b"\n")
+        found = Verdict.of_message(await says(links[0], "verdict"))
+        assert (found.rank, found.cause) == (1, "gone")
+
+    asyncio.run(sent())
+
+
+def test_one_that_left_before_all_had_come_may_come_again() -> None:
+    async def again() -> None:
+        hub = Hub(MEMBER, TIMEOUT)
+        link, serving = await connected(hub)
+        link.send("hello", **hello())
+        assert await says(link, "accepted")
+        link.close()
+        await serving
+        await met(hub, 3)
+        assert hub.verdict is None
+
+    asyncio.run(again())
+
+
+def test_a_port_in_use_is_named() -> None:
+    with listening_socket("localhost", 0) as first, pytest.raises(InputError) as error:
+        port = first.getsockname()[1]
+        listening_socket("localhost", port)
+    assert f"port {port}" in str(error.value) and "-ps localhost:PORT" in str(error.value)
+
+
+half_addresses = st.dictionaries(st.sampled_from(Address._fields), strange).map(lambda half: json.dumps(half).encode())
+
+
+@given(st.binary(max_size=50) | half_addresses)
+def test_a_file_that_holds_no_address(content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        assert Address.read(Path(folder)) is None
+        Path(folder, ADDRESS_FILE).write_bytes(content)
+        found = Address.read(Path(folder))
+        assert found is None or isinstance(found.port, int)
+
+
+def test_own_addresses_are_not_this_machine_s_alone() -> None:
+    assert own_addresses()[0] == socket.gethostname()
+    assert not any(address.startswith("127.") for address in own_addresses())
