@@ -271,7 +271,11 @@ def report_gpu(run: Run, steps: int) -> None:
 
 
 def traced(run: Run) -> AbstractContextManager[Callable[[int], None]]:
-    """Return what gives the function to call before each step: it records those that --profile names."""
-    folder = run.held.folder / "profile"
+    """Return what gives the function to call before each step: it records those that --profile names.
+
+    Of several processes the first one does: two of one host would write to the same file.
+    """
+    folder, group = run.held.folder / "profile", run.setup.group
     words = f"profile:      {folder} (docs/profiling.md says how to open it)"
-    return slice_trace(folder, *profile_slice(run.setup.config), lambda: run.console.note(words))
+    named = (-1, -1) if group.rank else profile_slice(run.setup.config)
+    return slice_trace(folder, *named, lambda: run.console.note(words))
