@@ -53,7 +53,8 @@ def refused(rank: int, size: int) -> str:
 
 def lines() -> dict[str, str]:
     late = NOW - TIMEOUT - 1
-    hung = NOW - LIMITS["step"] * TIMEOUT - 1
+    hung = peers(since=NOW - LIMITS["step"] * TIMEOUT - 2)
+    hung[0].since += 1 + (hung[1].since - NOW)
     return {
         "killed": said(judge(peers(ended=Ended("killed", 9), ended_at=NOW), [], NOW, TIMEOUT)),
         "silent": said(judge(peers(beat=late), [], NOW, TIMEOUT)),
@@ -62,7 +63,7 @@ def lines() -> dict[str, str]:
         "missing": said(judge_start(peers()[:1], [], 2, TIMEOUT, TIMEOUT), END),
         "twice": refused(1, 2),
         "size": refused(1, 3),
-        "hung": said(judge(peers(since=hung), [], NOW, TIMEOUT)),
+        "hung": said(judge(hung, [], NOW, TIMEOUT)),
         "failed": said(
             judge(
                 peers(ended=Ended("failed", 2, "data/b.bin: damaged"), ended_at=NOW),
