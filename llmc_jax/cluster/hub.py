@@ -32,6 +32,7 @@ from llmc_jax.files import write_atomic
 
 ADDRESS_FILE = "rank_0_address.json"  # in the folder of -pf, until all have come
 ALL_ROWS = 64  # processes up to which everybody is told of all at every beat; of more, less often
+SECONDS_TO_SAY_WHO = 10.0  # for whoever connects: it is said at once
 SECONDS_TO_PART = 5.0  # for which the hub stays until the others have heard the last word
 
 
@@ -140,11 +141,16 @@ class Hub:
         task.add_done_callback(self._serving.discard)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Hear one connection from its hello to its end."""
+        """Hear one connection from its hello to its end, or to that of the run."""
         link = Link(reader, writer, LONGEST_HELLO)
+        with contextlib.suppress(asyncio.CancelledError):  # asyncio would print a traceback for each
+            await self._serve(link)
+        link.close()
+
+    async def _serve(self, link: Link) -> None:
         hello = None
         with contextlib.suppress(TimeoutError, NotAMessage):
-            async with asyncio.timeout(self.timeout):
+            async with asyncio.timeout(min(SECONDS_TO_SAY_WHO, self.timeout)):
                 first = await link.receive()
             hello = Hello.of_message(first) if first else None
         if hello and self._admit(hello, link):
@@ -152,7 +158,6 @@ class Hub:
                 while message := await link.receive():
                     self._heard(self.peers[hello.rank], message)
             self._leave(hello.rank)
-        link.close()
 
     def _admit(self, hello: Hello, link: Link) -> bool:
         """Take a process in, or say why not."""

@@ -255,6 +255,6 @@ def line_of(verdict: Verdict, folder: str = "") -> str:
     if verdict.cause not in ("missing", "refused"):
         parts.append(f"last known in step {verdict.step}, phase {verdict.phase}")
     parts.append("all processes end")
-    if folder:
+    if folder and "-y 1 -o " not in verdict.words:  # which knows better, of a folder that was moved
         parts.append(f"-y 1 -o {shlex.quote(folder)} goes on from the last checkpoint")
     return "; ".join(parts)

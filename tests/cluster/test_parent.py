@@ -295,8 +295,11 @@ def test_processes_that_do_not_fit_together_are_named(tmp_path: Path) -> None:
             wait_until(lambda: connects(port, b"GET / HTTP/1.1\r\n\r\n"))
             run.start(1, "foreign", job="8")
             assert run.processes["foreign"].wait(TOO_LONG) == 2
-            run.start(1)
-            assert run.statuses() == [0, 2, 0] and not run.has_verdict()
+            with socket.create_connection(("127.0.0.1", port)) as silent:
+                silent.sendall(b"{")  # and says no more
+                run.start(1)
+                assert run.statuses() == [0, 2, 0] and not run.has_verdict()
+            assert run.said("0") == ""
 
     def port_in_use() -> None:
         with socket.create_server(("127.0.0.1", 0)) as other:
