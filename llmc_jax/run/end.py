@@ -65,7 +65,9 @@ def summary(run: Run, outcome: Outcome) -> Iterator[str]:
     if progress.counters.skipped:
         yield f"skipped:      {progress.counters.skipped} steps updated nothing (not finite, or an outlier)"
     if progress.step < run.setup.steps:
-        yield f"stopped:      after {progress.step} of {run.setup.steps} steps"
+        elsewhere = run.stop.is_set() and not run.votes.request.is_set()
+        why = ", because another process was asked to stop" if elsewhere else ""
+        yield f"stopped:      after {progress.step} of {run.setup.steps} steps{why}"
     if code == ExitCode.DIVERGED:
         yield from divergence_advice(config, progress)
     if run.held.is_there():
