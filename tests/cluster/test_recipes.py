@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from llmc_jax.cluster.launchers import Member, member_of
+from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import given_options
 from llmc_jax.errors import ExitCode
 from llmc_jax.run.folder import METRICS, read_metrics
@@ -99,9 +100,12 @@ def wait_until(condition: Callable[[], Any], process: "subprocess.Popen[str]") -
 
 
 def shown() -> list[list[str]]:
-    """The commands of the page that start train.py by a launcher, in words."""
-    lines = re.findall(r"^    (.*(?:train\.py|launch/\w+\.sh).*)$", PAGE.read_text(), re.MULTILINE)
-    return [shlex.split(line, comments=True) for line in lines]
+    """The commands of the pages that start train.py by a launcher, in words."""
+    readme = re.findall(r"^    (?:mpirun|N=2) .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    text = "\n".join([PAGE.read_text(), *readme])
+    lines = re.findall(r"^(?:    |until )(.*(?:train\.py|launch/\w+\.sh).*)$", text, re.MULTILINE)
+    lines += re.findall(r"`([^`]*launch/several\.sh [^`]*)`", text)
+    return [shlex.split(line.removesuffix("; do"), comments=True) for line in lines]
 
 
 def test_flags_of_the_commands_are_understood() -> None:
@@ -110,7 +114,8 @@ def test_flags_of_the_commands_are_understood() -> None:
     for words in commands:
         start = next(i for i, word in enumerate(words) if word == "train.py" or word.startswith("docs/launch/"))
         assert words[start] == "train.py" or os.access(ROOT / words[start], os.X_OK)
-        given_options(words[start + 1 :])
+        several = ["-pn", "2", "-pr", "1", "-ps", "node1"] if words[0] == "N=2" else []
+        validate(given_options([*words[start + 1 :], *several]).config)
 
 
 # ----- one host -----
