@@ -104,7 +104,7 @@ def shown() -> list[list[str]]:
     readme = re.findall(r"^    (?:mpirun|N=2) .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
     text = "\n".join([PAGE.read_text(), *readme])
     lines = re.findall(r"^(?:    |until )(.*(?:train\.py|launch/\w+\.sh).*)$", text, re.MULTILINE)
-    lines += re.findall(r"`([^`]*launch/several\.sh [^`]*)`", text)
+    lines += re.findall(r"`(N=2 [^`\n]*)`", text)
     return [shlex.split(line.removesuffix("; do"), comments=True) for line in lines]
 
 
