@@ -59,7 +59,8 @@ def work(group: worker.Group, told: dict[str, Any]) -> None:
             out.joinpath(f"there_{told['name']}").touch()
             disturb(group, told.get("does", ""))
             while told.get("does") == "wait for two":
-                if stop.wait(0.01):
+                time.sleep(0.01)  # and not stop.wait, which the handler would find locked
+                if stop.is_set():
                     out.joinpath(f"first_{told['name']}").touch()
         time.sleep(0.02)
         group.phase("step", step + 1)
