@@ -100,6 +100,8 @@ def connect(group: Group, own: Own | None) -> None:
     if own is None:
         return
     port = of_first(group, "port of JAX", free_port)
+    addresses = of_all(group, "addresses of rank 0", lambda: group.address)
+    here = all(address == "127.0.0.1" for address in addresses)  # then no other machine need reach it
     jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM, which asks for a checkpoint here
     if own.gpus is None:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -109,6 +111,7 @@ def connect(group: Group, own: Own | None) -> None:
         group.rank,
         local_device_ids=own.gpus,
         cluster_detection_method="deactivate",
+        coordinator_bind_address=f"127.0.0.1:{port}" if here else None,  # None: all networks
         # The parents find a lost process first, and say which. JAX would end this one without a word.
         heartbeat_timeout_seconds=int(2 * group.peer_timeout) + 60,
     )
