@@ -27,6 +27,8 @@ flags=(-e d12 -i "dev/data/fineweb10B/fineweb_train_*.bin" -j "dev/data/fineweb1
        -x 18865 -n 500 -nk 3)
 turns=${TURNS:-50} # a run that crashes at once each time ends after so many
 
+# srun takes this from sbatch only if told so (since SLURM 22.05).
+[ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 again=
 # Not to srun itself, which would kill the tasks at once; and once, since a second signal ends train.py before it has saved.
 trap 'trap : USR1; again=1; scancel --signal=TERM "$SLURM_JOB_ID.0"' USR1
