@@ -33,6 +33,7 @@ from llmc_jax.files import write_atomic
 ADDRESS_FILE = "rank_0_address.json"  # in the folder of -pf, until all have come
 ALL_ROWS = 64  # processes up to which everybody is told of all at every beat; of more, less often
 SECONDS_TO_SAY_WHO = 10.0  # for whoever connects: it is said at once
+STRANGERS = 256  # that may be connected at a time and have not said who they are
 SECONDS_TO_PART = 5.0  # for which the hub stays until the others have heard the last word
 
 
@@ -65,6 +66,10 @@ class Hello(NamedTuple):
                 f"another run answers there (job {member.job or 'without a name'}, this one is {self.job or 'without'})"
             )
         return ""
+
+    def is_of(self, peer: Peer) -> bool:
+        """Return whether a process that has come says it once more."""
+        return (self.rank, self.host, self.pid) == (peer.rank, peer.host, peer.pid)
 
     def misfit(self, size: int, peers: Collection[Peer]) -> str:
         """Return why no run can begin with it, empty if one can."""
@@ -136,6 +141,9 @@ class Hub:
         return Link(*await asyncio.open_connection(sock=ours))
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._serving) - len(self.links) >= STRANGERS:  # they must not take all file descriptors
+            writer.close()
+            return
         task = asyncio.create_task(self.serve(reader, writer))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
@@ -157,14 +165,18 @@ class Hub:
             with contextlib.suppress(NotAMessage):
                 while message := await link.receive():
                     self._heard(self.peers[hello.rank], message)
-            self._leave(hello.rank)
+            if self.links[hello.rank] is link:
+                self._leave(hello.rank)
 
     def _admit(self, hello: Hello, link: Link) -> bool:
         """Take a process in, or say why not."""
         if words := hello.stranger_to(self.member, self.token):
             link.send("refused", words=words)
             return False
-        if words := hello.misfit(self.member.size, self.peers.values()):
+        before = self.links.get(hello.rank)
+        again = before is not None and not self.complete and hello.is_of(self.peers[hello.rank])
+        others = [peer for peer in self.peers.values() if not (again and peer.rank == hello.rank)]
+        if words := hello.misfit(self.member.size, others):
             verdict = Verdict(hello.rank, hello.host, hello.pid, "refused", words=words, status=ExitCode.BAD_INPUT)
             if not self.complete:  # a run that goes on needs nobody
                 self.conclude(verdict)
@@ -173,6 +185,8 @@ class Hub:
         if self.verdict:
             link.send("verdict", **self.verdict.fields)
             return False
+        if before:  # of the same process, which had no answer in time
+            before.close()
         link.lines.longest = LONGEST
         now = self.clock.now()
         self.peers[hello.rank] = Peer(hello.rank, hello.host, hello.pid, heard=now, beat=now, since=now)

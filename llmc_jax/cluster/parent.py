@@ -164,13 +164,16 @@ class Parent:
 
     async def _try(self, host: str, port: int, token: str) -> Link:
         """Return a connection that the hub has accepted. Raises OSError if not, else as _reach_hub."""
-        async with asyncio.timeout(max(1.0, self.timeout / 4)):  # a TimeoutError is an OSError
+        limit = max(1.0, self.timeout / 4)
+        async with asyncio.timeout(limit):  # a TimeoutError is an OSError
             link = Link(*await asyncio.open_connection(host, port))
-            try:
+        try:
+            # of an address in a folder something else may listen there that never answers; else rank 0 may take long
+            async with asyncio.timeout(limit if self.member.folder else self.timeout):
                 answer = await self._greet(link, token)
-            except BaseException:
-                link.close()
-                raise
+        except BaseException:
+            link.close()
+            raise
         if answer["is"] == "accepted":
             return link
         link.close()

@@ -12,13 +12,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from llmc_jax.cluster.hub import ADDRESS_FILE
+from llmc_jax.cluster.hub import ADDRESS_FILE, STRANGERS, Hello
 from llmc_jax.cluster.judge import LIMITS, Peer, judge
 from llmc_jax.errors import ExitCode
 
@@ -301,6 +301,38 @@ def test_processes_that_do_not_fit_together_are_named(tmp_path: Path) -> None:
                 assert run.statuses() == [0, 2, 0] and not run.has_verdict()
             assert run.said("0") == ""
 
+    def again() -> None:
+        """One had no answer in time, and came again: it is not taken for two, and what it left is of no account."""
+        with free_port() as port:
+            run = Run(tmp_path / "again", 3, SHORT, address_folder="", port=port)
+            run.start(0)
+            wait_until(lambda: connects(port, b"no message\n"))
+            hello = Hello(1, 3, "", "", "elsewhere", 7)._asdict()
+            line = json.dumps({"is": "hello", **hello}).encode() + b"\n"
+            with socket.create_connection(("127.0.0.1", port)) as first:
+                first.sendall(line)
+                assert b"accepted" in first.recv(1000)
+                with socket.create_connection(("127.0.0.1", port)) as second:
+                    second.sendall(line)
+                    assert b"accepted" in second.recv(1000)
+                    while first.recv(1000):  # the first one is closed, after what had been sent
+                        pass
+                    assert run.statuses() == [LOST]
+            assert (run.verdict()["rank"], run.verdict()["cause"]) == (2, "missing")
+
+    def crowd() -> None:
+        """Strangers who say nothing do not keep anybody out."""
+        with free_port() as port:
+            run = Run(tmp_path / "crowd", 2, address_folder="", port=port)
+            run.start(0)
+            wait_until(lambda: connects(port, b"no message\n"))
+            with ExitStack() as crowd:
+                for _ in range(STRANGERS + 20):
+                    crowd.enter_context(socket.create_connection(("127.0.0.1", port)))
+                run.start(1)
+                assert run.statuses() == [0, 0]
+            assert run.said("0") == ""
+
     def port_in_use() -> None:
         with socket.create_server(("127.0.0.1", 0)) as other:
             port = other.getsockname()[1]
@@ -308,7 +340,9 @@ def test_processes_that_do_not_fit_together_are_named(tmp_path: Path) -> None:
             run.start(0)
             assert run.statuses() == [2] and "-ps 127.0.0.1:PORT" in run.said("0") and str(port) in run.said("0")
 
-    side_by_side(missing, without_rank_0, no_name, not_of_ours, duplicate, size, of_another_run, port_in_use)
+    side_by_side(
+        missing, without_rank_0, no_name, not_of_ours, duplicate, size, of_another_run, again, crowd, port_in_use
+    )
 
 
 def connects(port: int, data: bytes) -> bool:
