@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import socket
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -34,6 +35,7 @@ ADDRESS_FILE = "rank_0_address.json"  # in the folder of -pf, until all have com
 ALL_ROWS = 64  # processes up to which everybody is told of all at every beat; of more, less often
 SECONDS_TO_SAY_WHO = 10.0  # for whoever connects: it is said at once
 STRANGERS = 256  # that may be connected at a time and have not said who they are
+SPARE_FILES = STRANGERS + 64  # that the hub may have open beside a connection of each process
 SECONDS_TO_PART = 5.0  # for which the hub stays until the others have heard the last word
 
 
@@ -104,6 +106,14 @@ def listening_socket(host: str, port: int) -> socket.socket:
         ) from error
 
 
+def allow_files(count: int) -> None:
+    """Raise this process's limit of open files to so many, if it is lower and as far as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < count:
+        most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 class Hub:
     """Where all parents meet: `open` it, let it `tick`, and `part`. Each connection is served by itself.
 
@@ -128,6 +138,7 @@ class Hub:
 
     async def open(self) -> None:
         """Listen, and tell where if there is a folder for it. Raises InputError."""
+        allow_files(self.member.size + SPARE_FILES)
         listener = listening_socket(self.member.host, self.member.port)
         self._server = await asyncio.start_server(self._connected, sock=listener)
         if self.member.folder:

@@ -45,10 +45,9 @@ def introduced(config: TrainConfig, group: Group) -> Own | None:
     if group.size == 1:
         return None
     check_earlier(config, group)
-    makes = group.local_rank == 0 and "stdlib" in (config.train_data, config.val_data)
-    of_all(
-        group, "corpus", lambda: stdlib_corpus() and None if makes else None
-    )  # a file: one process of a host makes it
+    # the built-in corpus becomes a file: on each host one process makes it
+    makes = group.local_rank == 0 and "stdlib" in data_files(config).values()
+    of_all(group, "corpus", lambda: stdlib_corpus() and None if makes else None)
     found = of_all(group, "facts", lambda: own_facts(config, group).to_json())
     everybody = [Facts.from_json(each) for each in found]
     if problems := differences(everybody, group.hosts):
@@ -81,11 +80,17 @@ def own_facts(config: TrainConfig, group: Group) -> Facts:
     """Return what this process tells the others. Raises InputError where a data file is not there."""
     card = find_card()
     weights = [Path(name) for name in (config.model, config.init_from) if Path(name).is_file()]
-    named = {"-i": config.train_data if config.max_steps and not config.overfit else "", "-j": config.val_data}
-    files = {flag: _fingerprint(name, flag) for flag, name in named.items() if name}
+    files = {flag: _fingerprint(name, flag) for flag, name in data_files(config).items()}
     files |= {"-e": fingerprint(weights)} if weights else {}
     device = "cpu" if card is None else f"{card.name} (gpu)"
     return facts(config, group.size, device, seen_gpus() if card is not None else (), files)
+
+
+def data_files(config: TrainConfig) -> dict[str, str]:
+    """Return what the run reads, by flag."""
+    trains, validates = config.max_steps != 0 and not config.overfit, config.val_every > 0 or config.overfit
+    named = {"-i": config.train_data if trains else "", "-j": config.val_data if validates else ""}
+    return {flag: name for flag, name in named.items() if name}
 
 
 def _fingerprint(name: str, flag: str) -> str:

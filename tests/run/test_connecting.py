@@ -1,4 +1,4 @@
-"""Who can reach JAX's own service among several processes: other machines only where there are some."""
+"""What processes compare before they connect, and who can reach JAX's own service: others only where there are some."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from llmc_jax.cluster.worker import Group
+from llmc_jax.config.flags import parse_args
 from llmc_jax.run import processes
 
 
@@ -29,3 +30,11 @@ def test_the_service_listens_for_this_machine_alone_where_that_is_enough(
     processes.connect(OfTwo(["127.0.0.1", other]), processes.Own("cpu", 1, None))
     bind = told["coordinator_bind_address"]
     assert bind is None if not local else bind.startswith("127.0.0.1:")
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [("-x 5", "-i -j"), ("-x 5 -v 0", "-i"), ("-x 0", "-j"), ("-x 5 -v 0 -a 1", "-j"), ("-x 0 -v 0", "")],
+)
+def test_the_files_that_are_read_are_compared_and_no_others(words: str, flags: str) -> None:
+    assert list(processes.data_files(parse_args(words.split()))) == flags.split()
