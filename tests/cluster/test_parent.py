@@ -206,6 +206,7 @@ def test_a_process_that_is_killed_is_named(victim: int, tmp_path: Path) -> None:
     side_by_side(worker, parent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_process_that_is_stopped_is_named(victim: int, tmp_path: Path) -> None:
     def worker() -> None:
@@ -234,6 +235,7 @@ def test_a_process_that_is_stopped_is_named(victim: int, tmp_path: Path) -> None
     side_by_side(worker, parent)
 
 
+@pytest.mark.slow  # waits for timeouts of seconds
 def test_processes_that_do_not_fit_together_are_named(tmp_path: Path) -> None:
     def missing() -> None:
         run = Run(tmp_path / "missing", 4, SHORT)
@@ -354,6 +356,7 @@ def connects(port: int, data: bytes) -> bool:
         return False
 
 
+@pytest.mark.slow  # waits for timeouts of seconds
 def test_one_that_gets_no_further_is_named(tmp_path: Path) -> None:
     def hung() -> None:
         run = Run(tmp_path / "hung", 2, SHORT, limits={"validate": 1}).start_all(1, does="phase validate")
@@ -386,6 +389,7 @@ def test_who_gets_on_by_itself_is_waited_for() -> None:
     assert verdict and (verdict.cause, {verdict.rank, *verdict.also}) == ("hung", {0, 1})
 
 
+@pytest.mark.slow  # waits for timeouts of seconds
 def test_one_that_ends_by_itself_is_named(tmp_path: Path) -> None:
     def failed(name: str, rank: int, does: str) -> None:
         run = Run(tmp_path / name, 2).start_all(rank, does=does)
