@@ -128,7 +128,8 @@ def loss_range(training: Sequence[Curve], others: Sequence[np.ndarray]) -> LossR
     for each in training:
         values = finite(each).values
         if len(values):
-            shown += [np.quantile(values, [0.0, 1 - SPIKES]), values[:1]]
+            # higher: between two values it would cut off the larger one, however few there are
+            shown += [np.quantile(values, [0.0, 1 - SPIKES], method="higher"), values[:1]]
     values = np.concatenate(shown) if shown else np.zeros(0)
     if not len(values):
         return None

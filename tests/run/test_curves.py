@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
@@ -176,6 +176,7 @@ def test_a_long_run_of_nan_is_a_thousand_marks_and_not_a_million(tmp_path: Path,
 
 
 @given(st.lists(st.floats(-1e3, 1e30), min_size=1, max_size=300), st.lists(st.floats(-1e3, 1e3), max_size=5))
+@example([0.0] * 12 + [1.0], [])
 def test_of_a_thousand_losses_five_lie_outside_at_most(training: list[float], others: list[float]) -> None:
     """And none of the others; a logarithmic axis has positive ends."""
     found = loss_range([_curve(training)], [np.array(others)])
