@@ -8,8 +8,7 @@ import os
 import shlex
 import sys
 import textwrap
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
@@ -17,15 +16,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from llmc_jax.cli.kit import WIDTH, examples, exit_status, option_lines, two_columns
-from llmc_jax.cluster.agreement import Agreed
-from llmc_jax.cluster.launchers import host_name, member_of, notes_on
-from llmc_jax.cluster.worker import ALONE, Group, joined
 from llmc_jax.config.checks import NOT_BUILT, validate
 from llmc_jax.config.flags import SHOW_ALONE, Given, given_options
 from llmc_jax.config.options import Option, show_value
 from llmc_jax.config.presets import PRESETS
 from llmc_jax.config.train import BY_NAME, OPTIONS, TrainConfig, differing
-from llmc_jax.errors import EXIT_MEANINGS, ExitCode, InputError
+from llmc_jax.errors import EXIT_MEANINGS, InputError
 from llmc_jax.machine.jax_setup import restart_with_huge_pages, train_command
 
 FLAG_COLUMN = 36
@@ -62,6 +58,10 @@ def _run(words: Sequence[str]) -> int | None:
     if shown:
         print(texts[shown]())
         return None
+    # here, because --help does without them
+    from llmc_jax.cli.processes import begin
+    from llmc_jax.cluster.launchers import host_name, member_of, notes_on
+
     config, notes = continued(given_options(words))
     try:
         notes += validate(config)
@@ -69,55 +69,7 @@ def _run(words: Sequence[str]) -> int | None:
     except InputError as error:  # with the notes so far: what is wrong may come from a config.json
         raise InputError("\n  ".join([str(error), *notes])) from error
     notes += notes_on(config, member)
-    group = joined(os.environ)
-    if group is not None:
-        in_group(group, lambda: _trained(config, notes, group))
-    if member is not None:
-        from llmc_jax.cluster.parent import supervise
-
-        return supervise(member, config.peer_timeout)
-    return _trained(config, notes, ALONE)
-
-
-def _trained(config: TrainConfig, notes: list[str], group: Group) -> int:
-    from llmc_jax.run.loop import run  # here, because it imports JAX, which takes a second
-
-    return run(config, notes, group)
-
-
-def in_group(group: Group, work: Callable[[], int]) -> NoReturn:
-    """Do the work of one of several processes, and end this one with words for the others on how it went.
-
-    What all have found alike, the first one alone shows. An exchange that broke is nothing to show here: another
-    process is lost, and the one that started this one says which.
-    """
-    failed: list[BaseException] = []
-
-    def tried() -> int:
-        try:
-            return work()
-        except BaseException as error:
-            failed.append(error)
-            if _is_broken(error) or (isinstance(error, Agreed) and group.rank):
-                return ExitCode.BAD_INPUT
-            raise
-
-    try:
-        status = exit_status(Path(sys.argv[0]).name, tried)
-    except BaseException:  # a mistake of ours
-        traceback.print_exc()
-        status = 1
-    if not failed or isinstance(failed[0], Agreed):
-        group.leave(status)
-    words = str(failed[0]) or type(failed[0]).__name__
-    if isinstance(failed[0], KeyboardInterrupt):
-        words = "stopped by Ctrl-C before it could save anything"
-    group.leave(status, words, "broken" if _is_broken(failed[0]) else "failed")
-
-
-def _is_broken(error: BaseException) -> bool:
-    """Return whether an error is of JAX's runtime: of an exchange between processes, most likely."""
-    return type(error).__name__ == "JaxRuntimeError"
+    return begin(config, notes, member)
 
 
 def continued(given: Given) -> tuple[TrainConfig, list[str]]:

@@ -79,9 +79,9 @@ def check_earlier(config: TrainConfig, group: Group) -> None:
 def own_facts(config: TrainConfig, group: Group) -> Facts:
     """Return what this process tells the others. Raises InputError where a data file is not there."""
     card = find_card()
-    weights = [Path(name) for name in (config.model, config.init_from) if Path(name).is_file()]
+    weights = {"-e": config.model, "--init-from": config.init_from}
     files = {flag: _fingerprint(name, flag) for flag, name in data_files(config).items()}
-    files |= {"-e": fingerprint(weights)} if weights else {}
+    files |= {flag: fingerprint([Path(name)]) for flag, name in weights.items() if Path(name).is_file()}
     device = "cpu" if card is None else f"{card.name} (gpu)"
     return facts(config, group.size, device, seen_gpus() if card is not None else (), files)
 
@@ -154,8 +154,8 @@ def free_port() -> int:
 
 
 class Votes:
-    """Whether the run ends. Several processes add up their requests on the devices, with every step, so that all read
-    the same sum after the same step.
+    """Tell whether the run ends. With every step the devices of several processes find out whether any of them was
+    asked to stop, so that all read the same answer after the same step.
     """
 
     def __init__(
@@ -167,7 +167,9 @@ class Votes:
         self._place = None if group.size == 1 else place
 
     def cast(self) -> Any:
-        """Begin to add up the requests; all processes call it after the same step. Returns what `count` reads."""
+        """Begin to find out whether any process was asked; all call it after the same step. Returns what `count`
+        reads.
+        """
         return None if self._place is None else self._place.vote(int(self.request.is_set()))
 
     def count(self, cast: Any) -> None:

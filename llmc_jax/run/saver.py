@@ -26,12 +26,12 @@ import numpy as np
 from llmc_jax.checkpoint import store
 from llmc_jax.checkpoint.contents import Metadata
 from llmc_jax.checkpoint.llmc import write_model
-from llmc_jax.checkpoint.state import named_arrays, small_arrays
+from llmc_jax.checkpoint.state import flat_buffers, named_arrays, small_arrays
 from llmc_jax.cluster.agreement import of_all, of_first
 from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError
-from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
+from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.training.parallel.placement import Placement
 from llmc_jax.training.state import TrainState
 
@@ -58,7 +58,7 @@ def bytes_on_a_device(state: TrainState) -> int:
 class Share(NamedTuple):
     """What one of several processes has of a state, on its host."""
 
-    shapes: dict[str, tuple[int, str]]  # elements and dtype of each flat buffer
+    buffers: dict[str, tuple[int, str]]  # elements and dtype of each flat buffer
     blocks: dict[str, dict[int, np.ndarray]]  # of each, those that this process writes, by number
     small: dict[str, np.ndarray]  # all else
     model: np.ndarray | None  # weights (N,) that process 0 exports
@@ -220,9 +220,8 @@ class Saver:
         assert self.place is not None
         numbers = store.own_blocks(self.group.rank, self.group.size)
         blocks = {name: self.place.blocks(buffer, numbers) for name, buffer in state.flat.items()}
-        shapes = {name: (flat_size(self.model), buffer.dtype.name) for name, buffer in state.flat.items()}
         model = self.place.whole(_exported(state)) if self.export else None
-        return Share(shapes, blocks, small_arrays(state), model)
+        return Share(flat_buffers(state, self.model), blocks, small_arrays(state), model)
 
     def _save_together(self, share: Share, metadata: Metadata, start: float, prune: bool) -> Saved:
         """Write this process's share of a checkpoint, in the thread, and learn how the others' went."""
@@ -254,7 +253,7 @@ class Saver:
         """Write what is process 0's of a checkpoint, and the model where it is exported; `_write` of one process."""
         self.check()
         stored = metadata.to_json()
-        writing = store.begin_shared(self.folder, metadata.step, share.shapes, share.small, stored)
+        writing = store.begin_shared(self.folder, metadata.step, share.buffers, share.small, stored)
         undo.callback(store.abandon, writing)
         return writing, None if share.model is None else self._export(share.model, metadata.step, undo)
 
