@@ -261,7 +261,7 @@ class Parent:
             case "meet" if self.link:
                 self.link.send("meet", name=text(message, "name"), value=message.get("value"))
             case "folder":
-                worker.folder, worker.given_folder = text(message, "path"), text(message, "given")
+                worker.folder, worker.log = text(message, "folder"), text(message, "log")
             case "leave":
                 self._tell_end(Ended.of_message(message))
 
@@ -331,12 +331,10 @@ class Parent:
     def tell(self, verdict: Verdict) -> None:
         """Say on standard error, and in the run's folder, what has ended the run."""
         worker = self.worker
-        folder, given = (worker.folder, worker.given_folder) if worker else ("", "")
         if not (worker and worker.ended and worker.ended.kind == "failed"):  # which has said it itself
-            print_error(f"train.py: rank {self.member.rank}: {line_of(verdict, given)}")
-        if folder:
-            name = f"rank_{self.member.rank:05d}.jsonl" if self.member.rank else "metrics.jsonl"
-            append_event(Path(folder) / name, {"event": "lost", **verdict.fields})
+            print_error(f"train.py: rank {self.member.rank}: {line_of(verdict, worker.folder if worker else '')}")
+        if worker and worker.log:
+            append_event(Path(worker.log), {"event": "lost", **verdict.fields})
 
 
 def append_event(file: Path, event: dict[str, Any]) -> None:
@@ -355,7 +353,7 @@ class Worker:
     def __init__(self, process: asyncio.subprocess.Process, link: Link, now: float) -> None:
         self.process, self.link = process, link
         self.step, self.phase, self.since, self.heard = 0, "start", now, now
-        self.folder = self.given_folder = ""  # absolute, and as the user gave it
+        self.folder = self.log = ""  # the run's, as the user gave it; the file of this process's events
         self.ended: Ended | None = None
         self._tasks: list[asyncio.Task[None]] = []
 

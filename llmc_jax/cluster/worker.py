@@ -45,8 +45,8 @@ class Group:
         """Wait until all have come to what has this name; return everybody's JSON values by rank. Each name once."""
         return [value]
 
-    def folder(self, path: str) -> None:
-        """Say which the run's folder is, for messages."""
+    def folder(self, path: str, log: str) -> None:
+        """Say which the run's folder is, for messages, and the file of this process's events, for the last one."""
 
     def leave(self, status: int, words: str = "", kind: str = "end") -> NoReturn:
         """End this process with a status, at once.
@@ -101,9 +101,9 @@ class Joined(Group):
         self._met[name] = Future()  # the name stays taken, the values need not stay
         return values
 
-    def folder(self, path: str) -> None:
-        """Say which the run's folder is, for messages."""
-        self._send("folder", path=os.path.abspath(path), given=path)
+    def folder(self, path: str, log: str) -> None:
+        """Say which the run's folder is, for messages, and the file of this process's events, for the last one."""
+        self._send("folder", folder=path, log=os.path.abspath(log))
 
     def leave(self, status: int, words: str = "", kind: str = "end") -> NoReturn:
         """End this process with a status: where all agreed when all have said so, else at once. See Group."""

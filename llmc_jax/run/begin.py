@@ -36,6 +36,7 @@ from llmc_jax.run.folder import (
     entered,
     leaving_nothing,
     locked,
+    rank_log,
     write_config,
 )
 from llmc_jax.run.prepare import Setup
@@ -68,7 +69,7 @@ def opened(setup: Setup, output: Output, request: threading.Event, held: Held | 
         closing.callback(drawer.close)
         closing.enter_context(stop_on_signals(request, console.note))
         announce(setup, folder, console, log)
-        group.folder(str(folder))
+        group.folder(str(folder), str(rank_log(folder, group.rank)))
         if setup.monitor is not None:
             closing.callback(setup.monitor.close)
         programs = folder / "xla_cache" if setup.device.platform != "cpu" else None

@@ -22,7 +22,7 @@ def test_alone() -> None:
     assert ALONE.hosts == (socket.gethostname(),)
     assert ALONE.meet("a", {"b": 1}) == [{"b": 1}] and ALONE.meet("a", 2) == [2]
     ALONE.phase("step", 1)
-    ALONE.folder("runs/a")
+    ALONE.folder("runs/a", "runs/a/metrics.jsonl")
 
 
 @pytest.mark.parametrize("number", ["a", "-1", "0", "9999"])
