@@ -30,6 +30,7 @@ ORDER = [
     "checkpoint",
     "trials",
     "plan",
+    "generate",
     "run",
     "profile",
     "compare",

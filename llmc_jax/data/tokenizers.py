@@ -314,7 +314,12 @@ def bin_tokenizer(path: str | Path) -> Tokenizer:
     """
     table = read_tokenizer_bin(path)
     name = "gpt2" if len(table.pieces) == GPT2_VOCAB else Path(path).name
-    return _bpe_tokenizer(name, table.pieces, table.eot, str(path))
+    return table_tokenizer(name, table, str(path))
+
+
+def table_tokenizer(name: str, table: Table, spec: str) -> Tokenizer:
+    """Return the tokenizer of a table, whichever file it comes from; otherwise as `bin_tokenizer`."""
+    return _bpe_tokenizer(name, table.pieces, table.eot, spec)
 
 
 # ----- choosing one -------------------------------------------------------------------------------------------------

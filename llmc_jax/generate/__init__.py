@@ -1,0 +1,11 @@
+"""Asking a trained model: text that it goes on with, what it thinks of a text, a page to type into.
+
+model.py        a checkpoint of any format, opened: weights on the device, shape, tokenizer
+sampling.py     from logits to the next token: temperature, top-k, top-p, min-p, repetition penalty, random numbers
+engine.py       prefill, decode, and what happens at the model's last position
+text.py         tokens to text that can be printed: whole characters, stop strings
+llmc.py         llm.c's sampler, and its way of computing everything again for each token
+look.py         the probabilities that the model gives to a text; perplexity; the weights of attention
+
+Leaves out the model's own forward (models/gpt2/model.py, decode.py) and the command line (cli/generate.py).
+"""

@@ -1,0 +1,190 @@
+"""A checkpoint of any format as a model that can be asked: its weights on the device, its shape, its tokenizer.
+
+Leaves out the formats (checkpoint/sources.py) and what is asked.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from llmc_jax.checkpoint.hf_tokenizer import read_table
+from llmc_jax.checkpoint.llmc import dirty_rows, oddities
+from llmc_jax.checkpoint.reading import not_finite
+from llmc_jax.checkpoint.source import Source, slices_of
+from llmc_jax.checkpoint.sources import open_source
+from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.train import ATTENTIONS
+from llmc_jax.data.tokenizers import Choice, Tokenizer, load_tokenizer, table_tokenizer
+from llmc_jax.errors import FormatError, InputError
+from llmc_jax.machine.device import available_memory_bytes, first_device, gib
+from llmc_jax.models.gpt2.model import PLAIN, Execution
+from llmc_jax.models.gpt2.tensors import BY_NAME, Params, num_parameters, tensor_specs
+from llmc_jax.models.gpt2.work import COMPUTE_BYTES
+from llmc_jax.ops import attention as attention_ops
+from llmc_jax.ops.table import XLA
+
+RELU = Execution(
+    op=XLA._replace(
+        attention_forward=attention_ops.relu_attention_forward, attention_backward=attention_ops.relu_attention_backward
+    )
+)
+DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
+
+
+class Model(NamedTuple):
+    """A model that can be asked.
+
+    weights: the 16 tensors on the device, each in the dtype that the model computes in. Of the 12 with a layer axis
+    there is a tuple of L arrays: a program that takes a part of an array copies it first, and each token needs all.
+    end_of_text: the id that begins and ends a text.
+    """
+
+    path: Path
+    kind: str  # as Source.kind has it
+    step: int | None  # of training, where the format says it
+    config: ModelConfig
+    weights: Params
+    attention: str  # softmax or relu
+    tokenizer: Tokenizer | None
+    tokenizer_note: str  # where it comes from, or why there is none
+    end_of_text: int
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def dtype(self) -> str:
+        """Return what the model computes in: fp32, bf16 or fp16."""
+        return next(name for name, dtype in DTYPES.items() if self.weights.wte.dtype == dtype)
+
+    @property
+    def execution(self) -> Execution:
+        """Return how a whole text is computed: by XLA's operations.
+
+        The handwritten kernels would gain nothing for a few rows: whoever computes them, all weights must be read.
+        """
+        return RELU if self.attention == "relu" else PLAIN
+
+
+def open_model(
+    path: str | Path,
+    *,
+    dtype: str = "auto",
+    tokenizer: str = "auto",
+    attention: str = "auto",
+    step: int | None = None,
+    v2_order: str = "auto",
+) -> Model:
+    """Open a checkpoint of any format that `checkpoint.sources.open_source` knows, and put its weights on the device.
+
+    dtype: fp32, bf16 or fp16; auto: bf16 on a GPU, fp32 on a CPU. tokenizer: as for `load_tokenizer`; auto also looks
+    into a folder of Hugging Face's, and at what the run was started with. attention: softmax or relu; auto: as the
+    training state says it, otherwise softmax. step, v2_order: as for `open_source`.
+    Raises InputError (FormatError for bad bytes) if it cannot be opened, the tokenizer does not fit, or the weights
+    need more memory than the device has.
+    """
+    source = open_source(path, step=step, v2_order=v2_order)
+    if dtype == "auto":
+        dtype = "fp32" if first_device().platform == "cpu" else "bf16"
+    check_weights_fit(source, dtype)
+    choice = choose_tokenizer(source, tokenizer)
+    weights, warnings = read_weights(source, dtype)
+    return Model(
+        path=Path(path),
+        kind=source.kind,
+        step=source.step,
+        config=source.config,
+        weights=weights,
+        attention=attention_of(source, attention),
+        tokenizer=choice.tokenizer,
+        tokenizer_note=choice.note,
+        end_of_text=end_of_text(source, choice.tokenizer),
+        warnings=(*source.warnings, *warnings),
+    )
+
+
+def check_weights_fit(source: Source, dtype: str) -> None:
+    """Raise InputError where the weights alone need more memory than the device has."""
+    needed, available = num_parameters(source.config) * COMPUTE_BYTES[dtype], available_memory_bytes()
+    if available is not None and needed > available:
+        smaller = "; --dtype bf16 takes half of that" if dtype == "fp32" else ""
+        raise InputError(
+            f"{source.path}: the weights of this model need {gib(needed)} in {dtype}; this machine has "
+            f"{gib(available)}{smaller}"
+        )
+
+
+def read_weights(source: Source, dtype: str) -> tuple[Params, tuple[str, ...]]:
+    """Return the weights on the device, and warnings of what no sound checkpoint holds.
+
+    bf16 takes the 16-bit weights of a training state that has them: the run has computed with these.
+    """
+    group = "copy" if dtype == source.dtype != "fp32" and "copy" in source.groups else "params"
+    bad: dict[str, int] = {}
+    dirty = 0
+
+    def read(tensor: str, layer: int) -> jax.Array:
+        nonlocal dirty
+        values = source.read(group, tensor, layer)
+        bad[tensor] = bad.get(tensor, 0) + not_finite(values)
+        if tensor == "wte":
+            dirty = dirty_rows(values[source.config.vocab_size :])
+        return jnp.array(values, DTYPES[dtype])
+
+    tensors: dict[str, Any] = {}
+    for spec in tensor_specs(source.config):
+        layers = [read(piece.tensor, piece.layer) for piece in slices_of(spec)]
+        tensors[spec.name] = tuple(layers) if BY_NAME[spec.name].layered else layers[0]
+    return Params(**tensors), oddities(source.config, bad, dirty)
+
+
+def attention_of(source: Source, asked: str) -> str:
+    """Return the attention of a model: what its training state says, else what was asked for, else softmax.
+
+    Raises InputError where the two differ.
+    """
+    trained = source.opened.metadata.options.get("attention") if source.kind == "state" else None
+    if trained not in ATTENTIONS:
+        return "softmax" if asked == "auto" else asked
+    found = "relu" if ATTENTIONS[trained] == ATTENTIONS["relu"] else "softmax"
+    if asked not in ("auto", found):
+        raise InputError(f"{source.path}: was trained with {found} attention, not with {asked}; do not ask for another")
+    return found
+
+
+def choose_tokenizer(source: Source, spec: str) -> Choice:
+    """Return the tokenizer of a model; where none was asked for, one that is known to be its own.
+
+    Raises InputError where one was asked for that does not fit V.
+    """
+    V, folder = source.config.vocab_size, source.path if source.path.is_dir() else source.path.parent
+    if spec != "auto":
+        return load_tokenizer(spec, V)
+    if source.kind == "hugging-face" and (found := _hugging_face_tokenizer(folder, V)) is not None:
+        return found
+    trained = source.opened.metadata.options.get("tokenizer", "auto") if source.kind == "state" else "auto"
+    if trained not in ("auto", "none"):
+        try:
+            return load_tokenizer(str(trained), V)
+        except InputError:
+            pass  # a file that has gone since the run; V may still say which it was
+    return load_tokenizer("auto", V, (folder, folder.parent))
+
+
+def _hugging_face_tokenizer(folder: Path, vocab_size: int) -> Choice | None:
+    """Return the tokenizer of a folder of Hugging Face's; None where it has none that can be read and fits."""
+    try:
+        table = read_table(folder)
+    except FormatError:
+        return None
+    if len(table.pieces) != vocab_size:
+        return None
+    return Choice(table_tokenizer(folder.name, table, str(folder)), str(folder))
+
+
+def end_of_text(source: Source, tokenizer: Tokenizer | None) -> int:
+    """Return the id that begins and ends a text: the format's, else the tokenizer's, else the last of V."""
+    stored = None if source.special is None else source.special.eos
+    if isinstance(stored, int) and 0 <= stored < source.config.vocab_size:
+        return stored
+    return source.config.vocab_size - 1 if tokenizer is None else tokenizer.eot
