@@ -264,10 +264,16 @@ def commands(path: Path) -> list[list[str]]:
 def parsed(words: list[str]) -> Any:
     """A command's options, or None where it has none. Raises what the program does where it would refuse them."""
     from llmc_jax.cli import checkpoint, compare, convert, data, kernels
+    from llmc_jax.cli.main import COMMANDS
     from llmc_jax.cli.profile_flags import OWN
     from llmc_jax.config import flags
     from llmc_jax.config.flags import take_own
 
+    if words[:3] == ["python", "-m", "llmc_jax"]:
+        words = ["llmc-jax", *words[3:]]
+    if words[0] == "llmc-jax" and "".join(words[1:2]) in COMMANDS:
+        script = {"train": ["train.py"], "convert": ["convert_checkpoint.py"]}.get(words[1])
+        words = ["python", *(script or ["-m", f"llmc_jax.{words[1]}"]), *words[2:]]
     for start, parse in (
         (["python", "train.py"], flags.parse_args),
         (["llmc-jax"], flags.parse_args),

@@ -21,6 +21,7 @@ from llmc_jax.checkpoint.store import Entry
 from llmc_jax.cli.kit import print_json
 from llmc_jax.cli.parsers import Parser, add_json, run_command
 from llmc_jax.errors import ExitCode, InputError
+from llmc_jax.machine.jax_setup import typed
 
 SHOWN_ITEMS = 8  # of a list among the facts
 
@@ -29,13 +30,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status. Bad input is one line on standard error."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files that the terminal cannot show
-    return run_command("llmc_jax.checkpoint", make_parser(), argv)
+    return run_command(typed("llmc_jax.checkpoint"), make_parser(), argv)
 
 
 def make_parser() -> Parser:
     """Return the parser of its commands."""
     parser = Parser(
-        prog="python -m llmc_jax.checkpoint",
+        prog=typed("python -m llmc_jax.checkpoint"),
         description="Look into the checkpoints that training writes (folders like state_00000100 in the run folder).",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

@@ -14,6 +14,7 @@ from llmc_jax.compare import checkpoints, debug_state, live, logs
 from llmc_jax.compare.report import check_file
 from llmc_jax.errors import ExitCode
 from llmc_jax.files import plain, write_atomic
+from llmc_jax.machine.jax_setup import typed
 
 PROGRAM = "python -m llmc_jax.compare"
 SCREEN = "-"  # --json without a file: the JSON takes the tables' place on standard output
@@ -45,7 +46,7 @@ class _Parser(Parser):
 def make_parser() -> Parser:
     """Return the parser of its commands."""
     parser = _Parser(
-        prog=PROGRAM,
+        prog=typed(PROGRAM),
         description="Compare runs, programs and files with llm.c's, or with each other.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30),
     )
@@ -65,7 +66,7 @@ def make_parser() -> Parser:
 
 
 def _run(args: argparse.Namespace) -> int:
-    return exit_status(f"{PROGRAM} {args.command}", lambda: run(args))
+    return exit_status(f"{typed(PROGRAM)} {args.command}", lambda: run(args))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -90,4 +91,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: compared, and nothing differs by more than it may; 4: compared, and something does; 2: bad input, with one line
     on standard error.
     """
-    return run_command(PROGRAM, make_parser(), argv)
+    return run_command(typed(PROGRAM), make_parser(), argv)

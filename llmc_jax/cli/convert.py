@@ -27,8 +27,10 @@ from llmc_jax.config.model import GPT2_VOCAB
 from llmc_jax.data.tokenizers import Table, load_tokenizer, read_tokenizer_bin, write_tokenizer_bin
 from llmc_jax.errors import InputError
 from llmc_jax.files import refuse_existing
+from llmc_jax.machine.jax_setup import typed
 from llmc_jax.models.gpt2.tensors import num_parameters, tensor_specs
 
+PROGRAM = "convert_checkpoint.py"
 FORMATS = """\
 format                   what it is                                         read            written
 llm.c model              model_%08d.bin, gpt2_124M.bin                      versions 1-5    --to llmc: 3 fp32, 5 bf16
@@ -354,7 +356,7 @@ def debug_state(args: argparse.Namespace) -> None:
 def make_parser() -> Parser:
     """Return the parser of its commands."""
     parser = Parser(
-        prog="convert_checkpoint.py",
+        prog=typed(PROGRAM),
         description=DESCRIPTION,
         epilog=FORMATS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -414,4 +416,4 @@ def make_parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit status: 0 done, 2 bad input (one line on stderr), 130 stopped by Ctrl-C."""
-    return run_command("convert_checkpoint.py", make_parser(), argv)
+    return run_command(typed(PROGRAM), make_parser(), argv)

@@ -32,7 +32,7 @@ from llmc_jax.data.tokenizers import (
     write_tokenizer_bin,
 )
 from llmc_jax.errors import InputError
-from llmc_jax.machine.jax_setup import train_command
+from llmc_jax.machine.jax_setup import train_command, typed
 from llmc_jax.streams import print_error
 
 SMALL_SHARD = 64 * 1024 + 1  # B*T+1 of llm.c's run of GPT-2 124M
@@ -42,7 +42,7 @@ MEGABYTE = 1e6
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status. Bad input is one line on standard error."""
-    return run_command("llmc_jax.data", make_parser(), arguments)
+    return run_command(typed("llmc_jax.data"), make_parser(), arguments)
 
 
 # ----- options ------------------------------------------------------------------------------------------------------
@@ -50,10 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def make_parser() -> Parser:
     """Return the parser of its commands."""
+    program = typed("python -m llmc_jax.data")
     parser = Parser(
-        prog="python -m llmc_jax.data",
+        prog=program,
         description="Make the token files that training reads, and look into them.",
-        epilog="`python -m llmc_jax.data COMMAND --help` explains a command.",
+        epilog=f"`{program} COMMAND --help` explains a command.",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_prepare(commands)
@@ -384,8 +385,8 @@ def _progress(total: int) -> Iterator[Report]:
         yield report
 
 
-def program() -> int:
+def program(arguments: Sequence[str] | None = None) -> int:
     """Run the command line as a program of its own, and return the exit status."""
     # `kill` ends it as an exception, so that what is half-written goes away
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    return main()
+    return main(arguments)

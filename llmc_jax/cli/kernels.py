@@ -10,7 +10,7 @@ from llmc_jax.cli.kit import exit_status, own_flags
 from llmc_jax.config.flags import own, step_config, take_own
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import Findings
-from llmc_jax.machine.jax_setup import python_command
+from llmc_jax.machine.jax_setup import python_command, typed
 from llmc_jax.trials import known
 from llmc_jax.trials.known import Known
 
@@ -23,7 +23,7 @@ OWN = (
     own("--seconds", "N", 600, "with --measure: how long that may take"),  # it is in no hurry
     own("--clear", "", False, "forget all of it"),
 )  # fmt: skip
-HELP = f"""usage: {{python}} -m {PROGRAM} [--report | --clear | --measure [--seconds N] [flags of train.py]]
+HELP = """usage: {program} [--report | --clear | --measure [--seconds N] [flags of train.py]]
 
 Shows what was measured about the kernels on this machine's GPUs: which are correct, how fast they are, which run.
 train.py measures it when the GPU, the versions or the shapes are new; docs/kernels/check.md explains how.
@@ -117,7 +117,7 @@ def measure(words: Sequence[str], seconds: float) -> str:
 
 def _run(words: list[str]) -> None:
     if "--help" in words or "-h" in words:
-        print(HELP.format(python=python_command()) + "\n".join(own_flags(OWN)))
+        print(HELP.format(program=typed(f"{python_command()} -m {PROGRAM}")) + "\n".join(own_flags(OWN)))
         return
     given, rest = take_own(words, OWN)
     actions = [flag for flag in ACTIONS if getattr(given, flag[2:])]
@@ -140,4 +140,4 @@ def _run(words: list[str]) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    return exit_status(PROGRAM, lambda: _run(words))
+    return exit_status(typed(PROGRAM), lambda: _run(words))

@@ -4,10 +4,8 @@ Leaves out what a parent does (cluster/parent.py) and what a run does (run/loop.
 """
 
 import os
-import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import NoReturn
 
 from llmc_jax.cli.kit import exit_status
@@ -16,6 +14,7 @@ from llmc_jax.cluster.launchers import Member
 from llmc_jax.cluster.worker import ALONE, Group, joined
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import ExitCode
+from llmc_jax.machine.jax_setup import typed
 
 
 def begin(config: TrainConfig, notes: list[str], member: Member | None) -> int:
@@ -54,7 +53,7 @@ def in_group(group: Group, work: Callable[[], int]) -> NoReturn:
             raise
 
     try:
-        status = exit_status(Path(sys.argv[0]).name, tried)
+        status = exit_status(typed("train.py"), tried)
     except BaseException:  # a mistake of ours
         traceback.print_exc()
         status = 1

@@ -20,7 +20,7 @@ from llmc_jax.files import write_atomic
 from llmc_jax.kernels.plain import to_json
 from llmc_jax.machine.device import device_label, gib
 from llmc_jax.machine.gpus import GPUS, peak_flops
-from llmc_jax.machine.jax_setup import restart_with_huge_pages
+from llmc_jax.machine.jax_setup import restart_with_huge_pages, typed
 from llmc_jax.machine.target import Machine, machine_of
 from llmc_jax.models.gpt2 import memory as memory_of
 from llmc_jax.models.gpt2.tensors import num_parameters
@@ -337,7 +337,7 @@ def compare(words: list[str], own: SimpleNamespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
-    return exit_status(PROGRAM, lambda: _run(words))
+    return exit_status(typed(PROGRAM), lambda: _run(words))
 
 
 def _run(words: list[str]) -> int:
@@ -360,8 +360,8 @@ def _run(words: list[str]) -> int:
     return measure(config, own)
 
 
-def program() -> int:
+def program(argv: Sequence[str] | None = None) -> int:
     """Run the command line as a program of its own, and return the exit status."""
     if "--help" not in sys.argv and "--calculate" not in sys.argv:
         restart_with_huge_pages()
-    return main()
+    return main(argv)

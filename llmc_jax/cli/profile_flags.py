@@ -7,7 +7,7 @@ import textwrap
 
 from llmc_jax.cli.kit import WIDTH, examples, own_flags
 from llmc_jax.config.flags import own
-from llmc_jax.machine.jax_setup import python_command
+from llmc_jax.machine.jax_setup import python_command, typed
 
 PROGRAM = "llmc_jax.profile"
 
@@ -33,7 +33,8 @@ OWN = (
 
 def help_text() -> str:
     """Return what --help prints."""
-    lines = [f"usage: {python_command()} -m {PROGRAM} [flags of train.py] [flags below]", ""]
+    program = typed(f"{python_command()} -m {PROGRAM}")
+    lines = [f"usage: {program} [flags of train.py] [flags below]", ""]
     lines += textwrap.wrap(
         "Where a training step's time, memory and operations go. Takes train.py's flags for the model, the batch, the "
         "optimizer, precision and kernels (--preset -e -b -t -d -r --dtype --kernels --attention and so on; without "
@@ -41,7 +42,7 @@ def help_text() -> str:
     lines.append("")
     lines += own_flags(OWN)
     lines += examples(
-        (f"{python_command()} -m {PROGRAM} {words}", meaning)
+        (f"{program} {words}", meaning)
         for words, meaning in (
             ("-e d12 -b 4 -t 64", "the table of GPT-2 124M's step"),
             ("-e d12 -b 4 -t 64 --layers --picture layer.png --trace traces", "by layer, with a picture and the trace"),

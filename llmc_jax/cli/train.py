@@ -22,7 +22,7 @@ from llmc_jax.config.options import Option, show_value
 from llmc_jax.config.presets import PRESETS
 from llmc_jax.config.train import BY_NAME, OPTIONS, TrainConfig, differing
 from llmc_jax.errors import EXIT_MEANINGS, InputError
-from llmc_jax.machine.jax_setup import restart_with_huge_pages, train_command
+from llmc_jax.machine.jax_setup import restart_with_huge_pages, train_command, typed
 
 FLAG_COLUMN = 36
 NOT_YET = " (not built yet)"
@@ -39,21 +39,25 @@ EXAMPLES = (
 )
 
 
-def program() -> NoReturn:
-    """Run `python train.py` or the command `llmc-jax`. May start the process again (machine/jax_setup.py)."""
-    restart_with_huge_pages()
-    sys.exit(main())
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line (without the program's name; sys.argv's by default). Returns the exit status."""
+def program(argv: Sequence[str] | None = None, others: Sequence[tuple[str, str]] = ()) -> NoReturn:
+    """Run `python train.py` or `llmc-jax train`. May start the process again (machine/jax_setup.py)."""
     words = sys.argv[1:] if argv is None else argv
-    program = "llmc-jax" if Path(sys.argv[0]).stem == "llmc-jax" else "train.py"
-    return exit_status(program, lambda: _run(words))
+    if not any(flag in words for about in SHOW_ALONE for flag in about.flags):
+        restart_with_huge_pages()
+    sys.exit(main(words, others))
 
 
-def _run(words: Sequence[str]) -> int | None:
-    texts = {"--help": help_text, "--help-markdown": flags_markdown, "--version": _versions}
+def main(argv: Sequence[str] | None = None, others: Sequence[tuple[str, str]] = ()) -> int:
+    """Run the command line (without the program's name; sys.argv's by default). Returns the exit status.
+
+    others: the subcommands beside this one, and what each is for, where `--help` is to list them.
+    """
+    words = sys.argv[1:] if argv is None else argv
+    return exit_status(typed("train.py"), lambda: _run(words, others))
+
+
+def _run(words: Sequence[str], others: Sequence[tuple[str, str]] = ()) -> int | None:
+    texts = {"--help": lambda: help_text(others), "--help-markdown": flags_markdown, "--version": _versions}
     shown = next((word for word in words if word in texts), None)
     if shown:
         print(texts[shown]())
@@ -112,15 +116,21 @@ def _what_was_taken(place: Path, config: TrainConfig, before: TrainConfig, merge
     return [f"-y 1: options as in {place}" + (f", changed by flags: {changed}" if changed else "")]
 
 
-def help_text() -> str:
-    """Return what `--help` prints: every option in its group, the presets, the exit statuses and examples."""
-    program = train_command()
+def help_text(others: Sequence[tuple[str, str]] = ()) -> str:
+    """Return what `--help` prints: every option in its group, the presets, the exit statuses and examples.
+
+    others: the subcommands that stand beside training, and what each is for.
+    """
+    program = typed(train_command())
     lines = [f"usage: {program} [flag value ...]", ""]
     lines += textwrap.wrap(
         "Trains a GPT-2. Without any flag it runs the demo; with flags, llm.c's defaults hold unless --preset names "
         "other ones. Flags are those of llm.c's train_gpt2cu, each with a long name beside it.",
         WIDTH,
     )
+    if others:
+        lines += ["", f"Subcommands ({program} NAME --help explains one):"]
+        lines += [line for name, meaning in others for line in two_columns(name, meaning, FLAG_COLUMN)]
     for group, members in GROUPS.items():
         lines += ["", f"{group}:", *(line for about in members for line in option_lines(about, FLAG_COLUMN))]
     presets = [(name, preset.description) for name, preset in PRESETS.items()]

@@ -44,12 +44,26 @@ def python_command() -> str:
     return "python"
 
 
+def one_command() -> str:
+    """Return how the command of all programs was typed, if that is what runs: `llmc-jax`, `python -m llmc_jax`."""
+    place = Path(sys.argv[0])
+    if place.stem == "llmc-jax":
+        return "llmc-jax"
+    return "python -m llmc_jax" if place.parts[-2:] == ("llmc_jax", "__main__.py") else ""
+
+
+def typed(own: str) -> str:
+    """Return how the program that runs was typed: `llmc-jax convert`, or by its own name."""
+    command, first = one_command(), "".join(sys.argv[1:2])
+    subcommand = "" if first.startswith("-") else first
+    return f"{command} {subcommand}".strip() if command else own
+
+
 def train_command() -> str:
     """Return how one types the training program: `llmc-jax` where it is installed, else train.py with its Python."""
     in_repository = Path(__file__).resolve().parents[2].joinpath("train.py").exists()
-    if Path(sys.argv[0]).stem == "llmc-jax" or not in_repository:
-        return "llmc-jax"
-    return f"{python_command()} train.py"
+    command = one_command() or ("python train.py" if in_repository else "llmc-jax")
+    return command.replace("python", python_command(), 1)
 
 
 def restart_with_huge_pages() -> None:

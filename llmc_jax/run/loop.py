@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -63,7 +62,7 @@ def run(config: TrainConfig, notes: list[str], group: Group = ALONE) -> ExitCode
     if outcome.problem is not None:
         raise outcome.problem
     if outcome.code == ExitCode.STOPPED and output.reader_left:
-        print_error(f"{Path(sys.argv[0]).name}: stopped, because nothing reads the output any more")
+        print_error(f"{jax_setup.typed('train.py')}: stopped, because nothing reads the output any more")
     elif outcome.code == ExitCode.STOPPED and output.error is not None:
         raise InputError(f"standard output: cannot be written ({output.error.strerror}); the run was stopped")
     return outcome.code

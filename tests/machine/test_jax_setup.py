@@ -50,6 +50,8 @@ def test_the_command_in_hints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert jax_setup.train_command() == "python train.py"
     monkeypatch.setattr(sys, "argv", ["/usr/bin/llmc-jax"])
     assert jax_setup.train_command() == "llmc-jax"
+    monkeypatch.setattr(sys, "argv", ["/elsewhere/llmc_jax/__main__.py"])
+    assert jax_setup.train_command() == "python -m llmc_jax"
     monkeypatch.setattr(sys, "argv", ["__main__.py"])
     monkeypatch.setattr(jax_setup, "__file__", str(tmp_path / "site-packages/llmc_jax/machine/jax_setup.py"))
     assert jax_setup.train_command() == "llmc-jax"  # installed: there is no train.py

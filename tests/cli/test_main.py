@@ -1,0 +1,112 @@
+"""One command for all programs: which one a first word runs, and what each calls itself."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from llmc_jax.cli import train
+from llmc_jax.cli.main import COMMANDS, main
+from llmc_jax.machine.jax_setup import typed
+
+ROOT = Path(__file__).resolve().parents[2]
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run `llmc-jax` with words, and return the exit status. A restart would start pytest again."""
+    monkeypatch.setenv("LLMC_JAX_NO_RESTART", "1")
+
+    def run(*words: str, program: str = "/usr/bin/llmc-jax") -> int:
+        monkeypatch.setattr(sys, "argv", [program, *words])
+        try:
+            return main()
+        except SystemExit as end:
+            assert isinstance(end.code, int)
+            return end.code
+
+    return run
+
+
+BUILT = [name for name in COMMANDS if find_spec(f"llmc_jax.cli.{name}")]
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_each_explains_itself_by_the_name_that_was_typed(
+    name: str, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(name, "--help") == 0
+    assert capsys.readouterr().out.startswith(f"usage: llmc-jax {name} [")
+
+
+@pytest.mark.parametrize(
+    ("words", "begin"),
+    [
+        (["-b", "0"], "llmc-jax: -b 0: "),
+        (["train", "-b", "0"], "llmc-jax train: -b 0: "),
+        (["convert", "inspect", "/none.bin"], "llmc-jax convert: /none.bin: "),
+        (["checkpoint", "verify", "/none"], "llmc-jax checkpoint: /none: "),
+        (["compare", "logs", "a.log"], "llmc-jax compare logs: "),
+        (["data", "inspect", "/none.bin"], "llmc-jax data: inspect /none.bin: "),
+        (["kernels", "--nonsense"], "llmc-jax kernels: --nonsense: "),
+        (["profile", "--nonsense"], "llmc-jax profile: --nonsense: "),
+    ],
+)
+def test_messages_begin_with_what_was_typed(
+    words: list[str], begin: str, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(begin)
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [("trian", "train"), ("checkpoints", "checkpoint"), ("conver", "convert"), ("zzz", None), ("", None)],
+)
+def test_another_word_is_one_line_that_names_the_subcommands(
+    word: str, near: str | None, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(word, "-b", "4") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("llmc-jax: ") and ", ".join(COMMANDS) in line
+    assert (f"did you mean {near}?" in line) == (near is not None)
+
+
+def test_help_lists_the_subcommands_only_where_none_was_given(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    def listed(*words: str) -> bool:
+        assert run(*words) == 0
+        text = capsys.readouterr().out
+        found = {name for name in COMMANDS if f"\n  {name} " in text}
+        assert found in (set(), set(COMMANDS)) and max(map(len, text.splitlines())) <= 100
+        return bool(found)
+
+    assert listed("--help") and listed("-e", "d12", "--help")
+    assert not listed("train", "--help")
+
+
+def test_training_starts_again_with_huge_pages_and_what_is_shown_does_not(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    restarts: list[int] = []
+    monkeypatch.setattr(train, "restart_with_huge_pages", lambda: restarts.append(1))
+    for count, words in enumerate([("-b", "0"), ("train", "-b", "0"), ("train", "-x", "no")], start=1):
+        assert (run(*words), len(restarts)) == (2, count)
+    assert (run("train", "--help"), len(restarts)) == (0, 3)
+
+
+def test_the_package_runs_as_the_command() -> None:
+    command = [sys.executable, "-m", "llmc_jax", "train", "-b", "0"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "python -m llmc_jax train: -b 0: batch size must be at least 1\n"
+
+
+def test_programs_of_their_own_keep_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in ("train.py", "/lib/llmc_jax/data/__main__.py", "-c", ""):
+        monkeypatch.setattr(sys, "argv", [place, "prepare"])
+        assert typed("llmc_jax.data") == "llmc_jax.data"
