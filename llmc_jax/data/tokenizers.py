@@ -389,5 +389,9 @@ def sample_text(tokenizer: Tokenizer | None, ids: Iterable[int]) -> str:
     """
     if tokenizer is None:
         return "".join(f"{token} " for token in ids)
-    text = tokenizer.decode(ids).decode(errors="replace")
+    return printable(tokenizer.decode(ids).decode(errors="replace"))
+
+
+def printable(text: str) -> str:
+    """Return a text without the control characters that could move a terminal's cursor or change its colours."""
     return "".join(c for c in text if c in "\t\n" or not (c < " " or "\x7f" <= c < "\xa0"))

@@ -119,6 +119,67 @@ def relu_attention_backward(
     return _backward(dout, qkv, att, lambda datt: jnp.where(mask & (score > 0), datt, 0), num_heads)
 
 
+def attention_step_forward(
+    qkv: jax.Array, keys: jax.Array, values: jax.Array, position: jax.Array, num_heads: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Causal attention of one position over itself and those before it, whose keys and values are in a cache.
+
+    qkv (B, 3C) is of the position, a scalar below S; keys and values (B NH, S, HS) are of all positions before it, and
+    what stands behind it does not matter. Returns out (B, C) as row `position` of `attention_forward` is, and keys and
+    values with the position's own.
+    """
+    return _step(qkv, keys, values, position, num_heads, _softmax_of_row)
+
+
+def relu_attention_step_forward(
+    qkv: jax.Array, keys: jax.Array, values: jax.Array, position: jax.Array, num_heads: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`attention_step_forward` with the weights of `relu_attention_forward`."""
+    return _step(qkv, keys, values, position, num_heads, lambda score, mask: jnp.where(mask, jax.nn.relu(score), 0))
+
+
+def keys_and_values(qkv: jax.Array, num_heads: int, size: int) -> tuple[jax.Array, jax.Array]:
+    """Return the cache (B NH, S, HS) of keys, and that of values, from packed qkv (B, T, 3C): T positions, then zeros.
+
+    size: S, at least T.
+    """
+    _, k, v = _split_heads(qkv, num_heads)  # (B, NH, T, HS) each
+    B, NH, T, HS = k.shape
+    behind = ((0, 0), (0, size - T), (0, 0))
+    return jnp.pad(k.reshape(B * NH, T, HS), behind), jnp.pad(v.reshape(B * NH, T, HS), behind)
+
+
+def _softmax_of_row(score: jax.Array, mask: jax.Array) -> jax.Array:
+    score = jnp.where(mask, score, -jnp.inf)
+    weight = jnp.exp(score - jnp.max(score, axis=-1, keepdims=True))
+    return weight / jnp.sum(weight, axis=-1, keepdims=True)
+
+
+def _step(
+    qkv: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    position: jax.Array,
+    num_heads: int,
+    weights: Callable[[jax.Array, jax.Array], jax.Array],
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """One position of attention with any weights: weights(score (B NH, S), mask (S,)), 0 where masked.
+
+    One batch axis of B NH heads, and each product by itself behind a barrier: XLA's CPU compiler reads the cache many
+    times slower otherwise (benchmarks/results/generate.md).
+    """
+    pinned = jax.lax.optimization_barrier
+    (BNH, S, HS), wide = keys.shape, jnp.promote_types(qkv.dtype, jnp.float32)
+    q, k, v = (x.reshape(BNH, 1, HS) for x in jnp.split(qkv, 3, axis=-1))
+    place = (0, position, 0)
+    keys, values = jax.lax.dynamic_update_slice(keys, k, place), jax.lax.dynamic_update_slice(values, v, place)
+    keys, values = pinned((keys, values))
+    score = pinned(jnp.einsum("nh,nsh->ns", q[:, 0], keys, preferred_element_type=wide)) * (1.0 / math.sqrt(HS))
+    att = pinned(weights(score, jnp.arange(S) <= position).astype(qkv.dtype))  # (B NH, S)
+    out = jnp.einsum("ns,nsh->nh", att, values, preferred_element_type=wide)  # (B NH, HS)
+    return pinned(out.astype(qkv.dtype).reshape(-1, num_heads * HS)), keys, values
+
+
 def _scores(q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Scores (B, NH, T, T) in at least float32, and the mask (T, T): row t sees columns u <= t."""
     T, HS = q.shape[-2:]

@@ -1,0 +1,261 @@
+"""Text that a model goes on with: prefill, decode and draw, over and over, one step ahead of who reads it.
+
+The next step is begun on the device before the last one's tokens are read, so a GPU never waits. Past the model's last
+position the oldest half of the text is dropped and the rest prefilled anew (models/gpt2/decode.py says why).
+Leaves out how a token is drawn (sampling.py), and printing.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from llmc_jax.config.model import ModelConfig
+from llmc_jax.errors import InputError
+from llmc_jax.generate.model import Model
+from llmc_jax.generate.sampling import Draws, Numbers, Sampling, Steps, check, draw, numbers_of, steps_of
+from llmc_jax.generate.text import TextStream
+from llmc_jax.machine.device import available_memory_bytes, gib
+from llmc_jax.models.gpt2 import decode as gpt2_decode
+from llmc_jax.models.gpt2.decode import Cache, cache_bytes, repeated
+from llmc_jax.models.gpt2.model import Execution
+from llmc_jax.models.gpt2.tensors import Params
+from llmc_jax.models.gpt2.work import COMPUTE_BYTES
+
+SMALLEST_PROMPT, SMALLEST_CACHE = 16, 64  # positions: shorter ones share a program
+
+
+class Request(NamedTuple):
+    """What is wanted of a model."""
+
+    prompt: tuple[int, ...]  # ids; empty: the end-of-text token alone, after which a text begins
+    tokens: int  # new ones of each sample, at most
+    samples: int = 1
+    sampling: Sampling = Sampling()
+    stops: tuple[str, ...] = ()  # a sample ends before the first of these
+    ignore_end: bool = False  # go on after the end-of-text token
+    exact: bool = False  # one sample after the other, so that their number cannot change a bit
+    candidates: int = 0  # how many of the likeliest tokens come with each drawn one
+
+
+class Drawn(NamedTuple):
+    """One new token of one sample."""
+
+    sample: int
+    position: int  # 0: the first new token of the sample
+    token: int
+    logprob: float  # natural, of the model's own distribution: temperature 1, nothing filtered
+    candidates: tuple[tuple[int, float], ...]  # ids and their logprobs, the likeliest first
+    text: str  # what this token lets out: whole characters, nothing that may begin a stop string
+    end: str  # why the sample ends here: end of text, stop, length; empty where it goes on
+
+
+class Dropped(NamedTuple):
+    """The model's last position was used: the oldest tokens are dropped, and the others prefilled at the front."""
+
+    position: int  # of the next new token
+    kept: int  # tokens of the text that the model still sees
+
+
+class _State(NamedTuple):
+    """A batch of samples on the device between two steps."""
+
+    draws: Draws
+    cache: Cache
+    seen: jax.Array | None
+
+
+def generate(model: Model, request: Request) -> Iterator[Drawn | Dropped]:
+    """Yield the new tokens: position by position, and at each position sample by sample.
+
+    Closing the iterator stops it. Raises InputError for what cannot be asked, and where the memory is too small.
+    """
+    check_request(model, request)
+    samples = range(request.samples)
+    batches = [[sample] for sample in samples] if request.exact else [list(samples)]
+
+    def all_of_them() -> Iterator[Drawn | Dropped]:
+        for batch in batches:
+            yield from _generate(model, request, batch)
+
+    return all_of_them()
+
+
+def check_request(model: Model, request: Request) -> None:
+    """Raise InputError for what cannot be asked of this model, or does not fit in its device's memory."""
+    check(request.sampling)
+    V = model.config.vocab_size
+    for name, value in (("--tokens", request.tokens), ("--samples", request.samples)):
+        if value < 1:
+            raise InputError(f"{name} {value}: it must be at least 1")
+    if not 0 <= request.candidates <= V:
+        raise InputError(f"{request.candidates} candidates: it must be from 0 to V={V}")
+    if (bad := next((token for token in request.prompt if not 0 <= token < V), None)) is not None:
+        raise InputError(f"the prompt has the id {bad}; this model has ids 0 to {V - 1}")
+    if "" in request.stops:
+        raise InputError("--stop: a stop string must not be empty")
+    needed, available = memory_bytes(model, request), available_memory_bytes()
+    if available is not None and needed > available:
+        raise InputError(
+            f"{model.path}: {request.samples} samples of {request.tokens} tokens need at least {gib(needed)} in "
+            f"{model.dtype}; this machine has {gib(available)}; lower --samples, or write --exact"
+        )
+
+
+def memory_bytes(model: Model, request: Request) -> int:
+    """Return the bytes that a request needs at least: weights, keys and values, and what a prefill holds at a time."""
+    config, element = model.config, COMPUTE_BYTES[model.dtype]
+    size, texts = cache_size(config, request), 1 if request.exact else request.samples
+    again = len(request.prompt) + request.tokens > config.max_seq_len  # then all texts are prefilled together
+    rows = (texts if again else 1) * prompt_size(config, min(len(request.prompt) or 1, config.max_seq_len))
+    head = 3 * texts * config.vocab_size * 4
+    weights = sum(array.nbytes for array in jax.tree.leaves(model.weights))
+    return weights + cache_bytes(config, texts, size, element) + rows * 12 * config.channels * element + head
+
+
+def _power(length: int, smallest: int, largest: int) -> int:
+    return min(max(smallest, 1 << (length - 1).bit_length()), largest)
+
+
+def prompt_size(config: ModelConfig, length: int) -> int:
+    """Return the positions that a prefill of a length is compiled for: a power of two, or all that the model has."""
+    return _power(length, SMALLEST_PROMPT, config.max_seq_len)
+
+
+def cache_size(config: ModelConfig, request: Request) -> int:
+    """Return the positions that a request's cache has room for: a power of two, or all that the model has."""
+    return _power((len(request.prompt) or 1) + request.tokens, SMALLEST_CACHE, config.max_seq_len)
+
+
+def kept_after_drop(config: ModelConfig) -> int:
+    """Return how many tokens the model still sees after the oldest half was dropped."""
+    return config.max_seq_len - config.max_seq_len // 2
+
+
+def window(text: Sequence[int], config: ModelConfig) -> Sequence[int]:
+    """Return the end of a text that the model sees: all of it, or where that is too long its newest half of T."""
+    return text if len(text) <= config.max_seq_len else text[len(text) - kept_after_drop(config) :]
+
+
+@partial(jax.jit, static_argnames=("size", "config", "execution", "texts"))
+def _prefill(
+    weights: Params,
+    tokens: jax.Array,
+    length: jax.Array,
+    size: int,
+    config: ModelConfig,
+    execution: Execution,
+    texts: int,
+) -> tuple[jax.Array, Cache]:
+    """Prefill, and repeat a single text for all samples that begin with it."""
+    logits, cache = gpt2_decode.prefill(weights, tokens, length, size, config, execution)
+    if tokens.shape[0] == texts:
+        return logits, cache
+    return jnp.tile(logits, (texts, 1)), repeated(cache, texts)
+
+
+@partial(jax.jit, static_argnames=("config", "attention"), donate_argnames=("cache",))
+def _decode(
+    weights: Params, tokens: jax.Array, position: jax.Array, cache: Cache, config: ModelConfig, attention: str
+) -> tuple[jax.Array, Cache]:
+    return gpt2_decode.decode(weights, tokens, position, cache, config, attention)
+
+
+class _Batch(NamedTuple):
+    """What does not change while samples are generated together."""
+
+    model: Model
+    samples: np.ndarray  # (B,) int32, their numbers
+    size: int  # of the cache
+    numbers: Numbers
+    steps: Steps
+
+    def prefilled(self, texts: Sequence[Sequence[int]], position: int, seen: jax.Array | None) -> _State:
+        """Begin with texts of one length, one for all samples or one for each, and draw the token at a position."""
+        model = self.model
+        length = len(texts[0])
+        tokens = np.zeros((len(texts), prompt_size(model.config, length)), np.int32)
+        tokens[:, :length] = texts
+        logits, cache = _prefill(
+            model.weights, tokens, np.int32(length), self.size, model.config, model.execution, len(self.samples)
+        )
+        return self._drawn(logits, cache, position, seen)
+
+    def decoded(self, before: _State, place: int, position: int) -> _State:
+        """Put the last draws at a place of the window, and draw the token at the next position of the text."""
+        model = self.model
+        tokens = before.draws.tokens
+        logits, cache = _decode(model.weights, tokens, np.int32(place), before.cache, model.config, model.attention)
+        return self._drawn(logits, cache, position, before.seen)
+
+    def _drawn(self, logits: jax.Array, cache: Cache, position: int, seen: jax.Array | None) -> _State:
+        draws, seen = draw(logits, seen, self.samples, np.int32(position), self.numbers, self.steps)
+        return _State(draws, cache, seen)
+
+
+def _generate(model: Model, request: Request, samples: list[int]) -> Iterator[Drawn | Dropped]:
+    """Yield the new tokens of samples that are computed together."""
+    sampling, config = request.sampling, model.config
+    batch = _Batch(
+        model, np.array(samples, np.int32), cache_size(config, request), numbers_of(sampling),
+        steps_of(sampling, request.candidates),
+    )  # fmt: skip
+    prompt = list(request.prompt) or [model.end_of_text]
+    texts = [list(prompt) for _ in samples]
+    running = {row: TextStream(model.tokenizer, request.stops) for row in range(len(samples))}
+    seen = _seen(prompt, len(samples), config) if sampling.repetition_penalty != 1 else None
+    begin = list(window(prompt, config))
+    if len(begin) < len(prompt):
+        yield Dropped(0, len(begin))
+    state, length = batch.prefilled([begin], len(prompt), seen), len(begin)
+    for position in range(request.tokens):
+        draws, last = state.draws, position + 1 == request.tokens
+        room = length < config.max_seq_len
+        if room and not last:  # begun before its input is read
+            state, length = batch.decoded(state, length, len(prompt) + position + 1), length + 1
+        for row in set(range(len(samples))) - set(running):  # ended: any token will do
+            texts[row].append(model.end_of_text)
+        for row, drawn in _read(draws, running, samples, position, model, request, last):
+            texts[row].append(drawn.token)
+            yield drawn
+        if not running:
+            return
+        if not room:
+            begun = [window(text, config) for text in texts]
+            length = len(begun[0])
+            yield Dropped(position + 1, length)
+            state = batch.prefilled(begun, len(prompt) + position + 1, state.seen)
+
+
+def _seen(prompt: Sequence[int], rows: int, config: ModelConfig) -> jax.Array:
+    """Return which tokens stand in the prompt, (B, V) bool."""
+    found = np.zeros((rows, config.vocab_size), bool)
+    found[:, list(prompt)] = True
+    return jnp.asarray(found)
+
+
+def _read(
+    draws: Draws,
+    running: dict[int, TextStream],
+    samples: list[int],
+    position: int,
+    model: Model,
+    request: Request,
+    last: bool,
+) -> Iterator[tuple[int, Drawn]]:
+    """Yield the rows that still run and what was drawn for them; those that end here no longer run then."""
+    found = jax.device_get(draws)
+    for row in list(running):
+        token, stream = int(found.tokens[row]), running[row]
+        end = "end of text" if token == model.end_of_text and not request.ignore_end else ""
+        text = "" if end else stream.add(token)
+        end = end or ("stop" if stream.stopped else "length" if last else "")
+        if end:
+            text += stream.finish()
+            end = "stop" if stream.stopped else end
+            del running[row]
+        best: Any = zip(found.candidates[row].tolist(), found.candidate_logprobs[row].tolist(), strict=True)
+        yield row, Drawn(samples[row], position, token, float(found.logprobs[row]), tuple(best), text, end)

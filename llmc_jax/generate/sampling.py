@@ -1,0 +1,174 @@
+"""From logits to the next token, on the device.
+
+In this order, each step on what the one before has left:
+
+    repetition penalty   the logit of each token that stands in the text is divided by it where positive, else
+                         multiplied (Keskar et al., CTRL, 2019)
+    temperature          logits / temperature; 0: the largest is taken, and nothing below counts
+    top-k                the k largest (Fan et al., 2018)
+    top-p                the fewest of the likeliest that have p of the probability (Holtzman et al., 2020)
+    min-p                those that have min-p of the likeliest's probability (Nguyen et al., 2024)
+    draw                 one of what is left, by its share: the first whose cumulative share exceeds a number in [0, 1)
+
+The number is a function of the seed, the sample and the position in the text, and of nothing else: not of how many
+samples are drawn together. Where tokens are equally likely at the edge of top-k or top-p, all of them are kept.
+Leaves out llm.c's sampler (llmc.py).
+"""
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from llmc_jax.errors import InputError
+
+
+class Sampling(NamedTuple):
+    """How the next token is drawn. The defaults draw from the model's own distribution."""
+
+    temperature: float = 1.0  # 0: greedy
+    top_k: int = 0  # 0: all
+    top_p: float = 1.0  # 1: all
+    min_p: float = 0.0  # 0: all
+    repetition_penalty: float = 1.0  # 1: none
+    seed: int = 1337
+
+
+RANGES = {
+    "temperature": ("a number from 0 on", lambda value: 0 <= value < math.inf),
+    "top_k": ("0 (all) or more", lambda value: value >= 0),
+    "top_p": ("above 0 and at most 1", lambda value: 0 < value <= 1),
+    "min_p": ("from 0 to 1", lambda value: 0 <= value <= 1),
+    "repetition_penalty": ("a number above 0; 1 is none", lambda value: 0 < value < math.inf),
+    "seed": ("a whole number from 0 to 2^64 - 1", lambda value: 0 <= value < 1 << 64),
+}
+
+
+def check(sampling: Sampling) -> None:
+    """Raise InputError for a value that cannot be, named as its flag is."""
+    for name, value in sampling._asdict().items():
+        words, allowed = RANGES[name]
+        if not allowed(value):
+            raise InputError(f"--{name.replace('_', '-')} {value}: it must be {words}")
+
+
+class Numbers(NamedTuple):
+    """What of the sampling is traced: another value needs no new compilation."""
+
+    temperature: Any
+    top_k: Any
+    top_p: Any
+    min_p: Any
+    repetition_penalty: Any
+    key: Any  # (2,) uint32, of threefry2x32
+
+
+class Steps(NamedTuple):
+    """Which steps there are. Static."""
+
+    greedy: bool
+    top_k: bool
+    top_p: bool
+    min_p: bool
+    candidates: int  # of the likeliest tokens, how many are reported
+
+
+class Draws(NamedTuple):
+    """What was drawn for B samples. Logarithms are natural, of the model's own distribution: nothing filtered."""
+
+    tokens: jax.Array  # (B,) int32
+    logprobs: jax.Array  # (B,) float32
+    candidates: jax.Array  # (B, K) int32, the likeliest first
+    candidate_logprobs: jax.Array  # (B, K) float32
+
+
+def numbers_of(sampling: Sampling) -> Numbers:
+    """Return the traced numbers."""
+    key = np.array([sampling.seed >> 32, sampling.seed & 0xFFFFFFFF], np.uint32)
+    return Numbers(
+        temperature=np.float32(sampling.temperature or 1),
+        top_k=np.float32(sampling.top_k),
+        top_p=np.float32(sampling.top_p),
+        min_p=np.float32(sampling.min_p),
+        repetition_penalty=np.float32(sampling.repetition_penalty),
+        key=key,
+    )
+
+
+def steps_of(sampling: Sampling, candidates: int) -> Steps:
+    """Return which steps a sampling takes."""
+    greedy = sampling.temperature == 0
+    return Steps(greedy, sampling.top_k > 0, sampling.top_p < 1, sampling.min_p > 0, candidates)
+
+
+@partial(jax.jit, static_argnames=("steps",), donate_argnames=("seen",))
+def draw(
+    logits: jax.Array, seen: jax.Array | None, samples: jax.Array, position: jax.Array, numbers: Numbers, steps: Steps
+) -> tuple[Draws, jax.Array | None]:
+    """Draw the token at a position of each of B samples.
+
+    logits (B, V) in float32; seen (B, V): which tokens stand in each text, None without a repetition penalty; samples
+    (B,) int32: their numbers; position: a scalar. Returns also `seen` with what was drawn.
+    """
+    own = jax.nn.log_softmax(logits, axis=-1)  # (B, V)
+    tokens = _drawn(logits, seen, samples, position, numbers, steps)  # (B,)
+    rows = jnp.arange(logits.shape[0])
+    best = jax.lax.top_k(own, steps.candidates)
+    draws = Draws(tokens, own[rows, tokens], best[1].astype(jnp.int32), best[0])
+    return draws, None if seen is None else seen.at[rows, tokens].set(True)
+
+
+def _drawn(
+    logits: jax.Array, seen: jax.Array | None, samples: jax.Array, position: jax.Array, numbers: Numbers, steps: Steps
+) -> jax.Array:
+    if seen is not None:
+        penalty = numbers.repetition_penalty
+        logits = jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
+    if steps.greedy:
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    weights = filtered(logits / numbers.temperature, numbers, steps)  # (B, V)
+    coins = jax.vmap(coin, in_axes=(None, 0, None))(numbers.key, samples, position)  # (B,)
+    cumulative = jnp.cumsum(weights, axis=-1)  # (B, V)
+    # What XLA sums side by side need not grow everywhere, so a token without weight is ruled out by itself.
+    past = (cumulative > (coins * cumulative[:, -1])[:, None]) & (weights > 0)
+    last = weights.shape[-1] - 1 - jnp.argmax(weights[:, ::-1] > 0, axis=-1)
+    return jnp.where(past.any(axis=-1), jnp.argmax(past, axis=-1), last).astype(jnp.int32)
+
+
+def coin(key: jax.Array, sample: jax.Array, position: jax.Array) -> jax.Array:
+    """Return a number, uniform in [0, 1) with 24 bits, that belongs to a seed, a sample and a position."""
+    of_seed = jax.random.wrap_key_data(key, impl="threefry2x32")
+    bits = jax.random.bits(jax.random.fold_in(jax.random.fold_in(of_seed, sample), position), dtype=jnp.uint32)
+    return (bits >> 8).astype(jnp.float32) * jnp.float32(2**-24)
+
+
+def filtered(logits: jax.Array, numbers: Numbers, steps: Steps) -> jax.Array:
+    """Return weights (B, V) in proportion to the probabilities, 0 where top-k, top-p or min-p leave a token out."""
+    weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))  # the likeliest has 1
+    if steps.top_k:
+        weights = _at_least(weights, jnp.ones_like(weights), numbers.top_k)
+    if steps.top_p:
+        weights = _at_least(weights, weights, numbers.top_p * jnp.sum(weights, axis=-1, keepdims=True))
+    if steps.min_p:
+        weights = jnp.where(weights >= numbers.min_p, weights, 0)
+    return weights
+
+
+def _at_least(weights: jax.Array, counts: jax.Array, wanted: jax.Array) -> jax.Array:
+    """Return the weights (B, V) with the smallest set to 0, such that the counts of the others still reach `wanted`.
+
+    Where all counts together do not, all are kept. The bits of a float that is not negative are ordered as it is, so
+    the limit is found bit by bit: 31 sums over V, where a sort of V would take longer on a CPU.
+    """
+    bits = jax.lax.bitcast_convert_type(weights, jnp.int32)
+
+    def try_bit(i: jax.Array, limit: jax.Array) -> jax.Array:
+        higher = limit | jnp.left_shift(jnp.int32(1), 30 - i)
+        reached = jnp.sum(jnp.where(bits >= higher, counts, 0), axis=-1, keepdims=True) >= wanted
+        return jnp.where(reached, higher, limit)
+
+    limit = jax.lax.fori_loop(0, 31, try_bit, jnp.zeros((weights.shape[0], 1), jnp.int32))
+    return jnp.where(bits >= limit, weights, 0)

@@ -1,0 +1,51 @@
+"""Tokens to text that can be shown as they come: whole characters only, and nothing that may begin a stop string.
+
+Leaves out control characters, which a terminal must not be sent (data/tokenizers.py, `printable`).
+"""
+
+import codecs
+
+from llmc_jax.data.tokenizers import Tokenizer
+
+
+class TextStream:
+    """The text of one sample. Without a tokenizer the ids themselves, a space behind each."""
+
+    def __init__(self, tokenizer: Tokenizer | None, stops: tuple[str, ...] = ()) -> None:
+        """Begin a text. stops: it ends before the first of these, which are not empty."""
+        self._pieces = None if tokenizer is None else tokenizer.pieces
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stops = stops
+        self._held = ""  # decoded and not let out: it may be the beginning of a stop string
+        self.stopped = False  # a stop string has come
+
+    def add(self, token: int) -> str:
+        """Return the text that is certain after one more token; bytes that are not UTF-8 become U+FFFD."""
+        if self._pieces is None:
+            return self._out(f"{token} ")
+        return self._out(self._decoder.decode(self._pieces[token] if token < len(self._pieces) else b""))
+
+    def finish(self) -> str:
+        """Return what was held back, at the end of the text: half a character becomes U+FFFD."""
+        if self.stopped:
+            return ""
+        text = self._out(self._decoder.decode(b"", final=True))
+        rest, self._held = self._held, ""
+        return text + ("" if self.stopped else rest)
+
+    def _out(self, text: str) -> str:
+        self._held += text
+        places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        if places:
+            self.stopped = True
+            text, self._held = self._held[: min(places)], ""
+            return text
+        keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest beginning of `stop`, shorter than itself, that `text` ends with."""
+    lengths = range(min(len(stop) - 1, len(text)), 0, -1)
+    return next((length for length in lengths if text.endswith(stop[:length])), 0)

@@ -1,0 +1,120 @@
+"""GPT-2 one token after another: what attention needs of the tokens before is kept, not computed again.
+
+    prefill     the whole prompt at once, by `forward_stream`; each layer's keys and values go into a cache
+    decode      one more token of each text: one row goes through the layers, attention reads the cache
+
+A forward of T positions for every new token would do T times the work. With the cache a new token costs one reading of
+all weights, and of the keys and values so far. The blocks stand here once more, for one row: the same operations in the
+same order as in model.py's `block_forward`, without anything for a backward.
+
+Positions are absolute (wpe), so a cache cannot slide: when the last position is used, the oldest tokens are dropped and
+the others prefilled anew, at other positions. Leaves out what is drawn from the logits, and when that is (generate/).
+
+    B texts, S positions that the cache has room for, C channels, L layers, NH heads, HS head size, V vocabulary
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from llmc_jax.config.model import ModelConfig
+from llmc_jax.models.gpt2.model import BlockParams, Execution, block_params, forward_stream, layer_scope, pinned, scope
+from llmc_jax.models.gpt2.tensors import Params
+from llmc_jax.ops.attention import attention_step_forward, keys_and_values, relu_attention_step_forward
+from llmc_jax.ops.gelu import gelu_forward
+from llmc_jax.ops.layernorm import layernorm_forward, residual_layernorm_forward
+from llmc_jax.ops.linear import linear_rows_forward
+
+STEPS = {"softmax": attention_step_forward, "relu": relu_attention_step_forward}
+
+
+class Cache(NamedTuple):
+    """The keys and values of the positions so far, of each layer. An array for each, so that it is changed in place."""
+
+    keys: tuple[jax.Array, ...]  # L of (B NH, S, HS)
+    values: tuple[jax.Array, ...]  # L of (B NH, S, HS)
+
+
+def empty_cache(config: ModelConfig, texts: int, size: int, dtype: jnp.dtype) -> Cache:
+    """Return a cache for so many texts of up to `size` positions: zeros."""
+    shape = (texts * config.num_heads, size, config.head_size)
+    return Cache(*(tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers)) for _ in range(2)))
+
+
+def cache_bytes(config: ModelConfig, texts: int, size: int, element: int) -> int:
+    """Return the bytes of `empty_cache`. element: of one value."""
+    return 2 * config.num_layers * texts * size * config.channels * element
+
+
+def repeated(cache: Cache, texts: int) -> Cache:
+    """Return the cache of one text as that of several that begin alike."""
+    return jax.tree.map(lambda array: jnp.tile(array, (texts, 1, 1)), cache)
+
+
+def prefill(
+    params: Params, tokens: jax.Array, length: jax.Array, size: int, config: ModelConfig, execution: Execution
+) -> tuple[jax.Array, Cache]:
+    """Return the logits (B, V) in at least float32 of the token after each text, and the cache of the texts.
+
+    tokens (B, P) int32, of which the first `length` count: what stands behind them reaches no earlier position, and
+    the cache's places behind `length` are overwritten before they are read. size: S, at least P.
+    """
+    assert tokens.shape[1] <= size
+    lnf, activations = forward_stream(params, tokens, config, execution)  # (B, P, C)
+    with scope("cache"):
+        of_layers = [keys_and_values(a.qkv, config.num_heads, size) for a in activations.blocks]  # type: ignore[union-attr]
+    last = jax.lax.dynamic_index_in_dim(lnf, length - 1, axis=1, keepdims=False)  # (B, C)
+    return head(last, params, config), Cache(*zip(*of_layers, strict=True))
+
+
+def decode(
+    params: Params, tokens: jax.Array, position: jax.Array, cache: Cache, config: ModelConfig, attention: str
+) -> tuple[jax.Array, Cache]:
+    """Return the logits (B, V) in at least float32 of the token after `tokens`, and the cache with these.
+
+    tokens (B,) int32 stand at `position`, a scalar below S and maxT; the cache holds the positions before it.
+    attention: a key of STEPS.
+    """
+    with scope("embedding"):
+        x = pinned(params.wte[tokens] + params.wpe[position])  # (B, C)
+    pending, keys, values = None, [], []
+    for layer, (k, v) in enumerate(zip(*cache, strict=True)):
+        with layer_scope(layer):
+            of_layer = partial(STEPS[attention], keys=k, values=v, position=position, num_heads=config.num_heads)
+            x, pending, k, v = block_step(x, pending, block_params(params, layer), of_layer)
+        keys.append(k)
+        values.append(v)
+    with scope("lnf"):
+        assert pending is not None  # there is at least one layer
+        _, lnf, _, _ = pinned(residual_layernorm_forward(x, pending, params.lnfw, params.lnfb))
+    return head(lnf, params, config), Cache(tuple(keys), tuple(values))
+
+
+def block_step(
+    x: jax.Array, pending: jax.Array | None, p: BlockParams, attention: partial[tuple[jax.Array, jax.Array, jax.Array]]
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Compute one transformer block of one position, from the stream x (B, C) and what is to be added to it.
+
+    Returns the same two for the next block, and the layer's keys and values.
+    """
+    if pending is None:  # the first block: the embedding has made the whole stream
+        ln1, _, _ = pinned(layernorm_forward(x, p.ln1w, p.ln1b))
+    else:
+        x, ln1, _, _ = pinned(residual_layernorm_forward(x, pending, p.ln1w, p.ln1b))
+    qkv = pinned(linear_rows_forward(ln1, p.qkvw, p.qkvb))  # (B, 3C)
+    atty, keys, values = attention(qkv)  # (B, C)
+    attproj = pinned(linear_rows_forward(atty, p.attprojw, p.attprojb))  # (B, C)
+    x, ln2, _, _ = pinned(residual_layernorm_forward(x, attproj, p.ln2w, p.ln2b))
+    fch = pinned(linear_rows_forward(ln2, p.fcw, p.fcb))  # (B, 4C)
+    fch_gelu = pinned(gelu_forward(fch))  # (B, 4C)
+    fcproj = pinned(linear_rows_forward(fch_gelu, p.fcprojw, p.fcprojb))  # (B, C)
+    return x, fcproj, keys, values
+
+
+def head(lnf: jax.Array, params: Params, config: ModelConfig) -> jax.Array:
+    """Return the logits (B, V) in at least float32 of lnf (B, C)."""
+    with scope("head"):
+        logits = linear_rows_forward(lnf, params.wte, None)[:, : config.vocab_size]
+        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
