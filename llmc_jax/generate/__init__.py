@@ -5,7 +5,9 @@ sampling.py     from logits to the next token: temperature, top-k, top-p, min-p,
 engine.py       prefill, decode, and what happens at the model's last position
 text.py         tokens to text that can be printed: whole characters, stop strings
 llmc.py         llm.c's sampler, and its way of computing everything again for each token
-look.py         the probabilities that the model gives to a text; perplexity; the weights of attention
+look.py         the probabilities that the model gives to a text; perplexity
+probabilities.py  how these are shown: coloured text, a table, plain data
+heads.py        the weights of attention, and their picture
 
 Leaves out the model's own forward (models/gpt2/model.py, decode.py) and the command line (cli/generate.py).
 """

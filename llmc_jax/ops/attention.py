@@ -99,10 +99,15 @@ def relu_attention_forward(qkv: jax.Array, num_heads: int) -> tuple[jax.Array, t
     rounded to qkv's dtype. out[t] grows with t, since nothing divides by the number of positions seen.
     Source: docs/relu_attention.md.
     """
-    q, k, v = _split_heads(qkv, num_heads)  # (B, NH, T, HS) each
+    _, _, v = _split_heads(qkv, num_heads)  # (B, NH, T, HS)
+    return _weighted_sum(relu_attention_weights(qkv, num_heads), v), ()
+
+
+def relu_attention_weights(qkv: jax.Array, num_heads: int) -> jax.Array:
+    """Weights (B, NH, T, T) of relu attention in the dtype of packed qkv (B, T, 3C); 0 beyond the diagonal."""
+    q, k, _ = _split_heads(qkv, num_heads)  # (B, NH, T, HS) each
     score, mask = _scores(q, k)
-    att = jnp.where(mask, jax.nn.relu(score), 0).astype(qkv.dtype)  # (B, NH, T, T)
-    return _weighted_sum(att, v), ()
+    return jnp.where(mask, jax.nn.relu(score), 0).astype(qkv.dtype)
 
 
 def relu_attention_backward(

@@ -1,0 +1,181 @@
+"""The weights of attention: what each head of one layer looks at in a text, as numbers and as a picture.
+
+XLA's operations compute them, whatever the model was trained with: the kernels of attention never hold the T x T
+matrix. matplotlib is imported when a picture is drawn, and used without pyplot, so that no display is touched.
+"""
+
+import io
+import math
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from llmc_jax.config.model import ModelConfig
+from llmc_jax.data.tokenizers import Tokenizer
+from llmc_jax.errors import InputError
+from llmc_jax.files import refuse_irregular, write_atomic
+from llmc_jax.generate.look import bucket, check_ids
+from llmc_jax.generate.model import Model
+from llmc_jax.generate.probabilities import label
+from llmc_jax.models.gpt2.model import BlockActivations, Execution, forward_stream
+from llmc_jax.models.gpt2.tensors import Params
+from llmc_jax.ops.attention import relu_attention_weights
+
+# What a picture's file may end in, and what of its metadata must not be the time: the same picture has the same bytes.
+SUFFIXES: dict[str, dict[str, None]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+MOST_LABELS = 40  # of more tokens only positions are written
+LABEL_INCHES = 0.135
+LONGEST_LABEL = 14
+FEW = 300  # positions up to which each is drawn by itself; of more, matplotlib averages those that share a pixel
+PANEL_INCHES = 2.1  # at least
+COLORS = "cividis"  # as good for every kind of colour vision
+
+
+def attention_weights(model: Model, ids: Sequence[int], layer: int) -> np.ndarray:
+    """Return the weights (NH, T, T) float32 of each head of a layer, for a text of T tokens as it stands.
+
+    Row t is what position t takes of each position u <= t; beyond it is 0. Rows of softmax attention sum to 1, those of
+    relu attention to anything. In bf16 the weights are rounded, as the model itself rounds them.
+    Raises InputError for a layer or an id that the model does not have, no token, or more than its positions.
+    """
+    config = model.config
+    check_layer(config, layer)
+    length = len(ids)
+    if not 1 <= length <= config.max_seq_len:
+        raise InputError(
+            f"--attention: the text has {length:,} tokens, but the model {config.max_seq_len:,} positions; give a text "
+            "that fits"
+        )
+    tokens = check_ids(config, ids)
+    tokens = np.pad(tokens, (0, bucket(length, config.max_seq_len) - length))
+    found = weights_of_layer(model.weights, tokens, config=config, execution=model.execution, layer=layer)
+    return np.asarray(found)[:, :length, :length]
+
+
+@partial(jax.jit, static_argnames=("config", "execution", "layer"))
+def weights_of_layer(
+    weights: Params, tokens: jax.Array, *, config: ModelConfig, execution: Execution, layer: int
+) -> jax.Array:
+    """Compute the weights (NH, n, n) float32 of one layer's attention to tokens (n,); later layers are not computed."""
+    _, activations = forward_stream(weights, tokens[None], config, execution)
+    block = activations.blocks[layer]
+    assert isinstance(block, BlockActivations)
+    # relu attention keeps nothing but qkv
+    att = block.att if isinstance(block.att, jax.Array) else relu_attention_weights(block.qkv, config.num_heads)
+    return att[0].astype(jnp.float32)
+
+
+def check_layer(config: ModelConfig, layer: int) -> None:
+    """Raise InputError for a layer that the model does not have."""
+    if not 0 <= layer < config.num_layers:
+        raise InputError(f"--layer {layer}: the model has layers 0 to {config.num_layers - 1}")
+
+
+def check_picture(path: str | Path) -> str:
+    """Return the suffix of a picture's file; raise InputError for one that cannot be drawn, or cannot be a file."""
+    path = Path(path)
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        found = f"ends in {suffix}" if suffix else "has no ending"
+        raise InputError(f"--attention {path}: the file {found}; let it end in {', '.join(SUFFIXES)}")
+    refuse_irregular(path)
+    return suffix
+
+
+def picture_labels(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:
+    """Return what a picture writes beside each token: its text, spaces as ␣; its id where there is no tokenizer."""
+    if tokenizer is None:
+        return [str(token) for token in ids]
+    return [label(tokenizer, token)[1:-1].replace(" ", "␣") for token in ids]
+
+
+def draw_text_attention(path: str | Path, model: Model, ids: Sequence[int], layer: int) -> None:
+    """Draw what all heads of a layer look at in a text, with the end-of-text token before it as for `look`.
+
+    Raises InputError as `attention_weights` and `draw_attention` do, before anything is computed.
+    """
+    check_picture(path)
+    tokens = [model.end_of_text, *ids]
+    weights = attention_weights(model, tokens, layer)
+    kind = "" if model.attention == "softmax" else f"{model.attention} "
+    title = f"{kind}attention of layer {layer} (of 0 to {model.config.num_layers - 1}), {len(tokens)} tokens"
+    draw_attention(path, weights, picture_labels(model.tokenizer, tokens), title)
+
+
+def draw_attention(path: str | Path, weights: np.ndarray, labels: Sequence[str], title: str) -> None:
+    """Draw the weights (NH, T, T) of a layer's heads, a panel each, into a PNG, SVG or PDF by the file's ending.
+
+    Rows are the positions that look, columns those looked at; what a position cannot see is left white. One scale of
+    colours holds for all panels; it is that of the square root, so that small weights can be told from none. labels: of
+    the T tokens, written where there are few. The file appears complete or not at all. Raises InputError.
+    """
+    import matplotlib
+    from matplotlib.colors import PowerNorm
+    from matplotlib.figure import Figure
+
+    suffix = check_picture(path)
+    heads, T, _ = weights.shape
+    columns, rows = grid(heads)
+    panel = max(PANEL_INCHES, LABEL_INCHES * T) if T <= MOST_LABELS else PANEL_INCHES * 1.4
+    figure = Figure(figsize=(columns * panel + 1.9, rows * (panel + 0.25) + 1.3), dpi=110, layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    future = np.arange(T)[:, None] < np.arange(T)
+    finite = weights[np.isfinite(weights)]
+    largest = max(float(finite.max(initial=0.0)), 1e-6)
+    norm = PowerNorm(0.5, 0.0, largest)
+    image: Any = None
+    for index, axes in enumerate(panels):
+        if index >= heads:
+            axes.set_axis_off()
+            continue
+        shown = np.ma.masked_array(weights[index], future)
+        image = axes.imshow(shown, cmap=COLORS, norm=norm, interpolation="none" if T <= FEW else "auto")
+        axes.set_title(f"head {index}", fontsize=9)
+        _name_positions(axes, labels, left=index % columns == 0, below=index + columns >= heads)
+    bar = figure.colorbar(image, ax=panels.tolist(), fraction=0.03, aspect=30, pad=0.01, format="%.2g")
+    bar.set_ticks([largest * part**2 for part in (0, 0.2, 0.4, 0.6, 0.8, 1)])
+    bar.set_label("weight", fontsize=9)
+    bar.ax.tick_params(labelsize=8)
+    figure.suptitle(drawable(title), fontsize=12, fontweight="bold", parse_math=False)
+    figure.supxlabel("position that is looked at", fontsize=9)
+    figure.supylabel("position that looks", fontsize=9)
+    picture = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "llmc_jax"}):
+        figure.savefig(picture, format=suffix[1:], metadata=SUFFIXES[suffix])
+    write_atomic(path, picture.getvalue())
+
+
+def grid(heads: int) -> tuple[int, int]:
+    """Return columns and rows of panels: a little wider than high, and no row empty."""
+    columns = math.ceil(math.sqrt(heads))
+    return columns, -(-heads // columns)
+
+
+def drawable(text: str) -> str:
+    """Return text with every character escaped that matplotlib's font has no picture of."""
+    from matplotlib.font_manager import findfont, get_font
+
+    font = get_font(findfont("DejaVu Sans"))
+    return "".join(c if font.get_char_index(ord(c)) else c.encode("unicode_escape").decode() for c in text)
+
+
+def _name_positions(axes: Any, labels: Sequence[str], *, left: bool, below: bool) -> None:
+    """Write the tokens, or of a long text some positions, at the left edge and under the lowest panels."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.spines[:].set_visible(False)
+    if len(labels) > MOST_LABELS:
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+        axes.tick_params(labelsize=7, labelleft=left, labelbottom=below)
+        return
+    words = [drawable(each if len(each) <= LONGEST_LABEL else f"{each[: LONGEST_LABEL - 1]}…") for each in labels]
+    style = {"fontsize": 7, "parse_math": False}
+    axes.set_yticks(range(len(words)), words if left else [""] * len(words), **style)
+    axes.set_xticks(range(len(words)), words if below else [""] * len(words), rotation=90, **style)
+    axes.tick_params(length=1.5, pad=1)

@@ -1,0 +1,272 @@
+"""What a model thinks of a text, and its attention, against the plain model in NumPy."""
+
+import io
+import json
+import math
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmc_jax.config.model import parse_descriptor
+from llmc_jax.data.tokenizers import bytes_tokenizer, sample_text
+from llmc_jax.errors import InputError
+from llmc_jax.files import plain as plain_json
+from llmc_jax.generate import heads, look, probabilities
+from llmc_jax.generate.look import Seen, Window
+from llmc_jax.generate.model import DTYPES, Model
+from llmc_jax.models.gpt2.tensors import BY_NAME, Params, flat_size, views
+from tests import plain_model
+from tests.generate import plain
+
+CONFIG = parse_descriptor("L2-NH2-C16-V257-T32")
+T, V, Vp = CONFIG.max_seq_len, CONFIG.vocab_size, CONFIG.padded_vocab_size
+TEXT = np.random.default_rng(3).integers(0, V, 2 * T + 17).tolist()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_rows() -> Iterator[None]:
+    """Seven rows of logits at a time: neither the rows of a program nor of a window are a multiple of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(look, "LOGIT_BYTES", 7 * Vp * 4)
+        yield
+
+
+@cache
+def flat(dtype: str) -> np.ndarray:
+    """Weights as the dtype can hold them; those of the padding would be by far the likeliest."""
+    values = plain_model.random_flat(CONFIG, flat_size(CONFIG), seed=1)
+    views(values, CONFIG).wte[V:] = 9 * np.sign(views(values, CONFIG).lnfw)
+    return np.asarray(jnp.asarray(values, DTYPES[dtype]), np.float64)
+
+
+@cache
+def model(dtype: str = "fp32", attention: str = "softmax") -> Model:
+    tensors: dict[str, Any] = {}
+    for name, values in views(flat(dtype), CONFIG)._asdict().items():
+        on_device = [jnp.asarray(each, DTYPES[dtype]) for each in (values if BY_NAME[name].layered else [values])]
+        tensors[name] = tuple(on_device) if BY_NAME[name].layered else on_device[0]
+    return Model(Path("m"), "state", 0, CONFIG, Params(**tensors), attention, bytes_tokenizer(), "bytes", V - 1)
+
+
+def expected(ids: list[int], dtype: str = "fp32", attention: str = "softmax") -> np.ndarray:
+    """Log-probabilities (n, V) of what follows the end of text and each id but the last, each from its own context."""
+    inputs = [V - 1, *ids[:-1]]
+    rows, start = [], 0
+    while len(rows) < len(ids):  # as a text is generated: a full window loses its oldest half before the next token
+        end = min(start + T, len(ids))
+        logits, _ = plain.forward(flat(dtype), np.array(inputs[start:end]), CONFIG, attention)
+        rows += list(plain.log_softmax(logits))[len(rows) - start :]
+        start = end + 1 - T // 2
+    return np.array(rows)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "attention", "bound"),
+    [
+        ("fp32", "softmax", 2e-5),
+        ("fp32", "relu", 2e-5),
+        # eight bits of each activation: logits here are of the order of 4, an error of 1/64 each time they are rounded
+        ("bf16", "softmax", 0.2),
+    ],
+)
+@pytest.mark.parametrize("length", [T - 9, len(TEXT)])
+def test_look_against_the_plain_model(length: int, dtype: str, attention: str, bound: float) -> None:
+    ids = TEXT[:length]
+    want = expected(ids, dtype, attention)
+    seen = look.look(model(dtype, attention), ids, candidates=4)
+    assert [each.token for each in seen] == ids
+    np.testing.assert_allclose([each.logprob for each in seen], want[range(length), ids], atol=bound)
+    np.testing.assert_allclose([each.entropy for each in seen], -np.sum(np.exp(want) * want, axis=1), atol=bound)
+    for each, row in zip(seen, want, strict=True):
+        tokens = [token for token, _ in each.candidates]
+        np.testing.assert_allclose([value for _, value in each.candidates], row[tokens], atol=bound)
+        np.testing.assert_allclose(row[tokens], np.sort(row)[:-5:-1], atol=bound)  # the best, but for near ties
+        assert np.sum(row > row[each.token] + 2 * bound) <= each.rank <= np.sum(row > row[each.token] - 2 * bound)
+        assert (each.token in tokens) == (each.rank < 4) and (each.rank >= 4 or tokens[each.rank] == each.token)
+
+
+def test_perplexity_against_the_plain_model() -> None:
+    length = len(TEXT)
+    loss = -np.mean(expected(TEXT)[range(length), TEXT])
+    found = look.perplexity(model(), TEXT, num_bytes=50)
+    assert found.tokens == length
+    assert found.loss == pytest.approx(loss, abs=1e-5)
+    assert found.perplexity == pytest.approx(math.exp(loss), rel=1e-5)
+    assert found.bits_per_byte == pytest.approx(loss * length / math.log(2) / 50, rel=1e-5)
+
+
+def test_bytes_of_a_text_are_those_of_its_tokens() -> None:
+    ids = [*b"some text, and", V - 1, *b"more of it"]  # an end of text is no text
+    assert look.perplexity(model(), ids) == look.perplexity(model(), ids, num_bytes=24)
+    assert look.perplexity(model()._replace(tokenizer=None), ids).bits_per_byte is None
+    assert look.perplexity(model(), [V - 1] * 20).bits_per_byte is None
+
+
+def test_equal_logits_are_ranked_by_id() -> None:
+    logits = np.zeros((3, 8), np.float32)
+    logits[1, 2], logits[2, 5:] = 300, 1e9  # a certainty; padding that must not count
+    rows = jax.jit(look.rows_of_logits, static_argnums=(2, 3))(logits, np.array([3, 2, 4]), 5, 3)
+    assert rows.rank.tolist() == [3, 0, 4]
+    assert rows.ids.tolist() == [[0, 1, 2], [2, 0, 1], [0, 1, 2]]
+    np.testing.assert_allclose(rows.logprob, [-math.log(5), 0, -math.log(5)], rtol=1e-6)
+    np.testing.assert_allclose(rows.entropy, [math.log(5), 0, math.log(5)], rtol=1e-6, atol=1e-30)
+    np.testing.assert_allclose(rows.logprobs[1], [0, -300, -300], rtol=1e-6)
+
+
+@pytest.mark.parametrize("positions", [1, 2, 5, 32])
+@pytest.mark.parametrize("length", [1, 31, 32, 33, 100])
+def test_windows_take_each_position_once_with_half_of_T_before_it(length: int, positions: int) -> None:
+    found = list(look.windows(length, positions))
+    taken = [place for window in found for place in range(window.first, window.end)]
+    assert taken == list(range(length))
+    assert all(window.end - window.start <= positions for window in found)
+    assert found[0].start == 0
+    # with itself: the token that follows has so many before it
+    assert all(window.first + 1 - window.start == positions - positions // 2 for window in found[1:])
+
+
+def test_windows_of_a_text_that_fits() -> None:
+    assert list(look.windows(0, 32)) == []
+    assert list(look.windows(32, 32)) == [Window(0, 0, 32)]
+    assert [look.bucket(n, 48) for n in (1, 16, 17, 32, 33, 48)] == [16, 16, 32, 32, 48, 48]
+    assert look.look(model(), []) == []
+
+
+@pytest.mark.parametrize("bad", [V, -1])  # V is an id of the padding
+def test_foreign_ids_are_refused(bad: int) -> None:
+    for ask in (look.look, look.perplexity, lambda m, ids: heads.attention_weights(m, ids, 0)):
+        with pytest.raises(InputError, match=f"token 1 has id {bad}"):
+            ask(model(), [0, bad])
+    with pytest.raises(InputError, match="--perplexity"):
+        look.perplexity(model(), [])
+
+
+# ----- attention ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attention", ["softmax", "relu"])
+def test_attention_against_the_plain_model(attention: str) -> None:
+    ids = TEXT[: T - 9]
+    found = heads.attention_weights(model("fp32", attention), ids, 1)
+    assert found.shape == (CONFIG.num_heads, len(ids), len(ids)) and found.dtype == np.float32
+    _, want = plain.forward(flat("fp32"), np.array(ids), CONFIG, attention)
+    np.testing.assert_allclose(found, want[1], atol=1e-5)
+    assert not np.any(np.triu(found, 1))
+    if attention == "softmax":
+        np.testing.assert_allclose(found.sum(-1), 1, atol=1e-6)
+
+
+def test_attention_of_what_is_not_there_is_refused() -> None:
+    for layer in (-1, CONFIG.num_layers):
+        with pytest.raises(InputError, match=f"--layer {layer}"):
+            heads.attention_weights(model(), [1], layer)
+    for ids in ([], [1] * (T + 1)):
+        with pytest.raises(InputError, match="--attention"):
+            heads.attention_weights(model(), ids, 0)
+
+
+LABELS = ["␣the", "$x", "中", "x" * 200]
+
+
+@pytest.mark.parametrize(("suffix", "begins"), [(".png", b"\x89PNG"), (".SVG", b"<?xml"), (".pdf", b"%PDF")])
+@pytest.mark.filterwarnings("error")  # such as one about a character that the font does not have
+def test_picture(tmp_path: Path, suffix: str, begins: bytes) -> None:
+    path = tmp_path / f"heads{suffix}"
+    weights = np.tril(np.full((3, 4, 4), 0.25, np.float32))
+    heads.draw_attention(path, weights, LABELS, "a $title 中")
+    assert path.read_bytes().startswith(begins)
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_picture_shows_the_weights_and_leaves_the_future_white(tmp_path: Path) -> None:
+    from matplotlib.image import imread
+
+    weights = np.tril(np.ones((1, 60, 60), np.float32))  # too many for labels
+    heads.draw_attention(tmp_path / "a.png", weights, ["?"] * 60, "")
+    pixels = imread(tmp_path / "a.png")[..., :3]
+    yellow = np.all(np.abs(pixels - (0.996, 0.910, 0.220)) < 0.01, axis=-1)
+    white = np.all(pixels == 1, axis=-1)
+    left = np.flatnonzero(yellow.any(axis=0))[0]
+    rows = np.flatnonzero(yellow[:, left])  # of the first column, which all positions see
+    side = rows[-1] - rows[0] + 1
+    panel = slice(rows[0], rows[0] + side), slice(left, left + side)
+    below = np.tril(np.ones((side, side), bool), -(side // 30))
+    below[:, :2] = below[-2:] = False  # where the ticks begin
+    assert yellow[panel][below].all() and white[panel][below.T].all()
+
+
+@pytest.mark.parametrize("name", ["heads.gif", "heads", "folder.png"])
+def test_bad_picture_files_are_refused_first(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(InputError, match=name):
+        heads.draw_text_attention(tmp_path / name, model(), [V], 99)  # else the layer and the id would be named
+    assert [each.name for each in tmp_path.iterdir()] == ["folder.png"]
+
+
+# ----- shown --------------------------------------------------------------------------------------------------------
+
+
+def seen_of(text: bytes, bits: list[float]) -> list[Seen]:
+    best = ((97, math.log(0.5)), (10, math.log(1e-6)))
+    return [Seen(token, -each * math.log(2), 3, math.log(4), best) for token, each in zip(text, bits, strict=True)]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_colors_only_for_a_terminal_that_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert probabilities.takes_colors(Terminal()) and not probabilities.takes_colors(io.StringIO())
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not probabilities.takes_colors(Terminal())
+
+
+def test_colored_text() -> None:
+    tokenizer = bytes_tokenizer()
+    seen = seen_of("aé\nb\x1b[".encode() + b"\xff", [0.5, 20, 2, 4, 8, 4, 0, 20])
+    text = probabilities.colored_text(tokenizer, seen, color=True)
+    # of é's two bytes the more surprising one counts; the escape character is dropped, but not what follows it
+    assert text == "a\x1b[1;31mé\x1b[0m\n\x1b[35mb\x1b[0m[\x1b[1;31m�\x1b[0m"
+    uncolored = probabilities.colored_text(tokenizer, seen, color=False)
+    assert uncolored == re.sub(r"\x1b\[[\d;]*m", "", text) == sample_text(tokenizer, [each.token for each in seen])
+    assert probabilities.colored_text(None, seen[:2], color=False) == "97 195 "
+    assert probabilities.legend(color=False) == "" != probabilities.legend(color=True)
+
+
+@pytest.mark.parametrize(
+    ("piece", "shown"),
+    [(b" the", '" the"'), (b"\x1b[2J\n", '"\\x1b[2J\\n"'), ("é".encode(), '"é"'), (b"\xc3", '"\\xc3"'),
+     (b"\\n", '"\\\\n"'), ("\u202e".encode(), '"\\u202e"')],
+)  # fmt: skip
+def test_tokens_are_visible(piece: bytes, shown: str) -> None:
+    assert probabilities.visible(piece) == shown
+
+
+def test_table_and_plain_data() -> None:
+    tokenizer = bytes_tokenizer()
+    seen = seen_of(b"a\x07", [1, 30])
+    head, _, first, second = probabilities.probability_table(tokenizer, seen, width=200).splitlines()
+    assert head.split() == ["position", "token", "probability", "rank", "bits", "entropy", "rank", "0", "rank", "1"]
+    assert first.split() == ["0", '"a"', "50.00%", "3", "1.00", "2.00", '"a"', "50.00%", '"\\n"', "<0.01%"]
+    assert second.split()[:6] == ["1", '"\\x07"', "<0.01%", "3", "30.00", "2.00"]
+    assert "rank 1" in probabilities.probability_table(tokenizer, seen, width=65).splitlines()[-1]  # no room for it
+
+    rows = probabilities.plain_data(tokenizer, seen)
+    assert json.loads(json.dumps(plain_json(rows), allow_nan=False)) == rows
+    assert rows[1] == {
+        "position": 1, "token": 7, "text": "\x07", "logprob": seen[1].logprob, "rank": 3,
+        "surprise_bits": pytest.approx(30), "entropy_bits": 2,
+        "candidates": [{"token": 97, "text": "a", "logprob": math.log(0.5)},
+                       {"token": 10, "text": "\n", "logprob": math.log(1e-6)}],
+    }  # fmt: skip
+    assert [row["text"] for row in probabilities.plain_data(None, seen)] == [None, None]
