@@ -43,6 +43,11 @@ PROCESSES = "Several processes"
 ATTENTIONS = dict.fromkeys(("auto", "naive", "flash", "cudnn"), "attention") | {"relu": "relu_attention"}
 
 
+def attention_computed(attention: str) -> str:
+    """Return which attention a model with a value of --attention has: softmax or relu."""
+    return "relu" if ATTENTIONS[attention] == ATTENTIONS["relu"] else "softmax"
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """The settings of a run. Defaults are llm.c's (train_gpt2.cu, `main`); a 0 for an 'every' field means off.

@@ -15,7 +15,7 @@ from llmc_jax.checkpoint.reading import not_finite
 from llmc_jax.checkpoint.source import Source, slices_of
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.config.train import ATTENTIONS
+from llmc_jax.config.train import ATTENTIONS, attention_computed
 from llmc_jax.data.tokenizers import Choice, Tokenizer, load_tokenizer, table_tokenizer
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.machine.device import available_memory_bytes, first_device, gib
@@ -146,7 +146,7 @@ def attention_of(source: Source, asked: str) -> str:
     trained = source.opened.metadata.options.get("attention") if source.kind == "state" else None
     if trained not in ATTENTIONS:
         return "softmax" if asked == "auto" else asked
-    found = "relu" if ATTENTIONS[trained] == ATTENTIONS["relu"] else "softmax"
+    found = attention_computed(trained)
     if asked not in ("auto", found):
         raise InputError(f"{source.path}: was trained with {found} attention, not with {asked}; do not ask for another")
     return found

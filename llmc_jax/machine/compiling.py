@@ -149,11 +149,16 @@ def _mesh_sharding(array: Any) -> Any:
 
 
 def call(function: Callable[..., Any], arrays: tuple[Any, ...], static: tuple[Any, ...], options: Options) -> Any:
-    """Call a jitted function that takes some arrays and then some static arguments, compiled with the options.
+    """Call a jitted function that takes some arrays, or tuples of them, and then some static arguments.
 
-    It is compiled once for each combination of shapes, as by jax.jit itself, which does it where there are no options.
+    It is compiled with the options, once for each combination of shapes, as by jax.jit itself, which does it where
+    there are no options.
     """
     if not options:
         return function(*arrays, *static)
-    shapes = tuple(jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=_mesh_sharding(each)) for each in arrays)
+
+    def described(array: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=_mesh_sharding(array))
+
+    shapes = jax.tree.map(described, arrays)
     return _program(function, shapes, static, options)(*arrays)

@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 from llmc_jax.cluster.agreement import Agreed
+from llmc_jax.config.train import attention_computed
 from llmc_jax.data.tokenizers import sample_text
+from llmc_jax.generate.llmc import SEED, generate_cached
 from llmc_jax.machine.device import memory_stats
 from llmc_jax.rng import skip_u32
 from llmc_jax.run.batches import Batches, validate
 from llmc_jax.run.prepare import Setup
 from llmc_jax.run.record import profile_slice
-from llmc_jax.run.sampler import SEED, generate
 from llmc_jax.run.saver import Saved
 from llmc_jax.run.state import Progress, Run
 
@@ -51,11 +52,12 @@ def pauses_after(run: Run, step: int) -> bool:
 def draw_sample(run: Run, progress: Progress) -> Progress:
     """Sample from the model, keep and show the text; nothing if the user stops the run meanwhile."""
     setup, model, tokenizer = run.setup, run.setup.model, run.setup.tokenizer.tokenizer
-    weights, length = setup.place.first(progress.state.weights), setup.config.sequence_length
+    weights, attention = setup.place.first(progress.state.weights), attention_computed(setup.config.attention)
     end_of_text = model.vocab_size - 1 if tokenizer is None else tokenizer.eot
     counters, ids, request = progress.counters, list[int](), run.votes.request
     state = skip_u32(SEED, 0 if setup.config.sampling == "train_gpt2.cu" else counters.drawn)
-    for token in generate(weights, model, setup.config.sample_tokens, length, end_of_text, setup.plan.execution, state):
+    count, options = setup.config.sample_tokens, setup.plan.execution.compiler_options
+    for token in generate_cached(weights, model, count, end_of_text, attention, options, state):
         setup.group.phase("sample", progress.step)  # whose limit is for one token
         if request.is_set():
             return progress

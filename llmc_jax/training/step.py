@@ -9,9 +9,7 @@ import jax.numpy as jnp
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.gpt2.model import PLAIN, Execution
-from llmc_jax.models.gpt2.tensors import views
 from llmc_jax.models.gpt2.units import own_rows, take_rows
-from llmc_jax.ops.linear import linear_forward
 from llmc_jax.training.adamw import ADAMW
 from llmc_jax.training.loss_scale import LossScaleNumbers, next_loss_scale
 from llmc_jax.training.optimizer import Optimizer, clip_scale, decay_ranges
@@ -231,20 +229,3 @@ def evaluate_losses(
 
     each = jax.shard_map(one_device, in_specs=(EVERYWHERE, SPLIT, SPLIT), out_specs=EVERYWHERE, check_vma=False)
     return each(weights, inputs, targets)
-
-
-@partial(jax.jit, static_argnames=("config", "execution"))
-def next_token_logits(
-    weights: jax.Array,
-    tokens: jax.Array,
-    position: jax.Array,
-    config: ModelConfig,
-    execution: Execution = PLAIN,
-) -> jax.Array:
-    """Return the logits (V,) in float32 of the token after `position` in the only row of tokens (1, T).
-
-    weights (flat_size,) in the compute dtype. The head sees that position alone.
-    """
-    tensors = views(weights, config)
-    lnf, _ = gpt2.forward_stream(tensors, tokens, config, execution)  # (1, T, C)
-    return linear_forward(lnf[0, position], tensors.wte, None)[: config.vocab_size].astype(jnp.float32)

@@ -10,8 +10,11 @@ import pytest
 from llmc_jax.ops.attention import (
     attention_backward,
     attention_forward,
+    attention_step_forward,
+    keys_and_values,
     relu_attention_backward,
     relu_attention_forward,
+    relu_attention_step_forward,
 )
 
 SHAPES = [  # B, T, NH, HS
@@ -119,3 +122,24 @@ def test_relu_score_of_zero_has_no_gradient() -> None:
     out, saved = relu_forward(qkv, 1)
     assert (np.asarray(out) == 0).all()
     assert (np.asarray(relu_backward(np.ones((1, 3, 4), np.float32), qkv, out, saved, 1)[0]) == 0).all()
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("kind", ["softmax", "relu"])
+def test_one_position_over_a_cache_is_a_row_of_the_whole(kind: str, rng: np.random.Generator) -> None:
+    B, T, NH, HS = SHAPES[0]
+    qkv = jnp.asarray(rng.normal(size=(B, T, 3 * NH * HS)))
+    whole, step = {
+        "softmax": (forward, attention_step_forward),
+        "relu": (relu_forward, relu_attention_step_forward),
+    }[kind]
+    expected, complete = whole(qkv, NH)[0], keys_and_values(qkv, NH, T + 2)
+    one = jax.jit(step, static_argnums=4)
+    keys, values = keys_and_values(qkv[:, :2], NH, T + 2)
+    keys, values = keys.at[:, 2:].set(7), values.at[:, 2:].set(7)  # what was there before must not count
+    for position in range(2, T):
+        out, keys, values = one(qkv[:, position], keys, values, jnp.int32(position), NH)
+        np.testing.assert_allclose(out, expected[:, position], rtol=1e-12, atol=1e-12)
+    for found, all_of_them in zip((keys, values), complete, strict=True):
+        np.testing.assert_array_equal(found[:, :T], all_of_them[:, :T])
+    assert keys.shape == (B * NH, T + 2, HS)

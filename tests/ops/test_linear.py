@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmc_jax.ops.linear import bias_backward, linear_backward, linear_forward
+from llmc_jax.ops.linear import bias_backward, linear_backward, linear_forward, linear_rows_forward
 
 
 @pytest.mark.usefixtures("double")
@@ -15,6 +15,17 @@ def test_forward(rows: tuple[int, ...], rng: np.random.Generator) -> None:
     product = np.array([[row @ column for column in w] for row in x.reshape(-1, 5)]).reshape(*rows, 4)
     np.testing.assert_allclose(linear_forward(x, w, b), product + b, rtol=1e-13)
     np.testing.assert_allclose(linear_forward(x, w, None), product, rtol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("rows", [1, 2, 5])
+def test_few_rows(rows: int, dtype: jnp.dtype, rng: np.random.Generator) -> None:
+    """Small whole numbers, so that every dtype holds every sum."""
+    x, w, b = (jnp.asarray(rng.integers(-3, 4, size=shape), dtype) for shape in ((rows, 5), (4, 5), (4,)))
+    for bias in (None, b):
+        found, expected = linear_rows_forward(x, w, bias), linear_forward(x, w, bias)
+        assert (found.shape, found.dtype) == ((rows, 4), dtype)
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.usefixtures("double")

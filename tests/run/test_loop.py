@@ -31,6 +31,7 @@ from llmc_jax.data.loader import TokenLoader
 from llmc_jax.data.tokenfile import open_token_file, write_token_file
 from llmc_jax.data.tokenizers import bytes_tokenizer, sample_text
 from llmc_jax.errors import InputError
+from llmc_jax.generate.llmc import generate
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import describe_device
 from llmc_jax.machine.nvml import GpuReading
@@ -39,7 +40,6 @@ from llmc_jax.models.gpt2.tensors import num_parameters, padded
 from llmc_jax.plan import Plan
 from llmc_jax.run import batches, begin, curves, due, loop, prepare
 from llmc_jax.run.folder import read_metrics
-from llmc_jax.run.sampler import generate
 from llmc_jax.run.state import Progress
 from llmc_jax.training.step import Metrics, evaluate_loss
 from tests.same_run import Result
@@ -634,7 +634,7 @@ def test_every_program_of_a_run_is_compiled_with_its_options(
     monkeypatch.setattr(compiling, "compiled", compile_with)
     run = train(*FULL)
     assert run.code == 0
-    assert sorted(compiled) == [(f"jit_{name}", options) for name in ("evaluate_loss", "next_token_logits", "step_fn")]
+    assert sorted(compiled) == [(f"jit_{name}", options) for name in ("decoded_logits", "evaluate_loss", "step_fn")]
     for kind, name in (("train", "loss"), ("train", "norm"), ("val", "loss"), ("sample", "text")):
         assert run.values(kind, name) == full_run.values(kind, name)
     assert "triton_gemm" in table_rows(run.out) and "triton_gemm" not in table_rows(full_run.out)
@@ -682,7 +682,7 @@ def test_a_signal_while_sampling_ends_it_there(
             drawn.append(token)
             yield token
 
-    monkeypatch.setattr(due, "generate", generate)
+    monkeypatch.setattr(due, "generate_cached", generate)
     run = train("-s", 2, "-g", 16, "-x", 10)
     assert run.code == 130
     assert drawn == [0, 1, 2, 3]

@@ -16,7 +16,7 @@ from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.model import PLAIN, Execution
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters, views
 from llmc_jax.ops.gelu import gelu_forward_in_product
-from llmc_jax.training.step import evaluate_loss, next_token_logits
+from llmc_jax.training.step import evaluate_loss
 from tests import plain_model
 from tests.comparisons import (
     GRADIENT_TOLERANCE,
@@ -205,16 +205,3 @@ def test_evaluate_loss_is_the_loss_that_training_sees() -> None:
     np.testing.assert_allclose(
         evaluate_loss(small_flat(), *rows, SMALL), loss_and_gradient(small_flat(), *rows, SMALL)[0], rtol=1e-6
     )
-
-
-def test_next_token_logits_are_those_of_the_position_whatever_follows_it() -> None:
-    tokens = random_batch(SMALL.vocab_size, 1, 1, T).inputs[0]
-    expected = np.asarray(logits_of(small_flat(), SMALL, tokens))[0, :, : SMALL.vocab_size]
-    before = next_token_logits._cache_size()  # other tests may have compiled it already
-    for position in (0, 4, T - 1):
-        filled = tokens.copy()
-        filled[:, position + 1 :] = 0  # what a sampler has not written yet
-        found = next_token_logits(small_flat(), filled, np.int32(position), SMALL)
-        assert found.shape == (SMALL.vocab_size,)
-        np.testing.assert_allclose(found, expected[position], rtol=1e-5, atol=1e-5)
-    assert next_token_logits._cache_size() <= before + 1  # the position is traced

@@ -12,9 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llmc_jax.config.model import ModelConfig, parse_descriptor
+from llmc_jax.generate.llmc import CHUNK, LARGE, generate, sample_softmax
 from llmc_jax.models.gpt2.model import Execution, forward
 from llmc_jax.models.gpt2.tensors import padded, tensor_specs, views
-from llmc_jax.run.sampler import CHUNK, LARGE, generate, sample_softmax
 
 # The first numbers of llm.c's random_f32 from the state 1337
 COINS = (0.23031723, 0.19051826, 0.31086516, 0.90265948, 0.68491787, 0.30783039)
@@ -137,7 +137,7 @@ def test_few_lengths_are_computed(small: Small, monkeypatch: pytest.MonkeyPatch)
         lengths.append(tokens.shape[1])
         return np.zeros(config.vocab_size, np.float32)
 
-    monkeypatch.setattr("llmc_jax.run.sampler.next_token_logits", logits)
+    monkeypatch.setattr("llmc_jax.generate.llmc.next_token_logits", logits)
     long = small.config.__class__(1000, 40, 128, 1, 1, 16)
     assert len(list(generate(small.params, long, 1000, 1024, end_of_text=39))) == 999
     assert sorted(set(lengths)) == [CHUNK, 2 * CHUNK, 3 * CHUNK, 1000]

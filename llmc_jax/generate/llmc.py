@@ -1,0 +1,117 @@
+"""Sampling as llm.c does it: its random stream, from the end-of-text token, temperature 1, nothing filtered.
+
+Two ways to the same tokens: `generate` computes the whole text again for each, as llm.c does; `generate_cached` keeps
+keys and values, and is what a training run takes. Their logits differ by roundings, so a token differs where a draw
+falls between two such. Where a sample begins in the stream is for the caller to say (run/due.py).
+
+Leaves out prompts and other ways to draw (engine.py).
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from llmc_jax.config.model import ModelConfig
+from llmc_jax.machine import compiling
+from llmc_jax.models.gpt2.decode import Cache, decode, empty_cache
+from llmc_jax.models.gpt2.model import PLAIN, Execution, forward_stream
+from llmc_jax.models.gpt2.tensors import views
+from llmc_jax.ops.linear import linear_forward
+from llmc_jax.rng import random_f32
+
+SEED = 1337  # the state that llm.c's stream begins with
+CHUNK = 256  # llm.c runs the model on a multiple of this many positions, or of T where T is smaller
+LARGE = 70.0  # exp(70) times any vocabulary is still a float32, and exp(-70) still one with all its digits
+
+
+def sample_softmax(logits: np.ndarray, coin: float) -> int:
+    """Return the id that a coin in [0, 1) picks from softmax(logits), (V,) float32: the first whose cdf exceeds it.
+
+    Source: llm.c llmc/sampler.h, `sample_softmax`, in its own arithmetic: the sum in float64, the running sum that the
+    coin is compared with in float32. llm.c takes exp of the logits as they are, which leaves the range of float32
+    where they are large; there, and nowhere else, the largest is subtracted first, so that the picks agree.
+    """
+    largest = np.max(logits)
+    weights = np.exp(logits - largest if abs(largest) > LARGE else logits, dtype=np.float32)  # (V,)
+    threshold = np.float32(coin * float(np.cumsum(weights, dtype=np.float64)[-1]))
+    cdf = np.cumsum(weights, dtype=np.float32)  # (V,) not yet divided by the sum, which the threshold contains
+    return min(int(np.searchsorted(cdf, threshold, side="right")), logits.size - 1)
+
+
+@partial(jax.jit, static_argnames=("config", "execution"))
+def next_token_logits(
+    weights: jax.Array, tokens: jax.Array, position: jax.Array, config: ModelConfig, execution: Execution = PLAIN
+) -> jax.Array:
+    """Return the logits (V,) in float32 of the token after `position` in the only row of tokens (1, T).
+
+    weights (flat_size,) in the compute dtype. The head sees that position alone.
+    """
+    tensors = views(weights, config)
+    lnf, _ = forward_stream(tensors, tokens, config, execution)  # (1, T, C)
+    return linear_forward(lnf[0, position], tensors.wte, None)[: config.vocab_size].astype(jnp.float32)
+
+
+@partial(jax.jit, static_argnames=("config", "attention"), donate_argnames=("cache",))
+def decoded_logits(
+    weights: jax.Array, token: jax.Array, position: jax.Array, cache: Cache, config: ModelConfig, attention: str
+) -> tuple[jax.Array, Cache]:
+    """Return the logits (V,) in float32 of the token after `token` at a position, and the cache with it.
+
+    weights (flat_size,) in the compute dtype; token (1,).
+    """
+    logits, cache = decode(views(weights, config), token, position, cache, config, attention)
+    return logits[0].astype(jnp.float32), cache
+
+
+def generate(
+    weights: jax.Array,
+    config: ModelConfig,
+    num_tokens: int,
+    sequence_length: int,
+    end_of_text: int,
+    execution: Execution = PLAIN,
+    state: int = SEED,
+) -> Iterator[int]:
+    """Yield num_tokens - 1 ids, each drawn after the ones before it, the first after end_of_text.
+
+    weights (flat_size,) in the compute dtype; num_tokens at most maxT; sequence_length: the run's T; state: of the
+    random stream, one draw of which each id takes. The model runs on whole chunks, filled up with end_of_text, so that
+    few lengths are compiled: what stands after a position does not change its logits.
+    Source: llm.c train_gpt2.cu, `main`, "generating".
+    """
+    assert num_tokens <= config.max_seq_len
+    chunk = min(sequence_length, CHUNK)
+    tokens = np.full((1, config.max_seq_len), end_of_text, np.int32)
+    for position in range(1, num_tokens):
+        length = min(-(-position // chunk) * chunk, config.max_seq_len)
+        arrays = weights, tokens[:, :length], np.int32(position - 1)
+        logits = compiling.call(next_token_logits, arrays, (config, execution), execution.compiler_options)  # (V,)
+        coin, state = random_f32(state)
+        tokens[0, position] = sample_softmax(np.asarray(logits), coin)
+        yield int(tokens[0, position])
+
+
+def generate_cached(
+    weights: jax.Array,
+    config: ModelConfig,
+    num_tokens: int,
+    end_of_text: int,
+    attention: str,
+    options: compiling.Options = (),
+    state: int = SEED,
+) -> Iterator[int]:
+    """Yield what `generate` yields, with a cache of keys and values: one program, for one token.
+
+    attention: softmax or relu; options: of XLA, which the program is compiled with.
+    """
+    assert num_tokens <= config.max_seq_len
+    cache, token = empty_cache(config, 1, num_tokens, weights.dtype), end_of_text
+    for position in range(num_tokens - 1):
+        arrays = weights, np.array([token], np.int32), np.int32(position), cache
+        logits, cache = compiling.call(decoded_logits, arrays, (config, attention), options)
+        coin, state = random_f32(state)
+        token = sample_softmax(np.asarray(logits), coin)
+        yield token

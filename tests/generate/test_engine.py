@@ -1,0 +1,176 @@
+"""Generation against a plain loop over the whole forward, its windows, its ends, and what may not change a token."""
+
+from collections.abc import Iterator
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmc_jax.errors import InputError
+from llmc_jax.generate import engine
+from llmc_jax.generate.engine import Drawn, Dropped, Request, generate, kept_after_drop, memory_bytes
+from llmc_jax.generate.model import Model, open_model
+from llmc_jax.generate.sampling import Sampling
+from llmc_jax.models.gpt2.model import forward
+
+GREEDY = Sampling(temperature=0)
+T = 32
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    """A random model whose weights are made larger, so that it is far from uniform."""
+    found = open_model("L2-NH2-C16-V257-T32")
+    return found._replace(weights=jax.tree.map(lambda w: 12 * w if w.ndim > 1 else w, found.weights))
+
+
+@cache
+def whole() -> Any:
+    return jax.jit(forward, static_argnames="config")
+
+
+def next_by_hand(model: Model, seen: list[int]) -> int:
+    """The likeliest token after those that the model sees."""
+    row = np.zeros((1, T), np.int32)
+    row[0, : len(seen)] = seen
+    logits = whole()(model.weights, row, config=model.config)[0]
+    return int(jnp.argmax(logits[0, len(seen) - 1, :257]))
+
+
+def tokens_of(events: Iterator[Drawn | Dropped], sample: int = 0) -> list[int]:
+    return [each.token for each in events if isinstance(each, Drawn) and each.sample == sample]
+
+
+def test_greedy_is_the_whole_model_on_what_it_sees_past_its_last_position_too(model: Model) -> None:
+    prompt, seen, expected, drops = (5, 6, 7), [5, 6, 7], [], []
+    for position in range(70):
+        if len(seen) > T:
+            seen = seen[-kept_after_drop(model.config) :]
+            drops.append(Dropped(position, len(seen)))
+        expected.append(next_by_hand(model, seen))
+        seen.append(expected[-1])
+    events = list(generate(model, Request(prompt, 70, sampling=GREEDY, ignore_end=True)))
+    assert tokens_of(iter(events)) == expected
+    assert [each for each in events if isinstance(each, Dropped)] == drops and len(drops) == 3
+    assert len(set(expected)) > 3
+
+
+def test_a_prompt_longer_than_the_model_is_cut(model: Model) -> None:
+    prompt = tuple(range(100))
+    events = list(generate(model, Request(prompt, 2, sampling=GREEDY, ignore_end=True)))
+    assert events[0] == Dropped(0, 16)
+    assert tokens_of(iter(events))[0] == next_by_hand(model, list(prompt[-16:]))
+
+
+SAMPLING = Sampling(temperature=0.9, top_k=50, top_p=0.95, min_p=0.001, repetition_penalty=1.1, seed=5)
+
+
+def test_samples_do_not_depend_on_how_many_there_are(model: Model) -> None:
+    request = Request((1, 2), 40, samples=3, sampling=SAMPLING, ignore_end=True)
+    together = list(generate(model, request))
+    one_by_one = list(generate(model, request._replace(exact=True)))
+    first = list(generate(model, request._replace(samples=1)))
+    texts = [tokens_of(iter(together), sample) for sample in range(3)]
+    assert texts == [tokens_of(iter(one_by_one), sample) for sample in range(3)]
+    assert tokens_of(iter(first)) == texts[0]
+    assert texts[0] != texts[1] != texts[2]
+    drawn = [each for each in together if isinstance(each, Drawn)]
+    assert [(each.position, each.sample) for each in drawn] == [(p, s) for p in range(40) for s in range(3)]
+    alone = [each for each in one_by_one if isinstance(each, Drawn)]
+    assert [each.sample for each in alone] == [0] * 40 + [1] * 40 + [2] * 40
+
+
+def test_going_on_with_a_text_is_the_longer_generation(model: Model) -> None:
+    request = Request((1, 2), 20, sampling=Sampling(seed=9), ignore_end=True)
+    both = tokens_of(generate(model, request))
+    again = tokens_of(generate(model, request._replace(prompt=(1, 2, *both[:8]), tokens=12)))
+    assert again == both[8:]
+
+
+def test_no_prompt_is_the_end_of_text_alone(model: Model) -> None:
+    request = Request((), 5, sampling=GREEDY)
+    assert list(generate(model, request)) == list(generate(model, request._replace(prompt=(256,))))
+
+
+def steered(model: Model, monkeypatch: pytest.MonkeyPatch, texts: list[Any]) -> None:
+    """Let the samples be these, whatever the model says."""
+    real = engine.draw
+
+    def draw(logits: Any, seen: Any, samples: Any, position: Any, *rest: Any) -> Any:
+        draws, seen = real(logits, seen, samples, position, *rest)
+        tokens = [texts[sample][position - 1] if position <= len(texts[sample]) else 0 for sample in samples]
+        return draws._replace(tokens=jnp.array(tokens, jnp.int32)), seen
+
+    monkeypatch.setattr(engine, "draw", draw)
+
+
+def outcomes(events: Iterator[Drawn | Dropped]) -> dict[int, tuple[str, str]]:
+    found: dict[int, tuple[str, str]] = {}
+    for each in events:
+        assert isinstance(each, Drawn)
+        text, end = found.get(each.sample, ("", ""))
+        assert end == ""  # nothing comes after an end
+        found[each.sample] = text + each.text, each.end
+    return found
+
+
+def test_how_samples_end(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    steered(model, monkeypatch, [[*b"ab", 256, 0], b"one two three", "x€y".encode(), b"abc st"])
+    found = outcomes(generate(model, Request((1,), 6, samples=4, stops=("two", "stop"))))
+    assert found == {0: ("ab", "end of text"), 1: ("one tw", "length"), 2: ("x€y\0", "length"), 3: ("abc st", "length")}
+    found = outcomes(generate(model, Request((1,), 8, samples=3, stops=("two", "stop", "€"), ignore_end=True)))
+    assert found[0][0].startswith("ab<|endoftext|>")
+    assert (found[1], found[2]) == (("one ", "stop"), ("x", "stop"))
+
+
+def test_closing_it_stops_it_and_nothing_runs_before_it_is_asked(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    real = engine._decode
+    monkeypatch.setattr(engine, "_decode", lambda *args: calls.append(1) or real(*args))
+    events = generate(model, Request((1,), 100, sampling=GREEDY))
+    assert not calls
+    next(events)
+    next(events)
+    events.close()  # type: ignore[attr-defined]
+    assert len(calls) == 2
+
+
+def test_few_programs_are_compiled(model: Model) -> None:
+    """One prefill for lengths of a bucket, one decode for all positions; other numbers compile nothing."""
+
+    def sizes() -> tuple[int, int]:
+        return engine._prefill._cache_size(), engine._decode._cache_size()
+
+    run = partial(Request, tokens=8, sampling=GREEDY, ignore_end=True)
+    list(generate(model, run((1,) * 3)))
+    before = sizes()
+    for length in (1, 7, 16):
+        list(generate(model, run((1,) * length, sampling=Sampling(temperature=0.5))))
+    assert sizes() == before
+    list(generate(model, run((1,) * 17)))
+    assert sizes() == (before[0] + 1, before[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"tokens": 0}, "--tokens"), ({"samples": 0}, "--samples"), ({"stops": ("a", "")}, "--stop"),
+     ({"prompt": (1, 257)}, "257"), ({"prompt": (-1,)}, "-1"), ({"candidates": 258}, "258"),
+     ({"sampling": Sampling(top_p=0)}, "--top-p")],
+)  # fmt: skip
+def test_what_cannot_be_asked_is_refused_at_once(model: Model, change: dict[str, Any], named: str) -> None:
+    with pytest.raises(InputError, match=named):
+        generate(model, Request((1,), 5)._replace(**change))
+
+
+def test_what_does_not_fit_is_refused_with_what_it_needs(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Request((1,), 5, samples=1000)
+    needed = memory_bytes(model, request)
+    weights = sum(array.nbytes for array in jax.tree.leaves(model.weights))
+    assert needed > weights + 1000 * 2 * 2 * 32 * 16 * 4
+    monkeypatch.setattr(engine, "available_memory_bytes", lambda: needed - 1)
+    with pytest.raises(InputError, match="--samples"):
+        generate(model, request)
+    generate(model, request._replace(exact=True))

@@ -1,0 +1,125 @@
+"""Each step of sampling against a plain one with sorted NumPy arrays, and what draws may depend on."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmc_jax.errors import InputError
+from llmc_jax.generate.sampling import Draws, Sampling, Steps, check, draw, filtered, numbers_of, steps_of
+
+V = 40
+LOGITS = 3 * np.random.default_rng(1).standard_normal((2, V)).astype(np.float32)
+ALL_STEPS = Steps(greedy=False, top_k=True, top_p=True, min_p=True, candidates=0)
+
+
+def plain(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """Probabilities (V,) in float64 after temperature, top-k, top-p and min-p, by sorting."""
+    logits = logits.astype(np.float64) / sampling.temperature
+    order = np.argsort(-logits, kind="stable")
+    p = np.exp(logits - logits.max())[order]
+    if sampling.top_k:
+        p[sampling.top_k :] = 0
+    before = np.cumsum(p) - p
+    p[before >= sampling.top_p * p.sum()] = 0
+    p[p < sampling.min_p * p[0]] = 0
+    out = np.empty_like(p)
+    out[order] = p / p.sum()
+    return out
+
+
+left = jax.jit(filtered, static_argnames="steps")
+
+
+@settings(max_examples=60)
+@given(
+    st.floats(0.2, 3), st.integers(0, V + 3), st.floats(0.05, 1), st.floats(0, 1),
+)  # fmt: skip
+def test_what_is_left_is_what_sorting_leaves(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+    sampling = Sampling(temperature, top_k or V, top_p, min_p)
+    numbers = numbers_of(sampling)
+    weights = np.asarray(left(jnp.array(LOGITS) / numbers.temperature, numbers, ALL_STEPS))
+    for row, logits in zip(weights, LOGITS, strict=True):
+        expected = plain(logits, sampling)
+        # at an edge, where float32 and float64 may differ, one token more or less; it is the least likely one
+        extra = np.flatnonzero((row > 0) != (expected > 0))
+        assert len(extra) <= 1
+        if not len(extra):
+            np.testing.assert_allclose(row / row.sum(), expected, rtol=1e-4, atol=1e-7)
+        assert row[np.argmax(logits)] == 1
+
+
+def drawn(logits: np.ndarray, sampling: Sampling, **more: Any) -> Draws:
+    rows = len(logits)
+    given = {"seen": None, "samples": np.arange(rows, dtype=np.int32), "position": np.int32(0), "candidates": 0} | more
+    steps = steps_of(sampling, given.pop("candidates"))
+    return draw(jnp.array(logits), given["seen"], given["samples"], given["position"], numbers_of(sampling), steps)[0]
+
+
+def test_frequencies_are_the_filtered_probabilities() -> None:
+    sampling = Sampling(temperature=1.5, top_k=6, top_p=0.95)
+    n = 4000
+    tokens = drawn(np.repeat(LOGITS[:1], n, axis=0), sampling).tokens
+    found = np.bincount(tokens, minlength=V) / n
+    expected = plain(LOGITS[0], sampling)
+    assert set(np.flatnonzero(found)) <= set(np.flatnonzero(expected))
+    assert np.abs(found - expected).max() < 4 * np.sqrt(0.25 / n)
+
+
+def test_a_draw_depends_on_seed_sample_and_position_alone() -> None:
+    flat = np.zeros((8, 1000), np.float32)
+    tokens = np.asarray(drawn(flat, Sampling()).tokens)
+    assert len(set(tokens.tolist())) >= 7  # samples differ
+    for sample in (0, 5):
+        alone = drawn(flat[:1], Sampling(), samples=np.array([sample], np.int32)).tokens
+        assert int(alone[0]) == tokens[sample]
+    others = [drawn(flat, Sampling(), position=np.int32(1)).tokens, drawn(flat, Sampling(seed=1)).tokens]
+    others.append(drawn(flat, Sampling(seed=1337 + (1 << 32))).tokens)
+    assert all((np.asarray(each) != tokens).sum() >= 7 for each in others)
+
+
+def test_the_numbers_are_the_same_on_every_version_of_jax() -> None:
+    tokens = drawn(np.zeros((4, 1000), np.float32), Sampling(seed=1337)).tokens
+    assert np.asarray(tokens).tolist() == FIRST_TOKENS
+
+
+FIRST_TOKENS = [461, 178, 20, 348]
+
+
+def test_greedy_takes_the_largest_and_reports_the_models_own_probabilities() -> None:
+    found = drawn(LOGITS, Sampling(temperature=0, top_k=3), candidates=4)
+    np.testing.assert_array_equal(found.tokens, LOGITS.argmax(axis=1))
+    own = LOGITS - np.log(np.exp(LOGITS.astype(np.float64)).sum(axis=1, keepdims=True))
+    order = np.argsort(-own, axis=1)[:, :4]
+    np.testing.assert_array_equal(found.candidates, order)
+    np.testing.assert_allclose(found.candidate_logprobs, np.take_along_axis(own, order, 1), rtol=1e-5)
+    np.testing.assert_allclose(found.logprobs, own.max(axis=1), rtol=1e-5)
+
+
+def test_a_repetition_penalty_divides_what_is_positive_and_multiplies_what_is_not() -> None:
+    logits = np.array([[2.0, 1.5, -1.0, -1.5]], np.float32)
+    seen = np.array([[True, False, True, False]])
+    sampling = Sampling(temperature=0, repetition_penalty=2.0)
+    numbers, steps = numbers_of(sampling), steps_of(sampling, 0)
+    draws, after = draw(jnp.array(logits), jnp.array(seen), np.zeros(1, np.int32), np.int32(0), numbers, steps)
+    assert int(draws.tokens[0]) == 1  # 2 / 2 is less than 1.5
+    assert np.asarray(after).tolist() == [[True, True, True, False]]
+    rows, n = np.repeat(logits, 3000, axis=0), 3000
+    tokens = drawn(rows, Sampling(repetition_penalty=2.0), seen=jnp.array(np.repeat(seen, n, axis=0))).tokens
+    found = np.bincount(tokens, minlength=4) / n
+    p = np.exp([1.0, 1.5, -2.0, -1.5])
+    assert np.abs(found - p / p.sum()).max() < 0.04
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", -0.1), ("temperature", float("nan")), ("temperature", float("inf")), ("top_k", -1), ("top_p", 0.0),
+     ("top_p", 1.1), ("min_p", -0.1), ("min_p", 2.0), ("repetition_penalty", 0.0), ("seed", -1), ("seed", 1 << 64)],
+)  # fmt: skip
+def test_values_that_cannot_be_are_named_as_their_flags(name: str, value: float) -> None:
+    with pytest.raises(InputError, match=f"^--{name.replace('_', '-')} "):
+        check(Sampling(**{name: value}))
