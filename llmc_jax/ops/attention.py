@@ -176,9 +176,8 @@ def _step(
     pinned = jax.lax.optimization_barrier
     (BNH, S, HS), wide = keys.shape, jnp.promote_types(qkv.dtype, jnp.float32)
     q, k, v = (x.reshape(BNH, 1, HS) for x in jnp.split(qkv, 3, axis=-1))
-    place = (0, position, 0)
-    keys, values = jax.lax.dynamic_update_slice(keys, k, place), jax.lax.dynamic_update_slice(values, v, place)
-    keys, values = pinned((keys, values))
+    put = jax.lax.dynamic_update_slice_in_dim
+    keys, values = pinned((put(keys, k, position, axis=1), put(values, v, position, axis=1)))
     score = pinned(jnp.einsum("nh,nsh->ns", q[:, 0], keys, preferred_element_type=wide)) * (1.0 / math.sqrt(HS))
     att = pinned(weights(score, jnp.arange(S) <= position).astype(qkv.dtype))  # (B NH, S)
     out = jnp.einsum("ns,nsh->nh", att, values, preferred_element_type=wide)  # (B NH, HS)
