@@ -8,6 +8,7 @@ llmc.py         llm.c's sampler, and its way of computing everything again for e
 look.py         the probabilities that the model gives to a text; perplexity
 probabilities.py  how these are shown: coloured text, a table, plain data
 heads.py        the weights of attention, and their picture
+serve.py        a page on this machine to ask the model with (page.html); page.py: what it asks and is told
 
 Leaves out the model's own forward (models/gpt2/model.py, decode.py) and the command line (cli/generate.py).
 """
