@@ -1,0 +1,118 @@
+"""A request answered: its samples collected, shown as they come, and timed; Ctrl-C ends it between two tokens.
+
+Leaves out how tokens are drawn (engine.py), and the screen (show.py).
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+
+import jax
+
+from llmc_jax.errors import InputError
+from llmc_jax.generate.engine import Drawn, Dropped, Request, generate
+from llmc_jax.generate.model import Model
+
+STOPPED = "stopped"  # why a sample ended, beside those of `Drawn`: by Ctrl-C
+
+
+@dataclass
+class Sample:
+    """One continuation."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    text: str = ""
+    end: str = STOPPED  # until it ends
+
+
+@dataclass
+class Answer:
+    """All that came of a request. Times in seconds."""
+
+    samples: list[Sample]
+    drops: list[Dropped] = field(default_factory=list)
+    first: float = 0.0  # until the first token was there: compiling and prefill
+    rest: float = 0.0  # from then on
+    timed: int = 0  # tokens that came after those of the first position
+
+    @property
+    def tokens(self) -> int:
+        """Return how many tokens were drawn, of all samples together."""
+        return sum(len(sample.ids) for sample in self.samples)
+
+    @property
+    def rate(self) -> float | None:
+        """Return the tokens of a second after the first one; None where no more came."""
+        return self.timed / self.rest if self.timed and self.rest else None
+
+
+def ask(
+    model: Model,
+    request: Request,
+    show: Callable[[Drawn], None] = lambda drawn: None,
+    stop: threading.Event | None = None,
+) -> Answer:
+    """Return a request's answer; show gets each token as it comes, and stop, once set, ends it.
+
+    Raises InputError as `generate` does, and where the device's memory is full.
+    """
+    answer = Answer([Sample() for _ in range(request.samples)])
+    begin = time.perf_counter()
+    try:
+        with closing(generate(model, request)) as events:  # type: ignore[type-var]
+            for event in events:
+                if isinstance(event, Dropped):
+                    answer.drops.append(event)
+                    continue
+                _take(answer, event, time.perf_counter() - begin)
+                show(event)
+                if stop is not None and stop.is_set():
+                    break
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        words = str(error).splitlines()[0].rstrip(".")
+        raise InputError(
+            f"the device's memory is full: {words}; lower --samples or --tokens, write --exact, or --dtype bf16"
+        ) from error
+    return answer
+
+
+def _take(answer: Answer, drawn: Drawn, now: float) -> None:
+    sample = answer.samples[drawn.sample]
+    sample.ids.append(drawn.token)
+    sample.logprobs.append(drawn.logprob)
+    sample.text += drawn.text
+    sample.end = drawn.end or sample.end
+    if answer.first == 0:
+        answer.first = now
+    answer.rest = now - answer.first
+    answer.timed += drawn.position > 0 or drawn.sample > 0
+
+
+@contextmanager
+def until_ctrl_c() -> Iterator[threading.Event]:
+    """Within the block the first Ctrl-C sets the event, for whoever works to stop soon; the second one interrupts.
+
+    Where Ctrl-C is switched off (nohup, jobs in the background), and outside the main thread, nothing happens.
+    """
+    stop = threading.Event()
+    before = signal.getsignal(signal.SIGINT)
+    if before in (signal.SIG_IGN, None) or threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def interrupt(*_: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
