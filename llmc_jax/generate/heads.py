@@ -33,6 +33,7 @@ LABEL_INCHES = 0.135
 LONGEST_LABEL = 14
 FEW = 300  # positions up to which each is drawn by itself; of more, matplotlib averages those that share a pixel
 PANEL_INCHES = 2.1  # at least
+LARGEST = 0.001  # the part of the weights that may be beyond the scale of colours
 COLORS = "cividis"  # as good for every kind of colour vision
 
 
@@ -125,9 +126,8 @@ def draw_attention(path: str | Path, weights: np.ndarray, labels: Sequence[str],
     figure = Figure(figsize=(columns * panel + 1.9, rows * (panel + 0.25) + 1.3), dpi=110, layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).ravel()
     future = np.arange(T)[:, None] < np.arange(T)
-    finite = weights[np.isfinite(weights)]
-    largest = max(float(finite.max(initial=0.0)), 1e-6)
-    norm = PowerNorm(0.5, 0.0, largest)
+    largest, beyond = scale_of(weights[:, ~future])
+    norm = PowerNorm(0.5, 0.0, largest, clip=True)
     image: Any = None
     for index, axes in enumerate(panels):
         if index >= heads:
@@ -137,7 +137,7 @@ def draw_attention(path: str | Path, weights: np.ndarray, labels: Sequence[str],
         image = axes.imshow(shown, cmap=COLORS, norm=norm, interpolation="none" if T <= FEW else "auto")
         axes.set_title(f"head {index}", fontsize=9)
         _name_positions(axes, labels, left=index % columns == 0, below=index + columns >= heads)
-    bar = figure.colorbar(image, ax=panels.tolist(), fraction=0.03, aspect=30, pad=0.01, format="%.2g")
+    bar = figure.colorbar(image, ax=panels.tolist(), fraction=0.03, aspect=30, pad=0.01, format="%.2g", extend=beyond)
     bar.set_ticks([largest * part**2 for part in (0, 0.2, 0.4, 0.6, 0.8, 1)])
     bar.set_label("weight", fontsize=9)
     bar.ax.tick_params(labelsize=8)
@@ -148,6 +148,19 @@ def draw_attention(path: str | Path, weights: np.ndarray, labels: Sequence[str],
     with matplotlib.rc_context({"svg.hashsalt": "llmc_jax"}):
         figure.savefig(picture, format=suffix[1:], metadata=SUFFIXES[suffix])
     write_atomic(path, picture.getvalue())
+
+
+def scale_of(weights: np.ndarray) -> tuple[float, str]:
+    """Return the weight that has the last colour, and whether larger ones have it too, in matplotlib's words.
+
+    All but the largest LARGEST lie within. The first positions of a text, which see few others, have large weights: if
+    the scale were theirs, a long text would be all dark.
+    """
+    finite = weights[np.isfinite(weights)]
+    if not finite.size or finite.max() <= 0:
+        return 1.0, "neither"
+    largest = float(np.quantile(finite, 1 - LARGEST, method="higher")) or float(finite.max())
+    return largest, "max" if finite.max() > largest else "neither"
 
 
 def grid(heads: int) -> tuple[int, int]:

@@ -185,7 +185,7 @@ def rows_of_text(
         return rows_of_logits(logits, aims, config.vocab_size, candidates)
 
     def step(chunk: jax.Array, rows: Rows) -> Rows:
-        start = jnp.minimum(first + chunk * size, n - size)  # the last chunk may compute some rows again
+        start = first + chunk * size  # near the end JAX takes n - size: the last chunk computes some rows again
         return jax.tree.map(lambda x, new: jax.lax.dynamic_update_slice_in_dim(x, new, start, 0), rows, of_chunk(start))
 
     empty = jax.tree.map(lambda x: jnp.zeros((n, *x.shape[1:]), x.dtype), jax.eval_shape(of_chunk, first))
