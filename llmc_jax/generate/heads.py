@@ -19,7 +19,8 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenizers import Tokenizer
 from llmc_jax.errors import InputError
 from llmc_jax.files import refuse_irregular, write_atomic
-from llmc_jax.generate.look import bucket, check_ids
+from llmc_jax.generate.engine import prompt_size
+from llmc_jax.generate.look import check_ids
 from llmc_jax.generate.model import Model
 from llmc_jax.generate.probabilities import label
 from llmc_jax.models.gpt2.model import BlockActivations, Execution, forward_stream
@@ -53,7 +54,7 @@ def attention_weights(model: Model, ids: Sequence[int], layer: int) -> np.ndarra
             "that fits"
         )
     tokens = check_ids(config, ids)
-    tokens = np.pad(tokens, (0, bucket(length, config.max_seq_len) - length))
+    tokens = np.pad(tokens, (0, prompt_size(config, length) - length))  # behind the text, where nobody looks
     found = weights_of_layer(model.weights, tokens, config=config, execution=model.execution, layer=layer)
     return np.asarray(found)[:, :length, :length]
 

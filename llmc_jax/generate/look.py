@@ -17,13 +17,13 @@ import numpy as np
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenizers import Tokenizer
 from llmc_jax.errors import InputError
+from llmc_jax.generate.engine import kept_after_drop, prompt_size
 from llmc_jax.generate.model import Model
 from llmc_jax.models.gpt2.model import Execution, forward_stream
 from llmc_jax.models.gpt2.tensors import Params
 from llmc_jax.ops.classifier import classifier_forward
 from llmc_jax.ops.linear import linear_forward
 
-SHORTEST = 16  # positions that a program is compiled for: powers of two from here on, the last one T
 LOGIT_BYTES = 32 << 20  # of float32 logits that exist at a time
 
 
@@ -109,21 +109,13 @@ def text_bytes(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
     return sum(len(tokenizer.pieces[token]) for token in ids if token != tokenizer.eot)
 
 
-def windows(length: int, positions: int) -> Iterator[Window]:
-    """Yield windows over `length` positions that a model with T=`positions` reads one after the other.
-
-    Where T are full and one more comes, the newest T - T // 2 stay, that one among them.
-    """
+def windows(length: int, config: ModelConfig) -> Iterator[Window]:
+    """Yield windows over `length` positions that a model reads one after the other: those of `engine.generate`."""
     start = done = 0
     while done < length:
-        end = min(start + positions, length)
+        end = min(start + config.max_seq_len, length)
         yield Window(start, done, end)
-        start, done = start + positions // 2 + 1, end
-
-
-def bucket(length: int, positions: int) -> int:
-    """Return the length that a text of `length` <= T=`positions` tokens is padded to, so that few are compiled."""
-    return min(positions, max(SHORTEST, 1 << (length - 1).bit_length()))
+        start, done = end + 1 - kept_after_drop(config), end  # the next token is among those kept
 
 
 def check_ids(config: ModelConfig, ids: Sequence[int]) -> np.ndarray:
@@ -141,13 +133,11 @@ def check_ids(config: ModelConfig, ids: Sequence[int]) -> np.ndarray:
 
 def _rows(model: Model, ids: Sequence[int], candidates: int | None) -> Iterator[tuple[np.ndarray, Rows]]:
     """Yield the tokens (n,) of one window after the other, and what is kept of their logits, on the host."""
-    T = model.config.max_seq_len
     targets = check_ids(model.config, ids)
     inputs = np.concatenate([np.array([model.end_of_text], np.int32), targets[:-1]])
-    for window in windows(len(targets), T):
+    for window in windows(len(targets), model.config):
         length = window.end - window.start
-        n = bucket(length, T)
-        padding = (0, n - length)  # behind the text: no position sees what follows it
+        padding = (0, prompt_size(model.config, length) - length)  # behind the text: no position sees what follows it
         arrays = (np.pad(each[window.start : window.end], padding) for each in (inputs, targets))
         new = slice(window.first - window.start, length)
         rows = rows_of_text(

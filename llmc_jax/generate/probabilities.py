@@ -3,15 +3,15 @@
 Surprise is -log2 of the probability that the model gave to a token, in bits. Leaves out computing it (look.py).
 """
 
-import codecs
 import itertools
 import math
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
-from llmc_jax.data.tokenizers import Tokenizer, sample_text
+from llmc_jax.data.tokenizers import Tokenizer, printable
 from llmc_jax.generate.look import Seen
+from llmc_jax.generate.text import TextStream
 from llmc_jax.streams import escaped
 from llmc_jax.text import table
 
@@ -118,16 +118,12 @@ def _percent(logprob: float) -> str:
 
 def _pieces(tokenizer: Tokenizer | None, seen: Sequence[Seen]) -> Iterator[tuple[str, float]]:
     """Yield the text in stretches of whole characters, and the greatest surprise of the tokens in each."""
-    if tokenizer is None:
-        yield from ((sample_text(None, [each.token]), surprise_bits(each)) for each in seen)
-        return
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    bits = 0.0
-    for index, each in enumerate(seen):
-        text = decoder.decode(tokenizer.pieces[each.token], final=index == len(seen) - 1)
+    stream, bits = TextStream(tokenizer), 0.0
+    for index, each in enumerate(seen, start=1):
+        text = stream.add(each.token) + (stream.finish() if index == len(seen) else "")
         bits = max(surprise_bits(each), bits)
         if text:
-            yield "".join(c for c in text if c in "\t\n" or not (c < " " or "\x7f" <= c < "\xa0")), bits
+            yield printable(text), bits
             bits = 0.0
 
 

@@ -12,6 +12,7 @@ import pytest
 from llmc_jax.errors import InputError
 from llmc_jax.generate import engine
 from llmc_jax.generate.engine import Drawn, Dropped, Request, generate, kept_after_drop, memory_bytes
+from llmc_jax.generate.look import look
 from llmc_jax.generate.model import Model, open_model
 from llmc_jax.generate.sampling import Sampling
 from llmc_jax.models.gpt2.model import forward
@@ -88,6 +89,18 @@ def test_going_on_with_a_text_is_the_longer_generation(model: Model) -> None:
     both = tokens_of(generate(model, request))
     again = tokens_of(generate(model, request._replace(prompt=(1, 2, *both[:8]), tokens=12)))
     assert again == both[8:]
+
+
+def test_what_was_drawn_is_what_the_model_thinks_of_the_text(model: Model) -> None:
+    """Without a cache, in the same windows past the last position."""
+    drawn = [
+        each
+        for each in generate(model, Request((), 70, sampling=Sampling(seed=4), ignore_end=True, candidates=2))
+        if isinstance(each, Drawn)
+    ]
+    seen = look(model, [each.token for each in drawn], candidates=2)
+    np.testing.assert_allclose([each.logprob for each in drawn], [each.logprob for each in seen], atol=1e-5)
+    assert [[c[0] for c in each.candidates] for each in drawn] == [[c[0] for c in each.candidates] for each in seen]
 
 
 def test_no_prompt_is_the_end_of_text_alone(model: Model) -> None:

@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ def test_equal_logits_are_ranked_by_id() -> None:
 @pytest.mark.parametrize("positions", [1, 2, 5, 32])
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 100])
 def test_windows_take_each_position_once_with_half_of_T_before_it(length: int, positions: int) -> None:
-    found = list(look.windows(length, positions))
+    found = list(look.windows(length, replace(CONFIG, max_seq_len=positions)))
     taken = [place for window in found for place in range(window.first, window.end)]
     assert taken == list(range(length))
     assert all(window.end - window.start <= positions for window in found)
@@ -132,11 +133,9 @@ def test_windows_take_each_position_once_with_half_of_T_before_it(length: int, p
     assert all(window.first + 1 - window.start == positions - positions // 2 for window in found[1:])
 
 
-def test_windows_of_a_text_that_fits() -> None:
-    assert list(look.windows(0, 32)) == []
-    assert list(look.windows(32, 32)) == [Window(0, 0, 32)]
-    assert [look.bucket(n, 48) for n in (1, 16, 17, 32, 33, 48)] == [16, 16, 32, 32, 48, 48]
-    assert look.look(model(), []) == []
+def test_a_text_that_fits_is_one_window() -> None:
+    assert list(look.windows(T, CONFIG)) == [Window(0, 0, T)]
+    assert list(look.windows(0, CONFIG)) == [] == look.look(model(), [])
 
 
 @pytest.mark.parametrize("bad", [V, -1])  # V is an id of the padding
