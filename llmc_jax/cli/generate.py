@@ -17,7 +17,7 @@ from llmc_jax.cli.generate_flags import PROGRAM, STANDARD_INPUT, parse
 from llmc_jax.cli.kit import exit_status, print_json
 from llmc_jax.config.options import show_value
 from llmc_jax.errors import ExitCode, InputError
-from llmc_jax.files import plain, refusing
+from llmc_jax.files import cache_folder, plain, refusing
 from llmc_jax.machine.jax_setup import configure, restart_with_huge_pages, typed
 from llmc_jax.streams import print_error
 
@@ -327,4 +327,24 @@ def need_text(ids: tuple[int, ...], question: str) -> None:
         raise InputError(f"{question}: needs a text; give one by --prompt, --prompt-file or on standard input")
 
 
-QUESTIONS = {"probs": show_probabilities, "perplexity": show_perplexity, "attention": draw_heads}
+def converse(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> int:
+    """Let the user and the model write a text in turns: `--interactive`."""
+    from llmc_jax.generate.interactive import history, talk
+
+    def note(words: str) -> None:
+        say("note", words)
+
+    if sys.stdin.isatty():
+        note("type the beginning of a text; /help lists what else can be typed, Ctrl-D ends")
+    file = None if asked.no_history else cache_folder() / "generate_history"
+    with history(file, note):
+        talk(model, request_of(model, ids, asked), sys.stdout, note)
+    return ExitCode.DONE
+
+
+QUESTIONS = {
+    "interactive": converse,
+    "probs": show_probabilities,
+    "perplexity": show_perplexity,
+    "attention": draw_heads,
+}

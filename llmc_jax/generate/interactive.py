@@ -1,0 +1,239 @@
+"""A text written in turns: a line is typed, the model goes on with all that stands there, and so on.
+
+Leaves out how tokens are drawn and shown (answer.py, show.py).
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from llmc_jax.data.tokenizers import sample_text
+from llmc_jax.errors import InputError
+from llmc_jax.files import reason, write_problem
+from llmc_jax.generate.answer import STOPPED, Answer, ask, until_ctrl_c
+from llmc_jax.generate.engine import Request, check_request, kept_after_drop
+from llmc_jax.generate.model import Model
+from llmc_jax.generate.show import Screen
+
+HISTORY_LINES = 2000
+HELP = """\
+What you type is put behind the text, as it stands, and the model goes on. An empty line: it just goes on. A backslash
+at the end of a line: the text has a line end there, and more is to come. Ctrl-C: the model stops. Ctrl-D: the end.
+  /again             take back what the model added last, and let it draw anew (with the next seed)
+  /undo              take back what it added last, and what was typed before
+  /reset             begin a new text
+  /text              show the whole text
+  /set               show the settings; /set NAME VALUE changes one: {names}
+  /help, /quit
+  //...              a text that begins with /"""
+WORDS = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
+
+
+class Turn(NamedTuple):
+    """Where in the text a turn begins, and where in it what was typed ends."""
+
+    begin: int
+    typed: int
+
+
+class Session:
+    """A text that grows, and what can be done with it."""
+
+    def __init__(self, model: Model, request: Request, out: TextIO, note: Callable[[str], None]) -> None:
+        """Begin with a request, whose prompt is the beginning of the text. note: says what is not the text."""
+        self.model, self.request = model, request
+        self.ids: list[int] = []
+        self._out, self._note = out, note
+        self._turns: list[Turn] = []
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/again": self._again,
+            "/undo": self._undo,
+            "/reset": self._reset,
+            "/text": lambda _: print(sample_text(model.tokenizer, self.ids), file=out, flush=True),
+            "/set": self._set,
+            "/help": lambda _: print(HELP.format(names=", ".join(self._settings())), file=out, flush=True),
+        }
+        if request.prompt:
+            self.go_on(list(request.prompt))
+
+    def take(self, text: str) -> bool:
+        """Do what was typed; return False where that was to end it. Raises InputError for what cannot be."""
+        word, _, rest = text.partition(" ")
+        if word in ("/quit", "/exit", "/q"):
+            return False
+        if text.startswith("/") and not text.startswith("//"):
+            if word not in self._commands:
+                raise InputError(f"{word}: there is no such command; /help lists them; // begins a text with /")
+            self._commands[word](rest.strip())
+            return True
+        self.go_on(self._encoded(text[1:] if text.startswith("//") else text))
+        return True
+
+    def go_on(self, typed: list[int]) -> None:
+        """Put ids behind the text, and let the model go on; Ctrl-C stops it."""
+        begin = len(self.ids)
+        request = self.request._replace(prompt=(*self.ids, *typed))
+        check_request(self.model, request)
+        self.ids += typed
+        self._turns.append(Turn(begin, len(self.ids)))
+        self._draw(request)
+
+    def _draw(self, request: Request) -> None:
+        """Show what was typed in this turn, let the model go on, and put that behind the text."""
+        turn = self._turns[-1]
+        with until_ctrl_c() as stop:
+            screen = Screen(self._out, sample_text(self.model.tokenizer, self.ids[turn.begin : turn.typed]))
+            answer = ask(self.model, request, screen.add, stop)
+            screen.finish()
+        self.ids += self._kept(answer)
+        self._tell(answer)
+
+    def _kept(self, answer: Answer) -> list[int]:
+        """Return the ids of what was shown: a stop string is no part of it."""
+        sample, tokenizer = answer.samples[0], self.model.tokenizer
+        if sample.end != "stop" or tokenizer is None:
+            return sample.ids
+        return [int(token) for token in tokenizer.encode(sample.text)]
+
+    def _tell(self, answer: Answer) -> None:
+        if answer.drops:
+            kept = kept_after_drop(self.model.config)
+            self._note(f"the text outgrew T={self.model.config.max_seq_len}: the model sees its end, {kept} tokens on")
+        if (end := answer.samples[0].end) in ("end of text", STOPPED):
+            self._note({STOPPED: "stopped"}.get(end, f"the model drew its {end}"))
+
+    def _encoded(self, text: str) -> list[int]:
+        if self.model.tokenizer is not None:
+            return [int(token) for token in self.model.tokenizer.encode(text)]
+        words = text.replace(",", " ").split()
+        if not all(word.isdecimal() for word in words):
+            raise InputError("this model has no tokenizer: type token ids, such as 15 27 3")
+        return [int(word) for word in words]
+
+    # ----- commands
+
+    def _last(self) -> Turn:
+        if not self._turns:
+            raise InputError("the text is empty; type its beginning, or an empty line")
+        return self._turns[-1]
+
+    def _again(self, rest: str) -> None:
+        del self.ids[self._last().typed :]
+        sampling = self.request.sampling
+        self.request = self.request._replace(sampling=sampling._replace(seed=(sampling.seed + 1) % (1 << 64)))
+        self._draw(self.request._replace(prompt=tuple(self.ids)))
+
+    def _undo(self, rest: str) -> None:
+        del self.ids[self._last().begin :]
+        self._turns.pop()
+        self._note(f"the text has {len(self.ids)} tokens now")
+
+    def _reset(self, rest: str) -> None:
+        self.ids.clear()
+        self._turns.clear()
+        self._note("a new text")
+
+    def _settings(self) -> dict[str, object]:
+        request = self.request
+        stop = request.stops[0] if len(request.stops) == 1 else list(request.stops) or "none"
+        own = {"tokens": request.tokens, "stop": stop, "ignore-end": request.ignore_end}
+        return {name.replace("_", "-"): value for name, value in request.sampling._asdict().items()} | own
+
+    def _set(self, rest: str) -> None:
+        name, _, value = rest.partition(" ")
+        settings = self._settings()
+        if not name:
+            print("\n".join(f"  {each:<20} {now}" for each, now in settings.items()), file=self._out, flush=True)
+            return
+        name = name.removeprefix("--").replace("_", "-")
+        if name not in settings:
+            raise InputError(f"/set {name}: there is no such setting; there are {', '.join(settings)}")
+        request = _changed(self.request, name, value.strip(), settings[name])
+        check_request(self.model, request._replace(prompt=tuple(self.ids)))
+        self.request = request
+
+
+def _changed(request: Request, name: str, value: str, now: Any) -> Request:
+    """Return a request with another value of a setting. Raises InputError for one of another type."""
+    if name == "stop":
+        return request._replace(stops=() if value in ("", "none") else (value,))
+    try:
+        new: Any = WORDS[value.lower()] if isinstance(now, bool) else type(now)(value)
+    except (KeyError, ValueError):
+        expected = {bool: "on or off", int: "a whole number"}.get(type(now), "a number")
+        raise InputError(f"/set {name}: expected {expected}, found {value!r}") from None
+    key = name.replace("-", "_")
+    if key in request.sampling._fields:
+        return request._replace(sampling=request.sampling._replace(**{key: new}))
+    return request._replace(**{key: new})
+
+
+def talk(
+    model: Model,
+    request: Request,
+    out: TextIO,
+    note: Callable[[str], None],
+    read: Callable[[str], str] | None = None,
+) -> None:
+    """Read turns until the end of the input, or /quit. read: returns a line after a mark, or raises EOFError."""
+    read = read or line_of_input
+    session, mark, before = Session(model, request, out, note), "> ", ""
+    while True:
+        try:
+            line = read("... " if before else mark)
+            if line.endswith("\\"):
+                before += line[:-1] + "\n"
+                continue
+            text, before = before + line, ""
+            if not session.take(text):
+                return
+        except EOFError:
+            return
+        except KeyboardInterrupt:  # at the mark: what was typed is dropped
+            before = ""
+            note("/quit or Ctrl-D ends")
+        except InputError as error:
+            note(str(error))
+
+
+def line_of_input(mark: str) -> str:
+    """Return a line of standard input without its end; on a terminal it can be edited. Raises EOFError at the end."""
+    if sys.stdin.isatty():
+        return input(mark)
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.removesuffix("\n")
+
+
+@contextlib.contextmanager
+def history(file: Path | None, note: Callable[[str], None]) -> Iterator[None]:
+    """Within the block lines can be edited as in a shell, with those of earlier sessions, which the file keeps.
+
+    None, a Python without readline, no terminal: nothing is read or kept. A file that cannot be written is told.
+    """
+    try:
+        import readline
+    except ImportError:
+        yield
+        return
+    if file is None or not sys.stdin.isatty():
+        yield
+        return
+    with contextlib.suppress(OSError):
+        readline.read_history_file(file)
+    readline.set_history_length(HISTORY_LINES)
+    try:
+        yield
+    finally:
+        problem = write_problem(file.parent)
+        try:
+            if problem is None:
+                readline.write_history_file(file)
+                file.chmod(0o600)
+        except OSError as error:
+            problem = reason(error)
+        if problem is not None:
+            note(f"{file}: what was typed cannot be kept ({problem})")
