@@ -342,8 +342,21 @@ def converse(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> in
     return ExitCode.DONE
 
 
+def serve_page(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> int:
+    """Answer on a page of this machine until Ctrl-C: `--serve`."""
+    from llmc_jax.generate.serve import serve
+
+    def ready(address: str) -> None:
+        print(address, flush=True)
+        say("note", "open this address in a browser on this machine; Ctrl-C ends")
+
+    serve(model, asked.serve, ready=ready)
+    return ExitCode.DONE
+
+
 QUESTIONS = {
     "interactive": converse,
+    "serve": serve_page,
     "probs": show_probabilities,
     "perplexity": show_perplexity,
     "attention": draw_heads,
