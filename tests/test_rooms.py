@@ -34,6 +34,7 @@ ORDER = [
     "run",
     "profile",
     "compare",
+    "library",
     "cli",
 ]
 WITHOUT_JAX = ("errors", "magics", "streams", "text", "files", "rng", "config", "cluster", "data", "checkpoint", "cli")

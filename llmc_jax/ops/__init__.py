@@ -6,3 +6,15 @@ is exact in float64. Nothing here knows the model, the optimizer or the GPU.
 
     B batch, T sequence length, C channels, NH heads, HS head size, V vocabulary, Vp padded vocabulary
 """
+
+from importlib import import_module
+from types import ModuleType
+
+__all__ = ["attention", "classifier", "embedding", "gelu", "head", "layernorm", "linear", "residual", "softmax"]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import an operation's file when it is first named, as in `llmc_jax.ops.gelu`."""
+    if name not in __all__:
+        raise AttributeError(f"module 'llmc_jax.ops' has no attribute {name!r}")
+    return import_module(f"llmc_jax.ops.{name}")

@@ -1,0 +1,348 @@
+"""What `import llmc_jax` offers: open a model, ask it, differentiate it, train it, save it. docs/library.md shows it.
+
+Plain functions on plain data; each is a few lines above what the programs are made of, with its input checked. Leaves
+out several devices, the handwritten kernels and everything that a run keeps in its folder: train.py has those.
+
+    B rows, n ids in a row, T the most positions that the model knows, V its vocabulary
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from llmc_jax.checkpoint.llmc import write_model
+from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.train import TrainConfig
+from llmc_jax.data.tokenizers import Tokenizer
+from llmc_jax.errors import InputError
+from llmc_jax.files import refuse_existing
+from llmc_jax.generate import heads
+from llmc_jax.generate.engine import Drawn, Request, generate
+from llmc_jax.generate.model import DTYPES, Model, open_model
+from llmc_jax.generate.sampling import Sampling
+from llmc_jax.models.gpt2.model import Execution, forward, loss_fn, mean_loss
+from llmc_jax.models.gpt2.tensors import BY_NAME, Params, flat_size, num_parameters, views
+from llmc_jax.plan import step_numbers
+from llmc_jax.training.adamw import ADAMW
+from llmc_jax.training.state import TrainState, initial_state
+from llmc_jax.training.step import Metrics, StepOptions, train_step
+
+Ids = Sequence[int] | Sequence[Sequence[int]] | np.ndarray | jax.Array
+ATTENTION = ("auto", "softmax", "relu")
+Step = Callable[[TrainState, Ids], tuple[TrainState, Metrics]]
+
+
+def load(
+    path: str | Path, *, dtype: str = "auto", tokenizer: str = "auto", attention: str = "auto", step: int | None = None
+) -> Model:
+    """Open a checkpoint: of llm.c, a run of train.py or its state_… folder, of Hugging Face's, or nanoGPT's ckpt.pt.
+
+    A shape such as "d12" or "L4-NH4-C128-V257-T128" stands for random weights, always the same. dtype, that the model
+    computes in: fp32, bf16 or fp16; auto: bf16 on a GPU, fp32 on a CPU. tokenizer: bytes, gpt2 (its table may be
+    downloaded), none, or the path of llm.c's gpt2_tokenizer.bin; auto: the model's own where it can be told, without a
+    network. attention: softmax or relu; auto: as it was trained, where the checkpoint says it. step: of a run's folder,
+    this checkpoint, not the newest good one.
+    Raises InputError, or its subclass FormatError for a file's contents, where it cannot be opened, the tokenizer does
+    not fit, or the weights need more memory than there is. docs/checkpoints.md has the formats and their sources.
+    """
+    for name, value, known in (("dtype", dtype, ("auto", *DTYPES)), ("attention", attention, ATTENTION)):
+        if value not in known:
+            raise InputError(f"{name}={value!r}: expected one of {', '.join(known)}")
+    return open_model(path, dtype=dtype, tokenizer=tokenizer, attention=attention, step=step)
+
+
+# ----- text and ids -------------------------------------------------------------------------------------------------
+
+
+def encode(model: Model, text: str | bytes) -> np.ndarray:
+    """Return the ids (n,) int32 of a text. The id that begins a text, `model.end_of_text`, is not put before it.
+
+    bytes must be UTF-8, but for the tokenizer of bytes, which takes any. Raises InputError where they are not, and
+    where the model has no tokenizer.
+    """
+    if not isinstance(text, str | bytes):
+        raise InputError(f"text: found {type(text).__name__}; encode takes str or bytes")
+    return _tokenizer(model).encode(text).astype(np.int32)
+
+
+def decode(model: Model, ids: Sequence[int] | np.ndarray | jax.Array) -> str:
+    """Return the text of ids (n,). Bytes that are no UTF-8, as half a character has them, become U+FFFD.
+
+    Raises InputError for an id that the tokenizer does not have, and where the model has no tokenizer.
+    """
+    return _tokenizer(model).decode(_array(ids, (1,)).tolist()).decode(errors="replace")
+
+
+def _tokenizer(model: Model) -> Tokenizer:
+    if model.tokenizer is None:
+        raise InputError(f"{model.path}: {model.tokenizer_note}; load(…, tokenizer=…) names one, or work with ids")
+    return model.tokenizer
+
+
+def _array(ids: Ids, dimensions: tuple[int, ...]) -> np.ndarray:
+    """Return ids as an array of so many dimensions. Raises InputError for what is none of whole numbers."""
+    if isinstance(ids, str | bytes):
+        raise InputError("ids: found text; encode(model, text) makes ids of it")
+    try:
+        found = np.asarray(ids)
+    except ValueError:
+        raise InputError("ids: the rows differ in length; all must have as many ids as the first") from None
+    if found.ndim not in dimensions:
+        allowed = " or ".join({1: "(n,)", 2: "(B, n)", 3: "(A, B, n)"}[n] for n in dimensions)
+        raise InputError(f"ids: found shape {found.shape}; expected {allowed}")
+    if found.size and not np.issubdtype(found.dtype, np.integer):
+        raise InputError(f"ids: found {found.dtype}; ids are whole numbers")
+    return found
+
+
+def _rows(model: Model, ids: Ids, least: int, dimensions: tuple[int, ...] = (1, 2)) -> np.ndarray:
+    """Return ids as an array of int32 if the model can take them: at least so many in a row. Raises InputError."""
+    rows = _array(ids, dimensions)
+    V, T = model.config.vocab_size, model.config.max_seq_len
+    if not rows.size:
+        raise InputError(f"ids: found none; expected at least {least} in a row")
+    if not 0 <= rows.min() <= rows.max() < V:
+        wrong = rows.min() if rows.min() < 0 else rows.max()
+        raise InputError(f"ids: found {wrong}; this model's are 0 to {V - 1}")
+    if not least <= rows.shape[-1] < T + least:
+        most = T + least - 1
+        raise InputError(f"ids: found {rows.shape[-1]:,} in a row; expected {least} to {most} (the model knows {T})")
+    return rows.astype(np.int32)
+
+
+# ----- what the model computes --------------------------------------------------------------------------------------
+
+
+def logits(model: Model, ids: Ids) -> jax.Array:
+    """Return the logits (n, V) float32: row i is about the id after ids[0], …, ids[i]. Of ids (B, n), (B, n, V).
+
+    n is 1 to T; each other shape is another program to compile. `jax.nn.softmax` makes probabilities of them. Raises
+    InputError for ids that the model cannot take. Source: llm.c train_gpt2.c, `gpt2_forward`.
+    """
+    rows = _rows(model, ids, 1)
+    found = _logits(model.weights, np.atleast_2d(rows), model.config, model.execution)
+    return found.reshape(*rows.shape, model.config.vocab_size)
+
+
+@partial(jax.jit, static_argnames=("config", "execution"))
+def _logits(weights: Params, rows: jax.Array, config: ModelConfig, execution: Execution) -> jax.Array:
+    found, _ = forward(weights, rows, config, execution)
+    return found[..., : config.vocab_size].astype(jnp.float32)
+
+
+def loss(model: Model, ids: Ids) -> float:
+    """Return the mean cross-entropy, nats per token, of ids (n,) or (B, n): each but the first, given those before it.
+
+    n is 2 to T + 1. Raises InputError for ids that the model cannot take.
+    Source: llm.c train_gpt2.c, `crossentropy_forward`.
+    """
+    return float(_loss(model.weights, np.atleast_2d(_rows(model, ids, 2)), model.config, model.execution))
+
+
+def loss_and_gradient(model: Model, ids: Ids) -> tuple[float, Params]:
+    """Return what `loss` returns, and its gradient: 16 tensors by name, in the dtype that the model computes in.
+
+    Tensors of the layers have those along their first axis, so `gradient.qkvw[layer]` is the gradient of
+    `model.weights.qkvw[layer]`. It is computed by the backward pass written out in llmc_jax/models/gpt2/model.py.
+    Raises InputError for ids that the model cannot take. Source: llm.c train_gpt2.c, `gpt2_backward`.
+    """
+    rows = np.atleast_2d(_rows(model, ids, 2))
+    found, gradient = _loss_and_gradient(model.weights, rows, model.config, model.execution)
+    return float(found), gradient
+
+
+def attention_weights(model: Model, ids: Sequence[int] | np.ndarray | jax.Array, layer: int) -> np.ndarray:
+    """Return what each head of a layer takes of each position, (NH, n, n) float32, for ids (n,): 1 to T of them.
+
+    Row i holds the weights with which position i takes the values of the positions up to itself; the others are 0. Rows
+    of softmax attention add up to 1. Raises InputError for ids or a layer that the model does not have.
+    Source: llm.c train_gpt2.c, `attention_forward`.
+    """
+    return heads.attention_weights(model, _rows(model, ids, 1, (1,)).tolist(), layer)
+
+
+@partial(jax.jit, static_argnames=("config", "execution"))
+def _loss(weights: Params, rows: jax.Array, config: ModelConfig, execution: Execution) -> jax.Array:
+    return mean_loss(_flat(weights, config), rows[:, :-1], rows[:, 1:], config, execution)
+
+
+@partial(jax.jit, static_argnames=("config", "execution"))
+def _loss_and_gradient(
+    weights: Params, rows: jax.Array, config: ModelConfig, execution: Execution
+) -> tuple[jax.Array, Params]:
+    flat = _flat(weights, config)
+    found, gradient = jax.value_and_grad(loss_fn)(flat, rows[:, :-1], rows[:, 1:], config, execution)
+    return found, views(gradient, config)
+
+
+@partial(jax.jit, static_argnames="config")
+def _flat(weights: Params, config: ModelConfig) -> jax.Array:
+    """Return a model's weights as one flat buffer (flat_size,), as the training step takes them."""
+    pieces = [jnp.ravel(piece) for piece in jax.tree.leaves(weights)]
+    padding = flat_size(config) - num_parameters(config)
+    return jnp.concatenate([*pieces, jnp.zeros(padding, pieces[0].dtype)])
+
+
+@partial(jax.jit, static_argnames="config")
+def _tensors(flat: jax.Array, config: ModelConfig) -> Params:
+    """Return the weights of a flat buffer as a Model has them."""
+    tensors = views(flat, config)
+    layered = {name: tuple(values) for name, values in tensors._asdict().items() if BY_NAME[name].layered}
+    return tensors._replace(**layered)
+
+
+# ----- generating ---------------------------------------------------------------------------------------------------
+
+
+class Completion(NamedTuple):
+    """What a model has written after a prompt. text holds nothing of the prompt, ids and logprobs every new token.
+
+    logprobs: natural logarithms, of the model's own distribution at temperature 1, nothing left out. end: why it ends,
+    "end of text", "stop" or "length". Without a tokenizer the text is the ids, a space behind each.
+    """
+
+    text: str
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    end: str
+
+
+@overload
+def complete(
+    model: Model, prompt: str | bytes | Ids = "", *, samples: None = None, tokens: int = 64, **how: Any
+) -> Completion: ...
+@overload
+def complete(
+    model: Model, prompt: str | bytes | Ids = "", *, samples: int, tokens: int = 64, **how: Any
+) -> list[Completion]: ...
+def complete(
+    model: Model, prompt: str | bytes | Ids = "", *, samples: int | None = None, tokens: int = 64, **how: Any
+) -> Completion | list[Completion]:
+    """Return what the model writes after a prompt, of at most so many tokens; with samples=n a list of n of them.
+
+    how: temperature, top_k, top_p, min_p, repetition_penalty, seed and stops, as for `stream`, which also says what a
+    prompt may be, and what raises InputError.
+    """
+    drawn: list[list[Drawn]] = [[] for _ in range(1 if samples is None else max(0, samples))]
+    for each in stream(model, prompt, samples=len(drawn), tokens=tokens, **how):
+        drawn[each.sample].append(each)
+    found = [
+        Completion(
+            "".join(each.text for each in sample), tuple(each.token for each in sample),
+            tuple(each.logprob for each in sample), sample[-1].end,
+        )
+        for sample in drawn
+    ]  # fmt: skip
+    return found[0] if samples is None else found
+
+
+def stream(
+    model: Model,
+    prompt: str | bytes | Ids = "",
+    *,
+    samples: int = 1,
+    tokens: int = 64,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    seed: int = 1337,
+    stops: Sequence[str] = (),
+) -> Iterator[Drawn]:
+    """Yield each new token as it comes; of several samples one after the other at each position.
+
+    prompt: a text, or ids (n,); an empty one begins a text. Each token has `text`, which holds whole characters only,
+    `token`, `logprob`, `sample`, `position`, and `end`: why a sample ends here, else "". The same seed gives the same
+    tokens, whatever the number of samples, but where a draw lies within rounding of a boundary.
+
+    What is drawn from, in this order: the logits of tokens in the text divided (negative ones multiplied) by
+    repetition_penalty; divided by temperature, where 0 takes the likeliest; of the probabilities the top_k largest (0:
+    all); the fewest that have top_p together; those of at least min_p times the largest. A sample ends before the first
+    of stops, and at the end-of-text token. When T positions are full the oldest half is dropped, and the model goes on.
+    Raises InputError for a value that cannot be, for ids that the model does not have, and for a text where it has no
+    tokenizer. llmc_jax/generate/sampling.py has the sources.
+    """
+    ids = encode(model, prompt) if isinstance(prompt, str | bytes) else _array(prompt, (1,))
+    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+    stops = (stops,) if isinstance(stops, str) else tuple(stops)
+    found = generate(model, Request(tuple(ids.tolist()), tokens, samples, sampling, stops))
+    return (each for each in found if isinstance(each, Drawn))
+
+
+# ----- training -----------------------------------------------------------------------------------------------------
+
+
+def begin(
+    model: Model,
+    *,
+    learning_rate: float = 3e-4,
+    steps: int = 0,
+    schedule: str = "cosine",
+    warmup_steps: int = 0,
+    final_lr_fraction: float = 1.0,
+    weight_decay: float = 0.0,
+    beta1: float = 0.9,
+    beta2: float = 0.95,
+    eps: float = 1e-8,
+    grad_clip: float = 1.0,
+) -> tuple[TrainState, Step]:
+    """Return the state of training before the first step, and the function that makes a step with AdamW.
+
+    `state, metrics = step(state, ids)` trains on ids (B, n): each but a row's first is a target, so B * (n - 1) of
+    them, n at most T + 1. Of ids (A, B, n) the gradients of A micro-batches are added up for one update. The step uses
+    up the state that it is given. metrics: `loss` before the step, `norm` of the gradient before clipping,
+    `learning_rate`, `finite` (False: nothing was updated), and a few more, scalars on the device. The first step of
+    each shape compiles.
+
+    The model stays as it is; `trained` makes a new one of the state. Names, meanings and defaults of the options are
+    those of train.py and docs/flags.md, which are llm.c's. steps: of the whole training, over which the learning rate
+    takes its course; 0: it stays as it is after the warm-up. A model in bf16 or fp16 is trained with float32 master
+    weights; load(…, dtype="fp32") trains in float32.
+    Raises InputError, here for an option that cannot be, and in a step for ids that the model cannot take.
+    Source: llm.c train_gpt2.cu, `gpt2_update`.
+    """
+    options = TrainConfig.from_json(
+        {
+            "learning_rate": learning_rate, "schedule": schedule, "warmup_steps": warmup_steps,
+            "final_lr_fraction": final_lr_fraction, "weight_decay": weight_decay, "beta1": beta1, "beta2": beta2,
+            "eps": eps, "grad_clip": grad_clip, "max_steps": steps,
+        }
+    )  # fmt: skip
+    if final_lr_fraction != 1.0 and steps < 1:
+        raise InputError(f"final_lr_fraction={final_lr_fraction}: needs steps=…, after how many it is reached")
+    scale = options.loss_scale if model.dtype == "fp16" else None
+    params = _flat(model.weights, model.config).astype(jnp.float32)
+    state = initial_state(params, model.weights.wte.dtype, loss_scale=scale)
+    numbers = step_numbers(options, ADAMW, steps)
+    chosen = StepOptions(options.schedule, options.decay if options.weight_decay else "none", model.execution)
+
+    def step(state: TrainState, ids: Ids) -> tuple[TrainState, Metrics]:
+        rows = _rows(model, ids, 2, (2, 3))
+        rows = rows if rows.ndim == 3 else rows[None]
+        return train_step(state, rows[..., :-1], rows[..., 1:], numbers, model.config, chosen)
+
+    return state, step
+
+
+def trained(model: Model, state: TrainState) -> Model:
+    """Return the model with the weights of a training state, which `begin` made from it and steps have changed."""
+    return model._replace(weights=_tensors(state.weights, model.config), step=int(state.step))
+
+
+def save(model: Model, path: str | Path, *, force: bool = False) -> None:
+    """Write a model as llm.c's model file, which `load`, `train.py -e` and llm.c itself read.
+
+    In bf16 where the model computes in bf16 (version 5), otherwise in fp32 (version 3). It holds neither a tokenizer
+    nor the optimizer's m and v. The file appears under its name when it is complete. force: replace a file that is
+    there. Raises InputError where there is one, and where it cannot be written.
+    Source: llm.c train_gpt2.cu, `gpt2_write_to_checkpoint`.
+    """
+    refuse_existing(Path(path), force)
+    flat = np.asarray(_flat(model.weights, model.config).astype(jnp.float32))
+    write_model(path, model.config, flat, version=5 if model.dtype == "bf16" else 3)
