@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-MACOS = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
+MACOS = "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"
 CTRL = 2  # among the modifiers of a key
 BECOME = (
     "import os, sys; r, w = map(int, sys.argv[1:3]); os.dup2(r, 3); os.dup2(w, 4); os.execv(sys.argv[3], sys.argv[3:])"
@@ -22,10 +22,16 @@ BECOME = (
 
 
 def find() -> str | None:
-    """The browser of this machine; $CHROMIUM names it where it has an unusual place."""
+    """The first browser of this machine that says its version; $CHROMIUM names one with an unusual place."""
     asked = os.environ.get("CHROMIUM")
-    found = next(filter(None, map(shutil.which, [asked] if asked else NAMES)), None)
-    return found or (str(MACOS) if MACOS.exists() else None)
+    found = filter(None, map(shutil.which, [asked] if asked else [*NAMES, MACOS]))
+    return next(filter(_starts, found), None)
+
+
+def _starts(binary: str) -> bool:
+    """Some are scripts that only say how to install the browser."""
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "timeout": 60}
+    return subprocess.run([binary, "--version"], check=False, **quiet).returncode == 0
 
 
 class Tab:

@@ -420,19 +420,21 @@ def one_of_three(model: Model, request: Request) -> Iterator[Drawn | Dropped]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(chromium.find() is None, reason="no Chromium on this machine ($CHROMIUM names one)")
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
+    if (binary := chromium.find()) is None:
+        pytest.skip("no Chromium on this machine that starts ($CHROMIUM names one)")
     flat = plain_model.random_flat(CONFIG, num_parameters(CONFIG), seed=1).astype(np.float32)
     write_model(tmp_path / "model.bin", CONFIG, flat)
     model = open_model(tmp_path / "model.bin")
     with (
         served(one_of_three, model) as server,
-        chromium.browser(str(chromium.find()), tmp_path / "profile") as tab,
+        chromium.browser(binary, tmp_path / "profile") as tab,
     ):
         tab.command("Page.navigate", url=server.address)
         tab.until("typeof model !== 'undefined' && model !== null")
         check_a_text(tab, model)
         check_its_tokens(tab)
+        check_a_phone(tab)
         check_a_text_that_is_html(tab)
         check_that_it_stops(tab, server)
         check_errors_and_settings(tab)
@@ -483,6 +485,22 @@ def check_its_tokens(tab: chromium.Tab) -> None:
     tab.press("ArrowRight", 39)
     assert tab.run(f"document.activeElement === {TOKENS}[1] && shown === {TOKENS}[1] && !{CARD}.hidden")
     assert tab.run(f"{TOKENS}[1].getAttribute('aria-describedby')") == "card"
+
+
+def check_a_phone(tab: chromium.Tab) -> None:
+    """A tap shows a token's probabilities, and nothing is wider than the screen."""
+    tab.command("Emulation.setDeviceMetricsOverride", width=360, height=740, deviceScaleFactor=2, mobile=True)
+    tab.command("Emulation.setTouchEmulationEnabled", enabled=True)
+    assert tab.run("document.documentElement.scrollWidth") == 360
+    tab.run(f"document.activeElement.blur(), {TOKENS}[3].scrollIntoView({{block: 'center'}})")
+    tab.until(f"{CARD}.hidden")
+    x, y = tab.run(
+        f"(box => [box.left + box.width / 2, box.top + box.height / 2])({TOKENS}[3].getBoundingClientRect())"
+    )
+    tab.command("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
+    tab.command("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+    tab.until(f"shown === {TOKENS}[3] && document.activeElement === shown")
+    tab.command("Emulation.setTouchEmulationEnabled", enabled=False)
 
 
 def check_a_text_that_is_html(tab: chromium.Tab) -> None:
