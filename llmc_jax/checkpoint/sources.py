@@ -27,6 +27,7 @@ from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import BY_NAME, Params, flat_size, views
 
 OUR_STATE = re.compile(r"state_[0-9]{8,10}")  # a folder
+UNFINISHED = re.compile(r"\.state_[0-9]{8,10}\.[0-9a-f]{8}\.tmp")  # as checkpoint/store.py writes one
 LLMC_STATE = re.compile(r"state_[0-9]{8,10}_[0-9]{5}\.bin")
 LLMC_MODEL = re.compile(r"model_[0-9]{8,10}\.bin")
 NANOGPT = "ckpt.pt"  # in its out_dir
@@ -172,6 +173,14 @@ def _open_folder(folder: Path, step: int | None) -> Source:
     models = sorted(name for name in names if LLMC_MODEL.fullmatch(name))
     if models:
         raise InputError(f"{folder}: holds models, but no training state; name one of them: {folder / models[-1]}")
+    if any(UNFINISHED.fullmatch(name) for name in names):
+        raise InputError(
+            f"{folder}: the run has no checkpoint yet; its first one is being written, or was left half done"
+        )
+    if {"main.log", "config.json"} <= names:
+        raise InputError(
+            f"{folder}: the run has no checkpoint yet; it saves one at its end, and with -n N every N steps"
+        )
     found = ", ".join(sorted(names)[:5]) or "nothing"
     raise InputError(f"{folder}: a folder that holds no checkpoint, but {found}; known are {FOLDERS}")
 

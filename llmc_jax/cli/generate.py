@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from llmc_jax.generate.answer import Answer
     from llmc_jax.generate.engine import Request
     from llmc_jax.generate.model import Model
+    from llmc_jax.generate.sampling import Sampling
 
 PATIENCE = 2.0  # seconds without a prompt on standard input, after which it is said that one is awaited
 
@@ -50,15 +51,18 @@ def _run(words: Sequence[str]) -> int:
     written = written_prompt(asked)
     for note in configure(tf32=asked.dtype != "fp32", devices=1):
         say("note", note)
+    from llmc_jax.generate import sampling
     from llmc_jax.generate.model import open_model
 
+    sampling.check(sampling_of(asked))  # before a large model is read
+    if asked.attention is not None:
+        from llmc_jax.generate.heads import check_picture
+
+        check_picture(asked.attention)
     model = open_model(
         asked.checkpoint, dtype=asked.dtype, tokenizer=asked.tokenizer, attention=asked.model_attention,
         step=asked.step, v2_order=asked.v2_order,
     )  # fmt: skip
-    say("model", model_line(model))
-    for warning in model.warnings:
-        say("warning", warning)
     ids = prompt_ids(model, written)
     question = next((each for each in QUESTIONS if each in asked.given), None)
     return QUESTIONS.get(question or "", continue_text)(model, ids, asked)
@@ -136,8 +140,8 @@ def prompt_ids(model: "Model", written: Written) -> tuple[int, ...]:
         return written.ids
     if model.tokenizer is None:
         raise InputError(
-            f"{written.place}: this model has no tokenizer ({model.tokenizer_note}); give one by --tokenizer, or the "
-            'prompt as token ids: --prompt-ids "1 2 3"'
+            f'{written.place}: this model has no tokenizer, so its prompt is token ids: --prompt-ids "1 2 3"; '
+            f"{model.tokenizer_note}"
         )
     try:
         return tuple(model.tokenizer.encode(written.data).tolist())
@@ -148,19 +152,23 @@ def prompt_ids(model: "Model", written: Written) -> tuple[int, ...]:
 # ----- what is said of the model and of the answer ------------------------------------------------------------------
 
 
-def model_line(model: "Model") -> str:
-    """Return what a model is, in one line."""
+def say_model(model: "Model") -> None:
+    """Say what a model is, in one line, and what is odd about it; when all that was asked has been checked."""
     from llmc_jax.cli.convert import KINDS
     from llmc_jax.machine.device import describe_device, device_label
     from llmc_jax.models.gpt2.tensors import num_parameters
 
     c, step = model.config, "" if model.step is None else f", step {model.step}"
     relu = "" if model.attention == "softmax" else f", {model.attention} attention"
-    tokenizer = "no tokenizer" if model.tokenizer is None else f"tokenizer {model.tokenizer_note}"
-    return (
+    none = f"no tokenizer, so text is token ids ({model.tokenizer_note})"
+    tokenizer = none if model.tokenizer is None else f"tokenizer {model.tokenizer_note}"
+    say(
+        "model",
         f"{model.path}: {KINDS[model.kind]}{step}; {num_parameters(c):,} parameters, T={c.max_seq_len} "
-        f"V={c.vocab_size}{relu}; {tokenizer}; {model.dtype} on {device_label(describe_device())}"
+        f"V={c.vocab_size}{relu}; {tokenizer}; {model.dtype} on {device_label(describe_device())}",
     )
+    for warning in model.warnings:
+        say("warning", warning)
 
 
 def model_facts(model: "Model") -> dict[str, Any]:
@@ -211,18 +219,24 @@ def say_end(model: "Model", request: "Request", answer: "Answer") -> None:
 
 
 def request_of(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> "Request":
-    """Return what the flags ask for; checked. Raises InputError."""
+    """Return what the flags ask for, checked; then say what the model is. Raises InputError."""
     from llmc_jax.generate.engine import Request, check_request
-    from llmc_jax.generate.sampling import Sampling
 
-    numbers = {name: getattr(asked, name) for name in Sampling._fields}
-    sampling = Sampling(**{**numbers, "temperature": 0.0 if asked.greedy else asked.temperature})
     request = Request(
-        ids, asked.tokens, asked.samples, sampling, stops=tuple(asked.stop), ignore_end=asked.ignore_end,
+        ids, asked.tokens, asked.samples, sampling_of(asked), stops=tuple(asked.stop), ignore_end=asked.ignore_end,
         exact=asked.exact,
     )  # fmt: skip
     check_request(model, request)
+    say_model(model)
     return request
+
+
+def sampling_of(asked: SimpleNamespace) -> "Sampling":
+    """Return how the flags want tokens to be drawn."""
+    from llmc_jax.generate.sampling import Sampling
+
+    numbers = {name: getattr(asked, name) for name in Sampling._fields}
+    return Sampling(**{**numbers, "temperature": 0.0 if asked.greedy else asked.temperature})
 
 
 def continue_text(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> int:
@@ -299,6 +313,7 @@ def show_perplexity(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace
     from llmc_jax.generate.look import perplexity
 
     need_text(ids, "--perplexity")
+    say_model(model)
     found = perplexity(model, ids)
     if asked.json:
         print_json(plain({"model": model_facts(model), **found._asdict()}))
@@ -313,9 +328,11 @@ def show_perplexity(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace
 
 def draw_heads(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> int:
     """Draw what a layer's heads look at in the prompt: `--attention`."""
-    from llmc_jax.generate.heads import draw_text_attention
+    from llmc_jax.generate.heads import check_layer, draw_text_attention
 
     need_text(ids, "--attention")
+    check_layer(model.config, asked.layer)
+    say_model(model)
     draw_text_attention(asked.attention, model, ids, asked.layer)
     print(asked.attention)
     return ExitCode.DONE
@@ -334,11 +351,12 @@ def converse(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> in
     def note(words: str) -> None:
         say("note", words)
 
+    request = request_of(model, ids, asked)
     if sys.stdin.isatty():
         note("type the beginning of a text; /help lists what else can be typed, Ctrl-D ends")
     file = None if asked.no_history else cache_folder() / "generate_history"
     with history(file, note):
-        talk(model, request_of(model, ids, asked), sys.stdout, note)
+        talk(model, request, sys.stdout, note)
     return ExitCode.DONE
 
 
@@ -347,6 +365,7 @@ def serve_page(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> 
     from llmc_jax.generate.serve import serve
 
     def ready(address: str) -> None:
+        say_model(model)
         print(address, flush=True)
         say("note", "open this address in a browser on this machine; Ctrl-C ends")
 

@@ -1,7 +1,7 @@
 """The flags of `python -m llmc_jax.generate`, and which of them exclude each other. Leaves out what they do."""
 
 import argparse
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -146,10 +146,11 @@ def parse(words: Sequence[str]) -> SimpleNamespace:
     Raises InputError, one line, for what cannot be together.
     """
     found = vars(make_parser().parse_args(words))
-    if found.get("temperature") == 0:
+    typed_as = {}
+    if found.get("temperature") == 0 and "greedy" not in found:
         del found["temperature"]
-        found["greedy"] = True
-    check_together(found.keys())
+        found["greedy"], typed_as = True, {"greedy": "--temperature 0"}
+    check_together(found.keys(), typed_as)
     _take_optional(found)
     if not found.get("checkpoint"):
         raise InputError("CHECKPOINT: is missing; name a run's folder or a model's file, or a shape such as d12")
@@ -179,8 +180,8 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def check_together(names: Collection[str]) -> None:
-    """Raise InputError for flags, by their names, that make no sense together."""
+def check_together(names: Collection[str], typed_as: Mapping[str, str]) -> None:
+    """Raise InputError for flags, by their names, that make no sense together. typed_as: if not so."""
     for group, why in ((PROMPTS, "a text begins once"), (MODES, "one question at a time")):
         first, second, *_ = [*(name for name in group if name in names), "", ""]
         if second:
@@ -188,7 +189,7 @@ def check_together(names: Collection[str]) -> None:
     for name, (refused, why) in REFUSED.items():
         bad = next((other for other in refused if other in names), None)
         if name in names and bad:
-            raise InputError(f"{flag(name)} and {flag(bad)}: {why}; leave one out")
+            raise InputError(f"{typed_as.get(name, flag(name))} and {flag(bad)}: {why}; leave one out")
     for name, other in GOES_WITH.items():
         if name in names and other not in names:
             raise InputError(f"{flag(name)}: goes with {flag(other)} alone")
