@@ -1,4 +1,8 @@
-"""Runs of the command line on several devices, which a CPU pretends to have: the same run, saved and continued."""
+"""Runs of the command line on several devices, which a CPU pretends to have: the same run, saved and continued.
+
+All but one are made in one process (in_turn.py). Programs are compiled quickly; test_processes.py has runs of several
+devices whose programs are compiled as a user's.
+"""
 
 import fcntl
 import os
@@ -15,9 +19,9 @@ import pytest
 from llmc_jax.checkpoint.store import open_checkpoint
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.run.prepare import check_tokens
+from tests.run.in_turn import ROOT, Said, Start, in_turn
 from tests.same_run import Result, check_same, write_shards
 
-ROOT = Path(__file__).resolve().parents[2]
 FLAGS = (
     "-e L2-NH2-C16-V61-T16 -i data/train_*.bin -j data/val_*.bin -b 2 -t 16 -d 256 -x 6 -l 1e-2 -u 2 -q 0.1 -c 0.1 "
     "-v 3 -m 5 -s 3 -g 8 -n 3 --tokenizer none --print-every 1"
@@ -48,17 +52,16 @@ class Runs(NamedTuple):
         return Result(0, self.folder / name, words, "")
 
 
-WHOLE = {
-    "one": f"{FIXED} --devices 1",
-    "four": f"{FIXED} --devices 4 -z 2",
-    "any": f"{FLAGS} --devices 4 -z 2",
-    "llmc": f"{FLAGS} --devices 2 --batch-order llmc --dtype bf16",
-}
-CONTINUED = {  # of which run, how
-    "four on two": ("four", "--devices 2 -z 1"),
-    "four on one": ("four", "--devices 1 -z 0"),
-    "any on two": ("any", "--devices 2 -z 1"),
-}
+OWN_START = Start("four", f"{FIXED} --devices 4 -z 2")  # a process of its own, as a user starts it
+IN_TURN = [
+    Start("one", f"{FIXED} --devices 1"),
+    Start("any", f"{FLAGS} --devices 4 -z 2"),
+    Start("llmc", f"{FLAGS} --devices 2 --batch-order llmc --dtype bf16"),
+    Start("four on two", "-y 1 --devices 2 -z 1", of="four"),
+    Start("four on one", "-y 1 --devices 1 -z 0", of="four"),
+    Start("any on two", "-y 1 --devices 2 -z 1", of="any"),
+    Start("noted", f"{FLAGS} --devices 1 -z 1 -x 0 -v 0 -s 0"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -77,19 +80,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 def make(folder: Path) -> None:
     write_shards(folder / "data", {"train": (1500, 1300), "val": (600,)}, vocab_size=61)
-
-    def made(name: str, words: str) -> None:
-        run = start(f"{words} -o '{name}'", folder)
-        assert (run.code, run.err) == (0, ""), run.err + run.out
-        (folder / f"{name}.out").write_text(run.out)
-
-    for name, words in WHOLE.items():
-        made(name, words)
-    for name, (of, words) in CONTINUED.items():
-        shutil.copytree(folder / of, folder / name)
-        shutil.rmtree(folder / name / "state_00000006")
-        (folder / name / "DONE_00000006").unlink()
-        made(name, f"-y 1 {words}")
+    own = start(f"{OWN_START.words} -o {OWN_START.name}", folder, JAX_DISABLE_MOST_OPTIMIZATIONS="1")
+    said = [Said(own.code, own.out, own.err), *in_turn(IN_TURN, folder)]
+    for each, (code, out, err) in zip([OWN_START, *IN_TURN], said, strict=True):
+        assert (code, err) == (0, ""), err + out
+        (folder / f"{each.name}.out").write_text(out)
 
 
 def test_four_devices_make_the_run_of_one(runs: Runs) -> None:
@@ -184,5 +179,4 @@ def test_what_cannot_be_is_said_in_a_line_before_anything_is_written(runs: Runs,
 
 
 def test_a_stage_on_one_device_is_noted(runs: Runs) -> None:
-    run = start(f"{FLAGS} --devices 1 -z 1 -x 0 -v 0 -s 0 -o noted", runs.folder)
-    assert run.code == 0 and any("-z 1: " in line and "no effect" in line for line in run.out.splitlines())
+    assert any("-z 1: " in line and "no effect" in line for line in runs.result("noted").out.splitlines())

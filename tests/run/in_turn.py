@@ -1,0 +1,84 @@
+"""Starts of train.py one after the other in one process, with four devices that a CPU pretends to have.
+
+    python -m tests.run.in_turn < starts.json > results.json
+
+What takes the time is to start a process and to bring JAX in. Each start is the folder of its run, its flags, and the
+run that it goes on with from the first of its two checkpoints, "" for a new one; it answers with what it said.
+"""
+
+import contextlib
+import io
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+DEVICES = 4
+
+
+class Start(NamedTuple):
+    """A start of train.py in the folder that holds the data."""
+
+    name: str  # -o
+    words: str
+    of: str = ""
+
+
+class Said(NamedTuple):
+    """How it ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def in_turn(starts: Sequence[Start], folder: Path) -> list[Said]:
+    """Make the starts in a process of their own, whose programs are compiled quickly."""
+    env = os.environ | {
+        "JAX_PLATFORMS": "cpu", "NPROC": "8", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "PYTHONPATH": str(ROOT),
+    }  # fmt: skip
+    env.pop("XLA_FLAGS", None)
+    command = [sys.executable, "-m", "tests.run.in_turn"]
+    done = subprocess.run(
+        command, input=json.dumps(starts), cwd=folder, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [Said(*each) for each in json.loads(done.stdout)]
+
+
+def go_back(run: str, of: str) -> None:
+    """Copy a run as it would be, had it been killed before its checkpoint of step 6."""
+    shutil.copytree(of, run)
+    shutil.rmtree(Path(run, "state_00000006"))
+    Path(run, "DONE_00000006").unlink()
+
+
+def main() -> None:
+    import jax
+
+    from llmc_jax.cli.train import main as train
+
+    jax.config.update("jax_num_cpu_devices", DEVICES)
+    jax.devices()
+    update = jax.config.update
+    # JAX takes the number of devices once; a run takes the first of them.
+    jax.config.update = lambda name, value: None if name == "jax_num_cpu_devices" else update(name, value)
+
+    found = []
+    for start in (Start(*each) for each in json.load(sys.stdin)):
+        if start.of:
+            go_back(start.name, start.of)
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+            code = int(train([*shlex.split(start.words), "-o", start.name]))
+        found.append(Said(code, out.getvalue(), err.getvalue()))
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
