@@ -23,10 +23,10 @@ from llmc_jax.errors import InputError
 from llmc_jax.files import refuse_existing
 from llmc_jax.generate import heads
 from llmc_jax.generate.engine import Drawn, Request, generate
-from llmc_jax.generate.model import DTYPES, Model, open_model
+from llmc_jax.generate.model import DTYPES, Model, flat_weights, open_model
 from llmc_jax.generate.sampling import Sampling
 from llmc_jax.models.gpt2.model import Execution, forward, loss_fn, mean_loss
-from llmc_jax.models.gpt2.tensors import BY_NAME, Params, flat_size, num_parameters, views
+from llmc_jax.models.gpt2.tensors import BY_NAME, Params, views
 from llmc_jax.plan import step_numbers
 from llmc_jax.training.adamw import ADAMW
 from llmc_jax.training.state import TrainState, initial_state
@@ -168,24 +168,16 @@ def attention_weights(model: Model, ids: Sequence[int] | np.ndarray | jax.Array,
 
 @partial(jax.jit, static_argnames=("config", "execution"))
 def _loss(weights: Params, rows: jax.Array, config: ModelConfig, execution: Execution) -> jax.Array:
-    return mean_loss(_flat(weights, config), rows[:, :-1], rows[:, 1:], config, execution)
+    return mean_loss(flat_weights(weights, config), rows[:, :-1], rows[:, 1:], config, execution)
 
 
 @partial(jax.jit, static_argnames=("config", "execution"))
 def _loss_and_gradient(
     weights: Params, rows: jax.Array, config: ModelConfig, execution: Execution
 ) -> tuple[jax.Array, Params]:
-    flat = _flat(weights, config)
+    flat = flat_weights(weights, config)
     found, gradient = jax.value_and_grad(loss_fn)(flat, rows[:, :-1], rows[:, 1:], config, execution)
     return found, views(gradient, config)
-
-
-@partial(jax.jit, static_argnames="config")
-def _flat(weights: Params, config: ModelConfig) -> jax.Array:
-    """Return a model's weights as one flat buffer (flat_size,), as the training step takes them."""
-    pieces = [jnp.ravel(piece) for piece in jax.tree.leaves(weights)]
-    padding = flat_size(config) - num_parameters(config)
-    return jnp.concatenate([*pieces, jnp.zeros(padding, pieces[0].dtype)])
 
 
 @partial(jax.jit, static_argnames="config")
@@ -317,7 +309,7 @@ def begin(
     if final_lr_fraction != 1.0 and steps < 1:
         raise InputError(f"final_lr_fraction={final_lr_fraction}: needs steps=…, after how many it is reached")
     scale = options.loss_scale if model.dtype == "fp16" else None
-    params = _flat(model.weights, model.config).astype(jnp.float32)
+    params = flat_weights(model.weights, model.config).astype(jnp.float32)
     state = initial_state(params, model.weights.wte.dtype, loss_scale=scale)
     numbers = step_numbers(options, ADAMW, steps)
     chosen = StepOptions(options.schedule, options.decay if options.weight_decay else "none", model.execution)
@@ -344,5 +336,5 @@ def save(model: Model, path: str | Path, *, force: bool = False) -> None:
     Source: llm.c train_gpt2.cu, `gpt2_write_to_checkpoint`.
     """
     refuse_existing(Path(path), force)
-    flat = np.asarray(_flat(model.weights, model.config).astype(jnp.float32))
+    flat = np.asarray(flat_weights(model.weights, model.config).astype(jnp.float32))
     write_model(path, model.config, flat, version=5 if model.dtype == "bf16" else 3)

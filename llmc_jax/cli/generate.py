@@ -258,6 +258,26 @@ def continue_text(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) 
     return ExitCode.STOPPED if stop.is_set() else ExitCode.DONE
 
 
+def continue_as_llmc(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> int:
+    """Draw a text as llm.c does while it trains: `--llmc`."""
+    from llmc_jax.generate.answer import ask_as_llmc, check_as_llmc, until_ctrl_c
+    from llmc_jax.generate.show import Screen
+
+    tokens = asked.tokens if "tokens" in asked.given else min(asked.tokens, model.config.max_seq_len - 1)
+    check_as_llmc(model, tokens, asked.seed)
+    request = request_of(model, ids, asked)._replace(tokens=tokens)
+    with until_ctrl_c() as stop:
+        if asked.json:
+            answer = ask_as_llmc(model, tokens, asked.seed, lambda drawn: None, stop)
+            print_json(plain({**answer_facts(model, request, answer), "llmc": True}))
+        else:
+            screen = Screen(sys.stdout, "")
+            answer = ask_as_llmc(model, tokens, asked.seed, screen.add, stop)
+            screen.finish()
+    say_end(model, request, answer)
+    return ExitCode.STOPPED if stop.is_set() else ExitCode.DONE
+
+
 def answer_facts(model: "Model", request: "Request", answer: "Answer") -> dict[str, Any]:
     """Return all about an answer, for JSON."""
     from llmc_jax.generate.text import TextStream
@@ -376,6 +396,7 @@ def serve_page(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) -> 
 QUESTIONS = {
     "interactive": converse,
     "serve": serve_page,
+    "llmc": continue_as_llmc,
     "probs": show_probabilities,
     "perplexity": show_perplexity,
     "attention": draw_heads,

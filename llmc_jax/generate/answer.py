@@ -3,18 +3,22 @@
 Leaves out how tokens are drawn (engine.py), and the screen (show.py).
 """
 
+import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
 import jax
 
 from llmc_jax.errors import InputError
+from llmc_jax.generate import llmc
 from llmc_jax.generate.engine import Drawn, Dropped, Request, generate
-from llmc_jax.generate.model import Model
+from llmc_jax.generate.look import look
+from llmc_jax.generate.model import Model, flat_weights
+from llmc_jax.generate.text import TextStream
 
 STOPPED = "stopped"  # why a sample ended, beside those of `Drawn`: by Ctrl-C
 
@@ -60,10 +64,51 @@ def ask(
 
     Raises InputError as `generate` does, and where the device's memory is full.
     """
-    answer = Answer([Sample() for _ in range(request.samples)])
+    return collect(generate(model, request), request.samples, show, stop)
+
+
+def ask_as_llmc(
+    model: Model, tokens: int, seed: int, show: Callable[[Drawn], None], stop: threading.Event | None = None
+) -> Answer:
+    """Return one sample drawn as llm.c draws it, with its generator's state as the seed; otherwise as `ask`."""
+    check_as_llmc(model, tokens, seed)
+    T = model.config.max_seq_len
+    weights = flat_weights(model.weights, model.config)
+    ids = llmc.generate(weights, model.config, tokens + 1, T, model.end_of_text, model.execution, seed)
+    answer = collect(_drawn(model, ids, tokens), 1, show, stop)
+    sample = answer.samples[0]
+    sample.logprobs = [seen.logprob for seen in look(model, sample.ids, 0)]
+    return answer
+
+
+def check_as_llmc(model: Model, tokens: int, seed: int) -> None:
+    """Raise InputError for what llm.c's sampler cannot do."""
+    T = model.config.max_seq_len
+    if not 1 <= tokens < T:
+        raise InputError(
+            f"--llmc --tokens {tokens}: it must be from 1 to {T - 1}: llm.c's text ends with the model's T={T}"
+        )
+    if seed == 0:
+        raise InputError("--llmc --seed 0: llm.c's generator would give nothing but 0; take another seed")
+
+
+def _drawn(model: Model, ids: Iterable[int], tokens: int) -> Iterator[Drawn]:
+    """Yield ids as the engine yields what it draws; their logprobs are not known."""
+    text = TextStream(model.tokenizer)
+    for position, token in enumerate(ids):
+        last = position + 1 == tokens
+        words = text.add(token) + (text.finish() if last else "")
+        yield Drawn(0, position, token, math.nan, (), words, "length" if last else "")
+
+
+def collect(
+    events: Iterator[Drawn | Dropped], samples: int, show: Callable[[Drawn], None], stop: threading.Event | None
+) -> Answer:
+    """Return what comes of some samples, as `ask` does."""
+    answer = Answer([Sample() for _ in range(samples)])
     begin = time.perf_counter()
     try:
-        with closing(generate(model, request)) as events:  # type: ignore[type-var]
+        with closing(events):  # type: ignore[type-var]
             for event in events:
                 if isinstance(event, Dropped):
                     answer.drops.append(event)

@@ -3,6 +3,7 @@
 Leaves out the formats (checkpoint/sources.py) and what is asked.
 """
 
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from llmc_jax.data.tokenizers import Choice, Tokenizer, load_tokenizer, table_to
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.machine.device import available_memory_bytes, first_device, gib
 from llmc_jax.models.gpt2.model import PLAIN, Execution
-from llmc_jax.models.gpt2.tensors import BY_NAME, Params, num_parameters, tensor_specs
+from llmc_jax.models.gpt2.tensors import BY_NAME, Params, flat_size, num_parameters, tensor_specs
 from llmc_jax.models.gpt2.work import COMPUTE_BYTES
 from llmc_jax.ops import attention as attention_ops
 from llmc_jax.ops.table import XLA
@@ -136,6 +137,14 @@ def read_weights(source: Source, dtype: str) -> tuple[Params, tuple[str, ...]]:
         layers = [read(piece.tensor, piece.layer) for piece in slices_of(spec)]
         tensors[spec.name] = tuple(layers) if BY_NAME[spec.name].layered else layers[0]
     return Params(**tensors), oddities(source.config, bad, dirty)
+
+
+@partial(jax.jit, static_argnames="config")
+def flat_weights(weights: Params, config: ModelConfig) -> jax.Array:
+    """Return a model's weights as one flat buffer (flat_size,), as the training step takes them."""
+    pieces = [jnp.ravel(piece) for piece in jax.tree.leaves(weights)]  # layers of a tensor in their order
+    padding = flat_size(config) - num_parameters(config)
+    return jnp.concatenate([*pieces, jnp.zeros(padding, pieces[0].dtype)])
 
 
 def attention_of(source: Source, asked: str) -> str:
