@@ -31,11 +31,17 @@ def linear_rows_forward(x: jax.Array, w: jax.Array, b: jax.Array | None) -> jax.
     """`linear_forward` of few rows x (B, I), such as one token of each of B texts; returns (B, O) in x's dtype.
 
     All of w (O, I) is read for a few products with each element, so how fast it is read decides. On a CPU XLA reads it
-    faster as the left factor, and 16-bit weights fast only for two rows or more, so one row is computed twice
+    faster as the left factor, and 16-bit weights fast only for two rows or more, so there one row is computed twice
     (benchmarks/results/generate.md).
     """
-    rows = jnp.concatenate([x, x]) if x.shape[0] == 1 and x.dtype.itemsize < 4 else x
-    out = jnp.einsum("oi,bi->ob", w, rows, preferred_element_type=x.dtype)[:, : x.shape[0]].T  # (B, O)
+
+    def product(x: jax.Array) -> jax.Array:
+        return jnp.einsum("oi,bi->ob", w, x, preferred_element_type=x.dtype).T  # (B, O)
+
+    if x.shape[0] == 1 and x.dtype.itemsize < 4:
+        out = jax.lax.platform_dependent(x, cpu=lambda x: product(jnp.concatenate([x, x]))[:1], default=product)
+    else:
+        out = product(x)
     return out if b is None else out + b
 
 
