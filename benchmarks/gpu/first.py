@@ -51,6 +51,7 @@ LEGS = (
     )),
     Leg(2, "tile sizes", "tiles", (f"*bf16 {ROWS}x768 layernorm_blocks=*", "adamw_update *")),
     Leg(2, "the step with one thing changed", "variants", ("--logit-rows 8192", "--attention cudnn", "-ge 1")),
+    Leg(2, "a token of generated text", "generate", ("d12 *",)),
     Leg(3, "the other numerics", "numerics", ("*",)),
     Leg(3, "the same bits", "repeat", ("first", "again", "--kernels xla --attention cudnn*")),
     Leg(3, "the same bits after a kill", "resume", ("killed with compile cache kept",)),

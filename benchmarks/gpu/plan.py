@@ -16,6 +16,7 @@ PARTS = {
     "step": "training steps: GPT-2 124M to 1558M in bf16, 124M in fp32 with TF32",
     "torch": "the same step in PyTorch, compiled, with flash attention; and its attention alone",
     "repeat": "the same 20 steps in separate processes, and with recomputation: the same bits",
+    "generate": "a token of generated text, with a cache of keys and values; its logits beside the whole forward's",
     "resume": "a run killed and continued in a new process: the same bits; and what a save costs",
     "variants": "GPT-2 124M's step with one thing changed at a time",
     "start": "seconds from the command to the first training step, with an empty and with a filled compile cache",
@@ -45,7 +46,8 @@ class Item(NamedTuple):
 def plan(tiny: bool = False) -> list[Item]:
     """All items, in the order in which they run."""
     parts = (
-        machine, numerics, races, kernels, tiles, step, torch, repeat, resume, variants, start, profile, triton, llmc
+        machine, numerics, races, kernels, tiles, step, torch, repeat, generate, resume, variants, start, profile, triton,
+        llmc,
     )  # fmt: skip
     return [item for part in parts for item in part(tiny)]
 
@@ -329,6 +331,17 @@ def repeat(tiny: bool) -> Iterator[Item]:
     fixed["digest_after"] = 2 if tiny else 20
     for name, change in list(runs.items())[:2] if tiny else runs.items():
         yield _step_item("repeat", name, tiny, **(fixed | change))
+
+
+def generate(tiny: bool) -> Iterator[Item]:
+    def item(name: str, what: str, model: str, B: int, dtype: str) -> Item:
+        arguments: dict[str, Any] = {"what": what, "model": model, "B": B, "dtype": dtype}
+        arguments |= {"model": TINY_MODEL, "T": 24} if tiny else {}
+        return Item("generate", name, "generate", arguments, fresh=True, seconds=180)
+
+    yield item("d12 fp32 numerics", "numerics", "d12", 1, "fp32")
+    for model, B in [("d12", 1)] if tiny else [("d12", 1), ("d12", 16), ("d48", 1), ("d48", 16)]:
+        yield item(f"{model} bf16 B={B}", "times", model, B, "bf16")
 
 
 def resume(tiny: bool) -> Iterator[Item]:
