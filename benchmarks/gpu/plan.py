@@ -46,8 +46,8 @@ class Item(NamedTuple):
 def plan(tiny: bool = False) -> list[Item]:
     """All items, in the order in which they run."""
     parts = (
-        machine, numerics, races, kernels, tiles, step, torch, repeat, generate, resume, variants, start, profile, triton,
-        llmc,
+        machine, numerics, races, kernels, tiles, step, torch, repeat, generate, resume, variants, start, profile,
+        triton, llmc,
     )  # fmt: skip
     return [item for part in parts for item in part(tiny)]
 
