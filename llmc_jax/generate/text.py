@@ -12,7 +12,7 @@ class TextStream:
     """The text of one sample. Without a tokenizer the ids themselves, a space behind each."""
 
     def __init__(self, tokenizer: Tokenizer | None, stops: tuple[str, ...] = ()) -> None:
-        """Begin a text. stops: it ends before the first of these, which are not empty."""
+        """Begin a text. stops: it ends before the one of these that is complete first; none is empty."""
         self._pieces = None if tokenizer is None else tokenizer.pieces
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = stops
@@ -35,10 +35,11 @@ class TextStream:
 
     def _out(self, text: str) -> str:
         self._held += text
-        places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
-        if places:
+        found = [(place + len(stop), place) for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        if found:
             self.stopped = True
-            text, self._held = self._held[: min(places)], ""
+            _, place = min(found)  # the first that is complete, however the text is cut into tokens
+            text, self._held = self._held[:place], ""
             return text
         keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
         text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
