@@ -315,7 +315,8 @@ def show_probabilities(model: "Model", ids: tuple[int, ...], asked: SimpleNamesp
     with until_ctrl_c() as stop:
         answer = ask(model, request, stop=stop)
     added = answer.samples[0].ids
-    seen = look(model, [*ids, *added], asked.probs)
+    seen = look(model, ids[:1], asked.probs)  # as the beginning of a text; the others as the model was asked
+    seen += look(model, [*ids[1:], *added], asked.probs, before=ids[0] if ids else None)
     if asked.json:
         tokens = probabilities.plain_data(model.tokenizer, seen)
         print_json(plain({**answer_facts(model, request, answer), "tokens": tokens}))

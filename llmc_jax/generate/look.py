@@ -64,9 +64,10 @@ class Rows(NamedTuple):
     logprobs: Any = None  # (n, candidates) float32
 
 
-def look(model: Model, ids: Sequence[int], candidates: int = 5) -> list[Seen]:
-    """Return what the model thinks of each token given those before it, the first one given the end-of-text token.
+def look(model: Model, ids: Sequence[int], candidates: int = 5, before: int | None = None) -> list[Seen]:
+    """Return what the model thinks of each token given those before it; the first one given the token `before`.
 
+    before: None: the end-of-text token.
     Of a text longer than the model's T positions, the oldest half is dropped whenever T are full, as it is when text is
     generated: every token but the first T has at least T/2 before it. candidates: how many of the likeliest tokens to
     tell at each place.
@@ -74,7 +75,7 @@ def look(model: Model, ids: Sequence[int], candidates: int = 5) -> list[Seen]:
     """
     candidates = max(0, min(candidates, model.config.vocab_size))
     seen: list[Seen] = []
-    for targets, rows in _rows(model, ids, candidates):
+    for targets, rows in _rows(model, ids, candidates, before):
         ids_of, logprobs_of = rows.ids.tolist(), rows.logprobs.tolist()
         best = [tuple(zip(*each, strict=True)) for each in zip(ids_of, logprobs_of, strict=True)]
         columns = targets.tolist(), rows.logprob.tolist(), rows.rank.tolist(), rows.entropy.tolist(), best
@@ -131,10 +132,13 @@ def check_ids(config: ModelConfig, ids: Sequence[int]) -> np.ndarray:
     return wide.astype(np.int32)
 
 
-def _rows(model: Model, ids: Sequence[int], candidates: int | None) -> Iterator[tuple[np.ndarray, Rows]]:
+def _rows(
+    model: Model, ids: Sequence[int], candidates: int | None, before: int | None = None
+) -> Iterator[tuple[np.ndarray, Rows]]:
     """Yield the tokens (n,) of one window after the other, and what is kept of their logits, on the host."""
     targets = check_ids(model.config, ids)
-    inputs = np.concatenate([np.array([model.end_of_text], np.int32), targets[:-1]])
+    first = check_ids(model.config, [model.end_of_text if before is None else before])
+    inputs = np.concatenate([first, targets[:-1]])
     for window in windows(len(targets), model.config):
         length = window.end - window.start
         padding = (0, prompt_size(model.config, length) - length)  # behind the text: no position sees what follows it
