@@ -18,7 +18,7 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.machine import compiling
 from llmc_jax.models.gpt2.decode import Cache, decode, empty_cache
 from llmc_jax.models.gpt2.model import PLAIN, Execution, forward_stream
-from llmc_jax.models.gpt2.tensors import views
+from llmc_jax.models.gpt2.tensors import Params, separate, views
 from llmc_jax.ops.linear import linear_forward
 from llmc_jax.rng import random_f32
 
@@ -54,15 +54,15 @@ def next_token_logits(
     return linear_forward(lnf[0, position], tensors.wte, None)[: config.vocab_size].astype(jnp.float32)
 
 
+separated = jax.jit(separate, static_argnames="config")
+
+
 @partial(jax.jit, static_argnames=("config", "attention"), donate_argnames=("cache",))
 def decoded_logits(
-    weights: jax.Array, token: jax.Array, position: jax.Array, cache: Cache, config: ModelConfig, attention: str
+    params: Params, token: jax.Array, position: jax.Array, cache: Cache, config: ModelConfig, attention: str
 ) -> tuple[jax.Array, Cache]:
-    """Return the logits (V,) in float32 of the token after `token` at a position, and the cache with it.
-
-    weights (flat_size,) in the compute dtype; token (1,).
-    """
-    logits, cache = decode(views(weights, config), token, position, cache, config, attention)
+    """Return the logits (V,) in float32 of the token after `token` (1,) at a position, and the cache with it."""
+    logits, cache = decode(params, token, position, cache, config, attention)
     return logits[0].astype(jnp.float32), cache
 
 
@@ -105,12 +105,14 @@ def generate_cached(
 ) -> Iterator[int]:
     """Yield what `generate` yields, with a cache of keys and values: one program, for one token.
 
-    attention: softmax or relu; options: of XLA, which the program is compiled with.
+    Needs memory for the weights once more, less than the activations of a step. attention: softmax or relu; options: of
+    XLA, which the programs are compiled with.
     """
     assert num_tokens <= config.max_seq_len
+    params: Params = compiling.call(separated, (weights,), (config,), options)
     cache, token = empty_cache(config, 1, num_tokens, weights.dtype), end_of_text
     for position in range(num_tokens - 1):
-        arrays = weights, np.array([token], np.int32), np.int32(position), cache
+        arrays = params, np.array([token], np.int32), np.int32(position), cache
         logits, cache = compiling.call(decoded_logits, arrays, (config, attention), options)
         coin, state = random_f32(state)
         token = sample_softmax(np.asarray(logits), coin)

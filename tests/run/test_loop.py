@@ -634,7 +634,8 @@ def test_every_program_of_a_run_is_compiled_with_its_options(
     monkeypatch.setattr(compiling, "compiled", compile_with)
     run = train(*FULL)
     assert run.code == 0
-    assert sorted(compiled) == [(f"jit_{name}", options) for name in ("decoded_logits", "evaluate_loss", "step_fn")]
+    names = ("decoded_logits", "evaluate_loss", "separate", "step_fn")
+    assert sorted(compiled) == [(f"jit_{name}", options) for name in names]
     for kind, name in (("train", "loss"), ("train", "norm"), ("val", "loss"), ("sample", "text")):
         assert run.values(kind, name) == full_run.values(kind, name)
     assert "triton_gemm" in table_rows(run.out) and "triton_gemm" not in table_rows(full_run.out)

@@ -117,6 +117,17 @@ def views(flat: Any, config: ModelConfig) -> Params:
     return Params(*(flat[s.offset : s.offset + s.size].reshape(s.shape) for s in tensor_specs(config)))
 
 
+def separate(flat: Any, config: ModelConfig) -> Params:
+    """Return the 16 tensors of a flat buffer, of those with a layer axis a tuple of L.
+
+    Outside of a compiled program they are arrays of their own. A program that is called for every token takes these,
+    because it would copy each part of a larger array first.
+    """
+    tensors = views(flat, config)
+    layered = {name: tuple(values) for name, values in tensors._asdict().items() if BY_NAME[name].layered}
+    return tensors._replace(**layered)
+
+
 def padded(values: Any, config: ModelConfig) -> Any:
     """Return a flat buffer (flat_size,) on the host, from the N values of a file (NumPy, float32)."""
     buffer = np.zeros(flat_size(config), np.float32)
