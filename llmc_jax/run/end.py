@@ -74,7 +74,9 @@ def summary(run: Run, outcome: Outcome) -> Iterator[str]:
         yield from places(run, outcome)
     if config.preset == "demo" and code == ExitCode.DONE:
         train, python = jax_setup.train_command(), jax_setup.python_command()
+        ask = f"{python} -m llmc_jax.generate {shlex.quote(str(run.held.folder))} --prompt 'def read'"
         for words, command, meaning in (
+            *([("ask it:", ask, "docs/generate.md")] if progress.saved is not None else []),
             ("try next:", f"{train} --preset demo -x 5000", "the same, longer"),
             ("", f"{train} --help", "every option"),
             ("", f"{python} -m llmc_jax.data tinyshakespeare", "then --preset tinyshakespeare"),
