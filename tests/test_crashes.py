@@ -353,7 +353,7 @@ def test_every_point_of_a_restart(recorded: Recording) -> None:
         check_same(again.run, recorded.run)
         found |= outcomes(recorded.folder, again.copies)
         print(f"{name}: {len(again.points)} points, {len(again.copies)} copies, {len(found)} outcomes so far")
-    check_continued(recorded.folder, found.values(), recorded.run)
+    check_continued(recorded.folder, found.values(), recorded.run, apart=False)
 
 
 @pytest.mark.slow
@@ -427,7 +427,7 @@ def test_an_error_at_every_place(recorded: Recording, error: str, monkeypatch: p
     assert not wrong, "\n".join(wrong)
     found = outcomes(recorded.folder, copies)
     print(f"{error} at {len(places)} places, {len(found)} outcomes")
-    check_continued(recorded.folder, found.values(), recorded.run)
+    check_continued(recorded.folder, found.values(), recorded.run, apart=False)
 
 
 # The program with known names for what is hidden, so that a tracer of system calls can be told of them.
