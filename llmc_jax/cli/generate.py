@@ -196,9 +196,10 @@ def model_facts(model: "Model") -> dict[str, Any]:
 def say_end(model: "Model", request: "Request", answer: "Answer") -> None:
     """Say how an answer came to its end, how long it took, and what was dropped."""
     ends = Counter(sample.end for sample in answer.samples)
-    why = ", ".join(f"{count} x {end}" if len(answer.samples) > 1 else end for end, count in ends.items())
+    why = ", ".join(f"{times} x {end}" if len(answer.samples) > 1 else end for end, times in ends.items())
     rate = "" if answer.rate is None else f", then {answer.rate:,.0f} tokens/s"
-    say("ended", f"{why}; {answer.tokens:,} tokens, the first after {answer.first:.2f} s{rate}")
+    count = f"{answer.tokens:,} token{'s' * (answer.tokens != 1)}"
+    say("ended", f"{why}; {count}, the first after {answer.first:.2f} s{rate}")
     again = [drop for drop in answer.drops if drop.position > 0]
     if len(again) < len(answer.drops):
         say(
