@@ -37,6 +37,7 @@ class Sampling(NamedTuple):
     seed: int = 1337
 
 
+FLOAT32 = np.finfo(np.float32)
 RANGES = {
     "temperature": ("a number from 0 on", lambda value: 0 <= value < math.inf),
     "top_k": ("0 (all) or more", lambda value: value >= 0),
@@ -86,16 +87,20 @@ class Draws(NamedTuple):
 
 
 def numbers_of(sampling: Sampling) -> Numbers:
-    """Return the traced numbers."""
+    """Return the traced numbers, each as the nearest that float32 holds with all its digits, above 0."""
     key = np.array([sampling.seed >> 32, sampling.seed & 0xFFFFFFFF], np.uint32)
     return Numbers(
-        temperature=np.float32(sampling.temperature or 1),
-        top_k=np.float32(sampling.top_k),
-        top_p=np.float32(sampling.top_p),
-        min_p=np.float32(sampling.min_p),
-        repetition_penalty=np.float32(sampling.repetition_penalty),
+        temperature=_float32(sampling.temperature or 1),
+        top_k=_float32(sampling.top_k),
+        top_p=_float32(sampling.top_p),
+        min_p=_float32(sampling.min_p),
+        repetition_penalty=_float32(sampling.repetition_penalty),
         key=key,
     )
+
+
+def _float32(value: float) -> np.float32:
+    return np.float32(min(max(value, float(FLOAT32.tiny)), float(FLOAT32.max)))
 
 
 def steps_of(sampling: Sampling, candidates: int) -> Steps:
@@ -126,10 +131,11 @@ def _drawn(
 ) -> jax.Array:
     if seen is not None:
         penalty = numbers.repetition_penalty
-        logits = jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
+        changed = jnp.where(logits > 0, logits / penalty, logits * penalty)
+        logits = jnp.where(seen, jnp.clip(changed, FLOAT32.min, FLOAT32.max), logits)
     if steps.greedy:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    weights = filtered(logits / numbers.temperature, numbers, steps)  # (B, V)
+    weights = filtered(logits, numbers, steps)  # (B, V)
     coins = jax.vmap(coin, in_axes=(None, 0, None))(numbers.key, samples, position)  # (B,)
     cumulative = jnp.cumsum(weights, axis=-1)  # (B, V)
     # What XLA sums side by side need not grow everywhere, so a token without weight is ruled out by itself.
@@ -146,8 +152,11 @@ def coin(key: jax.Array, sample: jax.Array, position: jax.Array) -> jax.Array:
 
 
 def filtered(logits: jax.Array, numbers: Numbers, steps: Steps) -> jax.Array:
-    """Return weights (B, V) in proportion to the probabilities, 0 where top-k, top-p or min-p leave a token out."""
-    weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))  # the likeliest has 1
+    """Return weights (B, V) in proportion to the probabilities, 0 where top-k, top-p or min-p leave a token out.
+
+    The largest logit is subtracted before the temperature divides: the likeliest token has 1 at any temperature.
+    """
+    weights = jnp.exp((logits - jnp.max(logits, axis=-1, keepdims=True)) / numbers.temperature)
     if steps.top_k:
         weights = _at_least(weights, jnp.ones_like(weights), numbers.top_k)
     if steps.top_p:

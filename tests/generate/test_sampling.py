@@ -37,12 +37,12 @@ left = jax.jit(filtered, static_argnames="steps")
 
 @settings(max_examples=60)
 @given(
-    st.floats(0.2, 3), st.integers(0, V + 3), st.floats(0.05, 1), st.floats(0, 1),
+    st.floats(0.2, 3), st.integers(0, V + 3), st.floats(0.05, 0.999), st.floats(0, 1),
 )  # fmt: skip
 def test_what_is_left_is_what_sorting_leaves(temperature: float, top_k: int, top_p: float, min_p: float) -> None:
     sampling = Sampling(temperature, top_k or V, top_p, min_p)
     numbers = numbers_of(sampling)
-    weights = np.asarray(left(jnp.array(LOGITS) / numbers.temperature, numbers, ALL_STEPS))
+    weights = np.asarray(left(jnp.array(LOGITS), numbers, ALL_STEPS))
     for row, logits in zip(weights, LOGITS, strict=True):
         expected = plain(logits, sampling)
         # at an edge, where float32 and float64 may differ, one token more or less; it is the least likely one
@@ -113,6 +113,27 @@ def test_a_repetition_penalty_divides_what_is_positive_and_multiplies_what_is_no
     found = np.bincount(tokens, minlength=4) / n
     p = np.exp([1.0, 1.5, -2.0, -1.5])
     assert np.abs(found - p / p.sum()).max() < 0.04
+
+
+@pytest.mark.parametrize(
+    "extreme",
+    [{"temperature": 1e-37}, {"temperature": 1e-50}, {"top_p": 1e-38}, {"top_p": 1e-50}, {"top_k": 1, "top_p": 1e-50},
+     {"min_p": 1.0, "temperature": 1e-50}],
+)  # fmt: skip
+def test_the_smallest_values_leave_the_likeliest_token(extreme: dict[str, Any]) -> None:
+    """Numbers that float32 cannot hold are taken as the nearest that it can: a text does not end for them."""
+    np.testing.assert_array_equal(drawn(100 * LOGITS, Sampling(**extreme)).tokens, LOGITS.argmax(axis=1))
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_largest_values_leave_all_tokens_but_impossible_ones() -> None:
+    impossible = np.where(np.arange(V) % 2 == 1, -np.inf, np.repeat(LOGITS[:1], 500, axis=0)).astype(np.float32)
+    tokens = drawn(impossible, Sampling(temperature=1e300, top_k=10**400)).tokens
+    assert set(np.asarray(tokens).tolist()) == set(range(0, V, 2))
+    for penalty, expected in ((1e300, 1), (1e-300, 0)):
+        sampling, logits = Sampling(repetition_penalty=penalty), np.array([[5.0, 4.0, 0.0, -1.0]], np.float32)
+        seen = jnp.array([[True, False, penalty < 1, False]])
+        assert int(drawn(logits, sampling._replace(top_k=1), seen=seen).tokens[0]) == expected
 
 
 @pytest.mark.parametrize(
