@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -32,10 +31,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     return run
 
 
-BUILT = [name for name in COMMANDS if find_spec(f"llmc_jax.cli.{name}")]
-
-
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_each_explains_itself_by_the_name_that_was_typed(
     name: str, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
