@@ -25,8 +25,9 @@ from llmc_jax.generate import heads
 from llmc_jax.generate.engine import Drawn, Request, generate
 from llmc_jax.generate.model import DTYPES, Model, flat_weights, open_model
 from llmc_jax.generate.sampling import Sampling
+from llmc_jax.models.gpt2.decode import separated
 from llmc_jax.models.gpt2.model import Execution, forward, loss_fn, mean_loss
-from llmc_jax.models.gpt2.tensors import BY_NAME, Params, views
+from llmc_jax.models.gpt2.tensors import Params, views
 from llmc_jax.plan import step_numbers
 from llmc_jax.training.adamw import ADAMW
 from llmc_jax.training.state import TrainState, initial_state
@@ -180,14 +181,6 @@ def _loss_and_gradient(
     return found, views(gradient, config)
 
 
-@partial(jax.jit, static_argnames="config")
-def _tensors(flat: jax.Array, config: ModelConfig) -> Params:
-    """Return the weights of a flat buffer as a Model has them."""
-    tensors = views(flat, config)
-    layered = {name: tuple(values) for name, values in tensors._asdict().items() if BY_NAME[name].layered}
-    return tensors._replace(**layered)
-
-
 # ----- generating ---------------------------------------------------------------------------------------------------
 
 
@@ -324,7 +317,7 @@ def begin(
 
 def trained(model: Model, state: TrainState) -> Model:
     """Return the model with the weights of a training state, which `begin` made from it and steps have changed."""
-    return model._replace(weights=_tensors(state.weights, model.config), step=int(state.step))
+    return model._replace(weights=separated(state.weights, model.config), step=int(state.step))
 
 
 def save(model: Model, path: str | Path, *, force: bool = False) -> None:

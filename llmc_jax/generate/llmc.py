@@ -16,9 +16,9 @@ import numpy as np
 
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.machine import compiling
-from llmc_jax.models.gpt2.decode import Cache, decode, empty_cache
+from llmc_jax.models.gpt2.decode import Cache, decode, empty_cache, separated
 from llmc_jax.models.gpt2.model import PLAIN, Execution, forward_stream
-from llmc_jax.models.gpt2.tensors import Params, separate, views
+from llmc_jax.models.gpt2.tensors import Params, views
 from llmc_jax.ops.linear import linear_forward
 from llmc_jax.rng import random_f32
 
@@ -52,9 +52,6 @@ def next_token_logits(
     tensors = views(weights, config)
     lnf, _ = forward_stream(tensors, tokens, config, execution)  # (1, T, C)
     return linear_forward(lnf[0, position], tensors.wte, None)[: config.vocab_size].astype(jnp.float32)
-
-
-separated = jax.jit(separate, static_argnames="config")
 
 
 @partial(jax.jit, static_argnames=("config", "attention"), donate_argnames=("cache",))

@@ -21,12 +21,13 @@ import jax.numpy as jnp
 
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.models.gpt2.model import BlockParams, Execution, block_params, forward_stream, layer_scope, pinned, scope
-from llmc_jax.models.gpt2.tensors import Params
+from llmc_jax.models.gpt2.tensors import Params, separate
 from llmc_jax.ops.attention import attention_step_forward, keys_and_values, relu_attention_step_forward
 from llmc_jax.ops.gelu import gelu_forward
 from llmc_jax.ops.layernorm import layernorm_forward, residual_layernorm_forward
 from llmc_jax.ops.linear import linear_rows_forward
 
+separated = jax.jit(separate, static_argnames="config")  # a flat buffer's weights as `decode` is given them
 STEPS = {"softmax": attention_step_forward, "relu": relu_attention_step_forward}
 
 
