@@ -34,6 +34,20 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def quick_compilation() -> Iterator[None]:
+    """Half the time to compile: for tests that compare numbers of small programs of their own with others'.
+
+    What LLVM optimises less is XLA's fused loops; what XLA itself does is the same.
+    """
+    import jax  # here, because some tests do without
+
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _heard_signals() -> Iterator[None]:
     """Ctrl-C and SIGHUP work in the tests and the programs they start, even where a shell that put them in the

@@ -37,6 +37,8 @@ CONFIG = ModelConfig(max_seq_len=7, vocab_size=13, padded_vocab_size=16, num_lay
 B, T = 2, 6
 Patch = pytest.MonkeyPatch
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 def batch_of(config: ModelConfig = CONFIG) -> Batch:
     tokens = np.random.default_rng(5).integers(0, config.vocab_size, (B, T + 1)).astype(np.int32)
@@ -89,14 +91,6 @@ def oracle(flat: np.ndarray) -> dict[str, np.ndarray]:
         else:
             found |= {f"layer_{i:02d}.d{name}": tensor[i] for i in range(CONFIG.num_layers)}
     return found
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick_compilation() -> Iterator[None]:
-    """Half the time to compile, which is what these tests wait for."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")

@@ -17,3 +17,8 @@ def double() -> Iterator[None]:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick(quick_compilation: None) -> None:
+    pass

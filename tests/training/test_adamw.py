@@ -29,6 +29,8 @@ from llmc_jax.training.rounding import (
 from tests import plain_model
 from tests.comparisons import ADAMW_TOLERANCE, adamw_errors
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 SMALL = ModelConfig(max_seq_len=9, vocab_size=11, padded_vocab_size=16, num_layers=2, num_heads=2, channels=6)
 NUMBERS = AdamWNumbers(beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.01)
 

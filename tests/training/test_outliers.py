@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from llmc_jax.training.outliers import WINDOW, Outliers, init_outliers, is_outlier, skip_message, update_outliers
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 LENGTH = 300  # the window, filled more than twice
 HIGHEST = math.sqrt(WINDOW - 1)  # no z-score is further from 0
 

@@ -24,6 +24,8 @@ from llmc_jax.training.step import (
 from tests import plain_model
 from tests.comparisons import Batch, Run, random_batch, skewed_tokens, step_numbers, train
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 CONFIG = parse_descriptor("L1-NH2-C32-V97-T20")
 OPTIONS = StepOptions("cosine", "matrices")
 T, STEPS = 12, 20
