@@ -26,6 +26,7 @@ from llmc_jax.models.gpt2.tensors import Params
 from llmc_jax.models.gpt2.work import COMPUTE_BYTES
 
 SMALLEST_PROMPT, SMALLEST_CACHE = 16, 64  # positions: shorter ones share a program
+MOST_TOKENS, MOST_SAMPLES = 1 << 30, 1 << 16  # positions are counted in int32; all texts are held in memory
 
 
 class Request(NamedTuple):
@@ -88,9 +89,9 @@ def check_request(model: Model, request: Request) -> None:
     """Raise InputError for what cannot be asked of this model, or does not fit in its device's memory."""
     check(request.sampling)
     V = model.config.vocab_size
-    for name, value in (("--tokens", request.tokens), ("--samples", request.samples)):
-        if value < 1:
-            raise InputError(f"{name} {value}: it must be at least 1")
+    for name, value, most in (("--tokens", request.tokens, MOST_TOKENS), ("--samples", request.samples, MOST_SAMPLES)):
+        if not 1 <= value <= most:
+            raise InputError(f"{name} {value}: it must be from 1 to {most}")
     if not 0 <= request.candidates <= V:
         raise InputError(f"{request.candidates} candidates: it must be from 0 to V={V}")
     if (bad := next((token for token in request.prompt if not 0 <= token < V), None)) is not None:
@@ -109,11 +110,21 @@ def memory_bytes(model: Model, request: Request) -> int:
     """Return the bytes that a request needs at least: weights, keys and values, and what a prefill holds at a time."""
     config, element = model.config, COMPUTE_BYTES[model.dtype]
     size, texts = cache_size(config, request), 1 if request.exact else request.samples
-    again = len(request.prompt) + request.tokens > config.max_seq_len  # then all texts are prefilled together
-    rows = (texts if again else 1) * prompt_size(config, min(len(request.prompt) or 1, config.max_seq_len))
+    length = len(request.prompt) or 1
+    activations = _prefill_bytes(config, 1, length - first_seen(length, config), element)
+    if first_seen(length + request.tokens - 1, config) > first_seen(length, config):  # all texts are prefilled together
+        activations = max(activations, _prefill_bytes(config, texts, kept_after_drop(config), element))
     head = 3 * texts * config.vocab_size * 4
     weights = sum(array.nbytes for array in jax.tree.leaves(model.weights))
-    return weights + cache_bytes(config, texts, size, element) + rows * 12 * config.channels * element + head
+    return weights + cache_bytes(config, texts, size, element) + activations + head
+
+
+def _prefill_bytes(config: ModelConfig, texts: int, length: int, element: int) -> int:
+    """Return the bytes of what a prefill holds in one layer: in its MLP, or while each position looks at each other."""
+    size = prompt_size(config, length)
+    mlp = 10 * config.channels * element
+    attention = config.num_heads * size * (4 + element) + 2 * config.channels * element  # scores in float32, weights
+    return texts * size * max(mlp, attention)
 
 
 def _power(length: int, smallest: int, largest: int) -> int:
@@ -131,13 +142,23 @@ def cache_size(config: ModelConfig, request: Request) -> int:
 
 
 def kept_after_drop(config: ModelConfig) -> int:
-    """Return how many tokens the model still sees after the oldest half was dropped."""
+    """Return how many tokens the model still sees when the oldest half was just dropped."""
     return config.max_seq_len - config.max_seq_len // 2
 
 
+def first_seen(length: int, config: ModelConfig) -> int:
+    """Return where what the model sees of a text begins, once it has so many tokens: 0, until T are not enough.
+
+    Nothing but the length decides, so a long prompt is seen as the same text is that was generated.
+    """
+    T = config.max_seq_len
+    dropped = T + 1 - kept_after_drop(config)  # whenever one token more than T stands there
+    return -(-max(0, length - T) // dropped) * dropped
+
+
 def window(text: Sequence[int], config: ModelConfig) -> Sequence[int]:
-    """Return the end of a text that the model sees: all of it, or where that is too long its newest half of T."""
-    return text if len(text) <= config.max_seq_len else text[len(text) - kept_after_drop(config) :]
+    """Return the end of a text that the model sees: all of it, or where that is too long from T/2 to T tokens."""
+    return text[first_seen(len(text), config) :]
 
 
 @partial(jax.jit, static_argnames=("size", "config", "execution", "texts"))
@@ -225,9 +246,10 @@ def _generate(model: Model, request: Request, samples: list[int]) -> Iterator[Dr
             return
         if not room:
             begun = [window(text, config) for text in texts]
-            length = len(begun[0])
+            length, seen = len(begun[0]), state.seen
+            del state  # or there would be two caches at a time
             yield Dropped(position + 1, length)
-            state = batch.prefilled(begun, len(prompt) + position + 1, state.seen)
+            state = batch.prefilled(begun, len(prompt) + position + 1, seen)
 
 
 def _seen(prompt: Sequence[int], rows: int, config: ModelConfig) -> jax.Array:
@@ -248,6 +270,11 @@ def _read(
 ) -> Iterator[tuple[int, Drawn]]:
     """Yield the rows that still run and what was drawn for them; those that end here no longer run then."""
     found = jax.device_get(draws)
+    if np.isnan(found.logprobs[list(running)]).any():
+        raise InputError(
+            f"{model.path}: what the model computes in {model.dtype} is not finite at new token {position + 1}; "
+            "its training has diverged, or fp16 is too narrow for it: take an earlier checkpoint, or --dtype fp32"
+        )
     for row in list(running):
         token, stream = int(found.tokens[row]), running[row]
         end = "end of text" if token == model.end_of_text and not request.ignore_end else ""

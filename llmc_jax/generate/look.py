@@ -17,7 +17,7 @@ import numpy as np
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenizers import Tokenizer
 from llmc_jax.errors import InputError
-from llmc_jax.generate.engine import kept_after_drop, prompt_size
+from llmc_jax.generate.engine import first_seen, prompt_size
 from llmc_jax.generate.model import Model
 from llmc_jax.models.gpt2.model import Execution, forward_stream
 from llmc_jax.models.gpt2.tensors import Params
@@ -116,7 +116,7 @@ def windows(length: int, config: ModelConfig) -> Iterator[Window]:
     while done < length:
         end = min(start + config.max_seq_len, length)
         yield Window(start, done, end)
-        start, done = end + 1 - kept_after_drop(config), end  # the next token is among those kept
+        start, done = first_seen(end + 1, config), end
 
 
 def check_ids(config: ModelConfig, ids: Sequence[int]) -> np.ndarray:

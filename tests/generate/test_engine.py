@@ -1,6 +1,7 @@
 """Generation against a plain loop over the whole forward, its windows, its ends, and what may not change a token."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -59,11 +60,24 @@ def test_greedy_is_the_whole_model_on_what_it_sees_past_its_last_position_too(mo
     assert len(set(expected)) > 3
 
 
-def test_a_prompt_longer_than_the_model_is_cut(model: Model) -> None:
-    prompt = tuple(range(100))
-    events = list(generate(model, Request(prompt, 2, sampling=GREEDY, ignore_end=True)))
-    assert events[0] == Dropped(0, 16)
-    assert tokens_of(iter(events))[0] == next_by_hand(model, list(prompt[-16:]))
+def test_a_prompt_longer_than_the_model_is_seen_as_if_it_had_been_generated(model: Model) -> None:
+    events = list(generate(model, Request((1, 2), 70, sampling=GREEDY, ignore_end=True)))
+    tokens, drops = tokens_of(iter(events)), [each for each in events if isinstance(each, Dropped)]
+    for drawn in (31, 32, 45, 48, 49):  # 33, 34, 47, 50 and 51 tokens stand there
+        again = list(generate(model, Request((1, 2, *tokens[:drawn]), 5, sampling=GREEDY, ignore_end=True)))
+        before = [drop.position for drop in drops if drop.position <= drawn][-1]
+        assert again[0] == Dropped(0, 16 + drawn - before)
+        assert tokens_of(iter(again)) == tokens[drawn : drawn + 5]
+
+
+@pytest.mark.parametrize("positions", [1, 2, 3, 4, 31, 32])
+def test_what_is_seen_of_a_text_loses_its_oldest_half_whenever_it_is_too_long(model: Model, positions: int) -> None:
+    config, seen = replace(model.config, max_seq_len=positions), []
+    for length in range(1, 5 * positions + 3):
+        seen.append(length)
+        if len(seen) > positions:
+            seen = seen[-kept_after_drop(config) :]
+        assert list(engine.window(range(1, length + 1), config)) == seen
 
 
 SAMPLING = Sampling(temperature=0.9, top_k=50, top_p=0.95, min_p=0.001, repetition_penalty=1.1, seed=5)
@@ -157,7 +171,7 @@ def test_few_programs_are_compiled(model: Model) -> None:
     def sizes() -> tuple[int, int]:
         return engine._prefill._cache_size(), engine._decode._cache_size()
 
-    run = partial(Request, tokens=8, sampling=GREEDY, ignore_end=True)
+    run = partial(Request, tokens=8, samples=2, sampling=GREEDY, ignore_end=True)
     list(generate(model, run((1,) * 3)))
     before = sizes()
     for length in (1, 7, 16):
@@ -169,13 +183,44 @@ def test_few_programs_are_compiled(model: Model) -> None:
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [({"tokens": 0}, "--tokens"), ({"samples": 0}, "--samples"), ({"stops": ("a", "")}, "--stop"),
+    [({"tokens": 0}, "--tokens"), ({"samples": 0}, "--samples"),
+     ({"tokens": 10**400}, "--tokens"), ({"samples": 10**400}, "--samples"), ({"stops": ("a", "")}, "--stop"),
      ({"prompt": (1, 257)}, "257"), ({"prompt": (-1,)}, "-1"), ({"candidates": 258}, "258"),
      ({"sampling": Sampling(top_p=0)}, "--top-p")],
 )  # fmt: skip
 def test_what_cannot_be_asked_is_refused_at_once(model: Model, change: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError, match=named):
         generate(model, Request((1,), 5)._replace(**change))
+
+
+def test_a_drop_lets_go_of_the_old_cache_first(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, caches = engine._prefill, []
+
+    def prefill(*args: Any) -> Any:
+        caches.append(sum(array.shape == (3 * 2, T, 8) for array in jax.live_arrays()))
+        return real(*args)
+
+    monkeypatch.setattr(engine, "_prefill", prefill)
+    list(generate(model, Request((1, 2), 40, samples=3, sampling=SAMPLING, ignore_end=True)))
+    assert caches == [0, 0]
+
+
+def test_the_memory_of_a_drop_is_that_of_all_texts() -> None:
+    """What XLA says of the program in which all of them are prefilled."""
+    found = open_model("L2-NH2-C32-V257-T256")
+    request = Request((1,), 300, samples=8)
+    arrays = found.weights, np.zeros((8, 128), np.int32), np.int32(128)
+    program = engine._prefill.lower(*arrays, 256, found.config, found.execution, 8).compile().memory_analysis()
+    needed = memory_bytes(found, request) - sum(array.nbytes for array in jax.tree.leaves(found.weights))
+    assert 0.7 < needed / (program.output_size_in_bytes + program.temp_size_in_bytes) <= 1.1
+    assert memory_bytes(found, request._replace(tokens=256)) < memory_bytes(found, request._replace(tokens=257))
+
+
+def test_a_model_that_diverged_is_named(model: Model) -> None:
+    weights = model.weights._replace(lnfb=model.weights.lnfb * np.nan)
+    for sampling in (GREEDY, Sampling()):
+        with pytest.raises(InputError, match="not finite"):
+            list(generate(model._replace(weights=weights), Request((1,), 5, sampling=sampling)))
 
 
 def test_what_does_not_fit_is_refused_with_what_it_needs(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
