@@ -116,6 +116,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _standard_input() -> bytes:
+    if sys.stdin is None:  # closed by the caller's shell
+        return b""
     source: Any = getattr(sys.stdin, "buffer", None)
     if source is None:  # no file of the system's
         return sys.stdin.read().encode(errors="surrogateescape")

@@ -100,7 +100,8 @@ class Session:
     def _tell(self, answer: Answer) -> None:
         if answer.drops:
             kept = kept_after_drop(self.model.config)
-            self._note(f"the text outgrew T={self.model.config.max_seq_len}: the model sees its end, {kept} tokens on")
+            T = self.model.config.max_seq_len
+            self._note(f"the text is longer than T={T}: the model sees its newest {kept} to {T} tokens")
         if (end := answer.samples[0].end) in ("end of text", STOPPED):
             self._note({STOPPED: "stopped"}.get(end, f"the model drew its {end}"))
 
@@ -200,8 +201,10 @@ def talk(
 
 def line_of_input(mark: str) -> str:
     """Return a line of standard input without its end; on a terminal it can be edited. Raises EOFError at the end."""
-    if sys.stdin.isatty():
+    if sys.stdin.isatty() and sys.stdout.isatty():
         return input(mark)
+    if sys.stdin.isatty():
+        print(mark, end="", file=sys.stderr, flush=True)
     line = sys.stdin.readline()
     if not line:
         raise EOFError
