@@ -254,9 +254,8 @@ def continue_text(model: "Model", ids: tuple[int, ...], asked: SimpleNamespace) 
             answer = ask(model, request, stop=stop)
             print_json(plain(answer_facts(model, request, answer)))
         else:
-            screen = Screen(sys.stdout, sample_text(model.tokenizer, ids), request.samples)
-            answer = ask(model, request, screen.add, stop)
-            screen.finish()
+            with Screen(sys.stdout, sample_text(model.tokenizer, ids), request.samples) as screen:
+                answer = ask(model, request, screen.add, stop)
     say_end(model, request, answer)
     return ExitCode.STOPPED if stop.is_set() else ExitCode.DONE
 
@@ -274,9 +273,8 @@ def continue_as_llmc(model: "Model", ids: tuple[int, ...], asked: SimpleNamespac
             answer = ask_as_llmc(model, tokens, asked.seed, lambda drawn: None, stop)
             print_json(plain({**answer_facts(model, request, answer), "llmc": True}))
         else:
-            screen = Screen(sys.stdout, "")
-            answer = ask_as_llmc(model, tokens, asked.seed, screen.add, stop)
-            screen.finish()
+            with Screen(sys.stdout, "") as screen:
+                answer = ask_as_llmc(model, tokens, asked.seed, screen.add, stop)
     say_end(model, request, answer)
     return ExitCode.STOPPED if stop.is_set() else ExitCode.DONE
 

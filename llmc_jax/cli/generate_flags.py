@@ -22,7 +22,6 @@ DEFAULTS: dict[str, Any] = {
     "step": None, "v2_order": "auto", "json": False, "llmc": False, "probs": None, "attention": None, "layer": 0,
     "perplexity": False, "interactive": False, "no_history": False, "serve": None,
 }  # fmt: skip
-MOST_TOKENS = 1 << 31
 
 DESCRIPTION = """\
 Ask a trained model: it goes on with a text, as the tokens come. CHECKPOINT is anything that can be opened: a run's
@@ -159,8 +158,9 @@ def parse(words: Sequence[str]) -> SimpleNamespace:
     for name in ("prompt", "prompt_file"):
         if found.get(name) == STANDARD_INPUT and "interactive" in found:
             raise InputError(f"{flag(name)} - and --interactive: standard input is what is typed")
-    if not 1 <= found.get("tokens", 1) <= MOST_TOKENS:
-        raise InputError(f"--tokens {found['tokens']}: it must be from 1 to 2^31")
+    for name in ("tokens", "samples"):
+        if found.get(name, 1) < 1:
+            raise InputError(f"{flag(name)} {found[name]}: it must be at least 1")
     defaults = {**DEFAULTS, "tokens": 1} if "probs" in found else DEFAULTS
     return SimpleNamespace(**{**defaults, **found, "checkpoint": Path(found["checkpoint"]), "given": frozenset(found)})
 

@@ -83,10 +83,9 @@ class Session:
     def _draw(self, request: Request) -> None:
         """Show what was typed in this turn, let the model go on, and put that behind the text."""
         turn = self._turns[-1]
-        with until_ctrl_c() as stop:
-            screen = Screen(self._out, sample_text(self.model.tokenizer, self.ids[turn.begin : turn.typed]))
+        shown = sample_text(self.model.tokenizer, self.ids[turn.begin : turn.typed])
+        with until_ctrl_c() as stop, Screen(self._out, shown) as screen:
             answer = ask(self.model, request, screen.add, stop)
-            screen.finish()
         self.ids += self._kept(answer)
         self._tell(answer)
 

@@ -3,7 +3,7 @@
 Leaves out where the text comes from (answer.py), and what is said beside it (cli/generate.py).
 """
 
-from typing import TextIO
+from typing import Self, TextIO
 
 from llmc_jax.data.tokenizers import printable
 from llmc_jax.generate.engine import Drawn
@@ -16,7 +16,7 @@ class Screen:
     """Shows a text, and what is added to it, on a terminal or in a file. Control characters are left out.
 
     Samples are computed together, but read one after the other: the first that has not ended is shown as it comes, and
-    what has come of the others waits for its turn.
+    what has come of the others waits for its turn. Left as a context, it has shown all that came.
     """
 
     def __init__(self, file: TextIO, prompt: str, samples: int = 1) -> None:
@@ -34,6 +34,12 @@ class Screen:
         self._waiting[drawn.sample] += drawn.text
         self._ended[drawn.sample] |= bool(drawn.end)
         self._show()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.finish()
 
     def finish(self) -> None:
         """Show what still waits, where it has not come to an end, and end the last line."""
