@@ -48,6 +48,15 @@ def quick_compilation() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", before)
 
 
+@pytest.fixture
+def op_by_op() -> Iterator[None]:
+    """Each primitive compiled by itself, once for all tests: compiling the operations anew takes seconds."""
+    import jax
+
+    with jax.disable_jit():
+        yield
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _heard_signals() -> Iterator[None]:
     """Ctrl-C and SIGHUP work in the tests and the programs they start, even where a shell that put them in the

@@ -1,7 +1,8 @@
 """Proof that the comparisons with independent programs can fail: each mistake below makes one exceed its tolerance.
 
 A mistake is put into the operations by monkeypatching and the comparison of test_gpt2.py, test_optimizer.py or
-test_golden.py is run again, compiled anew. Without a mistake the same comparisons hold; that is tested too.
+test_golden.py is run again, compiled anew or operation by operation. Without a mistake the same comparisons hold; that
+is tested too.
 """
 
 import json
@@ -34,6 +35,8 @@ from tests.test_golden import GOLDEN, load_torch, repeat_recorded, repeat_torch
 CASE = GradientCase(ModelConfig(9, 13, 16, 1, 2, 8), 1, 2, 6)
 Patch = pytest.MonkeyPatch
 Mistake = Callable[[Patch], None]
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def replaced(module: Any, **names: Any) -> SimpleNamespace:
@@ -189,14 +192,14 @@ def expected() -> tuple[float, np.ndarray]:
 # --- the gradients of the plain model ---
 
 
-def test_without_a_mistake_the_gradients_agree(expected: tuple[float, np.ndarray]) -> None:
+def test_without_a_mistake_the_gradients_agree(expected: tuple[float, np.ndarray], op_by_op: None) -> None:
     errors = gradient_errors(loss_fn_gradient(CASE), expected, CASE.config)
     assert max(errors.values()) <= GRADIENT_TOLERANCE
 
 
 @pytest.mark.parametrize("mistake", WRONG_GRADIENTS, ids=name_of)
 def test_the_gradients_of_the_plain_model_show_it(
-    mistake: Mistake, expected: tuple[float, np.ndarray], monkeypatch: Patch
+    mistake: Mistake, expected: tuple[float, np.ndarray], monkeypatch: Patch, op_by_op: None
 ) -> None:
     mistake(monkeypatch)
     errors = gradient_errors(loss_fn_gradient(CASE), expected, CASE.config)

@@ -6,7 +6,7 @@ Without a mistake everything agrees; with each of many mistakes the operation th
 import json
 import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -96,13 +96,6 @@ def oracle(flat: np.ndarray) -> dict[str, np.ndarray]:
 @pytest.fixture(scope="module")
 def theirs() -> dict[str, np.ndarray]:
     return oracle(weights())
-
-
-@pytest.fixture
-def op_by_op() -> Iterator[None]:
-    """Each primitive compiled by itself, once for all tests: compiling the operations anew takes seconds."""
-    with jax.disable_jit():
-        yield
 
 
 def model_of(flat: np.ndarray, execution: Execution = PLAIN) -> Model:
