@@ -172,7 +172,7 @@ def choose_tokenizer(source: Source, spec: str) -> Choice:
     if source.kind == "hugging-face" and (found := _hugging_face_tokenizer(folder, V)) is not None:
         return found
     trained = source.opened.metadata.options.get("tokenizer", "auto") if source.kind == "state" else "auto"
-    if trained not in ("auto", "none"):
+    if trained not in ("auto", "none", "gpt2"):  # auto finds gpt2 too, but never asks the network
         try:
             return load_tokenizer(str(trained), V)
         except InputError:
@@ -192,8 +192,12 @@ def _hugging_face_tokenizer(folder: Path, vocab_size: int) -> Choice | None:
 
 
 def end_of_text(source: Source, tokenizer: Tokenizer | None) -> int:
-    """Return the id that begins and ends a text: the format's, else the tokenizer's, else the last of V."""
+    """Return the id that begins and ends a text: the format's, else the tokenizer's, else the last of V.
+
+    Of several in the format, the tokenizer's or else the first: the others end no text here.
+    """
+    V = source.config.vocab_size
+    usual = V - 1 if tokenizer is None else tokenizer.eot
     stored = None if source.special is None else source.special.eos
-    if isinstance(stored, int) and 0 <= stored < source.config.vocab_size:
-        return stored
-    return source.config.vocab_size - 1 if tokenizer is None else tokenizer.eot
+    several = [token for token in (stored if isinstance(stored, list) else [stored]) if token is not None and token < V]
+    return usual if usual in several or not several else several[0]

@@ -1,0 +1,80 @@
+"""What is taken from a checkpoint besides its weights: end of text, attention, tokenizer; and which weights."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from llmc_jax.checkpoint.source import Source, SpecialTokens
+from llmc_jax.checkpoint.sources import open_source
+from llmc_jax.config.model import ModelConfig
+from llmc_jax.data import tokenizers
+from llmc_jax.errors import InputError
+from llmc_jax.generate import model as models
+from llmc_jax.generate.model import attention_of, choose_tokenizer, end_of_text, open_model, read_weights
+
+SHAPE = "L2-NH2-C16-V257-T32"
+
+
+def source(**change: Any) -> Source:
+    return open_source(SHAPE)._replace(**change)
+
+
+def state(**options: str) -> Source:
+    """A training state of a run with these options."""
+    return source(kind="state", opened=SimpleNamespace(metadata=SimpleNamespace(options=options)))
+
+
+@pytest.mark.parametrize(
+    ("eos", "tokenizer", "expected"),
+    [
+        (None, None, 256), (None, "bytes", 256), (7, None, 7), (7, "bytes", 7), (300, None, 256),
+        ([300, 9, 7], None, 9), ([9, 7], "bytes", 9), ([9, 256], "bytes", 256), ([300], "bytes", 256), ([], None, 256),
+    ],
+)  # fmt: skip
+def test_the_end_of_text_is_the_formats_where_the_model_has_it(eos: Any, tokenizer: Any, expected: int) -> None:
+    """Of several, as Hugging Face's config.json may name them, the tokenizer's or else the first."""
+    found = tokenizers.bytes_tokenizer() if tokenizer else None
+    assert end_of_text(source(special=SpecialTokens(None, eos)), found) == expected
+
+
+def test_attention_is_what_the_model_was_trained_with() -> None:
+    assert [attention_of(source(), asked) for asked in ("auto", "softmax", "relu")] == ["softmax", "softmax", "relu"]
+    assert attention_of(state(attention="relu"), "auto") == "relu"
+    assert attention_of(state(attention="flash"), "auto") == "softmax"
+    with pytest.raises(InputError, match="trained with relu"):
+        attention_of(state(attention="relu"), "softmax")
+
+
+def test_the_tokenizer_of_a_run_is_found_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def gpt2(*, allow_network: bool = True) -> Any:
+        assert not allow_network
+        raise InputError("not in the cache")
+
+    monkeypatch.setattr(tokenizers, "gpt2_tokenizer", gpt2)
+    monkeypatch.chdir(tmp_path)
+    large = ModelConfig(32, 50257, 50304, 1, 2, 16)
+    run = state(tokenizer="gpt2")._replace(config=large, path=tmp_path)
+    assert choose_tokenizer(run, "auto") == (None, "not in the cache")
+    gone = choose_tokenizer(state(tokenizer=str(tmp_path / "gone.bin")), "auto")
+    assert gone.tokenizer is not None and gone.note == "bytes"
+
+
+def test_bf16_takes_the_16_bit_weights_that_a_run_has_computed_with() -> None:
+    def read(group: str, tensor: str, layer: int) -> np.ndarray:
+        return (1 if group == "params" else 2) * np.ones_like(plain.read("params", tensor, layer))
+
+    plain = source()
+    mixed = plain._replace(dtype="bf16", groups=("params", "copy"), read=read)
+    found = {dtype: read_weights(mixed, dtype)[0] for dtype in ("fp32", "bf16", "fp16")}
+    assert {dtype: float(weights.lnfw[0]) for dtype, weights in found.items()} == {"fp32": 1, "bf16": 2, "fp16": 1}
+    assert all(each.dtype == "bfloat16" for each in jax.tree.leaves(found["bf16"]))
+
+
+def test_weights_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "available_memory_bytes", lambda: 1000)
+    with pytest.raises(InputError, match=r"--dtype bf16"):
+        open_model(SHAPE, dtype="fp32")
