@@ -28,12 +28,11 @@ from benchmarks.turns import Peer, Spread, blocks_in_turns, ratios, spread
 from llmc_jax.cli.convert import main as convert
 from llmc_jax.generate.engine import Drawn, Request, generate
 from llmc_jax.generate.llmc import next_token_logits
-from llmc_jax.generate.model import Model, open_model
+from llmc_jax.generate.model import Model, flat_weights, open_model
 from llmc_jax.generate.sampling import Sampling
 from llmc_jax.machine.device import first_device
 from llmc_jax.models.gpt2.decode import cache_bytes
 from llmc_jax.models.gpt2.model import PLAIN
-from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.models.gpt2.work import COMPUTE_BYTES
 
 PAGE = Path(__file__).parent / "results/generate.md"
@@ -74,9 +73,7 @@ def token_ms(model: Model, request: Request) -> tuple[float, list[int]]:
 
 def forward_again(model: Model) -> Any:
     """A function that computes the logits of the last position by the whole forward, and returns milliseconds."""
-    weights = jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(model.weights)])
-    weights = jnp.pad(weights, (0, flat_size(model.config) - weights.size))
-    tokens = jnp.zeros((1, T), jnp.int32)
+    weights, tokens = flat_weights(model.weights, model.config), jnp.zeros((1, T), jnp.int32)
 
     def once() -> float:
         start = time.perf_counter()

@@ -100,9 +100,12 @@ def check_request(model: Model, request: Request) -> None:
         raise InputError("--stop: a stop string must not be empty")
     needed, available = memory_bytes(model, request), available_memory_bytes()
     if available is not None and needed > available:
+        together = 1 if request.exact else request.samples
+        smaller = "--dtype bf16 takes about half of that" if model.dtype == "fp32" else "take a smaller model"
+        advice = "lower --samples, or write --exact" if together > 1 else smaller
         raise InputError(
-            f"{model.path}: {request.samples} samples of {request.tokens} tokens need at least {gib(needed)} in "
-            f"{model.dtype}; this machine has {gib(available)}; lower --samples, or write --exact"
+            f"{model.path}: {request.tokens} tokens of {together} samples at a time need at least {gib(needed)} in "
+            f"{model.dtype}; this machine has {gib(available)}; {advice}"
         )
 
 

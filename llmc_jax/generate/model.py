@@ -108,7 +108,8 @@ def check_weights_fit(source: Source, dtype: str) -> None:
     """Raise InputError where the weights alone need more memory than the device has."""
     needed, available = num_parameters(source.config) * COMPUTE_BYTES[dtype], available_memory_bytes()
     if available is not None and needed > available:
-        smaller = "; --dtype bf16 takes half of that" if dtype == "fp32" else ""
+        half = dtype == "fp32" and needed <= 2 * available
+        smaller = "; --dtype bf16 takes half of that" if half else "; take a smaller model"
         raise InputError(
             f"{source.path}: the weights of this model need {gib(needed)} in {dtype}; this machine has "
             f"{gib(available)}{smaller}"

@@ -65,7 +65,8 @@ def request_of(model: Model, content: Mapping[str, Any]) -> Request:
     """Return the request that an object asks for; what it leaves out has its default.
 
     prompt: a text; for a model without a tokenizer ids, with spaces between them. An empty one is the beginning of a
-    text. after: ids of an earlier answer, which go behind the prompt: what comes then is what would have come.
+    text. after: ids of an earlier answer, which go behind the prompt: what comes then is what would have come of it,
+    if it was the first of its samples.
     Raises InputError with one line that names the setting.
     """
     counts: dict[str, Any] = {

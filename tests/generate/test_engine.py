@@ -232,3 +232,7 @@ def test_what_does_not_fit_is_refused_with_what_it_needs(model: Model, monkeypat
     with pytest.raises(InputError, match="--samples"):
         generate(model, request)
     generate(model, request._replace(exact=True))
+    monkeypatch.setattr(engine, "available_memory_bytes", lambda: weights)
+    for alone in (request._replace(exact=True), request._replace(samples=1)):
+        with pytest.raises(InputError, match="--dtype bf16"):
+            generate(model, alone)

@@ -15,6 +15,7 @@ from llmc_jax.data import tokenizers
 from llmc_jax.errors import InputError
 from llmc_jax.generate import model as models
 from llmc_jax.generate.model import attention_of, choose_tokenizer, end_of_text, open_model, read_weights
+from llmc_jax.models.gpt2.tensors import num_parameters
 
 SHAPE = "L2-NH2-C16-V257-T32"
 
@@ -75,6 +76,8 @@ def test_bf16_takes_the_16_bit_weights_that_a_run_has_computed_with() -> None:
 
 
 def test_weights_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "available_memory_bytes", lambda: 1000)
-    with pytest.raises(InputError, match=r"--dtype bf16"):
-        open_model(SHAPE, dtype="fp32")
+    needed = 4 * num_parameters(source().config)
+    for available, advice in ((needed - 1, "--dtype bf16"), (needed // 2 - 1, "smaller model")):
+        monkeypatch.setattr(models, "available_memory_bytes", lambda available=available: available)
+        with pytest.raises(InputError, match=advice):
+            open_model(SHAPE, dtype="fp32")
