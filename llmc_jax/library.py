@@ -8,6 +8,7 @@ out several devices, the handwritten kernels and everything that a run keeps in 
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -254,9 +255,9 @@ def stream(
     tokenizer. llmc_jax/generate/sampling.py has the sources.
     """
     ids = encode(model, prompt) if isinstance(prompt, str | bytes) else _array(prompt, (1,))
-    sampling = Sampling(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+    sampling = Sampling(temperature, index(top_k), top_p, min_p, repetition_penalty, index(seed))
     stops = (stops,) if isinstance(stops, str) else tuple(stops)
-    found = generate(model, Request(tuple(ids.tolist()), tokens, samples, sampling, stops))
+    found = generate(model, Request(tuple(ids.tolist()), index(tokens), index(samples), sampling, stops))
     return (each for each in found if isinstance(each, Drawn))
 
 

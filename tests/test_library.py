@@ -122,7 +122,7 @@ def test_text_and_ids(model: Model) -> None:
 
 def test_the_likeliest_tokens_are_those_of_the_logits(model: Model) -> None:
     ids = [65, 66, 67]
-    found = llmc_jax.complete(model, ids, tokens=3, temperature=0)
+    found = llmc_jax.complete(model, ids, tokens=np.int32(3), temperature=0)
     text = list(ids)
     for token, logprob in zip(found.ids, found.logprobs, strict=True):
         logits = llmc_jax.logits(model, (text + [0] * T)[:T])[len(text) - 1]  # no row sees what follows it

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from llmc_jax.cli.generate_flags import PROGRAM, STANDARD_INPUT, parse
+from llmc_jax.cli.generate_flags import LONGEST_NUMBER, PROGRAM, STANDARD_INPUT, parse
 from llmc_jax.cli.kit import exit_status, print_json
 from llmc_jax.config.options import show_value
 from llmc_jax.errors import ExitCode, InputError
@@ -109,7 +109,7 @@ def _numbers(text: str) -> tuple[int, ...]:
     words = text.replace(",", " ").split()
     if not words:
         raise InputError("--prompt-ids: is empty; without it the model begins a new text")
-    bad = next((word for word in words if not word.isdecimal()), None)
+    bad = next((word for word in words if not word.isdecimal() or len(word) > LONGEST_NUMBER), None)
     if bad is not None:
         raise InputError(f"--prompt-ids: {show_value(bad)} is no token id; expected whole numbers from 0 on")
     return tuple(map(int, words))

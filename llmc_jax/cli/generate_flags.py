@@ -14,6 +14,7 @@ from llmc_jax.machine.jax_setup import python_command, typed
 
 PROGRAM = "llmc_jax.generate"
 STANDARD_INPUT = "-"
+LONGEST_NUMBER = 18  # digits; Python refuses to read very many
 OPTIONAL = {"probs": 5, "serve": 8000}  # flags that may stand without a number, and which it is then
 DEFAULTS: dict[str, Any] = {
     "prompt": None, "prompt_file": None, "prompt_ids": None, "tokens": 200, "samples": 1, "stop": [],
@@ -197,6 +198,6 @@ def check_together(names: Collection[str], typed_as: Mapping[str, str]) -> None:
 
 def optional_number(value: str, name: str) -> int:
     """Return the number behind a flag that may stand without one. Raises InputError."""
-    if not value.isdecimal():
+    if not value.isdecimal() or len(value) > LONGEST_NUMBER:
         raise InputError(f"{flag(name)} {show_value(value)}: expected a whole number, or nothing")
     return int(value)

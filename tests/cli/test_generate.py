@@ -178,6 +178,8 @@ def test_a_reader_that_went_away_is_no_error(monkeypatch: pytest.MonkeyPatch) ->
         (["--prompt-file", "/none"], "--prompt-file /none: "),
         (["--prompt-file", "-"], "standard input: "),
         (["--prompt-ids", "1 x"], "--prompt-ids: x "),
+        (["--prompt-ids", "9" * 5000], "--prompt-ids: "),
+        (["--probs", "9" * 5000], "--probs "),
         (["--prompt-ids", "257"], "the prompt has the id 257"),
         (["-n", "0"], "--tokens 0: "),
         (["--top-k", "x"], "--top-k: "),
