@@ -31,18 +31,18 @@ from llmc_jax.training.step import (
     train_step,
 )
 from tests import plain_model
-from tests.comparisons import Batch, gradient_errors, random_batch, skewed_tokens, step_numbers
+from tests.comparisons import QUICK, Batch, gradient_errors, random_batch, skewed_tokens, step_numbers
 
 U = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 DTYPES: dict[str, Any] = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
 TINY = parse_descriptor("L1-NH2-C32-V97-T20")
 T = 12  # of TINY's rows
 
-loss_and_gradient = partial(jax.jit, static_argnums=(3, 4))(jax.value_and_grad(gpt2.loss_fn))
-gradient_of_batches = partial(jax.jit, static_argnums=(3, 4))(batch_gradient)
+loss_and_gradient = jax.jit(jax.value_and_grad(gpt2.loss_fn), static_argnums=(3, 4), compiler_options=QUICK)
+gradient_of_batches = jax.jit(batch_gradient, static_argnums=(3, 4), compiler_options=QUICK)
 
 
-@partial(jax.jit, static_argnums=1)
+@partial(jax.jit, static_argnums=1, compiler_options=QUICK)
 def logits_of(weights: jax.Array, config: ModelConfig, tokens: jax.Array) -> jax.Array:
     return gpt2.forward(views(weights, config), tokens, config)[0][..., : config.vocab_size]
 

@@ -20,6 +20,7 @@ from llmc_jax.training.step import evaluate_loss
 from tests import plain_model
 from tests.comparisons import (
     GRADIENT_TOLERANCE,
+    QUICK,
     GradientCase,
     batch_gradient,
     expected_gradient,
@@ -90,7 +91,7 @@ def test_recomputing_saves_memory() -> None:
     tokens = jax.ShapeDtypeStruct((8, 64), np.int32)
 
     def needed(execution: Execution) -> int:
-        compiled = loss_and_gradient.lower(flat, tokens, tokens, config, execution).compile()
+        compiled = loss_and_gradient.lower(flat, tokens, tokens, config, execution).compile(QUICK)
         return compiled.memory_analysis().temp_size_in_bytes
 
     everything, gelu, both = (needed(execution) for execution in (PLAIN, GELU_AGAIN, BOTH_AGAIN))
