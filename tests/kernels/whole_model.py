@@ -19,7 +19,7 @@ from llmc_jax.training.optimizer import Optimizer
 from llmc_jax.training.state import initial_state
 from llmc_jax.training.step import StepOptions, train_step
 from tests import plain_model
-from tests.comparisons import gradient_errors, random_batch, step_numbers
+from tests.comparisons import QUICK, gradient_errors, random_batch, step_numbers
 
 
 def model_inputs(config: ModelConfig, B: int, T: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -27,10 +27,12 @@ def model_inputs(config: ModelConfig, B: int, T: int) -> tuple[np.ndarray, np.nd
     return plain_model.random_flat(config, flat_size(config), seed=3), batch.inputs[0], batch.targets[0]
 
 
+loss_and_gradient = jax.jit(jax.value_and_grad(gpt2.loss_fn), static_argnums=(3, 4), compiler_options=QUICK)
+
+
 def of_model(execution: Execution, config: ModelConfig, dtype: Any, B: int, T: int) -> tuple[float, np.ndarray]:
     flat, inputs, targets = model_inputs(config, B, T)
-    run = jax.jit(jax.value_and_grad(gpt2.loss_fn), static_argnums=(3, 4))
-    loss, gradient = run(jnp.asarray(flat, dtype), inputs, targets, config, execution)
+    loss, gradient = loss_and_gradient(jnp.asarray(flat, dtype), inputs, targets, config, execution)
     return float(loss), np.asarray(gradient).astype(np.float64)
 
 
