@@ -130,8 +130,8 @@ def attention_step_forward(
     """Causal attention of one position over itself and those before it, whose keys and values are in a cache.
 
     qkv (B, 3C) is of the position, a scalar below S; keys and values (B NH, S, HS) are of all positions before it, and
-    what stands behind it does not matter. Returns out (B, C) as row `position` of `attention_forward` is, and keys and
-    values with the position's own.
+    what stands behind it does not matter as long as it is finite: it is taken 0 times. Returns out (B, C) as row
+    `position` of `attention_forward` is, and keys and values with the position's own.
     """
     return _step(qkv, keys, values, position, num_heads, _softmax_of_row)
 
