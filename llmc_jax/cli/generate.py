@@ -9,7 +9,6 @@ import select
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from llmc_jax.generate.model import Model
     from llmc_jax.generate.sampling import Sampling
 
+LARGEST_PROMPT = 1 << 28  # bytes; a file without an end must not fill the memory
 PATIENCE = 2.0  # seconds without a prompt on standard input, after which it is said that one is awaited
 
 
@@ -98,8 +98,12 @@ def written_prompt(asked: SimpleNamespace) -> Written:
         place, data = "standard input", _standard_input()
     else:
         place = f"--prompt-file {named}"
-        with refusing(f"{place}: cannot be read", "check the path"):
-            data = Path(named).read_bytes()
+        with refusing(f"{place}: cannot be read", "check the path"), open(named, "rb") as file:
+            data = file.read(LARGEST_PROMPT + 1)
+    if len(data) > LARGEST_PROMPT:
+        raise InputError(
+            f"{place}: has more than {LARGEST_PROMPT:,} bytes, the longest prompt that is taken; shorten it"
+        )
     if named is not None and not data:
         raise InputError(f"{place}: is empty; without a prompt the model begins a new text")
     return Written(place, data if "perplexity" in asked.given else _without_line_end(data))
@@ -127,7 +131,7 @@ def _standard_input() -> bytes:
         ready = True
     if not ready:
         say("note", "waiting for the prompt on standard input; `< /dev/null` begins a new text")
-    content: bytes = source.read()
+    content: bytes = source.read(LARGEST_PROMPT + 1)
     return content
 
 
