@@ -181,7 +181,12 @@ def _open_folder(folder: Path, step: int | None) -> Source:
         raise InputError(
             f"{folder}: the run has no checkpoint yet; it saves one at its end, and with -n N every N steps"
         )
-    found = ", ".join(sorted(names)[:5]) or "nothing"
+    if not names:
+        raise InputError(f"{folder}: an empty folder; name the one that holds the checkpoint")
+    runs = sorted(name for name in names if (folder / name / "metrics.jsonl").is_file())
+    if runs:
+        raise InputError(f"{folder}: holds runs; name one of them: {folder / runs[-1]}")
+    found = ", ".join(sorted(names)[:5])
     raise InputError(f"{folder}: a folder that holds no checkpoint, but {found}; known are {FOLDERS}")
 
 

@@ -349,6 +349,7 @@ def load_tokenizer(spec: str, vocab_size: int | None = None, folders: Iterable[P
     elif spec == "bytes":
         choice = Choice(bytes_tokenizer(), "bytes")
     elif spec == "gpt2":
+        _check_vocab("GPT-2's", GPT2_VOCAB, vocab_size)  # before anything is downloaded
         choice = Choice(gpt2_tokenizer(), "GPT-2's")
     elif os.path.exists(spec) or os.sep in spec or spec.endswith(".bin"):
         choice = Choice(bin_tokenizer(spec), spec)
@@ -356,12 +357,18 @@ def load_tokenizer(spec: str, vocab_size: int | None = None, folders: Iterable[P
         raise InputError(
             f"--tokenizer {spec}: expected auto, bytes, gpt2, none or the path of a {DEFAULT_BIN} (no such file)"
         )
-    if choice.tokenizer is not None and vocab_size not in (None, choice.tokenizer.vocab_size):
-        raise InputError(
-            f"tokenizer {choice.note} has {choice.tokenizer.vocab_size} ids, but the model's vocabulary is "
-            f"V={vocab_size}; give the tokenizer that its data was made with by --tokenizer, or none"
-        )
+    if choice.tokenizer is not None:
+        _check_vocab(choice.note, choice.tokenizer.vocab_size, vocab_size)
     return choice
+
+
+def _check_vocab(note: str, ids: int, vocab_size: int | None) -> None:
+    """Raise InputError where a tokenizer has another number of ids than the model; None: any will do."""
+    if vocab_size not in (None, ids):
+        raise InputError(
+            f"tokenizer {note} has {ids} ids, but the model's vocabulary is V={vocab_size}; give the tokenizer that "
+            "its data was made with by --tokenizer, or none"
+        )
 
 
 def _choose_by_vocab(vocab_size: int, folders: Iterable[Path]) -> Choice:

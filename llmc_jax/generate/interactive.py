@@ -190,6 +190,8 @@ def talk(
             if not session.take(text):
                 return
         except EOFError:
+            if sys.stdin is not None and sys.stdin.isatty():
+                print(file=out)  # or the shell's mark would stand behind ours
             return
         except KeyboardInterrupt:  # at the mark: what was typed is dropped
             before = ""

@@ -61,9 +61,19 @@ def typed(own: str) -> str:
 
 def train_command() -> str:
     """Return how one types the training program: `llmc-jax` where it is installed, else train.py with its Python."""
-    in_repository = Path(__file__).resolve().parents[2].joinpath("train.py").exists()
-    command = one_command() or ("python train.py" if in_repository else "llmc-jax")
+    command = one_command() or ("python train.py" if _in_repository() else "llmc-jax")
     return command.replace("python", python_command(), 1)
+
+
+def other_command(name: str) -> str:
+    """Return how one types another of the programs: `llmc-jax data` where that was typed, else `python -m …`."""
+    command = one_command() or ("" if _in_repository() else "llmc-jax")
+    words = f"{command} {name}" if command else f"python -m llmc_jax.{name}"
+    return words.replace("python", python_command(), 1)
+
+
+def _in_repository() -> bool:
+    return Path(__file__).resolve().parents[2].joinpath("train.py").exists()
 
 
 def restart_with_huge_pages() -> None:

@@ -73,13 +73,13 @@ def summary(run: Run, outcome: Outcome) -> Iterator[str]:
     if run.held.is_there():
         yield from places(run, outcome)
     if config.preset == "demo" and code == ExitCode.DONE:
-        train, python = jax_setup.train_command(), jax_setup.python_command()
-        ask = f"{python} -m llmc_jax.generate {shlex.quote(str(run.held.folder))} --prompt 'def read'"
+        train, folder = jax_setup.train_command(), shlex.quote(str(run.held.folder))
+        ask = f"{jax_setup.other_command('generate')} {folder} --prompt 'def read' --temperature 0.8"
         for words, command, meaning in (
             *([("ask it:", ask, "docs/generate.md")] if progress.saved is not None else []),
             ("try next:", f"{train} --preset demo -x 5000", "the same, longer"),
             ("", f"{train} --help", "every option"),
-            ("", f"{python} -m llmc_jax.data tinyshakespeare", "then --preset tinyshakespeare"),
+            ("", f"{jax_setup.other_command('data')} tinyshakespeare", "then --preset tinyshakespeare"),
         ):
             yield f"{words:<13} {command:<54} ({meaning})"
 

@@ -221,9 +221,10 @@ def test_files_that_are_none(tmp_path: Path, data: bytes, words: str) -> None:
 
 
 def test_places_that_are_none(tmp_path: Path) -> None:
-    empty, models, other = tmp_path / "empty", tmp_path / "models", tmp_path / "other"
-    for folder in (empty, models, other):
-        folder.mkdir()
+    empty, models, other, runs = (tmp_path / name for name in ("empty", "models", "other", "runs"))
+    for folder in (empty, models, other, runs / "first", runs / "second"):
+        folder.mkdir(parents=True)
+    (runs / "first" / "metrics.jsonl").write_text("")
     (other / "notes.txt").write_text("a")
     write_model(models / "model_00000009.bin")
     os.mkfifo(tmp_path / "pipe")
@@ -231,7 +232,8 @@ def test_places_that_are_none(tmp_path: Path) -> None:
         (tmp_path / "none", "no such file"),
         (Path("a\0b"), "cannot be read"),
         (tmp_path / "pipe", "not a regular file"),
-        (empty, "holds no checkpoint, but nothing; known are"),
+        (empty, "an empty folder"),
+        (runs, "holds runs; name one of them: .*first$"),
         (other, r"holds no checkpoint, but notes\.txt; known are"),
         (models, r"holds models, but no training state; name one of them: .*model_00000009\.bin"),
     ):
