@@ -24,14 +24,14 @@ from llmc_jax.errors import InputError
 from llmc_jax.files import refuse_existing
 from llmc_jax.generate import heads
 from llmc_jax.generate.engine import Drawn, Request, generate
-from llmc_jax.generate.model import DTYPES, Model, flat_weights, open_model
+from llmc_jax.generate.model import Model, flat_weights, open_model
 from llmc_jax.generate.sampling import Sampling
 from llmc_jax.models.gpt2.decode import separated
 from llmc_jax.models.gpt2.model import Execution, forward, loss_fn, mean_loss
 from llmc_jax.models.gpt2.tensors import Params, views
 from llmc_jax.plan import step_numbers
 from llmc_jax.training.adamw import ADAMW
-from llmc_jax.training.state import TrainState, initial_state
+from llmc_jax.training.state import DTYPES, TrainState, initial_state
 from llmc_jax.training.step import Metrics, StepOptions, train_step
 
 Ids = Sequence[int] | Sequence[Sequence[int]] | np.ndarray | jax.Array

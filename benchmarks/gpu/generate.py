@@ -12,9 +12,9 @@ import numpy as np
 from benchmarks.gpu.steps import random_values
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.generate.sampling import Sampling, draw, numbers_of, steps_of
-from llmc_jax.models.gpt2.decode import cache_bytes, decode, prefill, repeated
+from llmc_jax.models.gpt2.decode import cache_bytes, decode, prefill, repeated, separated
 from llmc_jax.models.gpt2.model import PLAIN
-from llmc_jax.models.gpt2.tensors import BY_NAME, Params, views
+from llmc_jax.models.gpt2.tensors import Params
 from llmc_jax.training.state import DTYPES
 from llmc_jax.trials.figures import Figures
 
@@ -32,8 +32,8 @@ def measure(what: str, model: str, B: int, dtype: str, *, T: int = 1024, tokens:
 
 def weights_of(config: ModelConfig, dtype: str) -> Params:
     """Random weights as generate/model.py has them: of a tensor with a layer axis an array for each layer."""
-    tensors = views(random_values(config).astype(DTYPES[dtype]), config)
-    return Params(*(tuple(tensor) if BY_NAME[name].layered else tensor for name, tensor in tensors._asdict().items()))
+    weights: Params = separated(random_values(config).astype(DTYPES[dtype]), config)
+    return weights
 
 
 def programs(config: ModelConfig, T: int) -> tuple[Any, Any]:

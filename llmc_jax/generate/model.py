@@ -25,13 +25,13 @@ from llmc_jax.models.gpt2.tensors import BY_NAME, Params, flat_size, num_paramet
 from llmc_jax.models.gpt2.work import COMPUTE_BYTES
 from llmc_jax.ops import attention as attention_ops
 from llmc_jax.ops.table import XLA
+from llmc_jax.training.state import DTYPES
 
 RELU = Execution(
     op=XLA._replace(
         attention_forward=attention_ops.relu_attention_forward, attention_backward=attention_ops.relu_attention_backward
     )
 )
-DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16, "fp16": jnp.float16}
 
 
 class Model(NamedTuple):

@@ -11,7 +11,7 @@ from llmc_jax.config.model import parse_descriptor
 from llmc_jax.machine import deviceless
 from llmc_jax.models.gpt2.decode import cache_bytes, decode, empty_cache, prefill
 from llmc_jax.models.gpt2.model import PLAIN
-from llmc_jax.models.gpt2.tensors import BY_NAME, Params, tensor_specs
+from llmc_jax.models.gpt2.tensors import Params, flat_size, separate
 
 pytestmark = [
     pytest.mark.slow,
@@ -23,11 +23,9 @@ SIZE = 1024
 
 def weights() -> Params:
     """The shapes of a model's weights, a tensor with a layer axis as one array for each layer."""
-    found = {}
-    for spec in tensor_specs(CONFIG):
-        one = jax.ShapeDtypeStruct(spec.shape[1:] if BY_NAME[spec.name].layered else spec.shape, jnp.bfloat16)
-        found[spec.name] = (one,) * CONFIG.num_layers if BY_NAME[spec.name].layered else one
-    return Params(**found)
+    flat = jax.ShapeDtypeStruct((flat_size(CONFIG),), jnp.bfloat16)
+    found: Params = jax.eval_shape(partial(separate, config=CONFIG), flat)
+    return found
 
 
 @pytest.mark.parametrize("texts", [1, 8])

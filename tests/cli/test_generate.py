@@ -20,6 +20,7 @@ from llmc_jax.data.tokenizers import printable
 from llmc_jax.errors import InputError
 from llmc_jax.generate import show
 from llmc_jax.generate.llmc import generate as llmc_generate
+from llmc_jax.generate.sampling import Sampling
 
 MODEL = "L2-NH2-C16-V257-T32"  # random weights; the tokens are bytes
 
@@ -220,6 +221,11 @@ def test_a_prompt_that_is_not_utf_8_names_its_file_and_byte(ask: Ask, tmp_path: 
     write_tokenizer_bin(table, (*(bytes([value]) for value in range(256)), b"<|end|>"), 256)
     done = ask("--prompt-file", str(file), "--tokenizer", str(table))
     assert done.status == 2 and f"{file}: " in done.err and "byte 2" in done.err
+
+
+def test_the_defaults_are_those_of_sampling() -> None:
+    """Named twice, because --help and mistakes in the flags do without JAX."""
+    assert {name: DEFAULTS[name] for name in Sampling._fields} == Sampling()._asdict()
 
 
 def test_flags_that_make_no_sense_together_are_named() -> None:

@@ -21,8 +21,9 @@ from llmc_jax.errors import InputError
 from llmc_jax.files import plain as plain_json
 from llmc_jax.generate import heads, look, probabilities
 from llmc_jax.generate.look import Seen, Window
-from llmc_jax.generate.model import DTYPES, Model
+from llmc_jax.generate.model import Model
 from llmc_jax.models.gpt2.tensors import BY_NAME, Params, flat_size, views
+from llmc_jax.training.state import DTYPES
 from tests import plain_model
 from tests.generate import plain
 
