@@ -31,6 +31,7 @@ ORDER = [
     "trials",
     "plan",
     "generate",
+    "evaluate",
     "run",
     "profile",
     "compare",
