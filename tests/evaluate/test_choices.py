@@ -1,0 +1,127 @@
+"""Questions with several answers: against the plain model item by item, and by hand."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from llmc_jax.data.items import Item
+from llmc_jax.evaluate.choices import (
+    Answer,
+    Share,
+    accuracy,
+    accuracy_norm,
+    accuracy_written,
+    answers,
+    mean_of,
+    perplexity,
+    rows_of_items,
+)
+from llmc_jax.evaluate.scorer import Scored, Scorer, score
+from llmc_jax.machine.device import devices_of
+from llmc_jax.models.gpt2.model import PLAIN
+from llmc_jax.training.parallel.placement import placement
+from llmc_jax.training.parallel.stage import Parallel
+from tests.evaluate.models import CONFIG, TOKENS_PER_BATCH, flat
+from tests.generate import plain
+
+
+def items(count: int, completions: int) -> list[Item]:
+    """Items of all lengths, the longest of which just fit."""
+    rng = np.random.default_rng(7)
+
+    def ids(most: int) -> tuple[int, ...]:
+        return tuple(int(x) for x in rng.integers(0, 257, rng.integers(1, most + 1)))
+
+    made = [
+        Item(str(i), ids(24), tuple(ids(25) for _ in range(completions)), int(rng.integers(completions)))
+        for i in range(count)
+    ]
+    whole = tuple(range(24))
+    return [*made, Item("full", whole, (tuple(range(25)),) * completions, 0)]
+
+
+def item_losses(item: Item, completion: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Losses (k,) of a completion's tokens by the plain model, and which id it holds for likeliest before each."""
+    ids = np.array(item.context + completion)
+    logits, _ = plain.forward(flat(), ids[:-1], CONFIG, "softmax")
+    at = np.arange(len(item.context) - 1, len(ids) - 1)
+    return -plain.log_softmax(logits)[at, ids[at + 1]], logits[at].argmax(1)
+
+
+def scorer() -> Scorer:
+    return Scorer(jnp.asarray(flat()), CONFIG, PLAIN, placement(CONFIG, Parallel(), devices_of(1)), TOKENS_PER_BATCH)
+
+
+def test_answers_are_the_plain_models_item_by_item() -> None:
+    asked = items(12, 4)
+    found = answers(asked, score(scorer(), rows_of_items(asked)))
+    for item, answer in zip(asked, found, strict=True):
+        losses = [item_losses(item, completion)[0] for completion in item.completions]
+        sums, means = [float(x.sum()) for x in losses], [float(x.mean()) for x in losses]
+        assert answer.losses == pytest.approx(sums, abs=5e-4)
+        assert answer.tokens == tuple(map(len, item.completions))
+        assert answer.label == item.label and answer.written is None
+        assert (answer.by_sum, answer.by_mean) == (np.argmin(sums), np.argmin(means))
+    assert any(answer.by_sum != answer.by_mean for answer in found)  # so the two are told apart
+    assert accuracy(found).right == sum(each.by_sum == item.label for each, item in zip(found, asked, strict=True))
+    assert found[-1].by_sum == 0  # of equals the first
+
+
+def test_what_the_model_would_write_is_the_plain_models_item_by_item() -> None:
+    asked = [*items(6, 1), *(written_by_the_model(context, 3) for context in [(1, 2), (200,), (5,) * 20])]
+    found = answers(asked, score(scorer(), rows_of_items(asked), greedy=True))
+    for item, answer in zip(asked, found, strict=True):
+        best = item_losses(item, item.completions[0])[1]
+        assert answer.written == (tuple(best) == item.completions[0],)
+    assert accuracy_written(found) == Share(3, 10)
+    expected = math.exp(np.mean([item_losses(item, item.completions[0])[0].sum() for item in asked]))
+    assert perplexity(found).value == pytest.approx(expected, rel=1e-4)
+
+
+def written_by_the_model(context: tuple[int, ...], tokens: int) -> Item:
+    completion: tuple[int, ...] = ()
+    for _ in range(tokens):
+        ids = np.array(context + completion)
+        completion += (int(plain.forward(flat(), ids, CONFIG, "softmax")[0][-1].argmax()),)
+    return Item("", context, (completion,), 0)
+
+
+def scored(*losses: list[float]) -> list[Scored]:
+    return [Scored(row, np.array(each, np.float32), None) for row, each in enumerate(losses)]
+
+
+def test_hand_made_items() -> None:
+    """Two items of two and three completions: the first is right by its sum alone, the second by its mean alone."""
+    asked = [Item("a", (1,), ((2,), (3, 4)), 0), Item("b", (1,), ((2, 3), (4,), (5,)), 0)]
+    told = scored([2.0], [1.0, 1.5], [1.0, 1.0], [1.5], [3.0])
+    found = answers(asked, reversed(told))
+    assert found == [Answer(0, (2.0, 2.5), (1, 2)), Answer(0, (2.0, 1.5, 3.0), (2, 1, 1))]
+    assert [(each.by_sum, each.by_mean) for each in found] == [(0, 1), (1, 0)]
+    assert accuracy(found) == accuracy_norm(found) == Share(1, 2)
+
+
+def test_an_answer_is_missing_where_the_scoring_was_stopped() -> None:
+    with pytest.raises(KeyError):
+        answers([Item("a", (1,), ((2,), (3,)), 0)], scored([1.0]))
+
+
+@pytest.mark.parametrize(
+    ("losses", "chosen"),
+    [((1.0, 1.0), 0), ((2.0, 1.0, 1.0), 1), ((math.inf, math.inf), 0), ((2.0, math.nan, 1.0), 2), ((math.nan, 1.0), 0)],
+)
+def test_equals_and_nan_are_decided_as_llm_c_does(losses: tuple[float, ...], chosen: int) -> None:
+    assert Answer(0, losses, (1,) * len(losses)).by_sum == chosen
+    assert Answer(0, losses, (1,) * len(losses)).by_mean == chosen
+
+
+def test_shares_and_means_have_their_standard_errors() -> None:
+    values = np.array([1.0, 0.0, 0.0, 1.0, 1.0])
+    share = Share(3, 5)
+    assert (share.value, share.error) == pytest.approx((0.6, values.std(ddof=1) / math.sqrt(5)))
+    assert mean_of(values) == pytest.approx((share.value, share.error))
+    assert math.isnan(Share(0, 0).value) and math.isnan(Share(1, 1).error) and math.isnan(mean_of(np.ones(1)).error)
+    found = [Answer(0, (math.log(2.0),), (1,)), Answer(0, (math.log(8.0),), (3,))]
+    assert perplexity(found).value == pytest.approx(4.0)
+    assert perplexity(found).error == pytest.approx(4.0 * math.log(2.0))
