@@ -1,9 +1,12 @@
-"""A question with several answers in tokens, as evaluation sees it, whichever file it comes from.
+"""A question with several answers in tokens, as evaluation sees it, whichever file it comes from; whether it fits.
 
 Leaves out the files (evalfile.py, tasks.py) and the evaluation (evaluate/).
 """
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+from llmc_jax.errors import InputError
 
 
 class Item(NamedTuple):
@@ -22,3 +25,36 @@ class Item(NamedTuple):
     def longest(self) -> int:
         """Return the ids of context and longest completion together. The last one is a target alone."""
         return len(self.context) + max(map(len, self.completions))
+
+
+def check_fit(items: Sequence[Item], positions: int, what: str) -> None:
+    """Check that each item fits T positions: its ids without the last, which is a target alone.
+
+    what: the items' file, for the message. Raises InputError. llm.c's trainers stop at an assert one id earlier.
+    """
+    long = [item for item in items if item.longest - 1 > positions]
+    if long:
+        raise InputError(
+            f"{what}: item {long[0].name} has {long[0].longest} tokens and {len(long)} of {len(items)} items have too "
+            f"many: T={positions} takes {positions + 1}; take a larger T, or let evaluate --crop-context drop the "
+            "oldest tokens of long contexts"
+        )
+
+
+def cropped(items: Iterable[Item], positions: int) -> list[Item]:
+    """Return the items, each without as many of its context's oldest ids as it takes to fit T positions.
+
+    So does EleutherAI's harness; here all completions of an item keep the same context. Raises InputError for an item
+    of which no context would be left.
+    """
+    return [_cropped(item, positions) for item in items]
+
+
+def _cropped(item: Item, positions: int) -> Item:
+    over = max(0, item.longest - 1 - positions)
+    if over >= len(item.context):
+        raise InputError(
+            f"item {item.name}: its longest completion has {item.longest - len(item.context)} tokens, which leave no "
+            f"room for any context in T={positions}; take a larger T, or leave the item out"
+        )
+    return item._replace(context=item.context[over:])

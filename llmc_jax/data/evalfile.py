@@ -1,0 +1,197 @@
+"""llm.c's evaluation files: questions with four completions each, in tokens. Read and written byte for byte.
+
+    header    256 int32: magic 20240522, version 1, number of examples, bytes of the longest example, zeros
+    example   uint16: 65535, its bytes, its number from 0, the right completion, 4, then five times a count and as many
+              ids: the context, and the completions
+
+All little-endian. Leaves out where questions come from (tasks.py), and whether they fit a model (items.py).
+Source: `write_evalfile` of llm.c's dev/data/data_common.py, and the EvalLoader of its llmc/dataloader.h.
+"""
+
+import itertools
+import os
+import stat
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple, NoReturn
+
+import numpy as np
+
+from llmc_jax import magics
+from llmc_jax.data.items import Item
+from llmc_jax.errors import FormatError, InputError
+from llmc_jax.files import refusing, write_atomic
+
+VERSION = 1
+HEADER_BYTES = 1024
+START = 65535  # begins each example, so it is no id
+COMPLETIONS = 4
+MOST = 65535  # examples, and bytes of one
+SHORTEST = 30  # bytes of an example whose context and completions have one id each
+AGAIN = "copy or write the file again"
+PARTS = ("the context", *(f"completion {number}" for number in range(COMPLETIONS)))
+
+
+# ----- reading ------------------------------------------------------------------------------------------------------
+
+
+class Example(NamedTuple):
+    """One example as it stands in a file: its number, the byte where it begins, and all its 16-bit numbers."""
+
+    path: Path
+    number: int
+    byte: int
+    words: list[int]
+
+    def refuse(self, at: int, said: str) -> NoReturn:
+        """Raise a FormatError about one of its numbers."""
+        raise FormatError(f"{self.path}: byte {self.byte + 2 * at}: example {self.number} {said}; {AGAIN}")
+
+
+def is_eval_file(path: str | Path) -> bool:
+    """Return whether a regular file begins with the magic number. Raises InputError if it cannot be read."""
+    path = Path(path)
+    with refusing(f"{path}: cannot be read", "check the path and its permissions"):
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return file.read(4) == struct.pack("<i", magics.EVALUATION)
+
+
+def read_eval_file(path: str | Path) -> list[Item]:
+    """Return the questions of an evaluation file; the name of each is its number from 0.
+
+    Raises InputError if there is no readable file, FormatError for all that llm.c's loader stops at: another magic
+    number or version, an example without its start or with another number, not 4 completions, a label beyond them, an
+    empty context or completion; and for sizes that do not agree, or bytes that are missing or too many.
+    """
+    path = Path(path)
+    with refusing(f"{path}: cannot be read", "check the path and its permissions"):
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe would wait for its writer
+            raise InputError(f"{path}: is not a regular file; give an evaluation file")
+        with path.open("rb") as file:
+            count, longest = _read_header(path, file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size)
+            examples = list(_read_examples(path, file, count, longest))
+    found = max(2 * len(example.words) for example in examples)
+    if found != longest:
+        raise FormatError(f"{path}: byte 12: the longest example should have {longest} bytes and has {found}; {AGAIN}")
+    return [_item(example) for example in examples]
+
+
+def _read_header(path: Path, header: bytes, size: int) -> tuple[int, int]:
+    """Return the number of examples, and the bytes of the longest."""
+    magic = int.from_bytes(header[:4], "little")
+    if magic != magics.EVALUATION:
+        found = magics.MEANINGS.get(magic, "no file of llm.c's, or has its bytes in another order")
+        raise FormatError(f"{path}: is {found}; expected an evaluation file, magic {magics.EVALUATION}")
+    if len(header) < HEADER_BYTES:
+        raise FormatError(f"{path}: truncated: {size} bytes, but the header alone has {HEADER_BYTES}; {AGAIN}")
+    _, version, count, longest = struct.unpack_from("<4i", header)
+    if version != VERSION:
+        raise FormatError(f"{path}: byte 4: version {version}; expected version {VERSION}; {AGAIN}")
+    if not 1 <= count <= MOST:
+        raise FormatError(f"{path}: byte 8: the header counts {count} examples; expected 1 to {MOST}; {AGAIN}")
+    if not SHORTEST <= longest <= MOST:
+        raise FormatError(
+            f"{path}: byte 12: the longest example has {longest} bytes; expected {SHORTEST} to {MOST}; {AGAIN}"
+        )
+    return count, longest
+
+
+def _read_examples(path: Path, file: IO[bytes], count: int, longest: int) -> Iterator[Example]:
+    byte = HEADER_BYTES
+    for number in range(count):
+        start = file.read(6)
+        if len(start) < 6:
+            raise FormatError(f"{path}: truncated: ends in example {number} of {count}; {AGAIN}")
+        words = list(struct.unpack("<3H", start))
+        example = Example(path, number, byte, words)
+        _check_start(example, longest)
+        rest = file.read(words[1] - 6)
+        if len(rest) < words[1] - 6:
+            raise FormatError(f"{path}: truncated: ends in example {number} of {count}; {AGAIN}")
+        words += np.frombuffer(rest, "<u2").tolist()
+        byte += words[1]
+        yield example
+    if file.read(1):
+        raise FormatError(f"{path}: oversized: its {count} examples end at byte {byte}, but bytes follow; {AGAIN}")
+
+
+def _check_start(example: Example, longest: int) -> None:
+    start, size, number = example.words
+    if start != START:
+        example.refuse(0, f"begins with {start}; expected {START}")
+    if not SHORTEST <= size <= longest or size % 2:
+        example.refuse(1, f"has {size} bytes; expected an even number of {SHORTEST} to {longest}")
+    if number != example.number:
+        example.refuse(2, f"is called example {number}")
+
+
+def _item(example: Example) -> Item:
+    label, completions = example.words[3:5]
+    if label >= COMPLETIONS:
+        example.refuse(3, f"has the label {label}; expected 0 to {COMPLETIONS - 1}")
+    if completions != COMPLETIONS:
+        example.refuse(4, f"has {completions} completions; llm.c's trainers take {COMPLETIONS}")
+    context, *others = _parts(example)
+    return Item(str(example.number), context, tuple(others), label)
+
+
+def _parts(example: Example) -> Iterator[tuple[int, ...]]:
+    """Yield the ids of the context and of each completion."""
+    words, at = example.words, 5
+    for name in PARTS:
+        length = words[at] if at < len(words) else 0
+        ids = words[at + 1 : at + 1 + length]
+        if not ids or len(ids) < length:
+            example.refuse(at, f"has {length} ids for {name} and {len(ids)} of them before its end; expected 1 or more")
+        if START in ids:
+            example.refuse(at + 1 + ids.index(START), f"has {START} in {name}, which begins an example and is no id")
+        at += 1 + length
+        yield tuple(ids)
+    if at != len(words):
+        example.refuse(1, f"has {2 * len(words)} bytes, but its completions end after {2 * at}")
+
+
+# ----- writing ------------------------------------------------------------------------------------------------------
+
+
+def write_eval_file(path: str | Path, items: Sequence[Item]) -> None:
+    """Write an evaluation file that appears under its name only when complete (a file of that name is replaced).
+
+    Names are not kept: the file counts. Raises InputError for what the format cannot hold, and if the file cannot be
+    written.
+    """
+    if not 1 <= len(items) <= MOST:
+        raise InputError(f"{path}: {len(items)} questions; an evaluation file of llm.c takes 1 to {MOST}")
+    examples = [_words(path, number, item) for number, item in enumerate(items)]
+    header = [magics.EVALUATION, VERSION, len(items), 2 * max(map(len, examples)), *[0] * 252]
+    body = np.fromiter(itertools.chain.from_iterable(examples), "<u2")
+    write_atomic(path, struct.pack("<256i", *header) + body.tobytes())
+
+
+def _words(path: str | Path, number: int, item: Item) -> list[int]:
+    parts = (item.context, *item.completions)
+    said = _misfit(item, parts)
+    words = [START, 0, number, item.label, COMPLETIONS]
+    for part in parts:
+        words += [len(part), *part]
+    words[1] = 2 * len(words)
+    if words[1] > MOST:
+        said = said or f"takes {words[1]} bytes; at most {MOST} are possible"
+    if said:
+        raise InputError(f"{path}: question {number} ({item.name}) {said}; llm.c's evaluation files cannot hold it")
+    return words
+
+
+def _misfit(item: Item, parts: Sequence[Sequence[int]]) -> str:
+    """Return why the format cannot hold an item; empty if it can."""
+    if len(item.completions) != COMPLETIONS:
+        return f"has {len(item.completions)} completions; they must be {COMPLETIONS}"
+    if not 0 <= item.label < COMPLETIONS:
+        return f"has the label {item.label}; it must be 0 to {COMPLETIONS - 1}"
+    if not all(parts):
+        return "has an empty context or completion"
+    wrong = [token for part in parts for token in part if not 0 <= token < START]
+    return f"has id {wrong[0]}; ids must be 0 to {START - 1}" if wrong else ""

@@ -1,0 +1,179 @@
+"""llm.c's evaluation files: bytes built by hand from the format, every kind of bad file, mutated files."""
+
+import os
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from llmc_jax.data.evalfile import is_eval_file, read_eval_file, write_eval_file
+from llmc_jax.data.items import Item
+from llmc_jax.errors import FormatError, InputError
+
+ITEMS = [
+    Item("first", (5, 6, 7), ((1,), (2, 3), (4,), (65534,)), 3),
+    Item("second", (9,), ((8,), (0,), (8, 8, 8), (1,)), 0),
+]
+# of the second item; words from 65535 on: bytes, number, label, 4, and five counted lists
+SECOND = [65535, 34, 1, 0, 4, 1, 9, 1, 8, 1, 0, 3, 8, 8, 8, 1, 1]
+FIRST = [65535, 36, 0, 3, 4, 3, 5, 6, 7, 1, 1, 2, 2, 3, 1, 4, 1, 65534]
+SECOND_AT = 1024 + 36
+
+
+def of_words(*examples: list[int], header: tuple[int, ...] = (20240522, 1, 2, 36)) -> bytes:
+    words = [word for words in examples for word in words]
+    return struct.pack("<256i", *header, *[0] * (256 - len(header))) + struct.pack(f"<{len(words)}H", *words)
+
+
+GOOD = of_words(FIRST, SECOND)
+
+
+def with_word(byte: int, value: int) -> bytes:
+    return GOOD[:byte] + struct.pack("<H", value) + GOOD[byte + 2 :]
+
+
+def decode(data: bytes) -> list[Item] | None:
+    """What a file's bytes mean, by the written description of the format; None if they are no evaluation file."""
+    if len(data) < 1024 or len(data) % 2:
+        return None
+    magic, version, count, longest = struct.unpack("<4i", data[:16])
+    words = list(struct.unpack(f"<{len(data) // 2 - 512}H", data[1024:]))
+    if (magic, version) != (20240522, 1) or not 0 < count < 65536:
+        return None
+    items, sizes = [], []
+    for number in range(count):
+        if len(words) < 5 or words[0] != 65535 or words[2] != number or words[3] > 3 or words[4] != 4:
+            return None
+        label, rest, parts = words[3], words[5:], []
+        for _ in range(5):
+            if not rest or rest[0] == 0 or len(rest) <= rest[0]:
+                return None
+            parts.append(tuple(rest[1 : 1 + rest[0]]))
+            rest = rest[1 + rest[0] :]
+        sizes.append(2 * (len(words) - len(rest)))
+        if words[1] != sizes[-1] or any(65535 in part for part in parts):
+            return None
+        items.append(Item(str(number), parts[0], tuple(parts[1:]), label))
+        words = rest
+    return items if not words and max(sizes) == longest else None
+
+
+def test_bytes_of_the_format(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    write_eval_file(path, ITEMS)
+    assert path.read_bytes() == GOOD
+    assert os.listdir(tmp_path) == ["a.bin"]
+    assert read_eval_file(path) == [ITEMS[0]._replace(name="0"), ITEMS[1]._replace(name="1")]
+    assert is_eval_file(path)
+    assert not is_eval_file(tmp_path)
+
+
+@st.composite
+def any_items(draw: st.DrawFn) -> list[Item]:
+    ids = st.lists(st.integers(0, 65534), min_size=1, max_size=5).map(tuple)
+    one = st.builds(Item, st.just(""), ids, st.tuples(ids, ids, ids, ids), st.integers(0, 3))
+    return [item._replace(name=str(i)) for i, item in enumerate(draw(st.lists(one, min_size=1, max_size=4)))]
+
+
+@given(items=any_items())
+def test_round_trip(tmp_path_factory: pytest.TempPathFactory, items: list[Item]) -> None:
+    path = tmp_path_factory.getbasetemp() / "round.bin"
+    write_eval_file(path, items)
+    assert decode(path.read_bytes()) == read_eval_file(path) == items
+
+
+@given(cut=st.integers(0, len(GOOD)), at=st.integers(0, len(GOOD) - 1), value=st.integers(0, 255), more=st.binary())
+@example(cut=len(GOOD), at=0, value=GOOD[0], more=b"")
+@example(cut=len(GOOD), at=1030, value=2, more=b"")  # another right answer
+def test_mutated_files(tmp_path_factory: pytest.TempPathFactory, cut: int, at: int, value: int, more: bytes) -> None:
+    data = (GOOD[:at] + bytes([value]) + GOOD[at + 1 :])[:cut] + more
+    path = tmp_path_factory.getbasetemp() / "mutated.bin"
+    path.write_bytes(data)
+    wanted = decode(data)
+    if wanted is None:
+        with pytest.raises(FormatError, match=r"mutated\.bin: "):
+            read_eval_file(path)
+    else:
+        assert read_eval_file(path) == wanted
+
+
+@pytest.mark.parametrize(
+    ("data", "place"),
+    [
+        (b"", "is no file"),
+        (struct.pack("<256i", 20240520, 1, 0, *[0] * 253), "is a file of GPT-2 tokens"),
+        (GOOD[:1000], "truncated: 1000 bytes"),
+        (of_words(FIRST, SECOND, header=(20240522, 2, 2, 36)), "byte 4: version 2"),
+        (of_words(header=(20240522, 1, 0, 36)), "byte 8: .* 0 examples"),
+        (of_words(FIRST, SECOND, header=(20240522, 1, 2, 0)), "byte 12: .* 0 bytes"),
+        (of_words(FIRST, SECOND, header=(20240522, 1, 2, 38)), "byte 12: .* 38 bytes and has 36"),
+        (of_words(FIRST, SECOND, header=(20240522, 1, 2, 34)), "byte 1026: example 0 has 36 bytes"),
+        (of_words(FIRST, SECOND, header=(20240522, 1, 3, 36)), "truncated: ends in example 2 of 3"),
+        (of_words(FIRST, SECOND, header=(20240522, 1, 1, 36)), "oversized: its 1 examples end at byte 1060"),
+        (GOOD[:-1], "truncated: ends in example 1 of 2"),
+        (with_word(SECOND_AT, 65534), "byte 1060: example 1 begins with 65534"),
+        (with_word(SECOND_AT + 2, 33), "byte 1062: example 1 has 33 bytes"),
+        (with_word(SECOND_AT + 4, 2), "byte 1064: example 1 is called example 2"),
+        (with_word(SECOND_AT + 6, 4), "byte 1066: example 1 has the label 4"),
+        (with_word(SECOND_AT + 8, 5), "byte 1068: example 1 has 5 completions"),
+        (with_word(SECOND_AT + 10, 0), "byte 1070: example 1 has 0 ids for the context"),
+        (with_word(SECOND_AT + 14, 0), "byte 1074: example 1 has 0 ids for completion 0"),
+        (with_word(SECOND_AT + 30, 2), "byte 1090: example 1 has 2 ids for completion 3 and 1"),
+        (with_word(SECOND_AT + 12, 65535), "byte 1072: example 1 has 65535 in the context"),
+    ],
+)
+def test_bad_files(tmp_path: Path, data: bytes, place: str) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(data)
+    with pytest.raises(FormatError, match=rf"a\.bin: {place}") as caught:
+        read_eval_file(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_example_longer_than_its_completions(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(of_words(FIRST, [*SECOND, 1]))
+    with pytest.raises(FormatError, match="oversized"):
+        read_eval_file(tmp_path / "a.bin")
+    longer = [65535, 36, *SECOND[2:], 1]
+    (tmp_path / "a.bin").write_bytes(of_words(FIRST, longer))
+    with pytest.raises(FormatError, match="byte 1062: example 1 has 36 bytes, but its completions end after 34"):
+        read_eval_file(tmp_path / "a.bin")
+
+
+def test_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("missing.bin", ".", "pipe"):
+        with pytest.raises(InputError):
+            read_eval_file(tmp_path / name)
+    assert not is_eval_file(tmp_path / "pipe")
+    assert not is_eval_file(tmp_path / "missing.bin")
+
+
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        ([], "0 questions"),
+        ([ITEMS[0]] * 65536, "65536 questions"),
+        ([ITEMS[0], ITEMS[1]._replace(completions=((1,), (2,), (3,)))], r"question 1 \(second\) has 3 completions"),
+        ([ITEMS[0]._replace(label=4)], r"question 0 \(first\) has the label 4"),
+        ([ITEMS[0]._replace(context=())], "empty"),
+        ([ITEMS[0]._replace(completions=((1,), (2,), (), (3,)))], "empty"),
+        ([ITEMS[0]._replace(context=(7, 65535))], "has id 65535"),
+        ([ITEMS[0]._replace(completions=((1,), (2,), (-1,), (3,)))], "has id -1"),
+        ([ITEMS[0]._replace(context=(7,) * 32754)], "takes 65536 bytes"),
+    ],
+)
+def test_what_cannot_be_written(tmp_path: Path, items: list[Item], said: str) -> None:
+    (tmp_path / "a.bin").write_text("stays")
+    with pytest.raises(InputError, match=rf"a\.bin: .*{said}"):
+        write_eval_file(tmp_path / "a.bin", items)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["stays"]
+
+
+def test_the_longest_example(tmp_path: Path) -> None:
+    longest = [Item("0", (7,) * 32753, ((1,), (2,), (3,), (4,)), 2)]
+    write_eval_file(tmp_path / "a.bin", longest)
+    assert (tmp_path / "a.bin").stat().st_size == 1024 + 65534
+    assert read_eval_file(tmp_path / "a.bin") == longest
