@@ -162,7 +162,7 @@ def test_no_file(tmp_path: Path) -> None:
         ([ITEMS[0]._replace(completions=((1,), (2,), (), (3,)))], "empty"),
         ([ITEMS[0]._replace(context=(7, 65535))], "has id 65535"),
         ([ITEMS[0]._replace(completions=((1,), (2,), (-1,), (3,)))], "has id -1"),
-        ([ITEMS[0]._replace(context=(7,) * 32754)], "takes 65536 bytes"),
+        ([ITEMS[0]._replace(context=(7,) * 32753)], "takes 65536 bytes"),
     ],
 )
 def test_what_cannot_be_written(tmp_path: Path, items: list[Item], said: str) -> None:
