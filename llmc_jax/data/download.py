@@ -1,21 +1,64 @@
-"""Downloads of files whose content is known beforehand, in bounded time.
+"""Downloads: small files whole into memory, large ones to the disk, resumed where they broke off, and checked.
 
-Leaves out what is downloaded and where it is kept (tokenizers.py, corpora.py).
+Leaves out what is downloaded and where it is kept (tokenizers.py, corpora.py, datasets.py), and how Hugging Face names
+its files (hub.py).
 """
 
+import contextlib
+import functools
 import hashlib
 import http.client
+import json
+import os
+import shutil
 import ssl
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
+from email.message import Message
+from pathlib import Path
+from typing import IO, NamedTuple
+from urllib.parse import urlsplit
 
 from llmc_jax.errors import InputError
-from llmc_jax.files import reason
+from llmc_jax.files import leads_to, reason, refuse_irregular, refusing, sync, try_lock, write_bytes
+from llmc_jax.streams import print_error
 
 ANSWER_SECONDS = 10.0  # to connect, and between two pieces of the answer
-DOWNLOAD_SECONDS = 120.0  # for the whole file
+DOWNLOAD_SECONDS = 120.0  # for a whole file of `download`; one of `fetch` may take days, as long as bytes come
+STALL_SECONDS = 20.0  # between two pieces of a large file
 MAX_BYTES = 1 << 26
+BLOCK_BYTES = 1 << 20
+PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before an attempt that follows one that brought nothing
+LONGEST_PAUSE = 60.0  # that a server may ask for
+BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})  # worth another attempt
+
+Progress = Callable[[int, int | None], None]  # bytes that are there, and of how many (None: not known)
+
+
+class _OtherFile(ValueError):
+    """An address has a file, but not the one that was expected."""
+
+
+class Remote(NamedTuple):
+    """A file on servers, and what is known of it beforehand (None: not).
+
+    urls: addresses of the same content, tried in turn. sha1: git's, of "blob SIZE\\0" and the content, as Hugging Face
+    tells it for small files. what: the file in words. advice: what to do without it. token: is sent to the first
+    address's host alone.
+    """
+
+    urls: tuple[str, ...]
+    what: str
+    advice: str
+    size: int | None = None
+    sha256: str | None = None
+    sha1: str | None = None
+    token: str | None = None
+
+
+# ----- small files ---------------------------------------------------------------------------------------------------
 
 
 def download(url: str, sha256: str, what: str, advice: str) -> bytes:
@@ -25,10 +68,9 @@ def download(url: str, sha256: str, what: str, advice: str) -> bytes:
     DOWNLOAD_SECONDS, or is not the file that was expected.
     """
     try:
-        data = _fetch(url)
+        data, _ = read_all(url)
     except (OSError, ValueError, http.client.HTTPException) as error:
-        cause = error.reason if isinstance(error, urllib.error.URLError) else error
-        raise InputError(f"{what}: {url}: cannot be downloaded ({reason(cause)}); {advice}") from error
+        raise InputError(f"{what}: {url}: cannot be downloaded ({cause(error)}); {advice}") from error
     found = hashlib.sha256(data).hexdigest()
     if found != sha256:
         raise InputError(
@@ -37,17 +79,54 @@ def download(url: str, sha256: str, what: str, advice: str) -> bytes:
     return data
 
 
-def _fetch(url: str) -> bytes:
+def read_all(url: str, token: str | None = None) -> tuple[bytes, Message]:
+    """Return what an address answers, and its headers. Raises OSError, ValueError and HTTPException."""
     deadline = time.monotonic() + DOWNLOAD_SECONDS
     data = bytearray()
-    with urllib.request.urlopen(url, timeout=ANSWER_SECONDS, context=_certificates()) as answer:
+    with _open(url, token, {}, ANSWER_SECONDS) as answer:
         while chunk := answer.read(1 << 16):
             data += chunk
             if time.monotonic() > deadline or len(data) > MAX_BYTES:
                 raise TimeoutError(f"stopped after {len(data)} bytes: too slow or too large")
-    return bytes(data)
+        return bytes(data), answer.headers
 
 
+def cause(error: BaseException) -> str:
+    """Return in words why a download failed."""
+    if isinstance(error, urllib.error.HTTPError):
+        return f"the server answers {error.code} {reason(error.reason)}"
+    return reason(error.reason if isinstance(error, urllib.error.URLError) else error)
+
+
+def _open(url: str, token: str | None, headers: dict[str, str], seconds: float) -> http.client.HTTPResponse:
+    request = urllib.request.Request(url, headers={"User-Agent": "llmc-jax", **headers})
+    if token:
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
+    handlers = urllib.request.HTTPSHandler(context=_certificates()), _Redirects()
+    answer: http.client.HTTPResponse = urllib.request.build_opener(*handlers).open(request, timeout=seconds)
+    return answer
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, and hands a token on to the same host alone: another one's signed address is no friend's."""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        new = super().redirect_request(req, fp, code, msg, headers, newurl)
+        token = req.unredirected_hdrs.get("Authorization")
+        if new is not None and token and urlsplit(newurl)[:2] == urlsplit(req.full_url)[:2]:
+            new.add_unredirected_header("Authorization", token)
+        return new
+
+
+@functools.cache
 def _certificates() -> ssl.SSLContext:
     """Return the system's certificates and, where installed, certifi's: Python on macOS may come with none itself."""
     context = ssl.create_default_context()
@@ -57,3 +136,252 @@ def _certificates() -> ssl.SSLContext:
         return context
     context.load_verify_locations(certifi.where())
     return context
+
+
+# ----- large files ---------------------------------------------------------------------------------------------------
+
+
+def fetch(source: Remote, target: Path, report: Progress | None = None) -> Path:
+    """Download a file to `target`, which appears when it is complete and checked; return it.
+
+    What has arrived stays in `target.part` when the connection drops, the disk is full or Ctrl-C stops the process,
+    and the next call goes on from there. A dropped connection is tried again, with longer and longer pauses, until
+    several attempts in a row bring nothing. A file that is there already is kept; its size alone is checked.
+
+    Raises InputError, one line, if the file cannot be had or is not what was expected (then nothing of it is kept), if
+    the disk is too small, and if another process downloads it just now.
+    """
+    report = report or (lambda done, total: None)
+    if _is_there(source, target):
+        return target
+    check_online(source.what, source.advice)
+    with refusing(f"{target}: cannot be written", "choose another folder"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f"{target.name}.part")
+        with _locked(part) as file:
+            if not _is_there(source, target):  # another process may have ended meanwhile
+                _from_any(source, _Part(part, file), report)
+                _check(source, part, file)
+                os.replace(part, target)
+                sync(target.parent)
+                _Part(part, file).forget()
+    return target
+
+
+def check_online(what: str, advice: str) -> None:
+    """Check that HF_HUB_OFFLINE does not forbid downloads. Raises InputError."""
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        raise InputError(f"{what}: HF_HUB_OFFLINE is set, so nothing is downloaded; {advice}")
+
+
+def _is_there(source: Remote, target: Path) -> bool:
+    refuse_irregular(target)
+    if not target.exists():
+        return False
+    size = target.stat().st_size
+    if source.size not in (None, size):
+        raise InputError(f"{target}: {size} bytes; expected {source.size}: {source.what}; remove it, or move it away")
+    return True
+
+
+@contextlib.contextmanager
+def _locked(part: Path) -> Iterator[IO[bytes]]:
+    """Open a file for appending that no other process has open so. Raises OSError and InputError."""
+    with open(part, "ab") as file:
+        if try_lock(file.fileno()) is False or not leads_to(part, file.fileno()):
+            raise InputError(f"{part}: another process is downloading it; wait for that one")
+        yield file
+
+
+class _Part:
+    """The part of a file that has arrived, and beside it what tells whether the server's file is still the same."""
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self.path, self.file = path, file
+        self.notes = path.with_name(f"{path.name}.json")
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self.file.fileno()).st_size
+
+    def identity(self) -> str:
+        """Return the digest or ETag of what has arrived; nothing where that is not known."""
+        try:
+            found = json.loads(self.notes.read_bytes())["identity"]
+        except (OSError, ValueError, TypeError, KeyError):
+            return ""
+        return str(found)
+
+    def begin(self, identity: str) -> None:
+        """Let go of what has arrived, and note of which file the next bytes are."""
+        self.file.truncate(0)
+        write_bytes(self.notes, json.dumps({"identity": identity}).encode())
+
+    def forget(self) -> None:
+        self.notes.unlink(missing_ok=True)
+
+
+def _from_any(source: Remote, part: _Part, report: Progress) -> None:
+    """Download from the first address that has it. Raises InputError with what each of them answers."""
+    failures = []
+    for place, url in enumerate(source.urls):
+        try:
+            return _with_patience(source, url, source.token if place == 0 else None, part, report)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            if isinstance(error, InputError):
+                raise
+            failures.append(f"{url}: {explained(error, source.token)}")
+    kept = f"; {part.size / 1e6:,.1f} MB are kept, and the same command goes on from there" if part.size else ""
+    if not part.size:
+        part.path.unlink(missing_ok=True)
+        part.forget()
+    raise InputError(f"{source.what}: cannot be downloaded: {'; '.join(failures)}{kept}; {source.advice}")
+
+
+def explained(error: BaseException, token: str | None) -> str:
+    """Return in words why a download failed, and what helps where a login or the law is in the way."""
+    code = error.code if isinstance(error, urllib.error.HTTPError) else None
+    if code in (401, 403):
+        helps = (
+            "HF_TOKEN is refused: were the terms on its page accepted?" if token else "set HF_TOKEN if it needs a login"
+        )
+        return f"{cause(error)} ({helps})"
+    if code == 451:
+        return f"{cause(error)} (it is blocked)"
+    return cause(error)
+
+
+def _with_patience(source: Remote, url: str, token: str | None, part: _Part, report: Progress) -> None:
+    """Download from one address, with other attempts after what may pass. Raises what the last one raised."""
+    idle = 0  # attempts in a row that brought nothing
+    answered = False  # did this address ever bring a byte?
+    while True:
+        before = part.size
+        try:
+            return _append(source, url, token, part, report)
+        except (OSError, http.client.HTTPException) as error:
+            came = part.size > before
+            answered, idle = answered or came, 1 if came else idle + 1
+            if idle > len(PAUSES) or not _may_pass(error, answered):
+                raise
+            seconds = _pause(error, idle)
+            print_error(f"note: {url}: {cause(error)}; trying again in {seconds:.0f} s")
+            time.sleep(seconds)
+
+
+def _may_pass(error: BaseException, answered: bool) -> bool:
+    """Return whether another attempt may help. A server that was never reached is taken for one that is not there."""
+    if isinstance(error, urllib.error.HTTPError):
+        return error.code in BUSY
+    if isinstance(error, urllib.error.URLError):
+        return answered and not isinstance(error.reason, ssl.SSLError)
+    return True
+
+
+def _pause(error: BaseException, idle: int) -> float:
+    wanted = error.headers.get("Retry-After") or "" if isinstance(error, urllib.error.HTTPError) else ""
+    return min(float(wanted), LONGEST_PAUSE) if wanted.isdecimal() else PAUSES[idle - 1]
+
+
+def _append(source: Remote, url: str, token: str | None, part: _Part, report: Progress) -> None:
+    """Ask for what is missing, and append it. Raises OSError and HTTPException where not all of it came."""
+    known = f"sha256 {source.sha256}" if source.sha256 else f"sha1 {source.sha1}" if source.sha1 else ""
+    have = _usable(source, part, known)
+    if have and have == source.size:
+        return
+    headers = {"Range": f"bytes={have}-"} if have else {}
+    if have and not known:
+        headers["If-Range"] = part.identity()
+    try:
+        answer = _open(url, token, headers, STALL_SECONDS)
+    except urllib.error.HTTPError as error:
+        if error.code != 416:
+            raise
+        part.begin("")  # there is not so much of it
+        raise ConnectionError("the server's file has become shorter") from error
+    with answer:
+        goes_on = answer.status == 206 and (answer.headers.get("Content-Range") or "").startswith(f"bytes {have}-")
+        if not goes_on:
+            have = 0
+            part.begin(known or _validator(answer.headers))
+        total = _total(answer, have)
+        _check_promise(source, total, have, part.path)
+        _copy(answer, part, have, total or source.size, report)
+
+
+def _usable(source: Remote, part: _Part, known: str) -> int:
+    """Return how many bytes of the part are of this very file."""
+    identity = part.identity()
+    same = identity == known if known else identity.startswith('"')
+    return part.size if same and part.size <= (source.size or part.size) else 0
+
+
+def _validator(headers: Message) -> str:
+    """Return a strong ETag, with which the rest of a file can be asked for safely; nothing where there is none."""
+    etag: str = headers.get("ETag") or ""
+    return etag if etag.startswith('"') else ""
+
+
+def _total(answer: http.client.HTTPResponse, have: int) -> int | None:
+    """Return how long the whole file is, as the server has it."""
+    length = answer.headers.get("Content-Length") or ""
+    return have + int(length) if length.isdecimal() else None
+
+
+def _check_promise(source: Remote, total: int | None, have: int, part: Path) -> None:
+    """Check, before anything is written, that the file is as long as expected and fits the disk. Raises _OtherFile
+    and InputError.
+    """
+    if source.size is not None and total not in (None, source.size):
+        raise _OtherFile(f"has {total} bytes; expected {source.size}")
+    free = shutil.disk_usage(part.parent).free
+    missing = (total or source.size or 0) - have
+    if missing > free:
+        raise InputError(
+            f"{part}: {missing / 1e9:,.2f} GB are missing, and {free / 1e9:,.2f} GB of the disk are free; free space, "
+            "or choose another folder"
+        )
+
+
+def _copy(answer: http.client.HTTPResponse, part: _Part, have: int, total: int | None, report: Progress) -> None:
+    report(have, total)
+    while chunk := answer.read1(BLOCK_BYTES):
+        with refusing(f"{part.path}: cannot be written", "free space, and the same command goes on from there"):
+            part.file.write(chunk)
+            part.file.flush()
+        have += len(chunk)
+        report(have, total)
+    if total is not None and have < total:
+        raise ConnectionError(f"the connection dropped after {have} of {total} bytes")
+
+
+def _check(source: Remote, part: Path, file: IO[bytes]) -> None:
+    """Check size and digest of a whole file, and see it to the disk; remove it if it is another. Raises InputError."""
+    problem = mismatch(source, part)
+    if problem:
+        part.unlink()
+        _Part(part, file).forget()
+        raise InputError(f"{source.what}: {source.urls[0]}: {problem}; nothing is kept; {source.advice}")
+    os.fsync(file.fileno())
+
+
+def mismatch(source: Remote, path: Path) -> str | None:
+    """Return in words how a file is not what is known of it; None if it is."""
+    size = path.stat().st_size
+    if source.size not in (None, size):
+        return f"{size} bytes arrived; expected {source.size}"
+    for name, expected in (("sha256", source.sha256), ("sha1", source.sha1)):
+        if expected and (found := digest_of(path, name)) != expected:
+            return f"{size} bytes with {name} {found[:16]}… arrived; expected {expected[:16]}…"
+    return None
+
+
+def digest_of(path: Path, name: str) -> str:
+    """Return a file's sha256, or the sha1 that git calls it by, in hexadecimal. Raises OSError."""
+    digest = hashlib.sha256() if name == "sha256" else hashlib.sha1(usedforsecurity=False)
+    if name == "sha1":
+        digest.update(f"blob {path.stat().st_size}\0".encode())
+    with open(path, "rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()

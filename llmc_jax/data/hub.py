@@ -1,0 +1,88 @@
+"""Files of data sets on Hugging Face at one revision: their addresses, sizes and digests.
+
+$HF_ENDPOINT names another server with the same interface, $HF_TOKEN a login. Leaves out the download (download.py).
+"""
+
+import http.client
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote, urljoin, urlsplit
+
+from llmc_jax.data.download import check_online, explained, read_all
+from llmc_jax.errors import InputError
+
+ENDPOINT = "https://huggingface.co"
+MAX_PAGES = 100  # of a listing, each of up to 1000 files
+
+
+class Entry(NamedTuple):
+    """A file as the server lists it. It has one of the digests: sha256 where it is large, else git's sha1."""
+
+    path: str
+    size: int
+    sha256: str | None
+    sha1: str | None
+
+
+def endpoint() -> str:
+    """Return the server's address, without a slash at its end."""
+    return (os.environ.get("HF_ENDPOINT") or ENDPOINT).rstrip("/")
+
+
+def token() -> str | None:
+    """Return the user's login: $HF_TOKEN, else what `hf auth login` has left in a file."""
+    if own := os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN"):
+        return own.strip() or None
+    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
+    kept = Path(os.environ.get("HF_TOKEN_PATH") or f"{home}/token").expanduser()
+    try:
+        return kept.read_text(encoding="ascii").strip() or None
+    except (OSError, ValueError):
+        return None
+
+
+def file_url(repo: str, revision: str, path: str) -> str:
+    """Return where a file of a data set is downloaded."""
+    return f"{endpoint()}/datasets/{repo}/resolve/{quote(revision, safe='')}/{quote(path)}"
+
+
+def list_files(repo: str, revision: str, folder: str, advice: str) -> list[Entry]:
+    """Return the files right inside a folder of a data set, in the order of their paths. Raises InputError."""
+    what = f"the list of files of {repo}"
+    check_online(what, advice)
+    url = f"{endpoint()}/api/datasets/{repo}/tree/{quote(revision, safe='')}/{quote(folder)}"
+    own, found = token(), []
+    for _ in range(MAX_PAGES):
+        try:
+            data, headers = read_all(url, own)
+            found += [_entry(item) for item in json.loads(data) if item["type"] == "file"]
+            following = _next_page(url, headers.get("Link") or "")
+        except (OSError, http.client.HTTPException) as error:
+            raise InputError(f"{what}: {url}: cannot be downloaded ({explained(error, own)}); {advice}") from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InputError(f"{what}: {url}: is no such list ({error!r}); {advice}") from error
+        if following is None:
+            return sorted(found)
+        url = following
+    raise InputError(f"{what}: {url}: more than {MAX_PAGES} pages; {advice}")
+
+
+def _entry(item: dict[str, Any]) -> Entry:
+    """Return a file from the server's words. What they say first of a large one is about the pointer to it."""
+    if large := item.get("lfs"):
+        return Entry(str(item["path"]), int(large["size"]), str(large["oid"]), None)
+    return Entry(str(item["path"]), int(item["size"]), None, str(item["oid"]))
+
+
+def _next_page(url: str, link: str) -> str | None:
+    """Return the address of a listing's next page; None where this is the last. It is the same host's."""
+    match = re.search(r'<([^>]+)>\s*;\s*rel="?next"?', link)
+    if match is None:
+        return None
+    following = urljoin(url, match[1])
+    if urlsplit(following)[:2] != urlsplit(url)[:2]:
+        raise ValueError(f"its next page is on another host, {urlsplit(following).netloc}")
+    return following

@@ -1,0 +1,309 @@
+"""Large downloads from a server on this machine: resumed, tried again, verified; and lists of files as the Hub's."""
+
+import hashlib
+import json
+import shutil
+import sys
+import urllib.error
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from server import Files, serving
+
+from llmc_jax.data import download as module
+from llmc_jax.data import hub
+from llmc_jax.data.download import Remote, fetch
+from llmc_jax.errors import InputError
+from llmc_jax.files import try_lock
+
+DATA = bytes(index * 7 % 251 for index in range(100_000))
+SHA256 = hashlib.sha256(DATA).hexdigest()
+SHA1 = hashlib.sha1(b"blob 100000\0" + DATA).hexdigest()
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Files]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(module, "PAUSES", (0.0, 0.0, 0.0))
+    with serving() as files:
+        files.content["/f"] = DATA
+        yield files
+
+
+def remote(server: Files, *paths: str, **known: object) -> Remote:
+    urls = tuple(f"{server.address}{path}" for path in paths or ("/f",))
+    return Remote(urls, "it", "ask for it", **known)  # type: ignore[arg-type]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_arrives_once(server: Files, tmp_path: Path) -> None:
+    told: list[tuple[int, int | None]] = []
+    source = remote(server, size=len(DATA), sha256=SHA256)
+    path = fetch(source, tmp_path / "new" / "f", lambda done, total: told.append((done, total)))
+    assert path.read_bytes() == DATA
+    assert names(path.parent) == ["f"]
+    assert told[0] == (0, len(DATA))
+    assert told[-1] == (len(DATA), len(DATA))
+    assert fetch(source, path) == path
+    assert len(server.asked) == 1
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    drops=st.lists(st.integers(0, 40_000), max_size=6),
+    known=st.sampled_from(["sha256", "sha1", "etag", ""]),
+    ranges=st.booleans(),
+)
+def test_wherever_it_breaks_off_the_whole_file_arrives(
+    server: Files, tmp_path: Path, drops: list[int], known: str, ranges: bool
+) -> None:
+    server.asked.clear()
+    server.drops["/f"], server.etag, server.ranges = [*drops], '"v1"' if known == "etag" else None, ranges
+    digest = {"sha256": SHA256, "sha1": SHA1}
+    source = remote(server, **{name: value for name, value in digest.items() if name == known})
+    folder = tmp_path / "f"
+    shutil.rmtree(folder, ignore_errors=True)
+    for _ in range(10):  # several attempts in a row that bring nothing end a call
+        try:
+            fetch(source, folder / "f")
+            break
+        except InputError:
+            assert drops
+    assert (folder / "f").read_bytes() == DATA
+    assert names(folder) == ["f"]
+    if known and ranges and all(drops):
+        starts = [0, *[sum(drops[: index + 1]) for index in range(len(drops))]]
+        expected = [f"bytes={start}-" if start else None for start in starts if start < len(DATA)]
+        assert [asked.range for asked in server.asked][: len(expected)] == expected
+
+
+def test_what_has_arrived_is_kept_and_the_next_call_goes_on(server: Files, tmp_path: Path) -> None:
+    server.drops["/f"] = [60_000, 0, 0, 0, 0]
+    source = remote(server, size=len(DATA), sha256=SHA256)
+    with pytest.raises(InputError, match=r"0\.1 MB are kept"):
+        fetch(source, tmp_path / "f")
+    assert (tmp_path / "f.part").read_bytes() == DATA[:60_000]
+    server.asked.clear()
+    server.drops.clear()
+    assert fetch(source, tmp_path / "f").read_bytes() == DATA
+    assert [asked.range for asked in server.asked] == ["bytes=60000-"]
+
+
+@pytest.mark.parametrize("change", ["digest", "etag", "no notes", "longer part"])
+def test_a_part_of_another_file_is_not_gone_on_with(server: Files, tmp_path: Path, change: str) -> None:
+    part, notes = tmp_path / "f.part", tmp_path / "f.part.json"
+    part.write_bytes(b"another file" * (10_000 if change == "longer part" else 10))
+    identity = {"digest": "sha256 0", "etag": '"v0"', "longer part": f"sha256 {SHA256}"}
+    if change in identity:
+        notes.write_text(json.dumps({"identity": identity[change]}))
+    server.etag = '"v1"'
+    source = remote(server) if change == "etag" else remote(server, size=len(DATA), sha256=SHA256)
+    assert fetch(source, tmp_path / "f").read_bytes() == DATA
+    assert names(tmp_path) == ["f"]
+
+
+def test_a_part_that_is_complete_is_only_checked(server: Files, tmp_path: Path) -> None:
+    (tmp_path / "f.part").write_bytes(DATA)
+    (tmp_path / "f.part.json").write_text(json.dumps({"identity": f"sha256 {SHA256}"}))
+    assert fetch(remote(server, size=len(DATA), sha256=SHA256), tmp_path / "f").read_bytes() == DATA
+    assert server.asked == []
+
+
+def test_a_file_that_has_become_shorter_is_begun_anew(server: Files, tmp_path: Path) -> None:
+    (tmp_path / "f.part").write_bytes(DATA + DATA)
+    (tmp_path / "f.part.json").write_text(json.dumps({"identity": '"v1"'}))
+    server.etag = '"v1"'
+    assert fetch(remote(server), tmp_path / "f").read_bytes() == DATA
+
+
+@pytest.mark.parametrize(
+    ("known", "message"),
+    [
+        ({"size": 99_999}, "has 100000 bytes; expected 99999; ask for it"),
+        ({"sha256": "0" * 64}, r"expected 0000000000000000…; nothing is kept; ask for it"),
+        ({"sha1": "0" * 40}, r"with sha1 .* expected 0000000000000000…"),
+    ],
+)
+def test_another_file_is_refused_and_not_kept(
+    server: Files, tmp_path: Path, known: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        fetch(remote(server, **known), tmp_path / "f")
+    assert "\n" not in str(caught.value)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(("code", "asks"), [(404, 1), (401, 1), (403, 1), (451, 1), (503, 4)])
+def test_a_server_that_refuses(server: Files, tmp_path: Path, code: int, asks: int) -> None:
+    server.status["/f"] = [code] * 10
+    with pytest.raises(InputError, match=rf"/f: the server answers {code} .*; ask for it"):
+        fetch(remote(server), tmp_path / "f")
+    assert len(server.asked) == asks
+    assert names(tmp_path) == []
+
+
+def test_a_busy_server_is_asked_again(server: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
+    server.status["/f"] = [503, 429, 500]
+    assert fetch(remote(server), tmp_path / "f").read_bytes() == DATA
+
+
+def test_the_second_address_is_tried(server: Files, tmp_path: Path) -> None:
+    source = remote(server, "/gone", "/f", size=len(DATA), sha256=SHA256, token="secret")
+    assert fetch(source, tmp_path / "f").read_bytes() == DATA
+    assert [(asked.path, asked.token) for asked in server.asked] == [("/gone", "Bearer secret"), ("/f", None)]
+
+
+def test_a_token_stays_with_its_host(server: Files, tmp_path: Path) -> None:
+    with serving() as other:
+        other.content["/signed"] = DATA
+        server.redirects = {"/a": "/b", "/b": f"{other.address}/signed"}
+        fetch(remote(server, "/a", token="secret"), tmp_path / "f")
+        assert [asked.token for asked in server.asked] == ["Bearer secret"] * 2
+        assert [asked.token for asked in other.asked] == [None]
+
+
+def test_without_a_server_there_is_one_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(module.time, "sleep", slept.append)
+    for error in (ConnectionRefusedError(111, "refused"), OSError(-2, "Name or service not known")):
+
+        def fail(*_: object, error: OSError = error) -> None:
+            raise urllib.error.URLError(error)
+
+        monkeypatch.setattr(module, "_open", fail)
+        with pytest.raises(InputError, match=r"it: cannot be downloaded: http://x/f: .*; ask for it"):
+            fetch(Remote(("http://x/f",), "it", "ask for it"), tmp_path / "f")
+    assert slept == []
+    assert names(tmp_path) == []
+
+
+def test_hf_hub_offline(server: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for call in (lambda: fetch(remote(server), tmp_path / "f"), lambda: hub.list_files("a/b", "r", "", "ask")):
+        with pytest.raises(InputError, match="HF_HUB_OFFLINE"):
+            call()
+    assert server.asked == []
+
+
+def test_a_disk_too_small_is_told_before_anything_is_written(
+    server: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9 - 10, 10))
+    with pytest.raises(InputError, match="GB of the disk are free"):
+        fetch(remote(server), tmp_path / "f")
+    assert sum(path.stat().st_size for path in tmp_path.glob("*.part")) == 0
+
+
+def test_a_full_disk_keeps_what_has_arrived(server: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(module._Part):
+        def __init__(self, path: Path, file: object) -> None:
+            super().__init__(path, file)  # type: ignore[arg-type]
+            self.file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115  as long as the test
+
+        size = 0  # type: ignore[assignment]
+
+        def begin(self, identity: str) -> None:
+            pass
+
+    monkeypatch.setattr(module, "_Part", Full)
+    with pytest.raises(InputError, match="No space left on device"):
+        fetch(remote(server), tmp_path / "f")
+
+
+def test_one_process_at_a_time(server: Files, tmp_path: Path) -> None:
+    with open(tmp_path / "f.part", "ab") as other:
+        assert try_lock(other.fileno())
+        with pytest.raises(InputError, match="another process"):
+            fetch(remote(server), tmp_path / "f")
+
+
+def test_ctrl_c_keeps_what_has_arrived(server: Files, tmp_path: Path) -> None:
+    def stop(done: int, total: int | None) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    source = remote(server, size=len(DATA), sha256=SHA256)
+    with pytest.raises(KeyboardInterrupt):
+        fetch(source, tmp_path / "f", stop)
+    have = (tmp_path / "f.part").stat().st_size
+    assert have > 0
+    assert fetch(source, tmp_path / "f").read_bytes() == DATA
+    assert server.asked[-1].range == (f"bytes={have}-" if have < len(DATA) else None)
+
+
+def test_a_file_that_is_there_with_another_size_is_not_replaced(server: Files, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"mine")
+    with pytest.raises(InputError, match="4 bytes; expected 100000"):
+        fetch(remote(server, size=len(DATA)), tmp_path / "f")
+    assert (tmp_path / "f").read_bytes() == b"mine"
+
+
+# ----- lists of files ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tree(server: Files, monkeypatch: pytest.MonkeyPatch) -> Files:
+    """A listing of two pages, of a small file, a large one and a folder."""
+    monkeypatch.setenv("HF_ENDPOINT", f"{server.address}/")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    small = {"type": "file", "path": "d/b.txt", "size": 5, "oid": "11"}
+    large = {
+        "type": "file",
+        "path": "d/a",
+        "size": 130,
+        "oid": "22",
+        "lfs": {"oid": "33", "size": 7, "pointerSize": 130},
+    }
+    folder = {"type": "directory", "path": "d/c", "size": 0, "oid": "44"}
+    server.listings["/api/datasets/own/er/tree/main/d"] = ([small], "/api/page2?cursor=x")
+    server.listings["/api/page2?cursor=x"] = ([large, folder], None)
+    return server
+
+
+def test_a_list_of_files(tree: Files) -> None:
+    assert hub.list_files("own/er", "main", "d", "ask") == [("d/a", 7, "33", None), ("d/b.txt", 5, None, "11")]
+    assert {asked.token for asked in tree.asked} == {"Bearer secret"}
+    assert hub.file_url("own/er", "a/b", "d/é.txt") == f"{tree.address}/datasets/own/er/resolve/a%2Fb/d/%C3%A9.txt"
+
+
+@pytest.mark.parametrize("following", ["http://elsewhere.example/x", "https://127.0.0.1/x"])
+def test_a_list_does_not_go_on_elsewhere(tree: Files, following: str) -> None:
+    tree.listings["/api/datasets/own/er/tree/main/d"] = ([], following)
+    with pytest.raises(InputError, match="another host"):
+        hub.list_files("own/er", "main", "d", "ask")
+
+
+@pytest.mark.parametrize("entries", [[{"type": "file"}], [3], [{"type": "file", "path": "a", "size": "x", "oid": ""}]])
+def test_what_is_no_list_is_refused(tree: Files, entries: list[object]) -> None:
+    tree.listings["/api/datasets/own/er/tree/main/d"] = (entries, None)
+    with pytest.raises(InputError, match="is no such list"):
+        hub.list_files("own/er", "main", "d", "ask")
+
+
+@pytest.mark.parametrize("code", [401, 403, 404, 451])
+def test_a_list_that_is_refused(tree: Files, code: int) -> None:
+    tree.status["/api/datasets/own/er/tree/main/d"] = [code]
+    with pytest.raises(InputError, match=rf"the server answers {code} .*; ask$"):
+        hub.list_files("own/er", "main", "d", "ask")
+
+
+def test_a_token_comes_from_the_environment_or_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    assert hub.token() is None
+    (tmp_path / "token").write_text("kept\n")
+    assert hub.token() == "kept"
+    monkeypatch.setenv("HF_TOKEN", "own")
+    assert hub.token() == "own"
