@@ -1,0 +1,180 @@
+"""Rows of public data files, each with its place: of jsonl, csv and parquet, by themselves, in a folder, zip or tar.
+
+What a file is is told by how it begins, not by its name. Nothing is unpacked to the disk, and a row at a time is in
+memory. Leaves out what rows mean (tasks.py), and long documents (documents.py).
+"""
+
+import csv
+import json
+import re
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from llmc_jax import magics
+from llmc_jax.errors import FormatError, InputError
+from llmc_jax.files import refusing
+
+LONGEST_LINE = 1 << 24
+SNIFFED = 512
+HIDDEN = re.compile(r"(^|/)(\.|__MACOSX/)")
+
+
+class Row(NamedTuple):
+    """A row. where: file and place, for messages. source: the name of its file, without folders. number: in it, from 0.
+
+    fields: by name; of a csv file without a header by column, from 0.
+    """
+
+    where: str
+    source: str
+    number: int
+    fields: dict[Any, Any]
+
+
+class Source(NamedTuple):
+    """A file to read rows from: where (for messages), its name, and what opens it anew."""
+
+    where: str
+    name: str
+    open: Callable[[], IO[bytes]]
+
+
+def read_rows(path: Path, wanted: re.Pattern[str] | None = None) -> Iterator[Row]:
+    """Yield the rows of a file; of those in a folder, zip or tar whose paths `wanted` finds, sorted by path.
+
+    Raises InputError that names file and place for what cannot be read or understood.
+    """
+    with refusing(f"{path}: cannot be read", "check the path and its permissions"), _container(path) as found:
+        if isinstance(found, Source):
+            yield from _rows_of(found)
+            return
+        names = sorted(name for name in found if wanted and wanted.search(name) and not HIDDEN.search(name))
+        if not names:
+            raise InputError(f"{path}: holds no file of this task; {_some(list(found))}")
+        for name in names:
+            yield from _rows_of(Source(f"{path}:{name}", name.rpartition("/")[2], found[name]))
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    return f"it holds {shown}" if names else "it is empty"
+
+
+@contextmanager
+def _container(path: Path) -> Iterator[Source | dict[str, Callable[[], IO[bytes]]]]:
+    """Yield a file as a source; of a folder, zip or tar, what opens each file in it."""
+    if path.is_dir():
+        yield {str(file.relative_to(path)): _opener(file) for file in path.rglob("*") if file.is_file()}
+    elif not path.is_file() and path.exists():
+        raise InputError(f"{path}: is not a regular file; give a file, a folder, a zip or a tar")
+    elif _begins(path, b"PK"):
+        with _understood(path), zipfile.ZipFile(path) as archive:
+            yield {info.filename: _member(archive.open, info) for info in archive.infolist() if not info.is_dir()}
+    elif path.stat().st_size > SNIFFED and tarfile.is_tarfile(path):
+        with _understood(path), tarfile.open(path) as tar:
+            yield {member.name: _member(tar.extractfile, member) for member in tar if member.isfile()}
+    else:
+        yield Source(str(path), path.name, _opener(path))
+
+
+def _begins(path: Path, with_: bytes) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(with_)) == with_
+
+
+def _opener(path: Path) -> Callable[[], IO[bytes]]:
+    return lambda: path.open("rb")
+
+
+def _member(opened: Callable[[Any], IO[bytes] | None], member: object) -> Callable[[], IO[bytes]]:
+    def opener() -> IO[bytes]:
+        file = opened(member)
+        assert file is not None  # is a regular file
+        return file
+
+    return opener
+
+
+@contextmanager
+def _understood(path: Path) -> Iterator[None]:
+    """Turn what the readers of archives raise into one line."""
+    try:
+        yield
+    except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, RuntimeError, NotImplementedError) as error:
+        said = str(error).partition("\n")[0] or type(error).__name__
+        raise FormatError(f"{path}: cannot be unpacked ({said}); copy or download it again") from error
+
+
+def _rows_of(source: Source) -> Iterator[Row]:
+    with source.open() as file:
+        begin = file.read(SNIFFED)
+    if (magic := int.from_bytes(begin[:4], "little")) in magics.MEANINGS and len(begin) >= 4:
+        raise FormatError(f"{source.where}: is {magics.MEANINGS[magic]}; expected jsonl, csv or parquet")
+    with source.open() as file:
+        if begin.startswith(b"PAR1"):
+            yield from _parquet_rows(source, file)
+        elif begin.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{"):
+            yield from _jsonl_rows(source, file)
+        elif source.name.lower().endswith(".csv"):
+            yield from _csv_rows(source, file)
+        else:
+            what = "is empty" if not begin else "is neither jsonl nor csv, parquet, zip or tar"
+            raise FormatError(f"{source.where}: {what}; give the file as it was published")
+
+
+def _lines(source: Source, file: IO[bytes]) -> Iterator[str]:
+    for number, line in enumerate(iter(lambda: file.readline(LONGEST_LINE), b""), 1):
+        if len(line) == LONGEST_LINE:
+            raise FormatError(f"{source.where}:{number}: is a line of more than {LONGEST_LINE} bytes; is it text?")
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            at = error.start
+            raise FormatError(f"{source.where}:{number}: byte {at}, {line[at]:#04x}, is not UTF-8") from error
+
+
+def _jsonl_rows(source: Source, file: IO[bytes]) -> Iterator[Row]:
+    lines = ((number, line) for number, line in enumerate(_lines(source, file), 1) if line.strip())
+    for row, (number, line) in enumerate(lines):
+        where = f"{source.where}:{number}"
+        try:
+            item = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise FormatError(f"{where}: is not JSON ({str(error).partition(chr(10))[0]})") from error
+        if not isinstance(item, dict):
+            raise FormatError(f"{where}: is a JSON {type(item).__name__}; expected an object in each line")
+        yield Row(where, source.name, row, item)
+
+
+def _csv_rows(source: Source, file: IO[bytes]) -> Iterator[Row]:
+    reader = csv.reader(_lines(source, file))
+    try:
+        for row, fields in enumerate(fields for fields in reader if fields):  # blank lines are no rows
+            yield Row(f"{source.where}:{reader.line_num}", source.name, row, dict(enumerate(fields)))
+    except csv.Error as error:
+        raise FormatError(f"{source.where}:{reader.line_num}: is not csv ({error})") from error
+
+
+def _parquet_rows(source: Source, file: IO[bytes]) -> Iterator[Row]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise InputError(f"{source.where}: reading parquet needs pyarrow: pip install pyarrow") from error
+    try:
+        with parquet.ParquetFile(file) as table:
+            for number, fields in enumerate(_dicts(table.iter_batches(batch_size=256))):
+                yield Row(f"{source.where}: row {number}", source.name, number, fields)
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+        said = str(error).partition("\n")[0]
+        raise FormatError(f"{source.where}: cannot be read as parquet ({said}); copy or download it again") from error
+
+
+def _dicts(batches: Iterable[Any]) -> Iterator[dict[str, Any]]:
+    for batch in batches:
+        yield from batch.to_pylist()
