@@ -2,4 +2,7 @@
 
 scorer.py       the loss of each token of many rows, on one device or several
 choices.py      answers to questions, and how many are right
+figures.py      figures with standard errors, and their differences
+texts.py        losses of token files and texts, by row and by position
+model.py        an opened checkpoint as a scorer
 """
