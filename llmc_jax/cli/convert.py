@@ -24,7 +24,7 @@ from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.cli.kit import print_json
 from llmc_jax.cli.parsers import Parser, add_json, run_command
 from llmc_jax.config.model import GPT2_VOCAB
-from llmc_jax.data.tokenizers import Table, load_tokenizer, read_tokenizer_bin, write_tokenizer_bin
+from llmc_jax.data.tokenizers import LLAMA3_VOCAB, Table, load_tokenizer, read_tokenizer_bin, write_tokenizer_bin
 from llmc_jax.errors import InputError
 from llmc_jax.files import refuse_existing
 from llmc_jax.machine.jax_setup import typed
@@ -276,6 +276,8 @@ def _table_for_hugging_face(source: Source, tokenizer: str | None) -> tuple[Tabl
         choice = load_tokenizer("auto", GPT2_VOCAB if end_of_text(V) == GPT2_VOCAB - 1 else V)
         if choice.tokenizer is None:
             return None, choice.note
+        if choice.tokenizer.vocab_size == LLAMA3_VOCAB:  # its merges do not make all of its pieces
+            return None, "copy tokenizer.json of Llama 3 into the folder"
         table, words = Table(choice.tokenizer.pieces, choice.tokenizer.eot), choice.note
     if len(table.pieces) > V:
         raise InputError(f"{words}: has {len(table.pieces):,} ids, but the model's vocabulary is V={V}")

@@ -78,8 +78,9 @@ def _add_tokenizer_spec(parser: argparse.ArgumentParser) -> None:
         "--tokenizer",
         default="gpt2",
         metavar="SPEC",
-        help=f"bytes; gpt2: its table from tiktoken's cache, ./{DEFAULT_BIN} or the network; or the path of a "
-        f"{DEFAULT_BIN} (default: gpt2)",
+        help=f"bytes; gpt2: its table from tiktoken's cache, ./{DEFAULT_BIN} or the network; llama3: likewise from "
+        f"./tokenizer.model, a cache or the network; or the path of a {DEFAULT_BIN} or of Llama 3's tokenizer.model "
+        "(default: gpt2)",
     )
 
 
@@ -155,7 +156,7 @@ def _add_inspect(commands: argparse._SubParsersAction) -> None:
         "--tokenizer",
         default="auto",
         metavar="SPEC",
-        help="shows the first tokens as text: bytes, gpt2, a path, none, or auto: by the ids (default: auto)",
+        help="shows the first tokens as text: bytes, gpt2, llama3, a path, none, or auto: by the ids (default: auto)",
     )
     parser.add_argument("--eot", type=int, metavar="ID", help="id before each document (default: the tokenizer's)")
     parser.add_argument(
@@ -202,7 +203,7 @@ def _separator(text: str) -> str:
 def _load(spec: str) -> Tokenizer:
     tokenizer = load_tokenizer(spec).tokenizer
     if tokenizer is None:
-        raise InputError(f"--tokenizer {spec}: this command needs one: gpt2, bytes or the path of a {DEFAULT_BIN}")
+        raise InputError(f"--tokenizer {spec}: this command needs one: gpt2, bytes, llama3 or the path of a file")
     return tokenizer
 
 
@@ -262,7 +263,7 @@ def _print_next(train: Path, val: Path | None, spec: str, tokenizer: Tokenizer) 
     """Print the command that trains on the files: a size for a first look, on a CPU too."""
     model = f"L4-NH4-C128-V{tokenizer.vocab_size}-T128 -t 128"
     validation = f"-j {shlex.quote(str(val))}" if val else "-v 0"
-    own_table = f" --tokenizer {shlex.quote(spec)}" if spec not in ("bytes", "gpt2") else ""
+    own_table = f" --tokenizer {shlex.quote(spec)}" if spec not in ("bytes", "gpt2", "llama3") else ""
     print(f"Next: {train_command()} -i {shlex.quote(str(train))} {validation} -e {model}{own_table}")
 
 

@@ -132,8 +132,8 @@ def _add_other_questions(group: argparse._ArgumentGroup) -> None:
 def _add_model(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), help="compute in (default auto: bf16 on a GPU, else fp32)")
-    add("--tokenizer", metavar="SPEC", help="bytes, gpt2, none or the path of a gpt2_tokenizer.bin (default auto: the "
-        "model's own, as far as it is known)")  # fmt: skip
+    add("--tokenizer", metavar="SPEC", help="bytes, gpt2, llama3, none or the path of a tokenizer file (default auto: "
+        "the model's own, as far as it is known)")  # fmt: skip
     add("--model-attention", choices=("auto", "softmax", "relu"),
         help="what it was trained with (default auto: as its training state says, else softmax)")  # fmt: skip
     add("--step", type=int, metavar="N", help="of a folder with several training states: this one, not the newest")

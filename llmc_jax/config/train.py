@@ -71,8 +71,8 @@ class TrainConfig:
     )
     tokenizer: str = option(
         "auto", "--tokenizer", DATA,
-        "turns samples into text: auto (by the vocabulary size), bytes, gpt2, none (prints token ids), "
-        "or the path of a tokenizer file",
+        "turns samples into text: auto (by the vocabulary size), bytes, gpt2, llama3, none (prints token "
+        "ids), or the path of a tokenizer file",
         value="NAME", check=NOT_EMPTY,
     )
     shuffle: str = option(

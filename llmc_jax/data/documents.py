@@ -147,15 +147,16 @@ def cut_documents(
         yield Piece(begins, held, read)
 
 
-_LAST_BOUNDARY = re.compile(r".*(\S)[ \n]", re.DOTALL)
+_LAST_BOUNDARY = re.compile(r".*(\S(?= )|[^\W_](?=\n))", re.DOTALL)
 
 
 def _last_boundary(text: str, start: int, end: int) -> int:
     """Return where a text may be cut without changing its tokens: after the last character in [start, end) that is no
-    space and has a space or newline behind it; 0 if there is none.
+    white space and has a space behind it, or is a letter or digit and has a newline behind it; 0 if there is none.
 
-    Why there: no word of GPT-2's pattern goes on from another character to a space, so a word ends here in any case;
-    and only white space looks at what follows it, so no word before the cut can tell that the rest is missing.
+    Why there: no word of GPT-2's pattern or of Llama 3's goes on from there, so a word ends here in any case (Llama
+    3's takes newlines to the marks before them); and only white space looks at what follows it, so no word before the
+    cut can tell that the rest is missing.
     """
     for width in (1 << 10, 1 << 15, end - start):  # almost always the first is enough
         if match := _LAST_BOUNDARY.match(text, max(start, end - width), end):

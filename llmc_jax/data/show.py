@@ -11,12 +11,18 @@ import numpy as np
 
 from llmc_jax.config.model import GPT2_VOCAB
 from llmc_jax.data.tokenfile import TokenFile, open_token_file
-from llmc_jax.data.tokenizers import BYTES_EOT, BYTES_VOCAB, GPT2_EOT, load_tokenizer, sample_text
+from llmc_jax.data.tokenizers import (
+    BYTES_EOT,
+    BYTES_VOCAB,
+    GPT2_EOT,
+    LLAMA3_EOT,
+    LLAMA3_VOCAB,
+    load_tokenizer,
+    sample_text,
+)
 from llmc_jax.errors import FormatError
 
 CHUNK_TOKENS = 1 << 22  # read at a time
-LLAMA3_EOT = 128000  # <|begin_of_text|>, which llm.c's scripts put before each document
-LLAMA3_VOCAB = 128256
 SHOWN_TOKENS = 64
 
 

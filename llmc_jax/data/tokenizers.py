@@ -1,7 +1,7 @@
 """Tokenizers: bytes, GPT-2's byte-pair encoding, and llm.c's `gpt2_tokenizer.bin`, read and written by hand.
 
-The merging itself is tiktoken's; what is here is where the table comes from. Leaves out training a table, and special
-tokens other than the end-of-text token.
+The merging itself is tiktoken's; what is here is where the table comes from, and how text is cut into words. Leaves
+out training a table, special tokens in a text, and where Llama 3's table comes from (llama3.py).
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import functools
 import hashlib
 import itertools
 import os
+import re
 import struct
 import tempfile
 from collections.abc import Callable, Iterable
@@ -35,6 +36,13 @@ MAX_VOCAB = 1 << 24
 # GPT-2's rule for cutting text into words, within which pairs are merged (encoder.py of openai/gpt-2), with possessive
 # quantifiers where nothing can be gained by giving characters back
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+# Llama 3's (llama-models, models/llama3/tokenizer.py), likewise
+LLAMA3_PATTERN = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+"
+    r"|\s*[\r\n]|\s++$|\s+(?!\S)|\s"
+)
+LLAMA3_BEGIN = b"<|begin_of_text|>"  # before each document in llm.c's files; it and all ids behind it are special
+LLAMA3_VOCAB, LLAMA3_EOT = 128256, 128000
 # tiktoken's source of the merges; its cache names a file by the sha1 of its address
 MERGES_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"
 MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
@@ -201,9 +209,14 @@ def _bpe_tokenizer(name: str, pieces: tuple[bytes, ...], eot: int, spec: str) ->
 
 
 def _bpe_encoder(name: str, pieces: tuple[bytes, ...], eot: int) -> Callable[[str], np.ndarray]:
-    """Return tiktoken's encoder over a table: a pair is merged before another if what it makes has the smaller id."""
-    ranks = {piece: token for token, piece in enumerate(pieces) if token != eot}
-    if len(ranks) != len(pieces) - 1:
+    """Return tiktoken's encoder over a table: a pair is merged before another if what it makes has the smaller id.
+
+    A table whose end of text is Llama 3's is used by Llama 3's rules, every other by GPT-2's.
+    """
+    llama3 = pieces[eot] == LLAMA3_BEGIN
+    special = range(eot, len(pieces) if llama3 else eot + 1)
+    ranks = {piece: token for token, piece in enumerate(pieces) if token not in special}
+    if len(ranks) != len(pieces) - len(special):
         raise InputError(f"tokenizer {name}: two ids stand for the same bytes; such a table can decode, not encode")
     missing = [value for value in range(256) if bytes([value]) not in ranks]
     if missing:
@@ -213,8 +226,34 @@ def _bpe_encoder(name: str, pieces: tuple[bytes, ...], eot: int) -> Callable[[st
         )
     import tiktoken
 
-    encoding = tiktoken.Encoding(name, pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={})
-    return functools.partial(encoding.encode_to_numpy, disallowed_special=())  # nothing in a text is special
+    pattern = LLAMA3_PATTERN if llama3 else GPT2_PATTERN
+    encoding = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+    encode = functools.partial(encoding.encode_to_numpy, disallowed_special=())  # nothing in a text is special
+
+    def patient(text: str) -> np.ndarray:
+        try:
+            return encode(text)
+        except UnicodeEncodeError:
+            raise
+        except ValueError:  # a run of a million spaces, for which the search of words has no room
+            return np.concatenate([encode(part) for part in _without_long_runs(text, llama3)])
+
+    return patient
+
+
+_SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # what Unicode calls white space
+_LONG_RUN = re.compile(rf"[{_SPACE}]{{4096,}}(?=[{_SPACE}][^{_SPACE}])")
+_LONG_RUN_LLAMA3 = re.compile(rf"[{_SPACE}]{{4096,}}(?=(?![\r\n])[{_SPACE}][^{_SPACE}])")
+
+
+def _without_long_runs(text: str, llama3: bool) -> list[str]:
+    """Return a text in parts that have its words: a long run of white space and what follows it are told apart.
+
+    There a word ends anyway: the last space of a run goes to the word behind it, or is one by itself. For Llama 3, a
+    newline at a run's end takes all of the run.
+    """
+    cuts = [match.end() for match in (_LONG_RUN_LLAMA3 if llama3 else _LONG_RUN).finditer(text)]
+    return [text[start:end] for start, end in itertools.pairwise([0, *cuts, len(text)])]
 
 
 # ----- gpt2_tokenizer.bin -------------------------------------------------------------------------------------------
@@ -313,8 +352,18 @@ def bin_tokenizer(path: str | Path) -> Tokenizer:
     table lacks a single byte or has one piece twice.
     """
     table = read_tokenizer_bin(path)
-    name = "gpt2" if len(table.pieces) == GPT2_VOCAB else Path(path).name
-    return table_tokenizer(name, table, str(path))
+    names = {GPT2_VOCAB: "gpt2", LLAMA3_VOCAB: "llama3"}
+    return table_tokenizer(names.get(len(table.pieces), Path(path).name), table, str(path))
+
+
+def file_tokenizer(path: str | Path) -> Tokenizer:
+    """Return the tokenizer of a `gpt2_tokenizer.bin` or of Llama 3's `tokenizer.model`, told apart by how they begin.
+
+    Raises InputError if there is no readable file, FormatError for one that is neither.
+    """
+    from llmc_jax.data.llama3 import is_model, model_tokenizer
+
+    return model_tokenizer(path) if is_model(path) else bin_tokenizer(path)
 
 
 def table_tokenizer(name: str, table: Table, spec: str) -> Tokenizer:
@@ -335,9 +384,10 @@ class Choice(NamedTuple):
 def load_tokenizer(spec: str, vocab_size: int | None = None, folders: Iterable[Path] = ()) -> Choice:
     """Return the tokenizer that --tokenizer asks for.
 
-    spec: `bytes`; `gpt2` (see `gpt2_tokenizer`; may use the network); the path of a gpt2_tokenizer.bin; `none`; or
-    `auto`, which never uses the network: bytes for V=257; for V=50257 ./gpt2_tokenizer.bin, else the one in the first
-    of `folders` (those of the data) that has one, else GPT-2's table from tiktoken's cache; otherwise none.
+    spec: `bytes`; `gpt2` (see `gpt2_tokenizer`; may use the network); `llama3` (see `llama3_tokenizer`; it too may);
+    the path of a gpt2_tokenizer.bin or of Llama 3's tokenizer.model; `none`; or `auto`, which never uses the network:
+    bytes for V=257; for V=50257 ./gpt2_tokenizer.bin, else the one in the first of `folders` (those of the data) that
+    has one, else GPT-2's table from tiktoken's cache; for V=128256 Llama 3's, if its table is at hand; otherwise none.
     vocab_size: the model's V; None if any will do (`auto` then means GPT-2).
 
     Raises InputError if the tokenizer's vocabulary is not V, or the table cannot be had; FormatError for a bad file.
@@ -351,11 +401,15 @@ def load_tokenizer(spec: str, vocab_size: int | None = None, folders: Iterable[P
     elif spec == "gpt2":
         _check_vocab("GPT-2's", GPT2_VOCAB, vocab_size)  # before anything is downloaded
         choice = Choice(gpt2_tokenizer(), "GPT-2's")
-    elif os.path.exists(spec) or os.sep in spec or spec.endswith(".bin"):
-        choice = Choice(bin_tokenizer(spec), spec)
+    elif spec == "llama3":
+        _check_vocab("Llama 3's", LLAMA3_VOCAB, vocab_size)
+        choice = _llama3()
+    elif os.path.exists(spec) or os.sep in spec or spec.endswith((".bin", ".model")):
+        choice = Choice(file_tokenizer(spec), spec)
     else:
         raise InputError(
-            f"--tokenizer {spec}: expected auto, bytes, gpt2, none or the path of a {DEFAULT_BIN} (no such file)"
+            f"--tokenizer {spec}: expected auto, bytes, gpt2, llama3, none, or the path of a {DEFAULT_BIN} or of Llama "
+            "3's tokenizer.model (no such file)"
         )
     if choice.tokenizer is not None:
         _check_vocab(choice.note, choice.tokenizer.vocab_size, vocab_size)
@@ -374,6 +428,11 @@ def _check_vocab(note: str, ids: int, vocab_size: int | None) -> None:
 def _choose_by_vocab(vocab_size: int, folders: Iterable[Path]) -> Choice:
     if vocab_size == BYTES_VOCAB:
         return Choice(bytes_tokenizer(), "bytes")
+    if vocab_size == LLAMA3_VOCAB:
+        try:
+            return _llama3(False, folders)
+        except InputError as error:
+            return Choice(None, str(error))
     if vocab_size != GPT2_VOCAB:
         return Choice(None, f"no tokenizer is known for V={vocab_size}; give its file with --tokenizer PATH")
     for path in (Path(DEFAULT_BIN), *(folder / DEFAULT_BIN for folder in folders)):
@@ -383,6 +442,12 @@ def _choose_by_vocab(vocab_size: int, folders: Iterable[Path]) -> Choice:
         return Choice(gpt2_tokenizer(allow_network=False), "GPT-2's, from tiktoken's cache")
     except InputError as error:
         return Choice(None, str(error))
+
+
+def _llama3(allow_network: bool = True, folders: Iterable[Path] = ()) -> Choice:
+    from llmc_jax.data.llama3 import llama3_tokenizer
+
+    return llama3_tokenizer(allow_network, folders)
 
 
 # ----- showing text -------------------------------------------------------------------------------------------------

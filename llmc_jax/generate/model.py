@@ -173,7 +173,7 @@ def choose_tokenizer(source: Source, spec: str) -> Choice:
     if source.kind == "hugging-face" and (found := _hugging_face_tokenizer(folder, V)) is not None:
         return found
     trained = source.opened.metadata.options.get("tokenizer", "auto") if source.kind == "state" else "auto"
-    if trained not in ("auto", "none", "gpt2"):  # auto finds gpt2 too, but never asks the network
+    if trained not in ("auto", "none", "gpt2", "llama3"):  # auto finds these too, but never asks the network
         try:
             return load_tokenizer(str(trained), V)
         except InputError:
