@@ -85,7 +85,7 @@ def _numbered(questions: Iterable[Question]) -> Iterator[Question]:
 
 
 def _arc(row: Row) -> Question:
-    """Source of the prompt: arc_easy.yaml of EleutherAI's lm-evaluation-harness. Labels are letters, or count from 1."""
+    """Source of the prompt: arc_easy.yaml of EleutherAI's lm-evaluation-harness. Labels are letters or count from 1."""
     stem, texts, labels = _arc_choices(row)
     if len(texts) != len(labels):
         raise InputError(f"{row.where}: has {len(texts)} choices and {len(labels)} labels")
