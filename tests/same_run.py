@@ -18,7 +18,7 @@ from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.run.folder import read_metrics
 
 WALL_CLOCK = {"ms", "tokens_per_second", "time", "seconds"}
-OF_THE_RUN = ("train", "val", "sample")  # the events that must be the same; and the last "end"
+OF_THE_RUN = ("train", "val", "eval", "sample")  # the events that must be the same; and the last "end"
 
 
 def write_shards(folder: Path, sizes: dict[str, tuple[int, ...]], vocab_size: int = 257) -> None:

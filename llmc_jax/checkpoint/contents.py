@@ -30,6 +30,7 @@ class Counters(NamedTuple):
     validated: int = -1  # the step before which it was measured; -1: never
     sampled: int = -1  # the step before which the last sample was drawn
     drawn: int = 0  # random numbers that samples have taken; older checkpoints do not say
+    evaluated: int = -1  # the step before which HellaSwag was last evaluated; older ones do not say
 
 
 class Identity(NamedTuple):

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 from llmc_jax.cluster.messages import Message, NotAMessage, number, text
 from llmc_jax.errors import ExitCode
 
-LIMITS = {"start": 10, "compile": 30, "step": 5, "validate": 15, "sample": 5, "save": 15, "end": 5}  # x --peer-timeout
+LIMITS = {  # x --peer-timeout
+    "start": 10, "compile": 30, "step": 5, "validate": 15, "evaluate": 15, "sample": 5, "save": 15, "end": 5,
+}  # fmt: skip
 MEETING = 15  # likewise: how long the others wait for who does not come to a meeting
 HELD_BACK = 5.0  # seconds for which a consequence waits for its cause
 KINDS = ("end", "failed", "broken", "killed")

@@ -166,10 +166,13 @@ def _read_metrics(path: Path, file: Path, opened: BinaryIO) -> Log:
 
 def _take_event(found: Found, where: str, event: dict[str, Any]) -> None:
     kind, step = event.get("event"), event.get("step")
-    if kind not in ("train", "val"):
+    if kind not in ("train", "val", "eval"):
         return
     if type(step) is not int or not 0 <= step <= LARGEST_STEP:
         raise FormatError(f"{where}: the step of this {kind!r} is {_shown(step)}; expected a whole number from 0")
+    if kind == "eval":
+        found.put(step, hellaswag=_number(event.get("accuracy"), where, "accuracy"))
+        return
     loss = _number(event.get("loss"), where, "loss")
     if kind == "val":
         batches = event.get("batches")

@@ -83,11 +83,6 @@ OF_DEVICES = (
 
 # What llm.c does and this program understands but cannot do yet, by the option that asks for it.
 NOT_BUILT = {
-    "hellaswag": Rule(
-        lambda c: c.hellaswag,
-        "it would measure HellaSwag accuracy at every validation. To go on, leave -h out: the validation loss is "
-        "measured all the same",
-    ),
     "zero_stage": Rule(
         lambda c: c.zero_stage == 3,
         "it would split the weights over the devices too. To go on, write -z 2: the results are the same, with more "
@@ -133,6 +128,8 @@ NOTES = (
         lambda c: c.reuse and not c.output_dir,
         "{reuse} without -o: this run gets a new folder of its own; name one with -o to go on in it",
     ),
+    _useless("hellaswag_file", lambda c: not c.hellaswag, "without -h 1"),
+    _useless("hellaswag", lambda c: c.val_every == 0, "with {val_every}: it goes with the validations"),
     _useless("major_every", lambda c: not c.keep_checkpoints, "without -nk, where every checkpoint is kept"),
     Rule(
         lambda c: c.export_llmc and _saves_nothing(c),

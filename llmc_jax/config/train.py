@@ -255,7 +255,14 @@ class TrainConfig:
         64, "-g --sample-tokens", EVALUATION, "length of a sample, its first end-of-text token included",
         unit="tokens", check=at_least(1),
     )
-    hellaswag: bool = option(False, "-h --hellaswag", EVALUATION, "1 = HellaSwag accuracy at every validation")
+    hellaswag: bool = option(
+        False, "-h --hellaswag", EVALUATION, "1 = HellaSwag accuracy at every validation but that before the first step"
+    )
+    hellaswag_file: str = option(
+        "dev/data/hellaswag/hellaswag_val.bin", "--hellaswag-file", EVALUATION,
+        "its questions: an evaluation file of llm.c's, or the published jsonl or parquet", value="PATH",
+        check=NOT_EMPTY,
+    )
 
     dtype: str = option(
         "auto", "--dtype", PRECISION,

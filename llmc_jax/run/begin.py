@@ -182,7 +182,7 @@ def where_logs_stay(setup: Setup) -> Kept | None:
     if setup.earlier is None:
         return None
     step, counters = setup.earlier.step, setup.earlier.metadata.counters or Counters()
-    return Kept(step, counters.validated == step, counters.sampled == step)
+    return Kept(step, counters.validated == step, counters.sampled == step, counters.evaluated == step)
 
 
 @contextmanager

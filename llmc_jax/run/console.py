@@ -177,6 +177,7 @@ class BarState(NamedTuple):
     loss: float | None = None
     val_loss: float | None = None
     tokens_per_second: float | None = None
+    doing: str = ""  # what takes long between two steps, in place of the time left
 
 
 # rich.progress has a bar too. On a narrow terminal it cuts all columns short, where here the least important go and the
@@ -197,7 +198,7 @@ def bar(state: BarState, width: int, ascii_only: bool = False) -> Text:
         Column("" if state.val_loss is None else f"val {state.val_loss:.4f}", 5, style="magenta"),
         Column("" if state.tokens_per_second is None else f"{state.tokens_per_second:,.0f} tok/s", 7, style="dim"),
         Column(duration(state.elapsed), 6, style="dim"),
-        Column("compiling" if state.loss is None else left, 2, style="cyan"),
+        Column(state.doing or ("compiling" if state.loss is None else left), 2, style="cyan"),
     ]
     shown = fitting(columns, width, gap=1)
     free = width + 1 - sum(column.width + 1 for column in shown)
@@ -313,6 +314,14 @@ class Console:
         """Show a validation loss, as llm.c prints it."""
         self._state = self._state._replace(val_loss=loss)
         self._print(f"val loss {loss:.6f}", "magenta")
+
+    def doing(self, words: str) -> None:
+        """Show in the bar what takes long between two steps, in place of the time left; empty: it has ended."""
+        self._state = self._state._replace(doing=words)
+
+    def accuracy(self, correct: int, items: int) -> None:
+        """Show HellaSwag's accuracy, as llm.c prints it."""
+        self._print(f"HellaSwag: {correct}/{items} = {correct / items:.6f}", "magenta")
 
     def sample(self, text: str) -> None:
         """Show a sample, between llm.c's rules."""

@@ -31,6 +31,7 @@ LARGEST = 1e6  # times the median: larger values count as this in averages, whos
 # yellow is left out, which is hard to see on white.
 PALETTE = ("#0072b2", "#d55e00", "#000000", "#e69f00", "#cc79a7", "#56b4e9", "#009e73")
 TRAIN, VAL, BASELINE, RATE, NORM, SKIPPED = PALETTE[0], PALETTE[1], "#555555", PALETTE[6], "#8a5fbf", PALETTE[4]
+ACCURACY = PALETTE[3]
 
 
 class Curve(NamedTuple):
@@ -156,8 +157,14 @@ def draw_curves(
 
     figure = Figure(figsize=(9, 6), dpi=110)
     margins = {"left": 0.085, "right": 0.91, "top": 0.865, "bottom": 0.085, "hspace": 0.1}  # a layout engine is slower
-    loss_axes, lower_axes = figure.subplots(2, 1, sharex=True, height_ratios=[3.4, 1], gridspec_kw=margins)
+    accuracy = curve(metrics, "eval", "accuracy")
+    heights = [3.4, 0.8, 1] if len(accuracy.steps) else [3.4, 1]
+    loss_axes, *middle, lower_axes = figure.subplots(
+        len(heights), 1, sharex=True, height_ratios=heights, gridspec_kw=margins
+    )
     _draw_loss(loss_axes, metrics, baselines or {})
+    for axes in middle:
+        _draw_accuracy(axes, accuracy)
     _draw_rate_and_norm(lower_axes, metrics)
     _limit_steps(lower_axes, metrics)
     figure.suptitle(title, fontsize=12, fontweight="bold", y=0.985)
@@ -315,6 +322,18 @@ def _token_axis(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     )
     top = axes.secondary_xaxis("top", functions=(lambda s: s * per_step / unit, lambda t: t * unit / per_step))
     top.set_xlabel(f"tokens ({name})" if name else "tokens")
+
+
+def _draw_accuracy(axes: Any, accuracy: Curve) -> None:
+    label = f"HellaSwag (last {accuracy.values[-1]:.4f})"
+    axes.plot(
+        accuracy.steps, accuracy.values, "o-", color=ACCURACY, markersize=4, linewidth=1.2, clip_on=False, label=label
+    )
+    axes.set_ylabel("accuracy")
+    axes.grid(alpha=0.25)
+    axes.legend(loc="lower right", fontsize=9, edgecolor="none", framealpha=0.9)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
 
 
 def _draw_rate_and_norm(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:

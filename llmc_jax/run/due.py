@@ -1,4 +1,4 @@
-"""What is done between two steps: validation, a sample, a checkpoint, and news of saves and of the data."""
+"""What is done between two steps: validation, HellaSwag, a sample, a checkpoint, and news of saves and of the data."""
 
 from dataclasses import replace
 
@@ -9,6 +9,7 @@ from llmc_jax.generate.llmc import SEED, generate_cached
 from llmc_jax.machine.device import memory_stats
 from llmc_jax.rng import skip_u32
 from llmc_jax.run.batches import Batches, validate
+from llmc_jax.run.hellaswag import evaluate
 from llmc_jax.run.prepare import Setup
 from llmc_jax.run.record import profile_slice
 from llmc_jax.run.saver import Saved
@@ -16,20 +17,21 @@ from llmc_jax.run.state import Progress, Run
 
 
 def run_due(run: Run, progress: Progress, batches: Batches, step_bytes: int | None) -> Progress:
-    """Validate, sample and save where that is due before a step or after the last one.
+    """Validate, evaluate, sample and save where that is due before a step or after the last one.
 
     step_bytes: memory that the step needs; None before it is compiled. What a checkpoint says was done before its step
     already is not done again.
     """
-    config, step = run.setup.config, progress.step
-    last = step == run.setup.steps
+    setup, step = run.setup, progress.step
+    config, group, last = setup.config, setup.group, step == setup.steps
 
     def due(every: int, done: int = -1, at_end: bool = True) -> bool:
         return every > 0 and (step % every == 0 or (last and at_end)) and step != done and not run.stop.is_set()
 
-    group = run.setup.group
     if due(config.val_every, progress.counters.validated):
         progress = validate(run, progress)
+    if setup.questions and (step > 0 or last) and due(config.val_every, progress.counters.evaluated):
+        progress = evaluate(run, progress)
     at_end = config.sampling != "train_gpt2.c"
     first = group.rank == 0  # which draws, alone: the others wait for it at the next exchange
     if first and due(config.sample_every, progress.counters.sampled, at_end) and (step > 0 or (last and at_end)):

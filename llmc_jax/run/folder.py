@@ -182,10 +182,11 @@ class Kept(NamedTuple):
     step: int
     validated: bool  # the validation before this step belongs to it
     sampled: bool  # so does the sample
+    evaluated: bool  # and HellaSwag's accuracy
 
     def has(self, kind: str, step: int) -> bool:
         """Return whether a line of this kind and step stays."""
-        done = {"train": False, "val": self.validated, "sample": self.sampled}
+        done = {"train": False, "val": self.validated, "sample": self.sampled, "eval": self.evaluated}
         return done.get(kind, True) if step == self.step else step < self.step
 
 
@@ -224,7 +225,7 @@ def _main_log_step(line: bytes) -> tuple[str, int]:
     match = re.match(rb"s:(\d{1,18}) (trl|tel|eval):", line)
     if match is None:
         return "", 0
-    return "train" if match[2] == b"trl" else "val", int(match[1])
+    return {b"trl": "train", b"tel": "val", b"eval": "eval"}[match[2]], int(match[1])
 
 
 def _event_step(line: bytes) -> tuple[str, int]:
@@ -271,6 +272,14 @@ class RunLog:
         """Write the mean validation loss before step `step`, over a number of batches."""
         self._write(MAIN_LOG, f"s:{step} tel:{loss:.4f}\n")
         self.event("val", step=step, loss=loss, batches=batches)
+
+    def accuracy(self, step: int, *, items: int, correct: int, correct_whole: int) -> None:
+        """Write how many of HellaSwag's questions were right before step `step`: by the mean loss of a completion's
+        tokens, which is llm.c's figure, and by their sum.
+        """
+        share, whole = correct / items, correct_whole / items
+        self._write(MAIN_LOG, f"s:{step} eval:{share:.4f}\n")
+        self.event("eval", step=step, items=items, correct=correct, accuracy=share, accuracy_whole=whole)
 
     def sample(self, step: int, text: str, tokens: int) -> None:
         """Write a sample drawn before step `step`: its text and how many tokens it has."""
@@ -328,6 +337,9 @@ class ShortLog(RunLog):
         """Write nothing: process 0 does."""
 
     def val(self, step: int, *, loss: float, batches: int) -> None:
+        """Write nothing: process 0 does."""
+
+    def accuracy(self, step: int, *, items: int, correct: int, correct_whole: int) -> None:
         """Write nothing: process 0 does."""
 
     def sample(self, step: int, text: str, tokens: int) -> None:

@@ -4,7 +4,7 @@ Writes nothing, so that a run that cannot begin leaves nothing behind; with -y 1
 left half-written, and writes the DONE_ files of checkpoints that lost them. Leaves out the run itself (loop.py).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,14 +28,16 @@ from llmc_jax.config.checks import check_model_fit, notes_on_devices, with_devic
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.presets import PRESETS
-from llmc_jax.config.train import TrainConfig
+from llmc_jax.config.train import BY_NAME, TrainConfig
 from llmc_jax.data.corpora import Corpus, stdlib_corpus
+from llmc_jax.data.evalfile import read_eval_file
+from llmc_jax.data.items import Item, check_fit
 from llmc_jax.data.loader import TokenLoader, continued
 from llmc_jax.data.tokenizers import Choice, load_tokenizer
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import record
 from llmc_jax.kernels.plain import to_json
-from llmc_jax.machine import compiling
+from llmc_jax.machine import compiling, jax_setup
 from llmc_jax.machine.device import Device, describe_device, devices_of
 from llmc_jax.machine.nvml import GpuMonitor, open_monitor
 from llmc_jax.models.gpt2.init import random_parameters
@@ -87,6 +89,7 @@ class Setup(NamedTuple):
     group: Group  # the processes that train together, of which this is one
     place: Placement  # of its arrays
     data: Data
+    questions: Sequence[Item]  # of HellaSwag; none: it is not evaluated
     steps: int
     val_batches: int  # of one validation
     tokenizer: Choice
@@ -394,6 +397,8 @@ def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tupl
         asked_devices = config.devices
         config = with_devices(replace(config, devices=devices_asked(config)), *available_devices(own), group.size)
         data = open_data(config, model.config)
+        questions, missing = open_questions(config, model.config, data)
+        notes += missing
     plan, device, kernel_notes = plan_here(config, model.config, earlier, group, own)
     place = placement(model.config, plan.parallel, devices_of(plan.parallel.devices))
     first_exchange(group, place)
@@ -411,6 +416,7 @@ def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tupl
             group=group,
             place=place,
             data=continued_data(config, earlier, data),
+            questions=questions,
             steps=steps,
             val_batches=validation_batches(config, data.val),
             tokenizer=tokenizer,
@@ -426,6 +432,36 @@ def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tupl
     if tokenizer.tokenizer is None and config.sample_every:
         setup.warnings.append(f"samples are printed as token ids: {tokenizer.note}")
     return setup, state
+
+
+def open_questions(config: TrainConfig, model: ModelConfig, data: Data) -> tuple[Sequence[Item], list[str]]:
+    """Return HellaSwag's questions, none if the run does not evaluate it, and notes.
+
+    Where llm.c's file is not there, the run goes on without, as llm.c's does. Raises InputError for any other file that
+    is not there, and for one that does not fit the model or T.
+    """
+    path = Path(config.hellaswag_file)
+    if not config.hellaswag or config.val_every == 0:
+        return (), []
+    if config.hellaswag_file == BY_NAME["hellaswag_file"].default and not path.exists():
+        made = f"`{jax_setup.other_command('data')} hellaswag` makes it, --hellaswag-file names another"
+        return (), [f"-h 1: there is no {path}, so HellaSwag is not evaluated; {made}"]
+    with naming("--hellaswag-file"):
+        questions = read_eval_file(path)
+        check_ids(questions, model.vocab_size, path)
+        check_fit(questions, config.sequence_length, str(path))
+    return questions, []
+
+
+def check_ids(questions: Sequence[Item], vocab_size: int, path: Path) -> None:
+    """Raise InputError for the first question with an id that the model does not know."""
+    for item in questions:
+        highest = max(map(max, (item.context, *item.completions)))
+        if highest >= vocab_size:
+            raise InputError(
+                f"{path}: question {item.name} has id {highest}, and the model knows ids below {vocab_size}; take a "
+                "file in the tokens that it trains on"
+            )
 
 
 def begun_metadata(plan: Plan, data: Data, device: Device, origin: Mapping[str, Any]) -> Metadata:

@@ -79,9 +79,10 @@ def check_earlier(config: TrainConfig, group: Group) -> None:
 def own_facts(config: TrainConfig, group: Group) -> Facts:
     """Return what this process tells the others. Raises InputError where a data file is not there."""
     card = find_card()
-    weights = {"-e": config.model, "--init-from": config.init_from}
+    questions = config.hellaswag_file if config.hellaswag and config.val_every else ""
+    others = {"-e": config.model, "--init-from": config.init_from, "--hellaswag-file": questions}
     files = {flag: _fingerprint(name, flag) for flag, name in data_files(config).items()}
-    files |= {flag: fingerprint([Path(name)]) for flag, name in weights.items() if Path(name).is_file()}
+    files |= {flag: fingerprint([Path(name)]) for flag, name in others.items() if Path(name).is_file()}
     device = "cpu" if card is None else f"{card.name} (gpu)"
     return facts(config, group.size, device, seen_gpus() if card is not None else (), files)
 

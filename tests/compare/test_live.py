@@ -93,7 +93,7 @@ FLAGS = {
     "checkpoints": ("train_gpt2cu", "-n 5", "-n: leave it out; no checkpoints are written"),
     "bad value": ("train_gpt2cu", "-b many", "-b many: "),
     "contradiction": ("train_gpt2cu", "-b 4 -t 64 -d 100", "-d 100"),
-    "not built": ("train_gpt2cu", "-h 1", "-h 1"),
+    "not built": ("train_gpt2cu", "-z 3", "-z 3"),
     "never validates": ("train_gpt2cu", "-v 0", "-v 0: train_gpt2cu divides by it"),
     "never samples": ("train_gpt2fp32cu", "-s 0", "-s 0: train_gpt2fp32cu divides by it"),
 }

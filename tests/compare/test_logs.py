@@ -48,6 +48,14 @@ def c_main_log(train: dict[int, float], val: dict[int, float]) -> str:
     return "".join(lines)
 
 
+def test_our_accuracy(tmp_path: Path) -> None:
+    with RunLog(tmp_path) as log:
+        log.val(2, loss=4.0, batches=3)
+        log.accuracy(2, items=8, correct=3, correct_whole=4)
+    found = {pairs(read_log(place).hellaswag)[0] for place in (tmp_path, tmp_path / "main.log")}
+    assert found == {(2, 0.375)}
+
+
 def test_main_log(tmp_path: Path) -> None:
     log = read_log(
         written(tmp_path / "main.log", c_main_log({0: 5.5, 1: 5.25}, {0: 5.125, 2: 4.0}) + "s:2 eval:0.2500\n")

@@ -48,12 +48,8 @@ def test_contradictions_are_refused_with_a_way_on(changes: dict[str, Any], flag:
 @pytest.mark.parametrize(
     ("asked", "flags"),
     [
-        ({"hellaswag": True}, ["-h 1"]),
         ({"zero_stage": 3}, ["-z 3"]),
-        (
-            {"hellaswag": True, "zero_stage": 3, "total_batch_size": 5000, "skip_loss_z": 1},
-            ["-d 5000", "-h 1", "-z 3"],
-        ),
+        ({"zero_stage": 3, "total_batch_size": 5000, "skip_loss_z": 1}, ["-d 5000", "-z 3"]),
     ],
 )
 def test_what_is_not_built_is_named_with_a_way_on(asked: dict[str, Any], flags: list[str]) -> None:
@@ -96,6 +92,8 @@ def test_fit_of_rows_and_samples_to_the_model() -> None:
         ({"fs_path": "/shared"}, "-pf /shared"),
         ({"init_method": "fs", "fs_path": "/shared", "server_ip": "node1"}, "-ps node1"),
         ({"major_every": 5}, "-nm 5"),
+        ({"hellaswag_file": "q.jsonl"}, "--hellaswag-file q.jsonl"),
+        ({"hellaswag": True, "val_every": 0}, "-h 1"),
         ({"save": False, "checkpoint_every": 5, "max_steps": 0, "export_llmc": True}, "--export-llmc"),
         ({"save": False, "reuse": True, "output_dir": "log"}, "-y 1"),
         ({"recompute": 2, "recompute_blocks": 3}, "-r 2"),

@@ -12,19 +12,19 @@ from llmc_jax.config.presets import PRESETS
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 
-# The flags of llm.c's scripts/run_gpt2_*.sh, less -o, -y 1 (a folder of its own), -h 1 (not built) and -ge 1
-# (changes nothing).
+# The flags of llm.c's scripts/run_gpt2_*.sh, less -o, -y 1 (a folder of its own) and -ge 1 (changes nothing).
 LAUNCHES = {
     "gpt2-124M": "-i 'dev/data/fineweb10B/fineweb_train_*.bin' -j 'dev/data/fineweb10B/fineweb_val_*.bin' "
-    "-v 250 -s 20000 -g 144 -b 64 -t 1024 -d 524288 -r 0 -z 1 -c 0.1 -l 0.0006 -q 0.0 -u 700 -n 5000 -e d12",
+    "-h 1 -v 250 -s 20000 -g 144 -b 64 -t 1024 -d 524288 -r 0 -z 1 -c 0.1 -l 0.0006 -q 0.0 -u 700 -n 5000 -e d12",
     "gpt2-350M": "-i 'dev/data/fineweb100B/fineweb_train_*.bin' -j 'dev/data/fineweb100B/fineweb_val_*.bin' "
-    "-v 250 -s 100000 -g 144 -b 64 -t 1024 -d 524288 -r 0 -z 1 -c 0.1 -l 0.0003 -q 0.0 -u 700 -n 2000 -x 60000 -e d24",
+    "-h 1 -v 250 -s 100000 -g 144 -b 64 -t 1024 -d 524288 -r 0 -z 1 -c 0.1 -l 0.0003 -q 0.0 -u 700 -n 2000 -x 60000 "
+    "-e d24",
     "gpt2-774M": "-i 'dev/data/fineweb100B/fineweb_train_*.bin' -j 'dev/data/fineweb100B/fineweb_val_*.bin' "
-    "-v 250 -s 300000 -g 144 -b 32 -t 1024 -d 524288 -r 0 -z 1 -c 0.1 -l 0.00025 -q 0.0 -u 700 -n 4000 -x 286102 "
-    "-e d36",
+    "-h 1 -v 250 -s 300000 -g 144 -b 32 -t 1024 -d 524288 -r 0 -z 1 -c 0.1 -l 0.00025 -q 0.0 -u 700 -n 4000 "
+    "-x 286102 -e d36",
     "gpt2-1558M": "-i 'dev/data/edu_fineweb100B/edu_fineweb_train_*.bin' "
-    "-j 'dev/data/edu_fineweb100B/edu_fineweb_val_*.bin' -v 250 -s 300000 -g 384 -b 16 -t 1024 -d 1048576 -r 0 -z 1 "
-    "-c 0.1 -k cosine -l 0.0006 -q 0.1 -u 700 -n 2000 -x 32000 -e d48",
+    "-j 'dev/data/edu_fineweb100B/edu_fineweb_val_*.bin' -h 1 -v 250 -s 300000 -g 384 -b 16 -t 1024 -d 1048576 -r 0 "
+    "-z 1 -c 0.1 -k cosine -l 0.0006 -q 0.1 -u 700 -n 2000 -x 32000 -e d48",
 }
 
 

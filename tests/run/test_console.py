@@ -194,6 +194,10 @@ def test_bar_shows_what_matters_most_first() -> None:
     assert bar(8) == "30/120"
     assert bar(2) == "30"
     assert "compiling" in console.bar(BarState(0, 9, 1.0), 60).plain
+    assert (
+        bar(42).replace("12:34 left", "HellaSwag 7%")
+        == console.bar(state._replace(doing="HellaSwag 7%"), 44, True).plain
+    )
 
 
 # ---- the screen

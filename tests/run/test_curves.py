@@ -105,6 +105,17 @@ def test_the_picture_shows_every_curve(tmp_path: Path) -> None:
     assert not _has_colour(with_all, curves.SKIPPED)
 
 
+def test_the_accuracy_has_a_panel_where_there_is_one(tmp_path: Path, panels: list[Any]) -> None:
+    draw_curves(_metrics(), tmp_path / "a.png")
+    assert len(panels) == 3  # the loss, the learning rate, the norm at its right
+    evals = [{"event": "eval", "step": step, "accuracy": 0.25 + step / 1000} for step in (20, 40, 60)]
+    draw_curves([*_metrics(), *evals], tmp_path / "b.png")
+    assert len(panels) == 4
+    label, steps, heights = _line(panels[1], "HellaSwag")
+    assert "0.3100" in label and steps == [20, 40, 60]
+    np.testing.assert_allclose(heights, [0.27, 0.29, 0.31])
+
+
 @pytest.fixture
 def panels(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The panels of the picture drawn last, to look at what is in them."""

@@ -19,12 +19,14 @@ import pytest
 from llmc_jax.checkpoint.store import open_checkpoint
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.run.prepare import check_tokens
+from tests.questions import write_questions
 from tests.run.in_turn import ROOT, Said, Start, in_turn
 from tests.same_run import Result, check_same, write_shards
 
 FLAGS = (
     "-e L2-NH2-C16-V61-T16 -i data/train_*.bin -j data/val_*.bin -b 2 -t 16 -d 256 -x 6 -l 1e-2 -u 2 -q 0.1 -c 0.1 "
-    "-v 3 -m 5 -s 3 -g 8 -n 3 --tokenizer none --print-every 1"
+    "-v 3 -m 5 -s 3 -g 8 -n 3 --tokenizer none --print-every 1 "
+    "-h 1 --hellaswag-file data/questions.bin"
 )
 FIXED = f"{FLAGS} --reduction fixed"
 
@@ -80,6 +82,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 def make(folder: Path) -> None:
     write_shards(folder / "data", {"train": (1500, 1300), "val": (600,)}, vocab_size=61)
+    write_questions(folder / "data" / "questions.bin", vocab_size=61)
     own = start(f"{OWN_START.words} -o {OWN_START.name}", folder, JAX_DISABLE_MOST_OPTIMIZATIONS="1")
     said = [Said(own.code, own.out, own.err), *in_turn(IN_TURN, folder)]
     for each, (code, out, err) in zip([OWN_START, *IN_TURN], said, strict=True):
@@ -90,7 +93,7 @@ def make(folder: Path) -> None:
 def test_four_devices_make_the_run_of_one(runs: Runs) -> None:
     check_same(runs.folder / "four", runs.folder / "one")
     run = runs.result("four")
-    assert run.checkpoints == [3, 6] and len(run.losses) == 6
+    assert run.checkpoints == [3, 6] and len(run.losses) == 6 and run.values("eval", "step") == [3, 6]
     start = next(each["config"] for each in run.events if each["event"] == "start")
     assert (start["device"]["used"], start["options"]["devices"], start["options"]["zero_stage"]) == (4, 4, 2)
 

@@ -224,8 +224,12 @@ plans = st.builds(
 )  # fmt: skip
 
 
-def write_run(folder: Path, plan: Planned, last: int, validated: bool = True, sampled: bool = True) -> Path:
-    """The logs of a run that ends after `last` steps; there too it validates and samples, or was stopped before."""
+def write_run(
+    folder: Path, plan: Planned, last: int, validated: bool = True, sampled: bool = True, evaluated: bool = True
+) -> Path:
+    """The logs of a run that ends after `last` steps; there too it validates, evaluates and samples, or was stopped
+    before.
+    """
 
     def due(every: int, step: int) -> bool:
         return every > 0 and step % every == 0
@@ -235,6 +239,8 @@ def write_run(folder: Path, plan: Planned, last: int, validated: bool = True, sa
         for step in range(last + 1):
             if due(plan.val_every, step) and (validated or step < last):
                 log.val(step, loss=5 - step / 7, batches=3)
+            if step > 0 and due(plan.val_every, step) and (evaluated or step < last):
+                log.accuracy(step, items=7, correct=step % 7, correct_whole=3)
             if due(plan.sample_every, step) and (sampled or step < last):
                 log.sample(step, plan.texts[step % len(plan.texts)], tokens=step)
             if due(plan.save_every, step):
@@ -258,17 +264,17 @@ def test_cut_logs_are_those_of_a_run_up_to_there(
 ) -> None:
     folder = tmp_path_factory.mktemp("cut")
     step = data.draw(st.integers(0, end), "step")
-    validated, sampled = data.draw(st.tuples(st.booleans(), st.booleans()), "validated, sampled")
+    done = data.draw(st.tuples(*[st.booleans()] * 3), "validated, sampled, evaluated")
     found = write_run(folder / "found", plan, end)
-    expected = logs_of(write_run(folder / "expected", plan, step, validated, sampled))
+    expected = logs_of(write_run(folder / "expected", plan, step, *done))
     for name in ("main.log", "metrics.jsonl"):
         with (found / name).open("ab") as file:
             file.write(torn)
     for _ in range(2):  # a second time changes nothing: a run may be killed right after the first
-        cut_logs(found, Kept(step, validated, sampled))
+        cut_logs(found, Kept(step, *done))
         assert logs_of(found) == expected
     (found / "samples.txt").write_bytes(b"whatever was there when the run was killed")
-    cut_logs(found, Kept(step, validated, sampled))
+    cut_logs(found, Kept(step, *done))
     assert logs_of(found) == expected
     assert sorted(path.name for path in found.iterdir()) == ["main.log", "metrics.jsonl", "samples.txt"]
     cut_logs(found, None)
@@ -284,9 +290,10 @@ def test_llmcs_own_log_is_cut_too(tmp_path: Path) -> None:
         "s:3 trl:nan lr:0.000004 norm:-nan", "s:4 tel:9.8",
     ]  # fmt: skip
     cases = {
-        Kept(0, False, False): 0, Kept(0, True, False): 2, Kept(1, False, False): 3, Kept(2, False, True): 4,
-        Kept(2, True, False): 6, Kept(3, True, True): 7, Kept(4, False, False): 8, Kept(4, True, False): 9,
-        Kept(10**9, False, False): 9,
+        Kept(0, False, False, False): 0, Kept(0, True, False, False): 1, Kept(0, True, False, True): 2,
+        Kept(1, False, False, False): 3, Kept(2, False, True, False): 4, Kept(2, True, False, False): 5,
+        Kept(2, True, False, True): 6, Kept(3, True, True, True): 7, Kept(4, False, False, False): 8,
+        Kept(4, True, False, False): 9, Kept(10**9, False, False, False): 9,
     }  # fmt: skip
     for kept, count in cases.items():
         (tmp_path / "main.log").write_text("".join(f"{line}\n" for line in lines))
@@ -301,9 +308,9 @@ def test_a_whole_log_of_llmc(shared: Path, tmp_path: Path) -> None:
     path.write_bytes(whole)
     last = int(whole.rstrip(b"\n").split(b"\n")[-1].split()[0][2:])
     assert last > 10_000
-    cut_logs(tmp_path, Kept(last + 1, True, True))
+    cut_logs(tmp_path, Kept(last + 1, True, True, True))
     assert path.read_bytes() == whole
-    cut_logs(tmp_path, Kept(10_000, True, True))
+    cut_logs(tmp_path, Kept(10_000, True, True, True))
     assert whole.startswith(path.read_bytes())
     after = whole[len(path.read_bytes()) :].split(b"\n")[0]
     assert after.startswith(b"s:10000 trl:")
@@ -320,14 +327,14 @@ def test_lines_that_cannot_be_understood_stay(tmp_path: Path) -> None:
     events = [*odd_events, '{"event": "train", "step": 9}', '{"event": "sample", "step": 2}']
     text = "".join(f"{line}\n" for line in events).encode(errors="surrogateescape")
     (tmp_path / "metrics.jsonl").write_bytes(text)
-    cut_logs(tmp_path, Kept(5, True, True))
+    cut_logs(tmp_path, Kept(5, True, True, True))
     assert (tmp_path / "main.log").read_text().splitlines() == odd_log
     left = (tmp_path / "metrics.jsonl").read_bytes().decode(errors="surrogateescape").split("\n")
     assert left == [*odd_events, '{"event": "sample", "step": 2}', ""]
 
 
 @UNHURRIED
-@given(st.binary(max_size=300), st.sampled_from([None, Kept(0, False, False), Kept(1, True, True)]))
+@given(st.binary(max_size=300), st.sampled_from([None, Kept(0, False, False, False), Kept(1, True, True, True)]))
 def test_any_bytes_are_cut_to_some_of_their_lines(
     tmp_path_factory: pytest.TempPathFactory, data: bytes, kept: Kept | None
 ) -> None:
@@ -358,13 +365,13 @@ def test_a_cut_that_fails_leaves_whole_files_and_is_made_up_for(
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", full)
         with pytest.raises(InputError, match="No space left on device"):
-            cut_logs(found, Kept(3, True, True))
+            cut_logs(found, Kept(3, True, True, True))
     assert len(calls) == nth
     half = logs_of(found)
     assert [half[name] == before[name] for name in half] == [k + 1 >= nth for k in range(3)]
     assert [half[name] == after[name] for name in half] == [k + 1 < nth for k in range(3)]
     assert not [path for path in found.iterdir() if path.name.startswith(".")]
-    cut_logs(found, Kept(3, True, True))
+    cut_logs(found, Kept(3, True, True, True))
     assert logs_of(found) == after
 
 
@@ -397,7 +404,7 @@ def test_a_line_that_cannot_be_written_leaves_no_half(tmp_path: Path) -> None:
 
 def test_a_log_that_leads_nowhere_is_no_problem(tmp_path: Path) -> None:
     (tmp_path / "main.log").symlink_to(os.devnull)
-    cut_logs(tmp_path, Kept(0, False, False))
+    cut_logs(tmp_path, Kept(0, False, False, False))
     with _log(tmp_path) as log:
         _train(log, 0)
         log.sync()

@@ -18,6 +18,7 @@ import pytest
 
 from llmc_jax.errors import ExitCode
 from llmc_jax.run.folder import METRICS, read_metrics
+from tests.questions import write_questions
 from tests.run.test_devices import FIXED, ROOT, start
 from tests.same_run import check_same, write_shards
 
@@ -84,6 +85,7 @@ def started(n: int, words: str, folder: Path, **more: str) -> Iterator[Started]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     write_shards(tmp_path / "data", {"train": (1500, 1300), "val": (600,)}, vocab_size=61)
+    write_questions(tmp_path / "data" / "questions.bin", vocab_size=61)
     return tmp_path
 
 

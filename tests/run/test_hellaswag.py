@@ -1,0 +1,227 @@
+"""Runs with -h 1: figures are those of the weights at that step, a break changes nothing, bad files end it early."""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from llmc_jax.checkpoint.store import open_checkpoint
+from llmc_jax.cli.train import main
+from llmc_jax.cluster.worker import ALONE
+from llmc_jax.config.flags import parse_args
+from llmc_jax.config.model import parse_descriptor
+from llmc_jax.data.items import Item
+from llmc_jax.run import curves, hellaswag, processes
+from tests.generate import plain
+from tests.questions import questions, write_questions
+from tests.same_run import Result, check_same, write_shards
+
+TINY = "L1-NH1-C16-V257-T16"
+COUNT = 40
+Train = Callable[..., Result]
+
+
+class Whole(NamedTuple):
+    """A run without a break, and its questions."""
+
+    run: Result
+    data: Path
+    items: list[Item]
+
+
+def flags(data: Path, folder: Path) -> list[str]:
+    words = [
+        *("-e", TINY, "-i", data / "train_*.bin", "-j", data / "val_*.bin", "-b", 2, "-t", 16, "-l", "1e-2"),
+        *("-x", 5, "-v", 2, "-m", 2, "-s", 2, "-g", 4, "-n", 2, "--hellaswag-file", data / "questions.bin"),
+        *("-h", 1, "-o", folder),
+    ]
+    return [str(word) for word in words]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick() -> Iterator[None]:
+    """Nothing here outlives the machine: what is written need not reach the disk. No picture is drawn."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        patch.setattr(curves, "draw_curves", lambda *_: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    folder = tmp_path_factory.mktemp("hellaswag")
+    data = folder / "data"
+    write_shards(data, {"train": (500,), "val": (200,)})
+    items = write_questions(data / "questions.bin", COUNT)
+    with pytest.MonkeyPatch.context() as patch:
+        said = list[str]()
+        patch.setattr("llmc_jax.run.console.Console._print", lambda _, text, style="": said.append(text))
+        code = main(flags(data, folder / "run"))
+    return Whole(Result(code, folder / "run", "\n".join(said), ""), data, items)
+
+
+@pytest.fixture
+def train(whole: Whole, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Train:
+    """Runs the command line in this process; flags given here count."""
+
+    def run(*more: Any) -> Result:
+        code = main([*flags(whole.data, tmp_path / "run"), *map(str, more)])
+        return Result(code, tmp_path / "run", *capsys.readouterr())
+
+    return run
+
+
+def test_the_figures_are_those_of_the_weights_at_that_step(whole: Whole) -> None:
+    """llm.c's: of the completions the one of the smallest mean loss; by the plain model in float64, item by item."""
+    evals = {each["step"]: each for each in whole.run.events if each["event"] == "eval"}
+    assert list(evals) == [2, 4, 5]
+    lines = (whole.run.folder / "main.log").read_text().splitlines()
+    for step, found in evals.items():
+        chosen = [plain_choices(whole.run.model(step), item) for item in whole.items]
+        correct, by_sum = (
+            sum(each[k] == item.label for each, item in zip(chosen, whole.items, strict=True)) for k in (0, 1)
+        )
+        assert (found["items"], found["correct"], found["accuracy"]) == (COUNT, correct, correct / COUNT)
+        assert found["accuracy_whole"] == by_sum / COUNT
+        assert f"s:{step} eval:{correct / COUNT:.4f}" in lines
+        assert f"HellaSwag: {correct}/{COUNT} = {correct / COUNT:.6f}" in whole.run.out.splitlines()
+    assert len({(each["correct"], each["accuracy_whole"]) for each in evals.values()}) > 1
+
+
+def plain_choices(flat: np.ndarray, item: Item) -> tuple[int, int]:
+    """The completion of the smallest mean loss, and of the smallest sum."""
+    losses = []
+    for completion in item.completions:
+        ids = np.array(item.context + completion)
+        logits, _ = plain.forward(flat, ids[:-1], parse_descriptor(TINY), "softmax")
+        at = np.arange(len(item.context) - 1, len(ids) - 1)
+        losses.append(-plain.log_softmax(logits)[at, ids[at + 1]])
+    return int(np.argmin([each.mean() for each in losses])), int(np.argmin([each.sum() for each in losses]))
+
+
+def test_it_comes_after_the_validation_and_before_the_sample(whole: Whole) -> None:
+    assert whole.run.code == 0
+    kinds = [each["event"] for each in whole.run.events if each["event"] != "train" and each["step"] == 4]
+    assert kinds == ["val", "eval", "sample", "checkpoint"]
+    assert whole.run.values("val", "step") == [0, 2, 4, 5]
+    counters = open_checkpoint(whole.run.folder / "state_00000004").metadata.counters
+    assert counters is not None and counters.evaluated == 4
+
+
+@pytest.mark.parametrize("step", [2, 5])
+def test_a_run_stopped_while_it_evaluates_goes_on_as_without_a_break(
+    whole: Whole, train: Train, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """The validation of that step is not made again, and nothing of the half evaluation is logged."""
+    score = hellaswag.score
+
+    def stopped(*arguments: Any, stop: Callable[[], bool]) -> Iterator[Any]:
+        def asked() -> bool:
+            if evaluated.append(1) or len(evaluated) == {2: 1, 5: 3}[step]:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return stop()
+
+        yield from score(*arguments, stop=asked)
+
+    evaluated = list[int]()
+    monkeypatch.setattr(hellaswag, "score", stopped)
+    monkeypatch.setattr(hellaswag, "LEAST", 1 << 20)  # one computation each time
+    run = train()
+    assert (run.code, run.values("val", "step")[-1]) == (130, step)
+    assert step not in run.values("eval", "step") and run.checkpoints[-1] == step
+    counters = open_checkpoint(run.folder / f"state_{step:08d}").metadata.counters
+    assert counters is not None and (counters.validated, counters.evaluated < step) == (step, True)
+    monkeypatch.undo()
+    again = train("-y", 1)
+    assert (again.code, again.err) == (0, "")
+    check_same(again.folder, whole.run.folder)
+    assert len(train("-y", 1).values("eval", "step")) == 3
+
+
+@pytest.mark.parametrize("left", [2, 4])
+def test_a_run_that_was_killed_goes_on_as_without_a_break(
+    whole: Whole, train: Train, tmp_path: Path, left: int
+) -> None:
+    """Its logs are cut back to the checkpoint, which says what was evaluated before its step."""
+    shutil.copytree(whole.run.folder, tmp_path / "run")
+    for step in {4, 5} - {left}:
+        shutil.rmtree(tmp_path / "run" / f"state_{step:08d}")
+        (tmp_path / "run" / f"DONE_{step:08d}").unlink()
+    run = train("-y", 1)
+    assert run.values("resume", "step") == [left]
+    check_same(run.folder, whole.run.folder)
+
+
+def test_a_run_without_steps_is_evaluated(whole: Whole, train: Train, tmp_path: Path) -> None:
+    run = train("-x", 0, "-s", 0, "-n", 0, "--init-from", whole.run.folder)
+    last = whole.run.events
+    assert run.values("eval", "correct") == [each["correct"] for each in last if each["event"] == "eval"][-1:]
+    assert run.values("eval", "step") == [0]
+
+
+DEFAULT = "dev/data/hellaswag/hellaswag_val.bin"
+
+
+def test_llmcs_path_is_read_where_it_is_there(
+    whole: Whole, train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    without = train("--hellaswag-file", DEFAULT, "-x", 2)
+    assert (without.code, without.err, without.values("eval", "step")) == (0, "", [])
+    assert any(DEFAULT in line and line.startswith("-h 1: ") for line in without.out.splitlines())
+    write_questions(tmp_path / DEFAULT, count=3)
+    found = train("--hellaswag-file", DEFAULT, "-x", 2, "-o", tmp_path / "with")
+    assert "-h 1: " not in found.out and "HellaSwag: " in found.out
+
+
+def long(path: Path) -> None:
+    write_questions(path, positions=17)
+
+
+def beyond(path: Path) -> None:
+    write_questions(path, vocab_size=300)
+
+
+def cut(path: Path) -> None:
+    write_questions(path)
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+BAD: dict[str, tuple[Callable[[Path], None], str]] = {
+    "missing": (lambda _: None, ""), "too long": (long, "T=16"), "beyond V": (beyond, "257"),
+    "damaged": (cut, "truncated"), "no questions": (lambda path: write_shards(path.parent, {"bad": (9,)}), ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_file_that_cannot_be_used_ends_the_run_before_anything_is_written(
+    train: Train, tmp_path: Path, name: str
+) -> None:
+    make, word = BAD[name]
+    path = tmp_path / "bad_0.bin"
+    make(path)
+    run = train("--hellaswag-file", path)
+    assert (run.code, run.out, run.err.count("\n")) == (2, "", 1)
+    assert f"--hellaswag-file {path}: " in run.err and word in run.err
+    assert not run.folder.exists()
+
+
+def test_questions_that_are_not_asked_are_not_read(train: Train, tmp_path: Path) -> None:
+    run = train("--hellaswag-file", tmp_path / "missing", "-h", 0, "-x", 0)
+    assert run.code == 0 and "--hellaswag-file" in run.out
+
+
+def test_processes_compare_their_questions(whole: Whole) -> None:
+    words = flags(whole.data, Path("run"))
+    assert "--hellaswag-file" in processes.own_facts(parse_args(words), ALONE).files
+    assert "--hellaswag-file" not in processes.own_facts(parse_args([*words, "-h", "0"]), ALONE).files
+
+
+def test_made_up_questions_are_as_long_as_they_may_be() -> None:
+    made = questions(12, 257, 16)
+    assert made[0].longest == 17 == max(item.longest for item in made)
