@@ -30,9 +30,10 @@ from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.presets import PRESETS
 from llmc_jax.config.train import BY_NAME, TrainConfig
 from llmc_jax.data.corpora import Corpus, stdlib_corpus
-from llmc_jax.data.evalfile import read_eval_file
+from llmc_jax.data.evalfile import is_eval_file
 from llmc_jax.data.items import Item, check_fit
 from llmc_jax.data.loader import TokenLoader, continued
+from llmc_jax.data.tasks import read_items
 from llmc_jax.data.tokenizers import Choice, load_tokenizer
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import record
@@ -447,21 +448,11 @@ def open_questions(config: TrainConfig, model: ModelConfig, data: Data) -> tuple
         made = f"`{jax_setup.other_command('data')} hellaswag` makes it, --hellaswag-file names another"
         return (), [f"-h 1: there is no {path}, so HellaSwag is not evaluated; {made}"]
     with naming("--hellaswag-file"):
-        questions = read_eval_file(path)
-        check_ids(questions, model.vocab_size, path)
+        is_text = path.exists() and not is_eval_file(path)
+        tokenizer = choose_tokenizer(replace(config, sample_every=1), model, data).tokenizer if is_text else None
+        questions = read_items("hellaswag", path, tokenizer, vocab_size=model.vocab_size)
         check_fit(questions, config.sequence_length, str(path))
     return questions, []
-
-
-def check_ids(questions: Sequence[Item], vocab_size: int, path: Path) -> None:
-    """Raise InputError for the first question with an id that the model does not know."""
-    for item in questions:
-        highest = max(map(max, (item.context, *item.completions)))
-        if highest >= vocab_size:
-            raise InputError(
-                f"{path}: question {item.name} has id {highest}, and the model knows ids below {vocab_size}; take a "
-                "file in the tokens that it trains on"
-            )
 
 
 def begun_metadata(plan: Plan, data: Data, device: Device, origin: Mapping[str, Any]) -> Metadata:

@@ -1,5 +1,6 @@
 """Runs with -h 1: figures are those of the weights at that step, a break changes nothing, bad files end it early."""
 
+import json
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ from llmc_jax.cli.train import main
 from llmc_jax.cluster.worker import ALONE
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
+from llmc_jax.data.evalfile import write_eval_file
 from llmc_jax.data.items import Item
 from llmc_jax.run import curves, hellaswag, processes
 from tests.generate import plain
@@ -209,6 +211,22 @@ def test_a_file_that_cannot_be_used_ends_the_run_before_anything_is_written(
     assert (run.code, run.out, run.err.count("\n")) == (2, "", 1)
     assert f"--hellaswag-file {path}: " in run.err and word in run.err
     assert not run.folder.exists()
+
+
+def test_the_published_jsonl_is_read_with_the_runs_tokenizer(train: Train, tmp_path: Path) -> None:
+    """Its bytes are those of the file of the same questions in tokens; without a tokenizer it cannot be read."""
+    text = {"ctx": "a dog", "endings": ["runs", "is", "flies", "barks"], "label": 3, "ind": 7}
+    (tmp_path / "some.jsonl").write_text(json.dumps(text) + "\n")
+    endings = tuple(tuple(f" {each}".encode()) for each in ("runs", "is", "flies", "barks"))
+    write_eval_file(tmp_path / "same.bin", [Item("0", tuple(b"a dog"), endings, 3)])
+    found = [
+        train("-x", 2, "-s", 0, "--hellaswag-file", tmp_path / name, "-o", tmp_path / name[:4])
+        for name in ("some.jsonl", "same.bin")
+    ]
+    logs = [(tmp_path / name / "main.log").read_text() for name in ("some", "same")]
+    assert [each.code for each in found] == [0, 0] and logs[0] == logs[1] and "eval:" in logs[0]
+    refused = train("--hellaswag-file", tmp_path / "some.jsonl", "--tokenizer", "none")
+    assert refused.code == 2 and "--tokenizer" in refused.err and not refused.folder.exists()
 
 
 def test_questions_that_are_not_asked_are_not_read(train: Train, tmp_path: Path) -> None:
