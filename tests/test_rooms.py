@@ -18,6 +18,7 @@ ORDER = [
     "streams",
     "text",
     "files",
+    "pictures",
     "rng",
     "config",
     "machine",
@@ -38,7 +39,9 @@ ORDER = [
     "library",
     "cli",
 ]
-WITHOUT_JAX = ("errors", "magics", "streams", "text", "files", "rng", "config", "cluster", "data", "checkpoint", "cli")
+WITHOUT_JAX = (
+    "errors", "magics", "streams", "text", "files", "pictures", "rng", "config", "cluster", "data", "checkpoint", "cli",
+)  # fmt: skip
 BUT = ("cli/kernels.py", "cli/profile.py")  # measuring is all they do
 AND = (
     "compare/logs.py", "compare/picture.py", "machine/device.py", "machine/jax_setup.py", "run/console.py",

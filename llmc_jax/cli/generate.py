@@ -56,9 +56,9 @@ def _run(words: Sequence[str]) -> int:
 
     sampling.check(sampling_of(asked))  # before a large model is read
     if asked.attention is not None:
-        from llmc_jax.generate.heads import check_picture
+        from llmc_jax.pictures import check_picture
 
-        check_picture(asked.attention)
+        check_picture(asked.attention, "--attention")
     model = open_model(
         asked.checkpoint, dtype=asked.dtype, tokenizer=asked.tokenizer, attention=asked.model_attention,
         step=asked.step, v2_order=asked.v2_order,

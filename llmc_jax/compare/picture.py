@@ -12,15 +12,14 @@ import numpy as np
 
 from llmc_jax.compare.logfiles import Log
 from llmc_jax.compare.logs import LETTERS, TRAIN, Difference
+from llmc_jax.pictures import PALETTE, save_figure
 from llmc_jax.run.curves import (
     BASELINE,
-    PALETTE,
     Curve,
     binned,
     finite,
     loss_range,
     mark_outside,
-    save_figure,
     show_range,
     smoothed,
     window_of,

@@ -4,7 +4,6 @@ XLA's operations compute them, whatever the model was trained with: the kernels 
 matrix. matplotlib is imported when a picture is drawn, and used without pyplot, so that no display is touched.
 """
 
-import io
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -18,7 +17,6 @@ import numpy as np
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.data.tokenizers import Tokenizer
 from llmc_jax.errors import InputError
-from llmc_jax.files import refuse_irregular, write_atomic
 from llmc_jax.generate.engine import prompt_size
 from llmc_jax.generate.look import check_ids
 from llmc_jax.generate.model import Model
@@ -26,9 +24,8 @@ from llmc_jax.generate.probabilities import label
 from llmc_jax.models.gpt2.model import BlockActivations, Execution, forward_stream
 from llmc_jax.models.gpt2.tensors import Params
 from llmc_jax.ops.attention import relu_attention_weights
+from llmc_jax.pictures import check_picture, drawable, save_by_suffix
 
-# What a picture's file may end in, and what of its metadata must not be the time: the same picture has the same bytes.
-SUFFIXES: dict[str, dict[str, None]] = {".png": {}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 MOST_LABELS = 40  # of more tokens only positions are written
 LABEL_INCHES = 0.135
 LONGEST_LABEL = 14
@@ -78,17 +75,6 @@ def check_layer(config: ModelConfig, layer: int) -> None:
         raise InputError(f"--layer {layer}: the model has layers 0 to {config.num_layers - 1}")
 
 
-def check_picture(path: str | Path) -> str:
-    """Return the suffix of a picture's file; raise InputError for one that cannot be drawn, or cannot be a file."""
-    path = Path(path)
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        found = f"ends in {suffix}" if suffix else "has no ending"
-        raise InputError(f"--attention {path}: the file {found}; let it end in {', '.join(SUFFIXES)}")
-    refuse_irregular(path)
-    return suffix
-
-
 def picture_labels(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:
     """Return what a picture writes beside each token: its text, spaces as ␣; its id where there is no tokenizer."""
     if tokenizer is None:
@@ -101,7 +87,7 @@ def draw_text_attention(path: str | Path, model: Model, ids: Sequence[int], laye
 
     Raises InputError as `attention_weights` and `draw_attention` do, before anything is computed.
     """
-    check_picture(path)
+    check_picture(path, "--attention")
     tokens = [model.end_of_text, *ids]
     weights = attention_weights(model, tokens, layer)
     kind = "" if model.attention == "softmax" else f"{model.attention} "
@@ -116,11 +102,10 @@ def draw_attention(path: str | Path, weights: np.ndarray, labels: Sequence[str],
     colours holds for all panels; it is that of the square root, so that small weights can be told from none. labels: of
     the T tokens, written where there are few. The file appears complete or not at all. Raises InputError.
     """
-    import matplotlib
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
 
-    suffix = check_picture(path)
+    check_picture(path, "--attention")
     heads, T, _ = weights.shape
     columns, rows = grid(heads)
     panel = max(PANEL_INCHES, LABEL_INCHES * T) if T <= MOST_LABELS else PANEL_INCHES * 1.4
@@ -145,10 +130,7 @@ def draw_attention(path: str | Path, weights: np.ndarray, labels: Sequence[str],
     figure.suptitle(drawable(title), fontsize=12, fontweight="bold", parse_math=False)
     figure.supxlabel("position that is looked at", fontsize=9)
     figure.supylabel("position that looks", fontsize=9)
-    picture = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "llmc_jax"}):
-        figure.savefig(picture, format=suffix[1:], metadata=SUFFIXES[suffix])
-    write_atomic(path, picture.getvalue())
+    save_by_suffix(figure, Path(path))
 
 
 def scale_of(weights: np.ndarray) -> tuple[float, str]:
@@ -168,14 +150,6 @@ def grid(heads: int) -> tuple[int, int]:
     """Return columns and rows of panels: a little wider than high, and no row empty."""
     columns = math.ceil(math.sqrt(heads))
     return columns, -(-heads // columns)
-
-
-def drawable(text: str) -> str:
-    """Return text with every character escaped that matplotlib's font has no picture of."""
-    from matplotlib.font_manager import findfont, get_font
-
-    font = get_font(findfont("DejaVu Sans"))
-    return "".join(c if font.get_char_index(ord(c)) else c.encode("unicode_escape").decode() for c in text)
 
 
 def _name_positions(axes: Any, labels: Sequence[str], *, left: bool, below: bool) -> None:

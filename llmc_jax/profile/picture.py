@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from llmc_jax.errors import InputError
 from llmc_jax.machine.hlo import CONTAINERS
+from llmc_jax.pictures import save_figure
 from llmc_jax.profile.program import Program
 from llmc_jax.profile.trace import Span, Trace
-from llmc_jax.run.curves import save_figure
 
 COLORS = {
     "ln1": "#7fb069", "ln2": "#7fb069", "lnf": "#7fb069", "qkv": "#1f5fa8", "attproj": "#4a86c5", "fc": "#274b7a",

@@ -5,7 +5,6 @@ matplotlib is imported when a picture is drawn, and used without pyplot, so that
 touched.
 """
 
-import io
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmc_jax.files import write_atomic
+from llmc_jax.pictures import PALETTE, save_figure
 from llmc_jax.run.folder import METRICS, read_metrics
 
 CURVES = "curves.png"
@@ -27,9 +26,6 @@ SMOOTHING = 50  # the smooth curve averages over one part in this many of the ru
 SPIKES = 0.005  # the part of the steps that may lie above the picture, so that a few spikes do not flatten the rest
 LARGEST = 1e6  # times the median: larger values count as this in averages, whose running sums they would spoil
 
-# Okabe and Ito's colours for every kind of colour vision, in an order in which the first few lie far apart; their
-# yellow is left out, which is hard to see on white.
-PALETTE = ("#0072b2", "#d55e00", "#000000", "#e69f00", "#cc79a7", "#56b4e9", "#009e73")
 TRAIN, VAL, BASELINE, RATE, NORM, SKIPPED = PALETTE[0], PALETTE[1], "#555555", PALETTE[6], "#8a5fbf", PALETTE[4]
 ACCURACY = PALETTE[3]
 
@@ -169,15 +165,6 @@ def draw_curves(
     _limit_steps(lower_axes, metrics)
     figure.suptitle(title, fontsize=12, fontweight="bold", y=0.985)
     save_figure(figure, out_png)
-
-
-def save_figure(figure: Any, out_png: Path) -> None:
-    """Write a figure of matplotlib into a PNG, which appears complete or not at all. Raises InputError."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    picture = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(picture)
-    write_atomic(out_png, picture.getvalue())
 
 
 def _draw_loss(axes: Any, rows: Sequence[Mapping[str, Any]], baselines: Mapping[str, float]) -> None:
