@@ -75,16 +75,21 @@ def _container(path: Path) -> Iterator[Source | dict[str, Callable[[], IO[bytes]
     elif _begins(path, b"PK"):
         with _understood(path), zipfile.ZipFile(path) as archive:
             yield {info.filename: _member(archive.open, info) for info in archive.infolist() if not info.is_dir()}
-    elif path.stat().st_size > SNIFFED and tarfile.is_tarfile(path):
+    elif _is_tar(path):
         with _understood(path), tarfile.open(path) as tar:
             yield {member.name: _member(tar.extractfile, member) for member in tar if member.isfile()}
     else:
         yield Source(str(path), path.name, _opener(path))
 
 
-def _begins(path: Path, with_: bytes) -> bool:
+def _begins(path: Path, magic: bytes) -> bool:
     with path.open("rb") as file:
-        return file.read(len(with_)) == with_
+        return file.read(len(magic)) == magic
+
+
+def _is_tar(path: Path) -> bool:
+    with _understood(path):  # compressed, it may end early
+        return tarfile.is_tarfile(path)
 
 
 def _opener(path: Path) -> Callable[[], IO[bytes]]:
@@ -170,7 +175,7 @@ def _parquet_rows(source: Source, file: IO[bytes]) -> Iterator[Row]:
         with parquet.ParquetFile(file) as table:
             for number, fields in enumerate(_dicts(table.iter_batches(batch_size=256))):
                 yield Row(f"{source.where}: row {number}", source.name, number, fields)
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:  # OSError: of its own, about the content
         said = str(error).partition("\n")[0]
         raise FormatError(f"{source.where}: cannot be read as parquet ({said}); copy or download it again") from error
 
