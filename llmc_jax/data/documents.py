@@ -214,6 +214,8 @@ def _parquet_pieces(path: Path, field: str) -> Iterator[Piece]:
             for row, item in enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in batches), 1):
                 read = int(row * share) - int((row - 1) * share)
                 yield Piece(True, _text_in(item, field, f"{path}: row {row}"), read)
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the system's; pyarrow's own have no number
+            raise
         said = str(error).splitlines()[0]
         raise InputError(f"{path}: cannot be read as parquet ({said})") from error

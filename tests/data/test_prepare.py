@@ -267,6 +267,7 @@ def test_inputs_are_there_keep_their_order_and_come_once(tmp_path: Path) -> None
         ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', r"a\.jsonl: byte 24: 0xff is not UTF-8"),
         ("a.parquet", b"PAR1 nothing PAR1", r"a\.parquet: cannot be read as parquet"),
         ("a.parquet", b"", r"a\.parquet: cannot be read as parquet"),
+        ("a.parquet", b"PAR1" + bytes(600) + b"PAR1", r"a\.parquet: cannot be read as parquet"),
     ],
 )
 def test_bad_files_are_one_clear_line_and_leave_nothing(

@@ -1,6 +1,7 @@
 """The public files of HellaSwag, MMLU, ARC and LAMBADA, small ones made here in their real formats; and wrong files."""
 
 import csv
+import hashlib
 import io
 import json
 import os
@@ -22,6 +23,8 @@ from llmc_jax.data.tokenizers import bin_tokenizer, bytes_tokenizer
 from llmc_jax.errors import InputError
 
 BYTES = bytes_tokenizer()
+# of what write_evalfile of llm.c's dev/data/data_common.py writes for the sample, with tiktoken's GPT-2
+LLMCS_SAMPLE = "199ced6942131df43ef6712bbae45b624148ed3ae618f5757f2b315a7d1f94d3"
 
 # ----- what the files say -------------------------------------------------------------------------------------------
 
@@ -279,7 +282,7 @@ def test_a_tokenizer_that_does_not_fit(tmp_path: Path) -> None:
 
 
 def test_the_sample_of_hellaswag(tmp_path: Path, shared: Path) -> None:
-    """1,000 questions out of the jsonl; in llm.c's file they are the same."""
+    """1,000 questions out of the jsonl; llm.c's file of them has the bytes that its own script writes."""
     path = shared / "data/hellaswag_val_sample1000.jsonl"
     tokenizer = bin_tokenizer(shared / "data/gpt2_tokenizer.bin")
     items = read_items("hellaswag", path, tokenizer, vocab_size=50257)
@@ -290,6 +293,7 @@ def test_the_sample_of_hellaswag(tmp_path: Path, shared: Path) -> None:
         assert tokenizer.decode(item.context).decode() == row["ctx"]
         assert [tokenizer.decode(ids).decode() for ids in item.completions] == [f" {text}" for text in row["endings"]]
     write_eval_file(tmp_path / "a.bin", items)
+    assert hashlib.sha256((tmp_path / "a.bin").read_bytes()).hexdigest() == LLMCS_SAMPLE
     again = read_items("hellaswag", tmp_path / "a.bin", None, vocab_size=50257)
     assert [item[1:] for item in again] == [item[1:] for item in items]
 
