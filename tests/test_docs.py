@@ -263,7 +263,7 @@ def commands(path: Path) -> list[list[str]]:
 
 def parsed(words: list[str]) -> Any:
     """A command's options, or None where it has none. Raises what the program does where it would refuse them."""
-    from llmc_jax.cli import checkpoint, compare, convert, data, generate_flags, kernels
+    from llmc_jax.cli import checkpoint, compare, convert, data, evaluate_flags, generate_flags, kernels
     from llmc_jax.cli.main import COMMANDS
     from llmc_jax.cli.profile_flags import OWN
     from llmc_jax.config import flags
@@ -282,6 +282,7 @@ def parsed(words: list[str]) -> Any:
         (["python", "-m", "llmc_jax.kernels"], lambda words: take_own(words, kernels.OWN)),
         (["python", "-m", "llmc_jax.checkpoint"], checkpoint.make_parser().parse_args),
         (["python", "-m", "llmc_jax.generate"], generate_flags.parse),
+        (["python", "-m", "llmc_jax.evaluate"], evaluate_flags.parse),
         (["python", "-m", "llmc_jax.compare"], compare.make_parser().parse_args),
         (["python", "convert_checkpoint.py"], convert.make_parser().parse_args),
     ):

@@ -18,6 +18,7 @@ TRAIN = "train"
 COMMANDS = {
     TRAIN: "train a GPT-2; the same as without a subcommand",
     "generate": "ask a trained model: continue a prompt",
+    "evaluate": "loss, perplexity and bits per byte of texts; HellaSwag, MMLU, ARC, LAMBADA",
     "convert": "look into a checkpoint of any format, and convert between them",
     "profile": "where a step's time, memory and operations go",
     "compare": "logs, checkpoints, debug states and programs beside llm.c's, or each other",

@@ -119,10 +119,10 @@ def spans(pieces: Sequence[Piece], positions: int, stride: int | None = None) ->
 
 
 def first_batches(pieces: Sequence[Piece], positions: int, rows: int, batches: int) -> list[Span]:
-    """Return the rows of the first batches of `rows` rows each: those that training validates on, as often as it does.
+    """Return the rows of the first batches of `rows` rows each, which are those that training validates on.
 
-    As in training, what is left of a piece after its last whole batch is left out, and after the last piece comes the
-    first one again. Raises InputError for a piece that is too small for a batch.
+    As in training, what is left of a piece after its last whole batch is left out. Fewer where there are not as many:
+    training would begin anew. Raises InputError for a piece that is too small for a batch.
     """
     needed = rows * positions + 1
     for piece in pieces:
@@ -136,7 +136,7 @@ def first_batches(pieces: Sequence[Piece], positions: int, rows: int, batches: i
         for number, piece in enumerate(pieces)
         for row in range((piece.tokens - 1) // (rows * positions) * rows)
     ]
-    return [whole[row % len(whole)] for row in range(batches * rows)]
+    return whole[: batches * rows]
 
 
 def bin_edges(positions: int) -> list[int]:

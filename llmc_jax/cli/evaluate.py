@@ -1,0 +1,259 @@
+"""Say what trained models are worth: python -m llmc_jax.evaluate --help. The flags are in evaluate_flags.py.
+
+Standard output gets the table, or the one JSON object; notes and progress go to standard error. All that can be wrong
+with what was named is found before any weights are read. JAX is imported when it is needed.
+"""
+
+import io
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from llmc_jax.cli.evaluate_flags import PROGRAM, USUAL_ROWS, parse
+from llmc_jax.cli.generate import model_facts, say, say_model
+from llmc_jax.cli.kit import exit_status, print_json
+from llmc_jax.errors import ExitCode, InputError
+from llmc_jax.files import plain, refuse_irregular, write_atomic
+from llmc_jax.machine.jax_setup import configure, restart_with_huge_pages, typed
+from llmc_jax.streams import print_error
+
+if TYPE_CHECKING:
+    from llmc_jax.evaluate.report import Subject
+    from llmc_jax.evaluate.scorer import Scorer
+    from llmc_jax.evaluate.subjects import Questions, Reader, Result, Text, Told
+
+PROGRESS_SECONDS = 10.0  # between two lines, where standard error is no terminal
+
+
+def program(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run `python -m llmc_jax.evaluate`. May start the process again (machine/jax_setup.py)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not {"-h", "--help"} & set(words):
+        restart_with_huge_pages()
+    sys.exit(main(words))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line. Returns the exit status: 0 done, 2 bad input (one line on stderr), 130 by Ctrl-C."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # characters that the terminal cannot show
+    return exit_status(typed(PROGRAM), lambda: _run(words))
+
+
+class Asked(NamedTuple):
+    """What all models are asked: subjects by model, in the order in which they are shown; T; the devices."""
+
+    subjects: list[list["Text | Questions"]]
+    positions: int
+    devices: int
+
+
+class Evaluated(NamedTuple):
+    """What came of it: facts about each model, and its results, by model."""
+
+    models: list[dict[str, Any]]
+    results: list[list["Result"]]
+    seconds: float
+
+
+def _run(words: Sequence[str]) -> int:
+    flags = parse(words)
+    _check_files(flags)
+    for note in configure(tf32=flags.dtype != "fp32", devices=flags.devices):
+        say("note", note)
+    asked = prepare(flags)
+    found = evaluate(flags, asked)
+    show(flags, asked, found)
+    return ExitCode.DONE
+
+
+def _check_files(flags: SimpleNamespace) -> None:
+    """Check what will be written, and the names of tasks, before anything is read. Raises InputError."""
+    if flags.picture is not None:
+        from llmc_jax.pictures import check_picture
+
+        check_picture(flags.picture, "--picture")
+    if flags.items is not None:
+        refuse_irregular(Path(flags.items))
+
+
+# ----- what is asked ------------------------------------------------------------------------------------------------
+
+
+def prepare(flags: SimpleNamespace) -> Asked:
+    """Read what the models are asked about, each with its own tokenizer. Raises InputError."""
+    from llmc_jax.evaluate.subjects import Cut, Text, common_positions, named_task, open_reader
+
+    for word in flags.tasks:
+        named_task(word)
+    devices = number_of_devices(flags.devices)
+    readers = [open_reader(path, flags.tokenizer, flags.step, flags.v2_order) for path in flags.checkpoints]
+    T = common_positions(readers, flags.positions)
+    if flags.stride is not None and flags.stride > T:
+        raise InputError(
+            f"--stride {flags.stride}: rows have T={T} positions, and tokens between them would be left out"
+        )
+    cut = Cut(T, flags.stride, flags.batches, flags.rows or USUAL_ROWS)
+    asked = Asked([subjects(flags, reader, cut) for reader in readers], T, devices)
+    for text in asked.subjects[0]:
+        if isinstance(text, Text) and flags.batches is not None and len(text.rows) < flags.batches * cut.batch_rows:
+            say("note", f"--batches {flags.batches}: {text.name} has {len(text.rows) // cut.batch_rows}; all are taken")
+    return asked
+
+
+def subjects(flags: SimpleNamespace, reader: "Reader", cut: Any) -> list["Text | Questions"]:
+    """Return the texts and tasks as one model reads them."""
+    from llmc_jax.evaluate.subjects import questions, text_of_data, text_of_file
+
+    return [
+        *(text_of_data(reader, pattern, cut) for pattern in flags.data),
+        *(text_of_file(reader, path, cut) for path in flags.text),
+        *(questions(reader, word, cut.positions, flags.limit, flags.crop_context) for word in flags.tasks),
+    ]
+
+
+def number_of_devices(asked: int) -> int:
+    """Return how many devices compute: as many as were asked for; 0: all GPUs, or the CPU. Raises InputError."""
+    from llmc_jax.machine.device import describe_device
+
+    device = describe_device()
+    if asked > device.num_devices:
+        raise InputError(f"--devices {asked}: this machine has {device.num_devices}; take as many or fewer")
+    return asked or (1 if device.platform == "cpu" else device.num_devices)
+
+
+# ----- what comes of it ---------------------------------------------------------------------------------------------
+
+
+def evaluate(flags: SimpleNamespace, asked: Asked) -> Evaluated:
+    """Open one model after the other, and ask it."""
+    from llmc_jax.evaluate.model import scorer_of
+    from llmc_jax.evaluate.subjects import work_of
+    from llmc_jax.generate.model import open_model
+
+    at_once = None if flags.rows is None else flags.rows * asked.positions
+    models, results = [], []
+    began = time.monotonic()
+    with progress(sum(work_of(subject) for own in asked.subjects for subject in own)) as told:
+        for path, own in zip(flags.checkpoints, asked.subjects, strict=True):
+            model = open_model(
+                path, dtype=flags.dtype, tokenizer=flags.tokenizer, attention=flags.model_attention, step=flags.step,
+                v2_order=flags.v2_order,
+            )  # fmt: skip
+            say_model(model)
+            models.append(model_facts(model))
+            scorer = scorer_of(model, asked.devices, at_once)
+            results.append([result(scorer, subject, asked.positions, told) for subject in own])
+            del model, scorer  # before the next one's weights are read
+    return Evaluated(models, results, time.monotonic() - began)
+
+
+def result(scorer: "Scorer", subject: "Text | Questions", positions: int, told: "Told") -> "Result":
+    """Return what a model makes of a text or a task."""
+    from llmc_jax.evaluate.subjects import Text, questions_result, text_result
+
+    if isinstance(subject, Text):
+        return text_result(scorer, subject, positions, told)
+    return questions_result(scorer, subject, told)
+
+
+def show(flags: SimpleNamespace, asked: Asked, found: Evaluated) -> None:
+    """Write the files that were asked for, and print the table or the JSON."""
+    from llmc_jax.evaluate import report
+
+    shown = side_by_side(asked, found)
+    if flags.items is not None:
+        write_items(flags, asked, found)
+    if flags.picture is not None:
+        from llmc_jax.compare.picture import short_names
+        from llmc_jax.evaluate.picture import draw_positions
+
+        texts = [subject for subject in shown if subject.kind != "task"]
+        names, titles = short_names([str(path) for path in flags.checkpoints]), short_names([*flags.data, *flags.text])
+        draw_positions(texts, titles, legend(names), Path(flags.picture))
+    if flags.json:
+        print_json(plain(json_of(flags, asked, found, shown)))
+        return
+    if len(found.models) > 1:
+        print("\n".join(legend([str(path) for path in flags.checkpoints])), end="\n\n")
+    print(report.table(shown, asked.positions, by_position=flags.by_position))
+
+
+def legend(names: Sequence[str]) -> list[str]:
+    """Return names with the letters of their columns; a single one needs none."""
+    from llmc_jax.evaluate.report import LETTERS
+
+    if len(names) == 1:
+        return list(names)
+    return [f"{letter}  {name}" for letter, name in zip(LETTERS, names, strict=False)]
+
+
+def side_by_side(asked: Asked, found: Evaluated) -> list["Subject"]:
+    """Return by subject what each model makes of it."""
+    from llmc_jax.evaluate.report import Subject
+    from llmc_jax.evaluate.subjects import Text
+
+    columns = zip(*found.results, strict=True)
+    return [
+        Subject(own.kind if isinstance(own, Text) else "task", own.name if isinstance(own, Text) else own.task, results)
+        for own, results in zip(asked.subjects[0], columns, strict=True)
+    ]
+
+
+def json_of(flags: SimpleNamespace, asked: Asked, found: Evaluated, shown: Sequence["Subject"]) -> dict[str, Any]:
+    """Return all that was found, for JSON."""
+    from llmc_jax.evaluate.report import plain_data
+
+    names = ("stride", "batches", "limit", "crop_context")
+    settings = {"T": asked.positions, "devices": asked.devices, **{name: getattr(flags, name) for name in names}}
+    if flags.batches is not None:
+        settings["batch_rows"] = flags.rows or USUAL_ROWS
+    subjects = [plain_data(subject, flags.by_position) for subject in shown]
+    return {"models": found.models, "settings": settings, "subjects": subjects, "seconds": found.seconds}
+
+
+def write_items(flags: SimpleNamespace, asked: Asked, found: Evaluated) -> None:
+    """Write what each model answers to each question, a line of JSON each. Raises InputError."""
+    from llmc_jax.evaluate.subjects import Questions, item_lines
+
+    lines = [
+        json.dumps(plain(line))
+        for path, own, results in zip(flags.checkpoints, asked.subjects, found.results, strict=True)
+        for subject, each in zip(own, results, strict=True)
+        if isinstance(subject, Questions)
+        for line in item_lines(str(path), subject, each.answers)
+    ]
+    write_atomic(flags.items, "".join(f"{line}\n" for line in lines).encode())
+
+
+@contextmanager
+def progress(total: int) -> Iterator["Told"]:
+    """Show progress on standard error: a bar on a terminal, else a line now and then. total: tokens to score."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    words = TextColumn("{task.completed:,} of {task.total:,} tokens, left:")
+    on_terminal = sys.stderr.isatty()
+    began = shown = time.monotonic()
+    done = 0
+    columns = (BarColumn(), words, TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not on_terminal) as bar:
+        task = bar.add_task("", total=total)
+
+        def told(tokens: int) -> None:
+            nonlocal shown, done
+            done += tokens
+            bar.update(task, completed=done)
+            now = time.monotonic()
+            if not on_terminal and now - shown >= PROGRESS_SECONDS:
+                shown = now
+                left = (total - done) * (now - began) / max(1, done)
+                print_error(f"{100 * done / total:.0f} % | {done:,} of {total:,} tokens | {left:.0f} s left")
+
+        yield told

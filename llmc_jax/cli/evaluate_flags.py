@@ -1,0 +1,153 @@
+"""The flags of `python -m llmc_jax.evaluate`, and which of them need others. Leaves out what they do."""
+
+import argparse
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from llmc_jax.checkpoint.llmc import V2_ORDERS
+from llmc_jax.cli.generate_flags import flag
+from llmc_jax.cli.parsers import Parser
+from llmc_jax.config.train import TrainConfig
+from llmc_jax.errors import InputError
+from llmc_jax.machine.jax_setup import python_command, typed
+
+PROGRAM = "llmc_jax.evaluate"
+MOST_CHECKPOINTS = 26  # each has a letter
+USUAL_ROWS = TrainConfig().batch_size
+DEFAULTS: dict[str, Any] = {
+    "data": [], "text": [], "tasks": [], "batches": None, "rows": None, "positions": None, "stride": None,
+    "limit": None, "crop_context": False, "by_position": False, "picture": None, "items": None, "json": False,
+    "devices": 0, "dtype": "auto", "tokenizer": "auto", "model_attention": "auto", "step": None, "v2_order": "auto",
+}  # fmt: skip
+
+DESCRIPTION = """\
+What trained models are worth: loss, perplexity and bits per byte of texts, and how many questions of public tasks they
+answer; each with its standard error, several models side by side. CHECKPOINT is anything that can be opened: a run's
+folder, a training state, a model file of llm.c, a folder of Hugging Face's, nanoGPT's ckpt.pt; or a shape (d12) with
+random weights. Standard output gets the table or the JSON; what else there is to say goes to standard error."""
+
+EXAMPLES = """\
+examples:
+  {program} runs/plays --data dev/data/tinyshakespeare/tiny_shakespeare_val.bin
+      loss, perplexity and bits per byte on the whole file
+  {program} runs/a runs/b --data val.bin --picture positions.png
+      two models, and the loss by position in the context as a picture
+  {program} gpt2_124M.bin --tasks hellaswag mmlu=data.tar lambada
+      questions, from the files that `data hellaswag` and the like have brought, or a file of one's own
+
+docs/evaluate.md explains all of it."""
+
+TEXTS, TASKS = ("data", "text"), ("tasks",)
+NEEDED = {
+    **dict.fromkeys(("batches", "rows", "stride", "by_position", "picture"), TEXTS),
+    **dict.fromkeys(("limit", "crop_context", "items"), TASKS),
+}
+EXCLUDED = (("batches", "stride", "the first batches are those of training, whose rows do not overlap"),)
+AT_LEAST = {"batches": 1, "rows": 1, "positions": 1, "stride": 1, "limit": 1, "devices": 0}
+TYPED = {"rows": "-b", "positions": "-t", "by_position": "--positions"}  # if not as the field is called
+
+
+class _Parser(Parser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> Any:
+        """Raise InputError."""
+        raise InputError(message.removeprefix("argument "))
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser. What is not given is not in its result: `parse` fills it in."""
+    program = typed(f"{python_command()} -m {PROGRAM}")
+    parser = _Parser(
+        prog=program,
+        usage=f"{program} [-h] CHECKPOINT... [--data FILE...] [--text FILE...] [--tasks TASK...] [flags]",
+        description=DESCRIPTION,
+        epilog=EXAMPLES.format(program=program),
+        argument_default=argparse.SUPPRESS,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=100),
+    )
+    parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT")
+    _add_subjects(parser.add_argument_group("what to evaluate on"))
+    _add_texts(parser.add_argument_group("texts"))
+    _add_tasks(parser.add_argument_group("tasks"))
+    _add_model(parser.add_argument_group("the models"))
+    return parser
+
+
+def _add_subjects(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--data", nargs="+", action="extend", metavar="FILE",
+        help="token files; a quoted pattern ('val_*.bin') is one text of several files")  # fmt: skip
+    add("--text", nargs="+", action="extend", metavar="FILE", help="text in UTF-8, made into tokens by each model's "
+        "own tokenizer; for a model of bytes, any file")  # fmt: skip
+    add("--tasks", nargs="+", action="extend", metavar="TASK", help="hellaswag, mmlu, arc-easy, arc-challenge, "
+        "lambada; with =FILE from that file, the public one or llm.c's, else from where the data command leaves it"
+        )  # fmt: skip
+    add("--json", action="store_true", help="print one JSON object, with all in full precision")
+
+
+def _add_texts(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "-t", dest="positions", type=int, metavar="T", help="positions of a row (default: the smallest T of all models)"
+    )
+    add("--batches", type=int, metavar="N", help="the first N batches alone, as training validates (default: all)")
+    add("-b", dest="rows", type=int, metavar="B", help=f"rows of such a batch (default {USUAL_ROWS}, as in training), "
+        "computed at a time; alone, the latter only")  # fmt: skip
+    add("--stride", type=int, metavar="N", help="rows begin N tokens apart and overlap: each token is scored once, in "
+        "the first row that has it (default: T)")  # fmt: skip
+    add("--positions", dest="by_position", action="store_true", help="also the loss by position in the context")
+    add("--picture", metavar="FILE", help="draw the loss by position: .png, .svg, .pdf")
+
+
+def _add_tasks(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--limit", type=int, metavar="N", help="the first N questions of each task (default: all)")
+    add("--crop-context", action="store_true", help="drop the oldest tokens of contexts that are too long for T")
+    add("--items", metavar="FILE", help="write what each model answers to each question, a line of JSON each")
+
+
+def _add_model(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--devices", type=int, metavar="N", help="compute on the first N (default: all GPUs, or the CPU); the figures "
+        "are the same on any number")  # fmt: skip
+    add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), help="compute in (default auto: bf16 on a GPU, else fp32)")
+    add("--tokenizer", metavar="SPEC", help="bytes, gpt2, none or the path of a gpt2_tokenizer.bin (default auto: each "
+        "model's own, as far as it is known)")  # fmt: skip
+    add("--model-attention", choices=("auto", "softmax", "relu"),
+        help="what they were trained with (default auto: as a training state says, else softmax)")  # fmt: skip
+    add("--step", type=int, metavar="N", help="of folders with several training states: this one, not the newest")
+    add("--v2-order", choices=V2_ORDERS, help="of llm.c's model files of version 2, as for convert_checkpoint.py")
+
+
+def parse(words: Sequence[str]) -> SimpleNamespace:
+    """Return every flag, those that were not given with their defaults. Raises InputError, one line."""
+    found = vars(make_parser().parse_args(words))
+    if not found.get("checkpoints"):
+        raise InputError("CHECKPOINT: is missing; name run folders or model files, before --data, --text and --tasks")
+    if len(found["checkpoints"]) > MOST_CHECKPOINTS:
+        raise InputError(f"CHECKPOINT: {len(found['checkpoints'])} were named; at most {MOST_CHECKPOINTS} fit a table")
+    check_together(found.keys())
+    for name, least in AT_LEAST.items():
+        if found.get(name, least) < least:
+            raise InputError(f"{typed_as(name)} {found[name]}: it must be at least {least}")
+    return SimpleNamespace(**{**DEFAULTS, **found, "checkpoints": [Path(path) for path in found["checkpoints"]]})
+
+
+def typed_as(name: str) -> str:
+    """Return how a flag is typed."""
+    return TYPED.get(name) or flag(name)
+
+
+def check_together(names: Collection[str]) -> None:
+    """Raise InputError for flags, by their names, that make no sense together or without others."""
+    if not {*TEXTS, *TASKS} & set(names):
+        raise InputError("there is nothing to evaluate on; name it by --data, --text or --tasks")
+    for name, needed in NEEDED.items():
+        if name in names and not set(needed) & set(names):
+            raise InputError(f"{typed_as(name)}: goes with {' or '.join(map(flag, needed))} alone")
+    for name, other, why in EXCLUDED:
+        if name in names and other in names:
+            raise InputError(f"{typed_as(name)} and {typed_as(other)}: {why}; leave one out")

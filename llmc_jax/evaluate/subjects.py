@@ -1,0 +1,256 @@
+"""What models are asked about, texts and tasks: prepared without any weights, then given to one model after the other.
+
+Leaves out how results are shown (report.py), and the flags.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from llmc_jax.checkpoint.source import Source
+from llmc_jax.checkpoint.sources import open_source
+from llmc_jax.data.items import Item, check_fit, cropped
+from llmc_jax.data.tasks import TASKS, read_items
+from llmc_jax.data.tokenizers import Tokenizer
+from llmc_jax.errors import InputError
+from llmc_jax.evaluate import choices, texts
+from llmc_jax.evaluate.figures import Figure, exponential, mean
+from llmc_jax.evaluate.scorer import Scorer, score
+from llmc_jax.evaluate.texts import Piece, Positions, Span
+from llmc_jax.files import refusing
+from llmc_jax.generate.model import choose_tokenizer, end_of_text
+
+LARGEST_TEXT = 1 << 28  # bytes, which are made into tokens all at once
+
+Told = Callable[[int], None]  # is called with the positions that were computed
+
+
+class Reader(NamedTuple):
+    """What a checkpoint says of tokens, without its weights."""
+
+    source: Source
+    tokenizer: Tokenizer | None
+    note: str  # where the tokenizer comes from, or why there is none
+    end_of_text: int
+
+    @property
+    def vocab_size(self) -> int:
+        """Return V."""
+        return self.source.config.vocab_size
+
+
+class Text(NamedTuple):
+    """A text, as one model reads it. key: two texts of the same key are the same tokens."""
+
+    kind: str  # data (token files) or text
+    name: str
+    key: str
+    pieces: tuple[Piece, ...]
+    rows: Sequence[Span]
+    bytes_of: np.ndarray | None
+
+
+class Questions(NamedTuple):
+    """A task, as one model reads it."""
+
+    task: str
+    path: Path
+    items: Sequence[Item]
+
+
+class Result(NamedTuple):
+    """What one model makes of a text or task.
+
+    facts: how much of it there was. key: two results of the same key are compared unit by unit. bins: the loss by
+    position. answers: to the items of a task.
+    """
+
+    figures: list[Figure]
+    facts: dict[str, Any]
+    key: str
+    bins: Sequence[Figure] = ()
+    positions: Positions | None = None
+    answers: Sequence[choices.Answer] = ()
+
+
+def open_reader(path: Path, tokenizer: str, step: int | None, v2_order: str) -> Reader:
+    """Open a checkpoint for what it says of tokens. Raises InputError as `open_model` does."""
+    source = open_source(path, step=step, v2_order=v2_order)
+    choice = choose_tokenizer(source, tokenizer)
+    return Reader(source, choice.tokenizer, choice.note, end_of_text(source, choice.tokenizer))
+
+
+def common_positions(readers: Sequence[Reader], asked: int | None) -> int:
+    """Return the T that all models are asked with: what was asked for, else the smallest of theirs."""
+    smallest = min(readers, key=lambda reader: reader.source.config.max_seq_len)
+    most = smallest.source.config.max_seq_len
+    if asked is not None and asked > most:
+        raise InputError(f"-t {asked}: {smallest.source.path} has T={most} positions; take -t {most} or less")
+    return asked or most
+
+
+# ----- texts --------------------------------------------------------------------------------------------------------
+
+
+class Cut(NamedTuple):
+    """How texts are cut into rows: of T positions; `stride` ids apart (None: T); all, or so many batches of rows."""
+
+    positions: int
+    stride: int | None = None
+    batches: int | None = None
+    batch_rows: int = 1
+
+    def rows(self, pieces: Sequence[Piece]) -> list[Span]:
+        """Return the rows of a text. Raises InputError where there is none."""
+        if self.batches is not None:
+            return texts.first_batches(pieces, self.positions, self.batch_rows, self.batches)
+        found = texts.spans(pieces, self.positions, self.stride)
+        if not found:
+            tokens = sum(piece.tokens for piece in pieces)
+            raise InputError(f"{pieces[0].name}: holds {tokens} tokens; a loss takes two, one to be given another")
+        return found
+
+
+def text_of_data(reader: Reader, pattern: str, cut: Cut) -> Text:
+    """Return the token files that a pattern names as one text. Raises InputError."""
+    pieces = texts.pieces_of_files(pattern, "--data", reader.vocab_size)
+    return Text("data", pattern, pattern, pieces, cut.rows(pieces), bytes_of(reader.tokenizer))
+
+
+def text_of_file(reader: Reader, path: str, cut: Cut) -> Text:
+    """Return a file of text, made into tokens, after the end-of-text token. Raises InputError."""
+    if reader.tokenizer is None:
+        raise InputError(
+            f"--text {path}: {reader.source.path} has no tokenizer ({reader.note}); name it by --tokenizer, or give "
+            "token files by --data"
+        )
+    ids = np.concatenate([[reader.end_of_text], _encoded(reader.tokenizer, path)])
+    pieces = (texts.piece_of_ids(f"--text {path}", ids),)
+    key = hashlib.sha256(ids.astype(np.int64).tobytes()).hexdigest()
+    return Text("text", path, key, pieces, cut.rows(pieces), bytes_of(reader.tokenizer))
+
+
+def _encoded(tokenizer: Tokenizer, path: str) -> np.ndarray:
+    with refusing(f"--text {path}: cannot be read", "check the path"), open(path, "rb") as file:
+        content = file.read(LARGEST_TEXT + 1)
+    if len(content) > LARGEST_TEXT:
+        raise InputError(
+            f"--text {path}: has more than {LARGEST_TEXT:,} bytes; make token files of it with `python -m "
+            "llmc_jax.data prepare`, and give them by --data"
+        )
+    if not content:
+        raise InputError(f"--text {path}: is empty; give a file of text")
+    try:
+        return tokenizer.encode(content)
+    except InputError as error:
+        raise InputError(f"--text {path}: {error}") from error
+
+
+def bytes_of(tokenizer: Tokenizer | None) -> np.ndarray | None:
+    """Return how many bytes each id stands for (V,); an end of text is none of the text."""
+    if tokenizer is None:
+        return None
+    sizes = np.array([len(piece) for piece in tokenizer.pieces], np.int64)
+    sizes[tokenizer.eot] = 0
+    return sizes
+
+
+def text_result(scorer: Scorer, text: Text, positions: int, told: Told = lambda tokens: None) -> Result:
+    """Return what a model makes of a text."""
+    found = texts.losses(scorer, text.pieces, text.rows, positions, text.bytes_of, told)
+    facts = {"tokens": found.tokens, "rows": len(text.rows)}
+    if found.bytes is not None:
+        facts["bytes"] = int(found.bytes.sum())
+    bins = texts.figures_by_position(found, positions)
+    return Result(texts.figures(found), facts, text.key, bins, found.positions)
+
+
+# ----- tasks --------------------------------------------------------------------------------------------------------
+
+
+def named_task(word: str) -> tuple[str, Path]:
+    """Return the task and the file that a word names: `hellaswag`, `mmlu=FILE`. Raises InputError."""
+    name, equals, path = word.partition("=")
+    if name not in TASKS:
+        raise InputError(f"--tasks {word}: there is no such task; known are {', '.join(TASKS)}")
+    if equals and not path:
+        raise InputError(f"--tasks {word}: names no file; write {name}=FILE, or {name} alone for {TASKS[name].file}")
+    return name, Path(path) if path else TASKS[name].file
+
+
+def questions(reader: Reader, word: str, positions: int, limit: int | None, crop: bool) -> Questions:
+    """Return the items of a task that `named_task` takes. crop: shorten contexts that are too long.
+
+    Raises InputError for a file of another task, a tokenizer that does not fit, an item that is too long.
+    """
+    task, path = named_task(word)
+    if reader.tokenizer is not None and reader.tokenizer.vocab_size != reader.vocab_size:
+        raise InputError(f"--tasks {word}: tokenizer {reader.note} does not fit V={reader.vocab_size}")
+    items = read_items(task, path, reader.tokenizer, limit, reader.vocab_size)
+    if crop:
+        items = cropped(items, positions)
+    else:
+        check_fit(items, positions, f"--tasks {word}")
+    return Questions(task, path, items)
+
+
+def questions_result(scorer: Scorer, asked: Questions, told: Told = lambda tokens: None) -> Result:
+    """Return what a model answers to the items of a task."""
+    greedy = TASKS[asked.task].greedy
+    scored = told_of(score(scorer, choices.rows_of_items(asked.items), greedy=greedy), told)
+    found = choices.answers(asked.items, scored)
+    chance = float(np.mean([1 / len(item.completions) for item in asked.items]))
+    facts = {"items": len(found)} if greedy else {"items": len(found), "chance": chance}
+    return Result(_of_words(found) if greedy else _of_choices(found), facts, asked.task, answers=found)
+
+
+def told_of(scored: Any, told: Told) -> Any:
+    """Yield what is scored, and tell how many tokens each has."""
+    for each in scored:
+        told(len(each.losses))
+        yield each
+
+
+def _of_choices(found: Sequence[choices.Answer]) -> list[Figure]:
+    return [
+        mean("accuracy", np.array([each.by_sum == each.label for each in found])),
+        mean("accuracy norm", np.array([each.by_mean == each.label for each in found])),
+    ]
+
+
+def _of_words(found: Sequence[choices.Answer]) -> list[Figure]:
+    right = np.array([each.written is not None and each.written[each.label] for each in found])
+    losses = np.array([each.losses[each.label] for each in found])
+    return [mean("accuracy", right), exponential("perplexity", mean("", losses))]
+
+
+def item_lines(checkpoint: str, asked: Questions, found: Sequence[choices.Answer]) -> list[Mapping[str, Any]]:
+    """Return what a model answered to each item, for JSON."""
+    greedy = TASKS[asked.task].greedy
+    return [
+        {
+            "checkpoint": checkpoint,
+            "task": asked.task,
+            "item": item.name,
+            "label": answer.label,
+            **({"right": answer.written[answer.label]} if greedy and answer.written else _chosen(answer)),
+            "losses": answer.losses,
+            "tokens": answer.tokens,
+        }
+        for item, answer in zip(asked.items, found, strict=True)
+    ]
+
+
+def _chosen(answer: choices.Answer) -> dict[str, Any]:
+    right, right_norm = answer.by_sum == answer.label, answer.by_mean == answer.label
+    return {"by_sum": answer.by_sum, "by_mean": answer.by_mean, "right": right, "right_norm": right_norm}
+
+
+def work_of(subject: Text | Questions) -> int:
+    """Return how many tokens are scored: what `told` will have been told in the end."""
+    if isinstance(subject, Text):
+        return sum(span.scored for span in subject.rows)
+    return sum(len(completion) for item in subject.items for completion in item.completions)
