@@ -8,10 +8,11 @@ import glob
 import itertools
 import json
 import os
+import random
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from llmc_jax.errors import InputError
 from llmc_jax.files import refusing
@@ -19,21 +20,25 @@ from llmc_jax.files import refusing
 READ_BYTES = 1 << 20
 PIECE_CHARS = 1 << 20  # longer documents are cut
 LONGEST_LINE = 1 << 28
+LONGEST_LIST = 1 << 29  # bytes
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}  # all else is text
 
 
 class Reading(NamedTuple):
     """How files are read.
 
-    format: auto (by the file's ending), text, jsonl or parquet. field: of jsonl and parquet, what holds the text.
-    split_on: what ends a document in a text file; None: one document per file. errors: strict, or replace bytes that
-    are not UTF-8 by U+FFFD.
+    format: auto (by the file's ending), text, jsonl, json (one list of objects) or parquet. field: of all but text,
+    what holds the text. split_on: what ends a document in a text file; None: one document per file. errors: strict, or
+    replace bytes that are not UTF-8 by U+FFFD. strip: leave out the white space around a document; shuffle: the seed
+    of the order in which a list's documents come; both for json alone.
     """
 
     format: str = "auto"
     field: str = "text"
     split_on: str | None = None
     errors: str = "strict"
+    strip: bool = False
+    shuffle: int | None = None
 
 
 def find_inputs(inputs: list[str]) -> list[Path]:
@@ -85,7 +90,9 @@ def read_pieces(path: Path, reading: Reading) -> Iterator[Piece]:
             yield from _parquet_pieces(path, reading.field)
             return
         with open(path, "rb") as file:
-            if kind == "jsonl":
+            if kind == "json":
+                yield from _json_pieces(path, file, reading)
+            elif kind == "jsonl":
                 yield from _jsonl_pieces(path, file, reading)
             else:
                 yield from cut_documents(_decoded(path, file, reading.errors), reading.split_on)
@@ -177,14 +184,40 @@ def _jsonl_pieces(path: Path, file: IO[bytes], reading: Reading) -> Iterator[Pie
             text = text.removeprefix("\ufeff")
         if not text.strip():
             continue
-        try:
-            item = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            said = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-            raise InputError(f"{where}: is not JSON ({said}); expected one object per line") from error
-        if not isinstance(item, dict):
-            raise InputError(f"{where}: is a JSON {type(item).__name__}; expected an object with a text in it")
-        yield Piece(True, _text_in(item, reading.field, where), len(line))
+        item = _parsed(text, where, "one object per line")
+        yield Piece(True, _text_in(_object(item, where), reading.field, where), len(line))
+
+
+def _parsed(text: str | bytes, where: str, expected: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        said = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise InputError(f"{where}: is not JSON ({said}); expected {expected}") from error
+
+
+def _object(item: object, where: str) -> dict[str, object]:
+    if not isinstance(item, dict):
+        raise InputError(f"{where}: is a JSON {type(item).__name__}; expected an object with a text in it")
+    return item
+
+
+def _json_pieces(path: Path, file: IO[bytes], reading: Reading) -> Iterator[Piece]:
+    """Yield the documents of a file that is one list; it is in memory as a whole."""
+    data = file.read(LONGEST_LIST + 1)
+    if len(data) > LONGEST_LIST:
+        raise InputError(f"{path}: more than {LONGEST_LIST} bytes in one list; write one object per line, as jsonl")
+    items = _parsed(data, str(path), "a list of objects")
+    if not isinstance(items, list):
+        raise InputError(f"{path}: is a JSON {type(items).__name__}; expected a list of objects")
+    numbered = list(enumerate(items))
+    if reading.shuffle is not None:
+        random.Random(reading.shuffle).shuffle(numbered)
+    for place, (number, item) in enumerate(numbered):
+        where = f"{path}: item {number}"
+        text = _text_in(_object(item, where), reading.field, where)
+        read = len(data) * (place + 1) // len(items) - len(data) * place // len(items)
+        yield Piece(True, text.strip() if reading.strip else text, read)
 
 
 def _text_in(item: Mapping[str, object], field: str, where: str) -> str:

@@ -46,7 +46,9 @@ class Settings(NamedTuple):
 
     shard_tokens: tokens per shard. val_tokens: so many tokens from the start are validation (0: none). val_fraction:
     instead, about this share of the documents, chosen by a hash of how they begin. Neither: the first tenth of the
-    tokens, at most VAL_TOKENS. workers: processes; None: as many as cores, fewer for little input.
+    tokens, at most VAL_TOKENS. val_files: instead, all documents of the first so many input files. workers: processes;
+    None: as many as cores, fewer for little input. keep_empty: a document without any text is an end-of-text token, as
+    in llm.c's scripts, and not left out. numbered: files have numbers; without, there is one for each split.
     """
 
     reading: Reading = Reading()
@@ -54,6 +56,14 @@ class Settings(NamedTuple):
     val_tokens: int | None = None
     val_fraction: float | None = None
     workers: int | None = None
+    val_files: int | None = None
+    keep_empty: bool = False
+    numbered: bool = True
+
+    @property
+    def by_document(self) -> bool:
+        """Return whether each document is on one side as a whole, known before it is encoded."""
+        return self.val_fraction is not None or self.val_files is not None
 
 
 class Shard(NamedTuple):
@@ -97,7 +107,7 @@ def prepare(
     settings = settings or Settings()
     _check_settings(settings, name)
     files = find_inputs(inputs)
-    outputs = re.compile(re.escape(name) + r"_(train|val)_\d{6}\.bin")
+    outputs = re.compile(re.escape(name) + r"_(train|val)(_\d{6})" + ("" if settings.numbered else "?") + r"\.bin")
     with contextlib.ExitStack() as closing:
         with refusing(f"{folder}: cannot be written", "choose another --out"):
             if not folder.exists():
@@ -185,14 +195,28 @@ Batch = tuple[list[Piece], list[Piece]]  # encoded in one go: for training, and 
 Tokens = tuple[np.ndarray, np.ndarray]  # of a batch, an end-of-text token before each document
 
 
+def _pieces(files: list[Path], settings: Settings) -> Iterator[tuple[Piece, bool]]:
+    """Yield what the files hold, and whether its file is for validation.
+
+    A list is shuffled with a seed that counts the files of its split, as in llm.c's dev/data/tinystories.py.
+    """
+    val_files = settings.val_files or 0
+    for index, path in enumerate(files):
+        reading, is_val = settings.reading, index < val_files
+        if reading.shuffle is not None:
+            reading = reading._replace(shuffle=reading.shuffle + (index if is_val else index - val_files))
+        yield from ((piece, is_val) for piece in read_pieces(path, reading))
+
+
 def _batches(files: list[Path], settings: Settings) -> Iterator[Batch]:
-    """Yield what the files hold, a megabyte at a time. Without --val-fraction all of it is for training."""
+    """Yield what the files hold, a megabyte at a time. Where the split is by position all of it is for training."""
     train: list[Piece] = []
     val: list[Piece] = []
     size, is_val = 0, False
-    for piece in itertools.chain.from_iterable(read_pieces(path, settings.reading) for path in files):
-        if piece.begins and settings.val_fraction is not None:
-            is_val = is_validation(piece.text, settings.val_fraction)
+    for piece, of_val_file in _pieces(files, settings):
+        if piece.begins:
+            by_hash = settings.val_fraction is not None and is_validation(piece.text, settings.val_fraction)
+            is_val = of_val_file or by_hash
         (val if is_val else train).append(piece)
         size += len(piece.text) + 1  # many documents without text are a batch too
         if size >= PIECE_CHARS:
@@ -210,26 +234,32 @@ def is_validation(document: str, fraction: float) -> bool:
 _tokenizer = functools.cache(load_tokenizer)  # in a worker, made once
 
 
-def _encode_with(spec: str, batch: Batch) -> Tokens:
+def _encode_with(spec: str, batch: Batch, keep_empty: bool) -> Tokens:
     tokenizer = _tokenizer(spec).tokenizer
     assert tokenizer is not None
-    return encode_batch(tokenizer, batch)
+    return encode_batch(tokenizer, batch, keep_empty)
 
 
-def encode_batch(tokenizer: Tokenizer, batch: Batch) -> Tokens:
-    """Return the tokens of a batch, (n,) and (m,) of the tokenizer's dtype; documents without any text have none."""
+def encode_batch(tokenizer: Tokenizer, batch: Batch, keep_empty: bool = False) -> Tokens:
+    """Return the tokens of a batch, (n,) and (m,) of the tokenizer's dtype.
+
+    A document without any text has none, or if it is kept the end-of-text token alone.
+    """
 
     def encoded(pieces: list[Piece]) -> np.ndarray:
-        ids = [tokenizer.encode_document(p.text) if p.begins else tokenizer.encode(p.text) for p in pieces if p.text]
+        kept = [piece for piece in pieces if piece.text or keep_empty]
+        ids = [tokenizer.encode_document(p.text) if p.begins else tokenizer.encode(p.text) for p in kept]
         return np.concatenate([np.zeros(0, tokenizer.dtype), *ids])
 
     return encoded(batch[0]), encoded(batch[1])
 
 
-def _encode_all(batches: Iterator[Batch], tokenizer: Tokenizer, workers: int) -> Generator[tuple[Batch, Tokens]]:
+def _encode_all(
+    batches: Iterator[Batch], tokenizer: Tokenizer, workers: int, keep_empty: bool
+) -> Generator[tuple[Batch, Tokens]]:
     """Yield the batches with their tokens, in their order."""
     if workers == 1:
-        yield from ((batch, encode_batch(tokenizer, batch)) for batch in batches)
+        yield from ((batch, encode_batch(tokenizer, batch, keep_empty)) for batch in batches)
         return
     context = multiprocessing.get_context("spawn")  # a fork would copy the parent's threads' locks as they stand
     ignored = signal.SIGINT, signal.SIG_IGN  # Ctrl-C goes to all; the parent ends the workers
@@ -237,7 +267,7 @@ def _encode_all(batches: Iterator[Batch], tokenizer: Tokenizer, workers: int) ->
         waiting: deque[tuple[Batch, Future[Tokens]]] = deque()
         try:
             for batch in batches:
-                waiting.append((batch, pool.submit(_encode_with, tokenizer.spec, batch)))
+                waiting.append((batch, pool.submit(_encode_with, tokenizer.spec, batch, keep_empty)))
                 if len(waiting) > 2 * workers:
                     done, future = waiting.popleft()
                     yield done, future.result()
@@ -274,9 +304,12 @@ def split_by_position(encoded: Iterator[Tokens], val_tokens: int | None) -> Iter
 
 
 class ShardWriter:
-    """Writes a stream of tokens as numbered token files of `size` tokens, the last one shorter, into a folder."""
+    """Writes a stream of tokens as numbered token files of `size` tokens, the last one shorter, into a folder.
 
-    def __init__(self, folder: Path, name: str, split: str, first: int, size: int, kind: str) -> None:
+    first: the first file's number; None: there is one file, without a number.
+    """
+
+    def __init__(self, folder: Path, name: str, split: str, first: int | None, size: int, kind: str) -> None:
         self.folder, self.name, self.split, self.first, self.size, self.kind = folder, name, split, first, size, kind
         self.shards: list[Shard] = []  # the last one grows
 
@@ -284,7 +317,7 @@ class ShardWriter:
         """Append tokens, (n,) of any integer dtype whose values fit the format."""
         while tokens.size:
             if not self.shards or self.shards[-1].tokens == self.size:
-                path = self.folder / f"{self.name}_{self.split}_{self.first + len(self.shards):06d}.bin"
+                path = self.folder / f"{self.name}_{self.split}{self._number()}.bin"
                 path.write_bytes(bytes(HEADER_BYTES))
                 self.shards.append(Shard(path, self.split, 0))
             path, _, count = self.shards[-1]
@@ -293,6 +326,13 @@ class ShardWriter:
                 file.write(fits.astype(KINDS[self.kind].dtype, copy=False).tobytes())
             self.shards[-1] = Shard(path, self.split, count + fits.size)
             tokens = tokens[fits.size :]
+
+    def _number(self) -> str:
+        if self.first is not None:
+            return f"_{self.first + len(self.shards):06d}"
+        if self.shards:
+            raise InputError(f"more than {self.size} tokens for one file; give --shard-size for several")
+        return ""
 
     def finish(self) -> None:
         """Write the headers, now that the numbers of tokens are known, and see the files to the disk."""
@@ -308,7 +348,7 @@ def _write_all(
     documents = empty = 0
     workers = settings.workers or max(1, min(len(usable_cores()), sum(map(size_of, files)) // BYTES_PER_WORKER))
     train, val = (
-        ShardWriter(staging, name, split, first, settings.shard_tokens, tokenizer.kind)
+        ShardWriter(staging, name, split, first if settings.numbered else None, settings.shard_tokens, tokenizer.kind)
         for split, first in (("train", 1), ("val", 0))
     )
 
@@ -316,14 +356,18 @@ def _write_all(
         nonlocal documents, empty
         for batch, tokens in encoded:
             pieces = [*batch[0], *batch[1]]
-            documents += sum(piece.begins and piece.text != "" for piece in pieces)
-            empty += sum(not piece.text for piece in pieces)
+            left_out = 0 if settings.keep_empty else sum(not piece.text for piece in pieces)
+            documents += sum(piece.begins for piece in pieces) - left_out
+            empty += left_out
             report(sum(piece.read for piece in pieces), tokens[0].size + tokens[1].size)
             yield tokens
 
-    with contextlib.closing(_encode_all(_batches(files, settings), tokenizer, workers)) as encoded:  # ends the workers
+    batches = _batches(files, settings)
+    with contextlib.closing(
+        _encode_all(batches, tokenizer, workers, settings.keep_empty)
+    ) as encoded:  # ends the workers
         stream = counted(encoded)
-        if settings.val_fraction is None:
+        if not settings.by_document:
             stream = split_by_position(stream, settings.val_tokens)
         with refusing(f"{staging.parent}: cannot be written", "free space, or choose another --out"):
             for train_tokens, val_tokens in stream:
@@ -342,9 +386,12 @@ def _check_result(result: Prepared, files: list[Path], settings: Settings) -> No
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
         raise InputError(f"{files[0]}{more}: no text in {result.empty} documents; nothing to write")
     if train == 0:
-        raise InputError(
-            f"all {val} tokens would be validation; give a smaller --val-tokens, or --val-tokens 0 for none at all"
-        )
+        advice = "give a smaller --val-tokens, or --val-tokens 0 for none at all"
+        if settings.val_files:
+            advice = "give more files"
+        elif settings.val_tokens == settings.shard_tokens:
+            advice = "they fit the first file, which is for that; give more text or a smaller --shard-size"
+        raise InputError(f"all {val} tokens would be validation; {advice}")
     if val == 0 and settings.val_tokens != 0:
         raise InputError(
             f"none of the {result.documents} documents ({train} tokens) falls into the validation split; take "

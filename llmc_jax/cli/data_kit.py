@@ -1,0 +1,141 @@
+"""What the commands of `python -m llmc_jax.data` share: options, the making of token files, progress, last lines.
+
+Leaves out the commands (data.py, datasets.py).
+"""
+
+import argparse
+import inspect
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from llmc_jax.data.documents import find_inputs, size_of
+from llmc_jax.data.prepare import Prepared, Report, Settings, prepare
+from llmc_jax.data.tokenizers import DEFAULT_BIN, Tokenizer, load_tokenizer
+from llmc_jax.errors import InputError
+from llmc_jax.machine.jax_setup import train_command
+from llmc_jax.streams import print_error
+
+SMALL_SHARD = 64 * 1024 + 1  # B*T+1 of llm.c's run of GPT-2 124M
+PROGRESS_SECONDS = 10.0
+MEGABYTE = 1e6
+
+# ----- options ------------------------------------------------------------------------------------------------------
+
+
+def command(commands: argparse._SubParsersAction, name: str, run: Callable[..., None]) -> argparse.ArgumentParser:
+    """Add a command, whose help is the docstring of what it runs."""
+    about = inspect.cleandoc(run.__doc__ or "")
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=about.partition("\n")[0], description=about)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_tokenizer_spec(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--tokenizer",
+        default="gpt2",
+        metavar="SPEC",
+        help=f"bytes; gpt2: its table from tiktoken's cache, ./{DEFAULT_BIN} or the network; llama3: likewise from "
+        f"./tokenizer.model, a cache or the network; or the path of a {DEFAULT_BIN} or of Llama 3's tokenizer.model "
+        "(default: gpt2)",
+    )
+
+
+def count(text: str) -> int:
+    """Return a number of tokens: 100000000, 1e8 or 100M."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d\d?)?)([kMG]?)", text)
+    value = float(match[1]) * {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}[match[2]] if match else 0.5
+    if value != int(value):
+        raise argparse.ArgumentTypeError(f"expected a whole number such as 32768, 1e8 or 100M; found {text!r}")
+    return int(text) if text.isdecimal() else int(value)
+
+
+def load(spec: str) -> Tokenizer:
+    tokenizer = load_tokenizer(spec).tokenizer
+    if tokenizer is None:
+        raise InputError(f"--tokenizer {spec}: this command needs one: gpt2, bytes, llama3 or the path of a file")
+    return tokenizer
+
+
+# ----- token files --------------------------------------------------------------------------------------------------
+
+
+def make_token_files(
+    inputs: list[str], folder: Path, name: str, tokenizer: Tokenizer, settings: Settings, options: argparse.Namespace
+) -> None:
+    """Run `prepare` with progress, and print what it made and the command that trains on it."""
+    total = sum(map(size_of, find_inputs(inputs)))
+    start = time.monotonic()
+    with _progress(total) as report:
+        made = prepare(inputs, folder, name, tokenizer, settings, options.force, report)
+    seconds = time.monotonic() - start
+    for shard in made.shards:
+        print(f"Saved {shard.tokens} tokens to {shard.path}")
+    _print_summary(made, total, seconds)
+    train, val = (folder / f"{name}_{split}{'_*' * settings.numbered}.bin" for split in ("train", "val"))
+    print_next(train, val if made.tokens("val") else None, options.tokenizer, tokenizer)
+
+
+def _print_summary(made: Prepared, total: int, seconds: float) -> None:
+    left_out = f" ({made.empty:,} without text left out)" if made.empty else ""
+    print(
+        f"{made.documents:,} document{'s' * (made.documents != 1)}{left_out}: "
+        f"{made.tokens('train'):,} tokens for training, "
+        f"{made.tokens('val'):,} for validation; {seconds:.1f} s, {total / MEGABYTE / max(seconds, 1e-9):.1f} MB/s"
+    )
+    last = [shard for shard in made.shards if shard.split == "train"][-1]
+    if len(made.shards) > 2 and last.tokens < SMALL_SHARD:
+        print_error(
+            f"note: {last.path.name} holds {last.tokens} tokens; training needs B*T+1 in every file: choose a smaller "
+            "batch, another --shard-size, or remove it"
+        )
+
+
+def print_next(train: Path, val: Path | None, spec: str, tokenizer: Tokenizer) -> None:
+    """Print the command that trains on the files: a size for a first look, on a CPU too."""
+    model = f"L4-NH4-C128-V{tokenizer.vocab_size}-T128 -t 128"
+    validation = f"-j {shlex.quote(str(val))}" if val else "-v 0"
+    own_table = f" --tokenizer {shlex.quote(spec)}" if spec not in ("bytes", "gpt2", "llama3") else ""
+    print(f"Next: {train_command()} -i {shlex.quote(str(train))} {validation} -e {model}{own_table}")
+
+
+# ----- progress -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Report]:
+    """Show progress on standard error: a bar on a terminal, else a line now and then. total: bytes to read."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TextColumn("{task.fields[tokens]:,} tokens, left:"),
+        TimeRemainingColumn(),
+    )
+    on_terminal = sys.stderr.isatty()
+    shown = time.monotonic()
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not on_terminal) as bar:
+        bar.add_task("", total=total, tokens=0)
+        [task] = bar.tasks
+
+        def report(read: int, tokens: int) -> None:
+            nonlocal shown
+            bar.update(task.id, advance=read, tokens=task.fields["tokens"] + tokens)
+            if on_terminal or time.monotonic() - shown < PROGRESS_SECONDS:
+                return
+            shown = time.monotonic()
+            print_error(
+                f"{task.percentage:.0f} % | {task.completed / MEGABYTE:,.0f} of {total / MEGABYTE:,.0f} MB | "
+                f"{task.fields['tokens']:,} tokens | {(task.speed or 0) / MEGABYTE:.1f} MB/s | "
+                f"{task.time_remaining or 0:.0f} s left"
+            )
+
+        yield report

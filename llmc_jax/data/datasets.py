@@ -1,0 +1,496 @@
+"""Data sets by name: what is published where, how it is checked, and what becomes of it: token files, evaluation files.
+
+A new data set is a row of DATASETS. The files lie in `dev/data/NAME/`, where llm.c's scripts leave theirs. Leaves out
+the download itself (download.py, hub.py), the reading of evaluations (tasks.py) and of text (prepare.py).
+
+Sizes and digests are those that several independent projects state; revisions on Hugging Face are pinned.
+"""
+
+import os
+import re
+import shutil
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from llmc_jax.data import hub
+from llmc_jax.data.documents import Reading, find_inputs, size_of
+from llmc_jax.data.download import Remote, digest_of, fetch
+from llmc_jax.data.prepare import SHARD_TOKENS, Settings
+from llmc_jax.data.tokenfile import MAX_TOKENS
+from llmc_jax.data.tokenizers import Tokenizer
+from llmc_jax.errors import InputError
+from llmc_jax.files import complete_file, refuse_existing, refusing
+
+FOLDER = Path("dev/data")
+DOWNLOADS = "downloads"  # of a corpus, in its folder: token files stay by themselves
+SAMPLES = ("10BT", "100BT", "350BT")  # of FineWeb
+
+HubPlace = tuple[str, str]  # repository and revision
+Progress = Callable[[str, int, int | None], None]  # a file's name, bytes of it that are there, and of how many
+
+
+class File(NamedTuple):
+    """A published file. name: what we call it. path: in the repository on Hugging Face, None: it is not there.
+
+    urls: where else the same bytes are. size, sha256: None where only the server tells them, then perhaps a sha1.
+    """
+
+    name: str
+    size: int | None
+    sha256: str | None
+    path: str | None = None
+    urls: tuple[str, ...] = ()
+    sha1: str | None = None
+
+
+class Recipe(NamedTuple):
+    """How a corpus becomes token files. name: of those. settings: for a number of tokens per file, None: the usual."""
+
+    name: str
+    settings: Callable[[int | None], Settings]
+    pattern: str
+    unpack: bool = False
+
+
+class Dataset(NamedTuple):
+    """A row of the table.
+
+    folder: its own in dev/data. place: on Hugging Face. listed: the folder there whose list says what `files` leaves
+    open. size: bytes to download. holds: how much is in it, as whoever published it, or llm.c, counts. tasks: the
+    evaluations that are in its files, one each. eval_file: llm.c's file of them. copies: digests of other published
+    forms, and what they are. recipe: what a corpus becomes.
+    """
+
+    name: str
+    title: str
+    folder: str
+    page: str
+    files: tuple[File, ...]
+    size: int
+    holds: str
+    place: HubPlace | None = None
+    listed: str | None = None
+    tasks: tuple[str, ...] = ()
+    eval_file: str | None = None
+    copies: tuple[tuple[str, str], ...] = ()
+    recipe: Recipe | None = None
+
+
+# ----- recipes -------------------------------------------------------------------------------------------------------
+
+
+def _tinystories(shard: int | None) -> Settings:
+    """Source: llm.c's dev/data/tinystories.py, whose files come in the order in which workers end; ours by name."""
+    reading = Reading("json", "story", strip=True, shuffle=1337)
+    return Settings(reading, shard or MAX_TOKENS, val_files=1, keep_empty=True, numbered=shard is not None)
+
+
+def _openwebtext(shard: int | None) -> Settings:
+    """Source of the share: nanoGPT's data/openwebtext/prepare.py; here a hash of a document chooses its side."""
+    return Settings(Reading("parquet"), shard or SHARD_TOKENS, val_fraction=0.0005)
+
+
+def _fineweb(shard: int | None) -> Settings:
+    """Source: llm.c's dev/data/fineweb.py: the first file is for validation."""
+    shard = shard or SHARD_TOKENS
+    return Settings(Reading("parquet"), shard, val_tokens=shard, keep_empty=True)
+
+
+# ----- the table -----------------------------------------------------------------------------------------------------
+
+_HUB = "https://huggingface.co/datasets/"
+_ARC = "https://ai2-public-datasets.s3.amazonaws.com/arc/ARC-V1-Feb2018.zip"
+_EDU = (
+    (2152819114, "b1ba7b2ce4cb5ea6ef42dca40263eabb85f37700d01693a68e9b30a31d78e871"),
+    (2152222432, "3fcf2dc69cd52503986276d3d2d26a8c356d0f2ea28a0de4fdbda8cf87755693"),
+    (2151796315, "547ae182d132c9f06b6ce63149567208ea9f57630bfd9b1a2938e504f0c9ebd7"),
+    (2152437524, "22184e6eb25759ddd97783751ffc73e1705dfa2542e630dae1f2a8bac8ee6ddb"),
+    (2152338550, "33557ddd87a07a4ae6fcaf7a4789c7b484e5cc0c273ca12a65b74200e6d8748b"),
+    (2152189947, "e08d79927ecb377786572cd854817c748ceb8880878b1a0eb91abf8c85d505ea"),
+    (2152689867, "554fa2613c9261d6c9c396caab881de3160175794c6c3e1856bf28a0e9cb9b76"),
+    (2150686637, "4b7d1f697d4afff7f5f65cb7aa4d83acc6db716da4d46ea23399d0c50608c6e3"),
+    (2151274846, "a6d9dcc0c72ecd7c7f0173c2d06b3a4249a2ccaa94961469d1a522ca689bbf1a"),
+    (2151913277, "f836cd3c70b95776699eb6c356b2dbf702816e25dcf39992f5c80a29029d23c3"),
+    (2152798864, "e5a2eae25f057f0856a10bfae314c6ca8ea8bb08456d2131e9e89b2b8305e2f6"),
+    (2152323681, "db71cf0425bb3d1813a09f12ff1acd6dabdfb91a2e4f141960254ee5a7f036e7"),
+    (2152069689, "08b47a3e1c25161f796d2f8dbf99ccf60affdebdcea4910833d0d5783315551f"),
+    (540632672, "b393f51fefab26cd6f4c8f65707c1924f6666c4961a0ebebe04bb57f7ec832de"),
+)
+_OPENWEBTEXT = (
+    (302848326, "caed9f4b7053d7cd4d1a13ce9ec9224d84a3bba1f11579193562a7e31ebe656e"),
+    (305678548, "70307b7749e10cb0bfb895fde024dd82d96e6bb2710bca1886b952abe45bf3ea"),
+    (304419240, "0d02a67f73464d383c8df2059f27b36b4b1652c855051be3c65930baef12bd2d"),
+    (304332042, "437833e29326c3d88792e834d36368d2c4836e5c5f3535233a88f3cf7dd46aad"),
+    (301175397, "7b3cef26e2d4e2b041e6e13a0102cb4d03277e8c6418b8ff1b865544a4695de3"),
+    (301755705, "2d3200a936b021c9abafdda6714e4d678387e8854e56abaac5d2b62882fc6044"),
+    (303536715, "76c0b96ce0250c3a32f2e8878172a4b79ac7970fede78edfcfc4d98d87ec5a6c"),
+)
+
+
+def _shards(pattern: str, known: tuple[tuple[int, str], ...], count: int) -> tuple[File, ...]:
+    """Return numbered files, the first of which are known."""
+    facts: list[tuple[int | None, str | None]] = [*known, *[(None, None)] * (count - len(known))]
+    paths = [pattern.format(index) for index in range(count)]
+    return tuple(File(path.rpartition("/")[2], *fact, path) for path, fact in zip(paths, facts, strict=True))
+
+
+_ROWS = (
+    Dataset(
+        "hellaswag",
+        "HellaSwag: how does it go on? 4 answers",
+        "hellaswag",
+        f"{_HUB}Rowan/hellaswag",
+        (
+            File(
+                "hellaswag_val.parquet",
+                6315951,
+                "899813071e1e95efafec90f856e1987d2150fa4d020fc005df6962c259f660cd",
+                "data/validation-00000-of-00001.parquet",
+            ),
+        ),
+        6315951,
+        "10,042 questions",
+        ("Rowan/hellaswag", "218ec52e09a7e7462a5400043bb9a69a41d06b76"),
+        tasks=("hellaswag",),
+        eval_file="hellaswag_val.bin",
+        copies=(("0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588", "hellaswag_val.jsonl"),),
+    ),
+    Dataset(
+        "mmlu",
+        "MMLU: exams in 57 subjects, 4 answers",
+        "mmlu",
+        f"{_HUB}cais/mmlu",
+        (
+            File(
+                "data.tar",
+                166184960,
+                "bec563ba4bac1d6aaf04141cd7d1605d7a5ca833e38f994051e818489592989b",
+                "data.tar",
+                ("https://people.eecs.berkeley.edu/~hendrycks/data.tar",),
+            ),
+        ),
+        166184960,
+        "14,042 questions",
+        ("cais/mmlu", "c30699e8356da336a370243923dbaf21066bb9fe"),
+        tasks=("mmlu",),
+        eval_file="mmlu_test.bin",
+        copies=(
+            (
+                "74a41822ce7d3def56e1682f958469c04642a5336a5ce912fa375fdb90fb25d7",
+                "all/test-00000-of-00001.parquet of cais/mmlu",
+            ),
+        ),
+    ),
+    Dataset(
+        "arc",
+        "ARC: science at school, easy and hard, 3 to 5 answers",
+        "arc",
+        f"{_HUB}allenai/ai2_arc",
+        (
+            File(
+                "ARC-Easy-Test.parquet",
+                346257,
+                "4160597d618ae851c7eb04e281574f3f654776216ac6b6641588d64527b47177",
+                "ARC-Easy/test-00000-of-00001.parquet",
+            ),
+            File(
+                "ARC-Challenge-Test.parquet",
+                203808,
+                "62f03257e737aed263f55c6abf87c7bb0028a44a6bdd2a26eb1279eb42c1d1e9",
+                "ARC-Challenge/test-00000-of-00001.parquet",
+            ),
+        ),
+        550065,
+        "2,376 and 1,172 questions",
+        ("allenai/ai2_arc", "210d026faf9955653af8916fad021475a3f00453"),
+        tasks=("arc-easy", "arc-challenge"),
+        copies=(
+            ("6d2d5ab50b2ceec6ba5f79c921be77cf2de712ea25a2b3f4fff3acc101cecfa0", "ARC-V1-Feb2018.zip"),
+            ("ce32a0774b4beb1977d2c6b16dda5dd2b24fdc9c7f506882c452678676bd09be", "ARC-Easy-Test.jsonl"),
+            ("9fa8ffb3e3a1f88cb302d53dd95aae81e39209ad9bcf974376b319d8fd35717c", "ARC-Challenge-Test.jsonl"),
+        ),
+    ),
+    Dataset(
+        "lambada",
+        "LAMBADA: the last word of a passage (OpenAI's form)",
+        "lambada",
+        f"{_HUB}EleutherAI/lambada_openai",
+        (
+            File(
+                "lambada_test.jsonl",
+                1819752,
+                "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226",
+                "data/lambada_test.jsonl",
+                ("https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl",),
+            ),
+        ),
+        1819752,
+        "5,153 passages",
+        ("EleutherAI/lambada_openai", "900124bf3b8235c6daf21033af9948b3f07346c4"),
+        tasks=("lambada",),
+    ),
+    Dataset(
+        "tinystories",
+        "TinyStories: short stories that a small model can learn",
+        "tinystories",
+        f"{_HUB}roneneldan/TinyStories",
+        (
+            File(
+                "TinyStories_all_data.tar.gz",
+                1608001638,
+                "26cf7605aca15bc4ea6fa637256400d9d01317b28ed296172b2d1dd160cd7699",
+                "TinyStories_all_data.tar.gz",
+            ),
+        ),
+        1608001638,
+        "945 M tokens",
+        ("roneneldan/TinyStories", "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"),
+        recipe=Recipe("TinyStories", _tinystories, "*.json", unpack=True),
+    ),
+    Dataset(
+        "openwebtext",
+        "OpenWebText: pages that Reddit linked to, like GPT-2's own data",
+        "openwebtext",
+        f"{_HUB}Skylion007/openwebtext",
+        _shards("plain_text/train-{:05d}-of-00080.parquet", _OPENWEBTEXT, 80),
+        24_300_000_000,
+        "9.0 G tokens",
+        ("Skylion007/openwebtext", "79d93d786212f7344586290adb811d4ae6a1762c"),
+        listed="plain_text",
+        recipe=Recipe("openwebtext", _openwebtext, "*.parquet"),
+    ),
+    Dataset(
+        "fineweb",
+        "FineWeb: cleaned web text (--sample 10BT)",
+        "fineweb10B",
+        f"{_HUB}HuggingFaceFW/fineweb",
+        _shards(
+            "sample/10BT/{:03d}_00000.parquet",
+            ((2147292183, "6b552ea48424648dc86d00df276f93fdfc55e9ad342ce3e4affc23a3a370792b"),),
+            15,
+        ),
+        30_600_000_000,
+        "10 G tokens",
+        ("HuggingFaceFW/fineweb", "9bb295ddab0e05d785b879661af7260fed5140fc"),
+        listed="sample/10BT",
+        recipe=Recipe("fineweb", _fineweb, "*.parquet"),
+    ),
+    Dataset(
+        "fineweb-edu",
+        "FineWeb-Edu: of that, what teaches (--sample 10BT)",
+        "edu_fineweb10B",
+        f"{_HUB}HuggingFaceFW/fineweb-edu",
+        _shards("sample/10BT/{:03d}_00000.parquet", _EDU, 14),
+        sum(size for size, _ in _EDU),
+        "10 G tokens",
+        ("HuggingFaceFW/fineweb-edu", "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"),
+        listed="sample/10BT",
+        recipe=Recipe("edu_fineweb", _fineweb, "*.parquet"),
+    ),
+)
+
+DATASETS = {row.name: row for row in _ROWS}
+
+
+def sampled(dataset: Dataset, sample: str) -> Dataset:
+    """Return a row of FineWeb for another of its samples, whose files the server lists."""
+    if sample == "10BT":
+        return dataset
+    folder = dataset.folder.replace("10B", sample.removesuffix("T"))
+    return dataset._replace(folder=folder, files=(), listed=f"sample/{sample}", size=0)
+
+
+# ----- downloads -----------------------------------------------------------------------------------------------------
+
+
+def published_files(dataset: Dataset, count: int | None = None) -> list[File]:
+    """Return a data set's files, the first `count` of them, with all that is known: the server says what we do not.
+
+    Raises InputError if the list cannot be had, or contradicts what is known.
+    """
+    chosen = dataset.files[:count]
+    if dataset.listed is None or (chosen and all(file.sha256 for file in chosen)):
+        return list(chosen)
+    assert dataset.place is not None
+    entries = {
+        entry.path: entry
+        for entry in hub.list_files(*dataset.place, dataset.listed, _advice(dataset))
+        if entry.path.endswith(".parquet")
+    }
+    files = chosen or tuple(File(path.rpartition("/")[2], None, None, path) for path in list(entries)[:count])
+    if not files:
+        raise InputError(f"{dataset.name}: {dataset.listed} of {dataset.place[0]} holds no parquet files")
+    return [_completed(dataset, file, entries.get(file.path or "")) for file in files]
+
+
+def _completed(dataset: Dataset, file: File, entry: hub.Entry | None) -> File:
+    if entry is None:
+        raise InputError(f"{dataset.name}: {file.path} is not in the server's list any more; {_advice(dataset)}")
+    for name, ours, theirs in (("size", file.size, entry.size), ("sha256", file.sha256, entry.sha256)):
+        if ours is not None and ours != theirs:
+            raise InputError(
+                f"{dataset.name}: {file.path}: the server lists {name} {theirs}; expected {ours}; {_advice(dataset)}"
+            )
+    return file._replace(size=entry.size, sha256=entry.sha256, sha1=entry.sha1)
+
+
+def _advice(dataset: Dataset) -> str:
+    return f"give a local copy with --from ({dataset.page})"
+
+
+def remote(dataset: Dataset, file: File) -> Remote:
+    """Return where a file is, and what is known of it."""
+    ours = (hub.file_url(*dataset.place, file.path),) if dataset.place and file.path else ()
+    return Remote(
+        urls=ours + file.urls,
+        what=f"{dataset.name}, {file.name}",
+        advice=_advice(dataset),
+        size=file.size,
+        sha256=file.sha256,
+        sha1=file.sha1,
+        token=hub.token() if ours else None,
+    )
+
+
+def obtain(dataset: Dataset, files: list[File], folder: Path, report: Progress | None = None) -> list[Path]:
+    """Download files into a folder, those that are there already left out; return their paths. Raises InputError."""
+    _check_space(dataset, files, folder)
+    paths = []
+    for file in files:
+
+        def told(done: int, total: int | None, name: str = file.name) -> None:
+            if report:
+                report(name, done, total)
+
+        paths.append(fetch(remote(dataset, file), folder / file.name, told))
+    return paths
+
+
+def _check_space(dataset: Dataset, files: list[File], folder: Path) -> None:
+    """Check that all files will fit the disk, before days are spent on the first of them. Raises InputError."""
+    missing = sum(
+        (file.size or 0) - size_of(folder / f"{file.name}.part") for file in files if not (folder / file.name).exists()
+    )
+    standing = next((parent for parent in (folder, *folder.parents) if parent.exists()), Path())
+    free = shutil.disk_usage(standing).free
+    if missing > free:
+        raise InputError(
+            f"{folder}: {missing / 1e9:,.1f} GB of {dataset.name} are missing, and {free / 1e9:,.1f} GB of the disk "
+            "are free; free space, choose another --out, or take --files N"
+        )
+
+
+def refuse_made(folder: Path, name: str, force: bool) -> None:
+    """Check, before anything is downloaded, that no token files would be written over. Raises InputError."""
+    made = sorted(folder.glob(f"{name}_train*.bin")) + sorted(folder.glob(f"{name}_val*.bin"))
+    if made:
+        refuse_existing(made[0], force)
+
+
+def own_name(name: str, tokenizer: Tokenizer) -> str:
+    """Return what a file of a tokenizer's ids is called: llm.c's name for GPT-2's, else with the tokenizer's in it."""
+    own, dot, ending = name.partition(".")
+    of = "" if tokenizer.name == "gpt2" else "_" + re.sub(r"[^A-Za-z0-9_-]+", "_", tokenizer.name.removesuffix(".bin"))
+    return own + of + dot + ending
+
+
+# ----- local copies --------------------------------------------------------------------------------------------------
+
+
+def recognised(dataset: Dataset, path: Path) -> tuple[File | None, str | None]:
+    """Return which published file a local copy is, by its digest, and what that is called; None for another.
+
+    Raises InputError if it cannot be read.
+    """
+    known = dict(dataset.copies)
+    known |= {
+        file.sha256: f"{file.path} of {dataset.place[0]}" for file in dataset.files if file.sha256 and dataset.place
+    }
+    with refusing(f"{path}: cannot be read", "check the path"):
+        digest = digest_of(path, "sha256") if path.is_file() else ""
+    return next((file for file in dataset.files if file.sha256 == digest), None), known.get(digest)
+
+
+def published_in(dataset: Dataset, given: Path) -> list[Path]:
+    """Return the published files that lie in a folder under their names; else what was given, a folder or file."""
+    names = [name for file in dataset.files for name in (file.name, file.path) if name]
+    found = {given / name: None for name in names if (given / name).is_file()} if given.is_dir() else {}
+    return list(found) or [given]
+
+
+def tasks_in(dataset: Dataset, path: Path) -> list[str]:
+    """Return which of a data set's evaluations are in a file: of several it is told by its name. Raises InputError."""
+    if len(dataset.tasks) == 1 or path.is_dir() or zipfile.is_zipfile(path):
+        return list(dataset.tasks)
+    named = [task for task in dataset.tasks if task.rpartition("-")[2] in path.name.lower()]
+    if len(named) != 1:
+        words = " or ".join(task.rpartition("-")[2] for task in dataset.tasks)
+        raise InputError(f"{path}: which part of {dataset.name} is it? give it a name with {words} in it")
+    return named
+
+
+def adopt(source: Path, target: Path) -> Path:
+    """Copy a file to where it would have been downloaded to; return that. Raises InputError."""
+    if target.exists() and os.path.samefile(source, target):
+        return target
+    with refusing(f"{target}: cannot be written", "free space, or choose another --out"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with complete_file(target) as temporary:
+            shutil.copyfile(source, temporary)
+    return target
+
+
+def local_inputs(recipe: Recipe, given: list[str], downloads: Path) -> list[Path]:
+    """Return the files that local copies of a corpus are, sorted by name; an archive is unpacked. Raises InputError."""
+    found = find_inputs(given)
+    archives = [path for path in found if path.name.endswith((".tar", ".tar.gz", ".tgz"))]
+    if recipe.unpack and archives:
+        return [member for path in archives for member in unpacked(path, downloads, recipe.pattern)]
+    files = sorted((path for path in found if path.match(recipe.pattern)), key=lambda path: path.name)
+    if not files:
+        raise InputError(f"{given[0]}: holds no files {recipe.pattern}; give them, or a folder of them, with --from")
+    return files
+
+
+def unpacked(archive: Path, folder: Path, pattern: str) -> list[Path]:
+    """Unpack an archive's files of a pattern into a folder beside others, once; return them, sorted by name.
+
+    Folders within the archive are left out. Raises InputError.
+    """
+    folder = folder / archive.name.partition(".")[0]
+    done = folder / f".{archive.name}.{archive.stat().st_size}.unpacked"
+    with _understood(archive):
+        if not done.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            with tarfile.open(archive) as tar:
+                for member in tar:
+                    name = Path(member.name).name
+                    if member.isfile() and Path(name).match(pattern) and not name.startswith("."):
+                        _extract(tar, member, folder / name)
+            done.touch()
+    files = sorted(path for path in folder.glob(pattern) if not path.name.startswith("."))
+    if not files:
+        done.unlink()
+        raise InputError(f"{archive}: holds no files {pattern}; is it the archive as it was published?")
+    return files
+
+
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    content = tar.extractfile(member)
+    assert content is not None  # is a file
+    with complete_file(target) as temporary, temporary.open("wb") as out:
+        shutil.copyfileobj(content, out, 1 << 20)
+
+
+@contextmanager
+def _understood(archive: Path) -> Iterator[None]:
+    with refusing(f"{archive}: cannot be unpacked", "free space, or copy it again"):
+        try:
+            yield
+        except (tarfile.TarError, EOFError, zlib.error) as error:
+            raise InputError(f"{archive}: cannot be unpacked ({error}); copy it again") from error

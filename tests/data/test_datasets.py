@@ -1,0 +1,461 @@
+"""Data sets by name, from small files of the published formats: a server on this machine, copies, llm.c's rules."""
+
+import hashlib
+import io
+import json
+import random
+import struct
+import sys
+import tarfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from server import Files, serving
+
+from llmc_jax.cli.data import main
+from llmc_jax.data import datasets as module
+from llmc_jax.data import download
+from llmc_jax.data.datasets import DATASETS, Dataset, own_name, published_files, remote, sampled
+from llmc_jax.data.evalfile import read_eval_file
+from llmc_jax.data.tasks import TASKS
+from llmc_jax.data.tokenizers import Tokenizer, bin_tokenizer, bytes_tokenizer
+from llmc_jax.errors import InputError
+
+ENDINGS = ["sits down.", "flies away.", "sings.", "is a fish."]
+QUESTIONS = [
+    {"ind": number, "ctx": f"A man walks in and number {number}", "endings": ENDINGS, "label": number % 4}
+    for number in range(6)
+]
+
+
+def tokens_of(path: Path) -> list[int]:
+    """An independent reader of token files of 16 bits."""
+    data = path.read_bytes()
+    magic, version, count = struct.unpack("<3i", data[:12])
+    assert (magic, version, len(data)) == (20240520, 1, 1024 + 2 * count)
+    return np.frombuffer(data[1024:], "<u2").tolist()
+
+
+def parquet_bytes(rows: dict[str, list[object]]) -> bytes:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    buffer = io.BytesIO()
+    parquet.write_table(pyarrow.table(rows), buffer, row_group_size=5)
+    return buffer.getvalue()
+
+
+def hellaswag_parquet() -> bytes:
+    return parquet_bytes({
+        "ind": [q["ind"] for q in QUESTIONS], "ctx": [q["ctx"] for q in QUESTIONS],
+        "endings": [ENDINGS] * len(QUESTIONS), "label": [str(q["label"]) for q in QUESTIONS],
+    })  # fmt: skip
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    for name in ("HF_HUB_OFFLINE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "no-login"))
+    return tmp_path
+
+
+@pytest.fixture
+def server(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Files]:
+    monkeypatch.setattr(download, "PAUSES", (0.0,))
+    with serving() as files:
+        monkeypatch.setenv("HF_ENDPOINT", files.address)
+        yield files
+
+
+def publish(server: Files, monkeypatch: pytest.MonkeyPatch, name: str, contents: list[bytes]) -> Dataset:
+    """Put small contents where the first files of a data set are, and their sizes and digests into its row."""
+    row = DATASETS[name]
+    files = [
+        file._replace(size=len(data), sha256=hashlib.sha256(data).hexdigest(), urls=())
+        for file, data in zip(row.files, contents, strict=False)
+    ]
+    for file, data in zip(files, contents, strict=True):
+        server.content[remote(row, file).urls[0].removeprefix(server.address)] = data
+    small = row._replace(files=tuple(files))
+    monkeypatch.setitem(DATASETS, name, small)
+    return small
+
+
+# ----- the table -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", DATASETS.values(), ids=DATASETS)
+def test_a_row(row: Dataset) -> None:
+    assert row.place is not None
+    assert len(row.place[1]) == 40 and int(row.place[1], 16)
+    assert len({file.name for file in row.files}) == len(row.files)
+    assert all(file.sha256 is None or (len(file.sha256) == 64 and int(file.sha256, 16)) for file in row.files)
+    assert all(file.path is None or ".." not in file.path for file in row.files)
+    assert bool(row.recipe) != bool(row.tasks)
+    known = [file.size for file in row.files if file.size]
+    assert row.listed or (len(known) == len(row.files) and sum(known) == row.size)
+    if row.tasks:  # the file is where an evaluation looks for it
+        assert [TASKS[task].file for task in row.tasks] == [Path("dev/data") / row.folder / f.name for f in row.files]
+
+
+def test_another_sample_is_another_folder() -> None:
+    edu = sampled(DATASETS["fineweb-edu"], "100BT")
+    assert (edu.folder, edu.listed, edu.files) == ("edu_fineweb100B", "sample/100BT", ())
+
+
+def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown and row.page in shown for name, row in DATASETS.items())
+
+
+def test_names_tell_the_tokenizer(small_bin: Path) -> None:
+    gpt2 = replace(bytes_tokenizer(), name="gpt2")
+    assert own_name("a_val.bin", gpt2) == "a_val.bin"
+    assert own_name("a_val.bin", bytes_tokenizer()) == "a_val_bytes.bin"
+    assert own_name("a", bin_tokenizer(small_bin)) == "a_small"
+
+
+# ----- lists that complete the table ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def listed(server: Files) -> Files:
+    row = DATASETS["fineweb"]
+    entries = [
+        {
+            "type": "file",
+            "path": f.path,
+            "size": 1,
+            "oid": "0",
+            "lfs": {"size": f.size or 5, "oid": f.sha256 or "d" * 64},
+        }
+        for f in row.files
+    ]
+    assert row.place is not None
+    server.listings[f"/api/datasets/{row.place[0]}/tree/{row.place[1]}/{row.listed}"] = (entries, None)
+    return server
+
+
+def test_a_list_completes_what_is_known(listed: Files) -> None:
+    assert [file.size for file in published_files(DATASETS["fineweb"], 3)] == [2147292183, 5, 5]
+    assert [file.sha256 for file in published_files(DATASETS["fineweb"])][1:] == ["d" * 64] * 14
+    listed.asked.clear()
+    assert [file.sha256 for file in published_files(DATASETS["fineweb"], 1)] == [DATASETS["fineweb"].files[0].sha256]
+    assert listed.asked == []  # all of it is known
+
+
+@pytest.mark.parametrize("change", [{"size": 7}, {"oid": "e" * 64}, None])
+def test_a_list_that_contradicts_is_refused(listed: Files, change: dict[str, object] | None) -> None:
+    [(entries, _)] = listed.listings.values()
+    if change is None:
+        del entries[0]
+    else:
+        entries[0]["lfs"].update(change)  # type: ignore[index]
+    with pytest.raises(InputError, match=r"000_00000\.parquet"):
+        published_files(DATASETS["fineweb"], 2)
+
+
+def test_a_sample_is_what_the_server_lists(server: Files) -> None:
+    row = sampled(DATASETS["fineweb"], "100BT")
+    entries = [
+        {"type": "file", "path": f"sample/100BT/{name}", "size": 5, "oid": "11"}
+        for name in ("b.parquet", "a.parquet", "x")
+    ]
+    assert row.place is not None
+    server.listings[f"/api/datasets/{row.place[0]}/tree/{row.place[1]}/sample/100BT"] = (entries, None)
+    assert [(f.name, f.size, f.sha256, f.sha1) for f in published_files(row)] == [
+        ("a.parquet", 5, None, "11"),
+        ("b.parquet", 5, None, "11"),
+    ]
+    assert [file.name for file in published_files(row, 1)] == ["a.parquet"]
+
+
+def test_a_disk_too_small_for_all_is_told_before_the_first(
+    server: Files, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = module.shutil.disk_usage(here)._replace(free=10**10)
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(InputError, match=r"28\.5 GB of fineweb-edu are missing, and 10\.0 GB"):
+        module.obtain(DATASETS["fineweb-edu"], published_files(DATASETS["fineweb-edu"]), here / "new")
+    assert server.asked == []
+
+
+# ----- evaluations ---------------------------------------------------------------------------------------------------
+
+
+def expected_items(tokenizer: Tokenizer) -> list[tuple[list[int], list[list[int]], int]]:
+    return [
+        (tokenizer.encode(q["ctx"]).tolist(), [tokenizer.encode(f" {e}").tolist() for e in ENDINGS], q["label"])  # type: ignore[arg-type]
+        for q in QUESTIONS
+    ]
+
+
+def items_of(path: Path) -> list[tuple[list[int], list[list[int]], int]]:
+    return [(list(i.context), list(map(list, i.completions)), i.label) for i in read_eval_file(path)]
+
+
+def test_hellaswag_downloaded(
+    server: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish(server, monkeypatch, "hellaswag", [hellaswag_parquet()])
+    for _ in range(2):
+        assert main(["hellaswag", "--tokenizer", "bytes"]) == 0
+    assert len(server.asked) == 1
+    assert items_of(Path("dev/data/hellaswag/hellaswag_val_bytes.bin")) == expected_items(bytes_tokenizer())
+    shown = capsys.readouterr()
+    assert "6 questions in dev/data/hellaswag/hellaswag_val.parquet" in shown.out
+    assert "--tasks hellaswag\n" in shown.out
+    assert shown.err == ""
+
+
+def test_hellaswag_from_a_sample(here: Path, small_bin: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = "".join(json.dumps(question) + "\n" for question in QUESTIONS)
+    Path("sample.jsonl").write_text(lines)
+    words = ["hellaswag", "--from", "sample.jsonl", "--tokenizer", str(small_bin), "--out", "there"]
+    assert main(words) == 0
+    assert items_of(Path("there/hellaswag_val_small.bin")) == expected_items(bin_tokenizer(small_bin))
+    shown = capsys.readouterr()
+    assert "--tasks hellaswag=sample.jsonl" in shown.out
+    assert "none of the files as they were published" in shown.err
+    Path("sample.jsonl").write_text(lines.replace("walks", "runs"))
+    assert main(words) == 2
+    assert "--force" in capsys.readouterr().err
+    assert main([*words, "--force"]) == 0
+    assert items_of(Path("there/hellaswag_val_small.bin")) != expected_items(bin_tokenizer(small_bin))
+
+
+def test_a_copy_as_published_is_kept_where_evaluation_looks(
+    server: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "".join(json.dumps({"text": f"He sat down on the number {number}"}) + "\n" for number in range(4))
+    publish(server, monkeypatch, "lambada", [text.encode()])
+    Path("mine.jsonl").write_text(text)
+    assert main(["lambada", "--from", "mine.jsonl"]) == 0
+    assert Path("dev/data/lambada/lambada_test.jsonl").read_text() == text
+    assert "4 questions" in capsys.readouterr().out
+    assert server.asked == []
+
+
+def test_another_published_form_is_named(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = "".join(json.dumps(question) + "\n" for question in QUESTIONS).encode()
+    Path("mine").write_bytes(data)
+    copies = ((hashlib.sha256(data).hexdigest(), "hellaswag_val.jsonl"),)
+    monkeypatch.setitem(DATASETS, "hellaswag", DATASETS["hellaswag"]._replace(copies=copies))
+    assert main(["hellaswag", "--from", "mine", "--tokenizer", "bytes"]) == 0
+    shown = capsys.readouterr()
+    assert "mine: hellaswag_val.jsonl, as it was published" in shown.out
+    assert shown.err == ""
+
+
+def arc_parquet(word: str) -> bytes:
+    choices = {"text": ["one", word, "three"], "label": ["A", "B", "C"]}
+    return parquet_bytes({"id": ["x"], "question": ["Which?"], "choices": [choices], "answerKey": ["B"]})
+
+
+def test_arc_has_two_parts(server: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    contents = [arc_parquet("easy"), arc_parquet("hard")]
+    publish(server, monkeypatch, "arc", contents)
+    assert main(["arc"]) == 0
+    assert "--tasks arc-easy arc-challenge\n" in capsys.readouterr().out
+    Path("copies").mkdir()
+    for name, data in zip(("ARC-Easy-Test.parquet", "ARC-Challenge-Test.parquet"), contents, strict=True):
+        assert (Path("dev/data/arc") / name).read_bytes() == data
+        (Path("copies") / name).write_bytes(data)
+    assert main(["arc", "--from", "copies", "--out", "again"]) == 0
+    shown = capsys.readouterr().out
+    assert "--tasks arc-easy=again/ARC-Easy-Test.parquet arc-challenge=again/ARC-Challenge-Test.parquet\n" in shown
+    Path("unnamed").write_bytes(arc_parquet("other"))
+    assert main(["arc", "--from", "unnamed"]) == 2
+
+
+def test_mmlu_from_the_archive(
+    server: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name in ("data/test/b_test.csv", "data/test/a_test.csv", "data/dev/a_dev.csv"):
+            data = f'"What is {name[-10]}?\nSay",w,x,y,z,C\n'.encode()
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    publish(server, monkeypatch, "mmlu", [buffer.getvalue()])
+    assert main(["mmlu", "--tokenizer", "bytes"]) == 0
+    [first, second] = items_of(Path("dev/data/mmlu/mmlu_test_bytes.bin"))
+    assert bytes(first[0]) == b"Question: What is a?\nSay\n\nAnswer:"
+    assert [bytes(choice) for choice in second[1]] == [b" w", b" x", b" y", b" z"]
+    assert (first[2], second[2]) == (2, 2)
+
+
+def test_only_downloading(server: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(server, monkeypatch, "hellaswag", [b"unread"])
+    assert main(["hellaswag", "--download-only", "--tokenizer", "none"]) == 0
+    assert [path.name for path in Path("dev/data/hellaswag").iterdir()] == ["hellaswag_val.parquet"]
+
+
+# ----- corpora -------------------------------------------------------------------------------------------------------
+
+
+def llmc_fineweb(documents: list[list[int]], size: int) -> list[list[int]]:
+    """The shards of llm.c's dev/data/fineweb.py; a rest longer than a shard, which stops it, fills several."""
+    shards, current = [], []
+    for tokens in documents:
+        while len(current) + len(tokens) >= size:
+            room = size - len(current)
+            shards.append(current + tokens[:room])
+            current, tokens = [], tokens[room:]
+        current += tokens
+    return shards + [current] * bool(current)
+
+
+TEXTS = ["", "a", "bcd" * 40, "x" * 9, *(f"Page {number} says é. " * (number % 4) for number in range(40))]
+
+
+def encoded(texts: list[str]) -> list[list[int]]:
+    return [[256, *text.encode()] for text in texts]
+
+
+@pytest.mark.parametrize(("name", "stem"), [("fineweb", "fineweb"), ("fineweb-edu", "edu_fineweb")])
+@pytest.mark.parametrize("size", [50, 133, 500])
+def test_fineweb_is_cut_as_llmc_cuts_it(
+    server: Files, monkeypatch: pytest.MonkeyPatch, name: str, stem: str, size: int
+) -> None:
+    contents = [parquet_bytes({"text": [*TEXTS[start : start + 20]], "id": [*range(20)]}) for start in (0, 20)]
+    folder = Path("dev/data") / publish(server, monkeypatch, name, contents).folder
+    assert main([name, "--tokenizer", "bytes", "--shard-size", str(size), "--files", "2"]) == 0
+    made = sorted(folder.glob("*.bin"), key=lambda path: path.stem[-6:])
+    expected = llmc_fineweb(encoded(TEXTS[:40]), size)
+    assert [tokens_of(path) for path in made] == expected
+    assert [path.name for path in made] == [
+        f"{stem}_bytes_{'train' if index else 'val'}_{index:06d}.bin" for index in range(len(expected))
+    ]
+
+
+def test_what_is_made_is_not_downloaded_for_again(
+    server: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish(server, monkeypatch, "fineweb", [parquet_bytes({"text": [*TEXTS]})])
+    words = ["fineweb", "--tokenizer", "bytes", "--shard-size", "200"]
+    assert main([*words, "--remove-downloads"]) == 0
+    assert not Path("dev/data/fineweb10B/downloads").exists()
+    server.asked.clear()
+    assert main(words) == 2
+    assert "--force" in capsys.readouterr().err
+    assert server.asked == []
+    assert main([*words, "--force"]) == 0
+    assert Path("dev/data/fineweb10B/downloads/000_00000.parquet").exists()
+    assert "Next: " in capsys.readouterr().out
+
+
+def test_openwebtext_from_local_files(here: Path) -> None:
+    texts = [f"Page {number} " * 3 for number in range(4000)]
+    Path("copies").mkdir()
+    for index, start in enumerate(range(0, 4000, 2000)):
+        Path(f"copies/train-0000{index}-of-00080.parquet").write_bytes(
+            parquet_bytes({"text": [*texts[start : start + 2000]]})
+        )
+    assert main(["openwebtext", "--from", "copies", "--tokenizer", "bytes", "--workers", "1"]) == 0
+    folder = Path("dev/data/openwebtext")
+    val, train = (tokens_of(folder / f"openwebtext_bytes_{name}.bin") for name in ("val_000000", "train_000001"))
+    assert 0 < val.count(256) < 10
+    assert sorted(map(bytes, documents(val) + documents(train))) == sorted(map(str.encode, texts))
+
+
+def documents(tokens: list[int]) -> list[list[int]]:
+    found: list[list[int]] = []
+    for token in tokens:
+        if token == 256:
+            found.append([])
+        else:
+            found[-1].append(token)
+    return found
+
+
+STORIES = [
+    [{"story": f" Story {part}.{number}\n", "source": "x"} for number in range(7)] + [{"story": " "}]
+    for part in range(4)
+]
+
+
+def stories_archive(order: list[int]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for part in order:
+            for name, data in (
+                (f"data{part:02}.json", json.dumps(STORIES[part]).encode()),
+                (f"._data{part:02}.json", b"of a Mac"),
+            ):
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def llmc_tinystories(parts: list[list[dict[str, str]]]) -> list[int]:
+    """A split of llm.c's dev/data/tinystories.py, its files in the order of their names."""
+    tokens = []
+    for index, part in enumerate(parts):
+        stories = [*part]
+        random.Random(1337 + index).shuffle(stories)
+        tokens += [token for story in stories for token in (256, *story["story"].strip().encode())]
+    return tokens
+
+
+def test_tinystories_is_llmcs(server: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(server, monkeypatch, "tinystories", [stories_archive([2, 0, 3, 1])])
+    folder = Path("dev/data/tinystories")
+    assert main(["tinystories", "--tokenizer", "bytes"]) == 0
+    assert tokens_of(folder / "TinyStories_bytes_val.bin") == llmc_tinystories(STORIES[:1])
+    assert tokens_of(folder / "TinyStories_bytes_train.bin") == llmc_tinystories(STORIES[1:])
+    unpacked = str(folder / "downloads/TinyStories_all_data")
+    words = ["tinystories", "--tokenizer", "bytes", "--out", "two", "--from", unpacked, "--files", "2"]
+    assert main([*words, "--shard-size", "40"]) == 0
+    shards = [tokens_of(path) for path in sorted(Path("two").glob("*train*.bin"))]
+    assert [token for shard in shards for token in shard] == llmc_tinystories(STORIES[1:2])
+    assert {len(shard) for shard in shards[:-1]} == {40}
+    assert main([*words[:-1], "1", "--force"]) == 2  # nothing to train on
+
+
+@pytest.mark.parametrize("content", [b"", b"\x1f\x8b\x08", stories_archive([0, 1])[:-60]])
+def test_an_archive_that_is_damaged(here: Path, capsys: pytest.CaptureFixture[str], content: bytes) -> None:
+    Path("TinyStories_all_data.tar.gz").write_bytes(content)
+    assert main(["tinystories", "--tokenizer", "bytes", "--from", "TinyStories_all_data.tar.gz"]) == 2
+    assert "cannot be unpacked" in capsys.readouterr().err
+    assert list(here.glob("dev/data/tinystories/*.bin")) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["fineweb", "--from", "nowhere"],
+        ["fineweb", "--from", "."],
+        ["tinystories", "--from", "."],
+        ["hellaswag", "--from", "nowhere"],
+        ["arc", "--from", "."],
+        ["hellaswag", "--from", "a.txt", "b.txt"],
+        ["mmlu"],
+        ["lambada"],
+        ["openwebtext", "--files", "8"],
+    ],
+)
+def test_one_line_says_what_is_wrong(
+    here: Path, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name in ("a.txt", "b.txt"):
+        Path(name).write_text("text")
+    assert main([*words, *(["--tokenizer", "bytes"] if words[0] not in ("arc", "lambada") else [])]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("note: ")]
+    assert len(lines) == 1 and lines[0].startswith("llmc_jax.data: ")
+    assert not Path("dev").exists()
