@@ -114,7 +114,7 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
     add("--devices", type=int, metavar="N", help="compute on the first N (default: all GPUs, or the CPU); the figures "
         "are the same on any number")  # fmt: skip
     add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), help="compute in (default auto: bf16 on a GPU, else fp32)")
-    add("--tokenizer", metavar="SPEC", help="bytes, gpt2, none or the path of a gpt2_tokenizer.bin (default auto: each "
+    add("--tokenizer", metavar="SPEC", help="bytes, gpt2, llama3, none or a tokenizer's file (default auto: each "
         "model's own, as far as it is known)")  # fmt: skip
     add("--model-attention", choices=("auto", "softmax", "relu"),
         help="what they were trained with (default auto: as a training state says, else softmax)")  # fmt: skip
