@@ -42,7 +42,7 @@ from llmc_jax.data.datasets import (
     tasks_in,
     unpacked,
 )
-from llmc_jax.data.evalfile import START, write_eval_file
+from llmc_jax.data.evalfile import START, is_eval_file, write_eval_file
 from llmc_jax.data.tasks import TASKS, read_items
 from llmc_jax.data.tokenizers import Tokenizer
 from llmc_jax.errors import InputError
@@ -135,12 +135,25 @@ def _evaluation(dataset: Dataset, options: argparse.Namespace) -> None:
     if options.download_only:
         return
     found = [(task, path) for path in paths for task in tasks_in(dataset, path)]
+    _refuse_made(found)
     if tokenizer is not None:
         _write_eval_file(dataset, found, folder, tokenizer, options.force)
     for task, path in found:
         print(f"{TASKS[task].title}: {sum(1 for _ in TASKS[task].read(path)):,} questions in {path}")
+    for path in paths:
+        if recognised(dataset, path)[1] is None:
+            print_error(
+                f"note: {path} is none of the published files ({dataset.holds}): what it gives is its own figure"
+            )
     named = [task if path == TASKS[task].file else f"{task}={path}" for task, path in found]
     print(f"Next: {typed('python -m llmc_jax.evaluate')} CHECKPOINT --tasks {shlex.join(named)}")
+
+
+def _refuse_made(found: list[tuple[str, Path]]) -> None:
+    for task, path in found:
+        if is_eval_file(path):
+            command = f"{typed('python -m llmc_jax.evaluate')} CHECKPOINT --tasks {task}={path}"
+            raise InputError(f"{path}: is llm.c's evaluation file already; to evaluate with it: {command}")
 
 
 def _write_eval_file(
@@ -168,23 +181,21 @@ def _adopted(dataset: Dataset, given: Path, folder: Path) -> list[Path]:
     paths = []
     for path in published_in(dataset, given):
         file, called = recognised(dataset, path)
-        if called is None:
-            print_error(f"note: {path}: is none of the files as they were published; it is taken as it stands")
-            paths.append(path)
-        elif file is None:
-            print(f"{path}: {called}, as it was published")
-            paths.append(path)
-        else:
-            paths.append(adopt(path, folder / file.name))
-            print(f"{path}: {called}, as it was published; kept as {paths[-1]}")
+        paths.append(adopt(path, folder / file.name) if file else path)
+        if called:
+            kept = f"; kept as {paths[-1]}" if file else ""
+            print(f"{path}: {called}, as published{kept}")
     return paths
 
 
 def _downloaded(dataset: Dataset, files: list[File], folder: Path) -> list[Path]:
     with _download_progress(sum(file.size or 0 for file in files)) as report:
-        paths = obtain(dataset, files, folder, report)
-    checked = "as it was published" if all(file.sha256 or file.sha1 for file in files) else "unchecked"
-    print(f"{', '.join(map(str, paths[:3]))}{', …' if len(paths) > 3 else ''}: {checked}")
+        try:
+            paths = obtain(dataset, files, folder, report)
+        except KeyboardInterrupt:
+            print_error("note: what has arrived is kept, and the same command goes on from there")
+            raise
+    print(f"{', '.join(map(str, paths[:3]))}{', …' if len(paths) > 3 else ''}: as published")
     return paths
 
 
@@ -220,7 +231,7 @@ def _finish_downloads(downloads: Path, remove: bool) -> None:
         shutil.rmtree(downloads)
         return
     size = sum(path.stat().st_size for path in downloads.rglob("*") if path.is_file())
-    print(f"{downloads} ({_size(size)}) is not needed any more; --remove-downloads removes it by itself")
+    print(f"{downloads} ({_size(size)}) may go now; with --remove-downloads it goes by itself")
 
 
 # ----- progress -----------------------------------------------------------------------------------------------------
