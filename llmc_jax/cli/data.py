@@ -18,6 +18,7 @@ from llmc_jax.cli.parsers import Parser, run_command
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.corpora import TINYSHAKESPEARE_FOLDER, Corpus, stdlib_corpus, tinyshakespeare_corpus
 from llmc_jax.data.documents import Reading, find_inputs
+from llmc_jax.data.llama3 import is_model, read_model
 from llmc_jax.data.prepare import SHARD_TOKENS, VAL_SHARE, VAL_TOKENS, Settings
 from llmc_jax.data.show import SHOWN_TOKENS, describe, inspect_token_file
 from llmc_jax.data.tokenfile import expand_pattern
@@ -247,10 +248,12 @@ def _tokenizer_write(options: argparse.Namespace) -> None:
 
 
 def _tokenizer_inspect(options: argparse.Namespace) -> None:
-    """Say what is in a gpt2_tokenizer.bin."""
-    table = read_tokenizer_bin(options.path)
+    """Say what is in a gpt2_tokenizer.bin, or in Llama 3's tokenizer.model."""
+    is_llama3 = is_model(options.path)
+    table = read_model(options.path) if is_llama3 else read_tokenizer_bin(options.path)
+    form = "a table in base64" if is_llama3 else f"version {table.version}"
     longest = max(range(len(table.pieces)), key=lambda token: len(table.pieces[token]))
-    print(f"{options.path}: version {table.version}, {len(table.pieces)} ids, {options.path.stat().st_size:,} bytes")
+    print(f"{options.path}: {form}, {len(table.pieces)} ids, {options.path.stat().st_size:,} bytes")
     print(f"  end of text  id {table.eot}, {_quoted(table.pieces[table.eot])}")
     print(f"  longest      id {longest}, {len(table.pieces[longest])} bytes, {_quoted(table.pieces[longest])}")
     print(f"  first ids    {' '.join(map(_quoted, table.pieces[:16]))}")

@@ -15,9 +15,11 @@ import regex
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from llmc_jax.cli.data import main
 from llmc_jax.data import llama3, tokenizers
 from llmc_jax.data.documents import cut_documents
 from llmc_jax.data.llama3 import llama3_tokenizer, model_tokenizer, read_ranks, special_tokens
+from llmc_jax.data.tokenfile import open_token_file
 from llmc_jax.data.tokenizers import Tokenizer, bin_tokenizer, load_tokenizer, write_tokenizer_bin
 from llmc_jax.errors import FormatError, InputError
 
@@ -180,6 +182,21 @@ def test_another_rule_s_table_is_refused(tmp_path: Path) -> None:
         load_tokenizer(str(tmp_path / "r50k_base.tiktoken"))
 
 
+def test_the_commands_take_it(
+    model: Path, ranks: tuple[bytes, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tokenizer", "inspect", str(model)]) == 0
+    assert re.search(r"558 ids.*\n.*id 302, '<\|begin_of_text\|>'", capsys.readouterr().out)
+    assert main(["tokenizer", "encode", "qzx 123", "--tokenizer", str(model)]) == 0
+    assert capsys.readouterr().out.split()[:3] == [str(token) for token in naive_encode("qzx 123", ranks)]
+    (tmp_path / "a.txt").write_text("the cat sat on the mat!\n\n" * 9)
+    words = [str(tmp_path / "a.txt"), "-o", str(tmp_path / "out"), "--val-tokens", "5", "--tokenizer", str(model)]
+    assert main(["prepare", *words]) == 0
+    with open_token_file(tmp_path / "out/a_val_000000.bin") as val:
+        expected = [302, *naive_encode("the cat sat on the mat!\n\n" * 9, ranks)][:5]
+        assert val.read(0, 5).tolist() == expected
+
+
 # ----- choosing ------------------------------------------------------------------------------------------------------
 
 
@@ -255,7 +272,7 @@ def test_the_table_is_downloaded_with_a_login_and_kept(
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     Hub.data = as_metas
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
         with pytest.raises(InputError, match=r"401.*licence.*HF_TOKEN") as caught:
             load_tokenizer("llama3")
