@@ -274,20 +274,23 @@ def _with_patience(source: Remote, url: str, token: str | None, part: _Part, rep
         except (OSError, http.client.HTTPException) as error:
             came = part.size > before
             answered, idle = answered or came, 1 if came else idle + 1
-            if idle > len(PAUSES) or not _may_pass(error, answered):
+            if idle > _patience(error, answered):
                 raise
             seconds = _pause(error, idle)
             print_error(f"note: {url}: {cause(error)}; trying again in {seconds:.0f} s")
             time.sleep(seconds)
 
 
-def _may_pass(error: BaseException, answered: bool) -> bool:
-    """Return whether another attempt may help. A server that was never reached is taken for one that is not there."""
+def _patience(error: BaseException, answered: bool) -> int:
+    """Return how many attempts in a row that bring nothing are followed by another.
+
+    A server that was never reached is taken for one that is not there; one that never sent a byte will hardly begin.
+    """
     if isinstance(error, urllib.error.HTTPError):
-        return error.code in BUSY
+        return len(PAUSES) if error.code in BUSY else 0
     if isinstance(error, urllib.error.URLError):
-        return answered and not isinstance(error.reason, ssl.SSLError)
-    return True
+        return len(PAUSES) if answered and not isinstance(error.reason, ssl.SSLError) else 0
+    return len(PAUSES) if answered else 2
 
 
 def _pause(error: BaseException, idle: int) -> float:

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import os
+import random
 import struct
 import sys
 from pathlib import Path
@@ -130,6 +131,37 @@ def test_every_format_gives_the_same_tokens(tmp_path: Path, form: str) -> None:
     assert (made.documents, made.empty) == (30, 0)
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"text": "a"}', r"a\.json: is a JSON dict; expected a list of objects"),
+        ('[{"text": "a"}, 3]', r"a\.json: item 1: is a JSON int"),
+        ('[{"text": "a"}, {"story": "b"}]', r"a\.json: item 1: has no field 'text'; it has 'story'"),
+        ('[{"text": "a"},', r"a\.json: is not JSON .*; expected a list of objects"),
+        ('[{"text": "' + "a" * 200 + '"}]', "more than 100 bytes in one list"),
+    ],
+)
+def test_a_list_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, message: str
+) -> None:
+    monkeypatch.setattr(documents, "LONGEST_LIST", 100)
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(InputError, match=message):
+        prepare([str(tmp_path)], tmp_path / "out", "x", bytes_tokenizer(), Settings(Reading("json")))
+
+
+@pytest.mark.parametrize("shuffle", [None, 3])
+def test_a_list_is_documents(tmp_path: Path, shuffle: int | None) -> None:
+    (tmp_path / "a.json").write_text(json.dumps([{"text": f" {text}\n"} for text in TEXTS]))
+    order = [*range(30)]
+    if shuffle is not None:
+        random.Random(shuffle).shuffle(order)
+    reading = Reading("json", strip=True, shuffle=shuffle)
+    pieces = list(documents.read_pieces(tmp_path / "a.json", reading))
+    assert [piece.text for piece in pieces] == [TEXTS[index].strip() for index in order]
+    assert sum(piece.read for piece in pieces) == (tmp_path / "a.json").stat().st_size
+
+
 @pytest.mark.parametrize("val_tokens", [0, 1, 99, 100, 101, 250])
 def test_shards(tmp_path: Path, val_tokens: int) -> None:
     (tmp_path / "a.txt").write_text("x" * 1000)
@@ -198,15 +230,17 @@ def test_the_number_of_workers_does_not_matter(
     tmp_path: Path, small_bin: Path, monkeypatch: pytest.MonkeyPatch, spec: str
 ) -> None:
     tokenizer = bytes_tokenizer() if spec == "bytes" else bin_tokenizer(small_bin)
-    write_jsonl(tmp_path / "a.jsonl", TEXTS * 3)
+    write_jsonl(tmp_path / "a.jsonl", [*TEXTS * 3, "", ""])
     (tmp_path / "b.txt").write_text(" ".join(TEXTS))
     monkeypatch.setattr(module, "PIECE_CHARS", 200)
     inputs = [str(tmp_path / "b.txt"), str(tmp_path / "a.jsonl")]
     results = []
     for workers in (1, 2):
-        split = Settings(val_fraction=0.2, shard_tokens=700, workers=workers)
+        split = Settings(val_fraction=0.2, shard_tokens=700, workers=workers, keep_empty=spec == "bytes")
         made = prepare(inputs, tmp_path / str(workers), "x", tokenizer, split)
         results.append([(shard.path.name, shard.path.read_bytes()) for shard in made.shards])
+        assert made.documents == (93 if spec == "bytes" else 91)
+        assert sum(tokens_of(shard.path).count(tokenizer.eot) for shard in made.shards) == made.documents
     assert results[0] == results[1]
     assert len(results[0]) > 3
 
