@@ -10,8 +10,7 @@ from llmc_jax.evaluate.figures import Figure, difference
 from llmc_jax.evaluate.subjects import Result
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-DECIMALS = {"perplexity": 3}  # of a figure; else USUAL
-USUAL = 4
+DECIMALS = 4  # of a figure; perplexities, which may be anything, are shown with five digits
 
 
 class Subject(NamedTuple):
@@ -52,25 +51,37 @@ def table(subjects: Sequence[Subject], positions: int, *, by_position: bool = Fa
 
 
 def _rows(subject: Subject, positions: int, by_position: bool) -> list[list[str]]:
-    facts = _facts(subject, positions)
-    kinds = [[each.figures for each in subject.results]]
+    lines = _figure_rows(subject, [each.figures for each in subject.results])
     if by_position and subject.kind != "task":
-        kinds.append([[bin._replace(name=f"loss at {bin.name}") for bin in each.bins] for each in subject.results])
-    lines = [line for figures in kinds for line in _figure_rows(subject, figures)]
-    left = [subject.name, *(f"  {fact}" for fact in facts)]
+        bins = [[bin._replace(name=f"loss at {bin.name}") for bin in each.bins] for each in subject.results]
+        lines += _figure_rows(subject, bins)
+    lines += _other_facts(subject)
+    left = [subject.name, *(f"  {fact}" for fact in _facts(subject, positions))]
     filled = max(len(left), len(lines))
     left += [""] * (filled - len(left))
     lines += [[]] * (filled - len(lines))
     return [[name, *line] for name, line in zip(left, lines, strict=True)]
 
 
+def _same(subject: Subject) -> set[str]:
+    """Return the names of facts that are the same for all models."""
+    first, *others = (result.facts for result in subject.results)
+    return {name for name in first if all(other.get(name) == first[name] for other in others)}
+
+
 def _facts(subject: Subject, positions: int) -> list[str]:
     """Return how much of a text or task there is, as far as it is the same for all models."""
-    first, *others = (result.facts for result in subject.results)
-    same = {name for name in first if all(other.get(name) == first[name] for other in others)}
     words = {"tokens": "{:,} tokens", "rows": f"{{:,}} rows, T={positions}", "items": "{:,} items"}
     words["chance"] = "by chance {:.4f}"
-    return [words[name].format(first[name]) for name in words if name in same]
+    same = _same(subject)
+    return [words[name].format(subject.results[0].facts[name]) for name in words if name in same]
+
+
+def _other_facts(subject: Subject) -> list[list[str]]:
+    """Return a line for each fact that is not the same for all models: they read other tokens."""
+    same, facts = _same(subject), [result.facts for result in subject.results]
+    names = [name for name in ("tokens", "rows") if name not in same and any(name in each for each in facts)]
+    return [[name, *(f"{each[name]:,}" for each in facts)] for name in names]
 
 
 def _figure_rows(subject: Subject, figures: Sequence[Sequence[Figure]]) -> list[list[str]]:
@@ -92,9 +103,14 @@ def _mean(figure: Figure) -> Mean:
 
 def shown(name: str, mean: Mean, sign: str = "") -> str:
     """Return a figure and its standard error: 1.2345 ± 0.0012."""
-    decimals = DECIMALS.get(name, USUAL)
+    decimals = _decimals(mean.value) if name == "perplexity" else DECIMALS
     value = f"{mean.value:{sign},.{decimals}f}"
     return value if math.isnan(mean.error) else f"{value} ± {mean.error:,.{decimals}f}"
+
+
+def _decimals(value: float) -> int:
+    """Return with how many decimals a perplexity is shown: with five digits, as long as it has fewer before them."""
+    return next((decimals for decimals in (3, 2, 1) if abs(value) < 10 ** (5 - decimals)), 0)
 
 
 def plain_data(subject: Subject, by_position: bool) -> dict[str, Any]:

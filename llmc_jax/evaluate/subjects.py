@@ -123,10 +123,7 @@ def text_of_data(reader: Reader, pattern: str, cut: Cut) -> Text:
 def text_of_file(reader: Reader, path: str, cut: Cut) -> Text:
     """Return a file of text, made into tokens, after the end-of-text token. Raises InputError."""
     if reader.tokenizer is None:
-        raise InputError(
-            f"--text {path}: {reader.source.path} has no tokenizer ({reader.note}); name it by --tokenizer, or give "
-            "token files by --data"
-        )
+        raise InputError(f"--text {path}: {reader.source.path} has no tokenizer ({reader.note}); token files need none")
     ids = np.concatenate([[reader.end_of_text], _encoded(reader.tokenizer, path)])
     pieces = (texts.piece_of_ids(f"--text {path}", ids),)
     key = hashlib.sha256(ids.astype(np.int64).tobytes()).hexdigest()

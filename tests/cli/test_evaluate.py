@@ -1,6 +1,7 @@
 """`python -m llmc_jax.evaluate`: figures against the plain model, files, what is refused, several devices."""
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,13 +13,20 @@ import numpy as np
 import pytest
 
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
-from llmc_jax.cli.evaluate import main, number_of_devices
+from llmc_jax.cli.evaluate import Asked, Evaluated, main, number_of_devices, side_by_side
 from llmc_jax.cli.evaluate_flags import DEFAULTS, NEEDED, make_parser, parse
 from llmc_jax.data.tokenfile import write_token_file
+from llmc_jax.data.tokenizers import write_tokenizer_bin
 from llmc_jax.errors import InputError
+from llmc_jax.evaluate.choices import Mean
+from llmc_jax.evaluate.model import scorer_of
+from llmc_jax.evaluate.report import plain_data, shown
+from llmc_jax.evaluate.report import table as table_of
+from llmc_jax.evaluate.subjects import Cut, open_reader, text_of_file, text_result
+from llmc_jax.generate.model import open_model
 from tests.generate import plain
 
-A, B = "L2-NH2-C16-V257-T32", "L1-NH2-C16-V257-T48"  # random weights; the tokens are bytes
+A, B, C = "L2-NH2-C16-V257-T32", "L1-NH2-C16-V257-T48", "L1-NH2-C16-V258-T32"  # random weights; the tokens are bytes
 T = 32
 TEXT = b"the old sea and the little ship, again and again; nobody knew the song of the sailor any more" * 2
 
@@ -125,6 +133,33 @@ def test_the_table_has_the_figures_of_the_json(evaluate: Evaluate, files: Files)
     assert f"{text['loss']['value']:.4f} ± {text['loss']['error']:.4f}" in lines[2]
     assert f"{text['tokens']} tokens" in lines[3]
     assert "hellaswag" in lines[6] and f"{task['accuracy']['value']:.4f} ± {task['accuracy']['error']:.4f}" in lines[6]
+
+
+def test_perplexities_have_five_digits() -> None:
+    for value, expected in (
+        (6.00449, "6.004"), (60.0449, "60.045"), (604.37, "604.37"), (1144.11, "1,144.1"), (12447.2, "12,447"),
+        (math.inf, "inf"),
+    ):  # fmt: skip
+        assert shown("perplexity", Mean(value, math.nan)) == expected
+    assert shown("loss", Mean(-1.5, 0.25), "+") == "-1.5000 ± 0.2500"
+
+
+def test_models_that_read_other_tokens_are_not_subtracted(evaluate: Evaluate, tmp_path: Path) -> None:
+    """One model has a table of 257 pieces of which some have two bytes."""
+    text, table = tmp_path / "text.txt", tmp_path / "table.bin"
+    text.write_bytes(TEXT)
+    pieces = (*(bytes([value]) for value in range(256)), b"th", b"<|endoftext|>")
+    write_tokenizer_bin(table, pieces, 257)
+    readers = [open_reader(Path(model), spec, None, "auto") for model, spec in ((A, "bytes"), (C, str(table)))]
+    cut = Cut(T)
+    asked = Asked([[text_of_file(reader, str(text), cut)] for reader in readers], T, 1)
+    models = [open_model(A), open_model(C, tokenizer=str(table))]
+    results = [[text_result(scorer_of(model), *own, T)] for model, own in zip(models, asked.subjects, strict=True)]
+    (subject,) = side_by_side(asked, Evaluated([{}, {}], results, 0.0))
+    first, second = plain_data(subject, False)["results"]
+    assert (first["bytes"], second["bytes"]) == (len(TEXT), len(TEXT))
+    assert first["tokens"] - second["tokens"] == TEXT.count(b"th") and "difference" not in second
+    assert any("tokens" in line and f"{first['tokens']}" in line for line in table_of([subject], T).splitlines())
 
 
 def test_the_loss_by_position_is_that_of_the_plain_model(evaluate: Evaluate, files: Files, tmp_path: Path) -> None:
