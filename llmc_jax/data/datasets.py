@@ -473,7 +473,7 @@ def unpacked(archive: Path, folder: Path, pattern: str) -> list[Path]:
                     if member.isfile() and Path(name).match(pattern) and not name.startswith("."):
                         _extract(tar, member, folder / name)
             done.touch()
-    files = sorted(path for path in folder.glob(pattern) if not path.name.startswith("."))
+    files = sorted(folder.glob(pattern))
     if not files:
         done.unlink()
         raise InputError(f"{archive}: holds no files {pattern}; is it the archive as it was published?")

@@ -99,6 +99,12 @@ def test_what_has_arrived_is_kept_and_the_next_call_goes_on(server: Files, tmp_p
     assert [asked.range for asked in server.asked] == ["bytes=60000-"]
 
 
+def test_attempts_that_bring_something_are_not_counted(server: Files, tmp_path: Path) -> None:
+    server.drops["/f"] = [1000] * 20
+    assert fetch(remote(server, size=len(DATA), sha256=SHA256), tmp_path / "f").read_bytes() == DATA
+    assert len(server.asked) == 21
+
+
 @pytest.mark.parametrize("change", ["digest", "etag", "no notes", "longer part"])
 def test_a_part_of_another_file_is_not_gone_on_with(server: Files, tmp_path: Path, change: str) -> None:
     part, notes = tmp_path / "f.part", tmp_path / "f.part.json"
