@@ -28,14 +28,8 @@ PUBLISHED_PATTERN = regex.compile(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
-WHOLE = (
-    b"!\n\n",
-    b"123",
-    b"'LL",
-    b"\n\n\n",
-    b" \n",
-    b"qzx",
-)  # no pairs lead to some of them: taken where a word is one
+# No pairs lead to some of these: only a whole word is one
+WHOLE = (b"!\n\n", b"123", b"'LL", b"\n\n\n", b" \n", b"\n  ", b"qzx")
 LIKELY = "  \n\n\t\r'sStTreVvmLlDdſ abcthe0123.,!?-_é漢🙂\u00a0\u2003\u0085\u3000\u200b\x1cqzx"
 texts = st.text(st.one_of(st.sampled_from(LIKELY), st.characters(codec="utf-8")), max_size=60)
 
@@ -63,7 +57,7 @@ def written(pieces: tuple[bytes, ...]) -> bytes:
 
 @pytest.fixture(scope="session")
 def ranks(small_pieces: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """302 pieces: the small table's without its end of text, and some that only a whole word can be."""
+    """303 pieces: the small table's without its end of text, and some that only a whole word can be."""
     return (*small_pieces[:-1], *WHOLE)
 
 
@@ -85,6 +79,7 @@ def once(path: Path) -> Tokenizer:
 @given(texts)
 @example("THEY'LL the\n\n\n  dog's 12345!\n\n  ")
 @example("a \n \n b\n")
+@example("I'LLx a\n  ")
 @settings(max_examples=200, deadline=None)
 def test_text_is_encoded_as_published(model: Path, ranks: tuple[bytes, ...], text: str) -> None:
     tokenizer = once(model)
@@ -95,10 +90,10 @@ def test_text_is_encoded_as_published(model: Path, ranks: tuple[bytes, ...], tex
 
 def test_ids_behind_the_table_are_special(model: Path, ranks: tuple[bytes, ...]) -> None:
     tokenizer = once(model)
-    assert (tokenizer.vocab_size, tokenizer.eot, tokenizer.name) == (302 + 256, 302, "small.model")
-    assert tokenizer.encode("<|begin_of_text|><|eot_id|>").max() < 302  # in a text nothing is special
-    assert tokenizer.encode_document("qzx").tolist() == [302, ranks.index(b"qzx")]
-    assert tokenizer.decode([302, 303, 311, 557]) == (
+    assert (tokenizer.vocab_size, tokenizer.eot, tokenizer.name) == (303 + 256, 303, "small.model")
+    assert tokenizer.encode("<|begin_of_text|><|eot_id|>").max() < 303  # in a text nothing is special
+    assert tokenizer.encode_document("qzx").tolist() == [303, ranks.index(b"qzx")]
+    assert tokenizer.decode([303, 304, 312, 558]) == (
         b"<|begin_of_text|><|end_of_text|><|eot_id|><|reserved_special_token_245|>"
     )
     assert len(set(special_tokens())) == 256
@@ -186,14 +181,14 @@ def test_the_commands_take_it(
     model: Path, ranks: tuple[bytes, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["tokenizer", "inspect", str(model)]) == 0
-    assert re.search(r"558 ids.*\n.*id 302, '<\|begin_of_text\|>'", capsys.readouterr().out)
+    assert re.search(r"559 ids.*\n.*id 303, '<\|begin_of_text\|>'", capsys.readouterr().out)
     assert main(["tokenizer", "encode", "qzx 123", "--tokenizer", str(model)]) == 0
     assert capsys.readouterr().out.split()[:3] == [str(token) for token in naive_encode("qzx 123", ranks)]
     (tmp_path / "a.txt").write_text("the cat sat on the mat!\n\n" * 9)
     words = [str(tmp_path / "a.txt"), "-o", str(tmp_path / "out"), "--val-tokens", "5", "--tokenizer", str(model)]
     assert main(["prepare", *words]) == 0
     with open_token_file(tmp_path / "out/a_val_000000.bin") as val:
-        expected = [302, *naive_encode("the cat sat on the mat!\n\n" * 9, ranks)][:5]
+        expected = [303, *naive_encode("the cat sat on the mat!\n\n" * 9, ranks)][:5]
         assert val.read(0, 5).tolist() == expected
 
 
@@ -202,7 +197,7 @@ def test_the_commands_take_it(
 
 def test_a_file_is_known_by_its_content(model: Path, small_bin: Path, tmp_path: Path) -> None:
     (tmp_path / "any.bin").write_bytes(model.read_bytes())
-    found = load_tokenizer(str(tmp_path / "any.bin"), 558).tokenizer
+    found = load_tokenizer(str(tmp_path / "any.bin"), 559).tokenizer
     assert found is not None and found.pieces == once(model).pieces
     assert load_tokenizer(found.spec).tokenizer == found
     (tmp_path / "any.model").write_bytes(small_bin.read_bytes())
@@ -218,7 +213,7 @@ def as_metas(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> by
     data = model.read_bytes()
     monkeypatch.setattr(llama3, "MODEL_BYTES", len(data))
     monkeypatch.setattr(llama3, "MODEL_SHA256", tokenizers.hashlib.sha256(data).hexdigest())
-    monkeypatch.setattr(tokenizers, "LLAMA3_VOCAB", 558)
+    monkeypatch.setattr(tokenizers, "LLAMA3_VOCAB", 559)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
@@ -228,20 +223,20 @@ def as_metas(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> by
 def test_the_table_is_found_where_it_may_be(as_metas: bytes, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"HF_TOKEN.*--tokenizer PATH"):
         load_tokenizer("llama3")
-    missing = load_tokenizer("auto", 558)
+    missing = load_tokenizer("auto", 559)
     assert missing.tokenizer is None and "HF_TOKEN" in missing.note
     (tmp_path / "data").mkdir()
     for path in (tmp_path / "cache/llama3/tokenizer.model", tmp_path / "empty/tokenizer.model"):
         path.parent.mkdir(exist_ok=True, parents=True)
-        path.write_bytes(as_metas[:-1] + b" ")
-        assert load_tokenizer("auto", 558).tokenizer is None  # a damaged file is none
+        path.write_bytes(as_metas.replace(b" 1\n", b" @\n").replace(b" 2\n", b" 1\n").replace(b" @\n", b" 2\n"))
+        assert load_tokenizer("auto", 559).tokenizer is None  # another table of that size is none
         path.write_bytes(as_metas)
         for spec in ("auto", "llama3"):
-            found = load_tokenizer(spec, 558).tokenizer
-            assert found is not None and (found.name, found.spec, found.vocab_size) == ("llama3", "llama3", 558)
+            found = load_tokenizer(spec, 559).tokenizer
+            assert found is not None and (found.name, found.spec, found.vocab_size) == ("llama3", "llama3", 559)
         path.unlink()
     (tmp_path / "data/tokenizer.model").write_bytes(as_metas)
-    assert load_tokenizer("auto", 558, [tmp_path / "data"]).tokenizer is not None
+    assert load_tokenizer("auto", 559, [tmp_path / "data"]).tokenizer is not None
     assert llama3_tokenizer(False, [tmp_path / "data"]).tokenizer is not None
 
 
