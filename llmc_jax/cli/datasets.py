@@ -221,7 +221,8 @@ def _corpus(dataset: Dataset, options: argparse.Namespace) -> None:
     settings = recipe.settings(options.shard_size)._replace(workers=options.workers)
     chosen = [str(path) for path in inputs[: options.files]]
     make_token_files(chosen, folder, name, tokenizer, settings, options)
-    _finish_downloads(downloads, options.remove_downloads)
+    own = any(Path(given).resolve().is_relative_to(downloads.resolve()) for given in options.source or ())
+    _finish_downloads(downloads, options.remove_downloads and not own)  # what --from names is the user's
 
 
 def _finish_downloads(downloads: Path, remove: bool) -> None:

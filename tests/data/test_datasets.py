@@ -421,6 +421,9 @@ def test_tinystories_is_llmcs(server: Files, monkeypatch: pytest.MonkeyPatch) ->
     assert tokens_of(folder / "TinyStories_bytes_val.bin") == llmc_tinystories(STORIES[:1])
     assert tokens_of(folder / "TinyStories_bytes_train.bin") == llmc_tinystories(STORIES[1:])
     unpacked = str(folder / "downloads/TinyStories_all_data")
+    again = ["tinystories", "--tokenizer", "bytes", "--from", unpacked, "--remove-downloads", "--force"]
+    assert main(again) == 0
+    assert Path(unpacked).exists()  # --from named it
     words = ["tinystories", "--tokenizer", "bytes", "--out", "two", "--from", unpacked, "--files", "2"]
     assert main([*words, "--shard-size", "40"]) == 0
     shards = [tokens_of(path) for path in sorted(Path("two").glob("*train*.bin"))]
