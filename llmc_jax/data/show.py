@@ -11,15 +11,7 @@ import numpy as np
 
 from llmc_jax.config.model import GPT2_VOCAB
 from llmc_jax.data.tokenfile import TokenFile, open_token_file
-from llmc_jax.data.tokenizers import (
-    BYTES_EOT,
-    BYTES_VOCAB,
-    GPT2_EOT,
-    LLAMA3_EOT,
-    LLAMA3_VOCAB,
-    load_tokenizer,
-    sample_text,
-)
+from llmc_jax.data.tokenizers import BYTES_VOCAB, LLAMA3_VOCAB, load_tokenizer, sample_text, usual_eot
 from llmc_jax.errors import FormatError
 
 CHUNK_TOKENS = 1 << 22  # read at a time
@@ -71,9 +63,9 @@ def inspect_token_file(
     file or the tokenizer cannot be had.
     """
     named = None if tokenizer in ("auto", "none") else load_tokenizer(tokenizer, vocab_size)
-    candidates = {BYTES_VOCAB: BYTES_EOT, GPT2_VOCAB: GPT2_EOT, LLAMA3_VOCAB: LLAMA3_EOT}
+    candidates = [BYTES_VOCAB, GPT2_VOCAB, LLAMA3_VOCAB]
     if named is not None and named.tokenizer is not None:
-        candidates = {named.tokenizer.vocab_size: named.tokenizer.eot}
+        candidates = [named.tokenizer.vocab_size]
         vocab_size = named.tokenizer.vocab_size
     with open_token_file(path) as file:
         ranges = [(int(chunk.min()), int(chunk.max())) for chunk in _chunks(file)]
@@ -88,7 +80,7 @@ def inspect_token_file(
             )
         choice = named or load_tokenizer(tokenizer, vocab_size)
         if eot is None:
-            eot = choice.tokenizer.eot if choice.tokenizer else candidates.get(vocab_size, vocab_size - 1)
+            eot = choice.tokenizer.eot if choice.tokenizer else usual_eot(vocab_size)
         documents = sum(int(np.count_nonzero(chunk == eot)) for chunk in _chunks(file))
         first = file.read(0, min(max(0, show), file.num_tokens)).tolist()
     facts = file.path, file.kind, file.size, file.num_tokens, lowest, highest, documents, vocab_size, eot, first

@@ -416,6 +416,11 @@ def load_tokenizer(spec: str, vocab_size: int | None = None, folders: Iterable[P
     return choice
 
 
+def usual_eot(vocab_size: int) -> int:
+    """Return the id that stands before a document by the vocabulary's size alone: Llama 3's, else the last one."""
+    return LLAMA3_EOT if vocab_size == LLAMA3_VOCAB else vocab_size - 1
+
+
 def _check_vocab(note: str, ids: int, vocab_size: int | None) -> None:
     """Raise InputError where a tokenizer has another number of ids than the model; None: any will do."""
     if vocab_size not in (None, ids):

@@ -17,7 +17,7 @@ from llmc_jax.checkpoint.source import Source, slices_of
 from llmc_jax.checkpoint.sources import open_source
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import ATTENTIONS, attention_computed
-from llmc_jax.data.tokenizers import Choice, Tokenizer, load_tokenizer, table_tokenizer
+from llmc_jax.data.tokenizers import Choice, Tokenizer, load_tokenizer, table_tokenizer, usual_eot
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.machine.device import available_memory_bytes, first_device, gib
 from llmc_jax.models.gpt2.model import PLAIN, Execution
@@ -193,12 +193,12 @@ def _hugging_face_tokenizer(folder: Path, vocab_size: int) -> Choice | None:
 
 
 def end_of_text(source: Source, tokenizer: Tokenizer | None) -> int:
-    """Return the id that begins and ends a text: the format's, else the tokenizer's, else the last of V.
+    """Return the id that begins and ends a text: the format's, else the tokenizer's, else the usual one.
 
     Of several in the format, the tokenizer's or else the first: the others end no text here.
     """
     V = source.config.vocab_size
-    usual = V - 1 if tokenizer is None else tokenizer.eot
+    usual = usual_eot(V) if tokenizer is None else tokenizer.eot
     stored = None if source.special is None else source.special.eos
     several = [token for token in (stored if isinstance(stored, list) else [stored]) if token is not None and token < V]
     return usual if usual in several or not several else several[0]

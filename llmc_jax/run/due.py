@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from llmc_jax.cluster.agreement import Agreed
 from llmc_jax.config.train import attention_computed
-from llmc_jax.data.tokenizers import sample_text
+from llmc_jax.data.tokenizers import sample_text, usual_eot
 from llmc_jax.generate.llmc import SEED, generate_cached
 from llmc_jax.machine.device import memory_stats
 from llmc_jax.rng import skip_u32
@@ -55,7 +55,7 @@ def draw_sample(run: Run, progress: Progress) -> Progress:
     """Sample from the model, keep and show the text; nothing if the user stops the run meanwhile."""
     setup, model, tokenizer = run.setup, run.setup.model, run.setup.tokenizer.tokenizer
     weights, attention = setup.place.first(progress.state.weights), attention_computed(setup.config.attention)
-    end_of_text = model.vocab_size - 1 if tokenizer is None else tokenizer.eot
+    end_of_text = usual_eot(model.vocab_size) if tokenizer is None else tokenizer.eot
     counters, ids, request = progress.counters, list[int](), run.votes.request
     state = skip_u32(SEED, 0 if setup.config.sampling == "train_gpt2.cu" else counters.drawn)
     count, options = setup.config.sample_tokens, setup.plan.execution.compiler_options

@@ -20,7 +20,7 @@ from llmc_jax.data import llama3, tokenizers
 from llmc_jax.data.documents import cut_documents
 from llmc_jax.data.llama3 import llama3_tokenizer, model_tokenizer, read_ranks, special_tokens
 from llmc_jax.data.tokenfile import open_token_file
-from llmc_jax.data.tokenizers import Tokenizer, bin_tokenizer, load_tokenizer, write_tokenizer_bin
+from llmc_jax.data.tokenizers import Tokenizer, bin_tokenizer, load_tokenizer, usual_eot, write_tokenizer_bin
 from llmc_jax.errors import FormatError, InputError
 
 # As published (llama-models, models/llama3/tokenizer.py), without possessive quantifiers
@@ -279,6 +279,10 @@ def test_the_table_is_downloaded_with_a_login_and_kept(
     assert (tmp_path / "cache/llama3/tokenizer.model").read_bytes() == as_metas
     path = "/meta-llama/Llama-3.1-8B/resolve/main/original/tokenizer.model"
     assert Hub.asked == [(path, None), (path, "Bearer hf_mine")]
+
+
+def test_without_a_table_the_size_says_what_begins_a_document() -> None:
+    assert [usual_eot(vocab_size) for vocab_size in (257, 50257, 128256, 1000)] == [256, 50256, 128000, 999]
 
 
 def test_the_model_s_vocabulary_is_looked_at_first() -> None:
