@@ -6,6 +6,7 @@ with what was named is found before any weights are read. JAX is imported when i
 
 import io
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -74,13 +75,17 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _check_files(flags: SimpleNamespace) -> None:
-    """Check what will be written, and the names of tasks, before anything is read. Raises InputError."""
+    """Check that what will be written can be, before anything is computed. Raises InputError."""
     if flags.picture is not None:
         from llmc_jax.pictures import check_picture
 
         check_picture(flags.picture, "--picture")
-    if flags.items is not None:
-        refuse_irregular(Path(flags.items))
+    for name in ("picture", "items"):
+        if (path := getattr(flags, name)) is None:
+            continue
+        refuse_irregular(Path(path))
+        if not os.access(Path(path).parent, os.W_OK | os.X_OK):
+            raise InputError(f"--{name} {path}: {Path(path).parent} is no folder that can be written; name another")
 
 
 # ----- what is asked ------------------------------------------------------------------------------------------------
@@ -100,7 +105,11 @@ def prepare(flags: SimpleNamespace) -> Asked:
             f"--stride {flags.stride}: rows have T={T} positions, and tokens between them would be left out"
         )
     cut = Cut(T, flags.stride, flags.batches, flags.rows or USUAL_ROWS)
-    asked = Asked([subjects(flags, reader, cut) for reader in readers], T, devices)
+    shared: dict[Any, list[Text | Questions]] = {}  # models of one tokenizer read the same
+    for reader in readers:
+        if reader.reads not in shared:
+            shared[reader.reads] = subjects(flags, reader, cut)
+    asked = Asked([shared[reader.reads] for reader in readers], T, devices)
     for text in asked.subjects[0]:
         if isinstance(text, Text) and flags.batches is not None and len(text.rows) < flags.batches * cut.batch_rows:
             say("note", f"--batches {flags.batches}: {text.name} has {len(text.rows) // cut.batch_rows}; all are taken")
@@ -197,12 +206,17 @@ def legend(names: Sequence[str]) -> list[str]:
 def side_by_side(asked: Asked, found: Evaluated) -> list["Subject"]:
     """Return by subject what each model makes of it."""
     from llmc_jax.evaluate.report import Subject
-    from llmc_jax.evaluate.subjects import Text
 
     columns = zip(*found.results, strict=True)
+    from llmc_jax.evaluate.subjects import Questions
+
+    names = [own.name for own in asked.subjects[0]]
+    words = [
+        f"{own.name}={own.file}" if isinstance(own, Questions) and names.count(own.name) > 1 else own.name
+        for own in asked.subjects[0]
+    ]
     return [
-        Subject(own.kind if isinstance(own, Text) else "task", own.name if isinstance(own, Text) else own.task, results)
-        for own, results in zip(asked.subjects[0], columns, strict=True)
+        Subject(own.kind, word, results) for own, word, results in zip(asked.subjects[0], words, columns, strict=True)
     ]
 
 

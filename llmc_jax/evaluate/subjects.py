@@ -41,6 +41,11 @@ class Reader(NamedTuple):
         """Return V."""
         return self.source.config.vocab_size
 
+    @property
+    def reads(self) -> tuple[Any, ...]:
+        """Return what the tokens of a text depend on."""
+        return self.tokenizer, self.vocab_size, self.end_of_text
+
 
 class Text(NamedTuple):
     """A text, as one model reads it. key: two texts of the same key are the same tokens."""
@@ -56,9 +61,10 @@ class Text(NamedTuple):
 class Questions(NamedTuple):
     """A task, as one model reads it."""
 
-    task: str
-    path: Path
+    name: str
+    file: Path
     items: Sequence[Item]
+    kind: str = "task"
 
 
 class Result(NamedTuple):
@@ -196,12 +202,13 @@ def questions(reader: Reader, word: str, positions: int, limit: int | None, crop
 
 def questions_result(scorer: Scorer, asked: Questions, told: Told = lambda tokens: None) -> Result:
     """Return what a model answers to the items of a task."""
-    greedy = TASKS[asked.task].greedy
+    greedy = TASKS[asked.name].greedy
     scored = told_of(score(scorer, choices.rows_of_items(asked.items), greedy=greedy), told)
     found = choices.answers(asked.items, scored)
-    chance = float(np.mean([1 / len(item.completions) for item in asked.items]))
-    facts = {"items": len(found)} if greedy else {"items": len(found), "chance": chance}
-    return Result(_of_words(found) if greedy else _of_choices(found), facts, asked.task, answers=found)
+    facts: dict[str, Any] = {"file": str(asked.file), "items": len(found)}
+    if not greedy:
+        facts["chance"] = float(np.mean([1 / len(item.completions) for item in asked.items]))
+    return Result(_of_words(found) if greedy else _of_choices(found), facts, asked.name, answers=found)
 
 
 def told_of(scored: Any, told: Told) -> Any:
@@ -226,11 +233,11 @@ def _of_words(found: Sequence[choices.Answer]) -> list[Figure]:
 
 def item_lines(checkpoint: str, asked: Questions, found: Sequence[choices.Answer]) -> list[Mapping[str, Any]]:
     """Return what a model answered to each item, for JSON."""
-    greedy = TASKS[asked.task].greedy
+    greedy = TASKS[asked.name].greedy
     return [
         {
             "checkpoint": checkpoint,
-            "task": asked.task,
+            "task": asked.name,
             "item": item.name,
             "label": answer.label,
             **({"right": answer.written[answer.label]} if greedy and answer.written else _chosen(answer)),

@@ -299,6 +299,7 @@ def test_two_devices_give_the_figures_of_one(evaluate: Evaluate, files: Files) -
         ([A, "--data", "{data}", "--picture", "a.txt"], "a.txt"),
         ([A, "--tasks", "hellaswag={hellaswag}", "--picture", "a.png"], "--picture"),
         ([A, "--tasks", "hellaswag={hellaswag}", "--items", "{folder}"], "folder"),
+        ([A, "--tasks", "hellaswag={hellaswag}", "--items", "{folder}/no/items"], "no/items"),
         ([A, "--tasks", "hellaswag={lambada}"], "LAMBADA"),
         ([A, "--tasks", "riddles"], "riddles"),
         ([A, "--tasks", "mmlu="], "mmlu="),
