@@ -26,7 +26,7 @@ from llmc_jax.streams import print_error
 if TYPE_CHECKING:
     from llmc_jax.evaluate.report import Subject
     from llmc_jax.evaluate.scorer import Scorer
-    from llmc_jax.evaluate.subjects import Questions, Reader, Result, Text, Told
+    from llmc_jax.evaluate.subjects import Cut, Questions, Reader, Result, Text, Told
 
 PROGRESS_SECONDS = 10.0  # between two lines, where standard error is no terminal
 
@@ -69,6 +69,7 @@ def _run(words: Sequence[str]) -> int:
     for note in configure(tf32=flags.dtype != "fp32", devices=flags.devices):
         say("note", note)
     asked = prepare(flags)
+    note_missing(flags, asked)
     found = evaluate(flags, asked)
     show(flags, asked, found)
     return ExitCode.DONE
@@ -93,30 +94,32 @@ def _check_files(flags: SimpleNamespace) -> None:
 
 def prepare(flags: SimpleNamespace) -> Asked:
     """Read what the models are asked about, each with its own tokenizer. Raises InputError."""
-    from llmc_jax.evaluate.subjects import Cut, Text, common_positions, named_task, open_reader
+    from llmc_jax.evaluate.subjects import common_positions, named_task, open_reader
 
     for word in flags.tasks:
         named_task(word)
     devices = number_of_devices(flags.devices)
     readers = [open_reader(path, flags.tokenizer, flags.step, flags.v2_order) for path in flags.checkpoints]
-    T = common_positions(readers, flags.positions)
-    if flags.stride is not None and flags.stride > T:
-        raise InputError(
-            f"--stride {flags.stride}: rows have T={T} positions, and tokens between them would be left out"
-        )
-    cut = Cut(T, flags.stride, flags.batches, flags.rows or USUAL_ROWS)
+    cut = cut_of(flags, common_positions(readers, flags.positions))
     shared: dict[Any, list[Text | Questions]] = {}  # models of one tokenizer read the same
     for reader in readers:
         if reader.reads not in shared:
             shared[reader.reads] = subjects(flags, reader, cut)
-    asked = Asked([shared[reader.reads] for reader in readers], T, devices)
-    for text in asked.subjects[0]:
-        if isinstance(text, Text) and flags.batches is not None and len(text.rows) < flags.batches * cut.batch_rows:
-            say("note", f"--batches {flags.batches}: {text.name} has {len(text.rows) // cut.batch_rows}; all are taken")
-    return asked
+    return Asked([shared[reader.reads] for reader in readers], cut.positions, devices)
 
 
-def subjects(flags: SimpleNamespace, reader: "Reader", cut: Any) -> list["Text | Questions"]:
+def cut_of(flags: SimpleNamespace, positions: int) -> "Cut":
+    """Return how the flags want texts to be cut into rows. Raises InputError."""
+    from llmc_jax.evaluate.subjects import Cut
+
+    if flags.stride is not None and flags.stride > positions:
+        raise InputError(
+            f"--stride {flags.stride}: rows have T={positions} positions, and tokens between them would be left out"
+        )
+    return Cut(positions, flags.stride, flags.batches, flags.rows or USUAL_ROWS)
+
+
+def subjects(flags: SimpleNamespace, reader: "Reader", cut: "Cut") -> list["Text | Questions"]:
     """Return the texts and tasks as one model reads them."""
     from llmc_jax.evaluate.subjects import questions, text_of_data, text_of_file
 
@@ -125,6 +128,16 @@ def subjects(flags: SimpleNamespace, reader: "Reader", cut: Any) -> list["Text |
         *(text_of_file(reader, path, cut) for path in flags.text),
         *(questions(reader, word, cut.positions, flags.limit, flags.crop_context) for word in flags.tasks),
     ]
+
+
+def note_missing(flags: SimpleNamespace, asked: Asked) -> None:
+    """Say which texts have fewer batches than were asked for."""
+    from llmc_jax.evaluate.subjects import Text
+
+    rows = flags.rows or USUAL_ROWS
+    for text in asked.subjects[0]:
+        if isinstance(text, Text) and flags.batches is not None and len(text.rows) < flags.batches * rows:
+            say("note", f"--batches {flags.batches}: {text.name} has {len(text.rows) // rows}; all are taken")
 
 
 def number_of_devices(asked: int) -> int:

@@ -41,7 +41,7 @@ docs/evaluate.md explains all of it."""
 
 TEXTS, TASKS = ("data", "text"), ("tasks",)
 NEEDED = {
-    **dict.fromkeys(("batches", "rows", "stride", "by_position", "picture"), TEXTS),
+    **dict.fromkeys(("batches", "stride", "by_position", "picture"), TEXTS),
     **dict.fromkeys(("limit", "crop_context", "items"), TASKS),
 }
 EXCLUDED = (("batches", "stride", "the first batches are those of training, whose rows do not overlap"),)
@@ -95,7 +95,7 @@ def _add_texts(group: argparse._ArgumentGroup) -> None:
     )
     add("--batches", type=int, metavar="N", help="the first N batches alone, as training validates (default: all)")
     add("-b", dest="rows", type=int, metavar="B", help=f"rows of such a batch (default {USUAL_ROWS}, as in training), "
-        "computed at a time; alone, the latter only")  # fmt: skip
+        "and rows that a device computes at a time (default: as suits it)")  # fmt: skip
     add("--stride", type=int, metavar="N", help="rows begin N tokens apart and overlap: each token is scored once, in "
         "the first row that has it (default: T)")  # fmt: skip
     add("--positions", dest="by_position", action="store_true", help="also the loss by position in the context")

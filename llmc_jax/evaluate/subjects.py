@@ -193,11 +193,13 @@ def questions(reader: Reader, word: str, positions: int, limit: int | None, crop
     if reader.tokenizer is not None and reader.tokenizer.vocab_size != reader.vocab_size:
         raise InputError(f"--tasks {word}: tokenizer {reader.note} does not fit V={reader.vocab_size}")
     items = read_items(task, path, reader.tokenizer, limit, reader.vocab_size)
-    if crop:
-        items = cropped(items, positions)
-    else:
+    if not crop:
         check_fit(items, positions, f"--tasks {word}")
-    return Questions(task, path, items)
+        return Questions(task, path, items)
+    try:
+        return Questions(task, path, cropped(items, positions))
+    except InputError as error:
+        raise InputError(f"--tasks {word}: {error}") from error
 
 
 def questions_result(scorer: Scorer, asked: Questions, told: Told = lambda tokens: None) -> Result:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
+from llmc_jax.cli import evaluate as cli
 from llmc_jax.cli.evaluate import Asked, Evaluated, main, number_of_devices, side_by_side
 from llmc_jax.cli.evaluate_flags import DEFAULTS, NEEDED, make_parser, parse
 from llmc_jax.data.tokenfile import write_token_file
@@ -258,6 +259,13 @@ def test_a_context_that_is_too_long_is_refused_or_cropped(evaluate: Evaluate, tm
     left = context[-(T + 1 - 3) :]
     expected = [plain_losses(A, (left + end).encode())[len(left) - 1 :].sum() for end in (" a", " bc", " de", " f")]
     np.testing.assert_allclose(json.loads(items.read_text())["losses"], expected, atol=2e-4)
+
+
+def test_progress_ends_when_all_is_done(evaluate: Evaluate, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "PROGRESS_SECONDS", 0.0)
+    words = ("--stride", "8", "--data", files.data, "--tasks", f"hellaswag={files.hellaswag}")
+    shares = [int(line.split(" %")[0]) for line in evaluate(A, B, *words).err.splitlines() if " %" in line]
+    assert shares == sorted(shares) and shares[-1] == 100 and 50 in shares
 
 
 def test_two_devices_give_the_figures_of_one(evaluate: Evaluate, files: Files) -> None:
