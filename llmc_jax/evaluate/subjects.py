@@ -240,6 +240,7 @@ def item_lines(checkpoint: str, asked: Questions, found: Sequence[choices.Answer
         {
             "checkpoint": checkpoint,
             "task": asked.name,
+            "file": str(asked.file),
             "item": item.name,
             "label": answer.label,
             **({"right": answer.written[answer.label]} if greedy and answer.written else _chosen(answer)),
