@@ -5,7 +5,6 @@ Leaves out the table, and what becomes of a data set (data/datasets.py).
 
 import argparse
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -25,7 +24,6 @@ from llmc_jax.cli.data_kit import (
 from llmc_jax.data.datasets import (
     DATASETS,
     DOWNLOADS,
-    FOLDER,
     SAMPLES,
     Dataset,
     File,
@@ -38,12 +36,15 @@ from llmc_jax.data.datasets import (
     published_in,
     recognised,
     refuse_made,
+    remove_downloads,
     sampled,
     tasks_in,
     unpacked,
 )
+from llmc_jax.data.documents import check_parquet
 from llmc_jax.data.evalfile import START, is_eval_file, write_eval_file
-from llmc_jax.data.tasks import TASKS, read_items
+from llmc_jax.data.prepare import check_settings
+from llmc_jax.data.tasks import FOLDER, TASKS, read_items
 from llmc_jax.data.tokenizers import Tokenizer
 from llmc_jax.errors import InputError
 from llmc_jax.files import refuse_existing, refusing
@@ -94,7 +95,7 @@ def _add_corpus(commands: argparse._SubParsersAction, dataset: Dataset) -> None:
     add_tokenizer_spec(own)
     own.add_argument("--force", action="store_true", help="replace the token files of this name if there are any")
     own.add_argument("--files", type=_positive, metavar="N", help="only the first N files of it")
-    own.add_argument("--shard-size", type=count, metavar="N", help="tokens per file (default: as llm.c's script)")
+    own.add_argument("--shard-size", type=_positive, metavar="N", help="tokens per file (default: as llm.c's script)")
     own.add_argument("--workers", type=_positive, metavar="N", help="processes (default: cores)")
     own.add_argument("--remove-downloads", action="store_true", help="once the token files are made")
     if dataset.listed == "sample/10BT":
@@ -195,7 +196,7 @@ def _downloaded(dataset: Dataset, files: list[File], folder: Path) -> list[Path]
         except KeyboardInterrupt:
             print_error("note: what has arrived is kept, and the same command goes on from there")
             raise
-    print(f"{', '.join(map(str, paths[:3]))}{', …' if len(paths) > 3 else ''}: as published")
+    print(f"{', '.join(map(str, paths[:3]))}{', …' if len(paths) > 3 else ''}: of the published size")
     return paths
 
 
@@ -205,34 +206,33 @@ def _corpus(dataset: Dataset, options: argparse.Namespace) -> None:
     assert recipe is not None
     folder = options.out or FOLDER / dataset.folder
     downloads = folder / DOWNLOADS
+    settings = recipe.settings(options.shard_size)._replace(workers=options.workers)
     tokenizer = None
-    if not options.download_only:
+    if not options.download_only:  # what can go wrong is told now, and not when all has arrived
         tokenizer = load(options.tokenizer)
         name = own_name(recipe.name, tokenizer)
-        refuse_made(folder, name, options.force)  # now, and not when all has arrived
+        check_settings(settings, name)
+        refuse_made(folder, name, options.force)
+        if settings.reading.format == "parquet":
+            check_parquet(dataset.name)
     if options.source:
-        inputs = local_inputs(recipe, options.source, downloads)
+        inputs = local_inputs(recipe, options.source)
     else:
         inputs = _downloaded(dataset, published_files(dataset, None if recipe.unpack else options.files), downloads)
-        if recipe.unpack and tokenizer is not None:
-            inputs = [member for path in inputs for member in unpacked(path, downloads, recipe.pattern)]
     if tokenizer is None:
         return
-    settings = recipe.settings(options.shard_size)._replace(workers=options.workers)
-    chosen = [str(path) for path in inputs[: options.files]]
-    make_token_files(chosen, folder, name, tokenizer, settings, options)
-    own = any(Path(given).resolve().is_relative_to(downloads.resolve()) for given in options.source or ())
-    _finish_downloads(downloads, options.remove_downloads and not own)  # what --from names is the user's
+    files = [file for path in inputs for file in unpacked(path, downloads, recipe.pattern)] if recipe.unpack else inputs
+    make_token_files([str(path) for path in files[: options.files]], folder, name, tokenizer, settings, options)
+    given = set(inputs) if options.source else set()  # the user's, wherever they lie
+    _finish_downloads({*inputs, *files} - given, downloads, options.remove_downloads)
 
 
-def _finish_downloads(downloads: Path, remove: bool) -> None:
-    if not downloads.exists():
-        return
+def _finish_downloads(files: set[Path], downloads: Path, remove: bool) -> None:
     if remove:
-        shutil.rmtree(downloads)
-        return
-    size = sum(path.stat().st_size for path in downloads.rglob("*") if path.is_file())
-    print(f"{downloads} ({_size(size)}) may go now; with --remove-downloads it goes by itself")
+        remove_downloads(files, downloads)
+    elif files:
+        size = _size(sum(path.stat().st_size for path in files))
+        print(f"{size} in {downloads} may go now; with --remove-downloads they go by themselves")
 
 
 # ----- progress -----------------------------------------------------------------------------------------------------

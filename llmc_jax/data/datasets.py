@@ -6,14 +6,13 @@ the download itself (download.py, hub.py), the reading of evaluations (tasks.py)
 Sizes and digests are those that several independent projects state; revisions on Hugging Face are pinned.
 """
 
+import contextlib
 import os
 import re
 import shutil
 import tarfile
 import zipfile
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,13 +20,15 @@ from llmc_jax.data import hub
 from llmc_jax.data.documents import Reading, find_inputs, size_of
 from llmc_jax.data.download import Remote, digest_of, fetch
 from llmc_jax.data.prepare import SHARD_TOKENS, Settings
+from llmc_jax.data.rows import understood
 from llmc_jax.data.tokenfile import MAX_TOKENS
 from llmc_jax.data.tokenizers import Tokenizer
 from llmc_jax.errors import InputError
 from llmc_jax.files import complete_file, refuse_existing, refusing
 
-FOLDER = Path("dev/data")
 DOWNLOADS = "downloads"  # of a corpus, in its folder: token files stay by themselves
+ARCHIVES = (".tar", ".tar.gz", ".tgz")
+UNPACKED = ".unpacked"  # ends the name of the file that says so, beside what was in an archive
 SAMPLES = ("10BT", "100BT", "350BT")  # of FineWeb
 
 HubPlace = tuple[str, str]  # repository and revision
@@ -104,7 +105,6 @@ def _fineweb(shard: int | None) -> Settings:
 # ----- the table -----------------------------------------------------------------------------------------------------
 
 _HUB = "https://huggingface.co/datasets/"
-_ARC = "https://ai2-public-datasets.s3.amazonaws.com/arc/ARC-V1-Feb2018.zip"
 _EDU = (
     (2152819114, "b1ba7b2ce4cb5ea6ef42dca40263eabb85f37700d01693a68e9b30a31d78e871"),
     (2152222432, "3fcf2dc69cd52503986276d3d2d26a8c356d0f2ea28a0de4fdbda8cf87755693"),
@@ -445,12 +445,12 @@ def adopt(source: Path, target: Path) -> Path:
     return target
 
 
-def local_inputs(recipe: Recipe, given: list[str], downloads: Path) -> list[Path]:
-    """Return the files that local copies of a corpus are, sorted by name; an archive is unpacked. Raises InputError."""
+def local_inputs(recipe: Recipe, given: list[str]) -> list[Path]:
+    """Return the files that local copies of a corpus are, sorted by name, or its archives. Raises InputError."""
     found = find_inputs(given)
-    archives = [path for path in found if path.name.endswith((".tar", ".tar.gz", ".tgz"))]
+    archives = [path for path in found if path.name.endswith(ARCHIVES)]
     if recipe.unpack and archives:
-        return [member for path in archives for member in unpacked(path, downloads, recipe.pattern)]
+        return archives
     files = sorted((path for path in found if path.match(recipe.pattern)), key=lambda path: path.name)
     if not files:
         raise InputError(f"{given[0]}: holds no files {recipe.pattern}; give them, or a folder of them, with --from")
@@ -460,11 +460,13 @@ def local_inputs(recipe: Recipe, given: list[str], downloads: Path) -> list[Path
 def unpacked(archive: Path, folder: Path, pattern: str) -> list[Path]:
     """Unpack an archive's files of a pattern into a folder beside others, once; return them, sorted by name.
 
-    Folders within the archive are left out. Raises InputError.
+    Folders within the archive are left out. A file that is no archive is returned itself. Raises InputError.
     """
+    if not archive.name.endswith(ARCHIVES):
+        return [archive]
     folder = folder / archive.name.partition(".")[0]
-    done = folder / f".{archive.name}.{archive.stat().st_size}.unpacked"
-    with _understood(archive):
+    done = folder / f".{archive.name}.{archive.stat().st_size}{UNPACKED}"
+    with refusing(f"{archive}: cannot be unpacked", "free space, or copy it again"), understood(archive):
         if not done.exists():
             folder.mkdir(parents=True, exist_ok=True)
             with tarfile.open(archive) as tar:
@@ -480,17 +482,19 @@ def unpacked(archive: Path, folder: Path, pattern: str) -> list[Path]:
     return files
 
 
+def remove_downloads(files: Iterable[Path], downloads: Path) -> None:
+    """Remove files that were downloaded or unpacked; their folders stay if anything else is in them."""
+    files = list(files)
+    folders = {downloads, *(path.parent for path in files)}
+    for path in (*files, *(mark for folder in folders for mark in folder.glob(f".*{UNPACKED}"))):
+        path.unlink(missing_ok=True)
+    for folder in sorted(folders, reverse=True):  # inner ones first
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
     content = tar.extractfile(member)
     assert content is not None  # is a file
     with complete_file(target) as temporary, temporary.open("wb") as out:
         shutil.copyfileobj(content, out, 1 << 20)
-
-
-@contextmanager
-def _understood(archive: Path) -> Iterator[None]:
-    with refusing(f"{archive}: cannot be unpacked", "free space, or copy it again"):
-        try:
-            yield
-        except (tarfile.TarError, EOFError, zlib.error) as error:
-            raise InputError(f"{archive}: cannot be unpacked ({error}); copy it again") from error

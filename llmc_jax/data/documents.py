@@ -11,10 +11,11 @@ import os
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from llmc_jax.errors import InputError
+from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import refusing
 
 READ_BYTES = 1 << 20
@@ -234,21 +235,43 @@ def _text_in(item: Mapping[str, object], field: str, where: str) -> str:
 
 
 def _parquet_pieces(path: Path, field: str) -> Iterator[Piece]:
+    with open_parquet(str(path), path) as file:
+        _text_in(dict.fromkeys(file.schema_arrow.names), field, str(path))  # is there such a column?
+        share = path.stat().st_size / max(1, file.metadata.num_rows)
+        for row, item in enumerate(parquet_rows(file, [field]), 1):
+            read = int(row * share) - int((row - 1) * share)
+            yield Piece(True, _text_in(item, field, f"{path}: row {row}"), read)
+
+
+@contextmanager
+def open_parquet(where: str, source: Path | IO[bytes]) -> Iterator[Any]:
+    """Yield a pyarrow.parquet.ParquetFile; what its reading raises becomes one line that says where.
+
+    Raises InputError without pyarrow, FormatError for what is no parquet, and the system's OSError.
+    """
+    check_parquet(where)
+    import pyarrow
+    from pyarrow import parquet
+
     try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise InputError(f"{path}: reading parquet needs pyarrow: pip install pyarrow") from error
-    try:
-        with parquet.ParquetFile(path) as file:
-            _text_in(dict.fromkeys(file.schema_arrow.names), field, str(path))  # is there such a column?
-            share = path.stat().st_size / max(1, file.metadata.num_rows)
-            batches = file.iter_batches(batch_size=256, columns=[field])
-            for row, item in enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in batches), 1):
-                read = int(row * share) - int((row - 1) * share)
-                yield Piece(True, _text_in(item, field, f"{path}: row {row}"), read)
+        with parquet.ParquetFile(source) as file:
+            yield file
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # the system's; pyarrow's own have no number
             raise
-        said = str(error).splitlines()[0]
-        raise InputError(f"{path}: cannot be read as parquet ({said})") from error
+        said = str(error).partition("\n")[0]
+        raise FormatError(f"{where}: cannot be read as parquet ({said}); copy or download it again") from error
+
+
+def parquet_rows(file: Any, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the rows of an open parquet file, some or all columns of them."""
+    for batch in file.iter_batches(batch_size=256, columns=columns):
+        yield from batch.to_pylist()
+
+
+def check_parquet(where: str) -> None:
+    """Check that parquet can be read here. Raises InputError."""
+    try:
+        from pyarrow import parquet  # noqa: F401
+    except ImportError as error:
+        raise InputError(f"{where}: reading parquet needs pyarrow: pip install pyarrow") from error

@@ -33,15 +33,22 @@ def endpoint() -> str:
 
 
 def token() -> str | None:
-    """Return the user's login: $HF_TOKEN, else what `hf auth login` has left in a file."""
-    if own := os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN"):
-        return own.strip() or None
+    """Return the user's login: $HF_TOKEN, else what `hf auth login` has left in a file.
+
+    Raises InputError for what no request can carry: http.client's own message would show all of it.
+    """
     home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
     kept = Path(os.environ.get("HF_TOKEN_PATH") or f"{home}/token").expanduser()
-    try:
-        return kept.read_text(encoding="ascii").strip() or None
-    except (OSError, ValueError):
-        return None
+    where, own = "HF_TOKEN", os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
+    if not own:
+        where = str(kept)
+        try:
+            own = kept.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+    if re.fullmatch(r"[!-~]*", own := own.strip()) is None:
+        raise InputError(f"{where}: is no login: expected one word, without white space; set it anew, or unset it")
+    return own or None
 
 
 def file_url(repo: str, revision: str, path: str) -> str:

@@ -153,4 +153,7 @@ def _downloaded(kept: Path) -> Path:
 
     url = f"{endpoint()}/{MODEL_REPOSITORY}/resolve/main/original/{DEFAULT_MODEL}"
     what, digest = "Llama 3's tokenizer table", MODEL_SHA256
-    return fetch(Remote((url,), what, _HOW_TO_GET_MODEL, MODEL_BYTES, digest, token=token()), kept)
+    path = fetch(Remote((url,), what, _HOW_TO_GET_MODEL, MODEL_BYTES, digest, token=token()), kept)
+    if not _is_metas(path):  # of a file that was there already only the size is checked
+        raise InputError(f"{path}: is not {what}; remove it, or move it away")
+    return path

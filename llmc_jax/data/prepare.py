@@ -105,7 +105,7 @@ def prepare(
     outputs that exist or cannot be written. Source: llm.c's dev/data/fineweb.py.
     """
     settings = settings or Settings()
-    _check_settings(settings, name)
+    check_settings(settings, name)
     files = find_inputs(inputs)
     outputs = re.compile(re.escape(name) + r"_(train|val)(_\d{6})" + ("" if settings.numbered else "?") + r"\.bin")
     with contextlib.ExitStack() as closing:
@@ -171,7 +171,8 @@ def remove_leftovers(folder: Path) -> None:
             os.close(descriptor)
 
 
-def _check_settings(settings: Settings, name: str) -> None:
+def check_settings(settings: Settings, name: str) -> None:
+    """Check that `prepare` can do what they say. Raises InputError that names the flag."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
         raise InputError(f"--name {name}: expected letters, digits and . _ - (the name goes into patterns)")
     if not 1 <= settings.shard_tokens <= MAX_TOKENS:

@@ -10,12 +10,13 @@ import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from llmc_jax import magics
+from llmc_jax.data.documents import open_parquet, parquet_rows
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import refusing
 
@@ -72,11 +73,11 @@ def _container(path: Path) -> Iterator[Source | dict[str, Callable[[], IO[bytes]
         yield {str(file.relative_to(path)): _opener(file) for file in path.rglob("*") if file.is_file()}
     elif not path.is_file() and path.exists():
         raise InputError(f"{path}: is not a regular file; give a file, a folder, a zip or a tar")
-    elif _begins(path, b"PK"):
-        with _understood(path), zipfile.ZipFile(path) as archive:
+    elif _begins(path, b"PK\3\4"):
+        with understood(path), zipfile.ZipFile(path) as archive:
             yield {info.filename: _member(archive.open, info) for info in archive.infolist() if not info.is_dir()}
     elif _is_tar(path):
-        with _understood(path), tarfile.open(path) as tar:
+        with understood(path), tarfile.open(path) as tar:
             yield {member.name: _member(tar.extractfile, member) for member in tar if member.isfile()}
     else:
         yield Source(str(path), path.name, _opener(path))
@@ -88,7 +89,7 @@ def _begins(path: Path, magic: bytes) -> bool:
 
 
 def _is_tar(path: Path) -> bool:
-    with _understood(path):  # compressed, it may end early
+    with understood(path):  # compressed, it may end early
         return tarfile.is_tarfile(path)
 
 
@@ -106,8 +107,8 @@ def _member(opened: Callable[[Any], IO[bytes] | None], member: object) -> Callab
 
 
 @contextmanager
-def _understood(path: Path) -> Iterator[None]:
-    """Turn what the readers of archives raise into one line."""
+def understood(path: Path) -> Iterator[None]:
+    """Turn what the readers of archives raise in the block into one line. Raises FormatError."""
     try:
         yield
     except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, RuntimeError, NotImplementedError) as error:
@@ -166,20 +167,6 @@ def _csv_rows(source: Source, file: IO[bytes]) -> Iterator[Row]:
 
 
 def _parquet_rows(source: Source, file: IO[bytes]) -> Iterator[Row]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise InputError(f"{source.where}: reading parquet needs pyarrow: pip install pyarrow") from error
-    try:
-        with parquet.ParquetFile(file) as table:
-            for number, fields in enumerate(_dicts(table.iter_batches(batch_size=256))):
-                yield Row(f"{source.where}: row {number}", source.name, number, fields)
-    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:  # OSError: of its own, about the content
-        said = str(error).partition("\n")[0]
-        raise FormatError(f"{source.where}: cannot be read as parquet ({said}); copy or download it again") from error
-
-
-def _dicts(batches: Iterable[Any]) -> Iterator[dict[str, Any]]:
-    for batch in batches:
-        yield from batch.to_pylist()
+    with open_parquet(source.where, file) as table:
+        for number, fields in enumerate(parquet_rows(table)):
+            yield Row(f"{source.where}: row {number}", source.name, number, fields)

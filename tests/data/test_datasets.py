@@ -360,6 +360,27 @@ def test_what_is_made_is_not_downloaded_for_again(
     assert "Next: " in capsys.readouterr().out
 
 
+def test_only_what_was_downloaded_is_removed(server: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(server, monkeypatch, "fineweb", [parquet_bytes({"text": [*TEXTS]})])
+    Path("home/downloads").mkdir(parents=True)
+    Path("home/downloads/letter").write_text("of the user's")
+    words = ["fineweb", "--tokenizer", "bytes", "--shard-size", "200", "--out", "home"]
+    assert main([*words, "--remove-downloads"]) == 0
+    assert [path.name for path in Path("home/downloads").iterdir()] == ["letter"]
+
+
+@pytest.mark.parametrize("missing", ["pyarrow", None])
+def test_what_can_be_told_before_the_download_is(
+    server: Files, monkeypatch: pytest.MonkeyPatch, missing: str | None
+) -> None:
+    publish(server, monkeypatch, "fineweb", [parquet_bytes({"text": [*TEXTS]})])
+    if missing:
+        monkeypatch.setitem(sys.modules, missing, None)
+    size = "200" if missing else "3e9"  # more than the header of a token file can count
+    assert main(["fineweb", "--tokenizer", "bytes", "--shard-size", size]) == 2
+    assert server.asked == []
+
+
 def test_openwebtext_from_local_files(here: Path) -> None:
     texts = [f"Page {number} " * 3 for number in range(4000)]
     Path("copies").mkdir()
@@ -424,6 +445,13 @@ def test_tinystories_is_llmcs(server: Files, monkeypatch: pytest.MonkeyPatch) ->
     again = ["tinystories", "--tokenizer", "bytes", "--from", unpacked, "--remove-downloads", "--force"]
     assert main(again) == 0
     assert Path(unpacked).exists()  # --from named it
+    assert main([*again[:4], str(folder), *again[5:]]) == 0
+    assert [path.name for path in (folder / "downloads").iterdir()] == ["TinyStories_all_data.tar.gz"]  # so it did this
+    words = ["tinystories", "--tokenizer", "bytes", "--out", "one", "--from", str(folder)]
+    for _ in range(2):
+        assert main([*words, "--force", "--remove-downloads"]) == 0
+        assert not Path("one/downloads").exists()
+    assert main([*words, "--force", "--out", str(folder)]) == 0
     words = ["tinystories", "--tokenizer", "bytes", "--out", "two", "--from", unpacked, "--files", "2"]
     assert main([*words, "--shard-size", "40"]) == 0
     shards = [tokens_of(path) for path in sorted(Path("two").glob("*train*.bin"))]

@@ -313,3 +313,17 @@ def test_a_token_comes_from_the_environment_or_the_file(tmp_path: Path, monkeypa
     assert hub.token() == "kept"
     monkeypatch.setenv("HF_TOKEN", "own")
     assert hub.token() == "own"
+
+
+@pytest.mark.parametrize("login", ["hf_secret\nsecond line", "hf_secret more", "hf_secret\u2026"])
+def test_a_login_that_no_request_can_carry_is_not_shown(
+    server: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, login: str
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    (tmp_path / "token").write_text(login)
+    for words in ("token: is no login", "HF_TOKEN: is no login"):
+        with pytest.raises(InputError, match=words) as caught:
+            hub.list_files("own/er", "main", "d", "ask")
+        assert "secret" not in str(caught.value)
+        monkeypatch.setenv("HF_TOKEN", login)
+    assert server.asked == []

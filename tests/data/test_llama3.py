@@ -235,6 +235,11 @@ def test_the_table_is_found_where_it_may_be(as_metas: bytes, tmp_path: Path) -> 
             found = load_tokenizer(spec, 559).tokenizer
             assert found is not None and (found.name, found.spec, found.vocab_size) == ("llama3", "llama3", 559)
         path.unlink()
+    path = tmp_path / "cache/llama3/tokenizer.model"
+    path.write_bytes(as_metas[::-1])
+    with pytest.raises(InputError, match="remove it"):
+        load_tokenizer("llama3")
+    path.unlink()
     (tmp_path / "data/tokenizer.model").write_bytes(as_metas)
     assert load_tokenizer("auto", 559, [tmp_path / "data"]).tokenizer is not None
     assert llama3_tokenizer(False, [tmp_path / "data"]).tokenizer is not None

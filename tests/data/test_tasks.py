@@ -397,3 +397,10 @@ def test_mutated_files(tmp_path_factory: pytest.TempPathFactory, data: st.DataOb
     except InputError as error:
         assert str(path) in str(error)
         assert "\n" not in str(error)
+
+
+def test_a_question_may_begin_with_the_letters_of_a_zip(tmp_path: Path) -> None:
+    path = tmp_path / "physiology_test.csv"
+    path.write_text("PK stands for,a,b,c,d,B\n")
+    [question] = TASKS["mmlu"].read(path)
+    assert (question.context, question.label) == ("Question: PK stands for\n\nAnswer:", 1)
