@@ -316,8 +316,15 @@ class Console:
         self._print(f"val loss {loss:.6f}", "magenta")
 
     def doing(self, words: str) -> None:
-        """Show in the bar what takes long between two steps, in place of the time left; empty: it has ended."""
+        """Show what takes long between two steps; empty: it has ended.
+
+        The bar has it in place of the time left. Elsewhere it has a line where nothing was printed for a minute.
+        """
         self._state = self._state._replace(doing=words)
+        now = self.clock()
+        if words and self._live is None and self._automatic and now - self._last_line >= LONGEST_SILENCE:
+            self._last_line = now
+            self._print(words)
 
     def accuracy(self, correct: int, items: int) -> None:
         """Show HellaSwag's accuracy, as llm.c prints it."""

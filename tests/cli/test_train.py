@@ -214,7 +214,7 @@ def test_main_hands_the_configuration_and_notes_over_and_returns_the_status(trai
     assert notes == validate(config) and len(notes) == 1
 
 
-@pytest.mark.parametrize("line", ["-h 1", "--nonsense 1", "-b 0 -t 0"])
+@pytest.mark.parametrize("line", ["-z 3", "--nonsense 1", "-b 0 -t 0"])
 def test_bad_input_ends_before_the_trainer_with_status_2(
     line: str, trainer: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:

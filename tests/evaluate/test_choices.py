@@ -1,12 +1,16 @@
 """Questions with several answers: against the plain model item by item, and by hand."""
 
 import math
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.data.items import Item
+from llmc_jax.data.tasks import read_items
+from llmc_jax.data.tokenizers import gpt2_tokenizer
 from llmc_jax.evaluate.choices import (
     Answer,
     Share,
@@ -21,8 +25,10 @@ from llmc_jax.evaluate.choices import (
 from llmc_jax.evaluate.scorer import Scored, Scorer, score
 from llmc_jax.machine.device import devices_of
 from llmc_jax.models.gpt2.model import PLAIN
+from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.training.parallel.placement import placement
 from llmc_jax.training.parallel.stage import Parallel
+from tests import plain_model
 from tests.evaluate.models import CONFIG, TOKENS_PER_BATCH, flat
 from tests.generate import plain
 
@@ -42,10 +48,12 @@ def items(count: int, completions: int) -> list[Item]:
     return [*made, Item("full", whole, (tuple(range(25)),) * completions, 0)]
 
 
-def item_losses(item: Item, completion: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+def item_losses(
+    item: Item, completion: tuple[int, ...], values: np.ndarray | None = None, config: ModelConfig = CONFIG
+) -> tuple[np.ndarray, np.ndarray]:
     """Losses (k,) of a completion's tokens by the plain model, and which id it holds for likeliest before each."""
     ids = np.array(item.context + completion)
-    logits, _ = plain.forward(flat(), ids[:-1], CONFIG, "softmax")
+    logits, _ = plain.forward(flat() if values is None else values, ids[:-1], config, "softmax")
     at = np.arange(len(item.context) - 1, len(ids) - 1)
     return -plain.log_softmax(logits)[at, ids[at + 1]], logits[at].argmax(1)
 
@@ -125,3 +133,22 @@ def test_shares_and_means_have_their_standard_errors() -> None:
     found = [Answer(0, (math.log(2.0),), (1,)), Answer(0, (math.log(8.0),), (3,))]
     assert perplexity(found).value == pytest.approx(4.0)
     assert perplexity(found).error == pytest.approx(4.0 * math.log(2.0))
+
+
+@pytest.mark.slow
+def test_real_questions_item_by_item(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of HellaSwag's published file, in GPT-2's tokens; random weights, so a quarter is right by chance."""
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared / "data" / "tiktoken"))
+    file = shared / "data" / "hellaswag_val_sample1000.jsonl"
+    config = parse_descriptor("L1-NH2-C16-T256")
+    asked = read_items("hellaswag", file, gpt2_tokenizer(allow_network=False), limit=60, vocab_size=config.vocab_size)
+    assert len(read_items("hellaswag", file, gpt2_tokenizer(allow_network=False))) == 1000
+    values = plain_model.random_flat(config, flat_size(config), seed=2).astype(np.float32)
+    place = placement(config, Parallel(), devices_of(1))
+    found = answers(asked, score(Scorer(jnp.asarray(values), config, PLAIN, place), rows_of_items(asked)))
+    for item, answer in zip(asked, found, strict=True):
+        losses = [item_losses(item, completion, values, config)[0] for completion in item.completions]
+        assert answer.losses == pytest.approx([float(x.sum()) for x in losses], rel=1e-5)
+        assert answer.by_sum == np.argmin([x.sum() for x in losses])
+        assert answer.by_mean == np.argmin([x.mean() for x in losses])
+        assert answer.label == item.label

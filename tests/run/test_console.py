@@ -358,6 +358,15 @@ def test_which_steps_are_printed() -> None:
     assert printed(500, 1) == list(range(1, 501))
 
 
+@pytest.mark.parametrize(("every", "lines"), [(-1, ["half"]), (10, []), (0, [])])
+def test_what_takes_long_between_two_steps_has_a_line_a_minute(every: int, lines: list[str]) -> None:
+    file, now = io.StringIO(), iter([0.0, 0.0, 59.0, 61.0, 119.0, 122.0])
+    with Console(500, every, file, clock=lambda: next(now)) as screen:
+        for words in ("begun", "some", "half", "more", ""):
+            screen.doing(words)
+    assert file.getvalue().splitlines() == lines
+
+
 def test_where_steps_are_slow_a_minute_is_the_longest_silence() -> None:
     """Of 10,000 steps every 100th has a line; of those that take 5 s every 12th has one too."""
     assert printed(10_000, -1, last=250, seconds=5.0) == [

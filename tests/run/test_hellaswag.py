@@ -11,14 +11,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from llmc_jax.checkpoint.llmc import write_model
 from llmc_jax.checkpoint.store import open_checkpoint
 from llmc_jax.cli.train import main
 from llmc_jax.cluster.worker import ALONE
 from llmc_jax.config.flags import parse_args
-from llmc_jax.config.model import parse_descriptor
+from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.data.evalfile import write_eval_file
 from llmc_jax.data.items import Item
+from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.run import curves, hellaswag, processes
+from tests.evaluate import models
 from tests.generate import plain
 from tests.questions import questions, write_questions
 from tests.same_run import Result, check_same, write_shards
@@ -84,10 +87,7 @@ def test_the_figures_are_those_of_the_weights_at_that_step(whole: Whole) -> None
     assert list(evals) == [2, 4, 5]
     lines = (whole.run.folder / "main.log").read_text().splitlines()
     for step, found in evals.items():
-        chosen = [plain_choices(whole.run.model(step), item) for item in whole.items]
-        correct, by_sum = (
-            sum(each[k] == item.label for each, item in zip(chosen, whole.items, strict=True)) for k in (0, 1)
-        )
+        correct, by_sum = plain_figures(whole.run.model(step), whole.items, parse_descriptor(TINY))
         assert (found["items"], found["correct"], found["accuracy"]) == (COUNT, correct, correct / COUNT)
         assert found["accuracy_whole"] == by_sum / COUNT
         assert f"s:{step} eval:{correct / COUNT:.4f}" in lines
@@ -95,12 +95,21 @@ def test_the_figures_are_those_of_the_weights_at_that_step(whole: Whole) -> None
     assert len({(each["correct"], each["accuracy_whole"]) for each in evals.values()}) > 1
 
 
-def plain_choices(flat: np.ndarray, item: Item) -> tuple[int, int]:
+def plain_figures(
+    flat: np.ndarray, items: list[Item], config: ModelConfig, attention: str = "softmax"
+) -> tuple[int, int]:
+    """How many are right by the mean loss of a completion's tokens, and by their sum."""
+    chosen = [plain_choices(flat, item, config, attention) for item in items]
+    by_mean, by_sum = (sum(each[k] == item.label for each, item in zip(chosen, items, strict=True)) for k in (0, 1))
+    return by_mean, by_sum
+
+
+def plain_choices(flat: np.ndarray, item: Item, config: ModelConfig, attention: str) -> tuple[int, int]:
     """The completion of the smallest mean loss, and of the smallest sum."""
     losses = []
     for completion in item.completions:
         ids = np.array(item.context + completion)
-        logits, _ = plain.forward(flat, ids[:-1], parse_descriptor(TINY), "softmax")
+        logits, _ = plain.forward(flat, ids[:-1], config, attention)
         at = np.arange(len(item.context) - 1, len(ids) - 1)
         losses.append(-plain.log_softmax(logits)[at, ids[at + 1]])
     return int(np.argmin([each.mean() for each in losses])), int(np.argmin([each.sum() for each in losses]))
@@ -164,6 +173,16 @@ def test_a_run_without_steps_is_evaluated(whole: Whole, train: Train, tmp_path: 
     last = whole.run.events
     assert run.values("eval", "correct") == [each["correct"] for each in last if each["event"] == "eval"][-1:]
     assert run.values("eval", "step") == [0]
+
+
+def test_a_model_with_relu_attention_is_evaluated_as_that(whole: Whole, train: Train, tmp_path: Path) -> None:
+    values = 3 * models.flat()[: num_parameters(models.CONFIG)]  # so that what attention computes matters
+    write_model(tmp_path / "model.bin", models.CONFIG, values)
+    run = train("-x", 0, "-s", 0, "-n", 0, "-e", tmp_path / "model.bin", "--attention", "relu")
+    (found,) = [each for each in run.events if each["event"] == "eval"]
+    figures = plain_figures(values, whole.items, models.CONFIG, "relu")
+    assert (found["correct"], found["accuracy_whole"] * COUNT) == pytest.approx(figures)
+    assert figures != plain_figures(values, whole.items, models.CONFIG)
 
 
 DEFAULT = "dev/data/hellaswag/hellaswag_val.bin"
