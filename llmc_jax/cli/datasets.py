@@ -190,7 +190,8 @@ def _adopted(dataset: Dataset, given: Path, folder: Path) -> list[Path]:
 
 
 def _downloaded(dataset: Dataset, files: list[File], folder: Path) -> list[Path]:
-    with _download_progress(sum(file.size or 0 for file in files)) as report:
+    missing = sum(file.size or 0 for file in files if not (folder / file.name).exists())
+    with _download_progress(missing) as report:
         try:
             paths = obtain(dataset, files, folder, report)
         except KeyboardInterrupt:
@@ -240,7 +241,7 @@ def _finish_downloads(files: set[Path], downloads: Path, remove: bool) -> None:
 
 @contextmanager
 def _download_progress(total: int) -> Iterator[Progress]:
-    """Show progress on standard error: a bar on a terminal, else a line now and then. total: bytes of all files."""
+    """Show progress on standard error: a bar on a terminal, else a line now and then. total: bytes of the files."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.progress import Progress as Bar

@@ -36,7 +36,7 @@ Progress = Callable[[str, int, int | None], None]  # a file's name, bytes of it 
 
 
 class File(NamedTuple):
-    """A published file. name: what we call it. path: in the repository on Hugging Face, None: it is not there.
+    """A published file. name: what we call it. path: in the repository on Hugging Face.
 
     urls: where else the same bytes are. size, sha256: None where only the server tells them, then perhaps a sha1.
     """
@@ -44,7 +44,7 @@ class File(NamedTuple):
     name: str
     size: int | None
     sha256: str | None
-    path: str | None = None
+    path: str
     urls: tuple[str, ...] = ()
     sha1: str | None = None
 
@@ -70,16 +70,20 @@ class Dataset(NamedTuple):
     name: str
     title: str
     folder: str
-    page: str
+    place: HubPlace
     files: tuple[File, ...]
     size: int
     holds: str
-    place: HubPlace | None = None
     listed: str | None = None
     tasks: tuple[str, ...] = ()
     eval_file: str | None = None
     copies: tuple[tuple[str, str], ...] = ()
     recipe: Recipe | None = None
+
+    @property
+    def page(self) -> str:
+        """Return where people read about it."""
+        return f"{hub.ENDPOINT}/datasets/{self.place[0]}"
 
 
 # ----- recipes -------------------------------------------------------------------------------------------------------
@@ -104,7 +108,6 @@ def _fineweb(shard: int | None) -> Settings:
 
 # ----- the table -----------------------------------------------------------------------------------------------------
 
-_HUB = "https://huggingface.co/datasets/"
 _EDU = (
     (2152819114, "b1ba7b2ce4cb5ea6ef42dca40263eabb85f37700d01693a68e9b30a31d78e871"),
     (2152222432, "3fcf2dc69cd52503986276d3d2d26a8c356d0f2ea28a0de4fdbda8cf87755693"),
@@ -144,7 +147,7 @@ _ROWS = (
         "hellaswag",
         "HellaSwag: how does it go on? 4 answers",
         "hellaswag",
-        f"{_HUB}Rowan/hellaswag",
+        ("Rowan/hellaswag", "218ec52e09a7e7462a5400043bb9a69a41d06b76"),
         (
             File(
                 "hellaswag_val.parquet",
@@ -155,7 +158,6 @@ _ROWS = (
         ),
         6315951,
         "10,042 questions",
-        ("Rowan/hellaswag", "218ec52e09a7e7462a5400043bb9a69a41d06b76"),
         tasks=("hellaswag",),
         eval_file="hellaswag_val.bin",
         copies=(("0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588", "hellaswag_val.jsonl"),),
@@ -164,7 +166,7 @@ _ROWS = (
         "mmlu",
         "MMLU: exams in 57 subjects, 4 answers",
         "mmlu",
-        f"{_HUB}cais/mmlu",
+        ("cais/mmlu", "c30699e8356da336a370243923dbaf21066bb9fe"),
         (
             File(
                 "data.tar",
@@ -176,7 +178,6 @@ _ROWS = (
         ),
         166184960,
         "14,042 questions",
-        ("cais/mmlu", "c30699e8356da336a370243923dbaf21066bb9fe"),
         tasks=("mmlu",),
         eval_file="mmlu_test.bin",
         copies=(
@@ -190,7 +191,7 @@ _ROWS = (
         "arc",
         "ARC: science at school, easy and hard, 3 to 5 answers",
         "arc",
-        f"{_HUB}allenai/ai2_arc",
+        ("allenai/ai2_arc", "210d026faf9955653af8916fad021475a3f00453"),
         (
             File(
                 "ARC-Easy-Test.parquet",
@@ -207,7 +208,6 @@ _ROWS = (
         ),
         550065,
         "2,376 and 1,172 questions",
-        ("allenai/ai2_arc", "210d026faf9955653af8916fad021475a3f00453"),
         tasks=("arc-easy", "arc-challenge"),
         copies=(
             ("6d2d5ab50b2ceec6ba5f79c921be77cf2de712ea25a2b3f4fff3acc101cecfa0", "ARC-V1-Feb2018.zip"),
@@ -219,7 +219,7 @@ _ROWS = (
         "lambada",
         "LAMBADA: the last word of a passage (OpenAI's form)",
         "lambada",
-        f"{_HUB}EleutherAI/lambada_openai",
+        ("EleutherAI/lambada_openai", "900124bf3b8235c6daf21033af9948b3f07346c4"),
         (
             File(
                 "lambada_test.jsonl",
@@ -231,14 +231,13 @@ _ROWS = (
         ),
         1819752,
         "5,153 passages",
-        ("EleutherAI/lambada_openai", "900124bf3b8235c6daf21033af9948b3f07346c4"),
         tasks=("lambada",),
     ),
     Dataset(
         "tinystories",
         "TinyStories: short stories that a small model can learn",
         "tinystories",
-        f"{_HUB}roneneldan/TinyStories",
+        ("roneneldan/TinyStories", "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"),
         (
             File(
                 "TinyStories_all_data.tar.gz",
@@ -249,18 +248,16 @@ _ROWS = (
         ),
         1608001638,
         "945 M tokens",
-        ("roneneldan/TinyStories", "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"),
         recipe=Recipe("TinyStories", _tinystories, "*.json", unpack=True),
     ),
     Dataset(
         "openwebtext",
         "OpenWebText: pages that Reddit linked to, like GPT-2's own data",
         "openwebtext",
-        f"{_HUB}Skylion007/openwebtext",
+        ("Skylion007/openwebtext", "79d93d786212f7344586290adb811d4ae6a1762c"),
         _shards("plain_text/train-{:05d}-of-00080.parquet", _OPENWEBTEXT, 80),
         24_300_000_000,
         "9.0 G tokens",
-        ("Skylion007/openwebtext", "79d93d786212f7344586290adb811d4ae6a1762c"),
         listed="plain_text",
         recipe=Recipe("openwebtext", _openwebtext, "*.parquet"),
     ),
@@ -268,7 +265,7 @@ _ROWS = (
         "fineweb",
         "FineWeb: cleaned web text (--sample 10BT)",
         "fineweb10B",
-        f"{_HUB}HuggingFaceFW/fineweb",
+        ("HuggingFaceFW/fineweb", "9bb295ddab0e05d785b879661af7260fed5140fc"),
         _shards(
             "sample/10BT/{:03d}_00000.parquet",
             ((2147292183, "6b552ea48424648dc86d00df276f93fdfc55e9ad342ce3e4affc23a3a370792b"),),
@@ -276,7 +273,6 @@ _ROWS = (
         ),
         30_600_000_000,
         "10 G tokens",
-        ("HuggingFaceFW/fineweb", "9bb295ddab0e05d785b879661af7260fed5140fc"),
         listed="sample/10BT",
         recipe=Recipe("fineweb", _fineweb, "*.parquet"),
     ),
@@ -284,11 +280,10 @@ _ROWS = (
         "fineweb-edu",
         "FineWeb-Edu: of that, what teaches (--sample 10BT)",
         "edu_fineweb10B",
-        f"{_HUB}HuggingFaceFW/fineweb-edu",
+        ("HuggingFaceFW/fineweb-edu", "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"),
         _shards("sample/10BT/{:03d}_00000.parquet", _EDU, 14),
         sum(size for size, _ in _EDU),
         "10 G tokens",
-        ("HuggingFaceFW/fineweb-edu", "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9"),
         listed="sample/10BT",
         recipe=Recipe("edu_fineweb", _fineweb, "*.parquet"),
     ),
@@ -316,7 +311,6 @@ def published_files(dataset: Dataset, count: int | None = None) -> list[File]:
     chosen = dataset.files[:count]
     if dataset.listed is None or (chosen and all(file.sha256 for file in chosen)):
         return list(chosen)
-    assert dataset.place is not None
     entries = {
         entry.path: entry
         for entry in hub.list_files(*dataset.place, dataset.listed, _advice(dataset))
@@ -325,7 +319,7 @@ def published_files(dataset: Dataset, count: int | None = None) -> list[File]:
     files = chosen or tuple(File(path.rpartition("/")[2], None, None, path) for path in list(entries)[:count])
     if not files:
         raise InputError(f"{dataset.name}: {dataset.listed} of {dataset.place[0]} holds no parquet files")
-    return [_completed(dataset, file, entries.get(file.path or "")) for file in files]
+    return [_completed(dataset, file, entries.get(file.path)) for file in files]
 
 
 def _completed(dataset: Dataset, file: File, entry: hub.Entry | None) -> File:
@@ -345,15 +339,14 @@ def _advice(dataset: Dataset) -> str:
 
 def remote(dataset: Dataset, file: File) -> Remote:
     """Return where a file is, and what is known of it."""
-    ours = (hub.file_url(*dataset.place, file.path),) if dataset.place and file.path else ()
     return Remote(
-        urls=ours + file.urls,
+        urls=(hub.file_url(*dataset.place, file.path), *file.urls),
         what=f"{dataset.name}, {file.name}",
         advice=_advice(dataset),
         size=file.size,
         sha256=file.sha256,
         sha1=file.sha1,
-        token=hub.token() if ours else None,
+        token=hub.token(),
     )
 
 
@@ -408,9 +401,7 @@ def recognised(dataset: Dataset, path: Path) -> tuple[File | None, str | None]:
     Raises InputError if it cannot be read.
     """
     known = dict(dataset.copies)
-    known |= {
-        file.sha256: f"{file.path} of {dataset.place[0]}" for file in dataset.files if file.sha256 and dataset.place
-    }
+    known |= {file.sha256: f"{file.path} of {dataset.place[0]}" for file in dataset.files if file.sha256}
     with refusing(f"{path}: cannot be read", "check the path"):
         digest = digest_of(path, "sha256") if path.is_file() else ""
     return next((file for file in dataset.files if file.sha256 == digest), None), known.get(digest)
@@ -418,7 +409,7 @@ def recognised(dataset: Dataset, path: Path) -> tuple[File | None, str | None]:
 
 def published_in(dataset: Dataset, given: Path) -> list[Path]:
     """Return the published files that lie in a folder under their names; else what was given, a folder or file."""
-    names = [name for file in dataset.files for name in (file.name, file.path) if name]
+    names = [name for file in dataset.files for name in (file.name, file.path)]
     found = {given / name: None for name in names if (given / name).is_file()} if given.is_dir() else {}
     return list(found) or [given]
 

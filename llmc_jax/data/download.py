@@ -316,11 +316,11 @@ def _append(source: Remote, url: str, token: str | None, part: _Part, report: Pr
         raise ConnectionError("the server's file has become shorter") from error
     with answer:
         goes_on = answer.status == 206 and (answer.headers.get("Content-Range") or "").startswith(f"bytes {have}-")
-        if not goes_on:
-            have = 0
-            part.begin(known or _validator(answer.headers))
+        have = have if goes_on else 0
         total = _total(answer, have)
-        _check_promise(source, total, have, part.path)
+        _check_promise(source, total, part)  # before what has arrived is let go: it may be an error's page
+        if not goes_on:
+            part.begin(known or _validator(answer.headers))
         _copy(answer, part, have, total or source.size, report)
 
 
@@ -343,18 +343,18 @@ def _total(answer: http.client.HTTPResponse, have: int) -> int | None:
     return have + int(length) if length.isdecimal() else None
 
 
-def _check_promise(source: Remote, total: int | None, have: int, part: Path) -> None:
+def _check_promise(source: Remote, total: int | None, part: _Part) -> None:
     """Check, before anything is written, that the file is as long as expected and fits the disk. Raises _OtherFile
     and InputError.
     """
     if source.size is not None and total not in (None, source.size):
         raise _OtherFile(f"has {total} bytes; expected {source.size}")
-    free = shutil.disk_usage(part.parent).free
-    missing = (total or source.size or 0) - have
+    free = shutil.disk_usage(part.path.parent).free
+    missing = (total or source.size or 0) - part.size
     if missing > free:
         raise InputError(
-            f"{part}: {missing / 1e9:,.2f} GB are missing, and {free / 1e9:,.2f} GB of the disk are free; free space, "
-            "or choose another folder"
+            f"{part.path}: {missing / 1e9:,.2f} GB are missing, and {free / 1e9:,.2f} GB of the disk are free; free "
+            "space, or choose another folder"
         )
 
 

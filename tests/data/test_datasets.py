@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from server import Files, serving
 
+from llmc_jax.cli import datasets as cli
 from llmc_jax.cli.data import main
 from llmc_jax.data import datasets as module
 from llmc_jax.data import download
@@ -95,11 +96,10 @@ def publish(server: Files, monkeypatch: pytest.MonkeyPatch, name: str, contents:
 
 @pytest.mark.parametrize("row", DATASETS.values(), ids=DATASETS)
 def test_a_row(row: Dataset) -> None:
-    assert row.place is not None
     assert len(row.place[1]) == 40 and int(row.place[1], 16)
     assert len({file.name for file in row.files}) == len(row.files)
     assert all(file.sha256 is None or (len(file.sha256) == 64 and int(file.sha256, 16)) for file in row.files)
-    assert all(file.path is None or ".." not in file.path for file in row.files)
+    assert all(".." not in file.path for file in row.files)
     assert bool(row.recipe) != bool(row.tasks)
     known = [file.size for file in row.files if file.size]
     assert row.listed or (len(known) == len(row.files) and sum(known) == row.size)
@@ -141,7 +141,6 @@ def listed(server: Files) -> Files:
         }
         for f in row.files
     ]
-    assert row.place is not None
     server.listings[f"/api/datasets/{row.place[0]}/tree/{row.place[1]}/{row.listed}"] = (entries, None)
     return server
 
@@ -171,7 +170,6 @@ def test_a_sample_is_what_the_server_lists(server: Files) -> None:
         {"type": "file", "path": f"sample/100BT/{name}", "size": 5, "oid": "11"}
         for name in ("b.parquet", "a.parquet", "x")
     ]
-    assert row.place is not None
     server.listings[f"/api/datasets/{row.place[0]}/tree/{row.place[1]}/sample/100BT"] = (entries, None)
     assert [(f.name, f.size, f.sha256, f.sha1) for f in published_files(row)] == [
         ("a.parquet", 5, None, "11"),
@@ -379,6 +377,18 @@ def test_what_can_be_told_before_the_download_is(
     size = "200" if missing else "3e9"  # more than the header of a token file can count
     assert main(["fineweb", "--tokenizer", "bytes", "--shard-size", size]) == 2
     assert server.asked == []
+
+
+def test_progress_counts_what_is_missing(
+    server: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "PROGRESS_SECONDS", 0)
+    monkeypatch.setattr(cli, "MEGABYTE", 1)
+    row = publish(server, monkeypatch, "fineweb", [b"12345", b"1234567"])
+    assert main(["fineweb", "--download-only", "--files", "1"]) == 0
+    capsys.readouterr()
+    assert main(["fineweb", "--download-only"]) == 0
+    assert f"{row.files[1].name} | 7 of 7 MB" in capsys.readouterr().err
 
 
 def test_openwebtext_from_local_files(here: Path) -> None:

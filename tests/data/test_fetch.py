@@ -118,6 +118,19 @@ def test_a_part_of_another_file_is_not_gone_on_with(server: Files, tmp_path: Pat
     assert names(tmp_path) == ["f"]
 
 
+def test_an_address_with_another_file_does_not_cost_what_has_arrived(server: Files, tmp_path: Path) -> None:
+    (tmp_path / "f.part").write_bytes(DATA[:1000])
+    (tmp_path / "f.part.json").write_text(json.dumps({"identity": f"sha256 {SHA256}"}))
+    server.content["/moved"] = b"This site is closed"
+    server.ranges = False
+    source = remote(server, "/gone", "/moved", size=len(DATA), sha256=SHA256)
+    with pytest.raises(InputError, match="has 19 bytes"):
+        fetch(source, tmp_path / "f")
+    assert (tmp_path / "f.part").read_bytes() == DATA[:1000]
+    server.content["/moved"] = DATA
+    assert fetch(source, tmp_path / "f").read_bytes() == DATA
+
+
 def test_a_part_that_is_complete_is_only_checked(server: Files, tmp_path: Path) -> None:
     (tmp_path / "f.part").write_bytes(DATA)
     (tmp_path / "f.part.json").write_text(json.dumps({"identity": f"sha256 {SHA256}"}))
