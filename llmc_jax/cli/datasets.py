@@ -5,21 +5,20 @@ Leaves out the table, and what becomes of a data set (data/datasets.py).
 
 import argparse
 import shlex
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmc_jax.cli.data_kit import (
     MEGABYTE,
-    PROGRESS_SECONDS,
     add_tokenizer_spec,
     command,
     count,
     load,
     make_token_files,
+    show_progress,
 )
 from llmc_jax.data.datasets import (
     DATASETS,
@@ -51,6 +50,9 @@ from llmc_jax.files import refuse_existing, refusing
 from llmc_jax.machine.jax_setup import typed
 from llmc_jax.streams import print_error
 from llmc_jax.text import table
+
+if TYPE_CHECKING:
+    from rich.progress import Task
 
 # ----- options ------------------------------------------------------------------------------------------------------
 
@@ -241,31 +243,20 @@ def _finish_downloads(files: set[Path], downloads: Path, remove: bool) -> None:
 
 @contextmanager
 def _download_progress(total: int) -> Iterator[Progress]:
-    """Show progress on standard error: a bar on a terminal, else a line now and then. total: bytes of the files."""
-    from rich.console import Console
+    """Show how much has arrived. total: bytes of the files."""
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-    from rich.progress import Progress as Bar
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    on_terminal = sys.stderr.isatty()
-    shown = time.monotonic()
+    name_of_file = TextColumn("{task.description}")
+    columns = (name_of_file, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     sizes: dict[str, int] = {}
-    with Bar(
-        *columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True, disable=not on_terminal
-    ) as bar:
-        bar.add_task("", total=total or None)
-        [task] = bar.tasks
+
+    def line(task: "Task") -> str:
+        return f"{task.description} | {task.completed / MEGABYTE:,.0f} of {(task.total or 0) / MEGABYTE:,.0f} MB"
+
+    with show_progress(columns, total or None, line) as (_, update):
 
         def report(name: str, done: int, of: int | None) -> None:
-            nonlocal shown
             sizes[name] = done
-            bar.update(task.id, completed=sum(sizes.values()), description=name, total=total or of)
-            if on_terminal or time.monotonic() - shown < PROGRESS_SECONDS:
-                return
-            shown = time.monotonic()
-            print_error(
-                f"{name} | {task.completed / MEGABYTE:,.0f} of {(task.total or 0) / MEGABYTE:,.0f} MB | "
-                f"{(task.speed or 0) / MEGABYTE:.1f} MB/s | {task.time_remaining or 0:.0f} s left"
-            )
+            update(completed=sum(sizes.values()), description=name, total=total or of)
 
         yield report

@@ -416,9 +416,13 @@ def published_in(dataset: Dataset, given: Path) -> list[Path]:
 
 def tasks_in(dataset: Dataset, path: Path) -> list[str]:
     """Return which of a data set's evaluations are in a file: of several it is told by its name. Raises InputError."""
-    if len(dataset.tasks) == 1 or path.is_dir() or zipfile.is_zipfile(path):
+    if not path.exists():
+        raise InputError(f"{path}: no such file; check the path")
+    if len(dataset.tasks) == 1:
         return list(dataset.tasks)
     named = [task for task in dataset.tasks if task.rpartition("-")[2] in path.name.lower()]
+    if path.is_dir() or zipfile.is_zipfile(path):  # may hold all of them
+        return named or list(dataset.tasks)
     if len(named) != 1:
         words = " or ".join(task.rpartition("-")[2] for task in dataset.tasks)
         raise InputError(f"{path}: which part of {dataset.name} is it? give it a name with {words} in it")

@@ -237,12 +237,13 @@ def _from_any(source: Remote, part: _Part, report: Progress) -> None:
     """Download from the first address that has it. Raises InputError with what each of them answers."""
     failures = []
     for place, url in enumerate(source.urls):
+        token = source.token if place == 0 else None
         try:
-            return _with_patience(source, url, source.token if place == 0 else None, part, report)
+            return _with_patience(source, url, token, part, report)
         except (OSError, ValueError, http.client.HTTPException) as error:
             if isinstance(error, InputError):
                 raise
-            failures.append(f"{url}: {explained(error, source.token)}")
+            failures.append(f"{url}: {explained(error, token)}")
     kept = f"; {part.size / 1e6:,.1f} MB are kept, and the same command goes on from there" if part.size else ""
     if not part.size:
         part.path.unlink(missing_ok=True)

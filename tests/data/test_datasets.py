@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from server import Files, serving
 
+from llmc_jax.cli import data_kit
 from llmc_jax.cli import datasets as cli
 from llmc_jax.cli.data import main
 from llmc_jax.data import datasets as module
@@ -278,6 +279,18 @@ def test_arc_has_two_parts(server: Files, monkeypatch: pytest.MonkeyPatch, capsy
     assert "--tasks arc-easy=again/ARC-Easy-Test.parquet arc-challenge=again/ARC-Challenge-Test.parquet\n" in shown
     Path("unnamed").write_bytes(arc_parquet("other"))
     assert main(["arc", "--from", "unnamed"]) == 2
+    capsys.readouterr()
+    assert main(["arc", "--from", "nowhere"]) == 2
+    assert "no such file" in capsys.readouterr().err
+
+
+def test_a_folder_of_one_part_of_arc(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    choices = [{"text": "one", "label": "1"}, {"text": "two", "label": "2"}]
+    line = json.dumps({"id": "x", "question": {"stem": "Which?", "choices": choices}, "answerKey": "2"})
+    Path("ARC-Easy").mkdir()
+    Path("ARC-Easy/ARC-Easy-Test.jsonl").write_text(f"{line}\n")
+    assert main(["arc", "--from", "ARC-Easy"]) == 0
+    assert "--tasks arc-easy=ARC-Easy\n" in capsys.readouterr().out
 
 
 def test_mmlu_from_the_archive(
@@ -382,7 +395,7 @@ def test_what_can_be_told_before_the_download_is(
 def test_progress_counts_what_is_missing(
     server: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "PROGRESS_SECONDS", 0)
+    monkeypatch.setattr(data_kit, "PROGRESS_SECONDS", 0)
     monkeypatch.setattr(cli, "MEGABYTE", 1)
     row = publish(server, monkeypatch, "fineweb", [b"12345", b"1234567"])
     assert main(["fineweb", "--download-only", "--files", "1"]) == 0

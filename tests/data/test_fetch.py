@@ -183,6 +183,12 @@ def test_the_second_address_is_tried(server: Files, tmp_path: Path) -> None:
     assert [(asked.path, asked.token) for asked in server.asked] == [("/gone", "Bearer secret"), ("/f", None)]
 
 
+def test_a_login_is_refused_only_where_it_was_sent(server: Files, tmp_path: Path) -> None:
+    server.status["/f"] = server.status["/g"] = [403, 403]
+    with pytest.raises(InputError, match=r"/f: [^;]*HF_TOKEN is refused[^;]*; [^;]*/g: [^;]*set HF_TOKEN"):
+        fetch(remote(server, "/f", "/g", token="secret"), tmp_path / "f")
+
+
 def test_a_token_stays_with_its_host(server: Files, tmp_path: Path) -> None:
     with serving() as other:
         other.content["/signed"] = DATA
