@@ -107,7 +107,7 @@ def prepare(
     settings = settings or Settings()
     check_settings(settings, name)
     files = find_inputs(inputs)
-    outputs = re.compile(re.escape(name) + r"_(train|val)(_\d{6})" + ("" if settings.numbered else "?") + r"\.bin")
+    outputs = re.compile(re.escape(name) + r"_(train|val)(_\d{6})?\.bin")
     with contextlib.ExitStack() as closing:
         with refusing(f"{folder}: cannot be written", "choose another --out"):
             if not folder.exists():
