@@ -171,7 +171,7 @@ def _take_event(found: Found, where: str, event: dict[str, Any]) -> None:
     if type(step) is not int or not 0 <= step <= LARGEST_STEP:
         raise FormatError(f"{where}: the step of this {kind!r} is {_shown(step)}; expected a whole number from 0")
     if kind == "eval":
-        found.put(step, hellaswag=_number(event.get("accuracy"), where, "accuracy"))
+        found.put(step, hellaswag=_number(event.get("accuracy_norm"), where, "accuracy_norm"))
         return
     loss = _number(event.get("loss"), where, "loss")
     if kind == "val":

@@ -1,11 +1,10 @@
-"""Questions with several answers: which completion a model holds for likeliest, and how often that is the right one.
+"""Questions with several answers: which completion a model holds for likeliest, and whether that is the right one.
 
-Pure: items become rows, what the model thinks of the rows becomes answers, answers become figures. All figures are
-float64 sums of the rows' float32 losses. Leaves out the files (data/) and the model (scorer.py).
+Pure: items become rows, what the model thinks of the rows becomes answers. Losses are float64 sums of the rows' float32
+ones. Leaves out the files (data/), the model (scorer.py), and shares with their standard errors (figures.py).
 """
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -37,29 +36,15 @@ class Answer(NamedTuple):
         """Return the completion of the smallest mean loss per token, which is llm.c's choice; of equals the first."""
         return _smallest([loss / count for loss, count in zip(self.losses, self.tokens, strict=True)])
 
-
-class Share(NamedTuple):
-    """How many of some items are right."""
-
-    right: int
-    items: int
+    @property
+    def right(self) -> bool:
+        """Return whether the completion that is likeliest as a whole is the right one."""
+        return self.by_sum == self.label
 
     @property
-    def value(self) -> float:
-        """Return the share of right ones; nan of no items."""
-        return self.right / self.items if self.items else math.nan
-
-    @property
-    def error(self) -> float:
-        """Return its standard error; nan of fewer than two items."""
-        return math.sqrt(self.value * (1 - self.value) / (self.items - 1)) if self.items > 1 else math.nan
-
-
-class Mean(NamedTuple):
-    """A mean and its standard error; nan of too few values."""
-
-    value: float
-    error: float
+    def right_norm(self) -> bool:
+        """Return whether the completion of the smallest mean loss per token is the right one, as llm.c counts."""
+        return self.by_mean == self.label
 
 
 def rows_of_items(items: Iterable[Item]) -> Iterator[Row]:
@@ -80,37 +65,6 @@ def _answer(label: int, scored: Sequence[Scored]) -> Answer:
     losses = tuple(float(each.losses.sum(dtype=np.float64)) for each in scored)
     written = tuple(bool(each.best.all()) for each in scored if each.best is not None)
     return Answer(label, losses, tuple(len(each.losses) for each in scored), written or None)
-
-
-def accuracy(found: Sequence[Answer]) -> Share:
-    """Return how often the completion that is likeliest as a whole is the right one."""
-    return Share(sum(each.by_sum == each.label for each in found), len(found))
-
-
-def accuracy_norm(found: Sequence[Answer]) -> Share:
-    """Return how often the completion of the smallest mean loss per token is the right one: llm.c's accuracy."""
-    return Share(sum(each.by_mean == each.label for each in found), len(found))
-
-
-def accuracy_written(found: Sequence[Answer]) -> Share:
-    """Return how often the model would have written the right completion itself (LAMBADA). Asks for `written`."""
-    return Share(sum(each.written is not None and each.written[each.label] for each in found), len(found))
-
-
-def perplexity(found: Sequence[Answer]) -> Mean:
-    """Return e to the mean loss of the right completions, each as a whole; the error is that of first order."""
-    losses = np.array([each.losses[each.label] for each in found])
-    mean = mean_of(losses)
-    value = float(np.exp(mean.value))
-    return Mean(value, value * mean.error)
-
-
-def mean_of(values: np.ndarray) -> Mean:
-    """Return the mean of values (n,) and its standard error."""
-    count = len(values)
-    value = float(np.mean(values, dtype=np.float64)) if count else math.nan
-    error = float(np.std(values, ddof=1, dtype=np.float64)) / math.sqrt(count) if count > 1 else math.nan
-    return Mean(value, error)
 
 
 def _smallest(values: Sequence[float]) -> int:

@@ -10,7 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from llmc_jax.evaluate.choices import Mean
+
+class Mean(NamedTuple):
+    """A mean and its standard error; nan of too few values."""
+
+    value: float
+    error: float
 
 
 class Figure(NamedTuple):

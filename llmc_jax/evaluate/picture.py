@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from llmc_jax.evaluate.choices import Mean
+from llmc_jax.evaluate.figures import Mean
 from llmc_jax.evaluate.report import Subject
 from llmc_jax.pictures import PALETTE, drawable, save_by_suffix
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from llmc_jax import text
-from llmc_jax.evaluate.choices import Mean
-from llmc_jax.evaluate.figures import Figure, difference
+from llmc_jax.evaluate.figures import Figure, Mean, difference
 from llmc_jax.evaluate.subjects import Result
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -222,8 +222,8 @@ def told_of(scored: Any, told: Told) -> Any:
 
 def _of_choices(found: Sequence[choices.Answer]) -> list[Figure]:
     return [
-        mean("accuracy", np.array([each.by_sum == each.label for each in found])),
-        mean("accuracy norm", np.array([each.by_mean == each.label for each in found])),
+        mean("accuracy", np.array([each.right for each in found])),
+        mean("accuracy norm", np.array([each.right_norm for each in found])),
     ]
 
 
@@ -252,8 +252,7 @@ def item_lines(checkpoint: str, asked: Questions, found: Sequence[choices.Answer
 
 
 def _chosen(answer: choices.Answer) -> dict[str, Any]:
-    right, right_norm = answer.by_sum == answer.label, answer.by_mean == answer.label
-    return {"by_sum": answer.by_sum, "by_mean": answer.by_mean, "right": right, "right_norm": right_norm}
+    return {name: getattr(answer, name) for name in ("by_sum", "by_mean", "right", "right_norm")}
 
 
 def work_of(subject: Text | Questions) -> int:

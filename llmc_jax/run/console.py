@@ -327,7 +327,7 @@ class Console:
             self._print(words)
 
     def accuracy(self, correct: int, items: int) -> None:
-        """Show HellaSwag's accuracy, as llm.c prints it."""
+        """Show HellaSwag's accuracy by the mean loss per token, as llm.c prints it."""
         self._print(f"HellaSwag: {correct}/{items} = {correct / items:.6f}", "magenta")
 
     def sample(self, text: str) -> None:

@@ -153,7 +153,7 @@ def draw_curves(
 
     figure = Figure(figsize=(9, 6), dpi=110)
     margins = {"left": 0.085, "right": 0.91, "top": 0.865, "bottom": 0.085, "hspace": 0.1}  # a layout engine is slower
-    accuracy = curve(metrics, "eval", "accuracy")
+    accuracy = curve(metrics, "eval", "accuracy_norm")
     heights = [3.4, 0.8, 1] if len(accuracy.steps) else [3.4, 1]
     loss_axes, *middle, lower_axes = figure.subplots(
         len(heights), 1, sharex=True, height_ratios=heights, gridspec_kw=margins
@@ -312,7 +312,7 @@ def _token_axis(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _draw_accuracy(axes: Any, accuracy: Curve) -> None:
-    label = f"HellaSwag (last {accuracy.values[-1]:.4f})"
+    label = f"HellaSwag, accuracy norm (last {accuracy.values[-1]:.4f})"
     axes.plot(
         accuracy.steps, accuracy.values, "o-", color=ACCURACY, markersize=4, linewidth=1.2, clip_on=False, label=label
     )

@@ -273,13 +273,14 @@ class RunLog:
         self._write(MAIN_LOG, f"s:{step} tel:{loss:.4f}\n")
         self.event("val", step=step, loss=loss, batches=batches)
 
-    def accuracy(self, step: int, *, items: int, correct: int, correct_whole: int) -> None:
-        """Write how many of HellaSwag's questions were right before step `step`: by the mean loss of a completion's
-        tokens, which is llm.c's figure, and by their sum.
+    def accuracy(self, step: int, *, items: int, correct: int, correct_norm: int) -> None:
+        """Write how many of HellaSwag's questions were right before step `step`: by the sum of a completion's losses,
+        and (norm) by their mean per token, which is llm.c's figure.
         """
-        share, whole = correct / items, correct_whole / items
-        self._write(MAIN_LOG, f"s:{step} eval:{share:.4f}\n")
-        self.event("eval", step=step, items=items, correct=correct, accuracy=share, accuracy_whole=whole)
+        counts = {"items": items, "correct": correct, "correct_norm": correct_norm}
+        shares = {"accuracy": correct / items, "accuracy_norm": correct_norm / items}
+        self._write(MAIN_LOG, f"s:{step} eval:{shares['accuracy_norm']:.4f}\n")
+        self.event("eval", step=step, **counts, **shares)
 
     def sample(self, step: int, text: str, tokens: int) -> None:
         """Write a sample drawn before step `step`: its text and how many tokens it has."""
@@ -339,7 +340,7 @@ class ShortLog(RunLog):
     def val(self, step: int, *, loss: float, batches: int) -> None:
         """Write nothing: process 0 does."""
 
-    def accuracy(self, step: int, *, items: int, correct: int, correct_whole: int) -> None:
+    def accuracy(self, step: int, *, items: int, correct: int, correct_norm: int) -> None:
         """Write nothing: process 0 does."""
 
     def sample(self, step: int, text: str, tokens: int) -> None:

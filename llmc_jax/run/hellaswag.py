@@ -4,7 +4,7 @@ Leaves out the questions (data/), how the likeliest completion is found (evaluat
 """
 
 from llmc_jax.config.train import attention_computed
-from llmc_jax.evaluate.choices import accuracy, accuracy_norm, answers, rows_of_items
+from llmc_jax.evaluate.choices import answers, rows_of_items
 from llmc_jax.evaluate.scorer import Scored, Scorer, score
 from llmc_jax.generate.model import RELU
 from llmc_jax.models.gpt2.model import PLAIN
@@ -31,9 +31,10 @@ def evaluate(run: Run, progress: Progress) -> Progress:
     if run.stop.is_set():
         return progress
     answered = answers(setup.questions, found)
-    correct, items = accuracy_norm(answered)  # llm.c's figure
-    run.log.accuracy(progress.step, items=items, correct=correct, correct_whole=accuracy(answered).right)
-    run.console.accuracy(correct, items)
+    items, correct_norm = len(answered), sum(each.right_norm for each in answered)  # the latter is llm.c's figure
+    correct = sum(each.right for each in answered)
+    run.log.accuracy(progress.step, items=items, correct=correct, correct_norm=correct_norm)
+    run.console.accuracy(correct_norm, items)
     # as after a validation: a checkpoint that a stopped run left of this step is without it
     saving = -1 if progress.saving == progress.step else progress.saving
     return progress._replace(counters=progress.counters._replace(evaluated=progress.step), saving=saving)

@@ -19,7 +19,7 @@ from llmc_jax.cli.evaluate_flags import DEFAULTS, NEEDED, make_parser, parse
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.data.tokenizers import write_tokenizer_bin
 from llmc_jax.errors import InputError
-from llmc_jax.evaluate.choices import Mean
+from llmc_jax.evaluate.figures import Mean
 from llmc_jax.evaluate.model import scorer_of
 from llmc_jax.evaluate.report import plain_data, shown
 from llmc_jax.evaluate.report import table as table_of

@@ -51,7 +51,7 @@ def c_main_log(train: dict[int, float], val: dict[int, float]) -> str:
 def test_our_accuracy(tmp_path: Path) -> None:
     with RunLog(tmp_path) as log:
         log.val(2, loss=4.0, batches=3)
-        log.accuracy(2, items=8, correct=3, correct_whole=4)
+        log.accuracy(2, items=8, correct=4, correct_norm=3)
     found = {pairs(read_log(place).hellaswag)[0] for place in (tmp_path, tmp_path / "main.log")}
     assert found == {(2, 0.375)}
 

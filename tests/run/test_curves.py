@@ -108,7 +108,9 @@ def test_the_picture_shows_every_curve(tmp_path: Path) -> None:
 def test_the_accuracy_has_a_panel_where_there_is_one(tmp_path: Path, panels: list[Any]) -> None:
     draw_curves(_metrics(), tmp_path / "a.png")
     assert len(panels) == 3  # the loss, the learning rate, the norm at its right
-    evals = [{"event": "eval", "step": step, "accuracy": 0.25 + step / 1000} for step in (20, 40, 60)]
+    evals = [
+        {"event": "eval", "step": step, "accuracy": 0.9, "accuracy_norm": 0.25 + step / 1000} for step in (20, 40, 60)
+    ]
     draw_curves([*_metrics(), *evals], tmp_path / "b.png")
     assert len(panels) == 4
     label, steps, heights = _line(panels[1], "HellaSwag")

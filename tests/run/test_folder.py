@@ -240,7 +240,7 @@ def write_run(
             if due(plan.val_every, step) and (validated or step < last):
                 log.val(step, loss=5 - step / 7, batches=3)
             if step > 0 and due(plan.val_every, step) and (evaluated or step < last):
-                log.accuracy(step, items=7, correct=step % 7, correct_whole=3)
+                log.accuracy(step, items=7, correct=3, correct_norm=step % 7)
             if due(plan.sample_every, step) and (sampled or step < last):
                 log.sample(step, plan.texts[step % len(plan.texts)], tokens=step)
             if due(plan.save_every, step):

@@ -87,32 +87,32 @@ def test_the_figures_are_those_of_the_weights_at_that_step(whole: Whole) -> None
     assert list(evals) == [2, 4, 5]
     lines = (whole.run.folder / "main.log").read_text().splitlines()
     for step, found in evals.items():
-        correct, by_sum = plain_figures(whole.run.model(step), whole.items, parse_descriptor(TINY))
-        assert (found["items"], found["correct"], found["accuracy"]) == (COUNT, correct, correct / COUNT)
-        assert found["accuracy_whole"] == by_sum / COUNT
-        assert f"s:{step} eval:{correct / COUNT:.4f}" in lines
-        assert f"HellaSwag: {correct}/{COUNT} = {correct / COUNT:.6f}" in whole.run.out.splitlines()
-    assert len({(each["correct"], each["accuracy_whole"]) for each in evals.values()}) > 1
+        correct, correct_norm = plain_figures(whole.run.model(step), whole.items, parse_descriptor(TINY))
+        assert (found["items"], found["correct"], found["correct_norm"]) == (COUNT, correct, correct_norm)
+        assert (found["accuracy"], found["accuracy_norm"]) == (correct / COUNT, correct_norm / COUNT)
+        assert f"s:{step} eval:{correct_norm / COUNT:.4f}" in lines
+        assert f"HellaSwag: {correct_norm}/{COUNT} = {correct_norm / COUNT:.6f}" in whole.run.out.splitlines()
+    assert len({(each["correct"], each["correct_norm"]) for each in evals.values()}) > 1
 
 
 def plain_figures(
     flat: np.ndarray, items: list[Item], config: ModelConfig, attention: str = "softmax"
 ) -> tuple[int, int]:
-    """How many are right by the mean loss of a completion's tokens, and by their sum."""
+    """How many are right by the sum of a completion's losses, and by their mean per token."""
     chosen = [plain_choices(flat, item, config, attention) for item in items]
-    by_mean, by_sum = (sum(each[k] == item.label for each, item in zip(chosen, items, strict=True)) for k in (0, 1))
-    return by_mean, by_sum
+    by_sum, by_mean = (sum(each[k] == item.label for each, item in zip(chosen, items, strict=True)) for k in (0, 1))
+    return by_sum, by_mean
 
 
 def plain_choices(flat: np.ndarray, item: Item, config: ModelConfig, attention: str) -> tuple[int, int]:
-    """The completion of the smallest mean loss, and of the smallest sum."""
+    """The completion of the smallest sum, and of the smallest mean loss."""
     losses = []
     for completion in item.completions:
         ids = np.array(item.context + completion)
         logits, _ = plain.forward(flat, ids[:-1], config, attention)
         at = np.arange(len(item.context) - 1, len(ids) - 1)
         losses.append(-plain.log_softmax(logits)[at, ids[at + 1]])
-    return int(np.argmin([each.mean() for each in losses])), int(np.argmin([each.sum() for each in losses]))
+    return int(np.argmin([each.sum() for each in losses])), int(np.argmin([each.mean() for each in losses]))
 
 
 def test_it_comes_after_the_validation_and_before_the_sample(whole: Whole) -> None:
@@ -181,7 +181,7 @@ def test_a_model_with_relu_attention_is_evaluated_as_that(whole: Whole, train: T
     run = train("-x", 0, "-s", 0, "-n", 0, "-e", tmp_path / "model.bin", "--attention", "relu")
     (found,) = [each for each in run.events if each["event"] == "eval"]
     figures = plain_figures(values, whole.items, models.CONFIG, "relu")
-    assert (found["correct"], found["accuracy_whole"] * COUNT) == pytest.approx(figures)
+    assert (found["correct"], found["correct_norm"]) == figures
     assert figures != plain_figures(values, whole.items, models.CONFIG)
 
 
