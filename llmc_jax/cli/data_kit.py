@@ -7,13 +7,13 @@ import argparse
 import inspect
 import re
 import shlex
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from llmc_jax.cli.progress import MEGABYTE, show_progress, speed_of
 from llmc_jax.data.documents import find_inputs, size_of
 from llmc_jax.data.prepare import Prepared, Report, Settings, prepare
 from llmc_jax.data.tokenizers import DEFAULT_BIN, Tokenizer, load_tokenizer
@@ -22,11 +22,9 @@ from llmc_jax.machine.jax_setup import train_command
 from llmc_jax.streams import print_error
 
 if TYPE_CHECKING:
-    from rich.progress import ProgressColumn, Task
+    from rich.progress import Task
 
 SMALL_SHARD = 64 * 1024 + 1  # B*T+1 of llm.c's run of GPT-2 124M
-PROGRESS_SECONDS = 10.0
-MEGABYTE = 1e6
 
 # ----- options ------------------------------------------------------------------------------------------------------
 
@@ -112,37 +110,6 @@ def print_next(train: Path, val: Path | None, spec: str, tokenizer: Tokenizer) -
 
 
 @contextmanager
-def show_progress(
-    columns: Sequence["ProgressColumn"], total: float | None, line: Callable[["Task"], str], **fields: Any
-) -> Iterator[tuple["Task", Callable[..., None]]]:
-    """Show progress on standard error: a bar on a terminal, else a line now and then.
-
-    total: bytes, None: not known. line: what to say of the task. fields: of the task, their first values. Yields the
-    task, and what takes rich's arguments that bring it up to date.
-    """
-    from rich.console import Console
-    from rich.progress import Progress
-
-    on_terminal = sys.stderr.isatty()
-    shown = time.monotonic()
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not on_terminal) as bar:
-        bar.add_task("", total=total, **fields)
-        [task] = bar.tasks
-
-        def update(**changes: Any) -> None:
-            nonlocal shown
-            bar.update(task.id, **changes)
-            if on_terminal or time.monotonic() - shown < PROGRESS_SECONDS:
-                return
-            shown = time.monotonic()
-            print_error(
-                f"{line(task)} | {(task.speed or 0) / MEGABYTE:.1f} MB/s | {task.time_remaining or 0:.0f} s left"
-            )
-
-        yield task, update
-
-
-@contextmanager
 def _progress(total: int) -> Iterator[Report]:
     """Show how much is encoded. total: bytes to read."""
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -152,7 +119,7 @@ def _progress(total: int) -> Iterator[Report]:
 
     def line(task: "Task") -> str:
         read = f"{task.completed / MEGABYTE:,.0f} of {total / MEGABYTE:,.0f} MB"
-        return f"{task.percentage:.0f} % | {read} | {task.fields['tokens']:,} tokens"
+        return f"{task.percentage:.0f} % | {read} | {task.fields['tokens']:,} tokens | {speed_of(task)}"
 
     with show_progress(columns, total, line, tokens=0) as (task, update):
         yield lambda read, tokens: update(advance=read, tokens=task.fields["tokens"] + tokens)

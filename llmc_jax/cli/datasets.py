@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmc_jax.cli.data_kit import (
-    MEGABYTE,
     add_tokenizer_spec,
     command,
     count,
     load,
     make_token_files,
-    show_progress,
 )
+from llmc_jax.cli.progress import MEGABYTE, show_progress, speed_of
 from llmc_jax.data.datasets import (
     DATASETS,
     DOWNLOADS,
@@ -251,7 +250,8 @@ def _download_progress(total: int) -> Iterator[Progress]:
     sizes: dict[str, int] = {}
 
     def line(task: "Task") -> str:
-        return f"{task.description} | {task.completed / MEGABYTE:,.0f} of {(task.total or 0) / MEGABYTE:,.0f} MB"
+        arrived = f"{task.completed / MEGABYTE:,.0f} of {(task.total or 0) / MEGABYTE:,.0f} MB"
+        return f"{task.description} | {arrived} | {speed_of(task)}"
 
     with show_progress(columns, total or None, line) as (_, update):
 

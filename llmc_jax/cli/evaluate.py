@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from llmc_jax.cli.evaluate_flags import PROGRAM, USUAL_ROWS, parse
 from llmc_jax.cli.generate import model_facts, say, say_model
 from llmc_jax.cli.kit import exit_status, print_json
+from llmc_jax.cli.progress import show_progress
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import plain, refuse_irregular, write_atomic
 from llmc_jax.machine.jax_setup import configure, restart_with_huge_pages, typed
-from llmc_jax.streams import print_error
 
 if TYPE_CHECKING:
+    from rich.progress import Task
+
     from llmc_jax.evaluate.report import Subject
     from llmc_jax.evaluate.scorer import Scorer
     from llmc_jax.evaluate.subjects import Cut, Questions, Reader, Result, Text, Told
-
-PROGRESS_SECONDS = 10.0  # between two lines, where standard error is no terminal
 
 
 def program(argv: Sequence[str] | None = None) -> NoReturn:
@@ -261,26 +261,13 @@ def write_items(flags: SimpleNamespace, asked: Asked, found: Evaluated) -> None:
 
 @contextmanager
 def progress(total: int) -> Iterator["Told"]:
-    """Show progress on standard error: a bar on a terminal, else a line now and then. total: tokens to score."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    """Show how many tokens are scored, of so many in total."""
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
-    words = TextColumn("{task.completed:,} of {task.total:,} tokens, left:")
-    on_terminal = sys.stderr.isatty()
-    began = shown = time.monotonic()
-    done = 0
-    columns = (BarColumn(), words, TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not on_terminal) as bar:
-        task = bar.add_task("", total=total)
+    words = TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens, left:")
 
-        def told(tokens: int) -> None:
-            nonlocal shown, done
-            done += tokens
-            bar.update(task, completed=done)
-            now = time.monotonic()
-            if not on_terminal and now - shown >= PROGRESS_SECONDS:
-                shown = now
-                left = (total - done) * (now - began) / max(1, done)
-                print_error(f"{100 * done / total:.0f} % | {done:,} of {total:,} tokens | {left:.0f} s left")
+    def line(task: "Task") -> str:
+        return f"{task.percentage:.0f} % | {task.completed:,.0f} of {total:,} tokens"
 
-        yield told
+    with show_progress((BarColumn(), words, TimeRemainingColumn()), total, line) as (_, update):
+        yield lambda tokens: update(advance=tokens)

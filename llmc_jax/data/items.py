@@ -30,7 +30,7 @@ class Item(NamedTuple):
 def check_fit(items: Sequence[Item], positions: int, what: str) -> None:
     """Check that each item fits T positions: its ids without the last, which is a target alone.
 
-    what: the items' file, for the message. Raises InputError. llm.c's trainers stop at an assert one id earlier.
+    what: the items' file, for the message. Raises InputError. llm.c's trainers stop at an assert two ids earlier.
     """
     long = [item for item in items if item.longest - 1 > positions]
     if long:

@@ -190,8 +190,6 @@ def questions(reader: Reader, word: str, positions: int, limit: int | None, crop
     Raises InputError for a file of another task, a tokenizer that does not fit, an item that is too long.
     """
     task, path = named_task(word)
-    if reader.tokenizer is not None and reader.tokenizer.vocab_size != reader.vocab_size:
-        raise InputError(f"--tasks {word}: tokenizer {reader.note} does not fit V={reader.vocab_size}")
     items = read_items(task, path, reader.tokenizer, limit, reader.vocab_size)
     if not crop:
         check_fit(items, positions, f"--tasks {word}")

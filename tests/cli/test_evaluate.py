@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
-from llmc_jax.cli import evaluate as cli
 from llmc_jax.cli.evaluate import Asked, Evaluated, main, number_of_devices, side_by_side
 from llmc_jax.cli.evaluate_flags import DEFAULTS, NEEDED, make_parser, parse
 from llmc_jax.data.tokenfile import write_token_file
@@ -262,7 +261,7 @@ def test_a_context_that_is_too_long_is_refused_or_cropped(evaluate: Evaluate, tm
 
 
 def test_progress_ends_when_all_is_done(evaluate: Evaluate, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr("llmc_jax.cli.progress.PROGRESS_SECONDS", 0.0)
     words = ("--stride", "8", "--data", files.data, "--tasks", f"hellaswag={files.hellaswag}")
     shares = [int(line.split(" %")[0]) for line in evaluate(A, B, *words).err.splitlines() if " %" in line]
     assert shares == sorted(shares) and shares[-1] == 100 and 50 in shares

@@ -18,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from server import Files, serving
 
-from llmc_jax.cli import data_kit
 from llmc_jax.cli import datasets as cli
 from llmc_jax.cli.data import main
 from llmc_jax.data import datasets as module
@@ -395,7 +394,7 @@ def test_what_can_be_told_before_the_download_is(
 def test_progress_counts_what_is_missing(
     server: Files, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(data_kit, "PROGRESS_SECONDS", 0)
+    monkeypatch.setattr("llmc_jax.cli.progress.PROGRESS_SECONDS", 0.0)
     monkeypatch.setattr(cli, "MEGABYTE", 1)
     row = publish(server, monkeypatch, "fineweb", [b"12345", b"1234567"])
     assert main(["fineweb", "--download-only", "--files", "1"]) == 0

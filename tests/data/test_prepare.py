@@ -474,7 +474,7 @@ def test_counts_that_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_progress_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
-    monkeypatch.setattr("llmc_jax.cli.data_kit.PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr("llmc_jax.cli.progress.PROGRESS_SECONDS", 0.0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
     (tmp_path / "a.txt").write_text("hello world")
     assert main(["prepare", str(tmp_path / "a.txt"), "--tokenizer=bytes", "-o", str(tmp_path / "out")]) == 0
