@@ -159,10 +159,9 @@ def evaluate(flags: SimpleNamespace, asked: Asked) -> Evaluated:
     from llmc_jax.evaluate.subjects import work_of
     from llmc_jax.generate.model import open_model
 
-    at_once = None if flags.rows is None else flags.rows * asked.positions
     models, results = [], []
     began = time.monotonic()
-    with progress(sum(work_of(subject) for own in asked.subjects for subject in own)) as told:
+    with full_memory_said(), progress(sum(work_of(subject) for own in asked.subjects for subject in own)) as told:
         for path, own in zip(flags.checkpoints, asked.subjects, strict=True):
             model = open_model(
                 path, dtype=flags.dtype, tokenizer=flags.tokenizer, attention=flags.model_attention, step=flags.step,
@@ -170,10 +169,34 @@ def evaluate(flags: SimpleNamespace, asked: Asked) -> Evaluated:
             )  # fmt: skip
             say_model(model)
             models.append(model_facts(model))
-            scorer = scorer_of(model, asked.devices, at_once)
+            scorer = scorer_of(model, asked.devices, tokens_at_once(flags.rows, own, asked.positions))
             results.append([result(scorer, subject, asked.positions, told) for subject in own])
             del model, scorer  # before the next one's weights are read
     return Evaluated(models, results, time.monotonic() - began)
+
+
+def tokens_at_once(rows: int | None, own: Sequence["Text | Questions"], positions: int) -> int | None:
+    """Return how many tokens -b has a device compute at a time, no more than there are; None: what suits it."""
+    from llmc_jax.evaluate.subjects import rows_of
+
+    return None if rows is None else min(rows, max(map(rows_of, own))) * positions
+
+
+@contextmanager
+def full_memory_said() -> Iterator[None]:
+    """Make one line of what JAX says when the device's memory is full. Raises InputError."""
+    import jax
+
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        words = str(error).splitlines()[0].rstrip(".")
+        raise InputError(
+            f"the device's memory is full: {words}; compute fewer rows at a time (-b 1 is the least), lower -t, or "
+            "write --dtype bf16"
+        ) from error
 
 
 def result(scorer: "Scorer", subject: "Text | Questions", positions: int, told: "Told") -> "Result":

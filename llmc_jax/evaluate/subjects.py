@@ -258,3 +258,10 @@ def work_of(subject: Text | Questions) -> int:
     if isinstance(subject, Text):
         return sum(span.scored for span in subject.rows)
     return sum(len(completion) for item in subject.items for completion in item.completions)
+
+
+def rows_of(subject: Text | Questions) -> int:
+    """Return how many rows a model computes."""
+    if isinstance(subject, Text):
+        return len(subject.rows)
+    return sum(len(item.completions) for item in subject.items)
