@@ -43,7 +43,7 @@ def evaluate(run: Run, progress: Progress) -> Progress:
 def scorer_of(setup: Setup, progress: Progress) -> Scorer:
     """Return the model as it is, computed by XLA's operations: rows are short, and no kernel was tried at their sizes.
 
-    On a GPU a batch has no more tokens than the step's, so that there is memory for it.
+    On a GPU a batch has no more tokens than a step that is not tiny, so that there is memory for it.
     """
     plain = RELU if attention_computed(setup.config.attention) == "relu" else PLAIN
     execution = plain._replace(compiler_options=setup.plan.execution.compiler_options)

@@ -4,6 +4,7 @@ python tests/evaluate/models.py DEVICES FILE
 """
 
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.models.gpt2.tensors import flat_size
 from tests import plain_model
+from tests.generate import plain
 
 CONFIG = parse_descriptor("L2-NH2-C16-V257-T48")  # T is no power of two
 TOKENS_PER_BATCH = 100  # three rows of 32 positions, or two of 48
@@ -23,11 +25,18 @@ def flat() -> np.ndarray:
     return values.astype(np.float32)
 
 
+@cache
 def texts() -> list[tuple[np.ndarray, int]]:
-    """Rows of ids, and the first of them that is scored: of two ids to as many as fit."""
+    """Rows of ids, and the first of them that is scored: of two ids to as many as fit.
+
+    The last id of every other row is the one that the model holds for likeliest there.
+    """
     rng = np.random.default_rng(5)
     lengths = [2, 49, 3, 33, 34, 20, 48, 17, 30, 49, 9]
-    return [(rng.integers(0, 257, n), int(rng.integers(1, n))) for n in lengths]
+    made = [(rng.integers(0, 257, n), int(rng.integers(1, n))) for n in lengths]
+    for ids, _ in made[::2]:
+        ids[-1] = plain.forward(flat(), ids[:-1], CONFIG, "softmax")[0][-1].argmax()
+    return made
 
 
 def main() -> None:

@@ -51,7 +51,7 @@ def test_losses_against_the_plain_model() -> None:
     found = of_one_device()
     np.testing.assert_allclose(found[0], np.concatenate(losses), atol=2e-5)
     np.testing.assert_array_equal(found[1], np.concatenate(best))
-    assert found[1].any() or not np.concatenate(best).any()
+    assert 0 < found[1].sum() < len(found[1])  # so both are there
 
 
 def test_weights_may_be_tensors_and_what_is_best_need_not_be_asked() -> None:
