@@ -11,6 +11,7 @@ from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.data.items import Item
 from llmc_jax.data.tasks import read_items
 from llmc_jax.data.tokenizers import gpt2_tokenizer
+from llmc_jax.evaluate import subjects
 from llmc_jax.evaluate.choices import Answer, answers, rows_of_items
 from llmc_jax.evaluate.scorer import Scored, Scorer, score
 from llmc_jax.machine.device import devices_of
@@ -96,6 +97,19 @@ def test_hand_made_items() -> None:
     assert found == [Answer(0, (2.0, 2.5), (1, 2)), Answer(0, (2.0, 1.5, 3.0), (2, 1, 1))]
     assert [(each.by_sum, each.by_mean) for each in found] == [(0, 1), (1, 0)]
     assert [(each.right, each.right_norm) for each in found] == [(True, False), (False, True)]
+
+
+def test_hand_made_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second would have been written but for its last token; perplexity is that of whole words: 2 and 8."""
+    asked = subjects.Questions("lambada", Path("file"), [Item("a", (1,), ((2,),), 0), Item("b", (1,), ((2, 3),), 0)])
+    told = [[math.log(2.0)], [math.log(2.0), math.log(4.0)]], [[True], [True, False]]
+    made = [Scored(row, np.array(losses), np.array(best)) for row, (losses, best) in enumerate(zip(*told, strict=True))]
+    monkeypatch.setattr(subjects, "score", lambda *_, greedy: made if greedy else None)
+    found = subjects.questions_result(scorer(), asked)
+    accuracy, perplexity = found.figures
+    assert (accuracy.value, accuracy.error) == (0.5, 0.5)
+    assert (perplexity.value, perplexity.error) == pytest.approx((4.0, 4.0 * math.log(2.0)))
+    assert [line["right"] for line in subjects.item_lines("", asked, found.answers)] == [True, False]
 
 
 def test_an_answer_is_missing_where_the_scoring_was_stopped() -> None:
