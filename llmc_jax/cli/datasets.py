@@ -181,6 +181,8 @@ def _write_eval_file(
 def _adopted(dataset: Dataset, given: Path, folder: Path) -> list[Path]:
     """Return what a local copy is read from: its own place, or where a download would have put it."""
     paths = []
+    if not given.exists():
+        raise InputError(f"--from {given}: no such file; check the path")
     for path in published_in(dataset, given):
         file, called = recognised(dataset, path)
         paths.append(adopt(path, folder / file.name) if file else path)

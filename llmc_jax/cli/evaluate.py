@@ -4,6 +4,7 @@ Standard output gets the table, or the one JSON object; notes and progress go to
 with what was named is found before any weights are read. JAX is imported when it is needed.
 """
 
+import glob
 import io
 import json
 import os
@@ -87,6 +88,21 @@ def _check_files(flags: SimpleNamespace) -> None:
         refuse_irregular(Path(path))
         if not os.access(Path(path).parent, os.W_OK | os.X_OK):
             raise InputError(f"--{name} {path}: {Path(path).parent} is no folder that can be written; name another")
+    _check_overwriting(flags)
+
+
+def _check_overwriting(flags: SimpleNamespace) -> None:
+    """Check that no file is written over one that is read, or over the other that is written. Raises InputError."""
+    read = [("CHECKPOINT", path) for path in flags.checkpoints]
+    read += [("--data", path) for pattern in flags.data for path in (pattern, *glob.glob(pattern))]
+    read += [("--text", path) for path in flags.text]
+    read += [("--tasks", word.partition("=")[2]) for word in flags.tasks if "=" in word]
+    taken = {os.path.realpath(path): flag for flag, path in read}
+    for name in ("picture", "items"):
+        if (path := getattr(flags, name)) is not None:
+            other = taken.setdefault(os.path.realpath(path), f"--{name}")
+            if other != f"--{name}":
+                raise InputError(f"--{name} {path}: is the file of {other} too, and would replace it; name another")
 
 
 # ----- what is asked ------------------------------------------------------------------------------------------------
@@ -284,13 +300,27 @@ def write_items(flags: SimpleNamespace, asked: Asked, found: Evaluated) -> None:
 
 @contextmanager
 def progress(total: int) -> Iterator["Told"]:
-    """Show how many tokens are scored, of so many in total."""
+    """Show how many tokens are scored, of so many in total. What it yields raises KeyboardInterrupt after Ctrl-C.
+
+    JAX's own callbacks would swallow an interrupt that comes while they run.
+    """
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+
+    from llmc_jax.generate.answer import until_ctrl_c
 
     words = TextColumn("{task.completed:,.0f} of {task.total:,.0f} tokens, left:")
 
     def line(task: "Task") -> str:
         return f"{task.percentage:.0f} % | {task.completed:,.0f} of {total:,} tokens"
 
-    with show_progress((BarColumn(), words, TimeRemainingColumn()), total, line) as (_, update):
-        yield lambda tokens: update(advance=tokens)
+    with (
+        until_ctrl_c() as stop,
+        show_progress((BarColumn(), words, TimeRemainingColumn()), total, line) as (_, update),
+    ):
+
+        def told(tokens: int) -> None:
+            update(advance=tokens)
+            if stop.is_set():
+                raise KeyboardInterrupt
+
+        yield told

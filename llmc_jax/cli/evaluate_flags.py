@@ -46,6 +46,7 @@ NEEDED = {
 }
 EXCLUDED = (("batches", "stride", "the first batches are those of training, whose rows do not overlap"),)
 AT_LEAST = {"batches": 1, "rows": 1, "positions": 1, "stride": 1, "limit": 1, "devices": 0}
+MOST_DEVICES = 256  # a CPU pretends to have as many as are asked for, and takes minutes to make very many
 TYPED = {"rows": "-b", "positions": "-t", "by_position": "--positions"}  # if not as the field is called
 
 
@@ -133,6 +134,8 @@ def parse(words: Sequence[str]) -> SimpleNamespace:
     for name, least in AT_LEAST.items():
         if found.get(name, least) < least:
             raise InputError(f"{typed_as(name)} {found[name]}: it must be at least {least}")
+    if found.get("devices", 0) > MOST_DEVICES:
+        raise InputError(f"--devices {found['devices']}: it must be at most {MOST_DEVICES}")
     return SimpleNamespace(**{**DEFAULTS, **found, "checkpoints": [Path(path) for path in found["checkpoints"]]})
 
 

@@ -55,6 +55,6 @@ def _cropped(item: Item, positions: int) -> Item:
     if over >= len(item.context):
         raise InputError(
             f"item {item.name}: its longest completion has {item.longest - len(item.context)} tokens, which leave no "
-            f"room for any context in T={positions}; take a larger T, or leave the item out"
+            f"room for any context in T={positions}; take models of a larger T, or another file"
         )
     return item._replace(context=item.context[over:])

@@ -5,6 +5,7 @@ A new task is a row of TASKS with a function that makes a question of a row of i
 """
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -33,7 +34,8 @@ class Question(NamedTuple):
 class Task(NamedTuple):
     """An evaluation. file: where `python -m llmc_jax.data` leaves its public file. read: yields a file's questions.
 
-    greedy: the single choice is right if the model would have written it.
+    greedy: the single choice is right if the model would have written it. others: names of other files of it, beside
+    `file`, which are taken where that is missing.
     """
 
     name: str
@@ -41,6 +43,13 @@ class Task(NamedTuple):
     file: Path
     read: Callable[[Path], Iterator[Question]]
     greedy: bool = False
+    others: tuple[str, ...] = ()
+
+    @property
+    def usual_file(self) -> Path:
+        """Return the file that is read where none is named: the first there is, else where it should be."""
+        files = [self.file, *(self.file.with_name(name) for name in self.others)]
+        return next((path for path in files if path.exists()), self.file)
 
 
 # ----- questions out of rows ----------------------------------------------------------------------------------------
@@ -177,14 +186,22 @@ def _rows(path: Path, signs: tuple[str, ...], members: re.Pattern[str] | None = 
     for row in read_rows(path, members):
         found = next((name for name, fields in SIGNS.items() if fields <= row.fields.keys()), None)
         if found not in signs:
-            looks = f"looks like {found}" if found else f"has the fields {', '.join(map(str, row.fields)) or '(none)'}"
-            raise InputError(f"{row.where}: {looks}; expected {signs[0]} as it was published")
+            own = f"has the fields {', '.join(map(str, row.fields)) or '(none)'}"
+            looks = f"looks like {found}" if found else own
+            wanted = ", ".join(sorted(map(str, SIGNS[signs[0]])))
+            raise InputError(f"{row.where}: {looks}; expected {signs[0]} as it was published, with {wanted}")
         yield row
 
 
 _TASKS = (
-    Task("hellaswag", "HellaSwag", FOLDER / "hellaswag/hellaswag_val.parquet", _hellaswag_file),
-    Task("mmlu", "MMLU", FOLDER / "mmlu/data.tar", _mmlu_file),
+    Task(
+        "hellaswag",
+        "HellaSwag",
+        FOLDER / "hellaswag/hellaswag_val.parquet",
+        _hellaswag_file,
+        others=("hellaswag_val.jsonl", "hellaswag_val.bin"),
+    ),
+    Task("mmlu", "MMLU", FOLDER / "mmlu/data.tar", _mmlu_file, others=("mmlu_test.bin",)),
     Task("arc-easy", "ARC-Easy", FOLDER / "arc/ARC-Easy-Test.parquet", partial(_arc_file, "ARC-Easy", "ARC-Challenge")),
     Task(
         "arc-challenge",
@@ -210,6 +227,7 @@ def read_items(
     without questions, a missing tokenizer, a text of no tokens, and an id that a vocabulary of `vocab_size` lacks.
     """
     path, found = Path(path), TASKS[task]
+    limit = None if limit is None else min(limit, sys.maxsize)  # no slice goes further
     if not path.exists():
         raise InputError(f"{path}: no such file; `python -m llmc_jax.data {found.file.parent.name}` gets {found.title}")
     if is_eval_file(path):

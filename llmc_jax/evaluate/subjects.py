@@ -4,6 +4,7 @@ Leaves out how results are shown (report.py), and the flags.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,7 +86,10 @@ class Result(NamedTuple):
 def open_reader(path: Path, tokenizer: str, step: int | None, v2_order: str) -> Reader:
     """Open a checkpoint for what it says of tokens. Raises InputError as `open_model` does."""
     source = open_source(path, step=step, v2_order=v2_order)
-    choice = choose_tokenizer(source, tokenizer)
+    try:
+        choice = choose_tokenizer(source, tokenizer)
+    except InputError as error:  # of several checkpoints this is the one that it does not fit
+        raise InputError(f"{path}: {error}") from error
     return Reader(source, choice.tokenizer, choice.note, end_of_text(source, choice.tokenizer))
 
 
@@ -181,7 +185,7 @@ def named_task(word: str) -> tuple[str, Path]:
         raise InputError(f"--tasks {word}: there is no such task; known are {', '.join(TASKS)}")
     if equals and not path:
         raise InputError(f"--tasks {word}: names no file; write {name}=FILE, or {name} alone for {TASKS[name].file}")
-    return name, Path(path) if path else TASKS[name].file
+    return name, Path(path) if path else TASKS[name].usual_file
 
 
 def questions(reader: Reader, word: str, positions: int, limit: int | None, crop: bool) -> Questions:
@@ -208,7 +212,7 @@ def questions_result(scorer: Scorer, asked: Questions, told: Told = lambda token
     facts: dict[str, Any] = {"file": str(asked.file), "items": len(found)}
     if not greedy:
         facts["chance"] = float(np.mean([1 / len(item.completions) for item in asked.items]))
-    return Result(_of_words(found) if greedy else _of_choices(found), facts, asked.name, answers=found)
+    return Result(word_figures(found) if greedy else choice_figures(found), facts, asked.name, answers=found)
 
 
 def told_of(scored: Any, told: Told) -> Any:
@@ -218,15 +222,21 @@ def told_of(scored: Any, told: Told) -> Any:
         yield each
 
 
-def _of_choices(found: Sequence[choices.Answer]) -> list[Figure]:
+def choice_figures(found: Sequence[choices.Answer]) -> list[Figure]:
+    sound = _sound(found)
     return [
-        mean("accuracy", np.array([each.right for each in found])),
-        mean("accuracy norm", np.array([each.right_norm for each in found])),
+        mean("accuracy", sound * np.array([each.right for each in found])),
+        mean("accuracy norm", sound * np.array([each.right_norm for each in found])),
     ]
 
 
-def _of_words(found: Sequence[choices.Answer]) -> list[Figure]:
-    right = np.array([each.written is not None and each.written[each.label] for each in found])
+def _sound(found: Sequence[choices.Answer]) -> np.ndarray:
+    """Return 1 for each answer (n,), and nan for one with a loss that is none: which is the smallest means nothing."""
+    return np.array([math.nan if math.isnan(sum(each.losses)) else 1.0 for each in found])
+
+
+def word_figures(found: Sequence[choices.Answer]) -> list[Figure]:
+    right = _sound(found) * np.array([each.written is not None and each.written[each.label] for each in found])
     losses = np.array([each.losses[each.label] for each in found])
     return [mean("accuracy", right), exponential("perplexity", mean("", losses))]
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,16 +15,17 @@ import numpy as np
 import pytest
 
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
-from llmc_jax.cli.evaluate import Asked, Evaluated, main, number_of_devices, side_by_side
+from llmc_jax.cli.evaluate import Asked, Evaluated, main, number_of_devices, progress, side_by_side
 from llmc_jax.cli.evaluate_flags import DEFAULTS, NEEDED, make_parser, parse
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.data.tokenizers import write_tokenizer_bin
 from llmc_jax.errors import InputError
+from llmc_jax.evaluate.choices import Answer
 from llmc_jax.evaluate.figures import Mean
 from llmc_jax.evaluate.model import scorer_of
 from llmc_jax.evaluate.report import plain_data, shown
 from llmc_jax.evaluate.report import table as table_of
-from llmc_jax.evaluate.subjects import Cut, open_reader, text_of_file, text_result
+from llmc_jax.evaluate.subjects import Cut, choice_figures, open_reader, text_of_file, text_result
 from llmc_jax.generate.model import open_model
 from tests.generate import plain
 
@@ -330,6 +332,14 @@ def test_two_devices_give_the_figures_of_one(evaluate: Evaluate, files: Files) -
         ([A, "--tasks", "mmlu=missing.tar"], "missing.tar"),
         ([A, "--tokenizer", "none", "--tasks", "hellaswag={hellaswag}"], "--tokenizer"),
         ([A, "--nonsense"], "--nonsense"),
+        ([A, "--data", "{data}", "--devices", "1000"], "--devices 1000"),
+        ([A, "--text", "{text}", "--tasks", "hellaswag={hellaswag}", "--items", "{text}"], "--items"),
+        ([A, "--tasks", "hellaswag={hellaswag}", "--items", "{hellaswag}"], "--items"),
+        ([A, "--data", "{data}", "--picture", "{link}"], "--picture"),
+        (
+            [A, "--text", "{text}", "--tasks", "hellaswag={hellaswag}", "--items", "a.png", "--picture", "a.png"],
+            "a.png",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(
@@ -339,10 +349,27 @@ def test_what_is_wrong_is_said_in_one_line(
     write_token_file(places["large"], np.array([1, 300]))
     write_token_file(places["short"], np.array([1]))
     places["empty"].touch()
+    places["link"] = tmp_path / "link.png"
+    places["link"].symlink_to(files.data)
     done = evaluate(*(word.format(**places) for word in words))
     lines = [line for line in done.err.splitlines() if not line.startswith(("note", "model", "warning"))]
     assert (done.status, done.out, len(lines)) == (2, "", 1), done.err
     assert named in lines[0]
+
+
+def test_ctrl_c_ends_it_at_the_next_answer() -> None:
+    with progress(10) as told:
+        told(1)
+        signal.raise_signal(signal.SIGINT)  # is not raised where it comes
+        with pytest.raises(KeyboardInterrupt):
+            told(1)
+
+
+def test_answers_of_losses_that_are_none_have_no_accuracy() -> None:
+    """What is smallest among such losses would look like an answer."""
+    good, bad = Answer(0, (1.0, 2.0), (1, 1)), Answer(0, (1.0, math.nan), (1, 1))
+    assert [figure.value for figure in choice_figures([good, good])] == [1.0, 1.0]
+    assert all(math.isnan(figure.value) for figure in choice_figures([good, bad]))
 
 
 def test_every_flag_has_a_default_and_is_told_of() -> None:

@@ -260,6 +260,19 @@ def test_items(tmp_path: Path, small_bin: Path) -> None:
     assert {type(token) for token in first.context} == {int}
 
 
+def test_what_is_read_where_no_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first there is of those that `data hellaswag` leaves."""
+    monkeypatch.chdir(tmp_path)
+    task = TASKS["hellaswag"]
+    task.file.parent.mkdir(parents=True)
+    found = [task.usual_file]
+    for name in ("hellaswag_val.bin", "hellaswag_val.jsonl", "hellaswag_val.parquet"):
+        task.file.with_name(name).touch()
+        found.append(task.usual_file)
+    assert [path.suffix for path in found] == [".parquet", ".bin", ".jsonl", ".parquet"]
+    assert {path.parent for path in found} == {task.file.parent}
+
+
 def test_llmcs_file_needs_no_tokenizer(tmp_path: Path) -> None:
     """Any name, no tokenizer, the first few questions; and not for a task with a single answer."""
     items = [Item(str(number), (number, 2), ((1,), (2,), (3,), (4, 9))[:4], 1) for number in range(5)]
