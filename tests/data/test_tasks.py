@@ -251,6 +251,7 @@ def test_items(tmp_path: Path, small_bin: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(jsonl([row, *HELLASWAG]))
     tokenizer = bin_tokenizer(small_bin)
     first, second = read_items("hellaswag", tmp_path / "a.jsonl", tokenizer, limit=2)
+    assert len(read_items("hellaswag", tmp_path / "a.jsonl", tokenizer, limit=10**30)) >= 2
     assert tokenizer.decode(first.context) == b"the cat<|end|>"
     assert tokenizer.eot not in first.context
     assert len(first.context) < len("the cat<|end|>")
