@@ -8,7 +8,6 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,11 +65,11 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it() -> None:
     np.testing.assert_array_equal(np.concatenate(alone), of_one_device()[0])
 
 
-@pytest.mark.parametrize("devices", [2, 3])
-def test_several_devices_give_the_bits_of_one(devices: int, tmp_path: Path) -> None:
+def test_several_devices_give_the_bits_of_one(tmp_path: Path) -> None:
+    """With three some batches are left over, whose number is no multiple of it."""
     file = tmp_path / "found.npz"
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.evaluate import models; models.main()"
-    subprocess.run([sys.executable, "-c", code, str(devices), str(file)], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-c", code, "3", str(file)], cwd=ROOT, check=True)
     with np.load(file) as found:
         np.testing.assert_array_equal(found["losses"], of_one_device()[0])
         np.testing.assert_array_equal(found["best"], of_one_device()[1])
