@@ -203,15 +203,15 @@ def full_memory_said() -> Iterator[None]:
     """Make one line of what JAX says when the device's memory is full. Raises InputError."""
     import jax
 
+    from llmc_jax.machine.device import full_memory
+
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if (words := full_memory(error)) is None:
             raise
-        words = str(error).splitlines()[0].rstrip(".")
         raise InputError(
-            f"the device's memory is full: {words}; compute fewer rows at a time (-b 1 is the least), lower -t, or "
-            "write --dtype bf16"
+            f"{words}; compute fewer rows at a time (-b 1 is the least), lower -t, or write --dtype bf16"
         ) from error
 
 

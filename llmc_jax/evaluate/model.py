@@ -6,8 +6,7 @@ from llmc_jax.machine.device import devices_of
 from llmc_jax.training.parallel.placement import placement
 from llmc_jax.training.parallel.stage import Parallel
 
-TOKENS_PER_BATCH = {"cpu": 4096}  # by platform: what keeps a device busy, and takes little memory
-TOKENS_ELSEWHERE = 16384
+TOKENS_ON_CPU, TOKENS_ON_GPU = 4096, 16384  # computed at a time: what keeps a device busy, and takes little memory
 
 
 def scorer_of(model: Model, devices: int = 1, tokens_per_batch: int | None = None) -> Scorer:
@@ -17,5 +16,5 @@ def scorer_of(model: Model, devices: int = 1, tokens_per_batch: int | None = Non
     """
     place = placement(model.config, Parallel(devices), devices_of(devices))
     platform = devices_of(1)[0].platform
-    at_once = tokens_per_batch or TOKENS_PER_BATCH.get(platform, TOKENS_ELSEWHERE)
+    at_once = tokens_per_batch or (TOKENS_ON_CPU if platform == "cpu" else TOKENS_ON_GPU)
     return Scorer(place.everywhere(model.weights), model.config, model.execution, place, at_once)

@@ -19,6 +19,7 @@ from llmc_jax.generate.engine import Drawn, Dropped, Request, generate
 from llmc_jax.generate.look import look
 from llmc_jax.generate.model import Model, flat_weights
 from llmc_jax.generate.text import TextStream
+from llmc_jax.machine.device import full_memory
 
 STOPPED = "stopped"  # why a sample ended, beside those of `Drawn`: by Ctrl-C
 
@@ -118,12 +119,9 @@ def collect(
                 if stop is not None and stop.is_set():
                     break
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if (words := full_memory(error)) is None:
             raise
-        words = str(error).splitlines()[0].rstrip(".")
-        raise InputError(
-            f"the device's memory is full: {words}; lower --samples or --tokens, write --exact, or --dtype bf16"
-        ) from error
+        raise InputError(f"{words}; lower --samples or --tokens, write --exact, or --dtype bf16") from error
     return answer
 
 

@@ -57,6 +57,13 @@ def memory_stats() -> dict[str, int]:
     return first_device().memory_stats() or {}
 
 
+def full_memory(error: Exception) -> str | None:
+    """Return what an error of JAX says of a device's memory that is full, on one line; None for any other error."""
+    if "RESOURCE_EXHAUSTED" not in str(error):
+        return None
+    return f"the device's memory is full: {str(error).splitlines()[0].rstrip('.')}"
+
+
 def describe_device() -> Device:
     """Return the device that JAX computes on by default, and what there is of it. Initialises JAX's backend."""
     import jax

@@ -5,13 +5,12 @@ Leaves out the questions (data/), how the likeliest completion is found (evaluat
 
 from llmc_jax.config.train import attention_computed
 from llmc_jax.evaluate.choices import answers, rows_of_items
+from llmc_jax.evaluate.model import TOKENS_ON_CPU, TOKENS_ON_GPU
 from llmc_jax.evaluate.scorer import Scored, Scorer, score
 from llmc_jax.generate.model import RELU
 from llmc_jax.models.gpt2.model import PLAIN
 from llmc_jax.run.prepare import Setup
 from llmc_jax.run.state import Progress, Run
-
-LEAST, MOST = 4096, 16384  # tokens that a device computes at a time
 
 
 def evaluate(run: Run, progress: Progress) -> Progress:
@@ -48,5 +47,6 @@ def scorer_of(setup: Setup, progress: Progress) -> Scorer:
     plain = RELU if attention_computed(setup.config.attention) == "relu" else PLAIN
     execution = plain._replace(compiler_options=setup.plan.execution.compiler_options)
     tokens = setup.config.batch_size * setup.config.sequence_length
-    at_once = LEAST if setup.device.platform == "cpu" else min(max(LEAST, tokens), MOST)
+    on_gpu = min(max(TOKENS_ON_CPU, tokens), TOKENS_ON_GPU)
+    at_once = TOKENS_ON_CPU if setup.device.platform == "cpu" else on_gpu
     return Scorer(progress.state.weights, setup.model, execution, setup.place, at_once)

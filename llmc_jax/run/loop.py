@@ -25,7 +25,7 @@ from llmc_jax.config.checks import devices_of_each
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.machine import compiling, jax_setup
-from llmc_jax.machine.device import first_device
+from llmc_jax.machine.device import first_device, full_memory
 from llmc_jax.machine.nvml import gpu_line, gpu_numbers
 from llmc_jax.plan import step_numbers
 from llmc_jax.run.batches import Batches, training_batches
@@ -78,12 +78,11 @@ def _trained(config: TrainConfig, notes: list[str], group: Group, request: threa
             disconnect(group, outcome.progress.step)
             return outcome
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if (words := full_memory(error)) is None:
             raise
-        words = str(error).splitlines()[0].rstrip(".")
         split = f"write -z {config.zero_stage + 1}, or " if _may_split_more(config) else ""
         raise InputError(
-            f"the device's memory is full: {words}; {split}lower -b (and keep -d for the same updates), or -t, or keep "
+            f"{words}; {split}lower -b (and keep -d for the same updates), or -t, or keep "
             "less with --recompute-blocks 1, or take a smaller model"
         ) from error
     finally:

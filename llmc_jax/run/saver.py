@@ -31,6 +31,7 @@ from llmc_jax.cluster.agreement import of_all, of_first
 from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError
+from llmc_jax.machine.device import full_memory
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.training.parallel.placement import Placement
 from llmc_jax.training.state import TrainState
@@ -150,7 +151,7 @@ class Saver:
         try:
             return jax.block_until_ready(copied(state))
         except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
+            if full_memory(error) is None:
                 raise
             self._copies = False
             return None
