@@ -39,7 +39,7 @@ NO_PADDING, BY_LENGTH = 1 << 30, scoring.SHORTEST
 
 
 def answered(scorer: Scorer, items: Sequence[Item], shortest: int = BY_LENGTH) -> np.ndarray:
-    """The summed losses of each item's completions, with rows padded to `shortest` positions at least, or to T."""
+    """Return the summed losses of each item's completions, rows padded to `shortest` positions at least, or to T."""
     scoring.SHORTEST = shortest
     try:
         found = answers(items, score(scorer, rows_of_items(items)))
@@ -49,13 +49,13 @@ def answered(scorer: Scorer, items: Sequence[Item], shortest: int = BY_LENGTH) -
 
 
 def positions(scorer: Scorer, items: Sequence[Item]) -> float:
-    """The positions that are computed for an item, padding included."""
+    """Return the positions that are computed for an item, padding included."""
     found = batches(rows_of_items(items), scorer.tokens_per_batch, scorer.config.max_seq_len)
     return sum(batch.inputs.size for batch in found) / len(items)
 
 
 def questions(items: Sequence[Item]) -> list[Any]:
-    """Items as the peer takes them."""
+    """Return items as the peer takes them."""
     return [(item.context, item.completions) for item in items]
 
 

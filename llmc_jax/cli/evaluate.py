@@ -5,10 +5,8 @@ with what was named is found before any weights are read. JAX is imported when i
 """
 
 import glob
-import io
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,13 +14,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from llmc_jax.cli.asking import run_program, run_words
 from llmc_jax.cli.evaluate_flags import PROGRAM, USUAL_ROWS, parse
 from llmc_jax.cli.generate import model_facts, say, say_model
-from llmc_jax.cli.kit import exit_status, print_json
+from llmc_jax.cli.kit import print_json
 from llmc_jax.cli.progress import show_progress
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import plain, refuse_irregular, write_atomic
-from llmc_jax.machine.jax_setup import configure, restart_with_huge_pages, typed
+from llmc_jax.machine.jax_setup import configure
 
 if TYPE_CHECKING:
     from rich.progress import Task
@@ -34,18 +33,12 @@ if TYPE_CHECKING:
 
 def program(argv: Sequence[str] | None = None) -> NoReturn:
     """Run `python -m llmc_jax.evaluate`. May start the process again (machine/jax_setup.py)."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if not {"-h", "--help"} & set(words):
-        restart_with_huge_pages()
-    sys.exit(main(words))
+    run_program(main, argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit status: 0 done, 2 bad input (one line on stderr), 130 by Ctrl-C."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # characters that the terminal cannot show
-    return exit_status(typed(PROGRAM), lambda: _run(words))
+    return run_words(PROGRAM, _run, argv)
 
 
 class Asked(NamedTuple):

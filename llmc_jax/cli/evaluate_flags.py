@@ -6,12 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from llmc_jax.checkpoint.llmc import V2_ORDERS
-from llmc_jax.cli.generate_flags import flag
-from llmc_jax.cli.parsers import Parser
+from llmc_jax.cli.asking import add_model, asking_parser, flag
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
-from llmc_jax.machine.jax_setup import python_command, typed
 
 PROGRAM = "llmc_jax.evaluate"
 MOST_CHECKPOINTS = 26  # each has a letter
@@ -50,30 +47,18 @@ MOST_DEVICES = 256  # a CPU pretends to have as many as are asked for, and takes
 TYPED = {"rows": "-b", "positions": "-t", "by_position": "--positions"}  # if not as the field is called
 
 
-class _Parser(Parser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> Any:
-        """Raise InputError."""
-        raise InputError(message.removeprefix("argument "))
-
-
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser. What is not given is not in its result: `parse` fills it in."""
-    program = typed(f"{python_command()} -m {PROGRAM}")
-    parser = _Parser(
-        prog=program,
-        usage=f"{program} [-h] CHECKPOINT... [--data FILE...] [--text FILE...] [--tasks TASK...] [flags]",
-        description=DESCRIPTION,
-        epilog=EXAMPLES.format(program=program),
-        argument_default=argparse.SUPPRESS,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=100),
-    )
+    usage = "[-h] CHECKPOINT... [--data FILE...] [--text FILE...] [--tasks TASK...] [flags]"
+    parser = asking_parser(PROGRAM, usage, DESCRIPTION, EXAMPLES)
     parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT")
     _add_subjects(parser.add_argument_group("what to evaluate on"))
     _add_texts(parser.add_argument_group("texts"))
     _add_tasks(parser.add_argument_group("tasks"))
-    _add_model(parser.add_argument_group("the models"))
+    add_model(parser, "the models").add_argument(
+        "--devices", type=int, metavar="N", help="compute on the first N (default: all GPUs, or the CPU); the figures "
+        "are the same on any number",
+    )  # fmt: skip
     return parser
 
 
@@ -108,19 +93,6 @@ def _add_tasks(group: argparse._ArgumentGroup) -> None:
     add("--limit", type=int, metavar="N", help="the first N questions of each task (default: all)")
     add("--crop-context", action="store_true", help="drop the oldest tokens of contexts that are too long for T")
     add("--items", metavar="FILE", help="write what each model answers to each question, a line of JSON each")
-
-
-def _add_model(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("--devices", type=int, metavar="N", help="compute on the first N (default: all GPUs, or the CPU); the figures "
-        "are the same on any number")  # fmt: skip
-    add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), help="compute in (default auto: bf16 on a GPU, else fp32)")
-    add("--tokenizer", metavar="SPEC", help="bytes, gpt2, llama3, none or a tokenizer's file (default auto: each "
-        "model's own, as far as it is known)")  # fmt: skip
-    add("--model-attention", choices=("auto", "softmax", "relu"),
-        help="what they were trained with (default auto: as a training state says, else softmax)")  # fmt: skip
-    add("--step", type=int, metavar="N", help="of folders with several training states: this one, not the newest")
-    add("--v2-order", choices=V2_ORDERS, help="of llm.c's model files of version 2, as for convert_checkpoint.py")
 
 
 def parse(words: Sequence[str]) -> SimpleNamespace:

@@ -3,7 +3,6 @@
 Standard output gets the text, or the one JSON object; notes go to standard error. JAX is imported when it is needed.
 """
 
-import io
 import os
 import select
 import sys
@@ -12,12 +11,13 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from llmc_jax.cli.asking import run_program, run_words
 from llmc_jax.cli.generate_flags import LONGEST_NUMBER, PROGRAM, STANDARD_INPUT, parse
-from llmc_jax.cli.kit import exit_status, print_json
+from llmc_jax.cli.kit import print_json
 from llmc_jax.config.options import show_value
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import cache_folder, plain, refusing
-from llmc_jax.machine.jax_setup import configure, restart_with_huge_pages, typed
+from llmc_jax.machine.jax_setup import configure
 from llmc_jax.streams import print_error
 
 if TYPE_CHECKING:
@@ -32,18 +32,12 @@ PATIENCE = 2.0  # seconds without a prompt on standard input, after which it is 
 
 def program(argv: Sequence[str] | None = None) -> NoReturn:
     """Run `python -m llmc_jax.generate`. May start the process again (machine/jax_setup.py)."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if not {"-h", "--help"} & set(words):
-        restart_with_huge_pages()
-    sys.exit(main(words))
+    run_program(main, argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit status: 0 done, 2 bad input (one line on stderr), 130 by Ctrl-C."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # characters that the terminal cannot show
-    return exit_status(typed(PROGRAM), lambda: _run(words))
+    return run_words(PROGRAM, _run, argv)
 
 
 def _run(words: Sequence[str]) -> int:

@@ -4,13 +4,11 @@ import argparse
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
-from llmc_jax.checkpoint.llmc import V2_ORDERS
-from llmc_jax.cli.parsers import Parser
+from llmc_jax.cli.asking import add_model, asking_parser, flag
 from llmc_jax.config.options import show_value
 from llmc_jax.errors import InputError
-from llmc_jax.machine.jax_setup import python_command, typed
 
 PROGRAM = "llmc_jax.generate"
 STANDARD_INPUT = "-"
@@ -59,30 +57,15 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
 GOES_WITH = {"layer": "attention", "no_history": "interactive"}
 
 
-class _Parser(Parser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise InputError."""
-        raise InputError(message.removeprefix("argument "))
-
-
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser. What is not given is not in its result: `parse` fills it in."""
-    program = typed(f"{python_command()} -m {PROGRAM}")
-    parser = _Parser(
-        prog=program,
-        usage=f"{program} [-h] CHECKPOINT [--prompt TEXT | --prompt-file FILE] [flags]",
-        description=DESCRIPTION,
-        epilog=EXAMPLES.format(program=program),
-        argument_default=argparse.SUPPRESS,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=100),
-    )
+    usage = "[-h] CHECKPOINT [--prompt TEXT | --prompt-file FILE] [flags]"
+    parser = asking_parser(PROGRAM, usage, DESCRIPTION, EXAMPLES)
     parser.add_argument("checkpoint", nargs="?", metavar="CHECKPOINT")
     _add_text(parser.add_argument_group("the text"))
     _add_sampling(parser.add_argument_group("how the next token is drawn, in this order"))
     _add_other_questions(parser.add_argument_group("other questions"))
-    _add_model(parser.add_argument_group("the model"))
+    add_model(parser, "the model")
     return parser
 
 
@@ -129,17 +112,6 @@ def _add_other_questions(group: argparse._ArgumentGroup) -> None:
         "again for each token; in fp32 the same tokens")  # fmt: skip
 
 
-def _add_model(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
-    add("--dtype", choices=("auto", "fp32", "bf16", "fp16"), help="compute in (default auto: bf16 on a GPU, else fp32)")
-    add("--tokenizer", metavar="SPEC", help="bytes, gpt2, llama3, none or the path of a tokenizer file (default auto: "
-        "the model's own, as far as it is known)")  # fmt: skip
-    add("--model-attention", choices=("auto", "softmax", "relu"),
-        help="what it was trained with (default auto: as its training state says, else softmax)")  # fmt: skip
-    add("--step", type=int, metavar="N", help="of a folder with several training states: this one, not the newest")
-    add("--v2-order", choices=V2_ORDERS, help="of llm.c's model files of version 2, as for convert_checkpoint.py")
-
-
 def parse(words: Sequence[str]) -> SimpleNamespace:
     """Return every flag, those that were not given with their defaults; `given` are the names of the others.
 
@@ -174,11 +146,6 @@ def _take_optional(found: dict[str, Any]) -> None:
             found |= {"checkpoint": value, name: alone}
         elif name in found:
             found[name] = optional_number(value, name)
-
-
-def flag(name: str) -> str:
-    """Return how a flag is typed."""
-    return f"--{name.replace('_', '-')}"
 
 
 def check_together(names: Collection[str], typed_as: Mapping[str, str]) -> None:

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from llmc_jax.checkpoint.sources import flat_parameters, open_source
+from llmc_jax.cli.asking import flag
 from llmc_jax.cli.generate import main
-from llmc_jax.cli.generate_flags import DEFAULTS, GOES_WITH, MODES, PROMPTS, REFUSED, check_together, flag, parse
+from llmc_jax.cli.generate_flags import DEFAULTS, GOES_WITH, MODES, PROMPTS, REFUSED, check_together, parse
 from llmc_jax.data.tokenizers import printable
 from llmc_jax.errors import InputError
 from llmc_jax.generate import show
