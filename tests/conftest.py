@@ -1,5 +1,6 @@
 """Fixtures that every test may use."""
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,17 @@ def quick_compilation() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture(scope="module")
+def nothing_lasts() -> Iterator[None]:
+    """Nothing here outlives the machine: what is written need not reach the disk. No picture is drawn."""
+    from llmc_jax.run import curves  # here, because some tests do without JAX
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        patch.setattr(curves, "draw_curves", lambda *_: None)
+        yield
 
 
 @pytest.fixture

@@ -20,11 +20,13 @@ from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.data.evalfile import write_eval_file
 from llmc_jax.data.items import Item
 from llmc_jax.models.gpt2.tensors import num_parameters
-from llmc_jax.run import curves, hellaswag, processes
+from llmc_jax.run import hellaswag, processes
 from tests.evaluate import models
 from tests.generate import plain
 from tests.questions import questions, write_questions
 from tests.same_run import Result, check_same, write_shards
+
+pytestmark = pytest.mark.usefixtures("nothing_lasts")
 
 TINY = "L1-NH1-C16-V257-T16"
 COUNT = 40
@@ -46,15 +48,6 @@ def flags(data: Path, folder: Path) -> list[str]:
         *("-h", 1, "-o", folder),
     ]
     return [str(word) for word in words]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick() -> Iterator[None]:
-    """Nothing here outlives the machine: what is written need not reach the disk. No picture is drawn."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: None)
-        patch.setattr(curves, "draw_curves", lambda *_: None)
-        yield
 
 
 @pytest.fixture(scope="module")

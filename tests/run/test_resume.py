@@ -32,6 +32,8 @@ from llmc_jax.run.resume import check_fits, find_earlier, repeated
 from tests.same_run import Result, arrays, check_same, events, healthy, leftovers, steps_of, write_shards
 from tests.states import joined, unpack_format_1
 
+pytestmark = pytest.mark.usefixtures("nothing_lasts")
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # Batches of 2 x 16 tokens, 20 of them an epoch in two shards: with one or two a step, an epoch ends at every 20 or 10.
@@ -56,15 +58,6 @@ def flags_of(data: Path, *more: Any) -> list[str]:
         *("-v", 3, "-m", 2, "-s", 5, "-g", 4, "-x", 12),
     ]
     return [str(word) for word in (*flags, *more)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick() -> Iterator[None]:
-    """Nothing here outlives the machine: what is written need not reach the disk. No picture is drawn."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: None)
-        patch.setattr(curves, "draw_curves", lambda *_: None)
-        yield
 
 
 @pytest.fixture
