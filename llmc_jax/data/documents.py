@@ -185,8 +185,12 @@ def _jsonl_pieces(path: Path, file: IO[bytes], reading: Reading) -> Iterator[Pie
             text = text.removeprefix("\ufeff")
         if not text.strip():
             continue
-        item = _parsed(text, where, "one object per line")
-        yield Piece(True, _text_in(_object(item, where), reading.field, where), len(line))
+        yield Piece(True, _text_in(json_object(text, where), reading.field, where), len(line))
+
+
+def json_object(text: str, where: str) -> dict[str, Any]:
+    """Return what a line of jsonl holds. Raises InputError that names the line if it is no JSON, or no object."""
+    return _object(_parsed(text, where, "one object per line"), where)
 
 
 def _parsed(text: str | bytes, where: str, expected: str) -> Any:
@@ -197,9 +201,9 @@ def _parsed(text: str | bytes, where: str, expected: str) -> Any:
         raise InputError(f"{where}: is not JSON ({said}); expected {expected}") from error
 
 
-def _object(item: object, where: str) -> dict[str, object]:
+def _object(item: object, where: str) -> dict[str, Any]:
     if not isinstance(item, dict):
-        raise InputError(f"{where}: is a JSON {type(item).__name__}; expected an object with a text in it")
+        raise InputError(f"{where}: is a JSON {type(item).__name__}; expected an object with named fields")
     return item
 
 

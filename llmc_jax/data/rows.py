@@ -5,7 +5,6 @@ memory. Leaves out what rows mean (tasks.py), and long documents (documents.py).
 """
 
 import csv
-import json
 import re
 import tarfile
 import zipfile
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from llmc_jax import magics
-from llmc_jax.data.documents import open_parquet, parquet_rows
+from llmc_jax.data.documents import json_object, open_parquet, parquet_rows
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import refusing
 
@@ -148,13 +147,7 @@ def _jsonl_rows(source: Source, file: IO[bytes]) -> Iterator[Row]:
     lines = ((number, line) for number, line in enumerate(_lines(source, file), 1) if line.strip())
     for row, (number, line) in enumerate(lines):
         where = f"{source.where}:{number}"
-        try:
-            item = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise FormatError(f"{where}: is not JSON ({str(error).partition(chr(10))[0]})") from error
-        if not isinstance(item, dict):
-            raise FormatError(f"{where}: is a JSON {type(item).__name__}; expected an object in each line")
-        yield Row(where, source.name, row, item)
+        yield Row(where, source.name, row, json_object(line, where))
 
 
 def _csv_rows(source: Source, file: IO[bytes]) -> Iterator[Row]:
