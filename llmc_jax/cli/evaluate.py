@@ -1,7 +1,7 @@
 """Say what trained models are worth: python -m llmc_jax.evaluate --help. The flags are in evaluate_flags.py.
 
-Standard output gets the table, or the one JSON object; notes and progress go to standard error. All that can be wrong
-with what was named is found before any weights are read. JAX is imported when it is needed.
+Standard output gets the table, or the one JSON object; notes and progress go to standard error. What was named is
+checked before any weights are read, but for the ids in token files. JAX is imported when it is needed.
 """
 
 import glob
