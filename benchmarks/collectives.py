@@ -31,8 +31,8 @@ from llmc_jax.kernels import plain  # noqa: E402
 from llmc_jax.machine import compiling, gpus  # noqa: E402
 from llmc_jax.machine.collectives import Collective, collectives, sent_bytes  # noqa: E402
 from llmc_jax.machine.deviceless import MemoryUse  # noqa: E402
-from llmc_jax.plan import Plan  # noqa: E402
-from llmc_jax.profile import elsewhere  # noqa: E402
+from llmc_jax.plan import compiled  # noqa: E402
+from llmc_jax.plan.plan import Plan  # noqa: E402
 from llmc_jax.training.parallel.traffic import Sent, of_update  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/collectives.md"
@@ -67,12 +67,12 @@ class Measured(NamedTuple):
 
 def measure(gpu: str, case: Case) -> Measured:
     """Compile a step in this process, which can do so for one kind of GPU. Raises InputError."""
-    plan = elsewhere.plan_for(gpu, case.flags)
+    plan = compiled.plan_for(gpu, case.flags)
     options = plan.execution.compiler_options
-    program = elsewhere.compile_step(plan, gpu, options if case.overlap else compiling.of_one_device(options))
+    program = compiled.compile_step(plan, gpu, options if case.overlap else compiling.of_one_device(options))
     return Measured(
         memory=program.memory,
-        state=elsewhere.state_bytes(plan),
+        state=compiled.state_bytes(plan),
         needed=plan.needed.total,
         logit_rows=plan.execution.logit_rows,
         copies=tuple(program.copies(LARGE)),

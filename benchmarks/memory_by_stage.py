@@ -33,8 +33,8 @@ from benchmarks.heading import machine_line  # noqa: E402
 from llmc_jax.kernels import plain  # noqa: E402
 from llmc_jax.machine import gpus  # noqa: E402
 from llmc_jax.machine.jax_setup import MEMORY_SHARE  # noqa: E402
-from llmc_jax.plan import Plan  # noqa: E402
-from llmc_jax.profile import elsewhere  # noqa: E402
+from llmc_jax.plan import compiled  # noqa: E402
+from llmc_jax.plan.plan import Plan  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/memory_by_stage.md"
 GPUS, DEVICES, A = ("h200", "a100"), 8, 4
@@ -89,7 +89,7 @@ class Row(NamedTuple):
 def plan_of(gpu: str, shape: str, stage: int, batch: int, logit_rows: int = -1) -> Plan:
     """Return the plan of a step of the table. logit_rows: -1 for those that the plan chooses."""
     tokens = A * DEVICES * batch * 1024
-    return elsewhere.plan_for(
+    return compiled.plan_for(
         gpu, f"-e {shape} -b {batch} --devices {DEVICES} -z {stage} -d {tokens} --logit-rows {logit_rows}"
     )
 
@@ -101,14 +101,14 @@ def size_of(gpu: str, model: Model, stage: int, batch: int) -> Size:
     def temporaries(layers: int) -> int:
         shape = f"L{layers}-{model.shape}"
         part = plan if model.whole else plan_of(gpu, shape, stage, batch, plan.execution.logit_rows)
-        return elsewhere.compile_step(part, gpu).memory.temporaries
+        return compiled.compile_step(part, gpu).memory.temporaries
 
     if model.whole:
         found = temporaries(model.layers)
     else:
         few, more = (temporaries(layers) for layers in FEWER)
         found = few + (more - few) * (model.layers - FEWER[0]) // (FEWER[1] - FEWER[0])
-    size = Size(batch, elsewhere.state_bytes(plan), found, plan.needed.total, model.whole)
+    size = Size(batch, compiled.state_bytes(plan), found, plan.needed.total, model.whole)
     print(f"{gpu} {model.name} -z {stage}: {size}", file=sys.stderr, flush=True)
     return size
 

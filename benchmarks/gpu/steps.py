@@ -20,7 +20,7 @@ from llmc_jax.machine.gpus import peak_flops
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
 from llmc_jax.models.gpt2.work import flops_per_token
-from llmc_jax.plan import Plan, make_plan
+from llmc_jax.plan.plan import Plan, make_plan
 from llmc_jax.training.adamw import AdamWNumbers
 from llmc_jax.training.schedule import ScheduleNumbers
 from llmc_jax.training.state import DTYPES, initial_state

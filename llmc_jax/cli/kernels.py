@@ -96,7 +96,7 @@ def measure(words: Sequence[str], seconds: float) -> str:
     Raises InputError where there is no GPU for it.
     """
     from llmc_jax.machine.compiling import user_flags
-    from llmc_jax.plan import make_plan
+    from llmc_jax.plan.plan import make_plan
     from llmc_jax.run.prepare import case_of, resolve_model
     from llmc_jax.trials import candidates, start
     from llmc_jax.trials.card import find_card

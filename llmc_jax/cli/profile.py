@@ -25,7 +25,7 @@ from llmc_jax.machine.target import Machine, machine_of
 from llmc_jax.models.gpt2 import memory as memory_of
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.models.gpt2.work import Shape, flops_per_token, products_flops, step_work
-from llmc_jax.plan import make_plan
+from llmc_jax.plan.plan import make_plan
 from llmc_jax.training import outliers
 
 # ----- what is printed ----------------------------------------------------------------------------------------------

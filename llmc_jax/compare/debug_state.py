@@ -27,7 +27,7 @@ from llmc_jax.text import table
 
 if TYPE_CHECKING:  # they bring JAX in
     from llmc_jax.compare.activations import Folder, Model, Step
-    from llmc_jax.plan import Plan
+    from llmc_jax.plan.plan import Plan
 
 DESCRIPTION = """\
 Run our forward and backward on the batch of a debug state (gpt2_124M_debug_state.bin) and compare logits, loss and
@@ -196,7 +196,7 @@ def _headline(args: argparse.Namespace, source: Source, state: DebugState, plan:
 def _plan(args: argparse.Namespace, dtype: str, config: ModelConfig, state: DebugState) -> "Plan":
     """Plan one pass over the state's batch, everything kept."""
     from llmc_jax.kernels import this_machine
-    from llmc_jax.plan import make_plan
+    from llmc_jax.plan.plan import make_plan
 
     B, T = state.x.shape
     run = TrainConfig(

@@ -27,7 +27,7 @@ from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.machine import compiling, jax_setup
 from llmc_jax.machine.device import first_device, full_memory
 from llmc_jax.machine.nvml import gpu_line, gpu_numbers
-from llmc_jax.plan import step_numbers
+from llmc_jax.plan.plan import step_numbers
 from llmc_jax.run.batches import Batches, training_batches
 from llmc_jax.run.begin import lock_of, opened
 from llmc_jax.run.due import pauses_after, poll_saves, run_due, tell_notices

@@ -42,7 +42,7 @@ from llmc_jax.machine import compiling, jax_setup
 from llmc_jax.machine.device import Device, describe_device, devices_of
 from llmc_jax.machine.nvml import GpuMonitor, open_monitor
 from llmc_jax.models.gpt2.init import random_parameters
-from llmc_jax.plan import Plan, Repeat, make_plan, triton_gemm_wish
+from llmc_jax.plan.plan import Plan, Repeat, make_plan, triton_gemm_wish
 from llmc_jax.run.processes import Own, connect, first_exchange, introduced
 from llmc_jax.run.resume import (
     changes,

@@ -8,7 +8,7 @@ from llmc_jax.cluster.start import ranks_text
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import device_label
 from llmc_jax.models.gpt2.tensors import num_parameters
-from llmc_jax.plan import Plan, triton_gemm_wish
+from llmc_jax.plan.plan import Plan, triton_gemm_wish
 from llmc_jax.run.prepare import Setup
 
 

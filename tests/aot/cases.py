@@ -20,8 +20,8 @@ from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import deviceless, gpus
 from llmc_jax.models.gpt2.tensors import flat_size
-from llmc_jax.plan import Plan
-from llmc_jax.profile import elsewhere
+from llmc_jax.plan import compiled
+from llmc_jax.plan.plan import Plan
 from llmc_jax.training.adamw import AdamWNumbers
 from llmc_jax.training.optimizer import decay_ranges
 from pallas_kernels.layernorm import longest_row
@@ -230,13 +230,13 @@ class StepCase(NamedTuple):
 
     @property
     def donated_bytes(self) -> int:
-        return elsewhere.state_bytes(self.plan("h200"))
+        return compiled.state_bytes(self.plan("h200"))
 
     def lower(self, gpu: str) -> Any:
-        return elsewhere.lower_step(self.plan(gpu), gpu)
+        return compiled.lower_step(self.plan(gpu), gpu)
 
     def compile(self, gpu: str) -> deviceless.Program:
-        return elsewhere.compile_step(self.plan(gpu), gpu)
+        return compiled.compile_step(self.plan(gpu), gpu)
 
     def plan(self, gpu: str) -> Plan:
         given = parse_args(self.flags) if self.flags else TrainConfig()
@@ -245,7 +245,7 @@ class StepCase(NamedTuple):
             given, model=self.model, dtype=self.dtype, batch_size=self.B, sequence_length=T,
             total_batch_size=self.A * self.B * T, weight_decay=0.1,
         )  # fmt: skip
-        return elsewhere.plan_for(gpu, config)
+        return compiled.plan_for(gpu, config)
 
 
 def steps(gpu: str) -> list[StepCase]:

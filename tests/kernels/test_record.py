@@ -20,7 +20,7 @@ from llmc_jax.kernels.plain import to_json
 from llmc_jax.kernels.record import Asked, MadeFor, Resolved, differences, from_json
 from llmc_jax.machine.compiling import TRITON_GEMM
 from llmc_jax.ops.gelu import gelu_forward_in_product
-from llmc_jax.plan import Plan, Repeat, asked_of, make_plan
+from llmc_jax.plan.plan import Plan, Repeat, asked_of, make_plan
 
 CPU = Machine("cpu", "cpu")
 H200, A100 = Machine("gpu", "NVIDIA H200", "9.0"), Machine("gpu", "NVIDIA A100-SXM4-40GB", "8.0")

@@ -20,7 +20,7 @@ from llmc_jax.errors import InputError
 from llmc_jax.kernels import Findings, Machine
 from llmc_jax.kernels.plain import to_json
 from llmc_jax.models.gpt2.tensors import num_parameters
-from llmc_jax.plan import make_plan
+from llmc_jax.plan.plan import make_plan
 from llmc_jax.run.prepare import prepare, resolve_model, try_kernels
 from llmc_jax.run.table import weights_text
 from llmc_jax.trials.card import Card

@@ -24,7 +24,7 @@ from llmc_jax.data.loader import TokenLoader
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.kernels import choice, record
 from llmc_jax.models.gpt2.tensors import views
-from llmc_jax.plan import Plan
+from llmc_jax.plan.plan import Plan
 from llmc_jax.run import curves
 from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.folder import KERNELS, RunLog, locked

@@ -24,7 +24,7 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
-from llmc_jax.plan import step_numbers
+from llmc_jax.plan.plan import step_numbers
 from llmc_jax.run.folder import RunLog
 from llmc_jax.run.saver import ALWAYS_ROOM, GPU_SHARE, SHARE, Saved, Saver, room_for_copy
 from llmc_jax.training.adamw import ADAMW

@@ -17,7 +17,7 @@ from llmc_jax.machine.compiling import Options
 from llmc_jax.machine.target import machine_of
 from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.models.gpt2.units import split_size
-from llmc_jax.plan import Plan, make_plan, step_numbers
+from llmc_jax.plan.plan import Plan, make_plan, step_numbers
 from llmc_jax.training.parallel.stage import AXIS, EVERYWHERE, SPLIT, state_specs
 from llmc_jax.training.state import DTYPES, TrainState, initial_state
 from llmc_jax.training.step import StepNumbers, train_step
