@@ -3,11 +3,13 @@
 Leaves out the machine that is here (device.py). Knows no JAX.
 """
 
+import re
 from typing import Literal, NamedTuple
 
 from llmc_jax.errors import InputError
 
 Precision = Literal["fp16", "bf16", "tf32", "fp32"]
+CAPABILITY = re.compile(r"\d{1,2}\.\d")  # a compute capability
 
 
 class Gpu(NamedTuple):
@@ -172,7 +174,9 @@ class Target(NamedTuple):
 
 MIB = 2**20
 # Sources: CUDA C++ Programming Guide, "Technical Specifications per Compute Capability" (shared memory, threads); the
-# cards' datasheets and whitepapers as named above (multiprocessors, cores, cache, clock).
+# cards' datasheets and whitepapers as named above (multiprocessors, cores, cache, clock). H100 PCIe and RTX A6000: also
+# XLA's own openxla/xla:xla/backends/gpu/target_config/specs. The clock of the RTX PRO 6000 Server Edition is its fp32
+# peak over its cores.
 TARGETS = {
     "h200": Target("NVIDIA H200", 132, 232_448, 2048, 128, 50 * MIB, 1.98),
     "h100": Target("NVIDIA H100 80GB HBM3", 132, 232_448, 2048, 128, 50 * MIB, 1.98),
@@ -181,6 +185,12 @@ TARGETS = {
     "rtx4090": Target("NVIDIA GeForce RTX 4090", 128, 101_376, 1536, 128, 72 * MIB, 2.52),
     "rtx5090": Target("NVIDIA GeForce RTX 5090", 170, 101_376, 1536, 128, 96 * MIB, 2.41),
     "b200": Target("NVIDIA B200", 148, 232_448, 2048, 128, 126 * MIB, 1.96),
+    "h100-pcie": Target("NVIDIA H100 PCIe", 114, 232_448, 2048, 128, 50 * MIB, 1.755),
+    "a100-40": Target("NVIDIA A100-SXM4-40GB", 108, 166_912, 2048, 64, 40 * MIB, 1.41),
+    "a100-pcie": Target("NVIDIA A100 80GB PCIe", 108, 166_912, 2048, 64, 40 * MIB, 1.41),
+    "a6000": Target("NVIDIA RTX A6000", 84, 101_376, 1536, 128, 6 * MIB, 1.80),
+    "l40s": Target("NVIDIA L40S", 142, 101_376, 1536, 128, 96 * MIB, 2.52),
+    "rtx6000pro": Target("NVIDIA RTX PRO 6000 Blackwell Server Edition", 188, 101_376, 1536, 128, 128 * MIB, 2.49),
 }
 
 
@@ -189,3 +199,8 @@ def known_target(name: str) -> Target:
     if name not in TARGETS:
         raise InputError(f"GPU {name!r} is not known here: take one of {', '.join(TARGETS)}")
     return TARGETS[name]
+
+
+def one_of_each() -> dict[str, Target]:
+    """Return one GPU of each architecture, by its architecture: the first in the table, which sizes are chosen for."""
+    return {target.architecture: target for target in reversed(TARGETS.values())}

@@ -22,7 +22,8 @@ from llmc_jax.run.table import device_rows, kernel_rows, option_rows, precision_
 from llmc_jax.training.adamw import ADAMW
 
 CPU = Machine("cpu", "cpu")
-MACHINES = {name: machine_of(gpu.device_kind) for name, gpu in gpus.TARGETS.items()}
+NAMES = ("h200", "h100", "a100", "rtx3090", "rtx4090", "rtx5090", "b200")
+MACHINES = {name: machine_of(gpus.TARGETS[name].device_kind) for name in NAMES}
 H200, A100, RTX_4090 = MACHINES["h200"], MACHINES["a100"], MACHINES["rtx4090"]
 OTHERS = [machine_of("Tesla T4"), Machine("gpu", "AMD Instinct MI300X", "gfx942"), Machine("gpu", "AMD")]
 EVERYWHERE = [CPU, *MACHINES.values(), *OTHERS]

@@ -1,0 +1,181 @@
+"""Graphics cards as they are rented: the memory that CUDA finds, power, links, and how many are in a machine.
+
+A card has a row in three tables, by the name that the driver reports: its peaks (gpus.GPUS), what a compiler must know
+(gpus.TARGETS) and what is here. `named` finds one by any name, or reads a small file that describes another one.
+Leaves out prices (plan/prices.toml). Knows no JAX.
+"""
+
+import difflib
+import math
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llmc_jax.errors import InputError
+from llmc_jax.machine import gpus
+from llmc_jax.machine.gpus import GPUS, MIB, TARGETS, Gpu, Target
+
+GIB = 2**30
+
+
+class Card(NamedTuple):
+    """What a plan must know of a card beside its peaks."""
+
+    memory: int  # bytes in all that CUDA finds (cuMemGetInfo): JAX's allocator takes its share of these
+    watts: float  # the board's limit as it is delivered
+    link: float  # bytes/s in one direction from one GPU to the others of its machine, as the link is sold
+    link_name: str
+    node: int  # GPUs of the largest usual machine
+
+
+# Memory. CUDA finds 0.5 to 1.5 % less than nvidia-smi shows, and drivers differ by 0.1 %. Bytes where a source prints
+# them, else GiB to two digits, from the message of a full memory ("GPU 0 has a total capacity of 31.36 GiB").
+#   H100 SXM and PCIe   openxla/xla:xla/backends/gpu/target_config/specs/h100_sxm.txtpb, h100_pcie.txtpb: 84942979072
+#                       (nvidia-smi: 81559 MiB, wilicc/gpu-burn#114)
+#   H200                139.80 and 139.81 GiB in several logs (one of 139.72); nvidia-smi: 143771 MiB. XLA's h200.txtpb
+#                       has 141 GiB, which is the size as sold and not what a driver says
+#   B200                XLA's b200.txtpb: 191514411008 (nvidia-smi: 183359 MiB, NVIDIA/TensorRT-LLM#10278)
+#   A100 80 GB SXM      XLA's a100_sxm_80.txtpb: 85100068864. PCIe: taken to be the same, no source of its own (XLA's
+#                       a100_pcie_80.txtpb has 79050250240, which no log of a free card agrees with)
+#   A100 40 GB          deviceQuery in bottlerocket-os/bottlerocket#3873: 42298834944
+#   RTX A6000           XLA's a6000.txtpb: 51041271808, ECC off as delivered
+#   L40S                44.39 and 44.40 GiB in several logs, ECC on as delivered (nvidia-smi: 46068 MiB)
+#   RTX PRO 6000        94.97 GiB in several logs
+#   RTX 3090, RTX 4090  23.69 GiB and 23.64 GiB: several logs, of which few name the card
+#   RTX 5090            31.36 GiB in several logs (nvidia-smi: 32607 MiB, noonghunna/club-3090#1253)
+# Power: the card's NVIDIA datasheet or product page. RTX A6000 and L40S PCIe cards: their product briefs.
+# Links: NVLink as the datasheets have it, halved to one direction: 600 GB/s (A100), 900 (H100, H200), 1800 (B200).
+# PCIe x16 by the standard: 16 or 32 GT/s per lane less 128b/130b. A bridge over two PCIe cards is left out. GeForce
+# cards since the RTX 4090 do not read one another's memory, so what they send goes through the host's.
+# GPUs of a machine: HGX boards have 8; of the others as many as the clouds rent in one (RunPod, Vast.ai).
+NVLINK3, NVLINK4, NVLINK5 = 300e9, 450e9, 900e9
+PCIE4, PCIE5 = 31.5e9, 63.0e9
+CARDS = {
+    "NVIDIA H200": Card(int(139.8 * GIB), 700, NVLINK4, "NVLink 4", 8),
+    "NVIDIA H100 80GB HBM3": Card(84_942_979_072, 700, NVLINK4, "NVLink 4", 8),
+    "NVIDIA H100 PCIe": Card(84_942_979_072, 350, PCIE5, "PCIe 5.0 x16", 8),
+    "NVIDIA B200": Card(191_514_411_008, 1000, NVLINK5, "NVLink 5", 8),
+    "NVIDIA A100-SXM4-80GB": Card(85_100_068_864, 400, NVLINK3, "NVLink 3", 8),
+    "NVIDIA A100-SXM4-40GB": Card(42_298_834_944, 400, NVLINK3, "NVLink 3", 8),
+    "NVIDIA A100 80GB PCIe": Card(85_100_068_864, 300, PCIE4, "PCIe 4.0 x16", 8),
+    "NVIDIA GeForce RTX 3090": Card(int(23.69 * GIB), 350, PCIE4, "PCIe 4.0 x16", 8),
+    "NVIDIA GeForce RTX 4090": Card(int(23.64 * GIB), 450, PCIE4, "PCIe 4.0 x16, through the host", 8),
+    "NVIDIA GeForce RTX 5090": Card(int(31.36 * GIB), 575, PCIE5, "PCIe 5.0 x16, through the host", 8),
+    "NVIDIA RTX A6000": Card(51_041_271_808, 300, PCIE4, "PCIe 4.0 x16", 8),
+    "NVIDIA L40S": Card(int(44.39 * GIB), 350, PCIE4, "PCIe 4.0 x16", 8),
+    "NVIDIA RTX PRO 6000 Blackwell Server Edition": Card(int(94.97 * GIB), 600, PCIE5, "PCIe 5.0 x16", 8),
+}
+BUILT_IN = tuple(TARGETS)
+
+
+def named(name: str) -> Target:
+    """Return a GPU by its short name or the driver's, in any case, or by a .toml file that describes one.
+
+    A file's card joins the tables of this process under its name. Raises InputError for a name that is not known, and
+    for a file that does not describe a card.
+    """
+    if name.lower().endswith(".toml"):
+        return _own(Path(name))
+    found = {_plain(word): target for short, target in TARGETS.items() for word in (short, target.device_kind)}
+    if _plain(name) in found:
+        return found[_plain(name)]
+    raise InputError(f"GPU {name!r} is not known here: {_did_you_mean(name, found)}take one of {', '.join(TARGETS)}, "
+                     "or a .toml file of your own (docs/plan.md)")  # fmt: skip
+
+
+def card_of(target: Target) -> Card:
+    """Return the row of CARDS of a GPU that `named` has returned."""
+    return CARDS[target.device_kind]
+
+
+def short_name(target: Target) -> str:
+    """Return the key of TARGETS of a GPU that `named` has returned."""
+    return next(short for short, each in TARGETS.items() if each.device_kind == target.device_kind)
+
+
+def _plain(name: str) -> str:
+    """Return a name without what people write differently: case, spaces and hyphens."""
+    return name.lower().replace(" ", "").replace("-", "").replace("_", "")
+
+
+def _did_you_mean(name: str, found: Mapping[str, Target]) -> str:
+    near = difflib.get_close_matches(_plain(name), found, n=1, cutoff=0.5)
+    return f"did you mean {short_name(found[near[0]])}? Else " if near else ""
+
+
+# ----- a card of your own ---------------------------------------------------------------------------------------------
+
+GPU_KEYS = ("fp16", "bf16", "tf32", "fp32", "bandwidth")
+TARGET_KEYS = (
+    "multiprocessors", "shared_memory", "threads_per_multiprocessor", "cores_per_multiprocessor", "l2_cache", "clock",
+)  # fmt: skip
+WHOLE = ("multiprocessors", "shared_memory", "threads_per_multiprocessor", "cores_per_multiprocessor", "l2_cache",
+         "memory", "node")  # fmt: skip
+WORDS = ("name", "like", "device_kind", "capability", "link_name")
+NUMBERS = (*GPU_KEYS, *TARGET_KEYS, "memory", "watts", "link", "node")
+
+
+def _own(path: Path) -> Target:
+    """Read a card from a file, put it into the tables and return it."""
+    facts = _facts(path)
+    like = _like(path, facts["like"])
+    name, kind = facts["name"].lower(), facts.get("device_kind", facts["name"])
+    if name in BUILT_IN or kind in {TARGETS[short].device_kind for short in BUILT_IN}:
+        raise InputError(f"{path}: name: {name!r} is a card that is known already; give yours another name")
+    card, target = card_of(like), like._replace(device_kind=kind, **_of(facts, TARGET_KEYS))
+    if "memory" in facts:
+        card = card._replace(memory=facts["memory"] * MIB)
+    if "link" in facts:
+        card = card._replace(link=facts["link"] * 1e9)
+    GPUS[kind] = _gpu(like.gpu, facts)
+    CARDS[kind] = card._replace(**_of(facts, ("watts", "link_name", "node")))
+    TARGETS[name] = target
+    return target
+
+
+def _gpu(like: Gpu, facts: Mapping[str, Any]) -> Gpu:
+    sold = {"memory": facts["memory"] * MIB / 1e9} if "memory" in facts else {}
+    return like._replace(**_of(facts, (*GPU_KEYS, "capability")), **sold)
+
+
+def _of(facts: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    return {key: facts[key] for key in keys if key in facts}
+
+
+def _like(path: Path, name: str) -> Target:
+    if name not in BUILT_IN:
+        raise InputError(f"{path}: like: {name!r} is no card that is known here; take one of {', '.join(BUILT_IN)}")
+    return TARGETS[name]
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """Return what a card's file says, checked. Raises InputError in one line."""
+    try:
+        facts = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or 'not UTF-8'})") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path}: not TOML: {error}") from None
+    for key in ("name", "like"):
+        if key not in facts:
+            raise InputError(f'{path}: {key} is missing; a card needs at least name = "mine" and like = "rtx4090"')
+    for key, value in facts.items():
+        _check(path, key, value)
+    return facts
+
+
+def _check(path: Path, key: str, value: Any) -> None:
+    known = (*WORDS, *NUMBERS)
+    if key not in known:
+        near = difflib.get_close_matches(key, known, n=1)
+        raise InputError(f"{path}: {key}: not known; {f'did you mean {near[0]}?' if near else ', '.join(known)}")
+    if key in WORDS:
+        if not isinstance(value, str) or not value.strip():
+            raise InputError(f"{path}: {key} = {value!r}: expected text in quotes")
+    elif isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise InputError(f"{path}: {key} = {value!r}: expected a number above 0")
+    elif key in WHOLE and not isinstance(value, int):
+        raise InputError(f"{path}: {key} = {value!r}: expected a whole number")
+    if key == "capability" and not gpus.CAPABILITY.fullmatch(value):
+        raise InputError(f'{path}: capability = {value!r}: expected a compute capability such as "8.9"')
