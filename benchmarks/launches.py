@@ -1,13 +1,13 @@
 """What a compiled program launches on a GPU, and the bytes that each kernel moves, for the step table.
 
-Leaves out reading the program (llmc_jax/profile/program.py) and time.
+Leaves out reading the program (llmc_jax/plan/program.py) and time.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 
 from llmc_jax.machine.hlo import CONTAINERS, FREE, Instruction, num_bytes
-from llmc_jax.profile.program import Program
+from llmc_jax.plan.program import Program
 
 _WORKSPACE = re.compile(r"s8\[\d+\](\{0\})?")
 

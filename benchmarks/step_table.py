@@ -47,7 +47,7 @@ from llmc_jax.errors import InputError  # noqa: E402
 from llmc_jax.machine import deviceless, gpus  # noqa: E402
 from llmc_jax.machine.hlo import Instruction, elements  # noqa: E402
 from llmc_jax.models.gpt2.work import Shape, rows_at_once, step_work  # noqa: E402
-from llmc_jax.profile.program import Place, Program  # noqa: E402
+from llmc_jax.plan.program import Place, Program  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/step_table.md"
 BEFORE, NOW = ROOT / "benchmarks/results/step_table_before.json", ROOT / "benchmarks/results/step_table.json"

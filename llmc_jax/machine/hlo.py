@@ -1,6 +1,6 @@
 """What a compiled program's text says, instruction by instruction: `compiled.as_text()` of XLA, as plain data.
 
-Leaves out what the instructions are for: whose they are and what they cost (profile/program.py), and what goes from
+Leaves out what the instructions are for: whose they are and what they cost (plan/program.py), and what goes from
 device to device (collectives.py).
 """
 

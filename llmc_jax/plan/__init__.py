@@ -3,4 +3,8 @@
 plan.py          precision, kernels, memory and the step's numbers, which runs and measurements take from there
 interval.py      an estimate as three numbers
 compiled.py      the step of a plan, compiled for GPUs that are not there
+program.py       what a compiled program consists of, and which operation of the model each instruction belongs to
+buffers.py       a compiled program's memory: its arrays at the moment that needs most, by kind
+memory.py        a step's memory by kind, computed from shapes alone or read out of the compiled program
+separate.py      programs compiled in processes of their own, and kept by content
 """

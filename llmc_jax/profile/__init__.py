@@ -2,7 +2,7 @@
 
 cli/profile_flags.py         its flags
 models/gpt2/work.py   FLOPs, bytes and memory from the shape alone
-program.py       what a compiled program consists of, and which operation of the model each instruction belongs to
+plan/program.py       what a compiled program consists of, and which operation of the model each instruction belongs to
 trace.py         a recording of jax.profiler read back: when each instruction ran
 saved.py         what is kept beside a trace, to make the table of it later
 measure.py       the step itself: compiled, timed, beside the machine's own rates

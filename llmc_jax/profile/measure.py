@@ -1,7 +1,7 @@
 """The training step itself, compiled as train.py compiles it and timed, beside the machine's own rates.
 
 Batches are random tokens and weights random numbers: neither changes what a step costs. Leaves out what the step
-consists of (program.py, trace.py).
+consists of (plan/program.py, trace.py).
 """
 
 import math

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from llmc_jax.errors import InputError
 from llmc_jax.machine.hlo import CONTAINERS
 from llmc_jax.pictures import save_figure
-from llmc_jax.profile.program import Program
+from llmc_jax.plan.program import Program
 from llmc_jax.profile.trace import Span, Trace
 
 COLORS = {

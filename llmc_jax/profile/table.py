@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from llmc_jax import text
 from llmc_jax.machine.hlo import CONTAINERS
 from llmc_jax.models.gpt2.work import OPERATIONS, PHASES, Work
-from llmc_jax.profile.program import Place, Program
+from llmc_jax.plan.program import Place, Program
 from llmc_jax.profile.trace import Trace, shared_time
 
 TRACE, DIFFERENCE = "trace", "difference"

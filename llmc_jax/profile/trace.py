@@ -2,7 +2,7 @@
 
 A trace folder opens in Perfetto and in TensorBoard's profiler (docs/profiling.md). On a CPU each instruction that XLA
 runs is an event with its name in the program; on a GPU each kernel is, and names the instruction that launched it.
-Leaves out how steps are recorded (run/record.py) and what the instructions mean (program.py).
+Leaves out how steps are recorded (run/record.py) and what the instructions mean (plan/program.py).
 """
 
 from collections import defaultdict

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from llmc_jax.errors import InputError
+from llmc_jax.plan.program import Program
 from llmc_jax.profile.picture import Box, draw_layer, layer_boxes, without_gaps
-from llmc_jax.profile.program import Program
 from llmc_jax.profile.trace import Span, Trace
 
 PROGRAM = Program(

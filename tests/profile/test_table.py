@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from llmc_jax.models.gpt2.work import Work
-from llmc_jax.profile.program import Program
+from llmc_jax.plan.program import Program
 from llmc_jax.profile.table import (
     Line,
     Roof,

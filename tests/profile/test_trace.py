@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from llmc_jax.profile.program import Program
+from llmc_jax.plan.program import Program
 from llmc_jax.profile.trace import (
     Span,
     newest_trace,

@@ -13,7 +13,7 @@ from llmc_jax.models.gpt2.memory import memory, temporaries
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
 from llmc_jax.models.gpt2.work import Shape, Work, flops_per_token, products_flops, step_work
-from llmc_jax.profile.program import Place, Program
+from llmc_jax.plan.program import Place, Program
 from llmc_jax.training import outliers
 from llmc_jax.training.adamw import AdamWNumbers
 from llmc_jax.training.schedule import ScheduleNumbers

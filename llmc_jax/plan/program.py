@@ -2,7 +2,7 @@
 
 The model's named scopes stand in each instruction's `op_name`: `jit(step_fn)/jvp(forward)/layer_03/qkv/...`. XLA joins
 instructions into fusions, which may mix operations; such a fusion belongs to the operation that does most in it. Leaves
-out time (trace.py).
+out time (profile/trace.py).
 """
 
 import json

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.launches import launched, moved_bytes
 from llmc_jax.machine.hlo import elements, num_bytes
-from llmc_jax.profile.program import Place, Program, place_of
+from llmc_jax.plan.program import Place, Program, place_of
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,49 @@
+"""A step's memory by kind: computed beside what the compiler says of the same step, and whether it fits."""
+
+import pytest
+
+from llmc_jax.plan import compiled
+from llmc_jax.plan.memory import KINDS, Memory, Part, computed
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("gpu", "flags", "total"),
+    [
+        ("h100", "-e d12 -b 64", 23_898_013_170),
+        ("h100", "-e d12 -b 64 -r 0", 28_327_198_194),
+        ("h100", "-e d24 -b 16", 16_659_304_946),
+        ("a100", "-e d12 -b 64", 23_486_891_762),
+        ("h100", "-e d12 -b 64 --devices 8 -z 2 -d 2097152", 22_757_740_902),
+    ],
+)
+def test_computed_is_what_the_compiler_says(gpu: str, flags: str, total: int) -> None:
+    """total: bytes of the program as JAX 0.12.0.1 compiles it."""
+    memory = computed(compiled.plan_for(gpu, flags))
+    assert memory.program == pytest.approx(total, rel=0.1)
+    assert set(memory.kinds) == set(KINDS) and memory.unexplained == 0
+
+
+def memory_of(program: int, available: int | None, card: int | None = None, beside: int = 0) -> Memory:
+    kinds = dict.fromkeys(KINDS, 0) | {"parameters": program}
+    return Memory("computed", "head", kinds, 0, (Part("context", beside, "a guess"),), available, card)
+
+
+def test_what_fits() -> None:
+    assert memory_of(10, 10).fits and not memory_of(11, 10).fits
+    assert memory_of(10, 10).spare == 0 and memory_of(11, 10).spare == -1
+    assert memory_of(10, None).fits is None and memory_of(10, None).spare is None
+
+
+def test_what_is_beside_the_program_must_fit_beside_the_allocator_s_share() -> None:
+    assert memory_of(5, 90, 100, beside=10).fits
+    assert not memory_of(5, 90, 100, beside=11).fits
+    assert memory_of(5, 90, 100, beside=11).total == 16
+
+
+def test_available_is_the_allocator_s_share_of_the_card_where_nothing_else_is_given() -> None:
+    plan = compiled.plan_for("h100", "-e d12 -b 4")
+    assert computed(plan).available == int(0.92 * 80e9)
+    assert computed(plan, 7 * GIB).available == 7 * GIB
+    assert computed(plan, card=24 * GIB).available == int(0.92 * 24 * GIB)
