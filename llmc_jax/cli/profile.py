@@ -97,7 +97,8 @@ def llmc_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
 
 def calculate(config: TrainConfig, own: SimpleNamespace) -> int:
     """Print everything that the shape alone says: `--calculate`."""
-    from llmc_jax.profile.table import Roof, calculated, calculated_text
+    from llmc_jax.plan.efficiency import Roof
+    from llmc_jax.profile.table import calculated, calculated_text
     from llmc_jax.run.console import format_table
 
     model = _shape_of(config.model)

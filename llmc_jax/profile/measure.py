@@ -26,8 +26,8 @@ from llmc_jax.machine import compiling
 from llmc_jax.machine.device import Device, cache_bytes, memory_stats
 from llmc_jax.machine.gpus import GPUS, peak_flops
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
+from llmc_jax.plan.efficiency import Roof
 from llmc_jax.plan.plan import Plan, step_numbers
-from llmc_jax.profile.table import Roof
 from llmc_jax.run.prepare import first_state, plan_here, resolve_model
 from llmc_jax.run.record import slice_trace
 from llmc_jax.training.step import batch_gradient, evaluate_loss, train_step

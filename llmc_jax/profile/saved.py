@@ -9,8 +9,8 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import write_atomic
 from llmc_jax.models.gpt2.work import Shape
+from llmc_jax.plan.efficiency import Roof
 from llmc_jax.plan.program import Program
-from llmc_jax.profile.table import Roof
 
 PROGRAM, STEP = "program.hlo.txt", "step.json"
 

@@ -1,7 +1,7 @@
 """The table: each operation's time beside its work, and how far it is from what the machine could do.
 
-Takes the time from a trace or, where there is none, from differences; the work from models/gpt2/work.py. Leaves out how
-either is obtained.
+Takes the time from a trace or, where there is none, from differences; the work from models/gpt2/work.py, its floor from
+plan/efficiency.py. Leaves out how either is obtained.
 """
 
 from collections import defaultdict
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 from llmc_jax import text
 from llmc_jax.machine.hlo import CONTAINERS
 from llmc_jax.models.gpt2.work import OPERATIONS, PHASES, Work
+from llmc_jax.plan.efficiency import CACHE, Roof, roofline
 from llmc_jax.plan.program import Place, Program
 from llmc_jax.profile.trace import Trace, shared_time
 
 TRACE, DIFFERENCE = "trace", "difference"
-CACHE = "cache"
 TOLERANCE = 0.05  # a line that is faster than its floor by more than this part of it shows that the floor is wrong
 ORDER = (OPERATIONS[0], "weights", *OPERATIONS[1:], "layers", "rest", "other")
 # What stands outside the layers: 0 before them, 2 behind them, 3 after everything.
@@ -52,31 +52,6 @@ class Report(NamedTuple):
     step: float  # seconds of a step, where the lines' times come from
     idle: float  # seconds of a step in which nothing of the program ran
     unknown: float  # seconds of instructions that no operation owns
-
-
-class Roof(NamedTuple):
-    """A machine's best rates, which set the floors."""
-
-    flops: float  # FLOP/s of products
-    bandwidth: float  # bytes per second, to and from memory
-    reading: float  # the same where nothing is written
-    cache: int | None  # bytes that may lie in the caches; None: not known, and none are counted
-
-
-def roofline(work: Work, roof: Roof) -> tuple[float, str]:
-    """Return the seconds that work takes at least, and what says so: products, memory, or CACHE for no floor.
-
-    What it reads may lie in the caches when it begins, and what it writes may still lie there when it ends. Only the
-    bytes beyond that must come from memory or go to it.
-    """
-    if not work.flops and not work.bytes:
-        return 0.0, ""
-    spared = (2 if work.writes else 1) * work.times * (roof.cache or 0)
-    by_memory = max(0, work.bytes - spared) / (roof.bandwidth if work.writes else roof.reading)
-    by_products = work.flops / roof.flops
-    if not by_memory and not by_products:
-        return 0.0, CACHE
-    return max(by_products, by_memory), "products" if by_products > by_memory else "memory"
 
 
 Groups = dict[Place, list[Work]]

@@ -5,17 +5,16 @@ from typing import Any
 import pytest
 
 from llmc_jax.models.gpt2.work import Work
+from llmc_jax.plan.efficiency import Roof, roofline
 from llmc_jax.plan.program import Program
 from llmc_jax.profile.table import (
     Line,
-    Roof,
     as_json,
     as_text,
     calculated,
     calculated_text,
     report_from_differences,
     report_from_trace,
-    roofline,
 )
 from llmc_jax.profile.trace import Span, Trace
 

@@ -1,0 +1,190 @@
+"""What a machine's rates are, at most and really: peaks, the shares of them that kinds of work reach, and floors.
+
+The only place where such shares stand: the plan, the roofline, the step table, the model of many GPUs and the floors
+of profiles take them from here. No GPU has run this project yet, so each share is an estimate that names its source.
+Leaves out how long a step takes (time.py), and CPUs' rates, which are measured (calibrate.py).
+"""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from llmc_jax.errors import InputError
+from llmc_jax.machine import gpus
+from llmc_jax.models.gpt2.work import Work
+from llmc_jax.plan.interval import Interval
+
+# Kinds of work, by what their rate depends on.
+PRODUCTS, ATTENTION, ATTENTION_BACKWARD, MATRIX, MEMORY, COPY = (
+    "products", "attention forward", "attention backward", "attention's matrix", "memory", "copy",
+)  # fmt: skip
+CACHE = "cache"
+
+
+class Efficiency(NamedTuple):
+    """The share of a peak that a kind of work reaches."""
+
+    low: float
+    typical: float
+    high: float
+    measured_on: str | None  # the device whose rates these are, measured by this project; None: an estimate
+    source: str
+
+    def seconds(self, least: float) -> Interval:
+        """Return what takes `least` seconds at the peak."""
+        return Interval(least / self.high, least / self.typical, least / self.low)
+
+
+class Hardware(NamedTuple):
+    """One device: its peaks, and what of them is reached."""
+
+    kind: str  # as JAX names it
+    flops: float  # FLOP/s of products at most, in the precision of the plan
+    bandwidth: float  # bytes per second to and from memory at most
+    multiprocessors: int | None  # None: not known
+    shares: Mapping[str, Efficiency]  # MEMORY and COPY and MATRIX of the bandwidth, the others of the FLOP/s
+    gap: Interval  # seconds between two kernels
+    least: float  # seconds of the smallest kernel
+
+    @property
+    def roof(self) -> "Roof":
+        """Return what floors are computed with. A GeForce card may run faster than the clock of its peak."""
+        return Roof(self.flops * max(1.0, self.shares[PRODUCTS].high), self.bandwidth, self.bandwidth, None)
+
+
+# ----- floors ---------------------------------------------------------------------------------------------------------
+
+
+class Roof(NamedTuple):
+    """A machine's best rates, which set the floors."""
+
+    flops: float  # FLOP/s of products
+    bandwidth: float  # bytes per second, to and from memory
+    reading: float  # the same where nothing is written
+    cache: int | None  # bytes that may lie in the caches; None: not known, and none are counted
+
+
+def roofline(work: Work, roof: Roof) -> tuple[float, str]:
+    """Return the seconds that work takes at least, and what says so: products, memory, or CACHE for no floor.
+
+    What it reads may lie in the caches when it begins, and what it writes may still lie there when it ends. Only the
+    bytes beyond that must come from memory or go to it.
+    """
+    if not work.flops and not work.bytes:
+        return 0.0, ""
+    spared = (2 if work.writes else 1) * work.times * (roof.cache or 0)
+    by_memory = max(0, work.bytes - spared) / (roof.bandwidth if work.writes else roof.reading)
+    by_products = work.flops / roof.flops
+    if not by_memory and not by_products:
+        return 0.0, CACHE
+    return max(by_products, by_memory), "products" if by_products > by_memory else "memory"
+
+
+# ----- products in tiles ----------------------------------------------------------------------------------------------
+
+TILES = ((128, 256), (256, 128))  # of a product's result that a block makes
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)  # parts that the sum of a product may be split into
+
+
+def filled(rows: int, columns: int, multiprocessors: int | None) -> float:
+    """Return the share of the multiprocessors that a product's tiles keep busy, the sum split where they are too few.
+
+    rows, columns: of the result. Tiles beyond its edge and the last, incomplete wave are lost.
+    """
+    best = 0.0
+    for high, wide in TILES:
+        tiles = math.ceil(rows / high) * math.ceil(columns / wide)
+        inside = rows * columns / (tiles * high * wide)
+        blocks = multiprocessors or tiles
+        for split in SPLITS if tiles < blocks else (1,):
+            best = max(best, inside * tiles * split / (math.ceil(tiles * split / blocks) * blocks))
+    return best
+
+
+# ----- the shares of GPUs ---------------------------------------------------------------------------------------------
+
+GAP, GAPS = 1e-6, Interval(0.5e-6, 1e-6, 2e-6)  # seconds between two kernels of a CUDA graph, an estimate
+LEAST = 2e-6  # seconds of the smallest kernel, an estimate
+OF_COPY = 0.86  # of a copy's speed, what a kernel that waits for memory reaches
+
+
+def _estimate(low: float, typical: float, high: float, source: str) -> Efficiency:
+    return Efficiency(low, typical, high, None, source)
+
+
+_COPY = _estimate(0.85, 0.90, 0.94, "what a large copy reaches of the bandwidth")
+_MEMORY = _estimate(
+    0.68, 0.90 * OF_COPY, 0.86,
+    "86 % of a copy; apex' layernorm reaches 75 to 81 % on an A100, QuACK's 77 to 90 % on an H100, llm.kittens' AdamW "
+    "86 % on an RTX 5090",
+)  # fmt: skip
+_MATRIX = _estimate(0.20, 0.35, 0.50, "several passes over the T x T matrix, each at the speed of memory")
+_WORKSTATION = (
+    _estimate(0.50, 0.65, 0.82, "a full-rate card under its power limit: a guess"),
+    _estimate(0.22, 0.32, 0.45, "FlashAttention-2's share on an A100"),
+    _estimate(0.17, 0.25, 0.35, "FlashAttention-2's share on an A100"),
+)
+_GEFORCE = "its tensor cores run at half rate, so that less stands beside them"
+# Products, attention forward and backward at 64 channels a head and T=1024 (FLOPs inside the mask), by compute
+# capability and whether it is a GeForce, whose tensor cores sum in fp32 at half rate.
+_SHARES: dict[tuple[str, bool], tuple[Efficiency, Efficiency, Efficiency]] = {
+    ("8.0", False): (
+        _estimate(0.68, 0.78, 0.87, "llm.c's runs reach 60 to 64 % over whole steps on A100s, so products more"),
+        _estimate(0.22, 0.30, 0.42, "below FlashAttention-2's 0.35 to 0.40, causal, T=1024"),
+        _estimate(0.18, 0.25, 0.34, "below FlashAttention-2's 0.30, causal, T=1024"),
+    ),
+    ("8.6", False): _WORKSTATION,
+    ("8.6", True): (
+        _estimate(0.80, 0.90, 1.00, "llm.c at 1558M reaches 81 % over whole steps on two RTX 3090"),
+        _estimate(0.40, 0.55, 0.75, f"as an RTX 5090: {_GEFORCE}"),
+        _estimate(0.30, 0.42, 0.60, f"as an RTX 5090: {_GEFORCE}"),
+    ),
+    ("8.9", False): _WORKSTATION,
+    ("8.9", True): (
+        _estimate(0.76, 0.88, 1.00, "llm.c at 1558M reaches 74 % over whole steps on two RTX 4090"),
+        _estimate(0.40, 0.55, 0.75, f"as an RTX 5090: {_GEFORCE}"),
+        _estimate(0.30, 0.42, 0.60, f"as an RTX 5090: {_GEFORCE}"),
+    ),
+    ("9.0", False): (
+        _estimate(0.58, 0.65, 0.73, "cuBLASLt in a model's sizes under Hopper's power limit, 570 to 720 TFLOP/s"),
+        _estimate(0.27, 0.34, 0.39, "half of what the main loops allow (results/attention.md); cuDNN 0.32"),
+        _estimate(0.21, 0.27, 0.32, "half of what the main loops allow (results/attention.md); tokamax 0.21"),
+    ),
+    ("10.0", False): (
+        _estimate(0.52, 0.65, 0.76, "cuBLAS 63 % of the tensor cores in JAX's tutorial of Blackwell matmul"),
+        _estimate(0.07, 0.10, 0.15, "our kernels do not use Blackwell's own tensor instructions"),
+        _estimate(0.055, 0.08, 0.12, "our kernels do not use Blackwell's own tensor instructions"),
+    ),
+    ("12.0", False): _WORKSTATION,
+    ("12.0", True): (
+        _estimate(0.92, 1.03, 1.08, "cuBLASLt 223 to 227 TFLOP/s on an RTX 5090, above the 209.5 of its rated clock"),
+        _estimate(0.45, 0.60, 0.80, "131 TFLOP/s on an RTX 5090 by Pallas and by llm.kittens, PyTorch 180"),
+        _estimate(0.33, 0.45, 0.60, "94 TFLOP/s on an RTX 5090 by llm.kittens"),
+    ),
+}  # fmt: skip
+_SHARES["10.3", False] = _SHARES["10.0", False]
+_ELSEWHERE = (
+    _estimate(0.45, 0.65, 0.85, "a guess: nothing is known of this architecture here"),
+    _estimate(0.20, 0.30, 0.40, "a guess: nothing is known of this architecture here"),
+    _estimate(0.16, 0.25, 0.33, "a guess: nothing is known of this architecture here"),
+)
+
+
+def shares_of(kind: str) -> dict[str, Efficiency]:
+    """Return the shares that a GPU is estimated to reach, by kind of work. kind: a key of `gpus.GPUS`."""
+    found = _SHARES.get((gpus.GPUS[kind].capability, "GeForce" in kind), _ELSEWHERE)
+    return dict(zip((PRODUCTS, ATTENTION, ATTENTION_BACKWARD), found, strict=True)) | {
+        MATRIX: _MATRIX, MEMORY: _MEMORY, COPY: _COPY,
+    }  # fmt: skip
+
+
+def gpu(kind: str, precision: gpus.Precision) -> Hardware:
+    """Return a GPU by the driver's name. Raises InputError for one that is not in the table or lacks the precision."""
+    if kind not in gpus.GPUS:
+        raise InputError(f"GPU {kind}: not in the table of GPUs (llmc_jax/machine/gpus.py); take one that is")
+    peak = gpus.peak_flops(kind, precision)
+    if peak is None:
+        raise InputError(f"--dtype: {kind} has no products in {precision}; take another")
+    multiprocessors = {each.device_kind: each.multiprocessors for each in gpus.TARGETS.values()}.get(kind)
+    bandwidth = 1e9 * gpus.GPUS[kind].bandwidth
+    return Hardware(kind, peak, bandwidth, multiprocessors, shares_of(kind), GAPS, LEAST)

@@ -1,0 +1,135 @@
+"""How long devices take to send each other what an update needs, and how much of that is hidden behind computing.
+
+Nothing here is measured: no two GPUs have run this yet.
+
+- A collective takes its ring inside a node, then one between the nodes, of an equal part of it from each GPU. A hop of
+  a ring takes 1 us inside a node and 5 us between two, a collective 10 us to start. An all-reduce is a reduce-scatter
+  and an all-gather.
+- A layer's gradients are sent while the layers below are computed, one collective after the other, and computing is not
+  slowed by it. What comes after the backward is never hidden: what is left of the layers', wte's gradient (which the
+  embedding completes last), the norm, the gather of new weights. With several micro-batches, stages 0 and 1 send their
+  sum at the end of the update, beside nothing; stage 2 sends each micro-batch's.
+
+What is sent is training/parallel/traffic.py's list, the same collectives with the same bytes as in compiled programs.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from llmc_jax.training.parallel.traffic import Sent
+
+AFTER = ("norm", "weights")  # what is sent when the gradients are summed
+
+
+class Network(NamedTuple):
+    """How fast GPUs send. Bytes per second and GPU in one direction; seconds."""
+
+    node: int = 8  # GPUs of one machine
+    inside: float = 450e9  # NVLink of an H100
+    between: float = 50e9  # 400 Gbit/s for each GPU
+    reached: float = 0.8  # of both
+    hop_inside: float = 1e-6
+    hop_between: float = 5e-6
+    start: float = 10e-6
+
+    def ends(self) -> "tuple[Network, Network, Network]":
+        """Return it at its fastest, as it is, and at its slowest: an estimate of how far `reached` may be off."""
+        return self._replace(reached=min(0.95, 1.15 * self.reached)), self, self._replace(reached=0.7 * self.reached)
+
+
+class Compute(NamedTuple):
+    """Seconds that one GPU computes."""
+
+    before: float  # of each micro-batch, until the backward reaches the last layer
+    layers: tuple[float, ...]  # backward, from the last layer to the first
+    end: float  # of the backward: the embedding
+    update: float
+
+    @property
+    def micro_batch(self) -> float:
+        return self.before + sum(self.layers) + self.end
+
+
+class Step(NamedTuple):
+    """An update of one GPU among n. Seconds."""
+
+    compute: float
+    sending: float  # of all collectives, if nothing else happened
+    alone: float  # the update without overlap
+    overlapped: float  # with it
+
+    @property
+    def left(self) -> float:
+        """Return what of sending is not hidden."""
+        return self.overlapped - self.compute
+
+
+def collective_seconds(kind: str, size: int, devices: int, network: Network) -> float:
+    """Return how long a collective of an array of `size` bytes takes, hierarchical: a ring in nodes, then of nodes."""
+    if devices == 1:
+        return 0.0
+    inside = min(devices, network.node)
+    nodes = math.ceil(devices / inside)
+    ring = size * (inside - 1) / inside / (network.reached * network.inside) + (inside - 1) * network.hop_inside
+    ring += size / inside * (nodes - 1) / nodes / (network.reached * network.between)
+    ring += (nodes - 1) * network.hop_between
+    return network.start + ring * (2 if kind == "all-reduce" else 1)
+
+
+def sent_by_each(sent: Sequence[Sent], devices: int) -> float:
+    """Return the bytes that each GPU sends in an update."""
+    rounds = {"all-reduce": 2}
+    return sum(each.times * each.bytes * rounds.get(each.kind, 1) for each in sent) * (devices - 1) / devices
+
+
+def beside(sent: Sequence[Sent], micro_batches: int) -> list[Sent]:
+    """Return what is sent while a micro-batch is computed."""
+    return [each for each in sent if each.times == micro_batches and each.about not in AFTER]
+
+
+def overlapped(
+    compute: Compute, sent: Sequence[Sent], seconds: Callable[[Sent], float]
+) -> tuple[float, dict[str, float]]:
+    """Return how long a micro-batch takes whose gradients are sent meanwhile, and the share of each that is hidden.
+
+    sent: one after the other, each as soon as it is ready and the one before it is through.
+    """
+    ready, clock = {"loss": compute.before}, compute.before
+    for layer, each in zip(reversed(range(len(compute.layers))), compute.layers, strict=True):
+        clock += each
+        ready[f"layer {layer}"] = clock
+    clock += compute.end
+    free, hidden = 0.0, {}  # free: when the last collective is done
+    for one in sent:
+        begun, takes = max(free, ready.get(one.about, clock)), seconds(one)
+        free = begun + takes
+        hidden[one.about] = min(1.0, max(0.0, clock - begun) / takes) if takes else 1.0
+    return max(clock, free), hidden
+
+
+def step_of(
+    compute: Compute, sent: Sequence[Sent], devices: int, micro_batches: int = 1, network: Network | None = None
+) -> Step:
+    """Return how long an update takes on each of some GPUs."""
+    known = network or Network()
+
+    def seconds(each: Sent) -> float:
+        return collective_seconds(each.kind, each.bytes, devices, known)
+
+    computing = micro_batches * compute.micro_batch + compute.update
+    sending = sum(each.times * seconds(each) for each in sent)
+    meanwhile = beside(sent, micro_batches)
+    alone = sum(each.times * seconds(each) for each in sent if each not in meanwhile)
+    one, _ = overlapped(compute, meanwhile, seconds)
+    return Step(computing, sending, computing + sending, micro_batches * one + alone + compute.update)
+
+
+def hidden_shares(
+    compute: Compute, sent: Sequence[Sent], devices: int, micro_batches: int, network: Network
+) -> dict[str, float]:
+    """Return the share of each collective that lies beside computing; of one that follows it there is none."""
+    return overlapped(
+        compute, beside(sent, micro_batches),
+        lambda each: collective_seconds(each.kind, each.bytes, devices, network),
+    )[1]  # fmt: skip

@@ -1,0 +1,61 @@
+"""Rates of GPUs that are not there: every card has them, in order, and products fill their tiles."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmc_jax.errors import InputError
+from llmc_jax.machine import gpus
+from llmc_jax.plan.efficiency import ATTENTION, MEMORY, PRODUCTS, filled, gpu, shares_of
+
+sides = st.integers(1, 100_000)
+blocks = st.integers(1, 200)
+
+
+@pytest.mark.parametrize("kind", gpus.GPUS)
+def test_every_gpu_has_shares_in_order_with_their_source(kind: str) -> None:
+    for share in shares_of(kind).values():
+        assert 0 < share.low < share.typical < share.high < 1.1
+        assert share.source and share.measured_on is None
+
+
+@pytest.mark.parametrize("name", gpus.TARGETS)
+def test_a_gpu_s_peaks_are_those_of_the_table(name: str) -> None:
+    target = gpus.TARGETS[name]
+    here = gpu(target.device_kind, "bf16")
+    assert (here.flops, here.bandwidth) == (1e12 * (target.gpu.bf16 or 0), 1e9 * target.gpu.bandwidth)
+    assert here.multiprocessors == target.multiprocessors
+    assert here.roof.flops >= here.flops * here.shares[PRODUCTS].high  # nothing is faster than its floor
+
+
+def test_what_is_known_of_one_kind_only() -> None:
+    geforce, server = gpu("NVIDIA GeForce RTX 4090", "bf16"), gpu("NVIDIA L40S", "bf16")
+    assert geforce.shares[PRODUCTS].typical > server.shares[PRODUCTS].typical  # half-rate tensor cores
+    assert gpu("NVIDIA B200", "bf16").shares[ATTENTION].typical < 0.2  # our kernels there do not use its own
+    assert gpu("NVIDIA H200", "bf16").shares[MEMORY] == geforce.shares[MEMORY]
+
+
+@pytest.mark.parametrize(("kind", "precision"), [("NVIDIA H300", "bf16"), ("Tesla T4", "bf16"), ("Tesla T4", "tf32")])
+def test_what_is_not_known_is_refused(kind: str, precision: gpus.Precision) -> None:
+    with pytest.raises(InputError, match=kind):
+        gpu(kind, precision)
+
+
+@given(sides, sides, blocks)
+def test_tiles_fill_at_most_all_of_a_gpu(rows: int, columns: int, multiprocessors: int) -> None:
+    share = filled(rows, columns, multiprocessors)
+    assert 0 < share <= 1
+    assert share == filled(columns, rows, multiprocessors)  # a block may stand or lie
+    tiles = math.ceil(rows / 128) * math.ceil(columns / 256)
+    if tiles >= multiprocessors:  # not fewer than whole waves of that tile
+        waves = math.ceil(tiles / multiprocessors)
+        assert share >= rows * columns / (waves * multiprocessors * 128 * 256) * (1 - 1e-9)
+
+
+def test_whole_waves_fill_it() -> None:
+    assert filled(132 * 128, 256, 132) == 1
+    assert filled(133 * 128, 256, 132) == pytest.approx(133 / 264)
+    assert filled(2 * 128, 256, 132) == pytest.approx(32 / 132)  # two tiles, each sum in 16 parts
+    assert filled(256, 128, None) == 1
