@@ -265,9 +265,10 @@ def parsed(words: list[str]) -> Any:
     """A command's options, or None where it has none. Raises what the program does where it would refuse them."""
     from llmc_jax.cli import checkpoint, compare, convert, data, evaluate_flags, generate_flags, kernels
     from llmc_jax.cli.main import COMMANDS
+    from llmc_jax.cli.plan_flags import OWN as PLAN
     from llmc_jax.cli.profile_flags import OWN
     from llmc_jax.config import flags
-    from llmc_jax.config.flags import take_own
+    from llmc_jax.config.flags import parse_args, take_own
 
     if words[:3] == ["python", "-m", "llmc_jax"]:
         words = ["llmc-jax", *words[3:]]
@@ -278,6 +279,7 @@ def parsed(words: list[str]) -> Any:
         (["python", "train.py"], flags.parse_args),
         (["llmc-jax"], flags.parse_args),
         (["python", "-m", "llmc_jax.data"], data.make_parser().parse_args),
+        (["python", "-m", "llmc_jax.plan"], lambda words: parse_args(["-b", "4", *take_own(words, PLAN)[1]])),
         (["python", "-m", "llmc_jax.profile"], lambda words: take_own(words, OWN)),
         (["python", "-m", "llmc_jax.kernels"], lambda words: take_own(words, kernels.OWN)),
         (["python", "-m", "llmc_jax.checkpoint"], checkpoint.make_parser().parse_args),

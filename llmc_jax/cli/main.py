@@ -20,6 +20,7 @@ COMMANDS = {
     "generate": "ask a trained model: continue a prompt",
     "evaluate": "loss, perplexity and bits per byte of texts; HellaSwag, MMLU, ARC, LAMBADA",
     "convert": "look into a checkpoint of any format, and convert between them",
+    "plan": "does it fit, and how fast is it: on GPUs that need not be here",
     "profile": "where a step's time, memory and operations go",
     "compare": "logs, checkpoints, debug states and programs beside llm.c's, or each other",
     "data": "make token files from text, and look into them",

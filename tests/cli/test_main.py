@@ -49,6 +49,7 @@ def test_each_explains_itself_by_the_name_that_was_typed(
         (["compare", "logs", "a.log"], "llmc-jax compare logs: "),
         (["data", "inspect", "/none.bin"], "llmc-jax data: inspect /none.bin: "),
         (["kernels", "--nonsense"], "llmc-jax kernels: --nonsense: "),
+        (["plan", "--nonsense"], "llmc-jax plan: --nonsense: "),
         (["profile", "--nonsense"], "llmc-jax profile: --nonsense: "),
     ],
 )

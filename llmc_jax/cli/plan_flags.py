@@ -1,0 +1,71 @@
+"""The plan's flags: those of train.py, and its own. Leaves out what they lead to (plan.py)."""
+
+import math
+import textwrap
+from types import SimpleNamespace
+
+from llmc_jax.cli.kit import WIDTH, examples, own_flags
+from llmc_jax.config.flags import own
+from llmc_jax.config.options import show_value
+from llmc_jax.errors import raise_problems
+from llmc_jax.machine.jax_setup import python_command, typed
+
+PROGRAM = "llmc_jax.plan"
+STDOUT = "-"  # of --json
+
+OWN = (
+    own("--gpu", "NAME", None, "the GPU to plan for: h100, a100, rtx4090, … (an unknown name lists all), its driver's "
+        "name, or a .toml file of your own (docs/plan.md); without it the device at hand"),
+    own("--quick", "", False, "compute the memory, compile nothing"),
+    own("--operations", "", False, "also a line for each operation: FLOPs, bytes, floor, time"),
+    own("--network", "GBIT", None, "Gbit/s of each GPU between machines"),
+    own("--json", "FILE", None, "write everything there as JSON; - prints it in place of the report"),
+)  # fmt: skip
+
+
+def check_own(flags: SimpleNamespace) -> SimpleNamespace:
+    """Return the plan's own flags with their numbers as numbers. Raises one InputError with all that is wrong."""
+    problems = []
+    for name, unit, least in (("network", "Gbit/s", 1e-9),):
+        if (text := getattr(flags, name)) is not None:
+            value = _number(text)
+            if value is None or value < least:
+                problems.append(f"--{name} {show_value(text)}: must be a number of {unit}, {_at_least(least)}")
+            setattr(flags, name, value)
+    raise_problems(problems)
+    return flags
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _at_least(least: float) -> str:
+    return "above 0" if 0 < least < 1 else f"at least {least:g}"
+
+
+def help_text() -> str:
+    """Return what --help prints."""
+    program = typed(f"{python_command()} -m {PROGRAM}")
+    lines = [f"usage: {program} [flags of train.py] [flags below]", ""]
+    lines += textwrap.wrap(
+        "Does it fit, and how fast is it: for any GPU and any number of them, "
+        "none of which need be here. Takes every flag of train.py (--preset -e -b -t -d -r -z --devices -x and so on; "
+        "without --preset and -e: d12); token files and checkpoints that they name need not be here either. Nothing is "
+        "trained. The exit status is 0 also where it does not fit. docs/plan.md explains every figure and where it "
+        "comes from.", WIDTH)  # fmt: skip
+    lines.append("")
+    lines += own_flags(OWN)
+    lines += examples(
+        (f"{program} {words}", meaning)
+        for words, meaning in (
+            ("-e d12 -b 64 -d 524288 --gpu h100 --devices 8", "GPT-2 124M on eight H100s"),
+            ("--preset gpt2-1558M --gpu h100 --devices 8 --quick", "llm.c's launch, in two seconds"),
+            ("-e d48 -b 4 --gpu rtx4090 --operations", "every operation of a step"),
+        )
+    )
+    return "\n".join(lines)

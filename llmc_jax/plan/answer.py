@@ -1,0 +1,216 @@
+"""The answer to `plan`: whether a configuration fits on a device that need not be there, how fast it is, how long it
+takes, what it costs. Plain data, and `as_json` for programs; report.py makes text of it.
+
+Leaves out how each figure is found: memory.py, time.py, course.py.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from llmc_jax.config.checks import validate
+from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.train import TrainConfig
+from llmc_jax.errors import InputError
+from llmc_jax.kernels import Choice, Machine
+from llmc_jax.kernels.plain import to_json
+from llmc_jax.machine import cards
+from llmc_jax.machine.cards import Card
+from llmc_jax.machine.device import describe_device
+from llmc_jax.machine.gpus import Precision, Target
+from llmc_jax.machine.jax_setup import MEMORY_SHARE, configure
+from llmc_jax.machine.target import machine_of, this_machine
+from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.plan import efficiency
+from llmc_jax.plan.asked import asked_config, checked_model
+from llmc_jax.plan.memory import Memory, computed
+from llmc_jax.plan.network import Network
+from llmc_jax.plan.plan import Plan, make_plan
+from llmc_jax.plan.search import Largest, largest_size, mark_fastest, sizes, ways
+from llmc_jax.plan.time import StepTime, step_time
+
+
+class Place(NamedTuple):
+    """The device that is planned for, and how many of them a run takes which does not say it."""
+
+    name: str | None  # a GPU's short name; None: the device at hand
+    label: str  # what a reader calls it
+    machine: Machine
+    memory: int | None  # bytes in all
+    available: int | None  # of these, what JAX's allocator may take
+    card: Card | None  # power and links; None: not known
+    devices: int
+
+
+class Setting(NamedTuple):
+    """What is planned, with what each `auto` came to."""
+
+    model: str  # as -e names it
+    parameters: int
+    batch_size: int
+    sequence_length: int
+    tokens: int  # of an update, over all devices
+    micro_batches: int  # of each device in an update
+    devices: int
+    zero_stage: int
+    recompute: int
+    recompute_blocks: int
+    logit_rows: int
+    dtype: str
+    products: str  # what the matrix products are computed in
+    master_weights: bool
+
+
+class Answer(NamedTuple):
+    """What a configuration comes to on a device."""
+
+    setting: Setting
+    place: Place
+    kernels: tuple[Choice, ...]
+    memory: Memory
+    step: StepTime
+    largest: tuple[Largest, ...]
+
+
+class Wishes(NamedTuple):
+    """What a user says beside train.py's flags."""
+
+    quick: bool = False  # compile nothing
+    tokens: float | None = None  # to train on, in place of -x
+    price: float | None = None  # USD for an hour of one device
+    network: float | None = None  # Gbit/s of each device between machines
+
+
+# ----- the device -----------------------------------------------------------------------------------------------------
+
+
+def gpu_place(name: str) -> Place:
+    """Return a GPU by a name that `cards.named` knows. Raises InputError."""
+    target: Target = cards.named(name)
+    card = cards.card_of(target)
+    return Place(
+        cards.short_name(target), target.device_kind, machine_of(target.device_kind), card.memory,
+        int(MEMORY_SHARE * card.memory), card, 1,
+    )  # fmt: skip
+
+
+def place_here() -> Place:
+    """Return the device at hand. Initialises JAX's backend. Raises InputError on a CPU."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a plan takes none of a GPU's memory
+    configure()
+    device, machine = describe_device(), this_machine()
+    if machine.platform == "cpu":
+        raise InputError("--gpu: this machine has no GPU; name one to plan for, such as --gpu h100")
+    card = cards.CARDS.get(machine.kind)
+    devices = 1 if machine.platform == "cpu" else device.num_devices
+    return Place(None, device.kind, machine, device.memory_bytes, device.memory_bytes, card, devices)
+
+
+def hardware_of(place: Place, precision: Precision) -> efficiency.Hardware:
+    """Return the rates of a device; those of a CPU are measured, for ten seconds where they are not in the cache."""
+    return efficiency.gpu(place.machine.kind, precision)
+
+
+# ----- the answer -----------------------------------------------------------------------------------------------------
+
+
+def answer(config: TrainConfig, place: Place, wishes: Wishes | None = None) -> Answer:
+    """Return what a configuration comes to on a device. config: `asked_config` of train.py's flags.
+
+    Raises InputError for what cannot run there.
+    """
+    wishes = wishes or Wishes()
+    config = replace(config, devices=config.devices or place.devices)
+    validate(config)
+    model = checked_model(config)
+    planner = Planner(model, place, network_of(place, wishes.network))
+    plan = planner.plan(config)
+    return Answer(
+        setting=setting_of(plan),
+        place=place,
+        kernels=plan.choices,
+        memory=planner.memory(plan),
+        step=planner.time(plan),
+        largest=planner.largest(config),
+    )
+
+
+class Planner(NamedTuple):
+    """A model on a device: what each configuration comes to there."""
+
+    model: ModelConfig
+    place: Place
+    network: Network
+
+    def plan(self, config: TrainConfig) -> Plan:
+        """Return the plan of a configuration; whether it fits is a question of its own. Raises InputError."""
+        return make_plan(config, self.model, self.place.machine)
+
+    def memory(self, plan: Plan) -> Memory:
+        """Return what a plan takes, computed."""
+        return computed(plan, self.place.available, self.place.memory)
+
+    def time(self, plan: Plan) -> StepTime:
+        """Return how long a step of a plan takes."""
+        return step_time(plan, hardware_of(self.place, plan.product_precision), self.network)
+
+    def fits(self, config: TrainConfig) -> bool:
+        """Return whether a configuration fits; where the memory is not known, nothing does."""
+        return bool(self.memory(self.plan(config)).fits)
+
+    def largest(self, config: TrainConfig) -> tuple[Largest, ...]:
+        """Return the largest -b of each way of computing a configuration, and the fastest of them marked."""
+        if self.place.available is None:
+            return ()
+        return mark_fastest([self._largest(way) for way in ways(config, self.model.num_layers)])
+
+    def _largest(self, way: TrainConfig) -> Largest:
+        levels = (way.recompute, way.recompute_blocks, way.zero_stage)
+        size = largest_size(way, self.fits)
+        if size is None:
+            fewest = next(iter(sizes(way)), None)
+            return Largest(*levels, None, fewest and self._program(way, fewest), "computed", None, None)
+        step = self.time(self.plan(replace(way, batch_size=size)))
+        return Largest(*levels, size, self._program(way, size), "computed", step.seconds, step.tokens_per_second)
+
+    def _program(self, way: TrainConfig, size: int) -> int:
+        return self.memory(self.plan(replace(way, batch_size=size))).program
+
+
+def network_of(place: Place, gbit: float | None) -> Network:
+    """Return how fast the devices of a place send. gbit: Gbit/s of each between machines; None: as usual."""
+    card = place.card
+    found = Network() if card is None else Network(node=card.node, inside=card.link)
+    return found if gbit is None else found._replace(between=1e9 * gbit / 8)
+
+
+def setting_of(plan: Plan) -> Setting:
+    """Return what is planned."""
+    config = plan.config
+    return Setting(
+        config.model, num_parameters(plan.model), config.batch_size, config.sequence_length, config.tokens_per_step,
+        config.grad_accumulation, plan.parallel.devices, plan.parallel.stage, config.recompute,
+        config.recompute_blocks, plan.execution.logit_rows, plan.dtype, plan.product_precision, plan.master_weights,
+    )  # fmt: skip
+
+
+def estimate(flags: str | Sequence[str] | TrainConfig, gpu: str | None = None, **wishes: Any) -> Answer:
+    """Return the answer for train.py's flags on a GPU, or on the device at hand. Raises InputError."""
+    config = flags if isinstance(flags, TrainConfig) else asked_config(flags)
+    return answer(config, place_here() if gpu is None else gpu_place(gpu), Wishes(**wishes))
+
+
+# ----- as JSON --------------------------------------------------------------------------------------------------------
+
+
+def as_json(found: Answer) -> dict[str, Any]:
+    """Return an answer as JSON can hold it, with what its parts compute of themselves."""
+    content: dict[str, Any] = to_json(found)
+    memory, step = found.memory, found.step
+    content["memory"] |= {name: getattr(memory, name) for name in ("program", "beside", "total", "fits", "spare")}
+    content["step"] |= {
+        "tokens_per_second": to_json(step.tokens_per_second), "measured": step.measured,
+        "mfu": {name: to_json(step.mfu(name)) for name in ("llm.c", "palm")},
+    }  # fmt: skip
+    return content

@@ -1,0 +1,62 @@
+"""What is to be planned: words of the command line to a configuration, and the shape of the model that it names.
+
+Neither the model's file nor the token files need be there. Leaves out the machine (answer.py). Knows no JAX.
+"""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from llmc_jax.config.checks import check_model_fit, validate
+from llmc_jax.config.flags import STEP_MODEL, given_options, parse_args
+from llmc_jax.config.model import ModelConfig, parse_descriptor
+from llmc_jax.config.presets import PRESETS
+from llmc_jax.config.train import TrainConfig
+from llmc_jax.errors import InputError
+
+
+def asked_config(words: str | Sequence[str]) -> TrainConfig:
+    """Return the configuration that train.py's flags describe, checked as far as it can be without a machine.
+
+    Without -e the model is the preset's, or STEP_MODEL. What is only sampled is left out: it need not fit the model.
+    -pn counts as so many devices where --devices does not say how many. Raises InputError.
+    """
+    words = shlex.split(words) if isinstance(words, str) else list(words)
+    given = given_options(["-e", STEP_MODEL, *words])
+    if given.flags.get("devices") == 0:
+        raise InputError("--devices 0: a plan must know how many; write it, or leave --devices out for one GPU")
+    model = given.preset.get("model", STEP_MODEL)
+    config = parse_args(["-e", model, *words])
+    config = replace(config, devices=config.devices or config.num_processes, sample_every=0)
+    validate(config)
+    return config
+
+
+def model_of(name: str) -> ModelConfig:
+    """Return the shape that -e names: a descriptor, or a checkpoint of any format.
+
+    A file that a preset names and that is not here is STEP_MODEL's. Raises InputError.
+    """
+    from llmc_jax.checkpoint.sources import open_source
+
+    try:
+        return parse_descriptor(name)
+    except InputError:
+        if name in _files_of_presets() and not Path(name).exists():
+            return parse_descriptor(STEP_MODEL)
+        if not name.endswith(".bin") and not Path(name).exists():
+            raise
+    return open_source(Path(name)).config
+
+
+def _files_of_presets() -> set[str]:
+    found = (given_options(shlex.split(preset.flags)).flags.get("model", "") for preset in PRESETS.values())
+    return {TrainConfig().model, *(name for name in found if name.endswith(".bin"))}
+
+
+def checked_model(config: TrainConfig) -> ModelConfig:
+    """Return the model of a configuration, which its rows fit. Raises InputError."""
+    model = model_of(config.model)
+    check_model_fit(config, model)
+    return model

@@ -1,0 +1,244 @@
+"""The answer to `plan` as text: a section for each question. Leaves out how it is found (answer.py)."""
+
+from collections.abc import Callable, Sequence
+
+from llmc_jax import text
+from llmc_jax.kernels import Choice
+from llmc_jax.machine.device import gib
+from llmc_jax.plan.answer import Answer, Setting
+from llmc_jax.plan.interval import Interval
+from llmc_jax.plan.memory import Memory
+from llmc_jax.plan.search import Largest
+from llmc_jax.plan.time import OperationTime, StepTime
+
+Row = list[str]
+OF_INTERVAL = ("low", "typical", "high")
+
+
+def as_text(found: Answer, *, operations: bool = False, width: int | None = None) -> str:
+    """Return the report. operations: with a line for each operation. width: cells; None: the screen's."""
+    sections = [
+        head(found, width),
+        memory_section(found, width),
+        step_section(found.step, width),
+        *([operations_section(found.step, width)] if operations else []),
+        largest_section(found, width),
+    ]
+    return "\n\n".join(filter(None, sections))
+
+
+# ----- numbers --------------------------------------------------------------------------------------------------------
+
+
+def three(value: float) -> str:
+    """Return a number with three digits that count, in full from a thousand on: 0.0123, 1.23, 12.3, 1,234."""
+    if value == 0 or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) < 1 else f"{value:.{2 if abs(value) < 10 else 1}f}"
+
+
+def amount(value: float) -> str:
+    """Return a large number in short: 3.12M, 512k."""
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{three(value / size)}{unit}"
+    return three(value)
+
+
+def of_interval(name: str, values: Interval | None, shown: Callable[[float], str] = three, scale: float = 1.0) -> Row:
+    """Return a row of a quantity's three values; without them it says that they are not known."""
+    if values is None:
+        return [name, "", "not known", ""]
+    return [name, *(shown(scale * value) for value in values)]
+
+
+# ----- what is planned ------------------------------------------------------------------------------------------------
+
+
+def head(found: Answer, width: int | None) -> str:
+    """Return the lines that say what is planned."""
+    setting, place = found.setting, found.place
+    count = f"{setting.devices} x " if setting.devices > 1 else ""
+    lines = [
+        f"{setting.model}, {setting.parameters:,} parameters, on {count}{place.label}",
+        f"{flags_of(setting)}: {setting.tokens:,} tokens an update, {micro_batches_text(setting)}",
+        f"{precision_of(setting)}; {kernels_text(found.kernels)}",
+    ]
+    return "\n".join(text.wrapped(line, width) for line in lines)
+
+
+def flags_of(setting: Setting) -> str:
+    """Return the flags of train.py that a plan depends on most."""
+    blocks = f" --recompute-blocks {setting.recompute_blocks}" if setting.recompute_blocks else ""
+    stage = f" -z {setting.zero_stage}" if setting.devices > 1 else ""
+    return f"-b {setting.batch_size} -t {setting.sequence_length} -r {setting.recompute}{blocks}{stage}"
+
+
+def micro_batches_text(setting: Setting) -> str:
+    """Return how an update is taken in parts."""
+    parts = "1 micro-batch" if setting.micro_batches == 1 else f"{setting.micro_batches} micro-batches"
+    return f"{parts} on each device" if setting.devices > 1 else parts
+
+
+def precision_of(setting: Setting) -> str:
+    """Return what the model computes in."""
+    if setting.dtype == "fp32":
+        return "fp32, products in TF32" if setting.products == "tf32" else "fp32"
+    return f"{setting.dtype}, {'fp32' if setting.master_weights else 'no'} master weights"
+
+
+def kernels_text(choices: Sequence[Choice]) -> str:
+    """Return what runs which operations: attention by cudnn, adamw and layernorm by xla."""
+    by: dict[str, list[str]] = {}
+    for choice in choices:
+        by.setdefault(choice.by, []).append(choice.operation)
+    if len(by) == 1:
+        return f"all kernels: {next(iter(by))}"
+    return "kernels: " + "; ".join(f"{name} ({', '.join(operations)})" for name, operations in by.items())
+
+
+# ----- memory ---------------------------------------------------------------------------------------------------------
+
+
+def memory_section(found: Answer, width: int | None) -> str:
+    """Return whether it fits, and what takes how much."""
+    memory = found.memory
+    rows = [[name, in_gib(size), share(size, memory)] for name, size in memory.kinds.items() if size]
+    if memory.unexplained:
+        rows.append(["unexplained", in_gib(memory.unexplained), share(memory.unexplained, memory)])
+    rows.append(["the step's program", in_gib(memory.program), share(memory.program, memory)])
+    rows += [[part.name, in_gib(part.bytes), "", part.source] for part in memory.outside]
+    if memory.outside:
+        rows.append(["with all that", in_gib(memory.total), ""])
+    return "\n".join([
+        text.table([f"fits? ({memory.source})", "GiB", "share", "estimated from"], rows,
+                   left=(f"fits? ({memory.source})", "estimated from"), width=width),
+        "",
+        text.wrapped(verdict(memory), width),
+    ])  # fmt: skip
+
+
+def in_gib(size: int) -> str:
+    return f"{size / 2**30:,.2f}"
+
+
+def share(size: int, memory: Memory) -> str:
+    return f"{100 * size / memory.available:.1f}%" if memory.available else ""
+
+
+def verdict(memory: Memory) -> str:
+    """Return whether it fits, in a sentence."""
+    if memory.available is None or memory.spare is None:
+        return "Whether it fits is not known: nothing says how much memory the device has."
+    of = f"{gib(memory.available)} that JAX may take"
+    if memory.fits:
+        return f"It fits: the program takes {gib(memory.program)} of the {of}; {gib(memory.spare)} are left."
+    if memory.spare < 0:
+        return f"It does not fit: the program takes {gib(memory.program)}, {gib(-memory.spare)} more than the {of}."
+    return f"It does not fit: beside JAX's {gib(memory.available)} there is no room for {gib(memory.beside)} more."
+
+
+# ----- time -----------------------------------------------------------------------------------------------------------
+
+
+def step_section(step: StepTime, width: int | None) -> str:
+    """Return how long a step takes, and what it waits for."""
+    heading = "how fast? (measured)" if step.measured else "how fast? (estimated)"
+    percent = lambda value: f"{value:.1f}%"  # noqa: E731
+    rows = [
+        of_interval("a step, ms", step.seconds, scale=1e3),
+        of_interval("tokens a second", step.tokens_per_second, lambda value: f"{value:,.0f}"),
+        *(
+            of_interval(f"MFU ({name})", mfu, percent, 100)
+            for name in ("llm.c", "PaLM")
+            if (mfu := step.mfu("palm" if name == "PaLM" else "llm.c")) is not None
+        ),
+        of_interval("of a step: network, ms", step.network, scale=1e3) if step.exchanges else [],
+        of_interval("of a step: gaps, ms", step.gaps, scale=1e3),
+    ]
+    table = text.table([heading, *OF_INTERVAL], [row for row in rows if row], left=(heading,), width=width)
+    return f"{table}\n\n{text.wrapped(bound_text(step), width)}"
+
+
+BOUNDS = {
+    "products": "Most of it is matrix products.",
+    "memory": "Most of it waits for the device's memory.",
+    "launches": "Most of it goes to kernels too small to keep the device busy, and the gaps between them.",
+    "network": "Most of it waits for other devices.",
+}
+
+
+def bound_text(step: StepTime) -> str:
+    """Return what a step waits for, in a sentence."""
+    return f"{BOUNDS[step.bound]} At the peaks it would be {three(1e3 * step.floor)} ms of computing."
+
+
+def operations_section(step: StepTime, width: int | None) -> str:
+    """Return a line for each operation, and below them where the shares of the peaks come from."""
+    headings = ("", "operation", "kernels", "GFLOP", "MB", "floor ms", "bound by", *OF_INTERVAL, "of peak", "from")
+    sources = {each: chr(ord("a") + at) for at, each in enumerate(dict.fromkeys(map(_source, step.operations)))}
+    rows = [_operation_row(each, sources[_source(each)]) for each in step.operations]
+    phases = [each.phase for each in step.operations]
+    for row, phase, before in zip(rows, phases, ["", *phases], strict=False):
+        row[0] = "" if phase == before else phase
+    table = text.table(
+        headings, rows, left=("", "operation", "bound by", "from"), width=width, optional=("kernels", "MB", "GFLOP")
+    )
+    legend = [text.wrapped(f"{letter}  {source}", width) for source, letter in sources.items()]
+    return "\n".join(
+        [table, "", "low, typical and high in ms, without the gaps between kernels; of peak from:", *legend]
+    )
+
+
+def _source(each: OperationTime) -> str:
+    on = each.efficiency.measured_on
+    return f"measured on {on}: {each.efficiency.source}" if on else f"estimate: {each.efficiency.source}"
+
+
+def _operation_row(each: OperationTime, letter: str) -> Row:
+    return [
+        each.phase, each.operation, f"{each.launches:,}", f"{each.flops / 1e9:,.1f}" if each.flops else "",
+        f"{each.bytes / 1e6:,.0f}" if each.bytes else "", f"{1e3 * each.floor:.3f}" if each.floor else "", each.bound,
+        *(f"{1e3 * value:.3f}" for value in each.seconds), f"{each.efficiency.typical:.2f}", letter,
+    ]  # fmt: skip
+
+
+# ----- the largest -b -------------------------------------------------------------------------------------------------
+
+
+def largest_section(found: Answer, width: int | None) -> str:
+    """Return the largest -b of each way of computing, those of one -z beside each other."""
+    rows, setting = found.largest, found.setting
+    if not rows:
+        return ""
+    stages = sorted({row.zero_stage for row in rows})
+    heading = "the largest -b, computed"
+    headings, cells = [heading], dict[tuple[int, int], Row]()
+    for stage in stages:
+        of_stage = f" -z {stage}" if setting.devices > 1 else ""
+        headings += [f"-b{of_stage}", f"tok/s{of_stage}"]
+    for row in rows:
+        cells.setdefault((row.recompute, row.recompute_blocks), []).extend(_largest_cells(row))
+    table = text.table(
+        headings, [[_level_text(*level), *row] for level, row in cells.items()], left=(heading,), width=width
+    )
+    return f"{table}\n\n{text.wrapped(_fastest_text(rows, setting), width)}"
+
+
+def _level_text(recompute: int, blocks: int) -> str:
+    return f"--recompute-blocks {blocks}" if blocks else f"-r {recompute}"
+
+
+def _largest_cells(row: Largest) -> Row:
+    if row.batch_size is None or row.tokens_per_second is None:
+        return ["none", "" if row.program is None else f"from {gib(row.program)}"]
+    return [str(row.batch_size), f"{amount(row.tokens_per_second.typical)}{'*' if row.fastest else ' '}"]
+
+
+def _fastest_text(rows: Sequence[Largest], setting: Setting) -> str:
+    best = next((row for row in rows if row.fastest), None)
+    if best is None:
+        return "Not even one row fits in any of them: take a smaller model, a shorter -t, or a larger device."
+    stage = f" -z {best.zero_stage}" if setting.devices > 1 else ""
+    level = _level_text(best.recompute, best.recompute_blocks)
+    return f"* the fastest of them: -b {best.batch_size} {level}{stage}"

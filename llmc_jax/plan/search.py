@@ -1,0 +1,85 @@
+"""The largest -b that fits, for each -r, --recompute-blocks and -z, and the fastest of them.
+
+What fits and how long it takes comes in as a function, so that nothing here knows how either is found.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from llmc_jax.config.checks import validate
+from llmc_jax.config.train import TrainConfig
+from llmc_jax.errors import InputError
+from llmc_jax.models.gpt2.memory import divisors
+from llmc_jax.plan.interval import Interval
+
+LEVELS = ((0, 0), (1, 0), (2, 0), (1, 1), (1, 2), (1, 4))  # -r and --recompute-blocks, which makes -r the same
+STAGES = (0, 1, 2)  # of -z
+MOST_ROWS = 4096  # where -d sets no bound: a search must end, and more rows make no step faster
+
+
+class Largest(NamedTuple):
+    """The most rows that fit in one way of computing."""
+
+    recompute: int
+    recompute_blocks: int
+    zero_stage: int
+    batch_size: int | None  # None: not even the fewest rows fit
+    program: int | None  # bytes of the step's program with them, or with the fewest; None: -d allows none
+    source: str  # of these bytes: "computed" or "compiled"
+    step: Interval | None  # seconds of an update
+    tokens_per_second: Interval | None
+    fastest: bool = False
+
+    @property
+    def way(self) -> tuple[int, int, int]:
+        """Return what sets it apart from the others."""
+        return self.recompute, self.recompute_blocks, self.zero_stage
+
+
+Fits = Callable[[TrainConfig], bool]
+
+
+def ways(config: TrainConfig, layers: int) -> list[TrainConfig]:
+    """Return a configuration with each -r, --recompute-blocks and, on several devices, -z that goes with the rest."""
+    levels = [(level, blocks) for level, blocks in LEVELS if blocks <= max(1, layers // 2)]
+    stages = STAGES if config.devices > 1 else (config.zero_stage,)
+    found = [
+        replace(config, recompute=level, recompute_blocks=blocks, zero_stage=stage)
+        for level, blocks in levels
+        for stage in stages
+    ]
+    return list(filter(_possible, found))
+
+
+def sizes(config: TrainConfig) -> Sequence[int]:
+    """Return the -b that a configuration can have, ascending: where -d is given, those that its updates allow."""
+    if config.total_batch_size == -1:
+        return range(1, MOST_ROWS + 1)
+    rows = config.total_batch_size // (config.sequence_length * max(1, config.devices))
+    return [size for size in reversed(divisors(rows)) if _possible(replace(config, batch_size=size))] if rows else []
+
+
+def _possible(config: TrainConfig) -> bool:
+    try:
+        validate(config)
+    except InputError:
+        return False
+    return True
+
+
+def largest_size(config: TrainConfig, fits: Fits) -> int | None:
+    """Return the largest -b of a configuration that fits; None where the smallest does not. More rows take more."""
+    found = sizes(config)
+    low, high = 0, len(found)  # so many are known to fit; those from there on do not
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(replace(config, batch_size=found[middle - 1])) else (low, middle - 1)
+    return found[low - 1] if low else None
+
+
+def mark_fastest(rows: Sequence[Largest]) -> tuple[Largest, ...]:
+    """Return rows with the one of the most tokens a second marked; among equals the first."""
+    timed = [row for row in rows if row.tokens_per_second is not None]
+    best = max(timed, key=lambda row: row.tokens_per_second.typical if row.tokens_per_second else 0.0, default=None)
+    return tuple(row._replace(fastest=row is best) for row in rows)
