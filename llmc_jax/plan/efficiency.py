@@ -126,7 +126,7 @@ _WORKSTATION = (
 )
 _GEFORCE = "its tensor cores run at half rate, so that less stands beside them"
 # Products, attention forward and backward at 64 channels a head and T=1024 (FLOPs inside the mask), by compute
-# capability and whether it is a GeForce, whose tensor cores sum in fp32 at half rate.
+# capability and whether its tensor cores sum in fp32 at half rate, as a GeForce's do.
 _SHARES: dict[tuple[str, bool], tuple[Efficiency, Efficiency, Efficiency]] = {
     ("8.0", False): (
         _estimate(0.68, 0.78, 0.87, "llm.c's runs reach 60 to 64 % over whole steps on A100s, so products more"),
@@ -172,7 +172,9 @@ _ELSEWHERE = (
 
 def shares_of(kind: str) -> dict[str, Efficiency]:
     """Return the shares that a GPU is estimated to reach, by kind of work. kind: a key of `gpus.GPUS`."""
-    found = _SHARES.get((gpus.GPUS[kind].capability, "GeForce" in kind), _ELSEWHERE)
+    known = gpus.GPUS[kind]
+    half_rate = known.fp16 < 3 * known.fp32
+    found = _SHARES.get((known.capability, half_rate), _ELSEWHERE)
     return dict(zip((PRODUCTS, ATTENTION, ATTENTION_BACKWARD), found, strict=True)) | {
         MATRIX: _MATRIX, MEMORY: _MEMORY, COPY: _COPY,
     }  # fmt: skip

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from llmc_jax.machine.cards import CARDS, PCIE4, PCIE5
 from llmc_jax.training.parallel.traffic import Sent
 
 AFTER = ("norm", "weights")  # what is sent when the gradients are summed
@@ -28,14 +29,35 @@ class Network(NamedTuple):
     node: int = 8  # GPUs of one machine
     inside: float = 450e9  # NVLink of an H100
     between: float = 50e9  # 400 Gbit/s for each GPU
-    reached: float = 0.8  # of both
+    reached: float = 0.8  # of inside
+    reached_between: float = 0.8
     hop_inside: float = 1e-6
     hop_between: float = 5e-6
     start: float = 10e-6
 
     def ends(self) -> "tuple[Network, Network, Network]":
         """Return it at its fastest, as it is, and at its slowest: an estimate of how far `reached` may be off."""
-        return self._replace(reached=min(0.95, 1.15 * self.reached)), self, self._replace(reached=0.7 * self.reached)
+        fast, slow = (
+            self._replace(reached=min(0.95, by * self.reached), reached_between=min(0.95, by * self.reached_between))
+            for by in (1.15, 0.7)
+        )
+        return fast, self, slow
+
+
+GBIT = 1e9 / 8  # bytes per second
+# Of a link as it is sold, estimates: over PCIe, GPUs share switches and the host's memory.
+NVLINK_REACHED, PCIE_REACHED = 0.8, 0.5
+
+
+def network_of(kind: str, gbit: float | None = None) -> Network:
+    """Return the network of machines with a GPU, its link as machine/cards.py has it, else PCIe.
+
+    gbit: Gbit/s for each GPU between machines; None: 400.
+    """
+    card = CARDS.get(kind)
+    inside, node = (card.link, card.node) if card else (PCIE4, Network().node)
+    between = Network().between if gbit is None else gbit * GBIT
+    return Network(node, inside, between, NVLINK_REACHED if inside > PCIE5 else PCIE_REACHED)
 
 
 class Compute(NamedTuple):
@@ -72,7 +94,7 @@ def collective_seconds(kind: str, size: int, devices: int, network: Network) -> 
     inside = min(devices, network.node)
     nodes = math.ceil(devices / inside)
     ring = size * (inside - 1) / inside / (network.reached * network.inside) + (inside - 1) * network.hop_inside
-    ring += size / inside * (nodes - 1) / nodes / (network.reached * network.between)
+    ring += size / inside * (nodes - 1) / nodes / (network.reached_between * network.between)
     ring += (nodes - 1) * network.hop_between
     return network.start + ring * (2 if kind == "all-reduce" else 1)
 

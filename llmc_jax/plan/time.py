@@ -37,7 +37,7 @@ from llmc_jax.plan.efficiency import (
     roofline,
 )
 from llmc_jax.plan.interval import Interval, certain, total
-from llmc_jax.plan.network import Compute, Network, collective_seconds, hidden_shares, step_of
+from llmc_jax.plan.network import Compute, Network, collective_seconds, hidden_shares, network_of, step_of
 from llmc_jax.plan.plan import Plan
 from llmc_jax.training.parallel.traffic import Sent, of_update
 
@@ -104,21 +104,17 @@ class StepTime(NamedTuple):
 def step_time(plan: Plan, hardware: Hardware | None = None, network: Network | None = None) -> StepTime:
     """Return what a step of a plan takes. hardware: None: the plan's GPU. Raises InputError for one not known.
 
-    network: between the devices of a plan for several; None: as `network.between` has it for this kind.
+    network: between the devices of a plan for several; None: as `network_of` has it for this kind.
     """
     hardware = hardware or gpu(plan.machine.kind, plan.product_precision)
-    tasks = tasks_of(plan)
-    times = [timed(task, hardware) for task in tasks]
-    operations = tuple(together(times))
+    times = times_of(plan, hardware)
+    operations = tuple(together(each for _, each in times))
     launches = sum(each.launches for each in operations)
     gaps = hardware.gap.times(launches)
     computing = total([gaps, *(each.seconds for each in operations)])
     seconds, exchanges = computing, tuple[Exchange, ...]()
     if plan.parallel.devices > 1:
-        pairs, A = list(zip(tasks, times, strict=True)), plan.shape.micro_batches
-        computes = [compute_of(pairs, A, hardware.gap, at) for at in range(3)]
-        sent = of_update(plan.model, plan.parallel._replace(fixed=False), A, plan.shape.element)
-        seconds, exchanges = exchanged(computes, sent, plan, network or Network())
+        seconds, exchanges = exchanged(computes_of(times, plan, hardware), plan, network or network_of(hardware.kind))
     added = Interval(*(both - one for both, one in zip(seconds, computing, strict=True)))
     return StepTime(
         hardware.kind, operations, exchanges, launches, gaps, added, sum(each.floor for each in operations), seconds,
@@ -222,6 +218,11 @@ def task_seconds(task: Task, hardware: Hardware) -> Interval:
     return _larger(shares[task.kind].seconds(by_products), shares[MEMORY].seconds(moved))
 
 
+def times_of(plan: Plan, hardware: Hardware) -> list[tuple[Task, OperationTime]]:
+    """Return every task of a step on one device and what it takes."""
+    return [(task, timed(task, hardware)) for task in tasks_of(plan)]
+
+
 def timed(task: Task, hardware: Hardware) -> OperationTime:
     """Return what a task takes."""
     work = task.work
@@ -261,8 +262,12 @@ def together(times: Iterable[OperationTime]) -> Iterator[OperationTime]:
 # ----- several devices ------------------------------------------------------------------------------------------------
 
 
-def compute_of(times: Sequence[tuple[Task, OperationTime]], micro_batches: int, gap: Interval, at: int) -> Compute:
-    """Return what one device computes, in parts beside which something is sent. at: which end of the intervals."""
+def computes_of(times: Sequence[tuple[Task, OperationTime]], plan: Plan, hardware: Hardware) -> list[Compute]:
+    """Return what one device computes, in parts beside which something is sent, at each end of the intervals."""
+    return [_compute(times, plan.shape.micro_batches, hardware.gap, at) for at in range(3)]
+
+
+def _compute(times: Sequence[tuple[Task, OperationTime]], micro_batches: int, gap: Interval, at: int) -> Compute:
     layers: dict[int, float] = {}
     before = end = update = 0.0
     for (work, *_), each in times:
@@ -278,14 +283,18 @@ def compute_of(times: Sequence[tuple[Task, OperationTime]], micro_batches: int, 
     return Compute(before, tuple(layers[layer] for layer in sorted(layers, reverse=True)), end, update)
 
 
-def exchanged(
-    computes: Sequence[Compute], sent: Sequence[Sent], plan: Plan, network: Network
-) -> tuple[Interval, tuple[Exchange, ...]]:
+def sent_by(plan: Plan) -> list[Sent]:
+    """Return every collective of an update. In a fixed order there are others, which are taken to cost the same."""
+    parallel = plan.parallel._replace(fixed=False)
+    return of_update(plan.model, parallel, plan.shape.micro_batches, plan.shape.element)
+
+
+def exchanged(computes: Sequence[Compute], plan: Plan, network: Network) -> tuple[Interval, tuple[Exchange, ...]]:
     """Return the seconds of an update on one of several devices, and what they send each other.
 
     computes: at the low, the typical and the high end.
     """
-    devices, A = plan.parallel.devices, plan.shape.micro_batches
+    devices, A, sent = plan.parallel.devices, plan.shape.micro_batches, sent_by(plan)
     ends = network.ends()
     pairs = list(zip(computes, ends, strict=True))
     seconds = Interval(*(step_of(compute, sent, devices, A, end).overlapped for compute, end in pairs))
