@@ -1,0 +1,210 @@
+"""The course of a run: its steps and tokens, how long they take, energy and money.
+
+Leaves out saves, samples, HellaSwag and compiling, which a few minutes hold as a rule, and hours in which nothing runs.
+"""
+
+import glob
+import math
+import os
+import tomllib
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from llmc_jax.config.train import TrainConfig
+from llmc_jax.data.tokenfile import expand_pattern, open_token_file
+from llmc_jax.errors import InputError
+from llmc_jax.machine.cards import Card
+from llmc_jax.plan.interval import Interval, total
+
+HOUR = 3600.0
+LEFT_OUT = ("saves", "samples", "HellaSwag", "compiling")
+
+
+class Data(NamedTuple):
+    """How many tokens the training data has. source: its files' headers, or what is published of files not here."""
+
+    tokens: int
+    source: Literal["files", "published"]
+    note: str  # which files, or who says so
+
+
+class Price(NamedTuple):
+    """What an hour of one GPU costs."""
+
+    usd: float
+    provider: str
+    date: str  # on which it was read, YYYY-MM-DD; empty for one of --price
+    source: str
+
+
+class Length(NamedTuple):
+    """How many steps a run makes. source: what says so."""
+
+    steps: int
+    tokens: int
+    epochs: float | None  # None: how much data there is is not known
+    source: Literal["--tokens", "-x", "files", "published"]
+    note: str
+
+
+class Course(NamedTuple):
+    """What a run comes to."""
+
+    length: Length
+    validations: int  # passes over -m batches, forward alone
+    seconds: Interval  # training and validations
+    validating: Interval  # of these, validations
+    gpu_hours: Interval
+    kwh: Interval | None  # None: the device's power is not known
+    usd: Interval | None
+    price: Price | None
+    left_out: tuple[str, ...]  # validations with -m -1 too, whose batches depend on -j
+
+
+def course(
+    step: Interval,
+    config: TrainConfig,
+    *,
+    forward: Interval | None = None,
+    tokens: float | None = None,
+    data: Data | None = None,
+    card: Card | None = None,
+    price: Price | None = None,
+) -> Course | None:
+    """Return what a run comes to; None where nothing says how many steps it makes.
+
+    step: seconds of one. forward: seconds of a micro-batch's forward; None: a third of its part of a step. tokens: to
+    train on, in place of -x. data: `data_of(config)`. card: None: energy is not known. price: None: nor is money.
+    Raises InputError for tokens that make no step.
+    """
+    length = length_of(config, tokens, data)
+    if length is None:
+        return None
+    validations, validating = _validating(step, config, forward, length.steps)
+    left_out = LEFT_OUT if config.val_batches >= 0 or not validations else (*LEFT_OUT, "validations")
+    seconds = total([step.times(length.steps), validating])
+    gpu_hours = seconds.times(max(1, config.devices) / HOUR)
+    return Course(
+        length, validations, seconds, validating, gpu_hours, None if card is None else energy(gpu_hours, card),
+        None if price is None else gpu_hours.times(price.usd), price, left_out,
+    )  # fmt: skip
+
+
+def _validating(step: Interval, config: TrainConfig, forward: Interval | None, steps: int) -> tuple[int, Interval]:
+    """Return the validations of a run, and the seconds that they take: none with -m -1."""
+    every = config.val_every
+    count = 0 if every == 0 else steps // every + 1 + (steps % every > 0)
+    one = forward or step.times(1 / (3 * config.grad_accumulation))
+    return count, one.times(count * -(-max(0, config.val_batches) // max(1, config.devices)))
+
+
+# ----- steps ----------------------------------------------------------------------------------------------------------
+
+# Tokens of the files that -i names where they are not here, by a part of their path.
+PUBLISHED = {
+    "fineweb10B/fineweb_train": (10_255_073_280, "llm.c's log of a run of one epoch: 19,560 steps of 524,288 tokens"),
+    "edu_fineweb10B/edu_fineweb_train": (10_000_000_000, "FineWeb-Edu's sample 10BT, as it is named"),
+    "edu_fineweb100B/edu_fineweb_train": (100_000_000_000, "FineWeb-Edu's sample 100BT, as it is named"),
+    "fineweb100B/fineweb_train": (100_000_000_000, "FineWeb's sample 100BT, as it is named"),
+    "TinyStories_train": (925_653_391, "llm.c's dev/data/tinystories.py"),
+    "tiny_shakespeare_train": (305_260, "llm.c's dev/data/tinyshakespeare.py"),
+    "openwebtext/openwebtext_train": (9_000_000_000, "llm.c and nanoGPT: about 9 G tokens"),
+}
+
+
+def length_of(config: TrainConfig, tokens: float | None = None, data: Data | None = None) -> Length | None:
+    """Return how many steps a run makes, by --tokens, -x or one epoch of its data; None where nothing says it."""
+    each = config.tokens_per_step
+    if tokens is not None:
+        steps = _steps(tokens, each)
+        return _length(steps, each, data, "--tokens", f"{tokens:.4g} tokens")
+    if config.max_steps >= 0:
+        return _length(config.max_steps, each, data, "-x", f"-x {config.max_steps}")
+    if data is None:
+        return None
+    if data.tokens < each:
+        raise InputError(
+            f"-d {each}: one update takes more tokens than the training data holds ({data.tokens}); lower -d, give "
+            "more data, or say how many steps to make with -x"
+        )
+    return _length(data.tokens // each, each, data, data.source, data.note)
+
+
+def _steps(tokens: float, each: int) -> int:
+    if not each <= tokens < math.inf:
+        raise InputError(f"--tokens {tokens:g}: expected at least one update's tokens, which are {each}")
+    return int(tokens // each)
+
+
+def _length(steps: int, each: int, data: Data | None, source: Any, note: str) -> Length:
+    return Length(steps, steps * each, None if data is None else steps * each / data.tokens, source, note)
+
+
+def data_of(config: TrainConfig) -> Data | None:
+    """Return how much a run's training data is, by its files' headers, or by what is published of files not here.
+
+    The built-in corpus is made if it is not there yet and the run's length depends on it. None: nothing says it.
+    Raises InputError and FormatError for files that cannot be read.
+    """
+    name, flag = (config.val_data, "-j") if config.overfit else (config.train_data, "-i")
+    if name == "stdlib":
+        return _built_in(flag) if config.max_steps < 0 else None
+    if glob.glob(name) or os.path.lexists(name):
+        paths = expand_pattern(name, flag)
+        return Data(sum(map(_tokens_of, paths)), "files", f"{flag} {name}")
+    found = (Data(tokens, "published", said) for part, (tokens, said) in PUBLISHED.items() if part in name)
+    return next(found, None)
+
+
+def _built_in(flag: str) -> Data:
+    from llmc_jax.data.corpora import stdlib_corpus
+
+    corpus = stdlib_corpus()
+    return Data(_tokens_of(corpus.train if flag == "-i" else corpus.val), "files", corpus.description)
+
+
+def _tokens_of(path: Path) -> int:
+    with open_token_file(path) as file:
+        return file.num_tokens
+
+
+# ----- money and energy -----------------------------------------------------------------------------------------------
+
+
+class Power(NamedTuple):
+    """What shares of power are taken to be; prices.toml says why."""
+
+    gpu: Interval  # of its limit, while it trains
+    host: Interval  # the rest of the machine, for each watt of its GPUs
+    pue: Interval  # of the data centre
+
+
+def energy(gpu_hours: Interval, card: Card) -> Interval:
+    """Return the kWh that GPUs, their machines and the data centre take in so many hours of one GPU."""
+    ends = zip(gpu_hours, *tables()[1], strict=True)
+    return Interval(*(hours * card.watts / 1000 * gpu * (1 + host) * pue for hours, gpu, host, pue in ends))
+
+
+def price_of(name: str | None, own: float | None = None) -> Price | None:
+    """Return what an hour of a GPU costs by its short name; None for one without a row. own: of --price, counts more.
+
+    Raises InputError for a price that is none.
+    """
+    if own is None:
+        return tables()[0].get(name or "")
+    if not 0 <= own < math.inf:
+        raise InputError(f"--price {own:g}: expected USD for an hour of one GPU, 0 or more")
+    return Price(own, "--price", "", "--price")
+
+
+@cache
+def tables() -> tuple[dict[str, Price], Power]:
+    """Return prices by short name, and the shares of power, as prices.toml has them."""
+    read = tomllib.loads(Path(__file__).with_name("prices.toml").read_text("utf-8"))
+    prices = {
+        row["name"]: Price(row["usd"], row["provider"], row["date"].isoformat(), row["source"]) for row in read["gpu"]
+    }
+    shares: dict[str, Sequence[float]] = read["power"]
+    return prices, Power(**{name: Interval(*values) for name, values in shares.items()})
