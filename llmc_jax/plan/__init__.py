@@ -10,4 +10,7 @@ program.py       what a compiled program consists of, and which operation of the
 buffers.py       a compiled program's memory: its arrays at the moment that needs most, by kind
 memory.py        a step's memory by kind, computed from shapes alone or read out of the compiled program
 separate.py      programs compiled in processes of their own, and kept by content
+course.py        a run's steps, hours, energy and cost; prices.toml: what an hour of a GPU costs, dated
+neighbours.py    what is near a configuration, sweeps along an option, llm.c's reproductions
+near.py          these as tables; picture.py: a sweep as a picture
 """

@@ -10,13 +10,16 @@ import tomllib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.tokenfile import expand_pattern, open_token_file
 from llmc_jax.errors import InputError
 from llmc_jax.machine.cards import Card
 from llmc_jax.plan.interval import Interval, total
+
+if TYPE_CHECKING:
+    from llmc_jax.plan.time import StepTime
 
 HOUR = 3600.0
 LEFT_OUT = ("saves", "samples", "HellaSwag", "compiling")
@@ -98,6 +101,13 @@ def _validating(step: Interval, config: TrainConfig, forward: Interval | None, s
     count = 0 if every == 0 else steps // every + 1 + (steps % every > 0)
     one = forward or step.times(1 / (3 * config.grad_accumulation))
     return count, one.times(count * -(-max(0, config.val_batches) // max(1, config.devices)))
+
+
+def forward_of(step: "StepTime", micro_batches: int) -> Interval:
+    """Return the seconds of the forward of one micro-batch, its share of the gaps between kernels included."""
+    found = [each for each in step.operations if each.phase == "forward"]
+    gaps = step.gaps.times(sum(each.launches for each in found) / max(1, step.launches))
+    return total([gaps, *(each.seconds for each in found)]).times(1 / micro_batches)
 
 
 # ----- steps ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,62 @@
+"""Neighbours, sweeps and reproductions as tables of text. Leaves out what stands in them (neighbours.py)."""
+
+from collections.abc import Sequence
+
+from llmc_jax import text
+from llmc_jax.plan.interval import Interval
+from llmc_jax.plan.neighbours import Reproduction, Row
+from llmc_jax.plan.report import amount, three
+
+HEADINGS = ("", "GPU", "GPUs", "-b", "-r", "fits", "GiB", "step ms", "tok/s", "hours", "kWh", "USD")
+OPTIONAL = ("kWh", "GiB", "step ms")
+
+
+def rows_table(rows: Sequence[Row], width: int | None = None) -> str:
+    """Return rows as a table, what was asked marked, with what could not be and why below it."""
+    cells = [_cells(row) for row in rows]
+    lines = [text.table(HEADINGS, cells, left=("", "GPU", "fits"), optional=OPTIONAL, width=width)]
+    problems = [f"{row.differs} {row.value}: {row.problem}" for row in rows if row.problem]
+    return "\n".join([*lines, *([""] if problems else []), *(text.wrapped(each, width) for each in problems)])
+
+
+def _cells(row: Row) -> list[str]:
+    what = f"{row.differs} {row.value}" if row.differs else "asked"
+    begin = [what, row.gpu or "here", str(row.devices), str(row.batch_size), str(row.recompute)]
+    found = row.figures
+    if found is None:
+        return [*begin, "cannot be"]
+    run = found.course
+    return [
+        *begin, {True: "yes", False: "no", None: "?"}[found.fits], f"{found.program / 2**30:,.1f}",
+        three(1e3 * found.step.typical), amount(found.tokens_per_second.typical),
+        "" if run is None else three(run.seconds.typical / 3600), _typical(run and run.kwh),
+        _typical(run and run.usd),
+    ]  # fmt: skip
+
+
+def _typical(value: Interval | None) -> str:
+    return "" if value is None else three(value.typical)
+
+
+def reproductions_table(found: Sequence[Reproduction], width: int | None = None) -> str:
+    """Return llm.c's launches as a table: what it says beside what this program would take, and what says so."""
+    headings = ("preset", "on", "steps", "step s", "llm.c's", "hours", "llm.c's ", "USD", "llm.c's  ", "-b", "GiB")
+    table = text.table(headings, [_reproduction(each) for each in found], left=("preset", "on"), width=width)
+    sources = dict.fromkeys(
+        f"{each.published.preset} on {each.published.gpu}: {each.published.source}" for each in found
+    )
+    return "\n".join([table, "", "llm.c's figures:", *(text.wrapped(source, width) for source in sources)])
+
+
+def _reproduction(each: Reproduction) -> list[str]:
+    said, row = each.published, each.row
+    begin = [said.preset, f"{said.devices} x {said.gpu}"]
+    found = row.figures
+    if found is None or found.course is None:
+        return [*begin, "", "", f"{said.step:.3f}", "", three(said.hours)]
+    run = found.course
+    return [
+        *begin, f"{run.length.steps:,}", f"{found.step.typical:.3f}", f"{said.step:.3f}",
+        three(run.seconds.typical / 3600), three(said.hours), _typical(run.usd),
+        "" if said.usd is None else three(said.usd), str(row.batch_size), f"{found.program / 2**30:,.1f}",
+    ]  # fmt: skip

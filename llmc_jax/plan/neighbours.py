@@ -1,0 +1,241 @@
+"""Configurations near one, or along one option: what each comes to, a row each; and llm.c's four reproductions.
+
+All computed, nothing compiled. Leaves out what one configuration comes to (answer.py), and how rows are shown.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from llmc_jax.config.checks import validate
+from llmc_jax.config.flags import given_options
+from llmc_jax.config.options import Option
+from llmc_jax.config.train import OPTIONS, TrainConfig
+from llmc_jax.errors import InputError
+from llmc_jax.machine.cards import named
+from llmc_jax.machine.gpus import TARGETS
+from llmc_jax.plan.answer import Planner, Wishes, gpu_place, network_of, place_here
+from llmc_jax.plan.asked import asked_config, checked_model
+from llmc_jax.plan.course import Course, course, data_of, forward_of, price_of
+from llmc_jax.plan.interval import Interval
+
+GPU = "gpu"  # what differs, or is swept, where it is no option
+LEVELS = (0, 1, 2)  # of -r
+MOST_ROWS = 64  # of a sweep
+
+
+class Figures(NamedTuple):
+    """What one configuration comes to on one kind of device."""
+
+    fits: bool | None  # None: the device's memory is not known
+    program: int  # bytes of the step's program on one device
+    available: int | None  # bytes that it may take
+    step: Interval  # seconds
+    tokens_per_second: Interval
+    course: Course | None  # None: nothing says how many steps there are
+
+
+class Row(NamedTuple):
+    """One configuration. Without figures it cannot be, and `problem` says why."""
+
+    differs: str  # from what was asked: gpu, or an option's name; empty: in nothing
+    value: str  # of that
+    gpu: str | None  # None: the device at hand
+    devices: int
+    batch_size: int
+    recompute: int
+    figures: Figures | None
+    problem: str
+
+
+Look = Callable[[TrainConfig, str | None], Figures]
+Wish = tuple[str, str, TrainConfig, str | None]  # what differs, its value, the configuration, the GPU
+
+
+def look_of(asked: TrainConfig, gpu: str | None, wanted: Wishes) -> Look:
+    """Return what finds out what a configuration comes to on a GPU; None: on the device at hand.
+
+    asked, gpu: what the wishes are of: their price is of that GPU alone, of another one the table's.
+    """
+    data = data_of(asked)
+
+    def look(config: TrainConfig, name: str | None) -> Figures:
+        place = place_here() if name is None else gpu_place(name)
+        planner = Planner(checked_model(config), place, network_of(place, wanted.network))
+        plan = planner.plan(config)
+        memory, step = planner.memory(plan), planner.time(plan)
+        run = course(
+            step.seconds, config, forward=forward_of(step, config.grad_accumulation), tokens=wanted.tokens,
+            data=data if config.train_data == asked.train_data else data_of(config), card=place.card,
+            price=price_of(place.name, wanted.price if name == gpu else None),
+        )  # fmt: skip
+        return Figures(memory.fits, memory.program, memory.available, step.seconds, step.tokens_per_second, run)
+
+    return look
+
+
+# ----- neighbours -----------------------------------------------------------------------------------------------------
+
+
+def neighbours(config: TrainConfig, gpu: str | None, wanted: Wishes) -> tuple[Row, ...]:
+    """Return what a configuration and those near it come to, the asked one first. gpu: None: the device at hand.
+
+    Raises InputError for what is asked; others that cannot be are rows that say so.
+    """
+    look = look_of(config, gpu, wanted)
+    asked, *others = wishes(_counted(config, gpu), gpu)
+    return (_possible(asked, look), *(_row(wish, look) for wish in others))
+
+
+def _counted(config: TrainConfig, gpu: str | None) -> TrainConfig:
+    """Return a configuration with its number of devices: one GPU, or those at hand, where it does not say."""
+    return replace(config, devices=config.devices or (place_here().devices if gpu is None else 1))
+
+
+def wishes(config: TrainConfig, gpu: str | None) -> Iterator[Wish]:
+    """Yield what is asked; then other GPUs, numbers of them, half and twice the -b, other -r."""
+    yield "", "", config, gpu
+    for name in TARGETS:
+        if gpu is None or named(name) != named(gpu):
+            yield GPU, name, config, name
+    for devices in _powers(config.devices) if gpu is not None else ():
+        yield _wish(config, gpu, "devices", devices)
+    for size in (config.batch_size // 2, 2 * config.batch_size):
+        if size and fitted(changed := replace(config, batch_size=size)) == changed:
+            yield _wish(config, gpu, "batch_size", size)
+    for level in LEVELS:
+        if level != config.recompute and not config.recompute_blocks:
+            yield _wish(config, gpu, "recompute", level)
+
+
+def _powers(devices: int) -> list[int]:
+    """Return numbers of devices near one: powers of two from 1 to its double, at least to 8, without itself."""
+    return [power for power in (2**n for n in range(16)) if power <= max(8, 2 * devices) and power != devices]
+
+
+def _wish(config: TrainConfig, gpu: str | None, name: str, value: object) -> Wish:
+    return name, str(value), fitted(replace(config, **{name: value}), name), gpu  # type: ignore[arg-type]
+
+
+def fitted(config: TrainConfig, changed: str = "") -> TrainConfig:
+    """Return a configuration with the largest -b up to its own that divides its -d, where one is given.
+
+    changed: the option that was changed; batch_size stays as it was asked for.
+    """
+    rows, left = divmod(config.total_batch_size, config.sequence_length * max(1, config.devices))
+    if config.total_batch_size == -1 or left or changed == "batch_size":
+        return config
+    return replace(config, batch_size=next(size for size in range(config.batch_size, 0, -1) if rows % size == 0))
+
+
+def _row(wish: Wish, look: Look) -> Row:
+    """Return the row of a configuration, or why it cannot be."""
+    try:
+        return _possible(wish, look)
+    except InputError as error:
+        problem = "; ".join(line.strip() for line in str(error).splitlines())
+        return _empty(wish)._replace(problem=problem)
+
+
+def _possible(wish: Wish, look: Look) -> Row:
+    _, _, config, gpu = wish
+    validate(config)
+    return _empty(wish)._replace(figures=look(config, gpu))
+
+
+def _empty(wish: Wish) -> Row:
+    differs, value, config, gpu = wish
+    return Row(differs, value, gpu, max(1, config.devices), config.batch_size, config.recompute, None, "")
+
+
+# ----- sweeps ---------------------------------------------------------------------------------------------------------
+
+
+class Sweep(NamedTuple):
+    """An option, or gpu, and the values that it is to have, as they were written."""
+
+    name: str
+    values: tuple[str, ...]
+
+
+def parse_sweep(text: str) -> Sweep:
+    """Return the sweep that `devices=1,2,4`, `b=8,16` or `gpu=h100,a100` describes. Raises InputError."""
+    word, equals, listed = text.partition("=")
+    values = tuple(dict.fromkeys(value.strip() for value in listed.split(",")))
+    if not equals or "" in values:
+        raise InputError(f"--sweep {text}: expected an option and its values, as in devices=1,2,4,8 or gpu=h100,a100")
+    if len(values) > MOST_ROWS:
+        raise InputError(f"--sweep {word}: {len(values)} values; expected at most {MOST_ROWS}")
+    if word == GPU:
+        return Sweep(GPU, values)
+    about = _option(word)
+    for value in values:
+        given_options([about.flags[-1], value])
+    return Sweep(about.name, values)
+
+
+def _option(word: str) -> Option:
+    """Return the option with a name, or a flag with or without its dashes. Raises InputError."""
+    plain = word.strip().lstrip("-").replace("-", "_")
+    for about in OPTIONS:
+        if plain in (about.name, *(flag.lstrip("-").replace("-", "_") for flag in about.flags)):
+            return about
+    raise InputError(f"--sweep {word}: there is no such option; take gpu, or one of train.py's, such as devices, b, r")
+
+
+def swept(config: TrainConfig, gpu: str | None, sweep: Sweep, wanted: Wishes) -> tuple[Row, ...]:
+    """Return what a configuration comes to with each value of a sweep, its -b lowered to what -d allows."""
+    look = look_of(config, gpu, wanted)
+    return tuple(_row(wish, look) for wish in _along(_counted(config, gpu), gpu, sweep))
+
+
+def _along(config: TrainConfig, gpu: str | None, sweep: Sweep) -> Iterable[Wish]:
+    for text in sweep.values:
+        if sweep.name == GPU:
+            yield GPU, text, config, text
+            continue
+        value = given_options([_option(sweep.name).flags[-1], text]).flags[sweep.name]
+        yield sweep.name, text, fitted(replace(config, **{sweep.name: value}), sweep.name), gpu
+
+
+# ----- llm.c's reproductions ------------------------------------------------------------------------------------------
+
+
+class Published(NamedTuple):
+    """What llm.c says of one of its reproductions, of another program than this one. None: it does not say."""
+
+    preset: str
+    gpu: str
+    devices: int
+    step: float  # seconds
+    steps: int
+    hours: float
+    usd: float | None
+    source: str
+
+
+# The comments of llm.c's scripts name GPUs, seconds of a step, hours and money.
+REPRODUCTIONS = (
+    Published("gpt2-124M", "a100", 8, 0.300, 18_865, 94 / 60, 20, "scripts/run_gpt2_124M.sh, discussion #481"),
+    Published("gpt2-124M", "h100", 8, 0.140, 19_560, 45 / 60, None, "modded-nanogpt's log of llm.c, 13 October 2024"),
+    Published("gpt2-350M", "a100", 8, 0.820, 60_000, 13.7, 200, "scripts/run_gpt2_350M.sh"),
+    Published("gpt2-774M", "a100", 8, 1.700, 286_102, 5.6 * 24, 2000, "scripts/run_gpt2_774M.sh"),
+    Published("gpt2-1558M", "h100", 8, 2.750, 32_000, 24, 672, "scripts/run_gpt2_1558M.sh, discussion #677"),
+)
+
+
+class Reproduction(NamedTuple):
+    """One of llm.c's launches: as it says, and as this program would do it."""
+
+    published: Published
+    row: Row
+
+
+def reproductions(rows: Sequence[Published] = REPRODUCTIONS) -> tuple[Reproduction, ...]:
+    """Return llm.c's launches on the GPUs that it had."""
+    return tuple(Reproduction(each, _reproduced(each)) for each in rows)
+
+
+def _reproduced(each: Published) -> Row:
+    config = replace(asked_config(["--preset", each.preset]), devices=each.devices)
+    return _row(("preset", each.preset, config, each.gpu), look_of(config, each.gpu, Wishes()))

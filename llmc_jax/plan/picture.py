@@ -1,0 +1,81 @@
+"""A sweep as a picture: speed, memory and cost beside each other, with the ends of each estimate. Leaves out the table.
+
+matplotlib is imported when a picture is drawn, without pyplot.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from llmc_jax.errors import InputError
+from llmc_jax.pictures import PALETTE, drawable, save_by_suffix
+from llmc_jax.plan.interval import Interval, certain
+from llmc_jax.plan.neighbours import Figures, Row
+
+FITS, TOO_LARGE, LIMIT = PALETTE[0], PALETTE[1], PALETTE[2]
+Value = Callable[[Figures], Interval | None]
+
+
+def draw_sweep(rows: Sequence[Row], path: Path, title: str) -> None:
+    """Draw the rows of a sweep into a PNG, SVG or PDF. Raises InputError where none of them can be."""
+    from matplotlib.figure import Figure
+
+    drawn = [row for row in rows if row.figures is not None]
+    if not drawn:
+        raise InputError(f"--picture {path}: none of the sweep can run; {rows[0].problem}")
+    panels = [panel for panel in _panels() if any(panel[1](row.figures) for row in drawn if row.figures)]
+    figure = Figure(figsize=(max(7.5, 3.4 * len(panels) + 0.25 * len(drawn)), 4.4), dpi=110, layout="constrained")
+    for axes, (heading, value, scale) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        _draw_panel(axes, drawn, heading, value, scale)
+    _legend(figure, drawn)
+    figure.suptitle(drawable(title), fontsize=11, fontweight="bold")
+    save_by_suffix(figure, path)
+
+
+def _panels() -> list[tuple[str, Value, float]]:
+    """Return a heading, a value and its scale for each panel that there may be."""
+    return [
+        ("tokens a second, thousands", lambda each: each.tokens_per_second, 1e-3),
+        ("memory of a step, GiB", lambda each: certain(each.program), 2**-30),
+        ("the run, hours", lambda each: each.course and each.course.seconds, 1 / 3600),
+        ("the run, USD", lambda each: each.course and each.course.usd, 1),
+    ]
+
+
+def _draw_panel(axes: Any, rows: Sequence[Row], heading: str, value: Value, scale: float) -> None:
+    for at, row in enumerate(rows):
+        assert row.figures is not None
+        found = value(row.figures)
+        if found is None:
+            continue
+        color = TOO_LARGE if row.figures.fits is False else FITS
+        low, typical, high = found.times(scale)
+        axes.bar(at, typical, width=0.62, color=color)
+        if low < high:
+            ends = [[typical - low], [high - typical]]
+            axes.errorbar(at, typical, yerr=ends, color=LIMIT, capsize=3.5, lw=1.1)
+        if heading.startswith("memory") and row.figures.available is not None:
+            axes.hlines(scale * row.figures.available, at - 0.42, at + 0.42, color=LIMIT, lw=1.6)
+    axes.set_title(heading, fontsize=10)
+    tilted = max(len(row.value) for row in rows) * len(rows) > 24
+    axes.set_xticks(
+        range(len(rows)), [drawable(row.value) for row in rows], rotation=45 if tilted else 0,
+        ha="right" if tilted else "center", fontsize=8.5,
+    )  # fmt: skip
+    axes.set_xlabel(rows[0].differs)
+    axes.set_ylim(bottom=0)
+    axes.grid(axis="y", color="#dddddd", lw=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _legend(figure: Any, rows: Sequence[Row]) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles: list[Any] = [Patch(color=FITS, label="typical")]
+    if any(row.figures and row.figures.fits is False for row in rows):
+        handles.append(Patch(color=TOO_LARGE, label="does not fit"))
+    handles.append(Line2D([], [], color=LIMIT, marker="|", ms=9, lw=0, label="from low to high"))
+    handles.append(Line2D([], [], color=LIMIT, lw=1.6, label="memory that JAX may take"))
+    figure.legend(handles=handles, loc="outside lower center", ncol=len(handles), frameon=False, fontsize=8.5)
