@@ -42,7 +42,8 @@ class Card(NamedTuple):
 #   RTX A6000           XLA's a6000.txtpb: 51041271808, ECC off as delivered
 #   L40S                44.39 and 44.40 GiB in several logs, ECC on as delivered (nvidia-smi: 46068 MiB)
 #   RTX PRO 6000        94.97 GiB in several logs
-#   RTX 3090, RTX 4090  23.69 GiB and 23.64 GiB: several logs, of which few name the card
+#   RTX 3090            24259 MiB in a log that names the card (23.70 GiB in GaoLii/DSP#10)
+#   RTX 4090            23.64 GiB (TMElyralab/MuseTalk#76, 3DTopia/Phidias-Diffusion#8; others have 23.61 to 23.68)
 #   RTX 5090            31.36 GiB in several logs (nvidia-smi: 32607 MiB, noonghunna/club-3090#1253)
 # Power: the card's NVIDIA datasheet or product page. RTX A6000 and L40S PCIe cards: their product briefs.
 # Links: NVLink as the datasheets have it, halved to one direction: 600 GB/s (A100), 900 (H100, H200), 1800 (B200).
@@ -59,7 +60,7 @@ CARDS = {
     "NVIDIA A100-SXM4-80GB": Card(85_100_068_864, 400, NVLINK3, "NVLink 3", 8),
     "NVIDIA A100-SXM4-40GB": Card(42_298_834_944, 400, NVLINK3, "NVLink 3", 8),
     "NVIDIA A100 80GB PCIe": Card(85_100_068_864, 300, PCIE4, "PCIe 4.0 x16", 8),
-    "NVIDIA GeForce RTX 3090": Card(int(23.69 * GIB), 350, PCIE4, "PCIe 4.0 x16", 8),
+    "NVIDIA GeForce RTX 3090": Card(24_259 * MIB, 350, PCIE4, "PCIe 4.0 x16", 8),
     "NVIDIA GeForce RTX 4090": Card(int(23.64 * GIB), 450, PCIE4, "PCIe 4.0 x16, through the host", 8),
     "NVIDIA GeForce RTX 5090": Card(int(31.36 * GIB), 575, PCIE5, "PCIe 5.0 x16, through the host", 8),
     "NVIDIA RTX A6000": Card(51_041_271_808, 300, PCIE4, "PCIe 4.0 x16", 8),

@@ -12,7 +12,7 @@ from llmc_jax.config.flags import given_options
 from llmc_jax.config.options import Option
 from llmc_jax.config.train import OPTIONS, TrainConfig
 from llmc_jax.errors import InputError
-from llmc_jax.machine.cards import named
+from llmc_jax.machine.cards import named, short_name
 from llmc_jax.machine.gpus import TARGETS
 from llmc_jax.plan.answer import Planner, Wishes, gpu_place, network_of, place_here
 from llmc_jax.plan.asked import asked_config, checked_model
@@ -57,7 +57,7 @@ def look_of(asked: TrainConfig, gpu: str | None, wanted: Wishes) -> Look:
 
     asked, gpu: what the wishes are of: their price is of that GPU alone, of another one the table's.
     """
-    data = data_of(asked)
+    data, own = data_of(asked), _plain(gpu)
 
     def look(config: TrainConfig, name: str | None) -> Figures:
         place = place_here() if name is None else gpu_place(name)
@@ -67,7 +67,7 @@ def look_of(asked: TrainConfig, gpu: str | None, wanted: Wishes) -> Look:
         run = course(
             step.seconds, config, forward=forward_of(step, config.grad_accumulation), tokens=wanted.tokens,
             data=data if config.train_data == asked.train_data else data_of(config), card=place.card,
-            price=price_of(place.name, wanted.price if name == gpu else None),
+            price=price_of(place.name, wanted.price if place.name == own else None),
         )  # fmt: skip
         return Figures(memory.fits, memory.program, memory.available, step.seconds, step.tokens_per_second, run)
 
@@ -82,9 +82,14 @@ def neighbours(config: TrainConfig, gpu: str | None, wanted: Wishes) -> tuple[Ro
 
     Raises InputError for what is asked; others that cannot be are rows that say so.
     """
-    look = look_of(config, gpu, wanted)
+    gpu, look = _plain(gpu), look_of(config, gpu, wanted)
     asked, *others = wishes(_counted(config, gpu), gpu)
     return (_possible(asked, look), *(_row(wish, look) for wish in others))
+
+
+def _plain(gpu: str | None) -> str | None:
+    """Return the short name of a GPU; None: the device at hand. Raises InputError."""
+    return None if gpu is None else short_name(named(gpu))
 
 
 def _counted(config: TrainConfig, gpu: str | None) -> TrainConfig:
@@ -96,7 +101,7 @@ def wishes(config: TrainConfig, gpu: str | None) -> Iterator[Wish]:
     """Yield what is asked; then other GPUs, numbers of them, half and twice the -b, other -r."""
     yield "", "", config, gpu
     for name in TARGETS:
-        if gpu is None or named(name) != named(gpu):
+        if name != gpu:
             yield GPU, name, config, name
     for devices in _powers(config.devices) if gpu is not None else ():
         yield _wish(config, gpu, "devices", devices)
@@ -185,7 +190,7 @@ def _option(word: str) -> Option:
 
 def swept(config: TrainConfig, gpu: str | None, sweep: Sweep, wanted: Wishes) -> tuple[Row, ...]:
     """Return what a configuration comes to with each value of a sweep, its -b lowered to what -d allows."""
-    look = look_of(config, gpu, wanted)
+    gpu, look = _plain(gpu), look_of(config, gpu, wanted)
     return tuple(_row(wish, look) for wish in _along(_counted(config, gpu), gpu, sweep))
 
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
-from llmc_jax.machine.gpus import TARGETS
+from llmc_jax.machine.cards import CARDS
+from llmc_jax.machine.gpus import GPUS, TARGETS
 from llmc_jax.plan.answer import Wishes
 from llmc_jax.plan.near import reproductions_table, rows_table
 from llmc_jax.plan.neighbours import (
@@ -73,6 +74,17 @@ def test_a_row_is_what_the_planner_says(rows: tuple[Row, ...]) -> None:
     assert of["devices", "1"].step.typical > of["devices", "2"].step.typical > of[("", "")].step.typical
     one, asked = of["devices", "1"].course, of["", ""].course
     assert one and asked and one.length == asked.length and one.usd and asked.usd and one.kwh and asked.kwh
+
+
+def test_a_card_of_ones_own_is_asked_by_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for table in (TARGETS, GPUS, CARDS):
+        monkeypatch.setitem(table, "mine", next(iter(table.values())))  # type: ignore[attr-defined] # taken out again
+    (tmp_path / "card.toml").write_text('name = "mine"\nlike = "h100"\nmemory = 500')
+    found = neighbours(ASKED, str(tmp_path / "card.toml"), PRICED)
+    assert found[0].gpu == "mine" and found[0].figures and found[0].figures.fits is False
+    assert found[0].figures.course and found[0].figures.course.price and found[0].figures.course.price.usd == 10
+    others = [row.gpu for row in found if row.differs == "gpu"]
+    assert "mine" not in others and "h100" in others
 
 
 def test_what_is_asked_and_cannot_be_is_refused() -> None:
