@@ -20,7 +20,7 @@ from llmc_jax.config.checks import NOT_BUILT, validate
 from llmc_jax.config.flags import SHOW_ALONE, Given, given_options
 from llmc_jax.config.options import Option, show_value
 from llmc_jax.config.presets import PRESETS
-from llmc_jax.config.train import BY_NAME, OPTIONS, TrainConfig, differing
+from llmc_jax.config.train import AUTO_BATCH, BY_NAME, OPTIONS, TrainConfig, differing
 from llmc_jax.errors import EXIT_MEANINGS, InputError
 from llmc_jax.machine.jax_setup import restart_with_huge_pages, train_command, typed
 
@@ -104,7 +104,11 @@ def continued(given: Given) -> tuple[TrainConfig, list[str]]:
     notes = [f"-y 1: {place} names options that this version does not have: {', '.join(unknown)}"] if unknown else []
     if stored.get("save") is False and config.save:
         notes.append("-y 1: --no-save is not taken from the run before; give it again to save nothing")
-    merged = replace(before, **given.flags)
+    flags = dict(given.flags)
+    if flags.get("batch_size") == AUTO_BATCH and "batch_size" in known:  # which it came to then: another has other bits
+        del flags["batch_size"]
+        notes.append(f"-y 1 -b auto: stays {before.batch_size}, as in {place}")
+    merged = replace(before, **flags)
     return merged, notes + _what_was_taken(place, config, before, merged)
 
 

@@ -9,8 +9,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.config.options import show_value, value_problem
-from llmc_jax.config.train import BY_NAME, OPTIONS, TrainConfig
+from llmc_jax.config.options import value_problem
+from llmc_jax.config.train import AUTO_BATCH, BY_NAME, OPTIONS, TrainConfig
 from llmc_jax.errors import InputError, raise_problems
 
 
@@ -74,7 +74,12 @@ OF_DEVICES = (
         "({micro_batches}), not {num_devices}; take another --devices or -d",
     ),
     Rule(
-        lambda c: c.reduction == "fixed" and c.zero_stage == 2 and bool(c.micro_batches & (c.micro_batches - 1)),
+        lambda c: (
+            c.reduction == "fixed"
+            and c.zero_stage == 2
+            and c.batch_size != AUTO_BATCH  # which keeps to the rule
+            and bool(c.micro_batches & (c.micro_batches - 1))
+        ),
         "{reduction}: with {zero_stage} the micro-batches of an update must be a power of two, not {micro_batches}; "
         "take another -d, or -z 1",
     ),
@@ -219,7 +224,7 @@ def _of_devices(config: TrainConfig) -> list[str]:
 
 def _given(config: TrainConfig, name: str) -> str:
     """Return a flag and its value as one would type them: `-b 4`."""
-    return f"{BY_NAME[name].flags[0]} {show_value(getattr(config, name))}"
+    return f"{BY_NAME[name].flags[0]} {BY_NAME[name].show(getattr(config, name))}"
 
 
 def _said(config: TrainConfig, rules: Iterable[Rule]) -> list[str]:
@@ -253,7 +258,7 @@ def _total_batch(config: TrainConfig, processes: int) -> list[str]:
 
 def _fewer_devices(config: TrainConfig, processes: int) -> list[str]:
     """Return the largest number of devices that divide the micro-batches of an update, as a flag, if any does."""
-    A, rest = divmod(config.tokens_per_step, config.batch_size * config.sequence_length)
+    A, rest = divmod(config.tokens_per_step, config.micro_batch_tokens)
     fitting = (n for n in range(config.devices // processes * processes, 0, -processes) if A % n == 0 and not rest)
     return [f"--devices {n}" for n in islice(fitting, 1)]
 

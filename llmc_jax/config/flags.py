@@ -158,7 +158,7 @@ def _value(about: Option, text: str) -> Any:
         if text not in ("0", "1"):
             raise InputError(f"takes no value but 0 and 1; write {about.flags[0]} alone")
         return bool(about.default) if text == "0" else not about.default
-    value = _as_type(about.type, text)
+    value = about.auto if text == "auto" and about.auto is not None else _as_type(about.type, text)
     problem = value_problem(about, value)
     if problem is None:
         return value

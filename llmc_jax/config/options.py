@@ -76,6 +76,7 @@ class Option(NamedTuple):
     choices: tuple[Any, ...] = ()
     check: Check | None = None
     switch: bool = False  # stands alone, without a value
+    auto: int | None = None  # the value that the word auto stands for
     of_this_start: bool = False  # never taken from the start before, where a run goes on
 
     @property
@@ -93,12 +94,18 @@ class Option(NamedTuple):
             return self.value
         if self.choices:
             return "|".join(map(str, self.choices))
+        if self.auto is not None:
+            return "N|auto"
         return {int: "N", float: "X", bool: "0|1", str: self.name.upper()}[self.type]
 
     @property
     def shown_default(self) -> str:
         """Return the default as it is written on the command line; empty where it says nothing."""
-        return "" if self.switch or self.default in ("", None, []) else show_value(self.default)
+        return "" if self.switch or self.default in ("", None, []) else self.show(self.default)
+
+    def show(self, value: object) -> str:
+        """Return one of its values as it is written on the command line."""
+        return "auto" if self.auto is not None and value == self.auto else show_value(value)
 
 
 def option(default: Any, flags: str, group: str, meaning: str, **more: Any) -> Any:
@@ -113,7 +120,7 @@ def value_problem(about: Option, value: object) -> str | None:
     """Return why an option cannot have this value ("must be …"), or None if it can."""
     expected = (int, float) if about.type is float else about.type
     if not isinstance(value, expected) or (isinstance(value, bool) and about.type is not bool):
-        return f"must be {TYPE_WORDS[about.type]}"
+        return f"must be {TYPE_WORDS[about.type]}{'' if about.auto is None else ' or auto'}"
     if isinstance(value, float) and not math.isfinite(value):
         return "must be finite"
     if isinstance(value, int) and value > INT_MAX:

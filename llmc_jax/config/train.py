@@ -22,7 +22,6 @@ from llmc_jax.config.options import (
     at_least,
     minus_one_or_at_least,
     option,
-    show_value,
     value_problem,
 )
 from llmc_jax.errors import raise_problems
@@ -39,6 +38,7 @@ KERNELS = "Kernels"
 DEVICES = "Several devices"
 PROCESSES = "Several processes"
 
+AUTO_BATCH = -1  # of batch_size: the largest that fits, until that is known
 # What --attention may be, and the function of ops/attention.py that it computes: another one is another model.
 ATTENTIONS = dict.fromkeys(("auto", "naive", "flash", "cudnn"), "attention") | {"relu": "relu_attention"}
 
@@ -159,8 +159,9 @@ class TrainConfig:
 
     batch_size: int = option(
         4, "-b --batch-size", BATCH,
-        "micro-batch B: rows that one forward and backward pass of one device takes at once", unit="sequences",
-        check=at_least(1),
+        "micro-batch B: rows that one forward and backward pass of one device takes at once; auto = as many as fit in "
+        "the device's memory (docs/resuming.md)", unit="sequences",
+        check=Check(lambda value: value == AUTO_BATCH or value >= 1, "at least 1, or auto"), auto=AUTO_BATCH,
     )
     sequence_length: int = option(
         1024, "-t --sequence-length", BATCH, "T: length of a sequence", unit="tokens", check=at_least(1)
@@ -432,7 +433,12 @@ class TrainConfig:
     @property
     def micro_batches(self) -> int:
         """Return A, the micro-batches of B*T tokens that all devices take per update."""
-        return self.tokens_per_step // (self.batch_size * self.sequence_length)
+        return self.tokens_per_step // self.micro_batch_tokens
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Return B*T; T while -b auto has not come to a number, because every B goes with a multiple of that."""
+        return max(1, self.batch_size) * self.sequence_length
 
     @property
     def saves_at_end(self) -> bool:
@@ -442,7 +448,7 @@ class TrainConfig:
     @property
     def tokens_at_once(self) -> int:
         """Return the tokens of one micro-batch of every device; of one while `devices` is not known."""
-        return self.batch_size * self.sequence_length * max(1, self.devices)
+        return self.micro_batch_tokens * max(1, self.devices)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain values that JSON can hold."""
@@ -475,4 +481,4 @@ def differing(then: TrainConfig, now: TrainConfig) -> Iterator[tuple[Option, str
     for about in OPTIONS:
         a, b = getattr(then, about.name), getattr(now, about.name)
         if a != b:
-            yield about, f"{about.flags[0]} {show_value(a)} -> {show_value(b)}"
+            yield about, f"{about.flags[0]} {about.show(a)} -> {about.show(b)}"

@@ -1,4 +1,4 @@
-"""A plan: what a configuration comes to on a machine. Precision, kernels, memory and the step's numbers.
+"""A plan: what a configuration comes to on a machine. Precision, kernels and the step's numbers.
 
 Making one opens no file, asks no device and makes no array, so each decision can be made, and tested, for a machine
 that is not there. Leaves out data, checkpoints and the state (run/prepare.py), and how kernels are tried (trials/).
@@ -12,11 +12,11 @@ import numpy as np
 
 from llmc_jax import kernels
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.config.train import TrainConfig
+from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import record
 from llmc_jax.machine import compiling, gpus
-from llmc_jax.models.gpt2.memory import Needed, check_fits, chosen_logit_rows, required_memory_bytes
+from llmc_jax.models.gpt2.memory import Needed, chosen_logit_rows, required_memory_bytes
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.models.gpt2.work import Shape, shape_of
 from llmc_jax.training.loss_scale import LossScaleNumbers
@@ -49,8 +49,7 @@ class Plan(NamedTuple):
     repeat: Repeat | None  # an earlier choice that these were taken from
     problems: tuple[str, ...]  # why it cannot be repeated
     shape: Shape  # what the work and the memory of a step are computed from
-    needed: Needed  # bytes of a step, at least
-    available: int | None  # bytes that the device can hold; None: not known
+    available: int | None  # bytes that a device can hold; None: not known
 
     @property
     def resolved(self) -> kernels.Resolved:
@@ -64,6 +63,11 @@ class Plan(NamedTuple):
             options=self.execution.compiler_options,
             sources=record.sources_of(self.choices),
         )
+
+    @property
+    def needed(self) -> Needed:
+        """Return the bytes that a step takes at least."""
+        return required_memory_bytes(self.model, self.shape, sliced_weights=self.machine.platform == "cpu")
 
     @property
     def implementations(self) -> dict[str, str]:
@@ -139,10 +143,11 @@ def make_plan(
 
     findings: what was found out about the kernels on this card, which decides what `before` does not. before: an
     earlier choice, which is repeated but for what cannot run here and what flags now ask for otherwise. memory: bytes
-    that the device can hold; None: not known. xla_flags: `compiling.user_flags()`.
-    Raises InputError as --strict-kernels has it, where GELU would be in the product and other options do not go with
-    that, and where the memory is too small.
+    that a device can hold; None: not known. xla_flags: `compiling.user_flags()`.
+    Raises InputError as --strict-kernels has it, and where GELU would be in the product and other options do not go
+    with that. Whether it fits is another question (fits.py).
     """
+    assert config.batch_size != AUTO_BATCH
     dtype = resolve_dtype(config, machine)
     parallel = parallel_of(config)
     setting = kernels.Setting(machine, dtype, model.head_size, spread=parallel.splits or parallel.fixed)
@@ -163,13 +168,9 @@ def make_plan(
     if selection.gelu_fusion:
         _check_gelu_in_product(config, options)
     execution = Execution(selection.op, config.recompute, config.recompute_blocks, rows, selection.gelu_fusion, options)
-    shape, on_cpu = shape._replace(logit_rows=rows), machine.platform == "cpu"
-    if memory is not None:
-        check_fits(model, shape, sliced_weights=on_cpu, available=memory)
-    needed = required_memory_bytes(model, shape, sliced_weights=on_cpu)
     return Plan(
         config, model, machine, xla_flags or {}, dtype, execution, selection.optimizer, selection.choices, made_for,
-        repeat, problems, shape, needed, memory,
+        repeat, problems, shape._replace(logit_rows=rows), memory,
     )  # fmt: skip
 
 

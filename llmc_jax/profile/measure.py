@@ -100,8 +100,8 @@ def prepared(config: TrainConfig) -> Bench:
     """Return the compiled step of a configuration. Raises InputError as train.py does for what cannot run here."""
     model = resolve_model(config).config
     check_model_fit(config, model)
-    plan, device, _ = plan_here(config, model)
-    return Bench(plan, device)
+    here = plan_here(config, model)
+    return Bench(here.plan, here.device)
 
 
 def random_values(model: ModelConfig) -> np.ndarray:

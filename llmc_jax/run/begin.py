@@ -161,7 +161,8 @@ def begun_log(setup: Setup, held: Held, made: list[Path]) -> RunLog:
         # the number of devices as it was asked for: 0 is all that there are at the next start, too
         options = {**config.to_json(), "devices": setup.asked_devices}
         used = {**setup.device._asdict(), "used": setup.plan.parallel.devices}
-        record = config_record(options, asdict(shape), used)
+        fitted = {} if setup.fitted is None else {"batch_size": setup.fitted.to_json()}
+        record = config_record(options, asdict(shape), used) | fitted
         kernels = setup.metadata.kernels
         is_first = config_file(held.folder) is None
         if is_first:  # before any log: what has a log but no config.json is another program's folder

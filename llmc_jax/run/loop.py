@@ -25,14 +25,17 @@ from llmc_jax.config.checks import devices_of_each
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.machine import compiling, jax_setup
-from llmc_jax.machine.device import first_device, full_memory
+from llmc_jax.machine.device import full_memory
 from llmc_jax.machine.nvml import gpu_line, gpu_numbers
+from llmc_jax.plan.fits import DoesNotFit, advice, remedies
+from llmc_jax.plan.memory import computed
 from llmc_jax.plan.plan import step_numbers
 from llmc_jax.run.batches import Batches, training_batches
 from llmc_jax.run.begin import lock_of, opened
 from llmc_jax.run.due import pauses_after, poll_saves, run_due, tell_notices
 from llmc_jax.run.end import exit_code, finish, last_save
 from llmc_jax.run.figures import StepFigures
+from llmc_jax.run.fitting import step_bytes
 from llmc_jax.run.prepare import Setup, prepare
 from llmc_jax.run.processes import Votes, cache_hits, disconnect, in_turn
 from llmc_jax.run.record import profile_slice, slice_trace
@@ -70,6 +73,7 @@ def run(config: TrainConfig, notes: list[str], group: Group = ALONE) -> ExitCode
 
 def _trained(config: TrainConfig, notes: list[str], group: Group, request: threading.Event, output: Output) -> Outcome:
     """Prepare a run, train and say how it ended. request: set by what asks the run to stop."""
+    setup = None
     try:
         with lock_of(config, group) as held:
             setup, state = prepare(config, notes, group)
@@ -80,19 +84,13 @@ def _trained(config: TrainConfig, notes: list[str], group: Group, request: threa
     except jax.errors.JaxRuntimeError as error:
         if (words := full_memory(error)) is None:
             raise
-        split = f"write -z {config.zero_stage + 1}, or " if _may_split_more(config) else ""
-        raise InputError(
-            f"{words}; {split}lower -b (and keep -d for the same updates), or -t, or keep "
-            "less with --recompute-blocks 1, or take a smaller model"
-        ) from error
+        if setup is None:
+            raise InputError(f"{words}; lower -b or -t, or take a smaller model") from error
+        available = setup.plan.available or computed(setup.plan).program
+        found = remedies(setup.plan, available)
+        raise DoesNotFit(f"{words}; {advice(setup.plan, found, available)}", found) from error
     finally:
         output.discard_rest()
-
-
-def _may_split_more(config: TrainConfig) -> bool:
-    """Return whether a higher stage of ZeRO would take less memory."""
-    all_of_them = 1 if first_device().platform == "cpu" else jax.device_count()
-    return (config.devices or all_of_them) > 1 and config.zero_stage < 2
 
 
 def loop(run: Run, state: TrainState) -> Outcome:
@@ -160,10 +158,10 @@ def compile_step(run: Run, state: TrainState) -> Step:
         compiled = compiling.compiled(lowered, setup.plan.execution.compiler_options)
     if setup.group.size > 1:
         run.log.event("compiled", step=first_step(setup), seconds=time.perf_counter() - began, from_cache=bool(hits))
-    memory = compiled.memory_analysis()
-    needed = 0 if memory is None else memory.argument_size_in_bytes + memory.temp_size_in_bytes
     put = setup.place.batch
-    return Step(lambda state, inputs, targets: compiled(state, put(inputs), put(targets), numbers), needed)
+    return Step(
+        lambda state, inputs, targets: compiled(state, put(inputs), put(targets), numbers), step_bytes(compiled)
+    )
 
 
 class Result(NamedTuple):

@@ -28,7 +28,7 @@ from llmc_jax.config.checks import check_model_fit, notes_on_devices, with_devic
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.presets import PRESETS
-from llmc_jax.config.train import BY_NAME, TrainConfig
+from llmc_jax.config.train import AUTO_BATCH, BY_NAME, TrainConfig
 from llmc_jax.data.corpora import Corpus, stdlib_corpus
 from llmc_jax.data.evalfile import is_eval_file
 from llmc_jax.data.items import Item, check_fit
@@ -42,7 +42,11 @@ from llmc_jax.machine import compiling, jax_setup
 from llmc_jax.machine.device import Device, describe_device, devices_of
 from llmc_jax.machine.nvml import GpuMonitor, open_monitor
 from llmc_jax.models.gpt2.init import random_parameters
+from llmc_jax.plan.fits import check_fits as check_memory
+from llmc_jax.plan.memory import computed
 from llmc_jax.plan.plan import Plan, Repeat, make_plan, triton_gemm_wish
+from llmc_jax.run import fitting, resume
+from llmc_jax.run.fitting import Fitted
 from llmc_jax.run.processes import Own, connect, first_exchange, introduced
 from llmc_jax.run.resume import (
     changes,
@@ -95,6 +99,7 @@ class Setup(NamedTuple):
     val_batches: int  # of one validation
     tokenizer: Choice
     device: Device
+    fitted: Fitted | None  # how -b auto came to its number
     asked_devices: int  # 0: all that there are
     earlier: Checkpoint | None  # the checkpoint that the run goes on from
     metadata: Metadata  # of its checkpoints, as it begins
@@ -216,6 +221,11 @@ def open_data(config: TrainConfig, model: ModelConfig) -> Data:
     )
 
 
+def most_rows(data: Data) -> int:
+    """Return the rows in the smallest file, more than which no batch may have. data: opened for batches of one row."""
+    return min((min(each.samples_per_shard) for each in (data.train, data.val) if each is not None), default=1)
+
+
 def check_tokens(loader: TokenLoader) -> None:
     """Read some batches and go back: ids that the model does not know end the run before it begins, if they are many,
     or the data is small. The loader checks the rest as it is read.
@@ -269,20 +279,30 @@ def choose_tokenizer(config: TrainConfig, model: ModelConfig, data: Data) -> Cho
     return load_tokenizer(config.tokenizer, model.vocab_size, folders)
 
 
+class Here(NamedTuple):
+    """A run planned on this machine."""
+
+    plan: Plan
+    device: Device
+    fitted: Fitted | None  # how -b auto came to its number
+    notes: tuple[str, ...]
+
+
 def plan_here(
     config: TrainConfig,
     model: ModelConfig,
     earlier: Checkpoint | None = None,
     group: Group = ALONE,
     own: Own | None = None,
-) -> tuple[Plan, Device, tuple[str, ...]]:
-    """Plan a run on this machine, its kernels tried before where need be. Return the device and notes on that as well.
+    most_rows: int = 0,
+) -> Here:
+    """Plan a run on this machine, its kernels tried before where need be, and -b auto found out.
 
     Of several processes the first one chooses for all, and the least of their memory counts, so that all run the same
-    program. Call it before JAX has a device. Raises InputError as `make_plan` does, and for an earlier choice that is
-    damaged.
+    program. Call it before JAX has a device. most_rows: the largest -b that auto may come to. Raises InputError as
+    `make_plan` does, for an earlier choice that is damaged, and where the memory is too small.
     """
-    tried = try_kernels(config, model, earlier) if group.rank == 0 else kernels.Findings()
+    tried = try_kernels(config, model, earlier, most_rows) if group.rank == 0 else kernels.Findings()
     connect(group, own)
     device = describe_device()
     # JAX may have been told to see fewer
@@ -292,17 +312,33 @@ def plan_here(
     memory = least(group.meet("memory", device.memory_bytes and device.memory_bytes // sharing))
     flags = compiling.user_flags()
 
-    def planned(before: Repeat | None) -> Plan:
+    def by_itself(size: int) -> Plan:
+        return chosen(size, repeated(config, earlier))
+
+    def chosen(size: int, before: Repeat | None) -> Plan:
+        own = replace(config, batch_size=size)
         return make_plan(
-            config, model, kernels.this_machine(), findings=tried, before=before, memory=memory, xla_flags=flags
+            own, model, kernels.this_machine(), findings=tried, before=before, memory=memory, xla_flags=flags
         )
 
-    if group.size == 1:
-        return planned(repeated(config, earlier)), device, tried.notes
-    first = planned(repeated(config, earlier)) if group.rank == 0 else None
-    chosen = of_first(group, "kernels", lambda: first and to_json(first.resolved))
-    plan = first or planned(Repeat(Path("process 0"), record.from_json(chosen, "process 0")))
-    return plan, device, tried.notes
+    def planned(size: int) -> Plan:
+        if group.size == 1:
+            return by_itself(size)
+        first = by_itself(size) if group.rank == 0 else None
+        resolved = of_first(group, f"kernels of -b {size}", lambda: first and to_json(first.resolved))
+        return first or chosen(size, Repeat(Path("process 0"), record.from_json(resolved, "process 0")))
+
+    if config.batch_size != AUTO_BATCH:
+        plan = planned(config.batch_size)
+        check_memory(plan)
+        return Here(plan, device, None, tried.notes)
+    if memory is None:
+        raise InputError("-b auto: nothing says how much memory the device has; give -b a number")
+    limit = fitting.limit_of(device.platform, memory)
+    sizes = fitting.sizes_up_to(most_rows, config)
+    near = of_first(group, "sizes", lambda: fitting.worth_compiling(sizes, limit, by_itself))
+    fitted = fitting.largest(near, limit, planned, lambda plan: fitting.compiled_bytes(plan, group))
+    return Here(fitted.plan, device, fitted, tried.notes)
 
 
 def least(numbers: list[int | None]) -> int | None:
@@ -311,20 +347,37 @@ def least(numbers: list[int | None]) -> int | None:
     return min(known) if len(known) == len(numbers) else None
 
 
-def try_kernels(config: TrainConfig, model: ModelConfig, earlier: Checkpoint | None = None) -> kernels.Findings:
+def try_kernels(
+    config: TrainConfig, model: ModelConfig, earlier: Checkpoint | None = None, most_rows: int = 0
+) -> kernels.Findings:
     """Return what is known of this GPU's kernels, found out now if need be. Call it before JAX has a device.
 
     Nothing where there is no NVIDIA GPU, where the run takes an earlier choice and all of it can run, or with
-    --no-kernel-check.
+    --no-kernel-check. With -b auto they are tried with the largest number up to most_rows that fits by estimate:
+    compiling, which decides it, takes the GPU.
     """
     here = None if config.no_kernel_check or earlier is not None else find_card()
     if here is None:
         return kernels.Findings()
     flags = compiling.user_flags()
+    if config.batch_size == AUTO_BATCH:
+        limit = fitting.limit_of("gpu", int(jax_setup.MEMORY_SHARE * here.memory))
+        config = replace(config, batch_size=first_guess(config, model, here.machine, limit, most_rows))
     plan = make_plan(config, model, here.machine, before=repeated(config, None), xla_flags=flags)
     if plan.repeat is not None and not plan.problems:
         return kernels.Findings()
     return start.find_out(case_of(make_plan(config, model, here.machine, xla_flags=flags)), here)
+
+
+def first_guess(config: TrainConfig, model: ModelConfig, machine: kernels.Machine, limit: int, most: int) -> int:
+    """Return the largest -b that fits by estimate, or the smallest there is."""
+    flags = compiling.user_flags()
+
+    def needs(size: int) -> int:
+        return computed(make_plan(replace(config, batch_size=size), model, machine, xla_flags=flags)).program
+
+    sizes = fitting.sizes_up_to(most, config)
+    return next((size for size in sizes if needs(size) <= limit), sizes[-1])
 
 
 def case_of(plan: Plan) -> candidates.Case:
@@ -396,14 +449,18 @@ def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tupl
         model = resolve_model(config, earlier, warnings.append)
         notes = [*notes, *check_model_fit(config, model.config)]
         asked_devices = config.devices
+        config = resume.with_batch_of(earlier, config)
         config = with_devices(replace(config, devices=devices_asked(config)), *available_devices(own), group.size)
-        data = open_data(config, model.config)
+        data = open_data(replace(config, batch_size=max(1, config.batch_size)), model.config)
         questions, missing = open_questions(config, model.config, data)
         notes += missing
-    plan, device, kernel_notes = plan_here(config, model.config, earlier, group, own)
+    here = plan_here(config, model.config, earlier, group, own, most_rows(data))
+    plan, device, config = here.plan, here.device, here.plan.config
     place = placement(model.config, plan.parallel, devices_of(plan.parallel.devices))
     first_exchange(group, place)
     with alike(group, "state"):
+        if here.fitted is not None:
+            data = open_data(config, model.config)
         metadata = begun_metadata(plan, data, device, origin_of(earlier, model))
         if earlier is not None:
             check_fits(earlier, config, metadata.identity)
@@ -422,6 +479,7 @@ def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tupl
             val_batches=validation_batches(config, data.val),
             tokenizer=tokenizer,
             device=device,
+            fitted=here.fitted,
             asked_devices=asked_devices,
             earlier=earlier,
             metadata=replace(metadata, total_steps=steps),
@@ -429,7 +487,7 @@ def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tupl
             notes=notes,
             warnings=[*warnings, *found],
         )
-    setup.notes.extend([*notes_on_start(setup), *kernel_notes, *plan.notes_on_bits])
+    setup.notes.extend([*notes_on_start(setup), *here.notes, *plan.notes_on_bits])
     if tokenizer.tokenizer is None and config.sample_every:
         setup.warnings.append(f"samples are printed as token ids: {tokenizer.note}")
     return setup, state

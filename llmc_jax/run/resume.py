@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from llmc_jax.checkpoint.store import Checkpoint, open_checkpoint
 from llmc_jax.cluster.agreement import of_all, of_first
 from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.options import show_value
-from llmc_jax.config.train import ATTENTIONS, BY_NAME, OPTIONS, PROCESSES, TrainConfig, differing
+from llmc_jax.config.train import ATTENTIONS, AUTO_BATCH, BY_NAME, OPTIONS, PROCESSES, TrainConfig, differing
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.kernels import record
 from llmc_jax.machine.device import Device
@@ -196,6 +196,14 @@ def _choice_in(checkpoint: Checkpoint) -> Repeat | None:
 
 
 # ----- whether it fits ------------------------------------------------------------------------------------------------
+
+
+def with_batch_of(earlier: Checkpoint | None, config: TrainConfig) -> TrainConfig:
+    """Return the configuration with the -b of the checkpoint it goes on from, where it is to be auto: others have
+    other bits. One of another program may not say it.
+    """
+    options = None if earlier is None or config.batch_size != AUTO_BATCH else _known(earlier.metadata.options)
+    return config if options is None else replace(config, batch_size=options.batch_size)
 
 
 def check_fits(earlier: Checkpoint, config: TrainConfig, identity: Identity) -> None:

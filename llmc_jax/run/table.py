@@ -6,7 +6,7 @@ from typing import Any
 from llmc_jax import kernels
 from llmc_jax.cluster.start import ranks_text
 from llmc_jax.machine import compiling
-from llmc_jax.machine.device import device_label
+from llmc_jax.machine.device import device_label, gib
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.plan.plan import Plan, triton_gemm_wish
 from llmc_jax.run.prepare import Setup
@@ -52,7 +52,7 @@ def _settings(setup: Setup, folder: Path) -> list[tuple[str, Any]]:
         ("val data pattern", config.val_data if data.val else "not read"),
         ("output log dir", folder),
         ("checkpoint_every", config.checkpoint_every),
-        ("micro batch size B", config.batch_size),
+        ("micro batch size B", batch_text(setup)),
         ("sequence length T", config.sequence_length),
         ("total batch size", config.tokens_per_step),
         ("grad_accum_steps", config.grad_accumulation),
@@ -79,6 +79,14 @@ def _settings(setup: Setup, folder: Path) -> list[tuple[str, Any]]:
         ("seed", config.seed),
         ("shuffle", config.shuffle),
     ]
+
+
+def batch_text(setup: Setup) -> str:
+    """Return B, and how much memory -b auto found it to take."""
+    size, fitted = setup.config.batch_size, setup.fitted
+    if fitted is None:
+        return str(size)
+    return f"{size} (auto: the step takes {gib(fitted.tried[-1].bytes or 0)}, and may take {gib(fitted.limit)})"
 
 
 def batch_order_rows(setup: Setup) -> list[tuple[str, str]]:

@@ -241,7 +241,7 @@ def test_the_command_has_its_own_name_in_messages(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/bin/llmc-jax", "-b", "0"])
     assert main() == 2
-    assert capsys.readouterr().err == "llmc-jax: -b 0: batch size must be at least 1\n"
+    assert capsys.readouterr().err == "llmc-jax: -b 0: batch size must be at least 1, or auto\n"
 
 
 def test_help_imports_nothing_that_takes_long() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from llmc_jax.config.checks import check_model_fit, notes_on_devices, validate, with_devices
 from llmc_jax.config.model import ModelConfig, parse_descriptor
-from llmc_jax.config.train import TrainConfig
+from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.errors import InputError
 
 
@@ -254,3 +254,16 @@ def test_a_stage_on_one_device_is_noted() -> None:
     (note,) = notes_on_devices(TrainConfig(devices=1, zero_stage=1))
     assert note.startswith("-z 1: ")
     assert notes_on_devices(TrainConfig(devices=1)) == notes_on_devices(TrainConfig(devices=2, zero_stage=1)) == []
+
+
+# ----- -b auto --------------------------------------------------------------------------------------------------------
+
+
+def test_auto_is_checked_as_every_batch_would_be() -> None:
+    config = TrainConfig(batch_size=AUTO_BATCH, sequence_length=64, total_batch_size=12 * 64, devices=4)
+    assert validate(config) == [] and with_devices(config, 4, "gpu") == config
+    assert (config.micro_batches, config.tokens_per_step) == (12, 768)
+    (problem,) = problems_of(batch_size=AUTO_BATCH, sequence_length=64, total_batch_size=13 * 64, devices=4)
+    assert problem.startswith("-d 832: ") and "-b auto" in problem and "--devices 1" in problem
+    fixed = replace(config, reduction="fixed", zero_stage=2)
+    assert validate(fixed) == []

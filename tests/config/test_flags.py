@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llmc_jax.cli.profile_flags import OWN
 from llmc_jax.config.flags import near_flags, parse_args, step_config, take_own
 from llmc_jax.config.options import SLICE, Option, value_problem
-from llmc_jax.config.train import OPTIONS, TrainConfig
+from llmc_jax.config.train import AUTO_BATCH, OPTIONS, TrainConfig
 from llmc_jax.errors import InputError
 
 DEMO = parse_args(["--preset", "demo"])
@@ -66,6 +66,8 @@ def test_flags_have_the_last_word_over_a_preset(line: str) -> None:
         ("--max-steps=-1", "max_steps", -1),
         ("-x=5", "max_steps", 5),
         ("-b 2 --batch-size 3", "batch_size", 3),
+        ("-b auto", "batch_size", AUTO_BATCH),
+        ("-b auto -b 3", "batch_size", 3),
         ("-o -odd-name", "output_dir", "-odd-name"),
         ("-o=-n", "output_dir", "-n"),
         ("-o 'a b=c'", "output_dir", "a b=c"),
@@ -182,8 +184,10 @@ def test_one_wrong_letter_still_finds_the_flag(flag: str, data: st.DataObject) -
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("-b 0", "-b 0: batch size must be at least 1"),
-        ("--batch-size 0", "--batch-size 0: batch size must be at least 1"),
+        ("-b 0", "-b 0: batch size must be at least 1, or auto"),
+        ("--batch-size 0", "--batch-size 0: batch size must be at least 1, or auto"),
+        ("-b most", "-b most: batch size must be a whole number or auto"),
+        ("-t auto", "-t auto: sequence length must be a whole number"),
         ("-t 1e3", "-t 1e3: sequence length must be a whole number; write 1000"),
         ("-t 64.5", "-t 64.5: sequence length must be a whole number"),
         ("-t 1_000", "-t 1_000: sequence length must be a whole number"),
@@ -195,7 +199,7 @@ def test_one_wrong_letter_still_finds_the_flag(flag: str, data: st.DataObject) -
         ("-l 1e999", "-l 1e999: learning rate must be finite"),
         ("-a true", "-a true: overfit single batch must be 0 or 1"),
         ("-k cosin", "-k cosin: schedule must be one of cosine, linear, constant, wsd, step; did you mean cosine?"),
-        ("-b -t 64", "-b: its value must follow, but -t does; write -b N"),
+        ("-b -t 64", "-b: its value must follow, but -t does; write -b N|auto"),
         ("-h", "-h: its value must follow, but nothing does; write -h 0|1, or --help for help"),
         ("-b 4 8", "8: a value without a flag; write every value after its flag, as in -b 4"),
         ("--no-save=2", "--no-save 2: takes no value but 0 and 1; write --no-save alone"),

@@ -130,7 +130,7 @@ def test_the_schedules_are_those_of_the_schedule_module() -> None:
 @pytest.mark.parametrize(
     ("name", "allowed", "refused"),
     [
-        ("batch_size", [1, 512], [0, -1]),
+        ("batch_size", [1, 512], [0, -2]),
         ("max_steps", [-1, 0, 1, 2**31 - 1], [-2, 2**31]),
         ("val_batches", [-1, 1], [0, -2]),
         ("val_every", [0, 7], [-1]),

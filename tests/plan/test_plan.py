@@ -187,16 +187,6 @@ def test_memory_counts_the_matrix_of_attention_where_it_is_kept(
     assert found.shape.flash == (not kept) and found.shape.micro_batches == 3
 
 
-def test_a_model_that_does_not_fit_is_refused() -> None:
-    small = {"batch_size": 4, "sequence_length": 1024}
-    config, model = TrainConfig(**small), parse_descriptor("d48")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"^-e: .*22\.\d GiB|^-e: .*needs at least"):
-        make_plan(config, model, RTX_4090, memory=22 * GIB)
-    found = make_plan(config, model, RTX_4090, memory=None)  # not known, so it may be tried
-    assert found.needed.total > 22 * GIB and found.available is None
-    assert make_plan(config, model, H200, memory=130 * GIB).needed == found.needed
-
-
 @given(
     machine=st.sampled_from(EVERYWHERE),
     depth=st.integers(1, 4),
@@ -219,8 +209,6 @@ def test_any_plan_is_one_of_its_machine(
     assert all(choice.by == "xla" for choice in found.choices) or machine.platform == "gpu"
     larger = make_plan(replace(config, batch_size=batch_size + 1), model, machine)
     assert larger.needed.total >= found.needed.total and larger.needed.state == found.needed.state
-    with pytest.raises(InputError):
-        make_plan(config, model, machine, memory=found.needed.total - 1)
 
 
 # ----- XLA's options --------------------------------------------------------------------------------------------------

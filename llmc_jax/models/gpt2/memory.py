@@ -1,4 +1,4 @@
-"""Memory of a training step from its shape alone, by the table of activations, and whether a model fits.
+"""Memory of a training step from its shape alone, by the table of activations.
 
 Three questions, one table (`tensors.ACTIVATIONS`), counted in C elements a token and layer:
 
@@ -15,10 +15,8 @@ import math
 from typing import NamedTuple
 
 from llmc_jax.config.model import GPT2_DEPTH_TO_SHAPE, GPT3_CHANNELS_TO_SHAPE, ModelConfig, parse_descriptor
-from llmc_jax.errors import InputError
-from llmc_jax.machine.device import gib
 from llmc_jax.machine.jax_setup import MEMORY_SHARE
-from llmc_jax.models.gpt2.tensors import ACTIVATIONS, flat_size, num_parameters
+from llmc_jax.models.gpt2.tensors import ACTIVATIONS, flat_size
 from llmc_jax.models.gpt2.work import Shape, array_bytes, has_copy, rows_at_once
 from llmc_jax.models.tensors import ALWAYS
 
@@ -201,45 +199,10 @@ def chosen_logit_rows(config: ModelConfig, shape: Shape, memory: int | None) -> 
     return LEAST_LOGIT_ROWS
 
 
-def check_fits(config: ModelConfig, shape: Shape, available: int, *, sliced_weights: bool = True) -> None:
-    """Refuse a model that cannot be trained on this machine: InputError with what it needs, what there is, what fits.
-
-    available: bytes. sliced_weights: as on a CPU.
-    """
-
-    def needed(shape: Shape) -> Needed:
-        return required_memory_bytes(config, shape, sliced_weights=sliced_weights)
-
-    need = needed(shape)
-    if need.total <= available:
-        return
-    rows = shape.batch * shape.micro_batches  # of one update: a smaller -b that divides them leaves it unchanged
-    smaller = (shape._replace(batch=size, micro_batches=rows // size) for size in divisors(rows) if size < shape.batch)
-    batch = next((each.batch for each in smaller if needed(each).total <= available), None)
-    model = largest_that_fits(shape, available, sliced_weights=sliced_weights)
-    words = f"L={config.num_layers} NH={config.num_heads} C={config.channels}"
-    raise InputError(
-        f"-e: this model ({words}, {num_parameters(config):,} parameters) needs at least {gib(need.total)} of memory "
-        f"with -b {shape.batch} -t {shape.sequence}: {gib(need.state)} for parameters, gradient, the optimizer's state "
-        f"and the step's copies, {gib(need.total - need.state)} more for activations; "
-        f"this machine has {gib(available)}; "
-        + (f"write -z {shape.stage + 1}; or " if shape.devices > 1 and shape.stage < 2 else "")
-        + _advice(need, available, batch, rows * shape.devices * shape.sequence, model)
-    )
-
-
 def divisors(number: int) -> list[int]:
     """Return all divisors of a positive number, the largest first."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)}, reverse=True)
-
-
-def _advice(need: Needed, available: int, batch: int | None, total: int, model: str | None) -> str:
-    smaller = f"take -e {model}, the largest known model that fits" if model else "take a smaller model than d6"
-    if batch is not None:
-        same = f"take -b {batch}: with -d {total} the updates stay the same"
-        return f"{same}; or {smaller}" if model else same
-    return f"lower -b or -t, or {smaller}" if need.state < available else smaller
 
 
 def largest_that_fits(shape: Shape, available: int, *, sliced_weights: bool = True) -> str | None:

@@ -56,6 +56,25 @@ class Placement(NamedTuple):
         """Return what an update's inputs and targets (A, B, T) are to the compiler."""
         return jax.ShapeDtypeStruct(shape, jnp.int32, sharding=self._sharding(SPLIT))
 
+    def described(self, step_arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return what a step takes as it is to the compiler. step_arguments: shapes of state, inputs, targets, numbers.
+
+        Of several devices the shapes are over all of them.
+        """
+        if self.mesh is None:
+            return step_arguments
+        specs = (state_specs(step_arguments[0], self.parallel), SPLIT, SPLIT, EVERYWHERE)
+
+        def on(spec: PartitionSpec, part: Any) -> Any:
+            return jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._sharding(spec)), part
+            )
+
+        return tuple(
+            jax.tree.map(on, spec, part, is_leaf=lambda each: isinstance(each, PartitionSpec))
+            for spec, part in zip(specs, step_arguments, strict=True)
+        )
+
     def batch(self, tokens: np.ndarray) -> Any:
         """Return an update's inputs or targets (A, B, T), each device's micro-batches on that device.
 

@@ -1,0 +1,133 @@
+"""Whether the step of a plan fits in a memory, and with which other flags it would.
+
+Leaves out what takes the memory (memory.py) and what the compiler says of it (run/fitting.py).
+"""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from llmc_jax.config.model import parse_descriptor
+from llmc_jax.config.train import BATCH, BY_NAME, DEVICES, KERNELS, MODEL, OPTIONS, PRECISION, TrainConfig
+from llmc_jax.errors import InputError
+from llmc_jax.machine.device import gib
+from llmc_jax.machine.jax_setup import other_command
+from llmc_jax.models.gpt2.memory import largest_that_fits
+from llmc_jax.models.gpt2.tensors import num_parameters
+from llmc_jax.plan.memory import computed
+from llmc_jax.plan.plan import Plan, make_plan
+from llmc_jax.plan.search import largest_size
+
+ROOM = 0.9  # of what a step takes by estimate: what another may take where the memory was full all the same
+
+
+class Remedy(NamedTuple):
+    """Options with which a step fits."""
+
+    options: Mapping[str, Any]  # by name: those that change
+    bytes: int  # that it takes then, by estimate
+
+    @property
+    def flags(self) -> str:
+        """Return the options as one types them: `-r 2 -b 8`."""
+        return " ".join(f"{BY_NAME[name].flags[0]} {BY_NAME[name].show(value)}" for name, value in self.options.items())
+
+
+class DoesNotFit(InputError):
+    """A step takes more memory than there is."""
+
+    def __init__(self, words: str, remedies: tuple[Remedy, ...] = ()) -> None:
+        super().__init__(words)
+        self.remedies = remedies
+
+
+def check_fits(plan: Plan) -> None:
+    """Raise DoesNotFit, with what would fit, where a step needs more memory than there is, whatever the compiler does.
+
+    One that passes may still not fit: what it needs at least is a lower bound.
+    """
+    config, model, need, available = plan.config, plan.model, plan.needed, plan.available
+    if available is None or need.total <= available:
+        return
+    words = f"L={model.num_layers} NH={model.num_heads} C={model.channels}"
+    found = remedies(plan, available)
+    raise DoesNotFit(
+        f"-e: this model ({words}, {num_parameters(model):,} parameters) needs at least {gib(need.total)} of memory "
+        f"with -b {config.batch_size} -t {config.sequence_length}: {gib(need.state)} for parameters, gradient, the "
+        f"optimizer's state and the step's copies, {gib(need.total - need.state)} more for activations; this machine "
+        f"has {gib(available)}; {advice(plan, found, available)}",
+        found,
+    )
+
+
+def advice(plan: Plan, found: tuple[Remedy, ...], available: int) -> str:
+    """Return in words what fits instead: other flags, or a smaller model, and the command that shows more."""
+    if found:
+        words = f"by estimate these fit, with the same updates: {', or '.join(each.flags for each in found)}"
+    else:
+        shorter = "lower -t, or " if plan.needed.state < available else ""
+        words = f"{shorter}take {_smaller_model(plan, available)}"
+    return f"{words}; `{plan_command(plan.config)}` shows more"
+
+
+def _smaller_model(plan: Plan, available: int) -> str:
+    """Return in words a model that fits and is smaller than the plan's."""
+    shape, on_cpu = plan.shape._replace(batch=1), plan.machine.platform == "cpu"
+    known = largest_that_fits(shape, available, sliced_weights=on_cpu)
+    if known is None or num_parameters(parse_descriptor(known)) >= num_parameters(plan.model):
+        return "a smaller model"
+    return f"-e {known}, the largest known model that fits"
+
+
+def remedies(plan: Plan, available: int) -> tuple[Remedy, ...]:
+    """Return other options with which a plan's step would fit by estimate, its updates the same.
+
+    The largest -b that fits as it is; and more split over the devices or more computed again, where that lets it be
+    larger.
+    """
+    asked, limit = plan.config, min(available, int(ROOM * computed(plan).program))
+    same = replace(asked, total_batch_size=asked.tokens_per_step)
+
+    def bytes_of(config: TrainConfig) -> int:
+        return computed(make_plan(config, plan.model, plan.machine, xla_flags=plan.xla_flags)).program
+
+    found, best = list[Remedy](), dict[str, int]()
+    for change in ({}, *_changes(asked)):
+        config, kind = replace(same, **change), next(iter(change), "")
+        size = largest_size(config, lambda each: each.batch_size <= asked.batch_size and bytes_of(each) <= limit)
+        if size is not None and size > max(best.get("", 0), best.get(kind, 0)):
+            best[kind] = size
+            found.append(Remedy({**change, **_of_batch(asked, size)}, bytes_of(replace(config, batch_size=size))))
+    return tuple(found)
+
+
+def _changes(config: TrainConfig) -> Iterator[dict[str, Any]]:
+    """Yield what takes less memory, one option each, what costs least first."""
+    if config.devices > 1:
+        yield from ({"zero_stage": stage} for stage in range(config.zero_stage + 1, 3))
+    if not config.recompute_blocks:
+        yield from ({"recompute": level} for level in range(config.recompute + 1, 3))
+    if config.recompute_blocks != 1:
+        yield {"recompute_blocks": 1}
+
+
+def _of_batch(config: TrainConfig, size: int) -> dict[str, int]:
+    """Return the options that change with -b, so that updates stay the same."""
+    if size == config.batch_size:
+        return {}
+    tokens = {"total_batch_size": config.tokens_per_step} if config.total_batch_size == -1 else {}
+    return {"batch_size": size, **tokens}
+
+
+def plan_command(config: TrainConfig) -> str:
+    """Return the command that shows what a configuration comes to, as one types it."""
+    always = ("model", "batch_size", "sequence_length")
+    words = [other_command("plan")]
+    for about in OPTIONS:
+        value = getattr(config, about.name)
+        if about.name in always or (
+            about.group in (MODEL, BATCH, PRECISION, KERNELS, DEVICES) and value != about.default
+        ):
+            words += [about.flags[0]] if about.switch else [about.flags[0], shlex.quote(about.show(value))]
+    return " ".join(words)
