@@ -1,4 +1,6 @@
-"""What `import llmc_jax` offers: open a model, ask it, differentiate it, train it, save it. docs/library.md shows it.
+"""What `import llmc_jax` offers: open a model, ask it, differentiate it, train it, save it, plan a run.
+
+docs/library.md shows it.
 
 Plain functions on plain data; each is a few lines above what the programs are made of, with its input checked. Leaves
 out several devices, the handwritten kernels and everything that a run keeps in its folder: train.py has those.
@@ -7,6 +9,7 @@ out several devices, the handwritten kernels and everything that a run keeps in 
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import index
 from pathlib import Path
@@ -29,6 +32,8 @@ from llmc_jax.generate.sampling import Sampling
 from llmc_jax.models.gpt2.decode import separated
 from llmc_jax.models.gpt2.model import Execution, forward, loss_fn, mean_loss
 from llmc_jax.models.gpt2.tensors import Params, views
+from llmc_jax.plan.answer import Answer, Wishes, answer, place_named
+from llmc_jax.plan.asked import asked_config
 from llmc_jax.plan.plan import step_numbers
 from llmc_jax.training.adamw import ADAMW
 from llmc_jax.training.state import DTYPES, TrainState, initial_state
@@ -332,3 +337,33 @@ def save(model: Model, path: str | Path, *, force: bool = False) -> None:
     refuse_existing(Path(path), force)
     flat = np.asarray(flat_weights(model.weights, model.config).astype(jnp.float32))
     write_model(path, model.config, flat, version=5 if model.dtype == "bf16" else 3)
+
+
+# ----- planning -----------------------------------------------------------------------------------------------------
+
+
+def estimate(
+    flags: str | Sequence[str] | TrainConfig,
+    *,
+    gpu: str | None = None,
+    devices: int = 0,
+    quick: bool = True,
+    tokens: float | None = None,
+    price: float | None = None,
+    network: float | None = None,
+) -> Answer:
+    """Return whether train.py's flags fit on a GPU, how fast a step is, how long a run takes and what it costs.
+
+    flags: as one types them; neither the model's file nor the data need be there. gpu: a short name such as "h100", the
+    driver's name, or the path of a .toml file of your own; None: the device at hand. devices: how many; 0: as flags
+    say, or one. quick: compile nothing, otherwise memory is that of the compiled program. tokens: to train on, in place
+    of -x. price: USD for an hour of one GPU. network: Gbit/s of each GPU between machines.
+
+    The answer is a named tuple of named tuples: `memory` (with `fits`), `step` (with `seconds` and
+    `tokens_per_second`), `course` (None where nothing says how many steps), `largest` (-b by way of computing) and
+    more. An interval has `low`, `typical` and `high`. docs/plan.md says where each figure comes from. Raises InputError
+    for what cannot run there.
+    """
+    config = flags if isinstance(flags, TrainConfig) else asked_config(flags)
+    config = replace(config, devices=devices) if devices else config
+    return answer(config, place_named(gpu), Wishes(quick, tokens, price, network))

@@ -44,9 +44,11 @@ def _check_file(path: str | None) -> None:
 def _answer(words: list[str], own: SimpleNamespace) -> None:
     """Print the answer to one configuration: the default."""
     from llmc_jax.plan import report
-    from llmc_jax.plan.answer import as_json, estimate
+    from llmc_jax.plan.answer import Wishes, answer, as_json, place_named
+    from llmc_jax.plan.asked import asked_config
 
-    found = estimate(words, own.gpu, quick=own.quick, network=own.network)
+    config = asked_config(words)
+    found = answer(config, place_named(own.gpu), Wishes(own.quick, own.tokens, own.price, own.network))
     _write(own.json, as_json(found))
     if own.json != STDOUT:
         print(report.as_text(found, operations=own.operations))

@@ -18,6 +18,8 @@ OWN = (
         "name, or a .toml file of your own (docs/plan.md); without it the device at hand"),
     own("--quick", "", False, "compute the memory, compile nothing"),
     own("--operations", "", False, "also a line for each operation: FLOPs, bytes, floor, time"),
+    own("--tokens", "X", None, "train on so many tokens, such as 10e9, in place of -x"),
+    own("--price", "X", None, "USD for an hour of one GPU; without it as docs/plan.md lists them"),
     own("--network", "GBIT", None, "Gbit/s of each GPU between machines"),
     own("--json", "FILE", None, "write everything there as JSON; - prints it in place of the report"),
 )  # fmt: skip
@@ -26,7 +28,7 @@ OWN = (
 def check_own(flags: SimpleNamespace) -> SimpleNamespace:
     """Return the plan's own flags with their numbers as numbers. Raises one InputError with all that is wrong."""
     problems = []
-    for name, unit, least in (("network", "Gbit/s", 1e-9),):
+    for name, unit, least in (("tokens", "tokens", 1), ("price", "USD", 0), ("network", "Gbit/s", 1e-9)):
         if (text := getattr(flags, name)) is not None:
             value = _number(text)
             if value is None or value < least:
@@ -53,7 +55,7 @@ def help_text() -> str:
     program = typed(f"{python_command()} -m {PROGRAM}")
     lines = [f"usage: {program} [flags of train.py] [flags below]", ""]
     lines += textwrap.wrap(
-        "Does it fit, and how fast is it: for any GPU and any number of them, "
+        "Does it fit, how fast is it, how long does it take, what does it cost: for any GPU and any number of them, "
         "none of which need be here. Takes every flag of train.py (--preset -e -b -t -d -r -z --devices -x and so on; "
         "without --preset and -e: d12); token files and checkpoints that they name need not be here either. Nothing is "
         "trained. The exit status is 0 also where it does not fit. docs/plan.md explains every figure and where it "
@@ -65,7 +67,6 @@ def help_text() -> str:
         for words, meaning in (
             ("-e d12 -b 64 -d 524288 --gpu h100 --devices 8", "GPT-2 124M on eight H100s"),
             ("--preset gpt2-1558M --gpu h100 --devices 8 --quick", "llm.c's launch, in two seconds"),
-            ("-e d48 -b 4 --gpu rtx4090 --operations", "every operation of a step"),
         )
     )
     return "\n".join(lines)

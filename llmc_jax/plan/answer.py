@@ -5,7 +5,7 @@ Leaves out how each figure is found: memory.py, time.py, course.py.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,9 +23,11 @@ from llmc_jax.machine.jax_setup import MEMORY_SHARE, configure
 from llmc_jax.machine.target import machine_of, this_machine
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.plan import efficiency
-from llmc_jax.plan.asked import asked_config, checked_model
+from llmc_jax.plan.asked import checked_model
+from llmc_jax.plan.course import Course, course, data_of, price_of
+from llmc_jax.plan.interval import Interval, total
 from llmc_jax.plan.memory import Memory, computed
-from llmc_jax.plan.network import Network
+from llmc_jax.plan.network import GBIT, Network, network_of
 from llmc_jax.plan.plan import Plan, make_plan
 from llmc_jax.plan.search import Largest, largest_size, mark_fastest, sizes, ways
 from llmc_jax.plan.time import StepTime, step_time
@@ -70,7 +72,9 @@ class Answer(NamedTuple):
     kernels: tuple[Choice, ...]
     memory: Memory
     step: StepTime
+    course: Course | None  # None: nothing says how many steps the run makes
     largest: tuple[Largest, ...]
+    not_known: tuple[str, ...]  # for a reader
 
 
 class Wishes(NamedTuple):
@@ -93,6 +97,11 @@ def gpu_place(name: str) -> Place:
         cards.short_name(target), target.device_kind, machine_of(target.device_kind), card.memory,
         int(MEMORY_SHARE * card.memory), card, 1,
     )  # fmt: skip
+
+
+def place_named(name: str | None) -> Place:
+    """Return a GPU by name; None: the device at hand. Raises InputError."""
+    return place_here() if name is None else gpu_place(name)
 
 
 def place_here() -> Place:
@@ -124,16 +133,56 @@ def answer(config: TrainConfig, place: Place, wishes: Wishes | None = None) -> A
     config = replace(config, devices=config.devices or place.devices)
     validate(config)
     model = checked_model(config)
-    planner = Planner(model, place, network_of(place, wishes.network))
+    planner = Planner(model, place, network_of(place.machine.kind, wishes.network))
     plan = planner.plan(config)
+    memory, step = planner.memory(plan), planner.time(plan)
     return Answer(
         setting=setting_of(plan),
         place=place,
         kernels=plan.choices,
-        memory=planner.memory(plan),
-        step=planner.time(plan),
+        memory=memory,
+        step=step,
+        course=course_of(plan, place, step, wishes),
         largest=planner.largest(config),
+        not_known=tuple(not_known(planner, memory, step)),
     )
+
+
+def course_of(plan: Plan, place: Place, step: StepTime, wishes: Wishes) -> Course | None:
+    """Return the course of a run. The data that train.py takes where none is named says nothing of its length."""
+    config = plan.config
+    named = config.preset or config.train_data != TrainConfig().train_data
+    return course(
+        step.seconds, config, forward=forward_of(step, config.grad_accumulation), tokens=wishes.tokens,
+        data=data_of(config) if named else None, card=place.card, price=price_of(place.name, wishes.price),
+    )  # fmt: skip
+
+
+def forward_of(step: StepTime, micro_batches: int) -> Interval:
+    """Return the seconds of a micro-batch's forward pass, the gaps between its kernels included."""
+    forward = [each for each in step.operations if each.phase == "forward"]
+    gaps = step.gaps.times(sum(each.launches for each in forward) / max(1, step.launches))
+    return total([gaps, *(each.seconds for each in forward)]).times(1 / micro_batches)
+
+
+def not_known(planner: "Planner", memory: Memory, step: StepTime) -> Iterator[str]:
+    """Yield what a reader must know of the limits of an answer."""
+    network = planner.network
+    if not step.measured:
+        yield (
+            "Times: nothing of this was measured on this device. They are FLOPs and bytes over the shares of the peaks "
+            "that other programs reached; --operations names each."
+        )
+    if step.exchanges:
+        inside = f"{planner.place.card.link_name} " if planner.place.card else ""
+        yield (
+            f"Sending: no two GPUs have run this yet. {inside}is taken at {100 * network.reached:.0f} % of "
+            f"{network.inside / 1e9:g} GB/s, the network between machines of {network.node} at "
+            f"{100 * network.reached_between:.0f} % of {network.between / GBIT:g} Gbit/s for each GPU (--network)."
+        )
+    if memory.source == "computed":
+        yield "Memory: computed from shapes, not compiled (docs/plan.md has the errors of that)."
+    yield "Nothing here counts other programs on the device, clocks that fall when it is hot, or waiting for data."
 
 
 class Planner(NamedTuple):
@@ -178,13 +227,6 @@ class Planner(NamedTuple):
         return self.memory(self.plan(replace(way, batch_size=size))).program
 
 
-def network_of(place: Place, gbit: float | None) -> Network:
-    """Return how fast the devices of a place send. gbit: Gbit/s of each between machines; None: as usual."""
-    card = place.card
-    found = Network() if card is None else Network(node=card.node, inside=card.link)
-    return found if gbit is None else found._replace(between=1e9 * gbit / 8)
-
-
 def setting_of(plan: Plan) -> Setting:
     """Return what is planned."""
     config = plan.config
@@ -193,12 +235,6 @@ def setting_of(plan: Plan) -> Setting:
         config.grad_accumulation, plan.parallel.devices, plan.parallel.stage, config.recompute,
         config.recompute_blocks, plan.execution.logit_rows, plan.dtype, plan.product_precision, plan.master_weights,
     )  # fmt: skip
-
-
-def estimate(flags: str | Sequence[str] | TrainConfig, gpu: str | None = None, **wishes: Any) -> Answer:
-    """Return the answer for train.py's flags on a GPU, or on the device at hand. Raises InputError."""
-    config = flags if isinstance(flags, TrainConfig) else asked_config(flags)
-    return answer(config, place_here() if gpu is None else gpu_place(gpu), Wishes(**wishes))
 
 
 # ----- as JSON --------------------------------------------------------------------------------------------------------

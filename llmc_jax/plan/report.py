@@ -1,11 +1,12 @@
 """The answer to `plan` as text: a section for each question. Leaves out how it is found (answer.py)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from llmc_jax import text
 from llmc_jax.kernels import Choice
 from llmc_jax.machine.device import gib
 from llmc_jax.plan.answer import Answer, Setting
+from llmc_jax.plan.course import Course
 from llmc_jax.plan.interval import Interval
 from llmc_jax.plan.memory import Memory
 from llmc_jax.plan.search import Largest
@@ -19,10 +20,13 @@ def as_text(found: Answer, *, operations: bool = False, width: int | None = None
     """Return the report. operations: with a line for each operation. width: cells; None: the screen's."""
     sections = [
         head(found, width),
+        text.wrapped(summary(found), width),
         memory_section(found, width),
         step_section(found.step, width),
         *([operations_section(found.step, width)] if operations else []),
+        course_section(found, width),
         largest_section(found, width),
+        "\n".join(["not known", *(text.wrapped(f"- {line}", width) for line in found.not_known)]),
     ]
     return "\n\n".join(filter(None, sections))
 
@@ -97,25 +101,50 @@ def kernels_text(choices: Sequence[Choice]) -> str:
     return "kernels: " + "; ".join(f"{name} ({', '.join(operations)})" for name, operations in by.items())
 
 
+def summary(found: Answer) -> str:
+    """Return the answer in short."""
+    memory, step, course = found.memory, found.step, found.course
+    fits = {True: "It fits", False: "It does not fit", None: "Whether it fits is not known"}[memory.fits]
+    of = "" if memory.available is None else f" of {gib(memory.available)}"
+    words = [f"{fits}: {gib(memory.program)}{of}."]
+    words += [f"A step takes {spread(step.seconds)}: {amount(step.tokens_per_second.typical)} tokens a second."]
+    if course is not None:
+        cost = f", {three(course.usd.typical)} USD" if course.usd else ""
+        words.append(f"The run takes {spread(course.seconds)}{cost}.")
+    return " ".join(words)
+
+
+UNITS = ((259200, 86400, "days"), (3600, 3600, "hours"), (60, 60, "minutes"), (1, 1, "s"), (0, 1e-3, "ms"))
+
+
+def unit_of(seconds: float) -> tuple[float, str]:
+    """Return the unit that seconds are shown in: its own seconds, and its name."""
+    return next((size, name) for least, size, name in UNITS if seconds >= least)
+
+
+def spread(seconds: Interval) -> str:
+    """Return an interval of seconds in short: 117 ms (104 to 134)."""
+    size, name = unit_of(seconds.typical)
+    low, typical, high = (three(value / size) for value in seconds)
+    return f"{typical} {name} ({low} to {high})"
+
+
 # ----- memory ---------------------------------------------------------------------------------------------------------
 
 
 def memory_section(found: Answer, width: int | None) -> str:
     """Return whether it fits, and what takes how much."""
     memory = found.memory
-    rows = [[name, in_gib(size), share(size, memory)] for name, size in memory.kinds.items() if size]
+    kinds = [(name, size) for name, size in memory.kinds.items() if size]
     if memory.unexplained:
-        rows.append(["unexplained", in_gib(memory.unexplained), share(memory.unexplained, memory)])
-    rows.append(["the step's program", in_gib(memory.program), share(memory.program, memory)])
+        kinds.append(("unexplained", memory.unexplained))
+    rows = [[name, in_gib(size), share(size, memory)] for name, size in (*kinds, ("the program", memory.program))]
     rows += [[part.name, in_gib(part.bytes), "", part.source] for part in memory.outside]
     if memory.outside:
-        rows.append(["with all that", in_gib(memory.total), ""])
-    return "\n".join([
-        text.table([f"fits? ({memory.source})", "GiB", "share", "estimated from"], rows,
-                   left=(f"fits? ({memory.source})", "estimated from"), width=width),
-        "",
-        text.wrapped(verdict(memory), width),
-    ])  # fmt: skip
+        rows.append(["with all that", in_gib(memory.total)])
+    heading, of = f"fits? ({memory.source})", f"of {gib(memory.available)}" if memory.available else "share"
+    table = text.table([heading, "GiB", of, "estimated"], rows, left=(heading, "estimated"), width=width)
+    return f"{table}\n\n{text.wrapped(verdict(memory), width)}"
 
 
 def in_gib(size: int) -> str:
@@ -147,7 +176,7 @@ def step_section(step: StepTime, width: int | None) -> str:
     percent = lambda value: f"{value:.1f}%"  # noqa: E731
     rows = [
         of_interval("a step, ms", step.seconds, scale=1e3),
-        of_interval("tokens a second", step.tokens_per_second, lambda value: f"{value:,.0f}"),
+        of_interval("tokens a second", step.tokens_per_second, amount),
         *(
             of_interval(f"MFU ({name})", mfu, percent, 100)
             for name in ("llm.c", "PaLM")
@@ -203,6 +232,42 @@ def _operation_row(each: OperationTime, letter: str) -> Row:
     ]  # fmt: skip
 
 
+# ----- the whole run --------------------------------------------------------------------------------------------------
+
+
+def course_section(found: Answer, width: int | None) -> str:
+    """Return how long a run takes and what it costs."""
+    heading, course = "how long, how much?", found.course
+    if course is None:
+        return text.wrapped(
+            f"{heading} Nothing says how many steps it makes: add -x, --tokens 10e9, or the data by -i or --preset.",
+            width,
+        )
+    unit, name = unit_of(course.seconds.typical)
+    rows = [
+        of_interval(name, course.seconds, scale=1 / unit),
+        of_interval("GPU hours", course.gpu_hours) if found.setting.devices > 1 else [],
+        of_interval("kWh", course.kwh) if course.kwh else [],
+        of_interval("USD", course.usd) if course.usd else [],
+    ]
+    table = text.table([heading, *OF_INTERVAL], [row for row in rows if row], left=(heading,), width=width)
+    return "\n".join([table, "", *(text.wrapped(line, width) for line in _course_lines(course))])
+
+
+def _course_lines(course: Course) -> Iterator[str]:
+    length, price = course.length, course.price
+    epochs = "" if length.epochs is None else f", {three(length.epochs)} epochs"
+    yield f"{length.steps:,} steps, {amount(length.tokens)} tokens{epochs}; by {length.note}."
+    if course.validations:
+        yield f"Of that {course.validations:,} validations take {spread(course.validating)}."
+    if price is not None:
+        when = f" ({price.provider}, {price.date}; --price takes another)" if price.date else ""
+        yield f"An hour of one GPU costs {price.usd:g} USD{when}."
+    if course.kwh is not None:
+        yield "Energy: of the board's power limit, with a share for the host and the data centre (docs/plan.md)."
+    yield f"Left out: {', '.join(course.left_out)}."
+
+
 # ----- the largest -b -------------------------------------------------------------------------------------------------
 
 
@@ -212,11 +277,10 @@ def largest_section(found: Answer, width: int | None) -> str:
     if not rows:
         return ""
     stages = sorted({row.zero_stage for row in rows})
-    heading = "the largest -b, computed"
+    heading = "the largest -b"
     headings, cells = [heading], dict[tuple[int, int], Row]()
     for stage in stages:
-        of_stage = f" -z {stage}" if setting.devices > 1 else ""
-        headings += [f"-b{of_stage}", f"tok/s{of_stage}"]
+        headings += [f"-z {stage}: -b" if setting.devices > 1 else "-b", "tok/s"]
     for row in rows:
         cells.setdefault((row.recompute, row.recompute_blocks), []).extend(_largest_cells(row))
     table = text.table(

@@ -11,7 +11,8 @@ import pytest
 
 from llmc_jax.cli.plan import main
 from llmc_jax.cli.plan_flags import OWN
-from llmc_jax.plan.answer import Answer, as_json, estimate
+from llmc_jax.library import estimate
+from llmc_jax.plan.answer import Answer, as_json
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["-e", "L2-NH2-C64-V300-T64", "-b", "2", "-t", "64", "--gpu", "h100", "--quick"]
@@ -49,6 +50,9 @@ def test_help_names_every_flag_and_needs_no_jax(tmp_path: Path) -> None:
         (["-d", "256", "--devices", "3"], "--devices 2"),
         (["--devices", "0"], "--devices 0: "),
         (["--devices", "-1"], "--devices -1: "),
+        (["--price", "nan"], "--price nan: must be a number"),
+        (["--price", "-1"], "--price -1: must be"),
+        (["--tokens", "many"], "--tokens many: must be a number"),
         (["--network", "0"], "--network 0: must be a number of Gbit/s, above 0"),
         (["--json", "{file}/a.json"], "there is no folder"),
         (["--json", "."], "it is a folder"),
@@ -65,10 +69,15 @@ def test_one_line_says_what_is_wrong(
     assert line.startswith("llmc_jax.plan: ") and said.format(file="file") in line and not text
 
 
+def test_every_problem_of_its_own_flags_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    _, error = run(capsys, *SMALL, "--price", "nan", "--tokens", "x", "--network", "-3", status=2)
+    assert [flag in error for flag in ("--price", "--tokens", "--network")] == [True] * 3
+
+
 def test_the_json_is_what_the_function_returns(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     report, _ = run(capsys, *SMALL, "--json", str(path))
-    found = estimate(SMALL[:-3], "h100", quick=True)
+    found = estimate(SMALL[:-3], gpu="h100")
     assert isinstance(found, Answer)
     assert json.loads(path.read_text()) == json.loads(json.dumps(as_json(found)))
     assert "NVIDIA H100" in report

@@ -1,0 +1,128 @@
+"""The answer as a whole: what was asked reaches its parts, and its report fits the screen."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llmc_jax.config.train import TrainConfig
+from llmc_jax.errors import InputError
+from llmc_jax.library import estimate
+from llmc_jax.machine import cards, gpus
+from llmc_jax.plan.answer import Answer, as_json, forward_of
+from llmc_jax.plan.interval import Interval
+from llmc_jax.plan.memory import KINDS
+from llmc_jax.plan.report import amount, as_text, spread, three
+
+D12 = "-e d12 -b 64 -d 524288"
+
+
+@pytest.fixture(scope="module")
+def eight() -> Answer:
+    return estimate(f"{D12} -z 1 -x 1000", gpu="h100", devices=8, price=2.5)
+
+
+def test_what_was_asked_reaches_every_part(eight: Answer) -> None:
+    setting, step, course = eight.setting, eight.step, eight.course
+    assert (setting.devices, setting.zero_stage, setting.micro_batches, setting.dtype) == (8, 1, 1, "bf16")
+    assert eight.place.name == "h100" and step.kind == eight.place.machine.kind == "NVIDIA H100 80GB HBM3"
+    assert step.tokens == setting.tokens == 524288 and step.exchanges
+    assert set(eight.memory.kinds) == set(KINDS) and eight.memory.available == eight.place.available
+    assert course is not None and course.length.steps == 1000 and course.price is not None
+    assert course.usd is not None and course.usd.typical == pytest.approx(2.5 * course.gpu_hours.typical)
+
+
+def test_the_largest_are_the_largest(eight: Answer) -> None:
+    """A larger -b of the same updates would not fit, or there is none."""
+    found = estimate("-e d24 -d 524288", gpu="a100-40")
+    assert len(found.largest) == 6 and sum(row.fastest for row in found.largest) == 1
+    for row in found.largest:
+        flags = f"-e d24 -d 524288 -r {row.recompute} --recompute-blocks {row.recompute_blocks}"
+        assert row.batch_size is not None and row.program is not None and found.place.available is not None
+        assert row.program <= found.place.available
+        assert not estimate(f"{flags} -b {2 * row.batch_size}", gpu="a100-40").memory.fits
+    assert {row.zero_stage for row in eight.largest} == {0, 1, 2}
+
+
+def test_a_slower_network_between_machines_costs_time(eight: Answer) -> None:
+    times = [
+        estimate(f"{D12} -d 1048576", gpu="h100", devices=16, network=gbit).step.seconds.typical for gbit in (10, 400)
+    ]
+    assert times[0] > times[1]
+    assert estimate(f"{D12} -z 1", gpu="h100", devices=8, network=1).step.seconds == eight.step.seconds  # one machine
+
+
+def test_a_forward_pass_is_a_part_of_a_micro_batch() -> None:
+    step = estimate("-e d12 -b 8 -d 65536", gpu="a100").step
+    assert 0.2 < 8 * forward_of(step, 8).typical / step.seconds.typical < 0.4
+
+
+def test_data_that_nobody_named_says_nothing_of_a_runs_length() -> None:
+    assert estimate(D12, gpu="h100").course is None
+    by_tokens = estimate(D12, gpu="h100", tokens=1e9).course
+    assert by_tokens is not None and (by_tokens.length.steps, by_tokens.length.source) == (1907, "--tokens")
+    named = estimate("--preset gpt2-124M", gpu="h100", devices=8).course
+    assert named is not None and (named.length.steps, named.length.source) == (19560, "published")
+
+
+def test_a_card_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for table in (gpus.GPUS, gpus.TARGETS, cards.CARDS):  # what the file adds goes again
+        monkeypatch.setitem(table, "mine", None)  # type: ignore[arg-type]
+    path = tmp_path / "mine.toml"
+    path.write_text('name = "mine"\nlike = "rtx4090"\nmemory = 49140\n')
+    own, known = estimate("-e d24 -b 8", gpu=str(path)), estimate("-e d24 -b 8", gpu="rtx4090")
+    assert own.place.memory == 49140 << 20 and own.place.name == "mine"
+    assert own.memory.program == known.memory.program and own.memory.fits
+    assert own.step.seconds == known.step.seconds
+
+
+def test_a_configuration_will_do_for_flags() -> None:
+    config = TrainConfig(model="d12", batch_size=64, total_batch_size=524288)
+    assert estimate(config, gpu="h100").setting == estimate(D12, gpu="h100").setting
+
+
+@pytest.mark.parametrize("devices", [3, 300])
+def test_devices_that_an_update_cannot_be_shared_by_are_refused(devices: int) -> None:
+    with pytest.raises(InputError):
+        estimate(D12, gpu="h100", devices=devices)
+
+
+# ----- as text and JSON -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize(
+    ("flags", "gpu"),
+    [(f"{D12} -z 2 --devices 8 -x 9", "h100"), ("-e d48 -b 4", "rtx4090"), ("--preset llmc-cpu", "b200")],
+)
+def test_the_report_fits_the_screen(flags: str, gpu: str, width: int) -> None:
+    found = estimate(flags, gpu=gpu)
+    report = as_text(found, operations=True, width=width)
+    assert max(map(len, report.splitlines())) <= width
+    assert found.place.machine.kind in report
+    assert all(f"\n{kind} " in report for kind, size in found.memory.kinds.items() if size)
+    assert all(f" {each.operation} " in report for each in found.step.operations)
+
+
+def test_json_holds_what_the_parts_compute(eight: Answer) -> None:
+    found = json.loads(json.dumps(as_json(eight)))
+    assert found["memory"]["fits"] is True
+    assert found["memory"]["program"] == sum(found["memory"]["kinds"].values()) + found["memory"]["unexplained"]
+    rates = found["step"]["tokens_per_second"]
+    assert rates["typical"] == pytest.approx(524288 / found["step"]["seconds"]["typical"])
+    assert rates["low"] < rates["typical"] < rates["high"]
+    assert set(found["step"]["mfu"]) == {"llm.c", "palm"} and found["step"]["measured"] is False
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0, "0"), (0.01234, "0.0123"), (1.234, "1.23"), (12.34, "12.3"), (123.4, "123"), (1234.5, "1,234")],
+)
+def test_numbers_have_three_digits_that_count(value: float, shown: str) -> None:
+    assert three(value) == shown
+
+
+def test_amounts_and_spreads() -> None:
+    assert [amount(value) for value in (7, 512_300, 3.124e6, 1.03e10)] == ["7.00", "512k", "3.12M", "10.3B"]
+    assert spread(Interval(0.104, 0.117, 0.134)) == "117 ms (104 to 134)"
+    assert spread(Interval(5000, 7200, 9000)) == "2.00 hours (1.39 to 2.50)"
