@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmc_jax.cli.kit import exit_status, print_json
 from llmc_jax.cli.plan_flags import OWN, PROGRAM, STDOUT, check_own, help_text
@@ -13,6 +13,9 @@ from llmc_jax.config.flags import take_own
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import plain, refuse_irregular, write_atomic
 from llmc_jax.machine.jax_setup import typed
+
+if TYPE_CHECKING:
+    from llmc_jax.plan.answer import Wishes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,36 +30,86 @@ def _run(words: list[str]) -> int:
         return ExitCode.DONE
     own, rest = take_own(words, OWN)
     check_own(own)
-    _check_file(own.json)
-    _answer(rest, own)
+    _check_files(own)
+    if own.reproductions:
+        _reproductions(own)
+    elif own.sweep:
+        _sweep(rest, own)
+    else:
+        _answer(rest, own)
     return ExitCode.DONE
 
 
-def _check_file(path: str | None) -> None:
-    """Check that --json can be written, before anything is computed. Raises InputError."""
-    if path is None or path == STDOUT:
-        return
-    refuse_irregular(Path(path))
-    if not Path(path).resolve().parent.is_dir():
-        raise InputError(f"--json {path}: there is no folder {Path(path).parent} to write it into")
+def _check_files(own: SimpleNamespace) -> None:
+    """Check that --json and --picture can be written, before anything is computed. Raises InputError."""
+    if own.picture:
+        from llmc_jax.pictures import check_picture
+
+        check_picture(own.picture, "--picture")
+    for name in ("json", "picture"):
+        path = getattr(own, name)
+        if path is None or (name == "json" and path == STDOUT):
+            continue
+        refuse_irregular(Path(path))
+        if not Path(path).resolve().parent.is_dir():
+            raise InputError(f"--{name} {path}: there is no folder {Path(path).parent} to write it into")
+
+
+def _wishes(own: SimpleNamespace) -> "Wishes":
+    from llmc_jax.plan.answer import Wishes
+
+    return Wishes(own.quick, own.tokens, own.price, own.network)
 
 
 def _answer(words: list[str], own: SimpleNamespace) -> None:
-    """Print the answer to one configuration: the default."""
-    from llmc_jax.plan import report
-    from llmc_jax.plan.answer import Wishes, answer, as_json, place_named
+    """Print the answer to one configuration, and its neighbours where they are asked for."""
+    from llmc_jax.plan import near, report
+    from llmc_jax.plan.answer import answer, as_json, place_named
     from llmc_jax.plan.asked import asked_config
+    from llmc_jax.plan.neighbours import neighbours
 
     config = asked_config(words)
-    found = answer(config, place_named(own.gpu), Wishes(own.quick, own.tokens, own.price, own.network))
-    _write(own.json, as_json(found))
+    found = answer(config, place_named(own.gpu), _wishes(own))
+    rows = neighbours(config, own.gpu, _wishes(own)) if own.neighbours else ()
+    _write(own.json, as_json(found) | ({"neighbours": rows} if rows else {}))
     if own.json != STDOUT:
-        print(report.as_text(found, operations=own.operations))
+        table = near.rows_table(rows) if rows else ""
+        print(report.as_text(found, operations=own.operations, more=table))
+
+
+def _sweep(words: list[str], own: SimpleNamespace) -> None:
+    """Print the table of --sweep, and draw it where --picture says so."""
+    from llmc_jax.plan import near
+    from llmc_jax.plan.asked import asked_config
+    from llmc_jax.plan.neighbours import parse_sweep, swept
+
+    sweep, config = parse_sweep(own.sweep), asked_config(words)
+    rows = swept(config, own.gpu, sweep, _wishes(own))
+    if own.picture:
+        from llmc_jax.plan.picture import draw_sweep
+
+        draw_sweep(rows, Path(own.picture), f"{config.model} on {own.gpu or 'the device at hand'}")
+    _write(own.json, {"sweep": rows})
+    if own.json != STDOUT:
+        print(near.rows_table(rows))
+
+
+def _reproductions(own: SimpleNamespace) -> None:
+    """Print llm.c's reproductions."""
+    from llmc_jax.plan.near import reproductions_table
+    from llmc_jax.plan.neighbours import reproductions
+
+    found = reproductions()
+    _write(own.json, {"reproductions": found})
+    if own.json != STDOUT:
+        print(reproductions_table(found))
 
 
 def _write(path: str | None, content: dict[str, Any]) -> None:
     """Write --json's file, or print it."""
+    from llmc_jax.kernels.plain import to_json
+
     if path == STDOUT:
-        print_json(plain(content))
+        print_json(plain(to_json(content)))
     elif path is not None:
-        write_atomic(Path(path), (json.dumps(plain(content), indent=1) + "\n").encode())
+        write_atomic(Path(path), (json.dumps(plain(to_json(content)), indent=1) + "\n").encode())

@@ -18,6 +18,11 @@ OWN = (
         "name, or a .toml file of your own (docs/plan.md); without it the device at hand"),
     own("--quick", "", False, "compute the memory, compile nothing"),
     own("--operations", "", False, "also a line for each operation: FLOPs, bytes, floor, time"),
+    own("--neighbours", "", False, "also what is near: other GPUs, numbers of them, -b and -r"),
+    own("--sweep", "NAME=LIST", None, "only a table over gpu=h100,a100 or over values of one of train.py's options, such as "
+        "devices=1,2,4,8"),
+    own("--picture", "FILE", None, "with --sweep: draw it there: .png, .svg, .pdf"),
+    own("--reproductions", "", False, "only llm.c's four reproductions of GPT-2, beside what llm.c says of them"),
     own("--tokens", "X", None, "train on so many tokens, such as 10e9, in place of -x"),
     own("--price", "X", None, "USD for an hour of one GPU; without it as docs/plan.md lists them"),
     own("--network", "GBIT", None, "Gbit/s of each GPU between machines"),
@@ -34,6 +39,10 @@ def check_own(flags: SimpleNamespace) -> SimpleNamespace:
             if value is None or value < least:
                 problems.append(f"--{name} {show_value(text)}: must be a number of {unit}, {_at_least(least)}")
             setattr(flags, name, value)
+    if flags.picture and not flags.sweep:
+        problems.append(f"--picture {flags.picture}: goes with --sweep alone; add it, as in --sweep devices=1,2,4,8")
+    if flags.sweep and flags.reproductions:
+        problems.append("--sweep and --reproductions: each is a table of its own; leave one out")
     raise_problems(problems)
     return flags
 
@@ -67,6 +76,10 @@ def help_text() -> str:
         for words, meaning in (
             ("-e d12 -b 64 -d 524288 --gpu h100 --devices 8", "GPT-2 124M on eight H100s"),
             ("--preset gpt2-1558M --gpu h100 --devices 8 --quick", "llm.c's launch, in two seconds"),
+            ("-e d48 -b 4 --gpu rtx4090 --neighbours", "what would do instead"),
+            ("-e d12 --gpu a100 --sweep devices=1,2,4,8 --picture sweep.png", "how it scales"),
+            ("--reproductions", "what llm.c's four runs would take"),
+            ("-e d12 -b 4 -t 64", "the device at hand; a CPU is calibrated first, for ten seconds"),
         )
     )
     return "\n".join(lines)

@@ -24,8 +24,7 @@ from llmc_jax.machine.target import machine_of, this_machine
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.plan import efficiency
 from llmc_jax.plan.asked import checked_model
-from llmc_jax.plan.course import Course, course, data_of, price_of
-from llmc_jax.plan.interval import Interval, total
+from llmc_jax.plan.course import Course, course, data_of, forward_of, price_of
 from llmc_jax.plan.memory import Memory, computed
 from llmc_jax.plan.network import GBIT, Network, network_of
 from llmc_jax.plan.plan import Plan, make_plan
@@ -149,20 +148,12 @@ def answer(config: TrainConfig, place: Place, wishes: Wishes | None = None) -> A
 
 
 def course_of(plan: Plan, place: Place, step: StepTime, wishes: Wishes) -> Course | None:
-    """Return the course of a run. The data that train.py takes where none is named says nothing of its length."""
+    """Return the course of a run; None where nothing says how many steps it makes."""
     config = plan.config
-    named = config.preset or config.train_data != TrainConfig().train_data
     return course(
         step.seconds, config, forward=forward_of(step, config.grad_accumulation), tokens=wishes.tokens,
-        data=data_of(config) if named else None, card=place.card, price=price_of(place.name, wishes.price),
+        data=data_of(config), card=place.card, price=price_of(place.name, wishes.price),
     )  # fmt: skip
-
-
-def forward_of(step: StepTime, micro_batches: int) -> Interval:
-    """Return the seconds of a micro-batch's forward pass, the gaps between its kernels included."""
-    forward = [each for each in step.operations if each.phase == "forward"]
-    gaps = step.gaps.times(sum(each.launches for each in forward) / max(1, step.launches))
-    return total([gaps, *(each.seconds for each in forward)]).times(1 / micro_batches)
 
 
 def not_known(planner: "Planner", memory: Memory, step: StepTime) -> Iterator[str]:

@@ -155,10 +155,13 @@ def _length(steps: int, each: int, data: Data | None, source: Any, note: str) ->
 def data_of(config: TrainConfig) -> Data | None:
     """Return how much a run's training data is, by its files' headers, or by what is published of files not here.
 
-    The built-in corpus is made if it is not there yet and the run's length depends on it. None: nothing says it.
+    None: nothing says it, as where no data is named: what train.py then takes is not what a plan is about. The built-in
+    corpus is made if it is not there yet and the run's length depends on it.
     Raises InputError and FormatError for files that cannot be read.
     """
     name, flag = (config.val_data, "-j") if config.overfit else (config.train_data, "-i")
+    if name in (TrainConfig().train_data, TrainConfig().val_data) and not config.preset:
+        return None
     if name == "stdlib":
         return _built_in(flag) if config.max_steps < 0 else None
     if glob.glob(name) or os.path.lexists(name):

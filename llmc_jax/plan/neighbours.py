@@ -14,10 +14,11 @@ from llmc_jax.config.train import OPTIONS, TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.machine.cards import named, short_name
 from llmc_jax.machine.gpus import TARGETS
-from llmc_jax.plan.answer import Planner, Wishes, gpu_place, network_of, place_here
+from llmc_jax.plan.answer import Planner, Wishes, gpu_place, place_here
 from llmc_jax.plan.asked import asked_config, checked_model
 from llmc_jax.plan.course import Course, course, data_of, forward_of, price_of
 from llmc_jax.plan.interval import Interval
+from llmc_jax.plan.network import network_of
 
 GPU = "gpu"  # what differs, or is swept, where it is no option
 LEVELS = (0, 1, 2)  # of -r
@@ -61,7 +62,7 @@ def look_of(asked: TrainConfig, gpu: str | None, wanted: Wishes) -> Look:
 
     def look(config: TrainConfig, name: str | None) -> Figures:
         place = place_here() if name is None else gpu_place(name)
-        planner = Planner(checked_model(config), place, network_of(place, wanted.network))
+        planner = Planner(checked_model(config), place, network_of(place.machine.kind, wanted.network))
         plan = planner.plan(config)
         memory, step = planner.memory(plan), planner.time(plan)
         run = course(

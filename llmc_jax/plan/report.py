@@ -16,8 +16,11 @@ Row = list[str]
 OF_INTERVAL = ("low", "typical", "high")
 
 
-def as_text(found: Answer, *, operations: bool = False, width: int | None = None) -> str:
-    """Return the report. operations: with a line for each operation. width: cells; None: the screen's."""
+def as_text(found: Answer, *, operations: bool = False, more: str = "", width: int | None = None) -> str:
+    """Return the report.
+
+    operations: with a line for each operation. more: another section. width: cells; None: the screen's.
+    """
     sections = [
         head(found, width),
         text.wrapped(summary(found), width),
@@ -26,6 +29,7 @@ def as_text(found: Answer, *, operations: bool = False, width: int | None = None
         *([operations_section(found.step, width)] if operations else []),
         course_section(found, width),
         largest_section(found, width),
+        more,
         "\n".join(["not known", *(text.wrapped(f"- {line}", width) for line in found.not_known)]),
     ]
     return "\n\n".join(filter(None, sections))

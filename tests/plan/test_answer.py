@@ -9,7 +9,7 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.library import estimate
 from llmc_jax.machine import cards, gpus
-from llmc_jax.plan.answer import Answer, as_json, forward_of
+from llmc_jax.plan.answer import Answer, as_json
 from llmc_jax.plan.interval import Interval
 from llmc_jax.plan.memory import KINDS
 from llmc_jax.plan.report import amount, as_text, spread, three
@@ -50,11 +50,6 @@ def test_a_slower_network_between_machines_costs_time(eight: Answer) -> None:
     ]
     assert times[0] > times[1]
     assert estimate(f"{D12} -z 1", gpu="h100", devices=8, network=1).step.seconds == eight.step.seconds  # one machine
-
-
-def test_a_forward_pass_is_a_part_of_a_micro_batch() -> None:
-    step = estimate("-e d12 -b 8 -d 65536", gpu="a100").step
-    assert 0.2 < 8 * forward_of(step, 8).typical / step.seconds.typical < 0.4
 
 
 def test_data_that_nobody_named_says_nothing_of_a_runs_length() -> None:
