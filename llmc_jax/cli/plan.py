@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -70,7 +71,8 @@ def _answer(words: list[str], own: SimpleNamespace) -> None:
 
     config = asked_config(words)
     found = answer(config, place_named(own.gpu), _wishes(own))
-    rows = neighbours(config, own.gpu, _wishes(own)) if own.neighbours else ()
+    numbered = replace(config, batch_size=found.setting.batch_size)
+    rows = neighbours(numbered, own.gpu, _wishes(own)) if own.neighbours else ()
     _write(own.json, as_json(found) | ({"neighbours": rows} if rows else {}))
     if own.json != STDOUT:
         table = near.rows_table(rows) if rows else ""

@@ -19,8 +19,7 @@ OWN = (
     own("--quick", "", False, "compute the memory, compile nothing"),
     own("--operations", "", False, "also a line for each operation: FLOPs, bytes, floor, time"),
     own("--neighbours", "", False, "also what is near: other GPUs, numbers of them, -b and -r"),
-    own("--sweep", "NAME=LIST", None, "only a table over gpu=h100,a100 or over values of one of train.py's options, such as "
-        "devices=1,2,4,8"),
+    own("--sweep", "NAME=LIST", None, "only a table, over values of gpu or one of train.py's options: devices=1,2,4,8"),
     own("--picture", "FILE", None, "with --sweep: draw it there: .png, .svg, .pdf"),
     own("--reproductions", "", False, "only llm.c's four reproductions of GPT-2, beside what llm.c says of them"),
     own("--tokens", "X", None, "train on so many tokens, such as 10e9, in place of -x"),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from llmc_jax.config.checks import validate
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.config.train import TrainConfig
+from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import Choice, Machine
 from llmc_jax.kernels.plain import to_json
@@ -50,6 +50,7 @@ class Setting(NamedTuple):
     model: str  # as -e names it
     parameters: int
     batch_size: int
+    auto_batch: bool  # whether -b was auto
     sequence_length: int
     tokens: int  # of an update, over all devices
     micro_batches: int  # of each device in an update
@@ -129,14 +130,14 @@ def answer(config: TrainConfig, place: Place, wishes: Wishes | None = None) -> A
     Raises InputError for what cannot run there.
     """
     wishes = wishes or Wishes()
-    config = replace(config, devices=config.devices or place.devices)
-    validate(config)
-    model = checked_model(config)
-    planner = Planner(model, place, network_of(place.machine.kind, wishes.network))
+    asked = replace(config, devices=config.devices or place.devices)
+    validate(asked)
+    planner = Planner(checked_model(asked), place, network_of(place.machine.kind, wishes.network))
+    config = planner.with_batch(asked)
     plan = planner.plan(config)
     memory, step = planner.memory(plan), planner.time(plan)
     return Answer(
-        setting=setting_of(plan),
+        setting=setting_of(plan, auto_batch=config != asked),
         place=place,
         kernels=plan.choices,
         memory=memory,
@@ -199,6 +200,17 @@ class Planner(NamedTuple):
         """Return whether a configuration fits; where the memory is not known, nothing does."""
         return bool(self.memory(self.plan(config)).fits)
 
+    def with_batch(self, config: TrainConfig) -> TrainConfig:
+        """Return a configuration with a number for -b auto: the largest that fits, or the least where none does."""
+        if config.batch_size != AUTO_BATCH:
+            return config
+        size = largest_size(config, self.fits) or next(iter(sizes(config)), None)
+        if size is None:
+            raise InputError(
+                f"-d {config.total_batch_size}: no -b divides it on {config.devices} devices; take another"
+            )
+        return replace(config, batch_size=size)
+
     def largest(self, config: TrainConfig) -> tuple[Largest, ...]:
         """Return the largest -b of each way of computing a configuration, and the fastest of them marked."""
         if self.place.available is None:
@@ -218,12 +230,12 @@ class Planner(NamedTuple):
         return self.memory(self.plan(replace(way, batch_size=size))).program
 
 
-def setting_of(plan: Plan) -> Setting:
+def setting_of(plan: Plan, *, auto_batch: bool = False) -> Setting:
     """Return what is planned."""
     config = plan.config
     return Setting(
-        config.model, num_parameters(plan.model), config.batch_size, config.sequence_length, config.tokens_per_step,
-        config.grad_accumulation, plan.parallel.devices, plan.parallel.stage, config.recompute,
+        config.model, num_parameters(plan.model), config.batch_size, auto_batch, config.sequence_length,
+        config.tokens_per_step, config.grad_accumulation, plan.parallel.devices, plan.parallel.stage, config.recompute,
         config.recompute_blocks, plan.execution.logit_rows, plan.dtype, plan.product_precision, plan.master_weights,
     )  # fmt: skip
 

@@ -28,6 +28,7 @@ MOST_ROWS = 64  # of a sweep
 class Figures(NamedTuple):
     """What one configuration comes to on one kind of device."""
 
+    batch_size: int  # what -b auto came to
     fits: bool | None  # None: the device's memory is not known
     program: int  # bytes of the step's program on one device
     available: int | None  # bytes that it may take
@@ -63,6 +64,7 @@ def look_of(asked: TrainConfig, gpu: str | None, wanted: Wishes) -> Look:
     def look(config: TrainConfig, name: str | None) -> Figures:
         place = place_here() if name is None else gpu_place(name)
         planner = Planner(checked_model(config), place, network_of(place.machine.kind, wanted.network))
+        config = planner.with_batch(config)
         plan = planner.plan(config)
         memory, step = planner.memory(plan), planner.time(plan)
         run = course(
@@ -70,7 +72,9 @@ def look_of(asked: TrainConfig, gpu: str | None, wanted: Wishes) -> Look:
             data=data if config.train_data == asked.train_data else data_of(config), card=place.card,
             price=price_of(place.name, wanted.price if place.name == own else None),
         )  # fmt: skip
-        return Figures(memory.fits, memory.program, memory.available, step.seconds, step.tokens_per_second, run)
+        return Figures(
+            config.batch_size, memory.fits, memory.program, memory.available, step.seconds, step.tokens_per_second, run
+        )
 
     return look
 
@@ -146,7 +150,8 @@ def _row(wish: Wish, look: Look) -> Row:
 def _possible(wish: Wish, look: Look) -> Row:
     _, _, config, gpu = wish
     validate(config)
-    return _empty(wish)._replace(figures=look(config, gpu))
+    found = look(config, gpu)
+    return _empty(wish)._replace(batch_size=found.batch_size, figures=found)
 
 
 def _empty(wish: Wish) -> Row:
@@ -192,7 +197,8 @@ def _option(word: str) -> Option:
 def swept(config: TrainConfig, gpu: str | None, sweep: Sweep, wanted: Wishes) -> tuple[Row, ...]:
     """Return what a configuration comes to with each value of a sweep, its -b lowered to what -d allows."""
     gpu, look = _plain(gpu), look_of(config, gpu, wanted)
-    return tuple(_row(wish, look) for wish in _along(_counted(config, gpu), gpu, sweep))
+    counted = _counted(config, sweep.values[0] if sweep.name == GPU else gpu)
+    return tuple(_row(wish, look) for wish in _along(counted, gpu, sweep))
 
 
 def _along(config: TrainConfig, gpu: str | None, sweep: Sweep) -> Iterable[Wish]:

@@ -79,7 +79,8 @@ def flags_of(setting: Setting) -> str:
     """Return the flags of train.py that a plan depends on most."""
     blocks = f" --recompute-blocks {setting.recompute_blocks}" if setting.recompute_blocks else ""
     stage = f" -z {setting.zero_stage}" if setting.devices > 1 else ""
-    return f"-b {setting.batch_size} -t {setting.sequence_length} -r {setting.recompute}{blocks}{stage}"
+    auto = " (auto)" if setting.auto_batch else ""
+    return f"-b {setting.batch_size}{auto} -t {setting.sequence_length} -r {setting.recompute}{blocks}{stage}"
 
 
 def micro_batches_text(setting: Setting) -> str:

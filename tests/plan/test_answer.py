@@ -71,6 +71,14 @@ def test_a_card_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert own.step.seconds == known.step.seconds
 
 
+def test_b_auto_is_the_largest_that_fits() -> None:
+    found = estimate("-e d24 -b auto -d 524288", gpu="a100-40")
+    here = next(row for row in found.largest if row.way == (1, 0, 0))
+    assert found.setting.batch_size == here.batch_size and found.setting.auto_batch and found.memory.fits
+    none = estimate("-e d48 -b auto -d 524288", gpu="rtx4090")
+    assert none.setting.batch_size == 1 and not none.memory.fits
+
+
 def test_a_configuration_will_do_for_flags() -> None:
     config = TrainConfig(model="d12", batch_size=64, total_batch_size=524288)
     assert estimate(config, gpu="h100").setting == estimate(D12, gpu="h100").setting
