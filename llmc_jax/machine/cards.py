@@ -101,7 +101,7 @@ def _plain(name: str) -> str:
 
 
 def _did_you_mean(name: str, found: Mapping[str, Target]) -> str:
-    near = difflib.get_close_matches(_plain(name), found, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(_plain(name), found, n=1, cutoff=0.6)
     return f"did you mean {short_name(found[near[0]])}? Else " if near else ""
 
 

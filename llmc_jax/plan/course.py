@@ -129,7 +129,7 @@ def length_of(config: TrainConfig, tokens: float | None = None, data: Data | Non
     each = config.tokens_per_step
     if tokens is not None:
         steps = _steps(tokens, each)
-        return _length(steps, each, data, "--tokens", f"{tokens:.4g} tokens")
+        return _length(steps, each, data, "--tokens", f"--tokens {tokens:,.0f}")
     if config.max_steps >= 0:
         return _length(config.max_steps, each, data, "-x", f"-x {config.max_steps}")
     if data is None:

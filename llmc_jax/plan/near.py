@@ -15,8 +15,16 @@ def rows_table(rows: Sequence[Row], width: int | None = None) -> str:
     """Return rows as a table, what was asked marked, with what could not be and why below it."""
     cells = [_cells(row) for row in rows]
     lines = [text.table(HEADINGS, cells, left=("", "GPU", "fits"), optional=OPTIONAL, width=width)]
-    problems = [f"{row.differs} {row.value}: {row.problem}" for row in rows if row.problem]
-    return "\n".join([*lines, *([""] if problems else []), *(text.wrapped(each, width) for each in problems)])
+    notes = [f"{row.differs} {row.value}: {row.problem}" for row in rows if row.problem]
+    notes.append(f"Typical values{_of_days(rows)}; --json has the low and the high ones too.")
+    return "\n".join([*lines, "", *(text.wrapped(each, width) for each in notes)])
+
+
+def _of_days(rows: Sequence[Row]) -> str:
+    """Return from when the prices are that the rows were computed with."""
+    runs = [row.figures.course for row in rows if row.figures is not None and row.figures.course is not None]
+    days = sorted({run.price.date for run in runs if run.price is not None and run.price.date})
+    return f", at prices of {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
 
 
 def _cells(row: Row) -> list[str]:

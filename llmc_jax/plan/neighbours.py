@@ -14,9 +14,9 @@ from llmc_jax.config.train import OPTIONS, TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.machine.cards import named, short_name
 from llmc_jax.machine.gpus import TARGETS
-from llmc_jax.plan.answer import Planner, Wishes, gpu_place, place_here
+from llmc_jax.plan.answer import Planner, Wishes, course_of, gpu_place, place_here
 from llmc_jax.plan.asked import asked_config, checked_model
-from llmc_jax.plan.course import Course, course, data_of, forward_of, price_of
+from llmc_jax.plan.course import Course
 from llmc_jax.plan.interval import Interval
 from llmc_jax.plan.network import network_of
 
@@ -54,12 +54,12 @@ Look = Callable[[TrainConfig, str | None], Figures]
 Wish = tuple[str, str, TrainConfig, str | None]  # what differs, its value, the configuration, the GPU
 
 
-def look_of(asked: TrainConfig, gpu: str | None, wanted: Wishes) -> Look:
+def look_of(gpu: str | None, wanted: Wishes) -> Look:
     """Return what finds out what a configuration comes to on a GPU; None: on the device at hand.
 
-    asked, gpu: what the wishes are of: their price is of that GPU alone, of another one the table's.
+    gpu: what the wishes are of: their price is of that one alone, of another the table's.
     """
-    data, own = data_of(asked), _plain(gpu)
+    own = _plain(gpu)
 
     def look(config: TrainConfig, name: str | None) -> Figures:
         place = place_here() if name is None else gpu_place(name)
@@ -67,11 +67,7 @@ def look_of(asked: TrainConfig, gpu: str | None, wanted: Wishes) -> Look:
         config = planner.with_batch(config)
         plan = planner.plan(config)
         memory, step = planner.memory(plan), planner.time(plan)
-        run = course(
-            step.seconds, config, forward=forward_of(step, config.grad_accumulation), tokens=wanted.tokens,
-            data=data if config.train_data == asked.train_data else data_of(config), card=place.card,
-            price=price_of(place.name, wanted.price if place.name == own else None),
-        )  # fmt: skip
+        run = course_of(plan, place, step, wanted._replace(price=wanted.price if place.name == own else None))
         return Figures(
             config.batch_size, memory.fits, memory.program, memory.available, step.seconds, step.tokens_per_second, run
         )
@@ -87,7 +83,7 @@ def neighbours(config: TrainConfig, gpu: str | None, wanted: Wishes) -> tuple[Ro
 
     Raises InputError for what is asked; others that cannot be are rows that say so.
     """
-    gpu, look = _plain(gpu), look_of(config, gpu, wanted)
+    gpu, look = _plain(gpu), look_of(gpu, wanted)
     asked, *others = wishes(_counted(config, gpu), gpu)
     return (_possible(asked, look), *(_row(wish, look) for wish in others))
 
@@ -196,7 +192,7 @@ def _option(word: str) -> Option:
 
 def swept(config: TrainConfig, gpu: str | None, sweep: Sweep, wanted: Wishes) -> tuple[Row, ...]:
     """Return what a configuration comes to with each value of a sweep, its -b lowered to what -d allows."""
-    gpu, look = _plain(gpu), look_of(config, gpu, wanted)
+    gpu, look = _plain(gpu), look_of(gpu, wanted)
     counted = _counted(config, sweep.values[0] if sweep.name == GPU else gpu)
     return tuple(_row(wish, look) for wish in _along(counted, gpu, sweep))
 
@@ -250,4 +246,4 @@ def reproductions(rows: Sequence[Published] = REPRODUCTIONS) -> tuple[Reproducti
 
 def _reproduced(each: Published) -> Row:
     config = replace(asked_config(["--preset", each.preset]), devices=each.devices)
-    return _row(("preset", each.preset, config, each.gpu), look_of(config, each.gpu, Wishes()))
+    return _row(("preset", each.preset, config, each.gpu), look_of(each.gpu, Wishes()))
