@@ -11,7 +11,7 @@ aot_jax := 0.12.0.1 0.11.2# whose compilers tests/aot/table.json knows
 unexport PYTHONPATH PYTHONHOME # what runs is .venv alone
 export PIP_USER := 0
 
-.PHONY: help train test test-slow test-aot test-triton lint setup setup-dev clean
+.PHONY: help train test test-slow test-aot test-triton lint plan-tools setup setup-dev clean
 .NOTPARALLEL:
 
 help: ## list these targets
@@ -43,6 +43,9 @@ test-triton: .venv-triton/.ready ## the Triton kernels: in Triton's interpreter,
 	.venv-triton/bin/python -m pip install -q --disable-pip-version-check --no-deps \
 		"jax-cuda12-plugin==0.11.2" "jax-cuda12-pjrt==0.11.2"
 	touch $@
+
+plan-tools: setup ## what compiles for GPUs that are not there, for llmc_jax.plan (Linux; 1 GB of packages)
+	@scripts/setup_aot.sh $$($(python) -c 'from importlib.metadata import version; print(version("jax"))')
 
 lint: setup-dev ## ruff and mypy
 	$(python) -m ruff check .

@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding
 from llmc_jax.errors import InputError
 
 Options = tuple[tuple[str, bool | int], ...]  # XLA's options and their values: hashable, and plain enough for JSON
+Settings = tuple[tuple[str, bool | int | str], ...]  # the same, and names of files among them
 Flags = Mapping[str, Any]  # what the user has set of them (`user_flags`): bool or int
 
 TRITON_GEMM = "xla_gpu_enable_triton_gemm"  # XLA may make a product itself, in Triton, instead of calling cuBLASLt
@@ -118,7 +119,7 @@ def user_flags() -> dict[str, Any]:
     return found
 
 
-def compiled(lowered: Any, options: Options) -> Any:
+def compiled(lowered: Any, options: Settings) -> Any:
     """Return the `jax.stages.Compiled` of what `jax.jit(...).lower(...)` gave.
 
     Raises InputError where this XLA does not know an option.

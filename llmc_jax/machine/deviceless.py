@@ -138,7 +138,7 @@ def compile_for(
     *,
     mesh: Mesh | None = None,
     specs: Sequence[Any] | None = None,
-    compiler_options: compiling.Options = (),
+    compiler_options: compiling.Settings = (),
     **jit_options: Any,
 ) -> Program:
     """Compile a function to machine code for a GPU that is not there.

@@ -7,15 +7,34 @@ schedule. It says so in two files that it writes when asked to (`options`), for 
     *-live-range.txt           the schedule, and from when to when each value lives
 
 The moment that needs most is where the values alive cover the most bytes. What the block has beyond them is
-fragmentation. Leaves out what the instructions are for (program.py) and what a step takes by shape alone (memory.py).
+fragmentation. The kind of a value follows from whose its instruction is and who uses it last. Leaves out what the
+instructions are for (program.py) and what a step takes by shape alone (memory.py).
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import FormatError
+from llmc_jax.machine.hlo import arrays
+from llmc_jax.plan.program import Place, Program
+
+Settings = tuple[tuple[str, bool | int | str], ...]  # as machine/compiling.py has them, which imports JAX
+
+KINDS = (
+    "parameters",  # what the step updates, the copy that the model computes with, and slices of it
+    "optimizer",  # its buffers: AdamW's m and v
+    "gradients",  # of the parameters: of one tensor, flat, summed over micro-batches
+    "activations",  # what the forward keeps for the backward
+    "logits",  # and their gradient
+    "working arrays",  # what is made and used within a layer or the head
+    "workspace",  # of the libraries' products
+    "communication",  # what comes from other devices
+    "batch",  # tokens, and the step's numbers
+)
 
 MODULE = ".*step_fn.*"  # the program whose memory is asked for, by name
 
@@ -82,17 +101,22 @@ class Moment(NamedTuple):
 # ----- reading --------------------------------------------------------------------------------------------------------
 
 
-def options(folder: Path) -> tuple[tuple[str, bool | int | str], ...]:
+def options(folder: Path) -> Settings:
     """Return the options of XLA by which it writes the two files of `MODULE` into a folder."""
     return ("xla_dump_to", str(folder)), ("xla_dump_hlo_as_text", True), ("xla_dump_hlo_module_re", MODULE)
 
 
-def read(folder: Path) -> Assignment:
-    """Return what XLA wrote into a folder of one program. Raises FormatError where it did not, or in another form."""
-    found = [sorted(folder.glob(f"*{kind}.txt")) for kind in ("buffer-assignment", "live-range")]
+def read(folder: Path) -> tuple[Assignment, Program]:
+    """Return what XLA wrote into a folder about one program.
+
+    Raises FormatError where it did not, or in another form.
+    """
+    kinds = "after_optimizations-buffer-assignment", "after_optimizations-live-range", "after_optimizations"
+    found = [sorted(folder.glob(f"*{kind}.txt")) for kind in kinds]
     if not all(found):
-        raise FormatError(f"{folder}: XLA wrote no buffer assignment; this JAX's XLA may not know how to")
-    return parsed(*(each[-1].read_text() for each in found))
+        raise FormatError(f"{folder}: XLA wrote no buffer assignment: the XLA of this JAX does not do so when asked to")
+    assignment, live_ranges, program = (each[-1].read_text() for each in found)
+    return parsed(assignment, live_ranges), Program(program)
 
 
 _ALLOCATION = re.compile(r"allocation \d+: size (\d+), (.*)")
@@ -162,3 +186,84 @@ def covered(values: Iterator[Value]) -> Iterator[Held]:
         end = max(end, value.offset + value.size)
         if bytes_of_it:
             yield Held(value, bytes_of_it)
+
+
+# ----- by kind --------------------------------------------------------------------------------------------------------
+
+
+class Account(NamedTuple):
+    """A program's memory by kind."""
+
+    at: str  # what runs at the moment that needs most: phase and operation
+    kinds: dict[str, int]  # bytes, every one of KINDS
+    fragmentation: int  # bytes of the block of temporaries that no value covers at that moment
+    unknown: int  # bytes of values that no rule gives a kind
+
+
+def account(assignment: Assignment, program: Program, model: ModelConfig) -> Account:
+    """Return a program's memory by kind at the moment that needs most."""
+    block = max((each for each in assignment.allocations if each.temporary), key=lambda each: each.size)
+    moment, found = peak(block), Counter[str]()
+    for allocation in assignment.allocations:
+        if allocation is not block:
+            found[_kind_of_argument(allocation, program)] += allocation.size
+    for held in moment.held:
+        found[_kind_of(held.value, assignment.schedule, program, model) or ""] += held.bytes
+    place = _place(program, assignment.schedule[moment.at])
+    at = f"{place.phase} {place.operation}" if place else ""
+    return Account(at, {kind: found[kind] for kind in KINDS}, block.size - moment.bytes, found[""])
+
+
+def _kind_of_argument(allocation: Allocation, program: Program) -> str:
+    if not allocation.parameter:
+        return "batch" if not allocation.temporary else "working arrays"  # results that are numbers, constants
+    names = (
+        program.by_name[each.instruction].op_name for each in allocation.values if each.instruction in program.by_name
+    )
+    name = next((each for each in names if each.startswith("state.")), "")
+    if name.startswith(("state.params", "state.copy")):
+        return "parameters"
+    return "optimizer" if name.startswith("state.buffers") else "batch"
+
+
+COLLECTIVES = re.compile("all-reduce|all-gather|reduce-scatter|all-to-all|collective")
+
+
+def _kind_of(value: Value, schedule: tuple[str, ...], program: Program, model: ModelConfig) -> str | None:
+    """Return the kind of a temporary: by what it is, by its shape, by who makes it and who uses it last."""
+    instruction, maker = program.by_name.get(value.instruction), _place(program, value.instruction)
+    user = _place(program, schedule[value.last])
+    if instruction is None:
+        return None
+    if value.shape.startswith("("):  # a tuple: addresses
+        return "working arrays"
+    dtype, sizes = arrays(value.shape)[0]
+    if dtype in ("s8", "u8"):
+        return "workspace"
+    if COLLECTIVES.search(instruction.opcode + instruction.name):
+        return "communication"
+    if sizes[-1:] == (model.padded_vocab_size,) and len(sizes) > 1:
+        return "logits"
+    if sizes == (model.padded_vocab_size, model.channels):
+        return "gradients"
+    if maker is None and dtype == "f32" and sizes[-1:] == (model.channels,):  # what a loop over micro-batches sums up
+        return "gradients"
+    return _kind_by_places(maker, user)
+
+
+def _kind_by_places(maker: Place | None, user: Place | None) -> str | None:
+    if maker is None:
+        return None
+    if maker.operation == "weights":
+        return "parameters"
+    ends = {"gradient", "norm", "adamw", "reduce"}
+    if maker.phase == "update" or maker.operation in ends or (user and user.operation in ends):
+        return "gradients"
+    if maker.phase == "forward" and user and user.phase == "backward":
+        return "activations"
+    return "working arrays"
+
+
+def _place(program: Program, instruction: str) -> Place | None:
+    owner = program.owners.get(instruction)
+    return owner.place if owner else None

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.machine import deviceless, gpus
-from llmc_jax.machine.compiling import Options
-from llmc_jax.machine.target import machine_of
+from llmc_jax.machine import compiling, deviceless, gpus
+from llmc_jax.machine.compiling import Settings
+from llmc_jax.machine.target import Machine, machine_of
 from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.models.gpt2.units import split_size
 from llmc_jax.plan.plan import Plan, make_plan, step_numbers
@@ -22,6 +22,7 @@ from llmc_jax.training.parallel.stage import AXIS, EVERYWHERE, SPLIT, state_spec
 from llmc_jax.training.state import DTYPES, TrainState, initial_state
 from llmc_jax.training.step import StepNumbers, train_step
 
+CPU_KIND = "cpu"  # as JAX names a processor
 STEPS = 1000  # of the learning rate's course: any number is the same program
 
 
@@ -32,6 +33,11 @@ def plan_for(gpu: str, config: TrainConfig | str) -> Plan:
     """
     config = parse_args(config.split()) if isinstance(config, str) else config
     return make_plan(config, parse_descriptor(config.model), machine_of(gpus.known_target(gpu).device_kind))
+
+
+def plan_here(config: TrainConfig) -> Plan:
+    """Return the plan of a configuration on this machine's processor."""
+    return make_plan(config, parse_descriptor(config.model), Machine("cpu", CPU_KIND))
 
 
 def state_of(plan: Plan) -> TrainState:
@@ -77,7 +83,13 @@ def lower_step(plan: Plan, gpu: str) -> Any:
     return deviceless.lower_for(train_step, (*arguments(plan), plan.model, plan.step_options), gpu)
 
 
-def compile_step(plan: Plan, gpu: str, options: Options | None = None) -> deviceless.Program:
+def compile_here(plan: Plan, options: Settings | None = None) -> Any:
+    """Return the `jax.stages.Compiled` of a plan's step on one device of this machine. options: as below."""
+    options = plan.execution.compiler_options if options is None else options
+    return compiling.compiled(train_step.lower(*arguments(plan), plan.model, plan.step_options), options)
+
+
+def compile_step(plan: Plan, gpu: str, options: Settings | None = None) -> deviceless.Program:
     """Compile a plan's step for as many GPUs of one machine as it has devices. Memory is that of one of them.
 
     gpu: what the plan was made for. options: XLA's; None: the plan's. Raises InputError as `deviceless.compile_for`.

@@ -1,0 +1,253 @@
+"""The moments of a step's program that may need most memory, and what lies there by kind, from shapes alone.
+
+    head          all activations, the logits, and the gradients that the head makes
+    last layer    the backward begins: all activations, and what one layer's backward works with
+    first layer   the backward ends: the gradients of all layers, and what that layer works with
+    gradient      the activations are gone: the gradients of the tensors, and the flat one that they are joined to
+    sum           a sum of gradients is put in its place, and XLA copies the sums as it chooses the place
+
+Nothing says when the head makes wte's gradient, and so XLA has several orders of the program to choose from:
+
+    LATE     at the end of the backward: the gradient of the logits is kept so long
+    AT_ONCE  in the head
+    EARLY    in the head, and the buffers that attention's backward writes to are made before it, for all layers: an
+             order that goes by how little each instruction adds, and the logits add more
+
+It takes one that needs little. Which are open to a program was read off compiled ones (benchmarks/plan_memory.py). On
+a processor the head is another: the classifier's result is not written over the logits, and has 32 bits.
+
+    B batch, T sequence length, C channels, L layers, Vp padded vocabulary, n = B T rows of a micro-batch,
+    e bytes of an element of what the model computes in
+"""
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from llmc_jax.config.model import ModelConfig
+from llmc_jax.models.gpt2.memory import kept_in_a_layer
+from llmc_jax.models.gpt2.tensors import flat_size
+from llmc_jax.models.gpt2.work import Shape, array_bytes, has_copy, rows_at_once
+
+if TYPE_CHECKING:  # it imports JAX, which whoever reads what was kept does without
+    from llmc_jax.plan.plan import Plan
+
+OUTLIERS = 4 * (2 * 128 + 1)  # bytes: of the last losses and norms (training/outliers.py)
+LATE, AT_ONCE, EARLY = "late", "at once", "early"
+MIB = 2**20
+Kinds = Counter[str]  # bytes by kind
+
+
+def bytes_of(kinds: Kinds) -> int:
+    return sum(kinds.values())
+
+
+def state_kinds(config: ModelConfig, shape: Shape) -> Kinds:
+    """Return the bytes of the program's arguments: what stays from step to step, and the batch."""
+    e, whole = shape.element, flat_size(config)
+    part = part_size(config, shape) if shape.stage else whole
+    copy = e * whole if has_copy(shape) else 0
+    return Counter({
+        "parameters": copy + (4 * part if copy else (4 if shape.master_weights else e) * whole),
+        "optimizer": 4 * shape.buffers * part,
+        "batch": 2 * 4 * shape.rows * shape.micro_batches + OUTLIERS,
+    })  # fmt: skip
+
+
+def part_size(config: ModelConfig, shape: Shape) -> int:
+    """Return the elements of a split buffer that each device has."""
+    from llmc_jax.models.gpt2.units import split_rows  # here: it imports JAX
+
+    return split_rows(config, shape.devices) * config.channels
+
+
+def moments(plan: "Plan") -> dict[str, Kinds]:
+    """Return the bytes beside the arguments by kind, at each moment that may need most."""
+    found = (_of_order(plan, order) for order in orders(plan))
+    return min(found, key=lambda order: max(map(bytes_of, order.values())))
+
+
+def orders(plan: "Plan") -> tuple[str, ...]:
+    """Return the orders that XLA chooses from.
+
+    In chunks the head is a loop, in which nothing is put off. On several devices XLA puts off what nothing waits for,
+    so that a layer's gradients are sent as soon as they exist.
+    """
+    shape = plan.shape
+    if chunked(shape) or on_cpu(plan):
+        return (AT_ONCE,)
+    if plan.parallel.fixed:  # the tree of sums; an odd number of micro-batches is a loop within it
+        return (LATE, EARLY) if shape.micro_batches & (shape.micro_batches - 1) else (EARLY,)
+    if plan.parallel.devices > 1:
+        return (LATE,)
+    if hopper(plan):
+        return LATE, EARLY
+    return (LATE,) if shape.recompute == 2 or shape.recompute_blocks else (LATE, AT_ONCE)
+
+
+def hopper(plan: "Plan") -> bool:
+    """Return whether all products are cuBLASLt's: they read their slice of the weights where it lies."""
+    return plan.machine.target == "sm_90"
+
+
+def on_cpu(plan: "Plan") -> bool:
+    return plan.machine.platform == "cpu"
+
+
+def chunked(shape: Shape) -> bool:
+    """Return whether the logits are made a chunk of rows at a time, in a loop."""
+    return rows_at_once(shape) < shape.rows
+
+
+# ----- the moments ----------------------------------------------------------------------------------------------------
+
+
+def _of_order(plan: "Plan", order: str) -> dict[str, Kinds]:
+    """Return the moments of a program in one order."""
+    always = sums(plan) + slices(plan) + (early(plan) if order == EARLY else Kinds())
+    found = {
+        "head": always + _head(plan, order),
+        "last layer": always + _behind_head(plan, order) + _last_layer(plan),
+        "first layer": always + _behind_head(plan, order) + _first_layer(plan),
+        "gradient": sums(plan) + joined(plan),
+    }
+    if plan.parallel.fixed and plan.parallel.devices > 1:
+        found["sum"] = sums(plan) + sums(plan)
+    return found
+
+
+def _head(plan: "Plan", order: str) -> Kinds:
+    """Return what lies in the head: its inputs lnf and residual, the logits, the gradients of lnf and of wte."""
+    config, shape = plan.model, plan.shape
+    stream, dwte = array_bytes("residual", config, shape), array_bytes("dwte_head", config, shape)
+    found = Kinds({"activations": sum(kept_for_backward(config, shape).values()) + 2 * stream, "logits": logits(plan)})
+    if chunked(shape) or not hopper(plan):  # a slice of the weights, as a product or a loop takes it
+        found["parameters"] = shape.element * config.padded_vocab_size * config.channels
+    if order != LATE and (chunked(shape) or not on_cpu(plan)):
+        found["gradients"] = dwte
+    if on_cpu(plan):
+        return found + _more_on_a_cpu(plan)
+    if chunked(shape):
+        found["working arrays"] = stream
+    return found
+
+
+def _more_on_a_cpu(plan: "Plan") -> Kinds:
+    """Return what a processor's head holds beyond a GPU's.
+
+    The classifier's result; lnf's gradient, as two fusions have it; and in fp32, where the model does not stand in a
+    loop over micro-batches, two arrays a layer that XLA keeps of its layernorms: the stream less its mean.
+    """
+    config, shape = plan.model, plan.shape
+    stream, alone = array_bytes("residual", config, shape), shape.micro_batches == 1
+    found = Kinds({"logits": 4 * logits(plan) // shape.element, "working arrays": stream * (1 + alone)})
+    if alone and shape.dtype == "fp32" and not shape.recompute_blocks:
+        found["activations"] = 2 * config.num_layers * stream
+    return found
+
+
+def _behind_head(plan: "Plan", order: str) -> Kinds:
+    """Return what is left of the head while the layers go backwards."""
+    config, shape = plan.model, plan.shape
+    if order == LATE:
+        return Kinds({"logits": logits(plan), "activations": array_bytes("lnf", config, shape)})
+    return Kinds({"gradients": array_bytes("dwte_head", config, shape)})
+
+
+def _last_layer(plan: "Plan") -> Kinds:
+    """Return all activations, the stream's gradient, and what the layer works with."""
+    config, shape = plan.model, plan.shape
+    kept, stream = sum(kept_for_backward(config, shape).values()), array_bytes("residual", config, shape)
+    return Kinds({"activations": kept, "working arrays": stream}) + work_of_a_layer(plan)
+
+
+def _first_layer(plan: "Plan") -> Kinds:
+    """Return the activations of the first layer, or stretch of layers, and the gradients of those above it."""
+    config, shape = plan.model, plan.shape
+    stream, stretch = array_bytes("residual", config, shape), min(max(shape.recompute_blocks, 1), config.num_layers)
+    kept = sum(kept_for_backward(config, shape).values()) // -(-config.num_layers // stretch)
+    pieces = shape.element * 12 * (config.num_layers - stretch) * config.channels**2
+    if shape.stage:  # what was summed over the devices is split
+        pieces //= shape.devices
+    return Kinds({"activations": kept, "working arrays": stream, "gradients": pieces}) + work_of_a_layer(plan)
+
+
+def logits(plan: "Plan") -> int:
+    """Return the bytes of the logits that exist at a time; their gradient is written over them."""
+    return plan.shape.element * rows_at_once(plan.shape) * plan.model.padded_vocab_size
+
+
+def kept_for_backward(config: ModelConfig, shape: Shape) -> dict[str, int]:
+    """Return the bytes of what the forward keeps for the backward of the layers, of all of them together."""
+    layers = config.num_layers
+    if shape.recompute_blocks:
+        return {"residual1": -(-layers // shape.recompute_blocks) * array_bytes("residual1", config, shape)}
+    return {name: layers * size for name, size in kept_in_a_layer(config, shape, shape.recompute).items()}
+
+
+def work_of_a_layer(plan: "Plan") -> Kinds:
+    """Return what the backward of a layer works with, at the moment that needs most.
+
+    - gelu: two gradients of the MLP's hidden layer; at -r 0 GELU's output is used up by then, of what is kept
+    - fc, where the buffer of dqkv is made before: one such gradient, that buffer, ln2's gradient, and the workspace
+    - fcproj: GELU's output computed again, and the workspace
+    - attention with its matrix: two more of them
+    Ampere's order on several devices puts off the weights' gradients, and keeps GELU's output so long. Where whole
+    blocks are computed again, also what their forward makes.
+    """
+    config, shape = plan.model, plan.shape
+    row, several = kept_in_a_layer(config, shape, 0), plan.parallel.devices > 1
+    hidden, ws = row["fch_gelu"], workspace(plan)
+    spent = 0 if shape.recompute or shape.recompute_blocks else hidden
+    gelu = 2 * hidden - spent + shape.element * 4 * config.channels**2
+    if several and not hopper(plan):
+        gelu += hidden
+    found = [(gelu, 0), (hidden - spent, ws), (0 if shape.flash else 2 * row["att"], 0)]
+    if several or (shape.micro_batches > 1 and hopper(plan)):
+        found.append((2 * hidden - spent, ws))
+    work, workspace_bytes = max(found, key=sum)
+    stretch = min(shape.recompute_blocks, config.num_layers)
+    again = stretch * sum(row.values()) - hidden - row["residual1"] if stretch else 0
+    return Kinds({"working arrays": work + again, "workspace": workspace_bytes})
+
+
+def workspace(plan: "Plan") -> int:
+    """Return the bytes that XLA gives cuBLASLt to work in: 32 MiB on Hopper, else 4."""
+    return (32 if hopper(plan) else 4) * MIB
+
+
+def early(plan: "Plan") -> Kinds:
+    """Return the buffers of all layers that attention's backward writes dqkv to: nothing that they wait for says when.
+
+    And those of the sums of its rows, one of each 64.
+    """
+    shape = plan.shape
+    if not shape.flash:
+        return Kinds()
+    rows = array_bytes("qkv", plan.model, shape)
+    return Kinds({"working arrays": plan.model.num_layers * (rows + rows // shape.element * 4 // 64)})
+
+
+def slices(plan: "Plan") -> Kinds:
+    """Return the slices of the weights that the forward makes and the backward uses again."""
+    config, shape = plan.model, plan.shape
+    if hopper(plan) and not shape.recompute_blocks:
+        return Kinds()
+    return Kinds({"parameters": shape.element * 12 * config.num_layers * config.channels**2})
+
+
+def sums(plan: "Plan") -> Kinds:
+    """Return the sums of the gradients over micro-batches, in float32."""
+    config, shape = plan.model, plan.shape
+    count = shape.sums or int(shape.micro_batches > 1)
+    return Kinds({"gradients": 4 * count * (part_size(config, shape) if shape.stage == 2 else flat_size(config))})
+
+
+def joined(plan: "Plan") -> Kinds:
+    """Return the gradients of the tensors, of which wte's is in float32, and the flat one that they are joined to."""
+    config, shape = plan.model, plan.shape
+    e, whole = shape.element, flat_size(config)
+    wte = config.padded_vocab_size * config.channels
+    flat = e * whole if shape.micro_batches == 1 and not shape.sums else 0
+    if shape.stage:
+        return Kinds({"gradients": 4 * wte + (e * (whole - wte) + flat) // shape.devices})
+    return Kinds({"gradients": 4 * wte + e * (whole - wte) + flat})

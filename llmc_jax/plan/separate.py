@@ -1,0 +1,206 @@
+"""Steps compiled in processes of their own, for what they take of memory, and kept: the next time costs no compiler.
+
+A process can compile kernels for one kind of GPU only, a compiler may end it, and XLA talks on its output: so each step
+has a process (`python -m llmc_jax.plan.separate`), which reads a request from its standard input and writes the answer
+to a file. Two run at a time. For a GPU it needs a Python with JAX's CUDA plugin: this one, or the one beside the source
+that `make plan-tools` makes. Answers are kept by content: what was asked, the versions, and the sources that shape the
+program. Imports no JAX. Leaves out what is read out of a program (memory.py, buffers.py).
+"""
+
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llmc_jax.config import train
+from llmc_jax.config.train import TrainConfig
+from llmc_jax.errors import InputError
+from llmc_jax.files import cache_folder, digest_of_files, write_bytes
+from llmc_jax.machine import gpus
+from llmc_jax.machine.versions import installed
+from llmc_jax.plan.memory import Memory, Part
+
+CPU = "cpu"  # the processor at hand, as a target
+AT_ONCE = 2  # processes
+PATIENCE = 1200  # seconds that one may take
+FORMAT = 1
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = tuple(f"llmc_jax/{name}" for name in ("models", "ops", "training", "kernels", "machine", "plan"))
+PACKAGES = ("jax", "jaxlib")
+PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")  # modules
+# What makes no difference to the program: groups of options, and numbers that it takes as arguments.
+ASIDE = frozenset((train.START, train.DATA, train.OUTPUT, train.EVALUATION, train.PROCESSES))
+NUMBERS = frozenset((
+    "max_steps", "learning_rate", "warmup_steps", "final_lr_fraction", "step_every", "step_factor", "beta1", "beta2",
+    "eps", "grad_clip", "max_nonfinite", "skip_loss_z", "skip_norm_z", "loss_scale", "loss_scale_steps",
+    "loss_scale_factor", "kernels_from",
+))  # fmt: skip
+
+
+class Request(NamedTuple):
+    """A step to compile."""
+
+    gpu: str  # a key of gpus.TARGETS; or CPU
+    config: TrainConfig
+
+
+class Problem(NamedTuple):
+    """Why a step was not compiled."""
+
+    what: str  # in one line, and what to do
+    no_compiler: bool = False  # there is no Python here that compiles for GPUs
+
+
+def compiled_apart(requests: Sequence[Request]) -> list[Memory | Problem]:
+    """Return the memory of each step, as compiled before or by processes of their own, in the order of the requests.
+
+    `available` is left to the caller: it is None. A request that stands there twice is compiled once.
+    """
+    distinct = {digest(request): request for request in requests}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = dict(zip(distinct, pool.map(_known_or_compiled, distinct, distinct.values()), strict=True))
+    return [found[digest(request)] for request in requests]
+
+
+def python_that_compiles() -> str | None:
+    """Return the Python that can compile for GPUs, with the same version of JAX: this one, or the one beside it."""
+    if any(importlib.util.find_spec(name) for name in PLUGINS):
+        return sys.executable
+    beside = ROOT / f".venv-aot-{installed('jax').get('jax')}/bin/python"
+    return str(beside) if beside.exists() else None
+
+
+def how_to_install() -> str:
+    """Return one line: what is missing, and the command that brings it."""
+    what = "compiling for a GPU that is not there needs JAX's CUDA plugin and NVIDIA's assembler, on Linux"
+    if (ROOT / "Makefile").exists():
+        return f"{what}: make plan-tools"
+    return f"{what}: pip install 'llmc-jax[plan]'"
+
+
+# ----- kept by content ------------------------------------------------------------------------------------------------
+
+
+def digest(request: Request, **more: Any) -> str:
+    """Return what tells programs apart: of the request, the versions and the sources. more: of the caller's own."""
+    facts = {
+        "format": FORMAT,
+        "asked": _as_json(request, about_program=True),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "versions": installed(*PACKAGES),
+        "sources": _sources_digest(),
+        **more,
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:24]
+
+
+def folder() -> Path:
+    """Return where the answers are kept."""
+    return cache_folder() / "plan"
+
+
+def _sources_digest() -> str:
+    places = [*(ROOT / name for name in SOURCES), ROOT / "pallas_kernels"]
+    return digest_of_files(path for place in places for path in place.rglob("*.py"))
+
+
+def _known_or_compiled(key: str, request: Request) -> Memory | Problem:
+    path = folder() / f"{key}.json"
+    with suppress(OSError, ValueError, TypeError, KeyError):  # none is there, or a damaged one
+        return memory_of(json.loads(path.read_text()))
+    found = _compiled(request)
+    if isinstance(found, Memory):
+        with suppress(OSError):  # without a cache it is compiled again
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(path, json.dumps(found._asdict()).encode())
+    return found
+
+
+def memory_of(values: Mapping[str, Any]) -> Memory:
+    """Return a Memory that JSON has kept. Raises ValueError, TypeError or KeyError for what is none."""
+    found = Memory(**{**values, "outside": tuple(Part(*each) for each in values["outside"])})
+    if not all(type(size) is int for size in (found.unexplained, *found.kinds.values())):
+        raise ValueError("sizes are whole numbers")
+    return found
+
+
+# ----- the parent's side ----------------------------------------------------------------------------------------------
+
+
+def _compiled(request: Request) -> Memory | Problem:
+    """Compile a step in a process of its own."""
+    python = sys.executable if request.gpu == CPU else python_that_compiles()
+    if python is None:
+        return Problem(how_to_install(), no_compiler=True)
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    environment = os.environ | {
+        "JAX_PLATFORMS": "cpu", "PYTHONPATH": paths, "JAX_ENABLE_COMPILATION_CACHE": "0", "TF_CPP_MIN_LOG_LEVEL": "3",
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as place:
+        answer = Path(place) / "answer.json"
+        try:
+            done = subprocess.run(
+                [python, "-m", "llmc_jax.plan.separate", str(answer)], input=json.dumps(_as_json(request)), text=True,
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, timeout=PATIENCE, check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return Problem(f"the step could not be compiled for {request.gpu}: {error}")
+        if done.returncode == 0 and answer.exists():
+            values = json.loads(answer.read_text())
+            return memory_of(values) if "kinds" in values else Problem(**values)
+    lines = [line for line in done.stderr.splitlines() if line.strip()] or [""]
+    return Problem(
+        f"compiling the step for {request.gpu} ended its process (status {done.returncode}): {lines[-1].strip()[:300]}"
+    )
+
+
+def _as_json(request: Request, about_program: bool = False) -> dict[str, Any]:
+    """Return a request as JSON has it, with the GPU's facts: it may be one of the user's own.
+
+    about_program: without what makes no difference to the program.
+    """
+    values = dataclasses.asdict(request.config)
+    if about_program:
+        values = {name: values[name] for name, about in train.BY_NAME.items() if about.group not in ASIDE}
+        values = {name: value for name, value in values.items() if name not in NUMBERS}
+        values |= {"weight_decay": bool(values["weight_decay"]), "model": request.config.model}
+    target = None if request.gpu == CPU else gpus.known_target(request.gpu)
+    facts = target and {"target": target._asdict(), "gpu": target.gpu._asdict()}
+    return {"gpu": request.gpu, "config": values, "facts": facts}
+
+
+# ----- the child's side -----------------------------------------------------------------------------------------------
+
+
+def answer(asked: Mapping[str, Any]) -> Memory | Problem:
+    """Compile what was asked for in this process."""
+    from llmc_jax.plan import compiled
+    from llmc_jax.plan.memory import compiled as memory_compiled
+
+    if facts := asked["facts"]:
+        target = gpus.Target(**facts["target"])
+        gpus.TARGETS[asked["gpu"]], gpus.GPUS[target.device_kind] = target, gpus.Gpu(**facts["gpu"])
+    config = TrainConfig(**asked["config"])
+    try:
+        plan = compiled.plan_here(config) if asked["gpu"] == CPU else compiled.plan_for(asked["gpu"], config)
+        return memory_compiled(plan, None if asked["gpu"] == CPU else asked["gpu"])._replace(available=None, card=None)
+    except InputError as error:
+        return Problem(str(error))
+
+
+def main() -> None:
+    found = answer(json.loads(sys.stdin.read()))
+    Path(sys.argv[1]).write_text(json.dumps(found._asdict()))
+
+
+if __name__ == "__main__":
+    main()
