@@ -23,6 +23,8 @@ from llmc_jax.models.gpt2.operations import BLOCK, END, row_of
 from llmc_jax.models.gpt2.tensors import letters
 from llmc_jax.models.gpt2.work import Shape, Work, array_bytes, flops_per_token, rows_at_once, step_work
 from llmc_jax.models.tensors import sizes
+from llmc_jax.plan.calibrate import calibration as calibrated
+from llmc_jax.plan.cpu import Calibration, fresh_bytes, parts_of
 from llmc_jax.plan.efficiency import (
     ATTENTION,
     ATTENTION_BACKWARD,
@@ -101,12 +103,19 @@ class StepTime(NamedTuple):
         return self.seconds.rate(self.flops[definition] / self.peak) if self.peak else None
 
 
-def step_time(plan: Plan, hardware: Hardware | None = None, network: Network | None = None) -> StepTime:
-    """Return what a step of a plan takes. hardware: None: the plan's GPU. Raises InputError for one not known.
+def step_time(plan: Plan, hardware: Hardware | Calibration | None = None, network: Network | None = None) -> StepTime:
+    """Return what a step of a plan takes. Raises InputError for a GPU that is not known.
 
+    hardware: None: the plan's GPU; of a plan for a CPU the one at hand, which is measured if it has not been yet.
     network: between the devices of a plan for several; None: as `network_of` has it for this kind.
     """
-    hardware = hardware or gpu(plan.machine.kind, plan.product_precision)
+    if plan.machine.platform == "cpu":
+        return _on_cpu(plan, hardware if isinstance(hardware, Calibration) else calibrated(plan.dtype))
+    here = hardware if isinstance(hardware, Hardware) else gpu(plan.machine.kind, plan.product_precision)
+    return _on_gpu(plan, here, network)
+
+
+def _on_gpu(plan: Plan, hardware: Hardware, network: Network | None) -> StepTime:
     times = times_of(plan, hardware)
     operations = tuple(together(each for _, each in times))
     launches = sum(each.launches for each in operations)
@@ -121,6 +130,36 @@ def step_time(plan: Plan, hardware: Hardware | None = None, network: Network | N
         plan.config.tokens_per_step, model_flops(plan), plan.parallel.devices * hardware.flops,
         bound_of(operations, gaps.typical, added.typical),
     )  # fmt: skip
+
+
+def _on_cpu(plan: Plan, here: Calibration) -> StepTime:
+    """Return what a step takes on the CPU that was measured; several devices that it pretends to have share it."""
+    devices = plan.parallel.devices
+    operations = tuple(
+        each._replace(seconds=each.seconds.times(devices)) for each in together(_times_on_cpu(plan, here))
+    )
+    seconds = total([certain(here.program), *(each.seconds for each in operations)])
+    none = certain(0.0)
+    return StepTime(
+        here.device, operations, (), 0, none, none, sum(each.floor for each in operations), seconds,
+        plan.config.tokens_per_step, model_flops(plan), 0.0, bound_of(operations, 0.0, 0.0),
+    )  # fmt: skip
+
+
+def _times_on_cpu(plan: Plan, here: Calibration) -> Iterator[OperationTime]:
+    """Yield every operation of a step, and taking the memory for its temporaries."""
+    roof, model, shape = here.roof, plan.model, plan.shape
+    fresh = fresh_bytes(model, shape)
+    taken = Work("forward", FRESH, None, 0, 0), True
+    for work, forward in (taken, *works_of(plan)):
+        seconds = sum((part.seconds(here) for part in parts_of(work, forward, model, shape)), 0.0)
+        seconds += fresh * here.fresh if work.operation == FRESH else 0.0
+        floor, bound = roofline(work, roof)
+        share = min(1.0, floor / seconds) if seconds else 1.0
+        yield OperationTime(
+            work.phase, work.operation, work.times, 0, work.flops, work.bytes, floor, bound or "memory",
+            here.spread.times(seconds), Efficiency(share, share, share, here.device, "measured here"),
+        )  # fmt: skip
 
 
 def model_flops(plan: Plan) -> dict[Definition, int]:
@@ -139,7 +178,8 @@ def bound_of(operations: Iterable[OperationTime], gaps: float, network: float) -
 
 # ----- one operation --------------------------------------------------------------------------------------------------
 
-WEIGHTS = {each.name: each.weights[0] for each in (*BLOCK, *END) if each.function == "linear_forward"}
+LINEAR = {each.name: each.weights[0] for each in (*BLOCK, *END) if each.function == "linear_forward"}
+WEIGHTS, FRESH = "weights", "fresh memory"  # what a program does beside the model's operations: it slices, it takes
 SLICES = 8  # kernels that cut the weights of a layer out of the flat buffer
 
 
@@ -155,40 +195,51 @@ class Task(NamedTuple):
 
 # Kernels as tests/aot/test_step_table.py and results/step_table.md count them in compiled programs: (large, small).
 _FORWARD = (1, 0)
-_BACKWARD = dict.fromkeys(WEIGHTS, (2, 0)) | {
+_BACKWARD = dict.fromkeys(LINEAR, (2, 0)) | {
     "gelu": (1, 1), "ln1": (1, 1), "ln2": (1, 1), "lnf": (1, 1), "attention": (2, 1), "embedding": (1, 5),
 }  # fmt: skip
 _UPDATE = {"norm": (1, 7)}
 
 
-def tasks_of(plan: Plan) -> list[Task]:
-    """Return the work of a step on one device in order; of an update that is split only the device's part."""
+def works_of(plan: Plan) -> Iterator[tuple[Work, bool]]:
+    """Yield the work of a step on one device in order, and whether it is a forward, perhaps computed again.
+
+    Of an update that is split only the device's part.
+    """
     model, shape = plan.model, plan.shape
     parts = plan.parallel.devices if plan.parallel.splits else 1
     work = step_work(model, shape)
     once = {(each.operation, each.layer): each.flops for each in work if each.phase == "forward"}
-    slices = Task(Work("forward", "weights", None, 0, 0, model.num_layers), MEMORY, (), 0, SLICES)
-    found = [slices]
+    yield Work("forward", WEIGHTS, None, 0, 0), True
     for each in work:
-        if each.phase == "update":
-            found.append(
-                Task(each._replace(bytes=each.bytes // parts), MEMORY, (), *_UPDATE.get(each.operation, (1, 2)))
-            )
-            continue
-        if plan.execution.gelu_fusion and each.phase == "forward" and each.operation == "gelu":
-            continue  # the product before it does it, and writes its result as well
-        if plan.execution.gelu_fusion and each.phase == "forward" and each.operation == "fc":
-            each = each._replace(bytes=each.bytes + shape.micro_batches * array_bytes("fch_gelu", model, shape))
         again = each.phase == "backward" and each.flops == once.get((each.operation, each.layer), -1) > 0
-        forward = again or each.phase == "forward"
-        found.append(_task(each, forward, model, shape))
+        yield (
+            each._replace(bytes=each.bytes // (parts if each.phase == "update" else 1)),
+            again or each.phase == "forward",
+        )
+
+
+def tasks_of(plan: Plan) -> list[Task]:
+    """Return the tasks of a step on one GPU."""
+    model, shape, fused = plan.model, plan.shape, plan.execution.gelu_fusion
+    found = []
+    for work, forward in works_of(plan):
+        if fused and work[:2] == ("forward", "gelu"):
+            continue  # the product before it does it, and writes its result as well
+        if fused and work[:2] == ("forward", "fc"):
+            work = work._replace(bytes=work.bytes + shape.micro_batches * array_bytes("fch_gelu", model, shape))
+        found.append(_task(work, forward, model, shape))
     return found
 
 
 def _task(work: Work, forward: bool, model: ModelConfig, shape: Shape) -> Task:
     """Return the task of a work of the model. forward: it is a forward, perhaps computed again by the backward."""
+    if work.operation == WEIGHTS:
+        return Task(work, MEMORY, (), 0, SLICES * model.num_layers)
+    if work.phase == "update":
+        return Task(work, MEMORY, (), *_UPDATE.get(work.operation, (1, 2)))
     large, small = _FORWARD if forward else _BACKWARD.get(work.operation, _FORWARD)
-    if work.operation in WEIGHTS:
+    if work.operation in LINEAR:
         return Task(work, PRODUCTS, _sides(work, forward, model, shape), large, small)
     if work.operation == "attention":
         kind = MATRIX if not shape.flash else ATTENTION if forward else ATTENTION_BACKWARD
@@ -198,7 +249,7 @@ def _task(work: Work, forward: bool, model: ModelConfig, shape: Shape) -> Task:
 
 def _sides(work: Work, forward: bool, model: ModelConfig, shape: Shape) -> tuple[tuple[int, int], ...]:
     """Return the sides of the results of a linear layer's products, one forward and two backward."""
-    outputs, inputs = sizes(row_of(WEIGHTS[work.operation]).shape, letters(model))
+    outputs, inputs = sizes(row_of(LINEAR[work.operation]).shape, letters(model))
     rows = rows_at_once(shape) if work.operation == "head" else shape.rows
     return ((rows, outputs),) if forward else ((rows, inputs), (outputs, inputs))
 

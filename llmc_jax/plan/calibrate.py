@@ -1,0 +1,289 @@
+"""How fast this CPU is, by ten seconds of measuring: the operations of ops/ and the update, each alone, in few sizes.
+
+A CPU's rates depend on its clocks, its memory and its neighbours, so no table has them. What was measured is kept in
+the cache folder for this CPU, these versions and these sources. It runs as a process of its own, with memory as
+train.py has it. Leaves out what a step makes of the rates (cpu.py), and GPUs (efficiency.py).
+"""
+
+import hashlib
+import itertools
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import llmc_jax
+from llmc_jax.errors import InputError
+from llmc_jax.files import cache_folder, digest_of_files, write_bytes, write_problem
+from llmc_jax.machine.device import cpu_name, usable_cores
+from llmc_jax.machine.versions import versions
+from llmc_jax.plan import cpu
+from llmc_jax.plan.cpu import Calibration, Rates
+from llmc_jax.plan.interval import Interval
+
+VOCABULARY = 512  # rows of the table that an embedding's gradient is added to
+TURNS, MOST_TURNS = 4, 10
+CALM, FASTER = 0.05, 0.93  # a turn is calm where so few of all are so much faster than before
+LOW, HIGH = 0.92, 1.15  # of the least time, what a step takes: an estimate; more where the turns differ by more
+PATIENCE, RUNS = 0.012, 20  # seconds and runs for one size of one operation in a turn
+MORE = 16  # times of one operation in a program, to tell the operation from the program
+BLOCK = 2**24  # elements of an array that is too large for memory that is there already
+
+Axis = tuple[int, ...]
+Made = tuple[Callable[..., Any], tuple[Any, ...]]  # a function and its arguments
+ROWS, COLUMNS = (64, 256, 1024), (128, 768, 3072)
+LINEAR = (ROWS, (128, 768), COLUMNS)
+ATTENTION = ((4,), ROWS, (32, 128))  # B NH, T, HS
+WIDTH = ((64, 1024), (128, 768))
+BUFFER = ((2**16, 2**19, 2**22),)
+
+
+class Case(NamedTuple):
+    """An operation to be measured: over the product of some axes."""
+
+    axes: tuple[Axis, ...]
+    make: Callable[..., Made]  # of the sizes
+    amount: Callable[..., float] = lambda *sizes: float(math.prod(sizes))  # of the sizes, what its rate counts
+
+
+def _cases(dtype: str) -> dict[str, Case]:
+    """Return what is measured. dtype: that the model computes in."""
+    import jax.numpy as jnp
+
+    from llmc_jax.training.state import DTYPES
+
+    full = partial(jnp.full, fill_value=0.5, dtype=DTYPES[dtype])
+    wide = partial(jnp.full, fill_value=0.5, dtype=jnp.float32)
+    return _products(full) | _rows(full, wide) | _buffers(full, wide)
+
+
+def _products(full: Callable[..., Any]) -> dict[str, Case]:
+    """Return the cases of matrix products. full: makes an array of a shape."""
+    from llmc_jax.ops import attention, linear
+
+    def matrices(heads: int, T: int, size: int) -> tuple[Any, ...]:
+        y = full((1, T, heads * size))
+        return y, full((1, T, 3 * heads * size)), y, full((1, heads, T, T))
+
+    def forward(heads: int, T: int, size: int) -> Made:
+        return partial(attention.attention_forward, num_heads=heads), matrices(heads, T, size)[1:2]
+
+    def backward(heads: int, T: int, size: int) -> Made:
+        return partial(attention.attention_backward, num_heads=heads), matrices(heads, T, size)
+
+    def linear_forward(n: int, inputs: int, outputs: int) -> Made:
+        return linear.linear_forward, (full((n, inputs)), full((outputs, inputs)), full((outputs,)))
+
+    def linear_backward(n: int, inputs: int, outputs: int) -> Made:
+        return linear.linear_backward, (full((n, outputs)), full((n, inputs)), full((outputs, inputs)))
+
+    def scores(heads: int, T: int, size: int) -> float:
+        return float(heads * T * T)
+
+    return {
+        cpu.LINEAR[0]: Case(LINEAR, lambda n, i, o: (linear.linear_forward, (full((n, i)), full((o, i)), full((o,))))),
+        cpu.LINEAR[1]: Case(
+            LINEAR, lambda n, i, o: (linear.linear_backward, (full((n, o)), full((n, i)), full((o, i))))
+        ),
+        cpu.ATTENTION[0]: Case(ATTENTION, forward, scores),
+        cpu.ATTENTION[1]: Case(ATTENTION, backward, scores),
+    }
+
+
+def _rows(full: Callable[..., Any], wide: Callable[..., Any]) -> dict[str, Case]:
+    """Return the cases of what works on rows of activations. wide: makes an array of float32."""
+    import jax.numpy as jnp
+
+    from llmc_jax.ops import classifier, embedding, gelu, layernorm
+
+    def norm_forward(n: int, C: int) -> Made:
+        return layernorm.residual_layernorm_forward, (full((n, C)), full((n, C)), full((C,)), full((C,)))
+
+    def norm_backward(n: int, C: int) -> Made:
+        x = full((n, C))
+        return layernorm.residual_layernorm_backward, (x, x, x, full((C,)), wide((n,)), wide((n,)))
+
+    def losses(n: int, V: int) -> Made:
+        function = partial(classifier.classifier, vocab_size=V - 47)
+        return function, (full((n, V)), jnp.zeros(n, jnp.int32), wide((n,)))
+
+    def embedded(n: int, C: int) -> Made:
+        tokens = (jnp.arange(n, dtype=jnp.int32) * 7919 % VOCABULARY).reshape(1, n)
+        return embedding.embedding_backward, (full((1, n, C)), tokens, wide((VOCABULARY, C)))
+
+    return {
+        cpu.LAYERNORM[0]: Case(WIDTH, norm_forward),
+        cpu.LAYERNORM[1]: Case(WIDTH, norm_backward),
+        cpu.GELU[0]: Case(WIDTH, lambda n, C: (gelu.gelu_forward, (full((n, C)),))),
+        cpu.GELU[1]: Case(WIDTH, lambda n, C: (gelu.gelu_backward, (full((n, C)), full((n, C))))),
+        cpu.CLASSIFIER: Case(((64, 512), (512, 8192)), losses),
+        cpu.EMBEDDING: Case(WIDTH, embedded),
+    }
+
+
+def _buffers(full: Callable[..., Any], wide: Callable[..., Any]) -> dict[str, Case]:
+    """Return the cases of what works on flat buffers."""
+    import jax.numpy as jnp
+
+    from llmc_jax.training.adamw import AdamWNumbers, adamw_update
+    from llmc_jax.training.optimizer import global_norm
+
+    def joined(x: Any) -> Any:
+        return jnp.concatenate([x[: x.size // 2], x[x.size // 2 :]])
+
+    def update(params: Any, m: Any, v: Any, gradient: Any) -> Any:
+        one = jnp.ones(())
+        return adamw_update(
+            params, m, v, gradient, scale=one, learning_rate=1e-3 * one, update=one, apply=one > 0,
+            numbers=AdamWNumbers(0.9, 0.95, 1e-8, 0.1), decay=((0, params.size // 2),),
+        )[:3]  # fmt: skip
+
+    return {
+        cpu.NORM: Case(BUFFER, lambda size: (global_norm, (wide((size,)),))),
+        cpu.COPY: Case(BUFFER, lambda size: (joined, (full((size,)),))),
+        cpu.UPDATE: Case(BUFFER, lambda size: (update, tuple(wide((size,)) for _ in range(4)))),
+    }
+
+
+# ----- measuring ------------------------------------------------------------------------------------------------------
+
+
+def measure(dtype: str) -> Calibration:
+    """Measure this CPU, in about ten seconds."""
+    import jax
+    import jax.numpy as jnp
+
+    found = _cases(dtype)
+    grids = {
+        (name, sizes): found[name].make(*sizes) for name in found for sizes in itertools.product(*found[name].axes)
+    }
+    runs = {key: partial(jax.jit(function), *arguments) for key, (function, arguments) in grids.items()}
+    block, added = jnp.zeros(BLOCK), jax.jit(lambda x: x + 1)
+    written = jax.jit(lambda x: x + 1, donate_argnums=0)
+    state = [jnp.zeros(BLOCK)]
+
+    def in_place() -> Any:
+        state[0] = written(state[0])
+        return state[0]
+
+    once, often = (partial(jax.jit(partial(_repeated, times)), jnp.ones((64, 768))) for times in (1, 1 + MORE))
+    turns = _turns({**runs, "once": once, "often": often, "anew": partial(added, block), "kept": in_place})
+    least = {key: min(found) for key, found in turns.items()}
+    program = max(0.0, least["once"] - (least["often"] - least["once"]) / MORE)
+
+    def rate(name: str, sizes: tuple[int, ...]) -> float:
+        took = least[name, sizes]  # of it what any program takes is not its own
+        return found[name].amount(*sizes) / max(took - program, took / 3)
+
+    rates = {
+        name: Rates(case.axes, tuple(rate(name, sizes) for sizes in itertools.product(*case.axes)))
+        for name, case in found.items()
+    }
+    fresh = max(0.0, least["anew"] - least["kept"]) / (4 * BLOCK)
+    usual = statistics.median(statistics.median(each) / min(each) for each in turns.values())
+    spread = Interval(LOW, 1.0, max(HIGH, usual))
+    return Calibration(cpu_name(), len(usable_cores()), dtype, rates, program, fresh, spread)
+
+
+def _repeated(times: int, x: Any) -> Any:
+    """Return what an operation makes of its own result, some times in one program: of x its first."""
+    import jax
+
+    from llmc_jax.ops.gelu import gelu_forward
+
+    for _ in range(times):
+        x = jax.lax.optimization_barrier(gelu_forward(x))
+    return x
+
+
+def _turns(runs: dict[Any, Callable[[], Any]]) -> dict[Any, list[float]]:
+    """Return the least seconds of each of some functions in each of several turns.
+
+    Others may use the machine meanwhile. So there are turns until one has found few faster times than those before.
+    """
+    import jax
+
+    for run in runs.values():
+        jax.block_until_ready(run())
+    found: dict[Any, list[float]] = {key: [] for key in runs}
+    better = len(runs)
+    while len(found["once"]) < TURNS or (better > CALM * len(runs) and len(found["once"]) < MOST_TURNS):
+        better = 0
+        for key, run in runs.items():
+            took = _one_turn(lambda run=run: jax.block_until_ready(run()))  # type: ignore[misc]
+            better += bool(found[key]) and took < FASTER * min(found[key])
+            found[key].append(took)
+    return found
+
+
+def _one_turn(run: Callable[[], Any]) -> float:
+    """Return the least seconds of a few runs."""
+    spent, count, least = 0.0, 0, math.inf
+    while count < 2 or (spent < PATIENCE and count < RUNS):
+        start = time.perf_counter()
+        run()
+        took = time.perf_counter() - start
+        spent, count, least = spent + took, count + 1, min(least, took)
+    return least
+
+
+# ----- kept -----------------------------------------------------------------------------------------------------------
+
+
+def calibration(dtype: str = "fp32", *, again: bool = False) -> Calibration:
+    """Return what this CPU was measured to do; measured now, in a process of its own, if it has not been, or again.
+
+    Raises InputError where that process fails.
+    """
+    path = _place(dtype)
+    if again or (found := _read(path)) is None:
+        found = _measured_apart(dtype)
+        if write_problem(path.parent) is None:  # else it is measured every time
+            write_bytes(path, json.dumps(found).encode())
+    return found
+
+
+def _place(dtype: str) -> Path:
+    """Return the file of this CPU, these versions and these sources."""
+    root = Path(llmc_jax.__file__).parent
+    sources = [Path(__file__), Path(cpu.__file__), *(root / "ops").glob("*.py"), root / "training/adamw.py"]
+    facts = [cpu_name(), len(usable_cores()), versions(), digest_of_files(sources), os.environ.get("XLA_FLAGS", "")]
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    return cache_folder() / "calibration" / f"{digest}_{dtype}.json"
+
+
+def _read(path: Path) -> Calibration | None:
+    try:
+        return from_json(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None  # not there, or not whole: measured anew
+
+
+def from_json(found: Any) -> Calibration:
+    """Return a calibration out of what JSON makes of one: lists for tuples."""
+    device, cores, dtype, rates, program, fresh, spread = found
+    tables = {name: Rates(tuple(map(tuple, axes)), tuple(values)) for name, (axes, values) in rates.items()}
+    return Calibration(device, cores, dtype, tables, program, fresh, Interval(*spread))
+
+
+def _measured_apart(dtype: str) -> Calibration:
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    command = [sys.executable, "-m", "llmc_jax.plan.calibrate", dtype]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=Path(llmc_jax.__file__).parents[1]
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise InputError(f"calibration of this CPU failed: {last}; give --gpu to plan for a GPU")
+    return from_json(json.loads(done.stdout.splitlines()[-1]))
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(sys.argv[1])))
