@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from llmc_jax.machine.gpus import card_memory_bytes
+from llmc_jax.machine.cards import CARDS
+from llmc_jax.machine.gpus import MIB, TARGETS, card_memory_bytes
 from llmc_jax.machine.jax_setup import MEMORY_SHARE
 from llmc_jax.plan import buffers
 from llmc_jax.plan.buffers import KINDS
@@ -119,6 +120,29 @@ def compiled(plan: "Plan", gpu: str | None, available: int | None = None, card: 
 # ----- beside the program ---------------------------------------------------------------------------------------------
 
 
+# CUDA's context: 555 MiB on a card of 188 multiprocessors, 107 MiB on one of 34: 3 MiB for each of them.
+CONTEXT = "ggml-org/llama.cpp#23604: 555 MiB on an RTX PRO 6000, 107 on an RTX 4060 Ti: 3 MiB per multiprocessor"
+PER_MULTIPROCESSOR = 3 * MIB
+MULTIPROCESSORS = 132  # where the card is not known: an H100's
+# NCCL's buffers: of each connection 4 MiB, and those of its two protocols for little data: 9.19 MiB in all. A channel
+# has three: the one before in the ring, and one up and one down in the tree.
+NCCL = (
+    "NVIDIA/nccl#391, #1450 (4 MiB a connection and channel, 9.19 with the protocols for little data), nccl-tests#100 "
+    "(24 channels on 8 A100s with NVLink), #228 (2 over PCIe); a user of nccl#864 saw 1.6 GB"
+)
+CONNECTION, CONNECTIONS = int(9.19 * MIB), 3
+CHANNELS = {True: 24, False: 2}  # with NVLink, over PCIe
+
+
 def outside(plan: "Plan") -> tuple[Part, ...]:
-    """Return what no compiled program has, estimated."""
-    return ()
+    """Return what no compiled program has, estimated: nothing of it was measured with this program."""
+    kind = plan.machine.kind
+    if plan.machine.platform == "cpu":
+        return ()
+    count = next((each.multiprocessors for each in TARGETS.values() if each.device_kind == kind), MULTIPROCESSORS)
+    parts = (Part("CUDA context", PER_MULTIPROCESSOR * count, CONTEXT),)
+    if plan.parallel.devices == 1:
+        return parts
+    card = CARDS.get(kind)
+    channels = CHANNELS[card is None or card.link_name.startswith("NVLink")]
+    return (*parts, Part("NCCL's buffers", channels * CONNECTIONS * CONNECTION, NCCL))

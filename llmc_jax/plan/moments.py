@@ -24,6 +24,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from llmc_jax.config.model import ModelConfig
+from llmc_jax.machine.gpus import MIB
 from llmc_jax.models.gpt2.memory import kept_in_a_layer
 from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.models.gpt2.work import Shape, array_bytes, has_copy, rows_at_once
@@ -33,7 +34,6 @@ if TYPE_CHECKING:  # it imports JAX, which whoever reads what was kept does with
 
 OUTLIERS = 4 * (2 * 128 + 1)  # bytes: of the last losses and norms (training/outliers.py)
 LATE, AT_ONCE, EARLY = "late", "at once", "early"
-MIB = 2**20
 Kinds = Counter[str]  # bytes by kind
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from llmc_jax.config.flags import parse_args
 from llmc_jax.plan import compiled
 from llmc_jax.plan.memory import KINDS, Memory, Part, computed
 
@@ -47,3 +48,12 @@ def test_available_is_the_allocator_s_share_of_the_card_where_nothing_else_is_gi
     assert computed(plan).available == int(0.92 * 80e9)
     assert computed(plan, 7 * GIB).available == 7 * GIB
     assert computed(plan, card=24 * GIB).available == int(0.92 * 24 * GIB)
+
+
+def test_beside_the_program_are_the_context_and_between_gpus_nccl() -> None:
+    one = computed(compiled.plan_for("h100", "-e d12 -b 4"))
+    several = computed(compiled.plan_for("h100", "-e d12 -b 4 --devices 8"))
+    assert [part.bytes for part in one.outside] == [3 * 132 * 2**20] and all(part.source for part in several.outside)
+    assert several.outside[0] == one.outside[0] and 500e6 < several.outside[1].bytes < 1.6e9
+    assert one.total == one.program + one.beside and one.fits
+    assert computed(compiled.plan_here(parse_args(["-e", "d6"]))).outside == ()
