@@ -5,7 +5,7 @@ Leaves out how each figure is found: memory.py, time.py, course.py.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,17 +18,17 @@ from llmc_jax.kernels.plain import to_json
 from llmc_jax.machine import cards
 from llmc_jax.machine.cards import Card
 from llmc_jax.machine.device import describe_device
-from llmc_jax.machine.gpus import Precision, Target
+from llmc_jax.machine.gpus import Target
 from llmc_jax.machine.jax_setup import MEMORY_SHARE, configure
 from llmc_jax.machine.target import machine_of, this_machine
 from llmc_jax.models.gpt2.tensors import num_parameters
-from llmc_jax.plan import efficiency
 from llmc_jax.plan.asked import checked_model
 from llmc_jax.plan.course import Course, course, data_of, forward_of, price_of
 from llmc_jax.plan.memory import Memory, computed
 from llmc_jax.plan.network import GBIT, Network, network_of
 from llmc_jax.plan.plan import Plan, make_plan
 from llmc_jax.plan.search import Largest, largest_size, mark_fastest, sizes, ways
+from llmc_jax.plan.separate import CPU, Problem, Request, compiled_apart
 from llmc_jax.plan.time import StepTime, step_time
 
 
@@ -70,7 +70,9 @@ class Answer(NamedTuple):
     setting: Setting
     place: Place
     kernels: tuple[Choice, ...]
-    memory: Memory
+    memory: Memory  # compiled where that was wanted and can be
+    computed: Memory
+    not_compiled: str | None  # why not, where it was wanted
     step: StepTime
     course: Course | None  # None: nothing says how many steps the run makes
     largest: tuple[Largest, ...]
@@ -105,20 +107,13 @@ def place_named(name: str | None) -> Place:
 
 
 def place_here() -> Place:
-    """Return the device at hand. Initialises JAX's backend. Raises InputError on a CPU."""
+    """Return the device at hand. Initialises JAX's backend."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a plan takes none of a GPU's memory
     configure()
     device, machine = describe_device(), this_machine()
-    if machine.platform == "cpu":
-        raise InputError("--gpu: this machine has no GPU; name one to plan for, such as --gpu h100")
     card = cards.CARDS.get(machine.kind)
     devices = 1 if machine.platform == "cpu" else device.num_devices
     return Place(None, device.kind, machine, device.memory_bytes, device.memory_bytes, card, devices)
-
-
-def hardware_of(place: Place, precision: Precision) -> efficiency.Hardware:
-    """Return the rates of a device; those of a CPU are measured, for ten seconds where they are not in the cache."""
-    return efficiency.gpu(place.machine.kind, precision)
 
 
 # ----- the answer -----------------------------------------------------------------------------------------------------
@@ -135,17 +130,44 @@ def answer(config: TrainConfig, place: Place, wishes: Wishes | None = None) -> A
     planner = Planner(checked_model(asked), place, network_of(place.machine.kind, wishes.network))
     config = planner.with_batch(asked)
     plan = planner.plan(config)
-    memory, step = planner.memory(plan), planner.time(plan)
+    memory, step, largest = planner.memory(plan), planner.time(plan), planner.largest(config)
+    found = Compiled(memory, largest, None) if wishes.quick else compiled(planner, config, memory, largest)
     return Answer(
         setting=setting_of(plan, auto_batch=config != asked),
         place=place,
         kernels=plan.choices,
-        memory=memory,
+        memory=found.memory,
+        computed=memory,
+        not_compiled=found.problem,
         step=step,
         course=course_of(plan, place, step, wishes),
-        largest=planner.largest(config),
-        not_known=tuple(not_known(planner, memory, step)),
+        largest=found.largest,
+        not_known=tuple(not_known(planner, found, step)),
     )
+
+
+class Compiled(NamedTuple):
+    """What the compiler says of a configuration and of the fastest way to compute it, as far as it says anything."""
+
+    memory: Memory
+    largest: tuple[Largest, ...]
+    problem: str | None  # why something was not compiled
+
+
+def compiled(planner: "Planner", config: TrainConfig, memory: Memory, largest: tuple[Largest, ...]) -> Compiled:
+    """Return the memory of a configuration, and the fastest of the largest, as compiled in processes of their own.
+
+    memory, largest: as computed, which stays where there is no compiler.
+    """
+    best = next((row for row in largest if row.fastest), None)
+    wanted = [config, *([planner.config_of(config, best)] if best else [])]
+    own, *rest = planner.compile(wanted)
+    if isinstance(own, Problem):
+        return Compiled(memory, largest, own.what)
+    if best is None or isinstance(rest[0], Problem):
+        return Compiled(own, largest, None)
+    checked = planner.checked(wanted[1], best, rest[0])
+    return Compiled(own, mark_fastest([checked if row is best else row for row in largest]), None)
 
 
 def course_of(plan: Plan, place: Place, step: StepTime, wishes: Wishes) -> Course | None:
@@ -157,7 +179,7 @@ def course_of(plan: Plan, place: Place, step: StepTime, wishes: Wishes) -> Cours
     )  # fmt: skip
 
 
-def not_known(planner: "Planner", memory: Memory, step: StepTime) -> Iterator[str]:
+def not_known(planner: "Planner", found: Compiled, step: StepTime) -> Iterator[str]:
     """Yield what a reader must know of the limits of an answer."""
     network = planner.network
     if not step.measured:
@@ -172,8 +194,9 @@ def not_known(planner: "Planner", memory: Memory, step: StepTime) -> Iterator[st
             f"{network.inside / 1e9:g} GB/s, the network between machines of {network.node} at "
             f"{100 * network.reached_between:.0f} % of {network.between / GBIT:g} Gbit/s for each GPU (--network)."
         )
-    if memory.source == "computed":
-        yield "Memory: computed from shapes, not compiled (docs/plan.md has the errors of that)."
+    if found.memory.source == "computed":
+        why = f"; {found.problem}" if found.problem else ""
+        yield f"Memory: computed from shapes, not compiled (docs/plan.md has the errors of that){why}."
     yield "Nothing here counts other programs on the device, clocks that fall when it is hot, or waiting for data."
 
 
@@ -190,11 +213,45 @@ class Planner(NamedTuple):
 
     def memory(self, plan: Plan) -> Memory:
         """Return what a plan takes, computed."""
-        return computed(plan, self.place.available, self.place.memory)
+        return computed(plan, *self._limits(plan.parallel.devices))
+
+    def _limits(self, devices: int) -> tuple[int | None, int | None]:
+        """Return what a program may take, and the whole card; devices that a CPU pretends to have share its memory."""
+        place = self.place
+        if place.machine.platform == "cpu":
+            return place.available and place.available // devices, None
+        return place.available, place.memory
+
+    def compile(self, configs: Sequence[TrainConfig]) -> list[Memory | Problem]:
+        """Return what configurations take as compiled, each in a process of its own."""
+        model = f"L{self.model.num_layers}-NH{self.model.num_heads}-C{self.model.channels}"
+        model += f"-V{self.model.vocab_size}-T{self.model.max_seq_len}"  # whose file the process need not find
+        gpu = self.place.name or CPU
+        found = compiled_apart([Request(gpu, replace(config, model=model)) for config in configs])
+        limits = [self._limits(config.devices) for config in configs]
+        return [
+            each._replace(available=available, card=card) if isinstance(each, Memory) else each
+            for each, (available, card) in zip(found, limits, strict=True)
+        ]
+
+    def checked(self, way: TrainConfig, row: Largest, compiled: Memory) -> Largest:
+        """Return a row as the compiler has it: where it is off, with the -b that its memory allows, compiled again."""
+        if row.program is None or self.place.available is None:
+            return row
+        limit = self.place.available * row.program / compiled.program  # bytes, as they are computed
+        size = largest_size(way, lambda config: self.memory(self.plan(config)).program <= limit)
+        if size == row.batch_size:
+            return row._replace(program=compiled.program, source=compiled.source)
+        if size is None:
+            return row._replace(batch_size=None, step=None, tokens_per_second=None)
+        (again,) = self.compile([replace(way, batch_size=size)])
+        if isinstance(again, Problem) or not again.fits:
+            return row if compiled.fits else self._row(way, size)
+        return self._row(way, size)._replace(program=again.program, source=again.source)
 
     def time(self, plan: Plan) -> StepTime:
         """Return how long a step of a plan takes."""
-        return step_time(plan, hardware_of(self.place, plan.product_precision), self.network)
+        return step_time(plan, network=self.network)
 
     def fits(self, config: TrainConfig) -> bool:
         """Return whether a configuration fits; where the memory is not known, nothing does."""
@@ -218,16 +275,29 @@ class Planner(NamedTuple):
         return mark_fastest([self._largest(way) for way in ways(config, self.model.num_layers)])
 
     def _largest(self, way: TrainConfig) -> Largest:
-        levels = (way.recompute, way.recompute_blocks, way.zero_stage)
         size = largest_size(way, self.fits)
-        if size is None:
-            fewest = next(iter(sizes(way)), None)
-            return Largest(*levels, None, fewest and self._program(way, fewest), "computed", None, None)
+        if size is not None:
+            return self._row(way, size)
+        fewest = next(iter(sizes(way)), None)
+        program = None if fewest is None else self._program(way, fewest)
+        levels = (way.recompute, way.recompute_blocks, way.zero_stage)
+        return Largest(*levels, None, program, "computed", None, None)
+
+    def _row(self, way: TrainConfig, size: int) -> Largest:
         step = self.time(self.plan(replace(way, batch_size=size)))
+        levels = (way.recompute, way.recompute_blocks, way.zero_stage)
         return Largest(*levels, size, self._program(way, size), "computed", step.seconds, step.tokens_per_second)
 
     def _program(self, way: TrainConfig, size: int) -> int:
         return self.memory(self.plan(replace(way, batch_size=size))).program
+
+    def config_of(self, config: TrainConfig, row: Largest) -> TrainConfig:
+        """Return the configuration of a row that fits."""
+        assert row.batch_size is not None
+        return replace(
+            config, recompute=row.recompute, recompute_blocks=row.recompute_blocks, zero_stage=row.zero_stage,
+            batch_size=row.batch_size,
+        )  # fmt: skip
 
 
 def setting_of(plan: Plan, *, auto_batch: bool = False) -> Setting:

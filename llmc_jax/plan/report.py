@@ -143,12 +143,16 @@ def memory_section(found: Answer, width: int | None) -> str:
     kinds = [(name, size) for name, size in memory.kinds.items() if size]
     if memory.unexplained:
         kinds.append(("unexplained", memory.unexplained))
-    rows = [[name, in_gib(size), share(size, memory)] for name, size in (*kinds, ("the program", memory.program))]
-    rows += [[part.name, in_gib(part.bytes), "", part.source] for part in memory.outside]
+    quick = dict(found.computed.kinds) | {"the program": found.computed.program} if memory != found.computed else {}
+    rows = [
+        [name, in_gib(size), share(size, memory), in_gib(quick[name]) if name in quick else ""]
+        for name, size in (*kinds, ("the program", memory.program))
+    ]
+    rows += [[part.name, in_gib(part.bytes), "", "", part.source] for part in memory.outside]
     if memory.outside:
         rows.append(["with all that", in_gib(memory.total)])
     heading, of = f"fits? ({memory.source})", f"of {gib(memory.available)}" if memory.available else "share"
-    table = text.table([heading, "GiB", of, "estimated"], rows, left=(heading, "estimated"), width=width)
+    table = text.table([heading, "GiB", of, "computed", "estimated"], rows, left=(heading, "estimated"), width=width)
     return f"{table}\n\n{text.wrapped(verdict(memory), width)}"
 
 
@@ -177,7 +181,7 @@ def verdict(memory: Memory) -> str:
 
 def step_section(step: StepTime, width: int | None) -> str:
     """Return how long a step takes, and what it waits for."""
-    heading = "how fast? (measured)" if step.measured else "how fast? (estimated)"
+    heading = "how fast? (by rates measured here)" if step.measured else "how fast? (estimated)"
     percent = lambda value: f"{value:.1f}%"  # noqa: E731
     rows = [
         of_interval("a step, ms", step.seconds, scale=1e3),
@@ -188,7 +192,7 @@ def step_section(step: StepTime, width: int | None) -> str:
             if (mfu := step.mfu("palm" if name == "PaLM" else "llm.c")) is not None
         ),
         of_interval("of a step: network, ms", step.network, scale=1e3) if step.exchanges else [],
-        of_interval("of a step: gaps, ms", step.gaps, scale=1e3),
+        of_interval("of a step: gaps, ms", step.gaps, scale=1e3) if step.launches else [],
     ]
     table = text.table([heading, *OF_INTERVAL], [row for row in rows if row], left=(heading,), width=width)
     return f"{table}\n\n{text.wrapped(bound_text(step), width)}"
@@ -204,7 +208,8 @@ BOUNDS = {
 
 def bound_text(step: StepTime) -> str:
     """Return what a step waits for, in a sentence."""
-    return f"{BOUNDS[step.bound]} At the peaks it would be {three(1e3 * step.floor)} ms of computing."
+    peaks = "the best rates that were measured here" if step.measured else "the peaks"
+    return f"{BOUNDS[step.bound]} At {peaks} it would be {three(1e3 * step.floor)} ms of computing."
 
 
 def operations_section(step: StepTime, width: int | None) -> str:

@@ -9,10 +9,15 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.library import estimate
 from llmc_jax.machine import cards, gpus
+from llmc_jax.plan import answer as answers
+from llmc_jax.plan import compiled
+from llmc_jax.plan import time as times
 from llmc_jax.plan.answer import Answer, as_json
 from llmc_jax.plan.interval import Interval
-from llmc_jax.plan.memory import KINDS
+from llmc_jax.plan.memory import KINDS, Memory, computed
 from llmc_jax.plan.report import amount, as_text, spread, three
+from llmc_jax.plan.separate import Problem, Request
+from tests.plan.test_cpu import known
 
 D12 = "-e d12 -b 64 -d 524288"
 
@@ -88,6 +93,71 @@ def test_a_configuration_will_do_for_flags() -> None:
 def test_devices_that_an_update_cannot_be_shared_by_are_refused(devices: int) -> None:
     with pytest.raises(InputError):
         estimate(D12, gpu="h100", devices=devices)
+
+
+# ----- the device at hand ---------------------------------------------------------------------------------------------
+
+
+def test_a_cpu_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its devices share its memory and its cores."""
+    monkeypatch.setattr(times, "calibrated", lambda dtype: known())
+    one, two = (estimate(f"-e L2-NH2-C64 -b 2 -t 64 -d 256 --devices {n}") for n in (1, 2))
+    assert one.place.name is None and one.step.measured and one.step.mfu() is None
+    assert one.memory.available is not None and two.memory.available == one.memory.available // 2
+    assert two.step.seconds.typical > one.step.seconds.typical
+    assert one.place.label in as_text(one, operations=True, width=80)
+
+
+# ----- compiled -------------------------------------------------------------------------------------------------------
+
+LONG = "-e d24 -d 524288 -b 4"
+
+
+def with_compiler(monkeypatch: pytest.MonkeyPatch, factor: float) -> list[int]:
+    """Let the compiler find so many times what is computed; return the -b that it is asked for, as they come."""
+    asked: list[int] = []
+
+    def found(requests: list[Request]) -> list[Memory]:
+        plans = [compiled.plan_for(each.gpu, each.config) for each in requests]
+        asked.extend(each.config.batch_size for each in requests)
+        return [Memory("compiled", "", computed(each).kinds, int((factor - 1) * computed(each).program), (), None, None)
+                for each in plans]  # fmt: skip
+
+    monkeypatch.setattr(answers, "compiled_apart", found)
+    return asked
+
+
+def test_the_compiler_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_shape = estimate(LONG, gpu="a100-40")
+    asked = with_compiler(monkeypatch, 1.0)
+    found = estimate(LONG, gpu="a100-40", quick=False)
+    assert (found.memory.source, found.computed, found.memory.available) == (
+        "compiled", by_shape.memory, by_shape.memory.available,
+    )  # fmt: skip
+    best = next(row for row in found.largest if row.fastest)
+    assert asked == [4, best.batch_size] and best.source == "compiled" and best.program is not None
+    assert [row.source for row in found.largest].count("compiled") == 1
+    assert [row.batch_size for row in found.largest] == [row.batch_size for row in by_shape.largest]
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.7])
+def test_where_computing_is_off_the_largest_follows(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = next(row for row in estimate(LONG, gpu="a100-40").largest if row.fastest)
+    asked = with_compiler(monkeypatch, factor)
+    found = estimate(LONG, gpu="a100-40", quick=False)
+    row = next(row for row in found.largest if row.way == before.way)
+    assert row.batch_size is not None and before.batch_size is not None and row.program is not None
+    assert (row.batch_size > before.batch_size) == (factor < 1) and row.batch_size != before.batch_size
+    assert row.source == "compiled" and asked == [4, before.batch_size, row.batch_size]
+    assert row.program <= (found.memory.available or 0)
+
+
+def test_without_a_compiler_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "compiled_apart", lambda asked: [Problem("none is here", True)] * len(asked))
+    found = estimate(LONG, gpu="a100-40", quick=False)
+    assert found.memory == found.computed and found.memory.source == "computed"
+    assert found.not_compiled == "none is here"
+    assert any("none is here" in line for line in found.not_known)
 
 
 # ----- as text and JSON -----------------------------------------------------------------------------------------------
