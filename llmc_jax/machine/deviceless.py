@@ -162,15 +162,19 @@ def compile_for(
         if "mosaic_gpu" in lowered.as_text():
             _only_capability(known_target(name))
         compiled = compiling.compiled(lowered, compiler_options)
+    return Program(name, memory_use(compiled), compiled)
+
+
+def memory_use(compiled: jax.stages.Compiled) -> MemoryUse:
+    """Return what XLA says that a compiled program needs."""
     memory = compiled.memory_analysis()
-    use = MemoryUse(
+    return MemoryUse(
         arguments=memory.argument_size_in_bytes,
         outputs=memory.output_size_in_bytes,
         aliased=memory.alias_size_in_bytes,
         temporaries=memory.temp_size_in_bytes,
         code=memory.generated_code_size_in_bytes,
     )
-    return Program(name, use, compiled)
 
 
 def _on(mesh: Mesh, leaf: Any, spec: PartitionSpec) -> Any:

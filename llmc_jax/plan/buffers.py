@@ -205,7 +205,7 @@ def account(assignment: Assignment, program: Program, model: ModelConfig) -> Acc
     block = max((each for each in assignment.allocations if each.temporary), key=lambda each: each.size)
     moment, found = peak(block), Counter[str]()
     for allocation in assignment.allocations:
-        if allocation is not block:
+        if allocation is not block and "thread-local" not in allocation.about:  # registers, in truth
             found[_kind_of_argument(allocation, program)] += allocation.size
     for held in moment.held:
         found[_kind_of(held.value, assignment.schedule, program, model) or ""] += held.bytes

@@ -83,10 +83,11 @@ def lower_step(plan: Plan, gpu: str) -> Any:
     return deviceless.lower_for(train_step, (*arguments(plan), plan.model, plan.step_options), gpu)
 
 
-def compile_here(plan: Plan, options: Settings | None = None) -> Any:
-    """Return the `jax.stages.Compiled` of a plan's step on one device of this machine. options: as below."""
+def compile_here(plan: Plan, options: Settings | None = None) -> deviceless.Program:
+    """Compile a plan's step for one device of this machine. options: as below."""
     options = plan.execution.compiler_options if options is None else options
-    return compiling.compiled(train_step.lower(*arguments(plan), plan.model, plan.step_options), options)
+    found = compiling.compiled(train_step.lower(*arguments(plan), plan.model, plan.step_options), options)
+    return deviceless.Program("cpu", deviceless.memory_use(found), found)
 
 
 def compile_step(plan: Plan, gpu: str, options: Settings | None = None) -> deviceless.Program:

@@ -37,7 +37,7 @@ class Memory(NamedTuple):
     source: str  # "computed" or "compiled"
     moment: str  # that of `computed`, or the operation that the compiled program is at
     kinds: Kinds  # bytes by kind, every one of KINDS
-    unexplained: int  # of the compiled program: what no kind has; 0 where computed
+    unexplained: int  # of the compiled program: what no kind has, fragmentation above all; 0 where computed
     outside: tuple[Part, ...]  # beside the program, estimated
     available: int | None  # bytes that JAX's allocator may take; None: not known
     card: int | None  # bytes of the whole card; None: not known, or a CPU
@@ -108,12 +108,9 @@ def compiled(plan: "Plan", gpu: str | None, available: int | None = None, card: 
 
     with tempfile.TemporaryDirectory() as place:
         options = (*plan.execution.compiler_options, *buffers.options(Path(place)))
-        if gpu is None:
-            steps.compile_here(plan, options)
-        else:
-            steps.compile_step(plan, gpu, options)
+        program = steps.compile_here(plan, options) if gpu is None else steps.compile_step(plan, gpu, options)
         found = buffers.account(*buffers.read(Path(place)), plan.model)
-    rest = found.fragmentation + found.unknown
+    rest = program.memory.total - sum(found.kinds.values())
     return Memory("compiled", found.at, found.kinds, rest, outside(plan), *_limits(plan, available, card))
 
 

@@ -93,8 +93,7 @@ PLAN = compiled.plan_here(parse_args(["-e", "L2-NH2-C16", "-b", "4", "-t", "32"]
 def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Account, int]:
     """The account of a small step, compiled for the processor at hand, and the bytes that JAX says it takes."""
     folder = tmp_path_factory.mktemp("dump")
-    use = compiled.compile_here(PLAN, buffers.options(folder)).memory_analysis()
-    whole = use.argument_size_in_bytes + use.output_size_in_bytes - use.alias_size_in_bytes + use.temp_size_in_bytes
+    whole = compiled.compile_here(PLAN, buffers.options(folder)).memory.total
     return buffers.account(*buffers.read(folder), PLAN.model), whole
 
 
