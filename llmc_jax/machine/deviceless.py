@@ -167,7 +167,7 @@ def compile_for(
 
 def memory_use(compiled: jax.stages.Compiled) -> MemoryUse:
     """Return what XLA says that a compiled program needs."""
-    memory = compiled.memory_analysis()
+    memory: Any = compiled.memory_analysis()
     return MemoryUse(
         arguments=memory.argument_size_in_bytes,
         outputs=memory.output_size_in_bytes,

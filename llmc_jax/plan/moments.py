@@ -103,16 +103,23 @@ def chunked(shape: Shape) -> bool:
 
 def _of_order(plan: "Plan", order: str) -> dict[str, Kinds]:
     """Return the moments of a program in one order."""
-    always = sums(plan) + slices(plan) + (early(plan) if order == EARLY else Kinds())
+    layers, behind = slices(plan) + (early(plan) if order == EARLY else Kinds()), _behind_head(plan, order)
+    share = stretch(plan) / plan.model.num_layers
+    of_first = Kinds({kind: int(share * size) for kind, size in layers.items()})  # those of the others are done with
     found = {
-        "head": always + _head(plan, order),
-        "last layer": always + _behind_head(plan, order) + _last_layer(plan),
-        "first layer": always + _behind_head(plan, order) + _first_layer(plan),
+        "head": sums(plan) + layers + _head(plan, order),
+        "last layer": sums(plan) + layers + behind + _last_layer(plan),
+        "first layer": sums(plan) + of_first + behind + _first_layer(plan),
         "gradient": sums(plan) + joined(plan),
     }
     if plan.parallel.fixed and plan.parallel.devices > 1:
         found["sum"] = sums(plan) + sums(plan)
     return found
+
+
+def stretch(plan: "Plan") -> int:
+    """Return how many layers the backward makes ready at once: those that are computed again together, or one."""
+    return min(max(plan.shape.recompute_blocks, 1), plan.model.num_layers)
 
 
 def _head(plan: "Plan", order: str) -> Kinds:
@@ -163,9 +170,9 @@ def _last_layer(plan: "Plan") -> Kinds:
 def _first_layer(plan: "Plan") -> Kinds:
     """Return the activations of the first layer, or stretch of layers, and the gradients of those above it."""
     config, shape = plan.model, plan.shape
-    stream, stretch = array_bytes("residual", config, shape), min(max(shape.recompute_blocks, 1), config.num_layers)
-    kept = sum(kept_for_backward(config, shape).values()) // -(-config.num_layers // stretch)
-    pieces = shape.element * 12 * (config.num_layers - stretch) * config.channels**2
+    stream, above = array_bytes("residual", config, shape), config.num_layers - stretch(plan)
+    kept = sum(kept_for_backward(config, shape).values()) // -(-config.num_layers // stretch(plan))
+    pieces = shape.element * 12 * above * config.channels**2
     if shape.stage:  # what was summed over the devices is split
         pieces //= shape.devices
     return Kinds({"activations": kept, "working arrays": stream, "gradients": pieces}) + work_of_a_layer(plan)
@@ -205,8 +212,7 @@ def work_of_a_layer(plan: "Plan") -> Kinds:
     if several or (shape.micro_batches > 1 and hopper(plan)):
         found.append((2 * hidden - spent, ws))
     work, workspace_bytes = max(found, key=sum)
-    stretch = min(shape.recompute_blocks, config.num_layers)
-    again = stretch * sum(row.values()) - hidden - row["residual1"] if stretch else 0
+    again = stretch(plan) * sum(row.values()) - hidden - row["residual1"] if shape.recompute_blocks else 0
     return Kinds({"working arrays": work + again, "workspace": workspace_bytes})
 
 

@@ -34,7 +34,8 @@ AT_ONCE = 2  # processes
 PATIENCE = 1200  # seconds that one may take
 FORMAT = 1
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = tuple(f"llmc_jax/{name}" for name in ("models", "ops", "training", "kernels", "machine", "plan"))
+SOURCES = (*(f"llmc_jax/{name}" for name in ("models", "ops", "training", "kernels", "machine")), "pallas_kernels")
+FILES = ("plan", "compiled", "program", "buffers", "memory")  # of this room: what shapes a program and reads it
 PACKAGES = ("jax", "jaxlib")
 PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")  # modules
 # What makes no difference to the program: groups of options, and numbers that it takes as arguments.
@@ -109,8 +110,8 @@ def folder() -> Path:
 
 
 def _sources_digest() -> str:
-    places = [*(ROOT / name for name in SOURCES), ROOT / "pallas_kernels"]
-    return digest_of_files(path for place in places for path in place.rglob("*.py"))
+    found = [path for name in SOURCES for path in (ROOT / name).rglob("*.py")]
+    return digest_of_files([*found, *(Path(__file__).with_name(f"{name}.py") for name in FILES)])
 
 
 def _known_or_compiled(key: str, request: Request) -> Memory | Problem:
