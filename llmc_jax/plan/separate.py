@@ -66,10 +66,11 @@ def compiled_apart(requests: Sequence[Request]) -> list[Memory | Problem]:
 
     `available` is left to the caller: it is None. A request that stands there twice is compiled once.
     """
-    distinct = {digest(request): request for request in requests}
+    keys = [digest(request) for request in requests]
+    distinct = dict(zip(keys, requests, strict=True))
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = dict(zip(distinct, pool.map(_known_or_compiled, distinct, distinct.values()), strict=True))
-    return [found[digest(request)] for request in requests]
+    return [found[key] for key in keys]
 
 
 def python_that_compiles() -> str | None:
