@@ -70,13 +70,18 @@ def _answer(words: list[str], own: SimpleNamespace) -> None:
     from llmc_jax.plan.neighbours import neighbours
 
     config = asked_config(words)
-    found = answer(config, place_named(own.gpu), _wishes(own))
+    found = answer(config, place_named(own.gpu), _wishes(own), _say)
     numbered = replace(config, batch_size=found.setting.batch_size)
     rows = neighbours(numbered, own.gpu, _wishes(own)) if own.neighbours else ()
     _write(own.json, as_json(found) | ({"neighbours": rows} if rows else {}))
     if own.json != STDOUT:
         table = near.rows_table(rows) if rows else ""
         print(report.as_text(found, operations=own.operations, more=table))
+
+
+def _say(words: str) -> None:
+    """Say what takes seconds, where it does not mix with the answer."""
+    print(f"{typed(PROGRAM)}: {words}", file=sys.stderr, flush=True)
 
 
 def _sweep(words: list[str], own: SimpleNamespace) -> None:

@@ -229,10 +229,13 @@ def _given(config: TrainConfig, name: str) -> str:
 
 def _said(config: TrainConfig, rules: Iterable[Rule]) -> list[str]:
     """Return the words of the rules that apply to a configuration."""
+    applying = [rule for rule in rules if rule.applies(config)]
+    if not applying:
+        return []
     words = {about.name: _given(config, about.name) for about in OPTIONS}
     words["micro_batches"], words["num_devices"] = str(config.micro_batches), str(config.devices)
     words["unsaved"] = words["max_steps"] if config.checkpoint_every else "without -n"
-    return [rule.words.format_map(words) for rule in rules if rule.applies(config)]
+    return [rule.words.format_map(words) for rule in applying]
 
 
 def _total_batch(config: TrainConfig, processes: int) -> list[str]:

@@ -5,7 +5,7 @@ Leaves out how each figure is found: memory.py, time.py, course.py.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,13 +23,17 @@ from llmc_jax.machine.jax_setup import MEMORY_SHARE, configure
 from llmc_jax.machine.target import machine_of, this_machine
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.plan.asked import checked_model
+from llmc_jax.plan.calibrate import is_measured
 from llmc_jax.plan.course import Course, course, data_of, forward_of, price_of
 from llmc_jax.plan.memory import Memory, computed
 from llmc_jax.plan.network import GBIT, Network, network_of
 from llmc_jax.plan.plan import Plan, make_plan
 from llmc_jax.plan.search import Largest, largest_size, mark_fastest, sizes, ways
-from llmc_jax.plan.separate import CPU, Problem, Request, compiled_apart
+from llmc_jax.plan.separate import CPU, Problem, Request, compiled_apart, is_kept, python_that_compiles
 from llmc_jax.plan.time import StepTime, step_time
+
+Told = Callable[[str], None]
+ERROR = 0.05  # that computed memory may be off by; benchmarks/results/plan_memory.md has less
 
 
 class Place(NamedTuple):
@@ -119,17 +123,20 @@ def place_here() -> Place:
 # ----- the answer -----------------------------------------------------------------------------------------------------
 
 
-def answer(config: TrainConfig, place: Place, wishes: Wishes | None = None) -> Answer:
-    """Return what a configuration comes to on a device. config: `asked_config` of train.py's flags.
+def answer(config: TrainConfig, place: Place, wishes: Wishes | None = None, told: Told = lambda words: None) -> Answer:
+    """Return what a configuration comes to on a device.
 
+    config: `asked_config` of train.py's flags. told: is told of what takes seconds before it begins.
     Raises InputError for what cannot run there.
     """
     wishes = wishes or Wishes()
     asked = replace(config, devices=config.devices or place.devices)
     validate(asked)
-    planner = Planner(checked_model(asked), place, network_of(place.machine.kind, wishes.network))
+    planner = Planner(checked_model(asked), place, network_of(place.machine.kind, wishes.network), told)
     config = planner.with_batch(asked)
     plan = planner.plan(config)
+    if place.machine.platform == "cpu" and not is_measured(plan.dtype):
+        told("measuring this CPU once, which takes ten seconds")
     memory, step, largest = planner.memory(plan), planner.time(plan), planner.largest(config)
     found = Compiled(memory, largest, None) if wishes.quick else compiled(planner, config, memory, largest)
     return Answer(
@@ -155,11 +162,12 @@ class Compiled(NamedTuple):
 
 
 def compiled(planner: "Planner", config: TrainConfig, memory: Memory, largest: tuple[Largest, ...]) -> Compiled:
-    """Return the memory of a configuration, and the fastest of the largest, as compiled in processes of their own.
+    """Return the memory of a configuration as compiled in a process of its own.
 
-    memory, largest: as computed, which stays where there is no compiler.
+    So is the fastest of the largest, where that may change it. memory, largest: as computed, which stays where there
+    is no compiler.
     """
-    best = next((row for row in largest if row.fastest), None)
+    best = next((row for row in largest if row.fastest and planner.close(config, row)), None)
     wanted = [config, *([planner.config_of(config, best)] if best else [])]
     own, *rest = planner.compile(wanted)
     if isinstance(own, Problem):
@@ -206,6 +214,7 @@ class Planner(NamedTuple):
     model: ModelConfig
     place: Place
     network: Network
+    told: Told = lambda words: None
 
     def plan(self, config: TrainConfig) -> Plan:
         """Return the plan of a configuration; whether it fits is a question of its own. Raises InputError."""
@@ -227,18 +236,33 @@ class Planner(NamedTuple):
         model = f"L{self.model.num_layers}-NH{self.model.num_heads}-C{self.model.channels}"
         model += f"-V{self.model.vocab_size}-T{self.model.max_seq_len}"  # whose file the process need not find
         gpu = self.place.name or CPU
-        found = compiled_apart([Request(gpu, replace(config, model=model)) for config in configs])
+        requests = [Request(gpu, replace(config, model=model)) for config in configs]
+        anew = [each for each in requests if not is_kept(each)]
+        if anew and (gpu == CPU or python_that_compiles()):
+            flags = " and ".join(f"-b {each.config.batch_size}" for each in anew)
+            self.told(f"compiling the step with {flags}, which is kept; --quick compiles nothing")
+        found = compiled_apart(requests)
         limits = [self._limits(config.devices) for config in configs]
         return [
             each._replace(available=available, card=card) if isinstance(each, Memory) else each
             for each, (available, card) in zip(found, limits, strict=True)
         ]
 
+    def close(self, config: TrainConfig, row: Largest) -> bool:
+        """Return whether a row may be another one where computing is off by as much as it may be."""
+        way = self.config_of(config, row)
+        larger = next((size for size in sizes(way) if size > way.batch_size), None)
+        limit = self._limits(config.devices)[0] or 0
+        return (row.program or 0) > (1 - ERROR) * limit or (
+            larger is not None and self._program(way, larger) < (1 + ERROR) * limit
+        )
+
     def checked(self, way: TrainConfig, row: Largest, compiled: Memory) -> Largest:
         """Return a row as the compiler has it: where it is off, with the -b that its memory allows, compiled again."""
-        if row.program is None or self.place.available is None:
+        available = self._limits(way.devices)[0]
+        if row.program is None or available is None:
             return row
-        limit = self.place.available * row.program / compiled.program  # bytes, as they are computed
+        limit = available * row.program / compiled.program  # bytes, as they are computed
         size = largest_size(way, lambda config: self.memory(self.plan(config)).program <= limit)
         if size == row.batch_size:
             return row._replace(program=compiled.program, source=compiled.source)

@@ -250,6 +250,11 @@ def calibration(dtype: str = "fp32", *, again: bool = False) -> Calibration:
     return found
 
 
+def is_measured(dtype: str) -> bool:
+    """Return whether this CPU has been measured before."""
+    return _place(dtype).exists()
+
+
 def _place(dtype: str) -> Path:
     """Return the file of this CPU, these versions and these sources."""
     root = Path(llmc_jax.__file__).parent

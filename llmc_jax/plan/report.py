@@ -148,12 +148,13 @@ def memory_section(found: Answer, width: int | None) -> str:
         [name, in_gib(size), share(size, memory), in_gib(quick[name]) if name in quick else ""]
         for name, size in (*kinds, ("the program", memory.program))
     ]
-    rows += [[part.name, in_gib(part.bytes), "", "", part.source] for part in memory.outside]
+    rows += [[part.name, in_gib(part.bytes)] for part in memory.outside]
     if memory.outside:
         rows.append(["with all that", in_gib(memory.total)])
     heading, of = f"fits? ({memory.source})", f"of {gib(memory.available)}" if memory.available else "share"
-    table = text.table([heading, "GiB", of, "computed", "estimated"], rows, left=(heading, "estimated"), width=width)
-    return f"{table}\n\n{text.wrapped(verdict(memory), width)}"
+    table = text.table([heading, "GiB", of, "computed"], rows, left=(heading,), width=width)
+    sources = [text.wrapped(f"{part.name}, an estimate: {part.source}.", width) for part in memory.outside]
+    return "\n".join([table, "", text.wrapped(verdict(memory), width), *sources])
 
 
 def in_gib(size: int) -> str:

@@ -110,13 +110,22 @@ def folder() -> Path:
     return cache_folder() / "plan"
 
 
+def is_kept(request: Request) -> bool:
+    """Return whether a step was compiled before."""
+    return _place(digest(request)).exists()
+
+
+def _place(key: str) -> Path:
+    return folder() / f"{key}.json"
+
+
 def _sources_digest() -> str:
     found = [path for name in SOURCES for path in (ROOT / name).rglob("*.py")]
     return digest_of_files([*found, *(Path(__file__).with_name(f"{name}.py") for name in FILES)])
 
 
 def _known_or_compiled(key: str, request: Request) -> Memory | Problem:
-    path = folder() / f"{key}.json"
+    path = _place(key)
     with suppress(OSError, ValueError, TypeError, KeyError):  # none is there, or a damaged one
         return memory_of(json.loads(path.read_text()))
     found = _compiled(request)

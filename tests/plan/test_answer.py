@@ -110,7 +110,7 @@ def test_a_cpu_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # ----- compiled -------------------------------------------------------------------------------------------------------
 
-LONG = "-e d24 -d 524288 -b 4"
+LONG = "-e d24 -b 4"
 
 
 def with_compiler(monkeypatch: pytest.MonkeyPatch, factor: float) -> list[int]:
@@ -138,6 +138,13 @@ def test_the_compiler_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None
     assert asked == [4, best.batch_size] and best.source == "compiled" and best.program is not None
     assert [row.source for row in found.largest].count("compiled") == 1
     assert [row.batch_size for row in found.largest] == [row.batch_size for row in by_shape.largest]
+
+
+def test_what_is_far_from_the_limit_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = with_compiler(monkeypatch, 1.0)
+    found = estimate(f"{D12} -b 32", gpu="h100", devices=8, quick=False)
+    assert asked == [32] and found.memory.source == "compiled"
+    assert {row.source for row in found.largest} == {"computed"}
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.7])

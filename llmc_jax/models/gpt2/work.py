@@ -11,6 +11,7 @@ a product: they are few, and such an operation waits for memory; and how much me
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import groupby
 from typing import Literal, NamedTuple
 
@@ -94,6 +95,7 @@ def rows_at_once(shape: Shape) -> int:
     return next(size for size in range(limit, 0, -1) if n % size == 0)
 
 
+@lru_cache(maxsize=4096)  # every layer asks the same
 def array_bytes(name: str, config: ModelConfig, shape: Shape) -> int:
     """Return the bytes of a value, a weight or a gradient, of one that each layer has in one of them."""
     row, numbers = row_of(name), letters(config, shape.batch, shape.sequence)
@@ -153,7 +155,7 @@ def _backward(config: ModelConfig, shape: Shape) -> Iterator[Work]:
             ends = layer == config.num_layers - 1 or (layer + 1) % blocks == 0
             yield from _weighed("backward", block(layer)[: -1 if ends else None], layer, config, shape)
         for work in _weighed("backward", BLOCK_BACKWARD, layer, config, shape):
-            again = (_bytes([each], config, shape) for each in _recomputed(shape) if each.name == work.operation)
+            again = (_bytes((each,), config, shape) for each in _recomputed(shape) if each.name == work.operation)
             yield work._replace(bytes=work.bytes + sum(again))
     yield Work("backward", "embedding", None, 0, 4 * n + e * (n * C + T * C) + 4 * 2 * min(n, Vp) * C)
     yield Work("backward", "gradient", None, 0, _gradient_bytes(config, shape))
@@ -170,17 +172,19 @@ def _weighed(
 ) -> Iterator[Work]:
     """Yield the work of each named scope: what its operations hand to each other is neither read nor written twice."""
     for name, found in groupby(operations, lambda each: each.name):
-        together = list(found)
+        together = tuple(found)
         flops = sum(_products(each, config, shape) for each in together)
         yield Work(phase, name, layer, flops, _bytes(together, config, shape))
 
 
-def _bytes(operations: Sequence[Operation], config: ModelConfig, shape: Shape) -> int:
+@lru_cache(maxsize=4096)
+def _bytes(operations: tuple[Operation, ...], config: ModelConfig, shape: Shape) -> int:
     made = {name for each in operations for name in each.outputs}
     read = {name for each in operations for name in (*each.inputs, *each.weights)} - made
     return sum(array_bytes(name, config, shape) for name in (*read, *made))
 
 
+@lru_cache(maxsize=4096)
 def _products(operation: Operation, config: ModelConfig, shape: Shape) -> int:
     """Return the floating-point operations of an operation's matrix products."""
     if operation.function in ("linear_forward", "linear_backward"):
