@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from llmc_jax import text
 from llmc_jax.kernels import Choice
 from llmc_jax.machine.device import gib
-from llmc_jax.plan.answer import Answer, Setting
+from llmc_jax.plan.answer import Answer, Place, Setting
 from llmc_jax.plan.course import Course
 from llmc_jax.plan.interval import Interval
 from llmc_jax.plan.memory import Memory
@@ -43,6 +43,11 @@ def three(value: float) -> str:
     if value == 0 or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}" if abs(value) < 1 else f"{value:.{2 if abs(value) < 10 else 1}f}"
+
+
+def in_ms(seconds: float) -> str:
+    """Return seconds as milliseconds, to the microsecond below one."""
+    return three(1e3 * seconds) if seconds >= 1e-3 else f"{1e3 * seconds:.3f}"
 
 
 def amount(value: float) -> str:
@@ -108,15 +113,26 @@ def kernels_text(choices: Sequence[Choice]) -> str:
 
 def summary(found: Answer) -> str:
     """Return the answer in short."""
-    memory, step, course = found.memory, found.step, found.course
-    fits = {True: "It fits", False: "It does not fit", None: "Whether it fits is not known"}[memory.fits]
-    of = "" if memory.available is None else f" of {gib(memory.available)}"
-    words = [f"{fits}: {gib(memory.program)}{of}."]
+    step, course = found.step, found.course
+    words = [verdict(found.memory, found.place)]
     words += [f"A step takes {spread(step.seconds)}: {amount(step.tokens_per_second.typical)} tokens a second."]
     if course is not None:
-        cost = f", {three(course.usd.typical)} USD" if course.usd else ""
+        cost = f" and costs {three(course.usd.typical)} USD" if course.usd else ""
         words.append(f"The run takes {spread(course.seconds)}{cost}.")
     return " ".join(words)
+
+
+def verdict(memory: Memory, place: Place) -> str:
+    """Return whether it fits, in a sentence."""
+    takes = f"the program takes {gib(memory.program)}"
+    if memory.available is None or memory.spare is None:
+        return f"Whether it fits is not known: {takes}, and nothing says how much the device has."
+    whose = "this machine has" if place.machine.platform == "cpu" else "JAX may take"
+    if memory.fits:
+        return f"It fits: {takes} of the {gib(memory.available)} that {whose}."
+    if memory.spare < 0:
+        return f"It does not fit: {takes}, {gib(-memory.spare)} more than the {gib(memory.available)} that {whose}."
+    return f"It does not fit: beside JAX's {gib(memory.available)} there is no room for {gib(memory.beside)} more."
 
 
 UNITS = ((259200, 86400, "days"), (3600, 3600, "hours"), (60, 60, "minutes"), (1, 1, "s"), (0, 1e-3, "ms"))
@@ -154,7 +170,7 @@ def memory_section(found: Answer, width: int | None) -> str:
     heading, of = f"fits? ({memory.source})", f"of {gib(memory.available)}" if memory.available else "share"
     table = text.table([heading, "GiB", of, "computed"], rows, left=(heading,), width=width)
     sources = [text.wrapped(f"{part.name}, an estimate: {part.source}.", width) for part in memory.outside]
-    return "\n".join([table, "", text.wrapped(verdict(memory), width), *sources])
+    return "\n".join([table, *([""] if sources else []), *sources])
 
 
 def in_gib(size: int) -> str:
@@ -163,18 +179,6 @@ def in_gib(size: int) -> str:
 
 def share(size: int, memory: Memory) -> str:
     return f"{100 * size / memory.available:.1f}%" if memory.available else ""
-
-
-def verdict(memory: Memory) -> str:
-    """Return whether it fits, in a sentence."""
-    if memory.available is None or memory.spare is None:
-        return "Whether it fits is not known: nothing says how much memory the device has."
-    of = f"{gib(memory.available)} that JAX may take"
-    if memory.fits:
-        return f"It fits: the program takes {gib(memory.program)} of the {of}; {gib(memory.spare)} are left."
-    if memory.spare < 0:
-        return f"It does not fit: the program takes {gib(memory.program)}, {gib(-memory.spare)} more than the {of}."
-    return f"It does not fit: beside JAX's {gib(memory.available)} there is no room for {gib(memory.beside)} more."
 
 
 # ----- time -----------------------------------------------------------------------------------------------------------
@@ -215,7 +219,7 @@ def bound_text(step: StepTime) -> str:
 
 def operations_section(step: StepTime, width: int | None) -> str:
     """Return a line for each operation, and below them where the shares of the peaks come from."""
-    headings = ("", "operation", "kernels", "GFLOP", "MB", "floor ms", "bound by", *OF_INTERVAL, "of peak", "from")
+    headings = ("", "operation", "kernels", "GFLOP", "MB", "floor", "bound by", *OF_INTERVAL, "of peak", "from")
     sources = {each: chr(ord("a") + at) for at, each in enumerate(dict.fromkeys(map(_source, step.operations)))}
     rows = [_operation_row(each, sources[_source(each)]) for each in step.operations]
     phases = [each.phase for each in step.operations]
@@ -238,8 +242,8 @@ def _source(each: OperationTime) -> str:
 def _operation_row(each: OperationTime, letter: str) -> Row:
     return [
         each.phase, each.operation, f"{each.launches:,}", f"{each.flops / 1e9:,.1f}" if each.flops else "",
-        f"{each.bytes / 1e6:,.0f}" if each.bytes else "", f"{1e3 * each.floor:.3f}" if each.floor else "", each.bound,
-        *(f"{1e3 * value:.3f}" for value in each.seconds), f"{each.efficiency.typical:.2f}", letter,
+        f"{each.bytes / 1e6:,.0f}" if each.bytes else "", in_ms(each.floor) if each.floor else "", each.bound,
+        *map(in_ms, each.seconds), f"{each.efficiency.typical:.2f}", letter,
     ]  # fmt: skip
 
 
@@ -306,14 +310,17 @@ def _level_text(recompute: int, blocks: int) -> str:
 
 def _largest_cells(row: Largest) -> Row:
     if row.batch_size is None or row.tokens_per_second is None:
-        return ["none", "" if row.program is None else f"from {gib(row.program)}"]
+        return ["none", ""]
     return [str(row.batch_size), f"{amount(row.tokens_per_second.typical)}{'*' if row.fastest else ' '}"]
 
 
 def _fastest_text(rows: Sequence[Largest], setting: Setting) -> str:
     best = next((row for row in rows if row.fastest), None)
     if best is None:
-        return "Not even one row fits in any of them: take a smaller model, a shorter -t, or a larger device."
+        least = min((row.program for row in rows if row.program is not None), default=None)
+        words = "" if least is None else f": the least that a step takes is {gib(least)}"
+        return f"Not even the smallest -b fits in any of them{words}."
     stage = f" -z {best.zero_stage}" if setting.devices > 1 else ""
     level = _level_text(best.recompute, best.recompute_blocks)
-    return f"* the fastest of them: -b {best.batch_size} {level}{stage}"
+    takes = f"{gib(best.program or 0)}, {best.source}"
+    return f"* the fastest of them: -b {best.batch_size} {level}{stage} ({takes})"
