@@ -22,6 +22,6 @@ def test_there_are_such_blocks() -> None:
 
 
 def test_the_readme_has_the_answer_of_the_page() -> None:
-    _, _, answer, *_ = SHOWN["--preset gpt2-124M --gpu h100 --devices 8 --quick"].split("\n\n")
+    _, answer, *_ = SHOWN["--preset gpt2-124M --gpu h100 --devices 8 --quick"].split("\n\n")
     said, words = answer.split(), (ROOT / "README.md").read_text(encoding="utf-8").split()
     assert any(words[at : at + len(said)] == said for at in range(len(words)))
