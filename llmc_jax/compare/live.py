@@ -24,7 +24,7 @@ from llmc_jax.compare.logfiles import Log, read_log
 from llmc_jax.compare.report import Show
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import parse_args
-from llmc_jax.config.train import OPTIONS
+from llmc_jax.config.train import AUTO_BATCH, OPTIONS
 from llmc_jax.data.tokenizers import write_tokenizer_bin
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import reason
@@ -129,6 +129,8 @@ def our_words(comparison: Comparison, folder: Path, dtype: str | None) -> list[s
 def _check_words(kind: str, words: Sequence[str]) -> None:
     """Refuse what we refuse, and what llm.c's program would divide by."""
     config = parse_args(words)
+    if config.batch_size == AUTO_BATCH:
+        raise InputError(f"-b auto: {kind} takes a number; give both the same")
     validate(config)
     divided = {CPU: {}, FP32: {"-v": config.val_every, "-s": config.sample_every}, CUDA: {"-v": config.val_every}}
     for flag, every in divided[kind].items():

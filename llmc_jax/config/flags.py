@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from llmc_jax.config.checks import validate
 from llmc_jax.config.options import Option, at_least, show_value, value_problem
 from llmc_jax.config.presets import DEFAULT_PRESET, PRESETS
-from llmc_jax.config.train import DATA, DEVICES, EVALUATION, OPTIONS, OUTPUT, PROCESSES, START, TrainConfig
+from llmc_jax.config.train import AUTO_BATCH, DATA, DEVICES, EVALUATION, OPTIONS, OUTPUT, PROCESSES, START, TrainConfig
 from llmc_jax.errors import InputError, raise_problems
 
 # Flags that show something and run nothing.
@@ -249,5 +249,7 @@ def step_config(words: Sequence[str]) -> tuple[TrainConfig, list[str]]:
     whole = ["-e", model, *words]
     # what a profile leaves out need not fit the model
     config = replace(parse_args(whole), sample_every=0, val_every=0, devices=1)
+    if config.batch_size == AUTO_BATCH:
+        raise InputError("-b auto: a profile takes a number; the table that train.py begins with says which auto is")
     validate(config)
     return config, whole

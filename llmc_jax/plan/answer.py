@@ -28,7 +28,7 @@ from llmc_jax.plan.course import Course, course, data_of, forward_of, price_of
 from llmc_jax.plan.memory import Memory, computed
 from llmc_jax.plan.network import GBIT, Network, network_of
 from llmc_jax.plan.plan import Plan, make_plan
-from llmc_jax.plan.search import Largest, largest_size, mark_fastest, sizes, ways
+from llmc_jax.plan.search import Largest, auto_sizes, largest_size, mark_fastest, sizes, ways
 from llmc_jax.plan.separate import CPU, Problem, Request, compiled_apart, is_kept, python_that_compiles
 from llmc_jax.plan.time import StepTime, step_time
 
@@ -282,10 +282,15 @@ class Planner(NamedTuple):
         return bool(self.memory(self.plan(config)).fits)
 
     def with_batch(self, config: TrainConfig) -> TrainConfig:
-        """Return a configuration with a number for -b auto: the largest that fits, or the least where none does."""
+        """Return a configuration with a number for -b auto: the largest that fits, or the least where none does.
+
+        It is one of those that train.py may come to.
+        """
         if config.batch_size != AUTO_BATCH:
             return config
-        size = largest_size(config, self.fits) or next(iter(sizes(config)), None)
+        possible = auto_sizes(config)
+        fitting = (size for size in possible if self.fits(replace(config, batch_size=size)))
+        size = next(fitting, possible[-1] if possible else None)
         if size is None:
             raise InputError(
                 f"-d {config.total_batch_size}: no -b divides it on {config.devices} devices; take another"

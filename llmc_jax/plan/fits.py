@@ -50,15 +50,30 @@ def check_fits(plan: Plan) -> None:
     config, model, need, available = plan.config, plan.model, plan.needed, plan.available
     if available is None or need.total <= available:
         return
-    words = f"L={model.num_layers} NH={model.num_heads} C={model.channels}"
-    found = remedies(plan, available)
-    raise DoesNotFit(
-        f"-e: this model ({words}, {num_parameters(model):,} parameters) needs at least {gib(need.total)} of memory "
-        f"with -b {config.batch_size} -t {config.sequence_length}: {gib(need.state)} for parameters, gradient, the "
-        f"optimizer's state and the step's copies, {gib(need.total - need.state)} more for activations; this machine "
-        f"has {gib(available)}; {advice(plan, found, available)}",
-        found,
+    shape = f"L={model.num_layers} NH={model.num_heads} C={model.channels}, {num_parameters(model):,} parameters"
+    words = (
+        f"-e: this model ({shape}) needs at least {gib(need.total)} of memory with -b {config.batch_size} "
+        f"-t {config.sequence_length}: {gib(need.state)} for parameters, gradient, the optimizer's state and the "
+        f"step's copies, {gib(need.total - need.state)} more for activations; this machine has {gib(available)}"
     )
+    raise refusal(plan, words, available)
+
+
+def check_program(plan: Plan, taken: int) -> None:
+    """Raise DoesNotFit where the compiled step of a plan takes more bytes than there are."""
+    if plan.available is not None and taken > plan.available:
+        words = f"-b {plan.config.batch_size}: the compiled step takes {gib(taken)}, and there are"
+        raise refusal(plan, f"{words} {gib(plan.available)}", plan.available, taken)
+
+
+def refusal(plan: Plan, words: str, available: int, taken: int | None = None) -> DoesNotFit:
+    """Return the error for a plan whose step does not fit into so many bytes: words on that, and what would fit.
+
+    taken: bytes that the step takes by its compiler, where that is known. Estimates count as much more, or less.
+    """
+    limit = available if taken is None else available * computed(plan).program // taken
+    found = remedies(plan, limit)
+    return DoesNotFit(f"{words}; {advice(plan, found, available)}", found)
 
 
 def advice(plan: Plan, found: tuple[Remedy, ...], available: int) -> str:

@@ -4,7 +4,8 @@ Leaves out which sizes there are (plan/search.py), the estimate that says where 
 run which goes on keeps what it had (resume.py).
 """
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,10 +16,10 @@ from llmc_jax.errors import InputError
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import devices_of, full_memory, gib
 from llmc_jax.plan.compiled import arguments
-from llmc_jax.plan.fits import DoesNotFit, advice, check_fits, remedies
+from llmc_jax.plan.fits import check_fits, refusal
 from llmc_jax.plan.memory import computed
 from llmc_jax.plan.plan import Plan
-from llmc_jax.plan.search import sizes
+from llmc_jax.plan.search import auto_sizes
 from llmc_jax.training.parallel.placement import placement
 from llmc_jax.training.step import train_step
 
@@ -34,18 +35,23 @@ class Tried(NamedTuple):
     batch_size: int
     bytes: int | None  # that it takes on one device, its state included; None: more than there was for compiling it
 
+    def fits(self, limit: int) -> bool:
+        """Return whether it takes at most so many bytes."""
+        return self.bytes is not None and self.bytes <= limit
+
 
 class Fitted(NamedTuple):
     """How -b auto came to a number."""
 
     plan: Plan  # with that number
+    taken: Tried
     limit: int  # bytes that a step may take on one device
-    tried: tuple[Tried, ...]  # the last one fits
+    tried: tuple[Tried, ...]  # in the order in which they were compiled
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a run records it."""
         tried = [each._asdict() for each in self.tried]
-        return {"asked": "auto", "taken": self.tried[-1].batch_size, "limit_bytes": self.limit, "compiled": tried}
+        return {"asked": "auto", "taken": self.taken.batch_size, "limit_bytes": self.limit, "compiled": tried}
 
 
 def limit_of(platform: str, memory: int) -> int:
@@ -56,12 +62,9 @@ def limit_of(platform: str, memory: int) -> int:
 def sizes_up_to(most: int, config: TrainConfig) -> list[int]:
     """Return what -b auto may come to, the largest first. Raises InputError where there is nothing.
 
-    With -d what leaves the updates as they are; else powers of two, and three times those. most: that the data has
-    rows for.
+    most: that the data has rows for.
     """
-    round_ones = (times * 2**k for times in (1, 3) for k in range(most.bit_length()))
-    possible = round_ones if config.total_batch_size == -1 else sizes(config)
-    if found := sorted((size for size in possible if size <= most), reverse=True):
+    if found := auto_sizes(config, most):
         return found
     raise InputError(
         f"-b auto: no number up to {most}, which the data has rows of -t {config.sequence_length} for, goes with the "
@@ -69,39 +72,53 @@ def sizes_up_to(most: int, config: TrainConfig) -> list[int]:
     )
 
 
-def worth_compiling(possible: Iterable[int], limit: int, plan_with: Callable[[int], Plan]) -> list[int]:
-    """Return the sizes that fit by estimate, or nearly; where none does, the smallest. possible: the largest first.
+def estimates(possible: Iterable[int], plan_with: Callable[[int], Plan]) -> list[Tried]:
+    """Return the bytes that the step takes with each size, by estimate. possible: the largest first.
 
-    Raises DoesNotFit where that one cannot.
+    Raises DoesNotFit where not even the smallest can fit.
     """
     plans = {size: plan_with(size) for size in possible}
-    if near := [size for size, plan in plans.items() if computed(plan).program <= NEAR * limit]:
-        return near
-    smallest = min(plans)
-    check_fits(plans[smallest])
-    return [smallest]
+    check_fits(plans[min(plans)])
+    return [Tried(size, computed(plan).program) for size, plan in plans.items()]
 
 
 def largest(
-    near: Iterable[int], limit: int, plan_with: Callable[[int], Plan], bytes_of: Callable[[Plan], int | None]
+    estimated: Sequence[Tried], limit: int, plan_with: Callable[[int], Plan], bytes_of: Callable[[Plan], int | None]
 ) -> Fitted:
-    """Return the first size whose compiled step fits. Raises DoesNotFit where none does. near: the largest first."""
-    tried, plan = list[Tried](), None
-    for size in near:
-        plan = plan_with(size)
-        tried.append(Tried(size, bytes_of(plan)))
-        needed = tried[-1].bytes
-        if needed is not None and needed <= limit:
-            return Fitted(plan, limit, tuple(tried))
-    assert plan is not None
-    needed = tried[-1].bytes
-    takes = "more than there is" if needed is None else gib(needed)
-    found = remedies(plan, limit)
-    raise DoesNotFit(
-        f"-b auto: not even -b {tried[-1].batch_size} fits: its step takes {takes}, and may take {gib(limit)}; "
-        f"{advice(plan, found, limit)}",
-        found,
-    )
+    """Return the largest size whose compiled step fits. Raises DoesNotFit where none does.
+
+    bytes_of: compiles a plan's step and returns what it takes. Each is compiled once.
+    """
+    tried, plans = list[Tried](), dict[int, Plan]()
+    while (size := next_size(estimated, tried, limit)) is not None:
+        plans[size] = plan_with(size)
+        tried.append(Tried(size, bytes_of(plans[size])))
+    if fitting := [each for each in tried if each.fits(limit)]:
+        taken = max(fitting)
+        return Fitted(plans[taken.batch_size], taken, limit, tuple(tried))
+    smallest = min(tried, key=lambda each: each.batch_size)
+    takes = "more than there is" if smallest.bytes is None else gib(smallest.bytes)
+    words = f"-b auto: not even -b {smallest.batch_size} fits: its step takes {takes}, and may take {gib(limit)}"
+    raise refusal(plans[smallest.batch_size], words, limit, smallest.bytes)
+
+
+def next_size(estimated: Sequence[Tried], tried: Sequence[Tried], limit: int) -> int | None:
+    """Return the size to compile next; None where the largest that fits is known, or that there is none.
+
+    The largest that fits by estimate, or nearly, of those that what was compiled leaves open; where that is none, the
+    smallest, or the middle one between a size that fits and one that does not. Estimates are scaled by the last step
+    that was compiled. estimated: the largest first.
+    """
+    fits = max((each.batch_size for each in tried if each.fits(limit)), default=0)
+    too_large = min((each.batch_size for each in tried if not each.fits(limit)), default=math.inf)
+    left = [size for size, _ in estimated if fits < size < too_large]
+    by_size = {size: needed or 0 for size, needed in estimated}
+    scale = next((needed / by_size[size] for size, needed in reversed(tried) if needed is not None), 1.0)
+    if near := [size for size in left if scale * by_size[size] <= NEAR * limit]:
+        return max(near)
+    if not left or (fits and too_large == math.inf):
+        return None
+    return left[len(left) // 2] if fits else left[-1]
 
 
 def compiled_bytes(plan: Plan, group: Group) -> int | None:

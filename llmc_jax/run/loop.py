@@ -27,7 +27,7 @@ from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.machine import compiling, jax_setup
 from llmc_jax.machine.device import full_memory
 from llmc_jax.machine.nvml import gpu_line, gpu_numbers
-from llmc_jax.plan.fits import DoesNotFit, advice, remedies
+from llmc_jax.plan.fits import DoesNotFit, check_program, refusal
 from llmc_jax.plan.memory import computed
 from llmc_jax.plan.plan import step_numbers
 from llmc_jax.run.batches import Batches, training_batches
@@ -86,9 +86,7 @@ def _trained(config: TrainConfig, notes: list[str], group: Group, request: threa
             raise
         if setup is None:
             raise InputError(f"{words}; lower -b or -t, or take a smaller model") from error
-        available = setup.plan.available or computed(setup.plan).program
-        found = remedies(setup.plan, available)
-        raise DoesNotFit(f"{words}; {advice(setup.plan, found, available)}", found) from error
+        raise refusal(setup.plan, words, setup.plan.available or computed(setup.plan).program) from error
     finally:
         output.discard_rest()
 
@@ -121,6 +119,8 @@ def loop(run: Run, state: TrainState) -> Outcome:
                     progress = run_due(run, progress, batches, step.bytes)
                 progress = poll_saves(run, progress, run.saver.finished())
                 tell_notices(run, progress)
+        except DoesNotFit:  # nothing has been learned
+            raise
         except InputError as error:  # a full disk, a damaged data file: what has been learned so far is still good
             if group.size > 1:  # the others cannot go on, and so cannot save either
                 raise
@@ -158,10 +158,9 @@ def compile_step(run: Run, state: TrainState) -> Step:
         compiled = compiling.compiled(lowered, setup.plan.execution.compiler_options)
     if setup.group.size > 1:
         run.log.event("compiled", step=first_step(setup), seconds=time.perf_counter() - began, from_cache=bool(hits))
-    put = setup.place.batch
-    return Step(
-        lambda state, inputs, targets: compiled(state, put(inputs), put(targets), numbers), step_bytes(compiled)
-    )
+    needed, put = step_bytes(compiled), setup.place.batch
+    check_program(setup.plan, needed)
+    return Step(lambda state, inputs, targets: compiled(state, put(inputs), put(targets), numbers), needed)
 
 
 class Result(NamedTuple):

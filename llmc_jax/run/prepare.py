@@ -336,8 +336,9 @@ def plan_here(
         raise InputError("-b auto: nothing says how much memory the device has; give -b a number")
     limit = fitting.limit_of(device.platform, memory)
     sizes = fitting.sizes_up_to(most_rows, config)
-    near = of_first(group, "sizes", lambda: fitting.worth_compiling(sizes, limit, by_itself))
-    fitted = fitting.largest(near, limit, planned, lambda plan: fitting.compiled_bytes(plan, group))
+    found = of_first(group, "estimates", lambda: fitting.estimates(sizes, by_itself))
+    estimated = [fitting.Tried(*each) for each in found]
+    fitted = fitting.largest(estimated, limit, planned, lambda plan: fitting.compiled_bytes(plan, group))
     return Here(fitted.plan, device, fitted, tried.notes)
 
 

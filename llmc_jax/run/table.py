@@ -86,7 +86,7 @@ def batch_text(setup: Setup) -> str:
     size, fitted = setup.config.batch_size, setup.fitted
     if fitted is None:
         return str(size)
-    return f"{size} (auto: the step takes {gib(fitted.tried[-1].bytes or 0)}, and may take {gib(fitted.limit)})"
+    return f"{size} (auto: {gib(fitted.taken.bytes or 0)} of {gib(fitted.limit)})"
 
 
 def batch_order_rows(setup: Setup) -> list[tuple[str, str]]:

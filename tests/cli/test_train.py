@@ -15,7 +15,7 @@ from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import Given, given_options, parse_args
 from llmc_jax.config.presets import PRESETS
-from llmc_jax.config.train import OPTIONS, TrainConfig
+from llmc_jax.config.train import AUTO_BATCH, OPTIONS, TrainConfig
 from llmc_jax.errors import ExitCode, FormatError, InputError
 from llmc_jax.machine.jax_setup import train_command
 
@@ -70,6 +70,14 @@ def test_an_error_in_a_value_of_the_run_says_where_it_is_from(
     assert main(shlex.split(f"-d 300 -y 1 -o {run_folder}")) == 2
     said = capsys.readouterr().err
     assert "-d 300" in said and str(run_folder / "config.json") in said
+
+
+def test_a_run_that_goes_on_keeps_what_auto_came_to(run_folder: Path) -> None:
+    before, _ = continued(options_of(f"-o {run_folder} -y 1"))
+    config, notes = continued(options_of(f"-b auto -o {run_folder} -y 1"))
+    assert config == before and f"-y 1 -b auto: stays {before.batch_size}, as in {run_folder}/config.json" in notes
+    config, _ = continued(options_of(f"-b auto -o {run_folder}/none -y 1"))
+    assert config.batch_size == AUTO_BATCH
 
 
 @pytest.mark.parametrize("line", ["-x 100", "-y 1", "-o {folder}", "-y 0 -o {folder}", "-y 1 -o {folder}/none"])

@@ -92,6 +92,7 @@ FLAGS = {
     "resume": ("train_gpt2cu", "-y 1", "-y: leave it out; both begin anew"),
     "checkpoints": ("train_gpt2cu", "-n 5", "-n: leave it out; no checkpoints are written"),
     "bad value": ("train_gpt2cu", "-b many", "-b many: "),
+    "auto": ("train_gpt2cu", "-b auto", "-b auto: train_gpt2cu takes a number"),
     "contradiction": ("train_gpt2cu", "-b 4 -t 64 -d 100", "-d 100"),
     "not built": ("train_gpt2cu", "-z 3", "-z 3"),
     "never validates": ("train_gpt2cu", "-v 0", "-v 0: train_gpt2cu divides by it"),

@@ -249,6 +249,11 @@ def test_a_preset_shapes_the_step_and_flags_override_it(
     assert step_config(whole)[0] == config  # the words mean the same to another process
 
 
+def test_a_profile_takes_a_number_of_rows() -> None:
+    with pytest.raises(InputError, match=r"^-b auto: "):
+        step_config(["-b", "auto"])
+
+
 def test_the_weights_that_a_preset_names_are_read_for_their_shape(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

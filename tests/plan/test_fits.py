@@ -11,8 +11,9 @@ from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.kernels import Machine
+from llmc_jax.library import estimate
 from llmc_jax.machine.target import machine_of
-from llmc_jax.plan.fits import DoesNotFit, Remedy, advice, check_fits, plan_command, remedies
+from llmc_jax.plan.fits import DoesNotFit, Remedy, advice, check_fits, check_program, plan_command, remedies
 from llmc_jax.plan.memory import computed
 from llmc_jax.plan.plan import Plan, make_plan
 from llmc_jax.plan.search import sizes as sizes_of
@@ -70,6 +71,8 @@ def test_what_is_offered_fits_and_no_larger_batch_does(words: str, machine: Mach
         assert config.tokens_per_step == tokens
         assert computed(make_plan(config, plan.model, machine)).program == remedy.bytes <= memory
         sizes.append(config.batch_size)
+        if config.reduction == "fixed":  # fewer rows take more sums, so memory does not grow with -b
+            continue
         for more in (
             each
             for each in sizes_of(replace(config, total_batch_size=tokens))
@@ -103,3 +106,25 @@ def test_the_command_describes_the_configuration() -> None:
     command = shlex.split(plan_command(config))
     again = parse_args(command[command.index("-e") :])
     assert again == parse_args(words.split()) or again.max_steps == 3
+
+
+def test_what_the_compiler_says_scales_the_estimates() -> None:
+    plan = planned("-e d12 -b 64 -t 1024 -r 2", RTX_4090, 20 * GIB)
+    least = computed(plan).program
+    check_program(plan, 20 * GIB)
+    batches = []
+    for taken in (int(1.01 * least), 2 * least, 4 * least):
+        with pytest.raises(DoesNotFit) as caught:
+            check_program(plan, max(taken, 20 * GIB + 1))
+        batches.append(next(each.options["batch_size"] for each in caught.value.remedies))
+    assert batches == sorted(batches, reverse=True) and batches[0] > batches[-1]
+
+
+def test_a_plan_with_auto_is_that_of_the_largest_batch_that_fits() -> None:
+    words = "-e d12 -d 524288 --dtype bf16"
+    found = estimate(f"{words} -b auto", gpu="rtx4090")
+    size, rows = found.setting.batch_size, 524288 // 1024
+    assert found.memory.fits and found.setting.micro_batches * size == rows
+    assert not estimate(f"{words} -b {2 * size}", gpu="rtx4090").memory.fits
+    none = estimate("-e gpt3:c12288 -b auto -t 1024", gpu="rtx4090")
+    assert none.setting.batch_size == 1 and not none.memory.fits

@@ -5,6 +5,7 @@ devices whose programs are compiled as a user's.
 """
 
 import fcntl
+import json
 import os
 import shlex
 import shutil
@@ -62,6 +63,7 @@ IN_TURN = [
     Start("four on two", "-y 1 --devices 2 -z 1", of="four"),
     Start("four on one", "-y 1 --devices 1 -z 0", of="four"),
     Start("any on two", "-y 1 --devices 2 -z 1", of="any"),
+    Start("auto", f"{FLAGS} --devices 2 -z 1 -b auto -n 0 -x 0 -v 3 -m 1 -s 0 -h 0"),
     Start("noted", f"{FLAGS} --devices 1 -z 1 -x 0 -v 0 -s 0"),
 ]
 
@@ -183,3 +185,10 @@ def test_what_cannot_be_is_said_in_a_line_before_anything_is_written(runs: Runs,
 
 def test_a_stage_on_one_device_is_noted(runs: Runs) -> None:
     assert any("-z 1: " in line and "no effect" in line for line in runs.result("noted").out.splitlines())
+
+
+def test_auto_counts_the_rows_of_each_device(runs: Runs) -> None:
+    """An update of 256 tokens is 8 rows of 16 for each of two."""
+    record = json.loads((runs.folder / "auto" / "config.json").read_text())
+    compiled = record["batch_size"]["compiled"]
+    assert record["options"]["batch_size"] == 8 and [each["batch_size"] for each in compiled] == [8]

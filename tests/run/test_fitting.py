@@ -3,16 +3,17 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
+from itertools import accumulate, count
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc_jax.cli.train import main
-from llmc_jax.cluster.worker import ALONE
+from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.checks import with_devices
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
@@ -20,14 +21,13 @@ from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import Machine
 from llmc_jax.plan.fits import DoesNotFit
-from llmc_jax.plan.memory import computed
 from llmc_jax.plan.plan import Plan, make_plan
 from llmc_jax.run import fitting, prepare
 from llmc_jax.run.fitting import Tried
 from llmc_jax.run.folder import read_metrics
 from tests.same_run import check_same
 
-pytestmark = pytest.mark.usefixtures("nothing_lasts")
+pytestmark = pytest.mark.usefixtures("nothing_lasts", "quick_compilation")
 SMALL = "-e L2-NH2-C32-V257-T16 -t 16"
 
 
@@ -73,33 +73,93 @@ def test_without_a_total_sizes_are_round() -> None:
 # ----- the search -----------------------------------------------------------------------------------------------------
 
 
+def found(compiled: dict[int, int | None], estimated: dict[int, int], limit: int = 100) -> fitting.Fitted:
+    """What is taken where the compiler and the estimates say so many bytes by size."""
+    given = [Tried(size, estimated[size]) for size in sorted(estimated, reverse=True)]
+    return fitting.largest(given, limit, plan_with, lambda plan: compiled[plan.config.batch_size])
+
+
 @pytest.mark.parametrize(
-    ("compiled", "tried"),
+    ("compiled", "estimated", "tried"),
     [
-        ({8: 90}, [8]),
-        ({8: 100}, [8]),
-        ({8: 101, 4: 60}, [8, 4]),
-        ({8: None, 4: 101, 2: 40}, [8, 4, 2]),  # the compiler had too little memory
+        ({8: 100}, {8: 90, 4: 50}, [8]),
+        ({8: 101, 4: 60}, {16: 180, 8: 90, 4: 50, 2: 30}, [8, 4]),
+        ({8: 101, 4: 60}, {8: 109, 4: 50}, [8, 4]),  # nearly fits by estimate
+        ({8: None, 4: 101, 2: 40}, {8: 90, 4: 50, 2: 20}, [8, 4, 2]),  # the compiler had too little memory
+        ({16: 400, 4: 120, 2: 80}, {16: 90, 8: 50, 4: 30, 2: 20, 1: 15}, [16, 2, 4]),  # estimates are far too low
+        ({1: 10, 4: 40, 8: 80}, {8: 800, 4: 400, 1: 120}, [1, 8]),  # or far too high
+        ({1: 90, 2: 120}, {4: 160, 2: 140, 1: 130}, [1, 2]),
+        (
+            {1: 40, 4: 60, 8: 70, 16: 105, 32: 200},
+            {32: 330, 16: 290, 8: 270, 4: 260, 2: 255, 1: 250},
+            [1, 32, 4, 16, 8],
+        ),
     ],
 )
-def test_the_first_that_the_compiler_says_fits_is_taken(compiled: dict[int, int | None], tried: list[int]) -> None:
-    found = fitting.largest([8, 4, 2], 100, plan_with, lambda plan: compiled[plan.config.batch_size])
-    assert found.tried == tuple(Tried(size, compiled[size]) for size in tried)
-    assert found.plan.config.batch_size == tried[-1]
+def test_sizes_are_compiled_until_the_largest_that_fits_is_known(
+    compiled: dict[int, int | None], estimated: dict[int, int], tried: list[int]
+) -> None:
+    result = found(compiled, estimated)
+    assert [each.batch_size for each in result.tried] == tried
+    assert result.taken == max(each for each in result.tried if each.fits(100))
+    assert result.plan.config.batch_size == result.taken.batch_size
+
+
+@given(
+    program=st.lists(st.integers(1, 50), min_size=1, max_size=7), state=st.integers(0, 200),
+    factor=st.floats(0.1, 10), limit=st.integers(50, 400),
+)  # fmt: skip
+def test_what_is_taken_fits_and_the_next_does_not(program: list[int], state: int, factor: float, limit: int) -> None:
+    """Whatever the estimates are worth, as long as they err alike; larger sizes take more."""
+    compiled: dict[int, int | None] = {2**k: state + taken for k, taken in enumerate(accumulate(program))}
+    estimated = {size: max(1, int(factor * (taken or 0))) for size, taken in compiled.items()}
+    fitting_sizes = [size for size, taken in compiled.items() if taken is not None and taken <= limit]
+    if not fitting_sizes:
+        with pytest.raises(DoesNotFit):
+            found(compiled, estimated, limit)
+        return
+    result = found(compiled, estimated, limit)
+    assert len({each.batch_size for each in result.tried}) == len(result.tried)
+    if factor >= 1:  # below, whole numbers of bytes round too much
+        assert result.taken.batch_size == max(fitting_sizes)
 
 
 @pytest.mark.parametrize("needed", [2**30, None])
 def test_where_none_fits_it_says_what_would(needed: int | None) -> None:
     with pytest.raises(DoesNotFit, match=r"^-b auto: not even -b 1 fits"):
-        fitting.largest([2, 1], 2**20, plan_with, lambda _: needed)
+        found({1: needed, 2: needed}, {2: 20, 1: 10}, 2**20)
 
 
-def test_what_is_far_too_large_by_estimate_is_not_compiled() -> None:
-    sizes = [64, 32, 16, 8]
-    bytes_of = {size: computed(plan_with(size)).program for size in sizes}
-    assert fitting.worth_compiling(sizes, bytes_of[16], plan_with) == [16, 8]
-    assert fitting.worth_compiling(sizes, int(0.95 * bytes_of[16]), plan_with) == [16, 8]  # estimates err
-    assert fitting.worth_compiling(sizes, 0, plan_with) == [8]
+class Two(Group):
+    """The first of two processes, of which the other one has found what it is told to have found."""
+
+    size = 2
+
+    def __init__(self, other: int | None) -> None:
+        self.other = other
+
+    def meet(self, name: str, value: Any = None) -> list[Any]:
+        return [value, self.other]
+
+
+@pytest.mark.parametrize(("other", "all_of_them"), [(1, 100), (2**40, 2**40), (None, None)])
+def test_of_several_processes_the_one_that_needs_most_counts(
+    other: int | None, all_of_them: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting.compiling, "compiled", lambda *_: None)
+    monkeypatch.setattr(fitting, "step_bytes", lambda _: 100)
+    assert fitting.compiled_bytes(plan_with(1), Two(other)) == all_of_them
+
+
+def test_a_compiler_without_memory_says_that_it_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(words: str) -> None:
+        raise jax.errors.JaxRuntimeError(words)
+
+    monkeypatch.setattr(fitting.compiling, "compiled", lambda *_: full("RESOURCE_EXHAUSTED: no room to time a product"))
+    assert fitting.compiled_bytes(plan_with(1), ALONE) is None
+    monkeypatch.setattr(fitting.compiling, "compiled", lambda *_: full("INTERNAL: another mistake"))
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        fitting.compiled_bytes(plan_with(1), ALONE)
 
 
 # ----- runs -----------------------------------------------------------------------------------------------------------
@@ -138,26 +198,25 @@ def test_a_run_with_auto_is_the_run_with_its_number_and_keeps_it(
 ) -> None:
     plain = train("plain", "-b 8 -d 512")
     memory = enough_for(plan_with(8, "-d 512"))
-    found = train("auto", "-b auto -d 512", memory)
-    check_same(found, plain)
-    record = record_of(found)
+    auto = train("auto", "-b auto -d 512", memory)
+    check_same(auto, plain)
+    record = record_of(auto)
     assert record["options"]["batch_size"] == record["batch_size"]["taken"] == 8
     assert record["batch_size"]["compiled"][-1]["bytes"] == record["batch_size"]["limit_bytes"]
-    assert read_metrics(found / "metrics.jsonl")[0]["config"] == record
-    assert record_of(train("less", "-b auto -d 512 -x 0", memory - 2))["batch_size"]["taken"] == 4
+    assert read_metrics(auto / "metrics.jsonl")[0]["config"] == record
 
     monkeypatch.setattr(fitting, "largest", None)  # nothing is looked for where a run goes on
     train("plain", "-b 8 -d 512 -x 4 -y 1")
-    (found / "config.json").unlink()  # the checkpoint says it too
+    (auto / "config.json").unlink()  # the checkpoint says it too
     train("auto", "-b auto -d 512 -x 4 -y 1", 2**40)
-    check_same(found, plain)
-    train("auto", "-b auto -d 512 -x 5 -y 1", 2**40)
-    assert record_of(found)["options"]["batch_size"] == 8
+    check_same(auto, plain)
 
 
-def test_no_batch_is_larger_than_the_data(train: Callable[..., Path]) -> None:
-    """The validation data holds 2,000 tokens: 124 rows of 16 and a last target."""
-    assert record_of(train("run", "-b auto -x 0", 2**40))["batch_size"]["taken"] == 96
+@pytest.mark.parametrize(("words", "rows"), [("", 124), ("-v 0", 1249), ("-x 0", 124)])
+def test_no_batch_is_larger_than_the_data(words: str, rows: int, tokens: Any) -> None:
+    """It holds 20,000 tokens to train on and 2,000 to validate on: rows of 16, and a last target."""
+    config = parse_args([*f"{SMALL} -b 1 {words}".split(), "-i", str(tokens.train), "-j", str(tokens.val)])
+    assert prepare.most_rows(prepare.open_data(config, parse_descriptor(config.model))) == rows
 
 
 def test_too_little_memory_ends_the_run_before_anything_is_written(

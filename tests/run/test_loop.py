@@ -961,6 +961,13 @@ def test_memory_that_is_not_enough_is_one_line(train: Train, monkeypatch: pytest
     assert run.err.count("\n") == 1 and "Out of memory allocating 123 bytes; lower -t, or" in run.err
 
 
+def test_a_step_that_the_compiler_says_is_too_large_is_refused(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "step_bytes", lambda _: 2**50)
+    run = train("-b", 64)
+    assert run.code == 2 and run.err.startswith("train.py: -b 64: ") and run.err.count("\n") == 1
+    assert run.checkpoints == []
+
+
 # ---- the GPU's figures
 
 

@@ -66,9 +66,8 @@ class Placement(NamedTuple):
         specs = (state_specs(step_arguments[0], self.parallel), SPLIT, SPLIT, EVERYWHERE)
 
         def on(spec: PartitionSpec, part: Any) -> Any:
-            return jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self._sharding(spec)), part
-            )
+            lies = self._sharding(spec)
+            return jax.tree.map(lambda leaf: leaf.update(sharding=lies), part)
 
         return tuple(
             jax.tree.map(on, spec, part, is_leaf=lambda each: isinstance(each, PartitionSpec))
