@@ -32,9 +32,10 @@ from llmc_jax.generate.sampling import Sampling
 from llmc_jax.models.gpt2.decode import separated
 from llmc_jax.models.gpt2.model import Execution, forward, loss_fn, mean_loss
 from llmc_jax.models.gpt2.tensors import Params, views
-from llmc_jax.plan.answer import Answer, Wishes, answer, place_named
+from llmc_jax.plan.answer import Answer, Wishes, answer
 from llmc_jax.plan.asked import asked_config
 from llmc_jax.plan.plan import step_numbers
+from llmc_jax.plan.planner import place_named
 from llmc_jax.training.adamw import ADAMW
 from llmc_jax.training.state import DTYPES, TrainState, initial_state
 from llmc_jax.training.step import Metrics, StepOptions, train_step

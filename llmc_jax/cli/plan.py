@@ -65,9 +65,10 @@ def _wishes(own: SimpleNamespace) -> "Wishes":
 def _answer(words: list[str], own: SimpleNamespace) -> None:
     """Print the answer to one configuration, and its neighbours where they are asked for."""
     from llmc_jax.plan import near, report
-    from llmc_jax.plan.answer import answer, as_json, place_named
+    from llmc_jax.plan.answer import answer, as_json
     from llmc_jax.plan.asked import asked_config
     from llmc_jax.plan.neighbours import neighbours
+    from llmc_jax.plan.planner import place_named
 
     config = asked_config(words)
     found = answer(config, place_named(own.gpu), _wishes(own), _say)

@@ -16,4 +16,9 @@ separate.py      programs compiled in processes of their own, and kept by conten
 course.py        a run's steps, hours, energy and cost; prices.toml: what an hour of a GPU costs, dated
 neighbours.py    what is near a configuration, sweeps along an option, llm.c's reproductions
 near.py          these as tables; picture.py: a sweep as a picture
+search.py        the largest -b that fits, for each -r, --recompute-blocks and -z
+fits.py          with which other flags a step would fit, for refusals
+asked.py         words of the command line to what is planned
+planner.py       a model on a device: what each configuration of it takes
+answer.py        all of it together, as plain data; report.py: as text
 """

@@ -14,11 +14,12 @@ from llmc_jax.config.train import OPTIONS, TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.machine.cards import named, short_name
 from llmc_jax.machine.gpus import TARGETS
-from llmc_jax.plan.answer import Planner, Wishes, course_of, gpu_place, place_here
+from llmc_jax.plan.answer import Wishes, course_of
 from llmc_jax.plan.asked import asked_config, checked_model
 from llmc_jax.plan.course import Course
 from llmc_jax.plan.interval import Interval
 from llmc_jax.plan.network import network_of
+from llmc_jax.plan.planner import Planner, gpu_place, place_here
 
 GPU = "gpu"  # what differs, or is swept, where it is no option
 LEVELS = (0, 1, 2)  # of -r

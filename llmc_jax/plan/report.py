@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from llmc_jax import text
 from llmc_jax.kernels import Choice
 from llmc_jax.machine.device import gib
-from llmc_jax.plan.answer import Answer, Place, Setting
+from llmc_jax.plan.answer import Answer, Setting
 from llmc_jax.plan.course import Course
 from llmc_jax.plan.interval import Interval
 from llmc_jax.plan.memory import Memory
+from llmc_jax.plan.planner import Place
 from llmc_jax.plan.search import Largest
 from llmc_jax.plan.time import OperationTime, StepTime
 

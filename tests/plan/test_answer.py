@@ -9,8 +9,7 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.library import estimate
 from llmc_jax.machine import cards, gpus
-from llmc_jax.plan import answer as answers
-from llmc_jax.plan import compiled
+from llmc_jax.plan import compiled, planner
 from llmc_jax.plan import time as times
 from llmc_jax.plan.answer import Answer, as_json
 from llmc_jax.plan.interval import Interval
@@ -123,7 +122,7 @@ def with_compiler(monkeypatch: pytest.MonkeyPatch, factor: float) -> list[int]:
         return [Memory("compiled", "", computed(each).kinds, int((factor - 1) * computed(each).program), (), None, None)
                 for each in plans]  # fmt: skip
 
-    monkeypatch.setattr(answers, "compiled_apart", found)
+    monkeypatch.setattr(planner, "compiled_apart", found)
     return asked
 
 
@@ -160,7 +159,7 @@ def test_where_computing_is_off_the_largest_follows(factor: float, monkeypatch: 
 
 
 def test_without_a_compiler_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "compiled_apart", lambda asked: [Problem("none is here", True)] * len(asked))
+    monkeypatch.setattr(planner, "compiled_apart", lambda asked: [Problem("none is here", True)] * len(asked))
     found = estimate(LONG, gpu="a100-40", quick=False)
     assert found.memory == found.computed and found.memory.source == "computed"
     assert found.not_compiled == "none is here"
