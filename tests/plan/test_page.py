@@ -1,0 +1,27 @@
+"""docs/plan.md shows what the command prints now; benchmarks/plan_page.py writes it anew."""
+
+import shlex
+
+import pytest
+
+from benchmarks.plan_page import PAGE, ROOT, blocks, indented
+from llmc_jax.cli.plan import main
+
+SHOWN = blocks(PAGE.read_text(encoding="utf-8"))
+COMPUTED = [words for words in SHOWN if {"--quick", "--sweep", "--reproductions"} & set(shlex.split(words))]
+
+
+@pytest.mark.parametrize("words", COMPUTED)
+def test_the_page_shows_what_is_printed(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(shlex.split(words)) == 0
+    assert indented(capsys.readouterr().out) == SHOWN[words]
+
+
+def test_there_are_such_blocks() -> None:
+    assert len(COMPUTED) >= 3
+
+
+def test_the_readme_has_the_answer_of_the_page() -> None:
+    _, answer, *_ = SHOWN["--preset gpt2-124M --gpu h100 --devices 8 --quick"].split("\n\n")
+    said, words = answer.split(), (ROOT / "README.md").read_text(encoding="utf-8").split()
+    assert any(words[at : at + len(said)] == said for at in range(len(words)))
