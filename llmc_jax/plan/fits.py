@@ -79,7 +79,7 @@ def refusal(plan: Plan, words: str, available: int, taken: int | None = None) ->
 def advice(plan: Plan, found: tuple[Remedy, ...], available: int) -> str:
     """Return in words what fits instead: other flags, or a smaller model, and the command that shows more."""
     if found:
-        words = f"by estimate these fit, with the same updates: {', or '.join(each.flags for each in found)}"
+        words = f"by estimate these fit, with as many tokens in an update: {', or '.join(each.flags for each in found)}"
     else:
         shorter = "lower -t, or " if plan.needed.state < available else ""
         words = f"{shorter}take {_smaller_model(plan, available)}"
@@ -96,13 +96,13 @@ def _smaller_model(plan: Plan, available: int) -> str:
 
 
 def remedies(plan: Plan, available: int) -> tuple[Remedy, ...]:
-    """Return other options with which a plan's step would fit by estimate, its updates the same.
+    """Return other options with which a plan's step would fit by estimate, with as many tokens in an update.
 
     The largest -b that fits as it is; and more split over the devices or more computed again, where that lets it be
-    larger.
+    larger. A run that goes on keeps its -b.
     """
     asked, limit = plan.config, min(available, int(ROOM * computed(plan).program))
-    same = replace(asked, total_batch_size=asked.tokens_per_step)
+    same, goes_on = replace(asked, total_batch_size=asked.tokens_per_step), asked.reuse and plan.repeat is not None
 
     def bytes_of(config: TrainConfig) -> int:
         return computed(make_plan(config, plan.model, plan.machine, xla_flags=plan.xla_flags)).program
@@ -111,7 +111,9 @@ def remedies(plan: Plan, available: int) -> tuple[Remedy, ...]:
     for change in ({}, *_changes(asked)):
         config, kind = replace(same, **change), next(iter(change), "")
         size = largest_size(config, lambda each: each.batch_size <= asked.batch_size and bytes_of(each) <= limit)
-        if size is not None and size > max(best.get("", 0), best.get(kind, 0)):
+        if size is None or (goes_on and size != asked.batch_size):
+            continue
+        if size > max(best.get("", 0), best.get(kind, 0)):
             best[kind] = size
             found.append(Remedy({**change, **_of_batch(asked, size)}, bytes_of(replace(config, batch_size=size))))
     return tuple(found)
@@ -128,7 +130,7 @@ def _changes(config: TrainConfig) -> Iterator[dict[str, Any]]:
 
 
 def _of_batch(config: TrainConfig, size: int) -> dict[str, int]:
-    """Return the options that change with -b, so that updates stay the same."""
+    """Return the options that change with -b, so that an update has as many tokens."""
     if size == config.batch_size:
         return {}
     tokens = {"total_batch_size": config.tokens_per_step} if config.total_batch_size == -1 else {}

@@ -2,6 +2,7 @@
 
 import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from llmc_jax.library import estimate
 from llmc_jax.machine.target import machine_of
 from llmc_jax.plan.fits import DoesNotFit, Remedy, advice, check_fits, check_program, plan_command, remedies
 from llmc_jax.plan.memory import computed
-from llmc_jax.plan.plan import Plan, make_plan
+from llmc_jax.plan.plan import Plan, Repeat, make_plan
 from llmc_jax.plan.search import sizes as sizes_of
 
 GIB = 2**30
@@ -83,6 +84,13 @@ def test_what_is_offered_fits_and_no_larger_batch_does(words: str, machine: Mach
     # what takes more work or exchange is offered for a larger batch alone
     alone = [each.options.keys() <= {"batch_size", "total_batch_size"} for each in found]
     assert alone[0] and not any(alone[1:]) and all(size > sizes[0] for size in sizes[1:])
+
+
+def test_a_run_that_goes_on_is_offered_what_keeps_its_batch() -> None:
+    plan = planned("-e d12 -b 32 -t 1024 -y 1 -o run", RTX_4090)
+    assert next(each.flags for each in remedies(plan, 8 * GIB)).startswith("-b ")
+    again = plan._replace(repeat=Repeat(Path("run"), plan.resolved))
+    assert [each.flags for each in remedies(again, 8 * GIB)] == ["--recompute-blocks 1"]
 
 
 def test_no_larger_model_is_offered_where_the_memory_was_full_all_the_same() -> None:

@@ -15,7 +15,7 @@ from llmc_jax.checkpoint.sources import open_source, stored_special
 from llmc_jax.checkpoint.store import Checkpoint, Manifest
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
-from llmc_jax.config.train import TrainConfig
+from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import Findings, Machine
 from llmc_jax.kernels.plain import to_json
@@ -112,3 +112,15 @@ def test_nothing_is_measured_where_an_earlier_choice_is_taken(
     earlier = Checkpoint(tmp_path, Manifest(3, {}, {}), {})
     try_kernels(config, SHAPE, earlier)  # nor where a checkpoint is continued
     assert len(cases) == tried
+
+
+def test_kernels_are_tried_with_what_auto_comes_to_by_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases: list[Any] = []
+    monkeypatch.setattr("llmc_jax.trials.start.find_out", lambda case, here: cases.append(case) or Findings())
+    config = TrainConfig(batch_size=AUTO_BATCH, sequence_length=64, total_batch_size=96 * 64)
+    for gibibytes in (141, 1, 0):
+        monkeypatch.setattr("llmc_jax.run.prepare.find_card", lambda size=gibibytes: H200._replace(memory=size << 30))
+        try_kernels(replace(config, total_batch_size=96 * 64), parse_descriptor("L2-NH2-C128-V50257-T64"), None, 80)
+    sizes = [case.batch_size for case in cases]
+    assert sizes[0] == 48 and sizes[0] >= sizes[1] > sizes[2] == 1  # 96 is more than the data has rows
+    assert all(96 % size == 0 for size in sizes)
