@@ -178,7 +178,7 @@ FLAGS: dict[str, tuple[list[Any], str]] = {
     "heads that do not divide": (["-e", "L1-NH3-C16"], "write C18"),
     "an incomplete shape": (["-e", "L1-C16"], "NH missing"),
     "too large for any memory": (["-e", "gpt3:c12288", "-b", 1, "-t", 1024], "needs at least 3,"),
-    "a batch too large for any memory": (["-b", 10**9, "-x", 0, "-v", 0], "; take -b "),
+    "a batch too large for any memory": (["-b", 10**9, "-x", 0, "-v", 0], "; lower -b or -t, or take "),
     "unknown flag": (["--lerning-rate", "1"], "--learning-rate"),
 }
 

@@ -81,8 +81,8 @@ def advice(plan: Plan, found: tuple[Remedy, ...], available: int) -> str:
     if found:
         words = f"by estimate these fit, with as many tokens in an update: {', or '.join(each.flags for each in found)}"
     else:
-        shorter = "lower -t, or " if plan.needed.state < available else ""
-        words = f"{shorter}take {_smaller_model(plan, available)}"
+        less = "lower -b or -t, or " if plan.config.batch_size > 1 else "lower -t, or "
+        words = f"{less if plan.needed.state < available else ''}take {_smaller_model(plan, available)}"
     return f"{words}; `{plan_command(plan.config)}` shows more"
 
 

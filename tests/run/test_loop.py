@@ -958,7 +958,7 @@ def test_memory_that_is_not_enough_is_one_line(train: Train, monkeypatch: pytest
     monkeypatch.setattr(loop, "compile_step", full)
     run = train()
     assert run.code == 2
-    assert run.err.count("\n") == 1 and "Out of memory allocating 123 bytes; lower -t, or" in run.err
+    assert run.err.count("\n") == 1 and "Out of memory allocating 123 bytes; lower -b or -t, or" in run.err
 
 
 def test_a_step_that_the_compiler_says_is_too_large_is_refused(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
