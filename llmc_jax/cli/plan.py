@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 from llmc_jax.cli.kit import exit_status, print_json
 from llmc_jax.cli.plan_flags import OWN, PROGRAM, STDOUT, check_own, help_text
 from llmc_jax.config.flags import take_own
+from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import plain, refuse_irregular, write_atomic
 from llmc_jax.machine.jax_setup import typed
 
 if TYPE_CHECKING:
     from llmc_jax.plan.answer import Wishes
+    from llmc_jax.plan.neighbours import Row
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,20 +66,26 @@ def _wishes(own: SimpleNamespace) -> "Wishes":
 
 def _answer(words: list[str], own: SimpleNamespace) -> None:
     """Print the answer to one configuration, and its neighbours where they are asked for."""
-    from llmc_jax.plan import near, report
+    from llmc_jax.plan import report
     from llmc_jax.plan.answer import answer, as_json
     from llmc_jax.plan.asked import asked_config
-    from llmc_jax.plan.neighbours import neighbours
     from llmc_jax.plan.planner import place_named
 
     config = asked_config(words)
     found = answer(config, place_named(own.gpu), _wishes(own), _say)
-    numbered = replace(config, batch_size=found.setting.batch_size)
-    rows = neighbours(numbered, own.gpu, _wishes(own)) if own.neighbours else ()
+    rows, table = _neighbours(replace(config, batch_size=found.setting.batch_size), own) if own.neighbours else ((), "")
     _write(own.json, as_json(found) | ({"neighbours": rows} if rows else {}))
     if own.json != STDOUT:
-        table = near.rows_table(rows) if rows else ""
         print(report.as_text(found, operations=own.operations, more=table))
+
+
+def _neighbours(config: TrainConfig, own: SimpleNamespace) -> tuple[tuple["Row", ...], str]:
+    """Return the neighbours of a configuration, and their table."""
+    from llmc_jax.plan.near import rows_table
+    from llmc_jax.plan.neighbours import neighbours
+
+    rows = neighbours(config, own.gpu, _wishes(own))
+    return rows, rows_table(rows)
 
 
 def _say(words: str) -> None:

@@ -98,7 +98,7 @@ def answer(config: TrainConfig, place: Place, wishes: Wishes | None = None, told
         step=step,
         course=course_of(plan, place, step, wishes),
         largest=found.largest,
-        not_known=tuple(not_known(planner, found, step)),
+        not_known=tuple(not_known(planner, config, found, step)),
     )
 
 
@@ -136,7 +136,7 @@ def course_of(plan: Plan, place: Place, step: StepTime, wishes: Wishes) -> Cours
     )  # fmt: skip
 
 
-def not_known(planner: Planner, found: Compiled, step: StepTime) -> Iterator[str]:
+def not_known(planner: Planner, config: TrainConfig, found: Compiled, step: StepTime) -> Iterator[str]:
     """Yield what a reader must know of the limits of an answer."""
     network = planner.network
     if not step.measured:
@@ -154,6 +154,8 @@ def not_known(planner: Planner, found: Compiled, step: StepTime) -> Iterator[str
     if found.memory.source == "computed":
         why = f"; {found.problem}" if found.problem else ""
         yield f"Memory: computed from shapes, not compiled (docs/plan.md has the errors of that){why}."
+    if config.kernels_from:
+        yield f"--kernels-from {config.kernels_from} is not read: the kernels are those that a new run would choose."
     yield "Nothing here counts other programs on the device, clocks that fall when it is hot, or waiting for data."
 
 

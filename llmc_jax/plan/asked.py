@@ -38,8 +38,6 @@ def model_of(name: str) -> ModelConfig:
 
     A file that a preset names and that is not here is STEP_MODEL's. Raises InputError.
     """
-    from llmc_jax.checkpoint.sources import open_source
-
     try:
         return parse_descriptor(name)
     except InputError:
@@ -47,6 +45,8 @@ def model_of(name: str) -> ModelConfig:
             return parse_descriptor(STEP_MODEL)
         if not name.endswith(".bin") and not Path(name).exists():
             raise
+    from llmc_jax.checkpoint.sources import open_source  # here, because a shape does without
+
     return open_source(Path(name)).config
 
 

@@ -9,7 +9,6 @@ from llmc_jax.plan.answer import Answer, Setting
 from llmc_jax.plan.course import Course
 from llmc_jax.plan.interval import Interval
 from llmc_jax.plan.memory import Memory
-from llmc_jax.plan.planner import Place
 from llmc_jax.plan.search import Largest
 from llmc_jax.plan.time import OperationTime, StepTime
 
@@ -115,7 +114,7 @@ def kernels_text(choices: Sequence[Choice]) -> str:
 def summary(found: Answer) -> str:
     """Return the answer in short."""
     step, course = found.step, found.course
-    words = [verdict(found.memory, found.place)]
+    words = [verdict(found)]
     words += [f"A step takes {spread(step.seconds)}: {amount(step.tokens_per_second.typical)} tokens a second."]
     if course is not None:
         cost = f" and costs {three(course.usd.typical)} USD" if course.usd else ""
@@ -123,12 +122,14 @@ def summary(found: Answer) -> str:
     return " ".join(words)
 
 
-def verdict(memory: Memory, place: Place) -> str:
+def verdict(found: Answer) -> str:
     """Return whether it fits, in a sentence."""
+    memory = found.memory
     takes = f"the program takes {gib(memory.program)}"
     if memory.available is None or memory.spare is None:
         return f"Whether it fits is not known: {takes}, and nothing says how much the device has."
-    whose = "this machine has" if place.machine.platform == "cpu" else "JAX may take"
+    on_cpu, alone = found.place.machine.platform == "cpu", found.setting.devices == 1
+    whose = ("this machine has" if alone else "each device has") if on_cpu else "JAX may take"
     if memory.fits:
         return f"It fits: {takes} of the {gib(memory.available)} that {whose}."
     if memory.spare < 0:
