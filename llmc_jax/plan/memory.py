@@ -97,6 +97,10 @@ def _limits(plan: "Plan", available: int | None, card: int | None) -> tuple[int 
 
 # ----- compiled -------------------------------------------------------------------------------------------------------
 
+# LLVM need not optimize what never runs. Buffers are assigned before it: the memory is the same to the byte, and the
+# step of GPT-2 1558M on 8 H100s is compiled in 17 s in place of 49.
+UNOPTIMIZED = (("xla_backend_optimization_level", 0),)
+
 
 def compiled(plan: "Plan", gpu: str | None, available: int | None = None, card: int | None = None) -> Memory:
     """Compile a plan's step in this process; return its memory, kinds and all, out of XLA's buffer assignment.
@@ -107,7 +111,7 @@ def compiled(plan: "Plan", gpu: str | None, available: int | None = None, card: 
     from llmc_jax.plan import compiled as steps  # here: it imports JAX
 
     with tempfile.TemporaryDirectory() as place:
-        options = (*plan.execution.compiler_options, *buffers.options(Path(place)))
+        options = (*plan.execution.compiler_options, *buffers.options(Path(place)), *(UNOPTIMIZED if gpu else ()))
         program = steps.compile_here(plan, options) if gpu is None else steps.compile_step(plan, gpu, options)
         found = buffers.account(*buffers.read(Path(place)), plan.model)
     rest = program.memory.total - sum(found.kinds.values())
