@@ -1,6 +1,6 @@
 """What this machine can do: its device, cores, caches and memory.
 
-Leaves out measuring (benchmarks/), what GPUs are sold with (gpus.py), and whether a model fits (models/gpt2/memory.py).
+Leaves out measuring (benchmarks/), what GPUs are sold with (gpus.py), and whether a step fits (plan/fits.py).
 Importing it does not import JAX.
 """
 
