@@ -21,7 +21,7 @@ from llmc_jax.machine.target import machine_of, this_machine
 from llmc_jax.plan.memory import Memory, computed
 from llmc_jax.plan.network import Network
 from llmc_jax.plan.plan import Plan, make_plan
-from llmc_jax.plan.search import Largest, auto_sizes, largest_size, mark_fastest, sizes, ways
+from llmc_jax.plan.search import Largest, auto_sizes, largest_size, limit_of, mark_fastest, sizes, ways
 from llmc_jax.plan.separate import CPU, Problem, Request, compiled_apart, is_kept, python_that_compiles
 from llmc_jax.plan.time import StepTime, step_time
 
@@ -116,17 +116,16 @@ class Planner(NamedTuple):
         """Return whether a row may be another one where computing is off by as much as it may be."""
         way = self.config_of(config, row)
         larger = next((size for size in sizes(way) if size > way.batch_size), None)
-        limit = self._limits(way.devices)[0] or 0
+        limit = self._room(way)
         return (row.program or 0) > (1 - ERROR) * limit or (
             larger is not None and self._program(way, larger) < (1 + ERROR) * limit
         )
 
     def checked(self, way: TrainConfig, row: Largest, compiled: Memory) -> Largest:
         """Return a row as the compiler has it: where it is off, with the -b that its memory allows, compiled again."""
-        available = self._limits(way.devices)[0]
-        if row.program is None or available is None:
+        if row.program is None:
             return row
-        limit = available * row.program / compiled.program  # bytes, as they are computed
+        limit = self._room(way) * row.program / compiled.program  # bytes, as they are computed
         size = largest_size(way, lambda config: self.memory(self.plan(config)).program <= limit)
         if size == row.batch_size:
             return row._replace(program=compiled.program, source=compiled.source)
@@ -142,8 +141,13 @@ class Planner(NamedTuple):
         return step_time(plan, network=self.network)
 
     def fits(self, config: TrainConfig) -> bool:
-        """Return whether a configuration fits; where the memory is not known, nothing does."""
-        return bool(self.memory(self.plan(config)).fits)
+        """Return whether a configuration fits with room to spare; where the memory is not known, nothing does."""
+        found = self.memory(self.plan(config))
+        return bool(found.fits) and found.program <= self._room(config)
+
+    def _room(self, config: TrainConfig) -> int:
+        """Return the bytes that a search may fill, as -b auto does."""
+        return limit_of(self.place.machine.platform, self._limits(config.devices)[0] or 0)
 
     def with_batch(self, config: TrainConfig) -> TrainConfig:
         """Return a configuration with a number for -b auto: the largest that fits, or the least where none does.

@@ -15,6 +15,9 @@ from llmc_jax.plan.interval import Interval
 
 LEVELS = ((0, 0), (1, 0), (2, 0), (1, 1), (1, 2), (1, 4))  # -r and --recompute-blocks, which makes -r the same
 STAGES = (0, 1, 2)  # of -z
+# Of the memory, what a step may take; the rest is for what the run holds beside it. On a CPU that is the system, Python
+# and other programs as well, since main memory is everybody's.
+SHARES = {"cpu": 0.75, "gpu": 0.98}
 MOST_ROWS = 4096  # where -d sets no bound: a search must end, and more rows make no step faster
 
 
@@ -38,6 +41,11 @@ class Largest(NamedTuple):
 
 
 Fits = Callable[[TrainConfig], bool]
+
+
+def limit_of(platform: str, memory: int) -> int:
+    """Return the bytes that a step may take on a device. memory: that it can hold in all."""
+    return int(SHARES.get(platform, SHARES["gpu"]) * memory)
 
 
 def ways(config: TrainConfig, layers: int) -> list[TrainConfig]:

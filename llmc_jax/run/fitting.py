@@ -23,9 +23,6 @@ from llmc_jax.plan.search import auto_sizes
 from llmc_jax.training.parallel.placement import placement
 from llmc_jax.training.step import train_step
 
-# Of the memory, what a step may take; the rest is for what the run holds beside it. On a CPU that is the system, Python
-# and other programs as well, since main memory is everybody's.
-SHARES = {"cpu": 0.75, "gpu": 0.98}
 NEAR = 1.1  # times what it may take: up to which estimate a size is compiled, because estimates err
 
 
@@ -52,11 +49,6 @@ class Fitted(NamedTuple):
         """Return it as a run records it."""
         tried = [each._asdict() for each in self.tried]
         return {"asked": "auto", "taken": self.taken.batch_size, "limit_bytes": self.limit, "compiled": tried}
-
-
-def limit_of(platform: str, memory: int) -> int:
-    """Return the bytes that a step may take on a device. memory: that it can hold in all."""
-    return int(SHARES.get(platform, SHARES["gpu"]) * memory)
 
 
 def sizes_up_to(most: int, config: TrainConfig) -> list[int]:

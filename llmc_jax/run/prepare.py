@@ -45,6 +45,7 @@ from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.plan.fits import check_fits as check_memory
 from llmc_jax.plan.memory import computed
 from llmc_jax.plan.plan import Plan, Repeat, make_plan, triton_gemm_wish
+from llmc_jax.plan.search import limit_of
 from llmc_jax.run import fitting, resume
 from llmc_jax.run.fitting import Fitted
 from llmc_jax.run.processes import Own, connect, first_exchange, introduced
@@ -334,7 +335,7 @@ def plan_here(
         return Here(plan, device, None, tried.notes)
     if memory is None:
         raise InputError("-b auto: nothing says how much memory the device has; give -b a number")
-    limit = fitting.limit_of(device.platform, memory)
+    limit = limit_of(device.platform, memory)
     sizes = fitting.sizes_up_to(most_rows, config)
     found = of_first(group, "estimates", lambda: fitting.estimates(sizes, by_itself))
     estimated = [fitting.Tried(*each) for each in found]
@@ -362,7 +363,7 @@ def try_kernels(
         return kernels.Findings()
     flags = compiling.user_flags()
     if config.batch_size == AUTO_BATCH:
-        limit = fitting.limit_of("gpu", int(jax_setup.MEMORY_SHARE * here.memory))
+        limit = limit_of("gpu", int(jax_setup.MEMORY_SHARE * here.memory))
         config = replace(config, batch_size=first_guess(config, model, here.machine, limit, most_rows))
     plan = make_plan(config, model, here.machine, before=repeated(config, None), xla_flags=flags)
     if plan.repeat is not None and not plan.problems:

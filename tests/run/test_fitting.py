@@ -22,6 +22,7 @@ from llmc_jax.errors import InputError
 from llmc_jax.kernels import Machine
 from llmc_jax.plan.fits import DoesNotFit
 from llmc_jax.plan.plan import Plan, make_plan
+from llmc_jax.plan.search import limit_of
 from llmc_jax.run import fitting, prepare
 from llmc_jax.run.fitting import Tried
 from llmc_jax.run.folder import read_metrics
@@ -190,7 +191,7 @@ def enough_for(plan: Plan) -> int:
     """The main memory of which a plan's compiled step may take just what it takes."""
     needed = fitting.compiled_bytes(plan, ALONE)
     assert needed is not None
-    return next(memory for memory in count(int(needed / 0.75)) if fitting.limit_of("cpu", memory) >= needed)
+    return next(memory for memory in count(int(needed / 0.75)) if limit_of("cpu", memory) >= needed)
 
 
 def test_a_run_with_auto_is_the_run_with_its_number_and_keeps_it(
