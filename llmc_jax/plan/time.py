@@ -4,7 +4,7 @@ An estimate from a plan, in milliseconds, compiling nothing. FLOPs and bytes are
 efficiency.py's, sending network.py's.
 
 - A product takes its FLOPs over a share of the peak, divided by the share of the multiprocessors that its tiles of
-  128 x 256 keep busy; never less than its bytes at the speed of a copy.
+  128 x 256 (smaller ones on slow multiprocessors) keep busy; never less than its bytes at the speed of a copy.
 - Attention takes its FLOPs inside the mask over a share of its own; where its T x T matrix is made, products and
   several passes over that.
 - Anything else takes its bytes at a share of the bandwidth; a small kernel 2 us.
@@ -34,7 +34,6 @@ from llmc_jax.plan.efficiency import (
     PRODUCTS,
     Efficiency,
     Hardware,
-    filled,
     gpu,
     roofline,
 )
@@ -259,7 +258,7 @@ def task_seconds(task: Task, hardware: Hardware) -> Interval:
     work, shares = task.work, hardware.shares
     by_products, moved = work.flops / hardware.flops, work.bytes / hardware.bandwidth
     if task.kind == PRODUCTS:
-        fill = [1 / filled(*sides, hardware.multiprocessors) for sides in task.sides]
+        fill = [1 / hardware.filled(*sides) for sides in task.sides]
         by_products *= sum(fill) / len(fill)
         return _larger(shares[PRODUCTS].seconds(by_products), shares[COPY].seconds(moved))
     if task.kind == MATRIX:
