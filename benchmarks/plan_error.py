@@ -1,11 +1,13 @@
 """The plan's predicted times beside measured ones: steps on this CPU, llm.c's published runs, GPUs as they come.
 
     python benchmarks/plan_error.py              the page again, from what was measured before
-    python benchmarks/plan_error.py --measure    measure on this CPU first, some minutes
+    python benchmarks/plan_error.py --measure calibration    calibrate this CPU once more, for some seconds
+    python benchmarks/plan_error.py --measure 1              the first third of the configurations once more; 2, 3
 
-On a CPU: in each round the CPU is calibrated anew (llmc_jax/plan/calibrate.py), then every configuration makes some
-steps, as train.py compiles them. A round's ratio is the predicted step over the median of its steps. The calibration
-knows none of these configurations, and none was looked at while it was written.
+On a CPU: in turns calibrations (llmc_jax/plan/calibrate.py) and steps as train.py compiles them. Before and after each
+of them a product of a fixed size says how busy the machine is. Those beside which it took more than 1.25 of its least
+time are left out, whatever they found. An error is the median of the predictions over the median of the steps. The
+calibration knows none of these configurations, and none was looked at while it was written.
 
 llm.c's runs are another program's, measured by others on their cards. What the plan knows of it: its flags, cuDNN's
 attention, biases' gradients by kernels of their own. Its collectives are taken to overlap as ours do.
@@ -16,6 +18,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,10 +26,13 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from llmc_jax.machine.jax_setup import configure, restart_with_huge_pages  # noqa: E402
+from llmc_jax.plan.interval import Interval  # noqa: E402
 
 PAGE, FIGURES = (ROOT / f"benchmarks/results/plan_error.{kind}" for kind in ("md", "json"))
 GOAL = 0.15  # of the measured time
-ROUNDS, STEPS = 3, 5
+STEPS, PARTS = 7, 3
+BUSY = 1.25  # times its least time that the product may take
+PROBE = (1024, 768, 3072)  # rows, inputs and outputs of the product
 
 # Written before any of these configurations had been run.
 PREDICTION = (
@@ -102,7 +108,6 @@ def predicted_of(run: Run) -> Any:
     from llmc_jax.machine.gpus import GPUS, TARGETS
     from llmc_jax.machine.target import machine_of
     from llmc_jax.plan.efficiency import ATTENTION, ATTENTION_BACKWARD, MEMORY, gpu
-    from llmc_jax.plan.interval import Interval
     from llmc_jax.plan.plan import make_plan
     from llmc_jax.plan.time import step_time
 
@@ -125,26 +130,70 @@ def predicted_of(run: Run) -> Any:
 # ----- measured -------------------------------------------------------------------------------------------------------
 
 
-def measure() -> dict[str, Any]:
-    """Calibrate and make steps in turns, and return all of it."""
-    from benchmarks.heading import machine_line
-    from llmc_jax.config.flags import parse_args
+def probe() -> float:
+    """Return the seconds of a product of a fixed size: of an idle machine always the same."""
+    import jax
+    import jax.numpy as jnp
+
+    from llmc_jax.ops.linear import linear_forward
+
+    n, inputs, outputs = PROBE
+    product = jax.jit(linear_forward)
+    arrays = jnp.ones((n, inputs)), jnp.ones((outputs, inputs)), jnp.ones(outputs)
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        jax.block_until_ready(product(*arrays))
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[1:])
+
+
+def calibrated() -> dict[str, Any]:
+    """Calibrate, and return what is then predicted of each configuration."""
     from llmc_jax.plan.calibrate import calibration
+
+    before, start = probe(), time.perf_counter()
+    here = calibration(again=True)
+    took = time.perf_counter() - start
+    predicted = {words: list(predicted_here(words, here).seconds) for words in HELD_OUT}
+    return {"took": took, "busy": max(before, probe()), "predicted": predicted}
+
+
+def stepped(configurations: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the seconds of some steps of each configuration."""
+    from llmc_jax.config.flags import parse_args
     from llmc_jax.profile.measure import prepared
 
-    benches = {words: prepared(parse_args(words.split())) for words in HELD_OUT}
-    rounds = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        here = calibration(again=True)
-        seconds = time.perf_counter() - start
-        predicted = {words: list(predicted_here(words, here).seconds) for words in HELD_OUT}
-        measured = {words: bench.steps(STEPS, 1) for words, bench in benches.items()}
-        rounds.append(
-            {"calibration_seconds": seconds, "calibration": here, "predicted": predicted, "measured": measured}
-        )
-        print(f"round {len(rounds)} of {ROUNDS}", flush=True)
-    return {"machine": machine_line(), "rounds": rounds}
+    benches = {words: prepared(parse_args(words.split())) for words in configurations}
+    found = []
+    for words, bench in benches.items():
+        probes, seconds = [probe()], []
+        for _ in range(STEPS):
+            seconds += bench.steps(1, 1 if len(seconds) == 0 else 0)
+            probes.append(probe())
+        found += [
+            {"words": words, "busy": max(probes[at : at + 2]), "seconds": took} for at, took in enumerate(seconds)
+        ]
+    return found
+
+
+def measure(part: str) -> None:
+    """Measure a part once more, beside what was measured before."""
+    from benchmarks.heading import machine_line
+
+    figures = read_figures()
+    if part == "calibration":
+        figures["calibrations"].append(calibrated())
+    else:
+        figures["steps"] += stepped(HELD_OUT[int(part) - 1 :: PARTS])
+    text = json.dumps(figures | {"machine": machine_line()})
+    FIGURES.write_text(text.replace(', {"', ',\n{"') + "\n")
+
+
+def read_figures() -> dict[str, Any]:
+    """Return what was measured."""
+    empty = {"machine": "", "calibrations": [], "steps": []}
+    return json.loads(FIGURES.read_text()) if FIGURES.exists() else empty
 
 
 # ----- as text --------------------------------------------------------------------------------------------------------
@@ -153,47 +202,65 @@ def measure() -> dict[str, Any]:
 class Compared(NamedTuple):
     """A predicted time beside the measured one."""
 
-    predicted: float
+    words: str
+    predicted: Interval
     measured: float
-    ratios: tuple[float, ...]  # predicted over measured in each round
-    inside: bool  # the measured time is in the predicted interval
+    steps: int  # that it is the median of
 
     @property
     def error(self) -> float:
         """Return by how much of the measured time the prediction is above it."""
-        return statistics.median(self.ratios) - 1
+        return self.predicted.typical / self.measured - 1
+
+    @property
+    def inside(self) -> bool:
+        """Return whether the measured time lies in the interval."""
+        return self.predicted.low <= self.measured <= self.predicted.high
 
 
-def compared(figures: dict[str, Any], words: str) -> Compared:
-    """Return a held-out configuration over all rounds."""
-    pairs = [(each["predicted"][words], each["measured"][words]) for each in figures["rounds"]]
-    medians = [statistics.median(measured) for _, measured in pairs]
-    low, typical, high = (
-        statistics.median(column) for column in zip(*(predicted for predicted, _ in pairs), strict=True)
-    )
-    ratios = tuple(predicted[1] / median for (predicted, _), median in zip(pairs, medians, strict=True))
-    measured = statistics.median(medians)
-    return Compared(typical, measured, ratios, low <= measured <= high)
+def calm(figures: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    """Return the calibrations or the steps beside which nobody else was busy."""
+    least = min(each["busy"] for each in (*figures["calibrations"], *figures["steps"]))
+    return [each for each in figures[kind] if each["busy"] <= BUSY * least]
+
+
+def compared(figures: dict[str, Any]) -> list[Compared]:
+    """Return every held-out configuration that was measured."""
+    calibrations, found = calm(figures, "calibrations"), []
+    for words in HELD_OUT:
+        steps = [each["seconds"] for each in calm(figures, "steps") if each["words"] == words]
+        columns = zip(*(each["predicted"][words] for each in calibrations), strict=True)
+        if steps:
+            predicted = Interval(*map(statistics.median, columns))
+            found.append(Compared(words, predicted, statistics.median(steps), len(steps)))
+    return found
 
 
 def cpu_table(figures: dict[str, Any]) -> str:
     """Return the held-out configurations of the CPU that was measured."""
-    lines = [
-        "| flags | predicted, ms | measured, ms | error | rounds | in the interval |",
-        "|---|---:|---:|---:|---|---|",
-    ]
-    found = [compared(figures, words) for words in HELD_OUT]
-    for words, each in zip(HELD_OUT, found, strict=True):
-        rounds = ", ".join(f"{100 * (ratio - 1):+.0f} %" for ratio in each.ratios)
-        ms = f"{1e3 * each.predicted:.1f} | {1e3 * each.measured:.1f}"
-        inside = "yes" if each.inside else "no"
-        lines.append(f"| `{words}` | {ms} | {100 * each.error:+.1f} % | {rounds} | {inside} |")
+    lines = ["| flags | predicted, ms | measured, ms | error | steps | inside |", "|---|---:|---:|---:|---:|---|"]
+    found = compared(figures)
+    for each in found:
+        cells = [
+            f"`{each.words}`", f"{1e3 * each.predicted.typical:.1f}", f"{1e3 * each.measured:.1f}",
+            f"{100 * each.error:+.1f} %", str(each.steps), "yes" if each.inside else "no",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
     errors = [abs(each.error) for each in found]
     good = sum(error <= GOAL for error in errors)
     return "\n".join(lines) + (
-        f"\n\nWithin {100 * GOAL:.0f} %: {good} of {len(found)}. The median of the errors is "
-        f"{100 * statistics.median(errors):.1f} %, the largest {100 * max(errors):.1f} %."
+        f"\n\nInside: the measured time lies in the predicted interval. Within {100 * GOAL:.0f} %: {good} of "
+        f"{len(found)}. The median of the errors is {100 * statistics.median(errors):.1f} %, the largest "
+        f"{100 * max(errors):.1f} %."
     )
+
+
+def blocks_line(figures: dict[str, Any]) -> str:
+    """Return how much was measured, and how much of it is left out."""
+    kept = {kind: (len(calm(figures, kind)), len(figures[kind])) for kind in ("calibrations", "steps")}
+    took = statistics.median(each["took"] for each in calm(figures, "calibrations"))
+    calibrations, steps = (f"{some} of {all_of_them}" for some, all_of_them in kept.values())
+    return f"{figures['machine']}. Calm: {calibrations} calibrations, of {took:.0f} s each, and {steps} steps."
 
 
 def llmc_table() -> str:
@@ -240,13 +307,11 @@ def gpu_table(path: Path) -> str:
 
 def page(figures: dict[str, Any]) -> str:
     """Return benchmarks/results/plan_error.md."""
-    method = (__doc__ or "").partition("some minutes\n\n")[2].strip()
-    seconds = statistics.median(each["calibration_seconds"] for each in figures["rounds"])
+    method = (__doc__ or "").partition("once more; 2, 3\n\n")[2].strip()
     return "\n\n".join([
         "# What the plan predicts, beside what was measured",
-        f"`python benchmarks/plan_error.py`. {method}",
-        f"## Steps on a CPU\n\n{figures['machine']}. {len(figures['rounds'])} rounds of {STEPS} steps; a "
-        f"calibration took {seconds:.0f} s. The prediction, written before: {PREDICTION}.",
+        f"`python benchmarks/plan_error.py`.\n\n{method}",
+        f"## Steps on a CPU\n\n{blocks_line(figures)} The prediction, written before: {PREDICTION}.",
         cpu_table(figures),
         f"## llm.c's published runs\n\n{llmc_table()}",
         f"## This project on GPUs\n\n{gpu_tables()}",
@@ -255,12 +320,14 @@ def page(figures: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--measure", action="store_true", help="measure on this CPU first")
-    if parser.parse_args().measure:
+    parts = ("calibration", *map(str, range(1, PARTS + 1)))
+    parser.add_argument("--measure", choices=parts, help="measure this once more")
+    if part := parser.parse_args().measure:
         restart_with_huge_pages()
         configure()
-        FIGURES.write_text(json.dumps(measure(), indent=1) + "\n")
-    PAGE.write_text(page(json.loads(FIGURES.read_text())))
+        measure(part)
+        return
+    PAGE.write_text(page(read_figures()))
     print(PAGE.read_text())
 
 
