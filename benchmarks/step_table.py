@@ -10,9 +10,11 @@ writes, does not: --hlo FILE. The step is compiled as train.py does it on that G
 program, before a CUDA graph makes one launch of several, the body of a loop as often as it runs. Nothing runs: the
 times are estimates.
 
-- A product takes its operations over 65 % of the GPU's peak, divided by the share of the multiprocessors that its tiles
-  of 128 x 256 keep busy, the sum split where they are too few; never less than its bytes at the speed of a copy. What
-  an epilogue adds is its bytes alone.
+- Rates are the typical ones of llmc_jax/plan/efficiency.py, which names their sources. The figures before, of the A100
+  and the RTX 4090, had lower ones: products at 65 % of the peak.
+- A product takes its operations over a rate, divided by the share of the multiprocessors that its tiles of 128 x 256
+  keep busy (smaller ones on slow multiprocessors), the sum split where they are too few; never less than its bytes at
+  the speed of a copy. What an epilogue adds is its bytes alone.
 - Attention takes the operations inside the mask over a rate of its own (--attention).
 - Anything else takes its bytes at 86 % of the speed of a copy, 2 µs at the least.
 - Each kernel is followed by 1 µs of nothing.
@@ -38,7 +40,6 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import roofline  # noqa: E402
 from benchmarks.launches import launched, moved_bytes  # noqa: E402
 from llmc_jax.config.flags import parse_args  # noqa: E402
 from llmc_jax.config.model import ModelConfig, parse_descriptor  # noqa: E402
@@ -47,6 +48,17 @@ from llmc_jax.errors import InputError  # noqa: E402
 from llmc_jax.machine import deviceless, gpus  # noqa: E402
 from llmc_jax.machine.hlo import Instruction, elements  # noqa: E402
 from llmc_jax.models.gpt2.work import Shape, rows_at_once, step_work  # noqa: E402
+from llmc_jax.plan import efficiency  # noqa: E402
+from llmc_jax.plan.efficiency import (  # noqa: E402
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    COPY,
+    GAP,
+    LEAST,
+    MEMORY,
+    PRODUCTS,
+    Hardware,
+)
 from llmc_jax.plan.program import Place, Program  # noqa: E402
 
 RESULTS = ROOT / "benchmarks/results/step_table.md"
@@ -79,16 +91,6 @@ KNOWN_BYTES = {
     "AdamW": ("update", "adamw"),
 }
 
-# Shares of a GPU's peak. Products: cuBLASLt in a model's sizes under Hopper's power limit. Attention, of 64 channels a
-# head and T=1024, forward and backward: on Hopper about half of what the instructions of the kernels' main loops allow
-# (results/attention.md); on Blackwell they do not use its own tensor instructions.
-PRODUCTS = 0.65
-ATTENTION = {"9.0": (0.34, 0.27), "10.0": (0.10, 0.08)}
-ATTENTION_ELSEWHERE = (0.30, 0.25)
-OF_COPY = 0.86  # of a copy's speed, what a kernel that waits for memory reaches
-LEAST, GAP = 2e-6, 1e-6  # seconds of the smallest kernel, and between two
-TILES = ((128, 256), (256, 128))  # of a product's result that a block makes
-SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)  # parts that the sum of a product may be split into
 LARGE = 1_000_000  # bytes: copies below are not worth a look
 
 
@@ -167,19 +169,8 @@ def _kernel_group(place: Place, names: str) -> str:
 # ----- seconds ------------------------------------------------------------------------------------------------------
 
 
-def product_seconds(flops: int, results: int, sides: tuple[int, int], rates: dict[str, float], blocks: int) -> float:
-    """Seconds of a product by its operations. sides: of its result; blocks: the GPU's multiprocessors."""
-    best = 0.0
-    for high, wide in TILES:
-        tiles = math.ceil(sides[0] / high) * math.ceil(sides[1] / wide)
-        filled = results / (tiles * high * wide)  # of the tiles, what is not beyond the edge
-        for split in SPLITS if tiles < blocks else (1,):
-            best = max(best, filled * tiles * split / (math.ceil(tiles * split / blocks) * blocks))
-    return flops / (rates["products"] * best)
-
-
 def kernel_seconds(
-    program: Program, instruction: Instruction, moved: int, rates: dict[str, float], blocks: int
+    program: Program, instruction: Instruction, moved: int, rates: dict[str, float], here: Hardware
 ) -> float:
     """Seconds of one kernel but attention's, with the gap behind it."""
     flops = 0
@@ -188,8 +179,8 @@ def kernel_seconds(
             flops += own
             sides = [int(size) for size in re.findall(r"\d+", re.findall(r"\[([\d,]*)\]", part.shape)[0])]
     if not flops:
-        return max(moved / (OF_COPY * rates["bandwidth"]), LEAST) + GAP
-    by_products = product_seconds(flops, math.prod(sides), (math.prod(sides[:-1]), sides[-1]), rates, blocks)
+        return max(moved / rates["memory"], LEAST) + GAP
+    by_products = flops / (rates["products"] * here.filled(math.prod(sides[:-1]), sides[-1]))
     return max(by_products, moved / rates["bandwidth"]) + GAP
 
 
@@ -198,39 +189,43 @@ def kernel_seconds(
 
 def rates_of(gpu: str, dtype: str, attention: str = "") -> dict[str, float]:
     """Return the rates to estimate with. attention: TFLOP/s forward and backward, as 300,250. Raises InputError."""
-    target = gpus.known_target(gpu)
-    known = roofline.estimated(target.device_kind, dtype)
-    peak = known.products / roofline.PRODUCTS
-    shares = ATTENTION.get(target.capability, ATTENTION_ELSEWHERE)
+    here = hardware_of(gpu, dtype)
+    shares = here.shares
     try:
         forward, backward = (1e12 * float(each) for each in attention.split(",")) if attention else (
-            peak * share for share in shares
+            here.flops * shares[kind].typical for kind in (ATTENTION, ATTENTION_BACKWARD)
         )  # fmt: skip
     except ValueError as error:
         raise InputError(f"--attention {attention}: must be two rates in TFLOP/s, as in 300,250") from error
     return {
-        "products": PRODUCTS * peak, "attention_forward": forward, "attention_backward": backward,
-        "bandwidth": known.bandwidth,
+        "products": here.flops * shares[PRODUCTS].typical, "attention_forward": forward,
+        "attention_backward": backward, "bandwidth": here.bandwidth * shares[COPY].typical,
+        "memory": here.bandwidth * shares[MEMORY].typical,
     }  # fmt: skip
+
+
+def hardware_of(gpu: str, dtype: str) -> Hardware:
+    """Return a GPU by its short name, its products in what a step of a dtype computes them in. Raises InputError."""
+    return efficiency.gpu(gpus.known_target(gpu).device_kind, "tf32" if dtype == "fp32" else dtype)  # type: ignore[arg-type]
 
 
 def make_table(
     case: str, jax: str, text: str, gpu: str, model: ModelConfig, shape: Shape, rates: dict[str, float]
 ) -> Table:
     """The table of a program's text. gpu: a name of gpus.TARGETS."""
-    program, target = Program(text), gpus.TARGETS[gpu]
+    program, here = Program(text), hardware_of(gpu, shape.dtype)
     groups = dict.fromkeys(GROUPS, Group())
     for instruction, times in launched(program):
         name = group_of(program, instruction, shape.rows, model)
         known = name in KNOWN_BYTES and "mosaic_gpu" in instruction.rest
         moved = 0 if known else moved_bytes(program, instruction)
         flops = sum(program.product_flops(each) for each in (instruction, *program.members(instruction)))
-        seconds = GAP if known else kernel_seconds(program, instruction, moved, rates, target.multiprocessors)
+        seconds = GAP if known else kernel_seconds(program, instruction, moved, rates, here)
         groups[name] = _added(groups[name], Group(times, times * moved, times * flops, times * seconds))
     for name, (phase, operation) in KNOWN_BYTES.items():
         work = [each for each in step_work(model, shape) if (each.phase, each.operation) == (phase, operation)]
         moved, flops = sum(each.bytes for each in work), sum(each.flops for each in work)
-        seconds = moved / (OF_COPY * rates["bandwidth"])
+        seconds = moved / rates["memory"]
         if operation == "attention":
             seconds = max(seconds, flops / rates[f"attention_{phase}"])
         groups[name] = _added(groups[name], Group(0, moved, flops, seconds))

@@ -527,18 +527,6 @@ def test_everything_in_small(tmp_path: Path) -> None:
 # ----- the roofline -------------------------------------------------------------------------------------------------
 
 
-def roofline_lines(**change: Any) -> list[roofline.Line]:
-    shape = roofline.Shape(64, 1024, recompute=0, dtype="bf16", flash=True)
-    rates = roofline.estimated("NVIDIA H200", "bf16")._replace(**change)
-    return roofline.lines(roofline.step_work(parse_descriptor("d12"), shape), rates, {})
-
-
-def test_roofline_bounds() -> None:
-    assert {line.bound for line in roofline_lines(bandwidth=1e6) if line.phase == "forward"} == {"memory"}
-    fast = {line.operation: line for line in roofline_lines(bandwidth=1e20) if line.phase == "forward"}
-    assert fast["qkv"].floor == pytest.approx(12 * 6 * 65536 * 768**2 / (0.7 * 989.4e12))
-
-
 def test_roofline_with_the_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "profile.json"
     operations = [("forward", "qkv", 0.002, 0), ("forward", "qkv", 0.008, 1), ("update", "adamw", 0.1, None)]
@@ -568,9 +556,8 @@ def test_roofline_with_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[s
     results.save()
     roofline.main(["--measured", str(results.json_file)])
     out = capsys.readouterr().out
-    assert "measured where gpu_nvidia_h200.json has them" in out
     (gelu,) = [line for line in out.splitlines() if line.startswith("| forward | gelu |")]
-    assert "| 2.42 | 2.42 |" in gelu and "| 3.00 |" in gelu  # 9.66 GB at 4 TB/s; twelve layers of 250 us
+    assert "| 2.01 |" in gelu and "| 3.00 |" in gelu  # 9.66 GB at 4.8 TB/s; twelve layers of 250 us
     with pytest.raises(SystemExit):
         roofline.main(["--measured", str(results.json_file), "--gpu", "NVIDIA B200"])
     assert "is of NVIDIA H200, not of --gpu NVIDIA B200" in capsys.readouterr().err

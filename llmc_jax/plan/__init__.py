@@ -3,6 +3,7 @@
 plan.py          precision, kernels, memory and the step's numbers, which runs and measurements take from there
 interval.py      an estimate as three numbers
 efficiency.py    a machine's peaks, what shares of them are reached, and the floors they set
+measured.py      shares that were measured on a card, which take the place of estimates
 time.py          what a step takes, operation by operation
 cpu.py           the same on a CPU, by rates that were measured on it
 calibrate.py     measuring them

@@ -5,6 +5,7 @@ efficiency.py's, sending network.py's.
 
 - A product takes its FLOPs over a share of the peak, divided by the share of the multiprocessors that its tiles of
   128 x 256 (smaller ones on slow multiprocessors) keep busy; never less than its bytes at the speed of a copy.
+- Where XLA may make products itself, a bias is added by a kernel of its own (machine/compiling.py).
 - Attention takes its FLOPs inside the mask over a share of its own; where its T x T matrix is made, products and
   several passes over that.
 - Anything else takes its bytes at a share of the bandwidth; a small kernel 2 us.
@@ -19,6 +20,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from llmc_jax.config.model import ModelConfig
+from llmc_jax.machine.compiling import TRITON_GEMM
 from llmc_jax.models.gpt2.operations import BLOCK, END, row_of
 from llmc_jax.models.gpt2.tensors import letters
 from llmc_jax.models.gpt2.work import Shape, Work, array_bytes, flops_per_token, rows_at_once, step_work
@@ -38,6 +40,7 @@ from llmc_jax.plan.efficiency import (
     roofline,
 )
 from llmc_jax.plan.interval import Interval, certain, total
+from llmc_jax.plan.measured import with_measured
 from llmc_jax.plan.network import Compute, Network, collective_seconds, hidden_shares, network_of, step_of
 from llmc_jax.plan.plan import Plan
 from llmc_jax.training.parallel.traffic import Sent, of_update
@@ -110,8 +113,13 @@ def step_time(plan: Plan, hardware: Hardware | Calibration | None = None, networ
     """
     if plan.machine.platform == "cpu":
         return _on_cpu(plan, hardware if isinstance(hardware, Calibration) else calibrated(plan.dtype))
-    here = hardware if isinstance(hardware, Hardware) else gpu(plan.machine.kind, plan.product_precision)
-    return _on_gpu(plan, here, network)
+    return _on_gpu(plan, hardware if isinstance(hardware, Hardware) else hardware_of(plan), network)
+
+
+def hardware_of(plan: Plan) -> Hardware:
+    """Return the GPU of a plan, with what was measured on such a card. Raises InputError for one not known."""
+    here = gpu(plan.machine.kind, plan.product_precision)
+    return with_measured(here) if plan.dtype != "fp32" else here
 
 
 def _on_gpu(plan: Plan, hardware: Hardware, network: Network | None) -> StepTime:
@@ -190,6 +198,7 @@ class Task(NamedTuple):
     sides: tuple[tuple[int, int], ...]  # of the result of each of its products, which have equal FLOPs
     large: int  # kernels each time it runs
     small: int  # kernels that take the least time there is: sums of partial sums, scalars
+    added: int = 0  # bytes of what follows a product by itself: the addition of its bias
 
 
 # Kernels as tests/aot/test_step_table.py and results/step_table.md count them in compiled programs: (large, small).
@@ -221,13 +230,18 @@ def works_of(plan: Plan) -> Iterator[tuple[Work, bool]]:
 def tasks_of(plan: Plan) -> list[Task]:
     """Return the tasks of a step on one GPU."""
     model, shape, fused = plan.model, plan.shape, plan.execution.gelu_fusion
+    biases_in_products = dict(plan.execution.compiler_options).get(TRITON_GEMM) is False
     found = []
     for work, forward in works_of(plan):
         if fused and work[:2] == ("forward", "gelu"):
             continue  # the product before it does it, and writes its result as well
         if fused and work[:2] == ("forward", "fc"):
             work = work._replace(bytes=work.bytes + shape.micro_batches * array_bytes("fch_gelu", model, shape))
-        found.append(_task(work, forward, model, shape))
+        task = _task(work, forward, model, shape)
+        if forward and task.kind == PRODUCTS and not biases_in_products and work.operation != "head":
+            (rows, columns), times = task.sides[0], work.times
+            task = task._replace(large=task.large + 1, added=2 * shape.element * rows * columns * times)
+        found.append(task)
     return found
 
 
@@ -260,7 +274,8 @@ def task_seconds(task: Task, hardware: Hardware) -> Interval:
     if task.kind == PRODUCTS:
         fill = [1 / hardware.filled(*sides) for sides in task.sides]
         by_products *= sum(fill) / len(fill)
-        return _larger(shares[PRODUCTS].seconds(by_products), shares[COPY].seconds(moved))
+        added = shares[MEMORY].seconds(task.added / hardware.bandwidth)
+        return total([added, _larger(shares[PRODUCTS].seconds(by_products), shares[COPY].seconds(moved))])
     if task.kind == MATRIX:
         return total([shares[PRODUCTS].seconds(by_products), shares[MATRIX].seconds(moved)])
     if task.kind == MEMORY:

@@ -54,8 +54,23 @@ def test_tiles_fill_at_most_all_of_a_gpu(rows: int, columns: int, multiprocessor
         assert share >= rows * columns / (waves * multiprocessors * 128 * 256) * (1 - 1e-9)
 
 
-def test_whole_waves_fill_it() -> None:
-    assert filled(132 * 128, 256, 132) == 1
-    assert filled(133 * 128, 256, 132) == pytest.approx(133 / 264)
-    assert filled(2 * 128, 256, 132) == pytest.approx(32 / 132)  # two tiles, each sum in 16 parts
-    assert filled(256, 128, None) == 1
+@pytest.mark.parametrize(
+    ("sides", "busy"),
+    [
+        ((132 * 128, 256), 1.0),
+        ((133 * 128, 256), 133 / 264),
+        ((8192, 768), 192 / 264),  # 192 tiles on 132 multiprocessors, twice
+        ((66 * 128, 256), 1.0),  # half as many as there are: the sum is split in two
+        ((2 * 128, 256), 32 / 132),  # two tiles, each sum in 16 parts
+        ((132 * 128 - 64, 256), 131.5 / 132),  # half of a tile is beyond the edge
+    ],
+)
+def test_products_fill_multiprocessors(sides: tuple[int, int], busy: float) -> None:
+    assert filled(*sides, 132) == pytest.approx(busy)
+
+
+def test_slow_multiprocessors_take_smaller_tiles() -> None:
+    assert filled(128, 64, None, slow=True) == 1 > filled(128, 64, None)
+    slow, fast = gpu("NVIDIA GeForce RTX 4090", "bf16"), gpu("NVIDIA H200", "bf16")
+    assert slow.filled(4096, 1600) > filled(4096, 1600, slow.multiprocessors)
+    assert fast.filled(4096, 1600) == filled(4096, 1600, fast.multiprocessors)
