@@ -25,11 +25,11 @@ def figures(*steps: tuple[str, float, float]) -> dict[str, Any]:
 
 
 def test_what_was_disturbed_does_not_count() -> None:
-    found = figures((FIRST, 1.1, 0.1), (FIRST, 1.3, 0.11), (FIRST, 5.0, 0.2), (SECOND, 2.0, 0.12))
+    found = figures((FIRST, 1.0, 0.1), (FIRST, 1.2, 0.11), (FIRST, 5.0, 0.2), (SECOND, 2.0, 0.12))
     assert len(calm(found, "calibrations")) == 1 and len(calm(found, "steps")) == 3
     first, second = compared(found)
-    assert first == Compared(FIRST, Interval(0.9, 1.0, 1.2), pytest.approx(1.2), 2)
-    assert first.inside and first.error == pytest.approx(1 / 1.2 - 1)
+    assert first == Compared(FIRST, Interval(0.9, 1.0, 1.2), pytest.approx(1.1), 2)
+    assert first.inside and first.error == pytest.approx(1 / 1.1 - 1)
     assert not second.inside and second.error == pytest.approx(-0.5)
 
 
