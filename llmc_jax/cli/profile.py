@@ -97,7 +97,7 @@ def llmc_rows(model: ModelConfig, shape: Shape) -> list[tuple[str, Any]]:
 
 def calculate(config: TrainConfig, own: SimpleNamespace) -> int:
     """Print everything that the shape alone says: `--calculate`."""
-    from llmc_jax.plan.efficiency import Roof
+    from llmc_jax.plan.efficiency import gpu
     from llmc_jax.profile.table import calculated, calculated_text
     from llmc_jax.run.console import format_table
 
@@ -123,13 +123,11 @@ def calculate(config: TrainConfig, own: SimpleNamespace) -> int:
     ]
     roof = None
     if device is not None:
-        peak = peak_flops(device, plan.product_precision)
-        if peak is None:
+        if peak_flops(device, plan.product_precision) is None:
             raise InputError(
                 f"--device {device}: it does not compute in {plan.product_precision}; take another --dtype"
             )
-        bandwidth = GPUS[device].bandwidth * 1e9
-        roof = Roof(peak, bandwidth, bandwidth, None)
+        roof = gpu(device, plan.product_precision).roof
     lines = calculated(step_work(model, shape), roof, by_layer=own.layers)
     if own.json:
         kept = ("phase", "operation", "layer", "flops", "bytes")

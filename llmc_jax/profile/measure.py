@@ -24,9 +24,9 @@ from llmc_jax.config.model import ModelConfig
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import Device, cache_bytes, memory_stats
-from llmc_jax.machine.gpus import GPUS, peak_flops
+from llmc_jax.machine.gpus import peak_flops
 from llmc_jax.models.gpt2.tensors import flat_size, num_parameters
-from llmc_jax.plan.efficiency import Roof
+from llmc_jax.plan.efficiency import Roof, gpu
 from llmc_jax.plan.plan import Plan, step_numbers
 from llmc_jax.run.prepare import first_state, plan_here, resolve_model
 from llmc_jax.run.record import slice_trace
@@ -183,8 +183,9 @@ def machine_rates(bench: Bench) -> Rates:
     device = bench.device
     peak = peak_flops(device.kind, bench.plan.product_precision)
     if device.platform != "cpu" and peak is not None:
-        bandwidth = GPUS[device.kind].bandwidth * 1e9
-        return Rates(peak, peak, MemoryRates(bandwidth, bandwidth, bandwidth, bandwidth, 0), None, False)
+        roof = gpu(device.kind, bench.plan.product_precision).roof
+        memory = MemoryRates(roof.bandwidth, roof.bandwidth, roof.reading, roof.reading, 0)
+        return Rates(roof.flops, peak, memory, roof.cache, False)
     fastest, together = product_rates(bench)
     cache = cache_bytes()
     memory = memory_rates(array_bytes(cache, device.memory_bytes))
