@@ -30,6 +30,7 @@ from llmc_jax.plan.interval import Interval
 
 VOCABULARY = 512  # rows of the table that an embedding's gradient is added to
 TURNS, MOST_TURNS = 4, 10
+STEADY = 1.1  # times the least time that an operation may usually take
 CALM, FASTER = 0.05, 0.93  # a turn is calm where so few of all are so much faster than before
 LOW, HIGH = 0.92, 1.15  # of the least time, what a step takes: an estimate; more where the turns differ by more
 PATIENCE, RUNS = 0.012, 20  # seconds and runs for one size of one operation in a turn
@@ -187,8 +188,7 @@ def measure(dtype: str) -> Calibration:
         for name, case in found.items()
     }
     fresh = max(0.0, least["anew"] - least["kept"]) / (4 * BLOCK)
-    usual = statistics.median(statistics.median(each) / min(each) for each in turns.values())
-    spread = Interval(LOW, 1.0, max(HIGH, usual))
+    spread = Interval(LOW, 1.0, max(HIGH, _usual(turns)))
     return Calibration(cpu_name(), len(usable_cores()), dtype, rates, program, fresh, spread)
 
 
@@ -206,7 +206,8 @@ def _repeated(times: int, x: Any) -> Any:
 def _turns(runs: dict[Any, Callable[[], Any]]) -> dict[Any, list[float]]:
     """Return the least seconds of each of some functions in each of several turns.
 
-    Others may use the machine meanwhile. So there are turns until one has found few faster times than those before.
+    Others may use the machine meanwhile. So there are turns until one has found few faster times than those before, and
+    the usual times are near the least.
     """
     import jax
 
@@ -214,13 +215,20 @@ def _turns(runs: dict[Any, Callable[[], Any]]) -> dict[Any, list[float]]:
         jax.block_until_ready(run())
     found: dict[Any, list[float]] = {key: [] for key in runs}
     better = len(runs)
-    while len(found["once"]) < TURNS or (better > CALM * len(runs) and len(found["once"]) < MOST_TURNS):
+    while len(found["once"]) < TURNS or (
+        len(found["once"]) < MOST_TURNS and (better > CALM * len(runs) or _usual(found) > STEADY)
+    ):
         better = 0
         for key, run in runs.items():
             took = _one_turn(lambda run=run: jax.block_until_ready(run()))  # type: ignore[misc]
             better += bool(found[key]) and took < FASTER * min(found[key])
             found[key].append(took)
     return found
+
+
+def _usual(found: dict[Any, list[float]]) -> float:
+    """Return how many times the least time an operation usually took."""
+    return statistics.median(statistics.median(each) / min(each) for each in found.values())
 
 
 def _one_turn(run: Callable[[], Any]) -> float:

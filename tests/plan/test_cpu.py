@@ -97,6 +97,22 @@ def test_it_is_measured_and_has_no_peak() -> None:
     assert time_of(f"{SMALL} --devices 2 -d 512").tokens == 512
 
 
+@pytest.mark.parametrize(("usual", "disturbed"), [(1.15, False), (1.3, True)])
+def test_a_calibration_beside_others_says_so(usual: float, disturbed: bool) -> None:
+    assert known()._replace(spread=Interval(0.92, 1.0, usual)).disturbed == disturbed
+
+
+def test_turns_go_on_while_times_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    def turns_of(*seconds: float) -> int:
+        taken = iter([*seconds, *[seconds[-1]] * 99])
+        monkeypatch.setattr(calibrate, "_one_turn", lambda run: next(taken))
+        return len(calibrate._turns({"once": lambda: None})["once"])
+
+    assert turns_of(1.0) == calibrate.TURNS
+    assert turns_of(1.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0) == 7  # until half of them are near the least
+    assert turns_of(1.0, 2.0) == calibrate.MOST_TURNS
+
+
 # ----- kept -----------------------------------------------------------------------------------------------------------
 
 
