@@ -244,8 +244,8 @@ def _kind_of(value: Value, schedule: tuple[str, ...], program: Program, model: M
         return "communication"
     if sizes[-1:] == (model.padded_vocab_size,) and len(sizes) > 1:
         return "logits"
-    if sizes == (model.padded_vocab_size, model.channels):
-        return "gradients"
+    if sizes == (model.padded_vocab_size, model.channels) and (maker is None or maker.operation != "weights"):
+        return "gradients"  # of wte
     if maker is None and dtype == "f32" and sizes[-1:] == (model.channels,):  # what a loop over micro-batches sums up
         return "gradients"
     return _kind_by_places(maker, user)
