@@ -100,7 +100,7 @@ def test_the_package_runs_as_the_command() -> None:
     command = [sys.executable, "-m", "llmc_jax", "train", "-b", "0"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "python -m llmc_jax train: -b 0: batch size must be at least 1\n"
+    assert done.stderr == "python -m llmc_jax train: -b 0: batch size must be at least 1, or auto\n"
 
 
 def test_programs_of_their_own_keep_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
