@@ -92,7 +92,14 @@ def card_of(target: Target) -> Card:
 
 def short_name(target: Target) -> str:
     """Return the key of TARGETS of a GPU that `named` has returned."""
-    return next(short for short, each in TARGETS.items() if each.device_kind == target.device_kind)
+    name = name_of(target.device_kind)
+    assert name is not None
+    return name
+
+
+def name_of(kind: str) -> str | None:
+    """Return the key of TARGETS of a GPU by the driver's name; None for one that is not there."""
+    return next((short for short, each in TARGETS.items() if each.device_kind == kind), None)
 
 
 def _plain(name: str) -> str:

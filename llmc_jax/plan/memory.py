@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from llmc_jax.machine.cards import CARDS
-from llmc_jax.machine.gpus import MIB, TARGETS, card_memory_bytes
+from llmc_jax.machine.gpus import MIB, TARGETS
 from llmc_jax.machine.jax_setup import MEMORY_SHARE
 from llmc_jax.plan import buffers
 from llmc_jax.plan.buffers import KINDS
@@ -79,7 +79,7 @@ def computed(plan: "Plan", available: int | None = None, card: int | None = None
     """Return a step's memory from shapes alone.
 
     available: bytes that the program may take; None: as the plan has it, or JAX's share of the card. card: bytes of
-    the whole card; None: by its name.
+    the whole card; None: as machine/cards.py has it.
     """
     moment, temporary = max(moments(plan).items(), key=lambda each: bytes_of(each[1]))
     found = state_kinds(plan.model, plan.shape) + temporary
@@ -90,9 +90,10 @@ def computed(plan: "Plan", available: int | None = None, card: int | None = None
 
 def _limits(plan: "Plan", available: int | None, card: int | None) -> tuple[int | None, int | None]:
     """Return what the program may take, and the whole card."""
-    known = card or card_memory_bytes(plan.machine.kind)
+    row = CARDS.get(plan.machine.kind)
+    whole = row.memory if card is None and row is not None else card
     own = plan.available if available is None else available
-    return int(MEMORY_SHARE * known) if own is None and known else own, known
+    return int(MEMORY_SHARE * whole) if own is None and whole else own, whole
 
 
 # ----- compiled -------------------------------------------------------------------------------------------------------

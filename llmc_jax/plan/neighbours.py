@@ -68,7 +68,7 @@ def look_of(gpu: str | None, wanted: Wishes) -> Look:
         config = planner.with_batch(config)
         plan = planner.plan(config)
         memory, step = planner.memory(plan), planner.time(plan)
-        run = course_of(plan, place, step, wanted._replace(price=wanted.price if place.name == own else None))
+        run = course_of(plan, place, step, wanted._replace(price=wanted.price if _plain(name) == own else None))
         return Figures(
             config.batch_size, memory.fits, memory.program, memory.available, step.seconds, step.tokens_per_second, run
         )

@@ -18,7 +18,7 @@ from llmc_jax.machine.device import describe_device
 from llmc_jax.machine.gpus import Target
 from llmc_jax.machine.jax_setup import MEMORY_SHARE, configure
 from llmc_jax.machine.target import machine_of, this_machine
-from llmc_jax.plan.memory import Memory, computed
+from llmc_jax.plan.memory import Memory, computed, outside
 from llmc_jax.plan.network import Network
 from llmc_jax.plan.plan import Plan, make_plan
 from llmc_jax.plan.search import Largest, auto_sizes, largest_size, limit_of, mark_fastest, sizes, ways
@@ -32,10 +32,10 @@ ERROR = 0.05  # that computed memory may be off by; benchmarks/results/plan_memo
 class Place(NamedTuple):
     """The device that is planned for, and how many of them a run takes which does not say it."""
 
-    name: str | None  # a GPU's short name; None: the device at hand
+    name: str | None  # a GPU's short name; None: a CPU, or a GPU that nothing can be compiled for elsewhere
     label: str  # what a reader calls it
     machine: Machine
-    memory: int | None  # bytes in all
+    memory: int | None  # bytes in all; None: not known
     available: int | None  # of these, what JAX's allocator may take
     card: Card | None  # power and links; None: not known
     devices: int
@@ -64,9 +64,12 @@ def place_here() -> Place:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a plan takes none of a GPU's memory
     configure()
     device, machine = describe_device(), this_machine()
-    card = cards.CARDS.get(machine.kind)
-    devices = 1 if machine.platform == "cpu" else device.num_devices
-    return Place(None, device.kind, machine, device.memory_bytes, device.memory_bytes, card, devices)
+    if machine.platform == "cpu":
+        return Place(None, device.kind, machine, device.memory_bytes, device.memory_bytes, None, 1)
+    card, name = cards.CARDS.get(machine.kind), cards.name_of(machine.kind)
+    return Place(
+        name, device.kind, machine, None if card is None else card.memory, device.memory_bytes, card, device.num_devices
+    )
 
 
 # ----- a model on it --------------------------------------------------------------------------------------------------
@@ -99,7 +102,10 @@ class Planner(NamedTuple):
         """Return what configurations take as compiled, each in a process of its own."""
         model = f"L{self.model.num_layers}-NH{self.model.num_heads}-C{self.model.channels}"
         model += f"-V{self.model.vocab_size}-T{self.model.max_seq_len}"  # whose file the process need not find
-        gpu = self.place.name or CPU
+        gpu = CPU if self.place.machine.platform == "cpu" else self.place.name
+        if gpu is None:
+            what = f"nothing can be compiled for {self.place.label} elsewhere: it is not in llmc_jax/machine/gpus.py"
+            return [Problem(what)] * len(configs)
         requests = [Request(gpu, replace(config, model=model)) for config in configs]
         anew = [each for each in requests if not is_kept(each)]
         if anew and (gpu == CPU or python_that_compiles()):
@@ -108,8 +114,11 @@ class Planner(NamedTuple):
         found = compiled_apart(requests)
         limits = [self._limits(config.devices) for config in configs]
         return [
-            each._replace(available=available, card=card) if isinstance(each, Memory) else each
-            for each, (available, card) in zip(found, limits, strict=True)
+            # a process of its own knows nothing of the links of a card of the user's own
+            each._replace(available=available, card=card, outside=outside(self.plan(config)))
+            if isinstance(each, Memory)
+            else each
+            for each, config, (available, card) in zip(found, configs, limits, strict=True)
         ]
 
     def close(self, config: TrainConfig, row: Largest) -> bool:

@@ -9,6 +9,8 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.library import estimate
 from llmc_jax.machine import cards, gpus
+from llmc_jax.machine.device import Device
+from llmc_jax.machine.target import machine_of
 from llmc_jax.plan import compiled, planner
 from llmc_jax.plan import time as times
 from llmc_jax.plan.answer import Answer, as_json
@@ -73,6 +75,12 @@ def test_a_card_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert own.place.memory == 49140 << 20 and own.place.name == "mine"
     assert own.memory.program == known.memory.program and own.memory.fits
     assert own.step.seconds == known.step.seconds
+
+
+def test_what_is_beside_a_compiled_program_is_of_the_card_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_compiler(monkeypatch, 1.0)
+    found = estimate(D12, gpu="rtx4090", devices=2, quick=False)
+    assert found.memory.source == "compiled" and found.memory.outside == found.computed.outside
 
 
 def test_b_auto_is_the_largest_that_fits() -> None:
@@ -164,6 +172,46 @@ def test_without_a_compiler_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None
     assert found.memory == found.computed and found.memory.source == "computed"
     assert found.not_compiled == "none is here"
     assert any("none is here" in line for line in found.not_known)
+
+
+# ----- the device at hand ---------------------------------------------------------------------------------------------
+
+
+def gpu_here(monkeypatch: pytest.MonkeyPatch, kind: str, memory: int) -> None:
+    """Let the device at hand be a GPU, of whose memory JAX may take so many bytes."""
+    device = Device("gpu", kind, 2, memory, 8, "Linux")
+    monkeypatch.setattr(planner, "configure", lambda: None)
+    monkeypatch.setattr(planner, "describe_device", lambda: device)
+    monkeypatch.setattr(planner, "this_machine", lambda: machine_of(kind))
+
+
+def test_a_gpu_at_hand_is_planned_as_one_that_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = estimate(D12, gpu="h100", devices=2)
+    gpu_here(monkeypatch, elsewhere.place.machine.kind, elsewhere.place.available or 0)
+    found = estimate(D12)
+    assert found.memory == elsewhere.memory and found.memory.fits
+    assert found.step == elsewhere.step and found.largest == elsewhere.largest
+
+
+def test_and_its_program_is_compiled_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu_here(monkeypatch, "NVIDIA H100 80GB HBM3", 70 << 30)
+    asked = list[Request]()
+
+    def nothing(requests: list[Request]) -> list[Problem]:
+        asked.extend(requests)
+        return [Problem("not here")] * len(requests)
+
+    monkeypatch.setattr(planner, "compiled_apart", nothing)
+    estimate(D12, quick=False)
+    assert {each.gpu for each in asked} == {"h100"}
+
+
+def test_a_gpu_at_hand_that_no_compiler_knows_elsewhere_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = next(kind for kind in gpus.GPUS if cards.name_of(kind) is None)
+    gpu_here(monkeypatch, kind, 30 << 30)
+    found = estimate("-e d12 -b 4 --dtype fp16", quick=False)
+    assert found.memory.source == "computed" and found.not_compiled and kind in found.not_compiled
+    assert found.memory.fits  # of the rest of a card that is not known nothing is asked
 
 
 # ----- as text and JSON -----------------------------------------------------------------------------------------------

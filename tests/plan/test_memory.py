@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from llmc_jax.config.flags import parse_args
+from llmc_jax.machine.cards import CARDS
 from llmc_jax.plan import compiled
 from llmc_jax.plan.buffers import KINDS
 from llmc_jax.plan.memory import Memory, Part, computed
@@ -58,7 +59,7 @@ def test_what_is_beside_the_program_must_fit_beside_the_allocator_s_share() -> N
 
 def test_available_is_the_allocator_s_share_of_the_card_where_nothing_else_is_given() -> None:
     plan = compiled.plan_for("h100", "-e d12 -b 4")
-    assert computed(plan).available == int(0.92 * 80e9)
+    assert computed(plan).available == int(0.92 * CARDS[plan.machine.kind].memory)
     assert computed(plan, 7 * GIB).available == 7 * GIB
     assert computed(plan, card=24 * GIB).available == int(0.92 * 24 * GIB)
 
