@@ -36,9 +36,9 @@ def with_measured(hardware: Hardware, folder: Path = RESULTS) -> Hardware:
     try:
         content = json.loads(path.read_text())
         done = [(part, name, figures) for part, name, status, figures, *_ in content["records"] if status == "done"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return hardware._replace(shares={**hardware.shares, **_shares(done, hardware, path.name)})
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise InputError(f"{path}: not what gpu_check.sh writes ({error}); move it away") from error
-    return hardware._replace(shares={**hardware.shares, **_shares(done, hardware, path.name)})
 
 
 def _shares(
@@ -54,7 +54,8 @@ def _shares(
     for part, name, figures in done:
         what, *shape = name.split(" ")
         if part == "machine" and what == "product" and "TFLOP/s" in figures and shape[:1] == ["bf16"]:
-            keep(PRODUCTS, name, figures["TFLOP/s"] / flops)
+            rows, _, columns = map(int, shape[1].split("x"))  # whose tiles' share a step's products have by themselves
+            keep(PRODUCTS, name, figures["TFLOP/s"] / flops / hardware.filled(rows, columns))
         if part == "machine" and what == "copy" and "GB/s" in figures:
             keep(COPY, "", figures["GB/s"] / bandwidth)
         if part == "kernels" and what == "attention" and "forward TFLOP/s" in figures:

@@ -25,6 +25,9 @@ RECORDS: list[Item] = [
 ]  # fmt: skip
 
 
+ODD = json.dumps({"records": [["machine", "product bf16", "done", {"TFLOP/s": 1.0}]]})
+
+
 def kept(folder: Path, records: list[Item]) -> None:
     content = {"machine": {"device": "NVIDIA H200"}, "commands": [], "records": records}
     file_of("NVIDIA H200", folder).write_text(json.dumps(content))
@@ -34,11 +37,14 @@ def test_what_was_measured_counts(tmp_path: Path) -> None:
     kept(tmp_path, RECORDS)
     shares = with_measured(H200, tmp_path).shares
     typical = {name: share.typical for name, share in shares.items() if share.measured_on == "NVIDIA H200"}
+    # a step's products lose by themselves what their tiles leave of the last wave: here it has been lost already
+    products = [rate / 989.4 / H200.filled(65536, columns) for rate, columns in ((700, 3072), (600, 768))]
     expected = {
-        PRODUCTS: 650 / 989.4, ATTENTION: 350 / 989.4, ATTENTION_BACKWARD: 280 / 989.4, MEMORY: 0.75, COPY: 0.9,
+        PRODUCTS: sum(products) / 2, ATTENTION: 350 / 989.4, ATTENTION_BACKWARD: 280 / 989.4, MEMORY: 0.75, COPY: 0.9,
     }  # fmt: skip
     assert typical == pytest.approx(expected)  # of each shape the fastest; what failed, and other parts, do not count
-    assert shares[PRODUCTS].low == pytest.approx(600 / 989.4) and shares[PRODUCTS].high == pytest.approx(700 / 989.4)
+    assert (shares[PRODUCTS].low, shares[PRODUCTS].high) == pytest.approx((min(products), max(products)))
+    assert min(products) > 600 / 989.4 and max(products) > 700 / 989.4
     assert shares[MATRIX] == H200.shares[MATRIX]
     for share in shares.values():
         assert share.low < share.typical < share.high
@@ -50,7 +56,7 @@ def test_another_card_s_measurements_do_not(tmp_path: Path) -> None:
     assert with_measured(H200, tmp_path / "none") == H200
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"records": 3}', '{"records": [[1]]}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"records": 3}', '{"records": [[1]]}', ODD])
 def test_a_file_that_is_something_else_is_refused(text: str, tmp_path: Path) -> None:
     file_of("NVIDIA H200", tmp_path).write_text(text)
     with pytest.raises(InputError, match="gpu_nvidia_h200"):
