@@ -5,7 +5,7 @@ matplotlib is imported when a picture is drawn, without pyplot.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmc_jax.errors import InputError
 from llmc_jax.pictures import PALETTE, drawable, save_by_suffix
@@ -13,7 +13,6 @@ from llmc_jax.plan.interval import Interval, certain
 from llmc_jax.plan.neighbours import Figures, Row
 
 FITS, TOO_LARGE, LIMIT = PALETTE[0], PALETTE[1], PALETTE[2]
-Value = Callable[[Figures], Interval | None]
 
 
 def draw_sweep(rows: Sequence[Row], path: Path, title: str) -> None:
@@ -23,40 +22,47 @@ def draw_sweep(rows: Sequence[Row], path: Path, title: str) -> None:
     drawn = [row for row in rows if row.figures is not None]
     if not drawn:
         raise InputError(f"--picture {path}: none of the sweep can run; {rows[0].problem}")
-    panels = [panel for panel in _panels() if any(panel[1](row.figures) for row in drawn if row.figures)]
+    panels = [panel for panel in PANELS if any(panel.value(row.figures) for row in drawn if row.figures)]
     figure = Figure(figsize=(max(7.5, 3.4 * len(panels) + 0.25 * len(drawn)), 4.4), dpi=110, layout="constrained")
-    for axes, (heading, value, scale) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        _draw_panel(axes, drawn, heading, value, scale)
+    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        _draw_panel(axes, drawn, panel)
     _legend(figure, drawn)
     figure.suptitle(drawable(title), fontsize=11, fontweight="bold")
     save_by_suffix(figure, path)
 
 
-def _panels() -> list[tuple[str, Value, float]]:
-    """Return a heading, a value and its scale for each panel that there may be."""
-    return [
-        ("tokens a second, thousands", lambda each: each.tokens_per_second, 1e-3),
-        ("memory of a step, GiB", lambda each: certain(each.program), 2**-30),
-        ("the run, hours", lambda each: each.course and each.course.seconds, 1 / 3600),
-        ("the run, USD", lambda each: each.course and each.course.usd, 1),
-    ]
+class Panel(NamedTuple):
+    """One of the pictures that stand beside each other."""
+
+    heading: str
+    value: Callable[[Figures], Interval | None]
+    scale: float
+    limit: Callable[[Figures], int | None] = lambda each: None  # that the value may come to
 
 
-def _draw_panel(axes: Any, rows: Sequence[Row], heading: str, value: Value, scale: float) -> None:
+PANELS = (
+    Panel("tokens a second, thousands", lambda each: each.tokens_per_second, 1e-3),
+    Panel("memory of a step, GiB", lambda each: certain(each.program), 2**-30, lambda each: each.available),
+    Panel("the run, hours", lambda each: each.course and each.course.seconds, 1 / 3600),
+    Panel("the run, USD", lambda each: each.course and each.course.usd, 1),
+)
+
+
+def _draw_panel(axes: Any, rows: Sequence[Row], panel: Panel) -> None:
     for at, row in enumerate(rows):
         assert row.figures is not None
-        found = value(row.figures)
+        found, limit = panel.value(row.figures), panel.limit(row.figures)
         if found is None:
             continue
         color = TOO_LARGE if row.figures.fits is False else FITS
-        low, typical, high = found.times(scale)
+        low, typical, high = found.times(panel.scale)
         axes.bar(at, typical, width=0.62, color=color)
         if low < high:
             ends = [[typical - low], [high - typical]]
             axes.errorbar(at, typical, yerr=ends, color=LIMIT, capsize=3.5, lw=1.1)
-        if heading.startswith("memory") and row.figures.available is not None:
-            axes.hlines(scale * row.figures.available, at - 0.42, at + 0.42, color=LIMIT, lw=1.6)
-    axes.set_title(heading, fontsize=10)
+        if limit is not None:
+            axes.hlines(panel.scale * limit, at - 0.42, at + 0.42, color=LIMIT, lw=1.6)
+    axes.set_title(panel.heading, fontsize=10)
     tilted = max(len(row.value) for row in rows) * len(rows) > 24
     axes.set_xticks(
         range(len(rows)), [drawable(row.value) for row in rows], rotation=45 if tilted else 0,
