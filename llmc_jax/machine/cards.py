@@ -28,6 +28,11 @@ class Card(NamedTuple):
     link_name: str
     node: int  # GPUs of the largest usual machine
 
+    @property
+    def nvlink(self) -> bool:
+        """Return whether its GPUs have a link of their own: any that is faster than PCIe."""
+        return self.link > PCIE5
+
 
 # Memory. CUDA finds 0.5 to 1.5 % less than nvidia-smi shows, and drivers differ by 0.1 %. Bytes where a source prints
 # them, else GiB to two digits, from the message of a full memory ("GPU 0 has a total capacity of 31.36 GiB").

@@ -44,7 +44,7 @@ class MemoryUse(NamedTuple):
 
 
 class Program(NamedTuple):
-    """A program compiled for a GPU that is not there."""
+    """A program compiled for a device, which need not be there."""
 
     target: str
     memory: MemoryUse

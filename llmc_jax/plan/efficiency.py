@@ -195,6 +195,5 @@ def gpu(kind: str, precision: gpus.Precision) -> Hardware:
     peak = gpus.peak_flops(kind, precision)
     if peak is None:
         raise InputError(f"--dtype: {kind} has no products in {precision}; take another")
-    multiprocessors = {each.device_kind: each.multiprocessors for each in gpus.TARGETS.values()}.get(kind)
     bandwidth = 1e9 * gpus.GPUS[kind].bandwidth
-    return Hardware(kind, peak, bandwidth, multiprocessors, shares_of(kind), GAPS, LEAST)
+    return Hardware(kind, peak, bandwidth, gpus.multiprocessors_of(kind), shares_of(kind), GAPS, LEAST)

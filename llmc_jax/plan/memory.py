@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from llmc_jax.machine.cards import CARDS
-from llmc_jax.machine.gpus import MIB, TARGETS
+from llmc_jax.machine.gpus import MIB, multiprocessors_of
 from llmc_jax.machine.jax_setup import MEMORY_SHARE
 from llmc_jax.plan import buffers
 from llmc_jax.plan.buffers import KINDS
@@ -141,10 +141,9 @@ def outside(plan: "Plan") -> tuple[Part, ...]:
     kind = plan.machine.kind
     if plan.machine.platform == "cpu":
         return ()
-    count = next((each.multiprocessors for each in TARGETS.values() if each.device_kind == kind), MULTIPROCESSORS)
-    parts = (Part("CUDA context", PER_MULTIPROCESSOR * count, CONTEXT),)
+    parts = (Part("CUDA context", PER_MULTIPROCESSOR * (multiprocessors_of(kind) or MULTIPROCESSORS), CONTEXT),)
     if plan.parallel.devices == 1:
         return parts
     card = CARDS.get(kind)
-    channels = CHANNELS[card is None or card.link_name.startswith("NVLink")]
+    channels = CHANNELS[card is None or card.nvlink]
     return (*parts, Part("NCCL's buffers", channels * CONNECTIONS * CONNECTION, NCCL))

@@ -17,19 +17,22 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from llmc_jax.machine.cards import CARDS, PCIE4, PCIE5
+from llmc_jax.machine.cards import CARDS, NVLINK4, PCIE4
 from llmc_jax.training.parallel.traffic import Sent
 
 AFTER = ("norm", "weights")  # what is sent when the gradients are summed
+GBIT = 1e9 / 8  # bytes per second
+# Of a link as it is sold, estimates: over PCIe, GPUs share switches and the host's memory.
+NVLINK_REACHED, PCIE_REACHED = 0.8, 0.5
 
 
 class Network(NamedTuple):
     """How fast GPUs send. Bytes per second and GPU in one direction; seconds."""
 
     node: int = 8  # GPUs of one machine
-    inside: float = 450e9  # NVLink of an H100
-    between: float = 50e9  # 400 Gbit/s for each GPU
-    reached: float = 0.8  # of inside
+    inside: float = NVLINK4  # of an H100
+    between: float = 400 * GBIT
+    reached: float = NVLINK_REACHED  # of inside
     reached_between: float = 0.8
     hop_inside: float = 1e-6
     hop_between: float = 5e-6
@@ -44,20 +47,16 @@ class Network(NamedTuple):
         return fast, self, slow
 
 
-GBIT = 1e9 / 8  # bytes per second
-# Of a link as it is sold, estimates: over PCIe, GPUs share switches and the host's memory.
-NVLINK_REACHED, PCIE_REACHED = 0.8, 0.5
-
-
 def network_of(kind: str, gbit: float | None = None) -> Network:
     """Return the network of machines with a GPU, its link as machine/cards.py has it, else PCIe.
 
     gbit: Gbit/s for each GPU between machines; None: 400.
     """
-    card = CARDS.get(kind)
-    inside, node = (card.link, card.node) if card else (PCIE4, Network().node)
-    between = Network().between if gbit is None else gbit * GBIT
-    return Network(node, inside, between, NVLINK_REACHED if inside > PCIE5 else PCIE_REACHED)
+    known = Network() if gbit is None else Network(between=gbit * GBIT)
+    if (card := CARDS.get(kind)) is None:
+        return known._replace(inside=PCIE4, reached=PCIE_REACHED)
+    reached = NVLINK_REACHED if card.nvlink else PCIE_REACHED
+    return known._replace(node=card.node, inside=card.link, reached=reached)
 
 
 class Compute(NamedTuple):
