@@ -131,7 +131,8 @@ def _on_gpu(plan: Plan, hardware: Hardware, network: Network | None) -> StepTime
     seconds, exchanges = computing, tuple[Exchange, ...]()
     if plan.parallel.devices > 1:
         seconds, exchanges = exchanged(computes_of(times, plan, hardware), plan, network or network_of(hardware.kind))
-    added = Interval(*(both - one for both, one in zip(seconds, computing, strict=True)))
+    # sorted, because what is computed fast hides less
+    added = Interval(*sorted(both - one for both, one in zip(seconds, computing, strict=True)))
     return StepTime(
         hardware.kind, operations, exchanges, launches, gaps, added, sum(each.floor for each in operations), seconds,
         plan.config.tokens_per_step, model_flops(plan), plan.parallel.devices * hardware.flops,
@@ -143,7 +144,8 @@ def _on_cpu(plan: Plan, here: Calibration) -> StepTime:
     """Return what a step takes on the CPU that was measured; several devices that it pretends to have share it."""
     devices = plan.parallel.devices
     operations = tuple(
-        each._replace(seconds=each.seconds.times(devices)) for each in together(_times_on_cpu(plan, here))
+        each._replace(seconds=each.seconds.times(devices), floor=devices * each.floor)
+        for each in together(_times_on_cpu(plan, here))
     )
     seconds = total([certain(here.program), *(each.seconds for each in operations)])
     none = certain(0.0)

@@ -94,7 +94,10 @@ def test_it_is_measured_and_has_no_peak() -> None:
     assert step.measured and step.mfu() is None and step.kind == "a CPU" and step.exchanges == ()
     assert step.seconds.low == pytest.approx(0.9 * step.seconds.typical)
     assert step.seconds.high == pytest.approx(1.2 * step.seconds.typical)
-    assert time_of(f"{SMALL} --devices 2 -d 512").tokens == 512
+    two, one = time_of(f"{SMALL} --devices 2 -d 512"), time_of(SMALL)
+    assert two.tokens == 512
+    products = [sum(each.floor for each in step.operations if each.phase == "forward") for step in (two, one)]
+    assert products[0] == pytest.approx(2 * products[1])  # one processor computes for both
 
 
 @pytest.mark.parametrize(("usual", "disturbed"), [(1.15, False), (1.3, True)])
