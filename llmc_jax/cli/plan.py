@@ -32,7 +32,7 @@ def _run(words: list[str]) -> int:
         print(help_text())
         return ExitCode.DONE
     own, rest = take_own(words, OWN)
-    check_own(own)
+    check_own(own, rest)
     _check_files(own)
     if own.reproductions:
         _reproductions(own)

@@ -2,6 +2,7 @@
 
 import math
 import textwrap
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 from llmc_jax.cli.kit import WIDTH, examples, own_flags
@@ -29,8 +30,15 @@ OWN = (
 )  # fmt: skip
 
 
-def check_own(flags: SimpleNamespace) -> SimpleNamespace:
-    """Return the plan's own flags with their numbers as numbers. Raises one InputError with all that is wrong."""
+OF_ONE = ("operations", "neighbours")  # about one configuration, as a table along an option is not
+NOT_REPRODUCED = ("gpu", *OF_ONE, "sweep", "tokens", "price", "network")
+
+
+def check_own(flags: SimpleNamespace, rest: Sequence[str] = ()) -> SimpleNamespace:
+    """Return the plan's own flags with their numbers as numbers. Raises one InputError with all that is wrong.
+
+    rest: the words that are train.py's.
+    """
     problems = []
     for name, unit, least in (("tokens", "tokens", 1), ("price", "USD", 0), ("network", "Gbit/s", 1e-9)):
         if (text := getattr(flags, name)) is not None:
@@ -40,8 +48,11 @@ def check_own(flags: SimpleNamespace) -> SimpleNamespace:
             setattr(flags, name, value)
     if flags.picture and not flags.sweep:
         problems.append(f"--picture {flags.picture}: goes with --sweep alone; add it, as in --sweep devices=1,2,4,8")
-    if flags.sweep and flags.reproductions:
-        problems.append("--sweep and --reproductions: each is a table of its own; leave one out")
+    if flags.sweep:
+        problems += [f"--{name}: does not go with --sweep; leave one out" for name in OF_ONE if getattr(flags, name)]
+    own = [f"--{name}" for name in NOT_REPRODUCED if getattr(flags, name) not in (None, False)]
+    if flags.reproductions and (own or rest):
+        problems.append(f"--reproductions: takes llm.c's launches as they are; leave out {' '.join((*own, *rest))}")
     raise_problems(problems)
     return flags
 
