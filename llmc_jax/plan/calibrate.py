@@ -79,12 +79,6 @@ def _products(full: Callable[..., Any]) -> dict[str, Case]:
     def backward(heads: int, T: int, size: int) -> Made:
         return partial(attention.attention_backward, num_heads=heads), matrices(heads, T, size)
 
-    def linear_forward(n: int, inputs: int, outputs: int) -> Made:
-        return linear.linear_forward, (full((n, inputs)), full((outputs, inputs)), full((outputs,)))
-
-    def linear_backward(n: int, inputs: int, outputs: int) -> Made:
-        return linear.linear_backward, (full((n, outputs)), full((n, inputs)), full((outputs, inputs)))
-
     def scores(heads: int, T: int, size: int) -> float:
         return float(heads * T * T)
 

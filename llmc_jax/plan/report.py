@@ -50,6 +50,10 @@ def in_ms(seconds: float) -> str:
     return three(1e3 * seconds) if seconds >= 1e-3 else f"{1e3 * seconds:.3f}"
 
 
+def in_percent(value: float) -> str:
+    return f"{value:.1f}%"
+
+
 def amount(value: float) -> str:
     """Return a large number in short: 3.12M, 512k."""
     for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
@@ -180,7 +184,7 @@ def in_gib(size: int) -> str:
 
 
 def share(size: int, memory: Memory) -> str:
-    return f"{100 * size / memory.available:.1f}%" if memory.available else ""
+    return in_percent(100 * size / memory.available) if memory.available else ""
 
 
 # ----- time -----------------------------------------------------------------------------------------------------------
@@ -189,12 +193,11 @@ def share(size: int, memory: Memory) -> str:
 def step_section(step: StepTime, width: int | None) -> str:
     """Return how long a step takes, and what it waits for."""
     heading = "how fast? (by rates measured here)" if step.measured else "how fast? (estimated)"
-    percent = lambda value: f"{value:.1f}%"  # noqa: E731
     rows = [
         of_interval("a step, ms", step.seconds, scale=1e3),
         of_interval("tokens a second", step.tokens_per_second, amount),
         *(
-            of_interval(f"MFU ({name})", mfu, percent, 100)
+            of_interval(f"MFU ({name})", mfu, in_percent, 100)
             for name in ("llm.c", "PaLM")
             if (mfu := step.mfu("palm" if name == "PaLM" else "llm.c")) is not None
         ),
