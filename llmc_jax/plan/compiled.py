@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.config.train import TrainConfig
+from llmc_jax.errors import InputError
 from llmc_jax.machine import compiling, deviceless, gpus
 from llmc_jax.machine.compiling import Settings
 from llmc_jax.machine.target import Machine, machine_of
@@ -84,7 +85,12 @@ def lower_step(plan: Plan, gpu: str) -> Any:
 
 
 def compile_here(plan: Plan, options: Settings | None = None) -> deviceless.Program:
-    """Compile a plan's step for one device of this machine. options: as below."""
+    """Compile a plan's step for one device of this machine. options: as below. Raises InputError for several."""
+    if plan.parallel.devices > 1:
+        raise InputError(
+            f"--devices {plan.parallel.devices}: for several devices that a processor pretends to have nothing is "
+            "compiled here"
+        )
     options = plan.execution.compiler_options if options is None else options
     found = compiling.compiled(train_step.lower(*arguments(plan), plan.model, plan.step_options), options)
     return deviceless.Program("cpu", deviceless.memory_use(found), found)

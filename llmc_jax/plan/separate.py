@@ -155,6 +155,7 @@ def _compiled(request: Request) -> Memory | Problem:
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     environment = os.environ | {
         "JAX_PLATFORMS": "cpu", "PYTHONPATH": paths, "JAX_ENABLE_COMPILATION_CACHE": "0", "TF_CPP_MIN_LOG_LEVEL": "3",
+        "JAX_TRACEBACK_FILTERING": "off",  # else the last line of an error is about its traceback
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as place:
         answer = Path(place) / "answer.json"

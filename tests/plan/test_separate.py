@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,6 +100,8 @@ def test_a_process_compiles_for_the_processor_at_hand(monkeypatch: pytest.Monkey
     assert found.source == "compiled" and found.kinds["logits"] > 2 * 16 * 50304 * 4
 
 
-def test_bad_input_of_the_process_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {"gpu": CPU, "config": dataclasses.asdict(dataclasses.replace(CONFIG, model="nonsense")), "facts": None}
-    assert isinstance(separate.answer(asked), Problem)
+@pytest.mark.parametrize("change", [{"model": "nonsense"}, {"devices": 2}])
+def test_bad_input_of_the_process_is_a_problem(change: dict[str, Any]) -> None:
+    asked = {"gpu": CPU, "config": dataclasses.asdict(dataclasses.replace(CONFIG, **change)), "facts": None}
+    problem = separate.answer(asked)
+    assert isinstance(problem, Problem) and "\n" not in problem.what
