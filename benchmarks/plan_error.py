@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from llmc_jax.machine.jax_setup import configure, restart_with_huge_pages  # noqa: E402
 from llmc_jax.plan.interval import Interval  # noqa: E402
+from llmc_jax.plan.neighbours import REPRODUCTIONS  # noqa: E402
 
 PAGE, FIGURES = (ROOT / f"benchmarks/results/plan_error.{kind}" for kind in ("md", "json"))
 GOAL = 0.15  # of the measured time
@@ -74,14 +75,12 @@ class Run(NamedTuple):
     known: bool  # whether the shares of this kind of card were chosen knowing such runs
 
 
-EIGHT = "-e {} -b {} -d {} --devices 8 -z 1 -r {}"
 RUNS = (
-    Run("h100", EIGHT.format("d12", 64, 524_288, 0), 0.140, "modded-nanogpt, records/…/2024-10-13_llmc", False),
-    Run("h100", EIGHT.format("d48", 16, 1_048_576, 0), 2.75, "llm.c discussion #677, the log", False),
-    Run("h100", EIGHT.format("d24", 64, 524_288, 0), 0.348, "modded-nanogpt README: 5.8 h for 60,000 updates", False),
-    Run("a100", EIGHT.format("d12", 64, 524_288, 0), 0.300, "llm.c scripts/run_gpt2_124M.sh", True),
-    Run("a100", EIGHT.format("d24", 64, 524_288, 0), 0.820, "llm.c scripts/run_gpt2_350M.sh", True),
-    Run("a100", EIGHT.format("d36", 32, 524_288, 1), 1.700, "llm.c scripts/run_gpt2_774M.sh", True),
+    *(
+        Run(each.gpu, f"--preset {each.preset} --devices {each.devices}", each.step, each.source, each.gpu == "a100")
+        for each in REPRODUCTIONS
+    ),
+    Run("h100", "--preset gpt2-350M --devices 8", 0.348, "modded-nanogpt README: 5.8 h for 60,000 updates", False),
     Run("a100-40", "-e d12 -b 16 -d 16384 -r 0 --attention naive", 0.1147, "llm.c-parallel, one GPU, no cuDNN", True),
     Run("a100", "-e d12 -b 32 -d 524288 -r 0 --attention naive", 4.180, "a run on one A100, no cuDNN", True),
     Run("NVIDIA A800 80GB PCIe", "-e d12 -b 56 -d 458752 -r 1", 2.42, "a run on one A800: 2.39 to 2.45 s", True),
