@@ -192,7 +192,7 @@ def share(size: int, memory: Memory) -> str:
 
 def step_section(step: StepTime, width: int | None) -> str:
     """Return how long a step takes, and what it waits for."""
-    heading = "how fast? (by rates measured here)" if step.measured else "how fast? (estimated)"
+    heading = "how fast? (by measured rates)" if step.measured else "how fast? (estimated)"
     rows = [
         of_interval("a step, ms", step.seconds, scale=1e3),
         of_interval("tokens a second", step.tokens_per_second, amount),
@@ -218,7 +218,7 @@ BOUNDS = {
 
 def bound_text(step: StepTime) -> str:
     """Return what a step waits for, in a sentence."""
-    peaks = "the best rates that were measured here" if step.measured else "the peaks"
+    peaks = "the peaks" if step.peak else "the best rates that were measured here"
     return f"{BOUNDS[step.bound]} At {peaks} it would be {three(1e3 * step.floor)} ms of computing."
 
 
