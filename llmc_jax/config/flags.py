@@ -158,8 +158,12 @@ def _value(about: Option, text: str) -> Any:
         if text not in ("0", "1"):
             raise InputError(f"takes no value but 0 and 1; write {about.flags[0]} alone")
         return bool(about.default) if text == "0" else not about.default
-    value = about.auto if text == "auto" and about.auto is not None else _as_type(about.type, text)
+    if about.auto is not None and text == "auto":
+        return about.auto
+    value = _as_type(about.type, text)
     problem = value_problem(about, value)
+    if value == about.auto and about.check:  # the number that stands for auto is no wish for it
+        problem = f"must be {about.check.words}"
     if problem is None:
         return value
     raise InputError(f"{about.noun} {problem}{_advice(about, text)}")

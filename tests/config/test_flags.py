@@ -185,6 +185,7 @@ def test_one_wrong_letter_still_finds_the_flag(flag: str, data: st.DataObject) -
     ("line", "problem"),
     [
         ("-b 0", "-b 0: batch size must be at least 1, or auto"),
+        ("-b -1", "-b -1: batch size must be at least 1, or auto"),
         ("--batch-size 0", "--batch-size 0: batch size must be at least 1, or auto"),
         ("-b most", "-b most: batch size must be a whole number or auto"),
         ("-t auto", "-t auto: sequence length must be a whole number"),
