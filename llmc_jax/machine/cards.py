@@ -125,6 +125,7 @@ TARGET_KEYS = (
 )  # fmt: skip
 WHOLE = ("multiprocessors", "shared_memory", "threads_per_multiprocessor", "cores_per_multiprocessor", "l2_cache",
          "memory", "node")  # fmt: skip
+LEAST_MEMORY = 300  # MiB; a smaller number is one of GB
 WORDS = ("name", "like", "device_kind", "capability", "link_name")
 NUMBERS = (*GPU_KEYS, *TARGET_KEYS, "memory", "watts", "link", "node")
 
@@ -190,5 +191,7 @@ def _check(path: Path, key: str, value: Any) -> None:
         raise InputError(f"{path}: {key} = {value!r}: expected a number above 0")
     elif key in WHOLE and not isinstance(value, int):
         raise InputError(f"{path}: {key} = {value!r}: expected a whole number")
+    if key == "memory" and value < LEAST_MEMORY:
+        raise InputError(f"{path}: memory = {value}: expected MiB, as nvidia-smi shows them: 24564 for an rtx4090")
     if key == "capability" and not gpus.CAPABILITY.fullmatch(value):
         raise InputError(f'{path}: capability = {value!r}: expected a compute capability such as "8.9"')

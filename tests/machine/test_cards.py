@@ -121,6 +121,7 @@ def test_a_small_file_is_another_name_for_a_card(tmp_path: Path) -> None:
         ('name = "mine"\nlike = "h100"\nwatts = inf', "watts = inf"),
         ('name = "mine"\nlike = "h100"\nlink = true', "link = True"),
         ('name = "mine"\nlike = "h100"\nmemory = -1', "memory = -1"),
+        ('name = "mine"\nlike = "h100"\nmemory = 24', "memory = 24: expected MiB"),
         ('name = "mine"\nlike = "h100"\nnode = 1.5', "expected a whole number"),
         ('name = "mine"\nlike = "h100"\ncapability = "9"', "capability = '9'"),
         ('name = "mine"\nlike = "h100"\ncapability = 9.0', "capability = 9.0"),
