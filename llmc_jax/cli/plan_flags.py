@@ -76,8 +76,8 @@ def help_text() -> str:
     lines += textwrap.wrap(
         "Does it fit, how fast is it, how long does it take, what does it cost: for any GPU and any number of them, "
         "none of which need be here. Takes every flag of train.py (--preset -e -b -t -d -r -z --devices -x and so on; "
-        "without --preset and -e: d12); token files and checkpoints that they name need not be here either. Nothing is "
-        "trained. The exit status is 0 also where it does not fit. docs/plan.md explains every figure and where it "
+        "without --preset and -e: d12); token files need not be here either, nor the checkpoints of presets. Nothing "
+        "is trained. The exit status is 0 also where it does not fit. docs/plan.md explains every figure and where it "
         "comes from.", WIDTH)  # fmt: skip
     lines.append("")
     lines += own_flags(OWN)

@@ -45,6 +45,8 @@ def model_of(name: str) -> ModelConfig:
             return parse_descriptor(STEP_MODEL)
         if not name.endswith(".bin") and not Path(name).exists():
             raise
+    if not Path(name).exists():
+        raise InputError(f"-e {name}: no such file; its shape is enough for a plan, as in -e {STEP_MODEL}")
     from llmc_jax.checkpoint.sources import open_source  # here, because a shape does without
 
     return open_source(Path(name)).config

@@ -43,7 +43,7 @@ def test_help_names_every_flag_and_needs_no_jax(tmp_path: Path) -> None:
         (["--gpu", "none.toml"], "none.toml: "),
         (["--gpu"], "its value must follow"),
         (["-e", "d13"], "-e d13: no such model"),
-        (["-e", "none.bin"], "none.bin: no such file"),
+        (["-e", "none.bin"], "-e none.bin: no such file"),
         (["-e", "{file}"], "{file}: "),
         (["-t", "99"], "the model knows 64 positions"),
         (["-d", "100"], "-d 100: an update's tokens must be a multiple of 128"),
