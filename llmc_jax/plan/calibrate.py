@@ -15,13 +15,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import llmc_jax
 from llmc_jax.errors import InputError
-from llmc_jax.files import cache_folder, digest_of_files, write_bytes, write_problem
+from llmc_jax.files import cache_folder, digest_of_files, write_bytes
 from llmc_jax.machine.device import cpu_name, usable_cores
 from llmc_jax.machine.versions import versions
 from llmc_jax.plan import cpu
@@ -247,14 +248,15 @@ def calibration(dtype: str = "fp32", *, again: bool = False) -> Calibration:
     path = _place(dtype)
     if again or (found := _read(path)) is None:
         found = _measured_apart(dtype)
-        if write_problem(path.parent) is None:  # else it is measured every time
+        with suppress(OSError):  # without a place for it, or room, it is measured every time
+            path.parent.mkdir(parents=True, exist_ok=True)
             write_bytes(path, json.dumps(found).encode())
     return found
 
 
 def is_measured(dtype: str) -> bool:
-    """Return whether this CPU has been measured before."""
-    return _place(dtype).exists()
+    """Return whether this CPU has been measured before, and what was found is still there."""
+    return _read(_place(dtype)) is not None
 
 
 def _place(dtype: str) -> Path:
