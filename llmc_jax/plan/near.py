@@ -35,11 +35,15 @@ def _cells(row: Row) -> list[str]:
         return [*begin, "cannot be"]
     run = found.course
     return [
-        *begin, {True: "yes", False: "no", None: "?"}[found.fits], f"{found.program / 2**30:,.1f}",
+        *begin, {True: "yes", False: "no", None: "?"}[found.fits], _in_gib(found.program),
         three(1e3 * found.step.typical), amount(found.tokens_per_second.typical),
         "" if run is None else three(run.seconds.typical / 3600), _typical(run and run.kwh),
         _typical(run and run.usd),
     ]  # fmt: skip
+
+
+def _in_gib(size: int) -> str:
+    return f"{size / 2**30:,.1f}" if size >= 2**30 else three(size / 2**30)
 
 
 def _typical(value: Interval | None) -> str:

@@ -165,22 +165,25 @@ def memory_section(found: Answer, width: int | None) -> str:
     kinds = [(name, size) for name, size in memory.kinds.items() if size]
     if memory.unexplained:
         kinds.append(("unexplained", memory.unexplained))
+    shown, unit = in_unit_of(memory.program)
     quick = dict(found.computed.kinds) | {"the program": found.computed.program} if memory != found.computed else {}
     rows = [
-        [name, in_gib(size), share(size, memory), in_gib(quick[name]) if name in quick else ""]
+        [name, shown(size), share(size, memory), shown(quick[name]) if name in quick else ""]
         for name, size in (*kinds, ("the program", memory.program))
     ]
-    rows += [[part.name, in_gib(part.bytes)] for part in memory.outside]
+    rows += [[part.name, shown(part.bytes)] for part in memory.outside]
     if memory.outside:
-        rows.append(["with all that", in_gib(memory.total)])
+        rows.append(["with all that", shown(memory.total)])
     heading, of = f"fits? ({memory.source})", f"of {gib(memory.available)}" if memory.available else "share"
-    table = text.table([heading, "GiB", of, "computed"], rows, left=(heading,), width=width)
+    table = text.table([heading, unit, of, "computed"], rows, left=(heading,), width=width)
     sources = [text.wrapped(f"{part.name}, an estimate: {part.source}.", width) for part in memory.outside]
     return "\n".join([table, *([""] if sources else []), *sources])
 
 
-def in_gib(size: int) -> str:
-    return f"{size / 2**30:,.2f}"
+def in_unit_of(size: int) -> tuple[Callable[[int], str], str]:
+    """Return how bytes are shown beside so many, and the unit: GiB, or MiB below one."""
+    scale, unit = (2**30, "GiB") if size >= 2**30 else (2**20, "MiB")
+    return lambda each: f"{each / scale:,.2f}", unit
 
 
 def share(size: int, memory: Memory) -> str:

@@ -217,6 +217,12 @@ def test_a_gpu_at_hand_that_no_compiler_knows_elsewhere_is_computed(monkeypatch:
 # ----- as text and JSON -----------------------------------------------------------------------------------------------
 
 
+def test_what_is_small_is_shown_in_mib() -> None:
+    found = estimate("--preset demo", gpu="h100")
+    shown = [line.split() for line in as_text(found, width=80).splitlines() if line.startswith("parameters ")]
+    assert [float(line[1]) for line in shown] == [pytest.approx(found.memory.kinds["parameters"] / 2**20, abs=0.01)]
+
+
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize(
     ("flags", "gpu"),
