@@ -10,7 +10,7 @@ from typing import NamedTuple
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import given_options
 from llmc_jax.config.options import Option
-from llmc_jax.config.train import OPTIONS, TrainConfig
+from llmc_jax.config.train import AUTO_BATCH, OPTIONS, TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.machine.cards import named, short_name
 from llmc_jax.machine.gpus import TARGETS
@@ -127,10 +127,10 @@ def _wish(config: TrainConfig, gpu: str | None, name: str, value: object) -> Wis
 def fitted(config: TrainConfig, changed: str = "") -> TrainConfig:
     """Return a configuration with the largest -b up to its own that divides its -d, where one is given.
 
-    changed: the option that was changed; batch_size stays as it was asked for.
+    changed: the option that was changed; batch_size stays as it was asked for, and so does auto.
     """
     rows, left = divmod(config.total_batch_size, config.sequence_length * max(1, config.devices))
-    if config.total_batch_size == -1 or left or changed == "batch_size":
+    if config.batch_size == AUTO_BATCH or config.total_batch_size == -1 or left or changed == "batch_size":
         return config
     return replace(config, batch_size=next(size for size in range(config.batch_size, 0, -1) if rows % size == 0))
 

@@ -15,6 +15,12 @@ from llmc_jax.plan.neighbours import Figures, Row
 FITS, TOO_LARGE, LIMIT = PALETTE[0], PALETTE[1], PALETTE[2]
 
 
+def title_of(over: str, model: str, gpu: str | None) -> str:
+    """Return what all of a sweep has in common: its model and its GPU, without the one that it is over."""
+    common = {"model": model, "gpu": gpu or "the device at hand"}
+    return " on ".join(value for name, value in common.items() if name != over)
+
+
 def draw_sweep(rows: Sequence[Row], path: Path, title: str) -> None:
     """Draw the rows of a sweep into a PNG, SVG or PDF. Raises InputError where none of them can be."""
     from matplotlib.figure import Figure

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.config.train import TrainConfig
+from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.machine.cards import CARDS
 from llmc_jax.machine.gpus import GPUS, TARGETS
@@ -24,7 +24,7 @@ from llmc_jax.plan.neighbours import (
     swept,
     wishes,
 )
-from llmc_jax.plan.picture import draw_sweep
+from llmc_jax.plan.picture import draw_sweep, title_of
 
 ASKED = TrainConfig(
     model="d6", batch_size=8, sequence_length=256, total_batch_size=2**15, devices=4, recompute=0, max_steps=1000
@@ -174,6 +174,17 @@ def test_a_value_that_cannot_be_is_a_row_that_says_why(tmp_path: Path) -> None:
     assert shown.count("cannot be") == 2 and all(row.problem in " ".join(shown.split()) for row in found)
     with pytest.raises(InputError, match="--picture"):
         draw_sweep(found[1:], tmp_path / "a.png", "none")
+
+
+def test_auto_is_the_largest_of_each_row() -> None:
+    auto = replace(ASKED, batch_size=AUTO_BATCH, total_batch_size=16 * ASKED.sequence_length)
+    found = swept(auto, "h100", parse_sweep("devices=1,2,4"), Wishes())
+    assert [row.figures and row.figures.batch_size for row in found] == [16, 8, 4]
+
+
+def test_a_picture_is_called_what_its_bars_share() -> None:
+    assert title_of("devices", "d12", "h100") == "d12 on h100"
+    assert (title_of("model", "d12", "h100"), title_of("gpu", "d12", None)) == ("h100", "d12")
 
 
 def test_a_sweep_is_drawn_with_what_does_not_fit_in_another_colour(tmp_path: Path) -> None:
