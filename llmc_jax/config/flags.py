@@ -225,6 +225,12 @@ def take_own(argv: Sequence[str], table: Sequence[Option]) -> tuple[SimpleNamesp
     return SimpleNamespace(**values), rest
 
 
+def models_not_asked_for() -> set[str]:
+    """Return what -e is without a user's word: its default, and what presets say."""
+    named = (given_options(shlex.split(preset.flags)).flags.get("model") for preset in PRESETS.values())
+    return {TrainConfig().model, *filter(None, named)}
+
+
 # ----- a step alone -------------------------------------------------------------------------------------------------
 
 STEP_MODEL = "d12"  # GPT-2 124M, the shape of the gpt2_124M.bin that llm.c's trainers start from

@@ -9,9 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from llmc_jax.config.checks import check_model_fit, validate
-from llmc_jax.config.flags import STEP_MODEL, given_options, parse_args
+from llmc_jax.config.flags import STEP_MODEL, given_options, models_not_asked_for, parse_args
 from llmc_jax.config.model import ModelConfig, parse_descriptor
-from llmc_jax.config.presets import PRESETS
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 
@@ -41,7 +40,7 @@ def model_of(name: str) -> ModelConfig:
     try:
         return parse_descriptor(name)
     except InputError:
-        if name in _files_of_presets() and not Path(name).exists():
+        if name in models_not_asked_for() and not Path(name).exists():
             return parse_descriptor(STEP_MODEL)
         if not name.endswith(".bin") and not Path(name).exists():
             raise
@@ -50,11 +49,6 @@ def model_of(name: str) -> ModelConfig:
     from llmc_jax.checkpoint.sources import open_source  # here, because a shape does without
 
     return open_source(Path(name)).config
-
-
-def _files_of_presets() -> set[str]:
-    found = (given_options(shlex.split(preset.flags)).flags.get("model", "") for preset in PRESETS.values())
-    return {TrainConfig().model, *(name for name in found if name.endswith(".bin"))}
 
 
 def checked_model(config: TrainConfig) -> ModelConfig:

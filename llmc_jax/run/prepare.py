@@ -25,9 +25,8 @@ from llmc_jax.cluster.agreement import alike, of_first
 from llmc_jax.cluster.launchers import devices_asked
 from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.checks import check_model_fit, notes_on_devices, with_devices
-from llmc_jax.config.flags import parse_args
+from llmc_jax.config.flags import models_not_asked_for
 from llmc_jax.config.model import ModelConfig, parse_descriptor
-from llmc_jax.config.presets import PRESETS
 from llmc_jax.config.train import AUTO_BATCH, BY_NAME, TrainConfig
 from llmc_jax.data.corpora import Corpus, stdlib_corpus
 from llmc_jax.data.evalfile import is_eval_file
@@ -173,18 +172,14 @@ def _names_nothing_new(name: str, earlier: Checkpoint) -> bool:
     """Return whether -e need not be looked at: as it was then, a default, or a file that is not there any more."""
     is_file = name.endswith(".bin") or "/" in name
     said_then = earlier.metadata.options.get("model") == name
-    return said_then or (is_file and (name in _default_models() or not Path(name).exists()))
-
-
-def _default_models() -> set[Any]:
-    return {TrainConfig().model, *(parse_args(["--preset", name]).model for name in PRESETS)}
+    return said_then or (is_file and (name in models_not_asked_for() or not Path(name).exists()))
 
 
 def _checked_shape(config: TrainConfig, shape: ModelConfig) -> ModelConfig:
     """Return the shape of the checkpoint that --init-from names. Raises InputError if -e asks for another model."""
     name = config.model
     if name.endswith(".bin") or "/" in name:
-        if name not in _default_models():
+        if name not in models_not_asked_for():
             raise InputError(f"-e {name} and --init-from {config.init_from} both name weights; leave one of them out")
     elif parse_descriptor(name) != shape:
         raise InputError(f"-e {name}: the checkpoint that --init-from names has another shape, {shape}; leave -e out")
