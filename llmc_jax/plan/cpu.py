@@ -126,7 +126,7 @@ def parts_of(work: Work, forward: bool, model: ModelConfig, shape: Shape) -> Ite
     elif name == "weights":
         yield part(COPY, N)
     elif work.phase == "update":
-        yield part(NORM if name == "norm" else UPDATE, N)
+        yield part(NORM if name == "norm" else UPDATE, N // shape.devices if shape.stage else N)
 
 
 def fresh_bytes(model: ModelConfig, shape: Shape) -> int:

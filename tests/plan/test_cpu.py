@@ -98,8 +98,16 @@ def test_it_is_measured_and_has_no_peak() -> None:
     assert step.seconds.high == pytest.approx(1.2 * step.seconds.typical)
     two, one = time_of(f"{SMALL} --devices 2 -d 512"), time_of(SMALL)
     assert two.tokens == 512
-    products = [sum(each.floor for each in step.operations if each.phase == "forward") for step in (two, one)]
-    assert products[0] == pytest.approx(2 * products[1])  # one processor computes for both
+    floors = [sum(each.floor for each in step.operations if each.phase == "forward") for step in (two, one)]
+    assert floors[0] == pytest.approx(2 * floors[1])  # one processor computes for both
+
+
+def test_a_split_update_is_made_once_and_else_by_each_device() -> None:
+    one, both, split = (
+        next(each.seconds.typical for each in time_of(words).operations if each.operation == "adamw")
+        for words in (SMALL, f"{SMALL} --devices 2 -z 0", f"{SMALL} --devices 2 -z 1")
+    )
+    assert both == pytest.approx(2 * one) and split == pytest.approx(one, rel=0.01)
 
 
 @pytest.mark.parametrize(("usual", "disturbed"), [(1.15, False), (1.3, True)])
