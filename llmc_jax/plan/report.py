@@ -263,7 +263,8 @@ def course_section(found: Answer, width: int | None) -> str:
     heading, course = "how long, how much?", found.course
     if course is None:
         return text.wrapped(
-            f"{heading} Nothing says how many steps it makes: add -x, --tokens 10e9, or the data by -i or --preset.",
+            f"{heading} Nothing says how many steps it makes: add -x, --tokens 10e9, -i with files that are here, or "
+            "--preset.",
             width,
         )
     unit, name = unit_of(course.seconds.typical)
