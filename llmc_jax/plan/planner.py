@@ -108,7 +108,8 @@ class Planner(NamedTuple):
             return [Problem(what)] * len(configs)
         requests = [Request(gpu, replace(config, model=model)) for config in configs]
         anew = [each for each in requests if not is_kept(each)]
-        if anew and (gpu == CPU or python_that_compiles()):
+        one = configs[0].devices == 1  # for several that a CPU pretends to have nothing is compiled
+        if anew and (one if gpu == CPU else python_that_compiles()):
             flags = " and ".join(f"-b {each.config.batch_size}" for each in anew)
             self.told(f"compiling the step with {flags}, which is kept; --quick compiles nothing")
         found = compiled_apart(requests)

@@ -14,8 +14,10 @@ from llmc_jax.machine.target import machine_of
 from llmc_jax.plan import compiled, planner
 from llmc_jax.plan import time as times
 from llmc_jax.plan.answer import Answer, as_json
+from llmc_jax.plan.asked import asked_config, checked_model
 from llmc_jax.plan.interval import Interval
 from llmc_jax.plan.memory import KINDS, Memory, computed
+from llmc_jax.plan.network import network_of
 from llmc_jax.plan.report import amount, as_text, spread, three
 from llmc_jax.plan.separate import Problem, Request
 from tests.plan.test_cpu import known
@@ -113,6 +115,17 @@ def test_a_cpu_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert one.memory.available is not None and two.memory.available == one.memory.available // 2
     assert two.step.seconds.typical > one.step.seconds.typical
     assert one.place.label in as_text(one, operations=True, width=80)
+
+
+def test_several_devices_of_a_cpu_are_not_said_to_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(planner, "compiled_apart", lambda requests: [Problem("not here")] * len(requests))
+    monkeypatch.setattr(planner, "is_kept", lambda request: False)
+    for devices in (1, 2):
+        config = asked_config(["-e", "L2-NH2-C64", "-t", "64", "--devices", str(devices)])
+        asked = planner.Planner(checked_model(config), planner.place_here(), network_of("cpu"), said.append)
+        assert asked.compile([config]) == [Problem("not here")]
+    assert len(said) == 1
 
 
 # ----- compiled -------------------------------------------------------------------------------------------------------
