@@ -357,7 +357,8 @@ def estimate(
 
     flags: as one types them; the data need not be there. gpu: a short name such as "h100", the driver's name, or the
     path of a .toml file of your own; None: the device at hand. devices: how many; 0: as flags say, or one. quick:
-    compile nothing, otherwise memory is that of the compiled program. tokens: to train on, in place of -x. price: USD for an hour of one GPU. network: Gbit/s of each GPU between machines.
+    compile nothing, otherwise memory is that of the compiled program. tokens: to train on, in place of -x. price: USD
+    for an hour of one GPU. network: Gbit/s of each GPU between machines.
 
     The answer is a named tuple of named tuples: `memory` (with `fits`), `step` (with `seconds` and
     `tokens_per_second`), `course` (None where nothing says how many steps), `largest` (-b by way of computing) and
