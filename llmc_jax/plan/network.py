@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from llmc_jax.errors import InputError
 from llmc_jax.machine.cards import CARDS, NVLINK4, PCIE4
 from llmc_jax.training.parallel.traffic import Sent
 
@@ -50,8 +51,10 @@ class Network(NamedTuple):
 def network_of(kind: str, gbit: float | None = None) -> Network:
     """Return the network of machines with a GPU, its link as machine/cards.py has it, else PCIe.
 
-    gbit: Gbit/s for each GPU between machines; None: 400.
+    gbit: Gbit/s for each GPU between machines; None: 400. Raises InputError for a speed that cannot be.
     """
+    if gbit is not None and not 0 < gbit < math.inf:
+        raise InputError(f"--network {gbit:g}: expected Gbit/s of each GPU between machines, above 0")
     known = Network() if gbit is None else Network(between=gbit * GBIT)
     if (card := CARDS.get(kind)) is None:
         return known._replace(inside=PCIE4, reached=PCIE_REACHED)

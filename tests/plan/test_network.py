@@ -1,10 +1,13 @@
 """What sending takes, and how much of it is hidden, does not contradict itself."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc_jax.config.model import parse_descriptor
+from llmc_jax.errors import InputError
 from llmc_jax.machine.cards import CARDS
 from llmc_jax.machine.gpus import GPUS
 from llmc_jax.plan.network import Compute, Network, collective_seconds, hidden_shares, network_of, step_of
@@ -73,6 +76,12 @@ def test_between_nodes_each_gpu_sends_an_eighth() -> None:
     assert inside == pytest.approx(7e9 / 450e9)
     assert both - inside == pytest.approx(0.5e9 / 50e9)
     assert collective_seconds("all-reduce", 8 * 10**9, 16, network) == pytest.approx(2 * both)
+
+
+@pytest.mark.parametrize("gbit", [0, -5, math.nan, math.inf])
+def test_a_speed_that_cannot_be_is_refused(gbit: float) -> None:
+    with pytest.raises(InputError, match="--network"):
+        network_of("NVIDIA H100 80GB HBM3", gbit)
 
 
 @pytest.mark.parametrize("kind", GPUS)
