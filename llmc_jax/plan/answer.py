@@ -17,7 +17,7 @@ from llmc_jax.plan.asked import checked_model
 from llmc_jax.plan.calibrate import is_measured
 from llmc_jax.plan.course import Course, course, data_of, forward_of, price_of
 from llmc_jax.plan.memory import Memory
-from llmc_jax.plan.network import GBIT, network_of
+from llmc_jax.plan.network import GBIT, Network, network_of
 from llmc_jax.plan.plan import Plan
 from llmc_jax.plan.planner import Place, Planner, Told
 from llmc_jax.plan.search import Largest, mark_fastest
@@ -55,6 +55,7 @@ class Answer(NamedTuple):
     computed: Memory
     not_compiled: str | None  # why not, where it was wanted
     step: StepTime
+    network: Network | None  # that several devices are taken to have
     course: Course | None  # None: nothing says how many steps the run makes
     largest: tuple[Largest, ...]
     not_known: tuple[str, ...]  # for a reader
@@ -96,6 +97,7 @@ def answer(config: TrainConfig, place: Place, wishes: Wishes | None = None, told
         computed=memory,
         not_compiled=found.problem,
         step=step,
+        network=planner.network if step.exchanges else None,
         course=course_of(plan, place, step, wishes),
         largest=found.largest,
         not_known=tuple(not_known(planner, config, found, step)),

@@ -57,6 +57,8 @@ def test_a_slower_network_between_machines_costs_time(eight: Answer) -> None:
         estimate(f"{D12} -d 1048576", gpu="h100", devices=16, network=gbit).step.seconds.typical for gbit in (10, 400)
     ]
     assert times[0] > times[1]
+    slow = estimate(f"{D12} -z 1", gpu="h100", devices=8, network=10).network
+    assert slow is not None and slow.between == 10e9 / 8 and estimate(D12, gpu="h100").network is None
     assert estimate(f"{D12} -z 1", gpu="h100", devices=8, network=1).step.seconds == eight.step.seconds  # one machine
 
 
