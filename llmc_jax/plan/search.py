@@ -87,8 +87,13 @@ def _possible(config: TrainConfig) -> bool:
 
 
 def largest_size(config: TrainConfig, fits: Fits) -> int | None:
-    """Return the largest -b of a configuration that fits; None where the smallest does not. More rows take more."""
+    """Return the largest -b of a configuration that fits; None where none does. Without -d more rows take more.
+
+    With -d they need not: there are fewer micro-batches, of which --reduction fixed keeps more sums.
+    """
     found = sizes(config)
+    if config.total_batch_size != -1:  # few
+        return next((size for size in reversed(found) if fits(replace(config, batch_size=size))), None)
     low, high = 0, len(found)  # so many are known to fit; those from there on do not
     while low < high:
         middle = (low + high + 1) // 2

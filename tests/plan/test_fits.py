@@ -72,8 +72,6 @@ def test_what_is_offered_fits_and_no_larger_batch_does(words: str, machine: Mach
         assert config.tokens_per_step == tokens
         assert computed(make_plan(config, plan.model, machine)).program == remedy.bytes <= memory
         sizes.append(config.batch_size)
-        if config.reduction == "fixed":  # fewer rows take more sums, so memory does not grow with -b
-            continue
         for more in (
             each
             for each in sizes_of(replace(config, total_batch_size=tokens))

@@ -25,6 +25,12 @@ def test_the_largest_of_what_an_update_allows(rows: int, devices: int, most: int
     assert found == max((each.batch_size for each in whole if each.batch_size <= most), default=None)
 
 
+def test_with_d_a_larger_one_may_fit_where_a_smaller_one_does_not() -> None:
+    config = TrainConfig(sequence_length=64, total_batch_size=64 * 32)
+    assert largest_size(config, lambda each: each.batch_size in (8, 16)) == 16
+    assert largest_size(config, lambda each: False) is None
+
+
 @given(most=st.integers(0, 2 * MOST_ROWS))
 def test_without_d_every_size_up_to_a_bound(most: int) -> None:
     tried = []
