@@ -15,8 +15,8 @@ PROGRAM = "llmc_jax.plan"
 STDOUT = "-"  # of --json
 
 OWN = (
-    own("--gpu", "NAME", None, "the GPU to plan for: h100, a100, rtx4090, … (an unknown name lists all), its driver's "
-        "name, or a .toml file of your own (docs/plan.md); without it the device at hand"),
+    own("--gpu", "NAME", None, "the GPU to plan for: h100, a100, rtx4090 and more (an unknown name lists all), its "
+        "driver's name, or a .toml file of your own (docs/plan.md); without it the device at hand"),
     own("--quick", "", False, "compute the memory, compile nothing"),
     own("--operations", "", False, "also a line for each operation: FLOPs, bytes, floor, time"),
     own("--neighbours", "", False, "also what is near: other GPUs, numbers of them, -b and -r"),

@@ -34,6 +34,7 @@ def test_help_names_every_flag_and_needs_no_jax(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert all(f"  {own.flags[0]}" in done.stdout for own in OWN)
     assert max(map(len, done.stdout.splitlines())) <= 110
+    assert done.stdout.isascii()  # as those of the other programs: any terminal can show it
 
 
 @pytest.mark.parametrize(
