@@ -29,6 +29,7 @@ from llmc_jax.plan import cpu
 from llmc_jax.plan.cpu import Calibration, Rates
 from llmc_jax.plan.interval import Interval
 
+LONGEST = 600  # seconds that a calibration may take on a busy machine
 VOCABULARY = 512  # rows of the table that an embedding's gradient is added to
 TURNS, MOST_TURNS = 4, 10
 STEADY = 1.1  # times the least time that an operation may usually take
@@ -285,9 +286,16 @@ def from_json(found: Any) -> Calibration:
 def _measured_apart(dtype: str) -> Calibration:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
     command = [sys.executable, "-m", "llmc_jax.plan.calibrate", dtype]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=Path(llmc_jax.__file__).parents[1]
-    )
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, cwd=Path(llmc_jax.__file__).parents[1],
+            timeout=LONGEST, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise InputError(
+            f"calibration of this CPU took more than {LONGEST} s; try again when it is less busy, or give --gpu to "
+            "plan for a GPU"
+        ) from None
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise InputError(f"calibration of this CPU failed: {last}; give --gpu to plan for a GPU")

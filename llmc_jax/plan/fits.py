@@ -17,7 +17,7 @@ from llmc_jax.models.gpt2.memory import largest_that_fits
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.plan.memory import computed
 from llmc_jax.plan.plan import Plan, make_plan
-from llmc_jax.plan.search import largest_size
+from llmc_jax.plan.search import largest_size, limit_of
 
 ROOM = 0.9  # of what a step takes by estimate: what another may take where the memory was full all the same
 
@@ -56,14 +56,19 @@ def check_fits(plan: Plan) -> None:
         f"-t {config.sequence_length}: {gib(need.state)} for parameters, gradient, the optimizer's state and the "
         f"step's copies, {gib(need.total - need.state)} more for activations; this machine has {gib(available)}"
     )
-    raise refusal(plan, words, available)
+    raise refusal(plan, words, room(plan, available))
 
 
 def check_program(plan: Plan, taken: int) -> None:
     """Raise DoesNotFit where the compiled step of a plan takes more bytes than there are."""
     if plan.available is not None and taken > plan.available:
         words = f"-b {plan.config.batch_size}: the compiled step takes {gib(taken)}, and there are"
-        raise refusal(plan, f"{words} {gib(plan.available)}", plan.available, taken)
+        raise refusal(plan, f"{words} {gib(plan.available)}", room(plan, plan.available), taken)
+
+
+def room(plan: Plan, available: int) -> int:
+    """Return the bytes that what is offered may take of those that there are: as many as a search may fill."""
+    return limit_of(plan.machine.platform, available)
 
 
 def refusal(plan: Plan, words: str, available: int, taken: int | None = None) -> DoesNotFit:

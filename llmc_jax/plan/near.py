@@ -7,8 +7,8 @@ from llmc_jax.plan.interval import Interval
 from llmc_jax.plan.neighbours import Reproduction, Row
 from llmc_jax.plan.report import amount, three
 
-HEADINGS = ("", "GPU", "GPUs", "-b", "-r", "fits", "GiB", "step ms", "tok/s", "hours", "kWh", "USD")
-OPTIONAL = ("kWh", "GiB", "step ms")
+HEADINGS = ("", "GPU", "GPUs", "-b", "-r", "-z", "fits", "GiB", "step ms", "tok/s", "hours", "kWh", "USD")
+OPTIONAL = ("-z", "kWh", "GiB", "step ms")
 
 
 def rows_table(rows: Sequence[Row], width: int | None = None) -> str:
@@ -29,7 +29,7 @@ def _of_days(rows: Sequence[Row]) -> str:
 
 def _cells(row: Row) -> list[str]:
     what = f"{row.differs} {row.value}" if row.differs else "asked"
-    begin = [what, row.gpu or "here", str(row.devices), str(row.batch_size), str(row.recompute)]
+    begin = [what, row.gpu or "here", str(row.devices), str(row.batch_size), str(row.recompute), str(row.zero_stage)]
     found = row.figures
     if found is None:
         return [*begin, "cannot be"]

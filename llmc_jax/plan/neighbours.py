@@ -23,6 +23,7 @@ from llmc_jax.plan.planner import Planner, gpu_place, place_here
 
 GPU = "gpu"  # what differs, or is swept, where it is no option
 LEVELS = (0, 1, 2)  # of -r
+STAGES = (0, 1, 2)  # of -z
 MOST_ROWS = 64  # of a sweep
 
 
@@ -47,6 +48,7 @@ class Row(NamedTuple):
     devices: int
     batch_size: int
     recompute: int
+    zero_stage: int
     figures: Figures | None
     problem: str
 
@@ -100,19 +102,26 @@ def _counted(config: TrainConfig, gpu: str | None) -> TrainConfig:
 
 
 def wishes(config: TrainConfig, gpu: str | None) -> Iterator[Wish]:
-    """Yield what is asked; then other GPUs, numbers of them, half and twice the -b, other -r."""
+    """Yield what is asked; then other GPUs, numbers of them, half and twice the -b, other -r and -z.
+
+    One GPU asks for no -z, since it has nothing to split the state with: several in its place take -z 1.
+    """
     yield "", "", config, gpu
     for name in TARGETS:
         if name != gpu:
             yield GPU, name, config, name
+    several = replace(config, zero_stage=max(1, config.zero_stage)) if config.devices == 1 else config
     for devices in _powers(config.devices) if gpu is not None else ():
-        yield _wish(config, gpu, "devices", devices)
+        yield _wish(several, gpu, "devices", devices)
     for size in (config.batch_size // 2, 2 * config.batch_size):
         if size and fitted(changed := replace(config, batch_size=size)) == changed:
             yield _wish(config, gpu, "batch_size", size)
     for level in LEVELS:
         if level != config.recompute and not config.recompute_blocks:
             yield _wish(config, gpu, "recompute", level)
+    for stage in STAGES if config.devices > 1 else ():
+        if stage != config.zero_stage:
+            yield _wish(config, gpu, "zero_stage", stage)
 
 
 def _powers(devices: int) -> list[int]:
@@ -153,7 +162,9 @@ def _possible(wish: Wish, look: Look) -> Row:
 
 def _empty(wish: Wish) -> Row:
     differs, value, config, gpu = wish
-    return Row(differs, value, gpu, max(1, config.devices), config.batch_size, config.recompute, None, "")
+    return Row(
+        differs, value, gpu, max(1, config.devices), config.batch_size, config.recompute, config.zero_stage, None, ""
+    )
 
 
 # ----- sweeps ---------------------------------------------------------------------------------------------------------

@@ -71,8 +71,9 @@ def sizes(config: TrainConfig) -> Sequence[int]:
 def auto_sizes(config: TrainConfig, most: int = MOST_ROWS) -> list[int]:
     """Return what -b auto may come to, at most `most`, the largest first.
 
-    With -d what leaves the updates as they are; else powers of two, and three times those.
+    With -d what leaves the updates as they are; else powers of two, and three times those, up to MOST_ROWS.
     """
+    most = most if config.total_batch_size != -1 else min(most, MOST_ROWS)
     round_ones = (times * 2**k for times in (1, 3) for k in range(most.bit_length()))
     possible = round_ones if config.total_batch_size == -1 else sizes(config)
     return sorted((size for size in possible if size <= most), reverse=True)

@@ -27,7 +27,7 @@ from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.machine import compiling, jax_setup
 from llmc_jax.machine.device import full_memory
 from llmc_jax.machine.nvml import gpu_line, gpu_numbers
-from llmc_jax.plan.fits import DoesNotFit, check_program, refusal
+from llmc_jax.plan.fits import DoesNotFit, check_program, refusal, room
 from llmc_jax.plan.memory import computed
 from llmc_jax.plan.plan import step_numbers
 from llmc_jax.run.batches import Batches, training_batches
@@ -86,7 +86,8 @@ def _trained(config: TrainConfig, notes: list[str], group: Group, request: threa
             raise
         if setup is None:
             raise InputError(f"{words}; lower -b or -t, or take a smaller model") from error
-        raise refusal(setup.plan, words, setup.plan.available or computed(setup.plan).program) from error
+        memory = setup.plan.available or computed(setup.plan).program
+        raise refusal(setup.plan, words, room(setup.plan, memory)) from error
     finally:
         output.discard_rest()
 

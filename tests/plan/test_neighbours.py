@@ -42,11 +42,11 @@ def rows() -> tuple[Row, ...]:
 
 def test_the_asked_one_is_first_and_each_other_differs_in_one_thing(rows: tuple[Row, ...]) -> None:
     def same(row: Row) -> tuple[object, ...]:
-        return row.gpu, row.devices, row.batch_size, row.recompute
+        return row.gpu, row.devices, row.batch_size, row.recompute, row.zero_stage
 
     asked = rows[0]
-    assert asked.differs == "" and same(asked) == ("h100", 4, 8, 0) and len(set(map(same, rows))) == len(rows)
-    places = {"gpu": 0, "devices": 1, "batch_size": 2, "recompute": 3}
+    assert asked.differs == "" and same(asked) == ("h100", 4, 8, 0, 0) and len(set(map(same, rows))) == len(rows)
+    places = {"gpu": 0, "devices": 1, "batch_size": 2, "recompute": 3, "zero_stage": 4}
     for row in rows[1:]:
         changed = {name for name, at in places.items() if same(row)[at] != same(asked)[at]}
         assert changed == {row.differs} and str(same(row)[places[row.differs]]) == row.value
@@ -57,6 +57,14 @@ def test_all_cards_are_near_and_counts_sizes_and_levels(rows: tuple[Row, ...]) -
     assert sorted(["h100", *values["gpu"]]) == sorted(TARGETS)
     assert values["devices"] == ["1", "2", "8"] and values["recompute"] == ["1", "2"]
     assert [row.value for row in rows if row.differs == "batch_size"] == ["4", "16"]
+    assert [row.value for row in rows if row.differs == "zero_stage"] == ["1", "2"]
+
+
+def test_several_gpus_in_the_place_of_one_split_the_state() -> None:
+    for asked, of_several in ((0, 1), (1, 1), (2, 2)):
+        near = list(wishes(replace(ASKED, devices=1, zero_stage=asked), "h100"))
+        assert {config.zero_stage for name, _, config, _ in near if name == "devices"} == {of_several}
+        assert not [name for name, *_ in near if name == "zero_stage"]
 
 
 def test_a_price_of_ones_own_is_that_of_the_asked_gpu_alone(rows: tuple[Row, ...]) -> None:

@@ -22,7 +22,7 @@ from llmc_jax.errors import InputError
 from llmc_jax.kernels import Machine
 from llmc_jax.plan.fits import DoesNotFit
 from llmc_jax.plan.plan import Plan, make_plan
-from llmc_jax.plan.search import limit_of
+from llmc_jax.plan.search import MOST_ROWS, limit_of
 from llmc_jax.run import fitting, prepare
 from llmc_jax.run.fitting import Tried
 from llmc_jax.run.folder import read_metrics
@@ -69,6 +69,7 @@ def test_sizes_are_those_that_leave_the_update_as_it_is(
 def test_without_a_total_sizes_are_round() -> None:
     assert fitting.sizes_up_to(25, TrainConfig(batch_size=AUTO_BATCH)) == [24, 16, 12, 8, 6, 4, 3, 2, 1]
     assert fitting.sizes_up_to(1, TrainConfig(batch_size=AUTO_BATCH)) == [1]
+    assert fitting.sizes_up_to(10**6, TrainConfig(batch_size=AUTO_BATCH))[:2] == [MOST_ROWS, 3 * MOST_ROWS // 4]
 
 
 # ----- the search -----------------------------------------------------------------------------------------------------
