@@ -298,8 +298,8 @@ def test_slow_requests_end(server: Server) -> None:
     head = f"POST /generate HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n"
     full = f"{head}Content-Type: application/json\r\nContent-Length: 9\r\n\r\n{{"
     for sent, found in ((head, b""), (full, b"HTTP/1.1 408")):
+        began = time.monotonic()  # before the server's clock starts, which it does as it accepts
         with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
-            began = time.monotonic()
             for piece in (sent[:-1], sent[-1:]):  # it drips: each piece comes in time, all of them do not
                 connection.sendall(piece.encode())
                 time.sleep(0.1)
