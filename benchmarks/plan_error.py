@@ -38,9 +38,9 @@ PROBE = (1024, 768, 3072)  # rows, inputs and outputs of the product
 
 # Said of what was measured before, and is not in the figures.
 HISTORY = (
-    "Two sessions before this rule are not in the table: one on a busy machine, in which the same steps took up to "
-    "four times as long as in its calm minutes (2 of 13 within 15 %), and one that looked for others only before and "
-    "after seven steps (11 of 13)"
+    "Two earlier measurements, before this rule, are not in the table: one on a busy machine, in which the same steps "
+    "took up to four times as long as in its calm minutes (2 of 13 within 15 %), and one that looked for others only "
+    "before and after seven steps (11 of 13)"
 )
 
 # Written before any of these configurations had been run.
