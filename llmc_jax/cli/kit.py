@@ -79,6 +79,13 @@ def own_flags(table: Iterable[Option]) -> list[str]:
     return [line for about in table for line in option_lines(about, OWN_COLUMN)]
 
 
+def help_page(program: str, about: str, table: Iterable[Option], commands: Iterable[tuple[str, str]]) -> str:
+    """Return what --help prints of a program that takes train.py's flags and its own. commands: words, what for."""
+    usage = f"usage: {program} [flags of train.py] [flags below]"
+    lines = [usage, "", *textwrap.wrap(about, WIDTH), "", *own_flags(table)]
+    return "\n".join([*lines, *examples((f"{program} {words}", meaning) for words, meaning in commands)])
+
+
 def examples(commands: Iterable[tuple[str, str]]) -> list[str]:
     """Return commands and what each is for as the last lines of --help."""
     return ["", "Examples:", *(line for command, meaning in commands for line in (f"  {command}", f"      {meaning}"))]

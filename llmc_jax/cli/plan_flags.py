@@ -1,11 +1,10 @@
 """The plan's flags: those of train.py, and its own. Leaves out what they lead to (plan.py)."""
 
 import math
-import textwrap
 from collections.abc import Sequence
 from types import SimpleNamespace
 
-from llmc_jax.cli.kit import WIDTH, examples, own_flags
+from llmc_jax.cli.kit import help_page
 from llmc_jax.config.flags import own
 from llmc_jax.config.options import show_value
 from llmc_jax.errors import raise_problems
@@ -19,13 +18,13 @@ OWN = (
         "driver's name, or a .toml file of your own (docs/plan.md); without it the device at hand"),
     own("--quick", "", False, "compute the memory, compile nothing"),
     own("--operations", "", False, "also a line for each operation: FLOPs, bytes, floor, time"),
-    own("--neighbours", "", False, "also what is near: other GPUs, numbers of them, -b and -r"),
+    own("--neighbours", "", False, "also what is near: other GPUs, numbers of them, -b, -r and -z"),
     own("--sweep", "NAME=LIST", None, "only a table, over values of gpu or one of train.py's options: devices=1,2,4,8"),
     own("--picture", "FILE", None, "with --sweep: draw it there: .png, .svg, .pdf"),
     own("--reproductions", "", False, "only llm.c's four reproductions of GPT-2, beside what llm.c says of them"),
     own("--tokens", "X", None, "train on so many tokens, such as 10e9, in place of -x"),
-    own("--price", "X", None, "USD for an hour of one GPU; without it as docs/plan.md lists them"),
-    own("--network", "GBIT", None, "Gbit/s of each GPU between machines"),
+    own("--price", "X", None, "USD for an hour of one GPU; without it as llmc_jax/plan/prices.toml has it"),
+    own("--network", "GBIT", None, "Gbit/s of each GPU between machines; without it 400"),
     own("--json", "FILE", None, "write everything there as JSON; - prints it in place of the report"),
 )  # fmt: skip
 
@@ -71,25 +70,20 @@ def _at_least(least: float) -> str:
 
 def help_text() -> str:
     """Return what --help prints."""
-    program = typed(f"{python_command()} -m {PROGRAM}")
-    lines = [f"usage: {program} [flags of train.py] [flags below]", ""]
-    lines += textwrap.wrap(
+    return help_page(
+        typed(f"{python_command()} -m {PROGRAM}"),
         "Does it fit, how fast is it, how long does it take, what does it cost: for any GPU and any number of them, "
         "none of which need be here. Takes every flag of train.py (--preset -e -b -t -d -r -z --devices -x and so on; "
         "without --preset and -e: d12); token files need not be here either, nor the checkpoints of presets. Nothing "
         "is trained. The exit status is 0 also where it does not fit. docs/plan.md explains every figure and where it "
-        "comes from.", WIDTH)  # fmt: skip
-    lines.append("")
-    lines += own_flags(OWN)
-    lines += examples(
-        (f"{program} {words}", meaning)
-        for words, meaning in (
+        "comes from.",
+        OWN,
+        (
             ("-e d12 -b 64 -d 524288 --gpu h100 --devices 8", "GPT-2 124M on eight H100s"),
             ("--preset gpt2-1558M --gpu h100 --devices 8 --quick", "llm.c's launch, in two seconds"),
             ("-e d48 -b 4 --gpu rtx4090 --neighbours", "what would do instead"),
             ("-e d12 --gpu a100 --sweep devices=1,2,4,8 --picture sweep.png", "how it scales"),
             ("--reproductions", "what llm.c's four runs would take"),
-            ("-e d12 -b 4 -t 64", "the device at hand; a CPU is calibrated first, for ten seconds"),
-        )
+            ("-e d12 -b 4 -t 64", "the device at hand; a CPU is measured first, for some twelve seconds"),
+        ),
     )
-    return "\n".join(lines)

@@ -3,9 +3,7 @@
 Leaves out what they lead to (profile.py).
 """
 
-import textwrap
-
-from llmc_jax.cli.kit import WIDTH, examples, own_flags
+from llmc_jax.cli.kit import help_page
 from llmc_jax.config.flags import own
 from llmc_jax.machine.jax_setup import python_command, typed
 
@@ -33,21 +31,16 @@ OWN = (
 
 def help_text() -> str:
     """Return what --help prints."""
-    program = typed(f"{python_command()} -m {PROGRAM}")
-    lines = [f"usage: {program} [flags of train.py] [flags below]", ""]
-    lines += textwrap.wrap(
+    return help_page(
+        typed(f"{python_command()} -m {PROGRAM}"),
         "Where a training step's time, memory and operations go. Takes train.py's flags for the model, the batch, the "
         "optimizer, precision and kernels (--preset -e -b -t -d -r --dtype --kernels --attention and so on; without "
-        "--preset and -e: d12), and trains on random tokens. docs/profiling.md explains the table.", WIDTH)  # fmt: skip
-    lines.append("")
-    lines += own_flags(OWN)
-    lines += examples(
-        (f"{program} {words}", meaning)
-        for words, meaning in (
+        "--preset and -e: d12), and trains on random tokens. docs/profiling.md explains the table.",
+        OWN,
+        (
             ("-e d12 -b 4 -t 64", "the table of GPT-2 124M's step"),
             ("-e d12 -b 4 -t 64 --layers --picture layer.png --trace traces", "by layer, with a picture and the trace"),
             ("-e d12 -b 4 -t 64 --vs dtype=bf16 --vs recompute=0", "against two other versions"),
             ("-e d12 -b 64 --dtype bf16 --calculate --device 'NVIDIA H200'", "what a GPU would need"),
-        )
+        ),
     )
-    return "\n".join(lines)

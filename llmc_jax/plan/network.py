@@ -23,6 +23,7 @@ from llmc_jax.training.parallel.traffic import Sent
 
 AFTER = ("norm", "weights")  # what is sent when the gradients are summed
 GBIT = 1e9 / 8  # bytes per second
+BETWEEN = 400  # Gbit/s of each GPU between machines, where nobody says
 # Of a link as it is sold, estimates: over PCIe, GPUs share switches and the host's memory.
 NVLINK_REACHED, PCIE_REACHED = 0.8, 0.5
 
@@ -32,7 +33,7 @@ class Network(NamedTuple):
 
     node: int = 8  # GPUs of one machine
     inside: float = NVLINK4  # of an H100
-    between: float = 400 * GBIT
+    between: float = BETWEEN * GBIT
     reached: float = NVLINK_REACHED  # of inside
     reached_between: float = 0.8
     hop_inside: float = 1e-6
@@ -51,7 +52,7 @@ class Network(NamedTuple):
 def network_of(kind: str, gbit: float | None = None) -> Network:
     """Return the network of machines with a GPU, its link as machine/cards.py has it, else PCIe.
 
-    gbit: Gbit/s for each GPU between machines; None: 400. Raises InputError for a speed that cannot be.
+    gbit: Gbit/s for each GPU between machines; None: BETWEEN. Raises InputError for a speed that cannot be.
     """
     if gbit is not None and not 0 < gbit < math.inf:
         raise InputError(f"--network {gbit:g}: expected Gbit/s of each GPU between machines, above 0")

@@ -13,6 +13,7 @@ from llmc_jax.cli.plan import main
 from llmc_jax.cli.plan_flags import OWN
 from llmc_jax.library import estimate
 from llmc_jax.plan.answer import Answer, as_json
+from llmc_jax.plan.network import BETWEEN
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["-e", "L2-NH2-C64-V300-T64", "-b", "2", "-t", "64", "--gpu", "h100", "--quick"]
@@ -34,6 +35,7 @@ def test_help_names_every_flag_and_needs_no_jax(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert all(f"  {own.flags[0]}" in done.stdout for own in OWN)
     assert max(map(len, done.stdout.splitlines())) <= 110
+    assert f"between machines; without it {BETWEEN}" in " ".join(done.stdout.split())
     assert done.stdout.isascii()  # as those of the other programs: any terminal can show it
 
 
