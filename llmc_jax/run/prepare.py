@@ -284,6 +284,35 @@ class Here(NamedTuple):
     notes: tuple[str, ...]
 
 
+class Planning(NamedTuple):
+    """All that a run's plan is made from on this machine, but its -b."""
+
+    config: TrainConfig
+    model: ModelConfig
+    earlier: Checkpoint | None
+    group: Group
+    tried: kernels.Findings  # process 0's alone
+    memory: int | None  # of one device, bytes: the least that any process has; None: not known
+
+    def by_itself(self, size: int) -> Plan:
+        """Return this process's own plan with a -b."""
+        return self._with(size, repeated(self.config, self.earlier))
+
+    def of_all(self, size: int) -> Plan:
+        """Return the plan with a -b that all processes have: the first one chooses the kernels."""
+        if self.group.size == 1:
+            return self.by_itself(size)
+        first = self.by_itself(size) if self.group.rank == 0 else None
+        resolved = of_first(self.group, f"kernels of -b {size}", lambda: first and to_json(first.resolved))
+        return first or self._with(size, Repeat(Path("process 0"), record.from_json(resolved, "process 0")))
+
+    def _with(self, size: int, before: Repeat | None) -> Plan:
+        return make_plan(
+            replace(self.config, batch_size=size), self.model, kernels.this_machine(), findings=self.tried,
+            before=before, memory=self.memory, xla_flags=compiling.user_flags(),
+        )  # fmt: skip
+
+
 def plan_here(
     config: TrainConfig,
     model: ModelConfig,
@@ -306,36 +335,25 @@ def plan_here(
     # the devices that a CPU pretends to have share its memory, those of several processes too
     sharing = config.devices // group.size * group.local_size if device.platform == "cpu" else 1
     memory = least(group.meet("memory", device.memory_bytes and device.memory_bytes // sharing))
-    flags = compiling.user_flags()
+    planning = Planning(config, model, earlier, group, tried, memory)
+    if config.batch_size == AUTO_BATCH:
+        fitted = largest_batch(planning, device.platform, most_rows)
+        return Here(fitted.plan, device, fitted, tried.notes)
+    plan = planning.of_all(config.batch_size)
+    check_memory(plan)
+    return Here(plan, device, None, tried.notes)
 
-    def by_itself(size: int) -> Plan:
-        return chosen(size, repeated(config, earlier))
 
-    def chosen(size: int, before: Repeat | None) -> Plan:
-        own = replace(config, batch_size=size)
-        return make_plan(
-            own, model, kernels.this_machine(), findings=tried, before=before, memory=memory, xla_flags=flags
-        )
-
-    def planned(size: int) -> Plan:
-        if group.size == 1:
-            return by_itself(size)
-        first = by_itself(size) if group.rank == 0 else None
-        resolved = of_first(group, f"kernels of -b {size}", lambda: first and to_json(first.resolved))
-        return first or chosen(size, Repeat(Path("process 0"), record.from_json(resolved, "process 0")))
-
-    if config.batch_size != AUTO_BATCH:
-        plan = planned(config.batch_size)
-        check_memory(plan)
-        return Here(plan, device, None, tried.notes)
-    if memory is None:
+def largest_batch(planning: Planning, platform: str, most_rows: int) -> Fitted:
+    """Return what -b auto comes to. Raises InputError where nothing fits, or nothing says what there is."""
+    if planning.memory is None:
         raise InputError("-b auto: nothing says how much memory the device has; give -b a number")
-    limit = limit_of(device.platform, memory)
-    sizes = fitting.sizes_up_to(most_rows, config)
-    found = of_first(group, "estimates", lambda: fitting.estimates(sizes, by_itself))
-    estimated = [fitting.Tried(*each) for each in found]
-    fitted = fitting.largest(estimated, limit, planned, lambda plan: fitting.compiled_bytes(plan, group))
-    return Here(fitted.plan, device, fitted, tried.notes)
+    group, sizes = planning.group, fitting.sizes_up_to(most_rows, planning.config)
+    found = of_first(group, "estimates", lambda: fitting.estimates(sizes, planning.by_itself))
+    return fitting.largest(
+        [fitting.Tried(*each) for each in found], limit_of(platform, planning.memory), planning.of_all,
+        lambda plan: fitting.compiled_bytes(plan, group),
+    )  # fmt: skip
 
 
 def least(numbers: list[int | None]) -> int | None:

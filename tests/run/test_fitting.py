@@ -76,7 +76,7 @@ def test_without_a_total_sizes_are_round() -> None:
 
 
 def found(compiled: dict[int, int | None], estimated: dict[int, int], limit: int = 100) -> fitting.Fitted:
-    """What is taken where the compiler and the estimates say so many bytes by size."""
+    """Return what is taken where the compiler and the estimates say so many bytes by size."""
     given = [Tried(size, estimated[size]) for size in sorted(estimated, reverse=True)]
     return fitting.largest(given, limit, plan_with, lambda plan: compiled[plan.config.batch_size])
 
