@@ -15,14 +15,15 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import FormatError
 from llmc_jax.machine.hlo import arrays
 from llmc_jax.plan.program import Place, Program
 
-Settings = tuple[tuple[str, bool | int | str], ...]  # as machine/compiling.py has them, which imports JAX
+if TYPE_CHECKING:  # it imports JAX, which whoever reads what was kept does without
+    from llmc_jax.machine.compiling import Settings
 
 KINDS = (
     "parameters",  # what the step updates, the copy that the model computes with, and slices of it
@@ -101,7 +102,7 @@ class Moment(NamedTuple):
 # ----- reading --------------------------------------------------------------------------------------------------------
 
 
-def options(folder: Path) -> Settings:
+def options(folder: Path) -> "Settings":
     """Return the options of XLA by which it writes the two files of `MODULE` into a folder."""
     return ("xla_dump_to", str(folder)), ("xla_dump_hlo_as_text", True), ("xla_dump_hlo_module_re", MODULE)
 

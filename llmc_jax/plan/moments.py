@@ -32,7 +32,6 @@ from llmc_jax.models.gpt2.work import Shape, array_bytes, has_copy, rows_at_once
 if TYPE_CHECKING:  # it imports JAX, which whoever reads what was kept does without
     from llmc_jax.plan.plan import Plan
 
-OUTLIERS = 4 * (2 * 128 + 1)  # bytes: of the last losses and norms (training/outliers.py)
 LATE, AT_ONCE, EARLY = "late", "at once", "early"
 Kinds = Counter[str]  # bytes by kind
 
@@ -43,13 +42,15 @@ def bytes_of(kinds: Kinds) -> int:
 
 def state_kinds(config: ModelConfig, shape: Shape) -> Kinds:
     """Return the bytes of the program's arguments: what stays from step to step, and the batch."""
+    from llmc_jax.training import outliers  # here: it imports JAX
+
     e, whole = shape.element, flat_size(config)
     part = part_size(config, shape) if shape.stage else whole
     copy = e * whole if has_copy(shape) else 0
     return Counter({
         "parameters": copy + (4 * part if copy else (4 if shape.master_weights else e) * whole),
         "optimizer": 4 * shape.buffers * part,
-        "batch": 2 * 4 * shape.rows * shape.micro_batches + OUTLIERS,
+        "batch": 2 * 4 * shape.rows * shape.micro_batches + outliers.BYTES,
     })  # fmt: skip
 
 
