@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from operator import index
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -32,13 +32,13 @@ from llmc_jax.generate.sampling import Sampling
 from llmc_jax.models.gpt2.decode import separated
 from llmc_jax.models.gpt2.model import Execution, forward, loss_fn, mean_loss
 from llmc_jax.models.gpt2.tensors import Params, views
-from llmc_jax.plan.answer import Answer, Wishes, answer
-from llmc_jax.plan.asked import asked_config
 from llmc_jax.plan.plan import step_numbers
-from llmc_jax.plan.planner import place_named
 from llmc_jax.training.adamw import ADAMW
 from llmc_jax.training.state import DTYPES, TrainState, initial_state
 from llmc_jax.training.step import Metrics, StepOptions, train_step
+
+if TYPE_CHECKING:
+    from llmc_jax.plan.answer import Answer
 
 Ids = Sequence[int] | Sequence[Sequence[int]] | np.ndarray | jax.Array
 ATTENTION = ("auto", "softmax", "relu")
@@ -352,7 +352,7 @@ def estimate(
     tokens: float | None = None,
     price: float | None = None,
     network: float | None = None,
-) -> Answer:
+) -> "Answer":
     """Return whether train.py's flags fit on a GPU, how fast a step is, how long a run takes and what it costs.
 
     flags: as one types them; the data need not be there. gpu: a short name such as "h100", the driver's name, or the
@@ -365,6 +365,10 @@ def estimate(
     more. An interval has `low`, `typical` and `high`. docs/plan.md says where each figure comes from. Raises InputError
     for what cannot run there.
     """
+    from llmc_jax.plan.answer import Wishes, answer  # here, because all else does without
+    from llmc_jax.plan.asked import asked_config
+    from llmc_jax.plan.planner import place_named
+
     config = flags if isinstance(flags, TrainConfig) else asked_config(flags)
     config = replace(config, devices=devices) if devices else config
     return answer(config, place_named(gpu), Wishes(quick, tokens, price, network))

@@ -86,7 +86,7 @@ def answer(config: TrainConfig, place: Place, wishes: Wishes | None = None, told
     config = planner.with_batch(asked)
     plan = planner.plan(config)
     if place.machine.platform == "cpu" and not is_measured(plan.dtype):
-        told("measuring this CPU once, which takes ten seconds")
+        told("measuring this CPU once, which takes some twelve seconds")
     memory, step, largest = planner.memory(plan), planner.time(plan), planner.largest(config)
     found = Compiled(memory, largest, None) if wishes.quick else compiled(planner, config, memory, largest)
     return Answer(

@@ -1,4 +1,4 @@
-"""How fast this CPU is, by ten seconds of measuring: the operations of ops/ and the update, each alone, in few sizes.
+"""How fast this CPU is, by twelve seconds of measuring: operations of ops/ and the update, each alone, in few sizes.
 
 A CPU's rates depend on its clocks, its memory and its neighbours, so no table has them. What was measured is kept in
 the cache folder for this CPU, these versions and these sources. It runs as a process of its own, with memory as
@@ -153,7 +153,7 @@ def _buffers(full: Callable[..., Any], wide: Callable[..., Any]) -> dict[str, Ca
 
 
 def measure(dtype: str) -> Calibration:
-    """Measure this CPU, in about ten seconds."""
+    """Measure this CPU, in about twelve seconds."""
     import jax
     import jax.numpy as jnp
 

@@ -24,7 +24,7 @@ from llmc_jax.plan.planner import Planner, gpu_place, place_here
 GPU = "gpu"  # what differs, or is swept, where it is no option
 LEVELS = (0, 1, 2)  # of -r
 STAGES = (0, 1, 2)  # of -z
-MOST_ROWS = 64  # of a sweep
+MOST_VALUES = 64  # of a sweep
 
 
 class Figures(NamedTuple):
@@ -183,8 +183,8 @@ def parse_sweep(text: str) -> Sweep:
     values = tuple(dict.fromkeys(value.strip() for value in listed.split(",")))
     if not equals or "" in values:
         raise InputError(f"--sweep {text}: expected an option and its values, as in devices=1,2,4,8 or gpu=h100,a100")
-    if len(values) > MOST_ROWS:
-        raise InputError(f"--sweep {word}: {len(values)} values; expected at most {MOST_ROWS}")
+    if len(values) > MOST_VALUES:
+        raise InputError(f"--sweep {word}: {len(values)} values; expected at most {MOST_VALUES}")
     if word == GPU:
         return Sweep(GPU, values)
     about = _option(word)
