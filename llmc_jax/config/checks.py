@@ -9,7 +9,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from llmc_jax.config.model import ModelConfig
-from llmc_jax.config.options import value_problem
+from llmc_jax.config.options import field_problem
 from llmc_jax.config.train import AUTO_BATCH, BY_NAME, OPTIONS, TrainConfig
 from llmc_jax.errors import InputError, raise_problems
 
@@ -170,7 +170,7 @@ def validate(config: TrainConfig) -> list[str]:
     Raises one InputError that lists every value out of range, every contradiction, and every value that asks for
     something not built yet.
     """
-    wrong = ((about, value_problem(about, getattr(config, about.name))) for about in OPTIONS)
+    wrong = ((about, field_problem(about, getattr(config, about.name))) for about in OPTIONS)
     # what follows counts on sane values
     raise_problems(f"{_given(config, about.name)}: {about.noun} {words}" for about, words in wrong if words)
     not_built = [rule._replace(words=f"{{{name}}}: not built yet; {rule.words}") for name, rule in NOT_BUILT.items()]

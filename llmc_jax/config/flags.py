@@ -162,8 +162,6 @@ def _value(about: Option, text: str) -> Any:
         return about.auto
     value = _as_type(about.type, text)
     problem = value_problem(about, value)
-    if value == about.auto and about.check:  # the number that stands for auto is no wish for it
-        problem = f"must be {about.check.words}"
     if problem is None:
         return value
     raise InputError(f"{about.noun} {problem}{_advice(about, text)}")

@@ -132,6 +132,11 @@ def value_problem(about: Option, value: object) -> str | None:
     return None
 
 
+def field_problem(about: Option, value: object) -> str | None:
+    """Return why a field cannot have this value, or None if it can: what auto stands for counts here as well."""
+    return None if type(value) is int and value == about.auto else value_problem(about, value)
+
+
 def show_value(value: object) -> str:
     """Return a value as it is written on the command line; quoted where it would not be visible."""
     if isinstance(value, bool):

@@ -20,9 +20,9 @@ from llmc_jax.config.options import (
     Check,
     Option,
     at_least,
+    field_problem,
     minus_one_or_at_least,
     option,
-    value_problem,
 )
 from llmc_jax.errors import raise_problems
 
@@ -161,7 +161,7 @@ class TrainConfig:
         4, "-b --batch-size", BATCH,
         "micro-batch B: rows that one forward and backward pass of one device takes at once; auto = as many as fit in "
         "the device's memory (docs/resuming.md)", unit="sequences",
-        check=Check(lambda value: value == AUTO_BATCH or value >= 1, "at least 1, or auto"), auto=AUTO_BATCH,
+        check=at_least(1, "at least 1, or auto"), auto=AUTO_BATCH,
     )
     sequence_length: int = option(
         1024, "-t --sequence-length", BATCH, "T: length of a sequence", unit="tokens", check=at_least(1)
@@ -462,7 +462,7 @@ class TrainConfig:
         """
         problems = [f"configuration: there is no option {name!r}" for name in values if name not in BY_NAME]
         for name, value in values.items():
-            if name in BY_NAME and (words := value_problem(BY_NAME[name], value)):
+            if name in BY_NAME and (words := field_problem(BY_NAME[name], value)):
                 problems.append(f"configuration: {name} is {value!r}; it {words}")
         raise_problems(problems)
         fit: dict[str, Any] = {name: BY_NAME[name].type(value) for name, value in values.items()}  # 1 stands for 1.0

@@ -105,7 +105,8 @@ def values(about: Option) -> st.SearchStrategy[str]:
     def is_valid(word: str) -> bool:
         return value_problem(about, read[about.type](word)) is None
 
-    return kinds[about.type].map(str).filter(is_valid)
+    numbers = kinds[about.type].map(str).filter(is_valid)
+    return numbers if about.auto is None else numbers | st.just("auto")
 
 
 @st.composite
@@ -130,6 +131,8 @@ def test_any_flags_with_valid_values_are_read_back(line: list[tuple[Option, str,
             assert found == about.default
         elif about.type is str:
             assert found == expected[about.name]
+        elif expected[about.name] == "auto":
+            assert found == about.auto is not None
         else:
             assert found == float(expected[about.name]) and type(found) is about.type
 
