@@ -3,6 +3,7 @@
 Leaves out the options themselves (train.py) and what only files and devices tell.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import islice
@@ -262,15 +263,21 @@ def _total_batch(config: TrainConfig, processes: int) -> list[str]:
 def _fewer_devices(config: TrainConfig, processes: int) -> list[str]:
     """Return the largest number of devices that divide the micro-batches of an update, as a flag, if any does."""
     A, rest = divmod(config.tokens_per_step, config.micro_batch_tokens)
-    fitting = (n for n in range(config.devices // processes * processes, 0, -processes) if A % n == 0 and not rest)
-    return [f"--devices {n}" for n in islice(fitting, 1)]
+    fitting = (n for n in divisors(A) if n <= config.devices and n % processes == 0)
+    return [] if rest else [f"--devices {n}" for n in islice(fitting, 1)]
 
 
 def _smaller_batch(config: TrainConfig) -> list[str]:
     """Return the largest -b with which the devices divide the tokens of an update, as a flag, if there is one."""
     rows, rest = divmod(config.tokens_per_step, config.sequence_length * config.devices)
-    fitting = (B for B in range(min(config.batch_size, rows), 0, -1) if rows % B == 0 and not rest)
-    return [f"-b {B}" for B in islice(fitting, 1)]
+    fitting = (size for size in divisors(rows) if size <= config.batch_size)
+    return [] if rest else [f"-b {size}" for size in islice(fitting, 1)]
+
+
+def divisors(number: int) -> list[int]:
+    """Return all divisors of a positive number, the largest first; in as many steps as its square root."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)}, reverse=True)
 
 
 def check_model_fit(config: TrainConfig, model: ModelConfig) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from llmc_jax.config.checks import validate
+from llmc_jax.config.checks import divisors, validate
 from llmc_jax.config.flags import given_options
 from llmc_jax.config.options import Option
 from llmc_jax.config.train import AUTO_BATCH, OPTIONS, TrainConfig
@@ -141,7 +141,7 @@ def fitted(config: TrainConfig, changed: str = "") -> TrainConfig:
     rows, left = divmod(config.total_batch_size, config.sequence_length * max(1, config.devices))
     if config.batch_size == AUTO_BATCH or config.total_batch_size == -1 or left or changed == "batch_size":
         return config
-    return replace(config, batch_size=next(size for size in range(config.batch_size, 0, -1) if rows % size == 0))
+    return replace(config, batch_size=next(size for size in divisors(rows) if size <= config.batch_size))
 
 
 def _row(wish: Wish, look: Look) -> Row:

@@ -4,8 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from llmc_jax.config.checks import check_model_fit, notes_on_devices, validate, with_devices
+from llmc_jax.config.checks import check_model_fit, divisors, notes_on_devices, validate, with_devices
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.errors import InputError
@@ -195,6 +197,29 @@ def test_devices_that_several_processes_cannot_take(changes: dict[str, Any], wor
     with pytest.raises(InputError) as caught:
         with_devices(TrainConfig(**changes), 4, "gpu", processes=2)
     assert str(caught.value).endswith(words)
+
+
+@given(st.integers(1, 3000))
+def test_divisors(number: int) -> None:
+    assert divisors(number) == [n for n in range(number, 0, -1) if number % n == 0]
+
+
+MOST = 2**31 - 1  # a prime
+
+
+@pytest.mark.parametrize(
+    ("devices", "batch_size", "advice"),
+    [(MOST, 1, f"take --devices {MOST - 1}, which"), (2, MOST, f"take -b {(MOST - 1) // 2}, which")],
+)
+def test_advice_for_the_largest_numbers_is_found_without_trying_each(
+    devices: int, batch_size: int, advice: str
+) -> None:
+    """Which would take minutes."""
+    given = {"devices": devices, "batch_size": batch_size}
+    (problem,) = problems_of(sequence_length=1, total_batch_size=MOST - 1, **given)
+    assert advice in problem
+    (problem,) = problems_of(sequence_length=2, total_batch_size=MOST, **given)
+    assert problem.startswith(f"-d {MOST}: ") and "--devices" not in problem
 
 
 @pytest.mark.parametrize(

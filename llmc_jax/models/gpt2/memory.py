@@ -11,7 +11,6 @@ Leaves out compiling a step to learn its exact memory.
     B batch, T sequence length, C channels, L layers, NH heads, Vp padded vocabulary, n = B T rows of a micro-batch
 """
 
-import math
 from typing import NamedTuple
 
 from llmc_jax.config.model import GPT2_DEPTH_TO_SHAPE, GPT3_CHANNELS_TO_SHAPE, ModelConfig, parse_descriptor
@@ -197,12 +196,6 @@ def chosen_logit_rows(config: ModelConfig, shape: Shape, memory: int | None) -> 
         if estimated_step_bytes(config, shape._replace(logit_rows=rows)) <= MEMORY_SHARE * memory:
             return rows
     return LEAST_LOGIT_ROWS
-
-
-def divisors(number: int) -> list[int]:
-    """Return all divisors of a positive number, the largest first."""
-    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return sorted({*small, *(number // n for n in small)}, reverse=True)
 
 
 def largest_that_fits(shape: Shape, available: int, *, sliced_weights: bool = True) -> str | None:

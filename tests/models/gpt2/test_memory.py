@@ -13,7 +13,6 @@ from llmc_jax.models.gpt2 import model as gpt2
 from llmc_jax.models.gpt2.memory import (
     activations,
     chosen_logit_rows,
-    divisors,
     estimated_step_bytes,
     kept_in_a_layer,
     largest_that_fits,
@@ -149,11 +148,6 @@ def test_a_step_over_8_gpus_takes_no_less_than_needed(
     """compiled: arguments and temporaries on each H200 at T=1024 in bf16, as JAX 0.12.0.1 compiles it."""
     shape = Shape(sequence=1024, dtype="bf16", flash=True, **{"devices": 8, **change})  # type: ignore[arg-type]
     assert 0.7 * compiled < required_memory_bytes(model, shape, sliced_weights=False).total <= compiled
-
-
-@given(st.integers(1, 3000))
-def test_divisors(number: int) -> None:
-    assert divisors(number) == [n for n in range(number, 0, -1) if number % n == 0]
 
 
 def test_numbers_are_python_ints_of_any_size() -> None:
