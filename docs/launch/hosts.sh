@@ -19,13 +19,16 @@ variables=
 for name in ${PASS:-NCCL_DEBUG NCCL_SOCKET_IFNAME NCCL_IB_HCA XLA_FLAGS}; do
     [ -z "${!name+set}" ] || variables+=" $name=$(printf %q "${!name}")"
 done
-pids=()
-trap 'trap : INT TERM; kill -TERM "${pids[@]}"' INT TERM
+pids=() told=
+trap told=1 INT TERM # while there may be one that is not yet known
 for rank in "${!names[@]}"; do
+    [ -z "$told" ] || break
     words=$(printf ' %q' "${PYTHON:-.venv/bin/python}" train.py "$@" --hosts "$hosts" -pr "$rank")
     ${SSH:-ssh -tt} "${names[rank]}" "cd $(printf %q "$PWD") && exec env$variables$words" </dev/null &
     pids+=($!)
 done
+trap 'trap : INT TERM; kill -TERM "${pids[@]}"' INT TERM
+[ -z "$told" ] || kill -TERM $$
 
 status=0
 for pid in "${pids[@]}"; do

@@ -11,19 +11,21 @@
 # hand and saves. The status is that of the process that failed, where one did: not 75, which the others have for that.
 
 n=${N:?"set N to the number of processes"}
-pids=
+pids= told=
 tell() { # once: a second signal would end train.py before it has saved
     trap : INT TERM
     for pid in $pids; do kill -TERM "$pid" 2>/dev/null; done
 }
-trap tell INT TERM
+trap told=1 INT TERM # while there may be one that is not yet known
 
 rank=0
-while [ "$rank" -lt "$n" ]; do
+while [ "$rank" -lt "$n" ] && [ -z "$told" ]; do
     "${PYTHON:-python3}" train.py "$@" -pn "$n" -pr "$rank" -ps "127.0.0.1:${PORT:-12345}" &
     pids="$pids $!"
     rank=$((rank + 1))
 done
+trap tell INT TERM
+[ -z "$told" ] || kill -TERM $$
 
 status=0
 for pid in $pids; do

@@ -103,7 +103,8 @@ def test_a_meeting_of_many_names_at_once() -> None:
     """Each rank comes to them in its own order."""
 
     async def together() -> None:
-        links = await met(Hub(MEMBER, TIMEOUT), 3)
+        hub = Hub(MEMBER, TIMEOUT)  # asyncio alone would let it go
+        links = await met(hub, 3)
         for rank, link in enumerate(links):
             for name in ("a", "b", "c")[:: 1 if rank % 2 else -1]:
                 link.send("meet", name=name, value=[name, rank])
@@ -133,7 +134,8 @@ def test_all_hear_the_last_beats_of_all() -> None:
 @pytest.mark.parametrize("message", [b"no message", encode("ended"), encode("beat", worker=-1), encode("verdict")])
 def test_a_process_that_sends_nonsense_counts_as_gone(message: bytes) -> None:
     async def sent() -> None:
-        links = await met(Hub(MEMBER, TIMEOUT), 3)
+        hub = Hub(MEMBER, TIMEOUT)  # asyncio alone would let it go
+        links = await met(hub, 3)
         links[1].send_bytes(message + b"\n")
         found = Verdict.of_message(await says(links[0], "verdict"))
         assert (found.rank, found.cause) == (1, "gone")

@@ -161,6 +161,7 @@ def test_all_end_well(tmp_path: Path) -> None:
     def stale() -> None:
         """An address of an earlier run is in the folder: something else listens there, or nothing."""
         with socket.create_server(("127.0.0.1", 0)) as other:
+            other.settimeout(TOO_LONG)
             run = Run(tmp_path / "stale", 2, timeout=8.0)
             place = {"hosts": ["127.0.0.1"], "host": socket.gethostname(), "port": other.getsockname()[1], "token": "x"}
             (run.out / ADDRESS_FILE).write_text(json.dumps(place))
@@ -262,6 +263,7 @@ def test_processes_that_do_not_fit_together_are_named(tmp_path: Path) -> None:
     def not_of_ours() -> None:
         """Something that answers like rank 0, but says nothing."""
         with socket.create_server(("127.0.0.1", 0)) as other:
+            other.settimeout(TOO_LONG)
             run = Run(tmp_path / "not_of_ours", 2, SHORT, address_folder="", port=other.getsockname()[1])
             run.start(1)
             connection, _ = other.accept()
@@ -337,6 +339,7 @@ def test_processes_that_do_not_fit_together_are_named(tmp_path: Path) -> None:
 
     def port_in_use() -> None:
         with socket.create_server(("127.0.0.1", 0)) as other:
+            other.settimeout(TOO_LONG)
             port = other.getsockname()[1]
             run = Run(tmp_path / "port", 2, address_folder="", port=port)
             run.start(0)

@@ -193,6 +193,21 @@ def test_a_loop_over_ranks_hands_on_a_signal_once(place: Place, number: signal.S
     assert log.read_text().count("told") == 2
 
 
+@pytest.mark.parametrize("name", ["several.sh", "hosts.sh"])
+def test_a_signal_while_processes_are_started_ends_them_too(place: Place, name: str) -> None:
+    hosts = place.folder / "many.txt"
+    hosts.write_text("localhost\n" * 20)
+    ssh = place.program("ssh", SSH.format(folder=place.folder))
+    line = "trap 'exit 130' TERM; [ $RANK != 0 ] || kill -TERM $SCRIPT; while :; do sleep 0.05; done"
+    script = f'export SCRIPT=$$; . "{LAUNCH / name}"'
+    process = place.start(
+        ["bash", "-c", script, name], N="20", HOSTS=str(hosts), SSH=str(ssh), PASS="SCRIPT",
+        PYTHON=scripted(place, line),
+    )  # fmt: skip
+    said, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 130, said
+
+
 # ----- SLURM -----
 
 SRUN = """#!{python}
@@ -206,8 +221,9 @@ common = {{"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(n), "SLURM_NTASKS":
            "SLURM_STEP_NODELIST": "node1", "SLURM_NNODES": "1", "SLURM_NODEID": "0"}}
 tasks = [subprocess.Popen(words, env=os.environ | common | {{"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)}})
          for i in range(n)]
-with open("{folder}/tasks", "w") as file:
+with open("{folder}/tasks.new", "w") as file:
     file.write(" ".join(str(task.pid) for task in tasks))
+os.replace("{folder}/tasks.new", "{folder}/tasks")
 sys.exit(max(task.wait() if task.returncode is None else task.returncode for task in tasks))
 """
 
@@ -267,18 +283,19 @@ def test_slurm_stops_saves_and_goes_on(place: Place, expected: dict[int, float])
 )
 def test_slurm_queue(place: Place, line: str, number: int | None, status: int, requeued: bool) -> None:
     """line: what each task does, at once or when SIGTERM comes."""
-    log = place.folder / "tasks_there"
-    log.unlink(missing_ok=True)
+    log, tasks = place.folder / "tasks_there", place.folder / "tasks"
+    for file in (log, tasks):
+        file.unlink(missing_ok=True)
     if number is not None:
         line = f"trap '{line}' TERM; echo there >> {log}; while :; do sleep 0.05; done"
     python = place.program("some_python", f"#!/bin/sh\n{line}\n")
     process = slurm(place, SLURM_JOB_ID="77", PYTHON=str(python))
     if number is not None:
         wait_until(lambda: log.exists() and log.read_text().count("there") == 2, process)
-        wait_until((place.folder / "tasks").exists, process)
+        wait_until(tasks.exists, process)
         process.send_signal(number)
         if number == signal.SIGTERM:  # SLURM tells the tasks too
-            for pid in (place.folder / "tasks").read_text().split():
+            for pid in tasks.read_text().split():
                 os.kill(int(pid), signal.SIGTERM)
     said, _ = process.communicate(timeout=SECONDS)
     assert process.returncode == status, said
