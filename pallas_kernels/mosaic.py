@@ -8,6 +8,7 @@ not know has a stand-in here, each with a note; docs/kernels/proof.md lists how 
     shared memory; layout: which thread's register holds which element of an array
 """
 
+import os
 from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import add
@@ -58,9 +59,12 @@ def kernel(
     maximum: legal where each is taken within a warp; lowering refuses the others then.
 
     grid: the last axis is CUDA's x and runs the fastest; the ones before it are y and z, where only 65,535 blocks fit,
-    so that a number that grows with the batch belongs last. Raises ValueError for more.
+    so that a number that grows with the batch belongs last. Raises ValueError for more, and RuntimeError where
+    interpreted warpgroups would wait for each other for ever.
     """
     _check_grid(name, grid, grid_names)
+    if interpret and warpgroups > 1:
+        _check_threads(name, warpgroups)
     body.__name__ = name
     return plgpu.kernel(
         body,
@@ -84,6 +88,24 @@ def _check_grid(name: str, grid: Sequence[int], grid_names: Sequence[str]) -> No
     for axis, (size, axis_name) in enumerate(zip(reversed(grid), reversed(grid_names), strict=True)):
         if size > LIMITS[axis]:
             raise ValueError(f"{name}: {size:,} blocks along {axis_name!r}; CUDA's grid has {LIMITS[axis]:,} there")
+
+
+def _check_threads(name: str, warpgroups: int) -> None:
+    """Refuse to interpret warpgroups in too few of XLA's threads: each waits in one, and so does the kernel itself."""
+    threads = _threads_of_xla()
+    if threads <= warpgroups:
+        raise RuntimeError(
+            f"{name}: to interpret {warpgroups} warpgroups XLA needs {warpgroups + 1} threads, and has {threads}: they "
+            "would wait for each other for ever; set NPROC=8 in the environment before Python starts"
+        )
+
+
+def _threads_of_xla() -> int:
+    """Return how many threads XLA computes with on a CPU: what the environment says, or the cores of this process."""
+    said = [os.environ[name] for name in ("PJRT_NPROC", "NPROC") if os.environ.get(name, "").isdecimal()]
+    if said:
+        return int(said[0])
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def round_up(number: int, multiple: int) -> int:

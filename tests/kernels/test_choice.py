@@ -1,6 +1,5 @@
 """What is chosen for which GPU, precision and option, and what is said of it."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Collection, Iterable
@@ -26,10 +25,9 @@ from llmc_jax.ops import attention
 from llmc_jax.ops.gelu import gelu_forward_in_product
 from pallas_kernels import tuning
 from tests.comparisons import gradient_errors
-from tests.kernels.whole_model import of_model
+from tests.kernels.test_whole_model import of_model
 
 ROOT = Path(__file__).resolve().parents[2]
-WHOLE_MODEL = Path(__file__).with_name("whole_model.py")
 MACHINES = {
     "CPU": Machine("cpu", "cpu"),
     "A100": Machine("gpu", "NVIDIA A100-SXM4-80GB", "8.0"),
@@ -394,12 +392,3 @@ def test_the_model_keeps_what_cudnn_s_backward_needs(recompute_blocks: int) -> N
     found, expected = (of_model(each, config, jnp.float32, 2, 7) for each in (execution, Execution()))
     errors = gradient_errors(found, expected, config)
     assert max(errors.values()) < 1e-5, errors
-
-
-@pytest.mark.slow
-def test_all_kernels_together() -> None:
-    """In a process with threads enough: interpreted kernels of several warpgroups wait for one another."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", str(WHOLE_MODEL)]
-    environment = dict(os.environ, JAX_PLATFORMS="cpu", PJRT_NPROC="8")
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-3000:]

@@ -1,4 +1,4 @@
-"""All kernels together, interpreted, give the model. Run by test_choice.py, in a process with threads enough."""
+"""All kernels together, interpreted, give the model."""
 
 from typing import Any
 
@@ -20,6 +20,8 @@ from llmc_jax.training.state import initial_state
 from llmc_jax.training.step import StepOptions, train_step
 from tests import plain_model
 from tests.comparisons import QUICK, gradient_errors, random_batch, step_numbers
+
+pytestmark = pytest.mark.slow
 
 
 def model_inputs(config: ModelConfig, B: int, T: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -114,6 +114,20 @@ def test_a_grid_that_cuda_would_not_launch_is_refused(grid: tuple[int, ...], axi
     mosaic._check_grid("some_kernel", largest, names)
 
 
+@pytest.mark.parametrize(("nproc", "pjrt_nproc", "threads"), [("", "", 2), ("8", "", 8), ("8", "3", 3)])
+def test_warpgroups_that_would_wait_for_ever_are_not_interpreted(
+    nproc: str, pjrt_nproc: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NPROC", nproc)
+    monkeypatch.setenv("PJRT_NPROC", pjrt_nproc)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
+    make = partial(mosaic.kernel, lambda *_: None, name="some_kernel", out_type=array(1), grid=(1,), grid_names=("a",))
+    make(warpgroups=threads - 1, interpret=True)
+    make(warpgroups=threads, interpret=False)
+    with pytest.raises(RuntimeError, match=rf"some_kernel: .* {threads} warpgroups .*has {threads}: .*NPROC=8"):
+        make(warpgroups=threads, interpret=True)
+
+
 # ----- registers ----------------------------------------------------------------------------------------------------
 
 

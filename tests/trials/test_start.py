@@ -101,7 +101,6 @@ def test_with_kernels(tmp_path: Path, said: list[str], monkeypatch: pytest.Monke
     tried += [Finding("gelu", "pallas", Variant(sizes=((name, 1024),))) for name in ("gelu_block", "no_such_size")]
     monkeypatch.setattr(candidates, "listed", lambda _: tried)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.setenv("PJRT_NPROC", "8")
     found = start.find_out(TINY, H200, seconds=300.0, say=said.append)
     assert found.complete and not found.notes
     assert [bool(each.problem) for each in found.found] == [False, False, False, True]
