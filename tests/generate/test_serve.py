@@ -377,10 +377,12 @@ def test_ctrl_c_ends_it_with_what_is_under_way() -> None:
 
     def browse(address: str) -> None:
         connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=10)
-        connection.request("POST", "/generate", b"{}", {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        found.append(response.readline())
-        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            connection.request("POST", "/generate", b"{}", {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            found.append(response.readline())
+        finally:  # nothing else ends the server
+            os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.05)
         gated.gate.release()
         with pytest.raises((http.client.IncompleteRead, ConnectionError)):

@@ -682,7 +682,9 @@ def test_a_run_whose_files_were_taken_away_ends_and_writes_nothing_there(
     run, there = tmp_path / "run", dict[str, Any]()
 
     def act() -> None:
+        end = time.monotonic() + 120
         while not (run / "DONE_00000004").exists():  # the save beside the steps comes to its end
+            assert time.monotonic() < end, "step 4 was not saved"
             time.sleep(0.01)
         away(run)
         there.update(snapshot(run) if run.exists() else {})
