@@ -27,7 +27,12 @@ for rank in "${!names[@]}"; do
     ${SSH:-ssh -tt} "${names[rank]}" "cd $(printf %q "$PWD") && exec env$variables$words" </dev/null &
     pids+=($!)
 done
-trap 'trap : INT TERM; kill -TERM "${pids[@]}"' INT TERM
+tell() { # once: a second signal would end train.py before it has saved
+    trap : INT TERM
+    sleep 1 # a process that has just been started would not hear it
+    kill -TERM "${pids[@]}"
+}
+trap tell INT TERM
 [ -z "$told" ] || kill -TERM $$
 
 status=0

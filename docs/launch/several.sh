@@ -14,6 +14,7 @@ n=${N:?"set N to the number of processes"}
 pids= told=
 tell() { # once: a second signal would end train.py before it has saved
     trap : INT TERM
+    sleep 1 # a process that has just been started would not hear it
     for pid in $pids; do kill -TERM "$pid" 2>/dev/null; done
 }
 trap told=1 INT TERM # while there may be one that is not yet known
