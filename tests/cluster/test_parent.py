@@ -339,7 +339,6 @@ def test_processes_that_do_not_fit_together_are_named(tmp_path: Path) -> None:
 
     def port_in_use() -> None:
         with socket.create_server(("127.0.0.1", 0)) as other:
-            other.settimeout(TOO_LONG)
             port = other.getsockname()[1]
             run = Run(tmp_path / "port", 2, address_folder="", port=port)
             run.start(0)

@@ -214,11 +214,11 @@ MOST = 2**31 - 1  # a prime
 def test_advice_for_the_largest_numbers_is_found_without_trying_each(
     devices: int, batch_size: int, advice: str
 ) -> None:
-    """Which would take minutes."""
-    given = {"devices": devices, "batch_size": batch_size}
-    (problem,) = problems_of(sequence_length=1, total_batch_size=MOST - 1, **given)
+    """Trying each would take minutes."""
+    changes = {"devices": devices, "batch_size": batch_size}
+    (problem,) = problems_of(sequence_length=1, total_batch_size=MOST - 1, **changes)
     assert advice in problem
-    (problem,) = problems_of(sequence_length=2, total_batch_size=MOST, **given)
+    (problem,) = problems_of(sequence_length=2, total_batch_size=MOST, **changes)
     assert problem.startswith(f"-d {MOST}: ") and "--devices" not in problem
 
 
