@@ -20,10 +20,10 @@ from llmc_jax.config.model import parse_descriptor
 from llmc_jax.data.tokenfile import write_token_file
 from llmc_jax.data.tokenizers import bytes_tokenizer, write_tokenizer_bin
 from llmc_jax.errors import InputError
+from llmc_jax.logs.files import read_metrics
 from llmc_jax.models.gpt2.init import random_parameters
 from llmc_jax.models.gpt2.tensors import tensor_specs
 from llmc_jax.run import begin, curves, prepare
-from llmc_jax.run.folder import read_metrics
 
 TINY = "L1-NH1-C16-V257-T16"
 
@@ -246,7 +246,8 @@ def test_a_bad_id_in_the_middle_keeps_what_was_learned(bench: Bench, monkeypatch
     assert "-i later.bin: token 700 (byte 2424) is id 400" in done.err
     steps = [each["step"] for each in events if each["event"] == "train"]
     assert steps == list(range(10))
-    assert events[-1] == {"event": "end", "step": 10, "outcome": "bad_input", "skipped": 0}
+    # 10 batches of 64
+    assert {"event": "end", "step": 10, "outcome": "bad_input", "skipped": 0}.items() <= events[-1].items()
     kept_at(10)
     assert "checkpoint:   run/state_00000010" in done.out.splitlines()
     assert store.open_checkpoint("run/state_00000010").stored["step"] == 10
@@ -309,7 +310,8 @@ def test_a_data_file_that_is_shortened(bench: Bench, monkeypatch: pytest.MonkeyP
         patch.setattr(begin, "announce", lambda *_: os.truncate("train.bin", 1024 + 2 * 700))
         done, events = broke(bench, *flags)
     assert f"train.bin: was shortened while it was being read: it had {len(whole)} bytes and has 2424 now" in done.err
-    assert events[-1] == {"event": "end", "step": 10, "outcome": "bad_input", "skipped": 0}  # 10 batches of 64
+    # 10 batches of 64
+    assert {"event": "end", "step": 10, "outcome": "bad_input", "skipped": 0}.items() <= events[-1].items()
     kept_at(10)
     again = bench.run("-o", "run", "-y", 1, *flags)
     assert again.code == 2 and "train.bin: truncated" in again.err
@@ -375,4 +377,4 @@ def test_a_full_disk_under_the_checkpoints(
         assert ("earlier checkpoints are unchanged" in done.out) == (every > 0)
     else:
         assert 2 <= steps <= 4 and 2 in failed
-    assert events[-1] == {"event": "end", "step": steps, "outcome": "bad_input", "skipped": 0}
+    assert {"event": "end", "step": steps, "outcome": "bad_input", "skipped": 0}.items() <= events[-1].items()

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import pytest
 
 from llmc_jax.checkpoint import store
-from llmc_jax.run.folder import KERNELS
+from llmc_jax.logs.files import KERNELS
 from tests.crash_points import (
     ERRORS,
     Copy,

@@ -21,6 +21,7 @@ ORDER = [
     "pictures",
     "rng",
     "config",
+    "logs",
     "machine",
     "cluster",
     "ops",
@@ -40,7 +41,8 @@ ORDER = [
     "cli",
 ]
 WITHOUT_JAX = (
-    "errors", "magics", "streams", "text", "files", "pictures", "rng", "config", "cluster", "data", "checkpoint", "cli",
+    "errors", "magics", "streams", "text", "files", "pictures", "rng", "config", "logs", "cluster", "data",
+    "checkpoint", "cli",
 )  # fmt: skip
 BUT = ("cli/kernels.py", "cli/profile.py")  # measuring is all they do
 AND = (

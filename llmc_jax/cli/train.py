@@ -87,7 +87,7 @@ def continued(given: Given) -> tuple[TrainConfig, list[str]]:
     if not config.reuse or not config.output_dir:
         return config, []
     from llmc_jax.checkpoint.reading import read_json_object  # here, because few command lines need them
-    from llmc_jax.run.folder import LARGEST, config_file
+    from llmc_jax.logs.files import LARGEST, config_file
 
     place = config_file(Path(config.output_dir))
     stored = None if place is None else read_json_object(place, LARGEST).get("options")

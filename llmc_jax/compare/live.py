@@ -1,7 +1,7 @@
 """A trainer of llm.c and ours on the same checkpoint, data and flags, one after the other: losses and time per step.
 
 The trainers are llm.c's train_gpt2 (CPU), train_gpt2fp32cu and train_gpt2cu, as built by whoever has them. Leaves out
-reading what they print (logfiles.py) and the sizes of differences (logs.py).
+reading what they print (logs/reading.py) and the sizes of differences (logs.py).
 """
 
 import argparse
@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import llmc_jax
 from llmc_jax.checkpoint.llmc import read_header
 from llmc_jax.compare import logs
-from llmc_jax.compare.logfiles import Log, read_log
 from llmc_jax.compare.report import Show
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import parse_args
@@ -28,6 +27,7 @@ from llmc_jax.config.train import AUTO_BATCH, OPTIONS
 from llmc_jax.data.tokenizers import write_tokenizer_bin
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import reason
+from llmc_jax.logs.reading import Log, read_log
 from llmc_jax.text import wrapped
 
 CPU, FP32, CUDA = "train_gpt2", "train_gpt2fp32cu", "train_gpt2cu"  # the names that llm.c's Makefile gives them

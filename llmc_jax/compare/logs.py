@@ -1,6 +1,6 @@
 """Several logs beside each other: losses by step, differences to the first log, where they part, speed.
 
-Reading them is in logfiles.py, the picture in picture.py. Knows no JAX.
+Reading them is in logs/reading.py, the picture in picture.py. Knows no JAX.
 """
 
 import argparse
@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from llmc_jax.compare import report
-from llmc_jax.compare.logfiles import Log, read_log
 from llmc_jax.compare.report import Show
 from llmc_jax.compare.tensors import tolerance_of
 from llmc_jax.errors import InputError
-from llmc_jax.run.curves import Curve, finite, moving_mean, window_of
+from llmc_jax.logs.curves import Curve, finite, moving_mean, window_of
+from llmc_jax.logs.reading import Log, read_log
 from llmc_jax.text import table, wrapped
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

@@ -10,20 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llmc_jax.compare.logfiles import Log
 from llmc_jax.compare.logs import LETTERS, TRAIN, Difference
+from llmc_jax.logs.curves import Curve, binned, finite, loss_range, smoothed, window_of
+from llmc_jax.logs.reading import Log
 from llmc_jax.pictures import PALETTE, save_figure
-from llmc_jax.run.curves import (
-    BASELINE,
-    Curve,
-    binned,
-    finite,
-    loss_range,
-    mark_outside,
-    show_range,
-    smoothed,
-    window_of,
-)
+from llmc_jax.run.curves import BASELINE, mark_outside, show_range
 
 STYLES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (6, 1.5, 1, 1.5)), (0, (1.5, 1)), (0, (6, 1.5, 1, 1.5, 1, 1.5)))
 MARKS = ("o", "s", "^", "D", "v", "P")

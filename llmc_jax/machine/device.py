@@ -57,6 +57,16 @@ def memory_stats() -> dict[str, int]:
     return first_device().memory_stats() or {}
 
 
+def memory_in_use(device: Device) -> int | None:
+    """Return the bytes that JAX has taken of the first GPU at most so far; on a CPU those of this process now."""
+    if device.platform != "cpu":
+        return memory_stats().get("peak_bytes_in_use")
+    import psutil  # here, because --help does without
+
+    rss: int = psutil.Process().memory_info().rss
+    return rss
+
+
 def full_memory(error: Exception) -> str | None:
     """Return what an error of JAX says of a device's memory that is full, on one line; None for any other error."""
     if "RESOURCE_EXHAUSTED" not in str(error):

@@ -4,18 +4,20 @@ Leaves out what is decided before anything is written (prepare.py).
 """
 
 import os
+import platform
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmc_jax.checkpoint.contents import Counters
 from llmc_jax.cluster.agreement import of_all, of_first
 from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
+from llmc_jax.logs.files import config_file, rank_log
 from llmc_jax.machine import jax_setup
 from llmc_jax.machine.gpus import peak_flops
 from llmc_jax.models.gpt2.tensors import num_parameters
@@ -29,14 +31,12 @@ from llmc_jax.run.folder import (
     RunLog,
     ShortLog,
     check_path,
-    config_file,
     config_record,
     create_run_folder,
     cut_logs,
     entered,
     leaving_nothing,
     locked,
-    rank_log,
     write_config,
 )
 from llmc_jax.run.prepare import Setup
@@ -171,7 +171,13 @@ def begun_log(setup: Setup, held: Held, made: list[Path]) -> RunLog:
             cut_logs(held.folder, where_logs_stay(setup))
         with ExitStack() as closing:
             log = closing.enter_context(RunLog(held.folder, check=held.check))
-            log.event(kind, step=step, steps=setup.steps, parameters=num_parameters(shape), config=record)
+            counts = {
+                "steps": setup.steps,
+                "parameters": num_parameters(shape),
+                "tokens_per_step": config.tokens_per_step,
+            }
+            own = {"rank": 0, "host": platform.node(), "pid": os.getpid()}
+            log.event(kind, step=step, **counts, **own, **utilization_facts(setup)._asdict(), config=record)
             if not is_first and config.max_steps != 0:
                 write_config(held.folder, record, kernels)
             closing.pop_all()
@@ -214,15 +220,28 @@ def announce(setup: Setup, folder: Path, console: Console, log: RunLog) -> None:
             console.note(f"bigram baseline: {corpus.bigram_nats:.3f} nats (each byte guessed from the one before)")
 
 
-def new_console(setup: Setup, output: Output) -> Console:
-    """Return the screen of the run; after a resume the first step from there has its line."""
-    config, precision = setup.config, setup.plan.product_precision
+class UtilizationFacts(NamedTuple):
+    """What tells how well a run uses its devices, at a speed."""
+
+    flops_per_token: float
+    peak_flops: float | None  # FLOP/s of all devices together; None where it is not known
+    precision: str  # of the matrix products, whose peak it is
+
+
+def utilization_facts(setup: Setup) -> UtilizationFacts:
+    """Return what the model takes per token, and what the devices can do at most."""
+    precision = setup.plan.product_precision
     of_one = None if setup.device.platform == "cpu" else peak_flops(setup.device.kind, precision)
     peak = None if of_one is None else of_one * setup.plan.parallel.devices
-    per_token = flops_per_token(setup.model, config.sequence_length)
+    return UtilizationFacts(flops_per_token(setup.model, setup.config.sequence_length), peak, precision)
+
+
+def new_console(setup: Setup, output: Output) -> Console:
+    """Return the screen of the run; after a resume the first step from there has its line."""
+    config, facts = setup.config, utilization_facts(setup)
 
     def utilization(tokens_per_second: float) -> str:
-        return utilization_text(per_token * tokens_per_second, peak, precision)
+        return utilization_text(facts.flops_per_token * tokens_per_second, facts.peak_flops, facts.precision)
 
     scores = bool(config.skip_loss_z or config.skip_norm_z)
     first = first_step(setup)

@@ -19,6 +19,7 @@ class StepFigures(NamedTuple):
     loss_scale: float | None = None  # None where the loss is not scaled
     z_loss: float | None = None  # the loss among the last 128, in standard deviations; None until there are so many
     z_norm: float | None = None  # the norm likewise
+    memory: int | None = None  # bytes: the most so far on the first GPU; on a CPU, of this process now
 
     def known(self) -> dict[str, Any]:
         """Return the figures that there are, by name."""

@@ -23,19 +23,9 @@ from typing import Any, NamedTuple
 from llmc_jax.config.options import show_value
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import complete_file, leads_to, path_of, plain, reason, sync, try_lock, write_atomic
+from llmc_jax.logs.files import CONFIG, KERNELS, MAIN_LOG, METRICS, SAMPLES, parse_event, rank_log, read_bytes
 from llmc_jax.machine.versions import git_state, versions
 from llmc_jax.run.figures import StepFigures
-
-MAIN_LOG = "main.log"
-METRICS = "metrics.jsonl"
-SAMPLES = "samples.txt"
-CONFIG = "config.json"
-KERNELS = "kernels.json"  # which implementation of each operation the run has
-LARGEST = 1 << 24  # bytes that the last two are read up to
-
-# JSON has no number for these; they are written as strings and read back as floats, in the fields that hold numbers
-NON_FINITE = ("nan", "inf", "-inf")
-NUMBER_FIELDS = frozenset({"loss", "norm", "lr", "ms", "tokens_per_second"})
 
 
 def check_path(output_dir: str) -> None:
@@ -211,7 +201,7 @@ def _rewrite(path: Path, what: Callable[[bytes], tuple[str, int]], kept: Kept | 
     """
     if not os.path.isfile(path):
         return None
-    before = _read(path)
+    before = read_bytes(path)
     *lines, _torn = before.split(b"\n")
     lines = [line for line in lines if kept is not None and kept.has(*what(line))]
     after = b"".join(line + b"\n" for line in lines)
@@ -238,13 +228,6 @@ def _event_step(line: bytes) -> tuple[str, int]:
     if not isinstance(kind, str) or not isinstance(step, int):
         return "", 0
     return ("train" if kind == "gpu" else kind), step
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: cannot read it: {reason(error)}") from error
 
 
 def _sample_text(step: int, text: str, tokens: int) -> str:
@@ -288,8 +271,12 @@ class RunLog:
         self.event("sample", step=step, tokens=tokens, text=text)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Write any other event (start, end, checkpoint, stop …) as one line of metrics.jsonl."""
-        self._write(METRICS, json.dumps(plain({"event": kind, **fields}), allow_nan=False) + "\n")
+        """Write any other event (start, end, checkpoint, stop …) as one line of metrics.jsonl.
+
+        Its last field is the time, in seconds since 1970.
+        """
+        timed = plain({"event": kind, **fields, "time": round(time.time(), 3)})
+        self._write(METRICS, json.dumps(timed, allow_nan=False) + "\n")
 
     def _write(self, name: str, text: str) -> None:
         """Append whole lines to a file; what this returned from has left the process."""
@@ -347,11 +334,6 @@ class ShortLog(RunLog):
         """Write nothing: process 0 does."""
 
 
-def rank_log(folder: Path, rank: int) -> Path:
-    """Return the log of one of several processes: of the first one metrics.jsonl, of another one rank_%05d.jsonl."""
-    return folder / (f"rank_{rank:05d}.jsonl" if rank else METRICS)
-
-
 def _opened(path: Path) -> FileIO:
     """Open a file to append to it; a pipe that nobody reads is an error, where it would else wait."""
     try:
@@ -360,30 +342,6 @@ def _opened(path: Path) -> FileIO:
         raise InputError(f"{path}: cannot open it for writing: {error.strerror}") from error
     os.set_blocking(file.fileno(), True)
     return file
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the events of a metrics.jsonl, in order; non-finite losses and norms come back as floats.
-
-    A last line without its newline is dropped: the run was killed while it wrote.
-    Raises FormatError for any other line that is not a JSON object, InputError if the file cannot be read.
-    """
-    *lines, _torn = _read(path).split(b"\n")
-    return [parse_event(f"{path}: line {number}", line) for number, line in enumerate(lines, start=1)]
-
-
-def parse_event(where: str, line: bytes) -> dict[str, Any]:
-    """Return a line of a metrics.jsonl. where: what an error names. Raises FormatError if it is not a JSON object."""
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        event = None
-    if not isinstance(event, dict):
-        raise FormatError(f"{where} is not a JSON object; expected one event a line")
-    for key in NUMBER_FIELDS & event.keys():
-        if event[key] in NON_FINITE:
-            event[key] = float(event[key])
-    return event
 
 
 # ----- the configuration ----------------------------------------------------------------------------------------------
@@ -421,13 +379,3 @@ def write_config(folder: Path, record: Mapping[str, Any], kernels: Mapping[str, 
                 complete.enter_context(complete_file(path)).write_bytes(words.encode())
     except OSError as error:
         raise InputError(f"{path}: cannot write it: {reason(error)}") from error
-
-
-def config_file(folder: Path) -> Path | None:
-    """Return the file with the `config_record` of a run's last start; None where no run of ours was.
-
-    Earlier versions moved the one before aside, as config-1.json, config-2.json, …, and could be killed right then.
-    """
-    aside = [path for path in folder.glob("config-*.json") if re.fullmatch(r"config-[1-9][0-9]{0,8}", path.stem)]
-    newest_first = sorted(aside, key=lambda path: int(path.stem.removeprefix("config-")), reverse=True)
-    return next((path for path in [folder / CONFIG, *newest_first] if path.is_file()), None)

@@ -25,7 +25,7 @@ from llmc_jax.config.checks import devices_of_each
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.machine import compiling, jax_setup
-from llmc_jax.machine.device import full_memory
+from llmc_jax.machine.device import full_memory, memory_in_use
 from llmc_jax.machine.nvml import gpu_line, gpu_numbers
 from llmc_jax.plan.fits import DoesNotFit, check_program, refusal, room
 from llmc_jax.plan.memory import computed
@@ -237,6 +237,7 @@ def figures_of(setup: Setup, progress: Progress, result: Result) -> StepFigures:
         loss_scale=metrics.loss_scale if setup.plan.dtype == "fp16" else None,
         z_loss=None if math.isnan(metrics.z_loss) else metrics.z_loss,
         z_norm=None if math.isnan(metrics.z_norm) else metrics.z_norm,
+        memory=memory_in_use(setup.device),
     )
 
 

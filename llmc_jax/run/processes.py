@@ -22,7 +22,7 @@ from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.corpora import stdlib_corpus
 from llmc_jax.data.tokenfile import expand_pattern
-from llmc_jax.run.folder import config_file
+from llmc_jax.logs.files import config_file
 from llmc_jax.training.parallel.placement import Placement
 from llmc_jax.trials.card import find_card, seen_gpus
 

@@ -26,10 +26,10 @@ from llmc_jax.config.options import show_value
 from llmc_jax.config.train import ATTENTIONS, AUTO_BATCH, BY_NAME, OPTIONS, PROCESSES, TrainConfig, differing
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.kernels import record
+from llmc_jax.logs.files import KERNELS, LARGEST, MAIN_LOG, config_file
 from llmc_jax.machine.device import Device
 from llmc_jax.machine.versions import git_state, versions
 from llmc_jax.plan.plan import Plan, Repeat, parallel_of
-from llmc_jax.run.folder import KERNELS, LARGEST, MAIN_LOG, config_file
 from llmc_jax.training.parallel.stage import Parallel
 
 # Options whose value must be the one that the checkpoint was made with.

@@ -48,7 +48,7 @@ def work(group: worker.Group, told: dict[str, Any]) -> None:
     if told.get("heeds_signals", True):
         signal.signal(signal.SIGTERM, lambda *_: os._exit(130) if stop.is_set() else stop.set())
     if told.get("folder"):
-        from llmc_jax.run.folder import rank_log  # here, because most of these workers do without
+        from llmc_jax.logs.files import rank_log  # here, because most of these workers do without
 
         group.folder(told["folder"], str(rank_log(Path(told["folder"]), group.rank)))
     facts = group.meet("facts", {"rank": group.rank, "words": "ä" * 1000})

@@ -16,11 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.cli.compare import DIFFERS, main
-from llmc_jax.compare import logfiles, logs
-from llmc_jax.compare.logfiles import Log, read_log
+from llmc_jax.compare import logs
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import plain
-from llmc_jax.run.curves import Curve
+from llmc_jax.logs import reading
+from llmc_jax.logs.curves import Curve
+from llmc_jax.logs.reading import Log, read_log
 from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.folder import RunLog
 
@@ -251,7 +252,7 @@ def test_what_is_no_log(name: str, tmp_path: Path) -> None:
 
 
 def test_lines_without_end_take_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logfiles, "LONGEST_LINE", 1 << 12)
+    monkeypatch.setattr(reading, "LONGEST_LINE", 1 << 12)
     rubbish = b"x" * (1 << 23)
     text = written(tmp_path / "log", b"s:0 trl:4.0\n" + rubbish + b"\ns:1 trl:3.0\n" + rubbish)
     tracemalloc.start()
@@ -265,7 +266,7 @@ def test_lines_without_end_take_no_memory(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_large_file_of_something_else_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logfiles, "NOTHING_FOUND", 1 << 12)
+    monkeypatch.setattr(reading, "NOTHING_FOUND", 1 << 12)
     data = b"once upon a time\n" * 1000
     with pytest.raises(FormatError, match="no losses in it"):
         read_log(written(tmp_path / "log", data + b"s:0 trl:1.0\n"))

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
+from llmc_jax.logs.curves import Curve, binned, curve, loss_range, smoothed, window_of
 from llmc_jax.run import curves
-from llmc_jax.run.curves import Curve, binned, curve, draw_curves, loss_range, smoothed, window_of
+from llmc_jax.run.curves import draw_curves
 
 VALUES = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=300)
 

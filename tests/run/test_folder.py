@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -19,18 +20,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.errors import FormatError, InputError
+from llmc_jax.logs.files import config_file, read_metrics
 from llmc_jax.run.figures import StepFigures
-from llmc_jax.run.folder import (
-    Kept,
-    RunLog,
-    config_file,
-    config_record,
-    create_run_folder,
-    cut_logs,
-    locked,
-    read_metrics,
-    write_config,
-)
+from llmc_jax.run.folder import Kept, RunLog, config_record, create_run_folder, cut_logs, locked, write_config
 
 ROOT = Path(__file__).resolve().parents[2]
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # however busy the machine is
@@ -44,6 +36,14 @@ def _log(folder: Path) -> RunLog:
 def _train(log: RunLog, step: int, loss: Any = 4.0, **changes: Any) -> None:
     figures = StepFigures(step, loss, norm=1.0, lr=1e-4, ms=12.5, tokens_per_second=5e3, tokens=(step + 1) * 256)
     log.train(figures._replace(**changes))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_clock() -> Iterator[None]:
+    """Two runs of these tests are one moment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: 0.0)
+        yield
 
 
 # ---- the folder
@@ -128,12 +128,13 @@ def test_events_are_written_before_the_log_is_closed(tmp_path: Path) -> None:
         _train(log, 0, loss=5.25)
         log.sample(1, "def f():\n    \x1b", tokens=64)
         step = {"loss": 5.25, "norm": 1.0, "lr": 1e-4, "ms": 12.5, "tokens_per_second": 5e3, "skipped": False}
-        assert read_metrics(tmp_path / "metrics.jsonl") == [
+        expected = [
             {"event": "start", "tokens": 0},
             {"event": "val", "step": 0, "loss": 5.5, "batches": 3},
             {"event": "train", "step": 0, **step, "tokens": 256},
             {"event": "sample", "step": 1, "tokens": 64, "text": "def f():\n    \x1b"},
         ]
+        assert read_metrics(tmp_path / "metrics.jsonl") == [{**each, "time": 0.0} for each in expected]
         assert (tmp_path / "samples.txt").read_text() == "step 1, 64 tokens\n---\ndef f():\n    \x1b\n---\n"
 
 

@@ -23,11 +23,12 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.data.loader import TokenLoader
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.kernels import choice, record
+from llmc_jax.logs.files import KERNELS
 from llmc_jax.models.gpt2.tensors import views
 from llmc_jax.plan.plan import Plan
 from llmc_jax.run import curves
 from llmc_jax.run.figures import StepFigures
-from llmc_jax.run.folder import KERNELS, RunLog, locked
+from llmc_jax.run.folder import RunLog, locked
 from llmc_jax.run.resume import check_fits, find_earlier, repeated
 from tests.same_run import Result, arrays, check_same, events, healthy, leftovers, steps_of, write_shards
 from tests.states import joined, unpack_format_1

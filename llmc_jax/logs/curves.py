@@ -1,0 +1,119 @@
+"""Values over steps: read out of a run's events, averaged, and thinned for drawing. Leaves out the drawing."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+BINS = 1000  # longer curves are drawn as this many bins with their mean, least and greatest: about one per pixel
+SMOOTHING = 50  # the smooth curve averages over one part in this many of the run
+SPIKES = 0.005  # the part of the steps that may lie above the picture, so that a few spikes do not flatten the rest
+LARGEST = 1e6  # times the median: larger values count as this in averages, whose running sums they would spoil
+
+
+class Curve(NamedTuple):
+    """Values over steps, each step once and in order."""
+
+    steps: np.ndarray  # (n,) int64
+    values: np.ndarray  # (n,) float64
+
+    def at(self, places: Any) -> "Curve":
+        """Return the points at some places: a mask, or a slice."""
+        return Curve(self.steps[places], self.values[places])
+
+
+class Bins(NamedTuple):
+    """A curve for drawing: one point per bin."""
+
+    steps: np.ndarray  # mean step of the bin
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+def curve(metrics: Sequence[Mapping[str, Any]], event: str, field: str) -> Curve:
+    """Return the values of one field of one kind of event. A step logged again (after a resume) counts once, last."""
+    last = {row["step"]: row[field] for row in metrics if row["event"] == event and row.get(field) is not None}
+    steps = np.array(sorted(last), dtype=np.int64)
+    return Curve(steps, np.array([last[step] for step in steps.tolist()], dtype=np.float64))
+
+
+def finite(c: Curve) -> Curve:
+    """Return the curve without infinities and NaNs."""
+    return c.at(np.isfinite(c.values))
+
+
+def binned(c: Curve, bins: int = BINS) -> Bins:
+    """Gather runs of consecutive points into at most `bins` bins of equal count; short curves stay as they are."""
+    edges = np.linspace(0, len(c.steps), min(bins, len(c.steps)) + 1).astype(np.int64)
+    starts, counts = edges[:-1], np.diff(edges)
+    return Bins(
+        steps=np.add.reduceat(c.steps.astype(np.float64), starts) / counts,
+        mean=np.add.reduceat(c.values, starts) / counts,
+        low=np.minimum.reduceat(c.values, starts),
+        high=np.maximum.reduceat(c.values, starts),
+    )
+
+
+def window_of(count: int) -> int:
+    """Return how many points, an odd number, a curve of `count` points is averaged over: about one in SMOOTHING."""
+    return count // SMOOTHING | 1
+
+
+def moving_mean(values: np.ndarray, window: int) -> np.ndarray:
+    """Return the mean of the finite values among the `window` (odd) round each point: at the ends of those there are.
+
+    Of a window of one, the values themselves. NaN where no value of a window is finite.
+    """
+    if window == 1:
+        return values
+    half, count = window // 2, len(values)
+    good = np.isfinite(values)
+    bound = LARGEST * max(1.0, float(np.median(np.abs(values[good]))) if good.any() else 0.0)
+    bounded = np.clip(np.where(good, values, 0.0), -bound, bound)
+    low, high = np.maximum(np.arange(count) - half, 0), np.minimum(np.arange(count) + half + 1, count)
+    totals, counts = (np.concatenate([[0.0], np.cumsum(each)]) for each in (bounded, good))
+    inside = counts[high] - counts[low]
+    return np.where(inside > 0, (totals[high] - totals[low]) / np.maximum(inside, 1), np.nan)
+
+
+def smoothed(c: Curve, window: int) -> Curve:
+    """Return the mean of `window` points, an odd number, at the middle one of them: no lag.
+
+    Every mean is one of so many points: the curve begins half a window behind the first and ends as far before the
+    last.
+    """
+    half, count = window // 2, len(c.steps)
+    full = slice(half, max(half, count - half))
+    return Curve(c.steps[full], moving_mean(c.values, window)[full])
+
+
+class LossRange(NamedTuple):
+    """The losses that a picture shows."""
+
+    low: float
+    high: float
+    log: bool  # the axis is logarithmic
+
+
+def loss_range(training: Sequence[Curve], others: Sequence[np.ndarray]) -> LossRange | None:
+    """Choose the range of a loss axis; None where no value is finite.
+
+    All of `others` lie within, and of each training curve the first loss and all but SPIKES, the largest. Where the
+    loss halves or more the axis is logarithmic, or the first steps would leave no room for the others.
+    """
+    shown = [each[np.isfinite(each)] for each in others]
+    for each in training:
+        values = finite(each).values
+        if len(values):
+            # higher: between two values it would cut off the larger one, however few there are
+            shown += [np.quantile(values, [0.0, 1 - SPIKES], method="higher"), values[:1]]
+    values = np.concatenate(shown) if shown else np.zeros(0)
+    if not len(values):
+        return None
+    low, high = float(values.min()), float(values.max())
+    if low > 1e-9 and high / low >= 2:  # from nothing, no logarithm would leave the rest any room
+        margin = (high / low) ** 0.06
+        return LossRange(low / margin, high * margin, log=True)
+    margin = 0.06 * (high - low) or max(0.5, 0.06 * abs(high))
+    return LossRange(low - margin, high + margin, log=False)
