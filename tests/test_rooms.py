@@ -37,12 +37,13 @@ ORDER = [
     "run",
     "profile",
     "compare",
+    "report",
     "library",
     "cli",
 ]
 WITHOUT_JAX = (
     "errors", "magics", "streams", "text", "files", "pictures", "rng", "config", "logs", "cluster", "data",
-    "checkpoint", "cli",
+    "checkpoint", "report", "cli",
 )  # fmt: skip
 BUT = ("cli/kernels.py", "cli/profile.py")  # measuring is all they do
 AND = (

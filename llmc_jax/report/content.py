@@ -1,0 +1,158 @@
+"""What a page contains, as plain data: runs with their curves, samples and events, panels, differences.
+
+`to_json` gives what page.html draws. Leaves out gathering it (gather.py) and drawing it (page.py).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class X:
+    """Where points lie, by each of the axes; None where a run does not say it."""
+
+    step: np.ndarray  # (n,) int64
+    tokens: np.ndarray | None  # (n,) float64, seen by then
+    time: np.ndarray | None  # (n,) float64, seconds since the run's first start
+
+
+@dataclass(frozen=True)
+class Points:
+    """Values at places, in the order of steps."""
+
+    x: X
+    y: np.ndarray  # (n,) float64
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One figure of a run over its steps."""
+
+    x: X
+    y: np.ndarray  # (n,) float64: points that were logged, thinned so that extremes stay
+    count: int  # of points that were logged
+    mean: Points | None  # means of bins of equal count, which smoothing works on; None where nothing was thinned
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a run is, or how it ended."""
+
+    state: str  # running, done, stopped, diverged, bad_input, died, unknown
+    step: int | None  # steps made so far
+    steps: int | None  # that were planned
+    last: float | None  # time of the last event, in seconds since 1970
+    seconds_left: float | None
+    words: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a model wrote before a step. Its text may hold anything."""
+
+    step: int
+    tokens: int | None  # that it has
+    text: str
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a run."""
+
+    kind: str  # as metrics.jsonl has it; skipped: steps without an update, gathered
+    step: int
+    tokens: float | None
+    time: float | None  # as X has it
+    words: str
+
+
+Rows = list[tuple[str, str]]  # name and value, as shown
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, or one log of another program."""
+
+    name: str
+    path: str
+    kind: str  # what it was read from
+    status: Status
+    clock: str | None  # what X.time is: wall (from the events' times), steps (the sum of the steps' times); None
+    summary: Rows
+    facts: list[tuple[str, Rows]]  # by group
+    curves: Mapping[str, Curve]  # by key, as panels name them
+    samples: list[Sample]
+    events: list[Event]
+    notes: list[str]  # what could not be read, or is not as it seems
+
+
+@dataclass(frozen=True)
+class PanelCurve:
+    """A curve that a panel has of every run."""
+
+    key: str
+    label: str
+    mark: str  # line, points
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart."""
+
+    key: str
+    title: str
+    unit: str
+    log: bool  # may be shown on a logarithmic axis
+    curves: list[PanelCurve]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A setting in which runs differ."""
+
+    group: str
+    name: str
+    values: list[str]  # of each run; empty where it has none
+
+
+@dataclass(frozen=True)
+class Differences:
+    """All settings in which runs differ."""
+
+    names: list[str]  # of the runs
+    rows: list[Difference]
+
+
+@dataclass(frozen=True)
+class Content:
+    """All that a page shows."""
+
+    title: str
+    made: float  # seconds since 1970
+    version: str  # of llmc-jax
+    runs: list[Run]
+    panels: list[Panel]  # those that have data
+    differences: Differences | None  # None for one run
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON can hold it: numbers that are not finite are the strings nan, inf and -inf."""
+        shown: dict[str, Any] = plain(self)
+        return shown
+
+
+def plain(value: Any) -> Any:
+    """Return dataclasses, arrays and tuples as dicts and lists."""
+    if is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, np.ndarray):
+        numbers = value.tolist()
+        return numbers if np.isfinite(value).all() else [plain(number) for number in numbers]
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
