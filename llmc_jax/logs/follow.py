@@ -1,0 +1,100 @@
+"""The events of a run that goes on, as they are written. Leaves out what they mean."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from llmc_jax.errors import FormatError, InputError
+from llmc_jax.files import reason
+from llmc_jax.logs.files import parse_event
+
+AT_ONCE = 1 << 22  # bytes that one reading takes, about 14,000 steps; a longer line is left out
+ANCHOR = 256  # bytes before the place that was read up to: where they have changed, it is another file
+
+
+class Follower:
+    """Reads a metrics.jsonl that grows, a piece at a time and in bounded memory.
+
+    A line counts once it has its end. Where the file was cut back, or a resume has put another in its place, reading
+    begins again with its first line. It holds no file open between two readings.
+    """
+
+    def __init__(self, path: str | Path, start: int = 0) -> None:
+        """Follow a file that need not be there yet. start: bytes to pass over, at whose end a line begins."""
+        self.path = Path(path)
+        self.place = start  # bytes read so far, whole lines
+        self.begun = 1  # times that it began with the first line: who keeps what was read drops it when this grows
+        self.damaged = 0  # lines left out since then: no event, or longer than any
+        self.behind = False  # the last reading has not come to the file's end
+        self._anchor = b""
+        self._inside = False  # the place is inside a line that is too long
+
+    def new(self) -> list[dict[str, Any]]:
+        """Return the events since the last call, as `read_metrics` has them, of at most AT_ONCE bytes.
+
+        Nothing where there is no file now. Raises InputError where it cannot be read.
+        """
+        try:
+            data = self._read()
+        except FileNotFoundError:
+            self.behind = False
+            return []
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot read it: {reason(error)}") from error
+        self.behind = len(data) == AT_ONCE
+        return self._events(self._whole_lines(data))
+
+    def _read(self) -> bytes:
+        """Return what follows the place, from the beginning where what lies before it has changed."""
+        with open(self.path, "rb", buffering=0, opener=_open_at_once) as file:
+            file.seek(self.place - len(self._anchor))
+            if file.read(len(self._anchor)) != self._anchor or file.seek(0, 2) < self.place:
+                self.place, self._anchor, self._inside = 0, b"", False
+                self.begun, self.damaged = self.begun + 1, 0
+            file.seek(self.place)
+            return _read_up_to(file, AT_ONCE)
+
+    def _whole_lines(self, data: bytes) -> bytes:
+        """Move the place behind the last whole line of what was read, and return all of these."""
+        end = data.rfind(b"\n") + 1
+        if not end and self.behind:  # one line, longer than all that is read at once: it is passed over in pieces
+            self._move(data)
+            self.damaged += not self._inside
+            self._inside = True
+            return b""
+        lines = data[:end]
+        self._move(lines)
+        begin = lines.find(b"\n") + 1 if self._inside else 0
+        self._inside &= not end
+        return lines[begin:]
+
+    def _move(self, data: bytes) -> None:
+        self.place += len(data)
+        self._anchor = (self._anchor + data[-ANCHOR:])[-ANCHOR:]
+
+    def _events(self, lines: bytes) -> list[dict[str, Any]]:
+        found = [_event(line) for line in lines.split(b"\n")[:-1]]
+        events = [event for event in found if event is not None]
+        self.damaged += len(found) - len(events)
+        return events
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = parse_event("", line)
+    except FormatError:
+        return None
+    return event if isinstance(event.get("event"), str) else None
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; a pipe without a writer would else be waited for."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _read_up_to(file: Any, count: int) -> bytes:
+    pieces = []
+    while count and (piece := file.read(count)):
+        pieces.append(piece)
+        count -= len(piece)
+    return b"".join(pieces)
