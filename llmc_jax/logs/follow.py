@@ -1,8 +1,9 @@
 """The events of a run that goes on, as they are written. Leaves out what they mean."""
 
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import reason
@@ -98,3 +99,82 @@ def _read_up_to(file: Any, count: int) -> bytes:
         pieces.append(piece)
         count -= len(piece)
     return b"".join(pieces)
+
+
+# ----- the newest events of a long file -----------------------------------------------------------------------------
+
+TAIL = 1 << 16  # bytes at the end that are read as they stand, about 200 steps
+STARTS = ("start", "resume")
+
+
+class Recent(NamedTuple):
+    """The newest events of a metrics.jsonl, in order, and up to where it was read: a Follower's start."""
+
+    events: list[dict[str, Any]]
+    place: int = 0
+
+
+def recent(path: str | Path, kinds: Iterable[str] = ()) -> Recent:
+    """Return the last start or resume, the last event of each kind since then, and the last TAIL bytes' events.
+
+    Nothing where there is no file. Other lines are passed over and not parsed, so that a long file takes little time.
+    Raises InputError where it cannot be read.
+    """
+    try:
+        with open(path, "rb", buffering=0, opener=_open_at_once) as file:
+            end, lines = _lines_backwards(file)
+            events = [_event(line) for line in _chosen(lines, kinds)]
+    except FileNotFoundError:
+        return Recent([])
+    except OSError as error:
+        raise InputError(f"{path}: cannot read it: {reason(error)}") from error
+    return Recent([event for event in reversed(events) if event is not None], end)
+
+
+def _chosen(lines: Iterable[bytes], kinds: Iterable[str]) -> Iterator[bytes]:
+    """Yield of the lines, the last one first, those that `recent` returns."""
+    starts = {_beginning(kind) for kind in STARTS}
+    missing, room = {_beginning(kind) for kind in kinds} | starts, TAIL
+    for line in lines:
+        head = line[: line.find(b",")]
+        if room > 0 or head in missing:
+            yield line
+        if head in starts:
+            return
+        missing.discard(head)
+        room -= len(line)
+
+
+def _beginning(kind: str) -> bytes:
+    """Return how the line of an event of a kind begins, as run/folder.py writes it."""
+    return b'{"event": "%s"' % kind.encode()
+
+
+def _lines_backwards(file: Any) -> tuple[int, Iterator[bytes]]:
+    """Return where the last whole line of a file ends, and the whole lines, the last one first."""
+    size = place = file.seek(0, 2)
+    torn = 0  # bytes of the last line, which has no end
+    while place:
+        place = max(0, place - TAIL)
+        file.seek(place)
+        data = _read_up_to(file, TAIL)
+        if b"\n" in data:
+            torn = size - place - data.rfind(b"\n") - 1
+            break
+    else:
+        torn = size
+    return size - torn, _before(file, size - torn)
+
+
+def _before(file: Any, end: int) -> Iterator[bytes]:
+    """Yield the lines before a place that a line ends at, the last one first; not those longer than AT_ONCE."""
+    rest = b""  # the end of a line whose beginning is in the piece before
+    place = end - 1 if end else 0  # without the last newline: each line's end is then the next one's beginning
+    while place:
+        begin = max(0, place - TAIL)
+        file.seek(begin)
+        first, *lines = (_read_up_to(file, place - begin) + rest).split(b"\n")
+        yield from reversed(lines)
+        rest, place = first[-AT_ONCE:], begin
+    if end:
+        yield rest

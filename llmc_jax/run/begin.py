@@ -4,7 +4,6 @@ Leaves out what is decided before anything is written (prepare.py).
 """
 
 import os
-import platform
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -18,6 +17,7 @@ from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.logs.files import config_file, rank_log
+from llmc_jax.logs.state import own_process
 from llmc_jax.machine import jax_setup
 from llmc_jax.machine.gpus import peak_flops
 from llmc_jax.models.gpt2.tensors import num_parameters
@@ -176,8 +176,8 @@ def begun_log(setup: Setup, held: Held, made: list[Path]) -> RunLog:
                 "parameters": num_parameters(shape),
                 "tokens_per_step": config.tokens_per_step,
             }
-            own = {"rank": 0, "host": platform.node(), "pid": os.getpid()}
-            log.event(kind, step=step, **counts, **own, **utilization_facts(setup)._asdict(), config=record)
+            facts = {"rank": 0, **own_process(), **utilization_facts(setup)._asdict()}
+            log.event(kind, step=step, **counts, **facts, config=record)
             if not is_first and config.max_steps != 0:
                 write_config(held.folder, record, kernels)
             closing.pop_all()

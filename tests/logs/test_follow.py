@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llmc_jax.errors import InputError
 from llmc_jax.logs import follow
 from llmc_jax.logs.files import read_metrics
-from llmc_jax.logs.follow import Follower
+from llmc_jax.logs.follow import Follower, Recent, recent
 
 
 def line(step: int, **more: object) -> bytes:
@@ -139,3 +139,48 @@ def test_what_cannot_be_read_is_bad_input_and_nothing_is_waited_for(path: Path) 
     os.mkfifo(path)
     with pytest.raises(InputError, match=r"metrics\.jsonl: cannot read"):
         Follower(path).new()
+
+
+# ---- the newest events
+
+
+def start(kind: str = "start", step: int = 0) -> bytes:
+    return json.dumps({"event": kind, "step": step}).encode() + b"\n"
+
+
+def shown(found: Recent) -> list[tuple[str, int]]:
+    return [(event["event"], event["step"]) for event in found.events]
+
+
+def test_the_newest_events_begin_with_the_last_start(path: Path) -> None:
+    assert recent(path) == Recent([])
+    path.write_bytes(start() + line(0) + line(1) + start("resume", 2) + line(2) + line(3)[:5])
+    found = recent(path)
+    assert shown(found) == [("resume", 2), ("train", 2)] and found.place == path.stat().st_size - 5
+    follower = Follower(path, found.place)
+    with path.open("ab") as file:
+        file.write(line(3)[5:])
+    assert steps(follower) == [3] and follower.begun == 1
+
+
+def test_of_a_long_file_the_last_of_each_kind_are_found(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "TAIL", 300)
+    val = line(0).replace(b"train", b"val")
+    path.write_bytes(start() + val + line(0) + val.replace(b"0", b"7") + b"".join(map(line, range(1, 90))))
+    found = shown(recent(path, ["val", "sample"]))
+    assert found[:2] == [("start", 0), ("val", 7)] and found[2:] == [
+        ("train", n) for n in range(90 - len(found) + 2, 90)
+    ]
+    assert len(found) < 20
+
+
+@given(st.lists(st.sampled_from([b"", b"x" * 40, line(5), start(), start("resume")])), st.binary(max_size=20))
+def test_the_newest_events_are_those_after_the_last_start(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], rest: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
+    path.write_bytes(b"".join(each if each.endswith(b"\n") else each + b"\n" for each in lines) + rest)
+    events, found = Follower(path).new(), recent(path)
+    first = max((at for at, event in enumerate(events) if event["event"] in ("start", "resume")), default=0)
+    assert found.events == events[first:]
+    assert path.read_bytes()[: found.place].count(b"\n") == path.read_bytes().count(b"\n")

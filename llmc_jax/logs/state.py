@@ -1,0 +1,180 @@
+"""The state of a run, told from what it wrote: it goes on, it has ended, it died.
+
+A run's lock is never asked for: the question alone could keep a run from starting.
+"""
+
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llmc_jax.logs.files import METRICS
+from llmc_jax.logs.follow import STARTS, recent
+
+RUNNING, DIED, UNKNOWN = "running", "died", "unknown"  # beside the outcomes that an `end` has: done, stopped, …
+SILENCE = 60.0  # seconds without an event that say nothing of any run
+COMPILING = 600.0  # and before its first step
+PAUSES = 5  # times the longest time between two events so far; a longer silence leaves the state unknown
+CLOCK_ERROR = 2.0  # seconds by which the system's start of a process may be off: it counts from a whole second
+
+
+class Seen(NamedTuple):
+    """What tells the state of a run, gathered from its events in order."""
+
+    start: Mapping[str, Any] | None = None  # the last start or resume
+    last: Mapping[str, Any] | None = None  # the last event
+    step: int | None = None  # steps done
+    steps: int | None = None  # steps there are to be
+    time: float | None = None  # of the last event
+    longest: float = 0.0  # seconds between two events since the start
+    trained: bool = False  # a step has been done since the start
+    outcome: str | None = None  # of the last `end`, if nothing began since
+
+
+class RunState(NamedTuple):
+    """The state of a run. Times in seconds since 1970."""
+
+    state: str  # running, died, unknown, or the outcome of the last start: done, stopped, diverged, bad_input
+    step: int | None  # steps done
+    steps: int | None
+    started: float | None  # when the last start or resume was
+    last: float | None  # when the last event was
+    silent: float | None  # seconds since then
+    patience: float  # seconds of silence that are usual for it
+    host: str | None
+    pid: int | None
+    here: bool  # it runs, or ran, where its process could be seen
+    event: Mapping[str, Any] | None  # the last one
+
+    @property
+    def ended(self) -> bool:
+        return self.state not in (RUNNING, UNKNOWN)
+
+
+def own_process() -> dict[str, Any]:
+    """Return what a start says of its process, by which another one can tell whether it is still there."""
+    return {"host": platform.node(), "pid": os.getpid(), "machine": machine()}
+
+
+def machine() -> str | None:
+    """Return what tells this boot of this machine, and this container's processes, from others; None if unknown.
+
+    Hosts may have the same name, and the same process has different numbers within a container and outside.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return None
+
+
+def after(seen: Seen, events: Iterable[Mapping[str, Any]]) -> Seen:
+    """Return what is known after some more events."""
+    for event in events:
+        seen = _after(seen, event)
+    return seen
+
+
+def _after(seen: Seen, event: Mapping[str, Any]) -> Seen:
+    kind, step, now = event.get("event"), _number(event.get("step")), _number(event.get("time"))
+    if kind in STARTS:
+        steps = _number(event.get("steps"))
+        seen = Seen(start=event, step=seen.step, steps=seen.steps if steps is None else int(steps))
+    elif now is not None and seen.time is not None:
+        seen = seen._replace(longest=max(seen.longest, now - seen.time))
+    if step is not None and kind in (*STARTS, "train", "end"):
+        seen = seen._replace(step=int(step) + (kind == "train"))
+    if kind == "end":
+        outcome = event.get("outcome")
+        seen = seen._replace(outcome=outcome if isinstance(outcome, str) and outcome else UNKNOWN)
+    return seen._replace(last=event, time=seen.time if now is None else now, trained=seen.trained or kind == "train")
+
+
+def _number(value: Any) -> float | None:
+    """Return a number that JSON holds, which a damaged file may have as something else; None for no finite one."""
+    good = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e15
+    return value if good else None
+
+
+def patience(seen: Seen) -> float:
+    """Return how many seconds of silence are usual: more, the longer its steps, validations and saves took so far."""
+    return max(SILENCE if seen.trained else COMPILING, PAUSES * seen.longest)
+
+
+def run_state(seen: Seen, now: float | None = None, process_runs: "ProcessRuns | None" = None) -> RunState:
+    """Return the state of a run. now: seconds since 1970. process_runs: `is_there`, where a test has its own."""
+    now = time.time() if now is None else now
+    start = seen.start or {}
+    silent = None if seen.time is None else max(0.0, now - seen.time)
+    runs = None if seen.outcome else (process_runs or is_there)(start, now if seen.time is None else seen.time)
+    pid = _number(start.get("pid"))
+    return RunState(
+        state=seen.outcome or _state(runs, silent, seen),
+        step=seen.step,
+        steps=seen.steps,
+        started=_number(start.get("time")),
+        last=seen.time,
+        silent=silent,
+        patience=patience(seen),
+        host=None if start.get("host") is None else str(start["host"]),
+        pid=None if pid is None else int(pid),
+        here=_is_here(start),
+        event=seen.last,
+    )
+
+
+def _state(runs: bool | None, silent: float | None, seen: Seen) -> str:
+    if runs is not None:
+        return RUNNING if runs else DIED
+    if silent is None or seen.time is None:
+        return UNKNOWN
+    if silent <= patience(seen):
+        return RUNNING
+    return DIED if _was_before_boot(seen.start or {}, seen.time) else UNKNOWN
+
+
+def read_state(folder: str | Path, now: float | None = None) -> RunState:
+    """Return the state of the run in a folder; of one without events it is unknown. Raises InputError."""
+    return run_state(after(Seen(), recent(Path(folder) / METRICS).events), now)
+
+
+# ----- the process --------------------------------------------------------------------------------------------------
+
+
+def _is_here(start: Mapping[str, Any]) -> bool:
+    """Return whether a start's process would be seen from here. Older files name the host alone, or not even that."""
+    return start.get("host") == platform.node() and start.get("machine", machine()) == machine()
+
+
+def is_there(start: Mapping[str, Any], last: float) -> bool | None:
+    """Return whether the process of a start still runs; None where that cannot be told.
+
+    last: the time of the run's last event. A process that began later has its number, but is another one.
+    """
+    import psutil  # here, because what only reads logs does without it
+
+    pid = start.get("pid")
+    if not _is_here(start) or not isinstance(pid, int) or pid <= 0:
+        return None
+    with suppress(psutil.AccessDenied, OverflowError):  # it is there, and somebody else's
+        try:
+            process = psutil.Process(pid)
+            is_later = process.create_time() > last + CLOCK_ERROR
+            return not is_later and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+    return True
+
+
+def _was_before_boot(start: Mapping[str, Any], last: float) -> bool:
+    """Return whether a run's last event came before a machine of this name was started, outside of any container."""
+    import psutil
+
+    places = [str(each).rpartition("/")[2] for each in (start.get("machine"), machine())]
+    return start.get("host") == platform.node() and places[0] == places[1] and last < psutil.boot_time()
+
+
+ProcessRuns = Callable[[Mapping[str, Any], float], bool | None]
