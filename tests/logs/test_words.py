@@ -1,0 +1,33 @@
+"""Events in words: each is one line, of any event, and obeyed by no terminal."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmc_jax.logs.words import LONGEST, WORDS, event_words
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9), st.lists, max_leaves=3
+)
+NAMES = ["step", "loss", "path", "ms", "host", "pid", "words", "problem", "outcome", "seconds", "cap", "\x1b[2J\n"]
+
+
+@given(st.sampled_from([*WORDS, "another_kind", "\n", 3]), st.dictionaries(st.sampled_from(NAMES), ANY))
+def test_any_event_is_one_printable_line(kind: Any, fields: dict[str, Any]) -> None:
+    words = event_words({"event": kind, **fields})
+    assert words.isprintable() and 0 < len(words) <= LONGEST
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        ({"event": "start", "host": "node7", "pid": 41}, "started on node7, process 41"),
+        ({"event": "checkpoint", "path": "state_00000100", "ms": 1234.5}, "saved state_00000100 in 1,234 ms"),
+        ({"event": "end", "outcome": "done"}, "ended: done"),
+        ({"event": "new_kind", "step": 3, "loss": 0.25, "name": "x", "time": 1.0}, "new kind: loss 0.25, name x"),
+    ],
+)
+def test_what_an_event_says(event: dict[str, Any], words: str) -> None:
+    assert event_words(event) == words
