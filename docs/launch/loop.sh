@@ -26,7 +26,7 @@ while [ ! -f "$complete" ]; do
     "${PYTHON:-python3}" train.py -o "$out" -x "$steps" -y 1 -n "${EVERY:-1000}" "$@"
     status=$?
     case $status in
-        0) [ -f "$complete" ] || echo "loop.sh: done, but without $complete" >&2; exit 0 ;;
+        0) [ -f "$complete" ] || echo "loop.sh: done, but without $complete (a run may stop early: --patience)" >&2; exit 0 ;;
         2 | 3 | 130) exit "$status" ;; # a flag or file that cannot be used, divergence, stopped: once more helps nothing
     esac
     tries=$((tries + 1))

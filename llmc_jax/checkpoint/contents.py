@@ -31,6 +31,11 @@ class Counters(NamedTuple):
     sampled: int = -1  # the step before which the last sample was drawn
     drawn: int = 0  # random numbers that samples have taken; older checkpoints do not say
     evaluated: int = -1  # the step before which HellaSwag was last evaluated; older ones do not say
+    # of early stopping; in older checkpoints it begins anew
+    best_loss: float | None = None  # the lowest validation loss
+    best_step: int = -1  # the step before which it was measured
+    improved: float | None = None  # the loss of the last validation that was an improvement
+    stale: int = 0  # validations since then
 
 
 class Identity(NamedTuple):
@@ -131,7 +136,7 @@ def _counters(stored: Mapping[str, Any], folder: Path) -> Counters | None:
         return None
     if not isinstance(found, Mapping):
         raise FormatError(f"{folder}: run.json has progress {found!r:.80}, which is no object")
-    kinds = {"val_loss": (float, int, type(None))}
+    kinds = dict.fromkeys(("val_loss", "best_loss", "improved"), (float, int, type(None)))
     for name, least in Counters()._asdict().items():
         value = found.get(name, least)
         sound = isinstance(value, kinds.get(name, (int,))) and not isinstance(value, bool)

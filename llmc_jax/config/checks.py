@@ -58,6 +58,10 @@ CONTRADICTIONS = (
         lambda c: c.schedule == "step" and c.step_every == 0,
         "{step_every}: -k step needs at least 1; for a rate that never falls write -k constant",
     ),
+    Rule(
+        lambda c: c.patience > 0 and c.val_every == 0,
+        "{patience}: counts validations, and with {val_every} there are none; give -v a number of steps",
+    ),
 )
 
 
@@ -136,6 +140,12 @@ NOTES = (
     ),
     _useless("hellaswag_file", lambda c: not c.hellaswag, "without -h 1"),
     _useless("hellaswag", lambda c: c.val_every == 0, "with {val_every}: it goes with the validations"),
+    _useless("patience_delta", lambda c: c.patience == 0, "without --patience"),
+    Rule(
+        lambda c: c.patience > 0 and c.save and (c.checkpoint_every == 0 or c.val_every % c.checkpoint_every != 0),
+        "{patience}: the state of the best validation is kept only if one is saved then; -n {every_val} saves one at "
+        "each",
+    ),
     _useless("major_every", lambda c: not c.keep_checkpoints, "without -nk, where every checkpoint is kept"),
     Rule(
         lambda c: c.export_llmc and _saves_nothing(c),
@@ -235,6 +245,7 @@ def _said(config: TrainConfig, rules: Iterable[Rule]) -> list[str]:
         return []
     words = {about.name: _given(config, about.name) for about in OPTIONS}
     words["micro_batches"], words["num_devices"] = str(config.micro_batches), str(config.devices)
+    words["every_val"] = str(config.val_every)
     words["unsaved"] = words["max_steps"] if config.checkpoint_every else "without -n"
     return [rule.words.format_map(words) for rule in applying]
 

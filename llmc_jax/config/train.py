@@ -256,6 +256,14 @@ class TrainConfig:
         64, "-g --sample-tokens", EVALUATION, "length of a sample, its first end-of-text token included",
         unit="tokens", check=at_least(1),
     )
+    patience: int = option(
+        0, "--patience", EVALUATION,
+        "stop early after N validations in a row whose loss is not below the best one before; 0 = off. Schedules take "
+        "their course over -x all the same (docs/early_stopping.md)", unit="validations", check=ZERO_IS_OFF,
+    )
+    patience_delta: float = option(
+        0.0, "--patience-delta", EVALUATION, "with --patience: below it by more than X nats", check=at_least(0)
+    )
     hellaswag: bool = option(
         False, "-h --hellaswag", EVALUATION, "1 = HellaSwag accuracy at every validation but that before the first step"
     )

@@ -10,6 +10,7 @@ import numpy as np
 
 from llmc_jax.data.loader import Batch, Prefetcher
 from llmc_jax.machine import compiling
+from llmc_jax.run.early import judged
 from llmc_jax.run.prepare import Setup
 from llmc_jax.run.state import Progress, Run
 from llmc_jax.training.step import evaluate_loss, evaluate_losses
@@ -69,6 +70,6 @@ def validate(run: Run, progress: Progress) -> Progress:
     mean = total / setup.val_batches
     run.log.val(progress.step, loss=mean, batches=setup.val_batches)
     run.console.val(mean)
-    counters = progress.counters._replace(val_loss=mean, validated=progress.step)
+    counters = judged(progress.counters, progress.step, mean, setup.config.patience_delta)
     # A run stopped in its validation left a checkpoint of this step without this loss.
     return progress._replace(counters=counters, saving=-1 if progress.saving == progress.step else progress.saving)

@@ -9,6 +9,7 @@ from llmc_jax.generate.llmc import SEED, generate_cached
 from llmc_jax.machine.device import memory_stats
 from llmc_jax.rng import skip_u32
 from llmc_jax.run.batches import Batches, validate
+from llmc_jax.run.early import stops_early
 from llmc_jax.run.hellaswag import evaluate
 from llmc_jax.run.prepare import Setup
 from llmc_jax.run.record import profile_slice
@@ -23,13 +24,15 @@ def run_due(run: Run, progress: Progress, batches: Batches, step_bytes: int | No
     already is not done again.
     """
     setup, step = run.setup, progress.step
-    config, group, last = setup.config, setup.group, step == setup.steps
+    config, group = setup.config, setup.group
+    last = step == setup.steps
 
     def due(every: int, done: int = -1, at_end: bool = True) -> bool:
         return every > 0 and (step % every == 0 or (last and at_end)) and step != done and not run.stop.is_set()
 
     if due(config.val_every, progress.counters.validated):
         progress = validate(run, progress)
+    last = last or stops_early(config, progress.counters)
     if setup.questions and (step > 0 or last) and due(config.val_every, progress.counters.evaluated):
         progress = evaluate(run, progress)
     at_end = config.sampling != "train_gpt2.c"

@@ -2,13 +2,17 @@
 
 import shlex
 from collections.abc import Iterator
+from typing import Any
 
+from llmc_jax.checkpoint import store
+from llmc_jax.checkpoint.contents import Counters
 from llmc_jax.cluster.agreement import Agreed
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.machine import jax_setup
 from llmc_jax.run.batches import Batches
 from llmc_jax.run.due import poll_saves, save, tell_removed
+from llmc_jax.run.early import stops_early
 from llmc_jax.run.state import Outcome, Progress, Run, diverged
 
 
@@ -46,6 +50,8 @@ def finish(run: Run, outcome: Outcome) -> Outcome:
     """Write the last event and the last picture, and say where everything is."""
     code, progress, problem = outcome
     try:
+        if code == ExitCode.DONE and ended_early(run, progress):
+            run.log.event("early_stop", step=progress.step, **early_figures(run, progress))
         run.log.event("end", step=progress.step, outcome=code.name.lower(), skipped=progress.counters.skipped)
     except InputError as error:
         outcome = Outcome(ExitCode.BAD_INPUT, progress, problem or error)
@@ -64,13 +70,16 @@ def summary(run: Run, outcome: Outcome) -> Iterator[str]:
         yield f"total average iteration time: {1e3 * progress.seconds / timed:.6f} ms"
     if progress.counters.skipped:
         yield f"skipped:      {progress.counters.skipped} steps updated nothing (not finite, or an outlier)"
-    if progress.step < run.setup.steps:
+    if code == ExitCode.DONE and ended_early(run, progress):
+        yield early_words(run, progress)
+    elif progress.step < run.setup.steps:
         elsewhere = run.stop.is_set() and not run.votes.request.is_set()
         why = ", because another process was asked to stop" if elsewhere else ""
         yield f"stopped:      after {progress.step} of {run.setup.steps} steps{why}"
     if code == ExitCode.DIVERGED:
         yield from divergence_advice(config, progress)
     if run.held.is_there():
+        yield from best_words(run, progress)
         yield from places(run, outcome)
     if config.preset == "demo" and code == ExitCode.DONE:
         train, folder = jax_setup.train_command(), shlex.quote(str(run.held.folder))
@@ -94,7 +103,52 @@ def places(run: Run, outcome: Outcome) -> Iterator[str]:
         yield f"checkpoint:   {progress.saved}"
     goes_on = progress.saved is not None or (config.save and progress.step == 0)
     if progress.step < run.setup.steps and code != ExitCode.DIVERGED and goes_on:
-        yield f"to go on:     {jax_setup.train_command()} -y 1 -o {shlex.quote(str(run.held.folder))}"
+        more = f" --patience {2 * config.patience}" if code == ExitCode.DONE else ""
+        yield f"to go on:     {jax_setup.train_command()} -y 1 -o {shlex.quote(str(run.held.folder))}{more}"
+
+
+def ended_early(run: Run, progress: Progress) -> bool:
+    """Return whether a run that is done made fewer steps than planned, because its validation loss fell no more."""
+    return progress.step < run.setup.steps and stops_early(run.setup.config, progress.counters)
+
+
+def early_figures(run: Run, progress: Progress) -> dict[str, Any]:
+    """Return the fields of the event of an early stop."""
+    config, counters = run.setup.config, progress.counters
+    figures = {"best_loss": counters.best_loss, "best_step": counters.best_step, "stale": counters.stale}
+    return {**figures, "patience": config.patience, "delta": config.patience_delta, "steps": run.setup.steps}
+
+
+def early_words(run: Run, progress: Progress) -> str:
+    """Return the line on an early stop."""
+    delta, made = run.setup.config.patience_delta, f"after {progress.step} of {run.setup.steps} steps"
+    more = f" of more than {delta:g} nats" if delta else ""
+    return f"early stop:   {made}: {progress.counters.stale} validations in a row without an improvement{more}"
+
+
+def best_words(run: Run, progress: Progress) -> Iterator[str]:
+    """Yield the lowest validation loss and the checkpoint of it, or the nearest one, where --patience looks for it."""
+    counters = progress.counters
+    if run.setup.config.patience == 0 or counters.best_loss is None or run.setup.group.rank:
+        return
+    good = [each for each in store.entries(run.held.folder, deep=False) if each.problem is None]
+    nearest = best_checkpoint(good, counters)
+    place = "" if nearest is None else f", nearest checkpoint: {nearest.folder}"
+    if nearest is not None and nearest.step == counters.best_step:
+        place = f", checkpoint: {nearest.folder}"
+    yield f"best loss:    {counters.best_loss:.6f} at step {counters.best_step}{place}"
+
+
+def best_checkpoint(good: list[store.Entry], counters: Counters) -> store.Entry | None:
+    """Return the checkpoint of the lowest validation loss; else the first after it, which -nk keeps; else the nearest.
+
+    None where there is none.
+    """
+
+    def distance(each: store.Entry) -> tuple[bool, int, int]:
+        return each.val_loss != counters.best_loss, abs(each.step - counters.best_step), each.step
+
+    return min(good, key=distance, default=None)
 
 
 def divergence_advice(config: TrainConfig, progress: Progress) -> Iterator[str]:

@@ -33,6 +33,7 @@ from llmc_jax.plan.plan import step_numbers
 from llmc_jax.run.batches import Batches, training_batches
 from llmc_jax.run.begin import lock_of, opened
 from llmc_jax.run.due import pauses_after, poll_saves, run_due, tell_notices
+from llmc_jax.run.early import stops_early
 from llmc_jax.run.end import exit_code, finish, last_save
 from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.fitting import step_bytes
@@ -101,12 +102,12 @@ def loop(run: Run, state: TrainState) -> Outcome:
     progress, pipeline, problem = first_progress(setup, state), Pipeline(run.votes), None
     # XLA compiles the step while the main thread validates, which needs a compilation of its own.
     with ThreadPoolExecutor(max_workers=1) as pool, training_batches(setup) as batches, traced(run) as tick:
-        compilation = pool.submit(compile_step, run, state) if progress.step < setup.steps else None
+        compilation = pool.submit(compile_step, run, state) if goes_on(run, progress) else None
         try:
             progress = run_due(run, progress, batches, None)
             group.phase("compile", progress.step)
             step = compilation.result() if compilation else None
-            while progress.step < setup.steps and not run.stop.is_set() and not diverged(config, progress):
+            while goes_on(run, progress):
                 assert step is not None
                 group.phase("step", progress.step)
                 tick(progress.step)
@@ -134,6 +135,13 @@ def loop(run: Run, state: TrainState) -> Outcome:
                 problem = problem or error
         code = ExitCode.BAD_INPUT if problem else exit_code(run, progress)
         return last_save(run, Outcome(code, progress, problem), batches)
+
+
+def goes_on(run: Run, progress: Progress) -> bool:
+    """Return whether another step follows."""
+    setup, config = run.setup, run.setup.config
+    ended = diverged(config, progress) or stops_early(config, progress.counters)
+    return progress.step < setup.steps and not run.stop.is_set() and not ended
 
 
 # ----- the step -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import numpy as np
 from llmc_jax import kernels
 from llmc_jax.checkpoint import sources
 from llmc_jax.checkpoint.arrays import require_orbax
-from llmc_jax.checkpoint.contents import OURS, Identity, Metadata, fingerprint
+from llmc_jax.checkpoint.contents import OURS, Counters, Identity, Metadata, fingerprint
 from llmc_jax.checkpoint.llmc import warnings_of
 from llmc_jax.checkpoint.source import Source
 from llmc_jax.checkpoint.state import read_state
@@ -46,6 +46,7 @@ from llmc_jax.plan.memory import computed
 from llmc_jax.plan.plan import Plan, Repeat, make_plan, triton_gemm_wish
 from llmc_jax.plan.search import limit_of
 from llmc_jax.run import fitting, resume
+from llmc_jax.run.early import stops_early
 from llmc_jax.run.fitting import Fitted
 from llmc_jax.run.processes import Own, connect, first_exchange, introduced
 from llmc_jax.run.resume import (
@@ -556,6 +557,8 @@ def notes_on_start(setup: Setup) -> Iterator[str]:
     yield from notes_on_devices(config)
     if earlier is not None:
         complete = "; the run is complete already" if earlier.step >= setup.steps else ""
+        if not complete and stops_early(config, earlier.metadata.counters or Counters()):
+            complete = "; it has stopped early, and goes on only with a larger --patience"
         yield f"resumed from {earlier.folder}, after step {earlier.step} of {setup.steps}{complete}"
         yield from changes(earlier, plan, setup.metadata)
     elif config.reuse and config.output_dir:

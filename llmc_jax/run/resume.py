@@ -38,7 +38,8 @@ BINDING = ("batch_size", "sequence_length", "tokens_per_step", "seed", "shuffle"
 FREE = frozenset({
     "preset", "model", "init_from", "v2_order", "train_data", "val_data", "tokenizer", "output_dir", "reuse", "save",
     "checkpoint_every", "keep_checkpoints", "major_every", "export_llmc", "save_failure", "gpu_info_every", "profile",
-    "print_every", "max_nonfinite", "val_every", "val_batches", "sample_every", "sampling", "sample_tokens",
+    "print_every", "max_nonfinite", "patience", "patience_delta",
+    "val_every", "val_batches", "sample_every", "sampling", "sample_tokens",
     "hellaswag", "hellaswag_file", "strict_kernels", "kernels_from", "no_kernel_check", "total_batch_size",
     "dtype", "master_weights", "rounding", "devices", "zero_stage",
     *(about.name for about in OPTIONS if about.group == PROCESSES),
