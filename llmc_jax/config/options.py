@@ -146,3 +146,8 @@ def show_value(value: object) -> str:
         return short if float(short) == value else repr(value)
     text = str(value)
     return text if text and text.isprintable() and " " not in text else repr(text)
+
+
+def without_credentials(text: str) -> str:
+    """Return text without what stands between :// and @ in addresses: a name, a password, a token."""
+    return re.sub(r"(?<=://)[^/\s@]+(?=@)", "…", text)

@@ -55,6 +55,36 @@ def binned(c: Curve, bins: int = BINS) -> Bins:
     )
 
 
+def thinned(c: Curve, points: int) -> Curve:
+    """Return some of the points, in their order, which show what all of them show; `points`, or a few more.
+
+    Of each of the bins of equal count they are the first, the last, the least and the greatest. Of the points that are
+    not finite a quarter of `points` is kept, spread over all of them.
+    """
+    return c.at(thinned_places(c.values, points))
+
+
+def thinned_places(values: np.ndarray, points: int) -> np.ndarray:
+    """Return where the points are that `thinned` keeps, in order."""
+    count = len(values)
+    if count <= points:
+        return np.arange(count)
+    bad = np.flatnonzero(~np.isfinite(values))
+    kept = [bad[spread(len(bad), max(1, points // 4))]]
+    good = np.flatnonzero(np.isfinite(values)) if len(bad) else np.arange(count)
+    edges = np.linspace(0, len(good), min(max(1, (points - len(kept[0])) // 4), len(good)) + 1).astype(np.int64)
+    numbers = values[good]
+    for start, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        inside = numbers[start:end]
+        kept.append(good[[start, start + int(inside.argmin()), start + int(inside.argmax()), end - 1]])
+    return np.unique(np.concatenate(kept))
+
+
+def spread(count: int, most: int) -> np.ndarray:
+    """Return at most so many of the numbers below `count`, the first and the last among them."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64)) if count else np.zeros(0, np.int64)
+
+
 def window_of(count: int) -> int:
     """Return how many points, an odd number, a curve of `count` points is averaged over: about one in SMOOTHING."""
     return count // SMOOTHING | 1

@@ -1,4 +1,4 @@
-"""The logs of a training run, whoever wrote them: ours, llm.c's, those of llm.c's PyTorch script.
+"""The logs of a training run, whoever wrote them: ours, llm.c's, those of its PyTorch script, nanoGPT's.
 
 Steps count from 0, and a validation at step s comes before the update of step s, as in llm.c's main.log.
 Leaves out comparing them.
@@ -27,7 +27,8 @@ LARGEST_STEP = 10**12
 NONE = Curve(np.zeros(0, np.int64), np.zeros(0))
 
 NUMBER = r"[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|(?i:nan(?:\(\w*\))?|inf(?:inity)?))"
-MAIN_LINE = re.compile(rf"s:(\d{{1,12}}) (tel|trl|eval):({NUMBER})(?: \w+:{NUMBER})*")
+MAIN_LINE = re.compile(rf"s:(\d{{1,12}}) (tel|trl|eval):({NUMBER})((?: \w+:{NUMBER})*)")
+MAIN_FIGURE = re.compile(rf" (lr|norm):({NUMBER})")
 # 'step    1/40 | loss 5.3 (+nanz)| …', 'step    1/40 | train loss 5.3 | …', 'step    1/74: train loss 4.3 (…)' count
 # from 1; 'step 0: train loss 4.6 (took 3.2 ms)', without a total, from 0.
 STEP_LINE = re.compile(rf"step\s+(\d{{1,12}})(/\d{{1,12}})?(: | \| )((?:train )?loss) ({NUMBER})(?![\w.])(.*)")
@@ -35,14 +36,26 @@ VAL_LINE = re.compile(rf"val loss ({NUMBER})")
 HELLASWAG_LINE = re.compile(rf"HellaSwag: \d+/\d+ = ({NUMBER})")
 MS = re.compile(rf"({NUMBER}) ms\b")
 SPEED = re.compile(rf"({NUMBER}) tok/s")
+NORM = re.compile(rf"\bnorm ({NUMBER})")
+LR = re.compile(rf"\blr ({NUMBER})")
+MFU = re.compile(rf"({NUMBER})% (?:\w+ )?MFU")
+# nanoGPT counts from 0. Its step line is an evaluation before that step's update, of training and validation data; its
+# iter line has the loss of the step's last micro-batch, and the seconds since the step before, an evaluation included.
+NANOGPT_STEP = re.compile(rf"step (\d{{1,12}}): train loss ({NUMBER}), val loss ({NUMBER})")
+NANOGPT_ITER = re.compile(rf"iter (\d{{1,12}}): loss ({NUMBER}), time ({NUMBER})ms(?:, mfu ({NUMBER})%)?")
 # What a program prints when it begins: in a file of several starts, the steps may go back there.
 START = re.compile(r"\| Parameter +\| Value.*|\[GPT-2\]|Running pytorch .*")
 VAL_EVERY = re.compile(r"\| val_loss_every +\| (\d{1,12}) +\|")  # of the same start-up table
 VAL_BATCHES = re.compile(r"\| val_num_batches +\| (\d{1,12}) +\|")
+# Tokens of a step: rows of llm.c's and our table, and what llm.c's PyTorch script and nanoGPT print.
+TOKENS = re.compile(
+    r"\| total batch size +\| (\d{1,15}) +\||total desired batch size: ([\d,]{1,18})"
+    r"|tokens per iteration will be: ([\d,]{1,18})"
+)
 OUR_TABLE = re.compile(r"\| grad_clip +\| .*")  # a row that llm.c's table does not have
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
-OURS, ANY = "output of train.py", "output of a trainer"
+OURS, NANOGPT, ANY = "output of train.py", "output of nanoGPT's train.py", "output of a trainer"
 WRITERS = {  # (a total after the step, 'train loss' or 'loss', a z-score): who writes so
     (False, "train loss", False): "output of llm.c's train_gpt2",
     (True, ": train loss", False): "output of llm.c's train_gpt2fp32cu",
@@ -65,9 +78,14 @@ class Log(NamedTuple):
     decimals: int | None  # of the losses in the file (training's where it has any); None: all there are
     notes: tuple[str, ...] = ()
     batches: Curve = NONE  # that a validation is the mean of, where the log says it
+    norm: Curve = NONE  # of each step's gradient, where the log has it
+    lr: Curve = NONE
+    mfu: Curve = NONE  # percent
+    estimate: Curve = NONE  # loss of training data at validations: nanoGPT's
+    tokens_per_step: int | None = None  # where the log says it
 
 
-CURVES = ("train", "val", "ms", "speed", "hellaswag", "batches")
+CURVES = ("train", "val", "ms", "speed", "hellaswag", "batches", "norm", "lr", "mfu", "estimate")
 
 
 @dataclass
@@ -78,6 +96,7 @@ class Found:
     decimals: dict[str, int] = field(default_factory=dict)  # of the losses: 'train', 'val'
     kinds: Counter[str] = field(default_factory=Counter)  # and in how many lines
     notes: list[str] = field(default_factory=list)
+    tokens_per_step: int | None = None
 
     @property
     def empty(self) -> bool:
@@ -92,7 +111,8 @@ class Found:
 
     def log(self, path: Path, kind: str, decimals: int | None) -> Log:
         curves = {name: _curve(values) for name, values in self.curves.items()}
-        return Log(str(path), kind, **curves, decimals=decimals, notes=tuple(self.notes))
+        notes = tuple(self.notes)
+        return Log(str(path), kind, **curves, decimals=decimals, notes=notes, tokens_per_step=self.tokens_per_step)
 
 
 def _curve(values: dict[int, float]) -> Curve:
@@ -166,6 +186,8 @@ def _read_metrics(path: Path, file: Path, opened: BinaryIO) -> Log:
 
 def _take_event(found: Found, where: str, event: dict[str, Any]) -> None:
     kind, step = event.get("event"), event.get("step")
+    if kind in ("start", "resume") and type(event.get("tokens_per_step")) is int:
+        found.tokens_per_step = event["tokens_per_step"]
     if kind not in ("train", "val", "eval"):
         return
     if type(step) is not int or not 0 <= step <= LARGEST_STEP:
@@ -179,9 +201,10 @@ def _take_event(found: Found, where: str, event: dict[str, Any]) -> None:
         known = type(batches) is int and 0 < batches <= LARGEST_STEP
         found.put(step, val=loss, batches=batches if known else None)
     else:
-        names = ("ms", "tokens_per_second")
-        ms, speed = (None if event.get(name) is None else _number(event[name], where, name) for name in names)
-        found.put(step, train=loss, ms=ms, speed=speed)
+        names = {"ms": "ms", "speed": "tokens_per_second", "norm": "norm", "lr": "lr"}
+        present = {curve: name for curve, name in names.items() if event.get(name) is not None}
+        others = {curve: _number(event[name], where, name) for curve, name in present.items()}
+        found.put(step, train=loss, **{**dict.fromkeys(names), **others})
 
 
 def _number(value: Any, where: str, name: str) -> float:
@@ -237,11 +260,12 @@ def _read_text(path: Path, file: Path, opened: BinaryIO) -> Log:
 def _take_line(found: Found, position: Position, line: str) -> None:
     if match := MAIN_LINE.fullmatch(line):
         found.kinds[MAIN_LOG] += 1
-        step, what, value = int(match[1]), match[2], match[3]
+        step, what, value, rest = int(match[1]), *match.groups()[1:]
         if what == "eval":
             found.put(step, hellaswag=float_of(value))
         elif what == "trl":
-            found.put(step, train=_loss(found, "train", value))
+            others = {name: float_of(number) for name, number in MAIN_FIGURE.findall(rest)}
+            found.put(step, train=_loss(found, "train", value), norm=others.get("norm"), lr=others.get("lr"))
         else:
             found.put(step, val=_loss(found, "val", value), batches=None)
     elif match := VAL_LINE.fullmatch(line):
@@ -260,8 +284,29 @@ def _take_line(found: Found, position: Position, line: str) -> None:
     elif START.fullmatch(line):
         _place(found, position, None)
         position.last = position.total = position.every = position.batches = position.placed = None
+    elif match := TOKENS.match(line):
+        found.tokens_per_step = int("".join(filter(None, match.groups())).replace(",", "") or 0) or None
+    elif match := NANOGPT_STEP.fullmatch(line):
+        found.kinds[NANOGPT] += 1
+        step, estimate = int(match[1]), _loss(found, "estimate", match[2])
+        found.put(step, val=_loss(found, "val", match[3]), estimate=estimate, batches=None)
+    elif match := NANOGPT_ITER.fullmatch(line):
+        found.kinds[NANOGPT] += 1
+        _take_iteration(found, match)
     elif match := STEP_LINE.fullmatch(line):
         _take_step(found, position, match)
+
+
+def _take_iteration(found: Found, match: re.Match[str]) -> None:
+    ms, mfu = float_of(match[3]), known_mfu(match[4])
+    speed = 1e3 * found.tokens_per_step / ms if found.tokens_per_step and ms > 0 else None
+    found.put(int(match[1]), train=_loss(found, "train", match[2]), ms=ms, speed=speed, mfu=mfu)
+
+
+def known_mfu(text: str | None) -> float | None:
+    """Return a printed utilization in percent; None for the negative one that stands for an unknown card or time."""
+    value = None if text is None else float_of(text)
+    return None if value is None or value < 0 else value
 
 
 def _take_step(found: Found, position: Position, match: re.Match[str]) -> None:
@@ -270,8 +315,10 @@ def _take_step(found: Found, position: Position, match: re.Match[str]) -> None:
     if step < 0:
         return
     _place(found, position, step)
-    ms, speed = (float_of(shown[1]) if (shown := pattern.search(rest)) else None for pattern in (MS, SPEED))
-    found.put(step, train=_loss(found, "train", loss), ms=ms, speed=speed)
+    patterns = {"ms": MS, "speed": SPEED, "norm": NORM, "lr": LR, "mfu": MFU}
+    texts = {name: shown[1] if (shown := pattern.search(rest)) else None for name, pattern in patterns.items()}
+    values = {name: None if text is None else float_of(text) for name, text in texts.items()}
+    found.put(step, train=_loss(found, "train", loss), **{**values, "mfu": known_mfu(texts["mfu"])})
     position.last, position.placed = step, None
     position.total = int(total[1:]) if total else None
     words = f": {words}" if separator == ": " and total else words

@@ -20,11 +20,11 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.config.options import show_value
+from llmc_jax.config.options import show_value, without_credentials
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.files import complete_file, leads_to, path_of, plain, reason, sync, try_lock, write_atomic
 from llmc_jax.logs.files import CONFIG, KERNELS, MAIN_LOG, METRICS, SAMPLES, parse_event, rank_log, read_bytes
-from llmc_jax.machine.versions import git_state, versions
+from llmc_jax.machine.versions import environment, git_state, versions
 from llmc_jax.run.figures import StepFigures
 
 
@@ -359,7 +359,8 @@ def config_record(options: Mapping[str, Any], model: Mapping[str, Any], device: 
         "versions": versions(),
         "git": git_state(),
         "platform": platform.platform(),
-        "command_line": shlex.join([sys.executable, *sys.argv]),
+        "environment": environment(),
+        "command_line": without_credentials(shlex.join([sys.executable, *sys.argv])),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
 

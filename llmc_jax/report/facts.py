@@ -1,0 +1,187 @@
+"""What a run was told, what ran it and how it went, in rows of words.
+
+A configuration may be damaged or of another version: what is not as expected is left out.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from llmc_jax.config.options import show_value, without_credentials
+from llmc_jax.config.train import BY_NAME
+from llmc_jax.logs.curves import window_of
+from llmc_jax.report.content import Rows, Status
+from llmc_jax.report.series import Axes, Figures, Series
+from llmc_jax.report.words import count, duration, gibibytes, number, plural, rate
+
+Config = Mapping[str, Any]
+OPTIONS, MODEL, OPERATIONS, MACHINE, VERSIONS, ENVIRONMENT = (
+    "Options", "Model", "What runs each operation", "Machine", "Versions", "Environment",
+)  # fmt: skip
+
+
+def table_of(value: Any) -> dict[str, Any]:
+    """Return a JSON object; nothing for what is none."""
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def settings(config: Config, kernels: Config) -> dict[str, dict[str, str]]:
+    """Return all settings of a run by group and name, as shown."""
+    found = {
+        OPTIONS: {_flag(name): _shown(name, value) for name, value in table_of(config.get("options")).items()},
+        MODEL: {name.replace("_", " "): _text(value) for name, value in table_of(config.get("model")).items()},
+        OPERATIONS: _operations(kernels),
+        MACHINE: _machine(config),
+        VERSIONS: _versions(config),
+        ENVIRONMENT: {name: _text(value) for name, value in table_of(config.get("environment")).items()},
+    }
+    return {group: rows for group, rows in found.items() if rows}
+
+
+def _flag(name: str) -> str:
+    return BY_NAME[name].long_flag if name in BY_NAME else name
+
+
+def _shown(name: str, value: Any) -> str:
+    return without_credentials(BY_NAME[name].show(value) if name in BY_NAME else _text(value))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(_text, value))
+    return "none" if value is None else without_credentials(show_value(value) if value != "" else "")
+
+
+def _operations(kernels: Config) -> dict[str, str]:
+    choices = kernels.get("choices")
+    rows = [table_of(each) for each in choices] if isinstance(choices, list) else []
+    return {str(each.get("operation")): _choice(each) for each in rows if "implementation" in each}
+
+
+def _choice(choice: Config) -> str:
+    why = choice.get("why")
+    return f"{choice['implementation']}{f' ({why})' if why else ''}"
+
+
+def _machine(config: Config) -> dict[str, str]:
+    device = table_of(config.get("device"))
+    rows = {name.replace("_", " "): _text(value) for name, value in device.items() if value is not None}
+    memory = device.get("memory_bytes")
+    if isinstance(memory, int) and not isinstance(memory, bool):
+        rows.pop("memory bytes")
+        rows["memory"] = gibibytes(memory)
+    if config.get("platform"):
+        rows["operating system"] = _text(config["platform"])
+    return rows
+
+
+def _versions(config: Config) -> dict[str, str]:
+    rows = {name: _text(value) for name, value in table_of(config.get("versions")).items()}
+    git = table_of(config.get("git"))
+    if "commit" in git:
+        rows["commit"] = f"{_text(git['commit'])}{', with changes' if git.get('modified') else ''}"
+    return rows
+
+
+def facts_of(groups: Mapping[str, Mapping[str, str]], config: Config) -> list[tuple[str, Rows]]:
+    """Return settings by group, the command first, the options as train.py's --help groups them."""
+    found: list[tuple[str, Rows]] = []
+    command = {name: _text(config[name]) for name in ("command_line", "started") if config.get(name)}
+    if command:
+        found.append(("Command", [(name.replace("_", " "), value) for name, value in command.items()]))
+    for group, rows in groups.items():
+        found += _by_help(rows) if group == OPTIONS else [(group, list(rows.items()))]
+    return found
+
+
+def _by_help(options: Mapping[str, str]) -> list[tuple[str, Rows]]:
+    groups = {about.long_flag: about.group for about in BY_NAME.values()}
+    found: dict[str, Rows] = {}
+    for flag, value in options.items():
+        found.setdefault(f"{OPTIONS}: {groups.get(flag, 'others')}", []).append((flag, value))
+    return list(found.items())
+
+
+# ----- how it went ----------------------------------------------------------------------------------------------------
+
+
+def summary_of(status: Status, figures: Figures, axes: Axes, start: Config) -> Rows:
+    """Return a dozen figures: how far, how good, how fast. start: the last start's event."""
+    rows = [
+        ("state", status.words),
+        ("best validation loss", _best(figures.get("val.loss"))),
+        ("last validation loss", _last(figures.get("val.loss"))),
+        ("training loss", _recent(figures.get("train.loss"))),
+        ("HellaSwag", _last(figures.get("accuracy_norm"), 2, " %")),
+        ("tokens", _tokens(axes, figures)),
+        ("speed", _median(figures.get("tokens_per_second"), "{:,.0f} tokens per second")),
+        ("time of a step", _median(figures.get("ms"), "{:,.2f} ms")),
+        ("utilization", _median(figures.get("mfu"), "{:.1f} % of the peak")),
+        ("computing rate", _median(figures.get("flops"), "{:,.1f} GFLOP/s")),
+        ("memory", _most(figures.get("memory"), "{:,.2f} GiB")),
+        ("time", _time(figures, axes)),
+        ("parameters", count(start["parameters"]) if _is_number(start.get("parameters")) else ""),
+        ("peak", rate(start["peak_flops"]) if _is_number(start.get("peak_flops")) else ""),
+    ]
+    return [(name, words) for name, words in rows if words]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _best(series: Series | None) -> str:
+    if series is None or not np.isfinite(series.values).any():
+        return ""
+    place = int(np.nanargmin(np.where(np.isfinite(series.values), series.values, np.nan)))
+    return f"{number(series.values[place])} at step {series.steps[place]:,}"
+
+
+def _last(series: Series | None, digits: int = 4, unit: str = "") -> str:
+    if series is None:
+        return ""
+    return f"{number(series.values[-1], digits)}{unit} at step {series.steps[-1]:,}"
+
+
+def _recent(series: Series | None) -> str:
+    """Return the mean of the last values that are finite, as many as the smooth curve of a picture averages."""
+    good = np.zeros(0) if series is None else series.values[np.isfinite(series.values)]
+    if not len(good):
+        return ""
+    window = window_of(len(good))
+    return f"{number(float(good[-window:].mean()))}{f', mean of {window} steps' if window > 1 else ''}"
+
+
+def _tokens(axes: Axes, figures: Figures) -> str:
+    train = figures.get("train.loss")
+    if axes.tokens is None or train is None:
+        return ""
+    return count(float(axes.tokens.at(train.steps[-1:] + 1)[0]))
+
+
+def _median(series: Series | None, words: str) -> str:
+    """Return the median without the first step, which compiles."""
+    good = np.zeros(0) if series is None else series.values[1:] if len(series.values) > 1 else series.values
+    good = good[np.isfinite(good)]
+    return words.format(float(np.median(good))) if len(good) else ""
+
+
+def _most(series: Series | None, words: str) -> str:
+    return "" if series is None or not np.isfinite(series.values).any() else words.format(np.nanmax(series.values))
+
+
+def _time(figures: Figures, axes: Axes) -> str:
+    train = figures.get("train.loss")
+    if train is None or axes.clock is None:
+        return ""
+    if axes.clock == "wall" and train.times is not None:
+        return duration(float(train.times[-1]) - axes.began)
+    return duration(float(axes.elapsed.at(train.steps[-1:] + 1)[0])) + " in its steps" if axes.elapsed else ""
+
+
+def steps_words(step: int | None, steps: int | None) -> str:
+    """Return how far a run is."""
+    if step is None:
+        return ""
+    return plural(step, "step") if steps is None or steps == step else f"{step:,} of {plural(steps, 'step')}"

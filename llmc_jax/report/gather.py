@@ -1,0 +1,249 @@
+"""The content of a page, gathered from run folders and logs.
+
+A damaged file never stands in the way: what can be read is shown, and a note says what could not.
+"""
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from llmc_jax.errors import InputError
+from llmc_jax.files import reason
+from llmc_jax.logs.curves import spread
+from llmc_jax.logs.events import Events, figures, read_events
+from llmc_jax.logs.files import KERNELS, LARGEST, METRICS, config_file
+from llmc_jax.logs.reading import read_log
+from llmc_jax.logs.state import DIED, RUNNING, UNKNOWN, RunState, read_state
+from llmc_jax.logs.words import ENDS
+from llmc_jax.machine.versions import installed
+from llmc_jax.report.content import Content, Event, Run, Sample, Status
+from llmc_jax.report.differences import differences_of
+from llmc_jax.report.facts import facts_of, settings, steps_words, summary_of, table_of
+from llmc_jax.report.happened import events_of
+from llmc_jax.report.panels import OF_LOGS, SOURCES, panels_of
+from llmc_jax.report.series import Axes, Figures, Series, axes_of, drawn
+from llmc_jax.report.words import duration
+
+MOST_SAMPLES = 100  # of a run, spread over its steps
+LONGEST_SAMPLE = 10_000  # characters
+STATES = {RUNNING: "running", DIED: "died", UNKNOWN: "not known whether it still runs", **ENDS}
+RECENT = 200  # steps that the time left is reckoned from
+
+
+class Read(NamedTuple):
+    """What has been read of one run, before it becomes part of a page."""
+
+    path: str
+    kind: str
+    figures: Figures
+    axes: Axes
+    status: Status
+    start: Mapping[str, Any]  # the event of its last start
+    config: Mapping[str, Any]  # as config.json has it
+    kernels: Mapping[str, Any]
+    samples: list[Sample]
+    events: list[Event]
+    notes: list[str]
+
+
+def content_of(paths: Sequence[str | Path], names: Sequence[str] = (), title: str = "") -> Content:
+    """Return the content of a page about some runs and logs. names: theirs, else what their paths differ in.
+
+    Raises InputError where one of them is not there, or holds nothing that could be shown.
+    """
+    runs = [read_run(Path(path)) for path in paths]
+    names = list(names) or names_of([run.path for run in runs])
+    groups = [settings(run.config, run.kernels) for run in runs]
+    shown = [_shown(run, name, group) for run, name, group in zip(runs, names, groups, strict=True)]
+    keys = {key for run in shown for key in run.curves}
+    return Content(
+        title=title or " · ".join(names),
+        made=round(time.time(), 3),
+        version=installed("llmc-jax").get("llmc-jax", ""),
+        runs=shown,
+        panels=panels_of(keys),
+        differences=differences_of(names, groups) if len(runs) > 1 else None,
+    )
+
+
+def _shown(run: Read, name: str, groups: Mapping[str, Mapping[str, str]]) -> Run:
+    return Run(
+        name=name,
+        path=run.path,
+        kind=run.kind,
+        status=run.status,
+        clock=run.axes.clock,
+        summary=summary_of(run.status, run.figures, run.axes, run.start),
+        facts=facts_of(groups, run.config),
+        curves={key: drawn(series, run.axes, key) for key, series in run.figures.items()},
+        samples=run.samples,
+        events=run.events,
+        notes=run.notes,
+    )
+
+
+def names_of(paths: Sequence[str]) -> list[str]:
+    """Return names for runs: the last part of each path, and as many parts before as it takes to tell them apart."""
+    parts = [Path(os.path.abspath(path)).parts for path in paths]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(each[-length:]).replace("//", "/") for each in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{name} ({number})" for number, name in enumerate(names, 1)]  # the same path twice
+
+
+def read_run(path: Path) -> Read:
+    """Return what is known of a run folder or a log. Raises InputError where there is nothing."""
+    folder = path if path.is_dir() else None
+    if folder is not None and (folder / METRICS).is_file():
+        return read_folder(folder)
+    if path.name == METRICS and path.is_file():
+        return read_folder(path.parent, str(path))
+    return read_other(path)
+
+
+# ----- ours -----------------------------------------------------------------------------------------------------------
+
+
+def read_folder(folder: Path, path: str = "") -> Read:
+    """Return what is known of a run of ours."""
+    events = read_events(folder / METRICS)
+    start: Mapping[str, Any] = next(iter(reversed(events.of("start", "resume"))), {})
+    found = {key: Series(each.steps, each.values * source.factor, each.times) for key, source in SOURCES.items()
+             if len((each := figures(events, source.event, source.field)).steps)}  # fmt: skip
+    found |= _utilization(found, start)
+    tokens = figures(events, "train", "tokens")
+    seen = Series(tokens.steps, tokens.values)
+    axes = axes_of(found, seen, _positive(start.get("tokens_per_step")), events.first_time)
+    notes = list(events.notes)
+    config = _config(folder, start, notes)
+    if not found and not events.others:
+        raise InputError(f"{folder / METRICS}: no events in it; expected those of a run, one a line")
+    return Read(
+        path=path or str(folder),
+        kind=f"{METRICS if path else 'run folder'} of ours",
+        figures=found,
+        axes=axes,
+        status=status_of(_state(folder, notes), found),
+        start=start,
+        config=config,
+        kernels=_json(folder / KERNELS, notes),
+        samples=samples_of(events),
+        events=events_of(events, axes),
+        notes=notes,
+    )
+
+
+def _positive(value: Any) -> float | None:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e30
+    return float(value) if good else None
+
+
+def _utilization(found: Figures, start: Mapping[str, Any]) -> dict[str, Series]:
+    """Return how well a run uses its devices: of the peak where that is known, else the rate itself."""
+    speed, flops, peak = (
+        found.get("tokens_per_second"),
+        *map(_positive, map(start.get, ("flops_per_token", "peak_flops"))),
+    )
+    if speed is None or flops is None:
+        return {}
+    if peak is None:
+        return {"flops": speed._replace(values=speed.values * (flops / 1e9))}
+    return {"mfu": speed._replace(values=speed.values * (100 * flops / peak))}
+
+
+def _config(folder: Path, start: Mapping[str, Any], notes: list[str]) -> Mapping[str, Any]:
+    """Return the configuration of the last start, from its event or else its file."""
+    if isinstance(start.get("config"), Mapping):
+        return table_of(start["config"])
+    file = config_file(folder)
+    if file is None:
+        notes.append("no config.json: options and versions are not known")
+        return {}
+    return _json(file, notes)
+
+
+def _json(path: Path, notes: list[str]) -> Mapping[str, Any]:
+    """Return a JSON object; an empty one, and a note, for what is none."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST + 1)
+        value = json.loads(data)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        notes.append(f"{path.name}: cannot be read: {reason(error) if isinstance(error, OSError) else 'no JSON'}")
+        return {}
+    if not isinstance(value, dict):
+        notes.append(f"{path.name}: cannot be read: no JSON object")
+    return table_of(value)
+
+
+def samples_of(events: Events) -> list[Sample]:
+    """Return the samples, of very many some, each up to its limit."""
+    rows = [row for row in events.of("sample") if type(row.get("step")) is int and isinstance(row.get("text"), str)]
+    return [_sample(rows[place]) for place in spread(len(rows), MOST_SAMPLES)]
+
+
+def _sample(row: Mapping[str, Any]) -> Sample:
+    text, tokens = row["text"], row.get("tokens")
+    cut = text if len(text) <= LONGEST_SAMPLE else f"{text[:LONGEST_SAMPLE]}…"
+    return Sample(row["step"], tokens if type(tokens) is int else None, cut)
+
+
+def _state(folder: Path, notes: list[str]) -> RunState | None:
+    try:
+        return read_state(folder)
+    except InputError as error:
+        notes.append(str(error))
+        return None
+
+
+def status_of(state: RunState | None, found: Figures) -> Status:
+    """Return how far a run is, or how it ended."""
+    if state is None:
+        return Status("unknown", None, None, None, None, "")
+    left = seconds_left(state, found.get("train.loss")) if state.state == RUNNING else None
+    step, steps = state.step, state.steps
+    return Status(state.state, step, steps, state.last, left, _status_words(state, steps_words(step, steps), left))
+
+
+def _status_words(state: RunState, far: str, left: float | None) -> str:
+    words = STATES.get(state.state, state.state)
+    when = ""
+    if state.state == RUNNING:
+        when = "" if left is None else f"; about {duration(left)} left"
+    elif state.state in (DIED, UNKNOWN) and state.silent is not None:
+        when = f"; its last event came {duration(state.silent)} before this page was made"
+    return f"{words}{f', {far}' if far else ''}{when}"
+
+
+def seconds_left(state: RunState, train: Series | None) -> float | None:
+    """Return the time for the remaining steps: each takes what the last RECENT took, with what lay between them."""
+    if train is None or train.times is None or state.step is None or state.steps is None:
+        return None
+    steps, times = train.steps[-RECENT:], train.times[-RECENT:]
+    if len(steps) < 2 or not np.isfinite(times).all() or times[-1] <= times[0]:
+        return None
+    return float((times[-1] - times[0]) / (steps[-1] - steps[0]) * max(0, state.steps - state.step))
+
+
+# ----- other programs' ------------------------------------------------------------------------------------------------
+
+
+def read_other(path: Path) -> Read:
+    """Return what another program's log tells of its run. Raises InputError where it is none."""
+    log = read_log(path)
+    found = {key: Series(*each) for key, name in OF_LOGS.items() if len((each := getattr(log, name)).steps)}
+    if "accuracy_norm" in found:
+        found["accuracy_norm"] = found["accuracy_norm"]._replace(values=found["accuracy_norm"].values * 100)
+    axes = axes_of(found, None, log.tokens_per_step, None)
+    last = max(int(found[key].steps[-1]) + (key == "train.loss") for key in ("train.loss", "val.loss") if key in found)
+    status = Status("unknown", last, None, None, None, steps_words(last, None))
+    nothing: Mapping[str, Any] = {}
+    return Read(str(path), log.kind, found, axes, status, nothing, nothing, nothing, [], [], list(log.notes))

@@ -1,0 +1,90 @@
+"""The charts of a page: which figures they show, and where those stand in a run's events."""
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import NamedTuple
+
+from llmc_jax.report.content import Panel, PanelCurve
+
+GIB = 2.0**-30
+
+
+class Source(NamedTuple):
+    """Where a figure stands in metrics.jsonl."""
+
+    event: str
+    field: str
+    factor: float = 1.0  # from its unit there to that of its panel
+
+
+SOURCES = {
+    "train.loss": Source("train", "loss"),
+    "val.loss": Source("val", "loss"),
+    "norm": Source("train", "norm"),
+    "lr": Source("train", "lr"),
+    "tokens_per_second": Source("train", "tokens_per_second"),
+    "ms": Source("train", "ms"),
+    "memory": Source("train", "memory", GIB),
+    "accuracy_norm": Source("eval", "accuracy_norm", 100.0),
+    "accuracy": Source("eval", "accuracy", 100.0),
+    "loss_scale": Source("train", "loss_scale"),
+    "z_loss": Source("train", "z_loss"),
+    "z_norm": Source("train", "z_norm"),
+    "gpu.clock": Source("gpu", "clock_mhz"),
+    "gpu.power": Source("gpu", "power_watts"),
+    "gpu.temperature": Source("gpu", "temperature_celsius"),
+    "gpu.compute": Source("gpu", "compute_percent"),
+    "gpu.memory_busy": Source("gpu", "memory_busy_percent"),
+}
+# What other programs' logs have, by the name that logs/reading.py has for it.
+OF_LOGS = {
+    "train.loss": "train",
+    "val.loss": "val",
+    "train.estimate": "estimate",
+    "norm": "norm",
+    "lr": "lr",
+    "tokens_per_second": "speed",
+    "ms": "ms",
+    "mfu": "mfu",
+    "accuracy_norm": "hellaswag",
+}
+BEFORE = ("val.loss", "train.estimate", "accuracy_norm", "accuracy")  # the step's update; the others come after it
+
+
+def _panel(key: str, title: str, unit: str, *curves: tuple[str, str], log: bool = False, points: str = "") -> Panel:
+    """Return a panel; points: keys of curves that have single points and no line."""
+    drawn = [PanelCurve(name, label, "points" if name in points.split() else "line") for name, label in curves]
+    return Panel(key, title, unit, log, drawn)
+
+
+PANELS = (
+    _panel(
+        "loss", "Loss", "nats per token",
+        ("train.loss", "training"), ("val.loss", "validation"), ("train.estimate", "training data, evaluated"),
+        log=True, points="val.loss train.estimate",
+    ),
+    _panel(
+        "hellaswag", "HellaSwag", "% right",
+        ("accuracy_norm", "by the mean loss of a token (llm.c's)"), ("accuracy", "by the sum of the losses"),
+        points="accuracy_norm accuracy",
+    ),
+    _panel("norm", "Gradient norm", "", ("norm", "before clipping"), log=True),
+    _panel("lr", "Learning rate", "", ("lr", "learning rate")),
+    _panel("tokens_per_second", "Speed", "tokens per second", ("tokens_per_second", "each step")),
+    _panel("ms", "Time of a step", "ms", ("ms", "each step"), log=True),
+    _panel("mfu", "Model FLOPs utilization", "% of the peak", ("mfu", "each step")),
+    _panel("flops", "Computing rate of the model", "GFLOP/s", ("flops", "each step")),
+    _panel("memory", "Memory", "GiB", ("memory", "of the first GPU at most so far, or of the process")),
+    _panel("loss_scale", "Loss scale", "", ("loss_scale", "each step"), log=True),
+    _panel("z", "Outliers", "standard deviations", ("z_loss", "loss"), ("z_norm", "gradient norm")),
+    _panel("gpu_clock", "GPU clock", "MHz", ("gpu.clock", "SM clock")),
+    _panel("gpu_power", "GPU power", "W", ("gpu.power", "power")),
+    _panel("gpu_temperature", "GPU temperature", "°C", ("gpu.temperature", "GPU")),
+    _panel("gpu_load", "GPU load", "%", ("gpu.compute", "computing"), ("gpu.memory_busy", "memory busy")),
+)  # fmt: skip
+
+
+def panels_of(keys: Collection[str]) -> list[Panel]:
+    """Return the panels that have data, with the curves that do."""
+    kept = [replace(panel, curves=[each for each in panel.curves if each.key in keys]) for panel in PANELS]
+    return [panel for panel in kept if panel.curves]

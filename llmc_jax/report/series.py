@@ -1,0 +1,108 @@
+"""A run's figures as curves to draw: thinned, averaged, and placed by step, tokens and time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from llmc_jax.logs import curves
+from llmc_jax.logs.curves import binned, thinned_places
+from llmc_jax.report.content import Curve, Points, X
+from llmc_jax.report.panels import BEFORE
+
+POINTS = 2000  # of a curve, or a few more
+BINS = 1000  # of means, where a curve has more points than POINTS
+
+
+class Series(NamedTuple):
+    """One figure as it was logged."""
+
+    steps: np.ndarray  # (n,) int64, each once and in order
+    values: np.ndarray  # (n,) float64
+    times: np.ndarray | None = None  # (n,) seconds since 1970; NaN where the event has none
+
+
+Figures = Mapping[str, Series]  # by the key of the curve
+
+
+class Scale(NamedTuple):
+    """Something that grows with the steps made, known after some of them, and as much per step as last beyond them."""
+
+    made: np.ndarray  # (n,) steps made, growing, from 0
+    value: np.ndarray  # (n,)
+    slope: float  # beyond the last
+
+    def at(self, made: np.ndarray) -> np.ndarray:
+        """Return its value after so many steps, which need not be whole."""
+        beyond = np.maximum(0.0, made - self.made[-1])
+        return np.interp(made, self.made, self.value) + self.slope * beyond
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What places the points of a run."""
+
+    tokens: Scale | None
+    clock: str | None  # as content.Run has it
+    began: float = 0.0  # seconds since 1970, for the clock `wall`
+    elapsed: Scale | None = None  # for the clock `steps`
+
+
+def axes_of(figures: Figures, tokens: Series | None, tokens_per_step: float | None, began: float | None) -> Axes:
+    """Return the axes of a run. tokens: seen after each step, where that is known; began: the first event's time."""
+    seen = tokens_scale(tokens, tokens_per_step)
+    if began is not None and all(
+        each.times is not None and not np.isnan(each.times).any() for each in figures.values()
+    ):
+        return Axes(seen, "wall", began)
+    elapsed = elapsed_scale(figures.get("ms"))
+    return Axes(seen, None if elapsed is None else "steps", elapsed=elapsed)
+
+
+def _timed(series: Series) -> bool:
+    return series.times is not None and not np.isnan(series.times).any()
+
+
+def tokens_scale(tokens: Series | None, per_step: float | None) -> Scale | None:
+    """Return the tokens seen after so many steps."""
+    if tokens is not None and len(tokens.steps) and tokens.values[-1] > 0:
+        slope = per_step or float(tokens.values[-1] / (tokens.steps[-1] + 1))
+        return Scale(np.append(0, tokens.steps + 1), np.append(0.0, tokens.values), slope)
+    return Scale(np.zeros(1), np.zeros(1), float(per_step)) if per_step else None
+
+
+def elapsed_scale(ms: Series | None) -> Scale | None:
+    """Return the seconds that so many steps took; of steps that are not logged, the median each."""
+    if ms is None or not len(ms.steps):
+        return None
+    median = float(np.median(ms.values))
+    taken = ms.values + median * (np.diff(ms.steps, prepend=-1) - 1)
+    return Scale(np.append(0, ms.steps + 1), np.append(0.0, np.cumsum(taken) / 1e3), median / 1e3)
+
+
+def place(axes: Axes, key: str, steps: np.ndarray, times: np.ndarray | None) -> X:
+    """Return where points lie. times: seconds since 1970, which the clock `wall` is."""
+    made = steps + (0 if key in BEFORE else 1)
+    tokens = None if axes.tokens is None else np.rint(axes.tokens.at(made))
+    if axes.clock == "wall" and times is not None:
+        return X(steps, tokens, np.round(times - axes.began, 3))
+    return X(steps, tokens, None if axes.elapsed is None else np.round(axes.elapsed.at(made), 3))
+
+
+def drawn(series: Series, axes: Axes, key: str) -> Curve:
+    """Return a figure as a curve to draw."""
+    steps, values, times = series
+    places = thinned_places(values, POINTS)
+    shown = place(axes, key, steps[places], None if times is None else times[places])
+    return Curve(shown, values[places], len(steps), None if len(places) == len(steps) else means(series, axes, key))
+
+
+def means(series: Series, axes: Axes, key: str) -> Points | None:
+    """Return the means of bins of finite values; None where there are none."""
+    good = np.isfinite(series.values)
+    if not good.any():
+        return None
+    bins = binned(curves.Curve(series.steps[good], series.values[good]), BINS)
+    times = None if series.times is None else np.interp(bins.steps, series.steps, series.times)
+    return Points(place(axes, key, bins.steps, times), bins.mean)
