@@ -23,6 +23,7 @@ COMMANDS = {
     "plan": "does it fit, and how fast is it: on GPUs that need not be here",
     "profile": "where a step's time, memory and operations go",
     "compare": "logs, checkpoints, debug states and programs beside llm.c's, or each other",
+    "report": "one page about a run, or several over each other: curves, samples, events",
     "data": "make token files from text, and look into them",
     "checkpoint": "which checkpoints a run has, and whether each is whole",
     "kernels": "what is known of the kernels on this machine's GPUs",

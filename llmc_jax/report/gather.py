@@ -38,6 +38,7 @@ RECENT = 200  # steps that the time left is reckoned from
 class Read(NamedTuple):
     """What has been read of one run, before it becomes part of a page."""
 
+    name: str
     path: str
     kind: str
     figures: Figures
@@ -49,31 +50,28 @@ class Read(NamedTuple):
     samples: list[Sample]
     events: list[Event]
     notes: list[str]
+    skipped: np.ndarray  # steps without an update
+    decimals: int | None  # that its losses were rounded to
 
 
-def content_of(paths: Sequence[str | Path], names: Sequence[str] = (), title: str = "") -> Content:
-    """Return the content of a page about some runs and logs. names: theirs, else what their paths differ in.
-
-    Raises InputError where one of them is not there, or holds nothing that could be shown.
-    """
-    runs = [read_run(Path(path)) for path in paths]
-    names = list(names) or names_of([run.path for run in runs])
+def content_of(runs: Sequence[Read], title: str = "") -> Content:
+    """Return the content of a page about some runs."""
     groups = [settings(run.config, run.kernels) for run in runs]
-    shown = [_shown(run, name, group) for run, name, group in zip(runs, names, groups, strict=True)]
-    keys = {key for run in shown for key in run.curves}
+    shown = [_shown(run, group) for run, group in zip(runs, groups, strict=True)]
+    names = [run.name for run in runs]
     return Content(
         title=title or " · ".join(names),
         made=round(time.time(), 3),
         version=installed("llmc-jax").get("llmc-jax", ""),
         runs=shown,
-        panels=panels_of(keys),
+        panels=panels_of({key for run in shown for key in run.curves}),
         differences=differences_of(names, groups) if len(runs) > 1 else None,
     )
 
 
-def _shown(run: Read, name: str, groups: Mapping[str, Mapping[str, str]]) -> Run:
+def _shown(run: Read, groups: Mapping[str, Mapping[str, str]]) -> Run:
     return Run(
-        name=name,
+        name=run.name,
         path=run.path,
         kind=run.kind,
         status=run.status,
@@ -85,6 +83,15 @@ def _shown(run: Read, name: str, groups: Mapping[str, Mapping[str, str]]) -> Run
         events=run.events,
         notes=run.notes,
     )
+
+
+def read_runs(paths: Sequence[str | Path], names: Sequence[str] = ()) -> list[Read]:
+    """Return what is known of runs and logs. names: theirs, else what their paths differ in.
+
+    Raises InputError where one of them is not there, or holds nothing that could be shown.
+    """
+    names = names or names_of([str(path) for path in paths])
+    return [read_run(Path(path))._replace(name=name) for path, name in zip(paths, names, strict=True)]
 
 
 def names_of(paths: Sequence[str]) -> list[str]:
@@ -117,7 +124,7 @@ def read_folder(folder: Path, path: str = "") -> Read:
     found = {key: Series(each.steps, each.values * source.factor, each.times) for key, source in SOURCES.items()
              if len((each := figures(events, source.event, source.field)).steps)}  # fmt: skip
     found |= _utilization(found, start)
-    tokens = figures(events, "train", "tokens")
+    tokens, skipped = (figures(events, "train", name) for name in ("tokens", "skipped"))
     seen = Series(tokens.steps, tokens.values)
     axes = axes_of(found, seen, _positive(start.get("tokens_per_step")), events.first_time)
     notes = list(events.notes)
@@ -125,6 +132,7 @@ def read_folder(folder: Path, path: str = "") -> Read:
     if not found and not events.others:
         raise InputError(f"{folder / METRICS}: no events in it; expected those of a run, one a line")
     return Read(
+        name=folder.name,
         path=path or str(folder),
         kind=f"{METRICS if path else 'run folder'} of ours",
         figures=found,
@@ -136,6 +144,8 @@ def read_folder(folder: Path, path: str = "") -> Read:
         samples=samples_of(events),
         events=events_of(events, axes),
         notes=notes,
+        skipped=skipped.steps[skipped.values != 0],
+        decimals=None,
     )
 
 
@@ -239,11 +249,27 @@ def seconds_left(state: RunState, train: Series | None) -> float | None:
 def read_other(path: Path) -> Read:
     """Return what another program's log tells of its run. Raises InputError where it is none."""
     log = read_log(path)
-    found = {key: Series(*each) for key, name in OF_LOGS.items() if len((each := getattr(log, name)).steps)}
-    if "accuracy_norm" in found:
-        found["accuracy_norm"] = found["accuracy_norm"]._replace(values=found["accuracy_norm"].values * 100)
+    found = {
+        key: Series(each.steps, each.values * (SOURCES[key].factor if key in SOURCES else 1.0))
+        for key, name in OF_LOGS.items()
+        if len((each := getattr(log, name)).steps)
+    }
     axes = axes_of(found, None, log.tokens_per_step, None)
     last = max(int(found[key].steps[-1]) + (key == "train.loss") for key in ("train.loss", "val.loss") if key in found)
     status = Status("unknown", last, None, None, None, steps_words(last, None))
-    nothing: Mapping[str, Any] = {}
-    return Read(str(path), log.kind, found, axes, status, nothing, nothing, nothing, [], [], list(log.notes))
+    return Read(
+        name=path.name,
+        path=str(path),
+        kind=log.kind,
+        figures=found,
+        axes=axes,
+        status=status,
+        start={},
+        config={},
+        kernels={},
+        samples=[],
+        events=[],
+        notes=list(log.notes),
+        skipped=np.zeros(0, np.int64),
+        decimals=log.decimals,
+    )

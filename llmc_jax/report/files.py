@@ -1,0 +1,102 @@
+"""What a page shows as files for other programs: its curves as CSV, with all points and digits, and as a PNG."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmc_jax.files import complete_file, refuse_irregular, refusing
+from llmc_jax.logs import curves
+from llmc_jax.logs.reading import NONE, Log
+from llmc_jax.report.gather import Read
+from llmc_jax.report.panels import OF_LOGS, SOURCES
+from llmc_jax.report.series import place
+
+DRAWN = ("train.loss", "val.loss", "norm", "lr", "accuracy_norm")  # what the picture of one run shows
+COLUMNS = ("run", "step", "tokens", "time")  # of the CSV, before the curves
+
+
+def write_csv(runs: Sequence[Read], path: Path) -> None:
+    """Write all curves into a CSV, a row for each step of each run. Raises InputError.
+
+    tokens and time are those at which the row's last value was logged. A cell is empty where there is no value.
+    """
+    import csv
+
+    keys = list(dict.fromkeys(key for run in runs for key in run.figures))
+    refuse_irregular(path)
+    with (
+        refusing(f"{path}: cannot be written", "write elsewhere or free space"),
+        complete_file(path) as temporary,
+        temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
+    ):
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*COLUMNS, *keys])
+        for run in runs:
+            writer.writerows(csv_rows(run, keys))
+
+
+def csv_rows(run: Read, keys: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a run: name, step, tokens, time, and the curves' values."""
+    steps = np.unique(np.concatenate([np.zeros(0, np.int64), *(each.steps for each in run.figures.values())]))
+    cells: dict[str, list[Any]] = {name: [""] * len(steps) for name in ("tokens", "time", *keys)}
+    for key in [*SOURCES, *(run.figures.keys() - SOURCES.keys())]:
+        if key in run.figures:
+            _fill(cells, run, key, np.searchsorted(steps, run.figures[key].steps).tolist())
+    yield from zip([run.name] * len(steps), steps.tolist(), *cells.values(), strict=True)
+
+
+def _fill(cells: dict[str, list[Any]], run: Read, key: str, rows: list[int]) -> None:
+    series = run.figures[key]
+    x = place(run.axes, key, series.steps, series.times)
+    for name, values in ((key, series.values), ("tokens", x.tokens), ("time", x.time)):
+        if values is not None:
+            for row, value in zip(rows, values.tolist(), strict=True):
+                cells[name][row] = value
+
+
+# ----- PNG ------------------------------------------------------------------------------------------------------------
+
+
+def write_png(runs: Sequence[Read], path: Path, title: str = "") -> None:
+    """Draw runs: one as the run itself does it, several over each other with their differences to the first.
+
+    Raises InputError.
+    """
+    if len(runs) == 1:
+        from llmc_jax.pictures import drawable
+        from llmc_jax.run.curves import draw_curves
+
+        draw_curves(list(rows_of(runs[0])), path, drawable(title or runs[0].name).replace("$", r"\$"))
+        return
+    from llmc_jax.compare.logs import differences
+    from llmc_jax.compare.picture import draw_logs
+
+    logs = [log_of(run) for run in runs]
+    draw_logs(logs, differences(logs), path)
+
+
+def rows_of(run: Read) -> Iterator[dict[str, Any]]:
+    """Yield what a picture shows of a run, as events."""
+    for key, source in SOURCES.items():
+        if key in DRAWN and key in run.figures:
+            steps, values, _ = run.figures[key]
+            for step, value in zip(steps.tolist(), (values / source.factor).tolist(), strict=True):
+                yield {"event": source.event, "step": step, source.field: value}
+    for step in run.skipped.tolist():
+        yield {"event": "train", "step": step, "skipped": True}
+    train = run.figures.get("train.loss")
+    if train is not None and run.axes.tokens is not None:
+        last = train.steps[-1:]
+        yield {"event": "train", "step": int(last[0]), "tokens": float(run.axes.tokens.at(last + 1)[0])}
+
+
+def log_of(run: Read) -> Log:
+    """Return a run as the comparison of logs has it, under its name."""
+    found: dict[str, Any] = {name: _curve(run, key) for key, name in OF_LOGS.items()}
+    return Log(run.name, run.kind, **found, decimals=run.decimals)
+
+
+def _curve(run: Read, key: str) -> curves.Curve:
+    return curves.Curve(*run.figures[key][:2]) if key in run.figures else NONE
