@@ -30,8 +30,7 @@ from llmc_jax.generate.sampling import Sampling
 from llmc_jax.generate.serve import Limits, Server, listening, serve
 from llmc_jax.generate.text import TextStream
 from llmc_jax.models.gpt2.tensors import num_parameters
-from tests import plain_model
-from tests.generate import chromium
+from tests import chromium, plain_model
 
 CONFIG = parse_descriptor("L2-NH2-C16-V257-T32")
 BYTES = bytes_tokenizer()

@@ -41,6 +41,7 @@ class Tab:
         self._to, self._answers = to, answers
         self._rest, self._id, self._session = b"", 0, ""
         self.complaints: list[str] = []
+        self.requests: list[str] = []  # addresses that it asked for, once Network is enabled
         target = self.command("Target.createTarget", url="about:blank")["targetId"]
         self._session = self.command("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Runtime", "Log", "Page"):
@@ -67,6 +68,8 @@ class Tab:
         return json.loads(line)
 
     def _note(self, event: dict[str, Any]) -> None:
+        if event.get("method") == "Network.requestWillBeSent":
+            self.requests.append(event["params"]["request"]["url"])
         if event.get("method") in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"):
             self.complaints.append(json.dumps(event["params"]))
 

@@ -1,0 +1,283 @@
+"""The page of a report: one file in which no text becomes anything else, and in a browser the content's numbers."""
+
+import base64
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from llmc_jax.errors import InputError
+from llmc_jax.report import page as page_module
+from llmc_jax.report.content import Content
+from llmc_jax.report.page import embedded, page, page_of
+from tests import chromium
+
+HOSTILE = (
+    "</script><script>window.hit = 1</script><!-- <img src=x onerror=window.hit=2> $$\\int$$ \u2028\x00\ud800 &lt;"
+)
+EMPTY = Content("nothing yet", 0.0, "0", [], [], None)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+class Elements(HTMLParser):
+    """The elements of a page with their attributes, and what its scripts consist of."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.inside = False
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        self.inside = tag == "script"
+        if self.inside:
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = False
+
+    def handle_data(self, data: str) -> None:
+        if self.inside:
+            self.scripts[-1] += data
+
+
+def test_a_page_without_data_takes_no_more_than_2_mb() -> None:
+    assert len(page(EMPTY)) <= 2_000_000
+
+
+@given(value=JSON)
+@example(value=HOSTILE)
+@example(value={HOSTILE: [HOSTILE, 1e308, -0.0]})
+def test_content_comes_back_out_of_the_page_as_it_was(value: Any) -> None:
+    text = embedded(value)
+    assert not set(text) & set("<>&\u2028\u2029")
+    assert json.loads(text) == value
+
+
+@pytest.fixture(scope="module")
+def hostile_page() -> Elements:
+    return Elements(page_of({"title": HOSTILE + "@BOKEH@ @CONTENT@ @@", "runs": []}).decode())
+
+
+def test_a_hostile_text_adds_no_element(hostile_page: Elements) -> None:
+    plain = Elements(page(EMPTY).decode())
+    assert [tag for tag, _ in hostile_page.found] == [tag for tag, _ in plain.found]
+    assert json.loads(hostile_page.scripts[0])["title"] == HOSTILE + "@BOKEH@ @CONTENT@ @@"
+
+
+def test_only_the_page_s_own_scripts_run_and_nothing_is_fetched(hostile_page: Elements) -> None:
+    policies = [a["content"] for tag, a in hostile_page.found if tag == "meta" and a.get("http-equiv")]
+    rules = {name: values for name, *values in map(str.split, (policies[0] or "").split(";"))}
+    hashes = {
+        f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in hostile_page.scripts[1:]
+    }
+    assert len(policies) == 1 and rules["default-src"] == ["'none'"]
+    assert len(hashes) == 3 and set(rules["script-src"]) == hashes
+    addresses = [a.get(name) or "" for _, a in hostile_page.found for name in ("src", "href") if name in a]
+    assert all(address.startswith("data:") for address in addresses)
+
+
+def test_bokeh_s_python_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "bokeh", raising=False)
+    page_module.template_and_scripts.cache_clear()
+    page(EMPTY)
+    assert "bokeh" not in sys.modules
+
+
+def test_without_bokeh_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    page_module.template_and_scripts.cache_clear()
+    monkeypatch.setattr(page_module, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="pip install bokeh"):
+        page(EMPTY)
+    page_module.template_and_scripts.cache_clear()
+
+
+# ----- in a browser ---------------------------------------------------------------------------------------------------
+
+STEPS = 120
+TOKENS = 2048
+
+
+def losses(shift: float) -> list[float]:
+    return [5.3 * math.exp(-step / 40) + 1 + shift + 0.1 * math.sin(12.9898 * step) for step in range(STEPS)]
+
+
+def curve(steps: list[int], y: list[Any], **x: Any) -> dict[str, Any]:
+    places = {"step": steps, "tokens": [step * TOKENS for step in steps], "time": [0.25 * step for step in steps]}
+    return {"x": {**places, **x}, "y": y, "count": len(y), "mean": None}
+
+
+def run(name: str, shift: float, **curves: Any) -> dict[str, Any]:
+    train, every = losses(shift), list(range(0, STEPS, 20))
+    status = {"state": "done", "step": STEPS, "steps": STEPS, "last": 0.0, "seconds_left": None, "words": "all steps"}
+    return {
+        "name": name, "path": f"runs/{name}", "kind": "run folder", "status": status, "clock": "wall",
+        "summary": [["Best validation loss", "1.2"]], "facts": [["Options", [["seed", "42"]]]],
+        "curves": {
+            "train.loss": curve(list(range(STEPS)), train),
+            "val.loss": curve(every, [train[step] + 0.05 for step in every]),
+            "norm": curve(list(range(STEPS)), [1 / (1 + step) for step in range(STEPS)]),
+            **curves,
+        },
+        "samples": [{"step": step, "tokens": 4, "text": f"{HOSTILE} {step}"} for step in (0, 60)],
+        "events": [{"kind": "resume", "step": 60, "tokens": 60 * TOKENS, "time": 15.0, "words": HOSTILE}],
+        "notes": [],
+    }  # fmt: skip
+
+
+PANELS = [
+    {
+        "key": "loss", "title": "Loss", "unit": "nats", "log": True,
+        "curves": [
+            {"key": "train.loss", "label": "training", "mark": "line"},
+            {"key": "val.loss", "label": "validation", "mark": "points"},
+        ],
+    },
+    {
+        "key": "norm", "title": "Norm", "unit": "", "log": False,
+        "curves": [{"key": "norm", "label": "norm", "mark": "line"}],
+    },
+]  # fmt: skip
+
+
+def content(*runs: dict[str, Any]) -> dict[str, Any]:
+    return {"title": HOSTILE, "made": 1.0, "version": "0", "runs": list(runs), "panels": PANELS, "differences": None}
+
+
+# Every renderer of the drawn figures by its name, which says run, curve and part; JSON has no NaN.
+FIGURES = """(() => {
+    const found = {}, number = value => Number.isFinite(value) ? value : String(value);
+    const column = (each, name) => Array.from(each.data_source.get_column(name), number);
+    for (const figure of Bokeh.documents.flatMap(document => document.roots())) {
+        const {x_range: x, y_range: y} = figure;
+        found[figure.name] = {log: figure.y_scale.type === "LogScale", x: [x.start, x.end], y: [y.start, y.end]};
+        for (const each of figure.renderers.filter(each => each.name))
+            found[figure.name + each.name] = {shown: each.visible, x: column(each, "x"), y: column(each, "y")};
+    }
+    return found;
+})()"""
+READY = "document.documentElement && document.documentElement.dataset.ready === 'yes'"
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Tab]:
+    if (binary := chromium.find()) is None:
+        pytest.skip("no Chromium or Chrome on this machine ($CHROMIUM names one); the content itself is tested without")
+    with chromium.browser(binary, tmp_path_factory.mktemp("chromium")) as opened:
+        opened.command("Network.enable")
+        yield opened
+
+
+class Shown:
+    """A page in the browser."""
+
+    def __init__(self, tab: chromium.Tab, path: Path, **content: Any) -> None:
+        path.write_bytes(page_of(content))
+        self.tab = tab
+        tab.complaints.clear()
+        tab.requests.clear()
+        tab.command("Page.navigate", url=path.as_uri())
+        tab.until(READY)
+
+    def figures(self) -> dict[str, Any]:
+        return self.tab.run(FIGURES)
+
+    def do(self, script: str) -> dict[str, Any]:
+        self.tab.run(f"{{ {script} }}")
+        self.tab.run("new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
+        return self.figures()
+
+    def check_quiet(self) -> None:
+        """It has complained of nothing, and asked for nothing but itself."""
+        assert self.tab.complaints == []
+        asked = {url for url in self.tab.requests if not url.startswith("data:")}
+        assert asked == {self.tab.run("document.URL.split('#')[0]")}
+
+
+def part(run: int, key: str, name: str, panel: str = "loss") -> str:
+    return panel + json.dumps([run, key, name], separators=(",", ":"))
+
+
+def test_the_figures_hold_the_numbers_of_the_content_by_each_axis(tab: chromium.Tab, tmp_path: Path) -> None:
+    one = run("one", 0.0)
+    shown = Shown(tab, tmp_path / "one.html", **content(one))
+    figures = shown.figures()
+    for axis in ("step", "tokens", "time"):
+        figures = shown.do(f"document.querySelector('input[name=axis][value={axis}]').click()")
+        for key, name, panel in [
+            ("train.loss", "raw", "loss"),
+            ("val.loss", "points", "loss"),
+            ("norm", "raw", "norm"),
+        ]:
+            drawn = figures[part(0, key, name, panel)]
+            assert (drawn["x"], drawn["y"]) == (one["curves"][key]["x"][axis], one["curves"][key]["y"])
+        assert figures["loss"]["x"] == figures["norm"]["x"]
+        assert figures["loss"]["x"][0] <= 0 and figures["loss"]["x"][1] >= one["curves"]["norm"]["x"][axis][-1]
+    shown.check_quiet()
+
+
+def test_controls_do_what_they_say(tab: chromium.Tab, tmp_path: Path) -> None:
+    shown = Shown(tab, tmp_path / "two.html", **content(run("one", 0.0), run("two", 0.5)))
+    before = shown.figures()
+    log = shown.do("document.getElementById('log').click()")
+    assert before["loss"]["log"] != log["loss"]["log"] and not before["norm"]["log"] and not log["norm"]["log"]
+    slider = "document.getElementById('smooth')"
+    set_to = f"{slider}.value = '{{}}'; {slider}.dispatchEvent(new Event('input'))"
+    shown.do(set_to.format(0))
+    assert shown.figures()[part(0, "train.loss", "smooth")]["y"] == losses(0.0)
+    shown.do(set_to.format(20))
+    means = shown.figures()[part(0, "train.loss", "smooth")]["y"]
+    window = 0.2 * (STEPS - 1) / 2
+    for step in (0, 1, 50, STEPS - 1):
+        half = min(window, step)
+        near = [loss for at, loss in enumerate(losses(0.0)) if abs(at - step) <= half]
+        assert means[step] == pytest.approx(sum(near) / len(near), rel=1e-9)
+    hidden = shown.do("document.querySelector('#list input[data-run=\"1\"]').click()")
+    assert hidden[part(0, "train.loss", "smooth")]["shown"] and not hidden[part(1, "train.loss", "smooth")]["shown"]
+    assert "hidden=1" in tab.run("location.hash")
+    shown.check_quiet()
+
+
+def test_hostile_texts_stay_texts(tab: chromium.Tab, tmp_path: Path) -> None:
+    shown = Shown(tab, tmp_path / "hostile.html", **content(run(HOSTILE, 0.0), run(HOSTILE, 0.5)))
+    tab.run("document.querySelector('.plot').focus()")
+    tab.press("ArrowRight", 39)
+    assert HOSTILE[:20] in tab.run("document.getElementById('tip').textContent")
+    assert tab.run("document.querySelector('#samples pre').textContent.startsWith('</script><script>window.hit = 1')")
+    assert tab.run("window.hit === undefined && document.querySelectorAll('script').length === 4")
+    assert tab.run("document.querySelectorAll('img').length") == 0
+    shown.check_quiet()
+
+
+def test_runs_without_points_with_one_and_with_no_finite_one(tab: chromium.Tab, tmp_path: Path) -> None:
+    bad = curve([0, 1, 2, 3], [3.0, "nan", "inf", 2.0])
+    runs = [
+        {**run("none", 0.0), "curves": {}, "samples": [], "events": [], "facts": [], "summary": []},
+        {**run("one", 0.0), "curves": {"train.loss": curve([0], [2.0])}},
+        {**run("bad", 0.0), "curves": {"train.loss": bad, "norm": curve([0], ["nan"], tokens=None, time=None)}},
+    ]
+    shown = Shown(tab, tmp_path / "bad.html", **content(*runs))
+    figures = shown.figures()
+    assert figures[part(2, "train.loss", "not finite")]["x"] == [1, 2]
+    assert figures[part(2, "train.loss", "raw")]["y"] == [3.0, "NaN", "NaN", 2.0]
+    assert figures[part(1, "train.loss", "lone")]["x"] == [0]
+    for axis in ("tokens", "time"):
+        shown.do(f"document.querySelector('input[name=axis][value={axis}]').click()")
+    assert "x=time" in tab.run("location.hash")
+    shown.check_quiet()
+    Shown(tab, tmp_path / "empty.html", **EMPTY.to_json()).check_quiet()
