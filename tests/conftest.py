@@ -35,6 +35,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test reads or fills this machine's caches (compiled programs, the built-in corpus); they share a new one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LLMC_JAX_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("LLMC_JAX_REPORT", "0")  # a page of each run would be half a second for nothing
         yield
 
 

@@ -146,6 +146,11 @@ class TrainConfig:
         "show the GPU's memory, clocks, power and temperature every N steps; 0, -1 = off",
         unit="steps", check=minus_one_or_at_least(0, "off"),
     )
+    report_every: float = option(
+        3.0, "--report-every", OUTPUT,
+        "write report.html, a page to look at the run with, every X minutes and at the end; 0 = off (docs/report.md)",
+        unit="minutes", check=ZERO_IS_OFF,
+    )
     profile: str = option(
         "", "--profile", OUTPUT,
         "record what the device does from step START up to, but not including, step STOP (docs/profiling.md)",

@@ -39,6 +39,7 @@ from llmc_jax.run.folder import (
     locked,
     write_config,
 )
+from llmc_jax.run.page import PageWriter
 from llmc_jax.run.prepare import Setup
 from llmc_jax.run.processes import Votes
 from llmc_jax.run.saver import Saver
@@ -67,6 +68,8 @@ def opened(setup: Setup, output: Output, request: threading.Event, held: Held | 
         console = closing.enter_context(new_console(setup, output))
         drawer = CurveDrawer(folder, setup.name, baselines, console.warning, held.is_there, drawing=group.rank == 0)
         closing.callback(drawer.close)
+        page = PageWriter(folder, config.report_every, console.warning, held.is_there, writing=group.rank == 0)
+        closing.callback(page.close)
         closing.enter_context(stop_on_signals(request, console.note))
         announce(setup, folder, console, log)
         group.folder(str(folder), str(rank_log(folder, group.rank)))
@@ -86,7 +89,7 @@ def opened(setup: Setup, output: Output, request: threading.Event, held: Held | 
             export=config.export_llmc, sync=sync, place=setup.place, check=held.check, group=group,
         )  # fmt: skip
         closing.callback(saver.close)
-        yield Run(setup, held, log, console, drawer, saver, Votes(group, setup.place, request))
+        yield Run(setup, held, log, console, drawer, page, saver, Votes(group, setup.place, request))
 
 
 def of_first_folder(setup: Setup, held: Held | None) -> tuple[Path, list[Path]]:

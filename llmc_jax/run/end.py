@@ -56,6 +56,7 @@ def finish(run: Run, outcome: Outcome) -> Outcome:
     except InputError as error:
         outcome = Outcome(ExitCode.BAD_INPUT, progress, problem or error)
     run.drawer.finish()
+    run.page.finish()
     run.console.close()
     for line in summary(run, outcome):
         run.console.note(line)
@@ -99,6 +100,8 @@ def places(run: Run, outcome: Outcome) -> Iterator[str]:
     yield f"run folder:   {run.held.folder}"
     if run.drawer.path.exists():
         yield f"picture:      {run.drawer.path}"
+    if run.page.written:
+        yield f"report:       {run.page.path}"
     if progress.saved is not None:
         yield f"checkpoint:   {progress.saved}"
     goes_on = progress.saved is not None or (config.save and progress.step == 0)

@@ -262,6 +262,7 @@ def report(run: Run, progress: Progress, result: Result) -> None:
         run.console.note(why)
     report_gpu(run, progress.read)
     run.drawer.refresh()
+    run.page.refresh()
 
 
 def report_gpu(run: Run, steps: int) -> None:

@@ -10,6 +10,7 @@ from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.run.console import Console
 from llmc_jax.run.curves import CurveDrawer
 from llmc_jax.run.folder import Held, RunLog
+from llmc_jax.run.page import PageWriter
 from llmc_jax.run.prepare import Setup
 from llmc_jax.run.processes import Votes
 from llmc_jax.run.saver import Saver
@@ -24,6 +25,7 @@ class Run(NamedTuple):
     log: RunLog
     console: Console
     drawer: CurveDrawer
+    page: PageWriter
     saver: Saver
     votes: Votes  # on whether the run ends
 

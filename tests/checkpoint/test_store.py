@@ -964,6 +964,7 @@ def test_clean_removes_leftovers_and_nothing_else(run: Path, tmp_path: Path) -> 
     (run / ".model_00000300.bin.0123abcd.tmp").touch()
     (run / ".DONE_00000300.0123abcd.tmp").touch()
     (run / ".curves.png.0123abcd.tmp").touch()
+    (run / ".report.html.0123abcd.tmp").touch()
     shutil.copytree(run / "state_00000100", run / ".state_00000100.0123abcd.old")
     mine = [".state_00000300.tmp", ".state_300.0123abcd.tmp", ".hidden", "main.log", ".state_00000300.0123abcd.bak"]
     for name in mine:
@@ -971,7 +972,7 @@ def test_clean_removes_leftovers_and_nothing_else(run: Path, tmp_path: Path) -> 
     before = set(os.listdir(run))
     store.clean(run)
     gone = before - set(os.listdir(run))
-    assert len(gone) == 5 and all(name[0] == "." for name in gone) and not gone & set(mine)
+    assert len(gone) == 6 and all(name[0] == "." for name in gone) and not gone & set(mine)
     assert [e.problem for e in store.entries(run)] == [None, None]
     store.clean(tmp_path / "nowhere")
 
