@@ -37,6 +37,12 @@ def rank_log(folder: Path, rank: int) -> Path:
     return folder / (f"rank_{rank:05d}.jsonl" if rank else METRICS)
 
 
+def rank_of(path: Path) -> int | None:
+    """Return the rank of the process whose log a file is by its name; None for any other file, the first one's too."""
+    match = re.fullmatch(r"rank_(\d{5,9})\.jsonl", path.name)
+    return int(match[1]) if match and rank_log(path.parent, int(match[1])) == path else None
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the events of a metrics.jsonl, in order; non-finite losses and norms come back as floats.
 

@@ -16,12 +16,12 @@ from llmc_jax.errors import InputError
 from llmc_jax.files import reason
 from llmc_jax.logs.curves import spread
 from llmc_jax.logs.events import Events, figures, read_events
-from llmc_jax.logs.files import KERNELS, LARGEST, METRICS, config_file
+from llmc_jax.logs.files import KERNELS, LARGEST, METRICS, config_file, rank_log, rank_of
 from llmc_jax.logs.reading import read_log
 from llmc_jax.logs.state import DIED, RUNNING, UNKNOWN, RunState, read_state
-from llmc_jax.logs.words import ENDS
+from llmc_jax.logs.words import ENDS, event_words
 from llmc_jax.machine.versions import installed
-from llmc_jax.report.content import Content, Event, Run, Sample, Status
+from llmc_jax.report.content import Content, Event, Rows, Run, Sample, Status
 from llmc_jax.report.differences import differences_of
 from llmc_jax.report.facts import facts_of, settings, steps_words, summary_of, table_of
 from llmc_jax.report.happened import events_of
@@ -32,6 +32,7 @@ from llmc_jax.report.words import duration
 MOST_SAMPLES = 100  # of a run, spread over its steps
 LONGEST_SAMPLE = 10_000  # characters
 STATES = {RUNNING: "running", DIED: "died", UNKNOWN: "not known whether it still runs", **ENDS}
+MOST_RANKS = 256  # processes whose logs are read
 RECENT = 200  # steps that the time left is reckoned from
 
 
@@ -47,6 +48,7 @@ class Read(NamedTuple):
     start: Mapping[str, Any]  # the event of its last start
     config: Mapping[str, Any]  # as config.json has it
     kernels: Mapping[str, Any]
+    processes: Rows  # of a run that has several, where each is
     samples: list[Sample]
     events: list[Event]
     notes: list[str]
@@ -77,7 +79,7 @@ def _shown(run: Read, groups: Mapping[str, Mapping[str, str]]) -> Run:
         status=run.status,
         clock=run.axes.clock,
         summary=summary_of(run.status, run.figures, run.axes, run.start),
-        facts=facts_of(groups, run.config),
+        facts=[*facts_of(groups, run.config), *([("Processes", run.processes)] if run.processes else [])],
         curves={key: drawn(series, run.axes, key) for key, series in run.figures.items()},
         samples=run.samples,
         events=run.events,
@@ -129,6 +131,7 @@ def read_folder(folder: Path, path: str = "") -> Read:
     axes = axes_of(found, seen, _positive(start.get("tokens_per_step")), events.first_time)
     notes = list(events.notes)
     config = _config(folder, start, notes)
+    of_ranks = _of_ranks(folder, notes)
     if not found and not events.others:
         raise InputError(f"{folder / METRICS}: no events in it; expected those of a run, one a line")
     return Read(
@@ -141,12 +144,33 @@ def read_folder(folder: Path, path: str = "") -> Read:
         start=start,
         config=config,
         kernels=_json(folder / KERNELS, notes),
+        processes=_processes({0: events, **of_ranks}) if of_ranks else [],
         samples=samples_of(events),
-        events=events_of(events, axes),
+        events=events_of(events, axes, of_ranks),
         notes=notes,
         skipped=skipped.steps[skipped.values != 0],
         decimals=None,
     )
+
+
+def _of_ranks(folder: Path, notes: list[str]) -> dict[int, Events]:
+    """Return the logs of a run's processes other than the first, by rank."""
+    ranks = sorted(rank for path in folder.glob("rank_*.jsonl") if (rank := rank_of(path)) is not None)
+    found = {}
+    for rank in ranks[:MOST_RANKS]:
+        try:
+            found[rank] = read_events(rank_log(folder, rank))
+            notes += found[rank].notes
+        except InputError as error:
+            notes.append(str(error))
+    if len(ranks) > MOST_RANKS:
+        notes.append(f"of the logs of {len(ranks)} more processes, {MOST_RANKS} are read")
+    return found
+
+
+def _processes(logs: Mapping[int, Events]) -> Rows:
+    starts = {rank: events.of("start", "resume") for rank, events in logs.items()}
+    return [(f"rank {rank}", event_words(found[-1])) for rank, found in starts.items() if found]
 
 
 def _positive(value: Any) -> float | None:
@@ -267,6 +291,7 @@ def read_other(path: Path) -> Read:
         start={},
         config={},
         kernels={},
+        processes=[],
         samples=[],
         events=[],
         notes=list(log.notes),

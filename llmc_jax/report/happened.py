@@ -1,6 +1,7 @@
 """What happened to a run, in words: skipped steps, saves, resumes, stops. Leaves out figures of steps."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,16 @@ from llmc_jax.report.series import Axes
 from llmc_jax.report.words import plural
 
 MOST = 400  # events of a run that a page lists
+SAME = ("start", "resume", "compiled", "end")  # what all processes log, which is told of the first
 
 
-def events_of(events: Events, axes: Axes) -> list[Event]:
-    """Return the events of a run in the order of steps, of very many some."""
+def events_of(events: Events, axes: Axes, of_ranks: Mapping[int, Events]) -> list[Event]:
+    """Return the events of a run in the order of steps, of very many some. of_ranks: its other processes' logs."""
     found = [*_told(events, axes), *_skipped(events, axes), *_caps(events, axes)]
+    for rank, own in of_ranks.items():
+        found += [
+            replace(each, words=f"rank {rank}: {each.words}") for each in _told(own, axes) if each.kind not in SAME
+        ]
     found.sort(key=lambda each: each.step)  # stable: those of a step stay in the order of the file
     return found if len(found) <= MOST else [*found[: MOST // 2], _gap(found), *found[-MOST // 2 + 1 :]]
 

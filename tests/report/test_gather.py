@@ -1,0 +1,251 @@
+"""What a page shows is what a run logged; a damaged run shows what can be read of it."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llmc_jax.errors import InputError
+from llmc_jax.report.content import Content, Run
+from llmc_jax.report.gather import MOST_SAMPLES, content_of, names_of, read_runs
+from llmc_jax.report.series import BINS, POINTS
+from tests.printed_logs import OUTPUTS, written
+from tests.report.runs import BEGAN, CONFIG, end, run_folder, start, train, usual, val
+
+
+def content(*paths: Path, names: tuple[str, ...] = ()) -> Content:
+    found = content_of(read_runs(paths, names))
+    json.dumps(found.to_json(), allow_nan=False)
+    return found
+
+
+def one(path: Path) -> Run:
+    (run,) = content(path).runs
+    return run
+
+
+def rows_of(run: Run, group: str) -> dict[str, str]:
+    return dict(next(rows for name, rows in run.facts if name == group))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return one(run_folder(tmp_path_factory.mktemp("runs") / "demo", usual()))
+
+
+def test_curves_are_what_was_logged(whole: Run) -> None:
+    loss, losses = whole.curves["train.loss"], whole.curves["val.loss"]
+    assert loss.x.step.tolist() == list(range(40)) and loss.y.tolist() == [5.0 - step / 40 for step in range(40)]
+    assert losses.x.step.tolist() == [0, 10, 20, 30] and losses.y.tolist() == [5.0, 4.5, 4.0, 3.5]
+    assert (loss.count, loss.mean, losses.mean) == (40, None, None)
+    assert whole.curves["memory"].y.tolist() == [1.0] * 40
+    assert whole.curves["flops"].y[0] == 16.0 * 1e6 / 1e9 and "mfu" not in whole.curves
+
+
+def test_a_step_s_tokens_and_time_count_its_update_and_a_validation_s_do_not(whole: Run) -> None:
+    loss, losses = whole.curves["train.loss"].x, whole.curves["val.loss"].x
+    assert loss.tokens is not None and losses.tokens is not None and loss.time is not None and losses.time is not None
+    assert loss.tokens.tolist() == [8 * (step + 1) for step in range(40)]
+    assert losses.tokens.tolist() == [0, 80, 160, 240]
+    assert whole.clock == "wall" and loss.time.tolist() == [2.0 + step for step in range(40)]
+    assert losses.time.tolist() == [1.5, 11.5, 21.5, 31.5]
+
+
+def test_facts_and_status_of_a_run(whole: Run) -> None:
+    assert (whole.name, whole.status.state, whole.status.step, whole.status.steps) == ("demo", "done", 40, 40)
+    assert whole.status.last == BEGAN + 43.0 and whole.notes == []
+    assert [(each.kind, each.step) for each in whole.events] == [("start", 0), ("end", 40)]
+    assert [(each.step, each.tokens, each.text) for each in whole.samples] == [(40, 4, "<b>\n")]
+    assert rows_of(whole, "Options: Optimizer")["--learning-rate"] == "0.004"
+    assert rows_of(whole, "Options: others") == {"gone": "1"}
+    assert rows_of(whole, "What runs each operation") == {"attention": "naive, xla (on a CPU)"}
+    assert rows_of(whole, "Environment") == {"XLA_FLAGS": "--xla_x=1"}
+    assert rows_of(whole, "Machine")["memory"] == "16.00 GiB"
+    assert {"best validation loss", "speed", "tokens", "memory", "time"} <= dict(whole.summary).keys()
+
+
+def test_passwords_in_addresses_are_not_shown(whole: Run) -> None:
+    shown = json.dumps(Content("", 0.0, "", [whole], [], None).to_json())
+    assert "host/x" in shown and "me:pass" not in shown
+
+
+def test_utilization_where_the_peak_is_known(tmp_path: Path) -> None:
+    run = one(run_folder(tmp_path / "a", [start(peak_flops=64e6), train(0)]))
+    assert run.curves["mfu"].y.tolist() == [25.0] and "flops" not in run.curves
+
+
+def test_older_logs_have_the_time_of_their_steps(tmp_path: Path) -> None:
+    rows = [{name: value for name, value in row.items() if name != "time"} for row in usual()]
+    run = one(run_folder(tmp_path / "a", rows))
+    assert run.clock == "steps"
+    loss, losses = run.curves["train.loss"].x.time, run.curves["val.loss"].x.time
+    assert loss is not None and losses is not None
+    np.testing.assert_allclose(loss, 0.5 * np.arange(1, 41))
+    np.testing.assert_allclose(losses, [0.0, 5.0, 10.0, 15.0])
+    assert run.events[0].time is None
+
+
+def test_long_curves_are_thinned_and_averaged(tmp_path: Path) -> None:
+    events = [start(), *(train(step, loss=5.0) for step in range(6000))]
+    events[3001]["loss"], events[3002]["loss"] = 90.0, "nan"
+    curve = one(run_folder(tmp_path / "a", events)).curves["train.loss"]
+    assert curve.count == 6000 and len(curve.y) <= POINTS and np.nanmax(curve.y) == 90.0
+    assert curve.x.step[np.isnan(curve.y)].tolist() == [3001]
+    assert curve.mean is not None and len(curve.mean.y) == BINS
+    assert sorted(set(curve.mean.y.tolist())) in ([5.0, 5 + 85 / 6], [5.0, 5 + 85 / 5])  # 5,999 points in 1,000 bins
+    assert curve.mean.x.tokens is not None and (np.diff(curve.mean.x.tokens) > 0).all()
+
+
+def test_what_happened_to_a_run(tmp_path: Path) -> None:
+    events = [
+        start(), train(0), train(1, skipped=True, loss="nan"), train(2, skipped=True), train(3), train(4, skipped=True),
+        {"event": "checkpoint", "step": 4, "path": "state_00000004", "ms": 900.0, "waited_ms": 0.0, "time": BEGAN + 7},
+        {"event": "resume", "step": 4, "steps": 9, "time": BEGAN + 50},
+        {"event": "gpu", "step": 5, "cap": "no", "time": BEGAN + 51},
+        {"event": "gpu", "step": 6, "cap": "power", "time": BEGAN + 52},
+        {"event": "news", "step": 7, "x": 1}, {"event": "bad", "step": "x"},
+    ]  # fmt: skip
+    folder = run_folder(tmp_path / "a", events)
+    began = '{"event": "start", "step": 0, "host": "node1", "pid": 7}\n'
+    (folder / "rank_00001.jsonl").write_text(began + '{"event": "data", "step": 3, "file": "f", "what": "w"}\n{"e')
+    run = one(folder)
+    found = [(each.kind, each.step) for each in run.events]
+    assert found == [
+        ("start", 0), ("skipped", 1), ("data", 3), ("skipped", 4), ("checkpoint", 4), ("resume", 4), ("gpu_cap", 6),
+        ("news", 7),
+    ]  # fmt: skip
+    assert "1 to 2" in run.events[1].words and run.events[2].words.startswith("rank 1: ")
+    assert (run.events[5].time, run.events[5].tokens) == (50.0, 32.0)
+    assert rows_of(run, "Processes").keys() == {"rank 0", "rank 1"} and len(run.notes) == 1
+    assert run.status.steps == 9
+
+
+def test_of_very_many_events_and_samples_some_are_shown(tmp_path: Path) -> None:
+    events = [start(), *({"event": "checkpoint", "step": step, "path": "x", "ms": 1} for step in range(2000))]
+    events += [{"event": "sample", "step": step, "tokens": 1, "text": "x" * 20_000} for step in range(500)]
+    run = one(run_folder(tmp_path / "a", events))
+    assert len(run.events) == 400 and (run.events[0].step, run.events[-1].step) == (0, 1999)
+    (gap,) = (each for each in run.events if each.kind == "left_out")
+    assert f"{2001 - 399:,} more" in gap.words
+    assert len(run.samples) == MOST_SAMPLES and (run.samples[0].step, run.samples[-1].step) == (0, 499)
+    assert max(len(each.text) for each in run.samples) < 20_000
+
+
+def test_a_run_that_goes_on_says_how_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from llmc_jax.logs import state
+
+    monkeypatch.setattr(state, "is_there", lambda start, last: True)
+    status = one(run_folder(tmp_path / "a", [start(), *map(train, range(10))])).status
+    assert (status.state, status.step, status.steps, status.seconds_left) == ("running", 10, 40, 30.0)
+    monkeypatch.setattr(state, "is_there", lambda start, last: False)
+    assert one(tmp_path / "a").status.state == "died"
+
+
+@pytest.mark.parametrize("points", [0, 1])
+def test_runs_that_hardly_began(points: int, tmp_path: Path) -> None:
+    run = one(run_folder(tmp_path / "a", [start(), *map(train, range(points))]))
+    assert ("train.loss" in run.curves) == bool(points) and run.events[0].kind == "start"
+
+
+def test_a_damaged_run_shows_what_can_be_read(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "a", [train(0), train(1), end(2)], config=None, torn='nonsense\n{"event": "tr')
+    run = one(folder)
+    assert run.curves["train.loss"].x.step.tolist() == [0, 1] and len(run.notes) == 3
+    (folder / "config.json").write_text("{")
+    (folder / "kernels.json").write_bytes(b"\xff[")
+    run = one(folder)
+    assert len(run.notes) == 4 and run.facts == []
+    (folder / "metrics.jsonl").write_text("rubbish\n")
+    with pytest.raises(InputError, match=r"a/metrics.jsonl: no events in it"):
+        one(folder)
+
+
+def test_logs_of_other_programs(tmp_path: Path) -> None:
+    log = written(
+        tmp_path / "out.txt", "tokens per iteration will be: 16\n" + "".join(OUTPUTS["output of llm.c's train_gpt2cu"])
+    )
+    run = one(log)
+    assert run.kind.endswith("train_gpt2cu") and run.clock == "steps" and run.status.state == "unknown"
+    assert set(run.curves) == {
+        "train.loss",
+        "val.loss",
+        "norm",
+        "lr",
+        "ms",
+        "tokens_per_second",
+        "mfu",
+        "accuracy_norm",
+    }
+    assert run.curves["accuracy_norm"].y.tolist() == [24.995]
+    time, tokens = run.curves["train.loss"].x.time, run.curves["val.loss"].x.tokens
+    assert time is not None and time.tolist() == [0.08, 0.121] and tokens is not None and tokens.tolist() == [0, 32]
+
+
+def test_runs_over_each_other(tmp_path: Path) -> None:
+    """Only what differs is listed, and not where a run is; a log without a configuration has no part in that."""
+    options = {**CONFIG["options"], "seed": 43, "output_dir": "runs/b"}  # type: ignore[dict-item]
+    other = {**CONFIG, "options": options, "environment": {"XLA_FLAGS": "--xla_x=1", "NPROC": "8"}}
+    paths = (
+        run_folder(tmp_path / "a", usual()),
+        run_folder(tmp_path / "b", [start(config=other), val(0, 3.0)]),
+        written(tmp_path / "c.log", "s:0 trl:4.0\n"),
+    )
+    found = content(*paths)
+    assert [run.name for run in found.runs] == ["a", "b", "c.log"] and found.title == "a · b · c.log"
+    assert found.differences is not None
+    rows = [(each.group, each.name, each.values) for each in found.differences.rows]
+    assert rows == [("Options", "--seed", ["42", "43", ""]), ("Environment", "NPROC", ["", "8", ""])]
+    assert {panel.key for panel in found.panels} == {"loss", "norm", "lr", "tokens_per_second", "ms", "flops", "memory"}
+    assert content(paths[0]).differences is None
+    assert [run.name for run in content(*paths, names=("x", "y", "z")).runs] == ["x", "y", "z"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["runs/a"], ["a"]),
+        (["runs/a", "other/b/"], ["a", "b"]),
+        (["x/run", "y/run"], ["x/run", "y/run"]),
+        (["x/run", "x/run"], ["run (1)", "run (2)"]),
+        (["/"], ["/"]),
+    ],
+)
+def test_names_are_no_longer_than_need_be(paths: list[str], names: list[str]) -> None:
+    found = names_of(paths)
+    assert len(set(found)) == len(found) and (found == names or paths[0] == paths[-1])
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+FIELDS = st.fixed_dictionaries({}, optional=dict.fromkeys(("loss", "tokens", "skipped", "time", "text", "config"), ANY))
+NUMBERS = st.fixed_dictionaries(
+    {"event": st.sampled_from(["train", "val", "eval", "gpu"]), "step": st.integers(0, 9)},
+    optional={name: st.floats() | st.integers() for name in ("loss", "ms", "tokens", "time", "accuracy", "memory")},
+)
+KINDS = st.sampled_from(["start", "resume", "sample", "end", "checkpoint", "warnings", "odd"])
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(NUMBERS | st.tuples(KINDS, st.integers(-1, 9) | ANY, FIELDS), max_size=8), ANY)
+def test_any_events_and_any_configuration_make_a_page(tmp_path: Path, found: list[Any], config: Any) -> None:
+    rows = [each if isinstance(each, dict) else {"event": each[0], "step": each[1], **each[2]} for each in found]
+    folder = tmp_path / "a"
+    folder.mkdir(exist_ok=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "kernels.json").write_text(json.dumps(config))
+    try:
+        run = one(folder)
+    except InputError:
+        return
+    for curve in run.curves.values():
+        assert len(curve.y) == len(curve.x.step) <= curve.count
+        assert all(math.isfinite(step) for step in curve.x.step.tolist())
