@@ -1,5 +1,6 @@
 """What happened to a run, in words: skipped steps, saves, resumes, stops. Leaves out figures of steps."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from llmc_jax.report.series import Axes
 from llmc_jax.report.words import plural
 
 MOST = 400  # events of a run that a page lists
+OF_STEP = ("skipped", "gpu_cap")  # events that come with a step's figures
 SAME = ("start", "resume", "compiled", "end")  # what all processes log, which is told of the first
 
 
@@ -20,10 +22,9 @@ def events_of(events: Events, axes: Axes, of_ranks: Mapping[int, Events]) -> lis
     """Return the events of a run in the order of steps, of very many some. of_ranks: its other processes' logs."""
     found = [*_told(events, axes), *_skipped(events, axes), *_caps(events, axes)]
     for rank, own in of_ranks.items():
-        found += [
-            replace(each, words=f"rank {rank}: {each.words}") for each in _told(own, axes) if each.kind not in SAME
-        ]
-    found.sort(key=lambda each: each.step)  # stable: those of a step stay in the order of the file
+        told = (each for each in _told(own, axes) if each.kind not in SAME)
+        found += [replace(each, words=f"rank {rank}: {each.words}") for each in told]
+    found.sort(key=lambda each: (each.step, each.time or 0.0))  # stable: without times, in the order of the file
     return found if len(found) <= MOST else [*found[: MOST // 2], _gap(found), *found[-MOST // 2 + 1 :]]
 
 
@@ -35,8 +36,10 @@ def _gap(found: list[Event]) -> Event:
 
 
 def _event(kind: str, step: int, time: Any, axes: Axes, words: str) -> Event:
-    tokens = None if axes.tokens is None else float(axes.tokens.at(np.array([float(step)]))[0])
-    known = axes.clock == "wall" and isinstance(time, int | float)
+    """Return an event at its place. One of a step counts its update, as the step's figures do."""
+    made = step + (kind in OF_STEP)
+    tokens = None if axes.tokens is None else float(axes.tokens.at(np.array([float(made)]))[0])
+    known = axes.clock == "wall" and isinstance(time, int | float) and math.isfinite(time)
     return Event(kind, step, tokens, round(time - axes.began, 3) if known else None, words)
 
 

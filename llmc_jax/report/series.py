@@ -66,7 +66,7 @@ def _timed(series: Series) -> bool:
 
 def tokens_scale(tokens: Series | None, per_step: float | None) -> Scale | None:
     """Return the tokens seen after so many steps."""
-    if tokens is not None and len(tokens.steps) and tokens.values[-1] > 0:
+    if tokens is not None and len(tokens.steps) and np.isfinite(tokens.values).all() and tokens.values[-1] > 0:
         slope = per_step or float(tokens.values[-1] / (tokens.steps[-1] + 1))
         return Scale(np.append(0, tokens.steps + 1), np.append(0.0, tokens.values), slope)
     return Scale(np.zeros(1), np.zeros(1), float(per_step)) if per_step else None
