@@ -22,6 +22,7 @@ ORDER = [
     "rng",
     "config",
     "logs",
+    "trackers",
     "machine",
     "cluster",
     "ops",
@@ -42,13 +43,13 @@ ORDER = [
     "cli",
 ]
 WITHOUT_JAX = (
-    "errors", "magics", "streams", "text", "files", "pictures", "rng", "config", "logs", "cluster", "data",
+    "errors", "magics", "streams", "text", "files", "pictures", "rng", "config", "logs", "trackers", "cluster", "data",
     "checkpoint", "report", "cli",
 )  # fmt: skip
 BUT = ("cli/kernels.py", "cli/profile.py")  # measuring is all they do
 AND = (
     "compare/logs.py", "compare/picture.py", "machine/device.py", "machine/jax_setup.py", "run/console.py",
-    "run/curves.py", "run/folder.py",
+    "run/curves.py", "run/folder.py", "run/trackers.py",
 )  # fmt: skip
 
 
@@ -93,6 +94,6 @@ def test_the_architecture_names_every_room_in_this_order() -> None:
 def test_what_needs_no_jax_does_not_bring_it_in() -> None:
     names = {path.relative_to(PACKAGE).as_posix() for path in files() if room_of(path) in WITHOUT_JAX}
     modules = [f"llmc_jax.{name.removesuffix('.py').replace('/', '.')}" for name in names - {*BUT} | {*AND}]
-    late = ("jax", "matplotlib", "tiktoken")
+    late = ("jax", "matplotlib", "tiktoken", "tensorboardX", "wandb", "mlflow")
     code = f"import sys, {', '.join(modules)}; sys.exit(any(name in sys.modules for name in {late}))"
     subprocess.run([sys.executable, "-c", code.replace(".__init__", "")], cwd=ROOT, check=True)

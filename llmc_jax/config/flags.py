@@ -12,7 +12,18 @@ from typing import Any, NamedTuple
 from llmc_jax.config.checks import validate
 from llmc_jax.config.options import Option, at_least, show_value, value_problem
 from llmc_jax.config.presets import DEFAULT_PRESET, PRESETS
-from llmc_jax.config.train import AUTO_BATCH, DATA, DEVICES, EVALUATION, OPTIONS, OUTPUT, PROCESSES, START, TrainConfig
+from llmc_jax.config.train import (
+    AUTO_BATCH,
+    DATA,
+    DEVICES,
+    EVALUATION,
+    OPTIONS,
+    OUTPUT,
+    PROCESSES,
+    START,
+    TRACKERS,
+    TrainConfig,
+)
 from llmc_jax.errors import InputError, raise_problems
 
 # Flags that show something and run nothing.
@@ -109,7 +120,7 @@ def _read(
             try:
                 given.append((about, _value(about, text)))
             except InputError as error:
-                problems.append(f"{flag} {show_value(text)}: {error}")
+                problems.append(f"{flag} {about.show(text) if about.hides else show_value(text)}: {error}")
     return given, problems
 
 
@@ -235,6 +246,7 @@ STEP_MODEL = "d12"  # GPT-2 124M, the shape of the gpt2_124M.bin that llm.c's tr
 NOT_HERE = {
     DATA: "reads no data",
     OUTPUT: "writes no run",
+    TRACKERS: "writes no run",
     EVALUATION: "evaluates nothing",
     DEVICES: "uses one device",
     PROCESSES: "uses one process",

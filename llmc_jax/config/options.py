@@ -56,6 +56,13 @@ SLICE = Check(
     lambda value: value == "" or parse_slice(value) is not None,
     "two step numbers with a colon between, the first the lower: 10:15",
 )
+# In a name that is none: an address, user:password@, a key of many digits. Such a value may be a secret.
+CREDENTIAL = re.compile(r"://|[^\s/]:[^\s/]*@|[0-9a-fA-F]{32}|wandb_v\d|api[-_]?key\s*=", re.IGNORECASE)
+TRACKED = Check(
+    lambda value: value.isprintable() and len(value) <= 200 and not CREDENTIAL.search(value),
+    "a name of up to 200 characters, without address, password or key: these belong into the tracker's own environment "
+    "(docs/trackers.md)",
+)
 ADDRESS = Check(
     lambda value: value == "" or parse_address(value) is not None,
     "a host, and a port from 1 to 65535 if need be: node1, 10.0.0.1:12345, [fe80::1]:12345",
@@ -78,6 +85,7 @@ class Option(NamedTuple):
     switch: bool = False  # stands alone, without a value
     auto: int | None = None  # the value that the word auto stands for
     of_this_start: bool = False  # never taken from the start before, where a run goes on
+    hides: bool = False  # a value that it cannot have is not shown: it may be a secret
 
     @property
     def long_flag(self) -> str:
@@ -105,6 +113,8 @@ class Option(NamedTuple):
 
     def show(self, value: object) -> str:
         """Return one of its values as it is written on the command line."""
+        if self.hides and value_problem(self, value):
+            return "(not shown)"
         return "auto" if self.auto is not None and value == self.auto else show_value(value)
 
 

@@ -16,6 +16,7 @@ from llmc_jax.config.options import (
     FRACTION,
     NOT_EMPTY,
     SLICE,
+    TRACKED,
     ZERO_IS_OFF,
     Check,
     Option,
@@ -30,6 +31,7 @@ START = "Start"
 DATA = "Data"
 MODEL = "Model"
 OUTPUT = "Output"
+TRACKERS = "Trackers"
 BATCH = "Batch and length"
 OPTIMIZER = "Optimizer"
 EVALUATION = "Evaluation"
@@ -160,6 +162,20 @@ class TrainConfig:
         -1, "--print-every", OUTPUT,
         "a line on the screen every N steps; 0 = off, 1 = all, -1 = all of up to 100 steps, else 40 to 100 lines and "
         "one a minute (the log files have every step)", unit="steps", check=minus_one_or_at_least(0, "auto"),
+    )
+
+    tensorboard: bool = option(
+        False, "--tensorboard", TRACKERS,
+        "show the run in TensorBoard: event files in its folder's tensorboard (docs/trackers.md)", switch=True,
+    )
+    wandb: str = option(
+        "", "--wandb", TRACKERS,
+        "show it in a project of Weights & Biases, PROJECT or ENTITY/PROJECT; WANDB_MODE=offline keeps it in the run's "
+        "folder", value="PROJECT", check=TRACKED, hides=True,
+    )
+    mlflow: str = option(
+        "", "--mlflow", TRACKERS, "show it in an experiment of MLflow, where MLFLOW_TRACKING_URI says",
+        value="EXPERIMENT", check=TRACKED, hides=True,
     )
 
     batch_size: int = option(
@@ -476,7 +492,8 @@ class TrainConfig:
         problems = [f"configuration: there is no option {name!r}" for name in values if name not in BY_NAME]
         for name, value in values.items():
             if name in BY_NAME and (words := field_problem(BY_NAME[name], value)):
-                problems.append(f"configuration: {name} is {value!r}; it {words}")
+                shown = BY_NAME[name].show(value) if BY_NAME[name].hides else repr(value)
+                problems.append(f"configuration: {name} is {shown}; it {words}")
         raise_problems(problems)
         fit: dict[str, Any] = {name: BY_NAME[name].type(value) for name, value in values.items()}  # 1 stands for 1.0
         return cls(**fit)

@@ -46,6 +46,7 @@ from llmc_jax.run.saver import Saver
 from llmc_jax.run.state import Run, first_step
 from llmc_jax.run.stopping import stop_on_signals
 from llmc_jax.run.table import table
+from llmc_jax.run.trackers import Trackers
 from llmc_jax.streams import Output
 
 
@@ -65,6 +66,7 @@ def opened(setup: Setup, output: Output, request: threading.Event, held: Held | 
         check_shared(group, folder, held, made)
         held = held or closing.enter_context(entered(folder))
         log = closing.enter_context(short_log(setup, held) if group.rank else begun_log(setup, held, made))
+        trackers = closing.enter_context(Trackers(config, folder, group.rank))
         console = closing.enter_context(new_console(setup, output))
         drawer = CurveDrawer(folder, setup.name, baselines, console.warning, held.is_there, drawing=group.rank == 0)
         closing.callback(drawer.close)
@@ -89,7 +91,8 @@ def opened(setup: Setup, output: Output, request: threading.Event, held: Held | 
             export=config.export_llmc, sync=sync, place=setup.place, check=held.check, group=group,
         )  # fmt: skip
         closing.callback(saver.close)
-        yield Run(setup, held, log, console, drawer, page, saver, Votes(group, setup.place, request))
+        votes = Votes(group, setup.place, request)
+        yield Run(setup, held, log, console, drawer, page, saver, votes, trackers)
 
 
 def of_first_folder(setup: Setup, held: Held | None) -> tuple[Path, list[Path]]:

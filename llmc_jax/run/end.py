@@ -14,6 +14,7 @@ from llmc_jax.run.batches import Batches
 from llmc_jax.run.due import poll_saves, save, tell_removed
 from llmc_jax.run.early import stops_early
 from llmc_jax.run.state import Outcome, Progress, Run, diverged
+from llmc_jax.run.trackers import ended_trackers
 
 
 def exit_code(run: Run, progress: Progress) -> ExitCode:
@@ -55,10 +56,12 @@ def finish(run: Run, outcome: Outcome) -> Outcome:
         run.log.event("end", step=progress.step, outcome=code.name.lower(), skipped=progress.counters.skipped)
     except InputError as error:
         outcome = Outcome(ExitCode.BAD_INPUT, progress, problem or error)
+    run.trackers.begin_end()  # what is left is sent while the picture is drawn
     run.drawer.finish()
+    trackers = ended_trackers(run.trackers, progress.step, run.log, run.console)
     run.page.finish()
     run.console.close()
-    for line in summary(run, outcome):
+    for line in [*summary(run, outcome), *trackers]:
         run.console.note(line)
     return outcome
 

@@ -41,6 +41,7 @@ from llmc_jax.run.prepare import Setup, prepare
 from llmc_jax.run.processes import Votes, cache_hits, disconnect, in_turn
 from llmc_jax.run.record import profile_slice, slice_trace
 from llmc_jax.run.state import Outcome, Progress, Run, diverged, first_progress, first_step
+from llmc_jax.run.trackers import tell_trackers
 from llmc_jax.streams import Output, print_error
 from llmc_jax.training.outliers import skip_message
 from llmc_jax.training.state import TrainState
@@ -121,6 +122,7 @@ def loop(run: Run, state: TrainState) -> Outcome:
                     progress = run_due(run, progress, batches, step.bytes)
                 progress = poll_saves(run, progress, run.saver.finished())
                 tell_notices(run, progress)
+                tell_trackers(run.trackers, run.console.warning)
         except DoesNotFit:  # nothing has been learned
             raise
         except InputError as error:  # a full disk, a damaged data file: what has been learned so far is still good

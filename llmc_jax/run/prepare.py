@@ -58,6 +58,7 @@ from llmc_jax.run.resume import (
     naming,
     repeated,
 )
+from llmc_jax.run.trackers import require_trackers
 from llmc_jax.training.parallel.placement import Placement, placement
 from llmc_jax.training.state import DTYPES, TrainState, initial_state
 from llmc_jax.trials import candidates, start
@@ -459,6 +460,7 @@ def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tupl
     warnings: list[str] = []
     if config.save or config.checkpoint_every:
         require_orbax()
+    require_trackers(config)
     own = introduced(config, group)
     earlier = find_earlier(config, warnings.append, group)
     with alike(group, "files"):

@@ -14,6 +14,7 @@ from llmc_jax.run.page import PageWriter
 from llmc_jax.run.prepare import Setup
 from llmc_jax.run.processes import Votes
 from llmc_jax.run.saver import Saver
+from llmc_jax.run.trackers import Trackers
 from llmc_jax.training.state import TrainState
 
 
@@ -28,6 +29,7 @@ class Run(NamedTuple):
     page: PageWriter
     saver: Saver
     votes: Votes  # on whether the run ends
+    trackers: Trackers
 
     @property
     def stop(self) -> threading.Event:

@@ -1,0 +1,206 @@
+"""A run's trackers: the process of each is started, heard, and ended in time. Process 0 has them.
+
+Each follows metrics.jsonl by itself (llmc_jax/trackers/), so that a step of the run costs nothing more with them.
+Leaves out what they are told and what each is.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llmc_jax.config.train import TrainConfig
+from llmc_jax.errors import InputError
+from llmc_jax.logs.files import METRICS
+from llmc_jax.machine.jax_setup import python_command
+from llmc_jax.run.console import Console, printable
+from llmc_jax.run.folder import RunLog
+from llmc_jax.trackers.child import LIMIT, Request, Status
+from llmc_jax.trackers.sinks import KINDS
+
+GRACE = 1.0  # seconds after the limit that a tracker's process keeps to by itself
+LONGEST = 1 << 16  # bytes of one message
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Asked(NamedTuple):
+    """A tracker that the options name."""
+
+    kind: str  # a key of KINDS
+    target: str  # project or experiment
+
+
+def asked_trackers(config: TrainConfig) -> list[Asked]:
+    """Return the trackers of a run."""
+    targets = {"wandb": config.wandb, "mlflow": config.mlflow}
+    own = [Asked("tensorboard", "")] if config.tensorboard else []
+    return own + [Asked(kind, target) for kind, target in targets.items() if target]
+
+
+def require_trackers(config: TrainConfig) -> None:
+    """Raise InputError where a tracker's package is not installed. Imports none of them."""
+    for kind, _ in asked_trackers(config):
+        if not KINDS[kind].installed:
+            raise InputError(
+                f"--{kind}: needs a package that is not installed: {python_command()} -m pip install "
+                f"{KINDS[kind].package}"
+            )
+
+
+class Tracker:
+    """One tracker's process."""
+
+    def __init__(self, asked: Asked, folder: Path, start: int, limit: float) -> None:
+        """Start it. folder: the run's. start: where the line of this start begins in metrics.jsonl. limit: seconds."""
+        self.name, self.status, self._part = asked.kind, Status(), b""
+        self._limit = limit
+        self._told = False  # its problem was shown
+        request = Request(asked.kind, asked.target, str(folder.absolute()), start, limit)
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "llmc_jax.trackers", *request.words()],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is the run's, and all that it starts ends with it
+            env=_environment(),
+        )  # fmt: skip
+        assert self._process.stdin and self._process.stdout
+        self._input, self._output = self._process.stdin, self._process.stdout
+        os.set_blocking(self._output.fileno(), False)
+
+    def look(self) -> str:
+        """Return what went wrong, if it was not returned before; else nothing. Waits for nothing."""
+        if not self._told and self._hear() and not self.status.problem:
+            self._lost("ended early")
+        if self._told or not self.status.problem:
+            return ""
+        self._told = True
+        return self.status.problem
+
+    def _lost(self, words: str) -> None:
+        """Take note that the process ended, or is ended, without its last message."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE)
+        code = self._process.poll()
+        self.status = self.status._replace(problem=f"its process {words}" + (f" (status {code})" if code else ""))
+
+    def _hear(self) -> bool:
+        """Take the messages that are there; return whether no further one will come."""
+        try:
+            while data := os.read(self._output.fileno(), LONGEST):
+                *lines, self._part = (self._part + data)[-LONGEST:].split(b"\n")
+                for line in lines:
+                    with suppress(ValueError, TypeError):
+                        self.status = Status(**json.loads(line))
+            return True
+        except BlockingIOError:
+            return False
+
+    def begin_end(self) -> None:
+        """Let the process know that the run has ended. May be called twice."""
+        with suppress(OSError):
+            self._input.close()
+
+    def end(self, until: float) -> Status:
+        """Wait for the process until a time (of time.monotonic), end it if need be, and return how it went."""
+        self.begin_end()
+        while not (over := self._hear()) and (left := until - time.monotonic()) > 0:
+            select.select([self._output], [], [], left)
+        if not over or not self.status.final:
+            if not over:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+            if not self.status.final and not self.status.problem:
+                self._lost("ended early" if over else f"was not done {self._limit + GRACE:g} s after the run's end")
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE)
+        self._output.close()
+        return self.status
+
+
+class Trackers:
+    """All trackers of a run; a context that ends them however its block ends."""
+
+    def __init__(self, config: TrainConfig, folder: Path, rank: int, limit: float = LIMIT) -> None:
+        """Start them, right after the first event of this start was written."""
+        asked = asked_trackers(config) if rank == 0 else []
+        start = last_line(folder / METRICS) if asked else 0
+        self._limit = limit
+        self.running = [Tracker(each, folder, start, limit) for each in asked]
+
+    def begin_end(self) -> None:
+        """Let all know that the run has ended."""
+        for each in self.running:
+            each.begin_end()
+
+    def end(self) -> Iterator[tuple[str, Status]]:
+        """Yield the name of each and how it went, all within the limit; the second time nothing."""
+        self.begin_end()
+        until = time.monotonic() + self._limit + GRACE
+        running, self.running = self.running, []
+        for each in running:
+            yield each.name, each.end(until)
+
+    def __enter__(self) -> "Trackers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for _each in self.end():
+            pass
+
+
+def tell_trackers(trackers: Trackers, warning: Callable[[str], None]) -> None:
+    """Show what has gone wrong with a tracker since the last call; the run goes on without it."""
+    for each in trackers.running:
+        if problem := each.look():
+            warning(f"--{each.name}: {printable(problem)}; the run goes on")
+
+
+def ended_trackers(trackers: Trackers, step: int, log: RunLog, console: Console) -> list[str]:
+    """End the trackers, log how it went with each, and return that in lines for the screen."""
+    if not trackers.running:
+        return []
+    console.doing(f"sending the rest to {', '.join(each.name for each in trackers.running)}")
+    lines = []
+    for name, status in trackers.end():
+        fields: Mapping[str, Any] = {key: value for key, value in status._asdict().items() if key != "final"}
+        with suppress(InputError):  # a full disk was told already
+            log.event("tracker", step=step, name=name, **fields)
+        lines.append(_line(name, status))
+    console.doing("")
+    return lines
+
+
+def _line(name: str, status: Status) -> str:
+    lost = f", {status.dropped} dropped" if status.dropped else ""
+    problem = f"; {printable(status.problem)}" if status.problem else ""
+    place = f": {printable(status.where)}" if status.where else ""
+    return f"{name + ':':<13} {status.sent} events sent{lost}{place}{problem}"
+
+
+def last_line(path: Path) -> int:
+    """Return the byte at which the last line of a file begins; 0 where it has only one, or is no regular file."""
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            begin = end
+            while begin:
+                begin = max(0, begin - LONGEST)
+                file.seek(begin)
+                found = file.read(min(LONGEST, end - 1 - begin)).rfind(b"\n")
+                if found >= 0:
+                    return begin + found + 1
+    except OSError:
+        pass
+    return 0
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of a tracker's process: the run's, in which this package is found, and few threads."""
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

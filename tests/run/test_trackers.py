@@ -1,0 +1,216 @@
+"""A run's trackers as processes: what they are told, and what a tracker that misbehaves can do to the run: nothing.
+
+The tracker is a stand-in for wandb, in a process as in a run.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from llmc_jax.config.checks import validate
+from llmc_jax.config.flags import parse_args
+from llmc_jax.config.train import TrainConfig
+from llmc_jax.errors import InputError
+from llmc_jax.logs.files import METRICS, read_metrics
+from llmc_jax.run.folder import RunLog
+from llmc_jax.run.trackers import Trackers, asked_trackers, last_line, require_trackers
+from llmc_jax.trackers.child import Status
+from tests.trackers.fakes import fake_wandb, told
+
+PATIENCE = 60.0  # seconds that nothing here needs
+
+
+class Shown(NamedTuple):
+    """A run that was shown, and what its tracker was told."""
+
+    status: Status
+    told: list[list[Any]]
+    warnings: list[str]
+    seconds: float  # that the end took
+
+
+Show = Callable[..., Shown]
+
+
+@pytest.fixture
+def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Show:
+    """Write a run's log as a run does, with a tracker that misbehaves in one way."""
+
+    def shown(how: str = "", steps: int = 30, limit: float = 0.5, until: str = "", begin: str = "start") -> Shown:
+        log = fake_wandb(tmp_path / "fakes", how)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fakes"))
+        monkeypatch.setenv("WANDB_API_KEY", "secret-of-mine")
+        folder, warnings = tmp_path / "run", list[str]()
+        folder.mkdir(exist_ok=True)
+        with RunLog(folder) as run:
+            run.event(begin, step=0, config={"options": {"learning_rate": 0.5}})
+            with Trackers(TrainConfig(wandb="team/project"), folder, 0, limit) as trackers:
+                for step in range(steps):
+                    run.event("train", step=step, loss=1.0 / (step + 1))
+                run.event("val", step=steps, loss=0.25)
+                run.event("sample", step=steps, text="<script>\x1b[2J", tokens=3)
+                run.event("end", step=steps, outcome="done")
+                wait_for(lambda: not until or any(each[0] == until for each in told(log)) or warned(trackers, warnings))
+                began = time.monotonic()
+                ((_, status),) = trackers.end()
+                return Shown(status, told(log), warnings, time.monotonic() - began)
+
+    return shown
+
+
+def warned(trackers: Trackers, warnings: list[str]) -> bool:
+    warnings += [problem for each in trackers.running if (problem := each.look())]
+    return bool(warnings)
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_everything_arrives_and_the_end_too(show: Show) -> None:
+    shown = show(limit=PATIENCE)
+    logged = [values for what, values in shown.told if what == "log"]
+    assert shown.status == Status("here", 32, 0, "", True)
+    assert {each["step"]: each["train/loss"] for each in logged if "train/loss" in each} == {
+        step: 1.0 / (step + 1) for step in range(30)
+    }
+    assert [each["val/loss"] for each in logged if "val/loss" in each] == [0.25]
+    assert [each["sample"] for each in logged if "sample" in each] == ["<pre>&lt;script&gt;\ufffd[2J</pre>"]
+    assert shown.told[-1] == ["finish", 0]
+    (options,) = [values for what, values in shown.told if what == "init"]
+    assert (options["entity"], options["project"], options["name"]) == ("team", "project", "run")
+
+
+def test_a_resume_shows_the_same_run_from_where_it_begins(show: Show) -> None:
+    first = show(limit=PATIENCE)
+    second = show(limit=PATIENCE, begin="resume", steps=2)
+    assert second.status.sent == 4
+    ids = [values["id"] for what, values in second.told if what == "init"]
+    assert len(first.told) < len(second.told)
+    assert ids[0] == ids[1]
+
+
+@pytest.mark.parametrize(
+    ("how", "until", "sent", "reached"),
+    [
+        ("hangs in init", "hangs", 0, True),
+        ("hangs in log", "hangs", 0, True),
+        ("hangs in finish", "hangs", 32, False),  # which it comes to only at the end
+        ("raises", "a warning", 0, False),
+        ("exits", "a warning", 0, False),
+        ("dies", "a warning", 0, False),
+    ],
+)
+def test_a_tracker_that_misbehaves_is_told_of_and_ended(
+    show: Show, how: str, until: str, sent: int, reached: bool
+) -> None:
+    shown = show(how, until="" if how == "hangs in finish" else until)
+    assert shown.status.sent == sent
+    assert shown.status.problem
+    assert shown.status.dropped == (32 - sent if how != "dies" else shown.status.dropped)
+    assert shown.seconds < PATIENCE
+    assert not reached or ["hangs"] in shown.told
+    words = " ".join([shown.status.problem, *shown.warnings])
+    assert "secret" not in words
+    assert "hunter2" not in words
+
+
+def test_a_tracker_that_prints_without_end_is_not_heard(show: Show) -> None:
+    shown = show("floods", limit=PATIENCE)
+    assert (shown.status.sent, shown.status.problem) == (32, "")
+
+
+def test_a_slow_tracker_gets_validations_first(show: Show) -> None:
+    """Of 1,000 steps most are dropped when the run has ended, and none goes uncounted."""
+    shown = show("slow", steps=1000, limit=2.0, until="log")
+    assert 2 < shown.status.sent < 1002
+    assert shown.status.sent + shown.status.dropped == 1002
+    assert {"val/loss", "sample"} <= {name for what, values in shown.told if what == "log" for name in values}
+
+
+def test_process_0_alone_has_trackers(tmp_path: Path) -> None:
+    with Trackers(TrainConfig(wandb="p", tensorboard=True, mlflow="e"), tmp_path, rank=1) as trackers:
+        assert trackers.running == []
+
+
+def test_the_place_of_the_last_line(tmp_path: Path) -> None:
+    path = tmp_path / METRICS
+    for line in (b"", b"x" * 5, b"x" * (1 << 16), b"x" * 200_000):
+        for before in (b"", b"\n", b"first\n" * 20_000):
+            path.write_bytes(before + line + b"\n")
+            assert last_line(path) == len(before)
+    assert last_line(tmp_path) == last_line(tmp_path / "none") == 0
+
+
+def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that wandb has made where the run is started is no package."""
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    monkeypatch.delitem(__import__("sys").modules, "wandb", raising=False)
+    for config in (TrainConfig(wandb="p"), TrainConfig(mlflow="p"), TrainConfig(tensorboard=True)):
+        with pytest.raises(InputError, match="pip install"):
+            require_trackers(config)
+
+
+SECRETS = (
+    "https://me:hunter2@host/p", "me:hunter2@host", "0123456789abcdef0123456789abcdef01234567", "wandb_v1_hunter2",
+    "api_key=hunter2",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("flag", ["--wandb", "--mlflow"])
+@pytest.mark.parametrize("secret", SECRETS)
+def test_what_may_be_a_secret_is_refused_and_not_repeated(flag: str, secret: str) -> None:
+    name = flag.removeprefix("--")
+    for refuse in (
+        lambda: parse_args([flag, secret]),
+        lambda: validate(TrainConfig(**{name: secret})),
+        lambda: TrainConfig.from_json({name: secret}),
+    ):
+        with pytest.raises(InputError) as caught:
+            refuse()
+        assert secret not in str(caught.value)
+        assert "hunter2" not in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "team/gpt2", "/Users/me@example.org/gpt2", "a b: c", "Größe"])
+def test_names_are_taken(name: str) -> None:
+    config = parse_args(["--wandb", name, "--mlflow", name, "--tensorboard"])
+    assert [each.target for each in asked_trackers(config)] == ["", name, name]
+    validate(config)
+
+
+@pytest.mark.usefixtures("nothing_lasts")
+def test_the_run_goes_on_and_says_how_each_tracker_went(
+    tmp_path: Path,
+    tokens: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    nothing_lasts: None,
+) -> None:
+    from llmc_jax.cli.train import main
+
+    fake_wandb(tmp_path / "fakes", "raises")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fakes"))
+    monkeypatch.setenv("WANDB_API_KEY", "secret-of-mine")
+    monkeypatch.syspath_prepend(tmp_path / "fakes")
+    flags = (
+        f"-e L1-NH1-C8-V257-T16 -b 2 -t 16 -x 3 -v 0 -s 0 --no-save --wandb project -i {tokens.train} -j {tokens.val}"
+    )
+    assert main([*flags.split(), "-o", str(tmp_path / "run")]) == 0
+    *_, end, tracker = read_metrics(tmp_path / "run" / METRICS)
+    assert (end["event"], tracker["event"], tracker["name"]) == ("end", "tracker", "wandb")
+    assert (tracker["sent"], tracker["dropped"], tracker["where"]) == (0, 3, "here")
+    assert tracker["problem"]
+    everything = "".join(
+        [*capsys.readouterr(), *(each.read_text() for each in (tmp_path / "run").iterdir() if each.suffix != ".png")]
+    )
+    assert "secret-of-mine" not in everything
+    assert "hunter2" not in everything
