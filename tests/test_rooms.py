@@ -39,12 +39,13 @@ ORDER = [
     "profile",
     "compare",
     "report",
+    "watch",
     "library",
     "cli",
 ]
 WITHOUT_JAX = (
     "errors", "magics", "streams", "text", "files", "pictures", "rng", "config", "logs", "trackers", "cluster", "data",
-    "checkpoint", "report", "cli",
+    "checkpoint", "report", "watch", "cli",
 )  # fmt: skip
 BUT = ("cli/kernels.py", "cli/profile.py")  # measuring is all they do
 AND = (

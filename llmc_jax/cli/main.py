@@ -23,6 +23,7 @@ COMMANDS = {
     "plan": "does it fit, and how fast is it: on GPUs that need not be here",
     "profile": "where a step's time, memory and operations go",
     "compare": "logs, checkpoints, debug states and programs beside llm.c's, or each other",
+    "watch": "a live view of a run on the terminal, or a table of the runs in a folder",
     "report": "one page about a run, or several over each other: curves, samples, events",
     "data": "make token files from text, and look into them",
     "checkpoint": "which checkpoints a run has, and whether each is whole",

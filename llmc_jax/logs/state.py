@@ -18,6 +18,7 @@ RUNNING, DIED, UNKNOWN = "running", "died", "unknown"  # beside the outcomes tha
 SILENCE = 60.0  # seconds without an event that say nothing of any run
 COMPILING = 600.0  # and before its first step
 PAUSES = 5  # times the longest time between two events so far; a longer silence leaves the state unknown
+LATEST = 1e11  # seconds since 1970, in the year 5138
 CLOCK_ERROR = 2.0  # seconds by which the system's start of a process may be off: it counts from a whole second
 
 
@@ -79,7 +80,7 @@ def after(seen: Seen, events: Iterable[Mapping[str, Any]]) -> Seen:
 
 
 def _after(seen: Seen, event: Mapping[str, Any]) -> Seen:
-    kind, step, now = event.get("event"), _number(event.get("step")), _number(event.get("time"))
+    kind, step, now = event.get("event"), _number(event.get("step")), _time(event)
     if kind in STARTS:
         steps = _number(event.get("steps"))
         seen = Seen(start=event, step=seen.step, steps=seen.steps if steps is None else int(steps))
@@ -99,6 +100,12 @@ def _number(value: Any) -> float | None:
     return value if good else None
 
 
+def _time(event: Mapping[str, Any]) -> float | None:
+    """Return the time of an event; None where it has none, or one that no clock shows."""
+    seconds = _number(event.get("time"))
+    return seconds if seconds is not None and 0 <= seconds < LATEST else None
+
+
 def patience(seen: Seen) -> float:
     """Return how many seconds of silence are usual: more, the longer its steps, validations and saves took so far."""
     return max(SILENCE if seen.trained else COMPILING, PAUSES * seen.longest)
@@ -115,7 +122,7 @@ def run_state(seen: Seen, now: float | None = None, process_runs: "ProcessRuns |
         state=seen.outcome or _state(runs, silent, seen),
         step=seen.step,
         steps=seen.steps,
-        started=_number(start.get("time")),
+        started=_time(start),
         last=seen.time,
         silent=silent,
         patience=patience(seen),

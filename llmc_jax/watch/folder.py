@@ -1,0 +1,136 @@
+"""Runs on the disk: which one is meant, and a table of those in a folder. Leaves out the view of one (view.py)."""
+
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.text import Text
+
+from llmc_jax import text
+from llmc_jax.config.options import show_value
+from llmc_jax.errors import InputError
+from llmc_jax.files import reason
+from llmc_jax.logs.files import MAIN_LOG, METRICS
+from llmc_jax.logs.follow import recent
+from llmc_jax.logs.state import RUNNING, RunState, run_state
+from llmc_jax.run.console import duration
+from llmc_jax.streams import escaped
+from llmc_jax.watch.story import Story, number
+from llmc_jax.watch.view import BAD, STYLES, Room
+
+LONGEST_NAME = 32  # characters of a run's name in the table
+HEADINGS = ("#", "run", "state", "last event", "step", "loss", "val loss", "tok/s", "time left")
+WORDS = ("run", "state")
+OPTIONAL = ("tok/s", "time left", "last event", "val loss")  # the first one goes first where there is no room
+
+
+def metrics_of(path: Path) -> Path | None:
+    """Return the events' file of a run folder, or that file itself; None where there is none."""
+    path = path / METRICS if path.is_dir() else path
+    return path if path.is_file() and path.suffix == Path(METRICS).suffix else None
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return the run folders in a folder. Raises InputError where it cannot be read."""
+    try:
+        return sorted(each for each in folder.iterdir() if metrics_of(each) and each.is_dir())
+    except OSError as error:
+        raise InputError(f"{folder}: cannot read the folder: {reason(error)}") from error
+
+
+def absent(path: Path) -> InputError:
+    """Return the error of a path that holds no run."""
+    advice = "give a run folder (-o of train.py), or a folder of them; --wait waits for one"
+    if not path.exists():
+        return InputError(f"{path}: there is no such folder; {advice}")
+    if path.is_dir() and (path / MAIN_LOG).is_file():
+        advice = f"of {MAIN_LOG} alone, python -m llmc_jax.report makes a page"
+    return InputError(f"{path}: holds no run (no {METRICS}); {advice}")
+
+
+class Row(NamedTuple):
+    """One run of the table."""
+
+    path: Path
+    story: Story  # of its newest events alone
+    state: RunState
+
+
+class Shelf:
+    """The runs of a folder. What has not changed is not read again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._read: dict[Path, tuple[tuple[Any, ...], Story]] = {}
+
+    def rows(self, now: float) -> list[Row]:
+        """Return the runs, those with the newest event first. Raises InputError where the folder cannot be read."""
+        stories = {path: story for path in runs_in(self.folder) if (story := self._story(path)) is not None}
+        rows = [Row(path, story, run_state(story.seen, now)) for path, story in stories.items()]
+        return sorted(rows, key=lambda row: (-(row.state.last or 0.0), row.path.name))
+
+    def _story(self, path: Path) -> Story | None:
+        """Return what is newest of a run; None where it is gone, or must not be read."""
+        try:
+            found = (path / METRICS).stat()
+            mark = (found.st_ino, found.st_size, found.st_mtime_ns)
+            if path not in self._read or self._read[path][0] != mark:
+                story = Story()
+                story.take(recent(path / METRICS, ("val",)).events)
+                self._read[path] = mark, story
+        except (OSError, InputError):
+            return None
+        return self._read[path][1]
+
+
+def chosen(rows: list[Row], which: str, folder: Path) -> Path:
+    """Return the run that a word names: its name, or its number in the table. Raises InputError."""
+    named = [row.path for row in rows if row.path.name == which]
+    if not named and which.isdecimal() and 0 < int(which) <= len(rows):
+        named = [rows[int(which) - 1].path]
+    if not named:
+        names = ", ".join(row.path.name for row in rows[:5]) or "none"
+        raise InputError(f"{show_value(which)}: no run of {folder} has this name or number; the newest are {names}")
+    return named[0]
+
+
+def table(rows: list[Row], room: Room, now: float) -> list[Text]:
+    """Return the table of runs as lines: as many runs as there is room for."""
+    most = len(rows) if room.height is None else max(1, room.height - 4)
+    cells = [_cells(number, row, now) for number, row in enumerate(rows[:most], start=1)]
+    lines = [
+        Text(line) for line in text.table(HEADINGS, cells, left=WORDS, optional=OPTIONAL, width=room.width).split("\n")
+    ]
+    for line, row in zip(lines[2:], rows, strict=False):
+        line.stylize(STYLES.get(row.state.state, BAD).removeprefix("bold "))
+    return [*lines, *([Text(f"and {len(rows) - most} more", "dim")] if len(rows) > most else [])]
+
+
+def _cells(place: int, row: Row, now: float) -> list[str]:
+    story, state = row.story, row.state
+    name = escaped(row.path.name)
+    train, val = story.latest.get("train", {}), story.latest.get("val", {})
+    running = state.state == RUNNING
+    left, speed = story.left(state, now), story.tokens_per_second() if running else None
+    return [
+        str(place),
+        name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…",
+        escaped(state.state.replace("_", " "))[:12],
+        "" if state.silent is None else f"{duration(state.silent)} ago",
+        f"{state.step or 0}/{'?' if state.steps is None else state.steps}",
+        _loss(number(train, "loss")),
+        _loss(number(val, "loss")),
+        "" if speed is None else f"{speed:,.0f}",
+        "" if left is None else duration(left),
+    ]
+
+
+def _loss(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def table_title(folder: Path, rows: list[Row], now: float) -> Text:
+    """Return the line above the table."""
+    running = sum(row.state.state == RUNNING for row in rows)
+    when = time.strftime("%H:%M:%S", time.localtime(now))
+    return Text.assemble((escaped(str(folder)), "bold"), f"  runs: {len(rows)}, running: {running}, at {when}")

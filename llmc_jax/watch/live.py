@@ -1,0 +1,260 @@
+"""The view on a terminal: drawn again and again, with keys; or once, as plain lines. It only reads."""
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from llmc_jax.errors import InputError
+from llmc_jax.logs.follow import Follower, recent
+from llmc_jax.logs.state import Seen, after, run_state
+from llmc_jax.streams import escaped
+from llmc_jax.watch.folder import Row, Shelf, table, table_title
+from llmc_jax.watch.load import Machine
+from llmc_jax.watch.story import Story
+from llmc_jax.watch.view import Moment, Room, view
+
+EVERY = 1.0  # seconds between two looks
+PLAIN_WIDTH = 80  # cells where there is no terminal
+QUIT = ("q", "Q", "\x1b")
+
+
+class Page(Protocol):
+    """What is on the screen."""
+
+    def look(self) -> bool:
+        """Read what is new, a piece of it; return whether there is more already."""
+
+    def lines(self, room: Room) -> list[Text]:
+        """Return what is shown."""
+
+
+class RunPage:
+    """The view of one run."""
+
+    def __init__(self, name: str, metrics: Path) -> None:
+        self.name = name
+        self._follower = Follower(metrics)
+        self._story, self._begun = Story(), 1
+        self._problem: str | None = None
+        self._machine: Machine | None = None
+
+    def look(self) -> bool:
+        """Read what is new. What cannot be read just now is said, and tried again."""
+        try:
+            events = self._follower.new()
+            self._problem = None if self._follower.path.exists() else f"{self._follower.path}: is no longer there"
+        except InputError as error:
+            self._problem = str(error)
+            return False
+        if self._follower.begun != self._begun:  # a resume has cut the file: what it dropped is forgotten
+            self._story, self._begun = Story(), self._follower.begun
+        self._story.take(events)
+        return self._follower.behind
+
+    def ended(self) -> bool:
+        """Return whether the run has ended, without reading all of it. Raises InputError."""
+        return run_state(after(Seen(), recent(self._follower.path).events)).ended
+
+    def moment(self) -> Moment:
+        """Return all that the view shows."""
+        state = run_state(self._story.seen)
+        load = None
+        if state.here and not state.ended:
+            self._machine = self._machine or Machine(_has_gpu(self._story))
+            load = self._machine.read(state.pid)
+        return Moment(self.name, self._story, state, time.time(), load, tuple(self._notes()))
+
+    def _notes(self) -> Iterator[str]:
+        if self._follower.behind:
+            yield f"reading: {self._follower.place / 1e6:,.0f} MB so far"
+        if self._follower.damaged:
+            yield f"{self._follower.damaged} lines of {self._follower.path.name} are damaged and left out"
+        if self._problem:
+            yield escaped(self._problem)
+
+    def lines(self, room: Room) -> list[Text]:
+        """Return the view."""
+        return view(self.moment(), room)
+
+
+def _has_gpu(story: Story) -> bool:
+    config = (story.seen.start or {}).get("config")
+    device = config.get("device") if isinstance(config, dict) else None
+    return isinstance(device, dict) and device.get("platform") == "gpu"
+
+
+class ShelfPage:
+    """The table of the runs in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.shelf = Shelf(folder)
+        self.rows: list[Row] = []
+
+    def look(self) -> bool:
+        """Read what is new of all runs."""
+        self.rows = self.shelf.rows(time.time())
+        return False
+
+    def lines(self, room: Room) -> list[Text]:
+        """Return the table under its title."""
+        now = time.time()
+        return [table_title(self.shelf.folder, self.rows, now), *table(self.rows, room, now)]
+
+
+# ----- once ---------------------------------------------------------------------------------------------------------
+
+
+def takes_ascii_only(encoding: str | None) -> bool:
+    """Return whether an encoding lacks the characters of the curves and bars."""
+    try:
+        "⠿━─│└●…".encode(encoding or "utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def look_all(page: Page) -> None:
+    """Read all that there is."""
+    while page.look():
+        pass
+
+
+def show_once(page: Page) -> None:
+    """Print what a page shows, as plain lines; on a terminal with colours."""
+    look_all(page)
+    console = Console(file=sys.stdout, highlight=False, force_jupyter=False)
+    width = console.width if sys.stdout.isatty() else PLAIN_WIDTH
+    for line in page.lines(Room(width, None, takes_ascii_only(sys.stdout.encoding))):
+        line.rstrip()
+        console.print(line, soft_wrap=True)
+
+
+# ----- live ---------------------------------------------------------------------------------------------------------
+
+
+class Input(NamedTuple):
+    """What has come while the screen waited."""
+
+    key: str = ""
+    ended: int | None = None  # the signal that asks the program to end
+    suspended: bool = False  # Ctrl-Z
+
+
+@contextmanager
+def keys() -> Iterator[Callable[[float], Input]]:
+    """Yield what waits for a key, a signal or a change of the window's size, so many seconds.
+
+    Keys come without Enter. In the end the terminal is as it was.
+    """
+    with ExitStack() as closing:
+        descriptor = _unbuffered(closing)
+        heard, tell = os.pipe()
+        for end in (heard, tell):
+            os.set_blocking(end, False)
+            closing.callback(os.close, end)
+        closing.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(tell, warn_on_full_buffer=False))
+        for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGWINCH):
+            closing.callback(signal.signal, each, signal.signal(each, lambda *_: None))
+        yield lambda seconds: _wait(descriptor, heard, seconds)
+
+
+def _unbuffered(closing: ExitStack) -> int | None:
+    """Let the terminal hand on each key at once; return what keys are read from, None where there is no terminal."""
+    import termios
+    import tty
+
+    if sys.stdin is None or not sys.stdin.isatty():
+        return None
+    descriptor = sys.stdin.fileno()
+    closing.callback(termios.tcsetattr, descriptor, termios.TCSADRAIN, termios.tcgetattr(descriptor))
+    tty.setcbreak(descriptor)
+    return descriptor
+
+
+def _wait(descriptor: int | None, heard: int, seconds: float) -> Input:
+    ready, _, _ = select.select([each for each in (descriptor, heard) if each is not None], [], [], seconds)
+    numbers = os.read(heard, 64) if heard in ready else b""
+    ending = next((number for number in numbers if number in (signal.SIGTERM, signal.SIGHUP)), None)
+    key = os.read(descriptor, 64) if descriptor is not None and descriptor in ready else b"?"
+    if not key:  # the terminal is gone
+        ending = ending or signal.SIGHUP
+    return Input(key.decode(errors="replace"), ending, signal.SIGTSTP in numbers)
+
+
+def show_live(first: Page, every: float = EVERY) -> int:
+    """Show a page until `q`, `Esc` or a signal; return the exit status.
+
+    From a table a number opens a run, and `q` leads back. In the end the last view stays on the terminal.
+    """
+    pages: list[Page] = [first]
+    while pages:
+        with keys() as wait:
+            got = _shown(pages, wait, every)
+        if got.ended is not None:
+            return 128 + got.ended
+        if got.suspended:  # the terminal is as it was; the shell has it until the program goes on
+            os.kill(os.getpid(), signal.SIGSTOP)
+    show_once(first)
+    return 0
+
+
+def _shown(pages: list[Page], wait: Callable[[float], Input], every: float) -> Input:
+    """Show the last page until there is none, or the program is to end or to pause. Keys change the pages."""
+    console = Console(file=sys.stdout, highlight=False, force_jupyter=False)
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while pages:
+            more = pages[-1].look()
+            live.update(_screen(pages, console), refresh=True)
+            got = wait(0.0 if more else every)
+            if got.ended is not None or got.suspended:
+                return got
+            _obey(got.key, pages)
+    return Input()
+
+
+def _screen(pages: list[Page], console: Console) -> Group:
+    width, height = console.size
+    ascii_only = takes_ascii_only(console.encoding)
+    lines = pages[-1].lines(Room(width, height - 1, ascii_only))[: height - 1]
+    for line in lines:
+        line.no_wrap, line.overflow = True, "crop"
+    return Group(*lines, *[Text("")] * (height - 1 - len(lines)), Text(_help(pages)[:width], "dim", no_wrap=True))
+
+
+def _help(pages: list[Page]) -> str:
+    if len(pages) > 1:
+        return "q: back to the table"
+    return "1-9: open a run   q: quit" if isinstance(pages[-1], ShelfPage) else "q: quit"
+
+
+def _obey(key: str, pages: list[Page]) -> None:
+    page = pages[-1]
+    if key in QUIT:
+        pages.pop()
+    elif isinstance(page, ShelfPage) and key.isdecimal() and 0 < int(key) <= len(page.rows):
+        path = page.rows[int(key) - 1].path
+        pages.append(RunPage(path.name, path / "metrics.jsonl"))
+
+
+def state_fields(page: RunPage) -> dict[str, Any]:
+    """Return the state of a run and its last figures, for JSON."""
+    moment = page.moment()
+    story, state = moment.story, moment.state
+    latest = {kind: {k: v for k, v in event.items() if k != "event"} for kind, event in story.latest.items()}
+    return {
+        **state._asdict(),
+        "seconds_left": story.left(state, moment.now),
+        "best_val": None if story.best is None else story.best._asdict(),
+        "skipped": story.skipped,
+        "latest": latest,
+    }

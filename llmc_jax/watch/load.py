@@ -1,0 +1,69 @@
+"""How busy this machine is: processors, memory, GPUs. Leaves out the run's own figures."""
+
+import contextlib
+import importlib
+from typing import Any, NamedTuple
+
+from llmc_jax.machine.nvml import GpuReading, read_gpu
+
+
+class Load(NamedTuple):
+    """How busy this machine is."""
+
+    cpu_percent: float  # of all cores, since the last reading
+    memory_used: int  # bytes
+    memory_total: int
+    process_memory: int | None = None  # bytes of the run's process; None where it is not seen
+    gpus: tuple[GpuReading, ...] = ()
+
+
+class Machine:
+    """Reads how busy this machine is. It makes no GPU context, and changes nothing."""
+
+    def __init__(self, with_gpus: bool) -> None:
+        import psutil
+
+        self._psutil = psutil
+        self._nvml: Any = None
+        self._handles: list[Any] = []
+        if with_gpus:
+            self._nvml, self._handles = _open_gpus()
+        psutil.cpu_percent(None)  # what the first reading counts from
+
+    def read(self, pid: int | None) -> Load:
+        """Return a reading. pid: of the run's process, if it is on this machine."""
+        memory = self._psutil.virtual_memory()
+        return Load(
+            cpu_percent=self._psutil.cpu_percent(None),
+            memory_used=memory.total - memory.available,
+            memory_total=memory.total,
+            process_memory=None if pid is None else self._memory_of(pid),
+            gpus=tuple(self._gpus()),
+        )
+
+    def _memory_of(self, pid: int) -> int | None:
+        try:
+            resident: int = self._psutil.Process(pid).memory_info().rss
+            return resident
+        except (self._psutil.Error, OverflowError, ValueError):
+            return None
+
+    def _gpus(self) -> list[GpuReading]:
+        found = []
+        for handle in self._handles:
+            with contextlib.suppress(self._nvml.NVMLError):
+                found.append(read_gpu(self._nvml, handle))
+        return found
+
+
+def _open_gpus() -> tuple[Any, list[Any]]:
+    """Return NVML and the handles of this machine's GPUs; none where there is no NVML."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return None, []
+    try:
+        nvml.nvmlInit()
+        return nvml, [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError:
+        return nvml, []

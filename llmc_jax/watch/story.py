@@ -1,0 +1,132 @@
+"""What a run has told so far, kept in bounded memory as its events come. Leaves out how it is shown."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from llmc_jax.logs.follow import STARTS
+from llmc_jax.logs.state import RunState, Seen, after
+from llmc_jax.logs.words import event_words
+from llmc_jax.run.console import Pace, advance, seconds_left
+from llmc_jax.run.figures import Average, utilization_text
+from llmc_jax.watch.series import Series
+
+KEPT = 100  # events
+QUIET = frozenset({"train", "val", "eval", "sample", "gpu"})  # have places of their own
+SKIPPED = "skipped"
+LARGEST = 10**15  # of whole numbers
+
+
+class Told(NamedTuple):
+    """An event as it is shown."""
+
+    kind: str
+    step: int | None
+    time: float | None
+    words: str
+    steps: int = 1  # in a row that updated nothing
+
+
+class Best(NamedTuple):
+    """The least validation loss."""
+
+    loss: float
+    step: int
+
+
+@dataclass
+class Story:
+    """What a run has told so far."""
+
+    seen: Seen = field(default_factory=Seen)
+    train: Series = field(default_factory=Series)
+    val: Series = field(default_factory=Series)
+    latest: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # the last event of each kind that is quiet
+    events: deque[Told] = field(default_factory=lambda: deque(maxlen=KEPT))
+    best: Best | None = None
+    skipped: int = 0  # steps that updated nothing
+    pace: Pace = field(default_factory=Pace)
+    speed: Average = field(default_factory=Average)
+
+    def take(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Take some more events."""
+        for event in events:
+            self.seen = after(self.seen, (event,))
+            kind = event["event"]
+            if kind in QUIET:
+                self.latest[kind] = event
+            else:
+                self._tell(kind, event, event_words(event))
+            if kind in STARTS:
+                self.pace, self.speed = Pace(), Average()
+            elif kind == "train":
+                self._take_step(event)
+            elif kind == "val":
+                self._take_val(event)
+
+    def _take_step(self, event: Mapping[str, Any]) -> None:
+        step, loss = _whole(event, "step"), number(event, "loss")
+        if step is not None and loss is not None:
+            self.train.add(step, loss)
+        if event.get("skipped"):
+            self._take_skipped(event)
+        ms, speed = number(event, "ms"), number(event, "tokens_per_second")
+        if ms is not None and 0 <= ms < LARGEST:
+            now = self.pace.last + ms / 1000 if self.seen.time is None else self.seen.time
+            self.pace = advance(self.pace, ms / 1000, now)
+        if speed is not None and 0 <= speed < LARGEST:
+            self.speed = self.speed.then(speed)
+
+    def _take_skipped(self, event: Mapping[str, Any]) -> None:
+        """Gather steps in a row that updated nothing in one line."""
+        self.skipped += 1
+        steps, last = 1, self.events[-1] if self.events else None
+        if last is not None and last.kind == SKIPPED and last.step == _whole(event, "step", -1):
+            steps = self.events.pop().steps + 1
+        words = f"{'a step' if steps == 1 else f'{steps} steps'} without an update: {event_words(event)}"
+        self._tell(SKIPPED, event, words, steps)
+
+    def _take_val(self, event: Mapping[str, Any]) -> None:
+        step, loss = _whole(event, "step"), number(event, "loss")
+        if step is None or loss is None:
+            return
+        self.val.add(step, loss)
+        if loss == loss and (self.best is None or loss < self.best.loss):
+            self.best = Best(loss, step)
+
+    def _tell(self, kind: str, event: Mapping[str, Any], words: str, steps: int = 1) -> None:
+        self.events.append(Told(kind, _whole(event, "step"), self.seen.time if "time" in event else None, words, steps))
+
+    def tokens_per_second(self) -> float | None:
+        """Return the speed as llm.c averages it; of the only step its own."""
+        last = self.latest.get("train")
+        return self.speed.mean or (number(last, "tokens_per_second") if last else None)
+
+    def utilization(self) -> str:
+        """Return how well the devices are used, in words; empty where it is not known."""
+        start, speed = self.seen.start or {}, self.tokens_per_second()
+        flops, peak = number(start, "flops_per_token"), number(start, "peak_flops")
+        if flops is None or speed is None:
+            return ""
+        return utilization_text(flops * speed, peak, str(start.get("precision")))
+
+    def left(self, state: RunState, now: float) -> float | None:
+        """Return the seconds to the end of a run that goes on, None where they are not known."""
+        if state.state != "running" or state.step is None or state.steps is None:
+            return None
+        left = seconds_left(self.pace, state.steps - state.step)
+        return None if left is None else max(0.0, left - max(0.0, now - self.pace.last))
+
+
+def number(event: Mapping[str, Any], name: str) -> float | None:
+    """Return a field that is a number, NaN and the infinities among them; None of another one."""
+    value = event.get(name)
+    if type(value) is int:
+        return value if abs(value) < LARGEST else None
+    return value if isinstance(value, float) else None
+
+
+def _whole(event: Mapping[str, Any], name: str, more: int = 0) -> int | None:
+    value = event.get(name)
+    return value + more if type(value) is int and abs(value) < LARGEST else None

@@ -1,0 +1,273 @@
+"""The view of one run, as lines that fit a terminal.
+
+Leaves out reading the run (story.py) and the terminal (live.py).
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.text import Text
+
+from llmc_jax.logs.curves import Curve, binned, loss_range, moving_mean, window_of
+from llmc_jax.logs.state import DIED, RUNNING, UNKNOWN, RunState
+from llmc_jax.logs.words import event_words
+from llmc_jax.machine.device import gib
+from llmc_jax.machine.nvml import GpuReading, gpu_line
+from llmc_jax.run.console import BarState, Column, bar, duration, fitting
+from llmc_jax.streams import escaped
+from llmc_jax.watch.load import Load
+from llmc_jax.watch.plot import LABEL, LOWEST, NARROWEST, ends_of, plot, step_axis
+from llmc_jax.watch.story import Story, Told, number
+
+NARROWEST_VIEW, LOWEST_VIEW = 20, 6  # cells; a smaller terminal sees a part of the view
+STYLES = {RUNNING: "bold green", "done": "bold green", "stopped": "bold yellow", UNKNOWN: "bold yellow"}
+BAD = "bold red"  # of all other states
+WARNED = frozenset({"save_failed", "skipped", "data", "warnings"})  # events in yellow
+TRAIN, VAL = "blue", "magenta"
+MOST_ROWS = 20  # of the plot
+LONGEST = 1e9  # seconds that are shown as left
+TEXT_ROWS = 200  # of a sample are looked at
+
+
+class Moment(NamedTuple):
+    """All that a view shows."""
+
+    name: str  # of the run
+    story: Story
+    state: RunState
+    now: float  # seconds since 1970
+    load: Load | None = None
+    notes: tuple[str, ...] = ()  # what could not be read
+
+
+class Room(NamedTuple):
+    """The cells that there are."""
+
+    width: int
+    height: int | None = None  # None: as many as it takes
+    ascii_only: bool = False
+
+
+def view(moment: Moment, room: Room) -> list[Text]:
+    """Return the lines of the view: what is most important, first; as many as there is room for."""
+    width = max(NARROWEST_VIEW, room.width)
+    height = None if room.height is None else max(LOWEST_VIEW, room.height)
+    head = [*_header(moment, width), _bar(moment, room, width)]
+    facts = [*_figures(moment, width), *_machine(moment, width), *(Text(each, "yellow") for each in moment.notes)]
+    sample, events = _sample(moment.story, width), _events(moment, width)
+    if height is not None:
+        free = height - len(head) - len(facts)
+        sample, events = _shared(sample, events, max(0, free - LOWEST - 2))
+        rows = min(MOST_ROWS, free - len(sample) - len(events) - 2)
+    else:
+        sample, events, rows = sample[:9], [*events[:1], *events[1:][-8:]], 12
+    lines = [*head, *_plot(moment.story, room, width, rows), *facts, *sample, *events]
+    return [_cut(line, width) for line in lines][:height]
+
+
+def _shared(sample: list[Text], events: list[Text], rows: int) -> tuple[list[Text], list[Text]]:
+    """Return the beginning of a sample and the last events, in half of the free rows and at least a few."""
+    rows = min(rows, max(8, rows // 2))
+    for_sample = min(len(sample), max(rows // 2, rows - len(events)))
+    for_events = min(len(events), rows - for_sample)
+    last = events[len(events) - for_events + 1 :] if for_events > 1 else []
+    return (sample[:for_sample] if for_sample > 1 else []), [*events[:1], *last] if last else []
+
+
+def _cut(line: Text, width: int) -> Text:
+    line.truncate(width, overflow="ellipsis")
+    return line
+
+
+# ----- how far it is ------------------------------------------------------------------------------------------------
+
+
+def state_words(state: RunState) -> str:
+    """Return the state of a run in words: since when, and where."""
+    ago = "" if state.silent is None else f" {duration(state.silent)} ago"
+    where = f" on {state.host}" if state.host else ""
+    if state.state == RUNNING:
+        return f"running{where}"
+    if state.state == DIED:
+        return f"died{where}, last event{ago}{_clock(state.last)}"
+    if state.state == UNKNOWN:
+        return f"silent for {duration(state.silent)}{where}" if state.silent is not None else "state unknown"
+    return f"{state.state.replace('_', ' ')}{ago}{_clock(state.last)}"
+
+
+def _clock(seconds: float | None) -> str:
+    return "" if seconds is None else f" ({time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(seconds))})"
+
+
+def _header(moment: Moment, width: int) -> list[Text]:
+    state = moment.state
+    words = Text(escaped(state_words(state)), STYLES.get(state.state, BAD))
+    lines = [Text.assemble((escaped(moment.name), "bold"), "  ", words)]
+    if lines[0].cell_len > width:
+        lines = [Text(escaped(moment.name), "bold"), words]
+    if state.state in (DIED, UNKNOWN) and state.event is not None:
+        step = _whole_words("step", state.event.get("step"))
+        lines.append(Text(f"last line: {state.event.get('event')} {step}{event_words(state.event)}", "yellow"))
+    return lines
+
+
+def _whole_words(name: str, value: Any) -> str:
+    return f"{name} {value}: " if type(value) is int else ""
+
+
+def _bar(moment: Moment, room: Room, width: int) -> Text:
+    story, state = moment.story, moment.state
+    train, val = story.latest.get("train", {}), story.latest.get("val", {})
+    running = state.state == RUNNING
+    until = moment.now if running or state.last is None else state.last
+    doing = "" if running else " "  # only what runs compiles
+    total = max(0, state.steps or state.step or 0)
+    left = story.left(state, moment.now)
+    shown = BarState(
+        done=max(0, min(state.step or 0, total)),
+        total=total,
+        elapsed=0.0 if state.started is None else max(0.0, until - state.started),
+        left=None if left is None else min(left, LONGEST),
+        loss=number(train, "loss"),
+        val_loss=number(val, "loss"),
+        tokens_per_second=story.tokens_per_second(),
+        doing=doing,
+    )
+    return bar(shown, width, room.ascii_only)
+
+
+# ----- the curves ---------------------------------------------------------------------------------------------------
+
+
+def _plot(story: Story, room: Room, width: int, rows: int) -> list[Text]:
+    """Return the losses as a plot of so many rows, with its title and axis; nothing where there is no room."""
+    train, val = story.train.curve(), story.val.curve()
+    cells = max(1, width - LABEL - 2)
+    calm = Curve(train.steps, moving_mean(train.values, window_of(len(train.steps))))
+    means = binned(calm, 2 * cells)  # as many as there are dots
+    train = Curve(means.steps.astype(np.int64), means.mean)
+    shown = loss_range([train], [val.values])
+    if shown is None or rows < LOWEST or cells < NARROWEST:
+        return []
+    drawn = plot(train, val, shown, cells, rows, room.ascii_only)
+    line, mark, edge, corner = ("..", "o", "|", "+") if room.ascii_only else ("⠤⠤", "●", "│", "└")
+    named = [(f"{line} training", TRAIN), *([(f"  {mark} validation", VAL)] if len(val.steps) else [])]
+    title = Text.assemble(("loss  ", "bold"), *named, (", log scale" if shown.log else "", "dim"), *_odd(story))
+    lines = [title]
+    for label, row, marked in zip(drawn.labels, drawn.rows, drawn.marked, strict=True):
+        text = Text(row, TRAIN)
+        for at in np.flatnonzero(marked).tolist():
+            text.stylize(VAL, at, at + 1)
+        lines.append(Text.assemble((f"{label:>{LABEL}} {edge}", "dim"), text))
+    first, last = ends_of([train, val])
+    return [*lines, Text(f"{'step':>{LABEL}} {corner}{step_axis(first, last, cells)}", "dim")]
+
+
+def _odd(story: Story) -> Iterator[tuple[str, str]]:
+    for name, odd in (("training", story.train.odd), ("validation", story.val.odd)):
+        if odd.number:
+            yield f"  {name} not finite: {odd.number:,}, last at step {odd.last}", BAD
+
+
+# ----- figures ------------------------------------------------------------------------------------------------------
+
+
+def _figures(moment: Moment, width: int) -> list[Text]:
+    story = moment.story
+    train, evaluated = story.latest.get("train", {}), story.latest.get("eval", {})
+    best = story.best
+    tokens = number(train, "tokens")
+    columns = [
+        Column("" if best is None else f"best val {best.loss:.4f} at step {best.step}", 0, style=VAL),
+        Column(_named("norm {:.2f}", train, "norm"), 1),
+        Column(_named("lr {:.2e}", train, "lr"), 2),
+        Column(_named("{:.1f} ms", train, "ms"), 3),
+        Column(_named("HellaSwag {:.4f}", evaluated, "accuracy_norm"), 4, style=VAL),
+        Column(f"{story.skipped:,} skipped" if story.skipped else "", 5, style="yellow"),
+        Column(story.utilization(), 6),
+        Column("" if tokens is None else f"{_short(tokens)} tokens", 7),
+        Column(_memory(train), 8),
+    ]
+    shown = fitting(columns, width, gap=3)
+    return [Text(" | ").join(Text(each.text, each.style) for each in shown)] if shown else []
+
+
+def _named(form: str, event: Mapping[str, Any], name: str) -> str:
+    value = number(event, name)
+    return "" if value is None else form.format(value)
+
+
+def _memory(train: Mapping[str, Any]) -> str:
+    value = number(train, "memory")
+    return "" if value is None else f"memory {gib(int(value))}"
+
+
+def _short(count: float) -> str:
+    """Return a count in three digits: 812k, 1.23M, 4.56B."""
+    for scale, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= scale:
+            return f"{count / scale:.3g}{letter}"
+    return f"{count:.0f}"
+
+
+def _machine(moment: Moment, width: int) -> list[Text]:
+    load, reading = moment.load, moment.story.latest.get("gpu")
+    lines = []
+    if load is not None:
+        own = "" if load.process_memory is None else f", {gib(load.process_memory)} of it the run's"
+        used = f"{gib(load.memory_used)} of {gib(load.memory_total)}{own}"
+        lines.append(f"this machine: CPU {load.cpu_percent:.0f}% | memory {used}")
+        lines += [f"GPU {index}: {gpu_line(each).strip()}" for index, each in enumerate(load.gpus[:2])]
+        lines += [_others(load.gpus)] if len(load.gpus) > 2 else []
+    if reading is not None and not (load and load.gpus):
+        fields: dict[str, Any] = {name: number(reading, name) for name in GpuReading._fields}
+        known = GpuReading(**{**fields, "cap": _cap(reading)})
+        lines.append(f"GPU at step {reading.get('step')}: {gpu_line(known).strip()}")
+    return [Text(escaped(line), "cyan") for line in lines]
+
+
+def _cap(reading: Mapping[str, Any]) -> str | None:
+    return reading["cap"] if isinstance(reading.get("cap"), str) else None
+
+
+def _others(gpus: tuple[GpuReading, ...]) -> str:
+    loads = [each.compute_percent for each in gpus[2:] if each.compute_percent is not None]
+    return f"GPU 2 to {len(gpus) - 1}: compute {min(loads, default=0)}% to {max(loads, default=0)}%"
+
+
+# ----- the sample and the events ------------------------------------------------------------------------------------
+
+
+def _sample(story: Story, width: int) -> list[Text]:
+    event = story.latest.get("sample")
+    if event is None or not isinstance(event.get("text"), str):
+        return []
+    text = escaped(event["text"][: TEXT_ROWS * width].expandtabs(4), keep="\n").strip("\n")
+    title = Text.assemble(("sample", "bold"), (f" before step {event.get('step')}", "dim"))
+    lines = [line for line in text.split("\n")[:TEXT_ROWS] if line.strip()]
+    return [title, *_folded(lines, width - 2)]
+
+
+def _folded(lines: Iterable[str], width: int) -> Iterator[Text]:
+    from rich.cells import chop_cells
+
+    for line in lines:
+        for piece in chop_cells(line, width):
+            yield Text(f"  {piece}")
+
+
+def _events(moment: Moment, width: int) -> list[Text]:
+    events = moment.story.events
+    if not events:
+        return []
+    return [Text("events", "bold"), *(_event(each, moment.now) for each in events)]
+
+
+def _event(told: Told, now: float) -> Text:
+    when = "" if told.time is None else time.strftime("%H:%M:%S ", time.localtime(told.time))
+    if told.time is not None and now - told.time > 20 * 3600:
+        when = time.strftime("%m-%d %H:%M ", time.localtime(told.time))
+    step = "" if told.step is None else f"step {told.step}: "
+    return Text.assemble((f"  {when}{step}", "dim"), (told.words, "yellow" if told.kind in WARNED else ""))

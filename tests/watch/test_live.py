@@ -1,0 +1,246 @@
+"""The view of a folder and of a run that goes on: what is read again, and a terminal that is left as it was."""
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmc_jax.errors import InputError
+from llmc_jax.logs.state import DIED, own_process
+from llmc_jax.watch.folder import Shelf, absent, chosen, metrics_of, runs_in, table
+from llmc_jax.watch.live import RunPage, look_all, state_fields, takes_ascii_only
+from llmc_jax.watch.view import Room
+
+LIMIT = 60.0  # seconds, after which a wait has failed
+
+
+def write_run(folder: Path, steps: int, outcome: str | None = "done", **start: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    events: list[dict[str, Any]] = [{"event": "start", "step": 0, "steps": 40, **start}]
+    events += [{"event": "train", "step": step, "loss": 4 - step / 40, "ms": 9.0} for step in range(steps)]
+    events += [] if outcome is None else [{"event": "end", "step": steps, "outcome": outcome}]
+    timed = [{**event, "time": round(time.time(), 3)} for event in events]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in timed))
+    return folder
+
+
+def add(folder: Path, **event: Any) -> None:
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(event) + "\n")
+
+
+# ---- runs in a folder
+
+
+def test_the_table_has_the_newest_first_and_names_and_numbers_choose(tmp_path: Path) -> None:
+    for at, name in enumerate(["b", "c", "a"]):
+        add(write_run(tmp_path / name, 3, None), event="val", step=3, loss=2.5, time=2e9 + at)
+    (tmp_path / "no run").mkdir()
+    (tmp_path / "file").touch()
+    rows = Shelf(tmp_path).rows(2e9 + 5)
+    assert [row.path.name for row in rows] == ["a", "c", "b"]
+    assert [row.state.silent for row in rows] == [3.0, 4.0, 5.0]
+    assert chosen(rows, "b", tmp_path) == tmp_path / "b" and chosen(rows, "2", tmp_path) == tmp_path / "c"
+    for word in ("d", "0", "4", ""):
+        with pytest.raises(InputError, match="no run of"):
+            chosen(rows, word, tmp_path)
+    for width in (30, 60, 80, 200):
+        lines = [line.plain for line in table(rows, Room(width), 2e9 + 5)]
+        assert all(any(name in line and "3.9500" in line for line in lines) for name in "abc")
+    assert len(table(rows, Room(80, 5), 2e9)) == 4  # the heading, its rule, one run and how many more
+
+
+def test_what_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from llmc_jax.watch import folder
+
+    read: list[str] = []
+    plain = folder.recent
+    monkeypatch.setattr(folder, "recent", lambda path, kinds: read.append(path.parent.name) or plain(path, kinds))
+    for name in "ab":
+        write_run(tmp_path / name, 3)
+    shelf = Shelf(tmp_path)
+    shelf.rows(0), shelf.rows(0)
+    add(tmp_path / "b", event="resume", step=3)
+    shelf.rows(0)
+    assert read == ["a", "b", "b"]
+
+
+def test_a_run_that_must_not_be_read_is_left_out(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", 3)
+    (tmp_path / "b/metrics.jsonl").mkdir(parents=True)
+    assert runs_in(tmp_path) == [tmp_path / "a"]
+    assert metrics_of(tmp_path / "b") is None and metrics_of(tmp_path / "a/metrics.jsonl") is not None
+    with pytest.raises(InputError, match="cannot read the folder"):
+        runs_in(tmp_path / "missing")
+
+
+def test_a_path_without_a_run_says_what_to_give(tmp_path: Path) -> None:
+    assert "no such folder" in str(absent(tmp_path / "x")) and "--wait" in str(absent(tmp_path))
+    (tmp_path / "main.log").touch()
+    assert "llmc_jax.report" in str(absent(tmp_path))
+
+
+# ---- a run
+
+
+def test_what_a_resume_cut_off_is_forgotten(tmp_path: Path) -> None:
+    page = RunPage("a", write_run(tmp_path / "a", 20, None) / "metrics.jsonl")
+    look_all(page)
+    assert state_fields(page)["step"] == 20
+    write_run(tmp_path / "a", 5, None)
+    look_all(page)
+    found = state_fields(page)
+    assert found["step"] == 5 and found["latest"]["train"]["step"] == 4
+
+
+def test_what_cannot_be_read_is_said_and_tried_again(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", 3, None) / "metrics.jsonl"
+    page = RunPage("a", path)
+    look_all(page)
+    path.rename(tmp_path / "aside")
+    assert page.look() is False and len(page.moment().notes) == 1
+    path.mkdir()
+    assert page.look() is False and len(page.moment().notes) == 1
+    path.rmdir()
+    (tmp_path / "aside").rename(path)
+    add(tmp_path / "a", event="train", step=3, loss=1.0)
+    look_all(page)
+    assert page.moment().notes == () and state_fields(page)["step"] == 4
+
+
+@pytest.mark.parametrize(("encoding", "ascii_only"), [("utf-8", False), ("ascii", True), ("latin-1", True)])
+def test_the_characters_are_those_of_the_terminal(encoding: str, ascii_only: bool) -> None:
+    assert takes_ascii_only(encoding) == ascii_only
+
+
+# ---- the program, on a terminal of its own
+
+
+class Terminal:
+    """A terminal that a program runs on: what it wrote, and keys for it."""
+
+    def __init__(self, process: subprocess.Popen, descriptor: int) -> None:
+        self.process, self.descriptor, self.output = process, descriptor, b""
+
+    def until(self, found: Callable[[bytes], bool]) -> None:
+        """Read until the program has written something."""
+        end = time.monotonic() + LIMIT
+        while not found(self.output):
+            assert time.monotonic() < end, self.output[-2000:]
+            if select.select([self.descriptor], [], [], 0.1)[0]:
+                self.output += os.read(self.descriptor, 65536)
+
+    def ended(self) -> int:
+        """Return the exit status of the program, which ends by itself."""
+        return self.process.wait(timeout=LIMIT)
+
+    def settings(self) -> list[Any]:
+        return termios.tcgetattr(self.descriptor)
+
+
+@contextmanager
+def terminal(*words: str, **environment: str) -> Iterator[Terminal]:
+    """Run the program on a terminal of 80 by 24 cells."""
+    ours, its = pty.openpty()
+    termios.tcsetwinsize(ours, (24, 80))
+    environment = {**os.environ, "TERM": "xterm", **environment}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "llmc_jax.watch", *words],
+        stdin=its, stdout=its, stderr=its, env=environment, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield Terminal(process, ours)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+        os.close(its)
+
+
+ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"  # the alternate screen
+SHOW = b"\x1b[?25h"  # the cursor
+
+
+@pytest.fixture(scope="module")
+def going(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that goes on, as far as can be seen: its process is that of the tests."""
+    return write_run(tmp_path_factory.mktemp("runs") / "going", 20, None, **own_process())
+
+
+@pytest.mark.parametrize("end", ["key", "interrupt", "terminate"])
+def test_however_it_ends_the_terminal_is_as_it_was(going: Path, end: str) -> None:
+    with terminal(str(going), "--every", "0.1") as screen:
+        before = screen.settings()
+        screen.until(lambda output: b"20/40" in output and b"q: quit" in output)
+        if end == "key":
+            assert screen.settings() != before  # keys come without Enter
+            os.write(screen.descriptor, b"q")
+            screen.until(lambda output: b"20/40" in output[output.find(LEAVE) :])  # the last view stays
+        else:
+            screen.process.send_signal(signal.SIGINT if end == "interrupt" else signal.SIGTERM)
+        assert screen.ended() == {"key": 0, "interrupt": 130, "terminate": 143}[end]
+        screen.until(lambda output: LEAVE in output)
+        assert screen.output.count(ENTER) == screen.output.count(LEAVE) == 1 and SHOW in screen.output
+        assert screen.settings() == before
+
+
+def test_the_view_follows_the_run_the_window_and_the_keys(going: Path) -> None:
+    with terminal(str(going.parent), "--every", "0.1") as screen:
+        screen.until(lambda output: b"1-9: open a run" in output)
+        os.write(screen.descriptor, b"1")
+        screen.until(lambda output: b"q: back" in output)
+        add(going, event="val", step=20, loss=1.625)
+        screen.until(lambda output: b"1.6250" in output)
+        termios.tcsetwinsize(screen.descriptor, (12, 40))
+        screen.process.send_signal(signal.SIGWINCH)
+        screen.until(lambda output: "─" * 9 in output.decode(errors="replace").rpartition("q: back")[0])
+        os.write(screen.descriptor, b"q")
+        screen.until(lambda output: output.count(b"1-9: open a run") > 1)
+        os.write(screen.descriptor, b"q")
+        assert screen.ended() == 0
+
+
+def test_control_z_gives_the_terminal_back_until_it_goes_on(going: Path) -> None:
+    with terminal(str(going), "--every", "0.1") as screen:
+        before = screen.settings()
+        screen.until(lambda output: b"q: quit" in output)
+        screen.process.send_signal(signal.SIGTSTP)
+        screen.until(lambda output: LEAVE in output)
+        end = time.monotonic() + LIMIT
+        while os.waitpid(screen.process.pid, os.WNOHANG | os.WUNTRACED) == (0, 0):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert screen.settings() == before
+        screen.process.send_signal(signal.SIGCONT)
+        screen.until(lambda output: output.count(ENTER) == 2 and b"q: quit" in output[output.rfind(ENTER) :])
+        os.write(screen.descriptor, b"q")
+        assert screen.ended() == 0
+
+
+@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {"NO_COLOR": "1"}, {}])
+def test_a_run_that_died_is_shown_once_with_colours_where_they_are_wanted(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    write_run(tmp_path / "a", 3, None, **{**own_process(), "pid": ended.pid})
+    page = RunPage("a", tmp_path / "a/metrics.jsonl")
+    look_all(page)
+    assert page.moment().state.state == DIED
+    with terminal(str(tmp_path / "a"), **environment) as screen:
+        assert screen.ended() == 0
+        screen.until(lambda output: b"3/40" in output)
+    assert ENTER not in screen.output
+    assert (b"\x1b[1;31m" in screen.output) == (environment == {})
+    assert (b"\x1b[" in screen.output) == (environment.get("TERM") != "dumb")
