@@ -130,7 +130,7 @@ def names_of(words: str | None, count: int) -> list[str]:
         return []
     names = [name.strip() for name in words.split(",")]
     if len(names) != count or not all(names):
-        raise InputError(f"--name {words}: {len(list(filter(None, names)))} names for {count} runs; give one for each")
+        raise InputError(f"--name {words}: not a name for each of {count} runs; give one each, with commas between")
     if len(set(names)) < count:
         raise InputError(f"--name {words}: two names are the same; give each run its own")
     return names

@@ -533,6 +533,12 @@ def test_a_configuration_holds_what_json_can_hold(tmp_path: Path) -> None:
     assert (config["model"], config["device"]) == ({"channels": 32}, {"kind": "cpu"})
     assert {"python", "jax", "jaxlib", "numpy", "llmc-jax"} == set(config["versions"])
     assert config["command_line"] and config["platform"] and config["started"]
+    assert all(isinstance(value, str) for value in config["environment"].values())
+
+
+def test_the_command_line_is_kept_without_passwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "-i", "https://me:secret@host/x", "-o", "a@b"])
+    assert config_record({}, {}, {})["command_line"].endswith(" -i https://…@host/x -o a@b")
 
 
 @pytest.mark.parametrize("failing", [1, 2])
