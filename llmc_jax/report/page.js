@@ -4,7 +4,7 @@
 
 const content = JSON.parse(document.getElementById("content").textContent);
 const several = content.runs.length > 1;
-const phone = matchMedia("(max-width: 40rem)"), dark = matchMedia("(prefers-color-scheme: dark)");
+const phone = matchMedia("(max-width: 40rem)"), narrow = matchMedia("(max-width: 67.99rem)"), dark = matchMedia("(prefers-color-scheme: dark)");
 
 const AXES = { step: "Step", tokens: "Tokens", time: "Time" };
 const DRAGS = { zoom: "Zoom", pan: "Pan", none: "Nothing" };
@@ -92,7 +92,7 @@ const exactly = (axis, value) => axis === "step" ? `step ${Math.round(value).toL
 
 function spacing(rough) {
   const power = 10 ** Math.floor(Math.log10(rough));
-  return [1, 2, 5, 10].find(factor => factor * power >= rough * 0.999) * power;
+  return (power >= 10 ? [1, 2, 2.5, 5, 10] : [1, 2, 5, 10]).find(factor => factor * power >= rough * 0.999) * power;
 }
 
 function evenTicks(low, high, count, space = spacing((high - low) / count)) {
@@ -110,16 +110,18 @@ function timeTicks(low, high, count) {
 function logTicks(low, high, count) {
   const decades = Math.log10(high / low);
   if (decades < 0.7) return evenTicks(low, high, count);
-  const factors = decades < 1.5 ? [1, 1.5, 2, 3, 4, 5, 6, 8] : decades < 4 ? [1, 2, 5] : [1];
-  const every = Math.max(1, Math.ceil(decades / 8)), ticks = [];
-  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++)
-    if (power % every === 0) ticks.push(...factors.map(factor => Number((factor * 10 ** power).toPrecision(6))));
-  return ticks.filter(tick => tick >= low && tick <= high);
+  const every = Math.max(1, Math.ceil(decades / count)), powers = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) if (power % every === 0) powers.push(power);
+  const choices = [[1, 1.5, 2, 3, 4, 5, 6, 8], [1, 2, 3, 5], [1, 2, 5], [1, 3], [1]].map(factors => powers
+    .flatMap(power => factors.map(factor => Number((factor * 10 ** power).toPrecision(6)))).filter(tick => tick >= low && tick <= high));
+  return choices.find(ticks => ticks.length <= count + 2) ?? choices.at(-1);
 }
 
 // ----- what is shown: in the address too, so that a link or a reload keeps it -------------------------------------------
 
-const hasAxis = axis => content.runs.some(run => Object.values(run.curves).some(curve => curve.x[axis]));
+const saysAxis = (run, axis) => Object.values(run.curves).some(curve => curve.x[axis]);
+const hasAxis = axis => content.runs.some(run => saysAxis(run, axis));
+const onThisAxis = run => saysAxis(run, state.x) || !Object.keys(run.curves).length;
 const DEFAULTS = { x: "step", log: null, smooth: 2, raw: true, clip: true, drag: matchMedia("(pointer: coarse)").matches ? "none" : "zoom", from: null, to: null, hidden: "", reload: false };
 const state = { ...DEFAULTS, hidden: new Set() };
 
@@ -139,7 +141,8 @@ function readAddress() {
 
 function writeAddress() {
   const kept = new URLSearchParams();
-  const put = (name, value, otherwise) => { if (value !== otherwise) kept.set(name, typeof value === "boolean" ? Number(value) : value); };
+  const text = value => typeof value === "boolean" ? Number(value) : typeof value === "number" ? Number(value.toPrecision(8)) : value;
+  const put = (name, value, otherwise) => { if (value !== otherwise) kept.set(name, text(value)); };
   for (const name of ["x", "smooth", "raw", "clip", "drag", "from", "to", "reload"]) put(name, state[name], DEFAULTS[name]);
   put("log", state.log, looksLog());
   put("hidden", [...state.hidden].sort((a, b) => a - b).join("."), "");
@@ -214,16 +217,22 @@ for (const run of content.runs)
     curve.base = curve.mean ? numbers(curve.mean) : { x: curve.x, y: curve.y };
   }
 
-const longest = () => Math.max(1, ...content.runs.flatMap((run, index) => state.hidden.has(index) ? [] : Object.values(run.curves).map(curve => curve.x.step.at(-1) ?? 0)));
+const longest = () => Math.max(1, ...content.runs.flatMap((run, index) => state.hidden.has(index) ? [] : Object.values(run.curves).map(curve => curve.x[state.x] ? curve.x.step.at(-1) ?? 0 : 0)));
 const windowSteps = () => longest() * state.smooth / 100;
+// Of a run that is far shorter than the longest, no more than a part of its own.
+const windowOf = steps => Math.min(windowSteps(), (steps.at(-1) - steps[0]) * Math.max(state.smooth, 5) / 100);
 
-// Of several runs, a panel of several lines becomes a panel for each: a colour can say but one thing.
+// Of several runs, a panel of several lines becomes a panel for each, as one of several kinds of points does: a colour
+// can say but one thing.
 function panels() {
   return content.panels.flatMap(panel => {
-    const lines = panel.curves.filter(curve => curve.mark === "line");
-    if (!several || lines.length < 2) return [panel];
-    const points = panel.curves.filter(curve => curve.mark !== "line");
-    return lines.map((line, index) => ({ ...panel, key: `${panel.key}.${line.key}`, title: `${panel.title}: ${line.label}`, curves: index ? [line] : [line, ...points] }));
+    const [lines, points] = [true, false].map(line => panel.curves.filter(curve => (curve.mark === "line") === line));
+    const most = Math.max(lines.length, points.length);
+    if (!several || most < 2) return [panel];
+    return Array.from({ length: most }, (_, index) => {
+      const curves = [lines[index], points[index]].filter(Boolean);
+      return { ...panel, key: index ? `${panel.key}.${curves[0].key}` : panel.key, title: curves.length > 1 ? panel.title : `${panel.title}: ${curves[0].label}`, curves };
+    });
   });
 }
 
@@ -283,14 +292,15 @@ class Chart {
 
   draw() {
     const { Range1d, LinearScale, FixedTicker, BoxZoomTool, PanTool, WheelZoomTool } = Bokeh;
-    this.zoom = new BoxZoomTool({ dimensions: "width" });
+    this.shade = new Bokeh.BoxAnnotation({ visible: false, fill_alpha: 0.15, line_color: null, level: "overlay" });
+    this.zoom = new BoxZoomTool({ dimensions: "width", overlay: this.shade });
     this.pan = new PanTool({ dimensions: "width" });
     const wheel = new WheelZoomTool({ dimensions: "width", modifiers: { ctrl: true } });
     this.figure = new Bokeh.Plotting.Figure({
       name: this.panel.key, height: this.height, sizing_mode: "stretch_width", toolbar_location: null, tools: [this.zoom, this.pan, wheel],
       active_scroll: wheel, active_drag: null, x_range: new Range1d({ start: 0, end: 1 }), y_range: new Range1d({ start: 0, end: 1 }),
       extra_y_ranges: { edge: new Range1d({ start: 0, end: 1 }) }, extra_y_scales: { edge: new LinearScale() },
-      min_border_left: 58, min_border_right: 14, min_border_top: 8, min_border_bottom: 26, background_fill_color: null, border_fill_color: null, outline_line_color: null,
+      min_border_left: 58, min_border_right: 14, min_border_top: 8, min_border_bottom: 26, outline_line_color: null,
     });
     for (const axis of [...this.figure.xaxes, ...this.figure.yaxes])
       axis.setv({ axis_line_color: null, minor_tick_line_color: null, major_tick_line_color: null, major_label_text_font_size: "12px", major_label_text_font: "system-ui, sans-serif", ticker: new FixedTicker({ ticks: [] }) });
@@ -299,8 +309,10 @@ class Chart {
     for (const series of this.series) this.drawRaw(series);  // below all others
     for (const series of this.series) this.drawSeries(series);
     this.figure.x_range.change.connect(() => onZoom(this));
-    this.figure.on_event("mousemove", event => hover(this, event.sx, event.sy));
-    this.figure.on_event("mouseleave", leave);
+    this.figure.on_event("mousemove", event => this.dragged || hover(this, event.sx, event.sy));
+    this.figure.on_event("panstart", () => { this.dragged = true; leave(); });
+    this.figure.on_event("panend", () => { this.dragged = false; });
+    this.figure.on_event("mouseleave", () => touched || leave());  // a finger leaves when it is lifted
     this.figure.on_event("tap", event => hover(this, event.sx, event.sy));
     this.figure.on_event("doubletap", () => zoomTo(null));
   }
@@ -323,11 +335,13 @@ class Chart {
     const { dash, mark } = look(lookOf(series));
     if (series.mark === "line") {
       series.smooth = this.glyph("line", series, "smooth", { line_width: 2.2, line_dash: dash, line_join: "round" });
-      series.lone = this.glyph("scatter", series, "lone", { marker: mark, size: 8 });
+      if (series.data.y.length <= 3) series.lone = this.glyph("scatter", series, "lone", { marker: mark, size: 8 });  // a line of one point would not be seen
     } else {
       series.joined = this.glyph("line", series, "joined", { line_width: 1.2, line_dash: dash });
-      series.points = this.glyph("scatter", series, "points", { marker: mark, size: 8 });
+      const count = series.data.y.length;
+      series.points = this.glyph("scatter", series, "points", { marker: mark, size: count <= 40 ? 8 : count <= 120 ? 6 : 4.5 });
     }
+    if (series.data.y.every(Number.isFinite)) return;
     series.edge = this.glyph("scatter", series, "not finite", { marker: "inverted_triangle", size: 10, y_range_name: "edge", level: "overlay" });
     series.value = this.figure.text({ field: "x" }, { field: "y" }, { field: "text" }, { source: this.source("", ["x", "y", "text"]),
       y_range_name: "edge", text_font_size: "11px", text_align: "center", text_baseline: "top", y_offset: 7, level: "overlay" });
@@ -351,13 +365,14 @@ class Chart {
     for (const series of this.series) {
       const { data } = series, x = data.x[state.x];
       if (!x) continue;
+      const y = data.y.map(value => Number.isFinite(value) ? value : NaN);  // a line has a gap there
+      if (series.mark === "line") this.fillLine(series, x, y);
+      else for (const part of [series.joined, series.points]) part.data_source.data = { x, y };
+      if (!series.edge) continue;
       const bad = data.y.map((value, index) => Number.isFinite(value) ? -1 : index).filter(index => index >= 0);
       series.edge.data_source.data = { x: bad.map(index => x[index]), y: bad.map(() => 0.975) };
       const few = bad.length <= 6 ? bad : [];
       series.value.data_source.data = { x: few.map(index => x[index]), y: few.map(() => 0.975), text: few.map(index => spoken(data.y[index])) };
-      const y = data.y.map(value => Number.isFinite(value) ? value : NaN);  // a line has a gap there
-      if (series.mark === "line") this.fillLine(series, x, y);
-      else for (const part of [series.joined, series.points]) part.data_source.data = { x, y };
     }
     for (const group of this.events ?? []) {
       const list = group.list.filter(event => event[state.x] !== null);
@@ -371,11 +386,10 @@ class Chart {
 
   fillLine(series, x, y) {
     const { base } = series.data;
-    const means = UNSMOOTHED.has(series.key) ? base.y : smoothed(base.x.step, base.y, windowSteps());
+    const means = UNSMOOTHED.has(series.key) ? base.y : smoothed(base.x.step, base.y, windowOf(base.x.step));
     series.raw.data_source.data = { x, y };
     series.smooth.data_source.data = { x: base.x[state.x], y: means.map(value => Number.isFinite(value) ? value : NaN) };
-    const lone = y.length <= 3 ? y.map((_, index) => index) : [];  // a line of one point would not be seen
-    series.lone.data_source.data = { x: lone.map(index => x[index]), y: lone.map(index => y[index]) };
+    if (series.lone) series.lone.data_source.data = { x, y };
   }
 
   // ----- showing: which renderers, which part, which colours
@@ -396,7 +410,7 @@ class Chart {
   fit() {
     const [from, to] = view();
     const log = state.log && this.panel.log;
-    const seen = this.series.filter(series => this.visible(series)).map(series => extent(series, from, to, log, this.panel.log)).filter(Boolean);
+    const seen = this.series.filter(series => this.visible(series)).map(series => extent(series, from, to, log, this.first)).filter(Boolean);
     let low = Math.min(...seen.map(each => each.low)), high = Math.max(...seen.map(each => each.high));
     if (!(low <= high)) [low, high] = log ? [1, 10] : [0, 1];
     const margin = log ? (high / low) ** 0.06 : 0.06 * (high - low) || 0.06 * Math.abs(high) || 0.5;
@@ -419,13 +433,13 @@ class Chart {
       axis.formatter.doFormat = values => values.map(label);
       axis.ticker.ticks = ticks;
     };
-    const count = clamp(Math.floor(width / 78), 2, 12);
+    const count = clamp(Math.floor(width / (state.x === "time" ? 90 : 64)), 2, 12);
     put(this.figure.xaxes[0], state.x === "time" ? timeTicks(from, to, count) : evenTicks(from, to, count), tick => onAxis(state.x, tick));
     put(this.figure.yaxes[0], (log ? logTicks : evenTicks)(start, end, Math.floor(this.height / 42)), short);
   }
 
   note() {
-    const bad = this.series.filter(series => this.visible(series)).reduce((sum, series) => sum + series.edge.data_source.get_length(), 0);
+    const bad = this.series.filter(series => this.visible(series)).reduce((sum, series) => sum + (series.edge?.data_source.get_length() ?? 0), 0);
     const parts = [this.above ? `${this.above.toLocaleString("en")} outside the picture` : "", bad ? `${bad.toLocaleString("en")} not finite` : ""];
     this.at.textContent = parts.filter(Boolean).join(", ");
   }
@@ -436,17 +450,20 @@ class Chart {
   }
 
   dress() {
-    const { figure } = this, [soft, grid, card] = [color("--soft"), color("--grid"), color("--card")];
+    const { figure } = this, alpha = clamp(0.7 / (content.runs.length - state.hidden.size), 0.05, 0.35);
+    this.shade.fill_color = color("--accent");
+    const [soft, grid, card] = [color("--soft"), color("--grid"), color("--card")];
+    figure.setv({ background_fill_color: card, border_fill_color: card });
     for (const axis of [...figure.xaxes, ...figure.yaxes]) axis.major_label_text_color = soft;
     for (const each of [...figure.xgrids, ...figure.ygrids]) each.grid_line_color = grid;
     for (const series of this.series) {
       const own = paint(lookOf(series));
-      series.raw?.glyph.setv({ line_color: own, line_alpha: several ? 0.22 : 0.35 });
+      series.raw?.glyph.setv({ line_color: own, line_alpha: alpha });
       series.smooth?.glyph.setv({ line_color: own });
       series.joined?.glyph.setv({ line_color: own, line_alpha: 0.7 });
       for (const part of [series.points, series.lone]) part?.glyph.setv({ fill_color: own, line_color: card, line_width: 1 });
-      series.edge.glyph.setv({ fill_color: own, line_color: card });
-      series.value.glyph.text_color = color("--ink");
+      series.edge?.glyph.setv({ fill_color: own, line_color: card });
+      series.value?.glyph.setv({ text_color: color("--ink") });
     }
     for (const group of this.events ?? []) {
       const own = several ? paint(group.run) : color(KINDS[group.key]?.color ?? "--soft");
@@ -463,7 +480,9 @@ class Chart {
 
   async attach() {
     this.view = await Bokeh.Plotting.show(this.figure, this.canvas);
-    this.view.canvas_view.events_el.tabIndex = -1;  // the plot round it takes the focus
+    const { events_el } = this.view.canvas_view;  // the plot round it takes the focus
+    events_el.tabIndex = -1;
+    events_el.style.outline = "none";
   }
 
   save() {
@@ -478,9 +497,10 @@ class Chart {
 
 // Kinds of events: the mark on the lower edge, its colour, and a line from top to bottom for those that explain a bend.
 const KINDS = {
-  skipped: { mark: "x", color: "--bad" }, save: { mark: "circle" }, save_failed: { mark: "x", color: "--bad", line: true },
-  resume: { mark: "triangle", color: "--accent", line: true }, restart: { mark: "triangle", color: "--accent", line: true }, start: { mark: "triangle", color: "--accent" },
-  stop: { mark: "square", color: "--warn", line: true }, early_stop: { mark: "square", color: "--warn", line: true }, end: { mark: "square", color: "--soft" },
+  skipped: { mark: "x", color: "--bad" }, save_failed: { mark: "x", color: "--bad", line: true }, checkpoint: { mark: "circle" },
+  removed: { mark: "circle" }, start: { mark: "triangle", color: "--accent" }, resume: { mark: "triangle", color: "--accent", line: true },
+  early_stop: { mark: "square", color: "--warn", line: true }, end: { mark: "square", color: "--soft" }, gpu_cap: { mark: "diamond", color: "--warn" },
+  warnings: { mark: "diamond", color: "--warn" }, data: { mark: "diamond", color: "--soft" },
 };
 
 // The values of a part of a curve that lie between two places, in order of size, and the first of them.
@@ -559,7 +579,8 @@ function onZoom(chart) {
 
 // ----- reading values ---------------------------------------------------------------------------------------------------
 
-let cursor = null;
+let cursor = null, touched = false;
+addEventListener("pointerdown", event => { touched = event.pointerType === "touch"; }, true);
 
 function hover(chart, sx, sy) {
   const frame = chart.view?.frame;
@@ -599,24 +620,47 @@ function smoothAt(series, x) {
   return y[nearest(xs, x)];
 }
 
+const MOST = 14;  // rows of the readings
+
 function showTip(chart, at, rows, sy) {
-  const lines = rows.filter(row => row.series.mark === "line");
-  const best = lines.length ? at : rows[0];
+  const best = rows.find(row => row.series.mark === "line" && row.x === at.x) ?? at;
   const when = Object.keys(AXES).filter(axis => best.series.data.x[axis]).map(axis => exactly(axis, best.series.data.x[axis][best.index]));
-  const order = rows.slice().sort((a, b) => (b.smooth ?? b.value) - (a.smooth ?? a.value));
-  const kept = several ? order : rows, most = 14;
-  $("tip").replaceChildren(make("div", { class: "when" }, when.join(" · ")), ...kept.slice(0, most).map(row => entry(chart, row, best)),
-    ...(kept.length > most ? [make("div", { class: "soft" }, `and ${kept.length - most} more`)] : []), ...eventsAt(chart, at.x));
+  const table = several ? tableOfRuns(chart, rows, sy) : rows.map(row => tipRow(lookOf(row.series), row.series.label, [row], at.x, row.series.mark));
+  const left = new Set(rows.map(row => row.series.run)).size - table.length;
+  $("tip").replaceChildren(make("div", { class: "when" }, when.join(" · ")),
+    make("table", {}, several && chart.panel.curves.length > 1 ? tipHead(chart) : null, make("tbody", {}, ...table)),
+    ...(several && left > 0 ? [make("div", { class: "soft" }, `and ${left} more`)] : []), ...eventsAt(chart, at.x));
   placeTip(chart, at.x, sy);
   $("say").textContent = $("tip").innerText;
 }
 
-function entry(chart, row, best) {
-  const { series } = row, line = series.mark === "line";
-  const label = several ? content.runs[series.run].name + (chart.panel.curves.length > 1 ? `, ${series.label}` : "") : series.label;
-  const aside = !line && row.x !== best.x ? ` (${exactly(state.x, row.x)})` : "";
-  const smooth = line && !UNSMOOTHED.has(series.key) && state.smooth > 0 && Number.isFinite(row.smooth) && Number.isFinite(row.value) ? ` (mean ${spoken(Number(row.smooth.toPrecision(4)))})` : "";
-  return make("div", { class: "entry" }, swatch(lookOf(series), { line, mark: !line }), make("span", { class: "cut" }, label + aside), make("span", {}, make("b", {}, spoken(row.value)), smooth));
+const tipHead = chart => make("thead", {}, make("tr", {}, make("th"), make("th"), ...chart.panel.curves.map(curve => make("th", {}, curve.label))));
+
+// A row for each run, from high to low; of very many those nearest to the pointer.
+function tableOfRuns(chart, rows, sy) {
+  const byRun = new Map();
+  for (const row of rows) byRun.set(row.series.run, [...byRun.get(row.series.run) ?? [], row]);
+  const height = own => own[0].smooth ?? own[0].value;
+  let chosen = [...byRun.values()];
+  if (chosen.length > MOST && sy !== undefined) {
+    const y = chart.view.frame.y_scale.invert(sy);
+    chosen = chosen.sort((a, b) => Math.abs(height(a) - y) - Math.abs(height(b) - y));
+  }
+  chosen = chosen.slice(0, MOST).sort((a, b) => height(b) - height(a));
+  return chosen.map(own => tipRow(own[0].series.run, content.runs[own[0].series.run].name,
+    chart.panel.curves.map(curve => own.find(row => row.series.key === curve.key)), rows[0].x, null));
+}
+
+function tipRow(index, name, cells, x, mark) {
+  return make("tr", {}, make("td", {}, swatch(index, { line: mark !== "points", mark: mark !== "line" })), make("td", { class: "cut" }, name),
+    ...cells.map(row => make("td", { class: "num" }, ...(row ? reading(row, x) : []))));
+}
+
+function reading(row, x) {
+  const line = row.series.mark === "line" && !UNSMOOTHED.has(row.series.key);
+  const mean = line && state.smooth > 0 && Number.isFinite(row.smooth) && Number.isFinite(row.value) ? ` mean ${spoken(Number(row.smooth.toPrecision(4)))}` : "";
+  const where = row.series.mark !== "line" && row.x !== x ? ` ${exactly(state.x, row.x)}` : "";
+  return [make("b", {}, spoken(row.value)), make("span", { class: "soft" }, mean + where)];
 }
 
 function eventsAt(chart, x) {
@@ -787,8 +831,18 @@ function facts() {
     if (!run.facts.length) continue;
     $("facts").hidden = false;
     const groups = run.facts.map(([name, rows]) => make("div", {}, make("h3", {}, name), table(rows)));
-    const title = make("summary", {}, several ? run.name : run.facts.map(([name]) => name).join(", "));
-    $("facts").append(make("details", { class: "card", "data-run": index }, title, make("div", { class: "groups" }, ...groups)));
+    const title = make("summary", {}, several ? run.name : [...new Set(run.facts.map(([name]) => name.split(":")[0]))].join(", "));
+    const find = make("input", { type: "search", class: "find", placeholder: "Find a setting", "aria-label": "Find a setting", autocomplete: "off", oninput: () => filter(groups, find.value) });
+    $("facts").append(make("details", { class: "card", "data-run": index }, title, find, make("div", { class: "groups" }, ...groups)));
+  }
+}
+
+function filter(groups, text) {
+  const wanted = text.trim().toLowerCase();
+  for (const group of groups) {
+    const rows = [...group.querySelectorAll("tr")];
+    for (const row of rows) row.hidden = !row.textContent.toLowerCase().includes(wanted);
+    group.hidden = rows.every(row => row.hidden);
   }
 }
 
@@ -829,7 +883,10 @@ function hideAll(hidden) {
 function afterHiding() {
   leave();
   showControls();
-  for (const chart of charts) chart.fill();
+  for (const chart of charts) {
+    chart.fill();
+    chart.dress();  // the more runs, the fainter their values before smoothing
+  }
   samples.again?.();
   events.again?.();
   writeAddress();
@@ -841,9 +898,12 @@ function showControls() {
   $("smooth").value = state.smooth;
   for (const name of ["log", "raw", "clip", "reload"]) $(name).checked = state[name];
   const steps = Math.round(windowSteps());
-  $("window").textContent = state.smooth > 0 && steps > 1 ? `mean of ${short(steps)} steps` : "none";
+  $("window").textContent = state.smooth > 0 && steps > 1 ? `${short(steps)} steps` : "none";
   $("smooth").setAttribute("aria-valuetext", $("window").textContent);
   $("reset").disabled = state.from === null;
+  const lacking = content.runs.filter((run, index) => !state.hidden.has(index) && !onThisAxis(run)).map(run => run.name);
+  $("lacking").hidden = !lacking.length;
+  $("lacking").textContent = `Not drawn, since it does not say its ${AXES[state.x].toLowerCase()}: ${lacking.join(", ")}`;
   for (const box of $("list").querySelectorAll("input")) box.checked = !state.hidden.has(Number(box.dataset.run));
   for (const row of document.querySelectorAll("tr[data-run]")) row.classList.toggle("off", state.hidden.has(Number(row.dataset.run)));
 }
@@ -889,8 +949,16 @@ function controls() {
   $("wider").addEventListener("click", () => zoomBy(2));
   $("reset").addEventListener("click", () => zoomTo(null));
   $("controls").addEventListener("submit", event => event.preventDefault());
+  const logs = content.panels.filter(panel => panel.log).map(panel => panel.title);
+  $("log").parentElement.hidden = !logs.length;
+  $("log").parentElement.title = logs.join(", ");
   runList();
   reloading();
+}
+
+// On a narrow page the controls stand folded up above the charts.
+function fold() {
+  $("display").open = !narrow.matches;
 }
 
 function reloading() {
@@ -916,6 +984,7 @@ async function begin() {
   $("title").textContent = content.title;
   $("made").textContent = `Made ${new Date(content.made * 1000).toLocaleString()} by llmc-jax ${content.version}`;
   if (several) overviewOfSeveral(content.runs); else for (const run of content.runs) overviewOfOne(run);
+  fold();
   readAddress();
   controls();
   showControls();
@@ -934,6 +1003,7 @@ async function begin() {
   }
   await Promise.all(charts.map(chart => chart.attach()));
   dark.addEventListener("change", dress);
+  narrow.addEventListener("change", fold);
   phone.addEventListener("change", () => { for (const chart of charts) chart.figure.height = chart.height; });
   new ResizeObserver(() => { leave(); for (const chart of charts) chart.fit(); }).observe($("panels"));
   document.addEventListener("scroll", leave, { passive: true });
