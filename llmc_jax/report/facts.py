@@ -29,7 +29,7 @@ def table_of(value: Any) -> dict[str, Any]:
 def settings(config: Config, kernels: Config) -> dict[str, dict[str, str]]:
     """Return all settings of a run by group and name, as shown."""
     found = {
-        OPTIONS: {_flag(name): _shown(name, value) for name, value in table_of(config.get("options")).items()},
+        OPTIONS: {flag_of(name): shown_option(name, value) for name, value in table_of(config.get("options")).items()},
         MODEL: {name.replace("_", " "): _text(value) for name, value in table_of(config.get("model")).items()},
         OPERATIONS: _operations(kernels),
         MACHINE: _machine(config),
@@ -39,18 +39,23 @@ def settings(config: Config, kernels: Config) -> dict[str, dict[str, str]]:
     return {group: rows for group, rows in found.items() if rows}
 
 
-def _flag(name: str) -> str:
-    return BY_NAME[name].long_flag if name in BY_NAME else name
+def flag_of(name: str) -> str:
+    """Return an option's flag; its own name where it has none, or one that says the opposite (--no-save)."""
+    about = BY_NAME.get(name)
+    return name if about is None or (about.switch and about.default) else about.long_flag
 
 
-def _shown(name: str, value: Any) -> str:
-    return without_credentials(BY_NAME[name].show(value) if name in BY_NAME else _text(value))
+def shown_option(name: str, value: Any) -> str:
+    """Return an option's value, as the command line has it."""
+    is_word = isinstance(value, str) or name not in BY_NAME
+    return _text(value) if is_word else without_credentials(BY_NAME[name].show(value))
 
 
 def _text(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(_text, value))
-    return "none" if value is None else without_credentials(show_value(value) if value != "" else "")
+    text = value if isinstance(value, str) else "none" if value is None else show_value(value)
+    return without_credentials(text)
 
 
 def _operations(kernels: Config) -> dict[str, str]:
@@ -96,7 +101,7 @@ def facts_of(groups: Mapping[str, Mapping[str, str]], config: Config) -> list[tu
 
 
 def _by_help(options: Mapping[str, str]) -> list[tuple[str, Rows]]:
-    groups = {about.long_flag: about.group for about in BY_NAME.values()}
+    groups = {flag_of(name): about.group for name, about in BY_NAME.items()}
     found: dict[str, Rows] = {}
     for flag, value in options.items():
         found.setdefault(f"{OPTIONS}: {groups.get(flag, 'others')}", []).append((flag, value))

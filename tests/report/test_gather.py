@@ -188,7 +188,7 @@ def test_logs_of_other_programs(tmp_path: Path) -> None:
 
 def test_runs_over_each_other(tmp_path: Path) -> None:
     """Only what differs is listed, and not where a run is; a log without a configuration has no part in that."""
-    options = {**CONFIG["options"], "seed": 43, "output_dir": "runs/b"}  # type: ignore[dict-item]
+    options = {**CONFIG["options"], "seed": 43, "output_dir": "runs/b", "tf32": True}  # type: ignore[dict-item]
     other = {**CONFIG, "options": options, "environment": {"XLA_FLAGS": "--xla_x=1", "NPROC": "8"}}
     paths = (
         run_folder(tmp_path / "a", usual()),
