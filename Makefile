@@ -11,7 +11,7 @@ aot_jax := 0.12.0.1 0.11.2# whose compilers tests/aot/table.json knows
 unexport PYTHONPATH PYTHONHOME # what runs is .venv alone
 export PIP_USER := 0
 
-.PHONY: help train test test-slow test-aot test-triton lint plan-tools setup setup-dev clean
+.PHONY: help train test test-slow test-aot test-triton test-trackers lint plan-tools setup setup-dev clean
 .NOTPARALLEL:
 
 help: ## list these targets
@@ -42,6 +42,17 @@ test-triton: .venv-triton/.ready ## the Triton kernels: in Triton's interpreter,
 		"jax==0.11.2" "jaxlib==0.11.2" pytest pytest-xdist hypothesis
 	.venv-triton/bin/python -m pip install -q --disable-pip-version-check --no-deps \
 		"jax-cuda12-plugin==0.11.2" "jax-cuda12-pjrt==0.11.2"
+	touch $@
+
+test-trackers: .venv-trackers/.ready ## the trackers with their real packages, offline (400 MB of packages)
+	JAX_PLATFORMS=cpu .venv-trackers/bin/python -m pytest -q tests/trackers $(ARGS)
+
+.venv-trackers/.ready: pyproject.toml
+	rm -rf .venv-trackers
+	python=$$(scripts/find_python.sh) && "$$python" -m venv .venv-trackers
+	.venv-trackers/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt tensorboard rich pytest \
+		hypothesis $$(.venv-trackers/bin/python -c \
+		"from llmc_jax.trackers.sinks import KINDS; print(*(each.package for each in KINDS.values()))")
 	touch $@
 
 plan-tools: setup ## what compiles for GPUs that are not there, for llmc_jax.plan (Linux; 1 GB of packages)
