@@ -255,7 +255,10 @@ class Chart {
     this.plot = make("div", { class: "plot", tabindex: 0, role: "img" }, this.canvas, this.cross);
     const tool = (text, label, onclick) => make("button", { type: "button", title: label, "aria-label": `${label}: ${this.panel.title}`, onclick }, text);
     const tools = make("span", { class: "tools" }, tool("PNG", "Save as a picture", () => this.save()),
-      this.first ? null : tool("⤢", "Full width", () => this.node.classList.toggle("wide-panel")));
+      this.first ? null : tool("⤢", "Full width", () => {
+        this.node.classList.toggle("wide-panel");
+        requestAnimationFrame(() => requestAnimationFrame(() => this.fit()));  // Bokeh has its new width by then
+      }));
     this.node = make("article", { class: `card panel${this.first ? " wide-panel" : ""}`, "data-key": this.panel.key },
       make("div", { class: "head" }, title, this.at, tools), this.legend());
     this.node.append(this.plot);
@@ -485,14 +488,51 @@ class Chart {
     events_el.style.outline = "none";
   }
 
-  save() {
-    const link = make("a", { download: `${this.panel.key}.png` });
-    this.view.export("png", true).to_blob().then(blob => {
-      link.href = URL.createObjectURL(blob);
-      link.click();
-      setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-    });
+  // A picture that can stand alone: the chart below its title, and its legend below that.
+  async picture() {
+    const chart = await createImageBitmap(await this.view.export("png", true).to_blob());
+    const scale = chart.width / this.plot.clientWidth, line = 20;
+    const entries = several ? content.runs.map((run, index) => [index, run.name]).filter(([index]) => !state.hidden.has(index) && this.series.some(series => series.run === index))
+      : this.panel.curves.map((curve, index) => [index, curve.label]);
+    const columns = Math.max(1, Math.floor(this.plot.clientWidth / 230)), rows = Math.ceil(entries.length / columns);
+    const canvas = make("canvas", { width: chart.width, height: chart.height + scale * line * (2 + rows) });
+    const pen = canvas.getContext("2d");
+    pen.fillStyle = color("--card");
+    pen.fillRect(0, 0, canvas.width, canvas.height);
+    pen.drawImage(chart, 0, scale * line * 1.5);
+    pen.scale(scale, scale);
+    pen.fillStyle = color("--ink");
+    pen.font = "bold 14px system-ui, sans-serif";
+    pen.fillText([this.panel.title, this.panel.unit && `(${this.panel.unit})`, `by ${AXES[state.x].toLowerCase()}`].filter(Boolean).join(" "), 12, line);
+    pen.font = "12px system-ui, sans-serif";
+    for (const [place, [index, name]] of entries.entries())
+      entry(pen, index, shown(name), 12 + (place % columns) * 230, chart.height / scale + line * (2.2 + Math.floor(place / columns)));
+    return new Promise(done => canvas.toBlob(done));
   }
+
+  async save() {
+    const link = make("a", { download: `${this.panel.key}.png`, href: URL.createObjectURL(await this.picture()) });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  }
+}
+
+// An entry of a picture's legend: line, mark, name.
+function entry(pen, index, name, x, y) {
+  const { color: own, dash, mark } = look(index);
+  pen.save();
+  pen.strokeStyle = own;
+  pen.lineWidth = 2.2;
+  pen.setLineDash(dash);
+  pen.beginPath();
+  pen.moveTo(x, y - 4);
+  pen.lineTo(x + 34, y - 4);
+  pen.stroke();
+  pen.fillStyle = own;
+  pen.translate(x + 17, y - 4);
+  pen.fill(new Path2D(SHAPES[mark]));
+  pen.restore();
+  pen.fillText(name.length > 28 ? `${name.slice(0, 27)}…` : name, x + 42, y);
 }
 
 // Kinds of events: the mark on the lower edge, its colour, and a line from top to bottom for those that explain a bend.
@@ -631,7 +671,6 @@ function showTip(chart, at, rows, sy) {
     make("table", {}, several && chart.panel.curves.length > 1 ? tipHead(chart) : null, make("tbody", {}, ...table)),
     ...(several && left > 0 ? [make("div", { class: "soft" }, `and ${left} more`)] : []), ...eventsAt(chart, at.x));
   placeTip(chart, at.x, sy);
-  $("say").textContent = $("tip").innerText;
 }
 
 const tipHead = chart => make("thead", {}, make("tr", {}, make("th"), make("th"), ...chart.panel.curves.map(curve => make("th", {}, curve.label))));
@@ -693,6 +732,7 @@ function onKey(event, chart) {
   if (event.ctrlKey || event.metaKey || event.altKey || !acts[event.key]) return;
   event.preventDefault();
   acts[event.key]();
+  $("say").textContent = $("tip").hidden ? "" : $("tip").innerText;
 }
 
 // The next place to read: a hundredth of the view further, and at least one point.
@@ -901,11 +941,22 @@ function showControls() {
   $("window").textContent = state.smooth > 0 && steps > 1 ? `${short(steps)} steps` : "none";
   $("smooth").setAttribute("aria-valuetext", $("window").textContent);
   $("reset").disabled = state.from === null;
-  const lacking = content.runs.filter((run, index) => !state.hidden.has(index) && !onThisAxis(run)).map(run => run.name);
-  $("lacking").hidden = !lacking.length;
-  $("lacking").textContent = `Not drawn, since it does not say its ${AXES[state.x].toLowerCase()}: ${lacking.join(", ")}`;
+  $("lacking").textContent = remarks().join(" ");
+  $("lacking").hidden = !$("lacking").textContent;
   for (const box of $("list").querySelectorAll("input")) box.checked = !state.hidden.has(Number(box.dataset.run));
   for (const row of document.querySelectorAll("tr[data-run]")) row.classList.toggle("off", state.hidden.has(Number(row.dataset.run)));
+}
+
+// What must be known of the shown runs to read the charts.
+function remarks() {
+  const named = which => content.runs.filter((run, index) => !state.hidden.has(index) && which(run)).map(run => run.name).join(", ");
+  const lacking = named(run => !onThisAxis(run)), summed = state.x === "time" ? named(run => run.clock === "steps") : "";
+  const thinned = named(run => Object.values(run.curves).some(curve => curve.count > curve.y.length));
+  return [
+    lacking && `Not drawn, as their ${AXES[state.x].toLowerCase()} is not known: ${lacking}.`,
+    summed && `Time is the sum of the steps' times, without what lay between them: ${summed}.`,
+    thinned && `Not every point is drawn, of each stretch the first, last, least and greatest: ${thinned}.`,
+  ].filter(Boolean);
 }
 
 // Keep the same stretch of training in view when the axis changes, by the curve with the most points.
@@ -1002,7 +1053,7 @@ async function begin() {
     chart.drags();
   }
   await Promise.all(charts.map(chart => chart.attach()));
-  dark.addEventListener("change", dress);
+  for (const media of [dark, matchMedia("print")]) media.addEventListener("change", dress);
   narrow.addEventListener("change", fold);
   phone.addEventListener("change", () => { for (const chart of charts) chart.figure.height = chart.height; });
   new ResizeObserver(() => { leave(); for (const chart of charts) chart.fit(); }).observe($("panels"));

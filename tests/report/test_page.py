@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from llmc_jax.errors import InputError
 from llmc_jax.report import page as page_module
 from llmc_jax.report.content import Content
+from llmc_jax.report.gather import content_of, read_runs
 from llmc_jax.report.page import embedded, page, page_of
 from tests import chromium
+from tests.report.runs import BEGAN, end, run_folder, start, train, usual
 
 HOSTILE = (
     "</script><script>window.hit = 1</script><!-- <img src=x onerror=window.hit=2> $$\\int$$ \u2028\x00\ud800 &lt;"
@@ -155,8 +157,9 @@ PANELS = [
 ]  # fmt: skip
 
 
-def content(*runs: dict[str, Any]) -> dict[str, Any]:
-    return {"title": HOSTILE, "made": 1.0, "version": "0", "runs": list(runs), "panels": PANELS, "differences": None}
+def made_by_hand(*runs: dict[str, Any]) -> bytes:
+    shown = {"title": HOSTILE, "made": 1.0, "version": "0", "runs": list(runs), "panels": PANELS, "differences": None}
+    return page_of(shown)
 
 
 # Every renderer of the drawn figures by its name, which says run, curve and part; JSON has no NaN.
@@ -186,8 +189,8 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Tab]:
 class Shown:
     """A page in the browser."""
 
-    def __init__(self, tab: chromium.Tab, path: Path, **content: Any) -> None:
-        path.write_bytes(page_of(content))
+    def __init__(self, tab: chromium.Tab, path: Path, page: bytes) -> None:
+        path.write_bytes(page)
         self.tab = tab
         tab.complaints.clear()
         tab.requests.clear()
@@ -213,26 +216,57 @@ def part(run: int, key: str, name: str, panel: str = "loss") -> str:
     return panel + json.dumps([run, key, name], separators=(",", ":"))
 
 
-def test_the_figures_hold_the_numbers_of_the_content_by_each_axis(tab: chromium.Tab, tmp_path: Path) -> None:
-    one = run("one", 0.0)
-    shown = Shown(tab, tmp_path / "one.html", **content(one))
-    figures = shown.figures()
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder with a loss that is not finite, a step logged again after a resume, and a torn last line."""
+    rows = usual()
+    rows[31] = train(int(rows[31]["step"]), loss="inf", norm="nan", skipped=True)
+    again = [
+        {**start(step=30), "event": "resume"},
+        *(train(step, loss=4.0 - step / 80) for step in range(30, 50)),
+        end(50),
+    ]
+    return run_folder(tmp_path_factory.mktemp("runs") / "demo", [*rows, *again], torn='{"event": "tra')
+
+
+def logged(folder: Path, event: str, field: str) -> dict[int, Any]:
+    """What the metrics file says, read with nothing of ours: of a step that stands there twice the last."""
+    lines = (folder / "metrics.jsonl").read_text().split("\n")[:-1]
+    return {row["step"]: row[field] for row in map(json.loads, lines) if row["event"] == event and field in row}
+
+
+def test_the_figures_hold_the_numbers_of_the_metrics_file_by_each_axis(
+    tab: chromium.Tab, folder: Path, tmp_path: Path
+) -> None:
+    shown = Shown(tab, tmp_path / "report.html", page(content_of(read_runs([folder]))))
+    drawn: dict[str, Any] = {}
     for axis in ("step", "tokens", "time"):
         figures = shown.do(f"document.querySelector('input[name=axis][value={axis}]').click()")
-        for key, name, panel in [
-            ("train.loss", "raw", "loss"),
-            ("val.loss", "points", "loss"),
-            ("norm", "raw", "norm"),
-        ]:
-            drawn = figures[part(0, key, name, panel)]
-            assert (drawn["x"], drawn["y"]) == (one["curves"][key]["x"][axis], one["curves"][key]["y"])
-        assert figures["loss"]["x"] == figures["norm"]["x"]
-        assert figures["loss"]["x"][0] <= 0 and figures["loss"]["x"][1] >= one["curves"]["norm"]["x"][axis][-1]
+        drawn[axis] = figures
+        (low, high), y = figures["loss"]["x"], figures["loss"]["y"]
+        points = figures[part(0, "train.loss", "raw")]
+        assert low <= points["x"][0] and points["x"][-1] <= high and figures["norm"]["x"] == [low, high]
+        assert y[0] < min(loss for loss in points["y"] if loss != "NaN") < y[1]
+    for panel, key, event, field in [
+        ("loss", "train.loss", "train", "loss"), ("norm", "norm", "train", "norm"), ("lr", "lr", "train", "lr"),
+        ("tokens_per_second", "tokens_per_second", "train", "tokens_per_second"), ("ms", "ms", "train", "ms"),
+    ]:  # fmt: skip
+        wanted, raw = logged(folder, event, field), part(0, key, "raw", panel)
+        assert drawn["step"][raw]["x"] == list(wanted)
+        assert drawn["step"][raw]["y"] == [y if isinstance(y, float) else "NaN" for y in wanted.values()]
+        assert drawn["tokens"][raw]["x"] == list(logged(folder, "train", "tokens").values())
+        times = logged(folder, "train", "time").values()
+        assert drawn["time"][raw]["x"] == pytest.approx([time - BEGAN for time in times])
+    losses = logged(folder, "val", "loss")
+    validation = drawn["step"][part(0, "val.loss", "points")]
+    assert (validation["x"], validation["y"]) == (list(losses), list(losses.values()))
+    infinite = [step for step, loss in logged(folder, "train", "loss").items() if not isinstance(loss, float)]
+    assert infinite and drawn["step"][part(0, "train.loss", "not finite")]["x"] == infinite
     shown.check_quiet()
 
 
 def test_controls_do_what_they_say(tab: chromium.Tab, tmp_path: Path) -> None:
-    shown = Shown(tab, tmp_path / "two.html", **content(run("one", 0.0), run("two", 0.5)))
+    shown = Shown(tab, tmp_path / "two.html", made_by_hand(run("one", 0.0), run("two", 0.5)))
     before = shown.figures()
     log = shown.do("document.getElementById('log').click()")
     assert before["loss"]["log"] != log["loss"]["log"] and not before["norm"]["log"] and not log["norm"]["log"]
@@ -253,8 +287,25 @@ def test_controls_do_what_they_say(tab: chromium.Tab, tmp_path: Path) -> None:
     shown.check_quiet()
 
 
+def test_a_zoom_is_shared_by_all_charts_and_kept_by_a_reload(tab: chromium.Tab, tmp_path: Path) -> None:
+    shown = Shown(tab, tmp_path / "zoom.html", made_by_hand(run("one", 0.0)))
+    whole = shown.figures()
+    zoomed = shown.do("document.getElementById('nearer').click()")
+    start, end = zoomed["loss"]["x"]
+    assert end - start == pytest.approx((whole["loss"]["x"][1] - whole["loss"]["x"][0]) / 2)
+    assert zoomed["norm"]["x"] == [start, end]
+    assert zoomed["loss"]["y"][1] < whole["loss"]["y"][1]  # it fits what is seen
+    tab.command("Page.reload")
+    tab.until("performance.getEntriesByType('navigation')[0].type === 'reload' && " + READY)
+    assert shown.figures()["norm"]["x"] == pytest.approx([start, end])
+    assert shown.do("document.getElementById('reset').click()")["loss"] == whole["loss"]
+    size = "charts[0].picture().then(createImageBitmap).then(picture => [picture.width, picture.height])"
+    assert all(side > 100 for side in tab.run(size))
+    shown.check_quiet()
+
+
 def test_hostile_texts_stay_texts(tab: chromium.Tab, tmp_path: Path) -> None:
-    shown = Shown(tab, tmp_path / "hostile.html", **content(run(HOSTILE, 0.0), run(HOSTILE, 0.5)))
+    shown = Shown(tab, tmp_path / "hostile.html", made_by_hand(run(HOSTILE, 0.0), run(HOSTILE, 0.5)))
     tab.run("document.querySelector('.plot').focus()")
     tab.press("ArrowRight", 39)
     assert HOSTILE[:20] in tab.run("document.getElementById('tip').textContent")
@@ -265,19 +316,21 @@ def test_hostile_texts_stay_texts(tab: chromium.Tab, tmp_path: Path) -> None:
 
 
 def test_runs_without_points_with_one_and_with_no_finite_one(tab: chromium.Tab, tmp_path: Path) -> None:
-    bad = curve([0, 1, 2, 3], [3.0, "nan", "inf", 2.0])
+    bad = curve([0, 1, 2, 3, 4], [3.0, "nan", "inf", 2.0, 0.0])
     runs = [
         {**run("none", 0.0), "curves": {}, "samples": [], "events": [], "facts": [], "summary": []},
         {**run("one", 0.0), "curves": {"train.loss": curve([0], [2.0])}},
         {**run("bad", 0.0), "curves": {"train.loss": bad, "norm": curve([0], ["nan"], tokens=None, time=None)}},
     ]
-    shown = Shown(tab, tmp_path / "bad.html", **content(*runs))
+    shown = Shown(tab, tmp_path / "bad.html", made_by_hand(*runs))
     figures = shown.figures()
     assert figures[part(2, "train.loss", "not finite")]["x"] == [1, 2]
-    assert figures[part(2, "train.loss", "raw")]["y"] == [3.0, "NaN", "NaN", 2.0]
+    assert figures[part(2, "train.loss", "raw")]["y"] == [3.0, "NaN", "NaN", 2.0, 0.0]
     assert figures[part(1, "train.loss", "lone")]["x"] == [0]
+    shown.do("document.getElementById('log').click()")  # none has a place for 0
+    shown.do("document.getElementById('log').click()")
     for axis in ("tokens", "time"):
         shown.do(f"document.querySelector('input[name=axis][value={axis}]').click()")
     assert "x=time" in tab.run("location.hash")
     shown.check_quiet()
-    Shown(tab, tmp_path / "empty.html", **EMPTY.to_json()).check_quiet()
+    Shown(tab, tmp_path / "empty.html", page(EMPTY)).check_quiet()
