@@ -10,12 +10,11 @@ from typing import Any
 from llmc_jax.cli.parsers import Parser, run_command
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import reason, refuse_irregular, write_atomic
-from llmc_jax.logs.files import MAIN_LOG, METRICS
+from llmc_jax.logs.files import MAIN_LOG, METRICS, REPORT
 from llmc_jax.machine.jax_setup import typed
 from llmc_jax.streams import escaped
 
 PROGRAM = "python -m llmc_jax.report"
-PAGE = "report.html"
 MARK = b"llmc-jax report"  # in the first bytes of every page: what lacks it is not replaced
 MOST_RUNS = 26  # of a page, which no more looks could be told apart on
 ENDINGS = {"output": ".html", "png": ".png", "csv": ".csv", "json": ".json"}  # of the files of each flag
@@ -121,7 +120,7 @@ def runs_in(folder: Path) -> list[Path]:
 def default_output(paths: Sequence[Path]) -> Path:
     """Return where the page goes: into the folder that was named, into the current one for a file or for several."""
     folder = paths[0] if len(paths) == 1 and paths[0].is_dir() else Path()
-    return folder / PAGE
+    return folder / REPORT
 
 
 def names_of(words: str | None, count: int) -> list[str]:

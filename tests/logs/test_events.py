@@ -34,7 +34,7 @@ def test_figures_of_steps_and_all_other_events(tmp_path: Path) -> None:
     read = read_events(file_of(
         tmp_path / "m", start, train(0, norm="inf"), train(1), train(2, norm=0.5, loss_scale=8, skipped=True), *gpu,
     ))  # fmt: skip
-    assert (read.others, read.notes, read.first_time, read.last_time) == ([start], [], 99.5, 102.0)
+    assert (read.others, read.notes, read.first_time) == ([start], [], 99.5)
     norm, loss, skipped = (figures(read, "train", name) for name in ("norm", "loss", "skipped"))
     assert (norm.steps.tolist(), norm.values.tolist()) == ([0, 2], [math.inf, 0.5])
     assert (loss.values.tolist(), loss.times.tolist()) == ([5.0, 4.0, 3.0], [100.0, 101.0, 102.0])
@@ -65,7 +65,7 @@ def test_lines_that_are_no_events_are_left_out_and_counted(tmp_path: Path) -> No
     assert f"{len(BAD)} lines are no events, first 2" in note
     huge = b'{"event": "train", "step": 1, "loss": 1%s, "time": "x", "norm": [1]}' % (b"0" * 400)
     read = read_events(file_of(tmp_path / "m", huge))
-    assert not read.notes and not len(figures(read, "train", "loss").steps) and read.last_time is None
+    assert not read.notes and not len(figures(read, "train", "loss").steps) and read.first_time is None
 
 
 def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
@@ -93,6 +93,29 @@ VALUES = st.recursive(
 EVENTS = st.dictionaries(
     st.sampled_from(["event", "step", "loss", "time", "x"]), VALUES | st.sampled_from(["train", "nan"])
 )
+
+
+SAME = st.fixed_dictionaries({
+    "event": st.just("train"), "step": st.integers(0, 9), "loss": st.floats() | st.integers(), "skipped": st.booleans(),
+    "time": st.floats(0, 1e9) | st.sampled_from(["x", -1]),
+})  # fmt: skip
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(SAME, min_size=1, max_size=20), st.integers(1, 300))
+def test_events_read_together_are_those_read_one_by_one(tmp_path: Path, rows: list[dict[str, Any]], batch: int) -> None:
+    found = []
+    for together in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "BATCH", batch if together else 1 << 20)
+            if not together:
+                patch.setattr(module.Table, "put_alike", lambda table, events: False)
+            found.append(read_events(file_of(tmp_path / "m", *rows)))
+    for name in ("loss", "skipped"):
+        one, other = (figures(read, "train", name) for read in found)
+        for field in ("steps", "values", "times"):
+            np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
+    assert found[0].first_time == found[1].first_time and found[0].notes == found[1].notes == []
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
