@@ -330,7 +330,7 @@ DESCRIPTION = """\
 Several logs beside each other: losses by step, differences to the first log, where they part, speed.
 
 A log is a run folder or its metrics.jsonl, a main.log of llm.c, or a file with what a trainer printed: train.py,
-llm.c's train_gpt2, train_gpt2fp32cu and train_gpt2cu, its train_gpt2.py.
+llm.c's train_gpt2, train_gpt2fp32cu and train_gpt2cu, its train_gpt2.py, nanoGPT's train.py.
 
 Exit status: 0 compared, and they stay together; 2 bad input; 4 compared, and they part."""
 
