@@ -114,7 +114,7 @@ def _by_help(options: Mapping[str, str]) -> list[tuple[str, Rows]]:
 def summary_of(status: Status, figures: Figures, axes: Axes, start: Config) -> Rows:
     """Return a dozen figures: how far, how good, how fast. start: the last start's event."""
     rows = [
-        ("state", status.words),
+        ("steps", f"{status.step:,}" + _of(status.steps, status.step) if status.step is not None else ""),
         ("best validation loss", _best(figures.get("val.loss"))),
         ("last validation loss", _last(figures.get("val.loss"))),
         ("training loss", _recent(figures.get("train.loss"))),
@@ -130,6 +130,10 @@ def summary_of(status: Status, figures: Figures, axes: Axes, start: Config) -> R
         ("peak", rate(start["peak_flops"]) if _is_number(start.get("peak_flops")) else ""),
     ]
     return [(name, words) for name, words in rows if words]
+
+
+def _of(planned: int | None, made: int) -> str:
+    return "" if planned is None or planned == made else f" of {planned:,}"
 
 
 def _is_number(value: Any) -> bool:

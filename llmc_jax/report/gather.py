@@ -17,8 +17,9 @@ from llmc_jax.files import reason
 from llmc_jax.logs.curves import spread
 from llmc_jax.logs.events import Events, figures, read_events
 from llmc_jax.logs.files import KERNELS, LARGEST, METRICS, config_file, rank_log, rank_of
+from llmc_jax.logs.follow import recent
 from llmc_jax.logs.reading import read_log
-from llmc_jax.logs.state import DIED, RUNNING, UNKNOWN, RunState, read_state
+from llmc_jax.logs.state import DIED, RUNNING, UNKNOWN, RunState, Seen, after, run_state
 from llmc_jax.logs.words import ENDS, event_words
 from llmc_jax.machine.versions import installed
 from llmc_jax.report.content import Content, Event, Rows, Run, Sample, Status
@@ -108,20 +109,18 @@ def names_of(paths: Sequence[str]) -> list[str]:
 
 def read_run(path: Path) -> Read:
     """Return what is known of a run folder or a log. Raises InputError where there is nothing."""
-    folder = path if path.is_dir() else None
-    if folder is not None and (folder / METRICS).is_file():
-        return read_folder(folder)
-    if path.name == METRICS and path.is_file():
-        return read_folder(path.parent, str(path))
-    return read_other(path)
+    if path.is_dir() and (path / METRICS).is_file():
+        return read_ours(path / METRICS)._replace(name=path.name, path=str(path), kind="run folder of ours")
+    is_ours = path.suffix == ".jsonl" and path.is_file()  # a copy, too
+    return read_ours(path) if is_ours else read_other(path)
 
 
 # ----- ours -----------------------------------------------------------------------------------------------------------
 
 
-def read_folder(folder: Path, path: str = "") -> Read:
-    """Return what is known of a run of ours."""
-    events = read_events(folder / METRICS)
+def read_ours(path: Path) -> Read:
+    """Return what is known of a run of ours. path: of its metrics.jsonl, beside which its other files are."""
+    folder, events = path.parent, read_events(path)
     start: Mapping[str, Any] = next(iter(reversed(events.of("start", "resume"))), {})
     found = {key: Series(each.steps, each.values * source.factor, each.times) for key, source in SOURCES.items()
              if len((each := figures(events, source.event, source.field)).steps)}  # fmt: skip
@@ -133,14 +132,14 @@ def read_folder(folder: Path, path: str = "") -> Read:
     config = _config(folder, start, notes)
     of_ranks = _of_ranks(folder, notes)
     if not found and not events.others:
-        raise InputError(f"{folder / METRICS}: no events in it; expected those of a run, one a line")
+        raise InputError(f"{path}: no events in it; expected those of a run, one a line")
     return Read(
-        name=folder.name,
-        path=path or str(folder),
-        kind=f"{METRICS if path else 'run folder'} of ours",
+        name=path.name,
+        path=str(path),
+        kind=f"{METRICS} of ours",
         figures=found,
         axes=axes,
-        status=status_of(_state(folder, notes), found),
+        status=status_of(_state(path, notes), found),
         start=start,
         config=config,
         kernels=_json(folder / KERNELS, notes),
@@ -230,9 +229,9 @@ def _sample(row: Mapping[str, Any]) -> Sample:
     return Sample(row["step"], tokens if type(tokens) is int else None, cut)
 
 
-def _state(folder: Path, notes: list[str]) -> RunState | None:
+def _state(path: Path, notes: list[str]) -> RunState | None:
     try:
-        return read_state(folder)
+        return run_state(after(Seen(), recent(path).events))
     except InputError as error:
         notes.append(str(error))
         return None

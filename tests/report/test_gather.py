@@ -165,6 +165,16 @@ def test_a_damaged_run_shows_what_can_be_read(tmp_path: Path) -> None:
         one(folder)
 
 
+def test_a_copy_of_a_run_s_events_is_enough(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "a", usual(), config=None)
+    copy = written(tmp_path / "copy.jsonl", (folder / "metrics.jsonl").read_bytes())
+    run = one(copy)
+    assert (run.name, run.kind, run.status.state, run.notes) == ("copy.jsonl", "metrics.jsonl of ours", "done", [])
+    assert run.curves["norm"].count == 40 and rows_of(run, "Model")["channels"] == "128"
+    with pytest.raises(InputError, match=r"empty.jsonl: no events in it"):
+        one(written(tmp_path / "empty.jsonl", ""))
+
+
 def test_logs_of_other_programs(tmp_path: Path) -> None:
     log = written(
         tmp_path / "out.txt", "tokens per iteration will be: 16\n" + "".join(OUTPUTS["output of llm.c's train_gpt2cu"])
