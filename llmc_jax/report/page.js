@@ -463,7 +463,7 @@ class Chart {
       const own = paint(lookOf(series));
       series.raw?.glyph.setv({ line_color: own, line_alpha: alpha });
       series.smooth?.glyph.setv({ line_color: own });
-      series.joined?.glyph.setv({ line_color: own, line_alpha: 0.7 });
+      series.joined?.glyph.setv({ line_color: own, line_alpha: 0.45 });
       for (const part of [series.points, series.lone]) part?.glyph.setv({ fill_color: own, line_color: card, line_width: 1 });
       series.edge?.glyph.setv({ fill_color: own, line_color: card });
       series.value?.glyph.setv({ text_color: color("--ink") });
@@ -757,20 +757,29 @@ function progress(run) {
 
 const notes = run => run.notes?.length ? make("ul", { class: "notes" }, ...run.notes.map(note => make("li", {}, note))) : null;
 
+// The summary without what the state's line says already.
+const headlines = run => run.summary.filter(([, value]) => value !== run.status.words);
+
+// A figure's number is large and what follows it small, except in times, which have several.
+function figure(value) {
+  const [, first, rest] = /^(\S*\d)(,?\s.*)$/.exec(value) ?? [];
+  return rest && !/^\d+ (s|min|h|d)\b/.test(value) ? [first, make("small", {}, rest)] : [value];
+}
+
 function overviewOfOne(run) {
   const left = run.status.seconds_left > 0 ? `about ${duration(run.status.seconds_left)} left` : "";
   const words = [run.status.words, left].filter(Boolean).join(" · ");
   $("overview").append(make("div", { class: "card" },
     make("div", { class: "row" }, chip(run.status), make("span", {}, words), make("span", { class: "soft grow" }, `${run.path} · ${run.kind}`)),
     make("div", { style: "margin-top:.6rem" }, progress(run) ?? ""), notes(run)));
-  $("overview").append(make("dl", { class: "tiles" }, ...run.summary.map(([name, value]) => make("div", { class: "tile" }, make("dt", {}, name), make("dd", {}, value)))));
+  $("overview").append(make("dl", { class: "tiles" }, ...headlines(run).map(([name, value]) => make("div", { class: "tile" }, make("dt", {}, name), make("dd", {}, ...figure(value))))));
 }
 
 function overviewOfSeveral(runs) {
-  const names = [...new Set(runs.flatMap(run => run.summary.map(([name]) => name)))];
+  const names = [...new Set(runs.flatMap(run => headlines(run).map(([name]) => name)))];
   const head = make("tr", {}, make("th", { scope: "col" }, "Run"), make("th", { scope: "col" }, "State"), ...names.map(name => make("th", { scope: "col" }, name)));
   const rows = runs.map((run, index) => {
-    const values = new Map(run.summary);
+    const values = new Map(headlines(run));
     const name = make("span", { class: "row" }, swatch(index), make("span", { class: "cut", title: `${run.name}\n${run.path}` }, run.name));
     return make("tr", { "data-run": index }, make("th", { scope: "row" }, name), make("td", { title: run.status.words }, chip(run.status)),
       ...names.map(each => make("td", { class: "num" }, values.get(each) ?? "")));
