@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -95,6 +96,17 @@ def test_what_could_not_be_read_is_said_on_one_line(runs: Path, capsys: pytest.C
         file.write("\x1b[2Jrubbish\n")
     assert main([str(runs / "a")]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_any_name_of_a_folder(runs: Path) -> None:
+    odd = run_folder(runs.parent / "</script>$_{x\n\udcff", usual())
+    words = [str(odd), str(runs / "a"), "--png", "a.png", "--csv", "a.csv"]
+    env = {**os.environ, "PYTHONIOENCODING": "ascii:strict"}
+    command = [sys.executable, "-m", "llmc_jax.report"]
+    done = subprocess.run([*command, *words], env={**env, "PYTHONPATH": str(ROOT)}, capture_output=True, timeout=120)
+    assert done.returncode == 0 and not done.stderr and len(done.stdout.splitlines()) == 5
+    assert content_of(Path("report.html"))[0] == odd.name
+    assert main([str(odd), "--png", "b.png", "--quiet"]) == 0
 
 
 REFUSED = {

@@ -79,6 +79,18 @@ def test_utilization_where_the_peak_is_known(tmp_path: Path) -> None:
     assert run.curves["mfu"].y.tolist() == [25.0] and "flops" not in run.curves
 
 
+def test_hellaswag_in_percent(tmp_path: Path) -> None:
+    rows = [
+        start(),
+        {"event": "eval", "step": 20, "accuracy": 0.5, "accuracy_norm": 0.25, "items": 4, "time": BEGAN + 9},
+    ]
+    run = one(run_folder(tmp_path / "a", rows))
+    assert {key: (curve.x.step.tolist(), curve.y.tolist()) for key, curve in run.curves.items()} == {
+        "accuracy": ([20], [50.0]), "accuracy_norm": ([20], [25.0]),
+    }  # fmt: skip
+    assert dict(run.summary)["HellaSwag"] == "25.00 % at step 20"
+
+
 def test_older_logs_have_the_time_of_their_steps(tmp_path: Path) -> None:
     rows = [{name: value for name, value in row.items() if name != "time"} for row in usual()]
     run = one(run_folder(tmp_path / "a", rows))
