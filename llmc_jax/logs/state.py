@@ -19,6 +19,7 @@ SILENCE = 60.0  # seconds without an event that say nothing of any run
 COMPILING = 600.0  # and before its first step
 PAUSES = 5  # times the longest time between two events so far; a longer silence leaves the state unknown
 LATEST = 1e11  # seconds since 1970, in the year 5138
+COUNTING = (*STARTS, "train", "end")  # events that say how many steps are done
 CLOCK_ERROR = 2.0  # seconds by which the system's start of a process may be off: it counts from a whole second
 
 
@@ -44,7 +45,7 @@ class RunState(NamedTuple):
     started: float | None  # when the last start or resume was
     last: float | None  # when the last event was
     silent: float | None  # seconds since then
-    patience: float  # seconds of silence that are usual for it
+    usual: float  # seconds of silence that say nothing yet
     host: str | None
     pid: int | None
     here: bool  # it runs, or ran, where its process could be seen
@@ -84,14 +85,21 @@ def _after(seen: Seen, event: Mapping[str, Any]) -> Seen:
     if kind in STARTS:
         steps = _number(event.get("steps"))
         seen = Seen(start=event, step=seen.step, steps=seen.steps if steps is None else int(steps))
-    elif now is not None and seen.time is not None:
-        seen = seen._replace(longest=max(seen.longest, now - seen.time))
-    if step is not None and kind in (*STARTS, "train", "end"):
-        seen = seen._replace(step=int(step) + (kind == "train"))
-    if kind == "end":
-        outcome = event.get("outcome")
-        seen = seen._replace(outcome=outcome if isinstance(outcome, str) and outcome else UNKNOWN)
-    return seen._replace(last=event, time=seen.time if now is None else now, trained=seen.trained or kind == "train")
+    return Seen(
+        start=seen.start,
+        last=event,
+        step=seen.step if step is None or kind not in COUNTING else int(step) + (kind == "train"),
+        steps=seen.steps,
+        time=seen.time if now is None else now,
+        longest=seen.longest if now is None or seen.time is None else max(seen.longest, now - seen.time),
+        trained=seen.trained or kind == "train",
+        outcome=_outcome(event) if kind == "end" else seen.outcome,
+    )
+
+
+def _outcome(event: Mapping[str, Any]) -> str:
+    outcome = event.get("outcome")
+    return outcome if isinstance(outcome, str) and outcome else UNKNOWN
 
 
 def _number(value: Any) -> float | None:
@@ -106,7 +114,7 @@ def _time(event: Mapping[str, Any]) -> float | None:
     return seconds if seconds is not None and 0 <= seconds < LATEST else None
 
 
-def patience(seen: Seen) -> float:
+def usual_silence(seen: Seen) -> float:
     """Return how many seconds of silence are usual: more, the longer its steps, validations and saves took so far."""
     return max(SILENCE if seen.trained else COMPILING, PAUSES * seen.longest)
 
@@ -125,7 +133,7 @@ def run_state(seen: Seen, now: float | None = None, process_runs: "ProcessRuns |
         started=_time(start),
         last=seen.time,
         silent=silent,
-        patience=patience(seen),
+        usual=usual_silence(seen),
         host=None if start.get("host") is None else str(start["host"]),
         pid=None if pid is None else int(pid),
         here=_is_here(start),
@@ -138,7 +146,7 @@ def _state(runs: bool | None, silent: float | None, seen: Seen) -> str:
         return RUNNING if runs else DIED
     if silent is None or seen.time is None:
         return UNKNOWN
-    if silent <= patience(seen):
+    if silent <= usual_silence(seen):
         return RUNNING
     return DIED if _was_before_boot(seen.start or {}, seen.time) else UNKNOWN
 

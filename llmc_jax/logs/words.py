@@ -40,7 +40,7 @@ def _start(event: Event) -> str:
 
 
 def _resume(event: Event) -> str:
-    return f"went on from step {_shown(event, 'step')}{_place(event)}"
+    return f"went on{_place(event)}"
 
 
 def _compiled(event: Event) -> str:
@@ -52,8 +52,8 @@ def _checkpoint(event: Event) -> str:
     return f"saved {_shown(event, 'path')} in {_shown(event, 'ms', ',.0f')} ms"
 
 
-def _removed(event: Event) -> str:
-    return f"deleted the checkpoint of step {_shown(event, 'step')}"
+def _removed(_: Event) -> str:
+    return "its checkpoint was deleted"
 
 
 def _save_failed(event: Event) -> str:

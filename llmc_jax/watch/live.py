@@ -24,12 +24,13 @@ from llmc_jax.watch.story import Story
 from llmc_jax.watch.view import Moment, Room, view
 
 EVERY = 1.0  # seconds between two looks
-PLAIN_WIDTH = 80  # cells where there is no terminal
 QUIT = ("q", "Q", "\x1b")
 
 
 class Page(Protocol):
     """What is on the screen."""
+
+    plain_width: int  # cells where there is no terminal
 
     def look(self) -> bool:
         """Read what is new, a piece of it; return whether there is more already."""
@@ -40,6 +41,8 @@ class Page(Protocol):
 
 class RunPage:
     """The view of one run."""
+
+    plain_width = 80
 
     def __init__(self, name: str, metrics: Path) -> None:
         self.name = name
@@ -96,6 +99,8 @@ def _has_gpu(story: Story) -> bool:
 class ShelfPage:
     """The table of the runs in a folder."""
 
+    plain_width = 1000  # a pipe has all columns
+
     def __init__(self, folder: Path) -> None:
         self.shelf = Shelf(folder)
         self.rows: list[Row] = []
@@ -133,7 +138,7 @@ def show_once(page: Page) -> None:
     """Print what a page shows, as plain lines; on a terminal with colours."""
     look_all(page)
     console = Console(file=sys.stdout, highlight=False, force_jupyter=False)
-    width = console.width if sys.stdout.isatty() else PLAIN_WIDTH
+    width = console.width if sys.stdout.isatty() else page.plain_width
     for line in page.lines(Room(width, None, takes_ascii_only(sys.stdout.encoding))):
         line.rstrip()
         console.print(line, soft_wrap=True)

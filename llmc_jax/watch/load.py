@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 from llmc_jax.machine.nvml import GpuReading, read_gpu
 
 
+FIRST = 0.2  # seconds that the first reading of the processors takes
+
+
 class Load(NamedTuple):
     """How busy this machine is."""
 
@@ -28,13 +31,14 @@ class Machine:
         self._handles: list[Any] = []
         if with_gpus:
             self._nvml, self._handles = _open_gpus()
-        psutil.cpu_percent(None)  # what the first reading counts from
+        self._interval: float | None = FIRST  # None: since the last reading
 
     def read(self, pid: int | None) -> Load:
         """Return a reading. pid: of the run's process, if it is on this machine."""
+        interval, self._interval = self._interval, None
         memory = self._psutil.virtual_memory()
         return Load(
-            cpu_percent=self._psutil.cpu_percent(None),
+            cpu_percent=self._psutil.cpu_percent(interval),
             memory_used=memory.total - memory.available,
             memory_total=memory.total,
             process_memory=None if pid is None else self._memory_of(pid),

@@ -24,7 +24,7 @@ class Series:
         self._steps: list[float] = []  # sums over a bin, its values likewise
         self._values: list[float] = []
         self._count = 0
-        self._size = 1  # values of a bin
+        self.size = 1  # values of a bin
         self.odd = Odd()
 
     def add(self, step: int, value: float) -> None:
@@ -32,20 +32,20 @@ class Series:
         if not math.isfinite(value):
             self.odd = Odd(self.odd.number + 1, step)
             return
-        if self._count % self._size == 0:
+        if self._count % self.size == 0:
             self._steps.append(0.0)
             self._values.append(0.0)
         self._steps[-1] += step
         self._values[-1] += value
         self._count += 1
-        if self._count == MOST * self._size:
+        if self._count == MOST * self.size:
             self._steps = [sum(pair) for pair in zip(self._steps[::2], self._steps[1::2], strict=True)]
             self._values = [sum(pair) for pair in zip(self._values[::2], self._values[1::2], strict=True)]
-            self._size *= 2
+            self.size *= 2
 
     def curve(self) -> Curve:
         """Return the means of the bins, at their mean steps."""
-        counts = np.full(len(self._steps), float(self._size))
-        if self._count % self._size:
-            counts[-1] = self._count % self._size
+        counts = np.full(len(self._steps), float(self.size))
+        if self._count % self.size:
+            counts[-1] = self._count % self.size
         return Curve((np.array(self._steps) / counts).astype(np.int64), np.array(self._values) / counts)

@@ -145,7 +145,8 @@ def _plot(story: Story, room: Room, width: int, rows: int) -> list[Text]:
     """Return the losses as a plot of so many rows, with its title and axis; nothing where there is no room."""
     train, val = story.train.curve(), story.val.curve()
     cells = max(1, width - LABEL - 2)
-    calm = Curve(train.steps, moving_mean(train.values, window_of(len(train.steps))))
+    window = window_of(len(train.steps))
+    calm = Curve(train.steps, moving_mean(train.values, window))
     means = binned(calm, 2 * cells)  # as many as there are dots
     train = Curve(means.steps.astype(np.int64), means.mean)
     shown = loss_range([train], [val.values])
@@ -153,8 +154,10 @@ def _plot(story: Story, room: Room, width: int, rows: int) -> list[Text]:
         return []
     drawn = plot(train, val, shown, cells, rows, room.ascii_only)
     line, mark, edge, corner = ("..", "o", "|", "+") if room.ascii_only else ("⠤⠤", "●", "│", "└")
-    named = [(f"{line} training", TRAIN), *([(f"  {mark} validation", VAL)] if len(val.steps) else [])]
-    title = Text.assemble(("loss  ", "bold"), *named, (", log scale" if shown.log else "", "dim"), *_odd(story))
+    averaged = window * story.train.size
+    named = [(f"{line} training{f', mean of {averaged:,}' if averaged > 1 else ''}", TRAIN)]
+    named += [(f"  {mark} validation", VAL)] if len(val.steps) else []
+    title = Text.assemble(("loss", "bold"), (" (log scale)  " if shown.log else "  ", "dim"), *named, *_odd(story))
     lines = [title]
     for label, row, marked in zip(drawn.labels, drawn.rows, drawn.marked, strict=True):
         text = Text(row, TRAIN)

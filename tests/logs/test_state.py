@@ -66,7 +66,7 @@ def test_without_an_end_the_process_tells() -> None:
 
 def test_where_no_process_can_be_seen_silence_leaves_the_state_unknown() -> None:
     events = [start(), *(train(step, 40.0 * step) for step in range(1, 4))]
-    usual = of(*events).patience
+    usual = of(*events).usual
     assert usual == state.PAUSES * 40.0
     assert of(*events, now=NOW + 120 + usual).state == RUNNING
     silent = of(*events, now=NOW + 121 + usual)
@@ -91,7 +91,7 @@ def test_older_files_have_no_times_and_no_process(tmp_path: Path) -> None:
 ), max_size=6))  # fmt: skip
 def test_events_of_any_shape_have_a_state(events: list[dict[str, Any]]) -> None:
     found = run_state(after(Seen(), events), NOW)
-    assert isinstance(found.state, str) and found.patience >= state.SILENCE
+    assert isinstance(found.state, str) and found.usual >= state.SILENCE
     assert found.silent is None or found.silent >= 0
 
 
