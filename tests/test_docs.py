@@ -263,7 +263,7 @@ def commands(path: Path) -> list[list[str]]:
 
 def parsed(words: list[str]) -> Any:
     """A command's options, or None where it has none. Raises what the program does where it would refuse them."""
-    from llmc_jax.cli import checkpoint, compare, convert, data, evaluate_flags, generate_flags, kernels, report
+    from llmc_jax.cli import checkpoint, compare, convert, data, evaluate_flags, generate_flags, kernels, report, watch
     from llmc_jax.cli.main import COMMANDS
     from llmc_jax.cli.plan_flags import OWN as PLAN
     from llmc_jax.cli.profile_flags import OWN
@@ -287,6 +287,7 @@ def parsed(words: list[str]) -> Any:
         (["python", "-m", "llmc_jax.evaluate"], evaluate_flags.parse),
         (["python", "-m", "llmc_jax.compare"], compare.make_parser().parse_args),
         (["python", "-m", "llmc_jax.report"], report.make_parser().parse_args),
+        (["python", "-m", "llmc_jax.watch"], watch.make_parser().parse_args),
         (["python", "convert_checkpoint.py"], convert.make_parser().parse_args),
     ):
         rest = words[len(start) :]

@@ -40,7 +40,7 @@ def _start(event: Event) -> str:
 
 
 def _resume(event: Event) -> str:
-    return f"went on{_place(event)}"
+    return f"resumed{_place(event)}"
 
 
 def _compiled(event: Event) -> str:

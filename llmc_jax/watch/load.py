@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 from llmc_jax.machine.nvml import GpuReading, read_gpu
 
-
 FIRST = 0.2  # seconds that the first reading of the processors takes
 
 
