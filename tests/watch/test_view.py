@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from llmc_jax.logs.state import DIED, RUNNING, UNKNOWN, run_state
+from llmc_jax.machine.nvml import GpuReading
 from llmc_jax.watch.load import Load
 from llmc_jax.watch.story import Story
 from llmc_jax.watch.view import Moment, Room, view
@@ -157,3 +158,13 @@ def test_any_events_have_a_view_that_fits(
     lines = shown(moment(story(*events), runs), width, height)
     assert height is None or len(lines) <= height
     assert all(line.isprintable() and cell_len(line) <= width for line in lines)
+
+
+def test_gpus_of_this_machine_stand_before_the_readings_of_the_run() -> None:
+    fields = {"compute_percent": 91, "clock_mhz": 1700, "max_clock_mhz": 1980, "cap": "power"}
+    made = story(START, train(0), {"event": "gpu", "step": 0, **fields})
+    elsewhere = "\n".join(shown(moment(made)))
+    assert "91%" in elsewhere and "1700 of 1980 MHz" in elsewhere
+    one = GpuReading(**{**dict.fromkeys(GpuReading._fields), "compute_percent": 55})
+    here = "\n".join(shown(moment(made, load=Load(5.0, 1, 2, gpus=(one, one, one._replace(compute_percent=60))))))
+    assert "55%" in here and "60%" in here and "91%" not in here
