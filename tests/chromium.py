@@ -39,13 +39,26 @@ class Tab:
 
     def __init__(self, to: int, answers: int) -> None:
         self._to, self._answers = to, answers
-        self._rest, self._id, self._session = b"", 0, ""
+        self._rest, self._id, self._session, self._target = b"", 0, "", ""
         self.complaints: list[str] = []
-        self.requests: list[str] = []  # addresses that it asked for, once Network is enabled
-        target = self.command("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.command("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Runtime", "Log", "Page"):
+        self.requests: list[str] = []  # addresses that it asked for
+        self._attach()
+
+    def _attach(self) -> None:
+        self._session = ""
+        self._target = self.command("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.command("Target.attachToTarget", targetId=self._target, flatten=True)["sessionId"]
+        for domain in ("Runtime", "Log", "Page", "Network"):
             self.command(f"{domain}.enable")
+
+    def fresh(self, url: str) -> None:
+        """Open a page in the place of the one before, of which nothing is left: no event of it comes in between."""
+        old = self._target
+        self._attach()
+        self.command("Target.closeTarget", targetId=old)
+        self.complaints.clear()
+        self.requests.clear()
+        self.command("Page.navigate", url=url)
 
     def command(self, method: str, **params: Any) -> dict[str, Any]:
         self._id += 1

@@ -182,7 +182,6 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Tab]:
     if (binary := chromium.find()) is None:
         pytest.skip("no Chromium or Chrome on this machine ($CHROMIUM names one); the content itself is tested without")
     with chromium.browser(binary, tmp_path_factory.mktemp("chromium")) as opened:
-        opened.command("Network.enable")
         yield opened
 
 
@@ -192,9 +191,7 @@ class Shown:
     def __init__(self, tab: chromium.Tab, path: Path, page: bytes) -> None:
         path.write_bytes(page)
         self.tab = tab
-        tab.complaints.clear()
-        tab.requests.clear()
-        tab.command("Page.navigate", url=path.as_uri())
+        tab.fresh(path.as_uri())
         tab.until(READY)
 
     def figures(self) -> dict[str, Any]:
@@ -287,7 +284,7 @@ def test_controls_do_what_they_say(tab: chromium.Tab, tmp_path: Path) -> None:
     shown.check_quiet()
 
 
-def test_a_zoom_is_shared_by_all_charts_and_kept_by_a_reload(tab: chromium.Tab, tmp_path: Path) -> None:
+def test_a_zoom_is_shared_by_all_charts_and_kept_by_its_address(tab: chromium.Tab, tmp_path: Path) -> None:
     shown = Shown(tab, tmp_path / "zoom.html", made_by_hand(run("one", 0.0)))
     whole = shown.figures()
     zoomed = shown.do("document.getElementById('nearer').click()")
@@ -295,8 +292,8 @@ def test_a_zoom_is_shared_by_all_charts_and_kept_by_a_reload(tab: chromium.Tab, 
     assert end - start == pytest.approx((whole["loss"]["x"][1] - whole["loss"]["x"][0]) / 2)
     assert zoomed["norm"]["x"] == [start, end]
     assert zoomed["loss"]["y"][1] < whole["loss"]["y"][1]  # it fits what is seen
-    tab.command("Page.reload")
-    tab.until("performance.getEntriesByType('navigation')[0].type === 'reload' && " + READY)
+    tab.fresh(tab.run("location.href"))
+    tab.until(READY)
     assert shown.figures()["norm"]["x"] == pytest.approx([start, end])
     assert shown.do("document.getElementById('reset').click()")["loss"] == whole["loss"]
     size = "charts[0].picture().then(createImageBitmap).then(picture => [picture.width, picture.height])"
