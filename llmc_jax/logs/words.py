@@ -91,6 +91,21 @@ def _gpu(event: Event) -> str:
     return f"GPU clock {_shown(event, 'clock_mhz')} MHz" + ("" if cap in (None, "no") else f", held back by {cap}")
 
 
+def _early_stop(event: Event) -> str:
+    stale, step = _shown(event, "stale"), _shown(event, "best_step")
+    return f"early stop: {stale} validations since the best one, {_shown(event, 'best_loss', '.4f')} at step {step}"
+
+
+def _find_lr(event: Event) -> str:
+    found = "suggests none" if event.get("suggestion") is None else f"suggests {_shown(event, 'suggestion', '.3g')}"
+    return f"learning-rate range test: {found}"
+
+
+def _tracker(event: Event) -> str:
+    problem = f": {event['problem']}" if event.get("problem") else ""
+    return f"{_shown(event, 'name')}: {_shown(event, 'sent')} sent, {_shown(event, 'dropped')} dropped{problem}"
+
+
 ENDS = {
     "done": "ended: done",
     "stopped": "ended: stopped",
@@ -113,5 +128,6 @@ def _fields(event: Event) -> str:
 WORDS: dict[str, Callable[[Event], str]] = {
     "start": _start, "resume": _resume, "compiled": _compiled, "train": _train, "val": _val, "eval": _eval,
     "sample": _sample, "gpu": _gpu, "checkpoint": _checkpoint, "save_failed": _save_failed, "removed": _removed,
-    "data": _data, "warnings": _warnings, "end": _end,
+    "data": _data, "warnings": _warnings, "early_stop": _early_stop, "find_lr": _find_lr, "tracker": _tracker,
+    "end": _end,
 }  # fmt: skip
