@@ -244,3 +244,14 @@ def test_a_run_that_died_is_shown_once_with_colours_where_they_are_wanted(
     assert ENTER not in screen.output
     assert (b"\x1b[1;31m" in screen.output) == (environment == {})
     assert (b"\x1b[" in screen.output) == (environment.get("TERM") != "dumb")
+
+
+def test_a_run_that_is_killed_while_it_is_watched_has_died(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as trainer:
+        write_run(tmp_path / "a", 3, None, **{**own_process(), "pid": trainer.pid})
+        with terminal(str(tmp_path / "a"), "--every", "0.1") as screen:
+            screen.until(lambda output: b"running on" in output)
+            trainer.kill()  # and nobody asks for its status: it stays as a zombie
+            screen.until(lambda output: b"died on" in output and b"last line: train step 2" in output)
+            os.write(screen.descriptor, b"q")
+            assert screen.ended() == 0
