@@ -81,6 +81,7 @@ class Metadata:
     loader: Mapping[str, Any] | None = None  # its position
     environment: Mapping[str, Any] = NOTHING  # what the bits of a result may depend on
     kernels: Mapping[str, Any] | None = None  # what ran each operation, as JSON; older checkpoints do not say
+    range_test: Mapping[str, Any] | None = None  # rates and losses of a test that --find-lr makes
     origin: Mapping[str, Any] = OURS  # of the weights, or of another program's run: what it takes to hand that back
 
     def to_json(self) -> dict[str, Any]:
@@ -100,6 +101,8 @@ class Metadata:
             "kernels": self.kernels,
             "origin": dict(self.origin),
         }
+        if self.range_test is not None:
+            stored["range_test"] = dict(self.range_test)
         return {name: stored[name] for name in CONVERTED} if self.total_steps is None else stored
 
     @staticmethod
@@ -111,7 +114,8 @@ class Metadata:
         step, dtype, counters = stored.get("step"), stored.get("dtype"), _counters(stored, folder)
         if dtype not in DTYPES or type(step) is not int:
             raise FormatError(f"{folder}: run.json has dtype {dtype!r} and step {step!r}; this is not a training state")
-        rest = {name: stored[name] for name in ("total_steps", "val_data", "loader", "kernels") if name in stored}
+        optional = ("total_steps", "val_data", "loader", "kernels", "range_test")
+        rest = {name: stored[name] for name in optional if name in stored}
         for name in ("options", "environment", "origin"):
             found = stored.get(name) or {}
             if not isinstance(found, Mapping):

@@ -140,6 +140,7 @@ NOTES = (
     ),
     _useless("hellaswag_file", lambda c: not c.hellaswag, "without -h 1"),
     _useless("hellaswag", lambda c: c.val_every == 0, "with {val_every}: it goes with the validations"),
+    *(_useless(name, lambda c: not c.find_lr, "without --find-lr") for name in ("find_lr_range", "find_lr_steps")),
     _useless("patience_delta", lambda c: c.patience == 0, "without --patience"),
     Rule(
         lambda c: c.patience > 0 and c.save and (c.checkpoint_every == 0 or c.val_every % c.checkpoint_every != 0),

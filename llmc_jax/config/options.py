@@ -33,6 +33,16 @@ def parse_slice(text: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match and int(match[1]) < int(match[2]) else None
 
 
+def parse_rates(text: str) -> tuple[float, float] | None:
+    """Return `LOW:HIGH` as two learning rates that the device's float32 can tell apart; None if it is none."""
+    number = r"([0-9]+\.?[0-9]*(?:[eE][+-]?[0-9]+)?)"
+    match = re.fullmatch(f"{number}:{number}", text)
+    if match is None:
+        return None
+    low, high = float(match[1]), float(match[2])
+    return (low, high) if low >= 1e-12 and 1.01 * low <= high <= 1e3 else None
+
+
 def parse_address(text: str) -> tuple[str, int] | None:
     """Return the host and the port of `HOST`, `HOST:PORT`, `[::1]` or `[::1]:PORT`; port 0: none given.
 
@@ -62,6 +72,10 @@ TRACKED = Check(
     lambda value: value.isprintable() and len(value) <= 200 and not CREDENTIAL.search(value),
     "a name of up to 200 characters, without address, password or key: these belong into the tracker's own environment "
     "(docs/trackers.md)",
+)
+RATES = Check(
+    lambda value: parse_rates(value) is not None,
+    "two rates from 1e-12 to 1000 with a colon between, the first the lower: 1e-6:1",
 )
 ADDRESS = Check(
     lambda value: value == "" or parse_address(value) is not None,

@@ -15,6 +15,7 @@ from llmc_jax.config.options import (
     BELOW_ONE,
     FRACTION,
     NOT_EMPTY,
+    RATES,
     SLICE,
     TRACKED,
     ZERO_IS_OFF,
@@ -218,6 +219,20 @@ class TrainConfig:
     step_factor: float = option(
         0.1, "--step-factor", OPTIMIZER, "with -k step: multiply it by X",
         check=Check(lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    )
+    find_lr: bool = option(
+        False, "--find-lr", OPTIMIZER,
+        "do not train, but find a learning rate: let it rise from step to step, see where the loss falls and where it "
+        "explodes, and suggest one (docs/find_lr.md). Nothing of the model is kept",
+        switch=True,
+    )
+    find_lr_range: str = option(
+        "1e-6:1", "--find-lr-range", OPTIMIZER, "with --find-lr: the first rate and the last", value="LOW:HIGH",
+        check=RATES,
+    )
+    find_lr_steps: int = option(
+        100, "--find-lr-steps", OPTIMIZER, "with --find-lr: steps from the one to the other, in place of -x",
+        unit="steps", check=Check(lambda value: 10 <= value <= 10_000, "from 10 to 10000"),
     )
     weight_decay: float = option(0.0, "-c --weight-decay", OPTIMIZER, "AdamW's decoupled decay", check=at_least(0))
     decay: str = option(

@@ -12,6 +12,7 @@ import numpy as np
 
 from llmc_jax import kernels
 from llmc_jax.config.model import ModelConfig
+from llmc_jax.config.options import parse_rates
 from llmc_jax.config.train import AUTO_BATCH, TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import record
@@ -23,7 +24,7 @@ from llmc_jax.training.loss_scale import LossScaleNumbers
 from llmc_jax.training.optimizer import Optimizer
 from llmc_jax.training.parallel.gradient import sums_kept
 from llmc_jax.training.parallel.stage import Parallel
-from llmc_jax.training.schedule import ScheduleNumbers
+from llmc_jax.training.schedule import RISING, ScheduleNumbers
 from llmc_jax.training.step import StepNumbers, StepOptions
 
 
@@ -104,7 +105,8 @@ class Plan(NamedTuple):
     def step_options(self) -> StepOptions:
         """Return the choices that shape the step's program."""
         decay = self.config.decay if self.config.weight_decay else "none"
-        return StepOptions(self.config.schedule, decay, self.execution, self.rounding, self.optimizer, self.parallel)
+        schedule = RISING if self.config.find_lr else self.config.schedule
+        return StepOptions(schedule, decay, self.execution, self.rounding, self.optimizer, self.parallel)
 
     @property
     def runs_ahead(self) -> bool:
@@ -284,11 +286,15 @@ def _check_gelu_in_product(config: TrainConfig, options: compiling.Options) -> N
 
 def step_numbers(config: TrainConfig, optimizer: Optimizer, steps: int) -> StepNumbers:
     """Return the traced numbers of the step. steps: of the whole run, over which the learning rate takes its course."""
+    highest, fraction = float(config.learning_rate), float(config.final_lr_fraction)
+    if config.find_lr:
+        low, highest = parse_rates(config.find_lr_range) or (highest, highest)
+        fraction = low / highest
     schedule = ScheduleNumbers(
-        learning_rate=float(config.learning_rate),
+        learning_rate=highest,
         warmup_steps=config.warmup_steps,
         total_steps=steps,
-        final_fraction=float(config.final_lr_fraction),
+        final_fraction=fraction,
         step_every=config.step_every,
         step_factor=float(config.step_factor),
     )

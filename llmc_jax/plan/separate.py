@@ -41,9 +41,9 @@ PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")  # modules
 # What makes no difference to the program: groups of options, and numbers that it takes as arguments.
 ASIDE = frozenset((train.START, train.DATA, train.OUTPUT, train.TRACKERS, train.EVALUATION, train.PROCESSES))
 NUMBERS = frozenset((
-    "max_steps", "learning_rate", "warmup_steps", "final_lr_fraction", "step_every", "step_factor", "beta1", "beta2",
-    "eps", "grad_clip", "max_nonfinite", "skip_loss_z", "skip_norm_z", "loss_scale", "loss_scale_steps",
-    "loss_scale_factor", "kernels_from",
+    "max_steps", "learning_rate", "find_lr_range", "find_lr_steps", "warmup_steps", "final_lr_fraction", "step_every",
+    "step_factor", "beta1", "beta2", "eps", "grad_clip", "max_nonfinite", "skip_loss_z", "skip_norm_z", "loss_scale",
+    "loss_scale_steps", "loss_scale_factor", "kernels_from",
 ))  # fmt: skip
 
 

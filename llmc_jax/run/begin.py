@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from llmc_jax.checkpoint.contents import Counters
 from llmc_jax.cluster.agreement import of_all, of_first
 from llmc_jax.cluster.worker import ALONE, Group
+from llmc_jax.config.find_lr import as_asked
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.logs.files import config_file, rank_log
@@ -165,7 +166,7 @@ def begun_log(setup: Setup, held: Held, made: list[Path]) -> RunLog:
     kind, step = ("start", 0) if setup.earlier is None else ("resume", setup.earlier.step)
     with leaving_nothing(held, made):
         # the number of devices as it was asked for: 0 is all that there are at the next start, too
-        options = {**config.to_json(), "devices": setup.asked_devices}
+        options = as_asked(config, setup.asked)
         used = {**setup.device._asdict(), "used": setup.plan.parallel.devices}
         fitted = {} if setup.fitted is None else {"batch_size": setup.fitted.to_json()}
         record = config_record(options, asdict(shape), used) | fitted

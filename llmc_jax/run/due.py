@@ -80,7 +80,10 @@ def save(
     setup = run.setup
     if progress.step == progress.saving:
         return progress
-    metadata = replace(setup.metadata, step=progress.step, counters=progress.counters, loader=batches.position())
+    test = progress.test.to_json() if setup.config.find_lr else None
+    metadata = replace(
+        setup.metadata, step=progress.step, counters=progress.counters, loader=batches.position(), range_test=test
+    )
     copies = not last and step_bytes is not None  # before the step is compiled nobody knows what memory it needs
     run.saver.save(progress.state, metadata, step_bytes or 0, free_memory(setup), last=not copies, prune=prune)
     return progress._replace(saving=progress.step)

@@ -13,6 +13,7 @@ from llmc_jax.machine import jax_setup
 from llmc_jax.run.batches import Batches
 from llmc_jax.run.due import poll_saves, save, tell_removed
 from llmc_jax.run.early import stops_early
+from llmc_jax.run.find_lr_files import PICTURE, words_on_test, write_found
 from llmc_jax.run.state import Outcome, Progress, Run, diverged
 from llmc_jax.run.trackers import ended_trackers
 
@@ -53,6 +54,8 @@ def finish(run: Run, outcome: Outcome) -> Outcome:
     try:
         if code == ExitCode.DONE and ended_early(run, progress):
             run.log.event("early_stop", step=progress.step, **early_figures(run, progress))
+        if code == ExitCode.DONE and run.setup.config.find_lr:
+            write_found(run, progress)
         run.log.event("end", step=progress.step, outcome=code.name.lower(), skipped=progress.counters.skipped)
     except InputError as error:
         outcome = Outcome(ExitCode.BAD_INPUT, progress, problem or error)
@@ -76,6 +79,8 @@ def summary(run: Run, outcome: Outcome) -> Iterator[str]:
         yield f"skipped:      {progress.counters.skipped} steps updated nothing (not finite, or an outlier)"
     if code == ExitCode.DONE and ended_early(run, progress):
         yield early_words(run, progress)
+    elif code == ExitCode.DONE and config.find_lr:
+        yield from words_on_test(run, progress)
     elif progress.step < run.setup.steps:
         elsewhere = run.stop.is_set() and not run.votes.request.is_set()
         why = ", because another process was asked to stop" if elsewhere else ""
@@ -85,7 +90,7 @@ def summary(run: Run, outcome: Outcome) -> Iterator[str]:
     if run.held.is_there():
         yield from best_words(run, progress)
         yield from places(run, outcome)
-    if config.preset == "demo" and code == ExitCode.DONE:
+    if config.preset == "demo" and code == ExitCode.DONE and not config.find_lr:
         train, folder = jax_setup.train_command(), shlex.quote(str(run.held.folder))
         ask = f"{jax_setup.other_command('generate')} {folder} --prompt 'def read' --temperature 0.8"
         for words, command, meaning in (
@@ -101,14 +106,15 @@ def places(run: Run, outcome: Outcome) -> Iterator[str]:
     """Yield where everything is, and the command that goes on."""
     config, (code, progress, _) = run.setup.config, outcome
     yield f"run folder:   {run.held.folder}"
-    if run.drawer.path.exists():
-        yield f"picture:      {run.drawer.path}"
+    picture = run.held.folder / PICTURE if config.find_lr else run.drawer.path
+    if picture.exists():
+        yield f"picture:      {picture}"
     if run.page.written:
         yield f"report:       {run.page.path}"
     if progress.saved is not None:
         yield f"checkpoint:   {progress.saved}"
     goes_on = progress.saved is not None or (config.save and progress.step == 0)
-    if progress.step < run.setup.steps and code != ExitCode.DIVERGED and goes_on:
+    if progress.step < run.setup.steps and code != ExitCode.DIVERGED and goes_on and not progress.test.exploded:
         more = f" --patience {2 * config.patience}" if code == ExitCode.DONE else ""
         yield f"to go on:     {jax_setup.train_command()} -y 1 -o {shlex.quote(str(run.held.folder))}{more}"
 

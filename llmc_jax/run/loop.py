@@ -142,7 +142,7 @@ def loop(run: Run, state: TrainState) -> Outcome:
 def goes_on(run: Run, progress: Progress) -> bool:
     """Return whether another step follows."""
     setup, config = run.setup, run.setup.config
-    ended = diverged(config, progress) or stops_early(config, progress.counters)
+    ended = diverged(config, progress) or stops_early(config, progress.counters) or progress.test.exploded
     return progress.step < setup.steps and not run.stop.is_set() and not ended
 
 
@@ -224,6 +224,7 @@ def counted(config: TrainConfig, progress: Progress, result: Result) -> Progress
     harmless = metrics.finite or (metrics.loss_scale > 1 and config.loss_scale_factor > 1)
     return progress._replace(
         read=progress.read + 1,
+        test=progress.test.then(metrics.learning_rate, metrics.loss) if config.find_lr else progress.test,
         counters=counters._replace(
             skipped=counters.skipped + (not metrics.applied),
             skipped_in_a_row=0 if harmless else counters.skipped_in_a_row + 1,

@@ -25,6 +25,7 @@ from llmc_jax.cluster.agreement import alike, of_first
 from llmc_jax.cluster.launchers import devices_asked
 from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.checks import check_model_fit, notes_on_devices, with_devices
+from llmc_jax.config.find_lr import of_test
 from llmc_jax.config.flags import models_not_asked_for
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.train import AUTO_BATCH, BY_NAME, TrainConfig
@@ -102,7 +103,7 @@ class Setup(NamedTuple):
     tokenizer: Choice
     device: Device
     fitted: Fitted | None  # how -b auto came to its number
-    asked_devices: int  # 0: all that there are
+    asked: TrainConfig  # the configuration before devices were counted, and before --find-lr did without some of it
     earlier: Checkpoint | None  # the checkpoint that the run goes on from
     metadata: Metadata  # of its checkpoints, as it begins
     monitor: GpuMonitor | None  # of -lg
@@ -458,6 +459,7 @@ def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tupl
     Raises InputError for whatever cannot be used.
     """
     warnings: list[str] = []
+    asked, config = config, of_test(config)
     if config.save or config.checkpoint_every:
         require_orbax()
     require_trackers(config)
@@ -466,7 +468,6 @@ def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tupl
     with alike(group, "files"):
         model = resolve_model(config, earlier, warnings.append)
         notes = [*notes, *check_model_fit(config, model.config)]
-        asked_devices = config.devices
         config = resume.with_batch_of(earlier, config)
         config = with_devices(replace(config, devices=devices_asked(config)), *available_devices(own), group.size)
         data = open_data(replace(config, batch_size=max(1, config.batch_size)), model.config)
@@ -498,7 +499,7 @@ def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tupl
             tokenizer=tokenizer,
             device=device,
             fitted=here.fitted,
-            asked_devices=asked_devices,
+            asked=asked,
             earlier=earlier,
             metadata=replace(metadata, total_steps=steps),
             monitor=open_monitor() if config.gpu_info_every > 0 and group.rank == 0 else None,

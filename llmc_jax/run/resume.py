@@ -34,6 +34,8 @@ from llmc_jax.training.parallel.stage import Parallel
 
 # Options whose value must be the one that the checkpoint was made with.
 BINDING = ("batch_size", "sequence_length", "tokens_per_step", "seed", "shuffle", "batch_order", "overfit")
+# These too, where either run is a test.
+OF_TEST = ("find_lr", "find_lr_range", "find_lr_steps")
 # Options that do not reach the weights: they may differ, and nothing is said about it.
 FREE = frozenset({
     "preset", "model", "init_from", "v2_order", "train_data", "val_data", "tokenizer", "output_dir", "reuse", "save",
@@ -238,6 +240,10 @@ def _differences(earlier: Checkpoint, config: TrainConfig, ours: Identity) -> It
                 advice = f"; give -d {then}" if name == "tokens_per_step" else ""
                 found = f"{show_value(then)} there{there}, {show_value(now)} here{here}"
                 yield f"batch and order: {_flag(name)} is {found}{advice}"
+        for name in OF_TEST if options.find_lr or config.find_lr else ():
+            then, now = getattr(options, name), getattr(config, name)
+            if then != now:
+                yield f"range test: {_flag(name)} is {show_value(then)} there, {show_value(now)} here"
         if ATTENTIONS.get(options.attention) != ATTENTIONS[config.attention]:
             yield f"model: --attention is {options.attention} there, {config.attention} here"
     if None not in (theirs.data, ours.data) and theirs.data != ours.data:
@@ -286,7 +292,7 @@ def changes(earlier: Checkpoint, plan: Plan, now: Metadata) -> list[str]:
     if theirs is None:
         notes.append(f"the checkpoint comes from {metadata.origin.get('kind')}: its options are not known")
         return notes
-    said = {*FREE, *BINDING, "max_steps"}
+    said = {*FREE, *BINDING, *OF_TEST, "max_steps"}
     moved = [words for about, words in differing(theirs, plan.config) if about.name not in said]
     if metadata.total_steps != now.total_steps:
         moved.append(f"steps {metadata.total_steps} -> {now.total_steps}")

@@ -9,6 +9,7 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.run.console import Console
 from llmc_jax.run.curves import CurveDrawer
+from llmc_jax.run.find_lr import RangeTest, test_of
 from llmc_jax.run.folder import Held, RunLog
 from llmc_jax.run.page import PageWriter
 from llmc_jax.run.prepare import Setup
@@ -48,6 +49,7 @@ class Progress(NamedTuple):
     saved: Path | None = None  # the last checkpoint that is complete
     counters: Counters = Counters()
     seconds: float = 0.0  # in all steps of this process but the first, which llm.c leaves out of its mean too
+    test: RangeTest = RangeTest()  # of --find-lr
     unsaved: str | None = None  # why a checkpoint could not be written, where that ends a run of several processes
 
 
@@ -64,8 +66,9 @@ def first_progress(setup: Setup, state: TrainState) -> Progress:
     if 0 < setup.config.max_nonfinite <= counters.skipped_in_a_row:  # it had diverged; now it gets another chance
         counters = counters._replace(skipped_in_a_row=0)
     return Progress(
-        state, step=step, begun_at=step, read=step, saving=step, saved=setup.earlier.folder, counters=counters
-    )
+        state, step=step, begun_at=step, read=step, saving=step, saved=setup.earlier.folder, counters=counters,
+        test=test_of(setup.earlier.metadata.range_test),
+    )  # fmt: skip
 
 
 class Outcome(NamedTuple):

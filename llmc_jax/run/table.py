@@ -5,6 +5,7 @@ from typing import Any
 
 from llmc_jax import kernels
 from llmc_jax.cluster.start import ranks_text
+from llmc_jax.config.train import TrainConfig
 from llmc_jax.machine import compiling
 from llmc_jax.machine.device import device_label, gib
 from llmc_jax.models.gpt2.tensors import num_parameters
@@ -45,7 +46,6 @@ def table(setup: Setup, folder: Path) -> list[list[tuple[str, Any]]]:
 
 def _settings(setup: Setup, folder: Path) -> list[tuple[str, Any]]:
     config, data = setup.config, setup.data
-    steps_down = config.schedule == "step"
     train_data = config.val_data if config.overfit else config.train_data
     return [
         ("train data pattern", train_data if data.train else "not read"),
@@ -57,11 +57,7 @@ def _settings(setup: Setup, folder: Path) -> list[tuple[str, Any]]:
         ("total batch size", config.tokens_per_step),
         ("grad_accum_steps", config.grad_accumulation),
         *batch_order_rows(setup),
-        ("LR scheduler", config.schedule),
-        ("learning rate (LR)", f"{config.learning_rate:e}"),
-        ("warmup iterations", config.warmup_steps),
-        ("final LR fraction", f"{config.final_lr_fraction:e}"),
-        *([("step_every", config.step_every), ("step_factor", config.step_factor)] if steps_down else []),
+        *rate_rows(config),
         ("weight decay", f"{config.weight_decay:e}"),
         ("decay", config.decay),
         ("beta1", config.beta1),
@@ -78,6 +74,20 @@ def _settings(setup: Setup, folder: Path) -> list[tuple[str, Any]]:
         *([("logit_rows", setup.plan.execution.logit_rows)] if setup.plan.execution.logit_rows else []),
         ("seed", config.seed),
         ("shuffle", config.shuffle),
+    ]
+
+
+def rate_rows(config: TrainConfig) -> list[tuple[str, Any]]:
+    """Return the course of the learning rate."""
+    if config.find_lr:
+        return [("LR scheduler", "rising, a range test"), ("learning rate (LR)", config.find_lr_range)]
+    steps_down = [("step_every", config.step_every), ("step_factor", config.step_factor)]
+    return [
+        ("LR scheduler", config.schedule),
+        ("learning rate (LR)", f"{config.learning_rate:e}"),
+        ("warmup iterations", config.warmup_steps),
+        ("final LR fraction", f"{config.final_lr_fraction:e}"),
+        *(steps_down if config.schedule == "step" else []),
     ]
 
 

@@ -7,9 +7,11 @@ S total steps, W warm-up steps, lr the highest rate, low = lr * final fraction, 
     constant    lr
     wsd         lr until 80 % of S, then low + (lr - low) (1 - sqrt(share of the last 20 % that is done))
     step        lr * factor^floor(step / every)
+    rising      lr * fraction^((S - 1 - step) / (S - 1)), where fraction is the first rate as a share of the last
 
-All but constant begin with a linear warm-up, lr (step + 1) / W.
-Source: llm.c llmc/schedulers.h; `step` is not in llm.c.
+All but constant and rising begin with a linear warm-up, lr (step + 1) / W.
+Source: llm.c llmc/schedulers.h; `step` is not in llm.c, nor is `rising`, the learning-rate range test of Smith (2015,
+https://arxiv.org/abs/1506.01186).
 """
 
 from typing import Any, NamedTuple
@@ -17,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+RISING = "rising"  # of --find-lr
 SCHEDULES = ("cosine", "linear", "constant", "wsd", "step")
 
 
@@ -26,19 +29,22 @@ class ScheduleNumbers(NamedTuple):
     learning_rate: Any  # highest rate
     warmup_steps: Any
     total_steps: Any
-    final_fraction: Any  # of the highest rate, reached at the last step
+    final_fraction: Any  # of the highest rate, reached at the last step; `rising` begins with it
     step_every: Any  # steps between two reductions of `step`
     step_factor: Any  # by which `step` multiplies the rate
 
 
 def learning_rate(kind: str, step: jax.Array, numbers: ScheduleNumbers) -> jax.Array:
-    """Return the rate at a 0-based step, float32 (float64 if the numbers are). kind: one of SCHEDULES."""
+    """Return the rate at a 0-based step, float32 (float64 if the numbers are). kind: one of SCHEDULES, or RISING."""
     high = jnp.asarray(numbers.learning_rate, jnp.result_type(float))
     low = high * numbers.final_fraction
     warmup = jnp.asarray(numbers.warmup_steps)
     total = jnp.asarray(numbers.total_steps)
     if kind == "constant":
         return high
+    if kind == RISING:
+        left = _share(total - 1 - step, total - 1)
+        return high * jnp.power(jnp.asarray(numbers.final_fraction, high.dtype), left)
     if kind == "cosine":
         after = low + 0.5 * (1.0 + jnp.cos(jnp.pi * _share(step - warmup, total - warmup))) * (high - low)
     elif kind == "linear":

@@ -39,6 +39,7 @@ def problems_of(**changes: Any) -> list[str]:
         ({"gelu_fusion": 1, "recompute": 1}, "-ge 1", "write -r 0"),
         ({"gelu_fusion": 1, "recompute": 2}, "-ge 1", "-r 2"),
         ({"gelu_fusion": 2}, "-ge 2", "write -ge 1"),
+        ({"patience": 3, "val_every": 0}, "--patience 3", "-v 0"),
         ({"gelu_fusion": 1, "recompute": 0, "triton_gemm": "on"}, "-ge 1", "--triton-gemm"),
     ],
 )
@@ -101,6 +102,11 @@ def test_fit_of_rows_and_samples_to_the_model() -> None:
         ({"recompute": 2, "recompute_blocks": 3}, "-r 2"),
         ({"batch_order": "llmc", "overfit": True}, "--batch-order llmc"),
         ({"batch_order": "llmc", "reduction": "fixed"}, "--batch-order llmc"),
+        ({"patience": 3}, "--patience 3"),  # no state of the best validation is saved
+        ({"patience": 3, "checkpoint_every": 15}, "--patience 3"),
+        ({"patience_delta": 0.1}, "--patience-delta 0.1"),
+        ({"find_lr_steps": 50}, "--find-lr-steps 50"),
+        ({"find_lr_range": "1e-5:1"}, "--find-lr-range 1e-5:1"),
     ],
 )
 def test_what_has_no_effect_is_noted(changes: dict[str, Any], flags: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from llmc_jax.cli.profile_flags import OWN
 from llmc_jax.config.flags import near_flags, parse_args, step_config, take_own
-from llmc_jax.config.options import SLICE, Option, value_problem
+from llmc_jax.config.options import RATES, SLICE, Option, value_problem
 from llmc_jax.config.train import AUTO_BATCH, OPTIONS, TrainConfig
 from llmc_jax.errors import InputError
 
@@ -94,9 +94,11 @@ def values(about: Option) -> st.SearchStrategy[str]:
         return st.sampled_from(about.choices).map(str)
     if about.check is SLICE:
         return st.sampled_from(["", "0:1", "10:15", "00:007"])
+    if about.check is RATES:
+        return st.sampled_from(["1e-6:1", "0.001:0.1", "1e-12:1000"])
     kinds: dict[type, st.SearchStrategy] = {
         bool: st.booleans().map(int),
-        int: st.integers(-1, 2**31 - 1),
+        int: st.integers(-1, 2**31 - 1) | st.integers(10, 999),
         float: st.floats(0, 1) | st.floats(0, 1e30),
         str: st.text(),
     }

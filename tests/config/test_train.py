@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.config.checks import validate
-from llmc_jax.config.options import SLICE, Option, value_problem
+from llmc_jax.config.options import RATES, SLICE, Option, value_problem
 from llmc_jax.config.train import OPTIONS, TrainConfig
 from llmc_jax.errors import InputError
 
@@ -79,9 +79,11 @@ def valid_values(about: Option) -> st.SearchStrategy:
         return st.sampled_from(about.choices)
     if about.check is SLICE:
         return st.just("") | slices
+    if about.check is RATES:
+        return st.sampled_from(["1e-6:1", "0.001:0.1", "1e-12:1000"])
     kinds: dict[type, st.SearchStrategy] = {
         bool: st.booleans(),
-        int: st.integers(-1, 2**31 - 1),
+        int: st.integers(-1, 2**31 - 1) | st.integers(10, 999),
         float: st.floats(0, 1e6) | st.floats(0, 1),
         str: st.text(st.characters(blacklist_categories=["Cs"])),
     }

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmc_jax.training.schedule import SCHEDULES, ScheduleNumbers, learning_rate
+from llmc_jax.training.schedule import RISING, SCHEDULES, ScheduleNumbers, learning_rate
 from tests import plain_model
 
 WIDTH = 32
@@ -73,6 +73,16 @@ def test_the_decay_of_wsd_begins_where_llm_c_truncates() -> None:
     found = jax.jit(jax.vmap(lambda S, step: learning_rate("wsd", step, ScheduleNumbers(1.0, 0, S, 0.0, 1, 1.0))))
     np.testing.assert_allclose(found(total, start), 1.0, rtol=1e-6)
     np.testing.assert_allclose(found(total, start + 1), 1 - np.sqrt(1 / (total - start)), rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("low", "high", "steps"), [(1e-6, 1.0, 100), (1e-12, 1e3, 10), (1e-4, 2e-4, 10_000)])
+def test_rising_has_the_same_factor_from_step_to_step(low: float, high: float, steps: int) -> None:
+    """From the first rate to the last; a warm-up has no part in it."""
+    numbers = ScheduleNumbers(high, 50, steps, low / high, 7, 0.5)
+    expected = np.geomspace(low, high, steps)
+    np.testing.assert_allclose(rates(RISING, np.arange(steps, dtype=np.int32), numbers), expected, rtol=1e-5)
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(rates(RISING, np.arange(steps, dtype=np.int32), numbers), expected, rtol=1e-11)
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)
