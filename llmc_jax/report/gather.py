@@ -27,7 +27,7 @@ from llmc_jax.report.differences import differences_of
 from llmc_jax.report.facts import facts_of, settings, steps_words, summary_of, table_of
 from llmc_jax.report.happened import events_of
 from llmc_jax.report.panels import OF_LOGS, SOURCES, panels_of
-from llmc_jax.report.series import Axes, Figures, Series, axes_of, drawn
+from llmc_jax.report.series import Axes, Figures, Series, axes_of, drawn, with_all_times
 from llmc_jax.report.words import duration
 
 MOST_SAMPLES = 100  # of a run, spread over its steps
@@ -137,7 +137,7 @@ def read_ours(path: Path) -> Read:
         name=path.name,
         path=str(path),
         kind=f"{METRICS} of ours",
-        figures=found,
+        figures=with_all_times(found, axes),
         axes=axes,
         status=status_of(_state(path, notes), found),
         start=start,

@@ -12,6 +12,8 @@ from llmc_jax.report.content import Curve, Points, X
 from llmc_jax.report.panels import BEFORE
 
 POINTS = 2000  # of a curve, or a few more
+FEW = 0.01  # of the points, which may lack a time
+LONGEST = 1e9  # ms, of a step
 BINS = 1000  # of means, where a curve has more points than POINTS
 
 
@@ -52,32 +54,51 @@ class Axes:
 def axes_of(figures: Figures, tokens: Series | None, tokens_per_step: float | None, began: float | None) -> Axes:
     """Return the axes of a run. tokens: seen after each step, where that is known; began: the first event's time."""
     seen = tokens_scale(tokens, tokens_per_step)
-    if began is not None and all(
-        each.times is not None and not np.isnan(each.times).any() for each in figures.values()
-    ):
+    if began is not None and all(map(_timed, figures.values())):
         return Axes(seen, "wall", began)
     elapsed = elapsed_scale(figures.get("ms"))
     return Axes(seen, None if elapsed is None else "steps", elapsed=elapsed)
 
 
 def _timed(series: Series) -> bool:
-    return series.times is not None and not np.isnan(series.times).any()
+    """Return whether all points have times, but for a few that a damaged file lost."""
+    return series.times is not None and float(np.isnan(series.times).mean()) <= FEW
+
+
+def with_all_times(figures: Figures, axes: Axes) -> Figures:
+    """Return figures whose missing times, if they are but a few, lie between their neighbours'."""
+    return {key: _whole(series) for key, series in figures.items()} if axes.clock == "wall" else figures
+
+
+def _whole(series: Series) -> Series:
+    steps, _, times = series
+    if times is None or not np.isnan(times).any():
+        return series
+    good = ~np.isnan(times)
+    return series._replace(times=np.interp(steps, steps[good], times[good]))
 
 
 def tokens_scale(tokens: Series | None, per_step: float | None) -> Scale | None:
     """Return the tokens seen after so many steps."""
-    if tokens is not None and len(tokens.steps) and np.isfinite(tokens.values).all() and tokens.values[-1] > 0:
+    if tokens is not None and len(tokens.steps) and _grows(tokens.values):
         slope = per_step or float(tokens.values[-1] / (tokens.steps[-1] + 1))
         return Scale(np.append(0, tokens.steps + 1), np.append(0.0, tokens.values), slope)
     return Scale(np.zeros(1), np.zeros(1), float(per_step)) if per_step else None
 
 
+def _grows(values: np.ndarray) -> bool:
+    return bool(np.isfinite(values).all() and (np.diff(values, prepend=0.0) >= 0).all() and values[-1] > 0)
+
+
 def elapsed_scale(ms: Series | None) -> Scale | None:
     """Return the seconds that so many steps took; of steps that are not logged, the median each."""
-    if ms is None or not len(ms.steps):
+    if ms is None:
         return None
-    median = float(np.median(ms.values))
-    taken = ms.values + median * (np.diff(ms.steps, prepend=-1) - 1)
+    good = np.isfinite(ms.values) & (ms.values >= 0) & (ms.values < LONGEST)
+    if not good.any():
+        return None
+    median = float(np.median(ms.values[good]))
+    taken = np.where(good, ms.values, median) + median * (np.diff(ms.steps, prepend=-1) - 1)
     return Scale(np.append(0, ms.steps + 1), np.append(0.0, np.cumsum(taken) / 1e3), median / 1e3)
 
 

@@ -28,6 +28,8 @@ def rate(flops: float) -> str:
 
 def duration(seconds: float) -> str:
     """Return seconds in the two largest units that they have: 41 s, 2 min 5 s, 3 h 20 min, 2 d 4 h."""
+    if not math.isfinite(seconds):
+        return "?"
     total = max(0, round(seconds))
     for size, name, small, smaller in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if total >= size:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from llmc_jax.errors import InputError
@@ -100,6 +100,20 @@ def test_older_logs_have_the_time_of_their_steps(tmp_path: Path) -> None:
     np.testing.assert_allclose(loss, 0.5 * np.arange(1, 41))
     np.testing.assert_allclose(losses, [0.0, 5.0, 10.0, 15.0])
     assert run.events[0].time is None
+
+
+def test_a_time_that_is_missing_lies_between_its_neighbours(tmp_path: Path) -> None:
+    rows = [start(), *map(train, range(200))]
+    del rows[51]["time"]
+    run = one(run_folder(tmp_path / "a", rows))
+    time = run.curves["train.loss"].x.time
+    assert run.clock == "wall" and time is not None and time.tolist() == [2.0 + step for step in range(200)]
+    rows[51]["ms"] = "inf"
+    for row in rows[60:80]:
+        del row["time"]
+    run = one(run_folder(tmp_path / "b", rows))
+    time = run.curves["train.loss"].x.time
+    assert run.clock == "steps" and time is not None and time.tolist() == [0.5 * step for step in range(1, 201)]
 
 
 def test_long_curves_are_thinned_and_averaged(tmp_path: Path) -> None:
@@ -257,6 +271,7 @@ KINDS = st.sampled_from(["start", "resume", "sample", "end", "checkpoint", "warn
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(NUMBERS | st.tuples(KINDS, st.integers(-1, 9) | ANY, FIELDS), max_size=8), ANY)
+@example([{"event": "train", "step": 0, "loss": 1.0, "ms": math.inf, "tokens": 1e308}] * 2, {})
 def test_any_events_and_any_configuration_make_a_page(tmp_path: Path, found: list[Any], config: Any) -> None:
     rows = [each if isinstance(each, dict) else {"event": each[0], "step": each[1], **each[2]} for each in found]
     folder = tmp_path / "a"
