@@ -453,7 +453,7 @@ class Chart {
   }
 
   dress() {
-    const { figure } = this, alpha = clamp(0.7 / (content.runs.length - state.hidden.size), 0.05, 0.35);
+    const { figure } = this, most = dark.matches ? 0.5 : 0.35, alpha = clamp(2 * most / (content.runs.length - state.hidden.size), 0.05, most);
     this.shade.fill_color = color("--accent");
     const [soft, grid, card] = [color("--soft"), color("--grid"), color("--card")];
     figure.setv({ background_fill_color: card, border_fill_color: card });

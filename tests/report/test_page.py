@@ -284,6 +284,18 @@ def test_controls_do_what_they_say(tab: chromium.Tab, tmp_path: Path) -> None:
     shown.check_quiet()
 
 
+def test_the_readings_at_a_step_are_its_values(tab: chromium.Tab, tmp_path: Path) -> None:
+    shown = Shown(tab, tmp_path / "read.html", made_by_hand(run("low", 0.0), run("high", 0.5)))
+    tab.run("pointAt(charts[0], 61)")
+    first, *rows = tab.run("[...document.querySelectorAll('#tip tr')].map(row => row.innerText.split(/\\s+/))")
+    assert first[-2:] == ["training", "validation"]
+    for row, name, shift in zip(rows, ("high", "low"), (0.5, 0.0), strict=True):  # from high to low
+        numbers = [float(word) for word in row if word[:1].isdigit()]
+        assert name in row and numbers[0] == pytest.approx(losses(shift)[61], rel=1e-4)
+        assert numbers[-2:] == [pytest.approx(losses(shift)[60] + 0.05, rel=1e-4), 60]  # the validation, and its step
+    shown.check_quiet()
+
+
 def test_a_zoom_is_shared_by_all_charts_and_kept_by_its_address(tab: chromium.Tab, tmp_path: Path) -> None:
     shown = Shown(tab, tmp_path / "zoom.html", made_by_hand(run("one", 0.0)))
     whole = shown.figures()
