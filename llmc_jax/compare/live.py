@@ -17,7 +17,6 @@ from itertools import batched, chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import llmc_jax
 from llmc_jax.checkpoint.llmc import read_header
 from llmc_jax.compare import logs
 from llmc_jax.compare.report import Show
@@ -28,6 +27,7 @@ from llmc_jax.data.tokenizers import write_tokenizer_bin
 from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.files import reason
 from llmc_jax.logs.reading import Log, read_log
+from llmc_jax.machine.jax_setup import child_environment
 from llmc_jax.text import wrapped
 
 CPU, FP32, CUDA = "train_gpt2", "train_gpt2fp32cu", "train_gpt2cu"  # the names that llm.c's Makefile gives them
@@ -218,9 +218,7 @@ def run_llmc(comparison: Comparison, folder: Path) -> Log:
 def run_ours(comparison: Comparison, folder: Path, dtype: str | None) -> tuple[Log, list[str]]:
     """Run our trainer in a process of its own. Returns its log and its words. Raises InputError if it fails."""
     words = our_words(comparison, folder / OUR_FOLDER, dtype)
-    environment = dict(os.environ)
-    package = str(Path(llmc_jax.__file__).resolve().parents[1])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, environment.get("PYTHONPATH")]))
+    environment = child_environment()
     if comparison.kind == CPU:  # beside a CPU a CPU
         environment.setdefault("JAX_PLATFORMS", "cpu")
     program = [sys.executable, "-c", "from llmc_jax.cli.train import program; program()"]

@@ -7,13 +7,15 @@ so (benchmarks/README.md). Leaves out what the machine can do (device.py).
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from llmc_jax.files import cache_folder, sync, write_bytes, write_problem
 
 FIXED_THREADS = 8  # of XLA on a CPU, for the same bits on up to so many devices
+ROOT = Path(__file__).resolve().parents[2]  # where the package lies, which need not be installed
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # for what must leave the cores to others
 MEMORY_SHARE = 0.92  # of a GPU that JAX's allocator is given; what CUDA's libraries need is the rest
 
 
@@ -74,6 +76,13 @@ def other_command(name: str) -> str:
 
 def _in_repository() -> bool:
     return Path(__file__).resolve().parents[2].joinpath("train.py").exists()
+
+
+def child_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment of a process that runs a module of this package. environ: in place of this process's."""
+    environ = os.environ if environ is None else environ
+    paths = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH", "")]))
+    return {**environ, "PYTHONPATH": paths}
 
 
 def restart_with_huge_pages() -> None:

@@ -26,6 +26,7 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.files import cache_folder, digest_of_files, write_bytes
 from llmc_jax.machine import gpus
+from llmc_jax.machine.jax_setup import ROOT, child_environment
 from llmc_jax.machine.versions import installed
 from llmc_jax.plan.memory import Memory, Part
 
@@ -33,7 +34,6 @@ CPU = "cpu"  # the processor at hand, as a target
 AT_ONCE = 2  # processes
 PATIENCE = 1200  # seconds that one may take
 FORMAT = 1
-ROOT = Path(__file__).resolve().parents[2]
 SOURCES = (*(f"llmc_jax/{name}" for name in ("models", "ops", "training", "kernels", "machine")), "pallas_kernels")
 FILES = ("plan", "compiled", "program", "buffers", "memory")  # of this room: what shapes a program and reads it
 PACKAGES = ("jax", "jaxlib")
@@ -152,9 +152,8 @@ def _compiled(request: Request) -> Memory | Problem:
     python = sys.executable if request.gpu == CPU else python_that_compiles()
     if python is None:
         return Problem(how_to_install(), no_compiler=True)
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu", "PYTHONPATH": paths, "JAX_ENABLE_COMPILATION_CACHE": "0", "TF_CPP_MIN_LOG_LEVEL": "3",
+    environment = child_environment() | {
+        "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "0", "TF_CPP_MIN_LOG_LEVEL": "3",
         "JAX_TRACEBACK_FILTERING": "off",  # else the last line of an error is about its traceback
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as place:

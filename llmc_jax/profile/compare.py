@@ -20,10 +20,10 @@ from llmc_jax.config.flags import step_config
 from llmc_jax.config.train import OPTIONS
 from llmc_jax.errors import InputError
 from llmc_jax.machine.device import usable_cores
+from llmc_jax.machine.jax_setup import ROOT
 from llmc_jax.text import table
 
 CORES = "LLMC_JAX_PROFILE_CORES"  # tells a worker which cores it may use
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Variant(NamedTuple):

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmc_jax.logs.files import REPORT
+from llmc_jax.machine.jax_setup import ONE_THREAD, child_environment
 
-ROOT = Path(__file__).resolve().parents[2]  # where the package lies, which need not be installed
 SWITCH = "LLMC_JAX_REPORT"  # of the environment: 0 writes no page in any run
 FIRST = 20.0  # seconds until the first page, so that there soon is one to open
 SHARE = 0.03  # of one core's time at most, which the page of a very long run would exceed
@@ -26,7 +26,7 @@ AT_END = 10.0  # seconds that the run waits in the end
 
 def command(folder: Path) -> list[str]:
     """Return the command that writes the page of a run folder once."""
-    return [sys.executable, "-m", "llmc_jax.report", "--quiet", str(folder.absolute())]
+    return [sys.executable, "-P", "-m", "llmc_jax.report", "--quiet", str(folder.absolute())]
 
 
 @dataclass
@@ -115,15 +115,13 @@ class _Child:
     """A process that writes the page once. It hears no Ctrl-C of the run's, and gives way to the run."""
 
     def __init__(self, folder: Path) -> None:
-        paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        own = {"PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         self._began = time.monotonic()
         self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
         try:
             self._process = subprocess.Popen(
                 command(folder),
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self._errors,
-                env=os.environ | own, start_new_session=True,
+                env=child_environment() | ONE_THREAD, start_new_session=True,
             )  # fmt: skip
         except OSError:
             self._errors.close()

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.logs.files import METRICS
-from llmc_jax.machine.jax_setup import python_command
+from llmc_jax.machine.jax_setup import ONE_THREAD, child_environment, python_command
 from llmc_jax.run.console import Console, printable
 from llmc_jax.run.folder import RunLog
 from llmc_jax.trackers.child import LIMIT, Request, Status
@@ -27,7 +27,6 @@ from llmc_jax.trackers.sinks import KINDS
 
 GRACE = 1.0  # seconds after the limit that a tracker's process keeps to by itself
 LONGEST = 1 << 16  # bytes of one message
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Asked(NamedTuple):
@@ -67,7 +66,7 @@ class Tracker:
             [sys.executable, "-P", "-m", "llmc_jax.trackers", *request.words()],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is the run's, and all that it starts ends with it
-            env=_environment(),
+            env=child_environment() | ONE_THREAD,
         )  # fmt: skip
         assert self._process.stdin and self._process.stdout
         self._input, self._output = self._process.stdin, self._process.stdout
@@ -198,9 +197,3 @@ def last_line(path: Path) -> int:
     except OSError:
         pass
     return 0
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment of a tracker's process: the run's, in which this package is found, and few threads."""
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -1,8 +1,7 @@
 """Processes that measure for a parent, and that may crash or hang without it: each failure costs one task.
 
 A child stays for one task after the other. One that ended, that ran out of time, or that says that its GPU context may
-be spoilt is killed, and the next task begins a new one. The child's side is worker.py. Imports neither JAX nor anything
-that is not in Python's library.
+be spoilt is killed, and the next task begins a new one. The child's side is worker.py. Imports no JAX.
 """
 
 import os
@@ -17,7 +16,8 @@ from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
+from llmc_jax.machine.jax_setup import ROOT, child_environment
+
 START_SECONDS = 30.0  # that a process may take to start, beside its first task's own time
 END_SECONDS = 10.0  # after which a process that was killed and is still there counts as one that cannot be ended
 
@@ -47,8 +47,7 @@ class Children:
     """One child at a time, begun when a task needs it; `close` ends the last one."""
 
     def __init__(self, environment: Mapping[str, str], folder: Path = ROOT) -> None:
-        self.environment = dict(environment)
-        self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH", "")]))
+        self.environment = child_environment(environment)
         self.folder = folder
         self.stuck: int | None = None  # the id of a process that cannot be ended
         self._child: _Child | None = None

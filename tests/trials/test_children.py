@@ -71,7 +71,7 @@ def test_what_is_told(outcomes: list[Outcome]) -> None:
     assert "CUDA_ERROR_ILLEGAL_ADDRESS" in outcomes[4].content
     assert "status -6" in outcomes[6].content
     assert "status 3" in outcomes[7].content and "last words" in outcomes[7].content
-    assert outcomes[9].content == "not done after 1 s" and 1.0 <= outcomes[9].seconds < 15
+    assert outcomes[9].content == "not done after 1 s" and 1.0 <= outcomes[9].seconds < 60
 
 
 def test_time_is_up(fake: dict[str, str]) -> None:
