@@ -61,7 +61,7 @@ class Tracker:
         self.name, self.status, self._part = asked.kind, Status(), b""
         self._limit = limit
         self._told = False  # its problem was shown
-        request = Request(asked.kind, asked.target, str(folder.absolute()), start, limit)
+        request = Request(asked.kind, asked.target, str(folder), start, limit)
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "llmc_jax.trackers", *request.words()],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,

@@ -29,7 +29,7 @@ LIMIT = 9.0  # seconds for the rest, once the run has ended; the run itself wait
 LOOK_EVERY = 0.5  # seconds between two looks at the file
 TELL_EVERY = 2.0  # and between two messages to the run
 GIVE_UP = 20  # times in a row that a tracker refused
-NICE = 10  # training comes first
+NICE = 10  # training comes first; at 19 a busy machine would leave no time to send the rest
 SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "DATABRICKS_TOKEN")
 
 

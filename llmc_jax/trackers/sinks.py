@@ -8,6 +8,8 @@ tool's own affair: its environment, its files. Leaves out what is sent (rows.py)
 import html
 import importlib.util
 import os
+import platform
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -38,41 +40,51 @@ GOOD = ("done", "stopped")  # outcomes that are no failure
 
 
 class TensorBoard:
-    """Event files in the run's folder."""
+    """Event files in the run's folder, one record for each event: a fifth of what a record for each number takes."""
 
     def __init__(self, target: str) -> None:
-        from tensorboardX import SummaryWriter
+        from tensorboardX import RecordWriter, summary
+        from tensorboardX.proto import event_pb2, summary_pb2
 
-        self._new: Callable[..., Any] = SummaryWriter
+        self._new_file: Callable[[str], Any] = RecordWriter
+        self._made: Any = summary
+        self._event: Any = event_pb2
+        self._summary: Any = summary_pb2.Summary
 
     def begin(self, facts: Facts) -> str:
-        from tensorboardX.summary import hparams
-
-        where = str(Path(facts.folder) / "tensorboard")
-        # a file of its own for each process, and for a resume the word that drops what stands beyond its step
-        purge = facts.step if facts.resumed else None
-        self._writer = self._new(where, purge_step=purge, filename_suffix=f".{os.getpid()}")
+        where = Path(facts.folder) / "tensorboard"
+        where.mkdir(exist_ok=True)
+        # a file of its own for each process, the oldest first by name
+        now = time.time()
+        self._file = self._new_file(str(where / f"events.out.tfevents.{now:.0f}.{platform.node()}.{os.getpid()}"))
+        self._write(now, 0, file_version="brain.Event:2")
+        if facts.resumed:  # drops what stands beyond its step
+            begun = self._event.SessionLog(status=self._event.SessionLog.START)
+            self._write(now, facts.step, session_log=begun)
         shown = {name: _simple(value) for name, value in facts.parameters.items()}
-        for summary in hparams(shown, {"val/loss": 0.0, "train/loss": 0.0}):
-            self._writer.file_writer.add_summary(summary)
-        table = "".join(f"    {name} = {value}\n" for name, value in shown.items())
-        self._writer.add_text("configuration", table, facts.step)
-        return where
+        for each in self._made.hparams(shown, {"val/loss": 0.0, "train/loss": 0.0}):
+            self._write(now, 0, summary=each)
+        table = "\n".join(f"{name} = {value}" for name, value in shown.items())
+        self.text(facts.step, now, "configuration", table)
+        return str(where)
+
+    def _write(self, when: float, step: int, **content: Any) -> None:
+        self._file.write(self._event.Event(wall_time=when, step=step, **content).SerializeToString())
 
     def put(self, step: int, when: float, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step, walltime=when)
+        numbers = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._write(when, step, summary=self._summary(value=numbers))
 
     def text(self, step: int, when: float, name: str, text: str) -> None:
         # it is shown as Markdown, where indented lines stand as they are
         indented = "".join(f"    {line}\n" for line in _visible(text).split("\n"))
-        self._writer.add_text(name, indented, step, walltime=when)
+        self._write(when, step, summary=self._made.text(name, indented))
 
     def flush(self) -> None:
-        self._writer.flush()
+        self._file.flush()
 
     def close(self, outcome: str) -> None:
-        self._writer.close()
+        self._file.close()
 
 
 class WeightsAndBiases:
@@ -94,7 +106,7 @@ class WeightsAndBiases:
         self._run.config.update(facts.parameters, allow_val_change=True)
         # its own count of calls never goes back, as a resume after a kill does
         self._run.define_metric("*", step_metric="step")
-        return str(self._run.url or self._run.dir)
+        return str(self._run.url or _seen_from(facts.folder, Path(self._run.dir).parent))
 
     def put(self, step: int, when: float, values: Mapping[str, float]) -> None:
         self._run.log({**values, "step": step, "_timestamp": when})
@@ -168,6 +180,12 @@ class MLflow:
 
 def _simple(value: Any) -> bool | int | float | str:
     return value if isinstance(value, bool | int | float | str) else str(value)
+
+
+def _seen_from(folder: str, place: Path) -> Path:
+    """Return a place as one types it who calls the run's folder so."""
+    whole = Path(folder).absolute()
+    return Path(folder) / place.relative_to(whole) if place.is_relative_to(whole) else place
 
 
 def _visible(text: str) -> str:

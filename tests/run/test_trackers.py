@@ -39,7 +39,9 @@ Show = Callable[..., Shown]
 def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Show:
     """Write a run's log as a run does, with a tracker that misbehaves in one way."""
 
-    def shown(how: str = "", steps: int = 30, limit: float = 0.5, until: str = "", begin: str = "start") -> Shown:
+    def shown(
+        how: str = "", steps: int = 30, limit: float = 0.5, until: str = "", begin: str = "start", end: str = "done"
+    ) -> Shown:
         log = fake_wandb(tmp_path / "fakes", how)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fakes"))
         monkeypatch.setenv("WANDB_API_KEY", "secret-of-mine")
@@ -52,7 +54,8 @@ def show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Show:
                     run.event("train", step=step, loss=1.0 / (step + 1))
                 run.event("val", step=steps, loss=0.25)
                 run.event("sample", step=steps, text="<script>\x1b[2J", tokens=3)
-                run.event("end", step=steps, outcome="done")
+                if end:
+                    run.event("end", step=steps, outcome=end)
                 wait_for(lambda: not until or any(each[0] == until for each in told(log)) or warned(trackers, warnings))
                 began = time.monotonic()
                 ((_, status),) = trackers.end()
@@ -76,7 +79,7 @@ def wait_for(holds: Callable[[], bool]) -> None:
 def test_everything_arrives_and_the_end_too(show: Show) -> None:
     shown = show(limit=PATIENCE)
     logged = [values for what, values in shown.told if what == "log"]
-    assert shown.status == Status("here", 32, 0, "", True)
+    assert shown.status == Status("/elsewhere/run", 32, 0, "", True)
     assert {each["step"]: each["train/loss"] for each in logged if "train/loss" in each} == {
         step: 1.0 / (step + 1) for step in range(30)
     }
@@ -85,6 +88,12 @@ def test_everything_arrives_and_the_end_too(show: Show) -> None:
     assert shown.told[-1] == ["finish", 0]
     (options,) = [values for what, values in shown.told if what == "init"]
     assert (options["entity"], options["project"], options["name"]) == ("team", "project", "run")
+
+
+@pytest.mark.parametrize(("end", "status"), [("stopped", 0), ("diverged", 1), ("", 1)])
+def test_a_tracker_hears_how_the_run_ended(show: Show, end: str, status: int) -> None:
+    """Without a last event it died: the pipe's end tells of it."""
+    assert show(limit=PATIENCE, end=end, steps=2).told[-1] == ["finish", status]
 
 
 def test_a_resume_shows_the_same_run_from_where_it_begins(show: Show) -> None:
@@ -207,7 +216,7 @@ def test_the_run_goes_on_and_says_how_each_tracker_went(
     assert main([*flags.split(), "-o", str(tmp_path / "run")]) == 0
     *_, end, tracker = read_metrics(tmp_path / "run" / METRICS)
     assert (end["event"], tracker["event"], tracker["name"]) == ("end", "tracker", "wandb")
-    assert (tracker["sent"], tracker["dropped"], tracker["where"]) == (0, 3, "here")
+    assert (tracker["sent"], tracker["dropped"], tracker["where"]) == (0, 3, "/elsewhere/run")
     assert tracker["problem"]
     everything = "".join(
         [*capsys.readouterr(), *(each.read_text() for each in (tmp_path / "run").iterdir() if each.suffix != ".png")]

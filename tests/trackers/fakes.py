@@ -24,7 +24,7 @@ class Config:
         note("config", values)
 
 class Run:
-    config, url, dir = Config(), None, "here"
+    config, url, dir = Config(), None, "/elsewhere/run/files"
     def define_metric(self, name, step_metric): pass
     def log(self, values):
         if HOW == "raises":
