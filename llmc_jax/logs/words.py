@@ -93,7 +93,8 @@ def _gpu(event: Event) -> str:
 
 def _early_stop(event: Event) -> str:
     stale, step = _shown(event, "stale"), _shown(event, "best_step")
-    return f"early stop: {stale} validations since the best one, {_shown(event, 'best_loss', '.4f')} at step {step}"
+    lowest = f"lowest loss {_shown(event, 'best_loss', '.4f')} at step {step}"
+    return f"early stop: {stale} validations without an improvement, {lowest}"
 
 
 def _find_lr(event: Event) -> str:

@@ -10,7 +10,7 @@ from llmc_jax.files import complete_file, refuse_irregular, refusing
 from llmc_jax.logs import curves
 from llmc_jax.logs.reading import NONE, Log
 from llmc_jax.report.gather import Read
-from llmc_jax.report.panels import OF_LOGS, SOURCES
+from llmc_jax.report.panels import BEFORE, OF_LOGS, SOURCES
 from llmc_jax.report.series import place
 
 DRAWN = ("train.loss", "val.loss", "norm", "lr", "accuracy_norm")  # what the picture of one run shows
@@ -41,9 +41,10 @@ def csv_rows(run: Read, keys: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of a run: name, step, tokens, time, and the curves' values."""
     steps = np.unique(np.concatenate([np.zeros(0, np.int64), *(each.steps for each in run.figures.values())]))
     cells: dict[str, list[Any]] = {name: [""] * len(steps) for name in ("tokens", "time", *keys)}
-    for key in [*SOURCES, *(run.figures.keys() - SOURCES.keys())]:
-        if key in run.figures:
-            _fill(cells, run, key, np.searchsorted(steps, run.figures[key].steps).tolist())
+    for key in sorted(
+        run.figures, key=BEFORE.__contains__, reverse=True
+    ):  # what comes after a step's update has the last word
+        _fill(cells, run, key, np.searchsorted(steps, run.figures[key].steps).tolist())
     yield from zip([run.name] * len(steps), steps.tolist(), *cells.values(), strict=True)
 
 

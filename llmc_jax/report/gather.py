@@ -91,10 +91,13 @@ def _shown(run: Read, groups: Mapping[str, Mapping[str, str]]) -> Run:
 def read_runs(paths: Sequence[str | Path], names: Sequence[str] = ()) -> list[Read]:
     """Return what is known of runs and logs. names: theirs, else what their paths differ in.
 
-    Raises InputError where one of them is not there, or holds nothing that could be shown.
+    Raises InputError where one of them is not there or no log, or where none holds anything that could be shown.
     """
     names = names or names_of([str(path) for path in paths])
-    return [read_run(Path(path))._replace(name=name) for path, name in zip(paths, names, strict=True)]
+    runs = [read_run(Path(path))._replace(name=name) for path, name in zip(paths, names, strict=True)]
+    if not any(run.figures or run.events or run.samples for run in runs):
+        raise InputError(f"{paths[0]}: no events in it; expected those of a run, one a line")
+    return runs
 
 
 def names_of(paths: Sequence[str]) -> list[str]:
@@ -108,7 +111,7 @@ def names_of(paths: Sequence[str]) -> list[str]:
 
 
 def read_run(path: Path) -> Read:
-    """Return what is known of a run folder or a log. Raises InputError where there is nothing."""
+    """Return what is known of a run folder or a log. Raises InputError where it is neither."""
     if path.is_dir() and (path / METRICS).is_file():
         return read_ours(path / METRICS)._replace(name=path.name, path=str(path), kind="run folder of ours")
     is_ours = path.suffix == ".jsonl" and path.is_file()  # a copy, too
@@ -132,7 +135,7 @@ def read_ours(path: Path) -> Read:
     config = _config(folder, start, notes)
     of_ranks = _of_ranks(folder, notes)
     if not found and not events.others:
-        raise InputError(f"{path}: no events in it; expected those of a run, one a line")
+        notes.append("no events yet")  # it has just begun, or lost them: no reason to refuse the runs beside it
     return Read(
         name=path.name,
         path=str(path),

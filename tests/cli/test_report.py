@@ -15,7 +15,7 @@ import pytest
 from llmc_jax.cli.report import MARK, main
 from llmc_jax.report.gather import read_runs
 from tests.printed_logs import c_main_log, written
-from tests.report.runs import run_folder, start, train, usual, val
+from tests.report.runs import BEGAN, run_folder, start, train, usual, val
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,6 +81,22 @@ def test_the_csv_holds_every_point_with_every_digit(runs: Path) -> None:
         "2.0",
     )
     assert math.isnan(float(second["train.loss"])) and (second["norm"], second["val.loss"]) == ("inf", "")
+
+
+def test_a_row_of_the_csv_stands_at_its_last_value(runs: Path) -> None:
+    rows = [start(), val(0, 5.0), {"event": "eval", "step": 0, "accuracy": 0.5, "time": BEGAN + 1.6}, train(0)]
+    folder = run_folder(runs.parent / "c", [*rows, val(1, 4.0)])
+    assert main([str(folder), "--csv", "c.csv", "--quiet"]) == 0
+    with open("c.csv", newline="") as file:
+        first, last = csv.DictReader(file)
+    assert (first["accuracy"], first["tokens"], first["time"]) == ("50.0", "8.0", "2.0")
+    assert (last["tokens"], last["time"]) == ("8.0", "2.5")
+
+
+def test_a_run_without_events_does_not_hide_the_others(runs: Path) -> None:
+    run_folder(runs / "c", [], torn="rubbish")
+    assert main([str(runs), "--png", "c.png", "--csv", "c.csv"]) == 0
+    assert content_of(runs / "report.html") == ["a", "b", "c"]
 
 
 def test_pictures_and_json(runs: Path) -> None:

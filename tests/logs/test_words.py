@@ -26,6 +26,10 @@ def test_any_event_is_one_printable_line(kind: Any, fields: dict[str, Any]) -> N
         ({"event": "start", "host": "node7", "pid": 41}, "started on node7, process 41"),
         ({"event": "checkpoint", "path": "state_00000100", "ms": 1234.5}, "saved state_00000100 in 1,234 ms"),
         ({"event": "tracker", "name": "wandb", "sent": 7, "dropped": 0, "problem": None}, "wandb: 7 sent, 0 dropped"),
+        (
+            {"event": "early_stop", "step": 100, "best_loss": 2.84679, "best_step": 90, "stale": 3},  # with a delta
+            "early stop: 3 validations without an improvement, lowest loss 2.8468 at step 90",
+        ),
         ({"event": "end", "outcome": "done"}, "ended: done"),
         ({"event": "new_kind", "step": 3, "loss": 0.25, "name": "x", "time": 1.0}, "new kind: loss 0.25, name x"),
     ],
