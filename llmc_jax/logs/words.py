@@ -92,9 +92,9 @@ def _gpu(event: Event) -> str:
 
 
 def _early_stop(event: Event) -> str:
-    stale, step = _shown(event, "stale"), _shown(event, "best_step")
-    lowest = f"lowest loss {_shown(event, 'best_loss', '.4f')} at step {step}"
-    return f"early stop: {stale} validations without an improvement, {lowest}"
+    lowest = f"lowest loss {_shown(event, 'best_loss', '.4f')} at step {_shown(event, 'best_step')}"
+    known = "no loss was finite" if event.get("best_loss") is None else lowest
+    return f"early stop: {_shown(event, 'stale')} validations without an improvement, {known}"
 
 
 def _find_lr(event: Event) -> str:

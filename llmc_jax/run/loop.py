@@ -107,6 +107,8 @@ def loop(run: Run, state: TrainState) -> Outcome:
         try:
             progress = run_due(run, progress, batches, None)
             group.phase("compile", progress.step)
+            if compilation is None and goes_on(run, progress):  # a validation was an improvement, against all patience
+                compilation = pool.submit(compile_step, run, state)
             step = compilation.result() if compilation else None
             while goes_on(run, progress):
                 assert step is not None

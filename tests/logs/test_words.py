@@ -30,6 +30,10 @@ def test_any_event_is_one_printable_line(kind: Any, fields: dict[str, Any]) -> N
             {"event": "early_stop", "step": 100, "best_loss": 2.84679, "best_step": 90, "stale": 3},  # with a delta
             "early stop: 3 validations without an improvement, lowest loss 2.8468 at step 90",
         ),
+        (
+            {"event": "early_stop", "step": 6, "best_loss": None, "best_step": -1, "stale": 2},
+            "early stop: 2 validations without an improvement, no loss was finite",
+        ),
         ({"event": "end", "outcome": "done"}, "ended: done"),
         ({"event": "new_kind", "step": 3, "loss": 0.25, "name": "x", "time": 1.0}, "new kind: loss 0.25, name x"),
     ],

@@ -168,6 +168,16 @@ def test_counters_that_are_forgotten_are_seen(
     assert found.values("early_stop", "step") == []
 
 
+def test_a_validation_that_is_due_may_be_the_improvement(data: list[Any], tmp_path: Path) -> None:
+    """Where a run goes on with less patience than validations in a row had failed before."""
+    first = run(tmp_path / "run", *data, "-n", 1, "-s", 0, "-v", 2, "-x", 4, "--patience-delta", 99)
+    kill(first.folder, 3)
+    flags = ["-v", 3, "-s", 0, "-x", 5, "--patience", 1, "--patience-delta", 0, "-y", 1]
+    found = run(first.folder, *data, *flags)
+    assert found.code == 0 and found.values("val", "step") == [0, 2, 3, 5]
+    assert found.values("train", "step") == list(range(5)) and found.values("early_stop", "step") == []
+
+
 def test_the_best_checkpoint_stays(data: list[Any], tmp_path: Path) -> None:
     found = run(tmp_path / "run", *data, "--patience", 2, "-n", 3, "-nk", 1, "-s", 0)
     assert found.code == 0 and found.checkpoints == [BEST, STOPPED - 3]
