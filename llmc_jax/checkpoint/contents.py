@@ -114,6 +114,7 @@ class Metadata:
         step, dtype, counters = stored.get("step"), stored.get("dtype"), _counters(stored, folder)
         if dtype not in DTYPES or type(step) is not int:
             raise FormatError(f"{folder}: run.json has dtype {dtype!r} and step {step!r}; this is not a training state")
+        _check_range_test(stored.get("range_test"), folder)
         optional = ("total_steps", "val_data", "loader", "kernels", "range_test")
         rest = {name: stored[name] for name in optional if name in stored}
         for name in ("options", "environment", "origin"):
@@ -132,6 +133,16 @@ def _model(stored: Mapping[str, Any], folder: Path) -> ModelConfig:
     if not isinstance(shape, Mapping) or set(shape) != names or not all(type(each) is int for each in shape.values()):
         raise FormatError(f"{folder}: run.json holds no model's shape; this is not a training state of llmc-jax")
     return ModelConfig(**shape)
+
+
+def _check_range_test(found: Any, folder: Path) -> None:
+    """Raise FormatError where the steps of a range test are not a rate and a loss each."""
+    try:
+        if found is not None:
+            for rate, loss in zip(found["rates"], found["losses"], strict=True):
+                float(rate), float(loss)
+    except (TypeError, ValueError, KeyError) as error:
+        raise FormatError(f"{folder}: run.json has range_test {found!r:.80}, which holds no steps of one") from error
 
 
 def _counters(stored: Mapping[str, Any], folder: Path) -> Counters | None:

@@ -23,7 +23,7 @@ from llmc_jax.checkpoint.store import Checkpoint, open_checkpoint
 from llmc_jax.cluster.agreement import of_all, of_first
 from llmc_jax.cluster.worker import ALONE, Group
 from llmc_jax.config.options import show_value
-from llmc_jax.config.train import ATTENTIONS, AUTO_BATCH, BY_NAME, OPTIONS, PROCESSES, TrainConfig, differing
+from llmc_jax.config.train import ATTENTIONS, AUTO_BATCH, BY_NAME, OPTIONS, PROCESSES, TRACKERS, TrainConfig, differing
 from llmc_jax.errors import FormatError, InputError
 from llmc_jax.kernels import record
 from llmc_jax.logs.files import KERNELS, LARGEST, MAIN_LOG, config_file
@@ -40,11 +40,11 @@ OF_TEST = ("find_lr", "find_lr_range", "find_lr_steps")
 FREE = frozenset({
     "preset", "model", "init_from", "v2_order", "train_data", "val_data", "tokenizer", "output_dir", "reuse", "save",
     "checkpoint_every", "keep_checkpoints", "major_every", "export_llmc", "save_failure", "gpu_info_every", "profile",
-    "print_every", "max_nonfinite", "patience", "patience_delta",
+    "print_every", "report_every", "max_nonfinite", "patience", "patience_delta",
     "val_every", "val_batches", "sample_every", "sampling", "sample_tokens",
     "hellaswag", "hellaswag_file", "strict_kernels", "kernels_from", "no_kernel_check", "total_batch_size",
     "dtype", "master_weights", "rounding", "devices", "zero_stage",
-    *(about.name for about in OPTIONS if about.group == PROCESSES),
+    *(about.name for about in OPTIONS if about.group in (PROCESSES, TRACKERS)),
 })  # fmt: skip
 
 
@@ -231,6 +231,8 @@ def _differences(earlier: Checkpoint, config: TrainConfig, ours: Identity) -> It
         if then is not None and then != now and matters:
             yield f"precision: {words} is {show_value(then)} there, {show_value(now)} here"
     options = _known(earlier.metadata.options)
+    if options is None and config.find_lr:
+        yield "range test: none was made there"
     if options is not None:
         for name in BINDING:
             then, now = getattr(options, name), getattr(config, name)

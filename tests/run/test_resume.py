@@ -286,6 +286,13 @@ def test_what_was_done_at_the_step_is_not_done_again(train: Train) -> None:
     check_same(run.folder, expected.folder)
 
 
+@pytest.mark.parametrize("broken", [3, {}, {"rates": [1.0], "losses": []}, {"rates": [None], "losses": [1.0]}])
+def test_steps_of_a_range_test_that_are_none_are_refused(broken: Any) -> None:
+    stored = Metadata(3, Identity(ModelConfig(8, 16, 128, 1, 1, 4), "fp32", True), 99).to_json()
+    with pytest.raises(FormatError, match=r"here: .* range_test"):
+        Metadata.from_json({**stored, "range_test": broken}, Path("here"))
+
+
 @pytest.mark.parametrize("broken", [{"drawn": -1}, {"skipped": True}, {"validated": -2}, {"sampled": "3"}])
 def test_counters_that_are_no_counts_are_refused(broken: dict[str, Any]) -> None:
     with pytest.raises(FormatError, match=f"here: .* {next(iter(broken))}="):
@@ -421,7 +428,8 @@ def test_what_may_change_is_told(train: Train, copy: Path) -> None:
 
 
 def test_what_does_not_matter_is_not_told(train: Train, copy: Path) -> None:
-    run = complete(train("-y", 1, "-n", 3, "-nk", 5, "-v", 4, "-s", 0, "--print-every", 9, "-pn", 1, "-pg", 2))
+    run = complete(train("-y", 1, "-n", 3, "-nk", 5, "-v", 4, "-s", 0, "--print-every", 9, "-pn", 1, "-pg", 2,
+                         "--report-every", 9))  # fmt: skip
     assert "another run" not in run.out and "results differ" not in run.out and "not bit-exact" not in run.out
     shown = [line.split("|")[0].split() for line in run.out.splitlines() if line.startswith("step ")]
     assert shown == [["step", "8/12"], ["step", "9/12"], ["step", "12/12"]]  # the first one after the resume too
