@@ -22,6 +22,7 @@ FIRST = 20.0  # seconds until the first page, so that there soon is one to open
 SHARE = 0.03  # of one core's time at most, which the page of a very long run would exceed
 LONGEST = 300.0  # seconds that one page may take
 AT_END = 10.0  # seconds that the run waits in the end
+KILLED = 1.0  # seconds that it waits for a process that it has killed
 
 
 def command(folder: Path) -> list[str]:
@@ -92,8 +93,9 @@ class PageWriter:
     def _end(self, problem: str) -> None:
         assert self._child is not None
         self._child.kill()
-        for unfinished in self.folder.glob(f".{REPORT}.*.tmp"):
-            unfinished.unlink(missing_ok=True)
+        with suppress(OSError):
+            for unfinished in self.folder.glob(f".{REPORT}.*.tmp"):
+                unfinished.unlink(missing_ok=True)
         self._ended(problem)
 
     def _ended(self, problem: str | None) -> None:
@@ -150,9 +152,10 @@ class _Child:
         return lines[-1][-300:] if lines else "it said nothing"
 
     def kill(self) -> None:
-        """End it at once."""
+        """End it at once, or as soon as a disk answers that it waits for."""
         self._process.kill()
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(KILLED)
 
     def close(self) -> None:
         """Give back what it wrote."""

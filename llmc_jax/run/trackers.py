@@ -130,7 +130,13 @@ class Trackers:
         asked = asked_trackers(config) if rank == 0 else []
         start = last_line(folder / METRICS) if asked else 0
         self._limit = limit
-        self.running = [Tracker(each, folder, start, limit) for each in asked]
+        self.running: list[Tracker] = []
+        self.unstarted: list[tuple[str, str]] = []  # names, and why not; not told yet
+        for each in asked:
+            try:
+                self.running.append(Tracker(each, folder, start, limit))
+            except OSError as error:
+                self.unstarted.append((each.kind, f"its process cannot be started: {error.strerror}"))
 
     def begin_end(self) -> None:
         """Let all know that the run has ended."""
@@ -155,9 +161,10 @@ class Trackers:
 
 def tell_trackers(trackers: Trackers, warning: Callable[[str], None]) -> None:
     """Show what has gone wrong with a tracker since the last call; the run goes on without it."""
-    for each in trackers.running:
-        if problem := each.look():
-            warning(f"--{each.name}: {printable(problem)}; the run goes on")
+    unstarted, trackers.unstarted = trackers.unstarted, []
+    for name, problem in [*unstarted, *((each.name, each.look()) for each in trackers.running)]:
+        if problem:
+            warning(f"--{name}: {printable(problem)}; the run goes on")
 
 
 def ended_trackers(trackers: Trackers, step: int, log: RunLog, console: Console) -> list[str]:

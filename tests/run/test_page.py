@@ -97,6 +97,15 @@ def test_one_that_hangs_is_ended_and_leaves_nothing(bench: Bench, limit: str) ->
     assert len(bench.warnings) == 1 and not writer.written
 
 
+def test_what_cannot_be_cleared_away_is_left(bench: Bench) -> None:
+    (bench.folder / ".report.html.0123abcd.tmp").mkdir()
+    writer = bench.writer("import time; time.sleep(600)")
+    while writer._child is None:
+        writer.refresh()
+    writer.close()
+    assert len(bench.warnings) == 1 and not writer.written
+
+
 @pytest.mark.parametrize("off", ["minutes", "process", "environment", "folder"])
 def test_none_is_written_where_none_is_wanted(bench: Bench, off: str) -> None:
     if off == "environment":

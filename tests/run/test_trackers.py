@@ -3,6 +3,8 @@
 The tracker is a stand-in for wandb, in a process as in a run.
 """
 
+import errno
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +18,7 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.logs.files import METRICS, read_metrics
 from llmc_jax.run.folder import RunLog
-from llmc_jax.run.trackers import Trackers, asked_trackers, last_line, require_trackers
+from llmc_jax.run.trackers import Trackers, asked_trackers, last_line, require_trackers, tell_trackers
 from llmc_jax.trackers.child import Status
 from tests.trackers.fakes import fake_wandb, told
 
@@ -146,6 +148,18 @@ def test_a_slow_tracker_gets_validations_first(show: Show) -> None:
 def test_process_0_alone_has_trackers(tmp_path: Path) -> None:
     with Trackers(TrainConfig(wandb="p", tensorboard=True, mlflow="e"), tmp_path, rank=1) as trackers:
         assert trackers.running == []
+
+
+def test_a_process_that_cannot_be_started_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def popen(*_: Any, **__: Any) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    warnings = list[str]()
+    with Trackers(TrainConfig(wandb="p", mlflow="e"), tmp_path, rank=0) as trackers:
+        for _ in range(2):
+            tell_trackers(trackers, warnings.append)
+    assert [warning.split(":")[0] for warning in warnings] == ["--wandb", "--mlflow"]
 
 
 def test_the_place_of_the_last_line(tmp_path: Path) -> None:
