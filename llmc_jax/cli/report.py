@@ -105,13 +105,18 @@ def expanded(paths: Sequence[Path]) -> list[Path]:
 
 def is_run(path: Path) -> bool:
     """Return whether a path is one run: a file, or a folder with a log."""
-    return not path.is_dir() or any((path / name).is_file() for name in (METRICS, MAIN_LOG))
+    return not path.is_dir() or has_log(path)
+
+
+def has_log(folder: Path) -> bool:
+    """Return whether a folder has a log; False too where it must not be looked into."""
+    return any(os.path.isfile(folder / name) for name in (METRICS, MAIN_LOG))
 
 
 def runs_in(folder: Path) -> list[Path]:
     """Return the run folders in a folder. Raises InputError where there are none."""
     try:
-        found = sorted(each for each in folder.iterdir() if each.is_dir() and is_run(each))
+        found = sorted(each for each in folder.iterdir() if each.is_dir() and has_log(each))
     except OSError as error:
         raise InputError(f"{folder}: cannot read it: {reason(error)}") from error
     if not found:

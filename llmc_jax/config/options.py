@@ -174,4 +174,4 @@ def show_value(value: object) -> str:
 
 def without_credentials(text: str) -> str:
     """Return text without what stands between :// and @ in addresses: a name, a password, a token."""
-    return re.sub(r"(?<=://)[^/\s@]+(?=@)", "…", text)
+    return re.sub(r"(?<=://)[^/\s]+(?=@)", "…", text)

@@ -8,6 +8,7 @@ import numpy as np
 BINS = 1000  # longer curves are drawn as this many bins with their mean, least and greatest: about one per pixel
 SMOOTHING = 50  # the smooth curve averages over one part in this many of the run
 SPIKES = 0.005  # the part of the steps that may lie above the picture, so that a few spikes do not flatten the rest
+LARGEST_SHOWN = 1e100  # of an axis; float32 ends at 3.4e38, and only damaged files have more
 LARGEST = 1e6  # times the median: larger values count as this in averages, whose running sums they would spoil
 
 
@@ -141,7 +142,7 @@ def loss_range(training: Sequence[Curve], others: Sequence[np.ndarray]) -> LossR
     values = np.concatenate(shown) if shown else np.zeros(0)
     if not len(values):
         return None
-    low, high = float(values.min()), float(values.max())
+    low, high = (float(each) for each in np.clip([values.min(), values.max()], -LARGEST_SHOWN, LARGEST_SHOWN))
     if low > 1e-9 and high / low >= 2:  # from nothing, no logarithm would leave the rest any room
         margin = (high / low) ** 0.06
         return LossRange(low / margin, high * margin, log=True)

@@ -1,5 +1,6 @@
 """Runs on the disk: which one is meant, and a table of those in a folder. Leaves out the view of one (view.py)."""
 
+import os
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,9 +32,10 @@ def metrics_of(path: Path) -> Path | None:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return the run folders in a folder. Raises InputError where it cannot be read."""
+    """Return the run folders in a folder that may be looked into. Raises InputError where it cannot be read."""
     try:
-        return sorted(each for each in folder.iterdir() if metrics_of(each) and each.is_dir())
+        # os.path has False for what must not be looked into, where pathlib raises
+        return sorted(each for each in folder.iterdir() if os.path.isdir(each) and os.path.isfile(each / METRICS))
     except OSError as error:
         raise InputError(f"{folder}: cannot read the folder: {reason(error)}") from error
 

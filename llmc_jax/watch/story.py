@@ -1,5 +1,6 @@
 """What a run has told so far, kept in bounded memory as its events come. Leaves out how it is shown."""
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from llmc_jax.logs.state import RunState, Seen, after
 from llmc_jax.logs.words import event_words
 from llmc_jax.run.console import Pace, advance, seconds_left
 from llmc_jax.run.figures import Average, utilization_text
+from llmc_jax.streams import escaped
 from llmc_jax.watch.series import Series
 
 KEPT = 100  # events
@@ -106,10 +108,10 @@ class Story:
     def utilization(self) -> str:
         """Return how well the devices are used, in words; empty where it is not known."""
         start, speed = self.seen.start or {}, self.tokens_per_second()
-        flops, peak = number(start, "flops_per_token"), number(start, "peak_flops")
+        flops, peak = finite_number(start, "flops_per_token"), finite_number(start, "peak_flops")
         if flops is None or speed is None:
             return ""
-        return utilization_text(flops * speed, peak, str(start.get("precision")))
+        return escaped(utilization_text(flops * speed, peak or None, str(start.get("precision"))))
 
     def left(self, state: RunState, now: float) -> float | None:
         """Return the seconds to the end of a run that goes on, None where they are not known."""
@@ -125,6 +127,12 @@ def number(event: Mapping[str, Any], name: str) -> float | None:
     if type(value) is int:
         return value if abs(value) < LARGEST else None
     return value if isinstance(value, float) else None
+
+
+def finite_number(event: Mapping[str, Any], name: str) -> float | None:
+    """Return a field that is a finite number, None of another one."""
+    value = number(event, name)
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _whole(event: Mapping[str, Any], name: str, more: int = 0) -> int | None:

@@ -19,7 +19,7 @@ from llmc_jax.run.console import BarState, Column, bar, duration, fitting
 from llmc_jax.streams import escaped
 from llmc_jax.watch.load import Load
 from llmc_jax.watch.plot import LABEL, LOWEST, NARROWEST, ends_of, plot, step_axis
-from llmc_jax.watch.story import Story, Told, number
+from llmc_jax.watch.story import Story, Told, finite_number, number
 
 NARROWEST_VIEW, LOWEST_VIEW = 20, 6  # cells; a smaller terminal sees a part of the view
 STYLES = {RUNNING: "bold green", "done": "bold green", "stopped": "bold yellow", UNKNOWN: "bold yellow"}
@@ -109,7 +109,8 @@ def _header(moment: Moment, width: int) -> list[Text]:
         lines = [Text(escaped(moment.name), "bold"), words]
     if state.state in (DIED, UNKNOWN) and state.event is not None:
         step = _whole_words("step", state.event.get("step"))
-        lines.append(Text(f"last line: {state.event.get('event')} {step}{event_words(state.event)}", "yellow"))
+        kind = escaped(str(state.event.get("event")))
+        lines.append(Text(f"last line: {kind} {step}{event_words(state.event)}", "yellow"))
     return lines
 
 
@@ -203,7 +204,7 @@ def _named(form: str, event: Mapping[str, Any], name: str) -> str:
 
 
 def _memory(train: Mapping[str, Any]) -> str:
-    value = number(train, "memory")
+    value = finite_number(train, "memory")
     return "" if value is None else f"memory {gib(int(value))}"
 
 
@@ -225,7 +226,7 @@ def _machine(moment: Moment, width: int) -> list[Text]:
         lines += [f"GPU {index}: {gpu_line(each).strip()}" for index, each in enumerate(load.gpus[:2])]
         lines += [_others(load.gpus)] if len(load.gpus) > 2 else []
     if reading is not None and not (load and load.gpus):
-        fields: dict[str, Any] = {name: number(reading, name) for name in GpuReading._fields}
+        fields: dict[str, Any] = {name: finite_number(reading, name) for name in GpuReading._fields}
         known = GpuReading(**{**fields, "cap": _cap(reading)})
         lines.append(f"GPU at step {reading.get('step')}: {gpu_line(known).strip()}")
     return [Text(escaped(line), "cyan") for line in lines]
@@ -248,7 +249,7 @@ def _sample(story: Story, width: int) -> list[Text]:
     if event is None or not isinstance(event.get("text"), str):
         return []
     text = escaped(event["text"][: TEXT_ROWS * width].expandtabs(4), keep="\n").strip("\n")
-    title = Text.assemble(("sample", "bold"), (f" before step {event.get('step')}", "dim"))
+    title = Text.assemble(("sample", "bold"), (f" before step {escaped(str(event.get('step')))}", "dim"))
     lines = [line for line in text.split("\n")[:TEXT_ROWS] if line.strip()]
     return [title, *_folded(lines, width - 2)]
 

@@ -73,6 +73,12 @@ def test_of_a_thousand_losses_five_lie_outside_at_most(training: list[float], ot
     assert all(found.low <= value <= found.high for value in [min(training), training[0], *others])
 
 
+@pytest.mark.parametrize("values", [[1e308, 1.0], [-1e308, 1e308]])
+def test_an_axis_has_finite_ends_whatever_a_damaged_file_holds(values: list[float]) -> None:
+    found = loss_range([_curve(values)], [])
+    assert found is not None and np.isfinite([found.low, found.high, found.high - found.low]).all()
+
+
 @given(ANY_VALUES, st.integers(8, 100))
 @example([float("nan")] * 50, 8)
 def test_a_thinned_curve_keeps_real_points_and_the_extremes(values: list[float], points: int) -> None:

@@ -32,7 +32,7 @@ def test_of_the_environment_only_named_variables_are_told(monkeypatch: pytest.Mo
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     monkeypatch.setenv("JAX_TOKEN", "secret")
-    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=s3://me:secret@host/x --a=b")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=s3://me:secret@secret@host/x --a=b")
     found = environment()
     assert found.keys() == {"XLA_FLAGS"} and "secret" not in str(found) and found["XLA_FLAGS"].endswith("@host/x --a=b")
     assert not any(word in name for name in VARIABLES for word in ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL"))

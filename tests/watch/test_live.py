@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from llmc_jax.cli import report
 from llmc_jax.errors import InputError
 from llmc_jax.logs.state import DIED, own_process
 from llmc_jax.watch.folder import Shelf, absent, chosen, metrics_of, runs_in, table
@@ -83,6 +84,22 @@ def test_a_run_that_must_not_be_read_is_left_out(tmp_path: Path) -> None:
     assert metrics_of(tmp_path / "b") is None and metrics_of(tmp_path / "a/metrics.jsonl") is not None
     with pytest.raises(InputError, match="cannot read the folder"):
         runs_in(tmp_path / "missing")
+
+
+def test_another_users_run_hides_no_other_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        write_run(tmp_path / name, 3)
+    monkeypatch.chdir(tmp_path)  # which this user need not come to from outside
+    tmp_path.chmod(0o755)
+    closed, user = tmp_path / "b", os.geteuid()
+    closed.chmod(0)
+    os.seteuid(user or 65534)  # root may look into every folder
+    try:
+        found = [runs_in(Path()), report.runs_in(Path())]
+    finally:
+        os.seteuid(user)
+        closed.chmod(0o755)
+    assert found == [[Path("a")], [Path("a")]]
 
 
 def test_a_path_without_a_run_says_what_to_give(tmp_path: Path) -> None:

@@ -129,6 +129,16 @@ def test_hostile_text_is_shown_and_not_obeyed() -> None:
     made = moment(story(*events), notes=(hostile.replace("\n", " "),))
     lines = shown(made._replace(notes=()), 200, None)
     assert all(line.isprintable() for line in lines) and any("[bold]not markup" in line for line in lines)
+    last = moment(story({**START, "precision": hostile}, train(0), {"event": "sample", "step": hostile, "text": "x"},
+                        {"event": hostile}), False)  # fmt: skip
+    assert all(line.isprintable() for line in shown(last, 200, None))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0, 1e308])
+def test_numbers_that_no_run_writes_have_a_view(value: float) -> None:
+    reading = {"event": "gpu", "step": 0, **dict.fromkeys(set(GpuReading._fields) - {"cap"}, value)}
+    events = [{**START, "peak_flops": value}, {**train(0), "memory": value, "loss": value}, train(1), reading]
+    assert shown(moment(story(*events)))
 
 
 VALUES = (
