@@ -965,6 +965,8 @@ def test_clean_removes_leftovers_and_nothing_else(run: Path, tmp_path: Path) -> 
     (run / ".DONE_00000300.0123abcd.tmp").touch()
     (run / ".curves.png.0123abcd.tmp").touch()
     (run / ".report.html.0123abcd.tmp").touch()
+    (run / ".find_lr.json.0123abcd.tmp").touch()
+    (run / ".find_lr.png.0123abcd.tmp").touch()
     shutil.copytree(run / "state_00000100", run / ".state_00000100.0123abcd.old")
     mine = [".state_00000300.tmp", ".state_300.0123abcd.tmp", ".hidden", "main.log", ".state_00000300.0123abcd.bak"]
     for name in mine:
@@ -972,7 +974,7 @@ def test_clean_removes_leftovers_and_nothing_else(run: Path, tmp_path: Path) -> 
     before = set(os.listdir(run))
     store.clean(run)
     gone = before - set(os.listdir(run))
-    assert len(gone) == 6 and all(name[0] == "." for name in gone) and not gone & set(mine)
+    assert len(gone) == 8 and all(name[0] == "." for name in gone) and not gone & set(mine)
     assert [e.problem for e in store.entries(run)] == [None, None]
     store.clean(tmp_path / "nowhere")
 
