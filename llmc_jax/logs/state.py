@@ -180,8 +180,19 @@ def is_there(start: Mapping[str, Any], last: float) -> bool | None:
             is_later = process.create_time() > last + CLOCK_ERROR
             return not is_later and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
-            return False
+            return None if _is_hidden(pid) else False
     return True
+
+
+def _is_hidden(pid: int) -> bool:
+    """Return whether a process is there whose /proc this user must not see (mounted with hidepid)."""
+    try:
+        os.kill(pid, 0)  # sends nothing
+    except PermissionError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _was_before_boot(start: Mapping[str, Any], last: float) -> bool:

@@ -127,6 +127,22 @@ def test_elsewhere_no_process_is_asked_for(fields: dict[str, Any]) -> None:
     assert state.is_there(process_of(os.getpid(), **fields), time.time()) is None
 
 
+@pytest.mark.parametrize(("error", "found"), [(PermissionError, None), (ProcessLookupError, False)])
+def test_of_a_process_that_is_hidden_silence_tells(
+    error: type[OSError], found: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_seen(pid: int) -> None:
+        raise psutil.NoSuchProcess(pid)
+
+    def kill(pid: int, number: int) -> None:
+        assert number == 0
+        raise error
+
+    monkeypatch.setattr(psutil, "Process", none_seen)
+    monkeypatch.setattr(os, "kill", kill)
+    assert state.is_there(process_of(7), time.time()) is found
+
+
 def test_a_number_that_no_process_has_is_no_error() -> None:
     assert state.is_there(process_of(10**30), time.time()) in (True, False)
 
