@@ -108,8 +108,10 @@ class Tracker:
     def end(self, until: float) -> Status:
         """Wait for the process until a time (of time.monotonic), end it if need be, and return how it went."""
         self.begin_end()
+        waiting = select.poll()  # select.select takes no descriptor above 1023, and a run may have as many data files
+        waiting.register(self._output, select.POLLIN)
         while not (over := self._hear()) and (left := until - time.monotonic()) > 0:
-            select.select([self._output], [], [], left)
+            waiting.poll(1000 * left)
         if not over or not self.status.final:
             if not over:
                 with suppress(ProcessLookupError, PermissionError):

@@ -4,9 +4,12 @@ The tracker is a stand-in for wandb, in a process as in a run.
 """
 
 import errno
+import os
+import resource
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,6 +99,16 @@ def test_everything_arrives_and_the_end_too(show: Show) -> None:
 def test_a_tracker_hears_how_the_run_ended(show: Show, end: str, status: int) -> None:
     """Without a last event it died: the pipe's end tells of it."""
     assert show(limit=PATIENCE, end=end, steps=2).told[-1] == ["finish", status]
+
+
+def test_a_run_with_many_open_files_hears_its_tracker(show: Show) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], min(limits[1], 2000)), limits[1]))
+    with ExitStack() as closing:
+        closing.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        for _ in range(1100):
+            closing.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        assert show(limit=PATIENCE).status.sent == 32
 
 
 def test_a_resume_shows_the_same_run_from_where_it_begins(show: Show) -> None:
