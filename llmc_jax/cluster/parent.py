@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -334,7 +335,7 @@ class Parent:
         if not (worker and worker.ended and worker.ended.kind == "failed"):  # which has said it itself
             print_error(f"train.py: rank {self.member.rank}: {line_of(verdict, worker.folder if worker else '')}")
         if worker and worker.log:
-            append_event(Path(worker.log), {"event": "lost", **verdict.fields})
+            append_event(Path(worker.log), {"event": "lost", **verdict.fields, "time": round(time.time(), 3)})
 
 
 def append_event(file: Path, event: dict[str, Any]) -> None:

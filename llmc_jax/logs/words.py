@@ -107,6 +107,11 @@ def _tracker(event: Event) -> str:
     return f"{_shown(event, 'name')}: {_shown(event, 'sent')} sent, {_shown(event, 'dropped')} dropped{problem}"
 
 
+def _lost(event: Event) -> str:
+    cause = ": ".join(str(event[name]) for name in ("cause", "words") if event.get(name))
+    return f"lost rank {_shown(event, 'rank')}{_place(event)}, in phase {_shown(event, 'phase')}: {cause or '?'}"
+
+
 ENDS = {
     "done": "ended: done",
     "stopped": "ended: stopped",
@@ -130,5 +135,5 @@ WORDS: dict[str, Callable[[Event], str]] = {
     "start": _start, "resume": _resume, "compiled": _compiled, "train": _train, "val": _val, "eval": _eval,
     "sample": _sample, "gpu": _gpu, "checkpoint": _checkpoint, "save_failed": _save_failed, "removed": _removed,
     "data": _data, "warnings": _warnings, "early_stop": _early_stop, "find_lr": _find_lr, "tracker": _tracker,
-    "end": _end,
+    "lost": _lost, "end": _end,
 }  # fmt: skip

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.errors import InputError
+from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.logs.files import METRICS
 from llmc_jax.logs.follow import Follower
 from llmc_jax.trackers.backlog import Backlog
@@ -240,6 +240,9 @@ def _flushed(sink: Sink) -> bool:
 
 def main(words: Sequence[str]) -> None:
     """Run the process that run/trackers.py starts; it does not return."""
+    if len(words) != len(Request._fields):
+        print("python -m llmc_jax.trackers: train.py starts it, with --tensorboard and such", file=sys.stderr)
+        sys.exit(ExitCode.BAD_INPUT)
     with suppress(OSError):
         os.nice(NICE)
     child = Child(Request.of_words(words), Teller(silenced()))

@@ -18,10 +18,11 @@ import pytest
 from llmc_jax.config.checks import validate
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.train import TrainConfig
-from llmc_jax.errors import InputError
+from llmc_jax.errors import ExitCode, InputError
 from llmc_jax.logs.files import METRICS, read_metrics
 from llmc_jax.run.folder import RunLog
 from llmc_jax.run.trackers import Trackers, asked_trackers, last_line, require_trackers, tell_trackers
+from llmc_jax.trackers import child
 from llmc_jax.trackers.child import Status
 from tests.trackers.fakes import fake_wandb, told
 
@@ -173,6 +174,12 @@ def test_a_process_that_cannot_be_started_is_one_warning(tmp_path: Path, monkeyp
         for _ in range(2):
             tell_trackers(trackers, warnings.append)
     assert [warning.split(":")[0] for warning in warnings] == ["--wandb", "--mlflow"]
+
+
+def test_the_process_of_a_tracker_is_not_started_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        child.main(["--help"])
+    assert ended.value.code == ExitCode.BAD_INPUT and len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_the_place_of_the_last_line(tmp_path: Path) -> None:
