@@ -25,7 +25,8 @@ from llmc_jax.errors import InputError
 from llmc_jax.machine import compiling
 from llmc_jax.machine.gpus import Target, known_target
 
-PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
+# By JAX's plugin the CUDA that its programs run on. XLA makes CUDA graphs only for a target that names its driver.
+PLUGINS = {"jax_plugins.xla_cuda13": "13.0.0", "jax_plugins.xla_cuda12": "12.9.0"}
 
 
 class MemoryUse(NamedTuple):
@@ -65,7 +66,14 @@ def plugin_installed() -> bool:
 
     The assembler, ptxas, is found beside the plugin (package nvidia-cuda-nvcc), or else on PATH or in /usr/local/cuda.
     """
-    return importlib.util.find_spec("jax_plugins") is not None and any(map(importlib.util.find_spec, PLUGINS))
+    return bool(_cuda_version())
+
+
+def _cuda_version() -> str:
+    """Return the CUDA of the plugin that is installed; empty: there is none."""
+    if importlib.util.find_spec("jax_plugins") is None:
+        return ""
+    return next((version for plugin, version in PLUGINS.items() if importlib.util.find_spec(plugin)), "")
 
 
 # ----- lowering -----------------------------------------------------------------------------------------------------
@@ -203,6 +211,7 @@ def _target_config(target: Target) -> str:
     major, minor = target.capability.split(".")
     # Mosaic's kernels for consumer Blackwell are sm_120a, which plain sm_120 must not run.
     accelerated = " feature_extension: ACCELERATED_FEATURES" if major == "12" else ""
+    cuda = _cuda_version()
     return f"""
 gpu_device_info {{
   threads_per_block_limit: 1024
@@ -223,10 +232,13 @@ gpu_device_info {{
   cuda_compute_capability {{ major: {major} minor: {minor}{accelerated} }}
   registers_per_core_limit: 65536
   registers_per_block_limit: 65536
+  driver_version: "{cuda}"
+  compile_time_toolkit_version: "{cuda}"
+  runtime_version: "{cuda}"
 }}
 platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 8 }}
-runtime_version {{ major: 12 minor: 9 patch: 0 }}
+runtime_version {{ major: {cuda.split(".")[0]} minor: {cuda.split(".")[1]} patch: 0 }}
 device_description_str: "{target.device_kind}"
 """
 

@@ -53,6 +53,14 @@ def test_without_the_plugin_the_message_says_what_to_install() -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(("plugin", "version"), deviceless.PLUGINS.items())
+def test_a_target_names_the_driver_of_the_plugin(plugin: str, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deviceless.importlib.util, "find_spec", lambda name: name in ("jax_plugins", plugin) or None)
+    lines = [line.strip() for line in deviceless._target_config(gpus.TARGETS["h200"]).splitlines()]
+    assert f'driver_version: "{version}"' in lines
+    assert f"runtime_version {{ major: {version[:2]} minor: {version[3]} patch: 0 }}" in lines
+
+
 def test_memory_total_counts_donated_memory_once() -> None:
     assert MemoryUse(arguments=100, outputs=60, aliased=50, temporaries=7, code=3).total == 120
 
