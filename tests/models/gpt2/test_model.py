@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.kernels import XLA
@@ -174,6 +176,17 @@ def test_positions_beyond_t_and_the_padding_of_the_buffer_have_no_gradient() -> 
     wpe = np.asarray(views(gradient, SMALL).wpe)
     assert wpe[:T].any(axis=1).all() and not wpe[T:].any()
     assert not np.asarray(gradient)[sum(tensor.size for tensor in views(gradient, SMALL)) :].any()
+
+
+@given(st.lists(st.integers(0, 9), min_size=1), st.sampled_from([jnp.float32, jnp.bfloat16]))
+@settings(max_examples=20)
+def test_pieces_of_any_size_stand_one_after_the_other(sizes: list[int], dtype: Any) -> None:
+    pieces = [jnp.arange(size, dtype=jnp.float32).reshape(1, size) + 16 * number for number, size in enumerate(sizes)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpt2, "LARGE_PIECE", 4)
+        found = gpt2.put_together(pieces, dtype)
+    expected = np.concatenate([np.asarray(piece).reshape(-1) for piece in pieces]).astype(dtype)
+    assert found.dtype == dtype and np.asarray(found).tobytes() == expected.tobytes()
 
 
 def test_the_gradient_is_linear_in_what_reaches_the_loss() -> None:
