@@ -27,6 +27,7 @@ from pallas_kernels.tuning import Sizes, sizes
 
 EPS = 1e-5  # llm.c's and PyTorch's
 BLOCKS = (4096, 2048, 1024)  # columns that a streamed row is read by: the largest that divides it
+AHEAD = 800  # columns that a warp may hold in 16 bits beside those it computes with: with more, registers spill
 
 
 # ----- the operations -----------------------------------------------------------------------------------------------
@@ -317,34 +318,50 @@ def _backward_held(
     dresidual_ref: Any, dout_ref: Any, x_ref: Any, w_ref: Any, mean_ref: Any, rstd_ref: Any, dx_ref: Any,
     *rest: Any, C: int, plan: RowLayout, tiles: int,
 ) -> None:  # fmt: skip
-    """Do `plan.rows` rows at a time in registers, beside them dw's, db's and dbias's sums of the rows so far."""
+    """Do `plan.rows` rows at a time in registers, beside them dw's, db's and dbias's sums of the rows so far.
+
+    Where registers allow it, the next rows are loaded before these are computed, so that memory is not idle meanwhile.
+    """
     sums_refs, scratch = rest[:3], rest[3:]
     parts = mosaic.row_parts(plan.columns, plan.team, widest(x_ref.dtype))
     per_row = parts[0].layout.reduce(1)
+    ahead = x_ref.dtype.itemsize == 2 and plan.columns <= plan.team * AHEAD
     block, grid = lax.axis_index("block"), lax.axis_size("block")
+    count = pl.cdiv(tiles - block, grid)  # at least one: there are no more blocks than tiles
     w = [load(w_ref.at[part.columns], part.layout.reduce(0)) for part in parts]  # (part,) each
     nothing = tuple(mosaic.zeros((plan.rows, part.size), part.layout) for part in parts)
 
-    def tile(k: Any, sums: Any) -> Any:
-        rows = pl.ds((block + k * grid) * plan.rows, plan.rows)
-        x = [load(x_ref.at[rows, part.columns], part.layout, f32) for part in parts]  # (rows, part) each
-        dout = [load(dout_ref.at[rows, part.columns], part.layout, f32) for part in parts]
-        mean, rstd = load(mean_ref.at[rows], per_row), load(rstd_ref.at[rows], per_row)  # (rows,)
+    def rows_of(k: Any) -> Any:
+        return pl.ds((block + k * grid) * plan.rows, plan.rows)
+
+    def loaded(k: Any) -> Any:
+        """Return the parts (rows, part) of what is as wide as x: of its k-th rows, or of the last there are."""
+        rows = rows_of(jnp.minimum(k, count - 1))
+        wide = [ref for ref in (x_ref, dout_ref, dresidual_ref) if ref is not None]
+        return tuple(tuple(load(ref.at[rows, part.columns], part.layout) for part in parts) for ref in wide)
+
+    def tile(k: Any, carried: Any) -> Any:
+        sums, held = carried
+        here, following = (held, loaded(k + 1)) if ahead else (loaded(k), ())
+        x, dout, *dresidual = [[each.astype(f32) for each in of_parts] for of_parts in here]
+        mean, rstd = load(mean_ref.at[rows_of(k)], per_row), load(rstd_ref.at[rows_of(k)], per_row)  # (rows,)
         norm = [(x - along(mean, x, 0)) * along(rstd, x, 0) for x in x]
         dnorm = [dout * along(w.astype(f32), dout, 1) for dout, w in zip(dout, w, strict=True)]
         dnorm_mean = _row_sums(dnorm) / C  # (rows,)  padding: w = 0
         dnorm_norm_mean = _row_sums([dn * norm for dn, norm in zip(dnorm, norm, strict=True)]) / C
-        every_dx = []
-        for part, dn, values in zip(parts, dnorm, norm, strict=True):
-            dx = (dn - along(dnorm_mean, dn, 0) - values * along(dnorm_norm_mean, dn, 0)) * along(rstd, dn, 0)
-            if dresidual_ref is not None:
-                dx = dx + load(dresidual_ref.at[rows, part.columns], part.layout, f32)
-            store(dx_ref.at[rows, part.columns], dx.astype(dx_ref.dtype))
-            every_dx.append(dx)
-        terms = [dout * norm for dout, norm in zip(dout, norm, strict=True)], dout, every_dx
-        return tuple(tuple(map(add, *pair)) for pair in zip(sums, terms, strict=True))
+        dx = [
+            (dn - along(dnorm_mean, dn, 0) - norm * along(dnorm_norm_mean, dn, 0)) * along(rstd, dn, 0)
+            for dn, norm in zip(dnorm, norm, strict=True)
+        ]
+        for of_stream in dresidual:
+            dx = list(map(add, dx, of_stream))
+        for part, values in zip(parts, dx, strict=True):
+            store(dx_ref.at[rows_of(k), part.columns], values.astype(dx_ref.dtype))
+        terms = [dout * norm for dout, norm in zip(dout, norm, strict=True)], dout, dx
+        return tuple(tuple(map(add, *pair)) for pair in zip(sums, terms, strict=True)), following
 
-    sums = lax.fori_loop(0, pl.cdiv(tiles - block, grid), tile, (nothing,) * 3)  # of dout norm, of dout, of dx
+    # sums of dout norm, of dout, of dx
+    sums, _ = lax.fori_loop(0, count, tile, ((nothing,) * 3, loaded(0) if ahead else ()))
     for ref, of_parts in zip(sums_refs, sums, strict=True):
         mosaic.store_sums(ref.at[pl.ds(block, 1)], parts, of_parts, scratch)
 
