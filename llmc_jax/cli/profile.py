@@ -26,6 +26,7 @@ from llmc_jax.models.gpt2 import memory as memory_of
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.models.gpt2.work import Shape, flops_per_token, products_flops, step_work
 from llmc_jax.plan.plan import make_plan
+from llmc_jax.streams import print_error
 from llmc_jax.training import outliers
 
 # ----- what is printed ----------------------------------------------------------------------------------------------
@@ -166,10 +167,12 @@ def _write_json(path: str, content: dict[str, Any]) -> None:
 
 
 def read(own: SimpleNamespace) -> int:
-    """Print the table of a trace from before: `--read`."""
+    """Print the table of a trace from before: `--read`. Raises InputError for a trace that says nothing of the step."""
     from llmc_jax.profile import table
 
     report = _from_trace(Path(own.read), own)
+    if reason := report.problem:
+        raise InputError(f"--read {own.read}: {reason}; record it again with --trace")
     if own.json:
         _write_json(own.json, table.as_json(report))
     print(table.as_text(report))
@@ -184,11 +187,13 @@ def _from_trace(folder: Path, own: SimpleNamespace, title: str = "") -> Any:
 
     facts = saved.kept(folder)
     trace = read_trace(newest_trace(folder), facts.program.name, facts.program.whole)
+    work = step_work(facts.model, facts.shape)
+    report = table.report_from_trace(trace, facts.program, work, facts.roof, by_layer=own.layers)
     if own.picture:
         layer = _layer(own, facts.model)
-        draw_layer(trace, facts.program, layer, Path(own.picture), f"{title}layer {layer}")
-    work = step_work(facts.model, facts.shape)
-    return table.report_from_trace(trace, facts.program, work, facts.roof, by_layer=own.layers)
+        if report.problem or not draw_layer(trace, facts.program, layer, Path(own.picture), f"{title}layer {layer}"):
+            print_error(f"note: --picture {own.picture}: not drawn, the trace has no instruction of layer {layer}")
+    return report
 
 
 def measure(config: TrainConfig, own: SimpleNamespace) -> int:
@@ -229,7 +234,7 @@ def measure(config: TrainConfig, own: SimpleNamespace) -> int:
         _write_json(own.json, {
             "shape": bench.shape, "device": bench.device, "jax": jax.__version__, "kernels": bench.plan.choices,
             "seconds": times, "tokens": bench.tokens, "compile_seconds": bench.compile_seconds, "products_flops": work,
-            "rates": rates, "memory_used": used,
+            "rates": rates, "memory_used": used, "traced_without_graphs": bench.traced is not bench.compiled,
             "memory_bytes": memory_of.memory(bench.model, bench.shape, outliers.BYTES), **table.as_json(rest),
         })  # fmt: skip
     print(table.as_text(rest))
@@ -302,14 +307,17 @@ def _table(bench: Any, own: SimpleNamespace, folder: Path, roof: Any) -> Any:
     from llmc_jax.profile.measure import differences
 
     if not own.differences:
-        saved.keep(folder, bench.compiled.as_text(), bench.model, bench.shape, roof)
+        saved.keep(folder, bench.traced.as_text(), bench.model, bench.shape, roof)
         if own.trace:
             print(f"trace: {own.trace}")
+        if bench.traced is not bench.compiled:
+            other = "" if bench.alike else "; XLA chose other algorithms for it than for the timed step"
+            print(f"traced without CUDA graphs, which hide the names of kernels{other}")
         title = f"{bench.plan.config.model}, B={bench.shape.batch} T={bench.shape.sequence}, "
         report = _from_trace(folder, own, title)
-        if report.lines:
+        if not report.problem:
             return report
-        print("the trace has no instructions of the step (a GPU's counters may be closed to this user): by differences")
+        print(f"{report.problem}: by differences")
     return table.report_from_differences(differences(bench), step_work(bench.model, bench.shape), roof)
 
 

@@ -19,9 +19,13 @@ from llmc_jax.errors import InputError
 
 Options = tuple[tuple[str, bool | int], ...]  # XLA's options and their values: hashable, and plain enough for JSON
 Settings = tuple[tuple[str, bool | int | str], ...]  # the same, and names of files among them
-Flags = Mapping[str, Any]  # what the user has set of them (`user_flags`): bool or int
+Flags = Mapping[str, Any]  # what the user has set of them (`user_flags`): bool, int or str
 
 TRITON_GEMM = "xla_gpu_enable_triton_gemm"  # XLA may make a product itself, in Triton, instead of calling cuBLASLt
+# Of which kinds of kernels XLA makes CUDA graphs, in which a trace finds no kernel's instruction; empty: of none.
+GRAPHS = "xla_gpu_enable_command_buffer"
+# A folder in which XLA keeps which way of a product was the fastest, and finds it: two programs choose alike.
+ALGORITHMS = "xla_gpu_per_fusion_autotune_cache_dir"
 # By architecture, what is better than XLA's default; what is not here has it. On Hopper, by bytes: cuBLASLt adds the
 # bias inside its product. In a product by Triton, and wherever XLA only looked for one, that is a kernel of its own,
 # which reads and writes the whole result once more (benchmarks/results/step_table.md).
@@ -91,6 +95,14 @@ def untried(wish: str, target: str | None, flags: Flags) -> Options:
     return ((TRITON_GEMM, False),)
 
 
+def without_graphs(platform: str, flags: Flags) -> Settings:
+    """Return the options by which a program has no CUDA graphs; none where it has no graphs anyway.
+
+    That is on a CPU, and where the user has switched them off.
+    """
+    return ((GRAPHS, ""),) if platform == "gpu" and flags.get(GRAPHS) != "" else ()
+
+
 def decided_by(wish: str, flags: Flags) -> str:
     """Return who decided what `triton_gemm` returned, for the table of a run."""
     if TRITON_GEMM in flags:
@@ -101,7 +113,7 @@ def decided_by(wish: str, flags: Flags) -> str:
 def user_flags() -> dict[str, Any]:
     """Return the options of XLA that the environment sets, in XLA_FLAGS or in the file that it names.
 
-    True and false are bool, numbers int, also where XLA takes 1 for true; other values are left out.
+    True and false are bool, numbers int, also where XLA takes 1 for true; other values are text, which may be empty.
     """
     text = os.environ.get("XLA_FLAGS", "").strip()
     if text and not text.startswith("-"):
@@ -114,8 +126,8 @@ def user_flags() -> dict[str, Any]:
         name, equals, value = word.lstrip("-").partition("=")
         if not equals or value.lower() in ("true", "false"):
             found[name] = value.lower() != "false"
-        elif re.fullmatch(r"[+-]?[0-9]+", value):
-            found[name] = int(value)
+        else:
+            found[name] = int(value) if re.fullmatch(r"[+-]?[0-9]+", value) else value
     return found
 
 

@@ -8,6 +8,7 @@ import math
 import resource
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -39,7 +40,10 @@ SCHEDULE_STEPS = 1000  # of the learning rate's course, which costs the same for
 
 
 class Bench:
-    """A step that is ready to run, and its state between runs."""
+    """A step that is ready to run, and its state between runs.
+
+    compiled: the program of the step. traced: the same, in the form that is recorded: without CUDA graphs.
+    """
 
     def __init__(self, plan: Plan, device: Device) -> None:
         config = plan.config
@@ -57,7 +61,11 @@ class Bench:
         lowered = train_step.lower(*self._arguments, self.model, plan.step_options)
         self.lower_seconds = time.perf_counter() - start
         start = time.perf_counter()
-        self.compiled = compiling.compiled(lowered, plan.execution.compiler_options)
+        self._algorithms = tempfile.TemporaryDirectory()  # both programs take their products' algorithms from there
+        shared = ((compiling.ALGORITHMS, self._algorithms.name),) if device.platform == "gpu" else ()
+        self._compile = partial(compiling.compiled, lowered)
+        self._options: compiling.Settings = (*plan.execution.compiler_options, *shared)
+        self.compiled = self.traced = self._compile(self._options)
         self.compile_seconds = time.perf_counter() - start
 
     @property
@@ -69,10 +77,10 @@ class Bench:
     def _arguments(self) -> tuple[Any, ...]:
         return self._state, self.inputs, self.targets, self.numbers
 
-    def step(self) -> float:
-        """Make one step and return its seconds."""
+    def step(self, program: Any = None) -> float:
+        """Make one step and return its seconds. program: None for the compiled one."""
         start = time.perf_counter()
-        self._state, metrics = self.compiled(*self._arguments)
+        self._state, metrics = (program or self.compiled)(*self._arguments)
         jax.block_until_ready((self._state, metrics))
         return time.perf_counter() - start
 
@@ -83,12 +91,19 @@ class Bench:
         return [self.step() for _ in range(count)]
 
     def record(self, folder: Path, count: int) -> None:
-        """Make some steps under the profiler, which writes into a folder."""
-        self.step()
+        """Make some steps of the traced program under the profiler, which writes into a folder."""
+        if without := compiling.without_graphs(self.device.platform, self.plan.xla_flags):
+            self.traced = self._compile((*self._options, *without))
+        self.step(self.traced)
         with slice_trace(folder, 0, count) as tick:
             for number in range(count):
                 tick(number)
-                self.step()
+                self.step(self.traced)
+
+    @property
+    def alike(self) -> bool:
+        """Return whether XLA made the traced program as the timed one, their products' algorithms among that."""
+        return bool(self.traced.as_text() == self.compiled.as_text())
 
     @property
     def weights(self) -> jax.Array:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmc_jax.errors import InputError
 from llmc_jax.machine.hlo import CONTAINERS
 from llmc_jax.pictures import save_figure
 from llmc_jax.plan.program import Program
@@ -109,13 +108,13 @@ def _is_of(span: Span, program: Program, layer: int, phase: str) -> bool:
     return owner.place.layer == layer and owner.place.phase == phase
 
 
-def draw_layer(trace: Trace, program: Program, layer: int, out_png: Path, title: str) -> None:
-    """Draw one layer's forward and backward pass into a PNG file. Raises InputError if the trace has none of it."""
+def draw_layer(trace: Trace, program: Program, layer: int, out_png: Path, title: str) -> bool:
+    """Draw one layer's forward and backward pass into a PNG file; return False if the trace has none of it."""
     from matplotlib.figure import Figure
 
     panels = [(phase, *without_gaps(layer_boxes(trace, program, layer, phase))) for phase in ("forward", "backward")]
     if not any(boxes for _, boxes, _ in panels):
-        raise InputError(f"--picture {out_png}: the trace has no instruction of layer {layer}")
+        return False
     figure = Figure(figsize=(11, 4.2), dpi=110)
     longest = max(box.end for _, boxes, _ in panels for box in boxes)
     unit, scale = ("ms", 1e-3) if longest > 2000 else ("µs", 1.0)
@@ -129,6 +128,7 @@ def draw_layer(trace: Trace, program: Program, layer: int, out_png: Path, title:
     _legend(figure, {box.operation for _, boxes, _ in panels for box in boxes})
     figure.suptitle(title, fontsize=11, fontweight="bold")
     save_figure(figure, out_png)
+    return True
 
 
 def _draw_panel(axes: Any, boxes: Sequence[Box], phase: str, longest: float, scale: float, unit: str) -> None:

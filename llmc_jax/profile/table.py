@@ -17,6 +17,7 @@ from llmc_jax.plan.program import Place, Program
 from llmc_jax.profile.trace import Trace, shared_time
 
 TRACE, DIFFERENCE = "trace", "difference"
+NAMELESS = 0.2  # share of the time that may have no operation
 TOLERANCE = 0.05  # a line that is faster than its floor by more than this part of it shows that the floor is wrong
 ORDER = (OPERATIONS[0], "weights", *OPERATIONS[1:], "layers", "rest", "other")
 # What stands outside the layers: 0 before them, 2 behind them, 3 after everything.
@@ -52,6 +53,17 @@ class Report(NamedTuple):
     step: float  # seconds of a step, where the lines' times come from
     idle: float  # seconds of a step in which nothing of the program ran
     unknown: float  # seconds of instructions that no operation owns
+
+    @property
+    def problem(self) -> str:
+        """Return why this is no table of the step; empty: it is one."""
+        busy = self.unknown + sum(line.seconds for line in self.lines)
+        if not busy:
+            return "the trace has no instructions of the step (a GPU's counters may be closed to this user)"
+        if self.unknown > NAMELESS * busy:
+            share = f"{100 * self.unknown / busy:.0f} % of the time in the trace"
+            return f"{share} has no operation (CUDA graphs hide the names of kernels)"
+        return ""
 
 
 Groups = dict[Place, list[Work]]

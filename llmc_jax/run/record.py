@@ -27,12 +27,12 @@ def check_writable(folder: Path) -> None:
 @contextmanager
 def slice_trace(
     folder: Path, start: int, stop: int, done: Callable[[], None] = lambda: None
-) -> Iterator[Callable[[int], None]]:
+) -> Iterator[Callable[[int], bool]]:
     """Record steps start to stop - 1 of a loop into a folder: call what it yields with each step's number before it.
 
         with slice_trace(folder, 10, 15) as tick:
             for step in range(steps):
-                tick(step)
+                recorded = tick(step)
                 ...  # the step, complete before the next tick
 
     done: called once, when the recording has been written. A loop that ends early writes what it has; one that never
@@ -43,12 +43,12 @@ def slice_trace(
     begun = False
     with ExitStack() as recording, ExitStack() as annotation:  # open while the profiler runs, and during a step
 
-        def tick(step: int) -> None:
+        def tick(step: int) -> bool:
             nonlocal begun
             annotation.close()
             if not start <= step < stop:
                 recording.close()
-                return
+                return False
             if not begun:
                 begun = True
                 options = jax.profiler.ProfileOptions()
@@ -57,6 +57,7 @@ def slice_trace(
                 recording.callback(done)
                 recording.callback(jax.profiler.stop_trace)
             annotation.enter_context(jax.profiler.StepTraceAnnotation(STEP, step_num=step))
+            return True
 
         yield tick
 

@@ -10,7 +10,7 @@ import pytest
 from llmc_jax.cli.profile import main
 from llmc_jax.cli.profile_flags import OWN
 from llmc_jax.machine import device as hardware
-from llmc_jax.profile import measure
+from llmc_jax.profile import measure, picture, trace
 
 MODEL = ["-e", "L2-NH2-C32-V300-T16", "-b", "2", "-t", "16"]
 
@@ -160,6 +160,41 @@ def test_the_table_of_a_trace_from_before(measured: Path, capsys: pytest.Capture
     assert "attention" in text and "products" in text
     assert list((measured / "trace").glob("plugins/profile/*/*.trace.json.gz"))
     assert (measured / "layer.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_trace_without_the_names_of_kernels(
+    measured: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Reading it is refused in a line; measuring goes on by differences, and draws nothing."""
+    graph = trace.Trace((trace.Span("command_buffer", 0.0, 1e6, "Stream #1"),), ((0.0, 1e6),), True)
+    monkeypatch.setattr(trace, "read_trace", lambda *_: graph)
+    text, error = run(capsys, "--read", str(measured / "trace"), status=2)
+    assert text == "" and "100 %" in error and len(error.splitlines()) == 1
+    monkeypatch.setattr(measure, "array_bytes", lambda cache, memory: 1 << 20)
+    monkeypatch.setattr(measure, "differences", lambda _: {("forward", "layers"): 0.5})
+    words = ["--steps", "1", "--traced", "1", "--picture", str(tmp_path / "layer.png"), "--json", str(tmp_path / "j")]
+    _, error = run(capsys, *MODEL, *words)
+    assert "layer.png" in error and len(error.splitlines()) == 1 and not (tmp_path / "layer.png").exists()
+    assert [each["source"] for each in json.loads((tmp_path / "j").read_text())["operations"]] == ["difference"]
+
+
+def test_a_layer_that_the_trace_does_not_have_costs_the_picture_alone(
+    measured: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(picture, "layer_boxes", lambda *_: [])
+    text, error = run(capsys, "--read", str(measured / "trace"), "--picture", str(tmp_path / "layer.png"))
+    assert "attention" in text and "layer 1" in error and not (tmp_path / "layer.png").exists()
+
+
+def test_what_is_traced_on_a_gpu_is_a_program_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Here with another option of XLA in place of the one for CUDA graphs, which a CPU does not know."""
+    monkeypatch.setattr(measure, "array_bytes", lambda cache, memory: 1 << 20)
+    monkeypatch.setattr(measure.compiling, "without_graphs", lambda *_: (("xla_cpu_enable_fast_min_max", True),))
+    run(capsys, *MODEL, "--steps", "1", "--traced", "1", "--json", str(tmp_path / "out.json"))
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["traced_without_graphs"] and {each["source"] for each in found["operations"]} == {"trace"}
 
 
 @pytest.mark.slow

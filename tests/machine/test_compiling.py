@@ -10,7 +10,17 @@ import pytest
 
 from llmc_jax.errors import InputError
 from llmc_jax.machine import compiling
-from llmc_jax.machine.compiling import OVERLAP, TRITON_GEMM, decided_by, overlap, triton_gemm, untried, user_flags
+from llmc_jax.machine.compiling import (
+    GRAPHS,
+    OVERLAP,
+    TRITON_GEMM,
+    decided_by,
+    overlap,
+    triton_gemm,
+    untried,
+    user_flags,
+    without_graphs,
+)
 
 ON, OFF = ((TRITON_GEMM, True),), ((TRITON_GEMM, False),)
 UNKNOWN = (("xla_no_such_option", True),)
@@ -54,16 +64,25 @@ def test_what_the_user_set_in_xla_flags_counts_more(
     assert triton_gemm(wish, None, found) == ()
 
 
+@pytest.mark.parametrize(("flags", "graphs"), [
+    ("", True), ("--xla_gpu_enable_command_buffer=FUSION,CUBLAS", True), ("--xla_gpu_enable_command_buffer=", False),
+])  # fmt: skip
+def test_a_trace_is_of_a_program_without_graphs(flags: str, graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    assert without_graphs("gpu", user_flags()) == (((GRAPHS, ""),) if graphs else ())
+    assert without_graphs("cpu", user_flags()) == ()
+
+
 def test_what_is_recorded_is_a_boolean_whatever_the_user_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", f"--{TRITON_GEMM}=1")
     ((_, value),) = triton_gemm("auto", "sm_90", user_flags())
     assert value is True
 
 
-def test_numbers_in_xla_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_in_xla_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--a=0 --b=-30 --c=8589934592 --d=1e9 --e= --f=TRUE --g --h=x --b=7")
     found = user_flags()
-    assert found == {"a": 0, "b": 7, "c": 2**33, "f": True, "g": True}
+    assert found == {"a": 0, "b": 7, "c": 2**33, "d": "1e9", "e": "", "f": True, "g": True, "h": "x"}
     assert {name: type(value) for name, value in found.items() if type(value) is bool} == {"f": bool, "g": bool}
 
 

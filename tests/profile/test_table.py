@@ -77,6 +77,20 @@ def test_work_is_where_it_ran() -> None:
     assert ("backward", "fc", None) not in lines and ("backward", "qkv", None) not in lines
 
 
+@pytest.mark.parametrize(("unheard", "says_something"), [(0.0, True), (2.0, True), (2.5, False), (350.0, False)])
+def test_a_trace_of_nameless_kernels_is_no_table(unheard: float, says_something: bool) -> None:
+    """As CUDA graphs leave them. At most a fifth of the time may have no operation."""
+    known = [Span("dot.0", 0, 8 * MS, "t")]
+    trace = Trace((*known, Span("command_buffer", 8 * MS, (8 + unheard) * MS, "t")), ((0.0, 400 * MS),), True)
+    report = report_from_trace(trace, PROGRAM, WORK, RATES)
+    assert (report.problem == "") == says_something
+
+
+def test_an_empty_trace_is_no_table() -> None:
+    assert report_from_trace(Trace((), ((0.0, MS),), False), PROGRAM, WORK, RATES).problem
+    assert not report_from_trace(TRACE, PROGRAM, WORK, RATES).problem
+
+
 def test_a_trace_without_marked_steps_is_one_step() -> None:
     report = report_from_trace(TRACE._replace(steps=()), PROGRAM, WORK, RATES)
     assert (report.step, report.idle) == pytest.approx((18e-3, 0.0))
