@@ -21,7 +21,7 @@ OWN = (
     own("--measure", "", False, "measure again, for the run that flags of train.py describe (-e -b -t --dtype -r "
         "--kernels …)"),
     own("--seconds", "N", 600, "with --measure: how long that may take"),  # it is in no hurry
-    own("--clear", "", False, "forget all of it"),
+    own("--clear", "", False, "forget all of it, and the programs that were compiled: new runs compile theirs anew"),
 )  # fmt: skip
 HELP = """usage: {program} [--report | --clear | --measure [--seconds N] [flags of train.py]]
 
@@ -128,7 +128,12 @@ def _run(words: list[str]) -> None:
     if given.measure:
         print(measure(rest, float(given.seconds)))
     elif given.clear:
+        from llmc_jax.run import programs
+
         print(f"{known.folder()}: {known.clear()} combinations forgotten")
+        print(
+            f"{programs.shared_folder()}: {programs.clear()} forgotten; new runs choose their products' algorithms anew"
+        )
     elif given.report:
         print(report(known.all_known()) or "Nothing is known about this machine's kernels.")
     else:

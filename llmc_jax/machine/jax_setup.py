@@ -4,14 +4,13 @@ The settings (compile cache, memory pages) are not needed for correct results; e
 so (benchmarks/README.md). Leaves out what the machine can do (device.py).
 """
 
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from llmc_jax.files import cache_folder, sync, write_bytes, write_problem
+from llmc_jax.files import cache_folder, write_problem
 
 FIXED_THREADS = 8  # of XLA on a CPU, for the same bits on up to so many devices
 ROOT = Path(__file__).resolve().parents[2]  # where the package lies, which need not be installed
@@ -137,56 +136,3 @@ def configure(*, tf32: bool = True, devices: int = 0, fixed_threads: bool = Fals
     # JAX caches only what took a second to compile; the demo's programs are smaller, and a cached one starts at once.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     return notes
-
-
-PROGRAMS = "PROGRAMS.json"  # the digest of every program that a run keeps
-
-
-def keep_programs(folder: Path) -> bool:
-    """Keep what is compiled from now on in a run's own folder, so that the run is continued with the same programs.
-
-    A GPU's compiler times several ways of a product and takes the fastest: compiled again elsewhere it may choose
-    otherwise, and the bits of a result would change. A folder that the user has named in the environment stays.
-    Files that are not as `seal_programs` left them are deleted: JAX would trip over a torn one at every start, and
-    never write it anew. Returns whether all that it knew of are still there.
-    """
-    if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        return True
-    folder.mkdir(exist_ok=True)
-    try:
-        known = json.loads(folder.joinpath(PROGRAMS).read_bytes())
-    except (OSError, ValueError):
-        known = {}
-    known = known if isinstance(known, dict) else {}
-    found = _program_digests(folder)
-    for name in found:
-        if known.get(name) != found[name]:
-            folder.joinpath(name).unlink()
-    take_programs(folder)
-    return all(found.get(name) == digest for name, digest in known.items())
-
-
-def take_programs(folder: Path) -> None:
-    """Keep what is compiled from now on in a folder, unless the user has named another in the environment."""
-    import jax
-    from jax.experimental.compilation_cache import compilation_cache
-
-    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        compilation_cache.reset_cache()
-        jax.config.update("jax_compilation_cache_dir", str(folder))
-
-
-def seal_programs(folder: Path) -> None:
-    """Bring a run's programs and their digests to the disk. Raises OSError."""
-    digests = _program_digests(folder)
-    for name in digests:
-        sync(folder / name)
-    write_bytes(folder / PROGRAMS, json.dumps(digests, indent=1).encode())
-
-
-def _program_digests(folder: Path) -> dict[str, str]:
-    import hashlib  # here, because --help does without
-
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != PROGRAMS]
-    paths = [path for path in paths if not path.name.endswith("-atime")]  # when one was last used
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}

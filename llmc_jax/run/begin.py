@@ -6,7 +6,7 @@ Leaves out what is decided before anything is written (prepare.py).
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,10 +19,11 @@ from llmc_jax.config.train import TrainConfig
 from llmc_jax.errors import InputError
 from llmc_jax.logs.files import config_file, rank_log
 from llmc_jax.logs.state import own_process
-from llmc_jax.machine import jax_setup
 from llmc_jax.machine.gpus import peak_flops
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.models.gpt2.work import flops_per_token
+from llmc_jax.plan.compiled import arguments
+from llmc_jax.run import programs
 from llmc_jax.run.console import Console
 from llmc_jax.run.curves import CurveDrawer
 from llmc_jax.run.figures import utilization_text
@@ -43,6 +44,7 @@ from llmc_jax.run.folder import (
 from llmc_jax.run.page import PageWriter
 from llmc_jax.run.prepare import Setup
 from llmc_jax.run.processes import Votes
+from llmc_jax.run.programs import Programs
 from llmc_jax.run.saver import Saver
 from llmc_jax.run.state import Run, first_step
 from llmc_jax.run.stopping import stop_on_signals
@@ -78,22 +80,26 @@ def opened(setup: Setup, output: Output, request: threading.Event, held: Held | 
         group.folder(str(folder), str(rank_log(folder, group.rank)))
         if setup.monitor is not None:
             closing.callback(setup.monitor.close)
-        programs = folder / "xla_cache" if setup.device.platform != "cpu" else None
-        if programs and not kept_programs(group, programs) and setup.earlier is not None:
+        kept = kept_programs(setup, folder)
+        if not kept.complete and setup.earlier is not None:
             console.warning("not bit-exact from here: compiled programs of this run are missing or damaged")
 
         def sync() -> None:
             log.sync()
-            if programs is not None and programs.is_dir():
-                jax_setup.seal_programs(programs)
+            kept.seal()
 
+        def leave_programs() -> None:
+            with suppress(OSError):  # then the next run compiles again
+                kept.seal()
+
+        closing.callback(leave_programs)
         saver = Saver(
             folder, setup.model, config.keep_checkpoints, config.major_every,
             export=config.export_llmc, sync=sync, place=setup.place, check=held.check, group=group,
         )  # fmt: skip
         closing.callback(saver.close)
         votes = Votes(group, setup.place, request)
-        yield Run(setup, held, log, console, drawer, page, saver, votes, trackers)
+        yield Run(setup, held, log, console, drawer, page, saver, votes, trackers, kept)
 
 
 def of_first_folder(setup: Setup, held: Held | None) -> tuple[Path, list[Path]]:
@@ -144,14 +150,23 @@ def short_log(setup: Setup, held: Held) -> RunLog:
     return log
 
 
-def kept_programs(group: Group, programs: Path) -> bool:
-    """Keep compiled programs in the run's folder; return whether all that it knew of are there. Process 0 looks."""
-    if group.rank:
-        group.meet("programs")
-        jax_setup.take_programs(programs)
-        return True
-    found = jax_setup.keep_programs(programs)
-    group.meet("programs")
+def kept_programs(setup: Setup, folder: Path) -> Programs:
+    """Keep compiled programs in the run's folder, on a GPU; return where. Process 0 looks what is there already."""
+    if not programs.are_kept(setup.device.platform):
+        return Programs()
+    group, plan, own = setup.group, setup.plan, folder / programs.FOLDER
+    found = Programs()
+
+    def looked() -> tuple[str, bool]:
+        nonlocal found
+        arrays = setup.place.described(arguments(plan))
+        found = programs.keep(own, programs.shared_of(plan, arrays, setup.metadata.environment))
+        return ("" if found.shared is None else found.shared.name), found.complete
+
+    name, complete = of_first(group, "programs", looked)
+    if group.rank and name:
+        programs.take(own)
+        return Programs(own, programs.shared_folder() / name, complete, seals=False)
     return found
 
 

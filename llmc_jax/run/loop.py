@@ -39,13 +39,13 @@ from llmc_jax.run.figures import StepFigures
 from llmc_jax.run.fitting import step_bytes
 from llmc_jax.run.prepare import Setup, prepare
 from llmc_jax.run.processes import Votes, cache_hits, disconnect, in_turn
+from llmc_jax.run.programs import lower_step
 from llmc_jax.run.record import profile_slice, slice_trace
 from llmc_jax.run.state import Outcome, Progress, Run, diverged, first_progress, first_step
 from llmc_jax.run.trackers import tell_trackers
 from llmc_jax.streams import Output, print_error
 from llmc_jax.training.outliers import skip_message
 from llmc_jax.training.state import TrainState
-from llmc_jax.training.step import train_step
 
 
 def run(config: TrainConfig, notes: list[str], group: Group = ALONE) -> ExitCode:
@@ -113,8 +113,8 @@ def loop(run: Run, state: TrainState) -> Outcome:
             while goes_on(run, progress):
                 assert step is not None
                 group.phase("step", progress.step)
-                tick(progress.step)
-                state = pipeline.submit(step, progress.state, batches)
+                recorded = tick(progress.step)
+                state = pipeline.submit(step.traced if recorded else step.call, progress.state, batches)
                 progress = progress._replace(state=state, step=progress.step + 1)
                 pauses = not setup.plan.runs_ahead or pauses_after(run, progress.step)
                 for result in pipeline.results(pending=0 if pauses else 1):
@@ -155,6 +155,7 @@ class Step(NamedTuple):
     """The compiled step."""
 
     call: Callable[..., Any]  # (state, inputs, targets) -> (state, metrics)
+    traced: Callable[..., Any]  # the same for steps that are recorded, without CUDA graphs
     bytes: int  # of memory that it needs, the state included
 
 
@@ -165,15 +166,22 @@ def compile_step(run: Run, state: TrainState) -> Step:
     shape = (config.micro_batches, config.batch_size, config.sequence_length)  # (A, B, T)
     tokens = setup.place.tokens(shape)
     with setup.place.context():
-        lowered = train_step.lower(state, tokens, tokens, numbers, setup.model, options)
+        found = lower_step((state, tokens, tokens, numbers), setup.model, options, run.programs.step)
     with in_turn(setup.group), cache_hits() as hits:
         began = time.perf_counter()
-        compiled = compiling.compiled(lowered, setup.plan.execution.compiler_options)
+        compiled = traced = compiling.compiled(found.lowered, setup.plan.execution.compiler_options)
+        if config.profile and (without := compiling.without_graphs(setup.device.platform, setup.plan.xla_flags)):
+            traced = compiling.compiled(found.lowered, (*setup.plan.execution.compiler_options, *without))
     if setup.group.size > 1:
         run.log.event("compiled", step=first_step(setup), seconds=time.perf_counter() - began, from_cache=bool(hits))
     needed, put = step_bytes(compiled), setup.place.batch
     check_program(setup.plan, needed)
-    return Step(lambda state, inputs, targets: compiled(state, put(inputs), put(targets), numbers), needed)
+
+    def given_batches(program: Any) -> Callable[..., Any]:
+        step = found.call(program)
+        return lambda state, inputs, targets: step(state, put(inputs), put(targets), numbers)
+
+    return Step(given_batches(compiled), given_batches(traced), needed)
 
 
 class Result(NamedTuple):
@@ -195,11 +203,11 @@ class Pipeline:
         self._pending: deque[tuple[Any, Any, float]] = deque()
         self._read_at = 0.0  # when the last metrics came
 
-    def submit(self, step: Step, state: TrainState, batches: Batches) -> TrainState:
+    def submit(self, step: Callable[..., Any], state: TrainState, batches: Batches) -> TrainState:
         """Hand the device one training step and return its state at once."""
         start = time.perf_counter()
         inputs, targets = next(batches.each)
-        state, metrics = step.call(state, inputs, targets)
+        state, metrics = step(state, inputs, targets)
         self._pending.append((metrics, self._votes.cast(), start))
         return state
 
@@ -281,8 +289,8 @@ def report_gpu(run: Run, steps: int) -> None:
         run.console.note(gpu_line(reading))
 
 
-def traced(run: Run) -> AbstractContextManager[Callable[[int], None]]:
-    """Return what gives the function to call before each step: it records those that --profile names.
+def traced(run: Run) -> AbstractContextManager[Callable[[int], bool]]:
+    """Return what gives the function to call before each step: it records those that --profile names, and says so.
 
     Of several processes the first one does: two of one host would write to the same file.
     """

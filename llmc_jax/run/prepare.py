@@ -4,7 +4,9 @@ Writes nothing, so that a run that cannot begin leaves nothing behind; with -y 1
 left half-written, and writes the DONE_ files of checkpoints that lost them. Leaves out the run itself (loop.py).
 """
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -473,6 +475,7 @@ def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tupl
         data = open_data(replace(config, batch_size=max(1, config.batch_size)), model.config)
         questions, missing = open_questions(config, model.config, data)
         notes += missing
+    drawing = drawn_beside(config, model) if earlier is None and model.source is None else None
     here = plan_here(config, model.config, earlier, group, own, most_rows(data))
     plan, device, config = here.plan, here.device, here.plan.config
     place = placement(model.config, plan.parallel, devices_of(plan.parallel.devices))
@@ -485,7 +488,7 @@ def prepare(config: TrainConfig, notes: list[str], group: Group = ALONE) -> tupl
             check_fits(earlier, config, metadata.identity)
         steps = total_steps(config, data.train)
         tokenizer = choose_tokenizer(config, model.config, data)
-        state, found = starting_state(plan, place, earlier, model)
+        state, found = starting_state(plan, place, earlier, model, drawing)
         setup = Setup(
             plan=plan,
             name=config.preset or (model.path.stem if model.path else config.model),
@@ -581,15 +584,33 @@ def origin_of(earlier: Checkpoint | None, model: Model) -> Mapping[str, Any]:
     return {**OURS, **({} if special is None else {"special": special._asdict()})}
 
 
+def drawn_beside(config: TrainConfig, model: Model) -> "Future[np.ndarray]":
+    """Begin to draw the random weights in a thread, while the device is started and the kernels are tried."""
+    drawing: Future[np.ndarray] = Future()
+
+    def draw() -> None:
+        try:
+            drawing.set_result(random_parameters(model.config, config.seed))
+        except BaseException as error:
+            drawing.set_exception(error)
+
+    threading.Thread(target=draw, name="random weights", daemon=True).start()  # if the run cannot begin, nobody waits
+    return drawing
+
+
 def starting_state(
-    plan: Plan, place: Placement, earlier: Checkpoint | None, model: Model
+    plan: Plan, place: Placement, earlier: Checkpoint | None, model: Model, drawing: "Future[np.ndarray] | None"
 ) -> tuple[TrainState, tuple[str, ...]]:
-    """Return the state that the run begins with, on the devices, and warnings about what it was read from."""
+    """Return the state that the run begins with, on the devices, and warnings about what it was read from.
+
+    drawing: the random weights, of a run that begins with such.
+    """
     config, source = plan.config, model.source
     if earlier is not None:
         return read_state(earlier, first_state(np.zeros(1, np.float32), plan), place.state), ()
-    if source is None:
-        return first_state(random_parameters(plan.model, config.seed), plan, place), ()
+    if drawing is not None:
+        return first_state(drawing.result(), plan, place), ()
+    assert source is not None
     flag = "--init-from" if config.init_from else "-e"
     with naming(flag):
         flat = sources.flat_parameters(source)

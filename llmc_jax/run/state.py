@@ -14,6 +14,7 @@ from llmc_jax.run.folder import Held, RunLog
 from llmc_jax.run.page import PageWriter
 from llmc_jax.run.prepare import Setup
 from llmc_jax.run.processes import Votes
+from llmc_jax.run.programs import Programs
 from llmc_jax.run.saver import Saver
 from llmc_jax.run.trackers import Trackers
 from llmc_jax.training.state import TrainState
@@ -31,6 +32,7 @@ class Run(NamedTuple):
     saver: Saver
     votes: Votes  # on whether the run ends
     trackers: Trackers
+    programs: Programs
 
     @property
     def stop(self) -> threading.Event:

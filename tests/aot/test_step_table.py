@@ -19,9 +19,9 @@ LAYERS = 3
 PER_LAYER = {
     "products forward": 4, "products backward": 8, "sums of partial sums": 4, "attention forward": 1,
     "attention backward": 2, "layernorm forward": 2, "layernorm backward": 2, "GELU forward": 1, "GELU backward": 1,
-    "slices of weights": 8,
+    "slices of weights": 8, "gradient in one piece": 4,
 }  # fmt: skip
-ONCE = 30
+ONCE = 36
 
 
 def made(folder: Path, *words: str) -> step_table.Table:

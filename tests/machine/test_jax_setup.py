@@ -4,14 +4,10 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from llmc_jax.machine import jax_setup
 
@@ -74,70 +70,3 @@ def test_a_cache_that_cannot_be_written_is_one_note(tmp_path: Path, monkeypatch:
         assert os.listdir(tmp_path / "new" / "xla") == []
     finally:
         jax.config.update("jax_compilation_cache_dir", before)
-
-
-# ---- programs kept in a run's folder
-
-
-@pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for programs; afterwards JAX keeps them where it did before."""
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    names = (
-        "jax_compilation_cache_dir", "jax_enable_compilation_cache", "jax_persistent_cache_min_compile_time_secs",
-        "jax_persistent_cache_min_entry_size_bytes",
-    )  # fmt: skip
-    before = {name: getattr(jax.config, name) for name in names}
-    jax.config.update("jax_enable_compilation_cache", True)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    yield tmp_path / "xla_cache"
-    compilation_cache.reset_cache()
-    for name, value in before.items():
-        jax.config.update(name, value)
-
-
-def compile_something(number: float) -> None:
-    jax.jit(lambda x: jnp.sin(x) * number).lower(np.zeros(7, np.float32)).compile()
-
-
-def kept(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir() if path.name.endswith("-cache")}
-
-
-@pytest.mark.parametrize("damage", ["torn", "flipped", "gone", "unknown"])
-def test_a_damaged_program_is_thrown_away_and_told_of(programs: Path, damage: str) -> None:
-    assert jax_setup.keep_programs(programs)  # nothing is known yet, so nothing is missing
-    compile_something(0.25)
-    jax_setup.seal_programs(programs)
-    assert jax_setup.keep_programs(programs)
-    compile_something(0.25)
-    (name,) = kept(programs)  # the second was found, not compiled again
-    file = programs / name
-    data = file.read_bytes()
-    if damage == "torn":
-        file.write_bytes(data[:100])
-    elif damage == "flipped":
-        file.write_bytes(data[:50] + bytes([data[50] ^ 1]) + data[51:])
-    elif damage == "gone":
-        file.unlink()
-    else:  # written after the last checkpoint, perhaps only in part
-        (programs / "other-cache").write_bytes(b"half")
-    assert jax_setup.keep_programs(programs) == (damage == "unknown")
-    assert kept(programs) == ({name} if damage == "unknown" else set())
-    damaged = file.read_bytes() if file.exists() else b""
-    compile_something(0.25)
-    assert file.exists() and (file.read_bytes() != damaged or damage == "unknown")
-
-
-def test_rubbish_in_the_list_of_programs(programs: Path) -> None:
-    programs.mkdir()
-    for rubbish in (b"", b"{", b"[1]", b'{"a": 1}', b"null", b"\xff"):
-        (programs / jax_setup.PROGRAMS).write_bytes(rubbish)
-        jax_setup.keep_programs(programs)
-
-
-def test_a_cache_that_the_user_named_stays(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "elsewhere")
-    assert jax_setup.keep_programs(programs)
-    assert not programs.exists()

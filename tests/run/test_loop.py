@@ -773,8 +773,8 @@ def one_step(given: Metrics, seconds: float = 0.0) -> loop.Result:
         yield np.zeros(1), np.zeros(1)
 
     pipeline = loop.Pipeline()
-    step = loop.Step(lambda state, *_: (state, given), 0)
-    pipeline.submit(step, 0, batches.Batches(slow(), lambda: None))  # type: ignore[arg-type]
+    batch = batches.Batches(slow(), lambda: None)
+    pipeline.submit(lambda state, *_: (state, given), 0, batch)  # type: ignore[arg-type]
     assert list(pipeline.results(pending=1)) == []
     (result,) = pipeline.results(pending=0)
     return result
@@ -889,9 +889,16 @@ def test_running_ahead_a_divergence_ends_the_run(train: Train, tmp_path: Path) -
     assert (run.folder / "model_00000004.bin").read_bytes() == checkpoint.read_bytes()
 
 
-def test_profile_records_the_steps_that_were_named(train: Train) -> None:
+def test_profile_records_the_steps_that_were_named(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are made by a program of their own, on a GPU one without CUDA graphs; the losses stay."""
+    options: list[Any] = []
+    compile_step = compiling.compiled
+    monkeypatch.setattr(compiling, "compiled", lambda given, more: options.append(more) or compile_step(given, more))
+    monkeypatch.setattr(compiling, "without_graphs", lambda *_: (("xla_cpu_enable_fast_min_max", True),))
+    losses = train("-x", 4, folder="plain").losses
     run = train("-x", 4, "--profile", "1:3")
-    assert run.code == 0 and len(run.losses) == 4
+    assert run.code == 0 and run.losses == losses and len(losses) == 4
+    assert options == [(), (), (("xla_cpu_enable_fast_min_max", True),)]
     assert f"profile:      {run.folder / 'profile'}" in run.out
     assert list((run.folder / "profile").rglob("*.xplane.pb"))
 

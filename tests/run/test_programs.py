@@ -1,0 +1,239 @@
+"""The programs of a run: kept, found again by the run and by runs alike, made anew where they are damaged or others."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+from jax.experimental.compilation_cache import compilation_cache
+
+from llmc_jax.cli.train import main
+from llmc_jax.config.flags import parse_args
+from llmc_jax.logs.files import read_metrics
+from llmc_jax.models.gpt2.tensors import flat_size
+from llmc_jax.plan.compiled import arguments, plan_here
+from llmc_jax.plan.plan import Plan, step_numbers
+from llmc_jax.run import programs
+from llmc_jax.run.prepare import first_state
+
+FLAGS = "-e L1-NH1-C16-V257-T16 -b 4 -t 16 -x 4 -v 0 -s 0 -n 2"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for programs, and one for runs alike; afterwards JAX keeps them where it did before."""
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("LLMC_JAX_CACHE", str(tmp_path / "cache"))
+    names = (
+        "jax_compilation_cache_dir", "jax_enable_compilation_cache", "jax_persistent_cache_min_compile_time_secs",
+        "jax_persistent_cache_min_entry_size_bytes",
+    )  # fmt: skip
+    before = {name: getattr(jax.config, name) for name in names}
+    jax.config.update("jax_enable_compilation_cache", True)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    yield tmp_path / "run" / "xla_cache"
+    compilation_cache.reset_cache()
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def compile_something(number: float) -> None:
+    jax.jit(lambda x: jnp.sin(x) * number).lower(np.zeros(7, np.float32)).compile()
+
+
+def entries(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if path.name.endswith("-cache")}
+
+
+# ----- the files ------------------------------------------------------------------------------------------------------
+
+
+def spoilt(file: Path, damage: str) -> None:
+    data = file.read_bytes()
+    if damage == "torn":
+        file.write_bytes(data[:100])
+    elif damage == "flipped":
+        file.write_bytes(data[:50] + bytes([data[50] ^ 1]) + data[51:])
+    elif damage == "gone":
+        file.unlink()
+
+
+@pytest.mark.parametrize("damage", ["torn", "flipped", "gone", "unknown"])
+def test_a_damaged_program_is_thrown_away_and_told_of(cache: Path, damage: str) -> None:
+    cache.parent.mkdir()
+    shared = programs.shared_folder() / "key"
+    assert programs.keep(cache, shared).complete  # nothing is known yet, so nothing is missing
+    compile_something(0.25)
+    kept = programs.keep(cache, shared)._replace(shared=shared)
+    compile_something(0.25)
+    kept.seal()
+    assert programs.keep(cache, shared).complete
+    compile_something(0.25)
+    (name,) = entries(cache)  # the third was found, not compiled again
+    file = cache / name
+    spoilt(file, damage)
+    if damage == "unknown":  # written after the last checkpoint, perhaps only in part
+        (cache / "other-cache").write_bytes(b"half")
+    assert programs.keep(cache, shared).complete == (damage == "unknown")
+    assert entries(cache) == ({name} if damage == "unknown" else set())
+    compile_something(0.25)
+    assert entries(cache) == {name}
+
+
+def test_rubbish_in_the_list_of_programs(cache: Path) -> None:
+    cache.mkdir(parents=True)
+    for rubbish in (b"", b"{", b"[1]", b'{"a": 1}', b"null", b"\xff"):
+        (cache / programs.SEAL).write_bytes(rubbish)
+        programs.keep(cache, programs.shared_folder() / "key")
+
+
+def test_a_cache_that_the_user_named_stays(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "elsewhere")
+    kept = programs.keep(cache, programs.shared_folder() / "key")
+    kept.seal()
+    assert kept.step is None
+    assert not cache.exists() and not programs.shared_folder().exists()
+
+
+@pytest.mark.parametrize("damage", ["torn", "flipped", "gone"])
+def test_a_damaged_copy_for_runs_alike_is_made_anew(cache: Path, damage: str, tmp_path: Path) -> None:
+    shared = programs.shared_folder() / "key"
+    for name in ("one", "two", "three"):
+        own = tmp_path / name / "xla_cache"
+        own.parent.mkdir()
+        kept = programs.keep(own, shared)
+        assert entries(own) == (set() if name in ("one", "two") else entries(shared))
+        compile_something(0.5)
+        kept.seal()
+        assert entries(own) == entries(shared) != set()
+        if name == "one":
+            spoilt(shared / next(iter(entries(shared))), damage)
+    assert json.loads((shared / programs.SEAL).read_bytes()) == programs._digests(shared)
+
+
+def test_the_oldest_combinations_go(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "MOST", 2)
+    for number in range(4):
+        own = tmp_path / f"{number}"
+        programs.keep(own, shared := programs.shared_folder() / f"key{number}")
+        (own / "something").write_text(f"{number}")
+        programs.Programs(own, shared).seal()
+    assert sorted(path.name for path in programs.shared_folder().iterdir()) == ["key2", "key3"]
+    assert programs.clear() == 2 and programs.clear() == 0
+
+
+# ----- what they depend on --------------------------------------------------------------------------------------------
+
+
+def plan_of(words: str) -> Plan:
+    return plan_here(parse_args(f"{FLAGS} {words}".split()))
+
+
+def folder_of(words: str = "", **environment: str) -> Path:
+    plan = plan_of(words)
+    return programs.shared_of(plan, arguments(plan), environment)
+
+
+def test_what_is_alike_and_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = folder_of()
+    # numbers that are arguments of the program, and what only the host does
+    assert {folder_of(words) for words in ("-l 1e-5 -u 7", "-x 9 -n 5 -o else", "-v 3 -m 2 --seed 3")} == {here}
+    others = [
+        "-b 2",
+        "-t 8",
+        "-d 128",
+        "--dtype bf16",
+        "-r 0",
+        "-k constant",
+        "-c 0.1",
+        "--logit-rows 8",
+        "-e L2-NH1-C16-V257-T16",
+    ]
+    found = [folder_of(words) for words in others] + [folder_of(jax="0.0"), folder_of(driver="1")]
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+    found.append(folder_of())
+    monkeypatch.delenv("XLA_FLAGS")
+    monkeypatch.setattr(programs, "driver_version", lambda: "580")
+    found.append(folder_of())
+    assert len({here, *found}) == 1 + len(found)
+
+
+# ----- the lowered step -----------------------------------------------------------------------------------------------
+
+
+def lowered(plan: Plan, path: Path | None) -> programs.LoweredStep:
+    return programs.lower_step(arguments(plan), plan.model, plan.step_options, path)
+
+
+@pytest.mark.parametrize("words", ["", "-d 128 --dtype bf16 -w 0"])
+def test_a_kept_step_makes_the_bits_of_the_usual_one(words: str, tmp_path: Path) -> None:
+    plan = plan_of(words)
+    tokens = np.random.default_rng(0).integers(0, 257, (2, plan.config.micro_batches, 4, 16)).astype(np.int32)
+    results = []
+    for kept in (None, tmp_path / "a.step", tmp_path / "a.step"):
+        found = lowered(plan, kept)
+        state = first_state(np.linspace(-0.1, 0.1, flat_size(plan.model), dtype=np.float32), plan)
+        program = found.lowered.compile()
+        assert program.memory_analysis().alias_size_in_bytes > 0
+        results.append(
+            found.call(program)(state, *tokens, jax.device_put(step_numbers(plan.config, plan.optimizer, 9)))
+        )
+    assert jax.tree.structure(results[0]) == jax.tree.structure(results[2])
+    for other in results[1:]:
+        for one, another in zip(jax.tree.leaves(results[0]), jax.tree.leaves(other), strict=True):
+            assert np.asarray(one).tobytes() == np.asarray(another).tobytes()
+
+
+def test_a_step_of_another_shape_or_a_damaged_one_is_lowered_anew(tmp_path: Path) -> None:
+    path, plan = tmp_path / "a.step", plan_of("")
+    lowered(plan_of("-b 2"), path)
+    for content in (path.read_bytes(), path.read_bytes()[:200], b"", b"rubbish" * 100):
+        path.write_bytes(content)
+        lowered(plan, path)
+        found = export.deserialize(bytearray(path.read_bytes()))
+        assert [each.shape for each in found.in_avals] == [each.shape for each in jax.tree.leaves(arguments(plan))]
+
+
+@pytest.mark.parametrize("error", [ImportError, ValueError, OSError])
+def test_what_cannot_be_exported_is_lowered_as_usual(
+    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise error("no")
+
+    monkeypatch.setattr(export, "export", fails)
+    found = lowered(plan_of(""), tmp_path / "a.step")
+    assert found.result is None and not list(tmp_path.iterdir())
+
+
+# ----- whole runs -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_alike_lowers_and_compiles_nothing(
+    cache: Path, tokens: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nothing_lasts: None
+) -> None:
+    """As on a GPU; and it makes the same losses, as does one that resumes."""
+    monkeypatch.setattr(programs, "are_kept", lambda _: True)
+    misses: list[str] = []
+    jax.monitoring.register_event_listener(
+        lambda name, **_: misses.append(name) if name.endswith("cache_misses") else None
+    )
+
+    def train(name: str, *more: str) -> list[float]:
+        words = [*FLAGS.split(), "-i", str(tokens.train), "-j", str(tokens.val), "-o", str(tmp_path / name), *more]
+        assert main([*words, "--print-every", "0"]) == 0
+        return [each["loss"] for each in read_metrics(tmp_path / name / "metrics.jsonl") if each["event"] == "train"]
+
+    first = train("first")
+    kept = {path.name for path in (tmp_path / "first/xla_cache").iterdir()}
+    assert any(name.startswith("jit_step_fn") for name in kept) and any(name.endswith(".step") for name in kept)
+    monkeypatch.setattr(programs, "_exported", None)  # nothing is exported again
+    assert train("second") == first
+    assert train("second", "-y", "1", "-x", "6")[:4] == first
+    assert {path.name for path in (tmp_path / "second/xla_cache").iterdir()} == kept  # a miss would have written more
