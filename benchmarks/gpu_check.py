@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu import first, groups, targets  # noqa: E402
-from benchmarks.gpu.plan import PARTS, Item, plan  # noqa: E402
+from benchmarks.gpu.plan import PARTS, Item, plan, step_flags  # noqa: E402
 from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, number, page, source_digest  # noqa: E402
 from llmc_jax.errors import InputError  # noqa: E402
 from llmc_jax.machine.jax_setup import MEMORY_SHARE  # noqa: E402
@@ -104,6 +104,8 @@ class Check:
     def _keep(self, item: Item, kind: str, content: Any, seconds: float) -> None:
         """Adds a record and shows it. content: the figures, or why there are none."""
         figures, message = (content, "") if kind == "DONE" else ({}, content)
+        if figures and (flags := step_flags(item)):
+            figures = figures | {"flags": flags}
         today = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M")
         record = Record(STATUS[kind], figures, message, today, self.source, round(seconds, 1))
         self.results.add(item, record)
@@ -124,9 +126,8 @@ class Check:
         except subprocess.TimeoutExpired:
             raise InputError(f"JAX does not find its devices within {DESCRIBE_SECONDS} s: is the GPU in use?") from None
         if done.returncode:
-            raise InputError(
-                f"JAX cannot be used with {sys.executable} (set PYTHON to another): {done.stderr.strip()[-800:]}"
-            )
+            said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+            raise InputError(f"JAX cannot be used with {sys.executable} (set PYTHON to another): {said[-1][-300:]}")
         return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -12,11 +12,12 @@ import jax
 import pytest
 
 from benchmarks import gpu_check, roofline, step_table
-from benchmarks.gpu import first, groups, races, resume, solvers, steps, targets
-from benchmarks.gpu.plan import ATTENTION, D12_NUMERICS, PARTS, Item, plan
+from benchmarks.gpu import first, groups, races, resume, solvers, stepping, steps, targets
+from benchmarks.gpu.plan import ATTENTION, D12_NUMERICS, PARTS, STEP_PARTS, Item, plan, step_flags
 from benchmarks.gpu.programs import step_times
 from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, page
 from llmc_jax import kernels
+from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.kernels import GROUPS
 from llmc_jax.kernels.ours import FILES
@@ -68,6 +69,31 @@ def test_every_kernel_is_checked() -> None:
     assert public_kernels() == {f"{file}.{name}" for name, file in FILES.items()}
     assert {*targets.COMPARED, "attention"} == set(GROUPS)
     assert set(ATTENTION) == set(tuning.VERSIONS)
+
+
+def test_flags_of_a_step() -> None:
+    """Every record of a step says, in train.py's flags, which step it is: a peer's that of ours beside it."""
+    flags = {(item.part, item.name): step_flags(item) for item in plan()}
+    assert flags["step", "d12 bf16 B=64"] == "-e d12 -b 64 -t 1024 -d 65536 -r 0 --dtype bf16"
+    assert flags["variants", "-w 0"] == "-e d12 -b 64 -t 1024 -d 65536 -r 0 --dtype bf16 -w 0"
+    for B in (64, 32, 16):
+        assert flags["torch", f"d12 bf16 B={B}"] == flags["llmc", f"d12 bf16 B={B}"] == flags["step", f"d12 bf16 B={B}"]
+    assert flags["torch", "d12 tf32 B=4"] == flags["llmc", "d12 fp32 TF32 B=4"] == flags["step", "d12 fp32 TF32 B=4"]
+    assert {key[0] for key, words in flags.items() if words} == set(STEP_PARTS)
+    assert all(parse_args(words.split()).recompute >= 0 for words in flags.values() if words)
+
+
+def test_how_a_step_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five groups of twelve steps, of which the first warms up; ours and PyTorch's alike."""
+    clock, made = Card({}), []
+
+    def run(count: int) -> None:
+        made.append(count)
+        clock.now += count * (0.5 if len(made) == 1 else 0.1 if len(made) < 5 else 0.2)
+
+    monkeypatch.setattr(stepping.time, "perf_counter", clock.monotonic)
+    assert stepping.seconds_of_a_step(run) == (pytest.approx(0.1), pytest.approx(1.0))
+    assert made == [12] * 5
 
 
 def test_no_step_falls_back_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,8 @@ plan of its own, which a CPU goes through in interpret mode. Leaves out what the
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from llmc_jax.config.train import BY_NAME
+
 PARTS = {
     "machine": "what the machine reaches at most: a copy, and matrix products of the models' shapes",
     "numerics": "every kernel, and the model on kernels, against float64",
@@ -24,6 +26,7 @@ PARTS = {
     "triton": "the Triton kernels, where jax-triton is installed: numerics and times",
     "llmc": "llm.c's own programs, where $LLMC names the folder that they were built in",
 }
+STEP_PARTS = ("step", "torch", "llmc", "variants")  # whose items time a whole step
 MODELS = {"d12": 768, "d24": 1024, "d36": 1280, "d48": 1600}  # channels
 V, VP = 50257, 50304
 ROWS = 65_536  # B T of the measured kernels: B=64 T=1024
@@ -267,6 +270,20 @@ def _step_item(part: str, name: str, tiny: bool, xla_flags: str = "", seconds: i
     return Item(part, name, "steps", arguments, fresh=True, seconds=within, xla_flags=xla_flags)
 
 
+def step_flags(item: Item) -> str:
+    """Return train.py's flags for the step that an item times; of a peer's, for ours beside it; else nothing."""
+    given = item.arguments
+    if item.part not in STEP_PARTS or "B" not in given:
+        return ""
+    B, T = given["B"], given.get("T", 1024)
+    dtype = given.get("dtype", given.get("program"))
+    values = {"model": "d12", "recompute": 0} | {name: value for name, value in given.items() if name in BY_NAME}
+    values |= {"dtype": {"tf32": "fp32", "cuda": "bf16"}.get(dtype, dtype)}
+    model = values.pop("model")
+    chosen = [f"{BY_NAME[name].flags[0]} {BY_NAME[name].show(value)}" for name, value in values.items()]
+    return " ".join([f"-e {model} -b {B} -t {T} -d {B * T}", *chosen])
+
+
 def step(tiny: bool) -> Iterator[Item]:
     """As train.py makes it; and once with XLA free to make products itself, in Triton, which autotunes them."""
     sizes = [("d12", B) for B in (64, 32, 16)] + [("d48", 16), ("d36", 16), ("d24", 32), ("d24", 64), ("d48", 8)]
@@ -369,8 +386,8 @@ def torch(tiny: bool) -> Iterator[Item]:
             "B": B,
             "T": 32 if tiny else 1024,
             "dtype": dtype,
-            "steps": 1 if tiny else 30,
             "compiled": not tiny,
+            **({"steps": 1} if tiny else {}),
         }
         yield Item("torch", f"d12 {dtype} B={B}", "torch_step", arguments, fresh=True, seconds=300)
     for sizes in [[1, 64, 2, 64]] if tiny else [[64, 1024, 12, 64], [16, 1024, 25, 64]]:

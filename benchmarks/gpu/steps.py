@@ -1,9 +1,7 @@
 """A training step as train.py makes it, on random weights and random text-like tokens: its time, memory and bits."""
 
 import hashlib
-import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.gpu.solvers import target
+from benchmarks.gpu.stepping import STEPS, seconds_of_a_step
 from llmc_jax import kernels
 from llmc_jax.config.model import ModelConfig, parse_descriptor
 from llmc_jax.config.train import TrainConfig
@@ -28,7 +27,42 @@ from llmc_jax.training.step import StepNumbers, train_step
 from llmc_jax.trials.figures import Figures
 from llmc_jax.trials.problems import skewed_tokens
 
-QUEUED = 3  # steps that are started together
+
+class Session:
+    """A step that is compiled and was made once, and its state."""
+
+    def __init__(
+        self,
+        model: str,
+        B: int,
+        dtype: str,
+        *,
+        T: int = 1024,
+        master_weights: bool = True,
+        interpret: bool = False,
+        **flags: Any,
+    ) -> None:
+        """flags: train.py's, of the execution."""
+        self.config = parse_descriptor(model)
+        plan, self.runs = choose(self.config, dtype, B, T, interpret, master_weights=master_weights, **flags)
+        self.state: Any = initial_state(
+            random_values(self.config), DTYPES[dtype], master_weights=master_weights,
+            loss_scale=128.0 if dtype == "fp16" else None,
+        )  # fmt: skip
+        tokens = skewed_tokens((1, B, T + 1), self.config.vocab_size, seed=1)
+        self._rest = jnp.asarray(tokens[..., :-1]), jnp.asarray(tokens[..., 1:]), step_numbers()
+        start = time.perf_counter()
+        lowered = train_step.lower(self.state, *self._rest, self.config, plan.step_options)
+        self.compiled = compiling.compiled(lowered, plan.execution.compiler_options)
+        self.first_loss = self.run(1)
+        self.first_seconds = time.perf_counter() - start
+
+    def run(self, count: int) -> float:
+        """Make so many steps, wait for the last and return its loss."""
+        for _ in range(count):
+            self.state, metrics = self.compiled(self.state, *self._rest)
+        jax.block_until_ready(metrics)
+        return float(metrics.loss)
 
 
 def measure(
@@ -37,42 +71,22 @@ def measure(
     dtype: str,
     *,
     T: int = 1024,
-    master_weights: bool = True,
-    steps: int = 36,
+    steps: int = STEPS,
     digest_after: int = 0,
-    interpret: bool = False,
     cache: str = "",
     **flags: Any,
 ) -> Figures:
     """Tokens per second, both MFUs, seconds of the first call and peak memory; or, with digest_after, the bits of the
-    losses and parameters after so many steps. flags: train.py's, of the execution. cache: the parent's affair.
+    losses and parameters after so many steps. flags: as `Session` takes them. cache: the parent's affair.
     """
-    config = parse_descriptor(model)
-    plan, runs = choose(config, dtype, B, T, interpret, master_weights=master_weights, **flags)
-    state = initial_state(
-        random_values(config), DTYPES[dtype], master_weights=master_weights,
-        loss_scale=128.0 if dtype == "fp16" else None,
-    )  # fmt: skip
-    tokens = skewed_tokens((1, B, T + 1), config.vocab_size, seed=1)
-    batch = jnp.asarray(tokens[..., :-1]), jnp.asarray(tokens[..., 1:])
-    numbers = step_numbers()
-
-    start = time.perf_counter()
-    lowered = train_step.lower(state, *batch, numbers, config, plan.step_options)
-    compiled = compiling.compiled(lowered, plan.execution.compiler_options)
-    state, metrics = compiled(state, *batch, numbers)
-    first_loss = float(metrics.loss)
-    first = time.perf_counter() - start
-
-    def step(state: Any) -> tuple[Any, Any]:
-        return compiled(state, *batch, numbers)
-
+    session = Session(model, B, dtype, T=T, **flags)
     if digest_after:
-        return digest(step, state, first_loss, digest_after) | {"runs": runs}
-    seconds, spread, state, loss = timed(step, state, steps)
-    return rates(config, B * T, T, seconds, dtype) | {
-        "ms": 1e3 * seconds, "spread": spread, "first call s": first, "GiB": peak_gib(compiled),
-        "loss": first_loss, "loss later": loss, "runs": runs,
+        return digest(session, digest_after) | {"runs": session.runs}
+    seconds, spread = seconds_of_a_step(session.run, steps)
+    return rates(session.config, B * T, T, seconds, dtype) | {
+        "ms": 1e3 * seconds, "spread": spread, "first call s": session.first_seconds,
+        "GiB": peak_gib(session.compiled), "loss": session.first_loss, "loss later": session.run(1),
+        "runs": session.runs,
     }  # fmt: skip
 
 
@@ -115,21 +129,6 @@ def step_numbers() -> StepNumbers:
     return jax.device_put(StepNumbers(schedule, adamw, real(1.0)))
 
 
-def timed(step: Callable[[Any], tuple[Any, Any]], state: Any, steps: int) -> tuple[float, float, Any, float]:
-    """Median seconds of a step, its spread, the state and the loss at the end."""
-    queued = min(QUEUED, steps)
-    times = []
-    for turn in range(steps // queued + 1):
-        start = time.perf_counter()
-        for _ in range(queued):
-            state, metrics = step(state)
-        jax.block_until_ready(metrics)
-        if turn:  # the first ones warm up
-            times.append((time.perf_counter() - start) / queued)
-    median = statistics.median(times)
-    return median, (max(times) - min(times)) / median, state, float(metrics.loss)
-
-
 def rates(config: ModelConfig, tokens: int, T: int, seconds: float, dtype: str) -> Figures:
     """Tokens per second, and MFU by both definitions where the peak is known."""
     found: Figures = {"tok/s": tokens / seconds}
@@ -152,14 +151,11 @@ def peak_gib(compiled: Any) -> float:
     return peak / 2**30
 
 
-def digest(step: Callable[[Any], tuple[Any, Any]], state: Any, first_loss: float, count: int) -> Figures:
+def digest(session: Session, count: int) -> Figures:
     """SHA-256 of the bits of all losses, and of parameters and AdamW's buffers, after `count` steps."""
-    losses = [first_loss]
-    for _ in range(count - 1):
-        state, metrics = step(state)
-        losses.append(float(metrics.loss))
+    losses = [session.first_loss, *(session.run(1) for _ in range(count - 1))]
     hashed = hashlib.sha256()
-    for array in (state.params, *state.buffers.values()):
+    for array in (session.state.params, *session.state.buffers.values()):
         hashed.update(np.asarray(array).tobytes())
     return {
         "loss": losses[0],

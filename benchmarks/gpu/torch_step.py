@@ -1,19 +1,19 @@
 """The peer: GPT-2 124M's training step in PyTorch on a GPU, compiled, flash attention, fused AdamW, bf16 by autocast.
 
-The model is benchmarks/torch_peer.py's. Imports nothing else of this project.
+The model is benchmarks/torch_peer.py's. Imports nothing of JAX.
 """
 
-import statistics
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.gpu.stepping import STEPS, seconds_of_a_step
 from llmc_jax.trials.figures import Figures, NotMeasured
 
 
-def measure(B: int, T: int, dtype: str, steps: int, compiled: bool) -> Figures:
+def measure(B: int, T: int, dtype: str, compiled: bool, steps: int = STEPS) -> Figures:
     """Tokens per second. dtype: bf16, or tf32 for fp32 with TF32 products."""
     try:
         import torch
@@ -41,27 +41,20 @@ def measure(B: int, T: int, dtype: str, steps: int, compiled: bool) -> Figures:
     def step() -> "torch.Tensor":
         return torch_peer.update(model, loss_fn, optimizer, batch)
 
-    def wait() -> None:
+    def run(count: int) -> float:
+        for _ in range(count):
+            loss = step()
         if device == "cuda":
             torch.cuda.synchronize()
+        return loss.item()
 
     start = time.perf_counter()
-    first_loss = step().item()
+    first_loss = run(1)
     first = time.perf_counter() - start
-    for _ in range(3 if steps > 3 else 0):
-        step()
-    times = []
-    for _ in range(max(1, steps // 3)):
-        wait()
-        start = time.perf_counter()
-        for _ in range(min(3, steps)):
-            loss = step()
-        wait()
-        times.append((time.perf_counter() - start) / min(3, steps))
-    seconds = statistics.median(times)
+    seconds, spread = seconds_of_a_step(run, steps)
     gib = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else 0.0
     return {
-        "tok/s": B * T / seconds, "ms": 1e3 * seconds, "spread": (max(times) - min(times)) / seconds,
-        "first call s": first, "GiB": gib, "loss": first_loss, "loss later": loss.item(),
+        "tok/s": B * T / seconds, "ms": 1e3 * seconds, "spread": spread,
+        "first call s": first, "GiB": gib, "loss": first_loss, "loss later": run(1),
         "runs": f"torch {torch.__version__}{', compiled' if compiled else ''}",
     }  # fmt: skip
