@@ -4,6 +4,7 @@ Each item is measured in a process that may crash or hang without the others (ll
 is kept at once, and an item that has been measured is not measured again unless its part is named. Leaves out how
 anything is measured (gpu/, llmc_jax/trials/). Imports neither JAX nor anything that is not in Python's library.
 """
+# ruff: noqa: E402
 
 import argparse
 import datetime
@@ -22,15 +23,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.gpu import first, groups, targets  # noqa: E402
-from benchmarks.gpu.plan import PARTS, Item, plan, step_flags  # noqa: E402
-from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, number, page, source_digest  # noqa: E402
-from llmc_jax.errors import InputError  # noqa: E402
-from llmc_jax.machine.jax_setup import MEMORY_SHARE  # noqa: E402
-from llmc_jax.trials.children import Children, Stuck, Task  # noqa: E402
+from benchmarks.gpu import first, groups, targets
+from benchmarks.gpu.plan import PARTS, Item, plan, step_flags
+from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, number, page, result_files, source_digest
+from llmc_jax.errors import InputError
+from llmc_jax.machine.jax_setup import MEMORY_SHARE
+from llmc_jax.trials.children import Children, Stuck, Task
 
 PART_SECONDS = 480  # after which no more of a part is begun: the others have their turn
-MORE = ("_profile", "_groups")  # what the names of other JSON files than the results end with
 LEAST_SECONDS = 5  # that are not worth beginning an item for
 DESCRIBE_SECONDS = 120
 STATUS = {"DONE": DONE, "SKIPPED": SKIPPED, "FAILED": FAILED, "SPOILT": FAILED}
@@ -145,7 +145,7 @@ def continued(source: Path, output: Path, name: str) -> None:
     if not source.is_dir():
         raise InputError(f"--from {source}: there is no such folder; it is one that an earlier call had as --output")
     if not (source / f"{name}.json").is_file():
-        others = ", ".join(sorted(path.name for path in source.glob("gpu_*.json") if not path.stem.endswith(MORE)))
+        others = ", ".join(path.name for path in result_files(source))
         raise InputError(f"--from {source}: has no {name}.json, the results of this machine; it has {others or 'none'}")
     if source.resolve() == output.resolve():
         return
@@ -160,11 +160,21 @@ def write_page(results: Results, tiny: bool = False) -> str:
     """Write the page and return its summary."""
     said = [targets.summary(results), first.progress(results, plan(tiny), tiny)]
     if by_group := groups.read(results.groups_file):
-        said += groups.wrong_estimates(by_group)
+        said += groups.wrong_estimates(by_group, results.card)
     summary = "\n\n".join(said)
-    lines = targets.measured_lines(results, f"benchmarks/results/{results.page.name}")
+    lines = targets.measured_lines(results)
     results.page.write_text(page(results, summary, lines))
     return summary + (f"\n\nFor MEASURED in llmc_jax/kernels/choice.py:\n{lines}" if lines else "")
+
+
+def page_of(file: Path) -> Path:
+    """Write the page of results that were measured elsewhere; return its path. Raises InputError for another file."""
+    if file.suffix != ".json" or not file.is_file():
+        raise InputError(f"--page {file}: there is no such file; it is a gpu_….json that this check wrote")
+    results = Results(file.parent, "", file.stem)
+    results.read()
+    write_page(results, tiny=file.stem == "gpu_tiny")
+    return results.page
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -190,6 +200,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--from", type=Path, dest="source", metavar="DIR", help="begin with a copy of the results there"
     )
+    parser.add_argument("--page", type=Path, metavar="JSON", help="write the page of these results: needs no GPU")
     parser.add_argument("--list", action="store_true", help="the items, and which are done")
     args = parser.parse_args(argv)
     if "tiny" in args.parts:
@@ -218,6 +229,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run the check; 0 unless a kernel is wrong, something failed, or there is no GPU."""
     began, args = time.monotonic(), parse(argv)
     try:
+        if args.page:
+            print(page_of(args.page))
+            return 0
         check = prepare(args, shlex.join(["benchmarks/gpu_check.sh", *(sys.argv[1:] if argv is None else argv)]))
     except InputError as error:
         print(f"gpu_check.sh: {error}", file=sys.stderr)
@@ -235,12 +249,11 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     results.save()
     print(f"{write_page(results, args.tiny)}\n\n{results.page}", flush=True)
-    for (_, name), verdict in results.wrong().items():
-        print(f"WRONG {name}: {verdict}", flush=True)
-    failed = [key for key, record in results.records.items() if record.status == FAILED]
-    for key in failed:
-        print(f"FAILED {': '.join(key)}: {results.records[key].message}", flush=True)
-    return 1 if failed or results.wrong() else 0
+    wrong, failed = results.wrong(), results.failed()
+    for title, found in (("WRONG", wrong), ("FAILED", failed)):
+        for key, how in found.items():
+            print(f"{title} {': '.join(key)}: {how}", flush=True)
+    return 1 if failed or wrong else 0
 
 
 def prepare(args: argparse.Namespace, command: str) -> Check:
@@ -260,7 +273,8 @@ def prepare(args: argparse.Namespace, command: str) -> Check:
     if args.source:
         continued(args.source, output, Results(output, device).name)
     check.results = Results(output, device)
-    check.results.read()
+    if check.results.json_file.exists():
+        check.results.read()
     check.results.machine = machine
     check.results.commands.append(command)
     return check

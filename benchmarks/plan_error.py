@@ -288,7 +288,9 @@ def llmc_table() -> str:
 
 def gpu_tables() -> str:
     """Return what GPUs have measured of this project's own steps."""
-    found = sorted(path for path in (ROOT / "benchmarks/results").glob("gpu_*.json") if "_groups" not in path.name)
+    from benchmarks.gpu.results import result_files
+
+    found = result_files(ROOT / "benchmarks/results")
     if not found:
         return "None: no GPU has run this project yet."
     return "\n\n".join(map(gpu_table, found))

@@ -104,10 +104,10 @@ def read(path: Path) -> Groups | None:
     return Groups(**(content | {"groups": tuple(Group(*each) for each in content["groups"])}))
 
 
-def section(found: Groups) -> str:
+def section(found: Groups, card: str) -> str:
     """Return the part of the page, in Markdown."""
     lines = [
-        "## The step by group of kernels", "",
+        f"## The step by group of kernels: {card}", "",
         f"`{found.step}`: {found.step_ms:.1f} ms a step under the profiler, {found.idle_ms:.1f} ms of it idle. "
         f"Estimates: {found.source or 'none for this GPU'}.", "",
         "| group | kernels | estimated, ms | measured, ms | off |", "|---|---:|---:|---:|---:|",
@@ -120,16 +120,16 @@ def section(found: Groups) -> str:
         estimate = f"{each.estimated:.2f}" if each.estimated else ""
         cells = [each.name, f"{each.kernels}", estimate, f"{each.measured:.2f}"]
         lines.append(f"| {' | '.join(cells)} | {'' if each.off is None else f'{100 * each.off:+.0f} %'} |")
-    return "\n".join([*lines, "", *wrong_estimates(found)])
+    return "\n".join([*lines, "", *wrong_estimates(found, card)])
 
 
-def wrong_estimates(found: Groups) -> list[str]:
+def wrong_estimates(found: Groups, card: str) -> list[str]:
     """Return the sentence that says which estimates were off, the most milliseconds first; none without estimates."""
     far = [each for each in found.groups if each.off is not None and abs(each.off) > OFF]
     if not found.source:
         return []
     if not far:
-        return [f"No estimate was off by more than {100 * OFF:.0f} %."]
+        return [f"{card}: no estimate was off by more than {100 * OFF:.0f} %."]
     far.sort(key=lambda each: -abs(each.measured - (each.estimated or 0)))
     said = ", ".join(f"{each.name} ({each.estimated:.2f} → {each.measured:.2f} ms)" for each in far)
-    return [f"Estimates off by more than {100 * OFF:.0f} %: {said}."]
+    return [f"{card}, estimates off by more than {100 * OFF:.0f} %: {said}."]

@@ -22,9 +22,9 @@ PARTS = {
     "resume": "a run killed and continued in a new process: the same bits; and what a save costs",
     "variants": "GPT-2 124M's step with one thing changed at a time",
     "start": "seconds from the command to the first training step, with an empty and with a filled compile cache",
-    "profile": "python -m llmc_jax.profile: where the step's time goes",
+    "profile": "where the step's time goes, by `python -m llmc_jax.profile`",
     "triton": "the Triton kernels, where jax-triton is installed: numerics and times",
-    "llmc": "llm.c's own programs, where $LLMC names the folder that they were built in",
+    "llmc": "the programs of llm.c, where $LLMC names the folder that they were built in",
 }
 STEP_PARTS = ("step", "torch", "llmc", "variants")  # whose items time a whole step
 MODELS = {"d12": 768, "d24": 1024, "d36": 1280, "d48": 1600}  # channels

@@ -12,10 +12,13 @@ from benchmarks.gpu.plan import PARTS, Item
 from llmc_jax.errors import InputError
 from llmc_jax.files import digest_of_files
 from llmc_jax.trials.figures import OTHER, Figures
+from pallas_kernels import tuning
 
 DONE, SKIPPED, FAILED = "done", "skipped", "failed"
 KERNEL_PARTS = ("kernels", "tiles", "triton")  # whose items time a kernel that part numerics checks
 COPIES = ("copy", "copy by a fusion")  # items of part machine: what a kernel's GB/s are compared with
+NO_MEMORY = "RESOURCE_EXHAUSTED"  # in a message: says nothing of the kernel
+MORE = ("_profile", "_groups")  # what the names of other JSON files than the results end with
 Key = tuple[str, str]  # part, name of the item
 
 
@@ -24,7 +27,7 @@ class Record(NamedTuple):
 
     status: str  # DONE, SKIPPED or FAILED
     figures: Figures
-    message: str  # why not
+    message: str  # why not; of what is done, what there is to know beside the figures
     date: str
     source: str  # of llmc_jax and pallas_kernels, as `source_digest` has it
     seconds: float  # that measuring took
@@ -33,8 +36,9 @@ class Record(NamedTuple):
 class Results:
     """The records of one machine. Each change is written at once."""
 
-    def __init__(self, folder: Path, device: str) -> None:
-        self.name = "gpu_" + re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_")
+    def __init__(self, folder: Path, device: str, name: str = "") -> None:
+        """name: of the files, where it is not that of the device."""
+        self.name = name or "gpu_" + re.sub(r"[^a-z0-9]+", "_", device.lower()).strip("_")
         self.json_file, self.page = folder / f"{self.name}.json", folder / f"{self.name}.md"
         self.groups_file = folder / f"{self.name}_groups.json"  # of part profile
         self.machine: dict[str, str] = {}
@@ -42,15 +46,18 @@ class Results:
         self.records: dict[Key, Record] = {}
 
     def read(self) -> None:
-        """Take the records of the file, if there is one. Raises InputError if it is something else."""
-        if not self.json_file.exists():
-            return
+        """Take the records of the file. Raises InputError if it is something else, or not there."""
         try:
             content = json.loads(self.json_file.read_text())
             self.machine, self.commands = content["machine"], content["commands"]
             self.records = {(part, name): Record(*fields) for part, name, *fields in content["records"]}
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{self.json_file}: not what this check writes ({error}); move it away") from error
+            raise InputError(f"{self.json_file}: not what this check writes ({error})") from error
+
+    @property
+    def card(self) -> str:
+        """Return the device's name: no figure is shown without it."""
+        return self.machine.get("device", "GPU")
 
     def save(self) -> None:
         """Writes the JSON file, whole or not at all."""
@@ -103,14 +110,22 @@ class Results:
         return None
 
     def wrong(self) -> dict[Key, str]:
-        """Return what failed its comparison, with float64 or of a continued run with the whole one, and how."""
+        """Return what failed its comparison, with float64 or of a continued run with the whole one, and how.
+
+        For what had no memory for the comparison nothing is known.
+        """
         found = {}
         for (part, name), record in self.records.items():
             if part in ("numerics", "resume") or name.endswith(" numerics"):
                 verdict = str(record.figures.get("verdict", ""))
-                if record.status == FAILED or verdict.startswith("WRONG"):
-                    found[part, name] = record.message or verdict
+                if (record.status == FAILED and NO_MEMORY not in record.message) or verdict.startswith("WRONG"):
+                    found[part, name] = ". ".join(filter(None, [verdict, record.message]))
         return found
+
+    def failed(self) -> dict[Key, str]:
+        """Return what failed otherwise, and how."""
+        wrong = self.wrong()
+        return {key: each.message for key, each in self.records.items() if each.status == FAILED and key not in wrong}
 
     def moved(self) -> list[Key]:
         """Return the items of numerics whose bits did not repeat although that is promised."""
@@ -132,7 +147,22 @@ def _same_kernel(timed: str, failed: str) -> bool:
         return words[:2], {word for word in words if word.startswith(("form=", "implementation="))}
 
     (timed_of, timed_how), (failed_of, failed_how) = of(timed), of(failed)
-    return timed_of == failed_of and (timed_how == failed_how or not timed_how or not failed_how)
+    same = timed_of == failed_of and _streams_rows(timed) == _streams_rows(failed)
+    return same and (timed_how == failed_how or not timed_how or not failed_how)
+
+
+def _streams_rows(name: str) -> bool:
+    """Return whether an item's layernorm has rows too long for registers: what streams them is another kernel."""
+    function, _, sizes, *_ = [*name.split(), "", ""]
+    if "layernorm" not in function:
+        return False
+    limits = getattr(tuning.sizes("sm_90"), function.removeprefix("residual_"))
+    return int(sizes.rpartition("x")[2]) > limits[-1]
+
+
+def result_files(folder: Path) -> list[Path]:
+    """Return the files of results in a folder, one for each card."""
+    return sorted(path for path in folder.glob("gpu_*.json") if not path.stem.endswith(MORE))
 
 
 # ----- the page -----------------------------------------------------------------------------------------------------
@@ -164,7 +194,7 @@ def part_table(results: Results, part: str) -> str:
     columns = columns_of(shown.values()) or ["why not"]
     dates = sorted({record.date for record in of_part.values()})
     sources = sorted({record.source for record in of_part.values()})
-    lines = [f"## {part}", "", f"{PARTS[part][0].upper()}{PARTS[part][1:]}.", ""]
+    lines = [f"## {part}: {results.card}", "", f"{PARTS[part][0].upper()}{PARTS[part][1:]}.", ""]
     lines += [f"Measured {' and '.join(dates[:: max(1, len(dates) - 1)])}; source {', '.join(sources)}.", ""]
     lines += [f"| item | {' | '.join(columns)} |", "|---|" + "---|" * len(columns)]
     for name, record in of_part.items():
@@ -181,15 +211,15 @@ def part_table(results: Results, part: str) -> str:
 def page(results: Results, summary: str, lines_for_kernels: str) -> str:
     """The whole page."""
     machine = ", ".join(f"{name} {value}" for name, value in results.machine.items() if name != "device")
-    head = [f"# {results.machine.get('device', 'GPU')}", "", f"{machine}.", ""]
+    head = [f"# {results.card}", "", f"{machine}.", ""]
     head += ["Made by:", "", "```", *results.commands, "```", ""]
     head += ["Times are medians; the spread is the largest less the least, as a share. docs: [gpu.md](../gpu.md).", ""]
-    wrong = results.wrong()
-    if wrong:
-        head += ["## Wrong", "", *[f"- {name}: {verdict}" for (_, name), verdict in wrong.items()], ""]
+    for title, found in (("Wrong", results.wrong()), ("Failed", results.failed())):
+        if found:
+            head += [f"## {title}", "", *[f"- {': '.join(key)}: {how}" for key, how in found.items()], ""]
     head += ["## Summary", "", summary, ""]
     if by_group := groups.read(results.groups_file):
-        head += [groups.section(by_group), ""]
+        head += [groups.section(by_group, results.card), ""]
     if lines_for_kernels:
         head += ["## For `MEASURED` in llmc_jax/kernels/choice.py", "", "```python", lines_for_kernels, "```", ""]
     tables = [table for part in PARTS if (table := part_table(results, part))]

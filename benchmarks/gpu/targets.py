@@ -4,6 +4,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from benchmarks.gpu.results import DONE, Results
+from llmc_jax.machine.target import Machine
 
 MET, REACHED, MISSED, UNKNOWN = "aim met", "must met", "NOT MET", "not measured"
 
@@ -116,7 +117,7 @@ def summary(results: Results) -> str:
     if not results.machine.get("capability"):
         said = [*repetition(results), *resumption(results)]
         return "\n".join(["In small, without a GPU: no figure here means anything.", "", *said])
-    lines = ["| what | must | aim | measured | | of |", "|---|---|---|---|---|---|"]
+    lines = [f"| what | must | aim | {results.card} | | of |", "|---|---|---|---|---|---|"]
     for target in TARGETS:
         found = value(results, target)
         cells = [target.what, _amount(target, target.must) if target.must else "", _amount(target, target.aim)]
@@ -129,11 +130,11 @@ def slower(results: Results) -> list[str]:
     """The kernels that take longer than XLA's version."""
     ratios = list(results.figures("kernels", "*", "xla / ours"))
     if not ratios:
-        return ["Kernels beside XLA: not measured."]
-    worse = [f"{name} ({ratio:.2f})" for name, ratio in ratios if ratio < 1]
+        return [f"{results.card}, kernels beside XLA: not measured."]
+    worse = [f"{name} ({ratio:.2f})" for name, ratio in ratios if round(ratio, 2) < 1]
     if not worse:
-        return [f"No kernel is slower than XLA's version, of {len(ratios)} measured."]
-    return [f"Slower than XLA's version (its time over ours): {', '.join(worse)}."]
+        return [f"{results.card}: no kernel is slower than XLA's version, of {len(ratios)} measured."]
+    return [f"{results.card}, slower than XLA's version (its time over ours): {', '.join(worse)}."]
 
 
 def repetition(results: Results) -> list[str]:
@@ -164,59 +165,69 @@ def resumption(results: Results) -> list[str]:
 
 # ----- what the measurements choose ---------------------------------------------------------------------------------
 
-# Operation of kernels.GROUPS -> the items whose times count, at GPT-2 124M's shapes.
+# Operation of kernels.GROUPS -> the items whose times count, at GPT-2 124M's shapes. Of several patterns of one item
+# the first that was measured counts: the classifier of 8,192 rows has no peer.
 COMPARED = {
-    "layernorm": (
-        "layernorm_forward bf16 65536x768", "layernorm_backward bf16 65536x768",
-        "residual_layernorm_forward bf16 65536x768", "residual_layernorm_backward bf16 65536x768",
-    ),
-    "gelu": ("gelu_forward bf16 65536x3072", "gelu_backward bf16 65536x3072"),
-    "classifier": ("classifier bf16 32768x50257x50304*",),
-    "embedding backward": ("embedding_backward bf16 64x1024x768x50304",),
-    "adamw": ("adamw_update bf16 124518400",),
-    "global norm": ("global_norm bf16 124518400",),
+    "layernorm": [
+        ("layernorm_forward bf16 65536x768",), ("layernorm_backward bf16 65536x768",),
+        ("residual_layernorm_forward bf16 65536x768",), ("residual_layernorm_backward bf16 65536x768",),
+    ],
+    "gelu": [("gelu_forward bf16 65536x3072",), ("gelu_backward bf16 65536x3072",)],
+    "classifier": [("classifier bf16 32768x50257x50304*", "classifier bf16 8192x50257x50304*")],
+    "embedding backward": [("embedding_backward bf16 64x1024x768x50304",)],
+    "adamw": [("adamw_update bf16 124518400",)],
+    "global norm": [("global_norm bf16 124518400",)],
 }  # fmt: skip
-ATTENTIONS = {"wgmma": "flash", "mma": "flash", "cudnn": "cudnn", "naive": "naive"}
+ATTENTION = "attention bf16 64x1024x12x64 implementation="
+VERSIONS = {"wgmma": "flash", "mma": "flash"}  # of ours; another name is an implementation's own
+TRITON = "d12 bf16 --triton-gemm {} B=64"
+Times = dict[str, float]  # of implementations by their names
 
 
-def measured_lines(results: Results, page: str) -> str:
-    """The lines of MEASURED in llmc_jax/kernels/choice.py that these figures give, with their times as comments."""
+def measured_lines(results: Results) -> str:
+    """Return the lines of MEASURED in llmc_jax/kernels/choice.py that these figures give."""
     capability = results.machine.get("capability", "")
     if not capability:
         return ""
-    from llmc_jax.kernels import Machine
-
-    target = Machine("gpu", results.machine["device"], capability).target
+    target = Machine("gpu", results.card, capability).target
     lines = []
-    for operation, patterns in COMPARED.items():
-        times = [_both_times(results, pattern) for pattern in patterns]
-        known = [each for each in times if each is not None]
-        if len(known) < len(times):
-            continue
-        ours, xla = (sum(each[k] for each in known) for k in (0, 1))
-        winner = "pallas" if ours <= xla else "xla"
-        lines.append(
-            f'    ("{target}", "{operation}"): ("{winner}", "{page}"),  # pallas {ours:,.0f} us, xla {xla:,.0f} us'
-        )
-    found = {
-        name.rpartition("=")[2]: us
-        for name, us in results.figures("kernels", "attention bf16 64x1024x12x64 implementation=*", "us")
+    for operation, items in COMPARED.items():
+        times = [_times(results, patterns) for patterns in items]
+        names = set.intersection(*map(set, times))
+        lines += _line(target, operation, {name: sum(each[name] for each in times) for name in names}, results.card)
+    versions = {name.removeprefix(ATTENTION): us for name, us in results.figures("kernels", f"{ATTENTION}*", "us")}
+    attention: Times = {}
+    for name, us in versions.items():
+        own = VERSIONS.get(name, name)
+        attention[own] = min(us, attention.get(own, us))
+    lines += _line(target, "attention", attention, results.card)
+    if versions and (fastest := min(versions, key=lambda each: versions[each])) in VERSIONS:
+        # --attention flash runs the version that the kernels' own table names
+        lines.append(f"    # and in attention_sizes of pallas_kernels/tuning.py: version {fastest} on {target}")
+    by_triton = {
+        choice: ms for choice in ("on", "off") for _, ms in results.figures("step", TRITON.format(choice), "ms")
     }
-    if found:
-        winner = min(found, key=lambda each: found[each])
-        said = ", ".join(f"{name} {us:,.0f} us" for name, us in found.items())
-        lines.append(f'    ("{target}", "attention"): ("{ATTENTIONS[winner]}", "{page}"),  # {said}')
-        if ATTENTIONS[winner] == "flash":  # --attention flash runs the version that the kernels' own table names
-            lines.append(f"    # and in attention_sizes of pallas_kernels/tuning.py: version {winner} on {target}")
+    lines += _line(target, "triton_gemm", by_triton, results.card) if len(by_triton) == 2 else []
     return "\n".join(lines)
 
 
-def _both_times(results: Results, pattern: str) -> tuple[float, float] | None:
-    """Microseconds of ours and of XLA's, of the fastest form; XLA wins where ours computes something wrong."""
-    ours, xla = best(results, Figure("kernels", pattern, "us"), less=True), None
-    for (part, name), record in results.records.items():
-        if part == "kernels" and record.status == DONE and fnmatchcase(name, pattern) and "xla us" in record.figures:
-            xla = float(record.figures["xla us"])
-    if xla is None:
-        return None
-    return (ours[1] if ours else float("inf")), xla
+def _line(target: str | None, operation: str, times: Times, card: str) -> list[str]:
+    """Return the line of an operation; none where nothing was measured."""
+    winner, beside, *_ = [*sorted(times, key=lambda name: (times[name], name)), "", ""]
+    if not winner:
+        return []
+    ratio = f"{times[beside] / times[winner]:.2f}" if beside else "0.0"
+    return [f'    ("{target}", "{operation}"): Measured("{winner}", "{beside}", {ratio}, "{card}"),']
+
+
+def _times(results: Results, patterns: tuple[str, ...]) -> Times:
+    """Return microseconds of ours, of its fastest form, and of XLA's; ours is left out where it computes wrongly."""
+    for pattern in patterns:
+        ours = best(results, Figure("kernels", pattern, "us"), less=True)
+        found = {"pallas": ours[1]} if ours else {}
+        for (part, name), record in results.records.items():
+            if part == "kernels" and fnmatchcase(name, pattern) and "xla us" in record.figures:
+                found["xla"] = float(record.figures["xla us"])
+        if found:
+            return found
+    return {}
