@@ -1,6 +1,7 @@
 """benchmarks/gpu_check.sh without a GPU: its plan, what its numerics see, its verdicts, what a crash costs."""
 
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from benchmarks import gpu_check, roofline, step_table
 from benchmarks.gpu import first, groups, races, resume, solvers, stepping, steps, targets
 from benchmarks.gpu.plan import ATTENTION, D12_NUMERICS, PARTS, STEP_PARTS, Item, plan, step_flags
 from benchmarks.gpu.programs import step_times
-from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, page
+from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, page, result_files
 from llmc_jax import kernels
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
@@ -601,6 +602,13 @@ def test_the_page_of_a_card_that_is_not_here(tmp_path: Path) -> None:
     assert "| layernorm_forward, C=768 | 75.0 % | 85.0 % | 90.0 % |" in text
     shown = [line for line in text.splitlines() if line.startswith(("## kernels", "## machine", "| what"))]
     assert len(shown) == 3 and all("NVIDIA H200" in line for line in shown)
+
+
+def test_the_committed_page_is_that_of_its_results(tmp_path: Path) -> None:
+    for file in result_files(ROOT / "benchmarks/results"):
+        for each in file.parent.glob(f"{file.stem}*.json"):
+            shutil.copyfile(each, tmp_path / each.name)
+        assert gpu_check.page_of(tmp_path / file.name).read_text() == file.with_suffix(".md").read_text(), file.name
 
 
 @pytest.mark.slow
