@@ -15,8 +15,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +27,15 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.gpu import first, groups, targets
-from benchmarks.gpu.plan import PARTS, Item, plan, step_flags
+from benchmarks.gpu.expected import CALL, seconds_of, seconds_of_all
+from benchmarks.gpu.plan import PARTS, SIDE_BY_SIDE, Item, plan, step_flags
 from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, number, page, result_files, source_digest
 from llmc_jax.errors import InputError
 from llmc_jax.machine.jax_setup import MEMORY_SHARE
 from llmc_jax.trials.children import Children, Stuck, Task
 
 PART_SECONDS = 480  # after which no more of a part is begun: the others have their turn
+MARGIN = 0.05  # of a card's memory, for the contexts of processes that share it
 LEAST_SECONDS = 5  # that are not worth beginning an item for
 DESCRIBE_SECONDS = 120
 STATUS = {"DONE": DONE, "SKIPPED": SKIPPED, "FAILED": FAILED, "SPOILT": FAILED}
@@ -43,6 +48,7 @@ class Check:
         self.results, self.scratch, self.tiny = results, scratch, tiny
         self.source = source_digest(ROOT)
         self.began = False  # something has been measured in this call
+        self._writing = threading.Lock()  # of results and page, by lanes side by side
 
     def environment(self, item: Item | None = None) -> dict[str, str]:
         """Of a measuring process."""
@@ -62,41 +68,76 @@ class Check:
             found["XLA_FLAGS"] = f"{found.get('XLA_FLAGS', '')} {item.xla_flags}".strip()
         if item is not None and item.arguments.get("cache") == "own":
             found["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(dir=self.scratch)
+        if item is not None and item.shares and self.lanes > 1:
+            found["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{(MEMORY_SHARE - MARGIN) / self.lanes:.3f}"
         return found
+
+    @property
+    def lanes(self) -> int:
+        """Return how many processes may share the card: one where the driver lets only one in."""
+        return SIDE_BY_SIDE if self.results.machine.get("compute_mode", "Default") == "Default" else 1
 
     def run_items(self, title: str, items: list[Item], end: float, begin_until: float = float("inf")) -> bool:
         """Measure items until a time of `time.monotonic`; False if it came before all of them were measured.
 
-        What `end` interrupts has no record, and is begun again next time; unless it is the first one of the whole
-        call, which had all of its time: no call would ever get beyond that one. begin_until: when no more are begun.
+        Those that may share the card are measured side by side, each of the others alone on it. What `end` interrupts
+        has no record, and is begun again next time; unless it is the first one of the whole call, which had all of its
+        time: no call would ever get beyond that one. begin_until: when no more are begun. Raises Stuck.
+        """
+        measured = 0
+        for shares, group in groupby(items, key=lambda item: item.shares):
+            stretch = list(group)
+            found: list[Item | Exception] = []
+            lane = partial(self._lane, iter(stretch), min(begin_until, end - LEAST_SECONDS), end, found)
+            threads = [threading.Thread(target=lane, daemon=True) for _ in range(self.lanes if shares else 1)]
+            for each in threads:
+                each.start()
+            for each in threads:
+                each.join()
+            if problem := next((each for each in found if isinstance(each, Exception)), None):
+                raise problem
+            measured += len(found)
+            if len(found) < len(stretch):
+                print(f"{title}: time is up, {len(items) - measured} items are left for the next call", flush=True)
+                return False
+        return True
+
+    def _lane(self, items: Iterator[Item], begin_until: float, end: float, found: list[Item | Exception]) -> None:
+        """Measure one item after the other until none is left or time is up, and note each, or the problem, as found.
+
+        Lanes that run side by side take from the same items.
         """
         children: Children | None = None
         try:
-            for number, item in enumerate(items):
-                if children is None or item.fresh or items[number - 1].fresh:
+            for item in items:
+                if children is None or item.fresh:
                     if children is not None:
                         children.close()
                     children = Children(self.environment(item), ROOT)
-                over = time.monotonic() > min(begin_until, end - LEAST_SECONDS)
-                if over or not self._measure(item, children, end):
-                    print(f"{title}: time is up, {len(items) - number} items are left for the next call", flush=True)
-                    return False
+                if time.monotonic() > begin_until or not self._measure(item, children, end):
+                    return
+                found.append(item)
+                if item.fresh:
+                    children.close()
+                    children = None
+        except Exception as problem:
+            found.append(problem)
         finally:
             if children is not None:
                 children.close()
-        return True
 
     def _measure(self, item: Item, children: Children, end: float) -> bool:
         """Measure one item; False if time ran out before it was done. Raises Stuck."""
         task = Task(item.name, f"benchmarks.gpu.{item.module}", item.arguments, item.seconds)
         outcome = children.measure(task, end)
         done = outcome.kind != "TIME"
-        if done:
-            self._keep(item, outcome.kind, outcome.content, outcome.seconds)
-        elif not self.began:
-            told = f"not done after {outcome.seconds:.0f} s, all the time of a call; give it more with --minutes"
-            self._keep(item, "FAILED", told, outcome.seconds)
-        self.began = True
+        with self._writing:
+            if done:
+                self._keep(item, outcome.kind, outcome.content, outcome.seconds)
+            elif not self.began:
+                told = f"not done after {outcome.seconds:.0f} s, all the time of a call; give it more with --minutes"
+                self._keep(item, "FAILED", told, outcome.seconds)
+            self.began = True
         if children.stuck is not None:
             raise Stuck(f"{item.part}: {item.name}: process {children.stuck} cannot be ended")
         return done
@@ -180,8 +221,8 @@ def page_of(file: Path) -> Path:
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     epilog = "\n".join([
         "parts:", *(f"  {name:10} {about}" for name, about in PARTS.items()),
-        "", "first: the most important of all parts, in three calls of nine minutes (see --minutes), each of which",
-        "goes on where the last one stopped, given the same --output, or --from",
+        "", "first: what matters most, in two calls of five minutes (see --minutes), each of which goes on where the",
+        "last one stopped, given the same --output, or --from; then the rest, as time allows",
     ])  # fmt: skip
     parser = argparse.ArgumentParser(
         prog="benchmarks/gpu_check.sh", description="Checks and measures everything on an NVIDIA GPU.", epilog=epilog,
@@ -195,13 +236,15 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--only", action="append", default=[], metavar="TEXT[,TEXT]", help="items whose names contain one of these"
     )
-    parser.add_argument("--minutes", type=float, metavar="N", help="end after so many (default of `first` 9)")
+    parser.add_argument("--minutes", type=float, metavar="N", help="end after so many (default of `first` 5)")
     parser.add_argument("--output", type=Path, metavar="DIR", help="for the results (default benchmarks/results)")
     parser.add_argument(
         "--from", type=Path, dest="source", metavar="DIR", help="begin with a copy of the results there"
     )
     parser.add_argument("--page", type=Path, metavar="JSON", help="write the page of these results: needs no GPU")
-    parser.add_argument("--list", action="store_true", help="the items, and which are done")
+    parser.add_argument(
+        "--list", action="store_true", help="the items, how long they take, which are done: needs no GPU"
+    )
     args = parser.parse_args(argv)
     if "tiny" in args.parts:
         args.tiny, args.parts = True, [part for part in args.parts if part != "tiny"]
@@ -232,14 +275,14 @@ def main(argv: list[str] | None = None) -> int:
         if args.page:
             print(page_of(args.page))
             return 0
+        if args.list:
+            show_items(args)
+            return 0
         check = prepare(args, shlex.join(["benchmarks/gpu_check.sh", *(sys.argv[1:] if argv is None else argv)]))
     except InputError as error:
         print(f"gpu_check.sh: {error}", file=sys.stderr)
         return 2
     results = check.results
-    if args.list:
-        show_items(results, args)
-        return 0
     try:
         run(check, args, began + 60 * args.minutes)
     except Stuck as stuck:
@@ -256,11 +299,22 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if failed or wrong else 0
 
 
+def scratch_folder() -> Path:
+    """Return where what is not a result lies."""
+    return Path(tempfile.gettempdir()) / f"gpu_check_{os.getuid()}"
+
+
+def output_folder(args: argparse.Namespace) -> Path:
+    """Return where the results lie."""
+    output: Path = args.output or (scratch_folder() if args.tiny else ROOT / "benchmarks/results")
+    return output
+
+
 def prepare(args: argparse.Namespace, command: str) -> Check:
     """Return the check of this machine with what is known of it. Raises InputError for what cannot be checked."""
-    scratch = Path(tempfile.gettempdir()) / f"gpu_check_{os.getuid()}"
+    scratch = scratch_folder()
     scratch.mkdir(exist_ok=True)
-    output = args.output or (scratch if args.tiny else ROOT / "benchmarks/results")
+    output = output_folder(args)
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -280,15 +334,25 @@ def prepare(args: argparse.Namespace, command: str) -> Check:
     return check
 
 
-def show_items(results: Results, args: argparse.Namespace) -> None:
-    """Print the items in the order in which they run, and which are done."""
-    items = args.items
+def show_items(args: argparse.Namespace) -> None:
+    """Print the items in the order in which they run, the seconds that they take, and on which cards they are done."""
+    cards = [Results(file.parent, "", file.stem) for file in result_files(output_folder(args))]
+    for card in cards:
+        card.read()
+    groups_of = {part: [item for item in args.items if item.part == part] for part in PARTS}
     if args.first:
-        legs = [first.items_of(leg, items, args.tiny) for leg in first.LEGS if leg.needed(results)]
-        items = list({(item.part, item.name): item for leg in legs for item in leg}.values())
-    for item in items:
-        known = results.records.get((item.part, item.name))
-        print(f"{item.part}: {item.name}: {known.status + ' ' + known.date if known else 'not measured'}")
+        numbers, nothing = sorted({leg.call for leg in first.LEGS}), Results(Path(), "")
+        groups_of = {first.name_of(call): first.items_of_call(call, nothing, args.items) for call in numbers}
+    for title, items in groups_of.items():
+        if not items:
+            continue
+        seconds = seconds_of_all(items) + (CALL if args.first else 0)
+        expected = "" if args.tiny else f", {seconds:.0f} s expected on an NVIDIA H200"
+        print(f"----- {title}: {len(items)} items{expected}")
+        for item in items:
+            known = {card.card: record for card in cards if (record := card.records.get((item.part, item.name)))}
+            said = [f"{record.status} {record.date} on {name}" for name, record in known.items()] or ["not measured"]
+            print(f"{item.part}: {item.name}: {'' if args.tiny else f'{seconds_of(item):.1f} s; '}{'; '.join(said)}")
 
 
 def run(check: Check, args: argparse.Namespace, deadline: float) -> None:

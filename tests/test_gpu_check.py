@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import jax
 import pytest
 
 from benchmarks import gpu_check, roofline, step_table
-from benchmarks.gpu import first, groups, races, resume, solvers, stepping, steps, targets
-from benchmarks.gpu.plan import ATTENTION, D12_NUMERICS, PARTS, STEP_PARTS, Item, plan, step_flags
+from benchmarks.gpu import first, groups, ncu, races, resume, solvers, stepping, steps, targets
+from benchmarks.gpu.expected import CALL, seconds_of, seconds_of_all
+from benchmarks.gpu.plan import ATTENTION, D12_NUMERICS, PARTS, SIDE_BY_SIDE, STEP_PARTS, Item, plan, step_flags
 from benchmarks.gpu.programs import step_times
 from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, page, result_files
 from llmc_jax import kernels
@@ -347,13 +349,24 @@ def test_first_calls_take_what_matters() -> None:
     for leg in first.LEGS:
         for pattern in leg.patterns:
             assert first.items_of(leg._replace(patterns=(pattern,)), items, tiny=False), pattern
-    of_call = {call: {item.part: item for leg in first.LEGS if leg.call == call
-                      for item in first.items_of(leg, items, tiny=False)} for call in (1, 2, 3)}  # fmt: skip
-    assert of_call[1].keys() == {"machine", "numerics", "races", "step", "torch", "kernels"}
-    assert {"profile", "variants"} < of_call[2].keys() and {"repeat", "resume", "numerics"} < of_call[3].keys()
+    nothing = Results(Path(), "")
+    parts = {call: {item.part for item in first.items_of_call(call, nothing, items)} for call in (1, 2, 3)}
+    assert parts[1] == {"machine", "numerics", "step", "llmc", "torch", "kernels", "profile", "start"}
+    assert parts[2] == {"check", "kernels", "ncu", "repeat", "resume", "step"} and "numerics" in parts[3]
     assert [item.name for item in items if item.part == "numerics"][: len(D12_NUMERICS)] == list(D12_NUMERICS)
     small = {item.part for leg in first.LEGS for item in first.items_of(leg, plan(tiny=True), tiny=True)}
     assert small == {leg.part for leg in first.LEGS}
+
+
+def test_the_first_calls_fit() -> None:
+    """Each is planned to end half a minute before its time; every item has an expectation below its limit."""
+    items, nothing = plan(), Results(Path(), "")
+    for call in first.PLANNED:
+        assert CALL + seconds_of_all(first.items_of_call(call, nothing, items)) <= 60 * first.MINUTES - 30
+    assert all(0 < seconds_of(item) < item.seconds for item in items)
+    shared = [item for item in items if item.shares]
+    assert {item.part for item in shared} == {"numerics"} and not any(item.fresh for item in shared)
+    assert seconds_of_all(shared[:6]) == pytest.approx(sum(map(seconds_of, shared[:6])) / SIDE_BY_SIDE)
 
 
 class Card:
@@ -391,6 +404,7 @@ def one_call(card: Card, folder: Path, monkeypatch: pytest.MonkeyPatch, *words: 
     began = card.now
     monkeypatch.setattr(gpu_check, "time", card)
     monkeypatch.setattr(gpu_check, "Children", card.children)
+    monkeypatch.setattr(gpu_check, "SIDE_BY_SIDE", 1)  # the clock is one for all
     machine = {"device": "NVIDIA H200", "capability": "9.0"}
     monkeypatch.setattr(gpu_check.Check, "describe", lambda _: setattr(card, "now", card.now + 20) or machine)
     gpu_check.main([*words, "--output", str(folder)])
@@ -404,17 +418,22 @@ def test_no_call_lasts_longer_than_its_minutes(
     takes: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long the items take, and though they hang: seconds at most; and each call gets further."""
-    card = Card(dict.fromkeys((item.name for item in plan()), takes))
+    words = ("d12", "65536x768", "dkv", "16384x12")
+    items = [item for item in plan() if any(word in item.name for word in words)]
+    asked = {(item.part, item.name) for call in (1, 2, 3)
+             for item in first.items_of_call(call, Results(Path(), ""), items)}  # fmt: skip
+    card = Card(dict.fromkeys((item.name for item in items), takes))
     known = -1
     while True:
-        results, seconds = one_call(card, tmp_path, monkeypatch, "first")
+        results, seconds = one_call(card, tmp_path, monkeypatch, "first", "--only", ",".join(words))
         assert seconds < 60 * first.MINUTES + 15
         assert (tmp_path / "gpu_nvidia_h200.md").exists()
         if len(results.records) == known:
             break
         known = len(results.records)
-    assert "1: done; 2: done; 3: done." in first.progress(results, plan())
-    assert one_call(card, tmp_path, monkeypatch, "first")[1] < 60  # nothing is measured again
+    assert results.records.keys() == asked
+    again = one_call(card, tmp_path, monkeypatch, "first", "--only", ",".join(words))
+    assert again[1] < 60  # nothing is measured again
 
 
 def test_an_item_longer_than_a_call_does_not_stop_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,8 +469,8 @@ def test_results_of_an_earlier_call(
     assert card.measured == ["copy", "copy by a fusion", "read"]
     one_call(card, tmp_path / "b", monkeypatch, "--list")
     listed = capsys.readouterr().out
-    assert "machine: copy: done" in listed and "step: d12 bf16 B=64: not measured" in listed
-    assert len(results.records) == 3 and len(results.commands) == 2
+    assert "machine: copy: 3.6 s; done 20" in listed and "step: d12 bf16 B=64: 20.0 s; not measured" in listed
+    assert len(results.records) == 3 and len(results.commands) == 2  # of which --list is none
     assert (tmp_path / "b" / "gpu_nvidia_h200_profile.json").exists()
 
 
@@ -534,12 +553,69 @@ def test_what_compute_sanitizer_says(monkeypatch: pytest.MonkeyPatch) -> None:
         races.figures_of("========= COMPUTE-SANITIZER\n========= Error: Device not supported\n", 1)
     with pytest.raises(RuntimeError, match="status 3: boom"):
         races.figures_of("boom\n", 3)
-    monkeypatch.setattr(races, "find", lambda: None)
+    monkeypatch.setattr(races, "find", lambda *_: None)
     with pytest.raises(NotMeasured, match="compute-sanitizer is not installed"):
         races.measure([1, 256, 2, 64], "mma")
+    with pytest.raises(NotMeasured, match="ncu"):
+        ncu.measure("attention_dq", "attention", [1, 64, 2, 64], "wgmma")
+
+
+def counted(*rows: tuple[str, str]) -> str:
+    """The tool's output as CSV, with the lines that it puts before it."""
+    names = ("ID", "Process Name", "Kernel Name", "Block Size", "Metric Name", "Metric Unit", "Metric Value")
+    lines = [names, *(("0", "python3", "kernel", "(128, 1, 1)", name, "", value) for name, value in rows)]
+    table = "\n".join(",".join(f'"{cell}"' for cell in line) for line in lines)
+    return f'==PROF== Connected to process 7\n==PROF== Profiling "kernel": 0%....100% - 9 passes\n{table}\n'
+
+
+def test_what_nsight_compute_says() -> None:
+    stalls = {"selected": "1,000", "long_scoreboard": "4,500", "wait": "2,000", "barrier": "1,500", "gmma": "600"}
+    rows = [(f"smsp__pcsamp_warps_issue_stalled_{name}", count) for name, count in stalls.items()]
+    rows += [(f"smsp__pcsamp_warps_issue_stalled_{name}_not_issued", "9,999") for name in stalls]
+    rows += [("dram__throughput.avg.pct_of_peak_sustained_elapsed", "71.25"), ("launch__registers_per_thread", "168")]
+    rows += [("gpu__time_duration.sum", "1,234,567"), ("sm__warps_active.avg.pct_of_peak_sustained_active", "n/a")]
+    assert ncu.figures_of(counted(*rows, ("smsp__pcsamp_warps_issue_stalled_sleeping", "400"))) == {
+        "us": 1234.567, "DRAM %": 71.25, "registers": 168.0,
+        "warps wait for": "long_scoreboard 45 %, wait 20 %, barrier 15 %, gmma 6 %",
+    }  # fmt: skip
+    with pytest.raises(NotMeasured, match="ERR_NVGPUCTRPERM"):
+        ncu.figures_of("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access the counters\n")
+    with pytest.raises(RuntimeError, match="No kernels were profiled"):
+        ncu.figures_of("==WARNING== No kernels were profiled.\n", status=0)
 
 
 # ----- whole runs ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_timed_shares_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many at once as there are processes; a crash costs one item; what is alone has the card and its memory."""
+    together, shares = threading.Barrier(SIDE_BY_SIDE), []
+
+    class Child:
+        stuck = None
+
+        def __init__(self, environment: dict[str, str], _: Path) -> None:
+            shares.append(environment["XLA_PYTHON_CLIENT_MEM_FRACTION"])
+
+        def measure(self, task: Task, _: float) -> Outcome:
+            if task.name != "alone":
+                together.wait(timeout=3)
+            return Outcome(
+                "SPOILT" if task.name == "3" else "DONE", "crashed" if task.name == "3" else {"us": 1.0}, 0.1
+            )
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(gpu_check, "Children", Child)
+    check = gpu_check.Check(Results(tmp_path, "tiny"), tmp_path, tiny=True)
+    items = [Item("numerics", f"{k}", "numerics", {}, shares=True) for k in range(2 * SIDE_BY_SIDE)]
+    assert check.run_items("numerics", [*items, Item("numerics", "alone", "numerics", {})], time.monotonic() + 60)
+    found = {name: record.status for (_, name), record in check.results.records.items()}
+    assert found == {item.name: FAILED if item.name == "3" else DONE for item in items} | {"alone": DONE}
+    assert shares == ["0.290"] * SIDE_BY_SIDE + ["0.92"]
+    check.results.machine["compute_mode"] = "Exclusive_Process"
+    assert check.lanes == 1
 
 
 def test_a_crash_costs_one_line(tmp_path: Path) -> None:
@@ -580,6 +656,9 @@ def test_the_command(tmp_path: Path) -> None:
         (item.part, item.name) for item in plan(tiny=True) if item.part in ("machine", "llmc")
     }
     assert "no figure here means anything" in done.stdout
+
+
+def test_the_command_without_a_gpu() -> None:
     done = run_check("machine")
     assert done.returncode == 2 and "JAX sees no NVIDIA GPU" in done.stderr
 

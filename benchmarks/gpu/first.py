@@ -1,7 +1,7 @@
-"""The first thirty minutes with a card: what to measure in three calls of nine minutes, the most important first.
+"""What matters most, in two calls of five minutes, the most important first; then the rest, as time allows.
 
-Every leg takes items of plan.py that have no figures yet, so a call goes on where the last one stopped. Of the small
-plan the first leg of each part takes the whole part.
+Every leg takes items of plan.py that have no figures yet, so a call goes on where the last one stopped. The calls are
+planned by expected.py. Of the small plan the first leg of each part takes the whole part.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,13 +11,14 @@ from typing import NamedTuple
 from benchmarks.gpu.plan import ATTENTION, D12_ELEMENTS, D12_NUMERICS, ROWS, VP, Item, V
 from benchmarks.gpu.results import Results
 
-MINUTES = 9.0  # of a call
+MINUTES = 5.0  # of a call
+PLANNED = (1, 2)  # calls whose legs must fit into one each
 
 
 class Leg(NamedTuple):
     """Items that are measured one after another."""
 
-    call: int  # 1, 2 or 3: with which it should fit into a call
+    call: int  # 1, 2; 3: as time allows
     what: str
     part: str
     patterns: tuple[str, ...]  # of the items' names, in their order
@@ -31,31 +32,34 @@ def _bits_moved(results: Results) -> bool:
 LEGS = (
     Leg(1, "the ceilings", "machine", (
         "copy", "copy by a fusion", "read", f"product bf16 {ROWS}x768x3072", f"product bf16 {ROWS}x768x{VP}",
-        f"product bf16 768x{ROWS}x3072",
+        f"product bf16 768x{ROWS}x3072", f"product fp8 {ROWS}x768x3072", "product fp8 16384x1600x6400",
     )),
     Leg(1, "is every kernel of the step right", "numerics", D12_NUMERICS),
     Leg(1, "bits moved: is it a race", "races", ("*",), _bits_moved),
     Leg(1, "the step", "step", ("d12 bf16 B=64",)),
+    Leg(1, "llm.c's step", "llmc", ("d12 bf16 B=64",)),
     Leg(1, "PyTorch's step", "torch", ("d12 bf16 B=64",)),
     Leg(1, "attention", "kernels", tuple(
         f"attention bf16 64x1024x12x64 implementation={name}" for name in (*ATTENTION, "cudnn")
     )),
     Leg(1, "PyTorch's attention", "torch", ("attention bf16 64x1024x12x64 *",)),
-    # Last, since XLA times each of its products first, for minutes; where the default is on, off is the other one.
-    Leg(1, "the step with Triton's products and without", "step", ("d12 bf16 --triton-gemm *",)),
-    Leg(2, "where the step's time goes", "profile", ("*",)),
+    Leg(1, "where the step's time goes", "profile", ("*",)),
+    Leg(1, "from the command to the first step", "start", ("*",)),
+    Leg(2, "what a start finds out about the kernels", "check", ("*",)),
     Leg(2, "the other kernels", "kernels", (
         f"*layernorm_* bf16 {ROWS}x768", f"gelu_* bf16 {ROWS}x3072", f"classifier bf16 *x{V}x{VP} form=shared",
         f"embedding_backward bf16 64x1024x768x{VP}", f"adamw_update bf16 {D12_ELEMENTS}",
         f"global_norm bf16 {D12_ELEMENTS}",
     )),
-    Leg(2, "tile sizes", "tiles", (f"*bf16 {ROWS}x768 layernorm_blocks=*", "adamw_update *")),
-    Leg(2, "the step with one thing changed", "variants", ("--logit-rows 8192", "--attention cudnn", "-ge 1")),
-    Leg(2, "a token of generated text", "generate", ("d12 *",)),
+    Leg(2, "what the kernels wait for", "ncu", ("*",)),
+    Leg(2, "the same bits", "repeat", ("first", "again")),
+    Leg(2, "the same bits after a kill", "resume", ("killed with compile cache kept",)),
+    Leg(2, "the largest model", "step", ("d48 bf16 B=16",)),
+    Leg(3, "other sizes", "step", ("d24 bf16 B=32", "d12 bf16 B=16", "d12 fp32 TF32 B=4")),
+    Leg(3, "PyTorch's step in fp32 with TF32", "torch", ("d12 tf32 B=4",)),
+    Leg(3, "the step with one thing changed", "variants", ("--logit-rows 8192", "--attention cudnn", "-ge 1")),
+    Leg(3, "a token of generated text", "generate", ("d12 *",)),
     Leg(3, "the other numerics", "numerics", ("*",)),
-    Leg(3, "the same bits", "repeat", ("first", "again", "--kernels xla --attention cudnn*")),
-    Leg(3, "the same bits after a kill", "resume", ("killed with compile cache kept",)),
-    Leg(3, "larger models", "step", ("d48 bf16 B=16", "d24 bf16 B=64")),
 )  # fmt: skip
 
 
@@ -72,8 +76,22 @@ def progress(results: Results, plan: list[Item], tiny: bool = False) -> str:
     """Return which of the calls are done, in one line."""
     said = []
     for call in sorted({leg.call for leg in LEGS}):
-        legs = [leg for leg in LEGS if leg.call == call and leg.needed(results)]
-        keys = {(item.part, item.name) for leg in legs for item in items_of(leg, plan, tiny)}
+        keys = {(item.part, item.name) for item in items_of_call(call, results, plan, tiny)}
         tried = len(keys & results.records.keys())
-        said.append(f"{call}: {'done' if tried == len(keys) else f'{tried} of {len(keys)} items'}")
-    return f"The first calls: {'; '.join(said)}."
+        said.append(f"{name_of(call)}: {'done' if tried == len(keys) else f'{tried} of {len(keys)} items'}")
+    return f"`first`, {'; '.join(said)}."
+
+
+def name_of(call: int) -> str:
+    """Return how a call is named to people."""
+    return f"call {call}" if call in PLANNED else "as time allows"
+
+
+def items_of_call(call: int, results: Results, plan: Iterable[Item], tiny: bool = False) -> list[Item]:
+    """Return what a call measures if nothing of it is known yet, without what an earlier call measures."""
+    found: dict[tuple[str, str], tuple[int, Item]] = {}
+    for leg in LEGS:
+        if leg.needed(results):
+            for item in items_of(leg, plan, tiny):
+                found.setdefault((item.part, item.name), (leg.call, item))
+    return [item for of_call, item in found.values() if of_call == call]

@@ -11,7 +11,8 @@ from llmc_jax.machine.device import first_device
 from llmc_jax.trials.clock import Timing, queued, timing
 from llmc_jax.trials.figures import Figures
 
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "float8_e4m3fn"}
+LIBRARY_FP8 = "__cublas$lt$matmul$f8"  # in the text of a program that calls cuBLASLt
 
 
 def describe() -> dict[str, str]:
@@ -27,7 +28,7 @@ def describe() -> dict[str, str]:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    fields = ("driver_version", "memory.total", "power.limit", "clocks.max.sm", "clocks.max.memory")
+    fields = ("driver_version", "memory.total", "power.limit", "clocks.max.sm", "clocks.max.memory", "compute_mode")
     command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
     try:
         text = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()[0]
@@ -43,6 +44,8 @@ def measure(what: str, sizes: list[int] | None = None, dtype: str = "bf16") -> F
     import jax
     import jax.numpy as jnp
 
+    from llmc_jax.machine import compiling
+
     if what == "describe":
         return dict(describe())
     kind, sizes = jnp.dtype(DTYPES[dtype]), sizes or []
@@ -53,12 +56,17 @@ def measure(what: str, sizes: list[int] | None = None, dtype: str = "bf16") -> F
 
     if what == "product":
         rows, inputs, outputs = sizes
-        x = jax.random.normal(key, (rows, inputs), kind)
-        w = jax.random.normal(jax.random.key(1), (outputs, inputs), kind)
-        multiply = jax.jit(lambda x, w: jnp.einsum("ni,oi->no", x, w, preferred_element_type=x.dtype))
+        made = jnp.bfloat16 if dtype == "fp8" else kind  # the result, and what random numbers there are
+        x = jax.random.normal(key, (rows, inputs), made).astype(kind)
+        w = jax.random.normal(jax.random.key(1), (outputs, inputs), made).astype(kind)
+        lowered = jax.jit(lambda x, w: jnp.einsum("ni,oi->no", x, w, preferred_element_type=made)).lower(x, w)
+        # else XLA may make the product itself, in Triton: of fp8 it is the library's that a step would have
+        by_library = dtype == "fp8" and first_device().platform == "gpu"
+        multiply = compiling.compiled(lowered, ((compiling.TRITON_GEMM, False),) if by_library else ())
         found = time_of(lambda: multiply(x, w))
         rate = 2 * rows * inputs * outputs / found.seconds / 1e12
-        return {"TFLOP/s": rate, "us": 1e6 * found.seconds, "spread": found.spread}
+        runs = {"runs": "cuBLASLt" if LIBRARY_FP8 in multiply.as_text() else "XLA"} if dtype == "fp8" else {}
+        return {"TFLOP/s": rate, "us": 1e6 * found.seconds, "spread": found.spread} | runs
     x = jax.random.normal(key, (sizes[0],), kind)
     one = jnp.ones((), kind)
     programs = {"copy": jnp.copy, "fusion": lambda x: x + one, "read": lambda x: jnp.sum(x, dtype=jnp.float32)}

@@ -14,6 +14,7 @@ PARTS = {
     "numerics": "every kernel, and the model on kernels, against float64",
     "races": "what compute-sanitizer finds in a small attention, where it is installed",
     "kernels": "the time of every kernel beside XLA's version of the operation, and of attention beside cuDNN",
+    "ncu": "what Nsight Compute counts in the kernels that take longest, where it is installed",
     "tiles": "the kernels once more with other tile sizes",
     "step": "training steps: GPT-2 124M to 1558M in bf16, 124M in fp32 with TF32",
     "torch": "the same step in PyTorch, compiled, with flash attention; and its attention alone",
@@ -23,6 +24,7 @@ PARTS = {
     "variants": "GPT-2 124M's step with one thing changed at a time",
     "start": "seconds from the command to the first training step, with an empty and with a filled compile cache",
     "profile": "where the step's time goes, by `python -m llmc_jax.profile`",
+    "check": "what train.py finds out about its kernels before a first run, and the seconds that this takes",
     "triton": "the Triton kernels, where jax-triton is installed: numerics and times",
     "llmc": "the programs of llm.c, where $LLMC names the folder that they were built in",
 }
@@ -31,6 +33,16 @@ MODELS = {"d12": 768, "d24": 1024, "d36": 1280, "d48": 1600}  # channels
 V, VP = 50257, 50304
 ROWS = 65_536  # B T of the measured kernels: B=64 T=1024
 D12_ELEMENTS, D48_ELEMENTS = 124_518_400, 1_557_725_184  # of the flat buffers
+# rows, inputs, outputs of the large products of d12 at B=64 and of d48 at B=16
+FP8 = (
+    (ROWS, 768, 3072),
+    (ROWS, 3072, 768),
+    (ROWS, 768, VP),
+    (16384, 1600, 4800),
+    (16384, 1600, 6400),
+    (16384, 6400, 1600),
+)
+SIDE_BY_SIDE = 3  # processes that share a card, where nothing is timed
 ATTENTION = ("wgmma", "mma")  # the versions of our own, as pallas_kernels/tuning.py has them
 
 
@@ -42,6 +54,7 @@ class Item(NamedTuple):
     module: str  # of this package
     arguments: dict[str, Any]
     fresh: bool = False  # in a process of its own; others share one as long as none of them crashes
+    shares: bool = False  # the card, with others that do: nothing is timed
     seconds: int = 120  # after which it is ended
     xla_flags: str = ""  # added to XLA_FLAGS of its process, which must be fresh
 
@@ -49,8 +62,8 @@ class Item(NamedTuple):
 def plan(tiny: bool = False) -> list[Item]:
     """All items, in the order in which they run."""
     parts = (
-        machine, numerics, races, kernels, tiles, step, torch, repeat, generate, resume, variants, start, profile,
-        triton, llmc,
+        machine, numerics, races, kernels, ncu, tiles, step, torch, repeat, generate, resume, variants, start, profile,
+        check, triton, llmc,
     )  # fmt: skip
     return [item for part in parts for item in part(tiny)]
 
@@ -66,6 +79,7 @@ def machine(tiny: bool) -> Iterator[Item]:
     yield Item("machine", "read", "machine", {"what": "read", "sizes": [size], "dtype": "bf16"})
     if tiny:
         yield product(64, 128, 256)
+        yield product(64, 128, 256, "fp8")
         return
     for C in MODELS.values():
         rows = ROWS if C == 768 else ROWS // 4
@@ -74,6 +88,8 @@ def machine(tiny: bool) -> Iterator[Item]:
                 yield product(rows, inputs, outputs)
     yield product(768, ROWS, 3072)  # a gradient of weights
     yield product(VP, ROWS, 768)
+    for rows, inputs, outputs in FP8:
+        yield product(rows, inputs, outputs, "fp8")
     yield product(8192, 8192, 8192)
     yield product(4096, 768, 3072, "fp32")
 
@@ -118,7 +134,8 @@ def _numerics(tiny: bool) -> Iterator[Item]:
 
     def item(function: str, dtype: str, sizes: list[int], **more: Any) -> Item:
         more |= {"interpret": True} if tiny else {}
-        return _kernel_item("numerics", "numerics", function, dtype, sizes, **more)
+        alone = function == "adamw_update" and sizes == [D48_ELEMENTS]  # needs the memory of a whole card
+        return _kernel_item("numerics", "numerics", function, dtype, sizes, **more)._replace(shares=not alone)
 
     for function in LAYERNORM:
         shapes = [("bf16", [9, 100])] if tiny else [
@@ -177,13 +194,15 @@ def _numerics(tiny: bool) -> Iterator[Item]:
     for dtype in ("bf16",) if tiny else ("bf16", "fp16"):
         arguments = {"function": "model", "dtype": dtype, "sizes": [2, 24] if tiny else [4, 1024], "model": model}
         more = {"interpret": True} if tiny else {}
-        yield Item("numerics", f"model {model} {dtype}", "numerics", arguments | more, seconds=180)
+        yield Item("numerics", f"model {model} {dtype}", "numerics", arguments | more, seconds=180, shares=True)
 
 
 def races(tiny: bool) -> Iterator[Item]:
     for version in ATTENTION[-1:] if tiny else ATTENTION:
         arguments = {"sizes": [1, 256, 2, 64], "implementation": version}
-        yield Item("races", f"attention bf16 1x256x2x64 implementation={version}", "races", arguments, True, 300)
+        yield Item(
+            "races", f"attention bf16 1x256x2x64 implementation={version}", "races", arguments, True, seconds=240
+        )
 
 
 def kernels(tiny: bool) -> Iterator[Item]:
@@ -224,6 +243,17 @@ def kernels(tiny: bool) -> Iterator[Item]:
         yield item("relu_attention", "bf16", [64, 1024, 12, 64], implementation=implementation)
 
 
+def ncu(tiny: bool) -> Iterator[Item]:
+    """The three kernels of attention, and layernorm's backward as a block has it."""
+    attention, layernorm = ([1, 64, 2, 64], [16, 128]) if tiny else ([64, 1024, 12, 64], [ROWS, 768])
+    for kernel in ("attention_forward_wgmma", "attention_dq_wgmma", "attention_dkv_wgmma"):
+        arguments = {"kernel": kernel, "function": "attention", "sizes": attention, "implementation": "wgmma"}
+        yield Item("ncu", f"{kernel} bf16 {'x'.join(map(str, attention))}", "ncu", arguments)
+    function = "residual_layernorm_backward"
+    arguments = {"kernel": function, "function": function, "sizes": layernorm, "implementation": "pallas"}
+    yield Item("ncu", f"{function} bf16 {'x'.join(map(str, layernorm))}", "ncu", arguments)
+
+
 def tiles(tiny: bool) -> Iterator[Item]:
     """Other numbers in pallas_kernels/tuning.py."""
 
@@ -259,12 +289,12 @@ def tiles(tiny: bool) -> Iterator[Item]:
 TINY_MODEL = "L1-NH2-C64-V100-T32"
 
 
-SECONDS = {"d12": 240, "d24": 300, "d36": 360, "d48": 420}  # a step's first compilation and its measurement
+LIMITS = {"d12": 120, "d24": 150, "d36": 200, "d48": 240}  # seconds of a step's compilation and measurement
 
 
 def _step_item(part: str, name: str, tiny: bool, xla_flags: str = "", seconds: int = 0, **arguments: Any) -> Item:
     """seconds: more than its model's, where the compiler tries more."""
-    within = max(seconds, SECONDS[arguments["model"]])
+    within = max(seconds, LIMITS[arguments["model"]])
     if tiny:
         arguments |= {"model": TINY_MODEL, "B": 2, "T": 24, "steps": 1, "interpret": part == "step"}
     return Item(part, name, "steps", arguments, fresh=True, seconds=within, xla_flags=xla_flags)
@@ -366,7 +396,7 @@ def resume(tiny: bool) -> Iterator[Item]:
     words = f"-e {TINY_MODEL} -b 2 -t 24 --dtype bf16" if tiny else "-e d12 -b 16 -t 1024 --dtype bf16"
     for programs in ("kept",) if tiny else ("kept", "deleted"):
         arguments = {"what": "killed", "words": words, "steps": 20, "every": 5, "programs": programs}
-        yield Item("resume", f"killed with compile cache {programs}", "resume", arguments, fresh=True, seconds=420)
+        yield Item("resume", f"killed with compile cache {programs}", "resume", arguments, fresh=True, seconds=240)
     for dtype in ("bf16",) if tiny else ("bf16", "fp32"):
         cost = {
             "model": TINY_MODEL if tiny else "d12",
@@ -376,7 +406,7 @@ def resume(tiny: bool) -> Iterator[Item]:
         }
         counts = {"steps": 2, "rounds": 1} if tiny else {"steps": 20, "rounds": 3}
         arguments = {"what": "saves", **cost, **counts}
-        yield Item("resume", f"save of d12 {dtype}", "resume", arguments, fresh=True, seconds=300)
+        yield Item("resume", f"save of d12 {dtype}", "resume", arguments, fresh=True, seconds=240)
 
 
 def torch(tiny: bool) -> Iterator[Item]:
@@ -389,7 +419,7 @@ def torch(tiny: bool) -> Iterator[Item]:
             "compiled": not tiny,
             **({"steps": 1} if tiny else {}),
         }
-        yield Item("torch", f"d12 {dtype} B={B}", "torch_step", arguments, fresh=True, seconds=300)
+        yield Item("torch", f"d12 {dtype} B={B}", "torch_step", arguments, fresh=True, seconds=180)
     for sizes in [[1, 64, 2, 64]] if tiny else [[64, 1024, 12, 64], [16, 1024, 25, 64]]:
         for backend in ("math",) if tiny else ("flash", "cudnn"):
             name = f"attention bf16 {'x'.join(map(str, sizes))} backend={backend}"
@@ -402,12 +432,19 @@ def torch(tiny: bool) -> Iterator[Item]:
 
 def start(tiny: bool) -> Iterator[Item]:
     words = f"-e {TINY_MODEL} -b 2 -t 24" if tiny else "-e d12 -b 16 -t 1024"
-    yield Item("start", "d12", "programs", {"what": "start", "words": words}, fresh=True, seconds=300)
+    yield Item("start", "d12", "programs", {"what": "start", "words": words}, fresh=True, seconds=180)
 
 
 def profile(tiny: bool) -> Iterator[Item]:
     words = "-e L1-NH2-C64-V100-T64 -b 2 -t 24 --steps 1" if tiny else "-e d12 -b 64 -t 1024 -r 0 --dtype bf16"
-    yield Item("profile", "d12", "programs", {"what": "profile", "words": words}, fresh=True, seconds=400)
+    yield Item("profile", "d12", "programs", {"what": "profile", "words": words}, fresh=True, seconds=150)
+
+
+def check(tiny: bool) -> Iterator[Item]:
+    """As the first start of train.py on a card has it, within a minute."""
+    words = f"-e {TINY_MODEL} -b 2 -t 24" if tiny else "-e d12 -b 64 -t 1024 -r 0 --dtype bf16"
+    arguments = {"what": "check", "words": f"--seconds 60 {words}"}
+    yield Item("check", "d12", "programs", arguments, fresh=True, seconds=180)
 
 
 def triton(tiny: bool) -> Iterator[Item]:

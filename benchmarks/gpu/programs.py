@@ -24,9 +24,11 @@ VOCAB = 50257
 
 
 def measure(what: str, words: str = "", program: str = "", B: int = 0) -> Figures:
-    """what: 'start' or 'profile', with the flags for the model; or 'llmc', a program of its and B."""
+    """what: 'start', 'profile' or 'check', with the flags for the model; or 'llmc', a program of its and B."""
     if what == "llmc":
         return llmc(program, B)
+    if what == "check":
+        return check(words)
     missing = [name for name in ("rich", "matplotlib", "tiktoken") if find_spec(name) is None]
     if missing:
         raise NotMeasured(f"train.py's packages {', '.join(missing)} are not installed")
@@ -76,6 +78,26 @@ def seconds_to_first_step(words: Sequence[str], folder: Path, run: str) -> float
     if process.wait() or seconds is None:
         raise RuntimeError(f"{shlex.join(command)} ended with status {process.returncode}: {''.join(output)[-300:]}")
     return seconds
+
+
+def check(words: str) -> Figures:
+    """Seconds of what train.py does before a first run, with nothing known yet; what it says is kept as a file."""
+    command = [sys.executable, "-m", "llmc_jax.kernels", "--measure", *shlex.split(words)]
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
+        environment["LLMC_JAX_CACHE"] = folder
+        begin = time.perf_counter()
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+        seconds = time.perf_counter() - begin
+    said = (done.stdout + done.stderr).strip()
+    if "there is no NVIDIA GPU" in said:
+        raise NotMeasured(said)
+    if done.returncode:
+        raise RuntimeError(f"{shlex.join(command)} ended with status {done.returncode}: {said[-300:]}")
+    text_file = Path(os.environ["GPU_CHECK_OUTPUT"]) / f"{os.environ['GPU_CHECK_NAME']}_check.txt"
+    text_file.write_text(f"$ python -m llmc_jax.kernels --measure {words}\n\n{said}\n")
+    last = [line.strip() for line in done.stdout.splitlines() if line.strip()][-2:]
+    return {"s": seconds, "says": " / ".join(last)[-300:], "table": text_file.name, "flags": words}
 
 
 def profile(words: str) -> Figures:

@@ -1,11 +1,11 @@
 """What compute-sanitizer finds in a kernel: accesses to shared memory that do not wait for each other."""
 
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +19,21 @@ REFUSED = re.compile(r"not supported|failed to initialize", re.IGNORECASE)  # as
 
 def measure(sizes: list[int], implementation: str) -> Figures:
     """Hazards in forward and backward of attention on (B, T, NH, HS), as racecheck counts them."""
-    tool = find()
+    tool = find(TOOL, PLACES)
     if tool is None:
         raise NotMeasured(f"{TOOL} is not installed: it comes with CUDA's toolkit")
-    program = f"from benchmarks.gpu import races; races.run({json.dumps(sizes)}, {implementation!r})"
+    program = f"from benchmarks.gpu import races; races.run('attention', {sizes}, {implementation!r})"
     command = [tool, "--tool", "racecheck", "--print-limit", "10", sys.executable, "-c", program]
     environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     return figures_of(done.stdout + done.stderr, done.returncode)
 
 
-def find() -> str | None:
-    """Return the tool's path."""
+def find(tool: str, places: Sequence[str]) -> str | None:
+    """Return the path of one of CUDA's tools, which need not be on PATH. places: folders where else it may be."""
     home = os.environ.get("CUDA_HOME")
-    places = [*([str(Path(home) / "bin")] if home else []), *PLACES]
-    return shutil.which(TOOL) or shutil.which(TOOL, path=os.pathsep.join(places))
+    folders = [*([str(Path(home) / "bin")] if home else []), *places]
+    return shutil.which(tool) or shutil.which(tool, path=os.pathsep.join(folders))
 
 
 def figures_of(output: str, status: int) -> Figures:
@@ -49,12 +49,14 @@ def figures_of(output: str, status: int) -> Figures:
     return {"hazards": hazards, "errors": errors, "warnings": warnings} | ({"first": first[:200]} if first else {})
 
 
-def run(sizes: list[int], implementation: str) -> None:
-    """Compute attention forward and backward once."""
+def run(function: str, sizes: list[int], implementation: str, calls: int = 1) -> None:
+    """Compute a function so many times, attention forward and backward."""
     import jax
 
     from benchmarks.gpu import solvers
     from llmc_jax.trials import problems
 
-    given: Any = problems.problem("attention", "bf16", sizes, seed=1)
-    jax.block_until_ready(jax.jit(given.bind(solvers.implementation("attention", implementation)))(*given.arrays))
+    given: Any = problems.problem(function, "bf16", sizes, seed=1)
+    program = jax.jit(given.bind(solvers.implementation(function, implementation)))
+    for _ in range(calls):
+        jax.block_until_ready(program(*given.arrays))
