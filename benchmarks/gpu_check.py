@@ -26,7 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.gpu import first, groups, targets
+from benchmarks.gpu import clocks, first, groups, targets
 from benchmarks.gpu.expected import CALL, seconds_of, seconds_of_all
 from benchmarks.gpu.plan import PARTS, SIDE_BY_SIDE, Item, plan, step_flags
 from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, number, page, result_files, source_digest
@@ -47,6 +47,7 @@ class Check:
     def __init__(self, results: Results, scratch: Path, tiny: bool) -> None:
         self.results, self.scratch, self.tiny = results, scratch, tiny
         self.source = source_digest(ROOT)
+        self.read_card: clocks.Read | None = None  # its clock, where the driver tells
         self.began = False  # something has been measured in this call
         self._writing = threading.Lock()  # of results and page, by lanes side by side
 
@@ -129,11 +130,15 @@ class Check:
     def _measure(self, item: Item, children: Children, end: float) -> bool:
         """Measure one item; False if time ran out before it was done. Raises Stuck."""
         task = Task(item.name, f"benchmarks.gpu.{item.module}", item.arguments, item.seconds)
-        outcome = children.measure(task, end)
+        with clocks.sampled(None if item.shares else self.read_card) as readings:
+            outcome = children.measure(task, end)
         done = outcome.kind != "TIME"
         with self._writing:
             if done:
-                self._keep(item, outcome.kind, outcome.content, outcome.seconds)
+                content = outcome.content
+                if outcome.kind == "DONE":
+                    content = {**content, **clocks.figures_of(readings)}
+                self._keep(item, outcome.kind, content, outcome.seconds)
             elif not self.began:
                 told = f"not done after {outcome.seconds:.0f} s, all the time of a call; give it more with --minutes"
                 self._keep(item, "FAILED", told, outcome.seconds)
@@ -329,6 +334,7 @@ def prepare(args: argparse.Namespace, command: str) -> Check:
     check.results = Results(output, device)
     if check.results.json_file.exists():
         check.results.read()
+    check.read_card = clocks.reader(machine.pop("pci", ""))
     check.results.machine = machine
     check.results.commands.append(command)
     return check

@@ -14,7 +14,7 @@ import jax
 import pytest
 
 from benchmarks import gpu_check, roofline, step_table
-from benchmarks.gpu import first, groups, ncu, races, resume, solvers, stepping, steps, targets
+from benchmarks.gpu import clocks, first, groups, ncu, races, resume, solvers, stepping, steps, targets
 from benchmarks.gpu.expected import CALL, seconds_of, seconds_of_all
 from benchmarks.gpu.plan import ATTENTION, D12_NUMERICS, PARTS, SIDE_BY_SIDE, STEP_PARTS, Item, plan, step_flags
 from benchmarks.gpu.programs import step_times
@@ -25,12 +25,14 @@ from llmc_jax.config.model import parse_descriptor
 from llmc_jax.kernels import GROUPS
 from llmc_jax.kernels.ours import FILES
 from llmc_jax.machine import deviceless
+from llmc_jax.machine.nvml import GpuReading
 from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.trials import problems
 from llmc_jax.trials.children import END_SECONDS, Outcome, Task
 from llmc_jax.trials.figures import FREE, OTHER, SAME, NotMeasured
 from pallas_kernels import tuning
 from tests.aot.cases import public_kernels
+from tests.machine.test_nvml import FULL, FakeNvml
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -616,6 +618,51 @@ def test_what_is_not_timed_shares_the_card(tmp_path: Path, monkeypatch: pytest.M
     assert shares == ["0.290"] * SIDE_BY_SIDE + ["0.92"]
     check.results.machine["compute_mode"] = "Exclusive_Process"
     assert check.lanes == 1
+
+
+def reading(busy: int | None, mhz: int | None = None, watts: float | None = None, cap: str | None = None) -> GpuReading:
+    nothing = dict.fromkeys(GpuReading._fields)
+    return GpuReading(**nothing | {"compute_percent": busy, "clock_mhz": mhz, "power_watts": watts, "cap": cap})
+
+
+def test_the_clock_of_a_busy_card() -> None:
+    """Readings of an idle card do not count; what a card does not say is left out."""
+    busy = [reading(100, 1755, 698.0, "power"), reading(97, 1650, 700.0, "power"), reading(60, 1980, 500.0, "no")]
+    assert clocks.figures_of([reading(0, 345, 120.0, "no"), *busy, reading(None, 100)]) == {
+        "SM MHz": 1755, "SM MHz least": 1650, "W": 698.0, "cap": "power 67 %",
+    }  # fmt: skip
+    assert clocks.figures_of([reading(100, cap="no")]) == {"cap": "no"}
+    assert clocks.figures_of([]) == clocks.figures_of([reading(3, 345)]) == {}
+
+
+def test_the_clock_stands_beside_what_is_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Child:
+        stuck = None
+
+        def measure(self, *_: Any) -> Outcome:
+            time.sleep(0.05)
+            return Outcome("DONE", {"us": 1.0}, 0.05)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(gpu_check, "Children", lambda *_: Child())
+    monkeypatch.setattr(clocks, "EVERY", 0.005)
+    check = gpu_check.Check(Results(tmp_path, "tiny"), tmp_path, tiny=True)
+    check.read_card = lambda: reading(100, 1755)
+    check.run_items("x", [Item("kernels", "timed", "", {}), Item("numerics", "not", "", {}, shares=True)], 1e99)
+    found = {name: record.figures for (_, name), record in check.results.records.items()}
+    assert found == {"timed": {"us": 1.0, "SM MHz": 1755, "SM MHz least": 1755}, "not": {"us": 1.0}}
+    nvml = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    read = clocks.reader("0000:65:00.0")
+    assert read is not None and read() == FULL and ("nvmlDeviceGetHandleByPciBusId", b"0000:65:00.0") in nvml.asked
+    nvml.answers["nvmlInit"] = FakeNvml.NVMLError(12)
+    assert clocks.reader("0000:65:00.0") is None
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert clocks.reader("0000:65:00.0") is None
+    with clocks.sampled(None) as readings:
+        assert readings == []
 
 
 def test_a_crash_costs_one_line(tmp_path: Path) -> None:

@@ -4,10 +4,13 @@ import math
 import platform
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
+from llmc_jax.errors import InputError
 from llmc_jax.machine.device import first_device
+from llmc_jax.machine.nvml import pci_bus_id
 from llmc_jax.trials.clock import Timing, queued, timing
 from llmc_jax.trials.figures import Figures
 
@@ -16,13 +19,16 @@ LIBRARY_FP8 = "__cublas$lt$matmul$f8"  # in the text of a program that calls cuB
 
 
 def describe() -> dict[str, str]:
-    """The device, its driver, and the versions of what runs on it."""
+    """The device and where it sits (`pci`), its driver, and the versions of what runs on it."""
     device = first_device()
     found = {
         "device": device.device_kind if device.platform == "gpu" else "CPU",
         "capability": str(getattr(device, "compute_capability", "")) if device.platform == "gpu" else "",
         "python": platform.python_version(),
     }
+    if device.platform == "gpu":
+        with suppress(InputError):
+            found["pci"] = pci_bus_id(device.local_hardware_id)
     for package in ("jax", "jaxlib", "numpy", "torch", "triton", "jax-triton"):
         try:
             found[package] = metadata.version(package)
