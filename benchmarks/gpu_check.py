@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -26,15 +26,15 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.gpu import clocks, first, groups, targets
+from benchmarks.gpu import clocks, first, groups, targets, versus
 from benchmarks.gpu.expected import CALL, seconds_of, seconds_of_all
 from benchmarks.gpu.plan import PARTS, SIDE_BY_SIDE, Item, plan, step_flags
 from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, number, page, result_files, source_digest
 from llmc_jax.errors import InputError
 from llmc_jax.machine.jax_setup import MEMORY_SHARE
-from llmc_jax.trials.children import Children, Stuck, Task
+from llmc_jax.machine.nvml import GpuReading
+from llmc_jax.trials.children import Children, Outcome, Stuck, Task
 
-PART_SECONDS = 480  # after which no more of a part is begun: the others have their turn
 MARGIN = 0.05  # of a card's memory, for the contexts of processes that share it
 LEAST_SECONDS = 5  # that are not worth beginning an item for
 DESCRIBE_SECONDS = 120
@@ -51,8 +51,8 @@ class Check:
         self.began = False  # something has been measured in this call
         self._writing = threading.Lock()  # of results and page, by lanes side by side
 
-    def environment(self, item: Item | None = None) -> dict[str, str]:
-        """Of a measuring process."""
+    def environment(self, item: Item | None = None, processes: int = 1) -> dict[str, str]:
+        """Of a measuring process, one of so many that share the card."""
         found = dict(os.environ)
         found.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         found.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(MEMORY_SHARE))
@@ -69,8 +69,8 @@ class Check:
             found["XLA_FLAGS"] = f"{found.get('XLA_FLAGS', '')} {item.xla_flags}".strip()
         if item is not None and item.arguments.get("cache") == "own":
             found["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(dir=self.scratch)
-        if item is not None and item.shares and self.lanes > 1:
-            found["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{(MEMORY_SHARE - MARGIN) / self.lanes:.3f}"
+        if processes > 1:
+            found["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{(MEMORY_SHARE - MARGIN) / processes:.3f}"
         return found
 
     @property
@@ -78,18 +78,18 @@ class Check:
         """Return how many processes may share the card: one where the driver lets only one in."""
         return SIDE_BY_SIDE if self.results.machine.get("compute_mode", "Default") == "Default" else 1
 
-    def run_items(self, title: str, items: list[Item], end: float, begin_until: float = float("inf")) -> bool:
+    def run_items(self, title: str, items: list[Item], end: float) -> bool:
         """Measure items until a time of `time.monotonic`; False if it came before all of them were measured.
 
         Those that may share the card are measured side by side, each of the others alone on it. What `end` interrupts
         has no record, and is begun again next time; unless it is the first one of the whole call, which had all of its
-        time: no call would ever get beyond that one. begin_until: when no more are begun. Raises Stuck.
+        time: no call would ever get beyond that one. Raises Stuck.
         """
         measured = 0
         for shares, group in groupby(items, key=lambda item: item.shares):
             stretch = list(group)
             found: list[Item | Exception] = []
-            lane = partial(self._lane, iter(stretch), min(begin_until, end - LEAST_SECONDS), end, found)
+            lane = partial(self._lane, iter(stretch), end, found)
             threads = [threading.Thread(target=lane, daemon=True) for _ in range(self.lanes if shares else 1)]
             for each in threads:
                 each.start()
@@ -103,7 +103,7 @@ class Check:
                 return False
         return True
 
-    def _lane(self, items: Iterator[Item], begin_until: float, end: float, found: list[Item | Exception]) -> None:
+    def _lane(self, items: Iterator[Item], end: float, found: list[Item | Exception]) -> None:
         """Measure one item after the other until none is left or time is up, and note each, or the problem, as found.
 
         Lanes that run side by side take from the same items.
@@ -114,8 +114,8 @@ class Check:
                 if children is None or item.fresh:
                     if children is not None:
                         children.close()
-                    children = Children(self.environment(item), ROOT)
-                if time.monotonic() > begin_until or not self._measure(item, children, end):
+                    children = Children(self.environment(item, self.lanes if item.shares else 1), ROOT)
+                if time.monotonic() > end - LEAST_SECONDS or not self._measure(item, children, end):
                     return
                 found.append(item)
                 if item.fresh:
@@ -135,10 +135,7 @@ class Check:
         done = outcome.kind != "TIME"
         with self._writing:
             if done:
-                content = outcome.content
-                if outcome.kind == "DONE":
-                    content = {**content, **clocks.figures_of(readings)}
-                self._keep(item, outcome.kind, content, outcome.seconds)
+                self._keep(item, *with_clock(outcome, readings))
             elif not self.began:
                 told = f"not done after {outcome.seconds:.0f} s, all the time of a call; give it more with --minutes"
                 self._keep(item, "FAILED", told, outcome.seconds)
@@ -155,10 +152,22 @@ class Check:
         today = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M")
         record = Record(STATUS[kind], figures, message, today, self.source, round(seconds, 1))
         self.results.add(item, record)
-        write_page(self.results, self.tiny)
+        write_page(self.results)
         shown = self.results.shown(item.part, item.name, record)
         text = "  ".join(f"{name} {number(value)}" for name, value in shown.items())
         print(f"{item.part}: {item.name}: {text or f'{record.status}: {message}'}", flush=True)
+
+    def compare(self, given: Path, items: list[Item], end: float) -> None:
+        """Measure steps beside those of another checkout or a patch. Raises InputError where it is neither."""
+        with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
+            other = versus.other_side(given, Path(folder))
+            for item in versus.items_of(items, given):
+                with clocks.sampled(self.read_card) as readings:
+                    outcome = versus.compare(item, other, partial(self.environment, item), end, self.lanes > 1)
+                if outcome.kind == "TIME":
+                    print(f"versus: time is up before {item.name}", flush=True)
+                    return
+                self._keep(item, *with_clock(outcome, readings))
 
     def describe(self) -> dict[str, str]:
         """Return what there is to know of the machine, asked in a process of its own. Raises InputError."""
@@ -175,6 +184,13 @@ class Check:
             said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
             raise InputError(f"JAX cannot be used with {sys.executable} (set PYTHON to another): {said[-1][-300:]}")
         return json.loads(done.stdout.splitlines()[-1])
+
+
+def with_clock(outcome: Outcome, readings: Sequence[GpuReading]) -> Outcome:
+    """Return an outcome with what the card did meanwhile among its figures."""
+    if outcome.kind != "DONE":
+        return outcome
+    return outcome._replace(content={**outcome.content, **clocks.figures_of(readings)})
 
 
 def left(results: Results, items: Iterable[Item]) -> list[Item]:
@@ -202,9 +218,9 @@ def continued(source: Path, output: Path, name: str) -> None:
             shutil.copyfile(path, output / path.name)
 
 
-def write_page(results: Results, tiny: bool = False) -> str:
+def write_page(results: Results) -> str:
     """Write the page and return its summary."""
-    said = [targets.summary(results), first.progress(results, plan(tiny), tiny)]
+    said = [targets.summary(results)]
     if by_group := groups.read(results.groups_file):
         said += groups.wrong_estimates(by_group, results.card)
     summary = "\n\n".join(said)
@@ -219,7 +235,7 @@ def page_of(file: Path) -> Path:
         raise InputError(f"--page {file}: there is no such file; it is a gpu_….json that this check wrote")
     results = Results(file.parent, "", file.stem)
     results.read()
-    write_page(results, tiny=file.stem == "gpu_tiny")
+    write_page(results)
     return results.page
 
 
@@ -248,6 +264,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--page", type=Path, metavar="JSON", help="write the page of these results: needs no GPU")
     parser.add_argument(
+        "--vs", type=Path, metavar="PATH", help="the step of another checkout, or of a patch to this one, beside ours"
+    )
+    parser.add_argument(
         "--list", action="store_true", help="the items, how long they take, which are done: needs no GPU"
     )
     args = parser.parse_args(argv)
@@ -260,12 +279,17 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     if unknown := [part for part in args.parts if part not in PARTS]:
         parser.error(f"there is no part {', '.join(unknown)}; the parts are {', '.join(PARTS)}")
     args.only = [text.strip() for texts in args.only for text in texts.split(",") if text.strip()]
-    args.items = items = [item for item in plan(args.tiny) if item.part in (args.parts or PARTS)]
+    if args.vs and (args.first or args.parts):
+        parser.error("--vs compares steps: name no part beside it, but --only which of them")
+    parts = ["step"] if args.vs else args.parts or PARTS
+    args.items = items = [item for item in plan(args.tiny) if item.part in parts]
     if unknown := [text for text in args.only if not any(text in item.name for item in items)]:
         known = ", ".join(sorted({item.name.split()[0] for item in items}))
         parser.error(f"--only: no item's name contains {' or '.join(unknown)}; they begin with {known} (see --list)")
     if args.only:
         args.items = [item for item in items if any(text in item.name for text in args.only)]
+    if args.vs and not args.only:
+        args.items = [item for item in items if item.name in versus.STEPS]
     if args.minutes is None:
         args.minutes = first.MINUTES if args.first else 1e6
     if not args.minutes > 0:
@@ -290,13 +314,16 @@ def main(argv: list[str] | None = None) -> int:
     results = check.results
     try:
         run(check, args, began + 60 * args.minutes)
+    except InputError as error:
+        print(f"gpu_check.sh: {error}", file=sys.stderr)
+        return 2
     except Stuck as stuck:
         results.save()
-        write_page(results, args.tiny)
+        write_page(results)
         print(f"{stuck}: it holds the GPU until the machine restarts", file=sys.stderr, flush=True)
         return 1
     results.save()
-    print(f"{write_page(results, args.tiny)}\n\n{results.page}", flush=True)
+    print(f"{write_page(results)}\n\n{results.page}", flush=True)
     wrong, failed = results.wrong(), results.failed()
     for title, found in (("WRONG", wrong), ("FAILED", failed)):
         for key, how in found.items():
@@ -362,7 +389,10 @@ def show_items(args: argparse.Namespace) -> None:
 
 
 def run(check: Check, args: argparse.Namespace, deadline: float) -> None:
-    """Measure what was asked for until a time of `time.monotonic`. Raises Stuck."""
+    """Measure what was asked for until a time of `time.monotonic`. Raises Stuck, and InputError of --vs."""
+    if args.vs:
+        check.compare(args.vs, args.items, deadline)
+        return
     if args.first:
         for leg in first.LEGS:
             items = left(check.results, first.items_of(leg, args.items, args.tiny)) if leg.needed(check.results) else []
@@ -377,7 +407,7 @@ def run(check: Check, args: argparse.Namespace, deadline: float) -> None:
             print(f"----- {part}: done before", flush=True)
         if items and time.monotonic() < deadline:
             print(f"----- {part}: {PARTS[part]}", flush=True)
-            check.run_items(part, items, deadline, begin_until=time.monotonic() + PART_SECONDS)
+            check.run_items(part, items, deadline)
 
 
 if __name__ == "__main__":

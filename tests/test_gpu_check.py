@@ -1,5 +1,6 @@
 """benchmarks/gpu_check.sh without a GPU: its plan, what its numerics see, its verdicts, what a crash costs."""
 
+import difflib
 import json
 import shutil
 import subprocess
@@ -14,14 +15,15 @@ import jax
 import pytest
 
 from benchmarks import gpu_check, roofline, step_table
-from benchmarks.gpu import clocks, first, groups, ncu, races, resume, solvers, stepping, steps, targets
+from benchmarks.gpu import clocks, first, groups, ncu, races, resume, solvers, stepping, steps, targets, versus
 from benchmarks.gpu.expected import CALL, seconds_of, seconds_of_all
 from benchmarks.gpu.plan import ATTENTION, D12_NUMERICS, PARTS, SIDE_BY_SIDE, STEP_PARTS, Item, plan, step_flags
 from benchmarks.gpu.programs import step_times
-from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, page, result_files
+from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, page, result_files, source_digest
 from llmc_jax import kernels
 from llmc_jax.config.flags import parse_args
 from llmc_jax.config.model import parse_descriptor
+from llmc_jax.errors import InputError
 from llmc_jax.kernels import GROUPS
 from llmc_jax.kernels.ours import FILES
 from llmc_jax.machine import deviceless
@@ -56,7 +58,7 @@ def test_plan(tiny: bool) -> None:
     items = plan(tiny)
     names = [(item.part, item.name) for item in items]
     assert len(set(names)) == len(names)
-    assert {part for part, _ in names} == set(PARTS)
+    assert {part for part, _ in names} == set(PARTS) - {"versus"}  # which --vs alone measures
     assert [part for part, _ in names] == sorted((part for part, _ in names), key=list(PARTS).index)
     assert all(item.fresh for item in items if item.xla_flags)
     assert not any("," in item.name for item in items)  # --only takes several names
@@ -84,7 +86,7 @@ def test_flags_of_a_step() -> None:
     for B in (64, 32, 16):
         assert flags["torch", f"d12 bf16 B={B}"] == flags["llmc", f"d12 bf16 B={B}"] == flags["step", f"d12 bf16 B={B}"]
     assert flags["torch", "d12 tf32 B=4"] == flags["llmc", "d12 fp32 TF32 B=4"] == flags["step", "d12 fp32 TF32 B=4"]
-    assert {key[0] for key, words in flags.items() if words} == set(STEP_PARTS)
+    assert {key[0] for key, words in flags.items() if words} == set(STEP_PARTS) - {"versus"}
     assert all(parse_args(words.split()).recompute >= 0 for words in flags.values() if words)
 
 
@@ -584,6 +586,90 @@ def test_what_nsight_compute_says() -> None:
         ncu.figures_of("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access the counters\n")
     with pytest.raises(RuntimeError, match="No kernels were profiled"):
         ncu.figures_of("==WARNING== No kernels were profiled.\n", status=0)
+
+
+# ----- one checkout beside another ----------------------------------------------------------------------------------
+
+
+def patch_of(folder: Path, file: str, before: str, after: str) -> Path:
+    """A patch from one text of a file to another."""
+    lines = difflib.unified_diff(before.splitlines(True), after.splitlines(True), f"a/{file}", f"b/{file}")
+    (folder / "change.patch").write_text("".join(lines))
+    return folder / "change.patch"
+
+
+EPS_FILE = "llmc_jax/ops/layernorm.py"
+
+
+def test_the_other_side(tmp_path: Path) -> None:
+    """A checkout's packages, or this one's with a patch, measured by this one's benchmarks."""
+    text = (ROOT / EPS_FILE).read_text()
+    changed = text.replace("EPS = 1e-5", "EPS = 1e1")
+    folders = [tmp_path / name for name in ("patched", "same", "none", "no checkout", "does not apply", "docs")]
+    for folder in folders:
+        folder.mkdir()
+    side = versus.other_side(patch_of(tmp_path, EPS_FILE, text, changed), folders[0])
+    assert (side / EPS_FILE).read_text() == changed and (side / "benchmarks").resolve() == ROOT / "benchmarks"
+    assert source_digest(versus.other_side(ROOT, folders[1])) == source_digest(ROOT) != source_digest(side)
+    wrong = [
+        (tmp_path / "missing", "no such folder"), (tmp_path, "it has no llmc_jax"),
+        (patch_of(folders[4], EPS_FILE, changed, text), "does not apply"),
+        (patch_of(folders[5], "README.md", "a\n", "b\n"), "changes nothing"),
+    ]  # fmt: skip
+    for (given, told), folder in zip(wrong, folders[2:], strict=True):
+        with pytest.raises(InputError, match=told) as error:
+            versus.other_side(given, folder)
+        assert "\n" not in str(error.value)
+
+
+def test_sides_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ABAB in two processes that keep their step; where both do not fit, each turn in a process of its own."""
+    done, memory = [], {"both": True}
+
+    class Side:
+        def __init__(self, environment: dict[str, str], folder: Path) -> None:
+            self.name, self.alone = "this" if folder == ROOT else "other", environment["processes"] == "1"
+
+        def measure(self, task: Task, _: float) -> Outcome:
+            done.append(self.name)
+            if self.name == "other" and not (self.alone or memory["both"]):
+                return Outcome("SPOILT", "RESOURCE_EXHAUSTED: 7 GiB", 1.0)
+            ms = {"this": 100.0, "other": 90.0 + len(done)}[self.name]
+            return Outcome("DONE", {"ms": ms, "loss": 4.5}, 1.0)
+
+        def close(self) -> None:
+            done.append("close")
+
+    monkeypatch.setattr(versus, "Children", Side)
+    (item,) = versus.items_of([each for each in plan() if (each.part, each.name) == ("step", "d48 bf16 B=16")], ROOT)
+    assert item.arguments["steps"] == 12 and step_flags(item).startswith("-e d48 -b 16")
+
+    def compare() -> Outcome:
+        done.clear()
+        return versus.compare(item, tmp_path, lambda processes: {"processes": str(processes)}, 1e9)
+
+    figures = compare().content
+    assert done == ["this", "other"] * versus.TURNS + ["close"] * 2
+    assert figures["ms"] == 100.0 and figures["other ms"] == 97.0 and figures["other / this"] == pytest.approx(0.97)
+    assert figures["spread"] == pytest.approx(0.1 / 0.97) and figures["compiled"] == "once"
+    memory["both"] = False
+    assert compare().content["compiled"] == "in each turn"
+    assert done[4:] == ["this", "close", "other", "close"] * versus.APART + ["close"] * 2
+    monkeypatch.setattr(Side, "measure", lambda *_: Outcome("FAILED", "TypeError: no", 1.0))
+    assert compare() == Outcome("FAILED", "this side: TypeError: no", 1.0)
+
+
+@pytest.mark.slow
+def test_a_patch_beside_this_checkout(tmp_path: Path) -> None:
+    text = (ROOT / EPS_FILE).read_text()
+    patch = patch_of(tmp_path, EPS_FILE, text, text.replace("EPS = 1e-5", "EPS = 1e1"))
+    done = run_check("--tiny", "--output", str(tmp_path), "--vs", str(patch))
+    assert done.returncode == 0, done.stdout + done.stderr
+    ((part, name, status, figures, *_),) = json.loads((tmp_path / "gpu_tiny.json").read_text())["records"]
+    assert (part, name, status) == ("versus", "d12 bf16 B=64 beside change.patch", DONE)
+    assert figures["turns"] == versus.TURNS and figures["loss"] != figures["other loss"]
+    done = run_check("--tiny", "--output", str(tmp_path), "--vs", str(tmp_path / "none"))
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
 
 
 # ----- whole runs ---------------------------------------------------------------------------------------------------

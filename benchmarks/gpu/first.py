@@ -72,16 +72,6 @@ def items_of(leg: Leg, plan: Iterable[Item], tiny: bool) -> list[Item]:
     return list({item.name: item for item in found}.values())
 
 
-def progress(results: Results, plan: list[Item], tiny: bool = False) -> str:
-    """Return which of the calls are done, in one line."""
-    said = []
-    for call in sorted({leg.call for leg in LEGS}):
-        keys = {(item.part, item.name) for item in items_of_call(call, results, plan, tiny)}
-        tried = len(keys & results.records.keys())
-        said.append(f"{name_of(call)}: {'done' if tried == len(keys) else f'{tried} of {len(keys)} items'}")
-    return f"`first`, {'; '.join(said)}."
-
-
 def name_of(call: int) -> str:
     """Return how a call is named to people."""
     return f"call {call}" if call in PLANNED else "as time allows"

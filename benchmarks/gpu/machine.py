@@ -52,8 +52,6 @@ def measure(what: str, sizes: list[int] | None = None, dtype: str = "bf16") -> F
 
     from llmc_jax.machine import compiling
 
-    if what == "describe":
-        return dict(describe())
     kind, sizes = jnp.dtype(DTYPES[dtype]), sizes or []
     key = jax.random.key(0)
 

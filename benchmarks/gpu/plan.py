@@ -17,6 +17,7 @@ PARTS = {
     "ncu": "what Nsight Compute counts in the kernels that take longest, where it is installed",
     "tiles": "the kernels once more with other tile sizes",
     "step": "training steps: GPT-2 124M to 1558M in bf16, 124M in fp32 with TF32",
+    "versus": "the step of another checkout, or of a patch, beside this one's, in turns (--vs)",
     "torch": "the same step in PyTorch, compiled, with flash attention; and its attention alone",
     "repeat": "the same 20 steps in separate processes, and with recomputation: the same bits",
     "generate": "a token of generated text, with a cache of keys and values; its logits beside the whole forward's",
@@ -28,7 +29,7 @@ PARTS = {
     "triton": "the Triton kernels, where jax-triton is installed: numerics and times",
     "llmc": "the programs of llm.c, where $LLMC names the folder that they were built in",
 }
-STEP_PARTS = ("step", "torch", "llmc", "variants")  # whose items time a whole step
+STEP_PARTS = ("step", "versus", "torch", "llmc", "variants")  # whose items time a whole step
 MODELS = {"d12": 768, "d24": 1024, "d36": 1280, "d48": 1600}  # channels
 V, VP = 50257, 50304
 ROWS = 65_536  # B T of the measured kernels: B=64 T=1024
