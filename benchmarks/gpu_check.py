@@ -108,19 +108,16 @@ class Check:
 
         Lanes that run side by side take from the same items.
         """
-        children: Children | None = None
+        children = last = None
         try:
             for item in items:
-                if children is None or item.fresh:
+                if children is None or item.fresh or (last and last.fresh):
                     if children is not None:
                         children.close()
                     children = Children(self.environment(item, self.lanes if item.shares else 1), ROOT)
                 if time.monotonic() > end - LEAST_SECONDS or not self._measure(item, children, end):
                     return
-                found.append(item)
-                if item.fresh:
-                    children.close()
-                    children = None
+                found.append(last := item)
         except Exception as problem:
             found.append(problem)
         finally:
@@ -290,6 +287,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         args.items = [item for item in items if any(text in item.name for text in args.only)]
     if args.vs and not args.only:
         args.items = [item for item in items if item.name in versus.STEPS]
+    args.scratch = Path(tempfile.gettempdir()) / f"gpu_check_{os.getuid()}"  # for what is not a result
+    args.output = args.output or (args.scratch if args.tiny else ROOT / "benchmarks/results")
     if args.minutes is None:
         args.minutes = first.MINUTES if args.first else 1e6
     if not args.minutes > 0:
@@ -301,18 +300,11 @@ def main(argv: list[str] | None = None) -> int:
     """Run the check; 0 unless a kernel is wrong, something failed, or there is no GPU."""
     began, args = time.monotonic(), parse(argv)
     try:
-        if args.page:
-            print(page_of(args.page))
-            return 0
-        if args.list:
-            show_items(args)
+        if args.page or args.list:
+            print(page_of(args.page)) if args.page else show_items(args)
             return 0
         check = prepare(args, shlex.join(["benchmarks/gpu_check.sh", *(sys.argv[1:] if argv is None else argv)]))
-    except InputError as error:
-        print(f"gpu_check.sh: {error}", file=sys.stderr)
-        return 2
-    results = check.results
-    try:
+        results = check.results
         run(check, args, began + 60 * args.minutes)
     except InputError as error:
         print(f"gpu_check.sh: {error}", file=sys.stderr)
@@ -331,27 +323,15 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if failed or wrong else 0
 
 
-def scratch_folder() -> Path:
-    """Return where what is not a result lies."""
-    return Path(tempfile.gettempdir()) / f"gpu_check_{os.getuid()}"
-
-
-def output_folder(args: argparse.Namespace) -> Path:
-    """Return where the results lie."""
-    output: Path = args.output or (scratch_folder() if args.tiny else ROOT / "benchmarks/results")
-    return output
-
-
 def prepare(args: argparse.Namespace, command: str) -> Check:
     """Return the check of this machine with what is known of it. Raises InputError for what cannot be checked."""
-    scratch = scratch_folder()
-    scratch.mkdir(exist_ok=True)
-    output = output_folder(args)
+    output = args.output
     try:
+        args.scratch.mkdir(exist_ok=True)
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--output {output}: no folder can be made there: {error.strerror}") from error
-    check = Check(Results(output, "tiny"), scratch, args.tiny)
+    check = Check(Results(output, "tiny"), args.scratch, args.tiny)
     machine = check.describe()
     if not args.tiny and not machine["capability"]:
         raise InputError("JAX sees no NVIDIA GPU here; `--tiny` goes through the check on a CPU")
@@ -369,13 +349,12 @@ def prepare(args: argparse.Namespace, command: str) -> Check:
 
 def show_items(args: argparse.Namespace) -> None:
     """Print the items in the order in which they run, the seconds that they take, and on which cards they are done."""
-    cards = [Results(file.parent, "", file.stem) for file in result_files(output_folder(args))]
+    cards = [Results(file.parent, "", file.stem) for file in result_files(args.output)]
     for card in cards:
         card.read()
     groups_of = {part: [item for item in args.items if item.part == part] for part in PARTS}
     if args.first:
-        numbers, nothing = sorted({leg.call for leg in first.LEGS}), Results(Path(), "")
-        groups_of = {first.name_of(call): first.items_of_call(call, nothing, args.items) for call in numbers}
+        groups_of = first.calls(args.items, args.tiny)
     for title, items in groups_of.items():
         if not items:
             continue
@@ -395,9 +374,8 @@ def run(check: Check, args: argparse.Namespace, deadline: float) -> None:
         return
     if args.first:
         for leg in first.LEGS:
-            items = left(check.results, first.items_of(leg, args.items, args.tiny)) if leg.needed(check.results) else []
-            if items:
-                print(f"----- call {leg.call}, {leg.what}: {leg.part}", flush=True)
+            if items := left(check.results, first.items_of(leg, args.items, args.tiny)):
+                print(f"----- {leg.call}, {leg.what}: {leg.part}", flush=True)
                 if not check.run_items(leg.part, items, deadline):
                     return
         return

@@ -31,7 +31,7 @@ from llmc_jax.machine.nvml import GpuReading
 from llmc_jax.models.gpt2.tensors import flat_size
 from llmc_jax.trials import problems
 from llmc_jax.trials.children import END_SECONDS, Outcome, Task
-from llmc_jax.trials.figures import FREE, OTHER, SAME, NotMeasured
+from llmc_jax.trials.figures import SAME, NotMeasured
 from pallas_kernels import tuning
 from tests.aot.cases import public_kernels
 from tests.machine.test_nvml import FULL, FakeNvml
@@ -348,25 +348,24 @@ def test_variants_are_shown_beside_the_step(tmp_path: Path) -> None:
 
 def test_first_calls_take_what_matters() -> None:
     """Every pattern names something; the calls are in order; the whole of numerics is among them, d12's first."""
-    items = plan()
-    assert [leg.call for leg in first.LEGS] == sorted(leg.call for leg in first.LEGS)
+    items, order = plan(), [*first.PLANNED, first.REST]
+    assert [leg.call for leg in first.LEGS] == sorted((leg.call for leg in first.LEGS), key=order.index)
     for leg in first.LEGS:
         for pattern in leg.patterns:
             assert first.items_of(leg._replace(patterns=(pattern,)), items, tiny=False), pattern
-    nothing = Results(Path(), "")
-    parts = {call: {item.part for item in first.items_of_call(call, nothing, items)} for call in (1, 2, 3)}
-    assert parts[1] == {"machine", "numerics", "step", "llmc", "torch", "kernels", "profile", "start"}
-    assert parts[2] == {"check", "kernels", "ncu", "repeat", "resume", "step"} and "numerics" in parts[3]
+    one, two, rest = ({item.part for item in each} for each in first.calls(items).values())
+    assert one == {"machine", "numerics", "step", "llmc", "torch", "kernels", "profile", "start"}
+    assert two == {"check", "kernels", "ncu", "repeat", "resume", "step"} and "numerics" in rest
     assert [item.name for item in items if item.part == "numerics"][: len(D12_NUMERICS)] == list(D12_NUMERICS)
-    small = {item.part for leg in first.LEGS for item in first.items_of(leg, plan(tiny=True), tiny=True)}
+    small = {item.part for each in first.calls(plan(tiny=True), tiny=True).values() for item in each}
     assert small == {leg.part for leg in first.LEGS}
 
 
 def test_the_first_calls_fit() -> None:
     """Each is planned to end half a minute before its time; every item has an expectation below its limit."""
-    items, nothing = plan(), Results(Path(), "")
+    items = plan()
     for call in first.PLANNED:
-        assert CALL + seconds_of_all(first.items_of_call(call, nothing, items)) <= 60 * first.MINUTES - 30
+        assert CALL + seconds_of_all(first.calls(items)[call]) <= 60 * first.MINUTES - 30
     assert all(0 < seconds_of(item) < item.seconds for item in items)
     shared = [item for item in items if item.shares]
     assert {item.part for item in shared} == {"numerics"} and not any(item.fresh for item in shared)
@@ -424,8 +423,7 @@ def test_no_call_lasts_longer_than_its_minutes(
     """However long the items take, and though they hang: seconds at most; and each call gets further."""
     words = ("d12", "65536x768", "dkv", "16384x12")
     items = [item for item in plan() if any(word in item.name for word in words)]
-    asked = {(item.part, item.name) for call in (1, 2, 3)
-             for item in first.items_of_call(call, Results(Path(), ""), items)}  # fmt: skip
+    asked = {(item.part, item.name) for each in first.calls(items).values() for item in each}
     card = Card(dict.fromkeys((item.name for item in items), takes))
     known = -1
     while True:
@@ -447,19 +445,6 @@ def test_an_item_longer_than_a_call_does_not_stop_all_others(tmp_path: Path, mon
     assert "--minutes" in results.records["machine", "copy"].message
     results, _ = one_call(card, tmp_path, monkeypatch, "--only", "copy,read", "--minutes", "2")
     assert results.records["machine", "read"].status == DONE
-
-
-def test_bits_that_move_are_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Races are searched for in the first call if numerics moved, and not in these calls if they did not."""
-    card = Card({})
-    one_call(card, tmp_path / "still", monkeypatch, "first")
-    assert not any("1x256x2x64" in name for name in card.measured)
-    moved = {("numerics", D12_NUMERICS[0]): record(bits=OTHER), ("numerics", D12_NUMERICS[1]): record(bits=FREE)}
-    (tmp_path / "moved").mkdir()
-    results_of(tmp_path / "moved", moved).save()
-    results, _ = one_call(card, tmp_path / "moved", monkeypatch, "first")
-    assert [name for part, name in results.records if part == "races"]
-    assert results.moved() == [("numerics", D12_NUMERICS[0])]
 
 
 def test_results_of_an_earlier_call(

@@ -30,11 +30,8 @@ SECONDS = (
     ("repeat", "*", 12.0),  # estimate
     ("generate", "d12 bf16*", 9.5), ("generate", "*", 15.0),  # others than d12: estimate
     ("resume", "killed*", 60.0), ("resume", "*", 40.0),  # estimate
-    ("variants", "--xla_gpu_*any=*", 200.0), ("variants", "--xla_gpu_ex*", 300.0),  # estimate
-    ("variants", "*", 17.0),
-    ("start", "*", 43.0), ("profile", "*", 20.0),
+    ("variants", "*", 17.0), ("start", "*", 43.0), ("profile", "*", 20.0),
     ("check", "*", 70.0),  # estimate
-    ("triton", "*", 4.0),  # estimate
     ("llmc", "*", 6.4),
 )  # fmt: skip
 

@@ -4,62 +4,55 @@ Every leg takes items of plan.py that have no figures yet, so a call goes on whe
 planned by expected.py. Of the small plan the first leg of each part takes the whole part.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from benchmarks.gpu.plan import ATTENTION, D12_ELEMENTS, D12_NUMERICS, ROWS, VP, Item, V
-from benchmarks.gpu.results import Results
 
 MINUTES = 5.0  # of a call
-PLANNED = (1, 2)  # calls whose legs must fit into one each
+PLANNED, REST = ("call 1", "call 2"), "as time allows"
 
 
 class Leg(NamedTuple):
     """Items that are measured one after another."""
 
-    call: int  # 1, 2; 3: as time allows
+    call: str  # of PLANNED, into one of which its legs must fit; or REST
     what: str
     part: str
     patterns: tuple[str, ...]  # of the items' names, in their order
-    needed: Callable[[Results], bool] = lambda _: True
-
-
-def _bits_moved(results: Results) -> bool:
-    return bool(results.moved())
 
 
 LEGS = (
-    Leg(1, "the ceilings", "machine", (
+    Leg("call 1", "the ceilings", "machine", (
         "copy", "copy by a fusion", "read", f"product bf16 {ROWS}x768x3072", f"product bf16 {ROWS}x768x{VP}",
         f"product bf16 768x{ROWS}x3072", f"product fp8 {ROWS}x768x3072", "product fp8 16384x1600x6400",
     )),
-    Leg(1, "is every kernel of the step right", "numerics", D12_NUMERICS),
-    Leg(1, "bits moved: is it a race", "races", ("*",), _bits_moved),
-    Leg(1, "the step", "step", ("d12 bf16 B=64",)),
-    Leg(1, "llm.c's step", "llmc", ("d12 bf16 B=64",)),
-    Leg(1, "PyTorch's step", "torch", ("d12 bf16 B=64",)),
-    Leg(1, "attention", "kernels", tuple(
+    Leg("call 1", "is every kernel of the step right", "numerics", D12_NUMERICS),
+    Leg("call 1", "the step", "step", ("d12 bf16 B=64",)),
+    Leg("call 1", "llm.c's step", "llmc", ("d12 bf16 B=64",)),
+    Leg("call 1", "PyTorch's step", "torch", ("d12 bf16 B=64",)),
+    Leg("call 1", "attention", "kernels", tuple(
         f"attention bf16 64x1024x12x64 implementation={name}" for name in (*ATTENTION, "cudnn")
     )),
-    Leg(1, "PyTorch's attention", "torch", ("attention bf16 64x1024x12x64 *",)),
-    Leg(1, "where the step's time goes", "profile", ("*",)),
-    Leg(1, "from the command to the first step", "start", ("*",)),
-    Leg(2, "what a start finds out about the kernels", "check", ("*",)),
-    Leg(2, "the other kernels", "kernels", (
+    Leg("call 1", "PyTorch's attention", "torch", ("attention bf16 64x1024x12x64 *",)),
+    Leg("call 1", "where the step's time goes", "profile", ("*",)),
+    Leg("call 1", "from the command to the first step", "start", ("*",)),
+    Leg("call 2", "what a start finds out about the kernels", "check", ("*",)),
+    Leg("call 2", "the other kernels", "kernels", (
         f"*layernorm_* bf16 {ROWS}x768", f"gelu_* bf16 {ROWS}x3072", f"classifier bf16 *x{V}x{VP} form=shared",
         f"embedding_backward bf16 64x1024x768x{VP}", f"adamw_update bf16 {D12_ELEMENTS}",
         f"global_norm bf16 {D12_ELEMENTS}",
     )),
-    Leg(2, "what the kernels wait for", "ncu", ("*",)),
-    Leg(2, "the same bits", "repeat", ("first", "again")),
-    Leg(2, "the same bits after a kill", "resume", ("killed with compile cache kept",)),
-    Leg(2, "the largest model", "step", ("d48 bf16 B=16",)),
-    Leg(3, "other sizes", "step", ("d24 bf16 B=32", "d12 bf16 B=16", "d12 fp32 TF32 B=4")),
-    Leg(3, "PyTorch's step in fp32 with TF32", "torch", ("d12 tf32 B=4",)),
-    Leg(3, "the step with one thing changed", "variants", ("--logit-rows 8192", "--attention cudnn", "-ge 1")),
-    Leg(3, "a token of generated text", "generate", ("d12 *",)),
-    Leg(3, "the other numerics", "numerics", ("*",)),
+    Leg("call 2", "what the kernels wait for", "ncu", ("*",)),
+    Leg("call 2", "the same bits", "repeat", ("first", "again")),
+    Leg("call 2", "the same bits after a kill", "resume", ("killed with compile cache kept",)),
+    Leg("call 2", "the largest model", "step", ("d48 bf16 B=16",)),
+    Leg(REST, "other sizes", "step", ("d24 bf16 B=32", "d12 bf16 B=16", "d12 fp32 TF32 B=4")),
+    Leg(REST, "PyTorch's step in fp32 with TF32", "torch", ("d12 tf32 B=4",)),
+    Leg(REST, "the step with one thing changed", "variants", ("--logit-rows 8192", "--attention cudnn", "-ge 1")),
+    Leg(REST, "a token of generated text", "generate", ("d12 *",)),
+    Leg(REST, "the other numerics", "numerics", ("*",)),
 )  # fmt: skip
 
 
@@ -72,16 +65,10 @@ def items_of(leg: Leg, plan: Iterable[Item], tiny: bool) -> list[Item]:
     return list({item.name: item for item in found}.values())
 
 
-def name_of(call: int) -> str:
-    """Return how a call is named to people."""
-    return f"call {call}" if call in PLANNED else "as time allows"
-
-
-def items_of_call(call: int, results: Results, plan: Iterable[Item], tiny: bool = False) -> list[Item]:
-    """Return what a call measures if nothing of it is known yet, without what an earlier call measures."""
-    found: dict[tuple[str, str], tuple[int, Item]] = {}
+def calls(plan: Iterable[Item], tiny: bool = False) -> dict[str, list[Item]]:
+    """Return what each call measures if nothing is known yet, without what an earlier one has measured."""
+    of_item: dict[tuple[str, str], tuple[str, Item]] = {}
     for leg in LEGS:
-        if leg.needed(results):
-            for item in items_of(leg, plan, tiny):
-                found.setdefault((item.part, item.name), (leg.call, item))
-    return [item for of_call, item in found.values() if of_call == call]
+        for item in items_of(leg, plan, tiny):
+            of_item.setdefault((item.part, item.name), (leg.call, item))
+    return {name: [item for call, item in of_item.values() if call == name] for name in (*PLANNED, REST)}

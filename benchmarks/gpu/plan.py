@@ -26,7 +26,6 @@ PARTS = {
     "start": "seconds from the command to the first training step, with an empty and with a filled compile cache",
     "profile": "where the step's time goes, by `python -m llmc_jax.profile`",
     "check": "what train.py finds out about its kernels before a first run, and the seconds that this takes",
-    "triton": "the Triton kernels, where jax-triton is installed: numerics and times",
     "llmc": "the programs of llm.c, where $LLMC names the folder that they were built in",
 }
 STEP_PARTS = ("step", "versus", "torch", "llmc", "variants")  # whose items time a whole step
@@ -64,7 +63,7 @@ def plan(tiny: bool = False) -> list[Item]:
     """All items, in the order in which they run."""
     parts = (
         machine, numerics, races, kernels, ncu, tiles, step, torch, repeat, generate, resume, variants, start, profile,
-        check, triton, llmc,
+        check, llmc,
     )  # fmt: skip
     return [item for part in parts for item in part(tiny)]
 
@@ -350,17 +349,12 @@ def variants(tiny: bool) -> Iterator[Item]:
     }
     for name, change in list(changes.items())[:1] if tiny else changes.items():
         yield _step_item("variants", name, tiny, **(fixed | change))
-    flags = {
-        "--xla_gpu_triton_gemm_any=true": 360,
-        "--xla_gpu_enable_cublaslt=true": 0,
-        "--xla_gpu_enable_command_buffer=": 0,
-        "--xla_gpu_enable_latency_hiding_scheduler=true": 0,
-        "--xla_gpu_enable_dynamic_slice_fusion=false": 0,
-        "--xla_gpu_exhaustive_tiling_search=true": 900,
-        "--xla_gpu_exclude_nondeterministic_ops=true": 360,
-    }
-    for flag, seconds in () if tiny else flags.items():
-        yield _step_item("variants", flag, tiny, flag, seconds, **fixed)
+    flags = (
+        "--xla_gpu_enable_cublaslt=true", "--xla_gpu_enable_command_buffer=",
+        "--xla_gpu_enable_latency_hiding_scheduler=true", "--xla_gpu_enable_dynamic_slice_fusion=false",
+    )  # fmt: skip
+    for flag in () if tiny else flags:
+        yield _step_item("variants", flag, tiny, flag, **fixed)
 
 
 def repeat(tiny: bool) -> Iterator[Item]:
@@ -399,27 +393,16 @@ def resume(tiny: bool) -> Iterator[Item]:
         arguments = {"what": "killed", "words": words, "steps": 20, "every": 5, "programs": programs}
         yield Item("resume", f"killed with compile cache {programs}", "resume", arguments, fresh=True, seconds=240)
     for dtype in ("bf16",) if tiny else ("bf16", "fp32"):
-        cost = {
-            "model": TINY_MODEL if tiny else "d12",
-            "dtype": dtype,
-            "B": 2 if tiny else 32,
-            "T": 24 if tiny else 1024,
-        }
-        counts = {"steps": 2, "rounds": 1} if tiny else {"steps": 20, "rounds": 3}
-        arguments = {"what": "saves", **cost, **counts}
+        small = {"model": TINY_MODEL, "B": 2, "T": 24, "steps": 2, "rounds": 1}
+        cost = small if tiny else {"model": "d12", "B": 32, "T": 1024, "steps": 20, "rounds": 3}
+        arguments = {"what": "saves", "dtype": dtype, **cost}
         yield Item("resume", f"save of d12 {dtype}", "resume", arguments, fresh=True, seconds=240)
 
 
 def torch(tiny: bool) -> Iterator[Item]:
     """The step, and the attention kernels that PyTorch has, as part `kernels` measures ours."""
     for B, dtype in [(2, "bf16")] if tiny else [(64, "bf16"), (32, "bf16"), (16, "bf16"), (4, "tf32")]:
-        arguments = {
-            "B": B,
-            "T": 32 if tiny else 1024,
-            "dtype": dtype,
-            "compiled": not tiny,
-            **({"steps": 1} if tiny else {}),
-        }
+        arguments = {"B": B, "dtype": dtype} | ({"T": 32, "compiled": False, "steps": 1} if tiny else {})
         yield Item("torch", f"d12 {dtype} B={B}", "torch_step", arguments, fresh=True, seconds=180)
     for sizes in [[1, 64, 2, 64]] if tiny else [[64, 1024, 12, 64], [16, 1024, 25, 64]]:
         for backend in ("math",) if tiny else ("flash", "cudnn"):
@@ -446,20 +429,6 @@ def check(tiny: bool) -> Iterator[Item]:
     words = f"-e {TINY_MODEL} -b 2 -t 24" if tiny else "-e d12 -b 64 -t 1024 -r 0 --dtype bf16"
     arguments = {"what": "check", "words": f"--seconds 60 {words}"}
     yield Item("check", "d12", "programs", arguments, fresh=True, seconds=180)
-
-
-def triton(tiny: bool) -> Iterator[Item]:
-    """Skipped, with the reason, where the packages do not fit together."""
-    shapes: list[tuple[str, list[int]]] = [
-        ("layernorm_forward", [ROWS, 768]), ("layernorm_backward", [ROWS, 768]),
-        ("residual_layernorm_forward", [ROWS, 768]), ("residual_layernorm_backward", [ROWS, 768]),
-        ("classifier", [8192, V, VP]), ("softmax_forward", [16, 12, 1024]), ("softmax_backward", [16, 12, 1024]),
-    ]  # fmt: skip
-    for function, sizes in shapes[:1] if tiny else shapes:
-        small = [16, 128] if tiny else sizes
-        for module in ("numerics", "times"):
-            arguments = {"function": function, "dtype": "bf16", "sizes": small, "implementation": "triton"}
-            yield Item("triton", f"{function} bf16 {'x'.join(map(str, small))} {module}", module, arguments)
 
 
 def llmc(tiny: bool) -> Iterator[Item]:

@@ -11,11 +11,11 @@ from benchmarks.gpu import groups
 from benchmarks.gpu.plan import PARTS, Item
 from llmc_jax.errors import InputError
 from llmc_jax.files import digest_of_files
-from llmc_jax.trials.figures import OTHER, Figures
+from llmc_jax.trials.figures import Figures
 from pallas_kernels import tuning
 
 DONE, SKIPPED, FAILED = "done", "skipped", "failed"
-KERNEL_PARTS = ("kernels", "tiles", "triton")  # whose items time a kernel that part numerics checks
+KERNEL_PARTS = ("kernels", "tiles")  # whose items time a kernel that part numerics checks
 COPIES = ("copy", "copy by a fusion")  # items of part machine: what a kernel's GB/s are compared with
 NO_MEMORY = "RESOURCE_EXHAUSTED"  # in a message: says nothing of the kernel
 MORE = ("_profile", "_groups")  # what the names of other JSON files than the results end with
@@ -116,7 +116,7 @@ class Results:
         """
         found = {}
         for (part, name), record in self.records.items():
-            if part in ("numerics", "resume") or name.endswith(" numerics"):
+            if part in ("numerics", "resume") or name.endswith(" numerics"):  # of part generate
                 verdict = str(record.figures.get("verdict", ""))
                 if (record.status == FAILED and NO_MEMORY not in record.message) or verdict.startswith("WRONG"):
                     found[part, name] = ". ".join(filter(None, [verdict, record.message]))
@@ -127,16 +127,9 @@ class Results:
         wrong = self.wrong()
         return {key: each.message for key, each in self.records.items() if each.status == FAILED and key not in wrong}
 
-    def moved(self) -> list[Key]:
-        """Return the items of numerics whose bits did not repeat although that is promised."""
-        return [key for key, record in self.records.items() if record.figures.get("bits") == OTHER]
-
     def is_wrong(self, part: str, name: str) -> bool:
         """Return whether the kernel that an item times failed, in this dtype and form, on any shape."""
-        return part in KERNEL_PARTS and any(
-            (part == "triton") == (of_part == "triton") and _same_kernel(name, failed)
-            for of_part, failed in self.wrong()
-        )
+        return part in KERNEL_PARTS and any(_same_kernel(name, failed) for _, failed in self.wrong())
 
 
 def _same_kernel(timed: str, failed: str) -> bool:

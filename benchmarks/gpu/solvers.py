@@ -1,7 +1,6 @@
 """Who solves a problem of llmc_jax/trials/problems.py: implementations by name, and which promise the same bits."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from llmc_jax import kernels
@@ -38,19 +37,13 @@ def implementation(
 ) -> Any:
     """A function of `function`'s signature; of attention the pair forward, backward.
 
-    name: pallas, xla, triton; of attention pallas, mma, wgmma, cudnn, naive. tuning: fields of
+    name: pallas, xla; of attention pallas, mma, wgmma, cudnn, naive. tuning: fields of
     pallas_kernels/tuning.py's Sizes that have another value.
     """
     if "attention" in function:
         return _attention_pair(function, name, interpret)
     if name == "xla":
         return plain_twin(function)
-    if name == "triton":
-        from llmc_jax.kernels import triton
-
-        if problem := triton.availability():
-            raise NotMeasured(problem)
-        return partial(ours.triton_kernel(function), target=target())
     variant = Variant(sizes=frozen(list((tuning or {}).items())))
     if problem := ours.variant_problem(variant):
         raise NotMeasured(problem)

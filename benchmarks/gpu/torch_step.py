@@ -13,7 +13,7 @@ from benchmarks.gpu.stepping import STEPS, seconds_of_a_step
 from llmc_jax.trials.figures import Figures, NotMeasured
 
 
-def measure(B: int, T: int, dtype: str, compiled: bool, steps: int = STEPS) -> Figures:
+def measure(B: int, dtype: str, T: int = 1024, compiled: bool = True, steps: int = STEPS) -> Figures:
     """Tokens per second. dtype: bf16, or tf32 for fp32 with TF32 products."""
     try:
         import torch
