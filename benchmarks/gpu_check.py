@@ -35,7 +35,7 @@ from llmc_jax.machine.jax_setup import MEMORY_SHARE
 from llmc_jax.machine.nvml import GpuReading
 from llmc_jax.trials.children import Children, Outcome, Stuck, Task
 
-MARGIN = 0.05  # of a card's memory, for the contexts of processes that share it
+MARGIN = 0.02  # of a card's memory, for the contexts of processes that share it
 LEAST_SECONDS = 5  # that are not worth beginning an item for
 DESCRIBE_SECONDS = 120
 STATUS = {"DONE": DONE, "SKIPPED": SKIPPED, "FAILED": FAILED, "SPOILT": FAILED}

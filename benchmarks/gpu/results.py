@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.gpu import groups
-from benchmarks.gpu.plan import PARTS, Item
+from benchmarks.gpu.plan import PARTS, Item, plan
 from llmc_jax.errors import InputError
 from llmc_jax.files import digest_of_files
 from llmc_jax.trials.figures import Figures
@@ -180,7 +180,9 @@ def columns_of(rows: Iterable[Figures]) -> list[str]:
 
 def part_table(results: Results, part: str) -> str:
     """The Markdown table of one part; empty if nothing of it was tried."""
-    of_part = {name: record for (p, name), record in results.records.items() if p == part}
+    place = {item.name: at for at, item in enumerate(plan()) if item.part == part}  # lanes end in any order
+    names = sorted((name for p, name in results.records if p == part), key=lambda name: place.get(name, len(place)))
+    of_part = {name: results.records[part, name] for name in names}
     if not of_part:
         return ""
     shown = {name: results.shown(part, name, record) for name, record in of_part.items()}
