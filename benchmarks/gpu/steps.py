@@ -28,7 +28,7 @@ from llmc_jax.trials.figures import Figures
 from llmc_jax.trials.problems import skewed_tokens
 
 
-class Session:
+class CompiledStep:
     """A step that is compiled and was made once, and its state."""
 
     def __init__(
@@ -77,16 +77,16 @@ def measure(
     **flags: Any,
 ) -> Figures:
     """Tokens per second, both MFUs, seconds of the first call and peak memory; or, with digest_after, the bits of the
-    losses and parameters after so many steps. flags: as `Session` takes them. cache: the parent's affair.
+    losses and parameters after so many steps. flags: as `CompiledStep` takes them. cache: the parent's affair.
     """
-    session = Session(model, B, dtype, T=T, **flags)
+    step = CompiledStep(model, B, dtype, T=T, **flags)
     if digest_after:
-        return digest(session, digest_after) | {"runs": session.runs}
-    seconds, spread = seconds_of_a_step(session.run, steps)
-    return rates(session.config, B * T, T, seconds, dtype) | {
-        "ms": 1e3 * seconds, "spread": spread, "first call s": session.first_seconds,
-        "GiB": peak_gib(session.compiled), "loss": session.first_loss, "loss later": session.run(1),
-        "runs": session.runs,
+        return digest(step, digest_after) | {"runs": step.runs}
+    seconds, spread = seconds_of_a_step(step.run, steps)
+    return rates(step.config, B * T, T, seconds, dtype) | {
+        "ms": 1e3 * seconds, "spread": spread, "first call s": step.first_seconds,
+        "GiB": peak_gib(step.compiled), "loss": step.first_loss, "loss later": step.run(1),
+        "runs": step.runs,
     }  # fmt: skip
 
 
@@ -151,11 +151,11 @@ def peak_gib(compiled: Any) -> float:
     return peak / 2**30
 
 
-def digest(session: Session, count: int) -> Figures:
+def digest(step: CompiledStep, count: int) -> Figures:
     """SHA-256 of the bits of all losses, and of parameters and AdamW's buffers, after `count` steps."""
-    losses = [session.first_loss, *(session.run(1) for _ in range(count - 1))]
+    losses = [step.first_loss, *(step.run(1) for _ in range(count - 1))]
     hashed = hashlib.sha256()
-    for array in (session.state.params, *session.state.buffers.values()):
+    for array in (step.state.params, *step.state.buffers.values()):
         hashed.update(np.asarray(array).tobytes())
     return {
         "loss": losses[0],

@@ -127,16 +127,16 @@ def figures_of(ours: Sequence[Figures], others: Sequence[Figures]) -> Figures:
 
 def measure(steps: int, **arguments: Any) -> Figures:
     """Milliseconds of a step, of so many more; the first call of a process compiles it, and warms up."""
-    session = _session(steps, **arguments)
+    step = _step(steps, **arguments)
     start = time.perf_counter()
-    loss = session.run(steps)
+    loss = step.run(steps)
     return {"ms": 1e3 * (time.perf_counter() - start) / steps, "loss": loss}
 
 
 @cache
-def _session(steps: int, **arguments: Any) -> Any:
-    from benchmarks.gpu.steps import Session
+def _step(steps: int, **arguments: Any) -> Any:
+    from benchmarks.gpu.steps import CompiledStep
 
-    session = Session(**arguments)
-    session.run(steps)
-    return session
+    step = CompiledStep(**arguments)
+    step.run(steps)
+    return step
