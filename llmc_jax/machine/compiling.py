@@ -16,6 +16,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from llmc_jax.errors import InputError
+from llmc_jax.machine.target import measured_on
 
 Options = tuple[tuple[str, bool | int], ...]  # XLA's options and their values: hashable, and plain enough for JSON
 Settings = tuple[tuple[str, bool | int | str], ...]  # the same, and names of files among them
@@ -26,10 +27,11 @@ TRITON_GEMM = "xla_gpu_enable_triton_gemm"  # XLA may make a product itself, in 
 GRAPHS = "xla_gpu_enable_command_buffer"
 # A folder in which XLA keeps which way of a product was the fastest, and finds it: two programs choose alike.
 ALGORITHMS = "xla_gpu_per_fusion_autotune_cache_dir"
-# By architecture, what is better than XLA's default; what is not here has it. On Hopper, by bytes: cuBLASLt adds the
-# bias inside its product. In a product by Triton, and wherever XLA only looked for one, that is a kernel of its own,
-# which reads and writes the whole result once more (benchmarks/results/step_table.md).
-ESTIMATED: dict[str, bool] = {"sm_90": False}
+# By architecture, what is better than XLA's default, and the card whose step was timed so; what is not here has the
+# default. On Hopper, by bytes: cuBLASLt adds the bias inside its product. In a product by Triton, and wherever XLA only
+# looked for one, that is a kernel of its own, which reads and writes the whole result once more
+# (benchmarks/results/step_table.md). No step with Triton's products has been timed beside it.
+CHOSEN: dict[str, tuple[bool, str]] = {"sm_90": (False, "NVIDIA H200")}
 
 # With several devices: a collective for each layer, which starts as soon as what it sends is there and is waited for
 # when its result is needed. Seen in programs compiled for sm_80 and sm_90; no machine with several GPUs has timed it.
@@ -81,16 +83,16 @@ def triton_gemm(wish: str, target: str | None, flags: Flags) -> Options:
         return ()
     value = flags.get(TRITON_GEMM)
     if value is None:
-        value = ESTIMATED.get(target) if wish == "auto" else wish == "on"
+        value = CHOSEN.get(target, (None, ""))[0] if wish == "auto" else wish == "on"
     return () if value is None else ((TRITON_GEMM, bool(value)),)
 
 
 def untried(wish: str, target: str | None, flags: Flags) -> Options:
     """Return the options that nobody has decided for a GPU, with the value that is not XLA's default.
 
-    Where Triton is off by estimate, its products are not tried: XLA would time each of them for minutes first.
+    Where Triton is off, its products are not tried: XLA would time each of them for minutes first.
     """
-    if target is None or target in ESTIMATED or wish != "auto" or TRITON_GEMM in flags:
+    if target is None or target in CHOSEN or wish != "auto" or TRITON_GEMM in flags:
         return ()
     return ((TRITON_GEMM, False),)
 
@@ -103,11 +105,11 @@ def without_graphs(platform: str, flags: Flags) -> Settings:
     return ((GRAPHS, ""),) if platform == "gpu" and flags.get(GRAPHS) != "" else ()
 
 
-def decided_by(wish: str, flags: Flags) -> str:
+def decided_by(wish: str, target: str | None, flags: Flags) -> str:
     """Return who decided what `triton_gemm` returned, for the table of a run."""
     if TRITON_GEMM in flags:
         return "XLA_FLAGS"
-    return "as asked" if wish != "auto" else "by estimate: not measured on a GPU yet"
+    return "as asked" if wish != "auto" or target not in CHOSEN else measured_on(CHOSEN[target][1])
 
 
 def user_flags() -> dict[str, Any]:

@@ -28,6 +28,11 @@ class Machine(NamedTuple):
         return {9: "sm_90", 10: "sm_100", 12: "sm_120"}.get(major)
 
 
+def measured_on(card: str, beside: str = "", ratio: float = 0.0) -> str:
+    """Return who says that something is the fastest: a card, and what else took how many times as long there."""
+    return f"{ratio:.2f} x {beside}, measured on an {card}" if beside else f"measured on an {card}, beside nothing else"
+
+
 def machine_of(kind: str) -> Machine:
     """Return the machine with a GPU that need not be here. kind: a key of `gpus.GPUS`."""
     return Machine("gpu", kind, GPUS[kind].capability)

@@ -164,11 +164,11 @@ def option_rows(plan: Plan) -> list[tuple[str, str]]:
     wish, flags = triton_gemm_wish(plan.config), plan.xla_flags
     by_default = compiling.triton_gemm(wish, plan.machine.target, flags)
     found_out = "as before" if plan.repeat else kernels.MEASURED_HERE
+    decided = compiling.decided_by(wish, plan.machine.target, flags)
     return [
         (
             name.removeprefix("xla_gpu_enable_"),
-            f"{'on' if value else 'off'} "
-            f"({compiling.decided_by(wish, flags) if (name, value) in by_default else found_out})",
+            f"{'on' if value else 'off'} ({decided if (name, value) in by_default else found_out})",
         )
         for name, value in compiling.of_one_device(plan.execution.compiler_options)
     ]

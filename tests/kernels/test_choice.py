@@ -18,8 +18,9 @@ from llmc_jax import kernels
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.errors import InputError
 from llmc_jax.kernels import GROUPS, XLA, Asked, Choice, Findings, Machine, Selection, Setting, cudnn
-from llmc_jax.kernels.choice import IMPLEMENTATIONS, NOTHING, choose_one, select
+from llmc_jax.kernels.choice import ESTIMATED, IMPLEMENTATIONS, NOTHING, Measured, choose_one, select
 from llmc_jax.kernels.functions import PLAIN
+from llmc_jax.machine.target import measured_on
 from llmc_jax.models.gpt2.model import Execution
 from llmc_jax.ops import attention
 from llmc_jax.ops.gelu import gelu_forward_in_product
@@ -138,15 +139,18 @@ def test_on_another_gpu_all_is_xla_and_the_reason_is_said(name: str) -> None:
 
 
 def test_what_was_measured_decides_and_is_cited(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = {("sm_90", "gelu"): ("xla", "docs/a.md"), ("sm_90", "attention"): ("cudnn", "docs/b.md")}
-    table[("sm_90", "global norm")] = ("pallas", "docs/c.md")
+    table = {
+        ("sm_90", "gelu"): Measured("xla", "pallas", 1.25, "Card A"),
+        ("sm_90", "attention"): Measured("cudnn", "", 0.0, "Card B"),
+        ("sm_90", "global norm"): Measured("pallas", "xla", 2.0, "Card C"),
+    }
     monkeypatch.setattr("llmc_jax.kernels.choice.MEASURED", table)
     selection = choose(Asked(), MACHINES["H200"], "bf16", 64)
     assert {name: chosen(selection)[name] for _, name in table} == {
         "gelu": "xla", "attention": "cudnn", "global norm": "pallas",
     }  # fmt: skip
-    for (_, name), (_, source) in table.items():
-        assert reasons(selection)[name] == f"fastest, see {source}"
+    for (_, name), (_, beside, ratio, card) in table.items():
+        assert reasons(selection)[name] == measured_on(card, beside, ratio) and card in reasons(selection)[name]
     assert chosen(choose(Asked(), MACHINES["A100"], "bf16", 64))["gelu"] == "pallas"
 
 
@@ -158,6 +162,7 @@ def test_every_operation_has_rows_of_which_xla_s_can_always_run() -> None:
 # --- what is asked for -----------------------------------------------------------------------------------------------
 
 SOFTMAX = "naive, softmax pallas"
+FASTEST = measured_on("NVIDIA H200", "xla", 1.5)
 ATTENTION = [
     # asked, machine, dtype, head size; what runs; the words by which a user finds why it is not what was asked for
     (Asked(attention="naive"), "H200", "bf16", 64, "naive, xla", ""),
@@ -190,18 +195,19 @@ ATTENTION = [
 @pytest.mark.parametrize(
     ("measured", "machine", "head_size", "implementation", "why"),
     [
-        ("cudnn", "H200", 64, "cudnn", "fastest, see table.md"),
+        ("cudnn", "H200", 64, "cudnn", FASTEST),
         ("cudnn", "H200", 60, "flash, pallas", "here it takes heads of up to 256 channels, a multiple of 8, not 60"),
-        ("flash", "H200", 64, "flash, pallas", "fastest, see table.md"),
+        ("flash", "H200", 64, "flash, pallas", FASTEST),
         ("flash", "H200", 256, "cudnn", "the kernels take heads of up to 128 channels, not 256"),
-        ("cudnn", "A100", 64, "flash, pallas", "by estimate: not measured on a GPU yet"),  # measured on another one
-        ("naive", "H200", 64, "naive, xla", "fastest, see table.md"),
+        ("cudnn", "A100", 64, "flash, pallas", ESTIMATED),  # measured on another one
+        ("naive", "H200", 64, "naive, xla", FASTEST),
     ],
 )
 def test_auto_is_the_fastest_attention_that_can_run(
     measured: str, machine: str, head_size: int, implementation: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("llmc_jax.kernels.choice.MEASURED", {("sm_90", "attention"): (measured, "table.md")})
+    found = Measured(measured, "xla", 1.5, "NVIDIA H200")
+    monkeypatch.setattr("llmc_jax.kernels.choice.MEASURED", {("sm_90", "attention"): found})
     selection = choose(Asked(), MACHINES[machine], "bf16", head_size, strict=True)  # which asks for nothing
     choice = attention_of(selection)
     assert (choice.implementation, choice.why) == (implementation, why)

@@ -158,7 +158,7 @@ SLOWER = with_choice(
 
 def test_a_record_wins_over_what_would_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over tables, estimates and findings: all that it holds is taken as it stands."""
-    monkeypatch.setitem(choice.MEASURED, ("sm_90", "attention"), ("cudnn", "a table"))
+    monkeypatch.setitem(choice.MEASURED, ("sm_90", "attention"), choice.Measured("cudnn", "", 0.0, "a card"))
     assert chosen(resolved(TrainConfig(), H200))["attention"] == "cudnn"
     assert resolved(TrainConfig(), H200, before=SLOWER) == SLOWER
     findings = Findings(fastest=(Finding("attention", "cudnn", us=1.0), Finding("gelu", "xla", us=1.0)))

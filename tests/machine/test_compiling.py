@@ -60,7 +60,7 @@ def test_what_the_user_set_in_xla_flags_counts_more(
     monkeypatch.setenv("XLA_FLAGS", flags)
     found = user_flags()
     assert triton_gemm(wish, "sm_90", found) == (triton_gemm(wish, "sm_90", {}) if expected is None else expected)
-    assert (decided_by(wish, found) == "XLA_FLAGS") == (expected is not None)
+    assert (decided_by(wish, "sm_90", found) == "XLA_FLAGS") == (expected is not None)
     assert triton_gemm(wish, None, found) == ()
 
 
