@@ -10,14 +10,16 @@ writes, does not: --hlo FILE. The step is compiled as train.py does it on that G
 program, before a CUDA graph makes one launch of several, the body of a loop as often as it runs. Nothing runs: the
 times are estimates.
 
-- Rates are the typical ones of llmc_jax/plan/efficiency.py, which names their sources. The figures before, of the A100
-  and the RTX 4090, had lower ones: products at 65 % of the peak.
-- A product takes its operations over a rate, divided by the share of the multiprocessors that its tiles of 128 x 256
-  keep busy (smaller ones on slow multiprocessors), the sum split where they are too few; never less than its bytes at
-  the speed of a copy. What an epilogue adds is its bytes alone.
+- Rates are the typical ones of llmc_jax/plan/efficiency.py, which names their sources: of Hopper those that one NVIDIA
+  H200 reached, of the others estimates. The figures before are of the programs that this card ran (commit e8c1994), at
+  the same rates: there the gradients were concatenated, by a kernel that took 0.52 ms, five times as long as its bytes.
+- A product takes its operations over a rate, divided by the share of the multiprocessors that its tiles (of 128 x 256,
+  and the others that its GPU takes) keep busy, the sum split where they are too few; never less than its bytes at the
+  speed of a copy. What an epilogue adds is its bytes alone.
 - Attention takes the operations inside the mask over a rate of its own (--attention).
-- Anything else takes its bytes at 86 % of the speed of a copy, 2 µs at the least.
-- Each kernel is followed by 1 µs of nothing.
+- Anything else takes its bytes at the rate that its operation was measured at, or else at 86 % of the speed of a copy,
+  2 µs at the least.
+- Each kernel is followed by 1 µs of nothing, on Hopper by 0.1 µs.
 
 Bytes are those of each kernel's arrays, of an array that it takes a part of only the part; of attention, AdamW and the
 embedding, which write parts of arrays, those that llmc_jax/models/gpt2/work.py knows. What the caches hold and how
@@ -47,14 +49,12 @@ from llmc_jax.config.train import TrainConfig  # noqa: E402
 from llmc_jax.errors import InputError  # noqa: E402
 from llmc_jax.machine import deviceless, gpus  # noqa: E402
 from llmc_jax.machine.hlo import Instruction, elements  # noqa: E402
-from llmc_jax.models.gpt2.work import Shape, rows_at_once, step_work  # noqa: E402
+from llmc_jax.models.gpt2.work import PHASES, Shape, rows_at_once, step_work  # noqa: E402
 from llmc_jax.plan import efficiency  # noqa: E402
 from llmc_jax.plan.efficiency import (  # noqa: E402
     ATTENTION,
     ATTENTION_BACKWARD,
     COPY,
-    GAP,
-    LEAST,
     MEMORY,
     PRODUCTS,
     Hardware,
@@ -179,9 +179,17 @@ def kernel_seconds(
             flops += own
             sides = [int(size) for size in re.findall(r"\d+", re.findall(r"\[([\d,]*)\]", part.shape)[0])]
     if not flops:
-        return max(moved / rates["memory"], LEAST) + GAP
+        owner = program.owners.get(instruction.name)
+        return max(moved / memory_rate(rates, owner.place if owner else None), here.least) + here.gap.typical
     by_products = flops / (rates["products"] * here.filled(math.prod(sides[:-1]), sides[-1]))
-    return max(by_products, moved / rates["bandwidth"]) + GAP
+    return max(by_products, moved / rates["bandwidth"]) + here.gap.typical
+
+
+def memory_rate(rates: dict[str, float], place: Place | None) -> float:
+    """Bytes per second of what waits for memory. place: whose it is."""
+    if place is not None and place.operation == "gradient":
+        return rates["bandwidth"]  # copies of the pieces
+    return rates.get(f"{place.phase} {place.operation}", rates["memory"]) if place else rates["memory"]
 
 
 # ----- a table ------------------------------------------------------------------------------------------------------
@@ -201,6 +209,7 @@ def rates_of(gpu: str, dtype: str, attention: str = "") -> dict[str, float]:
         "products": here.flops * shares[PRODUCTS].typical, "attention_forward": forward,
         "attention_backward": backward, "bandwidth": here.bandwidth * shares[COPY].typical,
         "memory": here.bandwidth * shares[MEMORY].typical,
+        **{name: here.bandwidth * each.typical for name, each in shares.items() if name.startswith(PHASES)},
     }  # fmt: skip
 
 
@@ -220,12 +229,12 @@ def make_table(
         known = name in KNOWN_BYTES and "mosaic_gpu" in instruction.rest
         moved = 0 if known else moved_bytes(program, instruction)
         flops = sum(program.product_flops(each) for each in (instruction, *program.members(instruction)))
-        seconds = GAP if known else kernel_seconds(program, instruction, moved, rates, here)
+        seconds = here.gap.typical if known else kernel_seconds(program, instruction, moved, rates, here)
         groups[name] = _added(groups[name], Group(times, times * moved, times * flops, times * seconds))
     for name, (phase, operation) in KNOWN_BYTES.items():
         work = [each for each in step_work(model, shape) if (each.phase, each.operation) == (phase, operation)]
         moved, flops = sum(each.bytes for each in work), sum(each.flops for each in work)
-        seconds = moved / rates["memory"]
+        seconds = moved / memory_rate(rates, Place(phase, operation))
         if operation == "attention":
             seconds = max(seconds, flops / rates[f"attention_{phase}"])
         groups[name] = _added(groups[name], Group(0, moved, flops, seconds))

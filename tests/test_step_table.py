@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import step_table
-from benchmarks.step_table import GAP, GROUPS, LEAST, Facts, Group, Table, make_table
+from benchmarks.step_table import GROUPS, Facts, Group, Table, make_table
 from llmc_jax.config.model import parse_descriptor
 from llmc_jax.errors import InputError
 from llmc_jax.models.gpt2.work import Shape, step_work
@@ -13,6 +13,8 @@ from llmc_jax.models.gpt2.work import Shape, step_work
 MODEL = parse_descriptor("L1-NH2-C128-V200-T64")
 SHAPE = Shape(4, 64, dtype="bf16", flash=True)  # 256 rows
 RATES = step_table.rates_of("h200", "bf16")
+H200 = step_table.hardware_of("h200", "bf16")
+GAP, LEAST = H200.gap.typical, H200.least
 FORWARD, BACKWARD = "jit(step_fn)/jvp(forward)/layer_00", "jit(step_fn)/transpose(jvp(backward))/layer_00"
 
 

@@ -142,9 +142,10 @@ def not_known(planner: Planner, config: TrainConfig, found: Compiled, step: Step
     """Yield what a reader must know of the limits of an answer."""
     network = planner.network
     if not step.measured:
+        whose = f"an {step.rates_of} reached with this program" if step.rates_of else "other programs reached"
         yield (
             "Times: nothing of this was measured on this device. They are FLOPs and bytes over the shares of the peaks "
-            "that other programs reached; --operations names each."
+            f"that {whose}; --operations names each."
         )
     if step.exchanges:
         inside = f"{planner.place.card.link_name} " if planner.place.card else ""

@@ -1,8 +1,9 @@
 """What a machine's rates are, at most and really: peaks, the shares of them that kinds of work reach, and floors.
 
 The only place where such shares stand: the plan, the roofline, the step table, the model of many GPUs and the floors
-of profiles take them from here. No GPU has run this project yet, so each share is an estimate that names its source.
-Leaves out how long a step takes (time.py), and CPUs' rates, which are measured (calibrate.py).
+of profiles take them from here. Those of Hopper in 16 bits were measured on one NVIDIA H200; each of the others is an
+estimate. Both name their source. Leaves out how long a step takes (time.py), what a card's own check measured
+(measured.py), and CPUs' rates (calibrate.py).
 """
 
 import math
@@ -42,14 +43,22 @@ class Hardware(NamedTuple):
     flops: float  # FLOP/s of products at most, in the precision of the plan
     bandwidth: float  # bytes per second to and from memory at most
     multiprocessors: int | None  # None: not known
-    shares: Mapping[str, Efficiency]  # MEMORY and COPY and MATRIX of the bandwidth, the others of the FLOP/s
+    # By kind of work, of the FLOP/s or, where it waits for memory, of the bandwidth. An operation that waits for memory
+    # may have one of its own, as "backward ln1"; else MEMORY's counts.
+    shares: Mapping[str, Efficiency]
     gap: Interval  # seconds between two kernels
     least: float  # seconds of the smallest kernel
 
+    def share(self, kind: str) -> Efficiency:
+        """Return the share that a kind of work reaches, or an operation that waits for memory."""
+        return self.shares.get(kind, self.shares[MEMORY])
+
     def filled(self, rows: int, columns: int) -> float:
         """Return the share of it that a product's result keeps busy."""
+        if gpus.GPUS[self.kind].capability == "9.0":
+            return filled(rows, columns, self.multiprocessors, HOPPER_TILES)
         slow = self.multiprocessors is not None and self.flops <= SLOW * self.multiprocessors
-        return filled(rows, columns, self.multiprocessors, slow=slow)
+        return filled(rows, columns, self.multiprocessors, (*TILES, *SMALL_TILES) if slow else TILES)
 
     @property
     def roof(self) -> "Roof":
@@ -88,19 +97,22 @@ def roofline(work: Work, roof: Roof) -> tuple[float, str]:
 # ----- products in tiles ----------------------------------------------------------------------------------------------
 
 TILES = ((128, 256), (256, 128))  # of a product's result that a block makes
+# Those that cuBLASLt took on an NVIDIA H200, and one that divides the widths of GPT-2 1558M.
+HOPPER_TILES = (*TILES, (192, 192), (128, 160), (160, 128), (128, 128), (256, 160))
 # A multiprocessor of at most so many FLOP/s, as of GeForce and workstation cards, is fed by smaller tiles as well.
 SLOW, SMALL_TILES = 2.7e12, ((128, 128), (128, 64), (64, 128))
-SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)  # parts that the sum of a product may be split into
+SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 16)  # parts that the sum of a product may be split into
+Tiles = tuple[tuple[int, int], ...]
 
 
-def filled(rows: int, columns: int, multiprocessors: int | None, *, slow: bool = False) -> float:
+def filled(rows: int, columns: int, multiprocessors: int | None, tiles_of: Tiles = TILES) -> float:
     """Return the share of the multiprocessors that a product's tiles keep busy, the sum split where they are too few.
 
-    rows, columns: of the result. slow: the multiprocessors are. Tiles beyond the edge and the last, incomplete wave are
-    lost.
+    rows, columns: of the result. tiles_of: the sizes that there are. Tiles beyond the edge and the last, incomplete
+    wave are lost.
     """
     best = 0.0
-    for high, wide in (*TILES, *(SMALL_TILES if slow else ())):
+    for high, wide in tiles_of:
         tiles = math.ceil(rows / high) * math.ceil(columns / wide)
         inside = rows * columns / (tiles * high * wide)
         blocks = multiprocessors or tiles
@@ -111,8 +123,10 @@ def filled(rows: int, columns: int, multiprocessors: int | None, *, slow: bool =
 
 # ----- the shares of GPUs ---------------------------------------------------------------------------------------------
 
-GAP, GAPS = 1e-6, Interval(0.5e-6, 1e-6, 2e-6)  # seconds between two kernels of a CUDA graph, an estimate
-LEAST = 2e-6  # seconds of the smallest kernel, an estimate
+GAPS = Interval(0.5e-6, 1e-6, 2e-6)  # seconds between two kernels of a CUDA graph, an estimate
+# A step of 526 kernels on an NVIDIA H200 stood still for 0.75 ms without CUDA graphs, and was 0.9 ms faster with them.
+HOPPER_GAPS = Interval(0.0, 0.1e-6, 0.5e-6)
+LEAST = 2e-6  # seconds of the smallest kernel, an estimate; on an NVIDIA H200 248 below 10 us took 2.8 us on average
 OF_COPY = 0.86  # of a copy's speed, what a kernel that waits for memory reaches
 
 
@@ -178,14 +192,53 @@ _ELSEWHERE = (
 )
 
 
-def shares_of(kind: str) -> dict[str, Efficiency]:
-    """Return the shares that a GPU is estimated to reach, by kind of work. kind: a key of `gpus.GPUS`."""
+# ----- measured -------------------------------------------------------------------------------------------------------
+
+H200 = "NVIDIA H200"
+_RECORDS, _TRACE = "benchmarks/results/gpu_nvidia_h200.json", "benchmarks/results/gpu_nvidia_h200_profile.txt"
+
+
+def _measured(low: float, typical: float, high: float, source: str) -> Efficiency:
+    return Efficiency(low, typical, high, H200, source)
+
+
+def _by_memory(typical: float, source: str = f"a traced step, {_TRACE}") -> Efficiency:
+    """Return a share of the bandwidth. It hardly moves: GELU took 193 to 199 us while the clock fell by an eighth."""
+    return _measured(0.97 * typical, typical, min(1.02 * typical, 0.93), source)
+
+
+# Of Hopper in 16 bits, by one card. Products are those of whole steps, since the clock falls while a step is repeated.
+_HOPPER: dict[str, Efficiency] = {
+    PRODUCTS: _measured(0.67, 0.71, 0.75, f"steps of d12, d24 and d48 less the rest; alone 0.69 to 0.73, {_RECORDS}"),
+    ATTENTION: _measured(0.29, 0.31, 0.335, f"a traced step; alone 0.33, {_RECORDS}"),
+    ATTENTION_BACKWARD: _measured(0.265, 0.28, 0.30, f"a traced step; alone 0.28, {_RECORDS}"),
+    COPY: _measured(0.85, 0.874, 0.90, f"a large copy, {_RECORDS}"),
+    MEMORY: _by_memory(0.86, f"most kernels of a traced step, {_TRACE}"),
+    "forward embedding": _by_memory(0.61),
+    "forward weights": _by_memory(0.50),
+    "forward ln1": _by_memory(0.87), "forward ln2": _by_memory(0.86), "forward lnf": _by_memory(0.88),
+    "forward gelu": _by_memory(0.86),
+    "forward classifier": _by_memory(0.70),
+    "backward lnf": _by_memory(0.63), "backward ln2": _by_memory(0.65), "backward ln1": _by_memory(0.65),
+    "backward gelu": _by_memory(0.85),
+    "backward embedding": _by_memory(0.55),
+    "update norm": _by_memory(0.87, f"the norm alone, {_RECORDS}"),
+    "update adamw": _by_memory(0.87),
+}  # fmt: skip
+
+
+def shares_of(kind: str, precision: gpus.Precision = "bf16") -> dict[str, Efficiency]:
+    """Return the shares that a GPU reaches, measured on a card of its architecture or estimated, by kind of work.
+
+    kind: a key of `gpus.GPUS`. precision: of the products.
+    """
     known = gpus.GPUS[kind]
     half_rate = known.fp16 < 3 * known.fp32
     found = _SHARES.get((known.capability, half_rate), _ELSEWHERE)
+    measured = _HOPPER if known.capability == "9.0" and precision in ("bf16", "fp16") else {}
     return dict(zip((PRODUCTS, ATTENTION, ATTENTION_BACKWARD), found, strict=True)) | {
         MATRIX: _MATRIX, MEMORY: _MEMORY, COPY: _COPY,
-    }  # fmt: skip
+    } | measured  # fmt: skip
 
 
 def gpu(kind: str, precision: gpus.Precision) -> Hardware:
@@ -195,5 +248,6 @@ def gpu(kind: str, precision: gpus.Precision) -> Hardware:
     peak = gpus.peak_flops(kind, precision)
     if peak is None:
         raise InputError(f"--dtype: {kind} has no products in {precision}; take another")
-    bandwidth = 1e9 * gpus.GPUS[kind].bandwidth
-    return Hardware(kind, peak, bandwidth, gpus.multiprocessors_of(kind), shares_of(kind), GAPS, LEAST)
+    bandwidth, shares = 1e9 * gpus.GPUS[kind].bandwidth, shares_of(kind, precision)
+    gaps = HOPPER_GAPS if gpus.GPUS[kind].capability == "9.0" else GAPS
+    return Hardware(kind, peak, bandwidth, gpus.multiprocessors_of(kind), shares, gaps, LEAST)

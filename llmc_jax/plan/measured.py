@@ -1,7 +1,7 @@
-"""Shares that were measured on a card, out of what gpu_check.sh keeps: they take the place of the estimates.
+"""Shares that were measured on a card, out of what gpu_check.sh keeps: they take the place of others and estimates.
 
-Looks into benchmarks/results beside the package, so only a checkout has them. Leaves out the times of whole steps
-(benchmarks/plan_error.py).
+Looks into benchmarks/results beside the package, so only a checkout has them. What the package knows of a card by
+itself stands in efficiency.py, and stays. Leaves out the times of whole steps (benchmarks/plan_error.py).
 """
 
 import json
@@ -16,7 +16,18 @@ from llmc_jax.errors import InputError
 from llmc_jax.plan.efficiency import ATTENTION, ATTENTION_BACKWARD, COPY, MEMORY, PRODUCTS, Efficiency, Hardware
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results"
-KERNELS = ("residual_layernorm", "layernorm", "gelu", "classifier", "adamw")  # what waits for memory
+# Kernels that wait for memory, and the operations that they run in a step.
+KERNELS = {
+    "residual_layernorm_forward": ("forward ln1", "forward ln2", "forward lnf"),
+    "residual_layernorm_backward": ("backward ln1", "backward ln2"),
+    "layernorm_forward": (),
+    "layernorm_backward": ("backward lnf",),
+    "gelu_forward": ("forward gelu",),
+    "gelu_backward": ("backward gelu",),
+    "classifier": ("forward classifier",),
+    "adamw_update": ("update adamw",),
+    "global_norm": ("update norm",),
+}
 ALONE = 0.05  # by how much a share may be off where only one was measured: an estimate
 
 
@@ -31,17 +42,17 @@ def with_measured(hardware: Hardware, folder: Path = RESULTS) -> Hardware:
     Raises InputError for a file that is something else.
     """
     path = file_of(hardware.kind, folder)
-    if not path.exists():
+    if not path.exists() or hardware.shares[PRODUCTS].measured_on == hardware.kind:
         return hardware
     try:
         content = json.loads(path.read_text())
         done = [(part, name, figures) for part, name, status, figures, *_ in content["records"] if status == "done"]
-        return hardware._replace(shares={**hardware.shares, **_shares(done, hardware, path.name)})
+        return hardware._replace(shares={**hardware.shares, **shares_in(done, hardware, path.name)})
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise InputError(f"{path}: not what gpu_check.sh writes ({error}); move it away") from error
 
 
-def _shares(
+def shares_in(
     done: Iterable[tuple[str, str, Mapping[str, Any]]], hardware: Hardware, source: str
 ) -> dict[str, Efficiency]:
     """Return the shares that were measured, by kind of work. The best of each shape counts: it is what a run takes."""
@@ -61,8 +72,9 @@ def _shares(
         if part == "kernels" and what == "attention" and "forward TFLOP/s" in figures:
             keep(ATTENTION, " ".join(shape[:2]), figures["forward TFLOP/s"] / flops)
             keep(ATTENTION_BACKWARD, " ".join(shape[:2]), figures["backward TFLOP/s"] / flops)
-        if part == "kernels" and what.startswith(KERNELS) and "GB/s" in figures:
-            keep(MEMORY, name, figures["GB/s"] / bandwidth)
+        if part == "kernels" and what in KERNELS and "GB/s" in figures:
+            for kind in (MEMORY, *KERNELS[what]):
+                keep(kind, name, figures["GB/s"] / bandwidth)
     return {kind: _efficiency(list(found.values()), hardware.kind, source) for kind, found in best.items()}
 
 

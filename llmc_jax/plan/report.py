@@ -195,7 +195,8 @@ def share(size: int, memory: Memory) -> str:
 
 def step_section(step: StepTime, width: int | None) -> str:
     """Return how long a step takes, and what it waits for."""
-    heading = "how fast? (by measured rates)" if step.measured else "how fast? (estimated)"
+    by = f"by the rates of an {step.rates_of}" if step.rates_of and step.peak else "estimated"
+    heading = f"how fast? ({'by measured rates' if step.measured else by})"
     rows = [
         of_interval("a step, ms", step.seconds, scale=1e3),
         of_interval("tokens a second", step.tokens_per_second, amount),

@@ -3,12 +3,12 @@
 An estimate from a plan, in milliseconds, compiling nothing. FLOPs and bytes are models/gpt2/work.py's, rates
 efficiency.py's, sending network.py's.
 
-- A product takes its FLOPs over a share of the peak, divided by the share of the multiprocessors that its tiles of
-  128 x 256 (smaller ones on slow multiprocessors) keep busy; never less than its bytes at the speed of a copy.
+- A product takes its FLOPs over a share of the peak, divided by the share of the multiprocessors that its tiles (of
+  128 x 256, and the others that its GPU takes) keep busy; never less than its bytes at the speed of a copy.
 - Where XLA may make products itself, a bias is added by a kernel of its own (machine/compiling.py).
 - Attention takes its FLOPs inside the mask over a share of its own; where its T x T matrix is made, products and
   several passes over that.
-- Anything else takes its bytes at a share of the bandwidth; a small kernel 2 us.
+- Anything else takes its bytes at a share of the bandwidth, its own where that was measured; a small kernel 2 us.
 - Each kernel is followed by a gap.
 
 The ends of an interval are of all shares at once, the lowest or the highest. Leaves out what XLA fuses otherwise than
@@ -96,9 +96,15 @@ class StepTime(NamedTuple):
         return self.seconds.rate(self.tokens)
 
     @property
+    def rates_of(self) -> str | None:
+        """Return the device that every rate of computing was measured on; None where some are estimates."""
+        devices = {each.efficiency.measured_on for each in self.operations}
+        return devices.pop() if len(devices) == 1 else None
+
+    @property
     def measured(self) -> bool:
         """Return whether every rate was measured on this kind of device."""
-        return all(each.efficiency.measured_on == self.kind for each in self.operations) and not self.exchanges
+        return self.rates_of == self.kind and not self.exchanges
 
     def mfu(self, definition: Definition = "palm") -> Interval | None:
         """Return the share of the peak that the model's FLOPs come to; None where no peak is known."""
@@ -190,13 +196,15 @@ def bound_of(operations: Iterable[OperationTime], gaps: float, network: float) -
 LINEAR = {each.name: each.weights[0] for each in (*BLOCK, *END) if each.function == "linear_forward"}
 WEIGHTS, FRESH = "weights", "fresh memory"  # what a program does beside the model's operations: it slices, it takes
 SLICES = 8  # kernels that cut the weights of a layer out of the flat buffer
+# Kernels that write the gradient where it lies: for each layer those of its matrices, and the rest.
+MATRICES, PIECES = 4, 7
 
 
 class Task(NamedTuple):
     """One operation's work of one layer, and what its time depends on beside FLOPs and bytes."""
 
     work: Work
-    kind: str  # of work, as efficiencies have it
+    kind: str  # of work, as shares have it; of one that waits for memory its phase and operation
     sides: tuple[tuple[int, int], ...]  # of the result of each of its products, which have equal FLOPs
     large: int  # kernels each time it runs
     small: int  # kernels that take the least time there is: sums of partial sums, scalars
@@ -220,7 +228,11 @@ def works_of(plan: Plan) -> Iterator[tuple[Work, bool]]:
     parts = plan.parallel.devices if plan.parallel.splits else 1
     work = step_work(model, shape)
     once = {(each.operation, each.layer): each.flops for each in work if each.phase == "forward"}
-    yield Work("forward", WEIGHTS, None, 0, 0), True
+    # A GPU's program copies the weights of a product whose bias cuBLASLt adds out of the flat buffer; a CPU's does so
+    # once, and cpu.py knows what that takes.
+    times = 0 if plan.machine.platform == "cpu" else shape.micro_batches
+    copied = times * 12 * model.channels**2 * model.num_layers * shape.element
+    yield Work("forward", WEIGHTS, None, 0, 2 * copied, max(times, 1)), True
     for each in work:
         again = each.phase == "backward" and each.flops == once.get((each.operation, each.layer), -1) > 0
         yield (
@@ -249,17 +261,20 @@ def tasks_of(plan: Plan) -> list[Task]:
 
 def _task(work: Work, forward: bool, model: ModelConfig, shape: Shape) -> Task:
     """Return the task of a work of the model. forward: it is a forward, perhaps computed again by the backward."""
+    kind = f"{work.phase} {work.operation}"
     if work.operation == WEIGHTS:
-        return Task(work, MEMORY, (), 0, SLICES * model.num_layers)
+        return Task(work, kind, (), SLICES * model.num_layers, 0)
+    if work.operation == "gradient":
+        return Task(work, COPY, (), PIECES + MATRICES * model.num_layers, 0)
     if work.phase == "update":
-        return Task(work, MEMORY, (), *_UPDATE.get(work.operation, (1, 2)))
+        return Task(work, kind, (), *_UPDATE.get(work.operation, (1, 2)))
     large, small = _FORWARD if forward else _BACKWARD.get(work.operation, _FORWARD)
     if work.operation in LINEAR:
         return Task(work, PRODUCTS, _sides(work, forward, model, shape), large, small)
     if work.operation == "attention":
         kind = MATRIX if not shape.flash else ATTENTION if forward else ATTENTION_BACKWARD
         return Task(work, kind, (), large, small)
-    return Task(work._replace(flops=0), MEMORY, (), large, small)  # a classifier's sum over a row is no product
+    return Task(work._replace(flops=0), kind, (), large, small)  # a classifier's sum over a row is no product
 
 
 def _sides(work: Work, forward: bool, model: ModelConfig, shape: Shape) -> tuple[tuple[int, int], ...]:
@@ -280,9 +295,9 @@ def task_seconds(task: Task, hardware: Hardware) -> Interval:
         return total([added, _larger(shares[PRODUCTS].seconds(by_products), shares[COPY].seconds(moved))])
     if task.kind == MATRIX:
         return total([shares[PRODUCTS].seconds(by_products), shares[MATRIX].seconds(moved)])
-    if task.kind == MEMORY:
-        return shares[MEMORY].seconds(moved)
-    return _larger(shares[task.kind].seconds(by_products), shares[MEMORY].seconds(moved))
+    if task.kind in (ATTENTION, ATTENTION_BACKWARD):
+        return _larger(shares[task.kind].seconds(by_products), shares[MEMORY].seconds(moved))
+    return hardware.share(task.kind).seconds(moved)
 
 
 def times_of(plan: Plan, hardware: Hardware) -> list[tuple[Task, OperationTime]]:
@@ -301,7 +316,7 @@ def timed(task: Task, hardware: Hardware) -> OperationTime:
         bound = "launches"
     return OperationTime(
         work.phase, work.operation, work.times, work.times * (task.large + task.small), work.flops, work.bytes, floor,
-        bound, seconds, hardware.shares[task.kind],
+        bound, seconds, hardware.share(task.kind),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from llmc_jax.errors import InputError
 from llmc_jax.machine import gpus
-from llmc_jax.plan.efficiency import ATTENTION, MEMORY, PRODUCTS, filled, gpu, shares_of
+from llmc_jax.plan.efficiency import ATTENTION, MEMORY, PRODUCTS, SMALL_TILES, TILES, filled, gpu, shares_of
 
 sides = st.integers(1, 100_000)
 blocks = st.integers(1, 200)
@@ -18,7 +18,10 @@ blocks = st.integers(1, 200)
 def test_every_gpu_has_shares_in_order_with_their_source(kind: str) -> None:
     for share in shares_of(kind).values():
         assert 0 < share.low < share.typical < share.high < 1.1
-        assert share.source and share.measured_on is None
+        assert share.source and share.measured_on in (None, "NVIDIA H200")
+    measured = gpus.GPUS[kind].capability == "9.0"
+    assert (shares_of(kind)[PRODUCTS].measured_on is not None) == measured
+    assert shares_of(kind, "tf32")[PRODUCTS].measured_on is None
 
 
 @pytest.mark.parametrize("name", gpus.TARGETS)
@@ -34,7 +37,10 @@ def test_what_is_known_of_one_kind_only() -> None:
     geforce, server = gpu("NVIDIA GeForce RTX 4090", "bf16"), gpu("NVIDIA L40S", "bf16")
     assert geforce.shares[PRODUCTS].typical > server.shares[PRODUCTS].typical  # half-rate tensor cores
     assert gpu("NVIDIA B200", "bf16").shares[ATTENTION].typical < 0.2  # our kernels there do not use its own
-    assert gpu("NVIDIA H200", "bf16").shares[MEMORY] == geforce.shares[MEMORY]
+    assert server.shares[MEMORY] == geforce.shares[MEMORY] == server.share("forward gelu")
+    hopper = gpu("NVIDIA H200", "bf16")
+    assert hopper.share("backward ln1").typical < hopper.share("forward ln1").typical
+    assert hopper.share("forward no such operation") == hopper.shares[MEMORY]
 
 
 @pytest.mark.parametrize(("kind", "precision"), [("NVIDIA H300", "bf16"), ("Tesla T4", "bf16"), ("Tesla T4", "tf32")])
@@ -70,7 +76,13 @@ def test_products_fill_multiprocessors(sides: tuple[int, int], busy: float) -> N
 
 
 def test_slow_multiprocessors_take_smaller_tiles() -> None:
-    assert filled(128, 64, None, slow=True) == 1 > filled(128, 64, None)
-    slow, fast = gpu("NVIDIA GeForce RTX 4090", "bf16"), gpu("NVIDIA H200", "bf16")
+    assert filled(128, 64, None, (*TILES, *SMALL_TILES)) == 1 > filled(128, 64, None)
+    slow, fast = gpu("NVIDIA GeForce RTX 4090", "bf16"), gpu("NVIDIA A100-SXM4-80GB", "bf16")
     assert slow.filled(4096, 1600) > filled(4096, 1600, slow.multiprocessors)
     assert fast.filled(4096, 1600) == filled(4096, 1600, fast.multiprocessors)
+
+
+def test_hopper_takes_the_tiles_that_cublaslt_took() -> None:
+    here = gpu("NVIDIA H200", "bf16")
+    assert here.filled(16384, 1600) == pytest.approx(64 / 66)  # 640 tiles of 256 x 160 in five waves
+    assert filled(16384, 1600, here.multiprocessors) < 0.9

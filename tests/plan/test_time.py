@@ -95,12 +95,15 @@ def test_recomputed_blocks_are_forwards_again() -> None:
     assert again.seconds.typical - plain.seconds.typical == pytest.approx(forward, rel=0.1)
 
 
-def test_nothing_is_measured_until_it_is() -> None:
-    step = time_of("h200", "-e d12 -b 64")
-    assert not step.measured and {each.efficiency.measured_on for each in step.operations} == {None}
-    hardware = gpu("NVIDIA H200", "bf16")
-    known = {name: each._replace(measured_on="NVIDIA H200") for name, each in hardware.shares.items()}
-    assert step_time(plan_for("h200", "-e d12 -b 64"), hardware._replace(shares=known)).measured
+@pytest.mark.parametrize(("name", "words", "card"), [
+    ("h200", "-e d12 -b 64", "NVIDIA H200"), ("h100", "-e d12 -b 64", "NVIDIA H200"), ("a100", "-e d12 -b 64", None),
+    ("h200", "-e d12 -b 4 --dtype fp32", None), ("h200", "-e d12 -b 64 --attention naive", None),
+])  # fmt: skip
+def test_whose_rates_they_are(name: str, words: str, card: str | None) -> None:
+    """One card's of this kind or of one like it; none's where some are estimates."""
+    step = time_of(name, words)
+    assert step.rates_of == card and step.measured == (name == "h200" and card is not None)
+    assert not time_of(name, f"{words} -d 524288 --devices 2").measured  # nobody has measured what goes between them
 
 
 def test_mfu_is_of_the_card_s_peak() -> None:
