@@ -9,7 +9,7 @@ TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
 
 class Sizes(NamedTuple):
-    """What a kernel's speed depends on and its result does not."""
+    """What a kernel's speed depends on and its result does not. Where it says unmeasured, no other number was timed."""
 
     sms: int  # multiprocessors of the largest common part: grids that go round in a loop have a multiple of it
     smem: int  # bytes of shared memory that one block may use

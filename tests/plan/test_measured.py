@@ -76,7 +76,7 @@ def test_what_the_package_knows_of_a_card_stays_and_a_card_like_it_has_its_own(t
 
 
 def test_the_package_s_rates_are_those_of_the_records() -> None:
-    """Alone, a kernel may be faster than in a step, and a product slower, since it is repeated until the clock falls."""
+    """Alone, a kernel may be faster than in a step, and a product slower: it is repeated until the clock falls."""
     content = json.loads(file_of(H200.kind).read_text())
     done = [(part, name, figures) for part, name, status, figures, *_ in content["records"] if status == "done"]
     for kind, share in shares_in(done, H200, "").items():
