@@ -17,7 +17,7 @@ def event_words(event: Event) -> str:
     """
     kind = event.get("event")
     words = WORDS.get(kind, _fields) if isinstance(kind, str) else _fields
-    text = escaped(words(event))
+    text = escaped(words(event)) or escaped(str(kind))
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
