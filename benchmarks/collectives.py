@@ -26,10 +26,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.heading import machine_line  # noqa: E402
+from benchmarks.sent import Collective, collectives, sent_bytes  # noqa: E402
 from llmc_jax.errors import InputError  # noqa: E402
 from llmc_jax.kernels import plain  # noqa: E402
 from llmc_jax.machine import compiling, gpus  # noqa: E402
-from llmc_jax.machine.collectives import Collective, collectives, sent_bytes  # noqa: E402
 from llmc_jax.machine.deviceless import MemoryUse  # noqa: E402
 from llmc_jax.plan import compiled  # noqa: E402
 from llmc_jax.plan.plan import Plan  # noqa: E402

@@ -2,7 +2,7 @@
 
 from benchmarks.collectives import about, beside
 from benchmarks.memory_by_stage import Size, largest
-from llmc_jax.machine.collectives import Collective, Operation
+from benchmarks.sent import Collective, Operation
 from llmc_jax.training.parallel.traffic import Sent
 
 SENT = [Sent("all-reduce", "loss", 4), Sent("all-reduce", "layer 1", 100), Sent("all-reduce", "wte", 300)]

@@ -1,7 +1,7 @@
 """What a compiled program's text says, instruction by instruction: `compiled.as_text()` of XLA, as plain data.
 
 Leaves out what the instructions are for: whose they are and what they cost (plan/program.py), and what goes from
-device to device (collectives.py).
+device to device (benchmarks/sent.py).
 """
 
 import math

@@ -1,7 +1,7 @@
 """The step of a plan, compiled for GPUs that are not there: one, or several of one machine that share the training.
 
 Everything comes from the plan, so it is the program that a run on those GPUs would compile. Leaves out running it, and
-what is read out of it (machine/deviceless.py, machine/collectives.py, program.py).
+what is read out of it (machine/deviceless.py, program.py).
 """
 
 from typing import Any

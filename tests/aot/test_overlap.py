@@ -6,8 +6,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from benchmarks import aot
+from benchmarks.sent import Collective, collectives
 from llmc_jax.machine import compiling, deviceless, gpus
-from llmc_jax.machine.collectives import Collective, collectives
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks import aot
 from benchmarks.collectives import Case, Measured, measure_apart
+from benchmarks.sent import Collective
 from llmc_jax.config.model import parse_descriptor
-from llmc_jax.machine.collectives import Collective
 from llmc_jax.models.gpt2.tensors import num_parameters
 from llmc_jax.models.gpt2.units import units
 

@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-from llmc_jax.machine import collectives
-from llmc_jax.machine.collectives import Collective, Operation, scope_of, sent_bytes
+from benchmarks import sent
+from benchmarks.sent import Collective, Operation, scope_of, sent_bytes
 from llmc_jax.machine.hlo import Module, num_bytes
 
 HEADER = "HloModule jit_step, is_scheduled=true, entry_computation_layout={()->()}, num_partitions=8\n\n"
@@ -55,7 +55,7 @@ def entry(lines: str, before: str = SUM) -> str:
 
 
 def only(text: str) -> Collective:
-    (found,) = collectives.collectives(text)
+    (found,) = sent.collectives(text)
     return found
 
 
@@ -127,7 +127,7 @@ calls=%async_computation.2, {LAYER_2}, {start}
 
 def test_pairs_that_cross_have_each_their_own_work_and_not_each_other() -> None:
     second = WORK.replace("custom-call.75", "custom-call.76").replace("mpmd_map.429", "mpmd_map.430")
-    first, other, alone = collectives.collectives(
+    first, other, alone = sent.collectives(
         entry(f"""  %all-reduce-start = ((f32[]), f32[]) all-reduce-start(%loss), channel_id=1, replica_groups={{}}, \
 to_apply=%region, {ASYNC}
 {WORK.replace("loop_pad_fusion.2", "loss")}  %all-to-all-start.2 = ((bf16[8,886016]{{1,0}}), bf16[8,886016]{{1,0}}) \
@@ -274,7 +274,7 @@ def test_one_in_a_loop_runs_as_often_as_the_loop() -> None:
 
 
 def test_one_that_nothing_calls_does_not_run() -> None:
-    assert collectives.collectives(entry(WHILE.replace("body=%body", "body=%condition"), SUM + LOOP)) == []
+    assert sent.collectives(entry(WHILE.replace("body=%body", "body=%condition"), SUM + LOOP)) == []
 
 
 @pytest.mark.parametrize(
@@ -309,13 +309,13 @@ def test_tables() -> None:
     beside = Collective("all-gather", "g", ("update/gather",), 8_000_000, 2, 8, True, BETWEEN, "main", 3)
     idle = beside._replace(between=(), bytes=1_000_000)
     alone = Collective("reduce-scatter", "r", ("a/b", "c"), 4_000_000, 1, 8, False, (), "main", 1)
-    assert rows(collectives.table([beside, alone, idle])) == [
+    assert rows(sent.table([beside, alone, idle])) == [
         ["all-gather", "6", "27.000", "23.625", "6", "3", "3", "3.000"],
         ["reduce-scatter", "1", "4.000", "3.500", "0", "0", "0", "4.000"],
     ]
     work = "backward/layer_01/fc, backward/layer_01/gelu/gelu_backward, backward/layer_01"
-    assert rows(collectives.listing([beside, alone])) == [
+    assert rows(sent.listing([beside, alone])) == [
         ["all-gather", "update/gather", "3", "8.000", "2", "yes", "3", "1", work],
         ["reduce-scatter", "a/b c", "1", "4.000", "1", "no", "0", "0"],
     ]
-    assert collectives.table([]) == collectives.listing([]) == ""
+    assert sent.table([]) == sent.listing([]) == ""
