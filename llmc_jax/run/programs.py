@@ -228,7 +228,9 @@ def _exported(path: Path, arrays: tuple[Any, ...], model: ModelConfig, options: 
     try:
         exporting = export.export(_flat(step_fn, arrays), platforms=platforms, disabled_checks=checks)
         found = exporting(*jax.tree.leaves(arrays))
-        write_bytes(path, bytes(found.serialize()))
-        return found
-    except (ImportError, OSError, ValueError, NotImplementedError):
+        content = bytes(found.serialize())
+    except (ImportError, ValueError, NotImplementedError):
         return None
+    with suppress(OSError):  # then the next start lowers it again
+        write_bytes(path, content)
+    return found
