@@ -9,7 +9,8 @@ seconds the next, because what was compiled is kept. Nothing runs on a GPU.
 - program: bytes of arguments, results and temporaries on one device, as XLA says (`memory_analysis`).
 - explained: the part of them that has a kind, out of XLA's buffer assignment at the moment that needs most.
 - computed: by llmc_jax/plan/moments.py, from shapes alone; error: less the program, of the program.
-- held out: compiled after the formula was written, and the formula not touched since.
+- held out: compiled after the formula was written, and the formula not touched since, but for --recompute-blocks: the
+  step has another order there now.
 """
 
 import argparse

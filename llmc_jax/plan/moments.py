@@ -6,7 +6,8 @@
     gradient      the activations are gone: the gradients of the tensors, and the flat one that they are joined to
     sum           a sum of gradients is put in its place, and XLA copies the sums as it chooses the place
 
-Nothing says when the head makes wte's gradient, and so XLA has several orders of the program to choose from:
+Unless blocks are computed again, nothing says when the head makes wte's gradient, and so XLA has several orders of the
+program to choose from:
 
     LATE     at the end of the backward: the gradient of the logits is kept so long
     AT_ONCE  in the head
@@ -70,11 +71,12 @@ def moments(plan: "Plan") -> dict[str, Kinds]:
 def orders(plan: "Plan") -> tuple[str, ...]:
     """Return the orders that XLA chooses from.
 
-    In chunks the head is a loop, in which nothing is put off. On several devices XLA puts off what nothing waits for,
-    so that a layer's gradients are sent as soon as they exist.
+    In chunks the head is a loop, in which nothing is put off, and where blocks are computed again the backward waits
+    for it. On several devices XLA puts off what nothing waits for, so that a layer's gradients are sent as soon as they
+    exist.
     """
     shape = plan.shape
-    if chunked(shape) or on_cpu(plan):
+    if chunked(shape) or on_cpu(plan) or shape.recompute_blocks:
         return (AT_ONCE,)
     if plan.parallel.fixed:  # the tree of sums; an odd number of micro-batches is a loop within it
         return (LATE, EARLY) if shape.micro_batches & (shape.micro_batches - 1) else (EARLY,)
@@ -82,7 +84,7 @@ def orders(plan: "Plan") -> tuple[str, ...]:
         return (LATE,)
     if hopper(plan):
         return LATE, EARLY
-    return (LATE,) if shape.recompute == 2 or shape.recompute_blocks else (LATE, AT_ONCE)
+    return (LATE,) if shape.recompute == 2 else (LATE, AT_ONCE)
 
 
 def hopper(plan: "Plan") -> bool:

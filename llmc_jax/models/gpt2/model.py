@@ -307,6 +307,8 @@ def backward(
     op = execution.op
     stretch = execution.recompute_blocks or 1
     with scope("backward"):
+        if execution.recompute_blocks:  # the head, and so its logits, before a stretch of layers is computed again
+            dlnf, dwte = pinned((dlnf, dwte))
         with scope("lnf"):
             dx, dlnfw, dlnfb, dbias = op.layernorm_backward(
                 dlnf, activations.residual, params.lnfw, activations.lnf_mean, activations.lnf_rstd
