@@ -11,7 +11,8 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +23,7 @@ from jax import export
 
 from llmc_jax.config.model import ModelConfig
 from llmc_jax.files import cache_folder, digest_of_files, sync, write_bytes
+from llmc_jax.kernels import record
 from llmc_jax.kernels.plain import to_json
 from llmc_jax.machine import versions
 from llmc_jax.plan.plan import Plan
@@ -30,7 +32,9 @@ from llmc_jax.trials.card import driver_version
 
 SEAL = "PROGRAMS.json"  # the digest of every file
 FOLDER = "xla_cache"  # in a run's folder
-MOST = 32  # combinations that are kept for new runs: the latest ones
+STEP = ".step"  # what the name of a lowered step ends with, after its combination
+MOST = 32  # combinations that are kept for new runs: the latest used
+UNFINISHED = 24 * 3600  # seconds after which a copy that nobody finished goes
 PACKAGES = [Path(__file__).resolve().parents[2] / name for name in ("llmc_jax", "pallas_kernels")]
 
 
@@ -39,13 +43,13 @@ class Programs(NamedTuple):
 
     own: Path | None = None  # in the run's folder; None: nowhere
     shared: Path | None = None  # for runs alike; None: the user has named a folder for all programs
-    complete: bool = True  # all that the run knew of are there
+    complete: bool = True  # all that an earlier start of the run sealed are there
     seals: bool = True  # this process does: of several the first one
 
     @property
     def step(self) -> Path | None:
         """Return the file of the lowered step; None where it is not kept."""
-        return self.own / f"{self.shared.name}.step" if self.own and self.shared else None
+        return self.own / f"{self.shared.name}{STEP}" if self.own and self.shared else None
 
     def seal(self) -> None:
         """Bring the programs and their digests to the disk, and a copy to where new runs look. Raises OSError."""
@@ -55,8 +59,10 @@ class Programs(NamedTuple):
         for name in digests:
             sync(self.own / name)
         write_bytes(self.own / SEAL, json.dumps(digests, indent=1).encode())
-        with suppress(OSError):  # they compile again
-            _share(self.own, self.shared, digests)
+        # A run that resumed with another driver, say, has older programs beside those of its new combination.
+        if {name for name in digests if name.endswith(STEP)} == {f"{self.shared.name}{STEP}"}:
+            with suppress(OSError):  # runs alike compile again
+                _share(self.own, self.shared, digests)
 
 
 def are_kept(platform: str) -> bool:
@@ -71,30 +77,34 @@ def shared_folder() -> Path:
 
 def clear() -> int:
     """Delete the programs for new runs; return the number of combinations. Raises OSError."""
-    found = list(shared_folder().glob("[!.]*"))
-    if shared_folder().exists():
-        shutil.rmtree(shared_folder())
-    return len(found)
+    found = list(shared_folder().glob("*"))
+    for path in found:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    return sum(not path.name.startswith(".") for path in found)
 
 
 def keep(own: Path, shared: Path) -> Programs:
-    """Keep what is compiled from now on in a run's own folder, and find there what was: of a new run, by runs alike.
+    """Keep what is compiled from now on in a run's own folder, and find there what was; in a new one, by runs alike.
 
     A folder that the user has named in the environment stays. Files that are not as `seal` left them are deleted: JAX
     would trip over a torn one at every start, and never write it anew.
     """
     if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         return Programs()
-    if not own.exists():
-        with suppress(OSError):  # there are none: they are compiled
-            shutil.copytree(shared, own)
+    was_there = own.exists()
     own.mkdir(exist_ok=True)
-    known, found = _sealed(own), _digests(own)
-    for name in found:
-        if known.get(name) != found[name]:
-            (own / name).unlink()
+    if not was_there:
+        with suppress(OSError):  # there are none: they are compiled
+            _copy(shared, own, _undamaged(shared))
+            os.utime(shared)
+    undamaged = _undamaged(own)
+    for name in _digests(own).keys() - undamaged:
+        (own / name).unlink()
     take(own)
-    return Programs(own, shared, all(found.get(name) == digest for name, digest in known.items()))
+    return Programs(own, shared, was_there and _sealed(own).keys() <= undamaged)
 
 
 def take(own: Path) -> None:
@@ -121,20 +131,36 @@ def _digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
+def _undamaged(folder: Path) -> set[str]:
+    """Return the files of a folder that are as it was sealed with."""
+    known = _sealed(folder)
+    return {name for name, digest in _digests(folder).items() if known.get(name) == digest}
+
+
+def _copy(source: Path, target: Path, names: Iterable[str]) -> None:
+    """Copy files of a folder and then its seal into another, with the modes of new files."""
+    for name in [*sorted(names), SEAL]:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, target / name)
+
+
 def _share(own: Path, shared: Path, digests: dict[str, str]) -> None:
-    """Put a copy where new runs look, unless all of that is there undamaged; delete the oldest beyond MOST."""
+    """Put a copy where new runs look, unless all is there undamaged; delete those unused longest, beyond MOST."""
     there = _digests(shared)
     if there == _sealed(shared) and digests.keys() <= there.keys():
         return
     shared.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", dir=shared.parent) as place:
         copy, old = Path(place, "new"), Path(place, "old")
-        shutil.copytree(own, copy)
+        _copy(own, copy, digests)
         with suppress(FileNotFoundError):
             shared.rename(old)
         copy.rename(shared)
     for other in sorted(shared.parent.glob("[!.]*"), key=lambda path: path.stat().st_mtime)[:-MOST]:
         shutil.rmtree(other, ignore_errors=True)
+    for left in shared.parent.glob(".*"):  # by a process that was killed
+        if left.stat().st_mtime < time.time() - UNFINISHED:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 # ----- what programs depend on ----------------------------------------------------------------------------------------
@@ -145,15 +171,19 @@ def shared_of(plan: Plan, arrays: Any, environment: Mapping[str, Any]) -> Path:
 
     arrays: that the step takes, as the compiler sees them. environment: the packages, the device and XLA's flags.
     """
-    step = to_json(plan.step_options)
+    step, kernels = to_json(plan.step_options), to_json(plan.resolved)
     step["execution"].pop("op")  # functions follow from what was chosen, and from the package
     step["optimizer"] = plan.optimizer.name
+    kernels.pop("asked")
+    for choice in kernels["choices"]:
+        for name in record.FOR_PEOPLE:
+            choice.pop(name)
     settings = {name: value for name, value in jax.config.values.items() if name != "jax_compilation_cache_dir"}
     facts = {
         "package": digest_of_files(path for folder in PACKAGES for path in folder.rglob("*.py")),
-        "environment": environment, "variables": versions.environment(), "driver": driver_version(),
-        "jax": settings, "model": asdict(plan.model), "kernels": to_json(plan.resolved),
-        "step": step,
+        "environment": {name: value for name, value in environment.items() if name != "source"},
+        "variables": versions.environment(), "flags": plan.xla_flags, "driver": driver_version(), "jax": settings,
+        "model": asdict(plan.model), "kernels": kernels, "step": step,
         "arrays": [f"{each.shape} {each.dtype} {each.sharding}" for each in jax.tree.leaves(arrays)],
         "tree": str(jax.tree.structure(arrays)),
     }  # fmt: skip

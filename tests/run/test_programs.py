@@ -1,6 +1,8 @@
 """The programs of a run: kept, found again by the run and by runs alike, made anew where they are damaged or others."""
 
 import json
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,7 +70,7 @@ def spoilt(file: Path, damage: str) -> None:
 def test_a_damaged_program_is_thrown_away_and_told_of(cache: Path, damage: str) -> None:
     cache.parent.mkdir()
     shared = programs.shared_folder() / "key"
-    assert programs.keep(cache, shared).complete  # nothing is known yet, so nothing is missing
+    assert not programs.keep(cache, shared).complete  # a run that resumes here has lost its folder
     compile_something(0.25)
     kept = programs.keep(cache, shared)._replace(shared=shared)
     compile_something(0.25)
@@ -108,6 +110,7 @@ def test_a_damaged_copy_for_runs_alike_is_made_anew(cache: Path, damage: str, tm
         own = tmp_path / name / "xla_cache"
         own.parent.mkdir()
         kept = programs.keep(own, shared)
+        kept.step.write_bytes(b"lowered")
         assert entries(own) == (set() if name in ("one", "two") else entries(shared))
         compile_something(0.5)
         kept.seal()
@@ -121,11 +124,74 @@ def test_the_oldest_combinations_go(cache: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(programs, "MOST", 2)
     for number in range(4):
         own = tmp_path / f"{number}"
-        programs.keep(own, shared := programs.shared_folder() / f"key{number}")
-        (own / "something").write_text(f"{number}")
-        programs.Programs(own, shared).seal()
+        shared_by(own, f"key{number}")
     assert sorted(path.name for path in programs.shared_folder().iterdir()) == ["key2", "key3"]
     assert programs.clear() == 2 and programs.clear() == 0
+
+
+def shared_by(own: Path, key: str) -> Path:
+    """What a run of its own folder puts where new runs of this combination look."""
+    kept = programs.keep(own, programs.shared_folder() / key)
+    kept.step.write_bytes(key.encode())
+    kept.seal()
+    return kept.shared
+
+
+@pytest.mark.parametrize("latest", [0, 1])
+def test_what_runs_used_stays_longest(
+    latest: int, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "MOST", 2)
+    for number in range(2):
+        os.utime(shared_by(tmp_path / f"{number}", f"key{number}"), (number, number))
+    programs.keep(tmp_path / "alike", programs.shared_folder() / f"key{latest}")
+    shared_by(tmp_path / "2", "key2")
+    assert sorted(path.name for path in programs.shared_folder().iterdir()) == [f"key{latest}", "key2"]
+
+
+def test_a_copy_has_the_files_and_not_their_modes(cache: Path, tmp_path: Path) -> None:
+    shared = shared_by(tmp_path / "own", "key")
+    for path in shared.iterdir():
+        path.chmod(0o444)
+    shared.chmod(0o555)
+    try:
+        kept = programs.keep(tmp_path / "new", shared)
+        (tmp_path / "new" / "more").write_text("more")
+        assert all(path.stat().st_mode & 0o200 for path in [tmp_path / "new", *(tmp_path / "new").iterdir()])
+        assert kept.step.read_bytes() == b"key"
+    finally:
+        shared.chmod(0o755)
+
+
+def test_a_list_of_programs_that_is_a_folder(cache: Path, tmp_path: Path) -> None:
+    shared = shared_by(tmp_path / "own", "key")
+    (shared / programs.SEAL).unlink()
+    (shared / programs.SEAL).mkdir()
+    kept = programs.keep(tmp_path / "new", shared)
+    assert not list((tmp_path / "new").iterdir())
+    kept.step.write_bytes(b"key")
+    kept.seal()
+    assert programs.keep(tmp_path / "newest", shared).step.read_bytes() == b"key"
+
+
+def test_a_run_that_resumes_with_another_step_shares_nothing(cache: Path, tmp_path: Path) -> None:
+    shared_by(tmp_path / "own", "key")
+    assert not shared_by(tmp_path / "own", "other").exists()
+
+
+def test_what_killed_processes_left_goes_and_links_do(cache: Path, tmp_path: Path) -> None:
+    folder = programs.shared_folder()
+    for name, age in ((".old", programs.UNFINISHED + 60), (".new", 0)):
+        (folder / name / "new").mkdir(parents=True)
+        os.utime(folder / name, (time.time() - age,) * 2)
+    shared_by(tmp_path / "own", "key")
+    assert sorted(path.name for path in folder.iterdir()) == [".new", "key"]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "file").touch()
+    (folder / "link").symlink_to(elsewhere)
+    assert programs.clear() == 2
+    assert not list(folder.iterdir()) and (elsewhere / "file").exists()
 
 
 # ----- what they depend on --------------------------------------------------------------------------------------------
@@ -144,18 +210,12 @@ def test_what_is_alike_and_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     here = folder_of()
     # numbers that are arguments of the program, and what only the host does
     assert {folder_of(words) for words in ("-l 1e-5 -u 7", "-x 9 -n 5 -o else", "-v 3 -m 2 --seed 3")} == {here}
-    others = [
-        "-b 2",
-        "-t 8",
-        "-d 128",
-        "--dtype bf16",
-        "-r 0",
-        "-k constant",
-        "-c 0.1",
-        "--logit-rows 8",
+    assert folder_of(source="measured") == here  # whose figures chose is nothing of the program's
+    words = (
+        "-b 2", "-t 8", "-d 128", "--dtype bf16", "-r 0", "-k constant", "-c 0.1", "--logit-rows 8",
         "-e L2-NH1-C16-V257-T16",
-    ]
-    found = [folder_of(words) for words in others] + [folder_of(jax="0.0"), folder_of(driver="1")]
+    )  # fmt: skip
+    found = [*map(folder_of, words), folder_of(jax="0.0"), folder_of(driver="1")]
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
     found.append(folder_of())
     monkeypatch.delenv("XLA_FLAGS")
