@@ -306,7 +306,7 @@ def gpu_table(path: Path) -> str:
     content = json.loads(path.read_text())
     kind = content["machine"]["device"]
     short = next((name for name, each in TARGETS.items() if each.device_kind == kind), None)
-    lines = [f"### {kind}", "", "| flags | predicted, ms | measured, ms | error |", "|---|---:|---:|---:|"]
+    lines = [f"### {kind}", "", "| flags | planned, ms | measured, ms | error |", "|---|---:|---:|---:|"]
     for part, _, status, step, *_ in content["records"] if short else ():
         if part == "step" and status == "done" and {"flags", "ms"} <= set(step):
             predicted = step_time(plan_for(short, step["flags"])).seconds.typical  # type: ignore[arg-type]
@@ -324,7 +324,8 @@ def page(figures: dict[str, Any]) -> str:
         f"## Steps on a CPU\n\n{blocks_line(figures)} The prediction, written before: {PREDICTION}.",
         f"{cpu_table(figures)} {HISTORY}.",
         f"## llm.c's published runs\n\n{llmc_table()}",
-        f"## This project on GPUs\n\n{gpu_tables()}",
+        "## This project on GPUs\n\nThe plan's rates for Hopper were taken from these steps and the kernels in them: "
+        f"this is how well they fit, not how well another step is predicted.\n\n{gpu_tables()}",
     ]) + "\n"  # fmt: skip
 
 

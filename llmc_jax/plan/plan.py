@@ -6,7 +6,7 @@ that is not there. Leaves out data, checkpoints and the state (run/prepare.py), 
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -41,7 +41,7 @@ class Plan(NamedTuple):
     config: TrainConfig
     model: ModelConfig
     machine: kernels.Machine
-    xla_flags: Mapping[str, bool]  # options of XLA that the user has set, which count more than ours
+    xla_flags: Mapping[str, Any]  # options of XLA that the user has set, which count more than ours
     dtype: str  # what the model computes in: fp32, bf16 or fp16
     execution: Execution
     optimizer: Optimizer
@@ -139,7 +139,7 @@ def make_plan(
     findings: kernels.Findings | None = None,
     before: Repeat | None = None,
     memory: int | None = None,
-    xla_flags: Mapping[str, bool] | None = None,
+    xla_flags: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Decide how a configuration of a model is computed on a machine.
 
@@ -247,7 +247,7 @@ def _options(
     machine: kernels.Machine,
     recorded: kernels.Resolved | None,
     findings: kernels.Findings | None,
-    flags: Mapping[str, bool],
+    flags: Mapping[str, Any],
 ) -> compiling.Options:
     """Return XLA's options: as before, but for those that a flag or XLA_FLAGS sets; else with what was found out.
 

@@ -195,8 +195,10 @@ def share(size: int, memory: Memory) -> str:
 
 def step_section(step: StepTime, width: int | None) -> str:
     """Return how long a step takes, and what it waits for."""
-    by = f"by the rates of an {step.rates_of}" if step.rates_of and step.peak else "estimated"
-    heading = f"how fast? ({'by measured rates' if step.measured else by})"
+    by = "by measured rates" if step.measured else "estimated"
+    if step.rates_of and step.peak:
+        by = f"by the rates of one {step.rates_of}"
+    heading = f"how fast? ({by})"
     rows = [
         of_interval("a step, ms", step.seconds, scale=1e3),
         of_interval("tokens a second", step.tokens_per_second, amount),

@@ -228,8 +228,8 @@ def works_of(plan: Plan) -> Iterator[tuple[Work, bool]]:
     parts = plan.parallel.devices if plan.parallel.splits else 1
     work = step_work(model, shape)
     once = {(each.operation, each.layer): each.flops for each in work if each.phase == "forward"}
-    # A GPU's program copies the weights of a product whose bias cuBLASLt adds out of the flat buffer; a CPU's does so
-    # once, and cpu.py knows what that takes.
+    # A Hopper GPU's program copies the weights of a product whose bias cuBLASLt adds out of the flat buffer, and other
+    # cards' are taken to; a CPU's does so once, and cpu.py knows what that takes.
     times = 0 if plan.machine.platform == "cpu" else shape.micro_batches
     copied = times * 12 * model.channels**2 * model.num_layers * shape.element
     yield Work("forward", WEIGHTS, None, 0, 2 * copied, max(times, 1)), True
