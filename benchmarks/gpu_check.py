@@ -30,6 +30,7 @@ from benchmarks.gpu import clocks, first, groups, targets, versus
 from benchmarks.gpu.expected import CALL, seconds_of, seconds_of_all
 from benchmarks.gpu.plan import PARTS, SIDE_BY_SIDE, Item, plan, step_flags
 from benchmarks.gpu.results import DONE, FAILED, SKIPPED, Record, Results, number, page, result_files, source_digest
+from llmc_jax.cli.kit import exit_status
 from llmc_jax.errors import InputError
 from llmc_jax.machine.jax_setup import MEMORY_SHARE
 from llmc_jax.machine.nvml import GpuReading
@@ -229,10 +230,13 @@ def write_page(results: Results) -> str:
 def page_of(file: Path) -> Path:
     """Write the page of results that were measured elsewhere; return its path. Raises InputError for another file."""
     if file.suffix != ".json" or not file.is_file():
-        raise InputError(f"--page {file}: there is no such file; it is a gpu_….json that this check wrote")
+        raise InputError(f"--page {file}: is no gpu_….json that this check wrote")
     results = Results(file.parent, "", file.stem)
     results.read()
-    write_page(results)
+    try:
+        write_page(results)
+    except OSError as error:
+        raise InputError(f"--page {file}: {results.page} cannot be written: {error.strerror}") from error
     return results.page
 
 
@@ -278,6 +282,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     args.only = [text.strip() for texts in args.only for text in texts.split(",") if text.strip()]
     if args.vs and (args.first or args.parts):
         parser.error("--vs compares steps: name no part beside it, but --only which of them")
+    if "versus" in args.parts:
+        parser.error("part versus is what --vs measures: name the other checkout, or the patch")
+    if args.page and args.list:
+        parser.error("--page and --list: one at a time")
     parts = ["step"] if args.vs else args.parts or PARTS
     args.items = items = [item for item in plan(args.tiny) if item.part in parts]
     if unknown := [text for text in args.only if not any(text in item.name for item in items)]:
@@ -341,10 +349,22 @@ def prepare(args: argparse.Namespace, command: str) -> Check:
     check.results = Results(output, device)
     if check.results.json_file.exists():
         check.results.read()
+        said_before(check.results)
     check.read_card = clocks.reader(machine.pop("pci", ""))
     check.results.machine = machine
     check.results.commands.append(command)
     return check
+
+
+def said_before(results: Results) -> None:
+    """Print which records count as done: they may be another machine's with such a card, or another source's."""
+    if dates := sorted(record.date for record in results.records.values() if record.status == DONE):
+        sources = ", ".join(sorted({record.source for record in results.records.values()}))
+        print(
+            f"{len(dates)} items are done, in {results.json_file}, {dates[0]} to {dates[-1]}, source {sources}; "
+            "--output of an empty folder measures all anew",
+            flush=True,
+        )
 
 
 def show_items(args: argparse.Namespace) -> None:
@@ -352,9 +372,10 @@ def show_items(args: argparse.Namespace) -> None:
     cards = [Results(file.parent, "", file.stem) for file in result_files(args.output)]
     for card in cards:
         card.read()
-    groups_of = {part: [item for item in args.items if item.part == part] for part in PARTS}
+    items = versus.items_of(args.items, args.vs) if args.vs else args.items
+    groups_of = {part: [item for item in items if item.part == part] for part in PARTS}
     if args.first:
-        groups_of = first.calls(args.items, args.tiny)
+        groups_of = first.calls(items, args.tiny)
     for title, items in groups_of.items():
         if not items:
             continue
@@ -389,4 +410,4 @@ def run(check: Check, args: argparse.Namespace, deadline: float) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status("gpu_check.sh", main))

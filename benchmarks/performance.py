@@ -67,7 +67,7 @@ def trainers(card: Results) -> str:
     machine = card.machine
     names = (
         f"**llmc-jax**, JAX {machine['jax']}",
-        f"PyTorch {machine['torch']}, compiled, flash attention, fused AdamW, autocast",
+        f"PyTorch {machine['torch']}, compiled, FlashAttention, fused AdamW, autocast",
         f"llm.c {llmc['version']}",
     )
     rows = [
@@ -78,7 +78,8 @@ def trainers(card: Results) -> str:
         )
         for name, each in zip(names, (ours, torch, llmc), strict=True)
     ]  # fmt: skip
-    head = (f"GPT-2 124M, bf16, B=64 T=1024, one {card.card}", "tokens/s", "ms a step", "its time", "spread", "memory")
+    what = f"GPT-2 124M, bf16, B=64 T=1024, one {card.card}"
+    head = (what, "tokens/s", "ms a step", "time / ours", "spread", "memory")
     return table(head, rows)
 
 
@@ -110,11 +111,15 @@ def variants(card: Results) -> str:
     """Return d12's step with one thing changed."""
     plain = figures(card, "step", STEP)
     names = ("-ge 1", "--xla_gpu_enable_command_buffer=", "--attention cudnn", "--kernels xla --attention cudnn")
-    rows = [(f"`{STEP}`", f"{plain['ms']:.1f}", f"{plain['GiB']:.1f} GiB", "")]
-    for name in names:
-        each = figures(card, "variants", name)
-        rows.append((f"`{name}`", f"{each['ms']:.1f}", f"{each['GiB']:.1f} GiB", f"{each['ms'] / plain['ms']:.3f} ×"))
-    return table((card.card, "ms", "memory", "its time"), rows)
+    measured = {STEP: plain} | {name: figures(card, "variants", name) for name in names}
+    rows = [
+        (
+            f"`{name}`", f"{each['ms']:.1f}", f"{each['GiB']:.1f} GiB", percent(each["spread"]),
+            f"{each['ms'] / plain['ms']:.3f} ×",
+        )
+        for name, each in measured.items()
+    ]  # fmt: skip
+    return table((card.card, "ms", "memory", "spread", "time / unchanged"), rows)
 
 
 # ----- where it goes --------------------------------------------------------------------------------------------------
@@ -166,7 +171,7 @@ def kernels(card: Results) -> str:
             f"{each['xla us']:,.1f}" if "xla us" in each else "not timed",
             f"{each['xla / ours']:.2f} ×" if "xla / ours" in each else "",
         ))  # fmt: skip
-    return table((f"kernel, {card.card}", "µs", "GB/s", "of a copy", "XLA's, µs", "its time"), rows)
+    return table((f"kernel, {card.card}", "µs", "GB/s", "of a copy", "XLA's, µs", "XLA's / ours"), rows)
 
 
 def ceilings(card: Results) -> str:
@@ -323,7 +328,7 @@ def _draw_step(axes: Any, found: dict[str, Any]) -> None:
     axes.set_xlim(0, begin)
     axes.set_yticks([])
     axes.set_xticks([])
-    axes.set_title(f"Where the {found['step_ms']:.0f} ms of a traced step of llmc-jax go", loc="left", fontsize=10)
+    axes.set_title(f"Where the {found['step_ms']:.0f} ms of a traced step of llmc-jax go, ms", loc="left", fontsize=10)
     small = [(part, ms, color) for (part, ms), color in zip(parts.items(), COLORS, strict=True) if ms <= 8]
     handles = [axes.bar(0, 0, color=color) for *_, color in small]
     labels = [f"{part} {ms:.1f}" for part, ms, _ in small]

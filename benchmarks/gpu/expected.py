@@ -26,6 +26,7 @@ SECONDS = (
     ("step", "*triton-gemm on*", 200.0),  # estimate
     ("step", "d24*", 23.0), ("step", "d36*", 29.0),  # d36: estimate
     ("step", "d48*", 36.0), ("step", "*", 20.0),
+    ("versus", "d48*", 150.0), ("versus", "*", 60.0),  # estimate
     ("torch", "attention*flash", 5.0), ("torch", "attention*", 0.5), ("torch", "*", 38.0),
     ("repeat", "*", 12.0),  # estimate
     ("generate", "d12 bf16*", 9.5), ("generate", "*", 15.0),  # others than d12: estimate

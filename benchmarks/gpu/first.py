@@ -49,7 +49,9 @@ LEGS = (
     Leg("call 2", "the same bits after a kill", "resume", ("killed with compile cache kept",)),
     Leg("call 2", "the largest model", "step", ("d48 bf16 B=16",)),
     Leg(REST, "other sizes", "step", ("d24 bf16 B=32", "d12 bf16 B=16", "d12 fp32 TF32 B=4")),
-    Leg(REST, "PyTorch's step in fp32 with TF32", "torch", ("d12 tf32 B=4",)),
+    Leg(REST, "PyTorch's step with cuDNN's attention, and in fp32 with TF32", "torch", (
+        "d12 bf16 B=64 attention=cudnn", "d12 tf32 B=4",
+    )),
     Leg(REST, "the step with one thing changed", "variants", ("--logit-rows 8192", "--attention cudnn", "-ge 1")),
     Leg(REST, "a token of generated text", "generate", ("d12 *",)),
     Leg(REST, "the other numerics", "numerics", ("*",)),

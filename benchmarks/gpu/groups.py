@@ -5,7 +5,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-OFF = 0.1  # share by which an estimate may be off before the page says so
+OFF, LEAST = 0.1, 0.05  # share, and milliseconds, by which an estimate may be off before the page says so
 
 
 class Group(NamedTuple):
@@ -120,14 +120,15 @@ def section(found: Groups, card: str) -> str:
         estimate = f"{each.estimated:.2f}" if each.estimated else ""
         cells = [each.name, f"{each.kernels}", estimate, f"{each.measured:.2f}"]
         lines.append(f"| {' | '.join(cells)} | {'' if each.off is None else f'{100 * each.off:+.0f} %'} |")
-    return "\n".join([*lines, "", *wrong_estimates(found, card)])
+    return "\n".join(lines)
 
 
 def wrong_estimates(found: Groups, card: str) -> list[str]:
     """Return the sentence that says which estimates were off, the most milliseconds first; none without estimates."""
-    far = [each for each in found.groups if each.off is not None and abs(each.off) > OFF]
     if not found.source:
         return []
+    far = [each for each in found.groups if each.off is not None and abs(each.off) > OFF]
+    far = [each for each in far if abs(each.measured - (each.estimated or 0)) > LEAST]
     if not far:
         return [f"{card}: no estimate was off by more than {100 * OFF:.0f} %."]
     far.sort(key=lambda each: -abs(each.measured - (each.estimated or 0)))

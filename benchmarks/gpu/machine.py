@@ -35,7 +35,8 @@ def describe() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     fields = ("driver_version", "memory.total", "power.limit", "clocks.max.sm", "clocks.max.memory", "compute_mode")
-    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+    this = ["-i", found["pci"]] if "pci" in found else []
+    command = ["nvidia-smi", *this, f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
     try:
         text = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()[0]
     except (OSError, subprocess.SubprocessError, IndexError):

@@ -52,8 +52,8 @@ def figures_of(output: str, errors: str = "", status: int = 0) -> Figures:
     found = dict(_numbers(csv.DictReader(io.StringIO("\n".join(lines[start:])))))
     if not found:
         said = [line for line in (output + errors).splitlines() if line.strip()]
-        if closed := next((line for line in said if CLOSED.search(line)), None):
-            raise NotMeasured(f"{TOOL}: {closed.strip(' =')[:200]}")
+        if why := races.reason(said, TOOL, CLOSED):
+            raise NotMeasured(why)
         raise RuntimeError(f"{TOOL} ended with status {status}: {' / '.join(said[-2:])[-300:]}")
     figures: Figures = {"us": found[TIME] / 1e3} if TIME in found else {}
     figures |= {name: found[metric] for metric, name in METRICS.items() if metric in found}
@@ -69,5 +69,5 @@ def _numbers(rows: Iterable[dict[str, str]]) -> Iterable[tuple[str, float]]:
     for row in rows:
         try:
             yield row["Metric Name"], float(row["Metric Value"].replace(",", ""))
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, AttributeError):  # what else was printed
             continue

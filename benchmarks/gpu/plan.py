@@ -18,7 +18,7 @@ PARTS = {
     "tiles": "the kernels once more with other tile sizes",
     "step": "training steps: GPT-2 124M to 1558M in bf16, 124M in fp32 with TF32",
     "versus": "the step of another checkout, or of a patch, beside this one's, in turns (--vs)",
-    "torch": "the same step in PyTorch, compiled, with flash attention; and its attention alone",
+    "torch": "the same step in PyTorch, compiled; and its attention alone",
     "repeat": "the same 20 steps in separate processes, and with recomputation: the same bits",
     "generate": "a token of generated text, with a cache of keys and values; its logits beside the whole forward's",
     "resume": "a run killed and continued in a new process: the same bits; and what a save costs",
@@ -404,6 +404,9 @@ def torch(tiny: bool) -> Iterator[Item]:
     for B, dtype in [(2, "bf16")] if tiny else [(64, "bf16"), (32, "bf16"), (16, "bf16"), (4, "tf32")]:
         arguments = {"B": B, "dtype": dtype} | ({"T": 32, "compiled": False, "steps": 1} if tiny else {})
         yield Item("torch", f"d12 {dtype} B={B}", "torch_step", arguments, fresh=True, seconds=180)
+    if not tiny:
+        arguments = {"B": 64, "dtype": "bf16", "attention": "cudnn"}
+        yield Item("torch", "d12 bf16 B=64 attention=cudnn", "torch_step", arguments, fresh=True, seconds=180)
     for sizes in [[1, 64, 2, 64]] if tiny else [[64, 1024, 12, 64], [16, 1024, 25, 64]]:
         for backend in ("math",) if tiny else ("flash", "cudnn"):
             name = f"attention bf16 {'x'.join(map(str, sizes))} backend={backend}"

@@ -14,6 +14,8 @@ from llmc_jax.trials.figures import Figures, NotMeasured
 TOOL = "compute-sanitizer"
 PLACES = ("/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer")  # where it is if not on PATH
 SUMMARY = re.compile(r"RACECHECK SUMMARY: (\d+) hazards? displayed \((\d+) errors?, (\d+) warnings?\)")
+# What `run` prints: the tool sums up a program that raised as well, and does not tell why.
+FINISHED, NOT_HERE = "all calls returned", "not measured: "
 REFUSED = re.compile(r"not supported|failed to initialize", re.IGNORECASE)  # as on a machine that hides the counters
 
 
@@ -40,13 +42,24 @@ def figures_of(output: str, status: int) -> Figures:
     """Return what a run of the tool printed. Raises NotMeasured where it may not look into this GPU."""
     found = SUMMARY.search(output)
     lines = [line for line in output.splitlines() if line.strip()]
-    if found is None:
-        if refused := next((line for line in lines if REFUSED.search(line)), None):
-            raise NotMeasured(f"{TOOL}: {refused.strip(' =')}")
+    if found is None or FINISHED not in output:
+        if why := reason(lines, TOOL, REFUSED):
+            raise NotMeasured(why)
         raise RuntimeError(f"{TOOL} ended with status {status}: {' / '.join(lines[-2:])[-300:]}")
     hazards, errors, warnings = (int(number) for number in found.groups())
     first = next((line.strip(" =") for line in lines if "hazard" in line and "SUMMARY" not in line), "")
     return {"hazards": hazards, "errors": errors, "warnings": warnings} | ({"first": first[:200]} if first else {})
+
+
+def reason(lines: Sequence[str], tool: str, refused: re.Pattern[str]) -> str:
+    """Return why a tool looked at nothing: this GPU has not the kernel, or the tool may not; empty for no known reason.
+
+    refused: what the tool's own line says.
+    """
+    if absent := next((line for line in lines if line.startswith(NOT_HERE)), ""):
+        return absent.removeprefix(NOT_HERE)
+    said = next((line for line in lines if refused.search(line)), "")
+    return f"{tool}: {said.strip(' =')[:200]}" if said else ""
 
 
 def run(function: str, sizes: list[int], implementation: str, calls: int = 1) -> None:
@@ -57,6 +70,11 @@ def run(function: str, sizes: list[int], implementation: str, calls: int = 1) ->
     from llmc_jax.trials import problems
 
     given: Any = problems.problem(function, "bf16", sizes, seed=1)
-    program = jax.jit(given.bind(solvers.implementation(function, implementation)))
+    try:
+        program = jax.jit(given.bind(solvers.implementation(function, implementation)))
+    except NotMeasured as why:
+        print(f"{NOT_HERE}{why}")
+        return
     for _ in range(calls):
         jax.block_until_ready(program(*given.arrays))
+    print(FINISHED)

@@ -52,7 +52,8 @@ class Results:
             self.machine, self.commands = content["machine"], content["commands"]
             self.records = {(part, name): Record(*fields) for part, name, *fields in content["records"]}
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{self.json_file}: not what this check writes ({error})") from error
+            problem = f"{type(error).__name__}: {error}"
+            raise InputError(f"{self.json_file}: not what this check writes ({problem})") from error
 
     @property
     def card(self) -> str:

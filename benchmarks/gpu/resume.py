@@ -59,7 +59,8 @@ def killed(words: str, steps: int, every: int, programs: str) -> Figures:
             shutil.copytree(folder / "whole" / PROGRAMS, folder / "killed" / PROGRAMS)
         train(common, folder, "killed", kill_after=every)
         if programs == "deleted":
-            shutil.rmtree(folder / "killed" / PROGRAMS, ignore_errors=True)
+            for place in (folder / "killed" / PROGRAMS, cache_of(folder, "killed")):
+                shutil.rmtree(place, ignore_errors=True)
         seconds = train(common, folder, "killed")
         resumed_at, parted = resumption(folder / "killed", folder / "whole")
         continued = bits(folder / "killed", steps)
@@ -71,6 +72,11 @@ def killed(words: str, steps: int, every: int, programs: str) -> Figures:
     return found | {"verdict": "right: " + told if same else "WRONG: " + told}
 
 
+def cache_of(folder: Path, name: str) -> Path:
+    """Return where a run looks for the programs of runs alike, and for what it knows of its kernels."""
+    return folder / f"cache of {name}"
+
+
 def train(flags: list[str], folder: Path, name: str, kill_after: int = 0) -> float:
     """Runs train.py; or kills it at the first step after the checkpoint of step kill_after.
 
@@ -78,7 +84,7 @@ def train(flags: list[str], folder: Path, name: str, kill_after: int = 0) -> flo
     """
     command = [sys.executable, "-u", str(ROOT / "train.py"), *flags, "-o", str(folder / name)]
     environment = {key: value for key, value in os.environ.items() if key != "JAX_COMPILATION_CACHE_DIR"}
-    environment["LLMC_JAX_CACHE"] = str(folder / f"cache of {name}")
+    environment["LLMC_JAX_CACHE"] = str(cache_of(folder, name))
     begin, first = time.perf_counter(), 0.0
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=folder

@@ -1,10 +1,12 @@
-"""The peer: GPT-2 124M's training step in PyTorch on a GPU, compiled, flash attention, fused AdamW, bf16 by autocast.
+"""The peer: GPT-2 124M's training step in PyTorch on a GPU, compiled, fused AdamW, bf16 by autocast.
 
-The model is benchmarks/torch_peer.py's. Imports nothing of JAX.
+The model is benchmarks/torch_peer.py's. Its attention is what PyTorch chooses, FlashAttention, or cuDNN's. Imports
+nothing of JAX.
 """
 
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +15,15 @@ from benchmarks.gpu.stepping import STEPS, seconds_of_a_step
 from llmc_jax.trials.figures import Figures, NotMeasured
 
 
-def measure(B: int, dtype: str, T: int = 1024, compiled: bool = True, steps: int = STEPS) -> Figures:
-    """Tokens per second. dtype: bf16, or tf32 for fp32 with TF32 products."""
+def measure(
+    B: int, dtype: str, T: int = 1024, compiled: bool = True, steps: int = STEPS, attention: str = ""
+) -> Figures:
+    """Tokens per second. dtype: bf16, or tf32 for fp32 with TF32 products. attention: cudnn, or PyTorch's choice."""
     try:
         import torch
-    except ImportError:
-        raise NotMeasured("PyTorch is not installed") from None
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+    except ImportError as error:
+        raise NotMeasured(f"there is no PyTorch with a choice of attention kernels: {error}") from None
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import torch_peer
 
@@ -42,8 +47,9 @@ def measure(B: int, dtype: str, T: int = 1024, compiled: bool = True, steps: int
         return torch_peer.update(model, loss_fn, optimizer, batch)
 
     def run(count: int) -> float:
-        for _ in range(count):
-            loss = step()
+        with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]) if attention == "cudnn" else nullcontext():
+            for _ in range(count):
+                loss = step()
         if device == "cuda":
             torch.cuda.synchronize()
         return loss.item()

@@ -94,12 +94,12 @@ def _in_turns(item: Item, other: Path, environment: Mapping[str, str], end: floa
     task = Task(item.name, "benchmarks.gpu.versus", item.arguments, item.seconds)
     began, found = time.monotonic(), ([], [])
     try:
-        for turn in range(2 * turns):
-            children = sides[turn % 2]
+        for side in order(turns):
+            children = sides[side]
             outcome = children.measure(task, end)
             if outcome.kind != "DONE":
-                return outcome._replace(content=f"{('this', 'other')[turn % 2]} side: {outcome.content}")
-            found[turn % 2].append(outcome.content)
+                return outcome._replace(content=f"{('this', 'other')[side]} side: {outcome.content}")
+            found[side].append(outcome.content)
             if not keep:
                 children.close()
     finally:
@@ -107,6 +107,11 @@ def _in_turns(item: Item, other: Path, environment: Mapping[str, str], end: floa
             children.close()
     how = {"compiled": "once" if keep else "in each turn", "other source": source_digest(other)}
     return Outcome("DONE", figures_of(*found) | how, time.monotonic() - began)
+
+
+def order(turns: int) -> list[int]:
+    """Return whose turn it is, of so many of each side: 0, 1, 1, 0, …, so that a clock that falls slows both alike."""
+    return [side for pair in range(turns) for side in ((0, 1) if pair % 2 == 0 else (1, 0))]
 
 
 def figures_of(ours: Sequence[Figures], others: Sequence[Figures]) -> Figures:
