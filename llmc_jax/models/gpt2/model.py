@@ -307,12 +307,12 @@ def backward(
     op = execution.op
     stretch = execution.recompute_blocks or 1
     with scope("backward"):
-        if execution.recompute_blocks:  # the head, and so its logits, before a stretch of layers is computed again
-            dlnf, dwte = pinned((dlnf, dwte))
         with scope("lnf"):
             dx, dlnfw, dlnfb, dbias = op.layernorm_backward(
                 dlnf, activations.residual, params.lnfw, activations.lnf_mean, activations.lnf_rstd
             )
+        if execution.recompute_blocks:  # the head, and so its logits, before a stretch of layers is computed again
+            dx, _ = pinned((dx, dwte))
         gradients: list[Any] = []
         for start in reversed(range(0, config.num_layers, stretch)):
             layers = range(start, min(start + stretch, config.num_layers))
