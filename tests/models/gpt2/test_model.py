@@ -182,11 +182,12 @@ def test_positions_beyond_t_and_the_padding_of_the_buffer_have_no_gradient() -> 
 @settings(max_examples=20)
 def test_pieces_of_any_size_stand_one_after_the_other(sizes: list[int], dtype: Any) -> None:
     pieces = [jnp.arange(size, dtype=jnp.float32).reshape(1, size) + 16 * number for number, size in enumerate(sizes)]
+    expected = np.concatenate([np.asarray(piece).reshape(-1) for piece in pieces]).astype(dtype)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpt2, "LARGE_PIECE", 4)
-        found = gpt2.put_together(pieces, dtype)
-    expected = np.concatenate([np.asarray(piece).reshape(-1) for piece in pieces]).astype(dtype)
-    assert found.dtype == dtype and np.asarray(found).tobytes() == expected.tobytes()
+        as_on_a_gpu = gpt2.written_in_place(*[jnp.ravel(piece).astype(dtype) for piece in pieces])
+    for found in (gpt2.put_together(pieces, dtype), as_on_a_gpu):
+        assert found.dtype == dtype and np.asarray(found).tobytes() == expected.tobytes()
 
 
 def test_the_gradient_is_linear_in_what_reaches_the_loss() -> None:
