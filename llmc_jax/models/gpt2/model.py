@@ -350,12 +350,9 @@ def put_together(pieces: Sequence[jax.Array], dtype: Any) -> jax.Array:
     """Return the elements of some arrays behind one another in one buffer (total,)."""
     vectors = [jnp.ravel(piece).astype(dtype) for piece in pieces]
     # A CPU's program would first fill the buffer with zeros.
-    return pinned(jax.lax.platform_dependent(*vectors, cpu=concatenated, default=written_in_place))
-
-
-def concatenated(*vectors: jax.Array) -> jax.Array:
-    """Return some vectors behind one another in one."""
-    return jnp.concatenate(vectors)
+    return pinned(
+        jax.lax.platform_dependent(*vectors, cpu=lambda *each: jnp.concatenate(each), default=written_in_place)
+    )
 
 
 def written_in_place(*vectors: jax.Array) -> jax.Array:
