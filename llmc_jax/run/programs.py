@@ -98,10 +98,11 @@ def keep(own: Path, shared: Path) -> Programs:
     own.mkdir(exist_ok=True)
     if not was_there:
         with suppress(OSError):  # there are none: they are compiled
-            _copy(shared, own, _undamaged(shared))
+            _copy(shared, own, _undamaged(shared, _digests(shared)))
             os.utime(shared)
-    undamaged = _undamaged(own)
-    for name in _digests(own).keys() - undamaged:
+    found = _digests(own)
+    undamaged = _undamaged(own, found)
+    for name in found.keys() - undamaged:
         (own / name).unlink()
     take(own)
     return Programs(own, shared, was_there and _sealed(own).keys() <= undamaged)
@@ -131,10 +132,10 @@ def _digests(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
-def _undamaged(folder: Path) -> set[str]:
-    """Return the files of a folder that are as it was sealed with."""
+def _undamaged(folder: Path, digests: Mapping[str, str]) -> set[str]:
+    """Return the files of a folder that are as it was sealed with. digests: of those that are there."""
     known = _sealed(folder)
-    return {name for name, digest in _digests(folder).items() if known.get(name) == digest}
+    return {name for name, digest in digests.items() if known.get(name) == digest}
 
 
 def _copy(source: Path, target: Path, names: Iterable[str]) -> None:

@@ -130,7 +130,7 @@ def test_the_oldest_combinations_go(cache: Path, tmp_path: Path, monkeypatch: py
 
 
 def shared_by(own: Path, key: str) -> Path:
-    """What a run of its own folder puts where new runs of this combination look."""
+    """Put what a run in a folder has where new runs of this combination look; return where."""
     kept = programs.keep(own, programs.shared_folder() / key)
     kept.step.write_bytes(key.encode())
     kept.seal()
