@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +25,7 @@ from llmc_jax.plan.plan import Plan, step_numbers
 from llmc_jax.run import programs
 from llmc_jax.run.prepare import first_state
 
+ROOT = Path(__file__).resolve().parents[2]
 FLAGS = "-e L1-NH1-C16-V257-T16 -b 4 -t 16 -x 4 -v 0 -s 0 -n 2"
 
 
@@ -271,6 +274,27 @@ def test_what_cannot_be_exported_is_lowered_as_usual(
     monkeypatch.setattr(export, "export", fails)
     found = lowered(plan_of(""), tmp_path / "a.step")
     assert found.result is None and not list(tmp_path.iterdir())
+
+
+def test_a_gpus_kept_step_names_the_library_of_its_kernels(tmp_path: Path) -> None:
+    """Importing mosaic does it, in a process that lowers no kernel too: XLA finds no symbol of theirs without."""
+    path, plan = tmp_path / "a.step", plan_of("")
+    programs.lower_step(arguments(plan), plan.model, plan.step_options, path, ("cuda",))
+    code = f"""
+import sys
+from pathlib import Path
+from llmc_jax.config.flags import parse_args
+from llmc_jax.plan.compiled import arguments, plan_here
+from llmc_jax.run import programs
+plan = plan_here(parse_args({FLAGS!r}.split()))
+programs._exported = None
+imported = ["pallas_kernels.mosaic" in sys.modules]
+programs.lower_step(arguments(plan), plan.model, plan.step_options, Path({str(path)!r}), ("cuda",))
+imported.append("pallas_kernels.mosaic" in sys.modules)
+print(imported)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip() == "[False, True]"
 
 
 # ----- whole runs -----------------------------------------------------------------------------------------------------
