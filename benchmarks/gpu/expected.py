@@ -21,18 +21,18 @@ SECONDS = (
     ("kernels", "attention*wgmma", 7.9), ("kernels", "attention*mma", 4.7), ("kernels", "attention*", 1.0),
     ("kernels", "*attention*", 4.0), ("kernels", "layernorm_forward*", 4.1), ("kernels", "embedding*", 3.7),
     ("kernels", "classifier*", 2.6), ("kernels", "*", 1.2),
-    ("ncu", "*", 10.0),  # estimate
+    ("ncu", "*", 7.5),
     ("tiles", "*", 1.5),  # estimate
     ("step", "*triton-gemm on*", 200.0),  # estimate
     ("step", "d24*", 23.0), ("step", "d36*", 29.0),  # d36: estimate
     ("step", "d48*", 36.0), ("step", "*", 20.0),
-    ("versus", "d48*", 150.0), ("versus", "*", 60.0),  # estimate
+    ("versus", "d48*", 100.0), ("versus", "*", 51.0),
     ("torch", "attention*flash", 5.0), ("torch", "attention*", 0.5), ("torch", "*", 38.0),
-    ("repeat", "*", 12.0),  # estimate
+    ("repeat", "*", 18.0),
     ("generate", "d12 bf16*", 9.5), ("generate", "*", 15.0),  # others than d12: estimate
     ("resume", "killed*", 60.0), ("resume", "*", 40.0),  # estimate
     ("variants", "*", 17.0), ("start", "*", 43.0), ("profile", "*", 20.0),
-    ("check", "*", 70.0),  # estimate
+    ("check", "*", 65.0),
     ("llmc", "*", 6.4),
 )  # fmt: skip
 
