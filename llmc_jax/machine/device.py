@@ -29,10 +29,28 @@ class Device(NamedTuple):
     processes: int = 1
 
 
+def all_devices() -> list[Any]:
+    """Return the devices that JAX sees, of all processes. Initialises JAX's backend.
+
+    Raises InputError if JAX_PLATFORMS names a platform that JAX cannot use here.
+    """
+    import jax
+
+    try:
+        return jax.devices()
+    except (AssertionError, RuntimeError) as error:  # the former, without words, where there is no GPU for `cuda`
+        if (asked := jax.config.jax_platforms) in (None, "", "cpu"):
+            raise
+        why = " ".join(str(error).partition(" (set JAX_PLATFORMS")[0].split()) or "JAX finds no such device here"
+        advice = "unset it, or set it to cpu; a GPU needs JAX with CUDA, as `make setup JAX=cuda12` (or cuda13) has it"
+        raise InputError(f"JAX_PLATFORMS={asked}: {why}; {advice}") from error
+
+
 def first_device() -> Any:
     """Return the device that JAX computes on by default, which is this process's. Initialises JAX's backend."""
     import jax
 
+    all_devices()
     return jax.local_devices()[0]
 
 
@@ -41,9 +59,7 @@ def devices_of(count: int) -> list[Any]:
 
     Raises InputError if they are not of one kind: one program runs on all of them.
     """
-    import jax
-
-    devices = jax.devices()[:count]
+    devices = all_devices()[:count]
     if len(kinds := {device.device_kind for device in devices}) > 1:
         raise InputError(
             f"--devices {count}: they are of different kinds ({', '.join(sorted(kinds))}); name those to use in the "
@@ -78,7 +94,7 @@ def describe_device() -> Device:
     """Return the device that JAX computes on by default, and what there is of it. Initialises JAX's backend."""
     import jax
 
-    devices = jax.devices()
+    devices = all_devices()
     on_cpu = devices[0].platform == "cpu"
     return Device(
         platform=devices[0].platform,

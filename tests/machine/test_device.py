@@ -1,8 +1,11 @@
 """The table of peaks, MFU against llm.c's published figures, and what this machine says of itself."""
 
 import subprocess
+import sys
 from pathlib import Path
+from typing import NoReturn
 
+import jax
 import pytest
 
 from llmc_jax.config.model import parse_descriptor
@@ -11,6 +14,7 @@ from llmc_jax.machine.gpus import GPUS, peak_flops
 from llmc_jax.models.gpt2.work import flops_per_token
 
 GIB = 2**30
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_table_is_dense_and_consistent() -> None:
@@ -89,6 +93,27 @@ def test_machines_are_described() -> None:
     assert hardware.device_label(gpu) == "1 of 8 x NVIDIA H200, 105.0 GiB"
     cpu = hardware.Device("cpu", "AMD EPYC 7B13", 1, None, 1, "Linux")
     assert hardware.device_label(cpu) == "CPU: AMD EPYC 7B13, 1 core"
+
+
+def test_a_platform_that_is_not_here_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # on a machine that has them
+    code = "import sys; from llmc_jax.cli.kit import exit_status; from llmc_jax.machine import device\n"
+    code += "ask = (device.first_device, device.describe_device, lambda: device.devices_of(1))\n"
+    code += "print([int(exit_status('program', each)) for each in ask])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "[2, 2, 2]\n", done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == 3 and all(line.startswith("program: JAX_PLATFORMS=cuda: ") for line in lines)
+
+
+def test_an_error_of_jax_where_no_platform_was_asked_for_is_no_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    def devices() -> NoReturn:
+        raise RuntimeError("lost")
+
+    monkeypatch.setattr(jax, "devices", devices)
+    with pytest.raises(RuntimeError, match="lost"):
+        hardware.all_devices()
 
 
 CACHES = {  # what Linux says of two cores: index, (level, type, size, shared by)
