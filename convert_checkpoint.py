@@ -2,14 +2,10 @@
 
 import sys
 
-if sys.version_info < (3, 12):  # noqa: UP036  whoever types `python3 convert_checkpoint.py` may have any version
-    print("convert_checkpoint.py: Python 3.12 or newer is needed; `make setup` finds one", file=sys.stderr)
-    sys.exit(2)
-
-from llmc_jax.machine.jax_setup import packages_for
+from llmc_jax.cli.entrance import enter
 
 if __name__ == "__main__":
-    with packages_for("convert_checkpoint.py", "make setup"):
-        from llmc_jax.cli.convert import main
+    enter()
+    from llmc_jax.cli.convert import main  # here, because it takes time, packages and a new Python
 
-        sys.exit(main())
+    sys.exit(main())

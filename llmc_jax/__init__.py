@@ -4,6 +4,14 @@ The names below are what is promised; each is fetched when it is first used, so 
 line, do without JAX. Everything else in the package can be imported too, and may change with any version.
 """
 
+import os
+import sys
+
+if sys.argv and os.path.basename(sys.argv[0]) in ("-m", "llmc-jax"):  # a program of ours, whose modules come next
+    from llmc_jax.cli.entrance import enter
+
+    enter()
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +78,7 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-def __dir__() -> list[str]:
+def __dir__() -> list:  # without [str], so that an old Python reads on to where it is refused
     return list(__all__)
 
 

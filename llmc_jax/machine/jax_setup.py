@@ -1,13 +1,13 @@
-"""How the program stands in its surroundings: its packages and its command, and what is set before JAX starts.
+"""How the program stands in its surroundings: its command, and what is set before JAX starts.
 
 The settings (compile cache, memory pages) are not needed for correct results; each is here because a measurement says
 so (benchmarks/README.md). Leaves out what the machine can do (device.py).
 """
 
 import os
+import signal
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 from llmc_jax.files import cache_folder, write_problem
@@ -16,25 +16,6 @@ FIXED_THREADS = 8  # of XLA on a CPU, for the same bits on up to so many devices
 ROOT = Path(__file__).resolve().parents[2]  # where the package lies, which need not be installed
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # for what must leave the cores to others
 MEMORY_SHARE = 0.92  # of a GPU that JAX's allocator is given; what CUDA's libraries need is the rest
-
-
-@contextmanager
-def packages_for(script: str, setup: str) -> Iterator[None]:
-    """End the script with one line and status 2, not a traceback, where the block lacks a package.
-
-    setup: the command that installs all packages. A module of ours that is missing is a mistake and raises.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package in ("", "llmc_jax"):
-            raise
-        print(
-            f"{script}: needs the package {package}: run `{setup}`, or `.venv/bin/python {script}`, or `pip install .`",
-            file=sys.stderr,
-        )
-        sys.exit(2)
 
 
 def python_command() -> str:
@@ -89,8 +70,10 @@ def restart_with_huge_pages() -> None:
 
     XLA allocates a step's temporaries anew each step, about 1 GB for GPT-2 124M at B=4 T=64; with 4 KiB pages it
     spends a sixth of the step mapping them. glibc reads this setting only when a process starts, hence the
-    restart. Call it first thing in a script, before anything is imported that takes time.
+    restart. Call it first thing in a script, before anything is imported that takes time. A Ctrl-C waits meanwhile:
+    Python, as it starts, has no words for it.
     """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if sys.platform != "linux" or "GLIBC_TUNABLES" in os.environ or os.environ.get("LLMC_JAX_NO_RESTART"):
         return
     try:
@@ -99,6 +82,7 @@ def restart_with_huge_pages() -> None:
     except OSError:
         return
     os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 

@@ -1,7 +1,7 @@
-"""The program's surroundings: packages that are missing, the command in hints, a cache that cannot be written."""
+"""The program's surroundings: the command in hints, a restart, a cache that cannot be written."""
 
 import os
-import subprocess
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -10,27 +10,6 @@ import jax
 import pytest
 
 from llmc_jax.machine import jax_setup
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.mark.parametrize(("script", "flags", "setup"), [
-    ("train.py", ["-b", "2"], "make train"), ("convert_checkpoint.py", ["inspect", "x.bin"], "make setup"),
-])  # fmt: skip
-def test_a_python_without_the_packages_is_one_line(script: str, flags: list[str], setup: str) -> None:
-    command = [sys.executable, "-I", "-S", str(ROOT / script)]  # -S: without site-packages; -I: nor PYTHONPATH
-    code = f"import sys, runpy; sys.path.insert(0, {str(ROOT)!r}); sys.argv = {[script, *flags]!r}; "
-    code += f"runpy.run_path({str(ROOT / script)!r}, run_name='__main__')"
-    done = subprocess.run([*command[:3], "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
-    assert done.stderr.startswith(f"{script}: needs the package ")
-    assert f"run `{setup}`, or `.venv/bin/python {script}`, or `pip install .`" in done.stderr
-
-
-@pytest.mark.parametrize("name", ["llmc_jax.nothing", None])
-def test_a_module_of_ours_that_is_missing_is_a_mistake(name: str | None) -> None:
-    with pytest.raises(ModuleNotFoundError), jax_setup.packages_for("train.py", "make train"):
-        raise ModuleNotFoundError("missing", name=name)
 
 
 def test_the_command_in_hints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,6 +30,24 @@ def test_the_command_in_hints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "argv", ["__main__.py"])
     monkeypatch.setattr(jax_setup, "__file__", str(tmp_path / "site-packages/llmc_jax/machine/jax_setup.py"))
     assert jax_setup.train_command() == "llmc-jax"  # installed: there is no train.py
+
+
+def test_a_ctrl_c_waits_while_python_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks: list[bool] = []
+
+    def note_mask(*_: object) -> None:
+        masks.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+
+    for name in ("GLIBC_TUNABLES", "LLMC_JAX_NO_RESTART"):
+        monkeypatch.setenv(name, "")  # so that it is as before in the end
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(Path, "read_text", lambda _: "always [madvise] never")
+    monkeypatch.setattr(os, "execv", note_mask)
+    jax_setup.restart_with_huge_pages()
+    jax_setup.restart_with_huge_pages()  # in the new process
+    note_mask()
+    assert masks == [True, False]
 
 
 def test_a_cache_that_cannot_be_written_is_one_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
