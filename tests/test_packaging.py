@@ -260,8 +260,13 @@ def test_make_passes_flags_on() -> None:
 
 
 @pytest.fixture(scope="module")
-def project() -> dict:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+def whole() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+@pytest.fixture(scope="module")
+def project(whole: dict) -> dict:
+    return whole["project"]
 
 
 def test_console_command_exists(project: dict) -> None:
@@ -277,13 +282,26 @@ def test_extras(project: dict) -> None:
         assert jax.replace(f"[{cuda}]", "") == project["dependencies"][0]  # the same versions as without a GPU
 
 
-def test_uv_takes_the_same_versions_as_make(project: dict) -> None:
+def test_uv_takes_the_same_versions_as_make(project: dict, whole: dict) -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     block = re.search(r"^# /// script\n(.*?)^# ///$", (ROOT / "train.py").read_text(), re.MULTILINE | re.DOTALL)
     assert block
     script = tomllib.loads(re.sub("^# ?", "", block[1], flags=re.MULTILINE))
-    assert script["tool"]["uv"]["constraint-dependencies"] == [line for line in lines if not line.startswith("#")]
+    versions = [line for line in lines if not line.startswith("#")]
+    assert script["tool"]["uv"]["constraint-dependencies"] == versions
     assert script["requires-python"] == project["requires-python"]
+    assert whole["tool"]["uv"]["constraint-dependencies"] == versions
+    assert "/uv.lock" in (ROOT / ".gitignore").read_text().splitlines()  # it holds addresses of one machine's index
+
+
+def test_uv_takes_the_newest_jax_and_triton_its_own(project: dict, whole: dict) -> None:
+    # One lock has one version of a package, unless what demands others is said to exclude each other.
+    ((triton, group),) = whole["tool"]["uv"]["conflicts"]
+    assert (triton, group) == ({"extra": "triton"}, {"group": "newest-jax"})
+    assert whole["tool"]["uv"]["default-groups"] == [group["group"]]
+    (newest,) = whole["dependency-groups"][group["group"]]
+    (held,) = (each for each in project["optional-dependencies"]["triton"] if each.startswith("jax>"))
+    assert newest.removeprefix("jax>=") == held.rpartition("<")[2]
 
 
 def test_the_citation_and_the_changelog_know_the_version(project: dict) -> None:
