@@ -15,6 +15,7 @@ from llmc_jax.data.tokenfile import write_token_file
 # Interpreted kernels of several warpgroups need more threads than a small machine has cores (mosaic.py), or wait for
 # ever. XLA splits sums among its threads: with as many everywhere the bits are the same. Read when JAX begins.
 os.environ.setdefault("NPROC", "8")
+os.environ.pop("UV_RUN_RECURSION_DEPTH", None)  # or programs would call themselves `uv run …` under `uv run pytest`
 # No test fails because the machine is busy: time is never what is tested.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")

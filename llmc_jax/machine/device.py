@@ -42,7 +42,7 @@ def all_devices() -> list[Any]:
         if (asked := jax.config.jax_platforms) in (None, "", "cpu"):
             raise
         why = " ".join(str(error).partition(" (set JAX_PLATFORMS")[0].split()) or "JAX finds no such device here"
-        advice = "unset it, or set it to cpu; a GPU needs JAX with CUDA, as `make setup JAX=cuda12` (or cuda13) has it"
+        advice = "unset it, or set it to cpu; a GPU needs the extra cuda13 or cuda12 (`make setup JAX=cuda13`)"
         raise InputError(f"JAX_PLATFORMS={asked}: {why}; {advice}") from error
 
 

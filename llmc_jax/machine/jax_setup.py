@@ -18,12 +18,17 @@ ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # for what m
 MEMORY_SHARE = 0.92  # of a GPU that JAX's allocator is given; what CUDA's libraries need is the rest
 
 
+def uv_run() -> str:
+    """Return what stands before each command where `uv run` has started the program that runs, else nothing."""
+    return "uv run " if "UV_RUN_RECURSION_DEPTH" in os.environ else ""
+
+
 def python_command() -> str:
     """Return how one types the Python that runs: `.venv/bin/python` where it is the repository's and not activated."""
     own = Path(".venv")
     if "VIRTUAL_ENV" not in os.environ and own.is_dir() and own.resolve() == Path(sys.prefix).resolve():
         return ".venv/bin/python"
-    return "python"
+    return f"{uv_run()}python"
 
 
 def one_command() -> str:
@@ -38,20 +43,24 @@ def typed(own: str) -> str:
     """Return how the program that runs was typed: `llmc-jax convert`, or by its own name."""
     command, first = one_command(), "".join(sys.argv[1:2])
     subcommand = "" if first.startswith("-") else first
-    return f"{command} {subcommand}".strip() if command else own
+    return f"{uv_run()}{command} {subcommand}".strip() if command else own
 
 
 def train_command() -> str:
     """Return how one types the training program: `llmc-jax` where it is installed, else train.py with its Python."""
-    command = one_command() or ("python train.py" if _in_repository() else "llmc-jax")
-    return command.replace("python", python_command(), 1)
+    if uv_run() and sys.argv[0].endswith("train.py") and Path(sys.prefix) != ROOT / ".venv":
+        return "uv run train.py"  # in the environment that uv keeps for this script
+    return _by_python(one_command() or ("python train.py" if _in_repository() else "llmc-jax"))
 
 
 def other_command(name: str) -> str:
     """Return how one types another of the programs: `llmc-jax data` where that was typed, else `python -m …`."""
     command = one_command() or ("" if _in_repository() else "llmc-jax")
-    words = f"{command} {name}" if command else f"python -m llmc_jax.{name}"
-    return words.replace("python", python_command(), 1)
+    return _by_python(f"{command} {name}" if command else f"python -m llmc_jax.{name}")
+
+
+def _by_python(command: str) -> str:
+    return f"uv run {command}" if uv_run() else command.replace("python", python_command(), 1)
 
 
 def _in_repository() -> bool:
@@ -70,8 +79,7 @@ def restart_with_huge_pages() -> None:
 
     XLA allocates a step's temporaries anew each step, about 1 GB for GPT-2 124M at B=4 T=64; with 4 KiB pages it
     spends a sixth of the step mapping them. glibc reads this setting only when a process starts, hence the
-    restart. Call it first thing in a script, before anything is imported that takes time. A Ctrl-C waits meanwhile:
-    Python, as it starts, has no words for it.
+    restart. Call it first thing in a script, before anything is imported that takes time.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if sys.platform != "linux" or "GLIBC_TUNABLES" in os.environ or os.environ.get("LLMC_JAX_NO_RESTART"):
@@ -82,7 +90,7 @@ def restart_with_huge_pages() -> None:
     except OSError:
         return
     os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Python, as it starts, has no words for a Ctrl-C
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 

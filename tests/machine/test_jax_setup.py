@@ -32,6 +32,29 @@ def test_the_command_in_hints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert jax_setup.train_command() == "llmc-jax"  # installed: there is no train.py
 
 
+@pytest.mark.parametrize(
+    ("place", "venv", "usage", "train", "data"),
+    [
+        ("/bin/llmc-jax", ".venv", "uv run llmc-jax x", "uv run llmc-jax", "uv run llmc-jax data"),
+        ("/llmc_jax/__main__.py", ".venv", "uv run python -m llmc_jax x", "uv run python -m llmc_jax",
+            "uv run python -m llmc_jax data"),
+        ("/llmc_jax/plan/__main__.py", ".venv", "own", "uv run python train.py", "uv run python -m llmc_jax.data"),
+        ("train.py", ".venv", "own", "uv run python train.py", "uv run python -m llmc_jax.data"),
+        ("train.py", "train-1f", "own", "uv run train.py", "uv run python -m llmc_jax.data"),  # a script's environment
+    ],
+)  # fmt: skip
+def test_hints_begin_with_uv_run_where_that_was_typed(
+    place: str, venv: str, usage: str, train: str, data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")
+    monkeypatch.setenv("VIRTUAL_ENV", str(jax_setup.ROOT / venv))
+    monkeypatch.setattr(sys, "prefix", str(jax_setup.ROOT / venv))
+    monkeypatch.setattr(sys, "argv", [place, "x"])
+    assert jax_setup.typed("own") == usage
+    assert (jax_setup.train_command(), jax_setup.other_command("data")) == (train, data)
+    assert jax_setup.python_command() == "uv run python"
+
+
 def test_a_ctrl_c_waits_while_python_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
     masks: list[bool] = []
 

@@ -197,7 +197,11 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("sys.path", [str(tmp_path)])
     monkeypatch.delitem(__import__("sys").modules, "wandb", raising=False)
     for config in (TrainConfig(wandb="p"), TrainConfig(mlflow="p"), TrainConfig(tensorboard=True)):
+        monkeypatch.delenv("UV_RUN_RECURSION_DEPTH", raising=False)
         with pytest.raises(InputError, match="pip install"):
+            require_trackers(config)
+        monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")  # uv's environments have no pip
+        with pytest.raises(InputError, match="uv run --with"):
             require_trackers(config)
 
 
